@@ -1,0 +1,81 @@
+# What one does with a checkout. `make` lists it. Needs Python 3.11 or newer, and Java 17 with Maven for Kafka.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help setup demo demo-kafka test test-real lint format bench kafka lock clean
+
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+KAFKA_PORT ?= 9092
+KAFKA_DATA ?= runs/kafka
+PYTEST_ARGS ?=
+DEMO_ARGS ?=
+BENCH_ARGS ?=
+
+# One numeric thread per test process; what measures speed sets its own.
+TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false RAY_USAGE_STATS_ENABLED=0 MLFLOW_DISABLE_TELEMETRY=true
+
+# uv does not read pip's settings: hand over what the machine has set for pip.
+ifneq ($(PIP_CERT),)
+export SSL_CERT_FILE ?= $(PIP_CERT)
+endif
+ifneq ($(PIP_INDEX_URL),)
+export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
+endif
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
+
+setup: $(STAMP) ## Build .venv from requirements.lock; nothing to do when it is up to date
+
+$(STAMP): requirements.lock pyproject.toml
+	@set -e; \
+	for python in python3.11 python3; do \
+	  if "$$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found=$$python; break; fi; \
+	done; \
+	if [ -z "$${found:-}" ]; then \
+	  echo "make setup: needs Python 3.11 or newer with its venv module (Debian: apt-get install python3.11-venv)" >&2; exit 2; \
+	fi; \
+	test -x $(PYTHON) || "$$found" -m venv $(VENV)
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check uv
+	$(PYTHON) -m uv pip install --quiet --python $(PYTHON) -r requirements.lock
+	$(PYTHON) -m uv pip install --quiet --python $(PYTHON) --no-deps --editable .
+	@touch $@
+
+demo: setup ## Watch a real drafter learn and get faster (downloads 1.2 GB the first time)
+	$(PYTHON) -m pipelines.demo $(DEMO_ARGS)
+
+demo-kafka: setup ## The same over a Kafka broker that is started for it
+	$(PYTHON) deploy/kafka/local_broker.py --port $(KAFKA_PORT) --data $(KAFKA_DATA) --background
+	@trap 'kill $$(cat $(KAFKA_DATA)/broker.pid)' EXIT; set -x; \
+	$(PYTHON) -m pipelines.demo --log kafka://127.0.0.1:$(KAFKA_PORT) $(DEMO_ARGS)
+
+test: setup ## Unit, contract, integration and end-to-end tests on tiny models
+	$(TEST_ENV) $(PYTHON) -m pytest $(PYTEST_ARGS)
+
+test-real: setup ## The tests that load real models
+	TOKENIZERS_PARALLELISM=false $(PYTHON) -m pytest -m real --timeout 900 $(PYTEST_ARGS)
+
+lint: setup ## Style, format and types
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m mypy
+
+format: setup ## Rewrite the code the way `make lint` wants it
+	$(PYTHON) -m ruff check --fix .
+	$(PYTHON) -m ruff format .
+
+bench: setup ## Measure one model pair on this machine
+	$(PYTHON) -m pipelines.bench $(BENCH_ARGS)
+
+kafka: setup ## Run a Kafka broker in the foreground, without Docker
+	$(PYTHON) deploy/kafka/local_broker.py --port $(KAFKA_PORT) --data $(KAFKA_DATA)
+
+lock: setup ## Resolve pyproject.toml into requirements.lock again
+	$(PYTHON) -m uv pip compile pyproject.toml --universal --python-version 3.11 --extra dev \
+	  --no-header --no-annotate --no-emit-index-url --quiet --upgrade -o requirements.lock
+
+clean: ## Remove what can be built again; runs/ and pulled models stay
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

@@ -1,0 +1,92 @@
+"""A log in this process's memory, for tests and for runs that may forget.
+
+As awkward as the port allows: a poll gives a few messages of one partition at a time, never all there are.
+"""
+
+import time
+import zlib
+from collections.abc import Sequence
+from threading import Condition
+
+from omnidraft.errors import BusError
+from omnidraft.ports import Message, Offsets, Outgoing, Polled
+
+MOST_PER_POLL = 3
+
+
+class MemoryLog:
+    """Topics by name. Every writer and reader of one process is given the same one."""
+
+    def __init__(self, partitions: int = 1) -> None:
+        self.num_partitions = partitions
+        self.changed = Condition()
+        self._topics: dict[str, tuple[list[Message], ...]] = {}
+
+    def topic(self, name: str) -> tuple[list[Message], ...]:
+        """Messages of every partition; created when missing."""
+        with self.changed:
+            return self._topics.setdefault(name, tuple([] for _ in range(self.num_partitions)))
+
+
+class MemoryWriter:
+    """LogWriter of one topic."""
+
+    def __init__(self, log: MemoryLog, topic: str) -> None:
+        self._log, self._partitions = log, log.topic(topic)
+
+    def append(self, messages: Sequence[Outgoing]) -> None:
+        with self._log.changed:
+            for message in messages:
+                partition = zlib.crc32(message.key) % len(self._partitions)
+                kept = self._partitions[partition]
+                now_ms = time.time_ns() // 1_000_000
+                headers = dict(message.headers)
+                kept.append(Message(partition, len(kept), message.key, message.value, headers, now_ms))
+            self._log.changed.notify_all()
+
+    def close(self) -> None: ...
+
+
+class MemoryReader:
+    """LogReader of one topic."""
+
+    def __init__(self, log: MemoryLog, topic: str) -> None:
+        self._log, self._topic, self._partitions = log, topic, log.topic(topic)
+        self._positions = dict.fromkeys(self.partitions(), 0)
+        self._turn = 0
+
+    def partitions(self) -> tuple[int, ...]:
+        return tuple(range(len(self._partitions)))
+
+    def seek(self, offsets: Offsets) -> None:
+        ends = self.end_offsets()
+        for partition, offset in offsets.items():
+            if partition not in ends or not 0 <= offset <= ends[partition]:
+                raise BusError(f"{self._topic}[{partition}]: offset {offset} lies outside the log, ends are {ends}")
+        self._positions = dict.fromkeys(self.partitions(), 0) | dict(offsets)
+
+    def poll(self, max_messages: int, timeout_s: float) -> Polled:
+        with self._log.changed:
+            self._log.changed.wait_for(self._has_news, timeout_s)
+            self._turn += 1
+            for partition in self._in_turn():
+                start = self._positions[partition]
+                messages = self._partitions[partition][start : start + min(max_messages, MOST_PER_POLL)]
+                if messages:
+                    self._positions[partition] = start + len(messages)
+                    return Polled(tuple(messages), {partition: start + len(messages)})
+        return Polled((), {})
+
+    def end_offsets(self) -> Offsets:
+        with self._log.changed:
+            return {partition: len(kept) for partition, kept in enumerate(self._partitions)}
+
+    def close(self) -> None: ...
+
+    def _has_news(self) -> bool:
+        return any(len(kept) > self._positions[partition] for partition, kept in enumerate(self._partitions))
+
+    def _in_turn(self) -> tuple[int, ...]:
+        names = self.partitions()
+        start = self._turn % len(names)
+        return names[start:] + names[:start]

@@ -1,0 +1,279 @@
+"""Every setting of every process: one TOML file, addresses and overrides from the environment.
+
+Environment: `OMNIDRAFT_LOG`, `MLFLOW_TRACKING_URI` and `RAY_ADDRESS` (read by Ray itself) name the outside world; any
+other setting is `OMNIDRAFT_<SECTION>__<FIELD>`, for example `OMNIDRAFT_LEARNER__LEARNING_RATE=2e-5`.
+"""
+
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from omnidraft.errors import ConfigError
+
+
+class Section(BaseModel):
+    """A part of the settings; unknown keys are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class ModelSettings(Section):
+    """Which models work together. A name is a catalog name, a local folder or a hub repository id."""
+
+    target: str = "qwen2.5-coder-1.5b"
+    drafter: str = "smollm2-135m"
+    precision: Literal["auto", "float32", "bfloat16", "packed16"] = "auto"
+    """How the target computes. `auto`: bfloat16 where the processor has instructions for it, else float16
+    weights packed for float32 arithmetic (`packed16`), else float32. Part of what a text depends on."""
+    drafter_precision: Literal["float32", "bfloat16", "packed16", "int8"] = "int8"
+    """How the drafter computes while serving; it cannot change the text, only how often it is right."""
+
+
+class DecodeSettings(Section):
+    """How a request is decoded unless it says otherwise."""
+
+    mode: Literal["fast", "reproducible"] = "reproducible"
+    """`reproducible`: every pass has one width and one key capacity, so the text is bit for bit that of plain
+    decoding. `fast`: unpadded passes; exact in law, texts may part within rounding."""
+    width: int = Field(6, ge=2, le=64)
+    """Rows of a padded pass: one emitted token and `width - 1` drafted ones."""
+    prefill_rows: int = Field(48, ge=1)
+    """Rows of a padded prefill pass."""
+    capacity_step: int = Field(256, ge=64)
+    """Key capacities are multiples of this; higher means fewer self-tests and more masked work."""
+    num_draft_tokens: int = Field(5, ge=0, le=63)
+    """Target tokens drafted per step at most; 0 turns speculation off."""
+    min_path_probability: float = Field(0.15, ge=0, lt=1)
+    """Drafting stops when the drafter's own probability of the whole chain falls below this; 0 never stops."""
+    noise_weight: float = Field(0.0, ge=0, le=1)
+    """How much of the target's noise the drafter uses when it ranks candidates (w of algorithms.md section 3)."""
+    threads: int | None = Field(None, ge=1)
+    """Threads of the numeric kernels; part of what a text depends on. None: the machine's cores."""
+
+
+class RecorderSettings(Section):
+    """What decoding tells the learner."""
+
+    enabled: bool = True
+    queue_records: int = Field(1024, ge=1)
+    """Records that may wait for the log; a full queue drops and counts, it never blocks."""
+    top_k: int = Field(16, ge=1, le=1024)
+    """Log-probabilities of the target kept per position; higher teaches more and costs 6 bytes each a token."""
+    segment_tokens: int = Field(256, ge=1, le=4096)
+    """Emitted tokens per record."""
+    window_tokens: int = Field(1024, ge=0)
+    """Earlier ids that a later segment of a long answer carries along."""
+    drain_timeout_s: float = Field(10.0, ge=0)
+    """How long a stopping worker waits for the log to acknowledge what is queued."""
+
+
+class LogSettings(Section):
+    """Where trace records and announcements live."""
+
+    url: str = "sqlite:///runs/omnidraft/log.db"
+    """sqlite:///path, kafka://host:port[,host:port], or memory:// (one process, tests)."""
+    topic_prefix: str = "omnidraft"
+    partitions: int = Field(1, ge=1)
+    """Partitions of the trace topic when it has to be created."""
+    linger_ms: int = Field(20, ge=0)
+    request_timeout_s: float = Field(10.0, gt=0)
+
+    @field_validator("url")
+    @classmethod
+    def _names_a_log(cls, url: str) -> str:
+        if re.fullmatch(r"sqlite:///.+|kafka://[^/:,]+:\d+(,[^/:,]+:\d+)*|memory://", url):
+            return url
+        raise ValueError("not a log: use sqlite:///path, kafka://host:port[,host:port] or memory://")
+
+    @property
+    def traces_topic(self) -> str:
+        return f"{self.topic_prefix}.traces.v1"
+
+    @property
+    def dead_letters_topic(self) -> str:
+        return f"{self.topic_prefix}.dead-letters.v1"
+
+    @property
+    def control_topic(self) -> str:
+        return f"{self.topic_prefix}.snapshots.v1"
+
+
+class RegistrySettings(Section):
+    """Where snapshots are versioned."""
+
+    url: str = "sqlite:///runs/omnidraft/mlflow.db"
+    """An MLflow tracking URI (sqlite:///path, http://host:5000), or directory:///path without MLflow."""
+    artifacts: str | None = None
+    """Where a local MLflow store keeps files; None: `artifacts` beside its database."""
+    keep_resume: int = Field(2, ge=1)
+    """Newest snapshots whose resume part (optimizer, master weights) is kept; older ones lose it."""
+
+    @field_validator("url")
+    @classmethod
+    def _names_a_registry(cls, url: str) -> str:
+        if re.fullmatch(r"(sqlite|directory):///.+|(https?|(postgresql|mysql)(\+\w+)?)://[^/]+.*", url):
+            return url
+        raise ValueError("not a registry: use sqlite:///path, http://host:port, postgresql://... or directory:///path")
+
+
+class LearnerSettings(Section):
+    """How the drafter learns. Defaults are the paper's (OmniDraft, section 5) unless a measurement says otherwise."""
+
+    loss: str = "dm + 0.2 ngram"
+    """A weighted sum of losses by name; `dm` is forward KL on draft-space buckets, `dm_reverse` the paper's."""
+    train: Literal["full", "lora"] = "full"
+    lora_rank: int = Field(32, ge=1)
+    learning_rate: float = Field(1e-4, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    records_per_step: int = Field(4, ge=1)
+    steps_per_snapshot: int = Field(12, ge=1)
+    max_tokens: int = Field(768, ge=32)
+    """Draft tokens of prompt and answer kept per record; longer ones lose the front of the prompt."""
+    held_out_every: int = Field(16, ge=0)
+    """Every n-th record measures agreement and is never learned from; 0 keeps none."""
+    held_out_records: int = Field(24, ge=1)
+    """Held-out records remembered, newest win."""
+    grad_clip: float = Field(1.0, gt=0)
+    seed: int = 0
+    threads: int | None = Field(None, ge=1)
+    """Threads of a training step; None: what Ray grants."""
+    nice: int = Field(10, ge=0, le=19)
+    """Scheduling priority given up, so that requests come first on a shared machine."""
+
+
+class CacheSettings(Section):
+    """The n-gram cache."""
+
+    capacity: int = Field(200_000, ge=1)
+    eviction: Literal["lru", "lfu"] = "lfu"
+    warm: bool = False
+    """Start with the canonical n-gram of every target token instead of empty."""
+
+
+class ControllerSettings(Section):
+    """When a challenger becomes the champion."""
+
+    poll_s: float = Field(1.0, gt=0)
+    tolerance: float = Field(0.0, ge=0)
+    """Held-out agreement may be this much lower and still be promoted."""
+
+
+class WorkerSettings(Section):
+    """The decoding worker's HTTP side."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(8000, ge=0, le=65535)
+    max_queue: int = Field(64, ge=1)
+    """Requests that may wait for the target; more get 429."""
+    max_body_bytes: int = Field(1_000_000, ge=1)
+    max_new_tokens: int = Field(2048, ge=1)
+    poll_s: float = Field(2.0, gt=0)
+    """How often the registry is asked for the champion, in case an announcement was missed."""
+    tenant: str = "default"
+
+
+class Settings(Section):
+    """All of it. Built by hand it knows nothing of files or the environment; `load` does."""
+
+    models: ModelSettings = ModelSettings()
+    decode: DecodeSettings = DecodeSettings()
+    recorder: RecorderSettings = RecorderSettings()
+    log: LogSettings = LogSettings()
+    registry: RegistrySettings = RegistrySettings()
+    learner: LearnerSettings = LearnerSettings()
+    cache: CacheSettings = CacheSettings()
+    controller: ControllerSettings = ControllerSettings()
+    worker: WorkerSettings = WorkerSettings()
+
+
+def load(path: Path | None = None, environ: Mapping[str, str] | None = None, **overrides: Any) -> Settings:
+    """Settings from a TOML file, then the environment, then `overrides` (section=dict), the last one wins.
+
+    An override that is None is one that was not given.
+
+    Raises:
+        ConfigError: the file is missing or not TOML, or a setting is unknown or out of range.
+    """
+    given = {section: {k: v for k, v in fields.items() if v is not None} for section, fields in overrides.items()}
+    loaded = _sources(path, os.environ if environ is None else environ)
+    try:
+        return Settings(**dict(loaded(**given)))
+    except ValidationError as exc:
+        raise ConfigError(_first_problem(exc)) from exc
+    except FileNotFoundError as exc:
+        raise ConfigError(f"no settings file at {path}") from exc
+    except OSError as exc:
+        raise ConfigError(f"{path} cannot be read: {exc.strerror}") from exc
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"{path} is not TOML: {exc}") from exc
+
+
+def _sources(path: Path | None, environ: Mapping[str, str]) -> Callable[..., BaseSettings]:
+    """What builds the settings from this file and this environment."""
+
+    class Loaded(Settings, BaseSettings):
+        model_config = SettingsConfigDict(env_prefix="OMNIDRAFT_", env_nested_delimiter="__")
+
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            *_: PydanticBaseSettingsSource,
+            **__: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            return init_settings, _Environment(settings_cls, environ), _TomlFile(settings_cls, path)
+
+    return Loaded
+
+
+class _Environment(EnvSettingsSource):
+    """OMNIDRAFT_<SECTION>__<FIELD>, and the two addresses that have a short name."""
+
+    def __init__(self, settings_cls: type[BaseSettings], environ: Mapping[str, str]) -> None:
+        super().__init__(settings_cls)
+        self.env_vars = {name.lower(): value for name, value in environ.items() if "__" in name}
+        for name, field in {"OMNIDRAFT_LOG": "log__url", "MLFLOW_TRACKING_URI": "registry__url"}.items():
+            if name in environ:
+                self.env_vars[self.env_prefix.lower() + field] = environ[name]
+
+    def __call__(self) -> dict[str, Any]:
+        return {**self._unknown_sections(), **super().__call__()}
+
+    def _unknown_sections(self) -> dict[str, Any]:
+        """Misspelt sections, for validation to refuse."""
+        prefix = self.env_prefix.lower()
+        names = [name.removeprefix(prefix).split("__")[0] for name in self.env_vars if name.startswith(prefix)]
+        return {name: {} for name in names if name not in self.settings_cls.model_fields}
+
+
+class _TomlFile(TomlConfigSettingsSource):
+    """The settings file; unlike its base it does not pass over one that is missing."""
+
+    def __init__(self, settings_cls: type[BaseSettings], path: Path | None) -> None:
+        if path is not None and not path.is_file():
+            raise FileNotFoundError(path)
+        super().__init__(settings_cls, path)
+
+
+def _first_problem(exc: ValidationError) -> str:
+    problem = exc.errors()[0]
+    where = ".".join(str(part) for part in problem["loc"])
+    more = f" (and {exc.error_count() - 1} more)" if exc.error_count() > 1 else ""
+    if problem["type"] == "extra_forbidden":
+        return f"setting {where}: there is no such setting{more}"
+    what = problem["msg"].removeprefix("Value error, ")
+    got = re.sub(r"//[^@/]*@", "//***@", repr(problem.get("input")))
+    return f"setting {where}: {what}, got {got}{more}"

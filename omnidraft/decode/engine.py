@@ -1,0 +1,175 @@
+"""From a question in text to steps: templates, checks, one snapshot to the last token, traces and metrics on the way."""
+
+import secrets
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from omnidraft.config import DecodeSettings, RecorderSettings
+from omnidraft.decode.loop import Decoder
+from omnidraft.decode.recorder import Recorder
+from omnidraft.decode.slot import LoadedSnapshot, SnapshotSlot
+from omnidraft.decode.tracing import Origin, Tracer
+from omnidraft.errors import RequestError
+from omnidraft.ports import Metrics, Mode, Request, Sampling, Step
+from omnidraft.vocab.tokenizer import Tokenizer
+
+
+class PromptTokenizer(Tokenizer, Protocol):
+    """A tokenizer that also knows its model's templates and ends."""
+
+    @property
+    def stop_ids(self) -> frozenset[int]: ...
+
+    def chat_prompt_ids(self, messages: Sequence[Mapping[str, str]]) -> list[int]: ...
+
+    def prompt_ids(self, text: str) -> list[int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a client asks for; None takes the deployment's setting."""
+
+    prompt: str | None = None
+    """Plain text to go on with; exactly one of prompt and messages."""
+    messages: Sequence[Mapping[str, str]] | None = None
+    max_new_tokens: int = 256
+    sampling: Sampling = Sampling()
+    seed: int | None = None
+    """None: 64 fresh random bits."""
+    stop_strings: tuple[str, ...] = ()
+    mode: Mode | None = None
+    num_draft_tokens: int | None = None
+    """0 is plain decoding."""
+    is_stored: bool = True
+    """Whether the learner may see it."""
+    tenant: str = "default"
+    request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A text under way."""
+
+    snapshot: LoadedSnapshot
+    seed: int
+    num_prompt_tokens: int
+    steps: Iterator[Step]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """What the engine serves."""
+
+    target: str
+    drafter: str
+    worker: str
+    alignment: str
+    target_tokenizer: PromptTokenizer
+    drafter_tokenizer: PromptTokenizer
+
+
+class Engine:
+    """One target, one slot. Answers may be asked for by any thread; their steps are run by one thread at a time."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        pair: Pair,
+        slot: SnapshotSlot,
+        recorder: Recorder | None,
+        metrics: Metrics,
+        *,
+        decode: DecodeSettings,
+        recording: RecorderSettings,
+    ) -> None:
+        self.pair = pair
+        self.slot = slot
+        self._decoder = decoder
+        self._recorder = recorder
+        self._metrics = metrics
+        self._decode = decode
+        self._recording = recording
+
+    def answer(self, question: Question) -> Answer:
+        """Start a text with the snapshot in place now.
+
+        Raises:
+            RequestError: the question asks for what cannot be served.
+        """
+        snapshot = self.slot.current
+        request = self._request(question)
+        steps = self._decoder.decode(request, snapshot.proposer)
+        if self._recorder is not None and question.is_stored:
+            steps = self._recorded(steps, self._tracer(question, request, snapshot))
+        return Answer(snapshot, request.seed, len(request.prompt_ids), self._counted(steps, snapshot))
+
+    def _request(self, question: Question) -> Request:
+        num_draft = self._decode.num_draft_tokens if question.num_draft_tokens is None else question.num_draft_tokens
+        return Request(
+            prompt_ids=tuple(_prompt_ids(question, self.pair.target_tokenizer)),
+            drafter_prompt_ids=tuple(_prompt_ids(question, self.pair.drafter_tokenizer)),
+            max_new_tokens=question.max_new_tokens,
+            sampling=_checked(question.sampling),
+            seed=secrets.randbits(64) if question.seed is None else question.seed,
+            stop_ids=self.pair.target_tokenizer.stop_ids,
+            stop_strings=tuple(stop.encode() for stop in question.stop_strings if stop),
+            mode=question.mode or self._decode.mode,
+            num_draft_tokens=min(num_draft, self._decode.width - 1),
+        )
+
+    def _tracer(self, question: Question, request: Request, snapshot: LoadedSnapshot) -> Tracer:
+        assert self._recorder is not None
+        pair = self.pair
+        origin = Origin(
+            question.request_id, question.tenant, pair.worker, pair.target, pair.drafter, snapshot.version, pair.alignment
+        )
+        return Tracer(request, origin, self._recording, self._recorder.emit)
+
+    def _recorded(self, steps: Iterator[Step], tracer: Tracer) -> Iterator[Step]:
+        for step in steps:
+            tracer.take(step)
+            yield step
+
+    def _counted(self, steps: Iterator[Step], snapshot: LoadedSnapshot) -> Iterator[Step]:
+        labels = {"target": self.pair.target, "drafter_version": str(snapshot.version)}
+        prefix = "omnidraft_spec_decode_num_"
+        for step in steps:
+            self._metrics.add("omnidraft_target_passes_total", **labels)
+            self._metrics.add("omnidraft_emitted_tokens_total", len(step.emitted), **labels)
+            for source in sorted({source for source in step.tree.sources if source}):
+                nodes = [node for node in range(1, len(step.tree)) if step.tree.sources[node] == source]
+                accepted = [node for node in step.path if step.tree.sources[node] == source]
+                self._metrics.add(prefix + "drafts_total", source=source, **labels)
+                self._metrics.add(prefix + "draft_tokens_total", len(nodes), source=source, **labels)
+                self._metrics.add(prefix + "accepted_tokens_total", len(accepted), source=source, **labels)
+            for depth, node in enumerate(step.path):
+                source_name = str(step.tree.sources[node])
+                self._metrics.add(
+                    prefix + "accepted_tokens_per_pos_total", source=source_name, position=str(depth), **labels
+                )
+            yield step
+
+
+def _prompt_ids(question: Question, tokenizer: PromptTokenizer) -> list[int]:
+    if (question.prompt is None) == (question.messages is None):
+        raise RequestError("give either a prompt or messages")
+    if question.messages is not None:
+        if not question.messages:
+            raise RequestError("the prompt is empty; give at least one message")
+        return tokenizer.chat_prompt_ids(question.messages)
+    if not question.prompt:
+        raise RequestError("the prompt is empty; give at least one character")
+    return tokenizer.prompt_ids(question.prompt)
+
+
+def _checked(sampling: Sampling) -> Sampling:
+    """Raises RequestError, naming field, value and range."""
+    if not 0 <= sampling.temperature <= 100:
+        raise RequestError(f"temperature must be between 0 and 100, got {sampling.temperature}")
+    if sampling.top_k is not None and sampling.top_k < 1:
+        raise RequestError(f"top_k must be at least 1, got {sampling.top_k}")
+    if sampling.top_p is not None and not 0 < sampling.top_p <= 1:
+        raise RequestError(f"top_p must be above 0 and at most 1, got {sampling.top_p}")
+    return sampling

@@ -1,0 +1,87 @@
+"""What a decoded text cost and gained, added up over its steps."""
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+from omnidraft.ports import Step
+
+
+@dataclass(slots=True)
+class Figures:
+    """Counts of one or more texts; ratios are computed when asked for."""
+
+    num_tokens: int = 0
+    num_passes: int = 0
+    num_scored: int = 0
+    """Positions where something had been drafted."""
+    num_agreed: int = 0
+    """... and the first-ranked candidate was the token the target drew."""
+    draft_s: float = 0.0
+    target_s: float = 0.0
+    other_s: float = 0.0
+    first_token_s: float = 0.0
+    """From the request to the first step's tokens: prefill and queueing, not decoding speed."""
+    decode_s: float = 0.0
+    """From the first step to the last."""
+    num_later_tokens: int = 0
+    """Tokens of the steps after the first: what `decode_s` paid for."""
+    accepted_by_source: Counter[str] = field(default_factory=Counter)
+    accepted_per_pass: Counter[int] = field(default_factory=Counter)
+    _started: float = field(default_factory=time.perf_counter)
+    _first: float | None = None
+
+    def take(self, step: Step) -> None:
+        """Add one step, now."""
+        now = time.perf_counter()
+        if self._first is None:
+            self._first, self.first_token_s = now, now - self._started
+        else:
+            self.num_later_tokens += len(step.emitted)
+        self.decode_s = now - self._first
+        self.num_tokens += len(step.emitted)
+        self.num_passes += 1
+        self.num_agreed += len(step.path)
+        last = step.path[-1] if step.path else 0
+        missed = len(step.emitted) > len(step.path) and last in step.tree.parents[1:]
+        self.num_scored += len(step.path) + missed
+        self.draft_s += step.timings.draft_s
+        self.target_s += step.timings.target_s
+        self.other_s += step.timings.other_s
+        self.accepted_by_source.update(str(step.tree.sources[node]) for node in step.path)
+        self.accepted_per_pass[len(step.path)] += 1
+
+    @property
+    def tokens_per_pass(self) -> float:
+        """Block efficiency."""
+        return self.num_tokens / max(self.num_passes, 1)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of decoding alone: tokens after the first step over the time they took."""
+        return self.num_later_tokens / self.decode_s if self.decode_s else 0.0
+
+    @property
+    def agreement(self) -> float | None:
+        """None when nothing was drafted."""
+        return self.num_agreed / self.num_scored if self.num_scored else None
+
+    def summary(self) -> dict[str, object]:
+        """Plain data, for responses and reports."""
+        return {
+            "num_tokens": self.num_tokens,
+            "num_passes": self.num_passes,
+            "num_later_tokens": self.num_later_tokens,
+            "num_scored": self.num_scored,
+            "num_agreed": self.num_agreed,
+            "tokens_per_pass": round(self.tokens_per_pass, 4),
+            "tokens_per_s": round(self.tokens_per_s, 4),
+            "agreement": self.agreement,
+            "first_token_s": round(self.first_token_s, 4),
+            "decode_s": round(self.decode_s, 4),
+            "draft_s": round(self.draft_s, 4),
+            "target_s": round(self.target_s, 4),
+            "other_s": round(self.other_s, 4),
+            "accepted_by_source": dict(self.accepted_by_source),
+            "accepted_per_pass": {str(count): times for count, times in sorted(self.accepted_per_pass.items())},
+        }

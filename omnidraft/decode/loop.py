@@ -1,0 +1,83 @@
+"""The decoding loop: propose, score, draw, keep. Plain decoding is the same loop with empty trees."""
+
+import time
+from collections.abc import Iterator
+
+from omnidraft.decode.beliefs import believed
+from omnidraft.decode.noise import SeededNoise
+from omnidraft.decode.path import draw_path
+from omnidraft.decode.processors import shape
+from omnidraft.decode.text import TextWatch
+from omnidraft.ports import DraftTree, Noise, Proposer, ProposerSession, Request, Step, Target, TargetSession, Timings
+from omnidraft.vocab.tokenizer import Vocabulary
+
+
+class Decoder:
+    """Decodes requests against one target."""
+
+    def __init__(self, target: Target, vocabulary: Vocabulary, *, trace_top_k: int | None = None) -> None:
+        """`trace_top_k`: log-probabilities to keep per emitted token; None keeps none."""
+        self._target = target
+        self._vocabulary = vocabulary
+        self._trace_top_k = trace_top_k
+
+    def decode(self, request: Request, proposer: Proposer | None) -> Iterator[Step]:
+        """One Step per pass of the target, until the text ends. The caller keeps one proposer to the last token.
+
+        Raises:
+            RequestError: before the first step, when the target cannot take the prompt.
+        """
+        session = self._target.open(request.prompt_ids, request.max_new_tokens, request.mode)
+        drafting = None if proposer is None or request.num_draft_tokens == 0 else proposer.open(request)
+        try:
+            yield from self._steps(request, session, drafting)
+        finally:
+            session.close()
+
+    def _steps(self, request: Request, session: TargetSession, drafting: ProposerSession | None) -> Iterator[Step]:
+        noise = SeededNoise(request.seed, request.choice, self._target.vocab_size)
+        watch = TextWatch(request, self._vocabulary)
+        root, position = request.prompt_ids[-1], len(request.prompt_ids)
+        num_left = request.max_new_tokens
+        while watch.finish_reason is None:
+            started = time.perf_counter()
+            tree = DraftTree.empty(root)
+            if drafting is not None:
+                tree = drafting.propose(position, min(request.num_draft_tokens, num_left - 1), noise)
+            drafted = time.perf_counter()
+            step, target_s = self._step(request, session, tree, position, noise, watch)
+            if drafting is not None:
+                drafting.observe(step.emitted)
+            root, position = step.emitted[-1], position + len(step.emitted)
+            num_left -= len(step.emitted)
+            spent = time.perf_counter() - drafted
+            timings = Timings(drafted - started, target_s, spent - target_s)
+            yield Step(tree, step.emitted, step.path, step.text, step.finish_reason, timings, step.beliefs)
+
+    def _step(
+        self,
+        request: Request,
+        session: TargetSession,
+        tree: DraftTree,
+        position: int,
+        noise: Noise,
+        watch: TextWatch,
+    ) -> tuple[Step, float]:
+        """Score the tree and let the target draw its path; returns the seconds of the target's pass too."""
+        started = time.perf_counter()
+        logits_NV = session.score(tree)
+        target_s = time.perf_counter() - started
+        rows_NV = logits_NV.float().cpu().numpy()
+
+        def draw(node: int, index: int) -> int:
+            return noise.draw(*shape(rows_NV[node], request.sampling), position + index)
+
+        path = draw_path(tree, draw, watch.ends)
+        drawn_from = (0, *path.nodes)[: len(path.emitted)]
+        if watch.finish_reason is None:
+            session.keep(drawn_from)
+        beliefs = None
+        if self._trace_top_k is not None:
+            beliefs = believed(logits_NV, drawn_from, path.emitted, self._trace_top_k)
+        step = Step(tree, path.emitted, path.nodes, watch.take(), watch.finish_reason, Timings(), beliefs)
+        return step, target_s

@@ -1,0 +1,49 @@
+"""All randomness of a text: one 64-bit Philox word per (seed, choice, position, token id).
+
+A token wins the exponential race, x = argmin_t E_t / p(t), with probability p(t). Because E depends on nothing else,
+a text depends on its seed and the target alone, whatever was drafted.
+Sources: Philox, Salmon et al. 2011 (numpy's generator); the race equals Gumbel-max in law, Maddison et al. 2014;
+coupling without communication, Daliri et al., https://arxiv.org/abs/2408.07978.
+Shapes: M ids that take part, V the vocabulary.
+"""
+
+import numpy as np
+
+_UNIT = 2.0**-53
+_REMEMBERED_POSITIONS = 32
+
+
+class SeededNoise:
+    """Implements ports.Noise. Words of recent positions are remembered: proposer and target read the same ones."""
+
+    def __init__(self, seed: int, choice: int, vocab_size: int) -> None:
+        self._key = np.array([seed % 2**64, choice], dtype=np.uint64)
+        self._vocab_size = vocab_size
+        self._uniforms: dict[int, np.ndarray] = {}
+
+    def draw(self, ids_M: np.ndarray, p_M: np.ndarray, position: int) -> int:
+        """The winner of the race; the lowest id on a tie.
+
+        Only ids whose uniform lies below E/p of the most probable id times their own p can win, since u <= E(u);
+        logarithms are taken for those alone.
+        """
+        u_M = self._uniforms_at(position)[ids_M]
+        best = int(np.argmax(p_M))
+        bound = -np.log1p(-u_M[best]) / p_M[best]
+        rivals = np.flatnonzero(u_M <= bound * p_M)
+        times = -np.log1p(-u_M[rivals]) / p_M[rivals]
+        return int(ids_M[rivals[np.flatnonzero(times == times.min())]].min())
+
+    def exponentials(self, position: int, ids: np.ndarray) -> np.ndarray:
+        """E ~ Exp(1) of these ids at this position."""
+        exponentials: np.ndarray = -np.log1p(-self._uniforms_at(position)[ids])
+        return exponentials
+
+    def _uniforms_at(self, position: int) -> np.ndarray:
+        """u = (word >> 11 + 1/2) / 2^53 for every id: never 0, never 1. [V]"""
+        if position not in self._uniforms:
+            while len(self._uniforms) >= _REMEMBERED_POSITIONS:
+                del self._uniforms[min(self._uniforms)]
+            words = np.random.Philox(key=self._key, counter=[0, position, 0, 0]).random_raw(self._vocab_size)
+            self._uniforms[position] = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * _UNIT
+        return self._uniforms[position]

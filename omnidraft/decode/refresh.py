@@ -1,0 +1,172 @@
+"""Take up new snapshots while serving: follow the announcements, stage beside the old one, swap.
+
+The announcement says at once which version serves; the registry's alias `champion` is asked whenever no announcement
+came for `poll_s`, and is the truth. A champion found by asking takes the sequence of the newest announcement heard, so
+every later announcement still wins over it.
+"""
+
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from omnidraft.config import WorkerSettings
+from omnidraft.decode.slot import LoadedSnapshot, SnapshotSlot
+from omnidraft.errors import BusError, OmnidraftError, SnapshotError, SnapshotNotFound, SnapshotStale
+from omnidraft.ports import Announcement, Metrics, Registry, SnapshotVersion
+
+logger = logging.getLogger(__name__)
+
+MAX_RETRY_S = 300.0
+
+Loader = Callable[[SnapshotVersion, Path], LoadedSnapshot]
+"""From a verified snapshot folder. Raises an OmnidraftError when it does not fit."""
+
+
+class ControlFollower(Protocol):
+    """The reading end of the announcements; see fleet/announcements.py."""
+
+    def poll(self, timeout_s: float) -> Announcement | None:
+        """The newest champion announcement not told yet, waiting so long for one. Raises BusError."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    version: int
+    retry_s: float
+    retry_at: float
+
+
+class Refresher:
+    """Keeps a slot at the fleet's champion, from a thread of its own, and never stops serving.
+
+    A snapshot that cannot be had or loaded leaves the old one in place, is counted, and is tried again with growing
+    pauses; another version is tried at once. A registry or log that is down is asked again; nothing is raised.
+
+    Args:
+        staging: a folder of this process alone; of a snapshot that is no longer loaded the files are removed.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        slot: SnapshotSlot,
+        loader: Loader,
+        follower: ControlFollower,
+        settings: WorkerSettings,
+        metrics: Metrics,
+        *,
+        staging: Path,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._registry = registry
+        self._slot = slot
+        self._loader = loader
+        self._follower = follower
+        self._settings = settings
+        self._metrics = metrics
+        self._staging = staging
+        self._clock = clock
+        self._sequence = slot.current.sequence
+        self._failure: _Failure | None = None
+        self._folders: dict[int, Path] = {}
+        self._is_connected = True
+
+    def run(self, stop: threading.Event) -> None:
+        """Step until `stop` is set; returns within `poll_s`, or when the load under way ends."""
+        while not stop.is_set():
+            self.step(stop)
+
+    def step(self, stop: threading.Event) -> None:
+        """Wait for an announcement for up to `poll_s`, then serve what it, or else the registry, names."""
+        try:
+            announcement = self._follower.poll(self._settings.poll_s)
+        except BusError as exc:
+            self._disconnected(exc)
+            announcement = None
+            stop.wait(self._settings.poll_s)
+        if announcement is not None and announcement.version is not None:
+            self._sequence = announcement.sequence
+            self._take(announcement.version)
+        elif (champion := self._champion()) is not None:
+            self._take(champion)
+
+    def _champion(self) -> int | None:
+        """None: nobody has been promoted yet, or the registry is down."""
+        try:
+            champion = self._registry.resolve("champion").version
+        except SnapshotNotFound:
+            return None
+        except SnapshotError as exc:
+            self._disconnected(exc)
+            return None
+        self._is_connected = True
+        return champion
+
+    def _take(self, version: int) -> None:
+        """The refresh boundary: whatever is wrong with this snapshot, the old one goes on serving."""
+        if self._failure and self._failure.version == version and self._clock() < self._failure.retry_at:
+            return
+        try:
+            self._swap(self._loaded(version))
+            self._failure = None
+        except SnapshotStale as exc:
+            logger.info("kept the later snapshot: %s", exc)
+        except (OmnidraftError, OSError, RuntimeError) as exc:  # torch says RuntimeError when memory is short
+            self._failed(version, exc)
+
+    def _loaded(self, version: int) -> LoadedSnapshot:
+        """From memory when it is the current or the previous one, so that a rollback is a swap."""
+        for held in (self._slot.current, self._slot.previous):
+            if held is not None and held.version == version:
+                return held
+        started = self._clock()
+        found = self._registry.resolve(str(version))
+        folder = self._registry.fetch(version, self._staging)
+        self._folders[version] = folder
+        loaded = self._loader(found, folder)
+        self._metrics.observe("omnidraft_snapshot_load_seconds", self._clock() - started)
+        return loaded
+
+    def _swap(self, loaded: LoadedSnapshot) -> None:
+        before = self._slot.current.version
+        started = self._clock()
+        self._slot.swap(replace(loaded, sequence=self._sequence))
+        swap_s = self._clock() - started
+        if loaded.version == before:
+            return
+        self._metrics.observe("omnidraft_snapshot_swap_seconds", swap_s)
+        if loaded.version is not None and (told := loaded.manifest) is not None:
+            labels = {"target": told.target, "drafter": told.drafter}
+            self._metrics.set("omnidraft_snapshot_version_info", loaded.version, **labels)
+        logger.info("swapped snapshot %s -> %s in %.3f ms", before, loaded.version, swap_s * 1000)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Remove the files of snapshots that are no longer loaded."""
+        held = {self._slot.current.version, self._slot.previous.version if self._slot.previous else None}
+        for version in [version for version in self._folders if version not in held]:
+            shutil.rmtree(self._folders.pop(version), ignore_errors=True)
+
+    def _failed(self, version: int, exc: BaseException) -> None:
+        known = self._failure if self._failure and self._failure.version == version else None
+        retry_s = min(known.retry_s * 2 if known else self._settings.poll_s, MAX_RETRY_S)
+        self._failure = _Failure(version, retry_s, self._clock() + retry_s)
+        self._metrics.add("omnidraft_snapshot_load_failures_total")
+        logger.warning(
+            "snapshot %d cannot be loaded, %s goes on serving, next try in %.0f s: %s",
+            version,
+            self._slot.current.version,
+            retry_s,
+            exc,
+        )
+
+    def _disconnected(self, exc: OmnidraftError) -> None:
+        self._metrics.add("omnidraft_refresh_errors_total")
+        if self._is_connected:
+            logger.warning("cannot hear of new snapshots, %s goes on serving: %s", self._slot.current.version, exc)
+        self._is_connected = False

@@ -1,0 +1,121 @@
+"""Steps become trace records: one per request, or one per `segment_tokens` emitted tokens of a long one.
+
+Shapes: as in traces/record.py.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from omnidraft.config import RecorderSettings
+from omnidraft.ports import Request, Step
+from omnidraft.traces.record import SOURCES, Beliefs, Rounds, TraceRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What every record of one request says about where it comes from."""
+
+    request_id: str
+    tenant: str
+    worker: str
+    target: str
+    drafter: str
+    snapshot_version: int | None
+    alignment: str
+
+
+class Tracer:
+    """Collects the steps of one request and emits a record whenever a segment is full or the text ends."""
+
+    def __init__(
+        self, request: Request, origin: Origin, settings: RecorderSettings, emit: Callable[[TraceRecord], None]
+    ) -> None:
+        self._request = request
+        self._origin = origin
+        self._settings = settings
+        self._emit = emit
+        self._steps: list[Step] = []
+        self._before: list[int] = []
+        self._segment = 0
+
+    def take(self, step: Step) -> None:
+        """Add a step; emits at most one record. Steps stay whole, so a segment may end a few tokens early."""
+        if self._num_emitted() + len(step.emitted) > self._settings.segment_tokens and self._steps:
+            self._flush(None)
+        self._steps.append(step)
+        if step.finish_reason is not None:
+            self._flush(step.finish_reason.value)
+
+    def _num_emitted(self) -> int:
+        return sum(len(step.emitted) for step in self._steps)
+
+    def _flush(self, finish_reason: str | None) -> None:
+        emitted = [token for step in self._steps for token in step.emitted]
+        request, origin = self._request, self._origin
+        window = self._settings.window_tokens
+        self._emit(
+            TraceRecord(
+                request_id=origin.request_id,
+                segment=self._segment,
+                time_ms=int(time.time() * 1000),
+                tenant=origin.tenant,
+                worker=origin.worker,
+                target=origin.target,
+                drafter=origin.drafter,
+                snapshot_version=origin.snapshot_version,
+                alignment=origin.alignment,
+                drafter_prompt_ids=_ids(request.drafter_prompt_ids),
+                prompt_ids=_ids(request.prompt_ids),
+                before_ids=_ids(self._before[-window:] if window else ()),
+                emitted_ids=_ids(emitted),
+                beliefs=_joined(self._steps),
+                rounds=_rounds(self._steps),
+                finish_reason=finish_reason,
+                mode=request.mode,
+                temperature=request.sampling.temperature,
+                top_k=request.sampling.top_k,
+                top_p=request.sampling.top_p,
+                seed=request.seed,
+            )
+        )
+        self._before += emitted
+        self._steps = []
+        self._segment += 1
+
+
+def _ids(ids: Sequence[int]) -> np.ndarray:
+    return np.asarray(ids, dtype=np.uint32)
+
+
+def _joined(steps: Sequence[Step]) -> Beliefs | None:
+    parts = [step.beliefs for step in steps if step.beliefs is not None]
+    if len(parts) < len(steps):
+        return None
+    return Beliefs(
+        top_ids_EK=np.concatenate([part.top_ids_EK for part in parts]),
+        top_log_p_EK=np.concatenate([part.top_log_p_EK for part in parts]),
+        emitted_log_p_E=np.concatenate([part.emitted_log_p_E for part in parts]),
+        tail_log_p_E=np.concatenate([part.tail_log_p_E for part in parts]),
+    )
+
+
+def _rounds(steps: Sequence[Step]) -> Rounds:
+    trees = [step.tree for step in steps]
+    accepted = [[node in step.path for node in range(1, len(step.tree))] for step in steps]
+    return Rounds(
+        num_nodes_R=np.array([len(tree) - 1 for tree in trees], np.uint16),
+        num_accepted_R=np.array([len(step.path) for step in steps], np.uint16),
+        num_emitted_R=np.array([len(step.emitted) for step in steps], np.uint16),
+        num_draft_ids_R=np.array([len(tree.draft_ids) for tree in trees], np.uint16),
+        node_ids_M=_ids([token for tree in trees for token in tree.tokens[1:]]),
+        parents_M=np.array([parent for tree in trees for parent in tree.parents[1:]], np.uint16),
+        sources_M=np.array([SOURCES.index(s.value) for tree in trees for s in tree.sources if s is not None], np.uint8),
+        log_q_M=np.array([log_q for tree in trees for log_q in tree.log_q[1:]], np.float16),
+        accepted_M=np.array([is_in for flags in accepted for is_in in flags], np.uint8),
+        draft_ids_D=_ids([draft for tree in trees for draft in tree.draft_ids]),
+        draft_s_R=np.array([step.timings.draft_s for step in steps], np.float32),
+        target_s_R=np.array([step.timings.target_s for step in steps], np.float32),
+    )

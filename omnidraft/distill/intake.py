@@ -1,0 +1,163 @@
+"""From partitions to batches: which record is learned when, which is held out, which was there before.
+
+Rule: partitions take turns in the order of their numbers, one record each. A partition without a record at its turn
+is waited for, unless the log is drained (a poll gave nothing) or the partitions that do have records are
+LOOKAHEAD ahead; then it is passed over. So, while every partition has records waiting, batches are a function of the
+log alone, however polls fell. Where one is idle, how partitions interleave depends on time; that each record is
+learned once does not.
+A batch is taken whole or not at all, so what is not learned yet is exactly what still lies in the buffers.
+"""
+
+import hashlib
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from omnidraft.distill.source import PolledRecords
+from omnidraft.ports import Offsets
+from omnidraft.traces import codec
+from omnidraft.traces.record import TraceRecord
+
+SEEN_RECORDS = 4096
+"""A record is a duplicate when it was among this many before it; the recorder repeats within seconds."""
+LOOKAHEAD = 1024
+"""Records buffered per partition at most, about 25 kB each."""
+
+_SEEN, _TURN, _HELD_OUT = "seen", "turn", "held_out."
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Records of one step."""
+
+    records: tuple[TraceRecord, ...]
+    num_held_out: int
+    num_duplicates: int
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A batch in the making; nothing of it counts before it is full."""
+
+    turn: int
+    records: list[TraceRecord] = field(default_factory=list)
+    held_out: list[TraceRecord] = field(default_factory=list)
+    seen: dict[int, None] = field(default_factory=dict)
+    num_duplicates: int = 0
+    taken: dict[int, int] = field(default_factory=dict)
+
+
+class Intake:
+    """Buffers of all partitions, and the memory of what went through."""
+
+    def __init__(
+        self, partitions: Iterable[int], *, records_per_step: int, held_out_every: int, held_out_records: int
+    ) -> None:
+        """
+        Args:
+            held_out_every: 0 holds none out. Decided by a hash of the request id, so segments stay together.
+            held_out_records: kept, newest win.
+        """
+        self._order = tuple(sorted(partitions))
+        self._buffers: dict[int, deque[tuple[int, TraceRecord]]] = {partition: deque() for partition in self._order}
+        self._next_offsets: dict[int, int] = {}
+        self._records_per_step, self._held_out_every = records_per_step, held_out_every
+        self._turn = 0
+        self._seen: dict[int, None] = {}
+        self.held_out: deque[TraceRecord] = deque(maxlen=held_out_records)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another poll is welcome."""
+        return all(len(buffer) < LOOKAHEAD for buffer in self._buffers.values())
+
+    def add(self, polled: PolledRecords) -> None:
+        """What a poll gave, in offset order within each partition."""
+        for partition, offset, record in polled.records:
+            self._buffers[partition].append((offset, record))
+        self._next_offsets |= polled.next_offsets
+
+    def take(self, *, is_drained: bool) -> Batch | None:
+        """A full batch, or None until more is polled.
+
+        Args:
+            is_drained: the last poll gave nothing, so nobody need be waited for.
+        """
+        may_pass_over = is_drained or not self.has_room
+        draft = _Draft(turn=self._turn)
+        while len(draft.records) < self._records_per_step:
+            partition = self._whose_turn(draft, may_pass_over)
+            if partition is None:
+                return None
+            self._consider(draft, partition)
+        return self._commit(draft)
+
+    def offsets(self) -> dict[int, int]:
+        """Where to read on: everything before is learned, held out, a duplicate or dead-lettered."""
+        waiting = {partition: buffer[0][0] for partition, buffer in self._buffers.items() if buffer}
+        return self._next_offsets | waiting
+
+    def state(self) -> dict[str, Tensor]:
+        """What goes into the snapshot beside the offsets."""
+        tensors = {
+            _SEEN: torch.from_numpy(np.array(list(self._seen), np.int64)),
+            _TURN: torch.tensor(self._turn),
+        }
+        for index, record in enumerate(self.held_out):
+            encoded = torch.frombuffer(bytearray(codec.encode(record)), dtype=torch.uint8)
+            tensors[f"{_HELD_OUT}{index:06d}"] = encoded
+        return tensors
+
+    def load_state(self, tensors: Mapping[str, Tensor], offsets: Offsets) -> None:
+        """Go on where `state` and `offsets` were taken. Raises WireError when a held-out record cannot be read."""
+        self._buffers = {partition: deque() for partition in self._order}
+        self._next_offsets = dict(offsets)
+        self._seen = dict.fromkeys(tensors[_SEEN].tolist())
+        self._turn = int(tensors[_TURN])
+        self.held_out.clear()
+        for name in sorted(name for name in tensors if name.startswith(_HELD_OUT)):
+            self.held_out.append(codec.decode(tensors[name].numpy().tobytes(), codec.version_headers()))
+
+    def _whose_turn(self, draft: _Draft, may_pass_over: bool) -> int | None:
+        for ahead in range(len(self._order)):
+            place = (draft.turn + ahead) % len(self._order)
+            partition = self._order[place]
+            if draft.taken.get(partition, 0) < len(self._buffers[partition]):
+                draft.turn = (place + 1) % len(self._order)
+                return partition
+            if not may_pass_over:
+                return None
+        return None
+
+    def _consider(self, draft: _Draft, partition: int) -> None:
+        """The partition's next record is learned, held out or a duplicate."""
+        index = draft.taken.get(partition, 0)
+        draft.taken[partition] = index + 1
+        _, record = self._buffers[partition][index]
+        identity = _hash(f"{record.request_id}\n{record.segment}")
+        if identity in self._seen or identity in draft.seen:
+            draft.num_duplicates += 1
+            return
+        draft.seen[identity] = None
+        is_held_out = self._held_out_every and _hash(record.request_id) % self._held_out_every == 0
+        (draft.held_out if is_held_out else draft.records).append(record)
+
+    def _commit(self, draft: _Draft) -> Batch:
+        for partition, number in draft.taken.items():
+            for _ in range(number):
+                self._buffers[partition].popleft()
+        self._turn = draft.turn
+        self._seen |= draft.seen
+        for identity in list(self._seen)[: max(0, len(self._seen) - SEEN_RECORDS)]:
+            del self._seen[identity]
+        self.held_out.extend(draft.held_out)
+        return Batch(tuple(draft.records), len(draft.held_out), draft.num_duplicates)
+
+
+def _hash(text: str) -> int:
+    """The same in every process, in 63 bits."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1

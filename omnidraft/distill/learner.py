@@ -1,0 +1,218 @@
+"""One drafter and its n-gram cache, learning from records: a step of gradient descent, and what a resumed run needs.
+
+Shapes: R rows of a pass, H hidden size, N chosen rows, V the drafter's vocabulary, S buckets.
+Nothing here draws random numbers, so master weights, optimizer and counters are the whole state, and a run that was
+resumed from them equals one that was never interrupted, bit for bit.
+"""
+
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from omnidraft.config import LearnerSettings
+from omnidraft.distill import agreement
+from omnidraft.distill.agreement import Agreed
+from omnidraft.distill.backward import backward, num_positions
+from omnidraft.distill.batch import PositionReader, Positions
+from omnidraft.distill.losses import parse
+from omnidraft.errors import ConfigError, VocabularyError, WireError
+from omnidraft.ports import TrainableDrafter
+from omnidraft.traces.record import TraceRecord
+from omnidraft.vocab.alignment import Alignment
+from omnidraft.vocab.ngram_cache import NgramCache
+from omnidraft.vocab.tokenizer import Tokenizer, Vocabulary
+
+logger = logging.getLogger(__name__)
+
+_MASTER, _MEAN, _SQUARE, _STEPS = "master.", "exp_avg.", "exp_avg_sq.", "num_updates"
+_COUNTERS = "counters"
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What one step did."""
+
+    losses: Mapping[str, float]
+    """Mean per position of each loss that had positions, unweighted."""
+    grad_norm: float
+    """Before clipping; 0 when there was nothing to learn."""
+    num_records: int
+    num_tokens: int
+    """Emitted target tokens of the records."""
+    is_update: bool
+    """False when the weights stayed as they were: nothing to learn, or a number that was not finite."""
+    skipped: Mapping[str, int]
+    """What was not learned from, by reason."""
+    duration_s: float
+
+
+@dataclass(slots=True)
+class Counters:
+    """Since the base drafter."""
+
+    num_steps: int = 0
+    num_records: int = 0
+    num_tokens: int = 0
+    skipped: dict[str, int] = field(default_factory=dict)
+
+
+class Learner:
+    """Not for several threads."""
+
+    def __init__(
+        self,
+        model: TrainableDrafter,
+        draft_tokenizer: Tokenizer,
+        target_vocabulary: Vocabulary,
+        alignment: Alignment,
+        cache: NgramCache,
+        settings: LearnerSettings,
+    ) -> None:
+        """
+        Raises:
+            ConfigError: an unknown loss, or a drafter with fewer rows than its vocabulary has ids.
+        """
+        if model.vocab_size < alignment.num_draft:
+            raise ConfigError(f"the drafter has {model.vocab_size} rows, its vocabulary {alignment.num_draft} ids")
+        self.model, self.cache, self.alignment = model, cache, alignment
+        self.counters = Counters()
+        self._reader = PositionReader(draft_tokenizer, target_vocabulary, alignment, max_tokens=settings.max_tokens)
+        self._terms = parse(settings.loss)
+        self._settings = settings
+        self._optimizer = torch.optim.AdamW(
+            model.trained().values(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
+        )
+
+    def step(self, records: Sequence[TraceRecord]) -> StepReport:
+        """Learn once from these records, of which the cache learns too."""
+        started = time.perf_counter()
+        skipped = Counter[str]()
+        readable = self._readable(records, skipped)
+        for positions in readable:
+            for ngram in positions.ngrams:
+                self.cache.insert(ngram.draft_ids, ngram.target_id)
+        losses, grad_norm, is_update = self._update(readable, skipped)
+        report = StepReport(
+            losses=losses,
+            grad_norm=grad_norm,
+            num_records=len(records),
+            num_tokens=sum(positions.num_emitted for positions in readable),
+            is_update=is_update,
+            skipped=dict(skipped),
+            duration_s=time.perf_counter() - started,
+        )
+        self._count(report)
+        return report
+
+    def agreed(self, records: Sequence[TraceRecord]) -> list[Agreed]:
+        """Counts of each record, in order; agreement.py says what agrees."""
+        readable = [self._readable([record], Counter()) for record in records]
+        counts = iter(agreement.agreed(self.model, [one for found in readable for one in found], self.alignment))
+        return [next(counts) if found else Agreed(0, 0) for found in readable]
+
+    def agreement(self, records: Sequence[TraceRecord]) -> float | None:
+        """Share of scored positions whose first candidate is the emitted token; None when there are none."""
+        return agreement.share(self.agreed(records))
+
+    @contextmanager
+    def serving(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+        """Inside, the drafter has these serving tensors; afterwards exactly what it had before."""
+        trained = self.model.trained()
+        masters = {name: parameter.detach().clone() for name, parameter in trained.items()}
+        _copy_into(trained, tensors)
+        try:
+            yield
+        finally:
+            _copy_into(trained, masters)
+
+    def state(self) -> dict[str, Tensor]:
+        """Master weights, optimizer and counters. The tensors are the learner's own: write them before the next step."""
+        tensors: dict[str, Tensor] = {_COUNTERS: _json_tensor(asdict(self.counters))}
+        for name, parameter in self.model.trained().items():
+            tensors[_MASTER + name] = parameter.detach()
+            if adam := self._optimizer.state.get(parameter):
+                tensors |= {_MEAN + name: adam["exp_avg"], _SQUARE + name: adam["exp_avg_sq"], _STEPS: adam["step"]}
+        return tensors
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on where `state` was taken.
+
+        Raises:
+            ConfigError: it is of other weights (another drafter, rank, or full against LoRA).
+        """
+        trained = self.model.trained()
+        if {name for name in tensors if name.startswith(_MASTER)} != {_MASTER + name for name in trained}:
+            raise ConfigError("the snapshot's master weights are not those of this drafter; see learner.train")
+        _copy_into(trained, {name: tensors[_MASTER + name] for name in trained})
+        self._optimizer.state.clear()
+        for name, parameter in trained.items():
+            if _MEAN + name in tensors:
+                self._optimizer.state[parameter] = {
+                    "step": tensors[_STEPS].clone(),
+                    "exp_avg": tensors[_MEAN + name].clone(),
+                    "exp_avg_sq": tensors[_SQUARE + name].clone(),
+                }
+        self.counters = Counters(**_of_json_tensor(tensors[_COUNTERS]))
+
+    def _readable(self, records: Sequence[TraceRecord], skipped: Counter[str]) -> list[Positions]:
+        readable = []
+        for record in records:
+            try:
+                readable.append(self._reader.read(record))
+            except (VocabularyError, WireError) as exc:
+                logger.warning("record %s of request %s skipped: %s", record.segment, record.request_id, exc)
+                skipped["unreadable_text"] += 1
+        for positions in readable:
+            skipped.update(positions.skipped)
+            skipped["without_beliefs"] += positions.buckets is None
+        return readable
+
+    def _update(self, readable: Sequence[Positions], skipped: Counter[str]) -> tuple[dict[str, float], float, bool]:
+        num_by_loss = num_positions(readable, self._terms)
+        if not any(num_by_loss.values()):
+            return {}, 0.0, False
+        self._optimizer.zero_grad(set_to_none=True)
+        sums = backward(self.model, readable, self._terms, num_by_loss)
+        parameters = list(self.model.trained().values())
+        grad_norm = torch.nn.utils.clip_grad_norm_(parameters, self._settings.grad_clip).item()
+        losses = {name: total / num_by_loss[name] for name, total in sums.items() if num_by_loss[name]}
+        is_finite = bool(np.isfinite([grad_norm, *losses.values()]).all())
+        if is_finite:
+            self._optimizer.step()
+        else:
+            skipped["not_finite"] += len(readable)
+            logger.warning("step skipped: losses %s, gradient norm %s", losses, grad_norm)
+        self._optimizer.zero_grad(set_to_none=True)
+        return losses, grad_norm, is_finite
+
+    def _count(self, report: StepReport) -> None:
+        counters = self.counters
+        counters.num_steps += 1
+        counters.num_records += report.num_records
+        counters.num_tokens += report.num_tokens
+        counters.skipped = dict(Counter(counters.skipped) + Counter(report.skipped))
+
+
+@torch.no_grad()
+def _copy_into(parameters: Mapping[str, torch.nn.Parameter], tensors: Mapping[str, Tensor]) -> None:
+    for name, parameter in parameters.items():
+        if name not in tensors or tensors[name].shape != parameter.shape:
+            raise ConfigError(f"the snapshot has no weights {name} of shape {tuple(parameter.shape)}")
+    for name, parameter in parameters.items():
+        parameter.copy_(tensors[name])
+
+
+def _json_tensor(value: object) -> Tensor:
+    return torch.frombuffer(bytearray(json.dumps(value, sort_keys=True).encode()), dtype=torch.uint8)
+
+
+def _of_json_tensor(tensor: Tensor) -> dict:
+    return json.loads(bytes(tensor.tolist()))

@@ -1,0 +1,88 @@
+"""Every error this package raises on purpose.
+
+OmnidraftError
+|- ConfigError            a setting is missing or contradicts another; fix the settings
+|- RequestError           a request asks for what cannot be served; fix the request (HTTP 4xx)
+|- ModelError             a model cannot be had or used
+|  |- ModelUnknown        no such name, folder or repository; see `omnidraft models list`
+|  |- ModelDownloadError  network, disk or registry failed; try again, or free space
+|  `- ModelCorrupt        the file is not the one the catalog names; pull again, report if it stays
+|- VocabularyError        two vocabularies, caches or records do not belong together; never combine them
+|- ContractError          a backend broke a promise of ports.py; fix the backend
+|- WireError              bytes from outside are not a record we can read; dead-letter them
+|  `- UnknownSchema       ... because another schema version wrote them
+|- BusError               the log refused or timed out; the caller may retry
+`- SnapshotError
+   |- SnapshotNotFound    the registry has no such version or alias
+   |- SnapshotCorrupt     a file's checksum does not match the manifest; never load it
+   |- SnapshotStale       older than, or not a child of, the one in place; keep the one in place
+   `- RegistryError       the registry refused or cannot be reached; the caller may retry
+"""
+
+
+class OmnidraftError(Exception):
+    """Base of everything raised on purpose; its message says what to do."""
+
+
+class ConfigError(OmnidraftError):
+    """A setting is missing or contradicts another."""
+
+
+class RequestError(OmnidraftError, ValueError):
+    """A request asks for what cannot be served."""
+
+
+class ModelError(OmnidraftError):
+    """A model cannot be had or used."""
+
+
+class ModelUnknown(ModelError):
+    """No such name, folder or repository."""
+
+
+class ModelDownloadError(ModelError):
+    """Network, disk or package registry failed."""
+
+
+class ModelCorrupt(ModelError):
+    """A file is not the one the catalog names."""
+
+
+class VocabularyError(OmnidraftError):
+    """Two vocabularies, caches or records do not belong together."""
+
+
+class ContractError(OmnidraftError):
+    """A backend broke a promise of ports.py."""
+
+
+class WireError(OmnidraftError):
+    """Bytes from outside are not a record we can read."""
+
+
+class UnknownSchema(WireError):
+    """Bytes were written by a schema version this reader does not know."""
+
+
+class BusError(OmnidraftError):
+    """The log refused or timed out."""
+
+
+class SnapshotError(OmnidraftError):
+    """A snapshot cannot be had, read or put in place."""
+
+
+class SnapshotNotFound(SnapshotError):
+    """The registry has no such version or alias."""
+
+
+class SnapshotCorrupt(SnapshotError):
+    """A file's checksum does not match the manifest."""
+
+
+class SnapshotStale(SnapshotError):
+    """Older than, or not a child of, the one in place."""
+
+
+class RegistryError(SnapshotError):
+    """The registry refused or cannot be reached."""

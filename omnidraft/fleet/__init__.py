@@ -1,0 +1,1 @@
+"""What concerns many processes at once: which snapshot serves, and telling everybody."""

@@ -1,0 +1,152 @@
+"""When a challenger becomes the champion, and telling the fleet.
+
+A drafter can make the service slower, never wrong; so a challenger must show on held-out records that it is not worse.
+"""
+
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from omnidraft.config import ControllerSettings
+from omnidraft.errors import BusError, SnapshotError, SnapshotNotFound
+from omnidraft.fleet import announcements
+from omnidraft.ports import LogWriter, Metrics, Registry, SnapshotVersion
+from omnidraft.snapshots.manifest import Manifest
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A judgement and why."""
+
+    promote: bool
+    reason: str
+
+
+def decide(
+    challenger: Manifest, champion: Manifest | None, tolerance: float, *, between: Sequence[Manifest] = ()
+) -> Decision:
+    """Is the challenger's held-out agreement at least the champion's, less the tolerance?
+
+    - The first snapshot of a pair is promoted: there is nothing to lose.
+    - A challenger that was not measured is refused: nothing shows that it is not worse.
+    - One that descends from the champion is judged by the sum of the changes since, each measured before and after
+      on the same records. A snapshot between that was not measured counts as no change.
+    - One that does not descend from it is judged by its agreement against the champion's, on different records, and
+      refused when the champion's is unknown.
+
+    Args:
+        between: the snapshots from the champion's child to the challenger's parent, oldest first.
+    """
+    if champion is None:
+        return Decision(True, "the first snapshot of this pair")
+    if challenger.agreement_after is None or challenger.agreement_before is None or challenger.held_out_records == 0:
+        return Decision(False, "no held-out records: nothing shows that it is not worse than the champion")
+    lineage = [*between, challenger]
+    if lineage[0].parent_id == champion.snapshot_id:
+        change = sum(_change(manifest) for manifest in lineage)
+        against = f"against the champion over {len(lineage)} snapshot(s), each on the same records"
+    elif champion.agreement_after is not None:
+        change = challenger.agreement_after - champion.agreement_after
+        against = "against the champion, which is no ancestor, on other records"
+    else:
+        return Decision(False, "the champion is no ancestor and was never measured, so they cannot be compared")
+    is_enough = change >= -tolerance - 1e-9  # a sum of rounded differences
+    verdict = f"held-out agreement {challenger.agreement_after:.4f} on {challenger.held_out_records} records"
+    return Decision(is_enough, f"{verdict}, {change:+.4f} {against}, tolerance {tolerance:.4f}")
+
+
+def _change(manifest: Manifest) -> float:
+    if manifest.agreement_after is None or manifest.agreement_before is None:
+        return 0.0
+    return manifest.agreement_after - manifest.agreement_before
+
+
+def lineage_between(versions: Sequence[SnapshotVersion], challenger: Manifest, champion: Manifest) -> list[Manifest]:
+    """From the champion's child to the challenger's parent, oldest first; empty when there is no such line."""
+    by_id = {version.manifest.snapshot_id: version.manifest for version in versions}
+    between: list[Manifest] = []
+    parent_id = challenger.parent_id
+    while parent_id != champion.snapshot_id:
+        if parent_id is None or (parent := by_id.pop(parent_id, None)) is None:
+            return []
+        between.insert(0, parent)
+        parent_id = parent.parent_id
+    return between
+
+
+class Controller:
+    """Judges every challenger once, moves `champion`, announces it.
+
+    Order: write down why, promote, announce. The alias is the truth, and the champion is announced once after every
+    start and whenever it is not the one announced last; so a controller killed in between, or an alias moved by hand,
+    is made good by the next step. Saying it twice does no harm.
+    """
+
+    def __init__(
+        self, registry: Registry, control_writer: LogWriter, settings: ControllerSettings, metrics: Metrics
+    ) -> None:
+        self._registry = registry
+        self._writer = control_writer
+        self._settings = settings
+        self._metrics = metrics
+        self._judged: int | None = None
+        self._announced: int | None = None
+
+    def run(self, stop: threading.Event) -> None:
+        """Step until `stop` is set; a registry or log that is down is waited for."""
+        is_failing = False
+        while not stop.is_set():
+            try:
+                self.step()
+                is_failing = False
+            except (SnapshotError, BusError) as exc:
+                self._metrics.add("omnidraft_controller_errors_total")
+                if not is_failing:
+                    logger.warning("controller waits: %s", exc)
+                is_failing = True
+            stop.wait(self._settings.poll_s)
+
+    def step(self) -> None:
+        """Raises SnapshotError, BusError; the next step does what this one could not."""
+        challenger = self._find("challenger")
+        champion = self._find("champion")
+        if (
+            challenger
+            and challenger.version != self._judged
+            and not (champion and champion.version == challenger.version)
+        ):
+            self._judge(challenger, champion)
+            self._judged = challenger.version
+            champion = self._find("champion")
+        if champion and champion.version != self._announced:
+            self._announce(champion.version)
+
+    def _announce(self, version: int) -> None:
+        announcements.announce(self._writer, version)
+        if self._announced is not None and version < self._announced:
+            self._metrics.add("omnidraft_rollbacks_total")
+        self._announced = version
+        logger.info("announced champion %d", version)
+
+    def _judge(self, challenger: SnapshotVersion, champion: SnapshotVersion | None) -> None:
+        decision = self._decide(challenger.manifest, champion.manifest if champion else None)
+        verdict = "promoted" if decision.promote else "refused"
+        self._registry.annotate(challenger.version, {"judgement": f"{verdict}: {decision.reason}"})
+        self._registry.log_metrics(challenger.version, {"promoted": float(decision.promote)}, challenger.version)
+        if decision.promote:
+            self._registry.promote(challenger.version)
+        self._metrics.add("omnidraft_promotions_total" if decision.promote else "omnidraft_refusals_total")
+        logger.info("%s version %d: %s", verdict, challenger.version, decision.reason)
+
+    def _decide(self, challenger: Manifest, champion: Manifest | None) -> Decision:
+        between = lineage_between(self._registry.versions(), challenger, champion) if champion else []
+        return decide(challenger, champion, self._settings.tolerance, between=between)
+
+    def _find(self, alias: str) -> SnapshotVersion | None:
+        try:
+            return self._registry.resolve(alias)
+        except SnapshotNotFound:
+            return None

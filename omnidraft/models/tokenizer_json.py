@@ -1,0 +1,153 @@
+"""Reads the plain content of a `tokenizer.json`: tokens, how they spell bytes, special tokens and their roles."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from omnidraft.errors import ModelError
+from omnidraft.vocab.token_bytes import SPACE_MARKER, Spelling
+
+UNREACHABLE = "\ufdd0"  # a noncharacter, never part of a text
+
+Json = Mapping[str, Any]
+
+
+def model_tokens(plain: Json) -> dict[str, int]:
+    """Token -> id, of the model itself. Raises ModelError for a kind of model that drops bytes (WordPiece, words)."""
+    model = plain["model"]
+    match model["type"]:
+        case "BPE":
+            return dict(model["vocab"])
+        case "Unigram":
+            return {token: index for index, (token, _score) in enumerate(model["vocab"])}
+        case kind:
+            raise ModelError(f"a {kind} tokenizer cannot be aligned by bytes; use one with BPE or Unigram")
+
+
+def literal_tokens(plain: Json) -> dict[int, str]:
+    """Tokens that were added beside the model, id -> text."""
+    return {token["id"]: token["content"] for token in plain["added_tokens"]}
+
+
+def control_ids(plain: Json) -> frozenset[int]:
+    """Tokens that no text contains: special added ones, and the unknown token of the model."""
+    special = {token["id"] for token in plain["added_tokens"] if token["special"]}
+    unknown = plain["model"].get("unk_id")
+    return frozenset(special if unknown is None else special | {unknown})
+
+
+def spelling(plain: Json) -> Spelling:
+    """How the model's tokens stand for bytes. Raises ModelError when the decoder does not tell."""
+    kinds = {step["type"] for step in _steps(plain["decoder"], "decoders")}
+    if "ByteLevel" in kinds:
+        return Spelling.BYTE_LEVEL
+    if kinds & {"Metaspace", "ByteFallback"} or _replaces_space_marker(plain["decoder"]):
+        return Spelling.SENTENCEPIECE
+    raise ModelError(f"cannot tell how tokens spell bytes from the decoder {sorted(kinds)}")
+
+
+def for_continuations(plain: Json) -> dict[str, Any]:
+    """The same tokenizer for text that continues a text: no special token, no space before the first word."""
+    return {
+        **plain,
+        "model": _without_control_pieces(plain["model"], control_ids(plain)),
+        "added_tokens": [token for token in plain["added_tokens"] if not token["special"]],
+        "normalizer": _removing_unreachable(_without_prefix(plain["normalizer"], "normalizers"), plain["model"]),
+        "pre_tokenizer": _without_prefix(plain["pre_tokenizer"], "pretokenizers"),
+        "post_processor": None,
+        "truncation": None,
+        "padding": None,
+    }
+
+
+def _without_control_pieces(model: Json, control: Collection[int]) -> Json:
+    """A Unigram model reads any of its pieces in a text, "</s>" too, unless no text can contain it."""
+    if model["type"] != "Unigram":
+        return model
+    pieces = [
+        [f"{UNREACHABLE}{index}" if index in control else token, score]
+        for index, (token, score) in enumerate(model["vocab"])
+    ]
+    return {**model, "vocab": pieces}
+
+
+def _removing_unreachable(normalizer: Json | None, model: Json) -> Json | None:
+    if model["type"] != "Unigram":
+        return normalizer
+    remove = {"type": "Replace", "pattern": {"String": UNREACHABLE}, "content": ""}
+    return {"type": "Sequence", "normalizers": [remove, *_steps(normalizer, "normalizers")]}
+
+
+def roles(plain: Json, named: Mapping[str, int]) -> dict[str, int]:
+    """Role -> id: those that the tokenizer names (bos, eos, ...), and those that a token's text tells.
+
+    Only a special token ends or begins anything by its text: Gemma has a "</s>" that is a piece of HTML.
+    """
+    added = plain["added_tokens"]
+    special = {token["content"]: token["id"] for token in added if token["special"]}
+    every = {token["content"]: token["id"] for token in added}
+    return _told(_texts_of_control_role(), special) | _told(_texts_of_visible_role(), every) | dict(named)
+
+
+def _told(texts_of_role: Mapping[str, tuple[str, ...]], ids: Mapping[str, int]) -> dict[str, int]:
+    return {
+        role: next(ids[text] for text in texts if text in ids)
+        for role, texts in texts_of_role.items()
+        if not ids.keys().isdisjoint(texts)
+    }
+
+
+def _texts_of_control_role() -> dict[str, tuple[str, ...]]:
+    return {
+        "end_of_turn": ("<|im_end|>", "<end_of_turn>", "<|eot_id|>", "<|eot|>", "<turn|>", "<|end|>"),
+        "start_of_turn": ("<|im_start|>", "<start_of_turn>", "<|start_header_id|>", "<|header_start|>", "<|turn>"),
+        "end_of_header": ("<|end_header_id|>", "<|header_end|>"),
+        "end_of_text": ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"),
+        "user": ("<|user|>",),
+        "assistant": ("<|assistant|>",),
+        "system": ("<|system|>",),
+        "fim_prefix": ("<|fim_prefix|>", "<fim_prefix>"),
+        "fim_middle": ("<|fim_middle|>", "<fim_middle>"),
+        "fim_suffix": ("<|fim_suffix|>", "<fim_suffix>"),
+        "file_separator": ("<|file_sep|>", "<file_sep>"),
+        "repository_name": ("<|repo_name|>", "<repo_name>"),
+    }
+
+
+def _texts_of_visible_role() -> dict[str, tuple[str, ...]]:
+    """Marks that some tokenizers treat as text."""
+    return {
+        "think_start": ("<think>",),
+        "think_end": ("</think>",),
+        "tool_call_start": ("<tool_call>",),
+        "tool_call_end": ("</tool_call>",),
+    }
+
+
+def _steps(step: Json | None, parts: str) -> list[Json]:
+    """A step, or the parts of a sequence of them."""
+    if step is None:
+        return []
+    return list(step[parts]) if step["type"] == "Sequence" else [step]
+
+
+def _replaces_space_marker(decoder: Json | None) -> bool:
+    replaced = [step["pattern"].get("String") for step in _steps(decoder, "decoders") if step["type"] == "Replace"]
+    return SPACE_MARKER in replaced
+
+
+def _without_prefix(step: Json | None, parts: str) -> dict[str, Any] | None:
+    """The step without what puts a space before a text."""
+    kept = [_never_prefixed(each) for each in _steps(step, parts) if each["type"] != "Prepend"]
+    if step is None or not kept:
+        return None
+    return {"type": "Sequence", parts: kept}
+
+
+def _never_prefixed(step: Json) -> Json:
+    match step["type"]:
+        case "Metaspace":
+            return {**step, "prepend_scheme": "never"}
+        case "ByteLevel":
+            return {**step, "add_prefix_space": False}
+        case _:
+            return step

@@ -1,0 +1,385 @@
+"""Every seam of omnidraft: the Protocols, and the few dataclasses that cross them. Read this first.
+
+Letters: p is the target's distribution over its vocabulary V_p, q the drafter's over V_q.
+Shapes: N nodes of a tree (node 0 is the last emitted token), V a vocabulary, K the top-k kept for traces.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+
+from omnidraft.snapshots.manifest import Manifest
+from omnidraft.traces.record import Beliefs
+
+Mode = Literal["fast", "reproducible"]
+Offsets = Mapping[int, int]
+"""Partition -> offset of the next message to read."""
+
+
+# ---------------------------------------------------------------- decoding
+
+
+class Source(StrEnum):
+    """Which reading of the draft put a node into the tree."""
+
+    DIRECT = "direct"  # one draft token is one target token
+    SPLIT = "split"  # one draft token is several target tokens
+    MERGE = "merge"  # several draft tokens are one target token (n-gram cache)
+    LOOKUP = "lookup"  # copied from earlier in the text
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTree:
+    """Drafted target tokens under the last emitted one. Node 0 is that token, and its own parent.
+
+    Siblings have distinct token ids; a parent stands before its children.
+    """
+
+    tokens: tuple[int, ...]
+    """Target ids; tokens[0] is the last emitted token."""
+    parents: tuple[int, ...]
+    sources: tuple[Source | None, ...]
+    """None for the root only."""
+    log_q: tuple[float, ...]
+    """Natural log of the drafter's probability of the node given its parent; 0 for the root."""
+    draft_ids: tuple[int, ...] = ()
+    """The draft tokens that were sampled to make this tree, for the trace."""
+
+    @staticmethod
+    def empty(root_token: int) -> "DraftTree":
+        """Nothing drafted: plain decoding."""
+        return DraftTree((root_token,), (0,), (None,), (0.0,))
+
+    @staticmethod
+    def chain(root_token: int, tokens: Sequence[int], sources: Sequence[Source], log_q: Sequence[float],
+              draft_ids: Sequence[int] = ()) -> "DraftTree":
+        """A tree without branches."""
+        return DraftTree(
+            (root_token, *tokens), (0, *range(len(tokens))), (None, *sources), (0.0, *log_q), tuple(draft_ids)
+        )
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def child(self, node: int, token: int) -> int | None:
+        """The child of `node` that is `token`, or None when nobody drafted it."""
+        for candidate in range(node + 1, len(self.tokens)):
+            if self.parents[candidate] == node and self.tokens[candidate] == token:
+                return candidate
+        return None
+
+    @property
+    def is_chain(self) -> bool:
+        return all(parent == max(node - 1, 0) for node, parent in enumerate(self.parents))
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the target's distribution is shaped before a draw, in this order: temperature, top-k, top-p."""
+
+    temperature: float = 0.0
+    """0 takes the most probable token, lowest id on a tie."""
+    top_k: int | None = None
+    top_p: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One text to be decoded."""
+
+    prompt_ids: tuple[int, ...]
+    """The target's ids."""
+    drafter_prompt_ids: tuple[int, ...]
+    """The same prompt in the drafter's own template and ids; they are never derived from the target's."""
+    max_new_tokens: int
+    sampling: Sampling = Sampling()
+    seed: int = 0
+    choice: int = 0
+    """Index of the answer among those asked for; answers of one seed differ by it."""
+    stop_ids: frozenset[int] = frozenset()
+    stop_strings: tuple[bytes, ...] = ()
+    mode: Mode = "reproducible"
+    num_draft_tokens: int = 5
+    """0 is plain decoding."""
+
+
+class FinishReason(StrEnum):
+    """Why a text ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds of one step, by what they were spent on."""
+
+    draft_s: float = 0.0
+    target_s: float = 0.0
+    other_s: float = 0.0
+    """Translation, drawing, bookkeeping."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one pass of the target gave."""
+
+    tree: DraftTree
+    emitted: tuple[int, ...]
+    """Target ids to show, the token that ended the text included."""
+    path: tuple[int, ...]
+    """Nodes the target's draws went through, the root left out; the last emitted token was drafted by nobody,
+    unless the text ended on a drafted one."""
+    text: str
+    """What these tokens add to the text, complete UTF-8 only; nothing of a stop token or stop string."""
+    finish_reason: FinishReason | None
+    timings: Timings
+    beliefs: Beliefs | None
+    """None when nobody asked for traces."""
+
+
+class TargetSession(Protocol):
+    """One request's keys and values inside the target. Not shared between threads."""
+
+    def score(self, tree: DraftTree) -> torch.Tensor:
+        """Raw logits float32 [N, V] after each node, in node order. The kept ids plus the tree fit the capacity."""
+
+    def keep(self, nodes: Sequence[int]) -> None:
+        """After `score`: the ids of these nodes (root first, each the parent of the next) become part of the
+        text; the keys of all other nodes are dropped."""
+
+    def close(self) -> None:
+        """Free the memory. Nothing may be called afterwards; closing twice is allowed."""
+
+
+class Target(Protocol):
+    """The model whose distribution is kept."""
+
+    vocab_size: int
+    context_limit: int
+    """Ids of prompt and answer together, at most."""
+    fingerprint: str
+    """Names everything a text depends on besides prompt, seed and settings: weights, precision, width, threads."""
+    supports_trees: bool
+
+    def open(self, prompt_ids: Sequence[int], max_new_tokens: int, mode: Mode) -> TargetSession:
+        """Keys for all of the prompt but its last id, which is the root of the first tree.
+
+        Raises:
+            RequestError: empty, or longer than the context limit with max_new_tokens.
+        """
+
+
+class DraftSession(Protocol):
+    """One request's keys and values inside the drafter."""
+
+    def advance(self, keep: int, ids: Sequence[int]) -> torch.Tensor:
+        """Cut back to the first `keep` ids, add `ids` (at least one), return the logits float32 [V] after the last."""
+
+
+class DraftModel(Protocol):
+    """The small model that proposes, at one set of weights."""
+
+    vocab_size: int
+    context_limit: int
+
+    def open(self) -> DraftSession:
+        """A fresh, empty session."""
+
+
+class Noise(Protocol):
+    """Everything random about one text: depends on seed, choice and position, on nothing else."""
+
+    def draw(self, ids_M: np.ndarray, p_M: np.ndarray, position: int) -> int:
+        """One of these ids, each with its float64 probability, by the exponential race; `position` counts prompt
+        ids too. The noise of an id does not depend on which other ids take part."""
+
+    def exponentials(self, position: int, ids: np.ndarray) -> np.ndarray:
+        """E of these ids at this position, float64, Exp(1)."""
+
+
+class ProposerSession(Protocol):
+    """Proposals for one request."""
+
+    def propose(self, position: int, budget: int, noise: Noise) -> DraftTree:
+        """A tree of at most `budget` drafted nodes under the last emitted token; `position` is where the first
+        emitted token will stand. Any tree is allowed, an empty one too."""
+
+    def observe(self, emitted: Sequence[int]) -> None:
+        """The target emitted these ids after the last tree."""
+
+
+class Proposer(Protocol):
+    """Who fills the tree. One per snapshot, many sessions."""
+
+    def open(self, request: Request) -> ProposerSession:
+        """The request's last prompt id is the first root."""
+
+
+# ---------------------------------------------------------------- learning
+
+
+class TrainableDrafter(Protocol):
+    """The drafter as the learner holds it. B texts, T draft tokens, N chosen positions, H hidden size, V_q vocabulary."""
+
+    vocab_size: int
+
+    def trained(self) -> Mapping[str, torch.nn.Parameter]:
+        """The parameters that learn, by name, float32, in a fixed order."""
+
+    def hidden(self, ids_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+        """Last hidden states [B, T, H]; mask is 1 where an id is real; texts are padded on the right."""
+
+    def logits(self, hidden_NH: torch.Tensor) -> torch.Tensor:
+        """float32 [N, V_q] of chosen positions only."""
+
+    def serving_tensors(self) -> dict[str, torch.Tensor]:
+        """What a worker needs on top of the base drafter: all weights in bfloat16, or LoRA factors in float32."""
+
+
+# ---------------------------------------------------------------- logs
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A message for a log."""
+
+    key: bytes
+    value: bytes
+    headers: Mapping[str, bytes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message of a log."""
+
+    partition: int
+    offset: int
+    key: bytes
+    value: bytes
+    headers: Mapping[str, bytes]
+    timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Polled:
+    """Messages in offset order within each partition, and where to read on."""
+
+    messages: tuple[Message, ...]
+    next_offsets: Offsets
+    """For every partition that moved in this poll."""
+
+
+class LogWriter(Protocol):
+    """The writing end of one topic. One thread at a time."""
+
+    def append(self, messages: Sequence[Outgoing]) -> None:
+        """Returns when all are acknowledged, in order per key.
+
+        Raises:
+            BusError: refused or timed out; some of the messages may be in the log, and the caller may append again.
+        """
+
+    def close(self) -> None: ...
+
+
+class LogReader(Protocol):
+    """The reading end of one topic: all its partitions, at offsets that the caller keeps. One thread at a time."""
+
+    def partitions(self) -> tuple[int, ...]: ...
+
+    def seek(self, offsets: Offsets) -> None:
+        """Read on from here; partitions that are not named start at their first message.
+
+        Raises:
+            BusError: an offset lies outside the log (retention passed it).
+        """
+
+    def poll(self, max_messages: int, timeout_s: float) -> Polled:
+        """Up to `max_messages`; fewer, or none, when the timeout passes first. A poll may return fewer than there are.
+
+        Raises:
+            BusError: the log cannot be read; polling again may succeed.
+        """
+
+    def end_offsets(self) -> Offsets:
+        """One past the last message of every partition: lag is this minus where one reads."""
+
+    def close(self) -> None: ...
+
+
+# ---------------------------------------------------------------- snapshots
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotVersion:
+    """A snapshot as the registry knows it."""
+
+    version: int
+    manifest: Manifest
+    aliases: tuple[str, ...]
+    created_ms: int
+
+
+class Registry(Protocol):
+    """Versions and aliases of the snapshots of one (drafter, target) pair. Safe for several processes."""
+
+    def publish(self, bundle: Path, parent: int | None) -> SnapshotVersion:
+        """Add a snapshot folder as the next version and point `challenger` at it. `parent` is the newest version that
+        the publisher knows.
+
+        Raises:
+            SnapshotStale: somebody published since.
+            SnapshotCorrupt: a file of the bundle does not match its manifest.
+            RegistryError: refused or cannot be reached.
+        """
+
+    def versions(self) -> tuple[SnapshotVersion, ...]:
+        """All, oldest first."""
+
+    def resolve(self, name: str) -> SnapshotVersion:
+        """By alias (champion, challenger, previous), `latest` or version number. Raises SnapshotNotFound."""
+
+    def fetch(self, version: int, into: Path, parts: Sequence[str] = ("serving",)) -> Path:
+        """A local snapshot folder with these parts, checksums verified. Raises SnapshotNotFound, SnapshotCorrupt."""
+
+    def promote(self, version: int) -> None:
+        """`champion` moves here, and `previous` to where it was; a challenger that became champion is no longer
+        `challenger`, so that a rollback is not undone. Promoting the champion again changes nothing."""
+
+    def annotate(self, version: int, notes: Mapping[str, str]) -> None:
+        """Short texts shown beside this version, for example why it was promoted; the last one of a name holds."""
+
+    def log_metrics(self, version: int, metrics: Mapping[str, float], step: int) -> None:
+        """A point of each curve of this version."""
+
+    def log_file(self, version: int, path: Path) -> None:
+        """A picture or report that belongs to this version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """What the controller tells every process over the control log; the highest sequence holds."""
+
+    sequence: int
+    """The offset of this message in the control log."""
+    kind: Literal["champion", "pause", "resume"]
+    version: int | None = None
+
+
+# ---------------------------------------------------------------- telemetry
+
+
+class Metrics(Protocol):
+    """Counters and distributions; names end in their unit. Never raises."""
+
+    def add(self, name: str, amount: float = 1.0, **labels: str) -> None: ...
+
+    def observe(self, name: str, value: float, **labels: str) -> None: ...
+
+    def set(self, name: str, value: float, **labels: str) -> None: ...

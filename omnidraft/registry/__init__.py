@@ -1,0 +1,1 @@
+"""Where snapshots are versioned: MLflow, or plain folders."""

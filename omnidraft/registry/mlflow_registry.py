@@ -1,0 +1,219 @@
+"""Versions and aliases in MLflow: one registered model and one experiment per (drafter, target), one run per version.
+
+Order of a publish: files into a fresh run, then the version, then the tag `ready`, then the alias. Only a ready version
+is visible. MLflow numbers versions atomically and never twice, so among publishers with one parent the lowest number
+wins; the others delete theirs. A version that stays unready for ABANDONED_MS is of a publisher that died.
+Files of a local store are hard-linked in and out; through a server they travel over HTTP.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omnidraft.errors import SnapshotNotFound, SnapshotStale
+from omnidraft.ports import SnapshotVersion
+from omnidraft.registry import staging, story
+from omnidraft.registry.mlflow_runs import Runs
+from omnidraft.registry.mlflow_store import open_client, translated
+from omnidraft.snapshots import bundle
+from omnidraft.snapshots.manifest import Manifest
+
+if TYPE_CHECKING:
+    from mlflow.entities.model_registry import ModelVersion
+
+ABANDONED_MS = 60_000
+MANIFEST_TAG = "omnidraft.manifest"
+READY_TAG = "ready"
+
+
+class MlflowRegistry:
+    """The snapshots of one (drafter, target) pair in an MLflow store."""
+
+    def __init__(
+        self,
+        url: str,
+        drafter: str,
+        target: str,
+        *,
+        artifacts: str | None,
+        keep_resume: int,
+        abandoned_ms: int = ABANDONED_MS,
+    ) -> None:
+        self._url = url
+        self._pair = (drafter, target)
+        self._name = story.pair_name(drafter, target)
+        self._keep_resume = keep_resume
+        self._abandoned_ms = abandoned_ms
+        self._client = open_client(url)
+        self._runs = Runs(self._client, url, self._name, artifacts)
+
+    def publish(self, bundle: Path, parent: int | None) -> SnapshotVersion:
+        manifest = staging.check_incoming(bundle, *self._pair)
+        with self._translated("publishing a snapshot"):
+            newest = self._newest()
+            if newest is None or newest.manifest.snapshot_id != manifest.snapshot_id:
+                staging.check_parent(newest, parent)
+                version = self._add(bundle, manifest, parent)
+            else:
+                version = newest.version  # published before, the answer was lost
+            self._client.set_registered_model_alias(self._name, "challenger", str(version))
+            self._prune()
+        return self.resolve(str(version))
+
+    def versions(self) -> tuple[SnapshotVersion, ...]:
+        with self._translated("listing snapshots"):
+            ready = [found for found in self._all_versions() if READY_TAG in found.tags]
+            aliases = self._aliases() if ready else {}
+            return tuple(self._to_ours(found, aliases) for found in ready)
+
+    def resolve(self, name: str) -> SnapshotVersion:
+        if name == "latest":
+            return staging.pick(self.versions(), name)
+        with self._translated(f"resolving {name}"):
+            aliases = self._aliases()
+            number = aliases.get(name, int(name) if name.isdigit() else None)
+            if number is None:
+                raise SnapshotNotFound(f"no snapshot of {self._name} is called {name!r}")
+            return self._to_ours(self._get(number), aliases)
+
+    def fetch(self, version: int, into: Path, parts: Sequence[str] = ("serving",)) -> Path:
+        with self._translated(f"fetching version {version}"):
+            found = self._get(version)
+            manifest = _manifest_of(found)
+
+            def download(part: str, destination: Path) -> None:
+                self._runs.download(_run_of(found), part, destination)
+
+            return staging.stage(into / story.folder_name(version, manifest), manifest, parts, download)
+
+    def promote(self, version: int) -> None:
+        with self._translated(f"promoting version {version}"):
+            self._get(version)
+            aliases = self._aliases()
+            champion = aliases.get("champion")
+            if champion is not None and champion != version:
+                self._client.set_registered_model_alias(self._name, "previous", str(champion))
+            self._client.set_registered_model_alias(self._name, "champion", str(version))
+            if aliases.get("challenger") == version:
+                self._client.delete_registered_model_alias(self._name, "challenger")
+
+    def annotate(self, version: int, notes: Mapping[str, str]) -> None:
+        with self._translated(f"annotating version {version}"):
+            for name, text in notes.items():
+                self._client.set_model_version_tag(self._name, str(version), name, text)
+
+    def log_metrics(self, version: int, metrics: Mapping[str, float], step: int) -> None:
+        with self._translated(f"logging metrics of version {version}"):
+            self._runs.log_metrics(_run_of(self._get(version)), metrics, step)
+
+    def log_file(self, version: int, path: Path) -> None:
+        with self._translated(f"logging a file of version {version}"):
+            self._client.log_artifact(_run_of(self._get(version)), str(path), "reports")
+
+    def _add(self, folder: Path, manifest: Manifest, parent: int | None) -> int:
+        self._create_model()
+        run_id, artifact_uri = self._runs.upload(folder, manifest)
+        created = self._client.create_model_version(
+            self._name,
+            source=artifact_uri,
+            run_id=run_id,
+            tags=story.tags(manifest) | {MANIFEST_TAG: manifest.model_dump_json()},
+            description=story.description(manifest),
+            await_creation_for=0,
+        )
+        number = int(created.version)
+        try:
+            self._check_won(created, parent or 0)
+            self._mark_ready(number)
+        except SnapshotStale:
+            self._withdraw(number, run_id)
+            raise
+        self._client.update_run(run_id, name=f"v{number} {manifest.snapshot_id}")
+        return number
+
+    def _check_won(self, created: "ModelVersion", parent: int) -> None:
+        """Raises SnapshotStale when somebody else's version stands between the parent and ours."""
+        for rival in self._all_versions():
+            is_between = parent < int(rival.version) < int(created.version)
+            if not is_between or rival.run_id == created.run_id:  # ours: a retried request created it twice
+                continue
+            age_ms = created.creation_timestamp - rival.creation_timestamp
+            if READY_TAG in rival.tags or age_ms < self._abandoned_ms:
+                raise SnapshotStale(f"version {rival.version} was published since {parent}; resume from it")
+            self._client.delete_model_version(self._name, str(rival.version))
+
+    def _mark_ready(self, version: int) -> None:
+        """Raises SnapshotStale when somebody took this version for abandoned meanwhile."""
+        try:
+            with self._translated(f"finishing version {version}"):
+                self._client.set_model_version_tag(self._name, str(version), READY_TAG, "true")
+        except SnapshotNotFound as exc:
+            raise SnapshotStale(f"publishing version {version} took too long, another publisher went ahead") from exc
+
+    def _withdraw(self, version: int, run_id: str) -> None:
+        with suppress(SnapshotNotFound), self._translated(f"withdrawing version {version}"):
+            self._client.delete_model_version(self._name, str(version))
+        self._runs.discard(run_id)
+
+    def _create_model(self) -> None:
+        from mlflow.exceptions import MlflowException
+
+        drafter, target = self._pair
+        told = f"Snapshots of {drafter} drafting for {target}. `champion` serves, `challenger` waits for judgement."
+        try:
+            self._client.create_registered_model(self._name, description=told)
+        except MlflowException as exc:
+            if exc.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+
+    def _prune(self) -> None:
+        """Resume parts are large; only the newest are ever read."""
+        for old in [found for found in self._all_versions() if READY_TAG in found.tags][: -self._keep_resume]:
+            if "resume" in bundle.parts_of(_manifest_of(old)) and old.tags.get("resume") != "removed":
+                self._runs.remove(_run_of(old), "resume")
+                self._client.set_model_version_tag(self._name, str(old.version), "resume", "removed")
+
+    def _newest(self) -> SnapshotVersion | None:
+        versions = self.versions()
+        return versions[-1] if versions else None
+
+    def _get(self, version: int) -> "ModelVersion":
+        """A ready version. Raises SnapshotNotFound."""
+        found = self._client.get_model_version(self._name, str(version))
+        if READY_TAG not in found.tags:
+            raise SnapshotNotFound(f"version {version} of {self._name} is still being published")
+        return found
+
+    def _all_versions(self) -> "list[ModelVersion]":
+        """The unready too, oldest first."""
+        found: list[ModelVersion] = []
+        token = None
+        while True:
+            page = self._client.search_model_versions(f"name='{self._name}'", page_token=token)
+            found.extend(page)
+            token = page.token
+            if not token:
+                return sorted(found, key=lambda version: int(version.version))
+
+    def _aliases(self) -> dict[str, int]:
+        with suppress(SnapshotNotFound), self._translated("reading aliases"):
+            aliases = self._client.get_registered_model(self._name).aliases
+            return {name: int(version) for name, version in aliases.items()}
+        return {}
+
+    def _to_ours(self, found: "ModelVersion", aliases: Mapping[str, int]) -> SnapshotVersion:
+        number = int(found.version)
+        names = tuple(sorted(alias for alias, version in aliases.items() if version == number))
+        return SnapshotVersion(number, _manifest_of(found), names, found.creation_timestamp)
+
+    def _translated(self, doing: str) -> AbstractContextManager[None]:
+        return translated(self._url, doing)
+
+
+def _manifest_of(found: Any) -> Manifest:
+    return bundle.parse_manifest(found.tags.get(MANIFEST_TAG, ""))
+
+
+def _run_of(found: Any) -> str:
+    return str(found.run_id)  # every version that `publish` makes has one

@@ -1,0 +1,111 @@
+"""The MLflow run behind each version: its files, parameters and curves.
+
+Files of a run: manifest.json, serving/, resume/ as in the bundle, and reports/.
+"""
+
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from omnidraft.errors import SnapshotNotFound
+from omnidraft.registry import story
+from omnidraft.registry.mlflow_store import SQLITE, database_of, local_folder
+from omnidraft.snapshots import bundle
+from omnidraft.snapshots.files import link_folder
+from omnidraft.snapshots.manifest import Manifest
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+
+class Runs:
+    """The runs of one pair's experiment. Raises MLflow's errors; the registry translates them."""
+
+    def __init__(self, client: "MlflowClient", url: str, name: str, artifacts: str | None) -> None:
+        self._client = client
+        self._url = url
+        self._name = name
+        self._artifacts = artifacts
+
+    def upload(self, folder: Path, manifest: Manifest) -> tuple[str, str]:
+        """A finished run with the snapshot's files, parameters and metrics: its id and where its files are."""
+        run = self._client.create_run(self._experiment(), run_name=manifest.snapshot_id, tags=story.tags(manifest))
+        run_id = run.info.run_id
+        self._log(run_id, manifest)
+        self._put_files(run_id, run.info.artifact_uri, folder, manifest)
+        self._client.set_terminated(run_id)
+        return run_id, run.info.artifact_uri
+
+    def download(self, run_id: str, part: str, destination: Path) -> None:
+        """Put a part's folder into `destination`. Raises SnapshotNotFound when the part was removed."""
+        folder = local_folder(self._client.get_run(run_id).info.artifact_uri)
+        is_there = (folder / part).is_dir() if folder else bool(self._client.list_artifacts(run_id, part))
+        if not is_there:
+            raise SnapshotNotFound(f"run {run_id} has no {part} part any more (registry.keep_resume)")
+        if folder:
+            link_folder(folder / part, destination / part)
+        else:
+            self._client.download_artifacts(run_id, part, str(destination))
+
+    def remove(self, run_id: str, part: str) -> None:
+        """Delete a part's files; the run stays."""
+        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+        artifact_uri = self._client.get_run(run_id).info.artifact_uri
+        get_artifact_repository(artifact_uri, tracking_uri=self._url).delete_artifacts(part)
+
+    def discard(self, run_id: str) -> None:
+        """Delete a run that became no version; files behind a server wait for `mlflow gc`."""
+        folder = local_folder(self._client.get_run(run_id).info.artifact_uri)
+        self._client.delete_run(run_id)
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def log_metrics(self, run_id: str, metrics: Mapping[str, float], step: int) -> None:
+        """A point of each curve."""
+        from mlflow.entities import Metric
+
+        now_ms = int(time.time() * 1000)
+        self._client.log_batch(run_id, metrics=[Metric(name, value, now_ms, step) for name, value in metrics.items()])
+
+    def _log(self, run_id: str, manifest: Manifest) -> None:
+        from mlflow.entities import Param
+
+        self._client.log_batch(run_id, params=[Param(name, value) for name, value in story.params(manifest).items()])
+        self.log_metrics(run_id, story.metrics(manifest), manifest.num_steps)
+        self._client.set_tag(run_id, "mlflow.note.content", story.description(manifest))
+
+    def _put_files(self, run_id: str, artifact_uri: str, source: Path, manifest: Manifest) -> None:
+        folder = local_folder(artifact_uri)
+        for part in bundle.parts_of(manifest):
+            if folder:
+                link_folder(source / part, folder / part)
+            else:
+                self._client.log_artifacts(run_id, str(source / part), part)
+        self._client.log_artifact(run_id, str(source / bundle.MANIFEST))
+
+    def _experiment(self) -> str:
+        """Id of the pair's experiment, created by whoever comes first."""
+        from mlflow.exceptions import MlflowException
+
+        found = self._client.get_experiment_by_name(self._name)
+        if found is not None:
+            return found.experiment_id
+        try:
+            return self._client.create_experiment(self._name, artifact_location=self._artifact_location())
+        except MlflowException as exc:
+            if exc.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+        return self._experiment()
+
+    def _artifact_location(self) -> str | None:
+        """None: the server decides."""
+        if self._artifacts is not None and "://" in self._artifacts:
+            return f"{self._artifacts.rstrip('/')}/{self._name}"
+        if self._artifacts is not None:
+            return (Path(self._artifacts).absolute() / self._name).as_uri()
+        if self._url.startswith(SQLITE):
+            return (database_of(self._url).parent / "artifacts" / self._name).as_uri()
+        return None

@@ -1,0 +1,121 @@
+"""Open an MLflow store quietly, once, and translate its errors; the registry stands in mlflow_registry.py.
+
+A fresh SQLite store is migrated under a file lock, because processes that open it together crash in the migration.
+"""
+
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from filelock import FileLock
+
+from omnidraft.errors import RegistryError, SnapshotNotFound
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+CONNECT_TIMEOUT_S = 5.0
+SQLITE = "sqlite:///"
+MLFLOW_DEFAULTS = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "60",  # a server may need long to store what it was sent
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "GIT_PYTHON_REFRESH": "quiet",
+}
+"""Set unless the environment says otherwise, before mlflow is imported."""
+
+
+def open_client(url: str) -> "MlflowClient":
+    """A client of a store that exists and answers.
+
+    Args:
+        url: sqlite:///path or http(s)://host.
+
+    Raises:
+        RegistryError: it does not answer within seconds, or cannot be opened.
+    """
+    for name, value in MLFLOW_DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    with translated(url, "opening"):
+        if url.startswith(SQLITE):
+            return _open_sqlite(database_of(url))
+        _check_reachable(url)
+        return _open(url)
+
+
+def database_of(url: str) -> Path:
+    """The file of a sqlite:/// URL."""
+    return Path(url.removeprefix(SQLITE)).absolute()
+
+
+def local_folder(artifact_uri: str) -> Path | None:
+    """Where this process can reach artifacts as files; None: only through MLflow."""
+    from mlflow.utils.file_utils import local_file_uri_to_path
+    from mlflow.utils.uri import is_local_uri
+
+    return Path(local_file_uri_to_path(artifact_uri)) if is_local_uri(artifact_uri) else None
+
+
+@contextmanager
+def translated(url: str, doing: str) -> Iterator[None]:
+    """MLflow's errors, and those of what lies below it, become ours."""
+    try:
+        yield
+    except OSError as exc:  # the errors of requests are OSErrors too
+        raise RegistryError(f"{doing} at {_shown(url)}: {exc}; {_advice(url)}") from exc
+    except _foreign_errors() as exc:
+        if getattr(exc, "error_code", None) == "RESOURCE_DOES_NOT_EXIST":
+            raise SnapshotNotFound(f"{doing} at {_shown(url)}: {exc}") from exc
+        raise RegistryError(f"{doing} at {_shown(url)}: {str(exc).splitlines()[0]}; {_advice(url)}") from exc
+
+
+def _open_sqlite(database: Path) -> "MlflowClient":
+    database.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(database.with_name(f".{database.name}.lock")):
+        return _open(f"{SQLITE}{database}")
+
+
+def _open(url: str) -> "MlflowClient":
+    from mlflow import MlflowClient
+
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # mlflow sets both to INFO while it is imported
+    logging.getLogger("mlflow").setLevel(os.environ["MLFLOW_LOGGING_LEVEL"].upper())
+    client = MlflowClient(tracking_uri=url, registry_uri=url)
+    client.search_experiments(max_results=1)
+    client.search_registered_models(max_results=1)
+    return client
+
+
+def _check_reachable(url: str) -> None:
+    """A dead address shows in seconds, whatever patience uploads are given."""
+    parts = urlsplit(url)
+    if parts.scheme in ("http", "https"):
+        port = parts.port or {"http": 80, "https": 443}[parts.scheme]
+        socket.create_connection((parts.hostname or "", port), timeout=CONNECT_TIMEOUT_S).close()
+
+
+def _foreign_errors() -> tuple[type[Exception], ...]:
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    return (MlflowException, SQLAlchemyError)
+
+
+def _shown(url: str) -> str:
+    parts: Any = urlsplit(url)
+    return url.replace(f"{parts.username}:{parts.password}@", "***@") if parts.password else url
+
+
+def _advice(url: str) -> str:
+    if url.startswith(SQLITE):
+        return "check that the folder is writable and the file an MLflow database of this MLflow version"
+    return "check that the MLflow server runs and that MLFLOW_TRACKING_URI names it, then try again"

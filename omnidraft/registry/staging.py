@@ -1,0 +1,84 @@
+"""What every registry does with a snapshot folder, wherever it keeps it: check it coming in, stage it going out."""
+
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from filelock import FileLock
+
+from omnidraft.errors import RegistryError, SnapshotCorrupt, SnapshotNotFound, SnapshotStale
+from omnidraft.ports import SnapshotVersion
+from omnidraft.snapshots import bundle
+from omnidraft.snapshots.manifest import Manifest
+
+
+def check_incoming(folder: Path, drafter: str, target: str) -> Manifest:
+    """The manifest of a whole, intact snapshot of this pair.
+
+    Raises:
+        SnapshotCorrupt: a file does not match the manifest.
+        RegistryError: it belongs to another pair.
+    """
+    manifest = bundle.verify(folder, bundle.parts_of(bundle.read_manifest(folder)))
+    if (manifest.drafter, manifest.target) != (drafter, target):
+        raise RegistryError(
+            f"{folder} is of {manifest.drafter} for {manifest.target}, this registry keeps {drafter} for {target}"
+        )
+    return manifest
+
+
+def check_parent(newest: SnapshotVersion | None, parent: int | None) -> None:
+    """Raises SnapshotStale unless `parent` is the newest version."""
+    actual = newest.version if newest else None
+    if actual != parent:
+        raise SnapshotStale(f"the newest version is {actual}, the publisher knows {parent}; resume from {actual}")
+
+
+def pick(versions: Sequence[SnapshotVersion], name: str) -> SnapshotVersion:
+    """By alias, `latest` or number. Raises SnapshotNotFound."""
+    if name == "latest" and versions:
+        return versions[-1]
+    for version in versions:
+        if name in version.aliases or name == str(version.version):
+            return version
+    raise SnapshotNotFound(f"no snapshot is called {name!r}; there are {len(versions)} versions")
+
+
+def stage(place: Path, manifest: Manifest, parts: Sequence[str], download: Callable[[str, Path], None]) -> Path:
+    """A local snapshot folder with these parts at `place`; parts that are there and intact are kept.
+
+    Args:
+        download: puts a part's folder into a folder.
+
+    Raises:
+        SnapshotCorrupt: what was downloaded does not match the manifest; nothing of it stays.
+    """
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(place.with_name(f".{place.name}.lock")):
+        if not (place / bundle.MANIFEST).exists() or bundle.read_manifest(place) != manifest:
+            bundle.write_manifest(place, manifest)
+        for part in sorted(set(parts) & set(bundle.parts_of(manifest))):
+            if not _is_intact(place, part):
+                _replace_part(place, part, download)
+    return place
+
+
+def _is_intact(place: Path, part: str) -> bool:
+    try:
+        bundle.verify(place, [part])
+    except SnapshotCorrupt:
+        return False
+    return True
+
+
+def _replace_part(place: Path, part: str, download: Callable[[str, Path], None]) -> None:
+    shutil.rmtree(place / part, ignore_errors=True)
+    with tempfile.TemporaryDirectory(dir=place, prefix=".partial-") as partial:
+        download(part, Path(partial))
+        (Path(partial) / part).rename(place / part)
+    try:
+        bundle.verify(place, [part])
+    except SnapshotCorrupt:
+        shutil.rmtree(place / part)
+        raise

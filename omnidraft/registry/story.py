@@ -1,0 +1,70 @@
+"""A snapshot told to people: its registered name, and its manifest as parameters, metrics and a page of markdown."""
+
+import re
+
+from omnidraft.snapshots.manifest import Manifest
+
+
+def pair_name(drafter: str, target: str) -> str:
+    """`omnidraft.<drafter>.<target>`, with every character that MLflow or a file system may refuse replaced."""
+    return ".".join(["omnidraft", _plain(drafter), _plain(target)])
+
+
+def folder_name(version: int, manifest: Manifest) -> str:
+    """Of a local copy of one version."""
+    return f"v{version:06d}-{_plain(manifest.snapshot_id)}"
+
+
+def params(manifest: Manifest) -> dict[str, str]:
+    """What does not change while a snapshot is judged."""
+    told = manifest.model_dump(exclude={"offsets", "losses", "counts", "sha256"}, exclude_none=True)
+    return {name: str(value) for name, value in told.items() if isinstance(value, str) and value}
+
+
+def metrics(manifest: Manifest) -> dict[str, float]:
+    """Every number of the manifest, losses as `loss/<name>` and skipped records as `skipped/<reason>`."""
+    fields = ("num_records", "num_tokens", "num_steps", "held_out_records", "agreement_before", "agreement_after")
+    numbers = {name: getattr(manifest, name) for name in fields}
+    numbers |= {f"loss/{name}": value for name, value in manifest.losses.items()}
+    numbers |= {f"skipped/{reason}": count for reason, count in manifest.counts.items()}
+    return {name: float(value) for name, value in numbers.items() if value is not None}
+
+
+def tags(manifest: Manifest) -> dict[str, str]:
+    """What an operator wants to see in a list of versions."""
+    told = {"snapshot_id": manifest.snapshot_id, "parent": manifest.parent_id or "none", "train": manifest.train}
+    told["offsets"] = (
+        " ".join(f"{partition}:{offset}" for partition, offset in sorted(manifest.offsets.items())) or "none"
+    )
+    told["agreement"] = _agreement(manifest)
+    return told
+
+
+def description(manifest: Manifest) -> str:
+    """Markdown: what this snapshot learned, from what, and whether it helped."""
+    rows = {
+        "Held-out agreement": _agreement(manifest),
+        "Learned from": f"{manifest.num_records:,} records, {manifest.num_tokens:,} tokens",
+        "Steps": f"{manifest.num_steps:,}",
+        "Losses since the parent": ", ".join(f"{name} {value:.4f}" for name, value in sorted(manifest.losses.items())),
+        "Skipped records": ", ".join(f"{count} {reason}" for reason, count in sorted(manifest.counts.items())),
+        "Trace offsets": tags(manifest)["offsets"],
+        "Weights": manifest.train,
+        "Parent": f"`{manifest.parent_id}`" if manifest.parent_id else "none, the first of its pair",
+        "Code": manifest.code_version,
+    }
+    table = "\n".join(f"| {name} | {value} |" for name, value in rows.items() if value)
+    title = f"**{manifest.drafter}** drafting for **{manifest.target}**, snapshot `{manifest.snapshot_id}`"
+    return f"{title}\n\n| | |\n| --- | --- |\n{table}\n"
+
+
+def _agreement(manifest: Manifest) -> str:
+    if manifest.agreement_before is None or manifest.agreement_after is None:
+        return "not measured"
+    change = manifest.agreement_after - manifest.agreement_before
+    figures = f"{manifest.agreement_before:.4f} to {manifest.agreement_after:.4f} ({change:+.4f})"
+    return f"{figures} on {manifest.held_out_records} records"
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip(".-") or "unnamed"

@@ -1,0 +1,1 @@
+"""The OpenAI-compatible HTTP application of the embedded engine."""

@@ -1,0 +1,178 @@
+"""Write, check and read a snapshot folder; its layout stands in manifest.py.
+
+Written aside, checksums into the manifest, manifest last, then renamed: readers see all of a snapshot or none of it.
+Tensors are safetensors files, never pickle. torch is imported only where a tensor needs it.
+"""
+
+import os
+import shutil
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+import numpy as np
+from pydantic import ValidationError
+
+from omnidraft.errors import SnapshotCorrupt, SnapshotError
+from omnidraft.snapshots.files import link_or_copy, sha256_of
+from omnidraft.snapshots.manifest import Manifest
+
+if TYPE_CHECKING:
+    import torch
+
+MANIFEST = "manifest.json"
+DRAFTER = "serving/drafter.safetensors"
+NGRAMS = "serving/ngrams.safetensors"
+
+Tensors = Mapping[str, "np.ndarray | torch.Tensor"]
+
+
+def write(folder: Path, manifest: Manifest, parts: Mapping[str, Path | Tensors]) -> Manifest:
+    """Make a snapshot folder and return the manifest with its checksums.
+
+    Args:
+        parts: relative name such as `serving/drafter.safetensors` -> a file, which is linked and must not change
+            afterwards, or tensors by name.
+
+    Raises:
+        SnapshotError: the folder exists, or a name leaves it.
+    """
+    if folder.exists():
+        raise SnapshotError(f"{folder} exists; a snapshot is written once and never changed")
+    partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.partial")
+    try:
+        checksums = {name: _write_file(partial, name, content) for name, content in parts.items()}
+        complete = manifest.model_copy(update={"sha256": checksums})
+        write_manifest(partial, complete)
+        partial.rename(folder)  # atomic
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return complete
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """The manifest as JSON that people can read."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n")
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """What the snapshot says about itself.
+
+    Raises:
+        SnapshotCorrupt: there is none, it is not a manifest, or it names files outside the folder.
+    """
+    try:
+        return parse_manifest((folder / MANIFEST).read_bytes())
+    except OSError as exc:
+        raise SnapshotCorrupt(f"{folder} has no readable {MANIFEST}, so it is not a whole snapshot") from exc
+
+
+def parse_manifest(text: str | bytes) -> Manifest:
+    """Raises SnapshotCorrupt when this is not a manifest, or names files outside the snapshot's folder."""
+    try:
+        manifest = Manifest.model_validate_json(text)
+    except ValidationError as exc:
+        problem = exc.errors()[0]
+        raise SnapshotCorrupt(f"not a manifest: {'.'.join(map(str, problem['loc']))}: {problem['msg']}") from exc
+    for name in manifest.sha256:
+        _check_name(name)
+    return manifest
+
+
+def parts_of(manifest: Manifest) -> tuple[str, ...]:
+    """The parts (`serving`, `resume`) that this snapshot has files in."""
+    return tuple(sorted({_part_of(name) for name in manifest.sha256}))
+
+
+def verify(folder: Path, parts: Sequence[str]) -> Manifest:
+    """The manifest, after checking that these parts hold exactly the files it lists, byte for byte.
+
+    Raises:
+        SnapshotCorrupt: a file is missing, differs, or is not listed.
+    """
+    manifest = read_manifest(folder)
+    expected = {name for name in manifest.sha256 if _part_of(name) in parts}
+    found = {name for part in parts for name in _files_below(folder, part)}
+    if extra := sorted(found - expected):
+        raise SnapshotCorrupt(f"{folder} holds {extra[0]}, which its manifest does not list")
+    for name in sorted(expected):
+        _check_file(folder, name, manifest.sha256[name])
+    return manifest
+
+
+def serving_tensors(folder: Path) -> dict[str, "torch.Tensor"] | None:
+    """What the drafter is on top of the base drafter; None: the base drafter as it is. Raises SnapshotCorrupt."""
+    return tensors(folder, DRAFTER) if (folder / DRAFTER).exists() else None
+
+
+def ngrams(folder: Path) -> dict[str, np.ndarray]:
+    """The packed arrays of the n-gram cache; empty when the snapshot has none. Raises SnapshotCorrupt."""
+    from safetensors import SafetensorError, numpy
+
+    if not (folder / NGRAMS).exists():
+        return {}
+    try:
+        return numpy.load_file(folder / NGRAMS)
+    except (SafetensorError, OSError) as exc:
+        raise SnapshotCorrupt(f"{folder / NGRAMS} cannot be read: {exc}") from exc
+
+
+def tensors(folder: Path, name: str) -> dict[str, "torch.Tensor"]:
+    """The tensors of one file of the snapshot, for example `resume/optimizer.safetensors`. Raises SnapshotCorrupt."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    _check_name(name)
+    try:
+        return load_file(folder / name)
+    except (SafetensorError, OSError) as exc:
+        raise SnapshotCorrupt(f"{folder / name} cannot be read: {exc}") from exc
+
+
+def _part_of(name: str) -> str:
+    return PurePosixPath(name).parts[0]
+
+
+def _check_name(name: str) -> None:
+    path = PurePosixPath(name)
+    is_plain = path.as_posix() == name and not path.is_absolute() and ".." not in path.parts and "\\" not in name
+    if not is_plain or len(path.parts) < 2:
+        raise SnapshotCorrupt(f"{name!r} is not the name of a file in a part of the snapshot, such as serving/x")
+
+
+def _files_below(folder: Path, part: str) -> list[str]:
+    return [path.relative_to(folder).as_posix() for path in (folder / part).rglob("*") if not path.is_dir()]
+
+
+def _check_file(folder: Path, name: str, expected: str) -> None:
+    path = folder / name
+    if path.is_symlink() or not path.is_file():
+        raise SnapshotCorrupt(f"{folder} lacks the file {name}")
+    if (actual := sha256_of(path)) != expected:
+        raise SnapshotCorrupt(f"{path} has sha256 {actual}, its manifest says {expected}")
+
+
+def _write_file(folder: Path, name: str, content: Path | Tensors) -> str:
+    _check_name(name)
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(content, os.PathLike):
+        link_or_copy(Path(content), path)
+    else:
+        _save_tensors(path, content)
+    return sha256_of(path)
+
+
+def _save_tensors(path: Path, named: Tensors) -> None:
+    arrays = {name: np.ascontiguousarray(value) for name, value in named.items() if isinstance(value, np.ndarray)}
+    if len(arrays) == len(named):
+        from safetensors import numpy
+
+        numpy.save_file(arrays, path)
+        return
+    import torch
+    from safetensors.torch import save_file
+
+    save_file({name: torch.as_tensor(value).detach().cpu().contiguous() for name, value in named.items()}, path)

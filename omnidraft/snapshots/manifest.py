@@ -1,0 +1,46 @@
+"""What a snapshot says about itself.
+
+Folder layout (bundle.py reads and writes it):
+    manifest.json
+    serving/drafter.safetensors     absent in the first snapshot: the base drafter as it is
+    serving/ngrams.safetensors      the n-gram cache, packed arrays
+    resume/...                      master weights, optimizer, random state: only the distiller reads them
+"""
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Manifest(BaseModel):
+    """Written last; a folder without it is not a snapshot."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    snapshot_id: str
+    parent_id: str | None = None
+    """None for the first snapshot of a pair."""
+    target: str
+    drafter: str
+    drafter_hash: str
+    """sha256 over the base drafter's weights file(s) names and sizes and config; other weights cannot take these deltas."""
+    alignment: str
+    """Fingerprint of the vocabulary pair; see vocab/alignment.py."""
+    train: str = "base"
+    """base, full or lora: what serving/drafter.safetensors holds."""
+    offsets: dict[int, int] = {}
+    """Partition -> next offset of the trace topic: everything before it is learned, dead-lettered or held out."""
+    num_records: int = 0
+    """Records learned since the base drafter."""
+    num_tokens: int = 0
+    num_steps: int = 0
+    losses: dict[str, float] = {}
+    """Means over the steps since the parent."""
+    held_out_records: int = 0
+    agreement_before: float | None = None
+    """Held-out agreement of the parent, on the same records as agreement_after."""
+    agreement_after: float | None = None
+    counts: dict[str, int] = {}
+    """Records skipped, by reason, since the base drafter."""
+    code_version: str = ""
+    created_ms: int = 0
+    sha256: dict[str, str] = {}
+    """Relative path -> checksum of every other file."""

@@ -1,0 +1,1 @@
+"""The trace topic: what a record holds, and its bytes on the wire."""

@@ -1,0 +1,56 @@
+"""Recorded traffic as a file: an Avro object container (deflate), readable by any Avro tool.
+
+The file carries its writer's schema, so it needs no headers and outlives versions.
+"""
+
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import fastavro
+
+from omnidraft.errors import UnknownSchema, WireError
+from omnidraft.traces.codec import from_row, parsed_schema, to_row
+from omnidraft.traces.record import TraceRecord
+from omnidraft.traces.schema import SCHEMA_NAME, SCHEMA_VERSION
+
+_SYNC_MARKER = b"omnidraft.trace."
+"""Fixed, so that the same records always give the same file."""
+
+
+def write(path: Path, records: Iterable[TraceRecord]) -> None:
+    """Write all records, in order; the file appears whole or not at all.
+
+    Raises:
+        WireError: a record breaks a rule of checks.py.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    metadata = {"omnidraft.schema": SCHEMA_NAME}
+    try:
+        with partial.open("wb") as file:
+            rows = (to_row(record) for record in records)
+            schema = parsed_schema(SCHEMA_VERSION)
+            fastavro.writer(file, schema, rows, codec="deflate", metadata=metadata, sync_marker=_SYNC_MARKER)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def read(path: Path) -> Iterator[TraceRecord]:
+    """The records of a file, in order.
+
+    Raises:
+        UnknownSchema: the file holds something else.
+        WireError: the file is broken, or a record breaks a rule of checks.py.
+    """
+    with path.open("rb") as file:
+        try:
+            reader = fastavro.reader(file, parsed_schema(SCHEMA_VERSION))
+            if reader.metadata.get("omnidraft.schema") != SCHEMA_NAME:
+                raise UnknownSchema(f"{path} holds no {SCHEMA_NAME} records")
+            for row in reader:
+                yield from_row(row)
+        except WireError:
+            raise
+        except (EOFError, IndexError, KeyError, TypeError, ValueError, OverflowError, zlib.error) as exc:
+            raise WireError(f"{path} is not a whole trace archive: {type(exc).__name__}: {exc}") from exc

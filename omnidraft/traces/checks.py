@@ -1,0 +1,116 @@
+"""What a record must fulfil before anybody learns from it; every refusal names the field.
+
+Shapes as in record.py: E emitted tokens, K log-probabilities kept, R rounds, M drafted nodes, D draft tokens.
+"""
+
+import math
+
+import numpy as np
+
+from omnidraft.errors import WireError
+from omnidraft.traces.record import SOURCES, Beliefs, Rounds, TraceRecord
+from omnidraft.traces.schema import MAX_EMITTED, MAX_ID, MAX_TOP_K
+
+LOG_P_ROUNDING = 1e-2
+"""float16 log-probabilities may lie this far above 0."""
+
+
+def check(record: TraceRecord) -> None:
+    """Return when `record` keeps every promise of record.py.
+
+    Raises:
+        WireError: names the field that does not.
+    """
+    _check_settings(record)
+    num_emitted = len(record.emitted_ids)
+    _require(1 <= num_emitted <= MAX_EMITTED, "emitted_ids", f"{num_emitted} ids, allowed are 1 to {MAX_EMITTED}")
+    for name in ("drafter_prompt_ids", "prompt_ids", "before_ids", "emitted_ids"):
+        _check_ids(name, getattr(record, name))
+    if record.beliefs is not None:
+        _check_beliefs(record.beliefs, num_emitted)
+    _check_rounds(record.rounds, num_emitted)
+
+
+def _require(kept: bool, field: str, problem: str) -> None:
+    if not kept:
+        raise WireError(f"{field}: {problem}")
+
+
+def _check_settings(record: TraceRecord) -> None:
+    for name in ("request_id", "target", "drafter", "alignment"):
+        _require(bool(getattr(record, name)), name, "is empty")
+    _require(record.segment >= 0, "segment", f"{record.segment} is negative")
+    _require(record.time_ms >= 0, "time_ms", f"{record.time_ms} is negative")
+    version = record.snapshot_version
+    _require(version is None or version >= 0, "snapshot_version", f"{version} is negative")
+    reasons = (None, "stop", "length")
+    _require(record.finish_reason in reasons, "finish_reason", f"{record.finish_reason!r} is none of {reasons}")
+    modes = ("fast", "reproducible")
+    _require(record.mode in modes, "mode", f"{record.mode!r} is none of {modes}")
+    warmth = record.temperature
+    _require(math.isfinite(warmth) and warmth >= 0, "temperature", f"{warmth} is not a finite number from 0")
+    _require(record.top_k is None or record.top_k >= 1, "top_k", f"{record.top_k} is below 1")
+    _require(record.top_p is None or 0 < record.top_p <= 1, "top_p", f"{record.top_p} is not in (0, 1]")
+    _require(0 <= record.seed < 1 << 64, "seed", f"{record.seed} is not an unsigned 64 bit number")
+
+
+def _check_ids(name: str, ids: np.ndarray) -> None:
+    if len(ids):
+        _require(int(ids.max()) <= MAX_ID, name, f"id {int(ids.max())} is negative or above {MAX_ID}")
+
+
+def _check_length(name: str, column: np.ndarray, expected: int) -> None:
+    _require(len(column) == expected, name, f"{len(column)} values, expected {expected}")
+
+
+def _check_log_p(name: str, log_p: np.ndarray) -> None:
+    _require(not np.isnan(log_p).any(), name, "holds NaN")
+    _require(not (log_p > LOG_P_ROUNDING).any(), name, "holds a log-probability above 0")
+
+
+def _check_beliefs(beliefs: Beliefs, num_emitted: int) -> None:
+    shape = beliefs.top_ids_EK.shape
+    _require(shape[0] == num_emitted, "top_ids_EK", f"{shape[0]} rows, expected {num_emitted}")
+    _require(1 <= shape[1] <= MAX_TOP_K, "top_ids_EK", f"{shape[1]} columns, allowed are 1 to {MAX_TOP_K}")
+    _require(beliefs.top_log_p_EK.shape == shape, "top_log_p_EK", f"shape {beliefs.top_log_p_EK.shape}, not {shape}")
+    _check_length("emitted_log_p_E", beliefs.emitted_log_p_E, num_emitted)
+    _check_length("tail_log_p_E", beliefs.tail_log_p_E, num_emitted)
+    _check_ids("top_ids_EK", beliefs.top_ids_EK.ravel())
+    for name in ("top_log_p_EK", "emitted_log_p_E", "tail_log_p_E"):
+        _check_log_p(name, getattr(beliefs, name))
+    best_first = (beliefs.top_log_p_EK[:, 1:] <= beliefs.top_log_p_EK[:, :-1]).all()
+    _require(bool(best_first), "top_log_p_EK", "a row does not fall from its most probable id on")
+
+
+def _check_rounds(rounds: Rounds, num_emitted: int) -> None:
+    num_rounds = len(rounds.num_nodes_R)
+    for name in ("num_accepted_R", "num_emitted_R", "num_draft_ids_R", "draft_s_R", "target_s_R"):
+        _check_length(name, getattr(rounds, name), num_rounds)
+    total = int(rounds.num_emitted_R.sum(dtype=np.int64))
+    if num_rounds:
+        _require(total == num_emitted, "num_emitted_R", f"adds up to {total}, but {num_emitted} ids were emitted")
+    _check_length("draft_ids_D", rounds.draft_ids_D, int(rounds.num_draft_ids_R.sum(dtype=np.int64)))
+    _check_ids("draft_ids_D", rounds.draft_ids_D)
+    for name in ("draft_s_R", "target_s_R"):
+        seconds = getattr(rounds, name)
+        _require(bool((np.isfinite(seconds) & (seconds >= 0)).all()), name, "holds a time that is not from 0 up")
+    _check_nodes(rounds)
+
+
+def _check_nodes(rounds: Rounds) -> None:
+    """Every tree is one: a node's parent stands before it in its own round."""
+    num_nodes_R = rounds.num_nodes_R.astype(np.int64)
+    num_nodes = int(num_nodes_R.sum())
+    for name in ("node_ids_M", "parents_M", "sources_M", "log_q_M", "accepted_M"):
+        _check_length(name, getattr(rounds, name), num_nodes)
+    _check_ids("node_ids_M", rounds.node_ids_M)
+    _check_log_p("log_q_M", rounds.log_q_M)
+    _require(not (rounds.sources_M >= len(SOURCES)).any(), "sources_M", f"holds a number above {len(SOURCES) - 1}")
+    _require(not (rounds.accepted_M > 1).any(), "accepted_M", "holds a number above 1")
+    starts_R = np.cumsum(num_nodes_R) - num_nodes_R
+    index_M = np.arange(num_nodes) - np.repeat(starts_R, num_nodes_R) + 1
+    _require(not (rounds.parents_M >= index_M).any(), "parents_M", "a parent does not stand before its child")
+    running = np.concatenate(([0], np.cumsum(rounds.accepted_M, dtype=np.int64)))
+    accepted_R = running[starts_R + num_nodes_R] - running[starts_R]
+    same = bool((accepted_R == rounds.num_accepted_R).all())
+    _require(same, "num_accepted_R", "does not count the accepted nodes of its rounds")

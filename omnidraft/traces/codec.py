@@ -1,0 +1,205 @@
+"""Trace records to bytes and back; the only way a record enters or leaves this process.
+
+What is written was checked by the rules it will be read by, so a record that a learner would refuse fails where it
+was made. Arrays of a decoded record are read-only views into its payload.
+"""
+
+import io
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import fastavro
+import numpy as np
+
+from omnidraft.errors import UnknownSchema, WireError
+from omnidraft.traces.checks import check
+from omnidraft.traces.record import Beliefs, Rounds, TraceRecord
+from omnidraft.traces.schema import (
+    BELIEF_COLUMNS,
+    MAX_EMITTED,
+    MAX_PAYLOAD_BYTES,
+    MAX_WRITTEN_BYTES,
+    RECORD_COLUMNS,
+    ROUND_COLUMNS,
+    SCHEMA_NAME,
+    SCHEMA_VERSION,
+    SCHEMAS,
+    SEED_BYTES,
+)
+
+_AVRO_ERRORS = (EOFError, IndexError, KeyError, TypeError, ValueError, OverflowError, MemoryError)
+_PLAIN_FIELDS = (
+    *("request_id", "segment", "time_ms", "tenant", "worker", "target", "drafter", "snapshot_version", "alignment"),
+    *("finish_reason", "mode", "temperature", "top_k", "top_p", "traceparent"),
+)
+"""Fields that Avro writes as they are."""
+
+
+def key(record: TraceRecord) -> bytes:
+    """Message key: one request stays in one partition, in order."""
+    return record.request_id.encode()
+
+
+def headers(record: TraceRecord) -> dict[str, bytes]:
+    """What can be known about the message without parsing it; facts the record does not have are left out."""
+    facts = {
+        "schema": SCHEMA_NAME,
+        "schema_version": str(SCHEMA_VERSION),
+        "target": record.target,
+        "drafter_version": None if record.snapshot_version is None else str(record.snapshot_version),
+        "alignment": record.alignment,
+        "traceparent": record.traceparent,
+    }
+    return {name: fact.encode() for name, fact in facts.items() if fact is not None}
+
+
+def encode(record: TraceRecord) -> bytes:
+    """The message value.
+
+    Raises:
+        WireError: the record breaks a rule of checks.py, or is too large; names the field.
+    """
+    payload = io.BytesIO()
+    try:
+        row = to_row(record)
+        fastavro.schemaless_writer(payload, parsed_schema(SCHEMA_VERSION), row)
+    except (AttributeError, *_AVRO_ERRORS) as exc:
+        raise WireError(f"not a trace record: {type(exc).__name__}: {exc}") from exc
+    if payload.tell() > MAX_WRITTEN_BYTES:
+        raise WireError(f"record: {payload.tell()} bytes, at most {MAX_WRITTEN_BYTES} are written; shorten the prompt")
+    return payload.getvalue()
+
+
+def decode(payload: bytes, headers: Mapping[str, bytes]) -> TraceRecord:
+    """The record in a message.
+
+    Raises:
+        UnknownSchema: another program or another version wrote it.
+        WireError: it is broken; names the field.
+    """
+    version = _written_version(headers)
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise WireError(f"payload: {len(payload)} bytes, at most {MAX_PAYLOAD_BYTES} are read")
+    source = io.BytesIO(payload)
+    newest = None if version == SCHEMA_VERSION else parsed_schema(SCHEMA_VERSION)
+    try:
+        row = fastavro.schemaless_reader(source, parsed_schema(version), newest)
+    except _AVRO_ERRORS as exc:
+        raise WireError(f"payload: not Avro of version {version}: {type(exc).__name__}: {exc}") from exc
+    if source.tell() != len(payload):
+        raise WireError(f"payload: {len(payload) - source.tell()} bytes behind the record")
+    return from_row(row)
+
+
+@cache
+def parsed_schema(version: int) -> Any:
+    """A schema as fastavro wants it."""
+    return fastavro.parse_schema(dict(SCHEMAS[version]))
+
+
+def to_row(record: TraceRecord) -> dict[str, Any]:
+    """The record as Avro fields.
+
+    Raises:
+        WireError: it breaks a rule of checks.py; names the field.
+    """
+    row = {name: getattr(record, name) for name in _PLAIN_FIELDS}
+    row |= _pack(record, RECORD_COLUMNS)
+    row["beliefs"] = None if record.beliefs is None else _pack(record.beliefs, BELIEF_COLUMNS)
+    row["rounds"] = _pack(record.rounds, ROUND_COLUMNS)
+    check(record)
+    row["seed"] = record.seed.to_bytes(SEED_BYTES, "little")
+    return row
+
+
+def from_row(row: Any) -> TraceRecord:
+    """The record of a mapping of Avro fields.
+
+    Raises:
+        WireError: it breaks a rule of checks.py; names the field.
+    """
+    plain: dict[str, Any] = {name: row[name] for name in _PLAIN_FIELDS}
+    columns = _unpack(row, RECORD_COLUMNS)
+    num_emitted = len(columns["emitted_ids"])
+    record = TraceRecord(
+        **(plain | columns),
+        beliefs=None if row["beliefs"] is None else _beliefs(row["beliefs"], num_emitted),
+        rounds=Rounds(**_unpack(row["rounds"], ROUND_COLUMNS)),
+        seed=int.from_bytes(row["seed"], "little"),
+    )
+    check(record)
+    return record
+
+
+def to_json(record: TraceRecord) -> dict[str, Any]:
+    """The record for people: lists and rounded numbers; -inf becomes null, which JSON can say."""
+    fields = {name: getattr(record, name) for name in _PLAIN_FIELDS} | {"seed": record.seed}
+    fields |= {name: _plain(getattr(record, name)) for name in RECORD_COLUMNS}
+    beliefs = record.beliefs
+    fields["beliefs"] = beliefs and {name: _plain(getattr(beliefs, name)) for name in BELIEF_COLUMNS}
+    fields["rounds"] = {name: _plain(getattr(record.rounds, name)) for name in ROUND_COLUMNS}
+    return fields
+
+
+def _plain(column: np.ndarray) -> list[Any]:
+    if column.dtype.kind != "f":
+        return column.tolist()
+    flat = [round(number, 4) if np.isfinite(number) else None for number in column.ravel().tolist()]
+    if column.ndim == 1:
+        return flat
+    width = column.shape[1]
+    return [flat[start : start + width] for start in range(0, len(flat), width)]
+
+
+def _written_version(headers: Mapping[str, bytes]) -> int:
+    name = headers.get("schema", b"")
+    if name != SCHEMA_NAME.encode():
+        raise UnknownSchema(f"header schema: {name!r}, this reader knows {SCHEMA_NAME}")
+    version = headers.get("schema_version", b"")
+    for known in SCHEMAS:
+        if version == str(known).encode():
+            return known
+    raise UnknownSchema(f"header schema_version: {version!r}, this reader knows {sorted(SCHEMAS)}")
+
+
+def _pack(holder: object, columns: Mapping[str, str]) -> dict[str, bytes]:
+    """Packed columns; a number that does not fit its type is refused, never wrapped."""
+    packed = {}
+    for name, kind in columns.items():
+        column = np.asarray(getattr(holder, name))
+        if column.dtype != np.dtype(kind):
+            _refuse_wrapping(name, column, np.dtype(kind))
+        packed[name] = column.astype(kind, copy=False).tobytes()
+    return packed
+
+
+def _refuse_wrapping(name: str, column: np.ndarray, kind: np.dtype) -> None:
+    if column.dtype.kind == kind.kind == "f":
+        return
+    if column.dtype.kind not in "iu" or kind.kind not in "iu":
+        raise WireError(f"{name}: values of type {column.dtype}, expected {kind}")
+    limits = np.iinfo(kind)
+    if column.size and not limits.min <= int(column.min()) <= int(column.max()) <= limits.max:
+        raise WireError(f"{name}: a value lies outside {limits.min} to {limits.max}")
+
+
+def _unpack(row: Mapping[str, bytes], columns: Mapping[str, str]) -> dict[str, np.ndarray]:
+    unpacked = {}
+    for name, kind in columns.items():
+        size = np.dtype(kind).itemsize
+        if len(row[name]) % size:
+            raise WireError(f"{name}: {len(row[name])} bytes are no whole number of values of {size} bytes")
+        unpacked[name] = np.frombuffer(row[name], dtype=kind)
+    return unpacked
+
+
+def _beliefs(row: Mapping[str, bytes], num_emitted: int) -> Beliefs:
+    columns = _unpack(row, BELIEF_COLUMNS)
+    if not 1 <= num_emitted <= MAX_EMITTED:
+        raise WireError(f"emitted_ids: {num_emitted} ids, allowed are 1 to {MAX_EMITTED}")
+    for name in ("top_ids_EK", "top_log_p_EK"):
+        if len(columns[name]) % num_emitted:
+            raise WireError(f"{name}: {len(columns[name])} values are no whole number of rows for {num_emitted} ids")
+        columns[name] = columns[name].reshape(num_emitted, -1)
+    return Beliefs(**columns)

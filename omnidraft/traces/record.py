@@ -1,0 +1,79 @@
+"""What a worker tells the learner: up to `segment_tokens` emitted tokens of one request, and what the target believed.
+
+Shapes: E emitted target tokens of this segment, K log-probabilities kept, R rounds (target passes),
+M drafted nodes of all rounds together (roots left out), D draft tokens of all rounds together.
+Ids are vocabulary ids; log-probabilities are natural logs, raw (temperature 1, before processors).
+codec.py turns records into bytes and back.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+SOURCES = ("direct", "split", "merge", "lookup")
+"""Names of the numbers in `Rounds.source_M`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beliefs:
+    """The target's distribution at each emitted position, as far as it is kept."""
+
+    top_ids_EK: np.ndarray  # uint32, most probable first
+    top_log_p_EK: np.ndarray  # float16
+    emitted_log_p_E: np.ndarray  # float16
+    tail_log_p_E: np.ndarray
+    """float16; log of the probability outside the K kept, by logsumexp; -inf when nothing is outside."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """What was drafted and what came of it."""
+
+    num_nodes_R: np.ndarray  # uint16, drafted nodes of each round, the root not counted
+    num_accepted_R: np.ndarray  # uint16, nodes on the target's path
+    num_emitted_R: np.ndarray  # uint16
+    num_draft_ids_R: np.ndarray  # uint16
+    node_ids_M: np.ndarray  # uint32, target ids
+    parents_M: np.ndarray
+    """uint16; index within the round's tree, where 0 is the root and the first drafted node is 1."""
+    sources_M: np.ndarray  # uint8, index into SOURCES
+    log_q_M: np.ndarray  # float16
+    accepted_M: np.ndarray  # uint8, 1 for nodes on the target's path
+    draft_ids_D: np.ndarray  # uint32
+    draft_s_R: np.ndarray  # float32, seconds
+    target_s_R: np.ndarray  # float32, seconds
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRecord:
+    """Self-contained: a learner needs no other record and no target model to learn from it."""
+
+    request_id: str
+    segment: int
+    """0 for a request's first."""
+    time_ms: int
+    """When the segment ended, Unix milliseconds."""
+    tenant: str
+    worker: str
+    target: str
+    drafter: str
+    snapshot_version: int | None
+    """Snapshot that drafted it; None for recorded traffic without a drafter."""
+    alignment: str
+    """Fingerprint of the vocabulary pair; a learner for another pair must refuse the record."""
+    drafter_prompt_ids: np.ndarray  # uint32, the drafter's own template, as served
+    prompt_ids: np.ndarray  # uint32, the target's
+    before_ids: np.ndarray
+    """uint32; target ids this answer emitted before the segment, the newest `window_tokens` of them."""
+    emitted_ids: np.ndarray  # uint32 [E], E >= 1
+    beliefs: Beliefs | None
+    """None when the target gives no log-probabilities."""
+    rounds: Rounds
+    finish_reason: str | None
+    """stop or length when the answer ends with this segment, else None."""
+    mode: str
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    seed: int
+    traceparent: str | None = None

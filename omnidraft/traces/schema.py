@@ -1,0 +1,130 @@
+"""The wire format of the trace topic: Avro, one message per trace record, and how it may grow.
+
+Columns of numbers are `bytes`, packed little-endian: plain Avro arrays decode 300 times slower. Shapes and
+meanings are those of record.py, under the same names. Ids are vocabulary ids; log-probabilities natural logs.
+Key: the request id, so one request stays in order in one partition. Headers: see codec.headers.
+Evolution: a header names the writer's version, and Avro resolves it against the newest one. Fields are only added,
+at the end, with a default; any change is a new entry of SCHEMAS, and the old golden bytes still decode.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+SCHEMA_NAME = "omnidraft.trace"
+SCHEMA_VERSION = 1
+
+MAX_PAYLOAD_BYTES = 1 << 20
+"""Larger messages are refused before they are parsed."""
+MAX_WRITTEN_BYTES = 1_000_000
+"""Larger records are not written: with key and headers a message must stay below Kafka's default of 1 MiB."""
+MAX_EMITTED = 4096
+MAX_TOP_K = 1024
+MAX_ID = (1 << 24) - 1
+"""No vocabulary has as many ids; a negative id read as unsigned is larger."""
+
+RECORD_COLUMNS: Mapping[str, str] = {
+    "drafter_prompt_ids": "<u4",
+    "prompt_ids": "<u4",
+    "before_ids": "<u4",
+    "emitted_ids": "<u4",
+}
+"""Column -> numpy type of its packed values."""
+
+BELIEF_COLUMNS: Mapping[str, str] = {
+    "top_ids_EK": "<u4",
+    "top_log_p_EK": "<f2",
+    "emitted_log_p_E": "<f2",
+    "tail_log_p_E": "<f2",
+}
+
+ROUND_COLUMNS: Mapping[str, str] = {
+    "num_nodes_R": "<u2",
+    "num_accepted_R": "<u2",
+    "num_emitted_R": "<u2",
+    "num_draft_ids_R": "<u2",
+    "node_ids_M": "<u4",
+    "parents_M": "<u2",
+    "sources_M": "|u1",
+    "log_q_M": "<f2",
+    "accepted_M": "|u1",
+    "draft_ids_D": "<u4",
+    "draft_s_R": "<f4",
+    "target_s_R": "<f4",
+}
+
+SEED_BYTES = 8
+
+
+def _field(name: str, kind: Any, doc: str) -> dict[str, Any]:
+    return {"name": name, "type": kind, "doc": doc}
+
+
+def _optional(name: str, kind: str, doc: str) -> dict[str, Any]:
+    return {"name": name, "type": ["null", kind], "default": None, "doc": doc}
+
+
+def _columns(name: str, docs: Mapping[str, str]) -> dict[str, Any]:
+    return {"type": "record", "name": name, "fields": [_field(column, "bytes", doc) for column, doc in docs.items()]}
+
+
+_BELIEFS = _columns(
+    "Beliefs",
+    {
+        "top_ids_EK": "uint32, row by row, most probable first; K is its length over that of emitted_ids",
+        "top_log_p_EK": "float16, raw log-probability of each of them",
+        "emitted_log_p_E": "float16, of the emitted token",
+        "tail_log_p_E": "float16, log of the probability outside the K kept; -inf when nothing is",
+    },
+)
+
+_ROUNDS = _columns(
+    "Rounds",
+    {
+        "num_nodes_R": "uint16, drafted nodes of each target pass, the root not counted",
+        "num_accepted_R": "uint16, nodes on the target's path",
+        "num_emitted_R": "uint16, emitted tokens; they add up to those of the record",
+        "num_draft_ids_R": "uint16, draft tokens sampled for the tree",
+        "node_ids_M": "uint32, target ids of the drafted nodes, round after round",
+        "parents_M": "uint16, index within the round's tree: 0 is the root, the first drafted node is 1",
+        "sources_M": "uint8: 0 direct, 1 split, 2 merge, 3 lookup",
+        "log_q_M": "float16, the drafter's log-probability of the node given its parent",
+        "accepted_M": "uint8, 1 for nodes on the target's path",
+        "draft_ids_D": "uint32, draft tokens, round after round",
+        "draft_s_R": "float32, seconds spent drafting",
+        "target_s_R": "float32, seconds of the target pass",
+    },
+)
+
+SCHEMA_V1: Mapping[str, Any] = {
+    "type": "record",
+    "name": "TraceRecord",
+    "namespace": "omnidraft",
+    "doc": "What a worker tells the learner about a stretch of emitted tokens.",
+    "fields": [
+        _field("request_id", "string", "the same for all segments of a request"),
+        _field("segment", "int", "0 for a request's first; (request_id, segment) names a record"),
+        _field("time_ms", "long", "Unix milliseconds at which the segment ended"),
+        _field("tenant", "string", "whose traffic"),
+        _field("worker", "string", "which process"),
+        _field("target", "string", "name of the target"),
+        _field("drafter", "string", "name of the drafter"),
+        _optional("snapshot_version", "long", "snapshot that drafted; null without a drafter"),
+        _field("alignment", "string", "fingerprint of the vocabulary pair"),
+        _field("drafter_prompt_ids", "bytes", "uint32, the prompt in the drafter's own template, as served"),
+        _field("prompt_ids", "bytes", "uint32, the prompt in the target's ids"),
+        _field("before_ids", "bytes", "uint32, target ids emitted before this segment, the newest of them"),
+        _field("emitted_ids", "bytes", "uint32, target ids of this segment, at least one"),
+        _field("beliefs", ["null", _BELIEFS], "null when the target gives no log-probabilities"),
+        _field("rounds", _ROUNDS, "one entry per target pass"),
+        _optional("finish_reason", "string", "stop or length when the answer ends here"),
+        _field("mode", "string", "fast or reproducible"),
+        _field("temperature", "double", "0 is greedy"),
+        _optional("top_k", "int", "null: off"),
+        _optional("top_p", "double", "null: off"),
+        _field("seed", {"type": "fixed", "name": "Seed", "size": SEED_BYTES}, "unsigned 64 bit, little-endian"),
+        _optional("traceparent", "string", "W3C trace context of the request"),
+    ],
+}
+
+SCHEMAS: Mapping[int, Mapping[str, Any]] = {SCHEMA_VERSION: SCHEMA_V1}
+"""Every version that can be read."""

@@ -1,0 +1,147 @@
+"""Which tokens of two vocabularies spell the same bytes; built once per pair of tokenizers, never changed.
+
+Shapes: D draft ids, T target ids.
+Direct: one draft token is one target token. Split: one draft token is several target tokens. Several draft tokens
+for one target token are learned while serving: ngram_cache.py.
+"""
+
+import hashlib
+import os
+import zipfile
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from omnidraft.errors import VocabularyError
+from omnidraft.vocab.matching import partners_by_role, spelled_by
+from omnidraft.vocab.packed import PackedLists
+from omnidraft.vocab.tokenizer import Tokenizer, Vocabulary
+
+_FORMAT = "1"
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """Read it by id; the arrays are for code that works on whole distributions."""
+
+    fingerprint: str
+    """sha256 over both byte tables and roles; a trace, a cache and a snapshot must agree on it."""
+    targets_of_draft: PackedLists
+    """For each draft id the target ids it becomes."""
+    drafts_of_target: PackedLists
+    """For each target id the draft ids that spell it."""
+
+    @property
+    def num_draft(self) -> int:
+        return len(self.targets_of_draft)
+
+    @property
+    def num_target(self) -> int:
+        return len(self.drafts_of_target)
+
+    @cached_property
+    def first_D(self) -> np.ndarray:
+        """int64: the first target id that a draft token becomes; num_target where it is unmapped."""
+        return self.targets_of_draft.firsts(default=self.num_target)
+
+    @cached_property
+    def draft_first_T(self) -> np.ndarray:
+        """int64: a target token's direct partner, else the first piece of the drafter's spelling of it; num_draft
+        where there is none."""
+        return self.drafts_of_target.firsts(default=self.num_draft)
+
+    def pieces(self, draft_id: int) -> tuple[int, ...]:
+        """Target ids that a draft token becomes: one when direct, more when split, () when unmapped."""
+        return self.targets_of_draft[draft_id]
+
+    def draft_pieces(self, target_id: int) -> tuple[int, ...]:
+        """Draft ids that spell a target token: one when direct, () when there is no way to draft it."""
+        return self.drafts_of_target[target_id]
+
+    @cached_property
+    def num_direct(self) -> int:
+        return int((self.targets_of_draft.lengths == 1).sum())
+
+    @cached_property
+    def num_split(self) -> int:
+        return int((self.targets_of_draft.lengths > 1).sum())
+
+    @cached_property
+    def num_unmapped(self) -> int:
+        return int((self.targets_of_draft.lengths == 0).sum())
+
+    def save(self, path: Path) -> None:
+        """Written aside and renamed: a reader sees all of the file or none."""
+        partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+        with partial.open("wb") as file:
+            np.savez(
+                file,
+                format=np.array(_FORMAT),
+                fingerprint=np.array(self.fingerprint),
+                target_offsets=self.targets_of_draft.offsets,
+                target_ids=self.targets_of_draft.ids,
+                draft_offsets=self.drafts_of_target.offsets,
+                draft_ids=self.drafts_of_target.ids,
+            )
+        partial.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Raises VocabularyError when the file is no alignment of this format."""
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                if str(arrays["format"]) != _FORMAT:
+                    raise VocabularyError(f"{path} has format {arrays['format']}, this is {_FORMAT}: delete it")
+                return cls(
+                    fingerprint=str(arrays["fingerprint"]),
+                    targets_of_draft=PackedLists(arrays["target_offsets"], arrays["target_ids"]),
+                    drafts_of_target=PackedLists(arrays["draft_offsets"], arrays["draft_ids"]),
+                )
+        except (KeyError, ValueError, EOFError, zipfile.BadZipFile) as exc:
+            raise VocabularyError(f"{path} is no alignment: {exc}; delete it") from exc
+
+
+def align(draft: Tokenizer, target: Tokenizer) -> Alignment:
+    """Every draft token as target tokens, and every target token as draft tokens."""
+    targets_of_draft = spelled_by(target, draft.vocabulary)
+    drafts_of_target = spelled_by(draft, target.vocabulary)
+    for draft_id, target_id in partners_by_role(draft.vocabulary, target.vocabulary).items():
+        targets_of_draft[draft_id] = (target_id,)
+        drafts_of_target[target_id] = (draft_id,)
+    return Alignment(
+        pair_fingerprint(draft.vocabulary, target.vocabulary),
+        PackedLists.of(targets_of_draft),
+        PackedLists.of(drafts_of_target),
+    )
+
+
+def align_cached(draft: Tokenizer, target: Tokenizer, folder: Path) -> Alignment:
+    """`align`, kept in a file of this folder that is named by the fingerprint."""
+    fingerprint = pair_fingerprint(draft.vocabulary, target.vocabulary)
+    path = folder / f"{fingerprint}.npz"
+    if path.exists():
+        return _checked(Alignment.load(path), fingerprint, path)
+    alignment = align(draft, target)
+    folder.mkdir(parents=True, exist_ok=True)
+    alignment.save(path)
+    return alignment
+
+
+def pair_fingerprint(draft: Vocabulary, target: Vocabulary) -> str:
+    """sha256 over bytes, roles and special ids of both, in this order."""
+    digest = hashlib.sha256()
+    for vocabulary in (draft, target):
+        digest.update(len(vocabulary).to_bytes(8, "little"))
+        digest.update(vocabulary.num_bytes.astype("<i8").tobytes())
+        digest.update(b"".join(vocabulary.token_bytes))
+        digest.update(repr((sorted(vocabulary.roles.items()), sorted(vocabulary.special_ids))).encode())
+    return digest.hexdigest()
+
+
+def _checked(alignment: Alignment, fingerprint: str, path: Path) -> Alignment:
+    if alignment.fingerprint != fingerprint:
+        raise VocabularyError(f"{path} holds alignment {alignment.fingerprint}, not {fingerprint}: delete it")
+    return alignment

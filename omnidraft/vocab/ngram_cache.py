@@ -1,0 +1,204 @@
+"""Several draft tokens that spell one target token, as far as the target really emitted it.
+
+An entry is a hash of the draft ids and a target id. What it says is checked against the bytes of both vocabularies
+when it goes in and again when it comes out, so a wrong entry or a collision can cost a guess, never give a token that
+spells something else.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Self
+
+import numpy as np
+
+from omnidraft.errors import VocabularyError
+from omnidraft.vocab.alignment import Alignment
+from omnidraft.vocab.ngram_table import ENTRY, Eviction, NgramTable
+from omnidraft.vocab.packed import PackedLists
+from omnidraft.vocab.positions import walk
+from omnidraft.vocab.tokenizer import Vocabulary
+
+MIN_LENGTH = 2
+_SEED = 0x9E3779B97F4A7C15
+_FACTOR = 0xBF58476D1CE4E5B9
+_MASK = 0xFFFFFFFFFFFFFFFF
+
+
+class NgramCache:
+    """Bounded; one thread at a time: who shares it takes a `copy`."""
+
+    def __init__(
+        self,
+        alignment_fingerprint: str,
+        draft_vocab: Vocabulary,
+        target_vocab: Vocabulary,
+        capacity: int,
+        eviction: Eviction = "lfu",
+    ) -> None:
+        self.alignment_fingerprint = alignment_fingerprint
+        self._draft_bytes = draft_vocab.token_bytes
+        self._target_bytes = target_vocab.token_bytes
+        self._draft = draft_vocab
+        self._target = target_vocab
+        self._table = NgramTable(capacity, eviction)
+        self._max_length = MIN_LENGTH
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    @property
+    def bytes_per_entry(self) -> int:
+        return ENTRY.itemsize
+
+    @property
+    def max_length(self) -> int:
+        """No n-gram in here is longer."""
+        return self._max_length
+
+    def insert(self, draft_ids: Sequence[int], target_id: int) -> bool:
+        """True when it is new.
+
+        Raises:
+            VocabularyError: fewer than two draft tokens, or they do not spell the target token.
+        """
+        if not self._is_right(draft_ids, target_id):
+            raise VocabularyError(
+                f"draft tokens {list(draft_ids)} spell {self._draft.spell(draft_ids)!r}, "
+                f"target token {target_id} spells {self._target_bytes[target_id]!r}"
+            )
+        self._max_length = max(self._max_length, len(draft_ids))
+        return self._table.add(_key(draft_ids), target_id)
+
+    def lookup(self, draft_ids: Sequence[int]) -> int | None:
+        """The target token that these draft tokens spell, if the cache knows it; it then counts as used."""
+        return self._checked(draft_ids, _key(draft_ids))
+
+    def longest(self, draft_ids: Sequence[int]) -> tuple[int, int] | None:
+        """(length, target id) of the longest n-gram at the start of these draft tokens."""
+        keys = list(accumulate(draft_ids[: self._max_length], _next_key, initial=_SEED))[MIN_LENGTH:]
+        for index in reversed(self._table.known(keys)):
+            length = index + MIN_LENGTH
+            target_id = self._checked(draft_ids[:length], keys[index])
+            if target_id is not None:
+                return length, target_id
+        return None
+
+    def learn(self, draft_ids: Sequence[int], target_ids: Sequence[int]) -> int:
+        """Insert every merge of two tokenisations of the same bytes, of which one may end earlier; returns how many
+        were new.
+
+        Raises:
+            VocabularyError: they are not tokenisations of the same bytes.
+        """
+        self._require_same_text(draft_ids, target_ids)
+        met = walk(self._draft.num_bytes[list(draft_ids)], self._target.num_bytes[list(target_ids)])
+        return sum(self.insert(draft_ids[first:end], target_ids[at]) for at, first, end in met.merges_M3.tolist())
+
+    def warm(self, alignment: Alignment) -> int:
+        """Insert, as unused, how the drafter spells every target token that it has no token for."""
+        self._require(alignment.fingerprint)
+        lists = alignment.drafts_of_target
+        targets = np.flatnonzero(lists.lengths >= MIN_LENGTH)
+        wrong = [target for target in targets.tolist() if not self._is_right(lists[target], target)]
+        if wrong:
+            raise VocabularyError(f"the alignment spells {len(wrong)} target tokens wrongly, the first is {wrong[0]}")
+        self._max_length = max(self._max_length, int(lists.lengths[targets].max(initial=MIN_LENGTH)))
+        return self._table.add_all(_keys(lists, targets), targets)
+
+    def merge(self, other: Self) -> None:
+        """Take over what the other knows. Raises VocabularyError when it belongs to another pair."""
+        self._require(other.alignment_fingerprint)
+        self._max_length = max(self._max_length, other._max_length)
+        self._table.merge(other._table)
+
+    def copy(self) -> "NgramCache":
+        """Same entries, no shared memory."""
+        return self._with(self._table.entries(), self._max_length)
+
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        """For a snapshot; equal histories give equal arrays."""
+        entries = self._table.entries()
+        columns = {name: np.ascontiguousarray(entries[name]) for name in ENTRY.names or ()}
+        fingerprint = np.frombuffer(self.alignment_fingerprint.encode(), np.uint8).copy()
+        return {"alignment": fingerprint, "max_length": np.array([self._max_length], np.uint32), **columns}
+
+    @classmethod
+    def from_arrays(
+        cls,
+        arrays: Mapping[str, np.ndarray],
+        alignment_fingerprint: str,
+        draft_vocab: Vocabulary,
+        target_vocab: Vocabulary,
+        capacity: int,
+        eviction: Eviction = "lfu",
+    ) -> "NgramCache":
+        """Raises VocabularyError when arrays are missing or belong to another pair."""
+        missing = {"alignment", "max_length", *(ENTRY.names or ())} - arrays.keys()
+        if missing:
+            raise VocabularyError(f"these arrays are no n-gram cache: {sorted(missing)} missing")
+        empty = cls(alignment_fingerprint, draft_vocab, target_vocab, capacity, eviction)
+        empty._require(arrays["alignment"].tobytes().decode("utf-8", "replace"))
+        return empty._with(_entries(arrays, len(target_vocab)), int(arrays["max_length"][0]))
+
+    def _checked(self, draft_ids: Sequence[int], key: int) -> int | None:
+        target_id = self._table.use(key)
+        return target_id if target_id is not None and self._is_right(draft_ids, target_id) else None
+
+    def _is_right(self, draft_ids: Sequence[int], target_id: int) -> bool:
+        parts = [self._draft_bytes[token] for token in draft_ids]
+        return len(parts) >= MIN_LENGTH and all(parts) and b"".join(parts) == self._target_bytes[target_id]
+
+    def _require_same_text(self, draft_ids: Sequence[int], target_ids: Sequence[int]) -> None:
+        drafted, emitted = self._draft.spell(draft_ids), self._target.spell(target_ids)
+        if not drafted.startswith(emitted) and not emitted.startswith(drafted):
+            raise VocabularyError(f"not the same text: draft ids spell {drafted[:80]!r}, target ids {emitted[:80]!r}")
+
+    def _require(self, fingerprint: str) -> None:
+        if fingerprint != self.alignment_fingerprint:
+            raise VocabularyError(f"n-grams of alignment {fingerprint}, here it is {self.alignment_fingerprint}")
+
+    def _with(self, entries: np.ndarray, max_length: int) -> "NgramCache":
+        table = self._table
+        other = NgramCache(self.alignment_fingerprint, self._draft, self._target, table.capacity, table.eviction)
+        other._table = NgramTable(table.capacity, table.eviction, entries)
+        other._max_length = max_length
+        return other
+
+
+def _entries(arrays: Mapping[str, np.ndarray], num_target: int) -> np.ndarray:
+    """The table's entries from arrays that come from outside."""
+    if len({len(arrays[name]) for name in ENTRY.names or ()}) != 1:
+        raise VocabularyError("the n-gram cache's arrays differ in length")
+    if arrays["target"].max(initial=0) >= num_target:
+        raise VocabularyError(f"an n-gram means target token {arrays['target'].max()} of {num_target}")
+    entries = np.empty(len(arrays["key"]), ENTRY)
+    for name in ENTRY.names or ():
+        entries[name] = arrays[name]
+    if len(np.unique(entries["key"])) < len(entries):
+        raise VocabularyError("the n-gram cache has an entry twice")
+    return entries
+
+
+def _next_key(key: int, token: int) -> int:
+    """Depends on all ids and their order; multiply and fold as in splitmix64."""
+    mixed = ((key ^ (token + 1)) * _FACTOR) & _MASK
+    return mixed ^ (mixed >> 29)
+
+
+def _key(draft_ids: Sequence[int]) -> int:
+    key = _SEED
+    for token in draft_ids:
+        key = _next_key(key, token)
+    return key
+
+
+def _keys(lists: PackedLists, chosen: np.ndarray) -> np.ndarray:
+    """`_key` of many lists at once."""
+    lengths, starts = lists.lengths[chosen], lists.offsets[:-1][chosen]
+    keys = np.full(len(chosen), _SEED, np.uint64)
+    for place in range(int(lengths.max(initial=0))):
+        going_on = np.flatnonzero(lengths > place)
+        tokens = lists.ids[starts[going_on] + place].astype(np.uint64) + np.uint64(1)
+        mixed = (keys[going_on] ^ tokens) * np.uint64(_FACTOR)
+        keys[going_on] = mixed ^ (mixed >> np.uint64(29))
+    return keys

@@ -1,0 +1,103 @@
+"""Text in one vocabulary's ids, kept in step with bytes that another model emits.
+
+A text is cut at safe boundaries (boundaries.py) into segments, and each segment is tokenised by itself; so a text
+that grows is tokenised again only from the beginning of its last segment. A segment is never longer than
+MAX_SEGMENT characters, which bounds the work for a word, or a run of spaces, without end.
+Bytes that are no UTF-8 travel through the text as surrogates (PEP 383).
+"""
+
+import codecs
+import re
+from collections.abc import Sequence
+
+from omnidraft.vocab.tokenizer import Tokenizer
+
+MAX_SEGMENT = 192
+MIN_BATCH = 32  # fewer segments are tokenised sooner one by one than by waking threads
+
+
+def tokenise_bytes(tokenizer: Tokenizer, data: bytes) -> list[int]:
+    """Ids that spell exactly these bytes: the tokenizer's own where it keeps them, else from its byte table.
+
+    Raises:
+        VocabularyError: some byte cannot be spelled at all.
+    """
+    text = data.decode("utf-8", "surrogateescape")
+    return _tokenise(tokenizer, _segments(text, tokenizer.vocabulary.boundary))
+
+
+class TailTokeniser:
+    """The ids of a prompt and of the text after it, while the text grows."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+        self._ids = list(prompt_ids)
+        self._tail = ""  # the last segment, which may go on
+        self._num_settled = len(self._ids)  # ids before the tail
+
+    @property
+    def ids(self) -> list[int]:
+        """Prompt and text so far, without the pending bytes. The tokeniser's own list: copy it to keep it."""
+        return self._ids
+
+    @property
+    def pending(self) -> bytes:
+        """Bytes at the end that are the beginning of a character; they are spelled when it is complete."""
+        return self._decoder.getstate()[0]
+
+    def append(self, data: bytes) -> int:
+        """Add bytes to the text; returns how many leading ids are as they were before.
+
+        Raises:
+            VocabularyError: some byte cannot be spelled at all; nothing may be appended afterwards.
+        """
+        text = self._decoder.decode(data)
+        if not text:
+            return len(self._ids)
+        segments = _segments(self._tail + text, self._tokenizer.vocabulary.boundary)
+        settled = _tokenise(self._tokenizer, segments[:-1])
+        after = settled + _tokenise(self._tokenizer, segments[-1:])
+        unchanged = self._num_settled + _num_common(self._ids[self._num_settled :], after)
+        self._ids[self._num_settled :] = after
+        self._num_settled += len(settled)
+        self._tail = segments[-1]
+        return unchanged
+
+
+def _segments(text: str, boundary: re.Pattern[str]) -> list[str]:
+    """The text, cut. Each cut depends on the segment before it and one character after, so growth moves none."""
+    segments: list[str] = []
+    start = 0
+    while start < len(text):
+        cut = boundary.search(text, start + 1, min(start + MAX_SEGMENT + 1, len(text)))
+        end = cut.start() if cut else start + MAX_SEGMENT
+        segments.append(text[start:end])
+        start = end
+    return segments
+
+
+def _tokenise(tokenizer: Tokenizer, segments: Sequence[str]) -> list[int]:
+    if not segments:
+        return []
+    readable = [segment if not _is_broken(segment) else "" for segment in segments]
+    is_long = len(readable) >= MIN_BATCH
+    proposals = tokenizer.encode_batch(readable) if is_long else [tokenizer.encode(each) for each in readable]
+    ids: list[int] = []
+    for segment, proposed in zip(segments, proposals, strict=True):
+        data = segment.encode("utf-8", "surrogateescape")
+        is_exact = tokenizer.vocabulary.spell(proposed) == data
+        ids += proposed if is_exact else tokenizer.vocabulary.byte_table.longest_match(data)
+    return ids
+
+
+def _is_broken(segment: str) -> bool:
+    """Boundaries stand around bytes that are no UTF-8, so a segment is all broken or not at all."""
+    return "\ud800" <= segment[0] <= "\udfff"
+
+
+def _num_common(before: Sequence[int], after: Sequence[int]) -> int:
+    for index, (old, new) in enumerate(zip(before, after, strict=False)):
+        if old != new:
+            return index
+    return min(len(before), len(after))

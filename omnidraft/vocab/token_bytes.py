@@ -1,0 +1,68 @@
+"""The exact bytes that every id of a vocabulary spells, from a tokenizer's plain data. Knows no tokenizer library."""
+
+import re
+from collections.abc import Collection, Mapping
+from enum import StrEnum
+from functools import lru_cache
+
+SPACE_MARKER = "\u2581"
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class Spelling(StrEnum):
+    """How the strings of a vocabulary stand for bytes."""
+
+    BYTE_LEVEL = "byte_level"  # GPT-2's alphabet: one visible character for each byte
+    SENTENCEPIECE = "sentencepiece"  # text with a marker for the space, and <0x0A> for single bytes; Unigram too
+
+
+def token_bytes(
+    tokens: Mapping[str, int],
+    spelling: Spelling,
+    *,
+    size: int,
+    literal: Mapping[int, str],
+    special_ids: Collection[int],
+) -> tuple[bytes, ...]:
+    """What each of `size` ids spells; b"" for special ids and for ids without a token.
+
+    Args:
+        tokens: the model's own table.
+        size: rows of the model's embedding; may be more than there are tokens.
+        literal: tokens added beside the table, which stand for themselves whatever the spelling.
+    """
+    spell = _from_byte_level if spelling is Spelling.BYTE_LEVEL else _from_sentencepiece
+    table = [b""] * size
+    for token, index in tokens.items():
+        if index < size:
+            table[index] = spell(token)
+    for index, text in literal.items():
+        if index < size:
+            table[index] = text.encode("utf-8")
+    for index in special_ids:
+        if index < size:
+            table[index] = b""
+    return tuple(table)
+
+
+def _from_byte_level(token: str) -> bytes:
+    alphabet = _byte_of_character()
+    try:
+        return bytes([alphabet[character] for character in token])
+    except KeyError:  # a character outside the alphabet: the whole token is plain text
+        return token.encode("utf-8")
+
+
+def _from_sentencepiece(token: str) -> bytes:
+    byte = _BYTE_TOKEN.fullmatch(token)
+    if byte:
+        return bytes([int(byte[1], 16)])
+    return token.replace(SPACE_MARKER, " ").encode("utf-8")
+
+
+@lru_cache(maxsize=1)
+def _byte_of_character() -> Mapping[str, int]:
+    """GPT-2's alphabet: visible Latin-1 characters stand for themselves, the others for U+0100 and up."""
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in set(visible)]
+    return {chr(byte): byte for byte in visible} | {chr(0x100 + n): byte for n, byte in enumerate(hidden)}

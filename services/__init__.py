@@ -1,0 +1,1 @@
+"""What gets deployed: one thin main per service."""

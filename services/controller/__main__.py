@@ -1,0 +1,5 @@
+"""`python -m services.controller`."""
+
+from services.controller.main import main
+
+main()

@@ -1,0 +1,1 @@
+"""The decode worker service: serves requests and records what the target believed."""

@@ -1,0 +1,1 @@
+"""The distiller service: learns from the trace log and publishes snapshots."""

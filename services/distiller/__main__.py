@@ -1,0 +1,5 @@
+"""`python -m services.distiller`."""
+
+from services.distiller.main import main
+
+main()

@@ -1,0 +1,15 @@
+"""The distiller's entry point; what it does is in omnidraft/hosts/distiller.py."""
+
+from omnidraft.config import Settings
+from omnidraft.hosts import process
+
+
+def main() -> None:
+    """Parse the command line and run until SIGTERM."""
+    process.run("distiller", _host)
+
+
+def _host(settings: Settings) -> int:
+    from omnidraft.hosts import distiller  # after the settings were read: a wrong one is told before torch is loaded
+
+    return distiller.main(settings)

@@ -1,0 +1,224 @@
+"""What every registry promises, over plain folders and over MLflow on SQLite."""
+
+import itertools
+import multiprocessing
+import socket
+
+import pytest
+
+from omnidraft.errors import RegistryError, SnapshotCorrupt, SnapshotNotFound, SnapshotStale
+from omnidraft.registry.directory_registry import DirectoryRegistry
+from omnidraft.registry.mlflow_registry import READY_TAG, MlflowRegistry
+from omnidraft.snapshots import bundle
+from tests.snapshot_folders import make_bundle
+
+
+@pytest.fixture(scope="module")
+def mlflow_url(tmp_path_factory):
+    return f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db"
+
+
+@pytest.fixture(scope="module")
+def targets():
+    return (f"target{number}" for number in itertools.count())
+
+
+def open_mlflow(url, target, keep_resume=2):
+    return MlflowRegistry(url, "org/small", target, artifacts=None, keep_resume=keep_resume)
+
+
+@pytest.fixture(params=["directory", "mlflow"])
+def opened(request, tmp_path, targets):
+    """A function that opens one empty registry, again and again, and a function that makes bundles for it."""
+    target = next(targets)
+
+    def open_registry(keep_resume=2):
+        if request.param == "mlflow":
+            return open_mlflow(request.getfixturevalue("mlflow_url"), target, keep_resume)
+        return DirectoryRegistry(tmp_path / "registry", "org/small", target, keep_resume=keep_resume)
+
+    def bundle_of(snapshot_id, **fields):
+        return make_bundle(tmp_path / "bundles", snapshot_id, target=target, **fields)
+
+    return open_registry, bundle_of
+
+
+def test_a_published_version_is_seen_by_others_as_challenger(opened):
+    open_registry, bundle_of = opened
+    published = open_registry().publish(bundle_of("s1", offsets={0: 7}), None)
+    assert (published.version, published.aliases) == (1, ("challenger",))
+    for name in ("challenger", "latest", "1"):
+        assert open_registry().resolve(name).manifest == published.manifest
+    assert published.manifest.offsets == {0: 7}
+
+
+def test_an_empty_registry_has_nothing(opened, tmp_path):
+    registry = opened[0]()
+    assert registry.versions() == ()
+    for name in ("champion", "latest", "1"):
+        with pytest.raises(SnapshotNotFound):
+            registry.resolve(name)
+    with pytest.raises(SnapshotNotFound):
+        registry.fetch(1, tmp_path / "cache")
+    with pytest.raises(SnapshotNotFound):
+        registry.promote(1)
+
+
+def test_promoting_remembers_the_previous_and_rolling_back_is_promoting_it(opened):
+    open_registry, bundle_of = opened
+    registry = open_registry()
+    for parent, name in ((None, "s1"), (1, "s2")):
+        registry.promote(registry.publish(bundle_of(name), parent).version)
+    registry.promote(2)  # again: nothing changes
+    assert [version.aliases for version in registry.versions()] == [("previous",), ("champion",)]
+    registry.promote(1)
+    assert [version.aliases for version in registry.versions()] == [("champion",), ("previous",)]
+
+
+def test_of_two_publishers_with_one_parent_the_second_is_stale(opened):
+    open_registry, bundle_of = opened
+    first, second = open_registry(), open_registry()
+    first.publish(bundle_of("s1"), None)
+    first.publish(bundle_of("s2"), 1)
+    with pytest.raises(SnapshotStale):
+        second.publish(bundle_of("zombie"), 1)
+    with pytest.raises(SnapshotStale):
+        second.publish(bundle_of("newcomer"), None)
+    assert [version.manifest.snapshot_id for version in second.versions()] == ["s1", "s2"]
+    assert second.publish(bundle_of("s3"), 2).aliases == ("challenger",)
+
+
+def test_publishing_a_snapshot_again_gives_the_version_it_has(opened):
+    open_registry, bundle_of = opened
+    folder = bundle_of("s1")
+    assert open_registry().publish(folder, None).version == 1
+    assert open_registry().publish(folder, None).version == 1
+
+
+def test_only_the_parts_asked_for_are_fetched_and_later_the_others(opened, tmp_path):
+    open_registry, bundle_of = opened
+    registry = open_registry()
+    registry.publish(bundle_of("s1"), None)
+    folder = registry.fetch(1, tmp_path / "cache")
+    assert bundle.ngrams(folder)["keys"].tolist() == [0, 1, 2]
+    assert not (folder / "resume").exists()
+    assert registry.fetch(1, tmp_path / "cache", ("serving", "resume")) == folder
+    bundle.verify(folder, ["serving", "resume"])
+
+
+def test_publishing_and_fetching_on_one_disk_makes_no_copy(opened, tmp_path):
+    open_registry, bundle_of = opened
+    source = bundle_of("s1")
+    open_registry().publish(source, None)
+    fetched = open_registry().fetch(1, tmp_path / "cache")
+    assert (fetched / bundle.DRAFTER).stat().st_ino == (source / bundle.DRAFTER).stat().st_ino
+
+
+def test_a_file_that_rotted_in_the_store_is_never_handed_out(opened, tmp_path):
+    open_registry, bundle_of = opened
+    source = bundle_of("s1")
+    open_registry().publish(source, None)
+    (source / bundle.DRAFTER).write_bytes(b"rotten")  # hard-linked: the store's file is the same one
+    for _ in range(2):
+        with pytest.raises(SnapshotCorrupt, match="sha256"):
+            open_registry().fetch(1, tmp_path / "cache")
+
+
+def test_a_broken_bundle_and_one_of_another_pair_are_not_published(opened, tmp_path):
+    open_registry, bundle_of = opened
+    broken = bundle_of("s1")
+    (broken / bundle.DRAFTER).write_bytes(b"")
+    with pytest.raises(SnapshotCorrupt):
+        open_registry().publish(broken, None)
+    with pytest.raises(RegistryError, match="stranger"):
+        open_registry().publish(make_bundle(tmp_path, "s2", target="stranger"), None)
+    assert open_registry().versions() == ()
+
+
+def test_old_resume_parts_are_removed_and_serving_parts_stay(opened, tmp_path):
+    open_registry, bundle_of = opened
+    registry = open_registry(keep_resume=1)
+    registry.publish(bundle_of("s1"), None)
+    registry.publish(bundle_of("s2"), 1)
+    with pytest.raises(SnapshotNotFound, match="keep_resume"):
+        registry.fetch(1, tmp_path / "cache", ("resume",))
+    bundle.verify(registry.fetch(1, tmp_path / "cache"), ["serving"])
+    bundle.verify(registry.fetch(2, tmp_path / "cache", ("resume",)), ["resume"])
+
+
+def test_notes_curves_and_reports_are_taken(opened, tmp_path):
+    open_registry, bundle_of = opened
+    registry = open_registry()
+    registry.publish(bundle_of("s1", losses={"dm": 0.5}, agreement_before=0.7, agreement_after=0.8), None)
+    report = tmp_path / "report.txt"
+    report.write_text("well")
+    registry.annotate(1, {"judgement": "promoted"})
+    registry.log_metrics(1, {"loss/dm": 0.4}, step=2)
+    registry.log_file(1, report)
+    assert registry.resolve("1").version == 1
+
+
+def test_a_version_that_is_not_ready_is_invisible_and_an_abandoned_one_gives_way(mlflow_url, targets, tmp_path):
+    target = next(targets)
+    registry = open_mlflow(mlflow_url, target)
+    registry.publish(make_bundle(tmp_path, "s1", target=target), None)
+    client, name = registry._client, registry._name  # what a publisher that died leaves behind
+    run_id = client.get_model_version(name, "1").run_id
+    client.create_model_version(name, "file:///nowhere", run_id + "x", await_creation_for=0)
+    assert [version.version for version in registry.versions()] == [1]
+    with pytest.raises(SnapshotNotFound, match="still being published"):
+        registry.resolve("2")
+    with pytest.raises(SnapshotStale):  # it is seconds old: its publisher may be alive, and was first
+        registry.publish(make_bundle(tmp_path, "s2", target=target), 1)
+    impatient = MlflowRegistry(mlflow_url, "org/small", target, artifacts=None, keep_resume=2, abandoned_ms=0)
+    assert impatient.publish(make_bundle(tmp_path, "s3", target=target), 1).version == 4
+    assert [version.version for version in registry._all_versions()] == [1, 4]
+    assert READY_TAG in client.get_model_version(name, "4").tags
+
+
+def test_mlflow_shows_figures_and_story_of_a_version(mlflow_url, targets, tmp_path):
+    target = next(targets)
+    registry = open_mlflow(mlflow_url, target)
+    told = {"agreement_before": 0.7, "agreement_after": 0.8, "held_out_records": 9, "losses": {"dm": 0.5}}
+    registry.publish(make_bundle(tmp_path, "s1", target=target, **told), None)
+    registry.annotate(1, {"judgement": "promoted: well"})
+    registry.log_metrics(1, {"promoted": 1.0}, step=1)
+    registry.log_file(1, tmp_path / "s1/manifest.json")
+    shown = registry._client.get_model_version(registry._name, "1")
+    run = registry._client.get_run(shown.run_id)
+    assert "0.7000 to 0.8000 (+0.1000) on 9 records" in shown.description
+    assert (run.info.run_name, run.info.status) == ("v1 s1", "FINISHED")
+    assert (run.data.metrics["loss/dm"], run.data.params["train"]) == (0.5, "base")
+    assert (shown.tags["judgement"], run.data.metrics["promoted"]) == ("promoted: well", 1.0)
+    assert [file.path for file in registry._client.list_artifacts(run.info.run_id, "reports")] == ["reports/manifest.json"]
+    assert {file.path for file in registry._client.list_artifacts(run.info.run_id)} >= {"manifest.json", "serving"}
+
+
+def open_fresh_store(url):
+    open_mlflow(url, "t").versions()
+
+
+def test_three_processes_open_a_fresh_mlflow_store_together(tmp_path, mlflow_url):
+    open_mlflow(mlflow_url, "warm-up")  # mlflow is imported once, here; the forks start at the migration
+    fork = multiprocessing.get_context("fork")
+    url = f"sqlite:///{tmp_path}/fresh/mlflow.db"
+    openers = [fork.Process(target=open_fresh_store, args=(url,)) for _ in range(3)]
+    for opener in openers:
+        opener.start()
+    for opener in openers:
+        opener.join(90)
+    assert [opener.exitcode for opener in openers] == [0, 0, 0]
+
+
+def test_a_server_that_is_down_is_a_registry_error_that_names_it():
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        with pytest.raises(RegistryError, match=f"{url}.*MLFLOW_TRACKING_URI"):
+            open_mlflow(url, "t")
+
+
+def test_a_file_that_is_no_database_is_a_registry_error(tmp_path):
+    (tmp_path / "mlflow.db").write_text("this is not a database" * 100)
+    with pytest.raises(RegistryError):
+        open_mlflow(f"sqlite:///{tmp_path}/mlflow.db", "t")

@@ -1,0 +1,68 @@
+"""A broker that dies and comes back: both ends go on, and nothing acknowledged is lost."""
+
+import time
+
+import pytest
+
+from omnidraft.errors import BusError
+from omnidraft.ports import Outgoing
+from tests.kafka_fixture import load_local_broker, skip_without_kafka
+
+pytestmark = pytest.mark.kafka
+
+
+def append_until_acknowledged(writer, value: bytes) -> None:
+    deadline = time.monotonic() + 40
+    while True:
+        try:
+            writer.append([Outgoing(b"k", value)])
+            return
+        except BusError:
+            if time.monotonic() > deadline:
+                raise
+
+
+def read_until(reader, number: int) -> list[bytes]:
+    """At least `number` values, through any outage."""
+    found: list[bytes] = []
+    deadline = time.monotonic() + 40
+    while len(found) < number and time.monotonic() < deadline:
+        try:
+            found += [message.value for message in reader.poll(10, timeout_s=0.5).messages]
+        except BusError:
+            continue
+    return found
+
+
+def poll_ten_times(reader) -> None:
+    for _ in range(10):
+        reader.poll(10, timeout_s=0.5)
+
+
+def test_both_ends_go_on_after_the_broker_was_killed_and_started_again(tmp_path):
+    from omnidraft.bus.kafka_log import KafkaReader, KafkaWriter
+
+    local_broker = load_local_broker()
+    try:
+        broker = local_broker.start(0, tmp_path)
+    except local_broker.BrokerError as exc:
+        skip_without_kafka(f"no Kafka broker: {exc}")
+    try:
+        writer = KafkaWriter(broker.bootstrap, "t", request_timeout_s=2)
+        reader = KafkaReader(broker.bootstrap, "t", request_timeout_s=2)
+        writer.append([Outgoing(b"k", b"before")])
+        assert read_until(reader, 1) == [b"before"]
+        broker.stop()
+        with pytest.raises(BusError, match=broker.bootstrap):
+            writer.append([Outgoing(b"k", b"lost")])
+        with pytest.raises(BusError, match=broker.bootstrap):
+            poll_ten_times(reader)
+        broker = local_broker.start(broker.port, tmp_path)
+        append_until_acknowledged(writer, b"after")
+        assert read_until(reader, 1)[-1] == b"after"
+        reader.seek({})
+        assert read_until(reader, 2)[0] == b"before"
+        writer.close()
+        reader.close()
+    finally:
+        broker.kill()

@@ -1,0 +1,132 @@
+"""The four real tokenizers: every id, the alignment's size, and text kept in step."""
+
+import os
+import random
+import time
+import unicodedata
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from omnidraft.models.hf_tokenizer import HfTokenizer
+from omnidraft.vocab.alignment import Alignment, align
+from omnidraft.vocab.ngram_cache import NgramCache
+from omnidraft.vocab.retokenise import TailTokeniser, tokenise_bytes
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
+
+NAMES = ("smollm2-135m", "qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b", "gemma3-270m")
+ROWS = {"smollm2-135m": 49_152, "qwen2.5-coder-1.5b": 151_936, "qwen2.5-coder-0.5b": 151_936, "gemma3-270m": 262_144}
+TEXT = (
+    "Question: 3 + 14 = 17, isn't it?  \u4f60\u597d\uff0c\u4e16\u754c\u3002\u4eca\u5929\u5929\u6c14\u5f88\u597d\u3002"
+    " \U0001f600\U0001f468\u200d\U0001f469\u200d\U0001f467 caf\u00e9\n\n"
+    "def area(r):\r\n\treturn 3.14159 * r**2  # <td>a</td> <|im_end|>\n" + " " * 37 + "x = {'a': [1, 2]}\n\n\n"
+    "\u0928\u092e\u0938\u094d\u0924\u0947 \u043f\u0440\u0438\u0432\u0435\u0442 \u0645\u0631\u062d\u0628\u0627"
+    " I'LL don't \u00a0 \u2019s 1234567890 \u00b2 ...!?\n"
+)
+
+
+def loaded(name: str) -> HfTokenizer:
+    folder = Path(os.environ.get("OMNIDRAFT_CACHE", Path.home() / ".cache" / "omnidraft")) / "models" / name
+    if not (folder / "tokenizer.json").exists():
+        pytest.skip(f"{folder} holds no converted model; `omnidraft models pull {name}`")
+    return HfTokenizer(folder, vocab_size=ROWS[name])
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def tokenizer(request: pytest.FixtureRequest) -> HfTokenizer:
+    return loaded(request.param)
+
+
+@pytest.fixture(scope="module")
+def pair() -> tuple[HfTokenizer, HfTokenizer]:
+    return loaded("smollm2-135m"), loaded("qwen2.5-coder-1.5b")
+
+
+@pytest.fixture(scope="module")
+def alignment(pair: tuple[HfTokenizer, HfTokenizer]) -> Alignment:
+    return align(*pair)
+
+
+def test_bytes_of_every_id_agree_with_the_tokenizers_own_decoder(tokenizer: HfTokenizer) -> None:
+    vocabulary = tokenizer.vocabulary
+    (anchor,) = vocabulary.byte_table.longest_match(b"a")
+    texts = {index: text for index, spelled in enumerate(vocabulary.token_bytes) if (text := decoded(spelled))}
+    decodings = tokenizer._backend.decode_batch([[anchor, index] for index in texts])
+    wrong = [index for (index, text), read in zip(texts.items(), decodings, strict=True) if read != "a" + text]
+    assert wrong == []
+    assert len(texts) > 45_000
+
+
+def test_every_ids_bytes_are_spelled_again_exactly(tokenizer: HfTokenizer) -> None:
+    for spelled in tokenizer.vocabulary.token_bytes:
+        assert tokenizer.vocabulary.spell(tokenise_bytes(tokenizer, spelled)) == spelled
+
+
+def test_encoding_a_tokens_text_gives_its_bytes_unless_it_is_normalised(tokenizer: HfTokenizer) -> None:
+    spelled = [data for data in tokenizer.vocabulary.token_bytes if (text := decoded(data)) and is_nfc(text)]
+    encoded = tokenizer.encode_batch([data.decode() for data in spelled])
+    wrong = [data for data, ids in zip(spelled, encoded, strict=True) if tokenizer.vocabulary.spell(ids) != data]
+    assert wrong == []
+
+
+def test_a_text_gets_the_tokenizers_own_ids(tokenizer: HfTokenizer) -> None:
+    text = TEXT * 20
+    assert tokenise_bytes(tokenizer, text.encode()) == tokenizer.encode(text)
+
+
+def test_a_text_that_grows_gets_the_ids_of_the_whole_in_well_under_a_millisecond(tokenizer: HfTokenizer) -> None:
+    random.seed(7)
+    data = (TEXT * 20 + "e\u0301\ud7fb" + "w" * 1000 + " " * 1000).encode() + b"\xc3 \xe4\xbd" + TEXT.encode()
+    tail, spent, start = TailTokeniser(tokenizer, [1]), [], 0
+    tail.append(b"")
+    while start < len(data):
+        end = start + random.randint(1, 12)
+        began = time.perf_counter()
+        tail.append(data[start:end])
+        spent.append(time.perf_counter() - began)
+        start = end
+    assert tail.ids[1:] == tokenise_bytes(tokenizer, data)
+    print(f"\nappend: median {np.median(spent) * 1e6:.0f} us, 99 % {np.quantile(spent, 0.99) * 1e6:.0f} us")
+    assert np.median(spent) < 0.5e-3
+
+
+def test_smollm2_and_qwen_share_what_they_are_known_to_share(
+    pair: tuple[HfTokenizer, HfTokenizer], alignment: Alignment
+) -> None:
+    """39,237 strings are in both vocabularies; three of them are special tokens."""
+    by_role = [token for token in pair[0].vocabulary.special_ids if alignment.pieces(token)]
+    assert alignment.num_direct - len(by_role) == 39_234
+    assert {0, 1, 2} <= set(by_role)
+
+
+def test_aligning_takes_seconds_and_the_caches_lookups_microseconds(
+    pair: tuple[HfTokenizer, HfTokenizer], alignment: Alignment
+) -> None:
+    began = time.perf_counter()
+    again = align(*pair)
+    align_s = time.perf_counter() - began
+    ngrams = NgramCache(again.fingerprint, pair[0].vocabulary, pair[1].vocabulary, 200_000)
+    num_warm = ngrams.warm(alignment)
+    known = [again.draft_pieces(target) for target in range(100_000, 110_000)]
+    known = [pieces for pieces in known if len(pieces) >= 2]
+    began = time.perf_counter()
+    found = [ngrams.lookup(pieces) for pieces in known]
+    lookup_s = (time.perf_counter() - began) / len(known)
+    print(f"\nalign {align_s:.1f} s, {num_warm} n-grams, lookup {lookup_s * 1e6:.1f} us")
+    assert None not in found
+    assert align_s < 20
+    assert lookup_s < 100e-6
+
+
+def decoded(spelled: bytes) -> str:
+    """The text, or "" when these bytes are none by themselves."""
+    try:
+        return spelled.decode()
+    except UnicodeDecodeError:
+        return ""
+
+
+def is_nfc(text: str) -> bool:
+    return unicodedata.is_normalized("NFC", text)

@@ -1,0 +1,46 @@
+"""What the Kafka log says when there is no broker. With one: tests/contract and tests/integration."""
+
+import socket
+import threading
+import time
+
+import pytest
+
+from omnidraft.errors import BusError
+
+kafka_log = pytest.importorskip("omnidraft.bus.kafka_log", reason="the kafka extra is not installed")
+
+
+@pytest.mark.parametrize("end", [kafka_log.KafkaWriter, kafka_log.KafkaReader])
+def test_a_broker_that_is_not_there_is_named_quickly(end):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        servers = f"127.0.0.1:{free.getsockname()[1]}"
+    started_s = time.monotonic()
+    with pytest.raises(BusError, match=servers):
+        end(servers, "t", request_timeout_s=0.3)
+    assert time.monotonic() - started_s < 2
+
+
+def test_a_host_that_accepts_and_never_answers_is_named_quickly():
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        servers = f"127.0.0.1:{silent.getsockname()[1]}"
+        started_s = time.monotonic()
+        with pytest.raises(BusError, match=servers):
+            kafka_log.KafkaWriter(servers, "t", request_timeout_s=0.5)
+        assert time.monotonic() - started_s < 5
+
+
+def test_a_host_name_that_does_not_resolve_is_a_bus_error():
+    with pytest.raises(BusError, match=r"no-such-host\.invalid"):
+        kafka_log.KafkaWriter("no-such-host.invalid:9092", "t", request_timeout_s=0.3)
+
+
+def test_trying_again_during_an_outage_leaves_no_threads_behind():
+    before = threading.active_count()
+    for _ in range(2):
+        with pytest.raises(BusError):
+            kafka_log.KafkaWriter("127.0.0.1:1", "t", request_timeout_s=0.1)
+    assert threading.active_count() == before

@@ -1,0 +1,169 @@
+"""A worker follows the champion, and nothing that goes wrong on the way reaches the requests."""
+
+import threading
+
+import pytest
+
+from omnidraft.config import WorkerSettings
+from omnidraft.decode.refresh import Refresher
+from omnidraft.decode.slot import LoadedSnapshot, SnapshotSlot
+from omnidraft.errors import BusError, ModelError, RegistryError
+from omnidraft.ports import Announcement
+from omnidraft.registry.directory_registry import DirectoryRegistry
+from omnidraft.snapshots import bundle
+from omnidraft.telemetry.metrics import CountingMetrics
+from tests.snapshot_folders import make_bundle
+
+FAILURES = "omnidraft_snapshot_load_failures_total"
+
+
+class Follower:
+    """Tells what the test put in; None is silence, an error is a log that is down."""
+
+    def __init__(self):
+        self.told = []
+
+    def poll(self, timeout_s):
+        told = self.told.pop(0) if self.told else None
+        if isinstance(told, BusError):
+            raise told
+        return told
+
+
+class Fragile(DirectoryRegistry):
+    """A registry that can be switched off."""
+
+    is_down = False
+
+    def resolve(self, name):
+        if self.is_down:
+            raise RegistryError("down")
+        return super().resolve(name)
+
+
+class Worker:
+    """A refresher with everything around it; `loads` lists what the loader was asked for."""
+
+    def __init__(self, folder, num_versions=4):
+        self.folder = folder
+        self.registry = Fragile(folder / "registry", "org/small", "big", keep_resume=2)
+        for version in range(1, num_versions + 1):
+            self.registry.publish(make_bundle(folder / "bundles", f"s{version}"), version - 1 or None)
+        self.slot = SnapshotSlot(LoadedSnapshot(None, "base", object(), None, None))
+        self.follower, self.metrics = Follower(), CountingMetrics()
+        self.loads, self.unfit, self.now = [], set(), 0.0
+        settings = WorkerSettings(poll_s=0.001)
+        self.refresher = Refresher(
+            self.registry,
+            self.slot,
+            self.load,
+            self.follower,
+            settings,
+            self.metrics,
+            staging=folder / "staging",
+            clock=lambda: self.now,
+        )
+
+    def load(self, found, folder):
+        self.loads.append(found.version)
+        bundle.verify(folder, ["serving"])
+        if found.version in self.unfit:
+            raise ModelError("does not fit")
+        return LoadedSnapshot(found.version, found.manifest.snapshot_id, object(), None, found.manifest)
+
+    def step(self, *told):
+        self.follower.told.extend(told)
+        self.refresher.step(threading.Event())
+        return self.slot.current.version
+
+
+@pytest.fixture
+def worker(tmp_path):
+    return Worker(tmp_path)
+
+
+def champion(sequence, version):
+    return Announcement(sequence, "champion", version)
+
+
+def test_an_announced_snapshot_is_loaded_and_swapped_in(worker):
+    assert worker.step(champion(0, 1)) == 1
+    assert worker.step(champion(1, 2)) == 2
+    assert worker.slot.current.sequence == 1
+    assert len(worker.metrics.observed("omnidraft_snapshot_swap_seconds")) == 2
+    assert worker.metrics.value("omnidraft_snapshot_version_info", target="big", drafter="org/small") == 2
+
+
+def test_a_champion_that_nobody_announced_is_taken_from_the_registry(worker):
+    assert worker.step() is None
+    worker.registry.promote(2)
+    assert worker.step() == 2
+    assert worker.step(champion(5, 2)) == 2  # the announcement arrives late: nothing is loaded again
+    assert (worker.loads, worker.slot.current.sequence) == ([2], 5)
+    worker.registry.promote(1)
+    assert worker.step() == 1
+
+
+def test_a_rollback_to_the_previous_loads_nothing(worker):
+    worker.step(champion(0, 1))
+    worker.step(champion(1, 2))
+    assert worker.step(champion(2, 1)) == 1
+    assert worker.loads == [1, 2]
+
+
+def test_a_snapshot_that_cannot_be_loaded_is_counted_and_retried_with_growing_pauses(worker):
+    worker.registry.promote(2)
+    worker.step(champion(0, 1))
+    worker.unfit = {2}
+    assert [worker.step(champion(1, 2)), *[worker.step() for _ in range(5)]] == [1] * 6
+    assert (worker.loads, worker.metrics.value(FAILURES)) == ([1, 2], 1)
+    worker.now += 0.0015
+    worker.step()
+    worker.now += 0.0015  # the second pause is twice as long
+    worker.step()
+    assert worker.loads == [1, 2, 2]
+    worker.unfit = set()
+    worker.now += 1
+    assert worker.step() == 2
+
+
+def test_after_a_bad_snapshot_the_next_one_is_taken_at_once(worker):
+    worker.unfit = {1}
+    assert worker.step(champion(0, 1)) is None
+    assert worker.step(champion(1, 2)) == 2
+
+
+def test_a_corrupt_snapshot_leaves_the_old_one_in_place(worker):
+    worker.step(champion(0, 1))
+    (worker.folder / "bundles/s2" / bundle.DRAFTER).write_bytes(b"rotten")
+    assert worker.step(champion(1, 2)) == 1
+    assert worker.loads == [1]
+    assert worker.metrics.value(FAILURES) == 1
+
+
+def test_a_log_and_a_registry_that_are_down_are_survived(worker):
+    worker.step(champion(0, 1))
+    worker.registry.is_down = True
+    assert worker.step(BusError("down")) == 1
+    assert worker.step(champion(1, 2)) == 1
+    worker.registry.is_down = False
+    worker.registry.promote(2)
+    worker.now += 1
+    assert worker.step(BusError("down")) == 2
+    assert worker.metrics.value("omnidraft_refresh_errors_total") == 3
+
+
+def test_files_of_snapshots_that_are_no_longer_loaded_are_removed(worker):
+    for sequence, version in enumerate((1, 2, 3, 4)):
+        worker.step(champion(sequence, version))
+    folders = [path.name for path in (worker.folder / "staging").iterdir() if path.is_dir()]
+    assert sorted(folders) == ["v000003-s3", "v000004-s4"]
+
+
+def test_the_thread_ends_when_told(worker):
+    stop = threading.Event()
+    thread = threading.Thread(target=worker.refresher.run, args=(stop,))
+    thread.start()
+    stop.set()
+    thread.join(5)
+    assert not thread.is_alive()

@@ -1,0 +1,87 @@
+"""The newest announcement is told once, and nothing on the topic can stop its readers."""
+
+import pytest
+
+from omnidraft.bus.memory_log import MemoryLog, MemoryReader, MemoryWriter
+from omnidraft.errors import BusError
+from omnidraft.fleet import announcements
+from omnidraft.fleet.announcements import ControlFollower
+from omnidraft.ports import Announcement, Outgoing
+from omnidraft.telemetry.metrics import CountingMetrics
+
+
+@pytest.fixture
+def log():
+    return MemoryLog(partitions=3)
+
+
+@pytest.fixture
+def writer(log):
+    return MemoryWriter(log, "control")
+
+
+@pytest.fixture
+def metrics():
+    return CountingMetrics()
+
+
+def follow(log, metrics, kinds=("champion",)):
+    return ControlFollower(MemoryReader(log, "control"), metrics, kinds=kinds)
+
+
+def test_after_a_long_absence_only_the_last_champion_is_told(log, writer, metrics):
+    for version in range(1, 10):  # the memory log gives three messages a poll
+        announcements.announce(writer, version)
+    announcements.announce(writer, 4)  # a rollback
+    follower = follow(log, metrics)
+    assert follower.poll(0) == Announcement(9, "champion", 4)
+    assert follower.poll(0) is None
+    announcements.announce(writer, 10)
+    assert follower.poll(0) == Announcement(10, "champion", 10)
+
+
+def test_each_follower_hears_its_kinds_only(log, writer, metrics):
+    announcements.pause(writer)
+    announcements.announce(writer, 1)
+    announcements.resume(writer)
+    learner, worker = follow(log, metrics, ("pause", "resume")), follow(log, metrics)
+    assert learner.poll(0) == Announcement(2, "resume")
+    assert worker.poll(0) == Announcement(1, "champion", 1)
+
+
+@pytest.mark.parametrize(
+    "value", [b"", b"\xff", b"[]", b'{"kind": "champion"}', b'{"kind": "dance"}', b'{"kind": "pause", "version": 1}']
+)
+def test_a_malformed_message_is_skipped_and_counted(log, writer, metrics, value):
+    announcements.announce(writer, 1)
+    writer.append([Outgoing(announcements.KEY, value)])
+    assert follow(log, metrics).poll(0) == Announcement(0, "champion", 1)
+    assert metrics.value("omnidraft_control_messages_skipped_total") == 1
+
+
+def test_a_key_of_a_later_controller_does_no_harm(log, writer, metrics):
+    writer.append([Outgoing(announcements.KEY, b'{"kind": "champion", "version": 2, "canary": 0.1}')])
+    assert follow(log, metrics).poll(0) == Announcement(0, "champion", 2)
+
+
+class FailsOnce(MemoryReader):
+    """The log goes down after the first poll, for one poll."""
+
+    num_polls = 0
+
+    def poll(self, max_messages, timeout_s):
+        self.num_polls += 1
+        if self.num_polls == 2:
+            raise BusError("down")
+        return super().poll(max_messages, timeout_s)
+
+
+def test_what_was_read_before_the_log_went_down_is_told_when_it_is_back(log, writer, metrics):
+    for version in (1, 2, 3):
+        announcements.announce(writer, version)
+    for _ in range(3):
+        announcements.pause(writer)
+    follower = ControlFollower(FailsOnce(log, "control"), metrics)
+    with pytest.raises(BusError):
+        follower.poll(0)
+    assert follower.poll(0) == Announcement(2, "champion", 3)

@@ -1,0 +1,140 @@
+"""config.load: what wins over what, and that every mistake is one clear line."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from omnidraft import config
+from omnidraft.errors import ConfigError
+
+
+@pytest.fixture
+def toml(tmp_path: Path):
+    def write(text: str) -> Path:
+        path = tmp_path / "settings.toml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def problem(*args, **kwargs) -> str:
+    with pytest.raises(ConfigError) as refused:
+        config.load(*args, **kwargs)
+    return str(refused.value)
+
+
+def test_without_a_file_the_defaults_hold():
+    assert config.load(environ={}) == config.Settings()
+
+
+def test_the_file_wins_over_the_defaults_field_by_field(toml):
+    settings = config.load(toml("[learner]\nseed = 7\n"), environ={})
+    assert settings.learner.seed == 7
+    assert settings.learner.records_per_step == config.LearnerSettings().records_per_step
+
+
+def test_the_environment_wins_over_the_file_field_by_field(toml):
+    path = toml("[learner]\nseed = 7\nrecords_per_step = 9\n")
+    settings = config.load(path, environ={"OMNIDRAFT_LEARNER__SEED": "8"})
+    assert (settings.learner.seed, settings.learner.records_per_step) == (8, 9)
+
+
+def test_overrides_win_over_the_environment_and_none_is_not_given():
+    environ = {"OMNIDRAFT_LEARNER__SEED": "8", "OMNIDRAFT_LEARNER__LOSS": "dm"}
+    settings = config.load(environ=environ, learner={"seed": 9, "loss": None})
+    assert (settings.learner.seed, settings.learner.loss) == (9, "dm")
+
+
+@pytest.mark.parametrize("text", ["", "[log]\nurl = 'memory://'\n[registry]\nurl = 'http://elsewhere:1'\n"])
+def test_the_two_addresses_have_short_names_that_win_over_the_file(toml, text):
+    environ = {"OMNIDRAFT_LOG": "kafka://broker:9092,other:9093", "MLFLOW_TRACKING_URI": "http://mlflow:5000"}
+    settings = config.load(toml(text), environ=environ)
+    assert settings.log.url == "kafka://broker:9092,other:9093"
+    assert settings.registry.url == "http://mlflow:5000"
+
+
+def test_the_process_environment_is_read_when_none_is_given(monkeypatch):
+    monkeypatch.setenv("OMNIDRAFT_LOG", "memory://")
+    assert config.load().log.url == "memory://"
+
+
+def test_a_given_environment_hides_that_of_the_process(monkeypatch):
+    monkeypatch.setenv("OMNIDRAFT_LEARNER__SEED", "8")
+    assert config.load(environ={}).learner.seed == 0
+
+
+def test_variables_that_are_no_settings_are_left_alone():
+    environ = {"OMNIDRAFT_REQUIRE_KAFKA": "1", "OMNIDRAFT_TEST_KAFKA": "127.0.0.1:9092", "__CF": "x"}
+    assert config.load(environ=environ) == config.Settings()
+
+
+@pytest.mark.parametrize(
+    ("environ", "name"),
+    [({"OMNIDRAFT_LEARNER__SEEED": "8"}, "learner.seeed"), ({"OMNIDRAFT_LERNER__SEED": "8"}, "lerner")],
+)
+def test_a_misspelt_variable_is_refused_by_name(environ, name):
+    assert problem(environ=environ) == f"setting {name}: there is no such setting"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[learner]\nseeed = 1\n", "setting learner.seeed: there is no such setting"),
+        ("[lerner]\nseed = 1\n", "setting lerner: there is no such setting"),
+        ("[decode]\nwidth = 1\n", "setting decode.width: Input should be greater than or equal to 2, got 1"),
+        ("[decode]\nwidth = 1\n[worker]\nport = 70000\n", "(and 1 more)"),
+        ("decode = 3\n", "setting decode: "),
+        ("[decode\n", "is not TOML"),
+    ],
+)
+def test_a_mistake_in_the_file_is_one_line_that_names_it(toml, text, said):
+    line = problem(toml(text), environ={})
+    assert said in line
+    assert "\n" not in line
+
+
+def test_a_file_that_is_missing_or_a_folder_is_refused_by_name(tmp_path):
+    missing = tmp_path / "none.toml"
+    assert problem(missing, environ={}) == f"no settings file at {missing}"
+    assert str(tmp_path) in problem(tmp_path, environ={})
+
+
+def test_a_file_that_is_not_text_is_refused_by_name(tmp_path):
+    path = tmp_path / "settings.toml"
+    path.write_bytes(b"\xff\xfe\x00")
+    assert "is not TOML" in problem(path, environ={})
+
+
+@pytest.mark.parametrize("url", ["redis://host:1", "kafka://", "kafka://host", "kafka://host:port", "sqlite:///", ""])
+def test_an_address_that_is_not_a_log_is_refused(url):
+    line = problem(environ={"OMNIDRAFT_LOG": url})
+    assert line == (
+        f"setting log.url: not a log: use sqlite:///path, kafka://host:port[,host:port] or memory://, got {url!r}"
+    )
+
+
+@pytest.mark.parametrize("url", ["mlflow:5000", "kafka://host:1", "http://", "directory://here", ""])
+def test_an_address_that_is_not_a_registry_is_refused(url):
+    assert problem(environ={"MLFLOW_TRACKING_URI": url}).startswith("setting registry.url: not a registry: use ")
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["sqlite:////abs/mlflow.db", "http://mlflow:5000", "postgresql+psycopg2://u:p@db/x", "directory:///srv/snapshots"],
+)
+def test_every_kind_of_registry_is_accepted(url):
+    assert config.load(environ={"MLFLOW_TRACKING_URI": url}).registry.url == url
+
+
+def test_a_refused_address_does_not_show_its_password():
+    assert "secret" not in problem(environ={"MLFLOW_TRACKING_URI": "ftp://me:secret@host"})
+
+
+def test_settings_survive_pickling_and_json():
+    """Ray builds its objects from pickled settings; a snapshot keeps them as JSON."""
+    settings = config.load(environ={"OMNIDRAFT_LEARNER__SEED": "8"})
+    assert type(settings) is config.Settings
+    assert pickle.loads(pickle.dumps(settings)) == settings
+    assert config.Settings.model_validate_json(settings.model_dump_json()) == settings

@@ -1,0 +1,218 @@
+"""What the trace codec promises: a faithful round trip, small messages, and WireError for everything broken."""
+
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omnidraft.errors import UnknownSchema, WireError
+from omnidraft.traces import archive, codec
+from omnidraft.traces.record import Beliefs, Rounds, TraceRecord
+from omnidraft.traces.schema import MAX_PAYLOAD_BYTES
+from tests.trace_records import make_record
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+HEADERS = {"schema": b"omnidraft.trace", "schema_version": b"1"}
+
+
+def assert_same(left: TraceRecord, right: TraceRecord) -> None:
+    for holder in (lambda record: record, lambda record: record.beliefs, lambda record: record.rounds):
+        ours, theirs = holder(left), holder(right)
+        if ours is None or theirs is None:
+            assert ours is theirs
+            continue
+        for field in fields(ours):
+            value, other = getattr(ours, field.name), getattr(theirs, field.name)
+            if isinstance(value, np.ndarray):
+                assert value.dtype == other.dtype, field.name
+                assert np.array_equal(value, other), field.name
+            elif not isinstance(value, Beliefs | Rounds):
+                assert value == other, field.name
+
+
+def with_column(record: TraceRecord, name: str, column: np.ndarray) -> TraceRecord:
+    """The record with one column replaced, wherever it lives."""
+    if hasattr(record.rounds, name):
+        return replace(record, rounds=replace(record.rounds, **{name: column}))
+    if record.beliefs is not None and hasattr(record.beliefs, name):
+        return replace(record, beliefs=replace(record.beliefs, **{name: column}))
+    return replace(record, **{name: column})
+
+
+ALMOST_NOTHING = {"beliefs": None, "snapshot_version": None, "top_p": None, "finish_reason": None, "traceparent": None}
+
+
+@pytest.mark.parametrize(
+    "record", [make_record(), make_record(**ALMOST_NOTHING), make_record(num_emitted=1, num_kept=1)]
+)
+def test_a_record_comes_back_as_it_was(record):
+    assert_same(codec.decode(codec.encode(record), codec.headers(record)), record)
+
+
+def test_the_golden_bytes_of_version_1_never_change():
+    """Written once; whoever changes them breaks every log that exists."""
+    golden = (GOLDEN / "trace_v1.bin").read_bytes()
+    record = codec.decode(golden, HEADERS)
+    assert codec.to_json(record) == json.loads((GOLDEN / "trace_v1.json").read_text())
+    assert codec.encode(record) == golden
+
+
+def test_headers_tell_target_version_alignment_and_trace_without_parsing():
+    record = make_record()
+    assert codec.headers(record) == HEADERS | {
+        "target": b"target",
+        "drafter_version": b"7",
+        "alignment": b"aligned",
+        "traceparent": record.traceparent.encode(),
+    }
+    assert codec.key(record) == b"request-1"
+
+
+def test_facts_that_a_record_lacks_are_left_out_of_the_headers():
+    headers = codec.headers(make_record(**ALMOST_NOTHING))
+    assert not {"drafter_version", "traceparent"} & set(headers)
+
+
+@pytest.mark.parametrize("headers", [{}, HEADERS | {"schema_version": b"2"}, HEADERS | {"schema": b"other"}])
+def test_another_schema_is_named_as_unknown(headers):
+    with pytest.raises(UnknownSchema, match="header schema"):
+        codec.decode(codec.encode(make_record()), headers)
+
+
+def test_every_truncation_is_refused():
+    payload = codec.encode(make_record())
+    for length in range(len(payload)):
+        with pytest.raises(WireError):
+            codec.decode(payload[:length], HEADERS)
+
+
+def test_bytes_behind_the_record_are_refused():
+    with pytest.raises(WireError, match="behind"):
+        codec.decode(codec.encode(make_record()) + b"x", HEADERS)
+
+
+def test_a_payload_above_the_cap_is_refused_before_it_is_parsed():
+    with pytest.raises(WireError, match=f"at most {MAX_PAYLOAD_BYTES}"):
+        codec.decode(bytes(MAX_PAYLOAD_BYTES + 1), HEADERS)
+
+
+def test_a_record_too_large_for_a_message_is_not_written():
+    with pytest.raises(WireError, match="at most"):
+        codec.encode(make_record(prompt_ids=np.zeros(300_000, np.uint32)))
+
+
+def broken_columns() -> dict[str, np.ndarray]:
+    good = make_record()
+    nan = np.float16("nan")
+    return {
+        "emitted_ids": np.array([], np.uint32),
+        "prompt_ids": np.array([1 << 24], np.uint32),
+        "drafter_prompt_ids": np.array([-1], np.int64),
+        "before_ids": np.array([0.5]),
+        "top_ids_EK": good.beliefs.top_ids_EK[:-1],
+        "top_log_p_EK": good.beliefs.top_log_p_EK[:, ::-1],
+        "emitted_log_p_E": np.full(6, nan),
+        "tail_log_p_E": np.full(6, 1.0, np.float16),
+        "num_nodes_R": np.array([2, 2, 3], np.uint16),
+        "num_accepted_R": np.array([1, 1, 2], np.uint16),
+        "num_emitted_R": np.array([2, 2, 3], np.uint16),
+        "draft_ids_D": good.rounds.draft_ids_D[:-1],
+        "parents_M": np.array([0, 2, 0, 1, 0, 1], np.uint16),
+        "sources_M": np.full(6, 4, np.uint8),
+        "log_q_M": np.full(6, nan),
+        "accepted_M": np.full(6, 2, np.uint8),
+        "node_ids_M": np.full(6, 1 << 31, np.uint32),
+        "draft_s_R": np.full(3, np.inf, np.float32),
+        "target_s_R": np.full(3, -1.0, np.float32),
+    }
+
+
+@pytest.mark.parametrize(("name", "column"), broken_columns().items(), ids=broken_columns().keys())
+def test_a_broken_column_is_refused_by_name(name, column):
+    with pytest.raises(WireError):
+        codec.encode(with_column(make_record(), name, column))
+
+
+def test_a_refusal_names_the_field():
+    for name in ("tail_log_p_E", "parents_M", "num_emitted_R", "prompt_ids", "sources_M"):
+        with pytest.raises(WireError, match=name):
+            codec.encode(with_column(make_record(), name, broken_columns()[name]))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("seed", -1), ("seed", 1 << 64), ("segment", -1), ("mode", "slow"), ("finish_reason", "bored")),
+        *(("temperature", float("nan")), ("top_p", 0.0), ("top_k", 0), ("request_id", ""), ("snapshot_version", -2)),
+    ],
+)
+def test_a_setting_out_of_range_is_refused_by_name(name, value):
+    with pytest.raises(WireError, match=name):
+        codec.encode(make_record(**{name: value}))
+
+
+def test_more_emitted_tokens_than_allowed_are_refused():
+    with pytest.raises(WireError, match="emitted_ids"):
+        codec.encode(make_record(num_emitted=4097, num_kept=1))
+
+
+@given(st.binary(max_size=400))
+@settings(max_examples=300, deadline=None)
+def test_random_bytes_never_raise_anything_but_wire_error(payload):
+    with pytest.raises(WireError):
+        codec.decode(payload, HEADERS)
+
+
+@given(st.data())
+@settings(max_examples=120, deadline=None)
+def test_a_damaged_record_decodes_to_a_sound_one_or_raises_wire_error(data):
+    payload = bytearray(codec.encode(make_record()))
+    for _ in range(data.draw(st.integers(1, 4))):
+        place = data.draw(st.integers(0, len(payload) - 1))
+        payload[place] = data.draw(st.integers(0, 255))
+    try:
+        record = codec.decode(bytes(payload), HEADERS)
+    except WireError:
+        return
+    assert_same(codec.decode(codec.encode(record), HEADERS), record)
+
+
+def test_json_holds_every_field_and_no_infinity():
+    text = json.dumps(codec.to_json(make_record()), allow_nan=False)
+    assert set(json.loads(text)) == {field.name for field in fields(TraceRecord)}
+
+
+def test_an_archive_gives_back_its_records_in_order(tmp_path):
+    records = [make_record(f"request-{number}", num_emitted=number + 1) for number in range(20)]
+    archive.write(tmp_path / "traces.avro", records)
+    for read, written in zip(archive.read(tmp_path / "traces.avro"), records, strict=True):
+        assert_same(read, written)
+
+
+def test_the_same_records_make_the_same_archive(tmp_path):
+    for name in ("a", "b"):
+        archive.write(tmp_path / name, [make_record()])
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_an_archive_that_fails_half_way_leaves_no_file(tmp_path):
+    with pytest.raises(WireError):
+        archive.write(tmp_path / "traces.avro", [make_record(), make_record(mode="slow")])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_damaged_archive_raises_wire_error(tmp_path):
+    path = tmp_path / "traces.avro"
+    archive.write(path, [make_record(f"request-{number}") for number in range(5)])
+    whole = path.read_bytes()
+    for cut in range(0, len(whole), 97):
+        path.write_bytes(whole[:cut] + bytes(8) + whole[cut + 8 :])
+        try:
+            list(archive.read(path))
+        except WireError:
+            continue
+        assert cut > 16, "a damaged magic number was read"

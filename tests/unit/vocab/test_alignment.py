@@ -1,0 +1,126 @@
+"""What the map between two vocabularies promises."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from omnidraft.errors import VocabularyError
+from omnidraft.models.hf_tokenizer import HfTokenizer
+from omnidraft.vocab.alignment import Alignment, align, align_cached, pair_fingerprint
+from omnidraft.vocab.tokenizer import Vocabulary
+
+
+class ByteTokenizer:
+    """The plainest tokenizer: the longest token first."""
+
+    def __init__(self, *token_bytes: bytes, roles: dict[str, int] | None = None, special: Sequence[int] = ()) -> None:
+        self.vocabulary = Vocabulary(token_bytes, roles or {}, frozenset(special))
+
+    def encode(self, text: str) -> list[int]:
+        try:
+            return self.vocabulary.byte_table.longest_match(text.encode())
+        except VocabularyError:
+            return []
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return [self.encode(text) for text in texts]
+
+
+@pytest.mark.parametrize("draft", ["small", "large", "sentencepiece", "unigram"])
+@pytest.mark.parametrize("target", ["small", "large", "sentencepiece", "unigram"])
+def test_every_mapped_text_token_spells_the_same_on_both_sides(
+    tokenizers: dict[str, HfTokenizer], draft: str, target: str
+) -> None:
+    mine, theirs = tokenizers[draft].vocabulary, tokenizers[target].vocabulary
+    alignment = align(tokenizers[draft], tokenizers[target])
+    for token in set(range(len(mine))) - mine.special_ids:
+        pieces = alignment.pieces(token)
+        assert not pieces or theirs.spell(pieces) == mine.token_bytes[token]
+    for token in set(range(len(theirs))) - theirs.special_ids:
+        pieces = alignment.draft_pieces(token)
+        assert not pieces or mine.spell(pieces) == theirs.token_bytes[token]
+
+
+def test_arrays_and_pieces_tell_the_same(alignment: Alignment) -> None:
+    for token in range(alignment.num_draft):
+        assert alignment.first_D[token] == (*alignment.pieces(token), alignment.num_target)[0]
+    for token in range(alignment.num_target):
+        assert alignment.draft_first_T[token] == (*alignment.draft_pieces(token), alignment.num_draft)[0]
+    counts = (alignment.num_direct, alignment.num_split, alignment.num_unmapped)
+    assert sum(counts) == alignment.num_draft
+    assert alignment.num_direct > 300
+
+
+def test_of_two_ids_with_the_same_bytes_the_lower_is_mapped_and_the_other_masked() -> None:
+    alignment = align(ByteTokenizer(b"a", b"b", b"a"), ByteTokenizer(b"x", b"a", b"a"))
+    assert [alignment.pieces(token) for token in range(3)] == [(1,), (), ()]
+    assert [alignment.draft_pieces(token) for token in range(3)] == [(), (0,), ()]
+    assert alignment.first_D.tolist() == [1, 3, 3]
+
+
+def test_half_a_character_is_split_by_the_byte_table() -> None:
+    alignment = align(ByteTokenizer(b"a\xe4\xbd"), ByteTokenizer(b"a", b"\xe4", b"\xbd"))
+    assert alignment.pieces(0) == (0, 1, 2)
+
+
+def test_special_tokens_match_by_role_whatever_their_ids() -> None:
+    draft = ByteTokenizer(b"", b"", b"a", roles={"eos": 0, "unk": 1, "end_of_turn": 0}, special=[0, 1])
+    target = ByteTokenizer(b"a", b"", b"", roles={"eos": 2, "unk": 1, "end_of_turn": 2}, special=[1, 2])
+    alignment = align(draft, target)
+    assert [alignment.pieces(token) for token in range(3)] == [(2,), (), (0,)]
+
+
+def test_the_end_of_a_turn_is_matched_before_the_general_roles() -> None:
+    draft = ByteTokenizer(b"", roles={"eos": 0, "end_of_turn": 0, "bos": 0}, special=[0])
+    target = ByteTokenizer(b"", b"", roles={"eos": 0, "end_of_turn": 1, "bos": 0}, special=[0, 1])
+    assert align(draft, target).pieces(0) == (1,)
+
+
+def test_a_control_token_without_a_partner_is_unmapped_never_unknown() -> None:
+    draft = ByteTokenizer(b"", b"a", roles={"think_start": 0}, special=[0])
+    target = ByteTokenizer(b"a", b"", roles={"unk": 1}, special=[1])
+    alignment = align(draft, target)
+    assert alignment.pieces(0) == ()
+    assert alignment.first_D.tolist() == [2, 0]
+
+
+def test_rows_of_the_head_without_a_token_are_unmapped(alignment: Alignment, large: HfTokenizer) -> None:
+    assert large.vocabulary.token_bytes[799] == b""
+    assert alignment.draft_pieces(799) == ()
+
+
+def test_a_saved_alignment_is_the_same_when_loaded(alignment: Alignment, tmp_path: Path) -> None:
+    alignment.save(tmp_path / "pair.npz")
+    loaded = Alignment.load(tmp_path / "pair.npz")
+    assert loaded.fingerprint == alignment.fingerprint
+    np.testing.assert_array_equal(loaded.first_D, alignment.first_D)
+    assert [loaded.draft_pieces(t) for t in range(800)] == [alignment.draft_pieces(t) for t in range(800)]
+
+
+def test_a_second_process_reads_the_file_of_the_first(
+    small: HfTokenizer, large: HfTokenizer, alignment: Alignment, tmp_path: Path
+) -> None:
+    align_cached(small, large, tmp_path)
+    (path,) = tmp_path.iterdir()
+    assert path.stem == alignment.fingerprint == align_cached(small, large, tmp_path).fingerprint
+
+
+def test_a_file_of_another_pair_is_refused(small: HfTokenizer, large: HfTokenizer, tmp_path: Path) -> None:
+    align(large, small).save(tmp_path / f"{pair_fingerprint(small.vocabulary, large.vocabulary)}.npz")
+    with pytest.raises(VocabularyError, match="delete it"):
+        align_cached(small, large, tmp_path)
+
+
+def test_a_broken_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "pair.npz").write_bytes(b"PK\x03\x04 torn")
+    with pytest.raises(VocabularyError, match="delete it"):
+        Alignment.load(tmp_path / "pair.npz")
+
+
+def test_the_fingerprint_tells_bytes_roles_and_direction_apart() -> None:
+    a, b = Vocabulary((b"ab", b"c"), {}, frozenset()), Vocabulary((b"a", b"bc"), {}, frozenset())
+    with_role = Vocabulary((b"ab", b"c"), {"eos": 1}, frozenset())
+    pairs = [(a, b), (b, a), (a, a), (b, b), (with_role, b)]
+    assert len({pair_fingerprint(*pair) for pair in pairs}) == len(pairs)

@@ -1,0 +1,163 @@
+"""An n-gram never gives a token that spells something else."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omnidraft.errors import VocabularyError
+from omnidraft.models.hf_tokenizer import HfTokenizer
+from omnidraft.vocab.alignment import Alignment
+from omnidraft.vocab.ngram_cache import NgramCache
+from omnidraft.vocab.ngram_table import Eviction
+from omnidraft.vocab.tokenizer import Vocabulary
+
+DRAFT = Vocabulary((b"", b"a", b"b", b"c", b"ab", b"bc"), {}, frozenset({0}))
+TARGET = Vocabulary((b"abc", b"ab", b"", b"abcab", b"bc"), {}, frozenset({2}))
+
+
+def cache(capacity: int = 100, eviction: Eviction = "lfu") -> NgramCache:
+    return NgramCache("pair", DRAFT, TARGET, capacity, eviction)
+
+
+def test_an_inserted_ngram_is_found_and_another_spelling_is_not() -> None:
+    ngrams = cache()
+    assert ngrams.insert([1, 5], 0)
+    assert not ngrams.insert([1, 5], 0)
+    assert (ngrams.lookup([1, 5]), ngrams.lookup([4, 3]), len(ngrams)) == (0, None, 1)
+
+
+@pytest.mark.parametrize(
+    ("draft_ids", "target_id"), [([1, 2], 0), ([4], 1), ([0, 4], 1), ([1, 2, 0], 1), ([0, 0], 2), ([], 2)]
+)
+def test_what_does_not_spell_the_target_token_is_refused(draft_ids: list[int], target_id: int) -> None:
+    with pytest.raises(VocabularyError, match="spell"):
+        cache().insert(draft_ids, target_id)
+
+
+def test_a_key_that_stands_for_another_ngram_gives_nothing() -> None:
+    """A forged table says that [1, 2], which spells ab, is token 0, which spells abc."""
+    honest = cache()
+    honest.insert([1, 2], 1)
+    arrays = honest.to_arrays() | {"target": np.array([0], np.uint32)}
+    forged = NgramCache.from_arrays(arrays, "pair", DRAFT, TARGET, 100)
+    assert forged.lookup([1, 2]) is None
+    assert forged.longest([1, 2, 3]) is None
+
+
+def test_the_longest_ngram_at_the_start_wins() -> None:
+    ngrams = cache()
+    for draft_ids, target_id in (([1, 2], 1), ([1, 2, 3], 0), ([1, 2, 3, 1, 2], 3)):
+        ngrams.insert(draft_ids, target_id)
+    assert ngrams.longest([1, 2, 3, 1]) == (3, 0)
+    assert ngrams.longest([1, 2, 3, 1, 2, 2]) == (5, 3)
+    assert ngrams.longest([2, 1, 2, 3]) is None
+    assert ngrams.longest([1]) is None
+
+
+def test_learning_inserts_every_merge_of_two_tokenisations() -> None:
+    ngrams = cache()
+    assert ngrams.learn([1, 2, 1, 5, 4], [1, 0, 1]) == 2
+    assert (ngrams.lookup([1, 2]), ngrams.lookup([1, 5])) == (1, 0)
+    assert ngrams.learn([1, 2, 1, 5, 4], [1, 0, 1]) == 0
+
+
+def test_learning_from_two_different_texts_is_refused() -> None:
+    with pytest.raises(VocabularyError, match="not the same text"):
+        cache().learn([1, 2], [4])
+
+
+def test_a_warm_cache_knows_the_drafters_spelling_of_every_target_token(
+    small: HfTokenizer, large: HfTokenizer, alignment: Alignment
+) -> None:
+    ngrams = NgramCache(alignment.fingerprint, small.vocabulary, large.vocabulary, 10_000)
+    spelled = {t: alignment.draft_pieces(t) for t in range(800) if len(alignment.draft_pieces(t)) >= 2}
+    assert ngrams.warm(alignment) == len(spelled) == len(ngrams) > 50
+    assert {t: ngrams.lookup(pieces) for t, pieces in spelled.items()} == {t: t for t in spelled}
+
+
+def test_bulk_and_single_insertion_mean_the_same_ngrams(
+    small: HfTokenizer, large: HfTokenizer, alignment: Alignment
+) -> None:
+    bulk, single = (NgramCache(alignment.fingerprint, small.vocabulary, large.vocabulary, 10_000) for _ in range(2))
+    bulk.warm(alignment)
+    for target in range(800):
+        if len(alignment.draft_pieces(target)) >= 2:
+            single.insert(alignment.draft_pieces(target), target)
+    for name in ("key", "target", "max_length"):
+        np.testing.assert_array_equal(bulk.to_arrays()[name], single.to_arrays()[name])
+
+
+def test_warming_from_another_pair_is_refused(alignment: Alignment) -> None:
+    with pytest.raises(VocabularyError, match=r"alignment [0-9a-f]{64}, here it is pair"):
+        cache().warm(alignment)
+
+
+def test_a_cache_survives_its_arrays() -> None:
+    ngrams = cache()
+    ngrams.learn([1, 2, 1, 5], [1, 0])
+    loaded = NgramCache.from_arrays(ngrams.to_arrays(), "pair", DRAFT, TARGET, 100)
+    assert (loaded.lookup([1, 2]), loaded.longest([1, 5, 5])) == (1, (2, 0))
+    for name, array in ngrams.to_arrays().items():
+        np.testing.assert_array_equal(array, cache_of(ngrams).to_arrays()[name])
+
+
+def cache_of(ngrams: NgramCache) -> NgramCache:
+    return NgramCache.from_arrays(ngrams.to_arrays(), "pair", DRAFT, TARGET, 100)
+
+
+def test_arrays_of_another_pair_are_refused_and_both_are_named() -> None:
+    with pytest.raises(VocabularyError, match="alignment pair, here it is other"):
+        NgramCache.from_arrays(cache().to_arrays(), "other", DRAFT, TARGET, 100)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"key": np.array([], np.uint64)}, "differ in length"),
+        ({"target": np.array([99], np.uint32)}, "token 99 of 5"),
+        ({"max_length": None}, "missing"),
+    ],
+)
+def test_damaged_arrays_are_refused(change: dict[str, np.ndarray | None], says: str) -> None:
+    ngrams = cache()
+    ngrams.insert([1, 2], 1)
+    arrays = {name: array for name, array in (ngrams.to_arrays() | change).items() if array is not None}
+    with pytest.raises(VocabularyError, match=says):
+        NgramCache.from_arrays(arrays, "pair", DRAFT, TARGET, 100)
+
+
+def test_a_copy_shares_nothing() -> None:
+    ngrams = cache()
+    ngrams.insert([1, 2], 1)
+    other = ngrams.copy()
+    other.insert([1, 5], 0)
+    ngrams.insert([4, 3], 0)
+    assert (ngrams.lookup([1, 5]), other.lookup([4, 3])) == (None, None)
+    assert (len(ngrams), len(other)) == (2, 2)
+
+
+def test_merging_takes_over_what_the_other_learned() -> None:
+    mine, theirs = cache(), cache()
+    mine.insert([1, 2], 1)
+    theirs.insert([1, 2, 3], 0)
+    mine.merge(theirs)
+    assert (mine.longest([1, 2, 3]), mine.lookup([1, 2])) == ((3, 0), 1)
+
+
+def test_merging_another_pairs_cache_is_refused() -> None:
+    with pytest.raises(VocabularyError, match="alignment other, here it is pair"):
+        cache().merge(NgramCache("other", DRAFT, TARGET, 10))
+
+
+@given(st.lists(st.sampled_from([((1, 2), 1), ((1, 5), 0), ((4, 3), 0), ((1, 2, 3), 0), ((2, 3), 4)]), max_size=30))
+def test_no_history_makes_a_wrong_answer(history: list[tuple[tuple[int, ...], int]]) -> None:
+    ngrams = cache(capacity=2)
+    for draft_ids, target_id in history:
+        ngrams.insert(draft_ids, target_id)
+        assert len(ngrams) <= 2
+        assert ngrams.lookup(draft_ids) == target_id
+
+
+def test_an_entry_takes_at_most_24_bytes() -> None:
+    assert cache().bytes_per_entry <= 24

@@ -225,7 +225,8 @@ class Proposer(Protocol):
 
 
 class TrainableDrafter(Protocol):
-    """The drafter as the learner holds it. B texts, T draft tokens, N chosen positions, H hidden size, V_q vocabulary."""
+    """The drafter as the learner holds it. B texts, T draft tokens, N chosen positions, H hidden size, V_q
+    vocabulary."""
 
     vocab_size: int
 

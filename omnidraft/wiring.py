@@ -3,15 +3,14 @@
 import os
 import socket
 import tempfile
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
 from omnidraft.config import Settings
-from omnidraft.errors import ConfigError, SnapshotNotFound
+from omnidraft.errors import ConfigError
 from omnidraft.ports import LogReader, LogWriter, Metrics, Registry, SnapshotVersion, Target
 
 if TYPE_CHECKING:
@@ -132,7 +131,7 @@ def snapshot_loader(
     def load(version: SnapshotVersion | None, folder: Path | None) -> LoadedSnapshot:
         manifest = version.manifest if version else None
         tensors = bundle.serving_tensors(folder) if folder else None
-        train = manifest.train if manifest else "base"
+        train: Literal["full", "lora"] = "lora" if manifest and manifest.train == "lora" else "full"
         model = load_drafter(
             words.drafter_folder, settings.models.drafter_precision, tensors, train, settings.learner.lora_rank
         )
@@ -218,9 +217,7 @@ def _worker(
         words.target,
         words.drafter,
     )
-    decoder = Decoder(
-        loaded_target, words.target.vocabulary, trace_top_k=settings.recorder.top_k if recorder else None
-    )
+    decoder = Decoder(loaded_target, words.target.vocabulary, trace_top_k=settings.recorder.top_k if recorder else None)
     made = Engine(decoder, pair, slot, recorder, metrics, decode=settings.decode, recording=settings.recorder)
     if snapshots is None:
         return Worker(made, loaded_target, recorder, None)

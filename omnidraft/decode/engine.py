@@ -1,9 +1,10 @@
-"""From a question in text to steps: templates, checks, one snapshot to the last token, traces and metrics on the way."""
+"""From a question in text to steps: templates, checks, one snapshot to the last token, traces and metrics."""
 
 import secrets
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from omnidraft.config import DecodeSettings, RecorderSettings
@@ -35,7 +36,7 @@ class Question:
     """Plain text to go on with; exactly one of prompt and messages."""
     messages: Sequence[Mapping[str, str]] | None = None
     max_new_tokens: int = 256
-    sampling: Sampling = Sampling()
+    sampling: Sampling = field(default_factory=Sampling)
     seed: int | None = None
     """None: 64 fresh random bits."""
     stop_strings: tuple[str, ...] = ()
@@ -123,7 +124,13 @@ class Engine:
         assert self._recorder is not None
         pair = self.pair
         origin = Origin(
-            question.request_id, question.tenant, pair.worker, pair.target, pair.drafter, snapshot.version, pair.alignment
+            question.request_id,
+            question.tenant,
+            pair.worker,
+            pair.target,
+            pair.drafter,
+            snapshot.version,
+            pair.alignment,
         )
         return Tracer(request, origin, self._recording, self._recorder.emit)
 
@@ -133,22 +140,20 @@ class Engine:
             yield step
 
     def _counted(self, steps: Iterator[Step], snapshot: LoadedSnapshot) -> Iterator[Step]:
-        labels = {"target": self.pair.target, "drafter_version": str(snapshot.version)}
+        add = partial(self._metrics.add, target=self.pair.target, drafter_version=str(snapshot.version))
         prefix = "omnidraft_spec_decode_num_"
         for step in steps:
-            self._metrics.add("omnidraft_target_passes_total", **labels)
-            self._metrics.add("omnidraft_emitted_tokens_total", len(step.emitted), **labels)
+            add("omnidraft_target_passes_total")
+            add("omnidraft_emitted_tokens_total", len(step.emitted))
             for source in sorted({source for source in step.tree.sources if source}):
                 nodes = [node for node in range(1, len(step.tree)) if step.tree.sources[node] == source]
                 accepted = [node for node in step.path if step.tree.sources[node] == source]
-                self._metrics.add(prefix + "drafts_total", source=source, **labels)
-                self._metrics.add(prefix + "draft_tokens_total", len(nodes), source=source, **labels)
-                self._metrics.add(prefix + "accepted_tokens_total", len(accepted), source=source, **labels)
+                add(prefix + "drafts_total", source=source)
+                add(prefix + "draft_tokens_total", len(nodes), source=source)
+                add(prefix + "accepted_tokens_total", len(accepted), source=source)
             for depth, node in enumerate(step.path):
                 source_name = str(step.tree.sources[node])
-                self._metrics.add(
-                    prefix + "accepted_tokens_per_pos_total", source=source_name, position=str(depth), **labels
-                )
+                add(prefix + "accepted_tokens_per_pos_total", source=source_name, position=str(depth))
             yield step
 
 

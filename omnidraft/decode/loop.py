@@ -1,13 +1,14 @@
 """The decoding loop: propose, score, draw, keep. Plain decoding is the same loop with empty trees."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from omnidraft.decode.beliefs import believed
 from omnidraft.decode.noise import SeededNoise
 from omnidraft.decode.path import draw_path
 from omnidraft.decode.processors import shape
 from omnidraft.decode.text import TextWatch
+from omnidraft.errors import ContractError
 from omnidraft.ports import DraftTree, Noise, Proposer, ProposerSession, Request, Step, Target, TargetSession, Timings
 from omnidraft.vocab.tokenizer import Vocabulary
 
@@ -15,11 +16,23 @@ from omnidraft.vocab.tokenizer import Vocabulary
 class Decoder:
     """Decodes requests against one target."""
 
-    def __init__(self, target: Target, vocabulary: Vocabulary, *, trace_top_k: int | None = None) -> None:
-        """`trace_top_k`: log-probabilities to keep per emitted token; None keeps none."""
+    def __init__(
+        self,
+        target: Target,
+        vocabulary: Vocabulary,
+        *,
+        trace_top_k: int | None = None,
+        noise: Callable[[int, int, int], Noise] = SeededNoise,
+    ) -> None:
+        """
+        Args:
+            trace_top_k: log-probabilities to keep per emitted token; None keeps none.
+            noise: (seed, choice, size of the target's vocabulary) -> the noise of one text.
+        """
         self._target = target
         self._vocabulary = vocabulary
         self._trace_top_k = trace_top_k
+        self._noise = noise
 
     def decode(self, request: Request, proposer: Proposer | None) -> Iterator[Step]:
         """One Step per pass of the target, until the text ends. The caller keeps one proposer to the last token.
@@ -35,7 +48,7 @@ class Decoder:
             session.close()
 
     def _steps(self, request: Request, session: TargetSession, drafting: ProposerSession | None) -> Iterator[Step]:
-        noise = SeededNoise(request.seed, request.choice, self._target.vocab_size)
+        noise = self._noise(request.seed, request.choice, self._target.vocab_size)
         watch = TextWatch(request, self._vocabulary)
         root, position = request.prompt_ids[-1], len(request.prompt_ids)
         num_left = request.max_new_tokens
@@ -43,7 +56,9 @@ class Decoder:
             started = time.perf_counter()
             tree = DraftTree.empty(root)
             if drafting is not None:
-                tree = drafting.propose(position, min(request.num_draft_tokens, num_left - 1), noise)
+                budget = min(request.num_draft_tokens, num_left - 1)
+                tree = drafting.propose(position, budget, noise)
+                _check(tree, root, budget, self._target.vocab_size)
             drafted = time.perf_counter()
             step, target_s = self._step(request, session, tree, position, noise, watch)
             if drafting is not None:
@@ -81,3 +96,13 @@ class Decoder:
             beliefs = believed(logits_NV, drawn_from, path.emitted, self._trace_top_k)
         step = Step(tree, path.emitted, path.nodes, watch.take(), watch.finish_reason, Timings(), beliefs)
         return step, target_s
+
+
+def _check(tree: DraftTree, root: int, budget: int, vocab_size: int) -> None:
+    """Raises ContractError for a tree that would change the text or leave the target's memory."""
+    if tree.tokens[0] != root:
+        raise ContractError(f"the tree's root is token {tree.tokens[0]}, but {root} was emitted last")
+    if len(tree) - 1 > budget:
+        raise ContractError(f"the tree has {len(tree) - 1} drafted nodes, the budget was {budget}")
+    if not 0 <= min(tree.tokens) <= max(tree.tokens) < vocab_size:
+        raise ContractError(f"the tree has token {max(tree.tokens)}, the vocabulary ends before {vocab_size}")

@@ -9,8 +9,9 @@ Shapes: M ids that take part, V the vocabulary.
 
 import numpy as np
 
-_UNIT = 2.0**-53
+_UNIT = 2.0**-52
 _REMEMBERED_POSITIONS = 32
+_ROUNDED = 1 + 2.0**-50
 
 
 class SeededNoise:
@@ -30,7 +31,7 @@ class SeededNoise:
         u_M = self._uniforms_at(position)[ids_M]
         best = int(np.argmax(p_M))
         bound = -np.log1p(-u_M[best]) / p_M[best]
-        rivals = np.flatnonzero(u_M <= bound * p_M)
+        rivals = np.flatnonzero(u_M <= bound * _ROUNDED * p_M)
         times = -np.log1p(-u_M[rivals]) / p_M[rivals]
         return int(ids_M[rivals[np.flatnonzero(times == times.min())]].min())
 
@@ -40,10 +41,15 @@ class SeededNoise:
         return exponentials
 
     def _uniforms_at(self, position: int) -> np.ndarray:
-        """u = (word >> 11 + 1/2) / 2^53 for every id: never 0, never 1. [V]"""
+        """A number between 0 and 1 for every id. [V]"""
         if position not in self._uniforms:
             while len(self._uniforms) >= _REMEMBERED_POSITIONS:
                 del self._uniforms[min(self._uniforms)]
             words = np.random.Philox(key=self._key, counter=[0, position, 0, 0]).random_raw(self._vocab_size)
-            self._uniforms[position] = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * _UNIT
+            self._uniforms[position] = uniform_of(words)
         return self._uniforms[position]
+
+
+def uniform_of(words: np.ndarray) -> np.ndarray:
+    """u = ((word >> 12) + 1/2) / 2^52: exact in float64 (with one bit more it is not), so never 0 and never 1."""
+    return ((words >> np.uint64(12)).astype(np.float64) + 0.5) * _UNIT

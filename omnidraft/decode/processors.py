@@ -15,8 +15,7 @@ def shape(logits_V: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, np.ndar
     """Ids and float64 probabilities, summing to 1, none of them 0. Temperature 0: the most probable id alone."""
     if sampling.temperature == 0:
         return np.array([logits_V.argmax()]), np.ones(1)
-    scaled_V = logits_V.astype(np.float64) / sampling.temperature
-    p_V = np.exp(scaled_V - scaled_V.max())
+    p_V = np.exp((logits_V.astype(np.float64) - logits_V.max()) / sampling.temperature)
     p_V /= p_V.sum()
     ids = np.flatnonzero(p_V)
     if sampling.top_k is not None:

@@ -4,7 +4,6 @@ Stop strings are looked for in bytes, so they are found across token borders.
 """
 
 import codecs
-from collections.abc import Sequence
 
 from omnidraft.ports import FinishReason, Request
 from omnidraft.vocab.tokenizer import Vocabulary

@@ -61,9 +61,7 @@ def belief_buckets(
     )
 
 
-def _by_draft_token(
-    beliefs: Beliefs, emitted_P: np.ndarray, alignment: Alignment
-) -> tuple[np.ndarray, np.ndarray]:
+def _by_draft_token(beliefs: Beliefs, emitted_P: np.ndarray, alignment: Alignment) -> tuple[np.ndarray, np.ndarray]:
     """Distinct draft tokens in front, and their mass; places left over hold -1.
 
     `num_draft` stands for everything that cannot be drafted.

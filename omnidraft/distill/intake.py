@@ -28,6 +28,7 @@ LOOKAHEAD = 1024
 """Records buffered per partition at most, about 25 kB each."""
 
 _SEEN, _TURN, _HELD_OUT = "seen", "turn", "held_out."
+_SCHEMA_HEADERS = ("schema", "schema_version")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,19 +109,26 @@ class Intake:
             _TURN: torch.tensor(self._turn),
         }
         for index, record in enumerate(self.held_out):
-            encoded = torch.frombuffer(bytearray(codec.encode(record)), dtype=torch.uint8)
-            tensors[f"{_HELD_OUT}{index:06d}"] = encoded
+            headers = codec.headers(record)
+            tensors |= {name: _bytes_tensor(headers[name]) for name in _SCHEMA_HEADERS}  # the same for all
+            tensors[f"{_HELD_OUT}{index:06d}"] = _bytes_tensor(codec.encode(record))
         return tensors
 
     def load_state(self, tensors: Mapping[str, Tensor], offsets: Offsets) -> None:
         """Go on where `state` and `offsets` were taken. Raises WireError when a held-out record cannot be read."""
-        self._buffers = {partition: deque() for partition in self._order}
-        self._next_offsets = dict(offsets)
+        self.start_at(offsets)
         self._seen = dict.fromkeys(tensors[_SEEN].tolist())
         self._turn = int(tensors[_TURN])
         self.held_out.clear()
+        headers = {name: bytes(tensors[name].tolist()) for name in _SCHEMA_HEADERS if name in tensors}
         for name in sorted(name for name in tensors if name.startswith(_HELD_OUT)):
-            self.held_out.append(codec.decode(tensors[name].numpy().tobytes(), codec.version_headers()))
+            self.held_out.append(codec.decode(bytes(tensors[name].tolist()), headers))
+
+    def start_at(self, offsets: Offsets) -> None:
+        """Forget what is buffered; the log is read on from here."""
+        for buffer in self._buffers.values():
+            buffer.clear()
+        self._next_offsets = dict(offsets)
 
     def _whose_turn(self, draft: _Draft, may_pass_over: bool) -> int | None:
         for ahead in range(len(self._order)):
@@ -161,3 +169,7 @@ class Intake:
 def _hash(text: str) -> int:
     """The same in every process, in 63 bits."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
+
+
+def _bytes_tensor(data: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)

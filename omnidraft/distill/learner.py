@@ -133,8 +133,16 @@ class Learner:
         finally:
             _copy_into(trained, masters)
 
+    def start_from(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take these serving tensors as master weights. Raises ConfigError when they are of another drafter."""
+        _copy_into(self.model.trained(), tensors)
+
+    def count_skipped(self, reasons: Mapping[str, int]) -> None:
+        """Records that never reached a step, by reason."""
+        self.counters.skipped = dict(Counter(self.counters.skipped) + Counter(reasons))
+
     def state(self) -> dict[str, Tensor]:
-        """Master weights, optimizer and counters. The tensors are the learner's own: write them before the next step."""
+        """Master weights, optimizer and counters. Write them before the next step: they are not copies."""
         tensors: dict[str, Tensor] = {_COUNTERS: _json_tensor(asdict(self.counters))}
         for name, parameter in self.model.trained().items():
             tensors[_MASTER + name] = parameter.detach()
@@ -198,7 +206,7 @@ class Learner:
         counters.num_steps += 1
         counters.num_records += report.num_records
         counters.num_tokens += report.num_tokens
-        counters.skipped = dict(Counter(counters.skipped) + Counter(report.skipped))
+        self.count_skipped(report.skipped)
 
 
 @torch.no_grad()

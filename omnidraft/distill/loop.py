@@ -1,31 +1,244 @@
-"""The distiller: records in, steps, snapshots out, until it is told to stop."""
+"""The distiller: records in, steps, snapshots out, until it is told to stop.
+
+A snapshot carries master weights, optimizer, n-gram cache, held-out records and the offsets it has learned up to,
+and is made between two steps. So after a crash the newest snapshot is the whole truth: nothing is learned twice that
+anybody will ever see, and nothing is left out.
+"""
 
 import logging
-import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
-from torch import Tensor
 
-from omnidraft.distill import agreement
-from omnidraft.distill.agreement import Agreed
+from omnidraft.distill.held_out import HeldOut
 from omnidraft.distill.intake import Batch, Intake
-from omnidraft.distill.learner import Learner, StepReport
-from omnidraft.distill.publisher import INTAKE, LEARNER, Identity, Publisher
+from omnidraft.distill.learner import Counters, Learner, StepReport
+from omnidraft.distill.patience import patiently, wait
+from omnidraft.distill.publisher import INTAKE, LEARNER, Publisher, Restored
 from omnidraft.distill.source import TraceSource
-from omnidraft.errors import BusError, RegistryError, SnapshotStale
 from omnidraft.ports import Metrics
 from omnidraft.snapshots import bundle
-from omnidraft.traces.record import TraceRecord
 from omnidraft.vocab.ngram_cache import NgramCache
 
 POLL_RECORDS = 64
 POLL_TIMEOUT_S = 0.5
 PAUSED_S = 0.2
-RETRY_S = (0.5, 1.0, 2.0, 5.0, 10.0)
-"""Waits before the log or the registry is tried again; the last one repeats."""
 
 logger = logging.getLogger(__name__)
+
+LoadCache = Callable[[Mapping[str, np.ndarray]], NgramCache]
+Stop = Callable[[], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Where a distiller stands; replaced whole, so any thread may read it."""
+
+    version: int | None = None
+    """Newest snapshot published."""
+    is_paused: bool = False
+    num_steps: int = 0
+    num_records: int = 0
+    num_tokens: int = 0
+    losses: Mapping[str, float] = field(default_factory=dict)
+    """Of the last step."""
+    tokens_per_s: float | None = None
+    """Emitted target tokens of the last step, by its duration."""
+    agreement: float | None = None
+    """Of the newest snapshot, on held-out records."""
+    offsets: Mapping[int, int] = field(default_factory=dict)
+    skipped: Mapping[str, int] = field(default_factory=dict)
+
+
+class Distillation:
+    """One drafter that learns for one target. `run` belongs to one thread, `status` to any."""
+
+    def __init__(
+        self,
+        source: TraceSource,
+        intake: Intake,
+        learner: Learner,
+        publisher: Publisher,
+        *,
+        load_cache: LoadCache,
+        train: str,
+        steps_per_snapshot: int,
+        metrics: Metrics,
+        paused: Callable[[], bool] = lambda: False,
+        progress: Callable[[Status], None] = lambda status: None,
+    ) -> None:
+        """
+        Args:
+            load_cache: the n-gram cache of a snapshot's arrays.
+            train: full or lora, for the manifest.
+            paused: asked before every step; while it holds, nothing is read or learned.
+            progress: told after every step and every snapshot, in the thread of `run`.
+        """
+        self._source, self._intake, self._learner, self._publisher = source, intake, learner, publisher
+        self._load_cache, self._train, self._steps_per_snapshot = load_cache, train, steps_per_snapshot
+        self._metrics, self._paused, self._progress = metrics, paused, progress
+        self._held_out = HeldOut(learner)
+        self._reports: list[StepReport] = []  # since the newest snapshot
+        self._status = Status()
+        self._is_drained = False
+
+    def status(self) -> Status:
+        return self._status
+
+    def run(self, stop: Stop) -> None:
+        """Go on from the newest snapshot, or publish the base drafter as the first one; then learn until `stop`.
+
+        Order of effects: step; after `steps_per_snapshot` of them measure, write the snapshot, publish it. On `stop`
+        the step under way is finished and what was learned since the newest snapshot is published.
+
+        Raises:
+            SnapshotStale: another distiller published for this pair; what was learned since is dropped.
+            ConfigError, VocabularyError: the newest snapshot is not one that this learner can go on from.
+            BusError: the log no longer holds the offsets of the newest snapshot.
+        """
+        self._start(stop)
+        while not stop():
+            if self._is_held_up():
+                wait(PAUSED_S, stop)
+            elif batch := self._next_batch(stop):
+                self._learn(batch)
+                if len(self._reports) >= self._steps_per_snapshot:
+                    self._publish(stop)
+        if self._reports:
+            self._publish(stop)
+
+    def _start(self, stop: Stop) -> None:
+        restored = patiently(self._publisher.restore, stop)
+        if restored:
+            self._resume(restored)
+        self._held_out.parent_is(self._learner.model.serving_tensors(), {})
+        self._source.seek(self._intake.offsets())
+        if restored is None:
+            self._publish_base(stop)
+        self._tell(version=self._publisher.parent and self._publisher.parent.version)
+
+    def _resume(self, restored: Restored) -> None:
+        manifest = restored.version.manifest
+        if restored.ngrams:
+            self._learner.cache = self._load_cache(restored.ngrams)
+        if restored.learner is not None and restored.intake is not None:
+            self._learner.load_state(restored.learner)
+            self._intake.load_state(restored.intake, manifest.offsets)
+        else:
+            self._learner.counters = Counters(
+                manifest.num_steps, manifest.num_records, manifest.num_tokens, dict(manifest.counts)
+            )
+            self._intake.start_at(manifest.offsets)
+            if restored.serving is not None:
+                self._learner.start_from(restored.serving)
+        logger.info("going on from snapshot %d at offsets %s", restored.version.version, manifest.offsets)
+
+    def _is_held_up(self) -> bool:
+        is_paused = self._paused()
+        if is_paused != self._status.is_paused:
+            logger.info("learning %s", "paused" if is_paused else "goes on")
+            self._tell(is_paused=is_paused)
+        return is_paused
+
+    def _next_batch(self, stop: Stop) -> Batch | None:
+        """A full batch; None after a poll that did not complete one."""
+        batch = self._intake.take(is_drained=self._is_drained)
+        if batch is not None or not self._intake.has_room:
+            return batch
+        polled = patiently(lambda: self._source.poll(POLL_RECORDS, POLL_TIMEOUT_S), stop)
+        self._intake.add(polled)
+        self._is_drained = not polled.next_offsets
+        return self._intake.take(is_drained=self._is_drained)
+
+    def _learn(self, batch: Batch) -> None:
+        self._learner.count_skipped({"duplicate": batch.num_duplicates, "held_out": batch.num_held_out})
+        report = self._learner.step(batch.records)
+        self._reports.append(report)
+        self._metrics.add("omnidraft_training_steps_total")
+        self._metrics.add("omnidraft_training_tokens_total", report.num_tokens)
+        self._metrics.observe("omnidraft_training_step_seconds", report.duration_s)
+        for name, loss in report.losses.items():
+            self._metrics.set("omnidraft_training_loss", loss, loss=name)
+        self._tell(losses=report.losses, tokens_per_s=report.num_tokens / report.duration_s)
+
+    def _publish_base(self, stop: Stop) -> None:
+        staged = self._publisher.stage({bundle.NGRAMS: self._learner.cache.to_arrays()}, train="base")
+        published = patiently(lambda: self._publisher.publish(staged), stop)
+        logger.info("published the base drafter as snapshot %d", published.version)
+
+    def _publish(self, stop: Stop) -> None:
+        learner, counters = self._learner, self._learner.counters
+        serving = learner.model.serving_tensors()
+        measured = self._held_out.measure(self._intake.held_out, serving)
+        losses = _means(self._reports)
+        staged = self._publisher.stage(
+            {
+                bundle.DRAFTER: serving,
+                bundle.NGRAMS: learner.cache.to_arrays(),
+                LEARNER: learner.state(),
+                INTAKE: self._intake.state(),
+            },
+            train=self._train,
+            offsets=self._intake.offsets(),
+            num_records=counters.num_records,
+            num_tokens=counters.num_tokens,
+            num_steps=counters.num_steps,
+            losses=losses,
+            held_out_records=len(self._intake.held_out),
+            agreement_before=measured.before,
+            agreement_after=measured.after,
+            counts=counters.skipped,
+        )
+        published = patiently(lambda: self._publisher.publish(staged), stop)
+        self._held_out.parent_is(serving, measured.counts)
+        self._reports.clear()
+        self._announce(published.version, measured.before, measured.after, losses)
+        self._log_curves(stop)
+
+    def _announce(self, version: int, before: float | None, after: float | None, losses: Mapping[str, float]) -> None:
+        logger.info("published snapshot %d: losses %s, agreement %s -> %s", version, losses, before, after)
+        self._metrics.add("omnidraft_snapshots_published_total")
+        if after is not None:
+            self._metrics.set("omnidraft_held_out_agreement_ratio", after, drafter_version=str(version))
+        self._tell(version=version, agreement=after)
+
+    def _log_curves(self, stop: Stop) -> None:
+        parent = self._publisher.parent
+        if parent is None:
+            return
+        manifest = parent.manifest
+        curves = {f"loss_{name}": loss for name, loss in manifest.losses.items()}
+        curves |= {
+            name: value
+            for name in ("agreement_before", "agreement_after")
+            if (value := getattr(manifest, name)) is not None
+        }
+        patiently(lambda: self._publisher.log_metrics(parent.version, curves, manifest.num_steps), stop)
+
+    def _tell(self, **changes: Any) -> None:
+        counters = self._learner.counters
+        self._status = replace(
+            self._status,
+            num_steps=counters.num_steps,
+            num_records=counters.num_records,
+            num_tokens=counters.num_tokens,
+            offsets=self._intake.offsets(),
+            skipped=counters.skipped,
+            **changes,
+        )
+        self._progress(self._status)
+
+
+def _means(reports: Sequence[StepReport]) -> dict[str, float]:
+    """Mean of each loss over the steps that had it and were finite."""
+    sums: defaultdict[str, float] = defaultdict(float)
+    nums: Counter[str] = Counter()
+    for report in reports:
+        if report.is_update:
+            for name, loss in report.losses.items():
+                sums[name] += loss
+                nums[name] += 1
+    return {name: total / nums[name] for name, total in sums.items()}

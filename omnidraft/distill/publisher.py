@@ -4,7 +4,6 @@ Order of effects of `publish`: the folder is written beside the others and renam
 child of the version this process last published or resumed from, then the local folder goes.
 """
 
-import logging
 import shutil
 import tempfile
 import time
@@ -24,8 +23,6 @@ from omnidraft.snapshots.manifest import Manifest
 
 LEARNER = "resume/learner.safetensors"
 INTAKE = "resume/intake.safetensors"
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +54,7 @@ class Publisher:
     """One distiller's view of the registry. A second distiller of the same pair makes this one stale."""
 
     def __init__(self, registry: Registry, identity: Identity, folder: Path) -> None:
-        """`folder` is where snapshots are staged; what is in it may be deleted."""
+        """`folder` is where snapshots are staged; it belongs to one distiller, and what is in it is deleted."""
         self._registry, self._identity, self._folder = registry, identity, folder
         self.parent: SnapshotVersion | None = None
 
@@ -68,6 +65,7 @@ class Publisher:
             ConfigError: it is of another base drafter or vocabulary pair, or learned with another `learner.train`.
             RegistryError: the registry cannot be reached.
         """
+        shutil.rmtree(self._folder, ignore_errors=True)  # of a process that was killed
         try:
             newest = self._registry.resolve("latest")
         except SnapshotNotFound:

@@ -67,3 +67,12 @@ def stop_on_signals() -> threading.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, on_signal)
     return stop
+
+
+def entry(name: str, command: Callable[..., None]) -> None:
+    """Run one typer command as a program of its own; what it refuses is one line on stderr and exit code 2."""
+    try:
+        typer.run(command)
+    except OmnidraftError as exc:
+        print(f"{name}: {exc}", file=sys.stderr)
+        sys.exit(EXIT_REFUSED)

@@ -33,7 +33,8 @@ class _SlotLayer(CacheLayerMixin):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if self.keys is None or self.values is None:
             self.lazy_initialization(key_states, value_states)
-        assert self.keys is not None and self.values is not None
+        assert self.keys is not None
+        assert self.values is not None
         end = self.start + key_states.shape[2]
         self.keys[:, :, self.start : end] = key_states
         self.values[:, :, self.start : end] = value_states
@@ -68,7 +69,8 @@ class KvSlots(Cache):
             return
         index_S = torch.tensor(sources)
         for layer in self._slots:
-            assert layer.keys is not None and layer.values is not None
+            assert layer.keys is not None
+            assert layer.values is not None
             layer.keys[:, :, start : start + len(sources)] = layer.keys[:, :, index_S]
             layer.values[:, :, start : start + len(sources)] = layer.values[:, :, index_S]
 
@@ -78,7 +80,8 @@ class KvSlots(Cache):
         for layer, copy in zip(self._slots, larger._slots, strict=True):
             if layer.keys is not None and layer.values is not None:
                 copy.lazy_initialization(layer.keys, layer.values)
-                assert copy.keys is not None and copy.values is not None
+                assert copy.keys is not None
+                assert copy.values is not None
                 copy.keys[:, :, : self.capacity] = layer.keys
                 copy.values[:, :, : self.capacity] = layer.values
         return larger

@@ -63,13 +63,15 @@ class _Session:
         return self._drafter.forward(self._slots, ids, keep)
 
 
-def load_drafter(folder: Path, precision: str, tensors: dict[str, torch.Tensor] | None, train: str, rank: int) -> TorchDrafter:
+def load_drafter(
+    folder: Path, precision: str, tensors: dict[str, torch.Tensor] | None, train: Literal["full", "lora"], rank: int
+) -> TorchDrafter:
     """The base drafter with a snapshot's tensors on top (None: as it is), then in serving precision.
 
     Raises:
         ModelError: the folder is no model. SnapshotCorrupt: the tensors do not fit it.
     """
     model = load_model(folder, "float32")
-    if tensors is not None and train in ("full", "lora"):
+    if tensors is not None:
         apply_serving_tensors(model, tensors, train=train, rank=rank)
     return TorchDrafter(precisions.apply(model, precision))  # type: ignore[arg-type]

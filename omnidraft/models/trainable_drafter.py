@@ -6,7 +6,7 @@ Nothing here is random after loading: dropout is off, so equal batches give equa
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ _A, _B = ".lora_A.weight", ".lora_B.weight"
 class TransformersTrainable:
     """Implements ports.TrainableDrafter."""
 
-    def __init__(self, model: nn.Module, train: Train) -> None:
+    def __init__(self, model: Any, train: Train) -> None:
         """
         Args:
             model: a causal language model, or that model inside a peft wrapper when `train` is lora.

@@ -198,6 +198,6 @@ def load_model(folder: Path, precision: str) -> PreTrainedModel:
         raise ModelError(f"{folder} is not a model folder that transformers can load: {exc}") from exc
     model.requires_grad_(False)
     if torch.cuda.is_available() and precision in ("float32", "bfloat16"):
-        model.to("cuda")
+        model.to("cuda")  # type: ignore[arg-type]
     applied: PreTrainedModel = precisions.apply(model, precision)  # type: ignore[assignment]
     return applied

@@ -6,6 +6,7 @@ Every response names its snapshot (`system_fingerprint`) and carries what specul
 import json
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -19,27 +20,19 @@ from omnidraft.serving.schemas import ChatRequest, CompletionRequest
 RETRY_AFTER_S = "5"
 
 
+@dataclass(frozen=True, slots=True)
 class _Shape:
     """How one endpoint's responses look."""
 
-    def __init__(self, *, prefix: str, kind: str, field: Callable[[str], dict[str, object]], is_chunk_kind: str) -> None:
-        self.prefix, self.kind, self.field, self.chunk_kind = prefix, kind, field, is_chunk_kind
+    prefix: str
+    kind: str
+    field: Callable[[str], dict[str, object]]
 
 
-COMPLETION = _Shape(
-    prefix="cmpl-", kind="text_completion", field=lambda text: {"text": text}, is_chunk_kind="text_completion"
-)
-CHAT = _Shape(
-    prefix="chatcmpl-",
-    kind="chat.completion",
-    field=lambda text: {"message": {"role": "assistant", "content": text}},
-    is_chunk_kind="chat.completion.chunk",
-)
-CHAT_DELTA = _Shape(
-    prefix=CHAT.prefix,
-    kind=CHAT.chunk_kind,
-    field=lambda text: {"delta": {"role": "assistant", "content": text}},
-    is_chunk_kind=CHAT.chunk_kind,
+COMPLETION = _Shape("cmpl-", "text_completion", lambda text: {"text": text})
+CHAT = _Shape("chatcmpl-", "chat.completion", lambda text: {"message": {"role": "assistant", "content": text}})
+CHAT_CHUNK = _Shape(
+    "chatcmpl-", "chat.completion.chunk", lambda text: {"delta": {"role": "assistant", "content": text}}
 )
 
 
@@ -56,7 +49,7 @@ def application(
 
     @app.post("/v1/chat/completions")
     def chat(body: ChatRequest) -> Response:
-        return respond(body, body.num_new_tokens, CHAT, CHAT_DELTA)
+        return respond(body, body.num_new_tokens, CHAT, CHAT_CHUNK)
 
     @app.get("/v1/models")
     def models() -> dict[str, object]:

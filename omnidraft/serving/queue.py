@@ -58,7 +58,7 @@ class RequestQueue:
         try:
             self._waiting.put_nowait(ticket)
         except queue.Full as exc:
-            raise QueueFull(f"{self._waiting.maxsize} requests are waiting already; try again in a few seconds") from exc
+            raise QueueFull(f"{self._waiting.maxsize} requests are waiting already; try again later") from exc
         self._metrics.set("omnidraft_requests_waiting", self._waiting.qsize())
         return ticket
 

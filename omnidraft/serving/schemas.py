@@ -46,7 +46,9 @@ class _Asked(BaseModel):
             return None
         return 0 if self.speculation == "off" else self.speculation
 
-    def _question(self, max_new_tokens: int, tenant: str, prompt: str | None, messages: list[Message] | None) -> Question:
+    def _question(
+        self, max_new_tokens: int, tenant: str, prompt: str | None, messages: list[Message] | None
+    ) -> Question:
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return Question(
             prompt=prompt,

@@ -21,11 +21,13 @@ class Manifest(BaseModel):
     target: str
     drafter: str
     drafter_hash: str
-    """sha256 over the base drafter's weights file(s) names and sizes and config; other weights cannot take these deltas."""
+    """Names the base drafter's weights; another base cannot take this snapshot's."""
     alignment: str
     """Fingerprint of the vocabulary pair; see vocab/alignment.py."""
     train: str = "base"
     """base, full or lora: what serving/drafter.safetensors holds."""
+    settings: dict[str, str] = {}
+    """How it was learned: loss, learning rate, batch; parameters in the registry."""
     offsets: dict[int, int] = {}
     """Partition -> next offset of the trace topic: everything before it is learned, dead-lettered or held out."""
     num_records: int = 0

@@ -4,6 +4,7 @@ Sorted arrays hold the entries; at most MAX_RECENT wait in a dict and are merged
 small part of a copy. Equal histories give equal arrays. One thread at a time.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Literal, Self
 
@@ -13,11 +14,16 @@ Eviction = Literal["lru", "lfu"]
 
 MAX_RECENT = 1024
 ENTRY = np.dtype([("key", "<u8"), ("last_used", "<u8"), ("target", "<u4"), ("num_uses", "<u4")])
-_MOST_USES = np.iinfo(np.uint32).max
+_MOST_USES = 2**32 - 1
 
 
 class NgramTable:
     """Keys are spread evenly (hashes); what a key stands for, and whether it is right, the caller knows."""
+
+    _keys: np.ndarray  # uint64, sorted; the others stand in the same order
+    _last_used: np.ndarray
+    _targets: np.ndarray
+    _num_uses: np.ndarray
 
     def __init__(self, capacity: int, eviction: Eviction, entries: np.ndarray | None = None) -> None:
         self.capacity = capacity
@@ -47,7 +53,7 @@ class NgramTable:
         if place is None:
             return None
         self._use_place(place)
-        return int(self._targets[place])
+        return self._targets.item(place)
 
     def known(self, keys: Sequence[int]) -> list[int]:
         """Which of the keys are in the table, as indices into `keys`; nothing counts as used."""
@@ -92,14 +98,13 @@ class NgramTable:
         self._keep_most_valuable(self.capacity)
 
     def _place(self, key: int) -> int | None:
-        place = int(self._keys.searchsorted(np.uint64(key)))
-        return place if place < len(self._keys) and self._keys[place] == key else None
+        place = bisect_left(self._keys.data, key)  # faster than searchsorted for a single key
+        return place if place < len(self._keys) and self._keys.item(place) == key else None
 
     def _use_place(self, place: int) -> None:
         self._clock += 1
         self._last_used[place] = self._clock
-        if self._num_uses[place] < _MOST_USES:
-            self._num_uses[place] += 1
+        self._num_uses[place] = min(self._num_uses.item(place) + 1, _MOST_USES)
 
     def _use_recent(self, key: int, target: int) -> None:
         self._clock += 1
@@ -128,10 +133,10 @@ class NgramTable:
     def _put(self, entries: np.ndarray) -> None:
         """These in the place of all entries."""
         entries = entries[np.argsort(entries["key"], kind="stable")]
-        self._keys: np.ndarray = entries["key"].copy()
-        self._last_used: np.ndarray = entries["last_used"].copy()
-        self._targets: np.ndarray = entries["target"].copy()
-        self._num_uses: np.ndarray = entries["num_uses"].copy()
+        self._keys = entries["key"].copy()
+        self._last_used = entries["last_used"].copy()
+        self._targets = entries["target"].copy()
+        self._num_uses = entries["num_uses"].copy()
         self._clock = max(self._clock, int(entries["last_used"].max(initial=0)))
 
     def _keep_most_valuable(self, num_entries: int) -> None:

@@ -190,7 +190,9 @@ def test_mlflow_shows_figures_and_story_of_a_version(mlflow_url, targets, tmp_pa
     assert (run.info.run_name, run.info.status) == ("v1 s1", "FINISHED")
     assert (run.data.metrics["loss/dm"], run.data.params["train"]) == (0.5, "base")
     assert (shown.tags["judgement"], run.data.metrics["promoted"]) == ("promoted: well", 1.0)
-    assert [file.path for file in registry._client.list_artifacts(run.info.run_id, "reports")] == ["reports/manifest.json"]
+    assert [file.path for file in registry._client.list_artifacts(run.info.run_id, "reports")] == [
+        "reports/manifest.json"
+    ]
     assert {file.path for file in registry._client.list_artifacts(run.info.run_id)} >= {"manifest.json", "serving"}
 
 

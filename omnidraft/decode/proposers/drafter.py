@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from omnidraft.errors import VocabularyError
 from omnidraft.ports import DraftModel, DraftTree, Noise, ProposerSession, Request, Source
 from omnidraft.vocab.alignment import Alignment
 from omnidraft.vocab.ngram_cache import NgramCache
@@ -89,17 +90,19 @@ class _Session:
         self._fed: list[int] = []
         self._root = request.prompt_ids[-1]
         self._unlearned: list[int] = []
-        self._learned_to = len(self._tail.ids)
+        self._learned_to: int | None = len(self._tail.ids)
+        self._is_lost = False  # the text has bytes that the drafter cannot spell: nothing more is drafted
 
     def propose(self, position: int, budget: int, noise: Noise) -> DraftTree:
         """A chain of at most `budget` target tokens; empty while a character is incomplete or the context is full."""
         model = self._proposer.model
         tree = DraftTree.empty(self._root)
-        if self._tail.pending or not self._tail.ids or len(self._tail.ids) + budget >= model.context_limit:
+        if self._is_lost or self._tail.pending or not self._tail.ids:
             return tree
+        room = model.context_limit - len(self._tail.ids)
         drafts: list[_Draft] = []
         log_path = 0.0
-        while len(tree) - 1 < budget:
+        while len(tree) - 1 < budget and len(drafts) <= room:
             best = self._best(self._advance(drafts), noise, position + len(tree) - 1)
             if best is None:
                 break
@@ -113,11 +116,20 @@ class _Session:
     def observe(self, emitted: Sequence[int]) -> None:
         """Follow the target's text; what it confirmed of the earlier tokenisation teaches the cache its merges."""
         self._root = emitted[-1]
+        if self._is_lost:
+            return
         num_before, was_pending = len(self._tail.ids), bool(self._tail.pending)
-        unchanged = self._tail.append(self._proposer.target_vocabulary.spell(emitted))
+        try:
+            unchanged = self._tail.append(self._proposer.target_vocabulary.spell(emitted))
+        except VocabularyError:
+            self._is_lost = True
+            return
         if unchanged == num_before and not was_pending:
-            self._proposer.cache.learn(self._tail.ids[self._learned_to : num_before], self._unlearned)
+            if self._learned_to is not None:
+                self._proposer.cache.learn(self._tail.ids[self._learned_to : num_before], self._unlearned)
             self._learned_to, self._unlearned = num_before, []
+        elif self._learned_to is not None and unchanged < self._learned_to:
+            self._learned_to = None  # the ids before it spell another part of the text now
         special = self._proposer.target_vocabulary.special_ids
         self._unlearned += [token for token in emitted if token not in special]
 
@@ -133,12 +145,13 @@ class _Session:
 
     def _best(self, logits_D: torch.Tensor, noise: Noise, position: int) -> _Draft | None:
         """The draft token to go on with: the likeliest one that begins with the best-ranked target token."""
-        first_D, num_target = self._proposer.alignment.first_D, self._proposer.alignment.num_target
+        alignment = self._proposer.alignment
+        first_D = alignment.first_D[: len(logits_D)]
         q_D = torch.softmax(logits_D, dim=-1).cpu().numpy()[: len(first_D)]
-        q_V = np.bincount(first_D[: len(q_D)], weights=q_D, minlength=num_target + 1)[:num_target]
-        target_id = self._rank(q_V, noise, position)
-        if q_V[target_id] <= 0:
+        q_V = np.bincount(first_D, weights=q_D, minlength=alignment.num_target + 1)[: alignment.num_target]
+        if not q_V.any():
             return None
+        target_id = self._rank(q_V, noise, position)
         drafts = np.flatnonzero(first_D == target_id)
         return _Draft(int(drafts[q_D[drafts].argmax()]), math.log(q_V[target_id]))
 

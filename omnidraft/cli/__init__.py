@@ -1,0 +1,35 @@
+"""The `omnidraft` command, one file per group. Heavy imports stay inside the commands, so that --help is quick."""
+
+import sys
+
+import typer
+
+from omnidraft import __version__
+from omnidraft.cli import models, run, snapshots, traces
+from omnidraft.cli.generate import generate
+from omnidraft.errors import OmnidraftError
+
+HELP = "Speculative decoding across tokenizers that keeps learning while it serves."
+
+app = typer.Typer(help=HELP, no_args_is_help=True)
+app.command()(generate)
+app.add_typer(models.app, name="models")
+app.add_typer(traces.app, name="traces")
+app.add_typer(snapshots.app, name="snapshots")
+app.add_typer(snapshots.learning_app, name="learning")
+app.add_typer(run.app, name="run")
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    print(__version__)
+
+
+def main() -> None:
+    """Run the command line: what it refuses is one line on stderr and exit code 2."""
+    try:
+        app()
+    except OmnidraftError as exc:
+        print(f"omnidraft: {exc}", file=sys.stderr)
+        sys.exit(2)

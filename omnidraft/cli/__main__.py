@@ -1,0 +1,5 @@
+"""`python -m omnidraft.cli`."""
+
+from omnidraft.cli import main
+
+main()

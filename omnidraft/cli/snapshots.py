@@ -1,0 +1,108 @@
+"""`omnidraft snapshots` and `omnidraft learning`: versions of the drafter, and whether it learns."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from omnidraft import config
+from omnidraft.cli.options import AsJson, Config
+
+if TYPE_CHECKING:
+    from omnidraft.ports import LogWriter, Registry, SnapshotVersion
+
+app = typer.Typer(help="Versions of the drafter: list, show, promote, roll back.", no_args_is_help=True)
+learning_app = typer.Typer(help="Pause or resume learning everywhere.", no_args_is_help=True)
+
+
+@app.command("list")
+def list_snapshots(config_path: Config = None, as_json: AsJson = False) -> None:
+    """All versions of the drafter for this target."""
+    versions = _registry(config_path).versions()
+    if as_json:
+        print(json.dumps([_as_json(each) for each in versions]))
+        return
+    table = Table("version", "aliases", "records", "agreement before", "after", "loss", "id")
+    for each in versions:
+        manifest = each.manifest
+        table.add_row(
+            str(each.version),
+            " ".join(each.aliases),
+            str(manifest.num_records),
+            _share(manifest.agreement_before),
+            _share(manifest.agreement_after),
+            " ".join(f"{name} {value:.3f}" for name, value in manifest.losses.items()),
+            manifest.snapshot_id[:12],
+        )
+    Console().print(table)
+
+
+@app.command("show")
+def show(name: Annotated[str, typer.Argument(help="Version, alias or latest.")], config_path: Config = None) -> None:
+    """Everything a snapshot says about itself, as JSON."""
+    print(json.dumps(_as_json(_registry(config_path).resolve(name)), indent=2))
+
+
+@app.command("promote")
+def promote(name: Annotated[str, typer.Argument(help="Version, alias or latest.")], config_path: Config = None) -> None:
+    """Make a version the champion on every worker."""
+    registry = _registry(config_path)
+    chosen = registry.resolve(name)
+    _put_in_place(registry, chosen.version, config_path)
+
+
+@app.command("rollback")
+def rollback(config_path: Config = None) -> None:
+    """Make the previous champion the champion again."""
+    registry = _registry(config_path)
+    _put_in_place(registry, registry.resolve("previous").version, config_path)
+
+
+def _put_in_place(registry: "Registry", chosen: int, config_path: Path | None) -> None:
+    from omnidraft.fleet.announcements import announce
+
+    registry.promote(chosen)
+    announce(_control(config_path), chosen)
+    print(f"champion is version {chosen}")
+
+
+def _registry(config_path: Path | None) -> "Registry":
+    from omnidraft import wiring
+
+    return wiring.registry(config.load(config_path))
+
+
+def _control(config_path: Path | None) -> "LogWriter":
+    from omnidraft import wiring
+
+    settings = config.load(config_path)
+    return wiring.log_writer(settings, settings.log.control_topic)
+
+
+def _as_json(each: "SnapshotVersion") -> dict[str, Any]:
+    return {"version": each.version, "aliases": each.aliases, "created_ms": each.created_ms} | {
+        "manifest": each.manifest.model_dump(mode="json")
+    }
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+@learning_app.command("pause")
+def pause_learning(config_path: Config = None) -> None:
+    """Stop learning after the step under way; serving goes on."""
+    from omnidraft.fleet.announcements import pause
+
+    pause(_control(config_path))
+
+
+@learning_app.command("resume")
+def resume_learning(config_path: Config = None) -> None:
+    """Go on learning."""
+    from omnidraft.fleet.announcements import resume
+
+    resume(_control(config_path))

@@ -1,0 +1,42 @@
+"""Waiting for a log or a registry that is away for a while."""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from omnidraft.errors import BusError, RegistryError
+
+WAITS_S = (0.5, 1.0, 2.0, 5.0, 10.0)
+"""Before the next try; the last one repeats."""
+TICK_S = 0.05
+
+Result = TypeVar("Result")
+
+logger = logging.getLogger(__name__)
+
+
+def patiently(action: Callable[[], Result], stop: Callable[[], bool]) -> Result:
+    """What `action` returns, tried again until the log and the registry answer.
+
+    Raises:
+        BusError, RegistryError: it failed, and `stop` holds.
+    """
+    num_failed = 0
+    while True:
+        try:
+            return action()
+        except (BusError, RegistryError) as exc:
+            if stop():
+                raise
+            wait_s = WAITS_S[min(num_failed, len(WAITS_S) - 1)]
+            num_failed += 1
+            logger.warning("trying again in %.1f s: %s", wait_s, exc)
+            wait(wait_s, stop)
+
+
+def wait(seconds: float, stop: Callable[[], bool]) -> None:
+    """Sleep, but not past `stop`."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and not stop():
+        time.sleep(min(TICK_S, max(0.0, until - time.monotonic())))

@@ -1,0 +1,1 @@
+"""Runs that end: demo, bench, record."""

@@ -1,0 +1,127 @@
+"""The three services as real processes on this machine, for the demo and the end-to-end tests."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+
+import httpx
+import psutil
+
+from omnidraft.errors import OmnidraftError
+
+STOP_TIMEOUT_S = 60.0
+IDLE_SHARE = 0.2
+"""Of one core: a process tree below this for a second does no work."""
+
+
+class ServiceFailed(OmnidraftError):
+    """A service ended or did not become ready; its log says why."""
+
+
+class Fleet(AbstractContextManager["Fleet"]):
+    """Starts `python -m services.NAME --config FILE`, each with its own log file, and stops them all at the end."""
+
+    def __init__(self, config_path: Path, logs: Path) -> None:
+        self._config_path = config_path
+        self._logs = logs
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str) -> int:
+        """The process id."""
+        self._logs.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", f"services.{name}", "--config", str(self._config_path)]
+        with (self._logs / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ, start_new_session=True)
+        self._processes[name] = process
+        return process.pid
+
+    def wait_for(self, ready: Callable[[], bool], what: str, timeout_s: float) -> None:
+        """Raises ServiceFailed when a service ends before, or the time passes."""
+        deadline = time.monotonic() + timeout_s
+        while not ready():
+            for name, process in self._processes.items():
+                if process.poll() is not None:
+                    raise ServiceFailed(
+                        f"{name} ended with {process.returncode} before {what}: {self._last_words(name)}"
+                    )
+            if time.monotonic() > deadline:
+                raise ServiceFailed(f"no {what} within {timeout_s:.0f} s; see the logs in {self._logs}")
+            time.sleep(0.3)
+
+    def wait_until_idle(self, name: str, timeout_s: float) -> None:
+        """Until the service and its children use no processor time: a paused learner has finished its step."""
+        self.wait_for(lambda: _share_used(self._processes[name].pid) < IDLE_SHARE, f"idle {name}", timeout_s)
+
+    def kill(self, name: str) -> None:
+        """SIGKILL the service and everything it started."""
+        process = self._processes.pop(name)
+        _signal_tree(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def stop(self, name: str) -> int:
+        """SIGTERM; the exit code."""
+        process = self._processes.pop(name)
+        process.terminate()
+        try:
+            return process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            _signal_tree(process.pid, signal.SIGKILL)
+            return process.wait()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for name in list(self._processes):
+            self.stop(name)
+
+    def _last_words(self, name: str) -> str:
+        lines = (self._logs / f"{name}.log").read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it said nothing"
+
+
+def is_serving(url: str) -> bool:
+    """Whether the worker answers."""
+    try:
+        return httpx.get(f"{url}/readyz", timeout=2.0).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def _tree(pid: int) -> list[psutil.Process]:
+    try:
+        parent = psutil.Process(pid)
+        return [parent, *parent.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _signal_tree(pid: int, number: signal.Signals) -> None:
+    for process in _tree(pid):
+        try:
+            process.send_signal(number)
+        except psutil.NoSuchProcess:
+            continue
+
+
+def _share_used(pid: int) -> float:
+    """Of one core, over a second."""
+
+    def used_s() -> float:
+        total = 0.0
+        for process in _tree(pid):
+            try:
+                times = process.cpu_times()
+            except psutil.NoSuchProcess:
+                continue
+            total += times.user + times.system
+        return total
+
+    before = used_s()
+    time.sleep(1.0)
+    return used_s() - before

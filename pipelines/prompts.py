@@ -1,0 +1,37 @@
+"""Prompt files: one JSON object a line, with `prompt` or `question`."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from omnidraft.errors import RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One row."""
+
+    text: str
+    answer_ids: tuple[int, ...] = ()
+    """The target's ids of a known answer, if the file has them."""
+
+
+def read(path: Path, num: int | None = None, *, skip: int = 0) -> list[Prompt]:
+    """Up to `num` prompts after the first `skip`. Raises RequestError, naming file and line."""
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise RequestError(f"cannot read prompts: {exc}") from exc
+    prompts = [_row(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    chosen = prompts[skip : None if num is None else skip + num]
+    if not chosen:
+        raise RequestError(f"{path} has no prompts after the first {skip}")
+    return chosen
+
+
+def _row(path: Path, number: int, line: str) -> Prompt:
+    try:
+        row = json.loads(line)
+        return Prompt(row.get("prompt") or row["question"], tuple(row.get("answer_ids", ())))
+    except (ValueError, KeyError, AttributeError) as exc:
+        raise RequestError(f"{path}:{number} needs a JSON object with a prompt or question: {exc!r}") from exc

@@ -1,0 +1,167 @@
+"""Which positions a record teaches, what is believed there, and what is left out and counted."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from omnidraft.distill.batch import PositionReader, Positions
+from omnidraft.distill.belief_buckets import Split, belief_buckets
+from omnidraft.errors import WireError
+from omnidraft.traces.record import Beliefs, TraceRecord
+from omnidraft.vocab.alignment import Alignment
+from omnidraft.vocab.packed import PackedLists
+
+TEXT = "The water of the river goes. Where does the river itself go? into the sea"
+
+
+def read(pair, record: TraceRecord, max_tokens: int = 500) -> Positions:
+    return PositionReader(pair.draft, pair.target.vocabulary, pair.alignment, max_tokens=max_tokens).read(record)
+
+
+def spelled_before(pair, positions: Positions, record: TraceRecord) -> list[bytes]:
+    """The text of the answer before each position, as the drafter's ids spell it."""
+    num_prompt = len(record.drafter_prompt_ids)
+    return [pair.draft.vocabulary.spell(positions.ids_T[num_prompt : at + 1].tolist()) for at in positions.at_P]
+
+
+def test_a_position_is_conditioned_on_exactly_the_text_before_its_token(pair) -> None:
+    record = pair.record(text=TEXT)
+    positions = read(pair, record)
+    emitted = record.emitted_ids.tolist()
+    texts = [pair.target.vocabulary.spell(emitted[:index]) for index in range(len(emitted))]
+    before = spelled_before(pair, positions, record)
+    at_boundary = [index for index, text in enumerate(texts) if text in before]
+    assert before == [texts[index] for index in at_boundary]
+    assert positions.emitted_P.tolist() == [emitted[index] for index in at_boundary]
+    assert len(at_boundary) + sum(positions.skipped.values()) == len(emitted)
+
+
+def test_the_end_of_the_text_is_asked_for_by_role(pair) -> None:
+    positions = read(pair, pair.record(text=TEXT))
+    assert positions.emitted_P[-1] == pair.target.vocabulary.roles["eos"]
+    assert positions.at_P[-1] == len(positions.ids_T) - 1
+    assert pair.draft.vocabulary.roles["eos"] in positions.buckets.ids_PS[-1]
+
+
+def test_an_earlier_segment_is_context_and_no_position(pair) -> None:
+    whole = pair.record(text=TEXT)
+    cut = 12
+    beliefs = Beliefs(*(getattr(whole.beliefs, name)[cut:] for name in Beliefs.__dataclass_fields__))
+    later = replace(whole, before_ids=whole.emitted_ids[:cut], emitted_ids=whole.emitted_ids[cut:], beliefs=beliefs)
+    first, second = read(pair, whole), read(pair, later)
+    assert second.ids_T.tolist() == first.ids_T.tolist()
+    assert second.at_P.tolist() == first.at_P.tolist()[-len(second.at_P) :]
+    assert second.num_emitted == first.num_emitted - cut
+    np.testing.assert_array_equal(second.buckets.log_p_PS, first.buckets.log_p_PS[-len(second.at_P) :])
+
+
+def test_what_follows_the_last_safe_boundary_waits_when_the_text_goes_on(pair) -> None:
+    done, going_on = read(pair, pair.record(text=TEXT)), read(pair, pair.record(text=TEXT, finish_reason=None))
+    assert "after_the_last_safe_boundary" not in done.skipped
+    assert going_on.skipped["after_the_last_safe_boundary"] > 0
+    assert going_on.at_P.tolist() == done.at_P.tolist()[: len(going_on.at_P)]
+
+
+def test_the_window_drops_the_front_of_the_prompt_first(pair) -> None:
+    record = pair.record(text=TEXT)
+    whole = read(pair, record)
+    shorter = read(pair, record, max_tokens=len(whole.ids_T) - 2)
+    assert shorter.ids_T.tolist() == whole.ids_T.tolist()[2:]
+    assert (shorter.at_P + 2).tolist() == whole.at_P.tolist()
+    assert (shorter.piece_at_M + 2).tolist() == whole.piece_at_M.tolist()
+
+
+def test_positions_outside_the_window_are_counted(pair) -> None:
+    positions = read(pair, pair.record(text=TEXT), max_tokens=10)
+    assert len(positions.ids_T) == 10
+    assert positions.at_P.min() >= 0
+    assert positions.piece_at_M.min(initial=0) >= 0
+    assert positions.skipped["outside_the_window"] > 0
+    assert len(positions.at_P) + sum(positions.skipped.values()) == positions.num_emitted
+
+
+def test_pieces_spell_the_tokens_that_were_emitted_as_merges(pair) -> None:
+    positions = read(pair, pair.record(text=TEXT))
+    assert len(positions.piece_at_M) > 0
+    for row in np.unique(positions.piece_row_M):
+        mine = positions.piece_row_M == row
+        spelled = pair.draft.vocabulary.spell(positions.piece_ids_M[mine].tolist())
+        assert spelled == pair.target.vocabulary.token_bytes[positions.emitted_P[row]]
+        assert positions.ids_T[positions.piece_at_M[mine] + 1].tolist() == positions.piece_ids_M[mine].tolist()
+        assert positions.piece_at_M[mine][0] == positions.at_P[row]
+
+
+def test_the_cache_takes_every_merge_of_a_record(pair) -> None:
+    cache = pair.cache()
+    for ngram in read(pair, pair.record(text=TEXT)).ngrams:
+        cache.insert(ngram.draft_ids, ngram.target_id)
+    assert len(cache) > 0
+
+
+def test_mass_is_neither_lost_nor_made(pair) -> None:
+    buckets = read(pair, pair.record(text=TEXT)).buckets
+    mass_P = np.where(buckets.real_PS, np.exp(buckets.log_p_PS), 0).sum(axis=1) + np.exp(buckets.log_p_rest_P)
+    np.testing.assert_allclose(mass_P, 1.0, atol=2e-3)  # float16 log-probabilities
+    for ids_S, real_S in zip(buckets.ids_PS, buckets.real_PS, strict=True):
+        assert len(set(ids_S[real_S].tolist())) == real_S.sum()
+        assert set(ids_S[~real_S].tolist()) <= set(ids_S[real_S].tolist())
+
+
+def test_a_record_without_beliefs_still_has_positions_and_pieces(pair) -> None:
+    positions = read(pair, pair.record(text=TEXT, beliefs=None))
+    assert positions.buckets is None
+    assert len(positions.at_P) > 0
+    assert len(positions.piece_at_M) > 0
+
+
+def test_no_prompt_means_no_first_position(pair) -> None:
+    positions = read(pair, pair.record(text=TEXT, drafter_prompt_ids=np.zeros(0, np.uint32)))
+    assert positions.at_P.min() >= 0
+    assert positions.skipped["outside_the_window"] == 1
+
+
+def test_an_id_outside_its_vocabulary_is_refused(pair) -> None:
+    with pytest.raises(WireError, match="target id 9999"):
+        read(pair, pair.record(text=TEXT, emitted_ids=np.array([9999], np.uint32), beliefs=None))
+
+
+# Target tokens 0..4, draft tokens 0..3: 0 and 1 are direct, 2 is spelled (0, 3), 3 cannot be drafted, 4 is (1, 3);
+# draft token 2 spells the target tokens (0, 1).
+TOY = Alignment("toy", PackedLists.of([(0,), (1,), (0, 1), ()]), PackedLists.of([(0,), (1,), (0, 3), (), (1, 3)]))
+
+
+def toy_beliefs(top: list[int], p: list[float], tail: float, emitted: float) -> Beliefs:
+    return Beliefs(np.array([top]), np.log([p]), np.log([emitted]), np.log([tail]))
+
+
+def as_masses(buckets) -> dict[int | str, float]:
+    masses: dict[int | str, float] = {
+        int(token): float(np.exp(log_p))
+        for token, log_p, real in zip(buckets.ids_PS[0], buckets.log_p_PS[0], buckets.real_PS[0], strict=True)
+        if real
+    }
+    return masses | {"rest": float(np.exp(buckets.log_p_rest_P[0]))}
+
+
+def test_a_target_token_lies_with_the_draft_token_that_begins_it() -> None:
+    beliefs = toy_beliefs([0, 2, 1, 3], [0.4, 0.2, 0.2, 0.1], 0.1, 0.4)
+    masses = as_masses(belief_buckets(beliefs, np.array([0]), TOY, []))
+    assert masses == pytest.approx({0: 0.6, 1: 0.2, "rest": 0.2})
+
+
+def test_a_text_that_one_draft_token_spells_moves_to_that_token() -> None:
+    beliefs = toy_beliefs([0, 2, 1, 3], [0.4, 0.2, 0.2, 0.1], 0.1, 0.4)
+    masses = as_masses(belief_buckets(beliefs, np.array([0]), TOY, [Split(0, draft_id=2, first_target=0, p=0.3)]))
+    assert masses == pytest.approx({0: 0.3, 1: 0.2, 2: 0.3, "rest": 0.2})
+
+
+def test_what_moves_comes_from_the_rest_when_its_first_token_was_not_kept() -> None:
+    beliefs = toy_beliefs([1, 4], [0.5, 0.3], 0.2, 0.1)
+    masses = as_masses(belief_buckets(beliefs, np.array([0]), TOY, [Split(0, draft_id=2, first_target=0, p=0.05)]))
+    assert masses == pytest.approx({1: 0.8, 2: 0.05, "rest": 0.15})
+
+
+def test_an_empty_tail_is_an_empty_rest() -> None:
+    beliefs = Beliefs(np.array([[0]]), np.zeros((1, 1)), np.zeros(1), np.array([-np.inf]))
+    assert as_masses(belief_buckets(beliefs, np.array([0]), TOY, [])) == pytest.approx({0: 1.0, "rest": 0.0})

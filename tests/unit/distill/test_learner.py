@@ -1,0 +1,220 @@
+"""The learner learns, says what it did, and a resumed run is the uninterrupted one, bit for bit."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaForCausalLM
+
+from omnidraft.distill import backward, passes
+from omnidraft.distill.agreement import Agreed, agreed, share
+from omnidraft.distill.batch import PositionReader
+from omnidraft.distill.losses import LOSSES
+from omnidraft.errors import ConfigError, SnapshotCorrupt
+from omnidraft.models.trainable_drafter import apply_serving_tensors, load_trainable
+
+WAYS = pytest.mark.parametrize("train", ["full", "lora"])
+
+
+def records_of(pair, num: int, first: int = 0) -> list:
+    texts = ["The river goes into the sea. ", "Where does the water go?", "def add(first, second): return first"]
+    return [pair.record(f"r{n}", texts[n % 3], seed=n) for n in range(first, first + num)]
+
+
+def assert_same(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> None:
+    assert left.keys() == right.keys()
+    for name in left:
+        assert torch.equal(left[name], right[name]), name
+
+
+@WAYS
+@pytest.mark.parametrize("loss", [*LOSSES, "dm + 0.2 ngram"])
+def test_every_loss_falls_on_repeated_records(pair, train, loss) -> None:
+    learner = pair.learner(loss=loss, train=train, learning_rate=1e-2)
+    reports = [learner.step(records_of(pair, 4)) for _ in range(8)]
+    for name in reports[0].losses:
+        assert reports[-1].losses[name] < reports[0].losses[name]
+    assert all(report.is_update for report in reports)
+
+
+def test_learning_raises_agreement_on_what_was_learned(pair) -> None:
+    learner, records = pair.learner(learning_rate=1e-2), records_of(pair, 3)
+    before = learner.agreement(records)
+    for _ in range(25):
+        learner.step(records)
+    assert before is not None
+    assert before < 0.2
+    assert learner.agreement(records) > 0.9
+
+
+def test_a_step_teaches_the_cache_the_merges_that_were_emitted(pair) -> None:
+    learner = pair.learner()
+    (record,) = records_of(pair, 1)
+    learner.step([record])
+    reader = PositionReader(pair.draft, pair.target.vocabulary, pair.alignment, max_tokens=128)
+    ngrams = reader.read(record).ngrams
+    assert ngrams
+    assert all(learner.cache.lookup(ngram.draft_ids) == ngram.target_id for ngram in ngrams)
+
+
+@WAYS
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(pair, train) -> None:
+    whole = pair.learner(train=train, weight_decay=0.1)
+    for first in (0, 4, 8, 12):
+        whole.step(records_of(pair, 4, first))
+    killed = pair.learner(train=train, weight_decay=0.1)
+    for first in (0, 4):
+        killed.step(records_of(pair, 4, first))
+    saved = {name: tensor.clone() for name, tensor in killed.state().items()}
+    resumed = pair.learner(train=train, weight_decay=0.1)
+    resumed.load_state(saved)
+    resumed.cache = pair.load_cache(killed.cache.to_arrays())
+    for first in (8, 12):
+        resumed.step(records_of(pair, 4, first))
+    assert_same(resumed.state(), whole.state())
+    assert resumed.counters == whole.counters
+    arrays = whole.cache.to_arrays()
+    assert all((resumed.cache.to_arrays()[name] == arrays[name]).all() for name in arrays)
+
+
+def test_state_of_other_weights_is_refused(pair) -> None:
+    with pytest.raises(ConfigError, match=r"learner\.train"):
+        pair.learner(train="full").load_state(pair.learner(train="lora").state())
+
+
+def test_a_step_that_is_not_finite_changes_no_weight_and_is_counted(pair) -> None:
+    learner = pair.learner()
+    learner.step(records_of(pair, 2))
+    before = {name: tensor.clone() for name, tensor in learner.state().items() if name != "counters"}
+    weight = next(iter(learner.model.trained().values()))
+    handle = weight.register_hook(lambda grad: grad * float("nan"))
+    report = learner.step(records_of(pair, 2))
+    handle.remove()
+    after = {name: tensor for name, tensor in learner.state().items() if name != "counters"}
+    assert_same(after, before)
+    assert not report.is_update
+    assert learner.counters.skipped["not_finite"] == 2
+    assert learner.step(records_of(pair, 2)).is_update
+
+
+def test_without_beliefs_only_emitted_ngrams_are_learned(pair) -> None:
+    record = replace(records_of(pair, 1)[0], beliefs=None)
+    report = pair.learner().step([record])
+    assert set(report.losses) == {"ngram"}
+    assert report.skipped["without_beliefs"] == 1
+
+
+def test_nothing_to_learn_is_no_update(pair) -> None:
+    record = replace(records_of(pair, 1)[0], beliefs=None)
+    report = pair.learner(loss="dm").step([record])
+    assert (report.losses, report.is_update) == ({}, False)
+
+
+@pytest.mark.parametrize(("pass_tokens", "logit_rows"), [(1, 1), (40, 7), (10_000, 10_000)])
+def test_how_records_are_packed_changes_nothing_but_rounding(pair, pass_tokens, logit_rows, monkeypatch) -> None:
+    plain = pair.learner()
+    report = plain.step(records_of(pair, 5))
+    monkeypatch.setattr(passes, "PASS_TOKENS", pass_tokens)
+    monkeypatch.setattr(backward, "LOGIT_ROWS", logit_rows)
+    other = pair.learner().step(records_of(pair, 5))
+    assert other.losses == pytest.approx(report.losses, rel=1e-5)
+    assert other.grad_norm == pytest.approx(report.grad_norm, rel=1e-4)
+
+
+class Oracle:
+    """A drafter that is certain of given next tokens: ports.TrainableDrafter as far as agreement asks."""
+
+    def __init__(self, vocab_size: int, next_T: Tensor) -> None:
+        self.vocab_size, self._next_T = vocab_size, next_T
+
+    def hidden(self, ids_BT: Tensor, mask_BT: Tensor) -> Tensor:
+        return self._next_T.expand(len(ids_BT), -1)[:, : ids_BT.shape[1], None].float()
+
+    def logits(self, hidden_NH: Tensor) -> Tensor:
+        return 20.0 * torch.nn.functional.one_hot(hidden_NH[:, 0].long(), self.vocab_size).float()
+
+
+def test_a_drafter_that_knows_the_next_draft_token_agrees_everywhere(pair) -> None:
+    """Direct tokens, the end of the text by role, and merges by their pieces; a split token's first target token is
+    the first candidate too."""
+    reader = PositionReader(pair.draft, pair.target.vocabulary, pair.alignment, max_tokens=128)
+    positions = reader.read(pair.record(text="The water of the river. Where does the river go?"))
+    next_T = torch.cat([torch.from_numpy(positions.ids_T[1:]), torch.tensor([pair.draft.vocabulary.roles["eos"]])])
+    knows, knows_not = (Oracle(pair.alignment.num_draft, ids) for ids in (next_T, torch.zeros_like(next_T)))
+    assert agreed(knows, [positions], pair.alignment) == [Agreed(len(positions.at_P), len(positions.at_P))]
+    assert agreed(knows_not, [positions], pair.alignment) == [Agreed(0, len(positions.at_P))]
+    assert len(positions.piece_at_M) > 0
+
+
+def test_a_merge_with_one_wrong_piece_does_not_agree(pair) -> None:
+    reader = PositionReader(pair.draft, pair.target.vocabulary, pair.alignment, max_tokens=128)
+    positions = reader.read(pair.record(text="The water of the river."))
+    next_T = torch.cat([torch.from_numpy(positions.ids_T[1:]), torch.tensor([pair.draft.vocabulary.roles["eos"]])])
+    next_T[positions.piece_at_M[0] + 1] = 0
+    (count,) = agreed(Oracle(pair.alignment.num_draft, next_T), [positions], pair.alignment)
+    assert count.num_agreed == count.num_scored - 1
+
+
+def test_agreement_of_nothing_is_none() -> None:
+    assert share([]) is None
+    assert share([Agreed(1, 3), Agreed(2, 3)]) == 0.5
+
+
+@WAYS
+def test_serving_tensors_give_a_worker_the_learned_drafter(pair, train) -> None:
+    learner = pair.learner(train=train, learning_rate=1e-2)
+    for _ in range(3):
+        learner.step(records_of(pair, 2))
+    served = LlamaForCausalLM.from_pretrained(pair.folder, dtype=torch.float32).eval()
+    ids_BT = torch.arange(20)[None]
+    base = served(ids_BT).logits.detach()
+    apply_serving_tensors(served, learner.model.serving_tensors(), train=train, rank=4)
+    with torch.no_grad(), learner.serving(learner.model.serving_tensors()):
+        learned = learner.model.logits(learner.model.hidden(ids_BT, torch.ones_like(ids_BT))[0])
+        torch.testing.assert_close(served(ids_BT).logits[0], learned, atol=1e-4, rtol=1e-4)
+    assert (learned - base[0]).abs().max() > 1e-2
+
+
+@WAYS
+def test_measuring_with_serving_tensors_leaves_the_masters_as_they_were(pair, train) -> None:
+    learner = pair.learner(train=train)
+    learner.step(records_of(pair, 2))
+    before = {name: tensor.clone() for name, tensor in learner.state().items()}
+    with learner.serving(learner.model.serving_tensors()):
+        pass
+    assert_same(learner.state(), before)
+
+
+def test_tensors_of_another_drafter_change_nothing(pair) -> None:
+    served = LlamaForCausalLM.from_pretrained(pair.folder, dtype=torch.float32)
+    before = {name: parameter.detach().clone() for name, parameter in served.named_parameters()}
+    full = pair.learner(train="full").model.serving_tensors()
+    lora = pair.learner(train="lora").model.serving_tensors()
+    last = max(full)
+    wrong = [
+        ({**full, last: full[last][:1]}, "full"),
+        ({name: full[name] for name in full if name != last}, "full"),
+        ({**lora, "model.norm.lora_A.weight": torch.zeros(4, 32)}, "lora"),
+        (full, "lora"),
+    ]
+    for tensors, train in wrong:
+        with pytest.raises(SnapshotCorrupt):
+            apply_serving_tensors(served, tensors, train=train, rank=4)
+    with pytest.raises(SnapshotCorrupt, match="rank 8"):
+        apply_serving_tensors(served, lora, train="lora", rank=8)
+    assert_same(dict(served.named_parameters()), before)
+
+
+def test_the_seed_alone_decides_the_first_lora_factors(pair) -> None:
+    factors = [
+        load_trainable(pair.folder, train="lora", rank=4, seed=seed).serving_tensors() for seed in (3, 3, 4)
+    ]
+    assert_same(factors[0], factors[1])
+    assert any(not torch.equal(factors[0][name], factors[2][name]) for name in factors[0])
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path) -> None:
+    with pytest.raises(ConfigError, match="no model"):
+        load_trainable(tmp_path, train="full", rank=4, seed=0)

@@ -37,8 +37,9 @@ class ModelSettings(Section):
     precision: Literal["auto", "float32", "bfloat16", "packed16"] = "auto"
     """How the target computes. `auto`: bfloat16 where the processor has instructions for it, else float16
     weights packed for float32 arithmetic (`packed16`), else float32. Part of what a text depends on."""
-    drafter_precision: Literal["float32", "bfloat16", "packed16", "int8"] = "int8"
-    """How the drafter computes while serving; it cannot change the text, only how often it is right."""
+    drafter_precision: Literal["auto", "float32", "bfloat16", "packed16", "int8"] = "auto"
+    """How the drafter computes while serving; it cannot change the text, only how often it is right. `int8` is the
+    fastest and quantises activations too, which costs agreement."""
 
 
 class DecodeSettings(Section):

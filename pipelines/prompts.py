@@ -32,6 +32,9 @@ def read(path: Path, num: int | None = None, *, skip: int = 0) -> list[Prompt]:
 def _row(path: Path, number: int, line: str) -> Prompt:
     try:
         row = json.loads(line)
-        return Prompt(row.get("prompt") or row["question"], tuple(row.get("answer_ids", ())))
-    except (ValueError, KeyError, AttributeError) as exc:
+        text = row.get("prompt") or row["question"]
+        if not isinstance(text, str):
+            raise TypeError(f"not a text: {text!r}")
+        return Prompt(text, tuple(map(int, row.get("answer_ids", ()))))
+    except (ValueError, KeyError, AttributeError, TypeError) as exc:
         raise RequestError(f"{path}:{number} needs a JSON object with a prompt or question: {exc!r}") from exc

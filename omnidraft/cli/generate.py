@@ -67,8 +67,13 @@ def generate(
 def _prompt(prompt: str | None, file: Path | None) -> str:
     if (prompt is None) == (file is None):
         raise RequestError("give either --prompt or --file")
-    if file is None:
-        return prompt or ""
+    text = prompt if file is None else _read(file)
+    if not text:
+        raise RequestError("the prompt is empty; give at least one character")
+    return text
+
+
+def _read(file: Path) -> str:
     try:
         return sys.stdin.read() if str(file) == "-" else file.read_text()
     except (OSError, UnicodeDecodeError) as exc:

@@ -2,7 +2,7 @@
 
 import secrets
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -56,7 +56,8 @@ class Answer:
     snapshot: LoadedSnapshot
     seed: int
     num_prompt_tokens: int
-    steps: Iterator[Step]
+    steps: Generator[Step, None, None]
+    """Closing it ends the text early and frees the target's memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,10 @@ class Engine:
 
     def _request(self, question: Question) -> Request:
         num_draft = self._decode.num_draft_tokens if question.num_draft_tokens is None else question.num_draft_tokens
+        if question.max_new_tokens < 1:
+            raise RequestError(f"max_new_tokens must be at least 1, got {question.max_new_tokens}")
+        if num_draft < 0:
+            raise RequestError(f"num_draft_tokens must be at least 0, got {num_draft}")
         return Request(
             prompt_ids=tuple(_prompt_ids(question, self.pair.target_tokenizer)),
             drafter_prompt_ids=tuple(_prompt_ids(question, self.pair.drafter_tokenizer)),
@@ -139,7 +144,7 @@ class Engine:
             tracer.take(step)
             yield step
 
-    def _counted(self, steps: Iterator[Step], snapshot: LoadedSnapshot) -> Iterator[Step]:
+    def _counted(self, steps: Iterator[Step], snapshot: LoadedSnapshot) -> Generator[Step, None, None]:
         add = partial(self._metrics.add, target=self.pair.target, drafter_version=str(snapshot.version))
         prefix = "omnidraft_spec_decode_num_"
         for step in steps:

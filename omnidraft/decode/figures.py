@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from omnidraft.ports import Step
 
@@ -50,6 +50,14 @@ class Figures:
         self.other_s += step.timings.other_s
         self.accepted_by_source.update(str(step.tree.sources[node]) for node in step.path)
         self.accepted_per_pass[len(step.path)] += 1
+
+    def __add__(self, other: "Figures") -> "Figures":
+        """Both together."""
+        both = Figures()
+        for each in fields(self):
+            if not each.name.startswith("_"):
+                setattr(both, each.name, getattr(self, each.name) + getattr(other, each.name))
+        return both
 
     @property
     def tokens_per_pass(self) -> float:

@@ -42,7 +42,8 @@ class Tracer:
         self._segment = 0
 
     def take(self, step: Step) -> None:
-        """Add a step; emits at most one record. Steps stay whole, so a segment may end a few tokens early."""
+        """Add a step; emits the segment it does not fit into, and the last one. Steps stay whole, so a segment may end
+        a few tokens early."""
         if self._num_emitted() + len(step.emitted) > self._settings.segment_tokens and self._steps:
             self._flush(None)
         self._steps.append(step)

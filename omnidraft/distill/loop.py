@@ -19,6 +19,7 @@ from omnidraft.distill.learner import Counters, Learner, StepReport
 from omnidraft.distill.patience import patiently, wait
 from omnidraft.distill.publisher import INTAKE, LEARNER, Publisher, Restored
 from omnidraft.distill.source import TraceSource
+from omnidraft.errors import BusError
 from omnidraft.ports import Metrics
 from omnidraft.snapshots import bundle
 from omnidraft.vocab.ngram_cache import NgramCache
@@ -148,7 +149,10 @@ class Distillation:
         batch = self._intake.take(is_drained=self._is_drained)
         if batch is not None or not self._intake.has_room:
             return batch
-        polled = patiently(lambda: self._source.poll(POLL_RECORDS, POLL_TIMEOUT_S), stop)
+        try:
+            polled = patiently(lambda: self._source.poll(POLL_RECORDS, POLL_TIMEOUT_S), stop)
+        except BusError:  # stopping, and the log is away: what was learned can still be published
+            return None
         self._intake.add(polled)
         self._is_drained = not polled.next_offsets
         return self._intake.take(is_drained=self._is_drained)

@@ -55,14 +55,17 @@ class KvSlots(Cache):
 
     def __init__(self, num_layers: int, capacity: int) -> None:
         self.capacity = capacity
+        self.start = 0
         self._slots = [_SlotLayer(capacity) for _ in range(num_layers)]
         super().__init__(layers=list(self._slots))
 
     def place(self, start: int, visible: int) -> None:
         """The next pass writes from slot `start` on and reads the first `visible` slots."""
+        self.start = start
         for layer in self._slots:
             layer.start, layer.visible = start, visible
 
+    @torch.inference_mode()
     def gather(self, sources: Sequence[int], start: int) -> None:
         """Move the slots `sources` to `start`, `start + 1`, ... ."""
         if list(sources) == list(range(start, start + len(sources))):
@@ -74,6 +77,7 @@ class KvSlots(Cache):
             layer.keys[:, :, start : start + len(sources)] = layer.keys[:, :, index_S]
             layer.values[:, :, start : start + len(sources)] = layer.values[:, :, index_S]
 
+    @torch.inference_mode()
     def grown(self, capacity: int) -> "KvSlots":
         """A copy with more slots."""
         larger = KvSlots(len(self._slots), capacity)

@@ -6,6 +6,7 @@ Shapes: S states of a table, V vocabulary, N nodes of a tree.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import torch
 
@@ -92,7 +93,7 @@ class ToyTargetSession:
             raise ContractError("keep: nothing was scored since the last keep")
         if not nodes or nodes[0] != 0:
             raise ContractError(f"keep: a path begins at the root, got {list(nodes)}")
-        if any(tree.parents[child] != parent for parent, child in zip(nodes, nodes[1:], strict=False)):
+        if any(tree.parents[child] != parent for parent, child in pairwise(nodes)):
             raise ContractError(f"keep: {list(nodes)} is no path of {tree.parents}")
         self.kept += [tree.tokens[node] for node in nodes]
 

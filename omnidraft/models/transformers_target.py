@@ -11,9 +11,11 @@ from pathlib import Path
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 from omnidraft.config import DecodeSettings
 from omnidraft.errors import ConfigError, ModelError, RequestError
+from omnidraft.models import attention
 from omnidraft.models import precision as precisions
 from omnidraft.models.kv_slots import KvSlots
 from omnidraft.ports import DraftTree, Mode
@@ -27,11 +29,12 @@ class TransformersTarget:
     def __init__(self, model: PreTrainedModel, settings: DecodeSettings, *, name: str, precision: str) -> None:
         self._model = model.eval()
         self._settings = settings
+        self._attention = attention.Attention(model)
         config = model.config.get_text_config()
         self.vocab_size: int = config.vocab_size
         self.context_limit: int = config.max_position_embeddings
         self._num_layers: int = config.num_hidden_layers
-        self._window: int | None = _sliding_window(config)
+        self._has_moving_rope = attention.has_moving_rope(config)
         self.fingerprint = (
             f"{name}-{precision}-w{settings.width}-p{settings.prefill_rows}-c{settings.capacity_step}"
             f"-t{torch.get_num_threads()}-torch{torch.__version__}"
@@ -50,37 +53,36 @@ class TransformersTarget:
             )
         capacity = self._capacity(needed)
         if mode == "reproducible" and capacity not in self._proved:
-            self.self_test(capacity)
+            self._prove(capacity)
         session = _Session(self, capacity, mode)
         session.prefill(list(prompt_ids[:-1]))
         return session
 
+    def _prove(self, capacity: int) -> None:
+        if self._has_moving_rope:
+            raise ConfigError("this model's rope depends on the length of the text: set decode.mode = 'fast'")
+        self.self_test(capacity)
+        self._proved.add(capacity)
+
     def self_test(self, capacity: int) -> None:
-        """Compare blocks of every length, in every row, against one row at a time, bit by bit.
+        """Compare full blocks, begun at every offset, against one row at a time, bit by bit.
 
         Raises:
             ConfigError: some bit differs, so reproducible mode cannot be promised here.
         """
         width = self._settings.width
         ids = [(7 * i + 3) % self.vocab_size for i in range(2 * width)]
-        alone = _Session(self, capacity, "reproducible")
-        alone_NV = []
-        for token in ids:
-            alone_NV.append(alone.score(DraftTree.empty(token))[0])
-            alone.keep((0,))
+        alone, blocks = (_Session(self, capacity, "reproducible") for _ in range(2))
+        alone_NV = [alone.extend(token) for token in ids]
         for start in range(width):
-            block = _Session(self, capacity, "reproducible")
-            for token in ids[:start]:
-                block.score(DraftTree.empty(token))
-                block.keep((0,))
             rows = ids[start : start + width]
-            chain = DraftTree(tuple(rows), (0, *range(width - 1)), (None,) * width, (0.0,) * width)
-            if not torch.equal(block.score(chain), torch.stack(alone_NV[start : start + width])):
+            block = DraftTree(tuple(rows), (0, *range(width - 1)), (None,) * width, (0.0,) * width)
+            if not torch.equal(blocks.score(block), torch.stack(alone_NV[start : start + width])):
                 raise ConfigError(
                     f"reproducible mode does not hold for this model, precision and machine (width {width}, "
                     f"capacity {capacity}): set decode.mode = 'fast', or another decode.width"
                 )
-        self._proved.add(capacity)
+            blocks.keep((0,))
 
     def _capacity(self, needed: int) -> int:
         """Slots for `needed` ids, a padded pass and a padded prefill chunk behind them, in whole steps."""
@@ -93,19 +95,12 @@ class TransformersTarget:
     ) -> torch.Tensor:
         """Logits float32 [num_logits, V] of the first rows; keys go where `slots` was placed."""
         device = self._model.device
-        mask = sees_SC[None, None].to(device)
-        attention_mask: object = mask
-        if self._window is not None:
-            near_SC = positions_S[:, None] - torch.arange(sees_SC.shape[1])[None] < self._window
-            attention_mask = {
-                "full_attention": mask,
-                "sliding_attention": (sees_SC & near_SC)[None, None].to(device),
-            }
+        positions_S, sees_SC = positions_S.to(device), sees_SC.to(device)
         rows = torch.arange(num_logits, device=device)
         output = self._model(
             input_ids=torch.tensor([ids], device=device),
-            position_ids=positions_S[None].to(device),
-            attention_mask=attention_mask,
+            position_ids=positions_S[None].clamp(max=self.context_limit - 1),  # only padding can lie beyond
+            attention_mask=self._attention.masks(sees_SC, positions_S, slots.start),
             past_key_values=slots,
             use_cache=True,
             logits_to_keep=rows,
@@ -128,16 +123,21 @@ class _Session:
         rows = self._settings.prefill_rows if self._is_padded else max(len(ids), 1)
         for start in range(0, len(ids), rows):
             chunk = ids[start : start + rows]
-            self._pass(chunk, list(range(-1, len(chunk) - 1)), rows if self._is_padded else len(chunk), num_logits=0)
+            self._pass(chunk, None, rows if self._is_padded else len(chunk), num_logits=0)
             self._num_kept += len(chunk)
+
+    def extend(self, token: int) -> torch.Tensor:
+        """Score one id by itself and keep it. [V]"""
+        logits_NV = self.score(DraftTree.empty(token))
+        self.keep((0,))
+        return logits_NV[0]
 
     def score(self, tree: DraftTree) -> torch.Tensor:
         num_nodes = len(tree)
         if self._is_padded and not (tree.is_chain and num_nodes <= self._settings.width):
             raise RequestError(f"reproducible mode takes chains of at most {self._settings.width} tokens")
-        parents = [-1, *tree.parents[1:]]
         rows = self._settings.width if self._is_padded else num_nodes
-        return self._pass(list(tree.tokens), parents, rows, num_logits=num_nodes)
+        return self._pass(list(tree.tokens), None if tree.is_chain else tree.parents, rows, num_logits=num_nodes)
 
     def keep(self, nodes: Sequence[int]) -> None:
         self._slots.gather([self._num_kept + node for node in nodes], self._num_kept)
@@ -146,36 +146,18 @@ class _Session:
     def close(self) -> None:
         self._slots = KvSlots(0, 0)
 
-    def _pass(self, ids: list[int], parents: list[int], rows: int, num_logits: int) -> torch.Tensor:
+    def _pass(self, ids: list[int], parents: Sequence[int] | None, rows: int, num_logits: int) -> torch.Tensor:
+        """Logits of the first rows. No parents: a chain, which padding rows continue, to look like any other row."""
         start, padding = self._num_kept, rows - len(ids)
         visible = self._slots.capacity if self._is_padded else start + rows
-        positions_S, sees_SC = _tree_attention(parents, start, rows, visible)
+        if parents is None:
+            positions_S, sees_SC = attention.chain(start, rows, visible)
+        else:
+            positions_S, sees_SC = attention.tree(parents, start)
         self._slots.place(start, visible)
         num_read = rows if self._is_padded and num_logits else num_logits  # the head's matrix product has one width too
         logits = self._target.forward(self._slots, ids + [0] * padding, positions_S, sees_SC, num_read)
         return logits[:num_logits]
-
-
-def _tree_attention(parents: list[int], start: int, rows: int, visible: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Positions [S] and who sees which slot [S, C]: a node sees all kept ids, its ancestors and itself.
-
-    Padding rows continue the last node as a chain, so that they look like any other row.
-    """
-    positions_S = torch.empty(rows, dtype=torch.long)
-    sees_SC = torch.zeros(rows, visible, dtype=torch.bool)
-    sees_SC[:, :start] = True
-    for row in range(rows):
-        parent = parents[row] if row < len(parents) else row - 1
-        positions_S[row] = start if parent < 0 else positions_S[parent] + 1
-        if parent >= 0:
-            sees_SC[row, start:] = sees_SC[parent, start:]
-        sees_SC[row, start + row] = True
-    return positions_S, sees_SC
-
-
-def _sliding_window(config: object) -> int | None:
-    types = getattr(config, "layer_types", None) or ()
-    return int(config.sliding_window) if "sliding_attention" in types else None  # type: ignore[attr-defined]
 
 
 def load_target(folder: Path, settings: DecodeSettings, *, name: str, precision: str) -> TransformersTarget:
@@ -189,10 +171,11 @@ def load_target(folder: Path, settings: DecodeSettings, *, name: str, precision:
 
 def load_model(folder: Path, precision: str) -> PreTrainedModel:
     """A causal language model without gradients, computing in `precision`."""
+    transformers_logging.disable_progress_bar()
     try:
         config = AutoConfig.from_pretrained(folder)
         model = AutoModelForCausalLM.from_pretrained(
-            folder, config=config, dtype=torch.bfloat16, attn_implementation="sdpa", local_files_only=True
+            folder, config=config, dtype="auto", attn_implementation="sdpa", local_files_only=True
         )
     except (OSError, ValueError, KeyError) as exc:
         raise ModelError(f"{folder} is not a model folder that transformers can load: {exc}") from exc

@@ -3,21 +3,26 @@
 Every response names its snapshot (`system_fingerprint`) and carries what speculation did (`omnidraft`).
 """
 
+import asyncio
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
+from anyio import to_thread
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
+from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
 from omnidraft.config import WorkerSettings
 from omnidraft.errors import OmnidraftError, RequestError
-from omnidraft.serving.queue import QueueFull, RequestQueue, Ticket
+from omnidraft.serving.queue import RequestQueue, Ticket
+from omnidraft.serving.refusals import BodyLimit, add_errors, error
 from omnidraft.serving.schemas import ChatRequest, CompletionRequest
 
-RETRY_AFTER_S = "5"
+SPARE_THREADS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +45,20 @@ def application(
     requests: RequestQueue, model: str, fingerprint: str, settings: WorkerSettings, metrics_text: Callable[[], bytes]
 ) -> FastAPI:
     """`fingerprint` names all that a text depends on besides the request; see ports.Target."""
-    app = FastAPI(title="omnidraft", description="Speculative decoding across tokenizers.")
+    app = FastAPI(
+        title="omnidraft",
+        description="Speculative decoding across tokenizers.",
+        lifespan=partial(_with_threads, settings.max_queue + SPARE_THREADS),
+    )
     respond = _Responder(requests, model, fingerprint, settings)
 
     @app.post("/v1/completions")
-    def completions(body: CompletionRequest) -> Response:
-        return respond(body, body.max_tokens, COMPLETION, COMPLETION)
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        return await respond(request, body, body.max_tokens, COMPLETION, COMPLETION)
 
     @app.post("/v1/chat/completions")
-    def chat(body: ChatRequest) -> Response:
-        return respond(body, body.num_new_tokens, CHAT, CHAT_CHUNK)
+    async def chat(body: ChatRequest, request: Request) -> Response:
+        return await respond(request, body, body.num_new_tokens, CHAT, CHAT_CHUNK)
 
     @app.get("/v1/models")
     def models() -> dict[str, object]:
@@ -64,8 +73,16 @@ def application(
     def metrics() -> Response:
         return PlainTextResponse(metrics_text())
 
-    _add_errors(app, settings.max_body_bytes)
+    add_errors(app)
+    app.add_middleware(BodyLimit, max_body_bytes=settings.max_body_bytes)
     return app
+
+
+@asynccontextmanager
+async def _with_threads(num_threads: int, _app: FastAPI) -> AsyncIterator[None]:
+    """A thread for every request that may wait, and some for health and metrics meanwhile."""
+    to_thread.current_default_thread_limiter().total_tokens = num_threads
+    yield
 
 
 class _Responder:
@@ -77,17 +94,23 @@ class _Responder:
         self._fingerprint = fingerprint
         self._settings = settings
 
-    def __call__(self, body: CompletionRequest | ChatRequest, num_new: int, whole: _Shape, chunk: _Shape) -> Response:
+    async def __call__(
+        self, request: Request, body: CompletionRequest | ChatRequest, num_new: int, whole: _Shape, chunk: _Shape
+    ) -> Response:
         if body.model not in (None, self._model):
             raise RequestError(f"no model {body.model!r} here; this worker serves {self._model!r}")
         if num_new > self._settings.max_new_tokens:
             raise RequestError(f"max_tokens may be {self._settings.max_new_tokens} at most, got {num_new}")
         ticket = self._requests.submit(body.question(self._settings.tenant))
-        if not body.stream:
-            return JSONResponse(self._whole(ticket, whole))
-        first = _Started(ticket)
+        gone = asyncio.create_task(_give_up_with_client(request, ticket))
+        try:
+            if not body.stream:
+                return JSONResponse(await run_in_threadpool(self._whole, ticket, whole))
+            started = await run_in_threadpool(_Started, ticket)
+        finally:
+            gone.cancel()
         include_usage = bool(body.stream_options and body.stream_options.include_usage)
-        return StreamingResponse(self._chunks(ticket, first, chunk, include_usage), media_type="text/event-stream")
+        return StreamingResponse(self._chunks(ticket, started, chunk, include_usage), media_type="text/event-stream")
 
     def _whole(self, ticket: Ticket, shape: _Shape) -> dict[str, object]:
         text, reason = "", None
@@ -103,8 +126,8 @@ class _Responder:
                 yield _event(self._frame(ticket, shape) | {"choices": [choice]})
             if include_usage:
                 yield _event(self._frame(ticket, shape) | {"choices": []} | _usage(ticket))
-        except OmnidraftError as exc:
-            yield _event(_error(str(exc), "server_error"))
+        except (OmnidraftError, RuntimeError) as exc:
+            yield _event(error(str(exc), "server_error"))
         yield "data: [DONE]\n\n"
 
     def _frame(self, ticket: Ticket, shape: _Shape) -> dict[str, object]:
@@ -116,6 +139,13 @@ class _Responder:
             "model": self._model,
             "system_fingerprint": f"{snapshot.snapshot_id if snapshot else 'none'}/{self._fingerprint}",
         }
+
+
+async def _give_up_with_client(request: Request, ticket: Ticket) -> None:
+    """Wait until the client goes away, then give its ticket up. The body has been read, nothing else can come."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    ticket.is_abandoned = True
 
 
 class _Started:
@@ -151,38 +181,3 @@ def _usage(ticket: Ticket) -> dict[str, object]:
 
 def _event(data: dict[str, object]) -> str:
     return f"data: {json.dumps(data)}\n\n"
-
-
-def _error(message: str, kind: str, param: str | None = None) -> dict[str, object]:
-    return {"error": {"message": message, "type": kind, "param": param, "code": None}}
-
-
-def _add_errors(app: FastAPI, max_body_bytes: int) -> None:
-    """Every refusal in OpenAI's shape."""
-
-    @app.exception_handler(RequestValidationError)
-    def invalid(_request: Request, exc: RequestValidationError) -> JSONResponse:
-        problem = exc.errors()[0]
-        where = ".".join(str(part) for part in problem["loc"] if part != "body") or None
-        message = f"{where or 'body'}: {problem['msg']}"
-        return JSONResponse(_error(message, "invalid_request_error", where), status_code=400)
-
-    @app.exception_handler(RequestError)
-    def refused(_request: Request, exc: RequestError) -> JSONResponse:
-        return JSONResponse(_error(str(exc), "invalid_request_error"), status_code=400)
-
-    @app.exception_handler(QueueFull)
-    def busy(_request: Request, exc: QueueFull) -> JSONResponse:
-        headers = {"Retry-After": RETRY_AFTER_S}
-        return JSONResponse(_error(str(exc), "rate_limit_error"), status_code=429, headers=headers)
-
-    @app.exception_handler(OmnidraftError)
-    def failed(_request: Request, exc: OmnidraftError) -> JSONResponse:
-        return JSONResponse(_error(str(exc), "server_error"), status_code=500)
-
-    @app.middleware("http")
-    async def limited(request: Request, call_next):  # type: ignore[no-untyped-def]
-        if int(request.headers.get("content-length") or 0) > max_body_bytes:
-            message = f"the body may have {max_body_bytes} bytes at most"
-            return JSONResponse(_error(message, "invalid_request_error"), status_code=413)
-        return await call_next(request)

@@ -3,6 +3,7 @@
 import queue
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 
 from omnidraft.decode.engine import Answer, Engine, Question
@@ -13,6 +14,10 @@ from omnidraft.ports import Metrics, Step
 
 class QueueFull(OmnidraftError):
     """Too many requests wait; try again later (HTTP 429)."""
+
+
+class Abandoned(OmnidraftError):
+    """The client went away; nobody reads the answer."""
 
 
 @dataclass(slots=True)
@@ -71,22 +76,27 @@ class RequestQueue:
     def _run(self) -> None:
         while (ticket := self._waiting.get()) is not None:
             self._metrics.set("omnidraft_requests_waiting", self._waiting.qsize())
-            if not ticket.is_abandoned:
-                self._serve(ticket)
+            self._metrics.add("omnidraft_requests_total", status=self._serve(ticket))
+            if ticket.figures.num_passes:
+                self._metrics.observe("omnidraft_time_to_first_token_seconds", ticket.figures.first_token_s)
 
-    def _serve(self, ticket: Ticket) -> None:
-        status = "ok"
+    def _serve(self, ticket: Ticket) -> str:
+        """How it ended. The text is given up at the first step after its client went away."""
         try:
+            if ticket.is_abandoned:
+                raise Abandoned("the client went away before its turn")
             ticket.answer = self._engine.answer(ticket.question)
-            for step in ticket.answer.steps:
-                ticket.figures.take(step)
-                ticket.put(step)
-                if ticket.is_abandoned:
-                    status = "abandoned"
-                    break
-        except (OmnidraftError, RuntimeError) as exc:  # RuntimeError: what torch raises, out of memory included
-            status = type(exc).__name__
+            with closing(ticket.answer.steps) as steps:
+                for step in steps:
+                    ticket.figures.take(step)
+                    ticket.put(step)
+                    if ticket.is_abandoned and step.finish_reason is None:
+                        raise Abandoned("the client went away")
+        except Abandoned as exc:
             ticket.put(exc)
+            return "abandoned"
+        except (OmnidraftError, RuntimeError) as exc:  # RuntimeError: what torch raises, out of memory included
+            ticket.put(exc)
+            return type(exc).__name__
         ticket.put(None)
-        self._metrics.add("omnidraft_requests_total", status=status)
-        self._metrics.observe("omnidraft_time_to_first_token_seconds", ticket.figures.first_token_s)
+        return "ok"

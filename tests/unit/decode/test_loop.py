@@ -157,9 +157,10 @@ def test_a_text_ends_with_its_stop_token_and_does_not_show_it():
     ids = emitted(steps)
     assert ids.index(TARGET_EOS) == len(ids) - 1
     assert steps[-1].finish_reason is FinishReason.STOP
-    assert "".join(step.text for step in steps).encode() == TARGET_TOKENIZER.vocabulary.spell(ids[:-1]).decode(
-        errors="replace"
-    ).encode()
+    assert (
+        "".join(step.text for step in steps).encode()
+        == TARGET_TOKENIZER.vocabulary.spell(ids[:-1]).decode(errors="replace").encode()
+    )
 
 
 def test_a_prompt_that_does_not_fit_is_refused_before_the_first_step():

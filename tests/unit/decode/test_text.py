@@ -8,7 +8,23 @@ from omnidraft.decode.text import TextWatch
 from omnidraft.ports import FinishReason, Request
 from omnidraft.vocab.tokenizer import Vocabulary
 
-PIECES = [b"<eos>", b"a", b"b", b"ab", b"STOP", b"ST", b"OP", b"S", b"T", b"O", b"P", b"\xe2", b"\x82", b"\xac", b"a\xe2"]
+PIECES = [
+    b"<eos>",
+    b"a",
+    b"b",
+    b"ab",
+    b"STOP",
+    b"ST",
+    b"OP",
+    b"S",
+    b"T",
+    b"O",
+    b"P",
+    b"\xe2",
+    b"\x82",
+    b"\xac",
+    b"a\xe2",
+]
 VOCABULARY = Vocabulary(tuple(PIECES), {"eos": 0}, frozenset({0}))
 EOS = 0
 

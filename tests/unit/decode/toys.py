@@ -54,7 +54,7 @@ def make_drafter(
         DRAFT_TOKENIZER,
         TARGET_TOKENIZER.vocabulary,
         alignment,
-        cache or make_cache(),
+        make_cache() if cache is None else cache,
         noise_weight=noise_weight,
         min_path_probability=min_path_probability,
     )

@@ -1,6 +1,6 @@
 """A vocabulary pair, a drafter and records, all tiny and real: BPE tokenizers, a random Llama, the n-gram cache."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ from omnidraft.distill.learner import Learner
 from omnidraft.models.hf_tokenizer import HfTokenizer
 from omnidraft.models.trainable_drafter import load_trainable
 from omnidraft.traces.record import Beliefs, Rounds, TraceRecord
+from omnidraft.traces.schema import ROUND_COLUMNS
 from omnidraft.vocab.alignment import Alignment, align
 from omnidraft.vocab.ngram_cache import NgramCache
 from tests.trace_records import make_record
@@ -96,8 +97,7 @@ class Pair:
 
 
 def no_rounds() -> Rounds:
-    kinds = {"R": np.uint16, "M": np.uint16, "D": np.uint32}
-    return Rounds(**{field.name: np.zeros(0, kinds[field.name[-1]]) for field in fields(Rounds)})
+    return Rounds(**{name: np.zeros(0, kind) for name, kind in ROUND_COLUMNS.items()})
 
 
 def make_beliefs(emitted: list[int], vocab_size: int, seed: int) -> Beliefs:
@@ -113,13 +113,22 @@ def make_beliefs(emitted: list[int], vocab_size: int, seed: int) -> Beliefs:
     )
 
 
-@pytest.fixture(scope="session", params=[True, False], ids=["tied", "untied"])
-def pair(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Pair:
-    root = tmp_path_factory.mktemp("pair")
+def make_pair(root: Path, *, tied: bool) -> Pair:
     draft = save_tokenizer(root / "drafter", 300, TEXTS[2:])
     target = save_tokenizer(root / "target", 340, TEXTS[:2])
-    save_model(root / "drafter", len(draft.vocabulary), tied=request.param)
+    save_model(root / "drafter", len(draft.vocabulary), tied=tied)
     return Pair(root / "drafter", draft, target, align(draft, target))
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return make_pair(tmp_path_factory.mktemp("tied"), tied=True)
+
+
+@pytest.fixture(scope="session", params=[True, False], ids=["tied", "untied"])
+def any_pair(request: pytest.FixtureRequest, pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """With one matrix for embedding and head, and with two."""
+    return pair if request.param else make_pair(tmp_path_factory.mktemp("untied"), tied=False)
 
 
 @pytest.fixture(autouse=True)

@@ -31,9 +31,9 @@ def assert_same(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> None
 
 @WAYS
 @pytest.mark.parametrize("loss", [*LOSSES, "dm + 0.2 ngram"])
-def test_every_loss_falls_on_repeated_records(pair, train, loss) -> None:
-    learner = pair.learner(loss=loss, train=train, learning_rate=1e-2)
-    reports = [learner.step(records_of(pair, 4)) for _ in range(8)]
+def test_every_loss_falls_on_repeated_records(any_pair, train, loss) -> None:
+    learner = any_pair.learner(loss=loss, train=train, learning_rate=1e-2)
+    reports = [learner.step(records_of(any_pair, 4)) for _ in range(8)]
     for name in reports[0].losses:
         assert reports[-1].losses[name] < reports[0].losses[name]
     assert all(report.is_update for report in reports)
@@ -42,11 +42,11 @@ def test_every_loss_falls_on_repeated_records(pair, train, loss) -> None:
 def test_learning_raises_agreement_on_what_was_learned(pair) -> None:
     learner, records = pair.learner(learning_rate=1e-2), records_of(pair, 3)
     before = learner.agreement(records)
-    for _ in range(25):
+    for _ in range(60):
         learner.step(records)
     assert before is not None
     assert before < 0.2
-    assert learner.agreement(records) > 0.9
+    assert learner.agreement(records) > 0.8
 
 
 def test_a_step_teaches_the_cache_the_merges_that_were_emitted(pair) -> None:
@@ -60,19 +60,19 @@ def test_a_step_teaches_the_cache_the_merges_that_were_emitted(pair) -> None:
 
 
 @WAYS
-def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(pair, train) -> None:
-    whole = pair.learner(train=train, weight_decay=0.1)
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(any_pair, train) -> None:
+    whole = any_pair.learner(train=train, weight_decay=0.1)
     for first in (0, 4, 8, 12):
-        whole.step(records_of(pair, 4, first))
-    killed = pair.learner(train=train, weight_decay=0.1)
+        whole.step(records_of(any_pair, 4, first))
+    killed = any_pair.learner(train=train, weight_decay=0.1)
     for first in (0, 4):
-        killed.step(records_of(pair, 4, first))
+        killed.step(records_of(any_pair, 4, first))
     saved = {name: tensor.clone() for name, tensor in killed.state().items()}
-    resumed = pair.learner(train=train, weight_decay=0.1)
+    resumed = any_pair.learner(train=train, weight_decay=0.1)
     resumed.load_state(saved)
-    resumed.cache = pair.load_cache(killed.cache.to_arrays())
+    resumed.cache = any_pair.load_cache(killed.cache.to_arrays())
     for first in (8, 12):
-        resumed.step(records_of(pair, 4, first))
+        resumed.step(records_of(any_pair, 4, first))
     assert_same(resumed.state(), whole.state())
     assert resumed.counters == whole.counters
     arrays = whole.cache.to_arrays()
@@ -163,11 +163,11 @@ def test_agreement_of_nothing_is_none() -> None:
 
 
 @WAYS
-def test_serving_tensors_give_a_worker_the_learned_drafter(pair, train) -> None:
-    learner = pair.learner(train=train, learning_rate=1e-2)
+def test_serving_tensors_give_a_worker_the_learned_drafter(any_pair, train) -> None:
+    learner = any_pair.learner(train=train, learning_rate=1e-2)
     for _ in range(3):
-        learner.step(records_of(pair, 2))
-    served = LlamaForCausalLM.from_pretrained(pair.folder, dtype=torch.float32).eval()
+        learner.step(records_of(any_pair, 2))
+    served = LlamaForCausalLM.from_pretrained(any_pair.folder, dtype=torch.float32).eval()
     ids_BT = torch.arange(20)[None]
     base = served(ids_BT).logits.detach()
     apply_serving_tensors(served, learner.model.serving_tensors(), train=train, rank=4)
@@ -187,11 +187,11 @@ def test_measuring_with_serving_tensors_leaves_the_masters_as_they_were(pair, tr
     assert_same(learner.state(), before)
 
 
-def test_tensors_of_another_drafter_change_nothing(pair) -> None:
-    served = LlamaForCausalLM.from_pretrained(pair.folder, dtype=torch.float32)
+def test_tensors_of_another_drafter_change_nothing(any_pair) -> None:
+    served = LlamaForCausalLM.from_pretrained(any_pair.folder, dtype=torch.float32)
     before = {name: parameter.detach().clone() for name, parameter in served.named_parameters()}
-    full = pair.learner(train="full").model.serving_tensors()
-    lora = pair.learner(train="lora").model.serving_tensors()
+    full = any_pair.learner(train="full").model.serving_tensors()
+    lora = any_pair.learner(train="lora").model.serving_tensors()
     last = max(full)
     wrong = [
         ({**full, last: full[last][:1]}, "full"),

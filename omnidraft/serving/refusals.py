@@ -1,0 +1,70 @@
+"""Every refusal in OpenAI's shape, and the middleware that refuses bodies that are too large."""
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from omnidraft.errors import OmnidraftError, RequestError
+from omnidraft.serving.queue import QueueFull
+
+RETRY_AFTER_S = "5"
+
+
+def error(message: str, kind: str, param: str | None = None) -> dict[str, object]:
+    """OpenAI's error object; a lone surrogate of a client's text is shown as its escape."""
+    printable = message.encode("utf-8", "backslashreplace").decode()
+    return {"error": {"message": printable, "type": kind, "param": param, "code": None}}
+
+
+class BodyLimit:
+    """Middleware: a body over the limit is a 413, whether its length is announced or it comes in chunks."""
+
+    def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
+        self._app = app
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        num_bytes = 0
+
+        async def counted() -> Message:
+            nonlocal num_bytes
+            message = await receive()
+            num_bytes += len(message.get("body", b""))
+            if num_bytes > self._max_body_bytes:
+                raise HTTPException(413, f"the body may have {self._max_body_bytes} bytes at most")
+            return message
+
+        await self._app(scope, counted, send)
+
+
+def add_errors(app: FastAPI) -> None:
+    """RuntimeError is what torch raises, out of memory included."""
+
+    @app.exception_handler(RequestValidationError)
+    def invalid(_request: Request, exc: RequestValidationError) -> JSONResponse:
+        problem = exc.errors()[0]
+        path = ".".join(str(part) for part in problem["loc"] if part != "body")
+        where = path.encode("utf-8", "backslashreplace").decode() or None
+        message = f"{where or 'body'}: {problem['msg']}"
+        return JSONResponse(error(message, "invalid_request_error", where), status_code=400)
+
+    @app.exception_handler(HTTPException)
+    def unserved(_request: Request, exc: HTTPException) -> JSONResponse:
+        content = error(exc.detail, "invalid_request_error")
+        return JSONResponse(content, status_code=exc.status_code, headers=exc.headers)
+
+    @app.exception_handler(RequestError)
+    def refused(_request: Request, exc: RequestError) -> JSONResponse:
+        return JSONResponse(error(str(exc), "invalid_request_error"), status_code=400)
+
+    @app.exception_handler(QueueFull)
+    def busy(_request: Request, exc: QueueFull) -> JSONResponse:
+        headers = {"Retry-After": RETRY_AFTER_S}
+        return JSONResponse(error(str(exc), "rate_limit_error"), status_code=429, headers=headers)
+
+    @app.exception_handler(OmnidraftError)
+    @app.exception_handler(RuntimeError)
+    def failed(_request: Request, exc: Exception) -> JSONResponse:
+        return JSONResponse(error(str(exc), "server_error"), status_code=500)

@@ -1,0 +1,63 @@
+"""Logs and registry from their URLs."""
+
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from omnidraft.config import Settings
+from omnidraft.errors import ConfigError
+from omnidraft.ports import LogReader, LogWriter, Registry
+
+
+def log_writer(settings: Settings, topic: str) -> LogWriter:
+    """Raises BusError when the log cannot be reached."""
+    log, where = settings.log, urlsplit(settings.log.url)
+    partitions = log.partitions if topic == log.traces_topic else 1
+    match where.scheme:
+        case "sqlite":
+            from omnidraft.bus.sqlite_log import SqliteWriter
+
+            return SqliteWriter(_path(log.url), topic, partitions=partitions, timeout_s=log.request_timeout_s)
+        case "kafka":
+            from omnidraft.bus.kafka_log import KafkaWriter
+
+            return KafkaWriter(
+                where.netloc,
+                topic,
+                partitions=partitions,
+                linger_ms=log.linger_ms,
+                request_timeout_s=log.request_timeout_s,
+            )
+    raise ConfigError(f"log.url must be sqlite:///path or kafka://host:port, got {log.url!r}")
+
+
+def log_reader(settings: Settings, topic: str) -> LogReader:
+    """Raises BusError when the log cannot be reached."""
+    log, where = settings.log, urlsplit(settings.log.url)
+    partitions = log.partitions if topic == log.traces_topic else 1
+    match where.scheme:
+        case "sqlite":
+            from omnidraft.bus.sqlite_log import SqliteReader
+
+            return SqliteReader(_path(log.url), topic, partitions=partitions, timeout_s=log.request_timeout_s)
+        case "kafka":
+            from omnidraft.bus.kafka_log import KafkaReader
+
+            return KafkaReader(where.netloc, topic, partitions=partitions, request_timeout_s=log.request_timeout_s)
+    raise ConfigError(f"log.url must be sqlite:///path or kafka://host:port, got {log.url!r}")
+
+
+def registry(settings: Settings) -> Registry:
+    """Raises RegistryError when it cannot be reached."""
+    section, pair = settings.registry, (settings.models.drafter, settings.models.target)
+    if section.url.startswith("directory://"):
+        from omnidraft.registry.directory_registry import DirectoryRegistry
+
+        return DirectoryRegistry(_path(section.url), *pair, keep_resume=section.keep_resume)
+    from omnidraft.registry.mlflow_registry import MlflowRegistry
+
+    return MlflowRegistry(section.url, *pair, artifacts=section.artifacts, keep_resume=section.keep_resume)
+
+
+def _path(url: str) -> Path:
+    """sqlite:///relative/path and sqlite:////absolute/path, as SQLAlchemy and MLflow read them."""
+    return Path(url.split(":///", 1)[1])

@@ -1,0 +1,94 @@
+"""Models, vocabularies and snapshots from their names."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from omnidraft.config import Settings
+from omnidraft.ports import SnapshotVersion, Target
+
+if TYPE_CHECKING:
+    import numpy as np
+    from rich.progress import Progress
+
+    from omnidraft.decode.slot import LoadedSnapshot
+    from omnidraft.models.hf_tokenizer import HfTokenizer
+    from omnidraft.vocab.alignment import Alignment
+    from omnidraft.vocab.ngram_cache import NgramCache
+
+SnapshotLoader = Callable[[SnapshotVersion | None, Path | None], "LoadedSnapshot"]
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabularies:
+    """Both folders, both tokenizers, and what connects them."""
+
+    target_folder: Path
+    drafter_folder: Path
+    target: "HfTokenizer"
+    drafter: "HfTokenizer"
+    alignment: "Alignment"
+
+
+def vocabularies(settings: Settings, progress: "Progress | None" = None) -> Vocabularies:
+    """Raises ModelError when a model cannot be had."""
+    from omnidraft.models import store
+    from omnidraft.models.hf_tokenizer import load_tokenizer
+    from omnidraft.vocab.alignment import align_cached
+
+    target_folder = store.resolve(settings.models.target, progress=progress)
+    drafter_folder = store.resolve(settings.models.drafter, progress=progress)
+    target, drafter = load_tokenizer(target_folder), load_tokenizer(drafter_folder)
+    alignment = align_cached(drafter, target, store.default_home() / "alignments")
+    return Vocabularies(target_folder, drafter_folder, target, drafter, alignment)
+
+
+def target(settings: Settings, words: Vocabularies) -> Target:
+    """The target, ready to decode."""
+    from omnidraft.models.transformers_target import load_target
+
+    name, precision = settings.models.target, settings.models.precision
+    return load_target(words.target_folder, settings.decode, name=name, precision=precision)
+
+
+def ngram_cache(settings: Settings, words: Vocabularies, arrays: "Mapping[str, np.ndarray] | None") -> "NgramCache":
+    """The cache of a snapshot's arrays; without them a fresh one, cold or warm. Raises VocabularyError."""
+    from omnidraft.vocab.ngram_cache import NgramCache
+
+    vocabs = (words.alignment.fingerprint, words.drafter.vocabulary, words.target.vocabulary)
+    if arrays is not None:
+        return NgramCache.from_arrays(arrays, *vocabs, settings.cache.capacity, settings.cache.eviction)
+    cache = NgramCache(*vocabs, settings.cache.capacity, settings.cache.eviction)
+    if settings.cache.warm:
+        cache.warm(words.alignment)
+    return cache
+
+
+def snapshot_loader(settings: Settings, words: Vocabularies) -> SnapshotLoader:
+    """Loads a verified snapshot folder; without one, the base drafter as it is."""
+    from omnidraft.decode.proposers.drafter import DrafterProposer
+    from omnidraft.decode.slot import LoadedSnapshot
+    from omnidraft.models.torch_drafter import load_drafter
+    from omnidraft.snapshots import bundle
+
+    def load(version: SnapshotVersion | None, folder: Path | None) -> LoadedSnapshot:
+        manifest = version.manifest if version else None
+        tensors = bundle.serving_tensors(folder) if folder else None
+        train: Literal["full", "lora"] = "lora" if manifest and manifest.train == "lora" else "full"
+        precision, rank = settings.models.drafter_precision, settings.learner.lora_rank
+        model = load_drafter(words.drafter_folder, precision, tensors, train, rank)
+        cache = ngram_cache(settings, words, bundle.ngrams(folder) if folder else None)
+        proposer = DrafterProposer(
+            model,
+            words.drafter,
+            words.target.vocabulary,
+            words.alignment,
+            cache,
+            noise_weight=settings.decode.noise_weight,
+            min_path_probability=settings.decode.min_path_probability,
+        )
+        name = manifest.snapshot_id if manifest else "base"
+        return LoadedSnapshot(version.version if version else None, name, proposer, cache, manifest)
+
+    return load

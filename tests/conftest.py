@@ -1,0 +1,25 @@
+"""Fixtures that every test may use: a real Kafka broker, tiny models, a home of their own for caches."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.kafka_fixture import kafka_bootstrap as kafka_bootstrap
+from tests.tiny_models import make_drafter, make_target
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+
+@pytest.fixture(scope="session")
+def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Folders of a tiny target and of a tiny drafter with another vocabulary."""
+    root = tmp_path_factory.mktemp("models")
+    return make_target(root / "target"), make_drafter(root / "drafter")
+
+
+@pytest.fixture(scope="session")
+def omnidraft_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where models and alignments are cached in tests."""
+    return tmp_path_factory.mktemp("home")

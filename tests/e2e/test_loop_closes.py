@@ -1,0 +1,158 @@
+"""The whole circle in separate processes, over a real Kafka broker, with a distiller that is killed in the middle."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from omnidraft import config, wiring
+from omnidraft.ports import Registry, SnapshotVersion
+from pipelines.fleet import Fleet, is_serving
+
+NUM_FIRST, NUM_SECOND = 14, 14
+TIMEOUT_S = 180.0
+
+
+@pytest.fixture(scope="module")
+def settings_path(
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_models: tuple[Path, Path],
+    omnidraft_home: Path,
+    kafka_bootstrap: str,
+) -> Iterator[Path]:
+    root = tmp_path_factory.mktemp("circle")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    path = root / "settings.toml"
+    path.write_text(f"""
+[models]
+target = "{tiny_models[0]}"
+drafter = "{tiny_models[1]}"
+precision = "float32"
+drafter_precision = "float32"
+[decode]
+threads = 1
+prefill_rows = 16
+[log]
+url = "kafka://{kafka_bootstrap}"
+topic_prefix = "circle-{uuid.uuid4().hex[:8]}"
+partitions = 2
+[registry]
+url = "sqlite:///{root}/mlflow.db"
+[learner]
+records_per_step = 2
+steps_per_snapshot = 2
+held_out_every = 4
+learning_rate = 3e-3
+[worker]
+port = {port}
+poll_s = 0.5
+[controller]
+poll_s = 0.3
+tolerance = 1.0
+""")
+    before = os.environ.get("OMNIDRAFT_HOME")
+    os.environ["OMNIDRAFT_HOME"] = str(omnidraft_home)
+    yield path
+    if before is None:
+        del os.environ["OMNIDRAFT_HOME"]
+    else:
+        os.environ["OMNIDRAFT_HOME"] = before
+
+
+@pytest.mark.kafka
+@pytest.mark.timeout(600)
+def test_a_killed_distiller_learns_every_acknowledged_record_once_and_workers_take_the_champion_up(
+    settings_path: Path,
+) -> None:
+    """Offsets of the final snapshot cover the whole topic, and every record before them was learned, held out or
+    counted as skipped, once."""
+    settings = config.load(settings_path, {})
+    url = f"http://127.0.0.1:{settings.worker.port}"
+    with Fleet(settings_path, settings_path.parent / "logs") as fleet:
+        for name in ("controller", "distiller", "decode_worker"):
+            fleet.start(name)
+        fleet.wait_for(lambda: is_serving(url), "serving worker", TIMEOUT_S)
+        registry = wiring.registry(settings)
+        before = [ask(url, number)["text"] for number in range(NUM_FIRST)]
+        fleet.wait_for(lambda: newest(registry).version >= 2, "version 2", TIMEOUT_S)
+        fleet.kill("distiller")
+        after_kill = newest(registry)
+        for number in range(NUM_FIRST, NUM_FIRST + NUM_SECOND):
+            ask(url, number)
+        fleet.start("distiller")
+        fleet.wait_for(lambda: newest(registry).version > after_kill.version, "a version after the kill", TIMEOUT_S)
+        fleet.wait_for(lambda: has_read(registry, NUM_FIRST + NUM_SECOND - 4), "most records learned", TIMEOUT_S)
+        champion = wait_for_champion(fleet, registry, url)
+        assert champion >= 2
+        assert [ask(url, number)["text"] for number in range(NUM_FIRST)] == before
+        assert fleet.stop("decode_worker") == 0
+        assert fleet.stop("distiller") == 0
+    final = newest(registry).manifest
+    ends = wiring.log_reader(settings, settings.log.traces_topic).end_offsets()
+    num_acknowledged = sum(ends.values())
+    assert num_acknowledged >= NUM_FIRST + NUM_SECOND
+    unread = {partition: end - final.offsets.get(partition, 0) for partition, end in ends.items()}
+    assert all(0 <= left < settings.learner.records_per_step * 2 + 1 for left in unread.values()), unread
+    num_covered = sum(final.offsets.values())
+    assert final.num_records + final.held_out_records + sum(final.counts.values()) == num_covered
+
+
+@pytest.mark.kafka
+@pytest.mark.timeout(300)
+def test_a_stopped_controller_leaves_a_registry_the_command_line_can_read_and_roll_back(settings_path: Path) -> None:
+    """`snapshots list`, `rollback` and `traces tail` work on what the circle left behind."""
+    versions = json.loads(run_cli("snapshots", "list", "--json", config_path=settings_path))
+    champion = next(each["version"] for each in versions if "champion" in each["aliases"])
+    previous = next(each["version"] for each in versions if "previous" in each["aliases"])
+    assert f"version {previous}" in run_cli("snapshots", "rollback", config_path=settings_path)
+    shown = json.loads(run_cli("snapshots", "show", "champion", config_path=settings_path))
+    assert (shown["version"], "previous" in shown["aliases"]) == (previous, False)
+    run_cli("snapshots", "promote", str(champion), config_path=settings_path)
+    records = run_cli("traces", "tail", "-n", "3", config_path=settings_path).splitlines()
+    assert [bool(json.loads(line)["emitted_ids"]) for line in records] == [True] * 3
+
+
+def ask(url: str, number: int) -> dict[str, object]:
+    """One short answer, and what was said of it."""
+    body = {"messages": [{"role": "user", "content": f"How many clips? {number}"}], "max_tokens": 24, "seed": number}
+    response = httpx.post(f"{url}/v1/chat/completions", json=body | {"temperature": 0.7}, timeout=60.0)
+    response.raise_for_status()
+    content = response.json()
+    return {"text": content["choices"][0]["message"]["content"]} | content["omnidraft"]
+
+
+def newest(registry: Registry) -> SnapshotVersion:
+    versions = registry.versions()
+    if not versions:
+        pytest.fail("the distiller published nothing")
+    return versions[-1]
+
+
+def has_read(registry: Registry, num_records: int) -> bool:
+    return sum(newest(registry).manifest.offsets.values()) >= num_records
+
+
+def wait_for_champion(fleet: Fleet, registry: Registry, url: str) -> int:
+    """Until the worker serves the newest champion; its version."""
+
+    def is_taken_up() -> bool:
+        return ask(url, 0)["snapshot_version"] == registry.resolve("champion").version
+
+    fleet.wait_for(is_taken_up, "worker at the champion", TIMEOUT_S)
+    return registry.resolve("champion").version
+
+
+def run_cli(*arguments: str, config_path: Path) -> str:
+    command = [sys.executable, "-m", "omnidraft.cli", *arguments, "--config", str(config_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -1,0 +1,172 @@
+"""What the command line promises: it works on a tiny pair, teaches in --help, and refuses in one line, exit code 2."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from omnidraft import config, wiring
+from omnidraft.errors import SnapshotCorrupt, VocabularyError
+from omnidraft.registry.directory_registry import DirectoryRegistry
+from tests.snapshot_folders import make_bundle
+from tests.tiny_engine import tiny_settings
+
+ROOT = Path(__file__).parents[2]
+HELP_S = 1.5
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def settings(tmp_path: Path, tiny_models: tuple[Path, Path]) -> Path:
+    """A settings file for the tiny pair, a log and a registry below tmp_path."""
+    path = tmp_path / "settings.toml"
+    path.write_text(f"""
+[models]
+target = "{tiny_models[0]}"
+drafter = "{tiny_models[1]}"
+precision = "float32"
+drafter_precision = "float32"
+[decode]
+threads = 1
+prefill_rows = 16
+[log]
+url = "sqlite:///{tmp_path}/log.db"
+[registry]
+url = "directory:///{tmp_path}/registry"
+""")
+    return path
+
+
+@pytest.fixture
+def omnidraft(tmp_path: Path, omnidraft_home: Path) -> Run:
+    """Run the command, with more environment where a test gives it."""
+
+    def run(*arguments: object, **environ: str) -> subprocess.CompletedProcess[str]:
+        home = {"HOME": str(omnidraft_home), "OMNIDRAFT_HOME": str(omnidraft_home), "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-m", "omnidraft.cli", *map(str, arguments)]
+        env = os.environ | home | {"COLUMNS": "200", "OMP_NUM_THREADS": "1"} | environ
+        return subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path, timeout=100)
+
+    return run
+
+
+def assert_refused(done: subprocess.CompletedProcess[str], words: str) -> None:
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert done.stderr.startswith("omnidraft: ")
+    assert words in done.stderr
+
+
+def test_generate_answers_and_says_what_drafting_gained(omnidraft: Run, settings: Path) -> None:
+    asked = ("generate", "--prompt", "How many clips?", "--seed", 7, "--temperature", 1, "--max-new-tokens", 12)
+    drafted = omnidraft(*asked, "--config", settings)
+    plain = omnidraft(*asked, "--config", settings, "--num-draft-tokens", 0, "--no-stream")
+    assert (drafted.returncode, plain.returncode) == (0, 0), drafted.stderr + plain.stderr
+    assert drafted.stdout == plain.stdout
+    assert drafted.stdout.strip()
+    assert "tokens/s" in drafted.stderr.splitlines()[-1]
+    assert "agreement -" in plain.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--prompt", "x", "--target", "no-such-model"), "no-such-model"),
+        (("--prompt", ""), "prompt is empty"),
+        (("--prompt", "x", "--temperature", "-1"), "temperature must be between 0 and 100, got -1.0"),
+        (("--file", "missing.txt"), "missing.txt"),
+        (("--prompt", "x", "--file", "missing.txt"), "either --prompt or --file"),
+        (("--prompt", "clips " * 2000), "1024"),
+        (("--prompt", "x", "--mode", "wild"), "decode.mode"),
+    ],
+    ids=["unknown model", "empty prompt", "temperature", "no file", "two prompts", "too long", "mode"],
+)
+def test_generate_refuses_in_one_line(omnidraft: Run, settings: Path, arguments: tuple[str, ...], words: str) -> None:
+    assert_refused(omnidraft("generate", *arguments, "--config", settings), words)
+
+
+def test_what_cannot_be_reached_or_found_is_refused_in_one_line(omnidraft: Run, settings: Path, tmp_path: Path) -> None:
+    broker = {"OMNIDRAFT_LOG": "kafka://127.0.0.1:1", "OMNIDRAFT_LOG__REQUEST_TIMEOUT_S": "2"}
+    assert_refused(omnidraft("traces", "tail", "--config", settings, **broker), "127.0.0.1:1")
+    registry = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:1"}
+    assert_refused(omnidraft("snapshots", "list", "--config", settings, **registry), "http://127.0.0.1:1")
+    assert_refused(omnidraft("snapshots", "show", "99", "--config", settings), "99")
+    assert_refused(omnidraft("snapshots", "list", "--config", tmp_path / "missing.toml"), "missing.toml")
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text("[decode]\nwidht = 6\n")
+    assert_refused(omnidraft("snapshots", "list", "--config", wrong), "decode.widht")
+
+
+def test_snapshots_are_listed_shown_promoted_and_announced(
+    omnidraft: Run, settings: Path, tmp_path: Path, tiny_models: tuple[Path, Path]
+) -> None:
+    registry = wiring.registry(config.load(settings, {}))
+    target, drafter = map(str, tiny_models)
+    registry.publish(make_bundle(tmp_path, "s1", target=target, drafter=drafter), None)
+    assert "champion is version 1" in omnidraft("snapshots", "promote", "latest", "--config", settings).stdout
+    listed = json.loads(omnidraft("snapshots", "list", "--json", "--config", settings).stdout)
+    assert [(row["version"], row["aliases"]) for row in listed] == [(1, ["champion"])]
+    loaded = config.load(settings, {})
+    assert wiring.log_reader(loaded, loaded.log.control_topic).end_offsets() == {0: 1}
+    assert_refused(omnidraft("snapshots", "rollback", "--config", settings), "previous")
+
+
+def test_a_changed_snapshot_is_never_handed_out(tmp_path: Path) -> None:
+    registry = DirectoryRegistry(tmp_path / "registry", "org/small", "big", keep_resume=2)
+    registry.publish(make_bundle(tmp_path, "s1"), None)
+    weights = next((tmp_path / "registry").glob("**/serving/drafter.safetensors"))
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.unlink()
+    weights.write_bytes(content)
+    registry.promote(1)
+    with pytest.raises(SnapshotCorrupt, match=r"drafter\.safetensors"):
+        registry.fetch(1, tmp_path / "staging")
+
+
+def test_a_cache_of_another_pair_is_refused(
+    tiny_models: tuple[Path, Path], omnidraft_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))
+    pair = tiny_settings(tiny_models, cache={"warm": True})
+    other = tiny_settings((tiny_models[1], tiny_models[0]))
+    arrays = wiring.ngram_cache(pair, wiring.vocabularies(pair), None).to_arrays()
+    with pytest.raises(VocabularyError):
+        wiring.ngram_cache(other, wiring.vocabularies(other), arrays)
+
+
+def test_help_is_quick(omnidraft: Run) -> None:
+    """By processor time, which a busy machine does not stretch."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = omnidraft("--help")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert all(group in done.stdout for group in ("generate", "models", "traces", "snapshots", "learning", "run"))
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < HELP_S
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("generate", ["--prompt", "--target", "--seed", "--stop", "--num-draft-tokens", "--config", "same seed"]),
+        ("models pull", ["NAME", "--source"]),
+        ("traces tail", ["--num", "--follow", "--config"]),
+        ("snapshots promote", ["NAME", "--config", "champion"]),
+        ("learning", ["pause", "resume"]),
+        ("run worker", ["--config", "HTTP"]),
+    ],
+)
+def test_help_of_a_command_names_its_options(command: str, options: list[str]) -> None:
+    from typer.testing import CliRunner
+
+    from omnidraft.cli import app
+
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, [*command.split(), "--help"])
+    assert done.exit_code == 0
+    assert all(option in done.stdout for option in options), done.stdout

@@ -1,0 +1,152 @@
+"""The distiller process with real Ray, SQLite log and folders: killed in the middle, it loses and repeats nothing."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from omnidraft import config, wiring
+from omnidraft.models.hf_tokenizer import load_tokenizer
+from omnidraft.ports import Outgoing, Registry
+from omnidraft.snapshots.manifest import Manifest
+from omnidraft.traces import codec
+from omnidraft.vocab.alignment import align
+from tests.unit.distill.conftest import Pair, save_model, save_tokenizer
+
+TEXTS = ("The river goes into the sea. ", "Where does the water go?", "def add(first, second): return first")
+START_S = 240.0
+ROOT = Path(__file__).parents[2]
+ACTOR = "ray::Distill"
+"""How Ray names the actor's process."""
+
+
+class Fleet:
+    """One log, one registry and the distiller process in front of them."""
+
+    def __init__(self, folder: Path) -> None:
+        save_model(folder / "drafter", len(save_tokenizer(folder / "drafter", 300, TEXTS[1:]).vocabulary), tied=True)
+        save_model(folder / "target", len(save_tokenizer(folder / "target", 340, TEXTS[:2]).vocabulary), tied=True)
+        self.environ = {
+            "OMNIDRAFT_LOG": f"sqlite:///{folder}/log.db",
+            "OMNIDRAFT_REGISTRY__URL": f"directory://{folder}/registry",
+            "OMNIDRAFT_MODELS__DRAFTER": str(folder / "drafter"),
+            "OMNIDRAFT_MODELS__TARGET": str(folder / "target"),
+            "OMNIDRAFT_LEARNER__RECORDS_PER_STEP": "2",
+            "OMNIDRAFT_LEARNER__STEPS_PER_SNAPSHOT": "3",
+            "OMNIDRAFT_LEARNER__HELD_OUT_EVERY": "0",
+        }
+        self.settings = config.load(environ=self.environ)
+        draft, target = load_tokenizer(folder / "drafter"), load_tokenizer(folder / "target")
+        self._pair = Pair(folder / "drafter", draft, target, align(draft, target))
+        self._log = folder / "distiller.log"
+        self.process = self.start()
+
+    @property
+    def registry(self) -> Registry:
+        return wiring.registry(self.settings)
+
+    def start(self) -> subprocess.Popen[bytes]:
+        with self._log.open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "services.distiller"],
+                cwd=ROOT,
+                env={**os.environ, **self.environ},
+                stdout=log,
+                stderr=log,
+            )
+
+    def emit(self, num: int, first: int = 0) -> None:
+        writer = wiring.log_writer(self.settings, self.settings.log.traces_topic)
+        for n in range(first, first + num):
+            record = self._pair.record(f"request-{n}", TEXTS[n % 3], drafter_prompt_ids=np.array([70, 80], np.uint32))
+            writer.append([Outgoing(codec.key(record), codec.encode(record), codec.headers(record))])
+        writer.close()
+
+    def newest(self) -> Manifest | None:
+        versions = self.registry.versions()
+        return versions[-1].manifest if versions else None
+
+    def actor(self) -> psutil.Process | None:
+        """The process in which the actor lives now."""
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            try:
+                if ACTOR in " ".join(child.cmdline()):
+                    return child
+            except psutil.NoSuchProcess:
+                continue
+        return None
+
+    def wait_for(self, reached: Callable[[], bool]) -> None:
+        until = time.monotonic() + START_S
+        while not reached():
+            assert time.monotonic() < until, self._log.read_text()
+            assert self.process.poll() is None, self._log.read_text()
+            time.sleep(0.2)
+
+    def has_learned(self, num: int) -> bool:
+        newest = self.newest()
+        return newest is not None and newest.num_records >= num
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    pytest.importorskip("ray")
+    running = Fleet(tmp_path)
+    yield running
+    if running.process.poll() is None:
+        running.process.kill()
+        running.process.wait()
+
+
+@pytest.mark.timeout(600)
+def test_an_actor_killed_in_the_middle_learns_every_record_once(fleet: Fleet) -> None:
+    fleet.emit(12)
+    fleet.wait_for(lambda: fleet.has_learned(6))
+    first = fleet.actor()
+    assert first is not None
+    assert fleet.settings.learner.nice in priorities(first)
+    first.send_signal(signal.SIGKILL)
+    fleet.emit(8, first=12)
+    fleet.wait_for(lambda: fleet.has_learned(18))
+    fleet.process.send_signal(signal.SIGTERM)
+    assert fleet.process.wait(START_S) == 0
+    newest = fleet.newest()
+    assert newest is not None
+    assert (newest.num_records, newest.num_steps, newest.offsets) == (20, 10, {0: 20})
+    assert "duplicate" not in newest.counts
+
+
+@pytest.mark.timeout(600)
+def test_no_actor_outlives_a_distiller_that_is_killed(fleet: Fleet) -> None:
+    fleet.emit(6)
+    fleet.wait_for(lambda: fleet.has_learned(6))
+    actor = fleet.actor()
+    assert actor is not None
+    fleet.process.kill()
+    fleet.process.wait()
+    gone, alive = psutil.wait_procs([actor], timeout=30)
+    assert gone
+    assert not alive
+
+
+@pytest.mark.timeout(600)
+def test_what_is_wrong_with_the_settings_ends_the_process_with_one_line(fleet: Fleet, tmp_path: Path) -> None:
+    fleet.wait_for(lambda: fleet.newest() is not None)
+    fleet.process.send_signal(signal.SIGTERM)
+    assert fleet.process.wait(START_S) == 0
+    fleet.environ["OMNIDRAFT_LEARNER__LOSS"] = "dm + alm"
+    fleet.process = fleet.start()
+    assert fleet.process.wait(START_S) == 2
+    assert "no loss 'alm'" in (tmp_path / "distiller.log").read_text().splitlines()[-1]
+
+
+def priorities(process: psutil.Process) -> set[int]:
+    """Of all threads: on Linux a priority belongs to a thread."""
+    return {os.getpriority(os.PRIO_PROCESS, thread.id) for thread in process.threads()}

@@ -1,0 +1,70 @@
+"""The reference drafter under a real target: reproducible text with and without it, and guesses worth making."""
+
+import pytest
+
+from omnidraft.config import DecodeSettings
+from omnidraft.decode.loop import Decoder
+from omnidraft.decode.proposers.drafter import DrafterProposer
+from omnidraft.models.hf_tokenizer import HfTokenizer
+from omnidraft.models.precision import automatic
+from omnidraft.models.store import resolve
+from omnidraft.models.torch_drafter import load_drafter
+from omnidraft.models.transformers_target import load_target
+from omnidraft.ports import Request, Sampling
+from omnidraft.vocab.alignment import align
+from omnidraft.vocab.ngram_cache import NgramCache
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
+
+PROMPTS = ("Write a Python function that adds two numbers.", "What is 12 times 12? Think step by step.")
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """Decoder, proposer and both tokenizers."""
+    target_folder, draft_folder = resolve("qwen2.5-coder-0.5b"), resolve("smollm2-135m")
+    target = load_target(target_folder, DecodeSettings(), name="qwen2.5-coder-0.5b", precision=automatic())
+    model = load_drafter(draft_folder, "int8", None, "full", 32)
+    target_tokenizer = HfTokenizer(target_folder, target.vocab_size)
+    draft_tokenizer = HfTokenizer(draft_folder, model.vocab_size)
+    alignment = align(draft_tokenizer, target_tokenizer)
+    cache = NgramCache(alignment.fingerprint, draft_tokenizer.vocabulary, target_tokenizer.vocabulary, 10_000)
+    proposer = DrafterProposer(
+        model,
+        draft_tokenizer,
+        target_tokenizer.vocabulary,
+        alignment,
+        cache,
+        noise_weight=0.0,
+        min_path_probability=0.15,
+    )
+    return Decoder(target, target_tokenizer.vocabulary), proposer, target_tokenizer, draft_tokenizer
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_drafter_never_shows_in_a_real_text_and_is_often_right(pair, temperature):
+    decoder, proposer, target_tokenizer, draft_tokenizer = pair
+    hits = firsts = 0
+    for prompt in PROMPTS:
+        messages = [{"role": "user", "content": prompt}]
+        request = Request(
+            tuple(target_tokenizer.chat_prompt_ids(messages)),
+            tuple(draft_tokenizer.chat_prompt_ids(messages)),
+            24,
+            Sampling(temperature),
+            seed=5,
+            stop_ids=target_tokenizer.stop_ids,
+        )
+        plain = [step.emitted[0] for step in decoder.decode(request, None)]
+        steps = list(decoder.decode(request, proposer))
+        assert [token for step in steps for token in step.emitted] == plain
+        assert len(steps) < len(plain)
+        scored = [len(step.path) + 1 for step in steps if len(step.tree) > 1]
+        firsts += sum(min(num, len(step.tree) - 1) for num, step in zip(scored, _drafted(steps), strict=True))
+        hits += sum(len(step.path) for step in steps)
+    assert hits / firsts > 0.3
+    print(f"temperature {temperature}: agreement {hits / firsts:.2f} of {firsts} scored guesses")
+
+
+def _drafted(steps):
+    return [step for step in steps if len(step.tree) > 1]

@@ -1,0 +1,110 @@
+"""An engine over the tiny models, and proposers that do what a test needs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+
+from omnidraft import config, wiring
+from omnidraft.decode.slot import LoadedSnapshot
+from omnidraft.ports import DraftTree, Noise, Proposer, Request, Source
+from omnidraft.telemetry.metrics import CountingMetrics
+
+PATIENCE_S = 20.0
+
+
+def tiny_settings(models: tuple[Path, Path], **sections: dict[str, Any]) -> config.Settings:
+    """Both models in float32, so that a text depends on its seed alone."""
+    target, drafter = map(str, models)
+    names = {"target": target, "drafter": drafter, "precision": "float32", "drafter_precision": "float32"}
+    return config.load(None, {}, models=names, decode={"threads": 1, "prefill_rows": 16}, **sections)
+
+
+def tiny_worker(models: tuple[Path, Path], home: Path, metrics: CountingMetrics) -> wiring.Worker:
+    """Engine alone, with the base drafter."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMNIDRAFT_HOME", str(home))
+        return wiring.engine(tiny_settings(models), metrics)
+
+
+def snapshot(version: int, proposer: Proposer) -> LoadedSnapshot:
+    """A snapshot that drafts with this proposer."""
+    return LoadedSnapshot(version, f"snapshot-{version}", proposer, None, None, sequence=version)
+
+
+@dataclass
+class Foretold:
+    """Drafts a known answer, three tokens at a time, as long as the target follows it."""
+
+    answer: Sequence[int]
+
+    def open(self, request: Request) -> "_Foretelling":
+        return _Foretelling(request.prompt_ids[-1], list(self.answer))
+
+
+@dataclass
+class _Foretelling:
+    root: int
+    left: list[int]
+
+    def propose(self, position: int, budget: int, noise: Noise) -> DraftTree:
+        ids = self.left[: min(budget, 3)]
+        return DraftTree.chain(self.root, ids, [Source.LOOKUP] * len(ids), [0.0] * len(ids))
+
+    def observe(self, emitted: Sequence[int]) -> None:
+        self.root, self.left = emitted[-1], self.left[len(emitted) :]
+
+
+@dataclass
+class Gated:
+    """Drafts nothing, and holds every pass up until the gate opens."""
+
+    gate: Event = field(default_factory=Event)
+    is_reached: Event = field(default_factory=Event)
+
+    def open(self, request: Request) -> "_Waiting":
+        return _Waiting(self, request.prompt_ids[-1])
+
+
+@dataclass
+class _Waiting:
+    gated: Gated
+    root: int
+
+    def propose(self, position: int, budget: int, noise: Noise) -> DraftTree:
+        self.gated.is_reached.set()
+        self.gated.gate.wait(PATIENCE_S)
+        return DraftTree.empty(self.root)
+
+    def observe(self, emitted: Sequence[int]) -> None:
+        self.root = emitted[-1]
+
+
+@dataclass
+class Failing:
+    """Drafts nothing for some passes, then raises."""
+
+    error: Exception
+    num_good: int = 0
+
+    def open(self, request: Request) -> "_Breaking":
+        return _Breaking(self.error, self.num_good, request.prompt_ids[-1])
+
+
+@dataclass
+class _Breaking:
+    error: Exception
+    num_left: int
+    root: int
+
+    def propose(self, position: int, budget: int, noise: Noise) -> DraftTree:
+        if not self.num_left:
+            raise self.error
+        self.num_left -= 1
+        return DraftTree.empty(self.root)
+
+    def observe(self, emitted: Sequence[int]) -> None:
+        self.root = emitted[-1]

@@ -1,0 +1,47 @@
+"""What must hold of the decoding core, as functions: the healthy code passes them, planted bugs must not."""
+
+import torch
+
+from omnidraft.decode.loop import Decoder
+from omnidraft.models.toy import ToyTarget
+from omnidraft.ports import DraftModel, Proposer, Request, Target
+from tests.unit.decode.toys import TABLE, TARGET_TOKENIZER, emitted, slow_decode
+
+
+class Spy:
+    """A draft model that remembers every id it was sent, and compares each answer with that of a fresh session."""
+
+    def __init__(self, model: DraftModel) -> None:
+        self._model = model
+        self.vocab_size, self.context_limit = model.vocab_size, model.context_limit
+        self.sent: list[int] = []
+        self.texts: list[list[int]] = []
+
+    def open(self):
+        self._session = self._model.open()
+        self._ids: list[int] = []
+        return self
+
+    def advance(self, keep, ids):
+        self.sent += ids
+        self._ids = [*self._ids[:keep], *ids]
+        self.texts.append(self._ids)
+        logits = self._session.advance(keep, ids)
+        assert torch.equal(logits, self._model.open().advance(0, self._ids)), (
+            "a cut-back session differs from a fresh one"
+        )
+        return logits
+
+
+def check_text(
+    proposer: Proposer | None, request: Request, *, target: Target | None = None, decoder: Decoder | None = None
+) -> None:
+    """The text is the target's own, by definition."""
+    decoder = decoder or Decoder(target or ToyTarget(TABLE), TARGET_TOKENIZER.vocabulary)
+    assert emitted(decoder.decode(request, proposer)) == slow_decode(TABLE, request)
+
+
+def spied(proposer):
+    """The proposer with its draft model watched."""
+    proposer.model = Spy(proposer.model)
+    return proposer, proposer.model

@@ -1,0 +1,171 @@
+"""What the engine promises: one snapshot per text, the same text for the same seed, clear refusals, traces, counts."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from omnidraft import wiring
+from omnidraft.decode.engine import Answer, Engine, Question
+from omnidraft.errors import RequestError
+from omnidraft.ports import Sampling
+from omnidraft.telemetry.metrics import CountingMetrics
+from omnidraft.traces import codec
+from omnidraft.traces.record import TraceRecord
+from tests.tiny_engine import Failing, Foretold, snapshot, tiny_settings, tiny_worker
+
+PROMPT = "How many clips did Natalia sell"
+
+
+@pytest.fixture(scope="module")
+def metrics() -> CountingMetrics:
+    return CountingMetrics()
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_models: tuple[Path, Path], omnidraft_home: Path, metrics: CountingMetrics) -> Engine:
+    return tiny_worker(tiny_models, omnidraft_home, metrics).engine
+
+
+@pytest.fixture
+def worker(
+    tiny_models: tuple[Path, Path], omnidraft_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[wiring.Worker]:
+    """One that records into a log of its own, with short segments."""
+    monkeypatch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))
+    made = wiring.worker(_recording(tiny_models, tmp_path), CountingMetrics())
+    yield made
+    assert made.recorder is not None
+    made.recorder.close(5.0)
+
+
+def _recording(models: tuple[Path, Path], root: Path):
+    return tiny_settings(
+        models,
+        log={"url": f"sqlite:///{root}/log.db"},
+        registry={"url": f"directory:///{root}/registry"},
+        recorder={"segment_tokens": 8},
+    )
+
+
+def question(**fields: object) -> Question:
+    asked = {"prompt": PROMPT, "max_new_tokens": 12, "sampling": Sampling(1.0), "seed": 5} | fields
+    return Question(**asked)  # type: ignore[arg-type]
+
+
+def ids(answer: Answer) -> list[int]:
+    return [token for step in answer.steps for token in step.emitted]
+
+
+def test_a_text_keeps_its_snapshot_although_the_slot_is_swapped_in_the_middle(engine: Engine) -> None:
+    first = engine.slot.current
+    plain = ids(engine.answer(question(num_draft_tokens=0)))
+    answer = engine.answer(question())
+    begun = list(next(answer.steps).emitted)
+    engine.slot.swap(snapshot(1, Failing(RuntimeError("the swapped-in drafter was asked"))))
+    try:
+        assert begun + ids(answer) == plain
+        assert answer.snapshot is first
+        after = engine.answer(question())
+        assert after.snapshot.version == 1
+        with pytest.raises(RuntimeError, match="swapped-in"):
+            next(after.steps)
+    finally:
+        engine.slot.swap(replace(first, sequence=1))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_same_seed_gives_the_same_text_with_and_without_a_drafter(engine: Engine, temperature: float) -> None:
+    sampling = Sampling(temperature)
+    drafted = engine.answer(question(sampling=sampling))
+    plain = engine.answer(question(sampling=sampling, num_draft_tokens=0))
+    assert ids(drafted) == ids(plain)
+    assert drafted.seed == plain.seed == 5
+
+
+def test_without_a_seed_every_text_gets_one_that_reproduces_it(engine: Engine) -> None:
+    one, other = engine.answer(question(seed=None)), engine.answer(question(seed=None))
+    assert one.seed != other.seed
+    assert ids(engine.answer(question(seed=one.seed))) == ids(one)
+
+
+def test_seeds_change_the_text_and_negative_ones_are_seeds_too(engine: Engine) -> None:
+    texts = [ids(engine.answer(question(seed=seed))) for seed in (5, 6, -5)]
+    assert texts[0] != texts[1] != texts[2] != texts[0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"prompt": ""}, "prompt is empty"),
+        ({"prompt": None, "messages": []}, "prompt is empty"),
+        ({"prompt": None}, "either a prompt or messages"),
+        ({"messages": [{"role": "user", "content": "x"}]}, "either a prompt or messages"),
+        ({"sampling": Sampling(-0.1)}, "temperature must be between 0 and 100, got -0.1"),
+        ({"sampling": Sampling(float("nan"))}, "temperature .* got nan"),
+        ({"sampling": Sampling(float("inf"))}, "temperature .* got inf"),
+        ({"sampling": Sampling(1.0, top_p=0.0)}, "top_p must be above 0 and at most 1, got 0.0"),
+        ({"sampling": Sampling(1.0, top_p=float("nan"))}, "top_p .* got nan"),
+        ({"sampling": Sampling(1.0, top_k=0)}, "top_k must be at least 1, got 0"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, got 0"),
+        ({"num_draft_tokens": -1}, "num_draft_tokens must be at least 0, got -1"),
+        ({"prompt": "clips " * 2000}, "1024"),
+        ({"max_new_tokens": 5000}, "1024"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_before_the_first_token(engine: Engine, fields: dict, message: str) -> None:
+    with pytest.raises(RequestError, match=message) as refused:
+        next(engine.answer(question(**fields)).steps)
+    assert "\n" not in str(refused.value)
+
+
+def test_drafted_and_accepted_tokens_are_counted_by_source(engine: Engine, metrics: CountingMetrics) -> None:
+    before = engine.slot.current
+    answer = ids(engine.answer(question(num_draft_tokens=0)))
+    wrong_from_6 = [*answer[:6], *[token ^ 1 for token in answer[6:]]]
+    engine.slot.swap(snapshot(7, Foretold(wrong_from_6)))
+    try:
+        steps = list(engine.answer(question(max_new_tokens=8)).steps)
+    finally:
+        engine.slot.swap(replace(before, sequence=7))
+    labels = {"drafter_version": "7", "target": engine.pair.target}
+    prefix = "omnidraft_spec_decode_num_"
+    assert [len(step.emitted) for step in steps] == [4, 3, 1]
+    assert metrics.value("omnidraft_target_passes_total", **labels) == 3
+    assert metrics.value("omnidraft_emitted_tokens_total", **labels) == 8
+    assert metrics.value(prefix + "drafts_total", source="lookup", **labels) == 2
+    assert metrics.value(prefix + "draft_tokens_total", source="lookup", **labels) == 6
+    assert metrics.value(prefix + "accepted_tokens_total", source="lookup", **labels) == 5
+    by_position = [
+        metrics.value(prefix + "accepted_tokens_per_pos_total", source="lookup", position=str(depth), **labels)
+        for depth in range(4)
+    ]
+    assert by_position == [2, 2, 1, 0]
+
+
+def test_records_cover_the_answer_and_a_question_that_is_not_stored_leaves_none(
+    worker: wiring.Worker, tiny_models: tuple[Path, Path], tmp_path: Path
+) -> None:
+    hidden = ids(worker.engine.answer(question(is_stored=False, request_id="hidden", max_new_tokens=20)))
+    shown = ids(worker.engine.answer(question(request_id="shown", tenant="me", max_new_tokens=20)))
+    assert hidden == shown
+    assert worker.recorder is not None
+    assert worker.recorder.close(5.0) == 0
+    records = _records(tiny_models, tmp_path)
+    assert {record.request_id for record in records} == {"shown"}
+    assert [token for record in records for token in record.emitted_ids.tolist()] == shown
+    assert [record.segment for record in records] == [0, 1, 2]
+    assert [record.finish_reason for record in records] == [None, None, "length"]
+    assert {(record.seed, record.tenant, record.alignment) for record in records} == {
+        (5, "me", worker.engine.pair.alignment)
+    }
+
+
+def _records(models: tuple[Path, Path], root: Path) -> list[TraceRecord]:
+    settings = _recording(models, root)
+    reader = wiring.log_reader(settings, settings.log.traces_topic)
+    reader.seek({})
+    messages = reader.poll(100, timeout_s=2.0).messages
+    reader.close()
+    return [codec.decode(message.value, message.headers) for message in messages]

@@ -1,0 +1,39 @@
+"""One engine for all HTTP tests, a queue before it for each."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from omnidraft.decode.engine import Engine
+from omnidraft.decode.slot import SnapshotSlot
+from omnidraft.serving.queue import RequestQueue
+from omnidraft.telemetry.metrics import CountingMetrics
+from tests.tiny_engine import PATIENCE_S, tiny_worker
+
+
+@pytest.fixture(scope="session")
+def tiny_engine(tiny_models: tuple[Path, Path], omnidraft_home: Path) -> Engine:
+    return tiny_worker(tiny_models, omnidraft_home, CountingMetrics()).engine
+
+
+@pytest.fixture
+def engine(tiny_engine: Engine) -> Iterator[Engine]:
+    """With a slot of its own."""
+    shared = tiny_engine.slot
+    tiny_engine.slot = SnapshotSlot(shared.current)
+    yield tiny_engine
+    tiny_engine.slot = shared
+
+
+@pytest.fixture
+def metrics() -> CountingMetrics:
+    return CountingMetrics()
+
+
+@pytest.fixture
+def requests(engine: Engine, metrics: CountingMetrics) -> Iterator[RequestQueue]:
+    """Two may wait."""
+    made = RequestQueue(engine, metrics, max_waiting=2)
+    yield made
+    made.close(PATIENCE_S)

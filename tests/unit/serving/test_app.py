@@ -1,0 +1,254 @@
+"""What HTTP clients are promised: OpenAI's shapes, refusals in OpenAI's shape, and a queue that clients cannot clog."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import uvicorn
+from fastapi.testclient import TestClient
+
+from omnidraft.config import WorkerSettings
+from omnidraft.decode.engine import Engine
+from omnidraft.errors import ContractError
+from omnidraft.serving.app import application
+from omnidraft.serving.queue import RequestQueue
+from omnidraft.telemetry.metrics import CountingMetrics
+from tests.tiny_engine import PATIENCE_S, Failing, Gated, snapshot
+
+ASKED = {"prompt": "How many clips", "max_tokens": 8, "seed": 5}
+CHAT = {"messages": [{"role": "user", "content": "How many clips"}], "max_tokens": 8, "seed": 5}
+JSON = {"content-type": "application/json"}
+SETTINGS = WorkerSettings(max_queue=2, max_body_bytes=20_000, max_new_tokens=64)
+
+
+@pytest.fixture
+def app(requests: RequestQueue):
+    return application(requests, "tiny", "print", SETTINGS, lambda: b"# metrics\n")
+
+
+@pytest.fixture
+def client(app) -> Iterator[TestClient]:
+    with TestClient(app, raise_server_exceptions=False) as made:
+        yield made
+
+
+@pytest.fixture
+def url(app) -> Iterator[str]:
+    """The application behind a real server."""
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    deadline = time.monotonic() + PATIENCE_S
+    while not server.started and time.monotonic() < deadline:
+        time.sleep(0.005)
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    server.should_exit = True
+    thread.join(PATIENCE_S)
+
+
+def events(response: httpx.Response) -> list[dict[str, Any]]:
+    assert response.headers["content-type"].startswith("text/event-stream")
+    lines = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def refusal(response: httpx.Response, status: int) -> str:
+    """The message of an error in OpenAI's shape."""
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error["message"]
+
+
+def test_the_openai_client_gets_the_same_text_whole_and_streamed(url: str) -> None:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        assert [model.id for model in client.models.list()] == ["tiny"]
+        whole = client.completions.create(model="tiny", **ASKED)
+        parts = list(client.completions.create(model="tiny", stream=True, **ASKED))
+        assert "".join(part.choices[0].text for part in parts) == whole.choices[0].text != ""
+        assert parts[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+        assert whole.system_fingerprint == "base/print"
+        said = client.chat.completions.create(model="tiny", **CHAT)
+        pieces = list(
+            client.chat.completions.create(model="tiny", stream=True, stream_options={"include_usage": True}, **CHAT)
+        )
+        text = "".join(piece.choices[0].delta.content for piece in pieces[:-1])
+        assert text == said.choices[0].message.content != whole.choices[0].text
+        assert pieces[-1].choices == []
+        assert pieces[-1].usage == said.usage
+        with pytest.raises(openai.BadRequestError, match="no model 'other'"):
+            client.completions.create(model="other", **ASKED)
+
+
+def test_a_response_says_what_it_cost_and_how_to_get_it_again(client: TestClient) -> None:
+    body = client.post("/v1/completions", json=ASKED | {"seed": None}).json()
+    assert body["usage"]["completion_tokens"] == body["omnidraft"]["num_tokens"] <= 8
+    assert body["usage"]["total_tokens"] == body["usage"]["prompt_tokens"] + body["usage"]["completion_tokens"]
+    again = client.post("/v1/completions", json=ASKED | {"seed": None, "temperature": 1.0}).json()
+    assert again["omnidraft"]["seed"] != body["omnidraft"]["seed"]
+    plain = client.post("/v1/completions", json=ASKED | {"speculation": "off"}).json()
+    drafted = client.post("/v1/completions", json=ASKED).json()
+    assert plain["choices"] == drafted["choices"]
+    assert plain["omnidraft"]["num_scored"] == 0
+
+
+def test_a_text_ends_before_its_stop_string_and_after_max_tokens(client: TestClient) -> None:
+    whole = client.post("/v1/completions", json=ASKED | {"max_tokens": 40}).json()["choices"][0]
+    assert whole["finish_reason"] == "length"
+    stop = whole["text"][10:13]
+    for asked in (stop, [stop, "never said"]):
+        cut = client.post("/v1/completions", json=ASKED | {"max_tokens": 40, "stop": asked}).json()["choices"][0]
+        assert cut["text"] == whole["text"][: whole["text"].index(stop)]
+        assert cut["finish_reason"] == "stop"
+    one = client.post("/v1/completions", json=ASKED | {"max_tokens": 1}).json()
+    assert one["usage"]["completion_tokens"] == 1
+
+
+def test_health_models_and_metrics_answer(client: TestClient) -> None:
+    assert client.get("/healthz").status_code == client.get("/readyz").status_code == 200
+    assert client.get("/v1/models").json()["data"][0]["id"] == "tiny"
+    assert client.get("/metrics").text == "# metrics\n"
+
+
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"model": "other"}, "no model 'other' here"),
+        ({"prompt": ""}, "prompt is empty"),
+        ({"prompt": 5}, "prompt: "),
+        ({"prompt": ["a", "b"]}, "prompt: "),
+        ({"max_tokens": -1}, "max_tokens: "),
+        ({"max_tokens": 65}, "max_tokens may be 64 at most, got 65"),
+        ({"max_tokens": "many"}, "max_tokens: "),
+        ({"temperature": -1}, "temperature: "),
+        ({"temperature": 1e9}, "temperature: "),
+        ({"temperature": float("nan")}, "temperature: "),
+        ({"top_p": 0}, "top_p: "),
+        ({"n": 2}, "n: "),
+        ({"seed": 2**64}, "seed: "),
+        ({"stop": 7}, "stop"),
+        ({"logit_bias": {}}, "logit_bias: "),
+        ({"\ud800": 1}, "\\ud800: "),
+        ({"prompt": "\ud800"}, "prompt: "),
+        ({"prompt": "clips " * 2000}, "1024"),
+    ],
+)
+def test_a_bad_question_is_refused_by_name(client: TestClient, fields: dict, words: str, is_streamed: bool) -> None:
+    body = json.dumps(ASKED | {"stream": is_streamed} | fields)
+    message = refusal(client.post("/v1/completions", content=body, headers=JSON), 400)
+    assert words in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [
+        (b"{", 400),
+        (b"[]", 400),
+        (b"", 400),
+        (b"\xff\xfe{}", 400),
+        (b'{"seed": ' + b"9" * 5000 + b"}", 400),
+        (b'{"prompt": "' + b"x" * 20_000 + b'"}', 413),
+    ],
+    ids=["cut off", "no object", "empty", "not UTF-8", "endless number", "too large"],
+)
+def test_a_body_that_cannot_be_read_is_refused(client: TestClient, content: bytes, status: int) -> None:
+    refusal(client.post("/v1/completions", content=content, headers=JSON), status)
+
+
+def test_a_body_in_chunks_is_refused_as_soon_as_it_is_too_large(url: str) -> None:
+    sent = []
+
+    def chunks() -> Iterator[bytes]:
+        for number in range(2000):
+            sent.append(number)
+            yield b"x" * 10_000
+
+    try:
+        response = httpx.post(f"{url}/v1/completions", content=chunks(), headers=JSON, timeout=PATIENCE_S)
+        assert "20000 bytes" in refusal(response, 413)
+    except (httpx.WriteError, httpx.RemoteProtocolError):
+        assert len(sent) < 2000  # the server hung up before the client had listened
+    refusal(httpx.post(f"{url}/v1/completions", content=iter([b"x" * 10_000] * 3), headers=JSON), 413)
+
+
+def test_what_is_not_served_is_refused_in_the_same_shape(client: TestClient) -> None:
+    refusal(client.get("/v1/nothing"), 404)
+    refusal(client.get("/v1/completions"), 405)
+    no_role = {"messages": [{"role": "robot", "content": "x"}]}
+    assert "messages.0.role" in refusal(client.post("/v1/chat/completions", json=no_role), 400)
+    assert "at least one message" in refusal(client.post("/v1/chat/completions", json=CHAT | {"messages": []}), 400)
+
+
+def test_a_full_queue_says_when_to_come_again_and_health_still_answers(
+    engine: Engine, client: TestClient, metrics: CountingMetrics
+) -> None:
+    proposer = Gated()
+    engine.slot.swap(snapshot(1, proposer))
+    answers: list[int] = []
+    threads = [
+        threading.Thread(target=lambda: answers.append(client.post("/v1/completions", json=ASKED).status_code))
+        for _ in range(3)
+    ]
+    threads[0].start()
+    assert proposer.is_reached.wait(PATIENCE_S)
+    for thread in threads[1:]:
+        thread.start()
+    deadline = time.monotonic() + PATIENCE_S
+    while metrics.value("omnidraft_requests_waiting") < 2 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    response = client.post("/v1/completions", json=ASKED)
+    assert "try again later" in refusal(response, 429)
+    assert int(response.headers["retry-after"]) > 0
+    assert client.get("/healthz").status_code == 200
+    proposer.gate.set()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert answers == [200, 200, 200]
+
+
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])
+def test_a_client_that_goes_away_does_not_hold_the_target(
+    engine: Engine, url: str, metrics: CountingMetrics, is_streamed: bool
+) -> None:
+    base, proposer = engine.slot.current.proposer, Gated()
+    engine.slot.swap(snapshot(1, proposer))
+    body = ASKED | {"stream": is_streamed, "max_tokens": 64, "temperature": 1.0}
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{url}/v1/completions", json=body, timeout=0.2)
+    engine.slot.swap(snapshot(2, base))
+    time.sleep(0.1)
+    proposer.gate.set()
+    assert httpx.post(f"{url}/v1/completions", json=ASKED, timeout=PATIENCE_S).status_code == 200
+    assert metrics.value("omnidraft_requests_total", status="abandoned") == 1
+
+
+def test_a_stream_that_its_client_closes_is_given_up(url: str, metrics: CountingMetrics) -> None:
+    body = ASKED | {"stream": True, "max_tokens": 64, "temperature": 1.0}
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE_S) as response:
+        next(response.iter_lines())
+    deadline = time.monotonic() + PATIENCE_S
+    while not metrics.value("omnidraft_requests_total") and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert metrics.value("omnidraft_requests_total", status="abandoned") == 1
+
+
+@pytest.mark.parametrize("error", [ContractError("broken promise"), RuntimeError("out of memory")])
+def test_a_decoding_failure_is_a_500_and_the_next_request_is_served(
+    engine: Engine, client: TestClient, error: Exception
+) -> None:
+    base = engine.slot.current.proposer
+    engine.slot.swap(snapshot(1, Failing(error, num_good=2)))
+    assert str(error) in refusal(client.post("/v1/completions", json=ASKED), 500)
+    streamed = events(client.post("/v1/completions", json=ASKED | {"stream": True}))
+    assert [set(event) == {"error"} for event in streamed] == [False, False, True]
+    assert streamed[-1]["error"]["message"] == str(error)
+    engine.slot.swap(snapshot(2, base))
+    assert client.post("/v1/completions", json=ASKED).status_code == 200

@@ -42,7 +42,7 @@ def run(name: str, host_main: HostMain) -> None:
 
 def serve(name: str, host_main: HostMain, config_path: Path | None) -> int:
     """Be the service `name` until it stops; the exit code. What it refuses is one line on stderr, no traceback."""
-    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
+    configure_logging()
     try:
         settings = config.load(config_path)
         logger.info("%s starting: log %s", name, settings.log.url)
@@ -50,6 +50,13 @@ def serve(name: str, host_main: HostMain, config_path: Path | None) -> int:
     except OmnidraftError as exc:
         print(f"omnidraft {name}: {exc}", file=sys.stderr)
         return EXIT_REFUSED
+
+
+def configure_logging() -> None:
+    """One line per life event on stderr; clients' own chatter from warnings on."""
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
+    for name in ("kafka", "httpx", "alembic"):
+        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def stop_on_signals() -> threading.Event:

@@ -4,7 +4,6 @@ Ray gives it settings, never objects; it builds everything through wiring. A res
 `run` goes on from the newest snapshot, so nothing lives only here.
 """
 
-import logging
 import os
 import tempfile
 import threading
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from omnidraft import config
-from omnidraft.hosts.process import LOG_FORMAT
+from omnidraft.hosts.process import configure_logging
 
 OPTIONS = {"max_restarts": -1, "max_task_retries": -1, "max_concurrency": 3}
 """Restarted and retried for ever; `status` and `stop` may come while `run` is under way."""
@@ -26,7 +25,7 @@ class Distiller:
         from omnidraft import wiring
         from omnidraft.telemetry.metrics import CountingMetrics
 
-        logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+        configure_logging()
         chosen = config.Settings.model_validate(settings)
         self._learner = chosen.learner
         self._stop = threading.Event()

@@ -66,8 +66,10 @@ def application(
 
     @app.get("/healthz")
     @app.get("/readyz")
-    def healthy() -> dict[str, str]:
-        return {"status": "ok"}
+    def healthy() -> Response:
+        if requests.is_alive:
+            return JSONResponse({"status": "ok"})
+        return JSONResponse({"status": "the decoding thread ended"}, status_code=503)
 
     @app.get("/metrics")
     def metrics() -> Response:

@@ -67,6 +67,11 @@ class RequestQueue:
         self._metrics.set("omnidraft_requests_waiting", self._waiting.qsize())
         return ticket
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the decoding thread still runs; a dead one is for the operator to restart."""
+        return self._thread.is_alive()
+
     def close(self, timeout_s: float) -> None:
         """Finish what was accepted, refuse the rest."""
         self._is_closed = True
@@ -95,7 +100,7 @@ class RequestQueue:
         except Abandoned as exc:
             ticket.put(exc)
             return "abandoned"
-        except (OmnidraftError, RuntimeError) as exc:  # RuntimeError: what torch raises, out of memory included
+        except (OmnidraftError, RuntimeError, ValueError, LookupError) as exc:  # what torch raises; the next may work
             ticket.put(exc)
             return type(exc).__name__
         ticket.put(None)

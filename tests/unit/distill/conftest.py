@@ -84,15 +84,15 @@ class Pair:
     def record(self, request_id: str = "r", text: str = TEXTS[0], *, seed: int = 0, **changes) -> TraceRecord:
         """A finished answer whose tokens the target believed in with p = 0.7."""
         emitted = [*self.target.encode(text), self.target.vocabulary.roles["eos"]]
-        known = dict(
-            alignment=self.alignment.fingerprint,
-            drafter_prompt_ids=np.array(self.draft.encode("Where? "), np.uint32),
-            prompt_ids=np.array(self.target.encode("Where? "), np.uint32),
-            before_ids=np.zeros(0, np.uint32),
-            emitted_ids=np.array(emitted, np.uint32),
-            beliefs=make_beliefs(emitted, len(self.target.vocabulary), seed),
-            finish_reason="stop",
-        )
+        known = {
+            "alignment": self.alignment.fingerprint,
+            "drafter_prompt_ids": np.array(self.draft.encode("Where? "), np.uint32),
+            "prompt_ids": np.array(self.target.encode("Where? "), np.uint32),
+            "before_ids": np.zeros(0, np.uint32),
+            "emitted_ids": np.array(emitted, np.uint32),
+            "beliefs": make_beliefs(emitted, len(self.target.vocabulary), seed),
+            "finish_reason": "stop",
+        }
         return make_record(request_id, rounds=no_rounds(), **(known | changes))
 
 
@@ -102,7 +102,9 @@ def no_rounds() -> Rounds:
 
 def make_beliefs(emitted: list[int], vocab_size: int, seed: int) -> Beliefs:
     draws = np.random.default_rng(seed)
-    others_EK = np.stack([draws.choice(np.setdiff1d(np.arange(vocab_size), [t]), K - 1, replace=False) for t in emitted])
+    others_EK = np.stack(
+        [draws.choice(np.setdiff1d(np.arange(vocab_size), [t]), K - 1, replace=False) for t in emitted]
+    )
     p_K = np.array([0.7, 0.1, 0.06, 0.04, 0.03, 0.02])
     log_p_EK = np.tile(np.log(p_K), (len(emitted), 1))
     return Beliefs(

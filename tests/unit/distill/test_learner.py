@@ -208,9 +208,7 @@ def test_tensors_of_another_drafter_change_nothing(any_pair) -> None:
 
 
 def test_the_seed_alone_decides_the_first_lora_factors(pair) -> None:
-    factors = [
-        load_trainable(pair.folder, train="lora", rank=4, seed=seed).serving_tensors() for seed in (3, 3, 4)
-    ]
+    factors = [load_trainable(pair.folder, train="lora", rank=4, seed=seed).serving_tensors() for seed in (3, 3, 4)]
     assert_same(factors[0], factors[1])
     assert any(not torch.equal(factors[0][name], factors[2][name]) for name in factors[0])
 

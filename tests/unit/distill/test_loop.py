@@ -1,6 +1,7 @@
 """The distiller over a log in memory and a registry of folders: each record once, whatever happens."""
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -75,7 +76,9 @@ class Setting:
     def emit(self, *names: str, **changes) -> None:
         for name in names:
             record = self.pair.record(name, TEXTS[len(name) % 3], **changes)
-            MemoryWriter(self.log, "t").append([Outgoing(codec.key(record), codec.encode(record), codec.headers(record))])
+            MemoryWriter(self.log, "t").append(
+                [Outgoing(codec.key(record), codec.encode(record), codec.headers(record))]
+            )
 
     def distiller(self, *, die_after=None, registry=None, reader=None, held_out_every=0, **changes):
         learner = Journal(self.pair.learner(), die_after=die_after)
@@ -215,10 +218,8 @@ def test_every_record_is_learned_once_across_many_deaths(pair, tmp_path) -> None
     for _ in range(10):
         distillation, journal = setting.distiller(die_after=3)
         steps_before = setting.manifest().num_steps if setting.registry.versions() else 0
-        try:
+        with suppress(Killed):
             run_until_idle(distillation)
-        except Killed:
-            pass
         kept.update(name for batch in journal.batches[: setting.manifest().num_steps - steps_before] for name in batch)
     assert kept == Counter(names(20))
     assert setting.manifest().num_records == 20

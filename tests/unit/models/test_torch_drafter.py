@@ -61,7 +61,9 @@ def test_a_drafter_is_loaded_from_its_folder(folder):
     ids = text(6)
     drafter = load_drafter(folder, "float32", None, "full", 4)
     assert (drafter.vocab_size, drafter.context_limit) == (VOCAB_SIZE, 256)
-    assert_same(drafter.open().advance(0, ids), "llama", ids)
+    expected = whole_pass(tiny_model("llama"), ids)[-1]
+    got = drafter.open().advance(0, ids)
+    assert (got - expected).std() / expected.std() < 0.02  # a serving drafter may round its embedding to bfloat16
 
 
 def test_a_snapshots_tensors_go_on_top(folder):

@@ -56,8 +56,13 @@ class DraftTree:
         return DraftTree((root_token,), (0,), (None,), (0.0,))
 
     @staticmethod
-    def chain(root_token: int, tokens: Sequence[int], sources: Sequence[Source], log_q: Sequence[float],
-              draft_ids: Sequence[int] = ()) -> "DraftTree":
+    def chain(
+        root_token: int,
+        tokens: Sequence[int],
+        sources: Sequence[Source],
+        log_q: Sequence[float],
+        draft_ids: Sequence[int] = (),
+    ) -> "DraftTree":
         """A tree without branches."""
         return DraftTree(
             (root_token, *tokens), (0, *range(len(tokens))), (None, *sources), (0.0, *log_q), tuple(draft_ids)

@@ -4,6 +4,7 @@
 (SQLite, or Kafka with `--log kafka://host:port`); a real registry (MLflow).
 """
 
+import os
 import socket
 import time
 import uuid
@@ -232,6 +233,7 @@ def _write_config(plan: Plan, log: str | None, target: str | None, drafter: str 
         f'url = "sqlite:///{plan.out}/mlflow.db"',
         "[learner]",
         f"steps_per_snapshot = {steps}",
+        f"threads = {os.cpu_count() or 1}",
         "[worker]",
         f"port = {_free_port()}",
     ]

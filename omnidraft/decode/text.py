@@ -51,5 +51,3 @@ class TextWatch:
             if any(stop.startswith(tail) for stop in self._request.stop_strings):
                 return length
         return 0
-
-

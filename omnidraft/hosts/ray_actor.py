@@ -1,49 +1,60 @@
-"""The distillation actor: one learner in a process of its own, rebuilt from the newest snapshot whenever it dies.
+"""The distiller inside a Ray actor: gets settings, builds everything in its own process, and starts over when killed.
 
-Ray gives it settings, never objects; it builds everything through wiring. A restart reruns `__init__`, and the retried
-`run` goes on from the newest snapshot, so nothing lives only here.
+Ray restarts a killed actor and calls `run` again; the newest snapshot says where to go on, so nothing else is kept.
+`run` has one thread of the actor, `status` and `stop` another. This file needs no Ray: distiller.py makes the actor.
 """
 
 import os
-import tempfile
 import threading
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from omnidraft import config
+from omnidraft.config import LearnerSettings, Settings
+from omnidraft.distill.loop import Distillation
 from omnidraft.hosts.process import configure_logging
 
-OPTIONS = {"max_restarts": -1, "max_task_retries": -1, "max_concurrency": 3}
-"""Restarted and retried for ever; `status` and `stop` may come while `run` is under way."""
 
+class DistillerActor:
+    """One learner of one vocabulary pair."""
 
-class Distiller:
-    """Learns for one (drafter, target) pair."""
+    def __init__(self, settings: dict[str, Any], folder: str) -> None:
+        """
+        Args:
+            settings: config.Settings as plain data.
+            folder: this actor's own, on the machine where it runs; snapshots are staged there.
+        """
+        self._settings = Settings.model_validate(settings)
+        self._folder = Path(folder)
+        self._stop = threading.Event()
+        self._distillation: Distillation | None = None
 
-    def __init__(self, settings: dict[str, Any]) -> None:
+    def run(self) -> None:
+        """Learn until `stop`. What is wrong with settings, log or registry is raised here, as it is."""
         from omnidraft import wiring
         from omnidraft.telemetry.metrics import CountingMetrics
 
         configure_logging()
-        chosen = config.Settings.model_validate(settings)
-        self._learner = chosen.learner
-        self._stop = threading.Event()
-        self._folder = Path(tempfile.mkdtemp(prefix="omnidraft-distiller-"))
-        self._distillation = wiring.distillation(chosen, CountingMetrics(), folder=self._folder)
-
-    def run(self) -> None:
-        """Learn until `stop`; what was learned since the newest snapshot is published before it returns."""
-        import torch
-
-        os.nice(self._learner.nice)  # of this thread, and of the numeric threads it starts
-        torch.set_num_threads(self._learner.threads or os.cpu_count() or 1)
+        _make_modest(self._settings.learner)
+        self._distillation = wiring.distillation(self._settings, CountingMetrics(), folder=self._folder)
         self._distillation.run(self._stop.is_set)
 
+    def status(self) -> dict[str, Any] | None:
+        """Fields of distill.loop.Status, and the process; None while it starts."""
+        if self._distillation is None:
+            return None
+        return {**asdict(self._distillation.status()), "pid": os.getpid()}
+
     def stop(self) -> None:
-        """Let `run` finish its step and return."""
+        """`run` finishes its step, publishes what was learned since the newest snapshot, and returns."""
         self._stop.set()
 
-    def status(self) -> dict[str, Any]:
-        """Where it stands, and its process id."""
-        return asdict(self._distillation.status()) | {"pid": os.getpid()}
+
+def _make_modest(settings: LearnerSettings) -> None:
+    """Priority and threads of the calling thread and of those it starts; on Linux both belong to a thread."""
+    import torch
+
+    mine = os.getpriority(os.PRIO_PROCESS, 0)
+    os.setpriority(os.PRIO_PROCESS, 0, max(mine, settings.nice))
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)

@@ -57,7 +57,7 @@ def main(
     out: Annotated[Path, typer.Option(help="Where everything this run makes goes.")] = Path("runs/demo"),
     target: Annotated[str | None, typer.Option(help="The model to speed up.")] = None,
     drafter: Annotated[str | None, typer.Option(help="The small model that learns.")] = None,
-    num_questions: Annotated[int, typer.Option(min=1, max=NUM_TEST, help="Held-out questions to measure on.")] = 4,
+    num_questions: Annotated[int, typer.Option(min=1, max=NUM_TEST, help="Held-out questions to measure on.")] = 3,
     max_tokens: Annotated[int, typer.Option(min=8, help="Tokens per measured answer.")] = 72,
     num_recorded: Annotated[int, typer.Option(min=0, help="Recorded answers replayed before live traffic.")] = 92,
     num_live: Annotated[int, typer.Option(min=0, max=40, help="Questions served as live traffic.")] = 4,
@@ -234,6 +234,7 @@ def _write_config(plan: Plan, log: str | None, target: str | None, drafter: str 
         "[learner]",
         f"steps_per_snapshot = {steps}",
         f"threads = {os.cpu_count() or 1}",
+        "held_out_every = 6",
         "[worker]",
         f"port = {_free_port()}",
     ]

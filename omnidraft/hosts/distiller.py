@@ -66,7 +66,7 @@ def _actor(settings: Settings, folder: str) -> Any:
 
     from omnidraft.hosts.ray_actor import DistillerActor
 
-    options = {
+    options: dict[str, Any] = {
         "name": f"distiller {settings.models.drafter} for {settings.models.target}",
         "num_cpus": _num_cpus(settings),  # Ray sets OMP_NUM_THREADS to it
         "max_restarts": -1,

@@ -108,6 +108,7 @@ class Engine:
         return Answer(snapshot, request.seed, len(request.prompt_ids), self._counted(steps, snapshot))
 
     def _request(self, question: Question) -> Request:
+        _check_texts(question)
         num_draft = self._decode.num_draft_tokens if question.num_draft_tokens is None else question.num_draft_tokens
         if question.max_new_tokens < 1:
             raise RequestError(f"max_new_tokens must be at least 1, got {question.max_new_tokens}")
@@ -172,6 +173,18 @@ def _prompt_ids(question: Question, tokenizer: PromptTokenizer) -> list[int]:
     if not question.prompt:
         raise RequestError("the prompt is empty; give at least one character")
     return tokenizer.prompt_ids(question.prompt)
+
+
+def _check_texts(question: Question) -> None:
+    """Raises RequestError for half of a surrogate pair, which JSON can carry and no tokenizer or codec can encode."""
+    texts = {"prompt": [question.prompt or ""], "stop": question.stop_strings, "user": [question.tenant]}
+    texts["messages"] = [text for message in question.messages or () for text in message.values()]
+    for name, given in texts.items():
+        for text in given:
+            try:
+                text.encode()
+            except UnicodeEncodeError as exc:
+                raise RequestError(f"{name}: character {exc.start} is half of a surrogate pair, not text") from exc
 
 
 def _checked(sampling: Sampling) -> Sampling:

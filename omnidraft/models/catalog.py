@@ -108,5 +108,5 @@ def unknown(name: str, known: Iterable[str]) -> str:
     """What to tell a user who named a model that does not exist."""
     known = list(known)
     close = difflib.get_close_matches(name.lower(), known, n=2, cutoff=0.5)
-    hint = f"; did you mean {' or '.join(close)}?" if close else ""
+    hint = f"; did you mean {' or '.join(close)}?" if close else "."
     return f"no model {name!r}{hint} Known: {', '.join(known)}; or give a local folder or a hub id (owner/name)"

@@ -17,7 +17,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
 from omnidraft.config import WorkerSettings
-from omnidraft.errors import OmnidraftError, RequestError
+from omnidraft.errors import RequestError
 from omnidraft.serving.queue import RequestQueue, Ticket
 from omnidraft.serving.refusals import BodyLimit, add_errors, error
 from omnidraft.serving.schemas import ChatRequest, CompletionRequest
@@ -128,7 +128,7 @@ class _Responder:
                 yield _event(self._frame(ticket, shape) | {"choices": [choice]})
             if include_usage:
                 yield _event(self._frame(ticket, shape) | {"choices": []} | _usage(ticket))
-        except (OmnidraftError, RuntimeError) as exc:
+        except Exception as exc:  # the status line is out: all that is left is to say it in the stream
             yield _event(error(str(exc), "server_error"))
         yield "data: [DONE]\n\n"
 

@@ -1,5 +1,6 @@
 """One text at a time: requests wait in order for the target, and a full queue refuses."""
 
+import logging
 import queue
 import threading
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ from omnidraft.decode.engine import Answer, Engine, Question
 from omnidraft.decode.figures import Figures
 from omnidraft.errors import OmnidraftError
 from omnidraft.ports import Metrics, Step
+
+logger = logging.getLogger(__name__)
 
 
 class QueueFull(OmnidraftError):
@@ -100,7 +103,9 @@ class RequestQueue:
         except Abandoned as exc:
             ticket.put(exc)
             return "abandoned"
-        except (OmnidraftError, RuntimeError, ValueError, LookupError) as exc:  # what torch raises; the next may work
+        except Exception as exc:  # one request's failure must not end the thread that serves all others
+            if not isinstance(exc, OmnidraftError):
+                logger.exception("request %s failed", ticket.question.request_id)
             ticket.put(exc)
             return type(exc).__name__
         ticket.put(None)

@@ -40,8 +40,6 @@ class BodyLimit:
 
 
 def add_errors(app: FastAPI) -> None:
-    """RuntimeError is what torch raises, out of memory included."""
-
     @app.exception_handler(RequestValidationError)
     def invalid(_request: Request, exc: RequestValidationError) -> JSONResponse:
         problem = exc.errors()[0]
@@ -65,6 +63,6 @@ def add_errors(app: FastAPI) -> None:
         return JSONResponse(error(str(exc), "rate_limit_error"), status_code=429, headers=headers)
 
     @app.exception_handler(OmnidraftError)
-    @app.exception_handler(RuntimeError)
+    @app.exception_handler(Exception)
     def failed(_request: Request, exc: Exception) -> JSONResponse:
         return JSONResponse(error(str(exc), "server_error"), status_code=500)

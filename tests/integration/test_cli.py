@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from omnidraft import config, wiring
+from omnidraft.cli import main
 from omnidraft.errors import SnapshotCorrupt, VocabularyError
 from omnidraft.registry.directory_registry import DirectoryRegistry
 from tests.snapshot_folders import make_bundle
@@ -44,16 +45,41 @@ url = "directory:///{tmp_path}/registry"
 
 
 @pytest.fixture
-def omnidraft(tmp_path: Path, omnidraft_home: Path) -> Run:
-    """Run the command, with more environment where a test gives it."""
+def omnidraft(
+    tmp_path: Path, omnidraft_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Run:
+    """Run the command in this process, with more environment where a test gives it."""
+    monkeypatch.chdir(tmp_path)
+    for name, value in environment(omnidraft_home).items():
+        monkeypatch.setenv(name, value)
 
     def run(*arguments: object, **environ: str) -> subprocess.CompletedProcess[str]:
-        home = {"HOME": str(omnidraft_home), "OMNIDRAFT_HOME": str(omnidraft_home), "PYTHONPATH": str(ROOT)}
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "argv", ["omnidraft", *map(str, arguments)])
+            for name, value in environ.items():
+                patch.setenv(name, value)
+            with pytest.raises(SystemExit) as ended:
+                main()
+        said = capsys.readouterr()
+        return subprocess.CompletedProcess(arguments, int(ended.value.code or 0), said.out, said.err)
+
+    return run
+
+
+@pytest.fixture
+def omnidraft_process(tmp_path: Path, omnidraft_home: Path) -> Run:
+    """Run the command in a process of its own."""
+
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "omnidraft.cli", *map(str, arguments)]
-        env = os.environ | home | {"COLUMNS": "200", "OMP_NUM_THREADS": "1"} | environ
+        env = os.environ | environment(omnidraft_home) | {"PYTHONPATH": str(ROOT)}
         return subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path, timeout=100)
 
     return run
+
+
+def environment(home: Path) -> dict[str, str]:
+    return {"HOME": str(home), "OMNIDRAFT_HOME": str(home), "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
 
 
 def assert_refused(done: subprocess.CompletedProcess[str], words: str) -> None:
@@ -64,9 +90,11 @@ def assert_refused(done: subprocess.CompletedProcess[str], words: str) -> None:
     assert words in done.stderr
 
 
-def test_generate_answers_and_says_what_drafting_gained(omnidraft: Run, settings: Path) -> None:
+def test_generate_answers_and_says_what_drafting_gained(
+    omnidraft: Run, omnidraft_process: Run, settings: Path
+) -> None:
     asked = ("generate", "--prompt", "How many clips?", "--seed", 7, "--temperature", 1, "--max-new-tokens", 12)
-    drafted = omnidraft(*asked, "--config", settings)
+    drafted = omnidraft_process(*asked, "--config", settings)
     plain = omnidraft(*asked, "--config", settings, "--num-draft-tokens", 0, "--no-stream")
     assert (drafted.returncode, plain.returncode) == (0, 0), drafted.stderr + plain.stderr
     assert drafted.stdout == plain.stdout
@@ -142,10 +170,10 @@ def test_a_cache_of_another_pair_is_refused(
         wiring.ngram_cache(other, wiring.vocabularies(other), arrays)
 
 
-def test_help_is_quick(omnidraft: Run) -> None:
+def test_help_is_quick(omnidraft_process: Run) -> None:
     """By processor time, which a busy machine does not stretch."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = omnidraft("--help")
+    done = omnidraft_process("--help")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert all(group in done.stdout for group in ("generate", "models", "traces", "snapshots", "learning", "run"))
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < HELP_S
@@ -155,9 +183,9 @@ def test_help_is_quick(omnidraft: Run) -> None:
     ("command", "options"),
     [
         ("generate", ["--prompt", "--target", "--seed", "--stop", "--num-draft-tokens", "--config", "same seed"]),
-        ("models pull", ["NAME", "--source"]),
+        ("models pull", ["name", "--source"]),
         ("traces tail", ["--num", "--follow", "--config"]),
-        ("snapshots promote", ["NAME", "--config", "champion"]),
+        ("snapshots promote", ["name", "--config", "champion"]),
         ("learning", ["pause", "resume"]),
         ("run worker", ["--config", "HTTP"]),
     ],

@@ -135,7 +135,7 @@ def test_health_models_and_metrics_answer(client: TestClient) -> None:
         ({"seed": 2**64}, "seed: "),
         ({"stop": 7}, "stop"),
         ({"logit_bias": {}}, "logit_bias: "),
-        ({"\ud800": 1}, "\\ud800: "),
+        ({"\ud800": 1}, "body: "),
         ({"prompt": "\ud800"}, "prompt: "),
         ({"prompt": "clips " * 2000}, "1024"),
     ],
@@ -240,7 +240,7 @@ def test_a_stream_that_its_client_closes_is_given_up(url: str, metrics: Counting
     assert metrics.value("omnidraft_requests_total", status="abandoned") == 1
 
 
-@pytest.mark.parametrize("error", [ContractError("broken promise"), RuntimeError("out of memory")])
+@pytest.mark.parametrize("error", [ContractError("broken promise"), RuntimeError("out of memory"), TypeError("a bug")])
 def test_a_decoding_failure_is_a_500_and_the_next_request_is_served(
     engine: Engine, client: TestClient, error: Exception
 ) -> None:

@@ -83,7 +83,7 @@ def test_a_killed_distiller_learns_every_acknowledged_record_once_and_workers_ta
         fleet.wait_for(lambda: is_serving(url), "serving worker", TIMEOUT_S)
         registry = wiring.registry(settings)
         before = [ask(url, number)["text"] for number in range(NUM_FIRST)]
-        fleet.wait_for(lambda: newest(registry).version >= 2, "version 2", TIMEOUT_S)
+        fleet.wait_for(lambda: len(registry.versions()) >= 2, "version 2", TIMEOUT_S)
         fleet.kill("distiller")
         after_kill = newest(registry)
         for number in range(NUM_FIRST, NUM_FIRST + NUM_SECOND):
@@ -102,8 +102,8 @@ def test_a_killed_distiller_learns_every_acknowledged_record_once_and_workers_ta
     assert num_acknowledged >= NUM_FIRST + NUM_SECOND
     unread = {partition: end - final.offsets.get(partition, 0) for partition, end in ends.items()}
     assert all(0 <= left < settings.learner.records_per_step * 2 + 1 for left in unread.values()), unread
-    num_covered = sum(final.offsets.values())
-    assert final.num_records + final.held_out_records + sum(final.counts.values()) == num_covered
+    num_apart = final.counts.get("held_out", 0) + final.counts.get("duplicate", 0)
+    assert final.num_records + num_apart == sum(final.offsets.values())
 
 
 @pytest.mark.kafka
@@ -131,10 +131,7 @@ def ask(url: str, number: int) -> dict[str, object]:
 
 
 def newest(registry: Registry) -> SnapshotVersion:
-    versions = registry.versions()
-    if not versions:
-        pytest.fail("the distiller published nothing")
-    return versions[-1]
+    return registry.versions()[-1]
 
 
 def has_read(registry: Registry, num_records: int) -> bool:

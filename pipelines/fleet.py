@@ -58,10 +58,14 @@ class Fleet(AbstractContextManager["Fleet"]):
         """Until the service and its children use no processor time: a paused learner has finished its step."""
         self.wait_for(lambda: _share_used(self._processes[name].pid) < IDLE_SHARE, f"idle {name}", timeout_s)
 
+    def children(self, name: str) -> list[psutil.Process]:
+        """The processes that a service started, and theirs."""
+        return _tree(self._processes[name].pid)[1:]
+
     def kill(self, name: str) -> None:
-        """SIGKILL the service and everything it started."""
+        """SIGKILL the service alone; what it started has to end by itself."""
         process = self._processes.pop(name)
-        _signal_tree(process.pid, signal.SIGKILL)
+        process.kill()
         process.wait()
 
     def stop(self, name: str) -> int:

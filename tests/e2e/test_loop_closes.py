@@ -3,16 +3,18 @@
 import json
 import os
 import socket
-import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from omnidraft import config, wiring
+from omnidraft.cli import main
 from omnidraft.ports import Registry, SnapshotVersion
 from pipelines.fleet import Fleet, is_serving
 
@@ -84,7 +86,10 @@ def test_a_killed_distiller_learns_every_acknowledged_record_once_and_workers_ta
         registry = wiring.registry(settings)
         before = [ask(url, number)["text"] for number in range(NUM_FIRST)]
         fleet.wait_for(lambda: len(registry.versions()) >= 2, "version 2", TIMEOUT_S)
+        actors = [child for child in fleet.children("distiller") if "ray::Distill" in " ".join(child.cmdline())]
+        assert actors
         fleet.kill("distiller")
+        assert psutil.wait_procs(actors, timeout=30)[1] == [], "an actor must not outlive its driver"
         after_kill = newest(registry)
         for number in range(NUM_FIRST, NUM_FIRST + NUM_SECOND):
             ask(url, number)
@@ -108,16 +113,19 @@ def test_a_killed_distiller_learns_every_acknowledged_record_once_and_workers_ta
 
 @pytest.mark.kafka
 @pytest.mark.timeout(300)
-def test_a_stopped_controller_leaves_a_registry_the_command_line_can_read_and_roll_back(settings_path: Path) -> None:
+def test_a_stopped_controller_leaves_a_registry_the_command_line_can_read_and_roll_back(
+    settings_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """`snapshots list`, `rollback` and `traces tail` work on what the circle left behind."""
-    versions = json.loads(run_cli("snapshots", "list", "--json", config_path=settings_path))
+    run = partial(run_cli, config_path=settings_path, monkeypatch=monkeypatch, capsys=capsys)
+    versions = json.loads(run("snapshots", "list", "--json"))
     champion = next(each["version"] for each in versions if "champion" in each["aliases"])
     previous = next(each["version"] for each in versions if "previous" in each["aliases"])
-    assert f"version {previous}" in run_cli("snapshots", "rollback", config_path=settings_path)
-    shown = json.loads(run_cli("snapshots", "show", "champion", config_path=settings_path))
+    assert f"version {previous}" in run("snapshots", "rollback")
+    shown = json.loads(run("snapshots", "show", "champion"))
     assert (shown["version"], "previous" in shown["aliases"]) == (previous, False)
-    run_cli("snapshots", "promote", str(champion), config_path=settings_path)
-    records = run_cli("traces", "tail", "-n", "3", config_path=settings_path).splitlines()
+    run("snapshots", "promote", str(champion))
+    records = run("traces", "tail", "-n", "3").splitlines()
     assert [bool(json.loads(line)["emitted_ids"]) for line in records] == [True] * 3
 
 
@@ -148,8 +156,14 @@ def wait_for_champion(fleet: Fleet, registry: Registry, url: str) -> int:
     return registry.resolve("champion").version
 
 
-def run_cli(*arguments: str, config_path: Path) -> str:
-    command = [sys.executable, "-m", "omnidraft.cli", *arguments, "--config", str(config_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def run_cli(
+    *arguments: str, config_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> str:
+    """What the command printed."""
+    monkeypatch.setattr(sys, "argv", ["omnidraft", *arguments, "--config", str(config_path)])
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr()
+    assert not ended.value.code, said.err
+    return said.out

@@ -90,9 +90,7 @@ def assert_refused(done: subprocess.CompletedProcess[str], words: str) -> None:
     assert words in done.stderr
 
 
-def test_generate_answers_and_says_what_drafting_gained(
-    omnidraft: Run, omnidraft_process: Run, settings: Path
-) -> None:
+def test_generate_answers_and_says_what_drafting_gained(omnidraft: Run, omnidraft_process: Run, settings: Path) -> None:
     asked = ("generate", "--prompt", "How many clips?", "--seed", 7, "--temperature", 1, "--max-new-tokens", 12)
     drafted = omnidraft_process(*asked, "--config", settings)
     plain = omnidraft(*asked, "--config", settings, "--num-draft-tokens", 0, "--no-stream")

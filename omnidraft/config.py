@@ -56,7 +56,7 @@ class DecodeSettings(Section):
     """Key capacities are multiples of this; higher means fewer self-tests and more masked work."""
     num_draft_tokens: int = Field(5, ge=0, le=63)
     """Target tokens drafted per step at most; 0 turns speculation off."""
-    min_path_probability: float = Field(0.3, ge=0, lt=1)
+    min_path_probability: float = Field(0.2, ge=0, lt=1)
     """Drafting stops when the drafter's own probability of the whole chain falls below this; 0 never stops."""
     noise_weight: float = Field(0.0, ge=0, le=1)
     """How much of the target's noise the drafter uses when it ranks candidates (w of algorithms.md section 3)."""

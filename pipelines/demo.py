@@ -32,8 +32,13 @@ QUESTIONS = DATA / "gsm8k.jsonl"
 NUM_TEST = 24
 """The first questions of the file are the test split; the rest are live traffic."""
 RECORDED = DATA / "gsm8k_qwen1.5b.avro"
+HELD_OUT_EVERY = 6
+"""One record in so many, by its hash, judges the snapshots: with few records the share is not exact."""
 START_TIMEOUT_S = 600.0
 LEARN_TIMEOUT_S = 1200.0
+
+REFRESH_PER_S = 2.0
+"""Of the screen: drawing it must not disturb what is measured."""
 
 console = Console()
 
@@ -59,7 +64,9 @@ def main(
     drafter: Annotated[str | None, typer.Option(help="The small model that learns.")] = None,
     num_questions: Annotated[int, typer.Option(min=1, max=NUM_TEST, help="Held-out questions to measure on.")] = 3,
     max_tokens: Annotated[int, typer.Option(min=8, help="Tokens per measured answer.")] = 72,
-    num_recorded: Annotated[int, typer.Option(min=0, help="Recorded answers replayed before live traffic.")] = 92,
+    num_recorded: Annotated[
+        int, typer.Option(min=0, help="Recorded answers replayed before live traffic, at most.")
+    ] = 100,
     num_live: Annotated[int, typer.Option(min=0, max=40, help="Questions served as live traffic.")] = 4,
     num_snapshots: Annotated[int, typer.Option(min=1, help="Snapshots to learn.")] = 2,
 ) -> None:
@@ -220,8 +227,8 @@ def _finish(
 def _write_config(plan: Plan, log: str | None, target: str | None, drafter: str | None) -> Path:
     """The run's own settings: a fresh log, a fresh registry, a free port, snapshots as often as the plan says."""
     defaults = config.Settings()
-    per_step = defaults.learner.records_per_step
-    steps = max(1, (plan.num_recorded + plan.num_live) * 9 // 10 // per_step // plan.num_snapshots)
+    num_learned = (_num_recorded(plan) + plan.num_live) * (HELD_OUT_EVERY - 2) // HELD_OUT_EVERY
+    steps = max(1, num_learned // defaults.learner.records_per_step // plan.num_snapshots)
     lines = [
         "[models]",
         f'target = "{target or defaults.models.target}"',
@@ -234,13 +241,17 @@ def _write_config(plan: Plan, log: str | None, target: str | None, drafter: str 
         "[learner]",
         f"steps_per_snapshot = {steps}",
         f"threads = {os.cpu_count() or 1}",
-        "held_out_every = 6",
+        f"held_out_every = {HELD_OUT_EVERY}",
         "[worker]",
         f"port = {_free_port()}",
     ]
     path = plan.out / "config.toml"
     path.write_text("\n".join(lines) + "\n")
     return path
+
+
+def _num_recorded(plan: Plan) -> int:
+    return min(plan.num_recorded, sum(1 for _ in archive.read(RECORDED)))
 
 
 def _free_port() -> int:
@@ -253,7 +264,7 @@ def _free_port() -> int:
 @contextmanager
 def _spinner(title: str) -> Iterator[None]:
     started = time.monotonic()
-    with console.status(title):
+    with console.status(title, refresh_per_second=REFRESH_PER_S):
         yield
     console.print(f"{title}: {time.monotonic() - started:.0f} s")
 
@@ -266,7 +277,7 @@ def _bar(title: str, total: int) -> Iterator[Callable[[], None]]:
         TextColumn("{task.completed}/{task.total}"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=console) as progress:
+    with Progress(*columns, console=console, refresh_per_second=REFRESH_PER_S) as progress:
         task = progress.add_task(title, total=total)
         yield lambda: progress.advance(task)
 

@@ -11,6 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
+_INT8_WEIGHT_MAX = 63
+"""AVX2 adds two products of 8 bits in 16: one factor must keep to 7. Weights bear it far better than activations
+(SmolLM2: the likeliest token stays in 93 of 100 places, against 86)."""
+
 
 def automatic() -> str:
     """bfloat16 where the processor or an accelerator has instructions for it, else packed16, else float32."""
@@ -31,7 +35,7 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self._is_int8:
-            return torch.ops.quantized.linear_dynamic(x, self._packed, True)
+            return torch.ops.quantized.linear_dynamic(x, self._packed, False)
         return torch.ops.quantized.linear_dynamic_fp16(x, self._packed)
 
 
@@ -81,7 +85,7 @@ def _pack_float16(weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
 
 
 def _pack_int8(weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
-    scale_N = weight.abs().amax(dim=1).clamp_min(1e-8) / 127
+    scale_N = weight.abs().amax(dim=1).clamp_min(1e-8) / _INT8_WEIGHT_MAX
     zero_N = torch.zeros(weight.shape[0], dtype=torch.long)
     return torch.ops.quantized.linear_prepack(
         torch.quantize_per_channel(weight, scale_N, zero_N, axis=0, dtype=torch.qint8), bias

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from omnidraft.config import Settings
 from omnidraft.errors import BusError
-from omnidraft.ports import Metrics, Registry, Target
+from omnidraft.ports import Metrics, Registry, SnapshotVersion, Target
 from omnidraft.wiring.logs import log_reader, log_writer, registry
 from omnidraft.wiring.models import SnapshotLoader, ngram_cache, snapshot_loader, target, vocabularies
 
@@ -20,9 +20,13 @@ if TYPE_CHECKING:
     from omnidraft.decode.engine import Engine
     from omnidraft.decode.recorder import Recorder
     from omnidraft.decode.refresh import Refresher
-    from omnidraft.decode.slot import SnapshotSlot
+    from omnidraft.decode.slot import LoadedSnapshot, SnapshotSlot
     from omnidraft.distill.loop import Distillation
     from omnidraft.fleet.promotion import Controller
+
+
+_LOAD_NICE = 10
+"""Priority of a snapshot's load beside decoding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +51,14 @@ def worker(settings: Settings, metrics: Metrics, *, progress: "Progress | None" 
         BusError, RegistryError: log or registry cannot be reached at the start; later they may come and go.
     """
     from omnidraft.decode.recorder import Recorder
+    from omnidraft.models.loading import apart
 
     recorder = None
     if settings.recorder.enabled:
         topic = settings.log.traces_topic
         log_reader(settings, topic).close()
         recorder = Recorder(lambda: log_writer(settings, topic), settings.recorder, metrics)
-    return _worker(settings, metrics, recorder, progress, follows=True)
+    return apart(lambda: _worker(settings, metrics, recorder, progress, follows=True))
 
 
 def _worker(
@@ -93,10 +98,14 @@ def _refresher(
 ) -> "Refresher":
     from omnidraft.decode.refresh import Refresher
     from omnidraft.fleet.announcements import ControlFollower
+    from omnidraft.models.loading import apart
+
+    def load_beside(version: SnapshotVersion, folder: Path) -> "LoadedSnapshot":
+        return apart(lambda: load(version, folder), nice=_LOAD_NICE)
 
     follower = ControlFollower(log_reader(settings, settings.log.control_topic), metrics)
     staging = Path(tempfile.mkdtemp(prefix="omnidraft-snapshots-"))
-    return Refresher(snapshots, slot, load, follower, settings.worker, metrics, staging=staging)
+    return Refresher(snapshots, slot, load_beside, follower, settings.worker, metrics, staging=staging)
 
 
 def controller(settings: Settings, metrics: Metrics) -> "Controller":

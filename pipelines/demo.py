@@ -62,13 +62,13 @@ def main(
     out: Annotated[Path, typer.Option(help="Where everything this run makes goes.")] = Path("runs/demo"),
     target: Annotated[str | None, typer.Option(help="The model to speed up.")] = None,
     drafter: Annotated[str | None, typer.Option(help="The small model that learns.")] = None,
-    num_questions: Annotated[int, typer.Option(min=1, max=NUM_TEST, help="Held-out questions to measure on.")] = 3,
-    max_tokens: Annotated[int, typer.Option(min=8, help="Tokens per measured answer.")] = 72,
+    num_questions: Annotated[int, typer.Option(min=1, max=NUM_TEST, help="Held-out questions to measure on.")] = 4,
+    max_tokens: Annotated[int, typer.Option(min=8, help="Tokens per measured answer.")] = 64,
     num_recorded: Annotated[
         int, typer.Option(min=0, help="Recorded answers replayed before live traffic, at most.")
     ] = 100,
     num_live: Annotated[int, typer.Option(min=0, max=40, help="Questions served as live traffic.")] = 4,
-    num_snapshots: Annotated[int, typer.Option(min=1, help="Snapshots to learn.")] = 2,
+    num_snapshots: Annotated[int, typer.Option(min=1, help="Snapshots to learn.")] = 1,
 ) -> None:
     """Watch a drafter with another vocabulary learn from a target's traffic and speed it up."""
     plan = Plan(out / time.strftime("%Y%m%d-%H%M%S"), num_questions, max_tokens, num_recorded, num_live, num_snapshots)
@@ -97,22 +97,24 @@ def _run(plan: Plan, settings: config.Settings, fleet: Fleet) -> tuple[list[dict
     first = _measure(client, held_out, "measuring version 1 (the drafter as it comes) against plain decoding")
     identical = _identical(client, held_out, first)
     traffic = _traffic(plan, settings, client)
-    rows = [first.row()]
+    measured = [first]
     for number in range(2, plan.num_snapshots + 2):
         resume(control)
         _learn(fleet, registry, number, settings)
         pause(control)
         fleet.wait_until_idle("distiller", LEARN_TIMEOUT_S)
         serving = _wait_for_version(fleet, client, registry, number, held_out[0])
-        measured = _measure(client, held_out, f"measuring version {serving}")
-        rows.append(measured.row())
-        identical += _same_texts(measured, first)
-        _publish_figures(registry, measured)
-    compared = len(held_out) * (plan.num_snapshots + 1)
+        if serving != number:
+            continue
+        latest = _measure(client, held_out, f"measuring version {serving}")
+        identical += _same_texts(latest, first)
+        _publish_figures(registry, latest)
+        measured.append(latest)
+    rows = [each.row() for each in measured]
     picture = plan.out / "report.png"
     report.picture(rows, picture)
     registry.log_file(registry.resolve("champion").version, picture)
-    return rows, {"identical_texts": identical, "compared_texts": compared} | traffic
+    return rows, {"identical_texts": identical, "compared_texts": len(held_out) * len(rows)} | traffic
 
 
 def _pull(settings: config.Settings) -> None:

@@ -72,17 +72,15 @@ class Fleet(AbstractContextManager["Fleet"]):
         """SIGTERM; the exit code."""
         process = self._processes.pop(name)
         process.terminate()
-        try:
-            return process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            _signal_tree(process.pid, signal.SIGKILL)
-            return process.wait()
+        return _wait(process)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for name in list(self._processes):
-            self.stop(name)
+        for process in self._processes.values():
+            process.terminate()
+        for process in self._processes.values():
+            _wait(process)
 
     def _last_words(self, name: str) -> str:
         lines = (self._logs / f"{name}.log").read_text(errors="replace").strip().splitlines()
@@ -95,6 +93,15 @@ def is_serving(url: str) -> bool:
         return httpx.get(f"{url}/readyz", timeout=2.0).status_code == 200
     except httpx.HTTPError:
         return False
+
+
+def _wait(process: "subprocess.Popen[bytes]") -> int:
+    """For one that was told to end; the exit code."""
+    try:
+        return process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        _signal_tree(process.pid, signal.SIGKILL)
+        return process.wait()
 
 
 def _tree(pid: int) -> list[psutil.Process]:

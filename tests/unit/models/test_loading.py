@@ -1,0 +1,65 @@
+"""What is loaded apart leaves no thread behind and does not change the priority of the caller."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from omnidraft.models.loading import apart
+
+only_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads have no priority of their own")
+
+COUNT_THREADS = """
+import os, time, torch
+from omnidraft.models.loading import apart
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+def compute():
+    torch.randn(800, 800) @ torch.randn(800, 800)
+    return threads()
+
+before, during = threads(), apart(compute)
+deadline = time.monotonic() + 10
+while threads() > before and time.monotonic() < deadline:
+    time.sleep(0.01)
+print(before, during, threads())
+"""
+
+
+def test_the_thread_is_gone_when_the_load_is_done():
+    threads = threading.active_count()
+    name = apart(lambda: threading.current_thread().name)
+    assert name.startswith("loading")
+    assert threading.active_count() == threads
+
+
+@only_linux
+def test_its_openmp_threads_are_gone_too():
+    env = os.environ | {"OMP_NUM_THREADS": "2"}
+    run = subprocess.run([sys.executable, "-c", COUNT_THREADS], env=env, capture_output=True, text=True, check=True)
+    before, during, after = map(int, run.stdout.split())
+    assert during >= before + 2, "the load had no OpenMP thread, so this shows nothing"
+    assert after == before
+
+
+def test_what_it_raises_is_raised():
+    def fail() -> None:
+        raise KeyError("gone")
+
+    with pytest.raises(KeyError, match="gone"):
+        apart(fail)
+
+
+@only_linux
+def test_its_priority_is_its_own():
+    def priority() -> int:
+        return os.getpriority(os.PRIO_PROCESS, 0)
+
+    before = priority()
+    assert apart(priority, nice=before + 3) == before + 3
+    assert apart(priority) == before
+    assert priority() == before

@@ -44,7 +44,8 @@ def kafka_bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         return
     local_broker = load_local_broker()
     try:
-        broker = local_broker.start(0, tmp_path_factory.mktemp("kafka"))
+        data = Path(os.path.relpath(tmp_path_factory.mktemp("kafka")))  # as `make kafka` gives it
+        broker = local_broker.start(0, data)
     except local_broker.BrokerError as exc:
         skip_without_kafka(f"no Kafka broker: {exc}")
     yield broker.bootstrap

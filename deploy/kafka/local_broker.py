@@ -78,6 +78,7 @@ def start(port: int, data: Path) -> Broker:
     jars = fetch_jars()
     port = port or _free_port()
     _refuse_taken(port)
+    data = data.resolve()  # the broker runs in it
     data.mkdir(parents=True, exist_ok=True)
     properties = _write_properties(port, data)
     _format(jars, properties, data)
@@ -152,7 +153,7 @@ def _refuse_taken(port: int) -> None:
 
 def _write_properties(port: int, data: Path) -> Path:
     properties = data / "server.properties"
-    logs = data.resolve() / "logs"
+    logs = data / "logs"
     properties.write_text(PROPERTIES.format(host=HOST, port=port, controller_port=_free_port(), logs=logs))
     return properties
 

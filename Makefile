@@ -52,7 +52,7 @@ demo-kafka: setup ## The same over a Kafka broker that is started for it
 	$(PYTHON) -m pipelines.demo --log kafka://127.0.0.1:$(KAFKA_PORT) $(DEMO_ARGS)
 
 test: setup ## Unit, contract, integration and end-to-end tests on tiny models
-	$(TEST_ENV) $(PYTHON) -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+	$(TEST_ENV) $(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-real: setup ## The tests that load real models
 	TOKENIZERS_PARALLELISM=false $(PYTHON) -m pytest -m real --timeout 900 $(PYTEST_ARGS)

@@ -48,7 +48,7 @@ def description(manifest: Manifest) -> str:
         "Learned from": f"{manifest.num_records:,} records, {manifest.num_tokens:,} tokens",
         "Steps": f"{manifest.num_steps:,}",
         "Losses since the parent": ", ".join(f"{name} {value:.4f}" for name, value in sorted(manifest.losses.items())),
-        "Skipped records": ", ".join(f"{count} {reason}" for reason, count in sorted(manifest.counts.items())),
+        "Not learned from": ", ".join(f"{count} {reason}" for reason, count in sorted(manifest.counts.items())),
         "Trace offsets": tags(manifest)["offsets"],
         "Weights": manifest.train,
         "Parent": f"`{manifest.parent_id}`" if manifest.parent_id else "none, the first of its pair",

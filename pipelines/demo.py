@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +24,7 @@ from omnidraft.fleet.announcements import pause, resume
 from omnidraft.hosts import process
 from omnidraft.ports import Outgoing, Registry, SnapshotVersion
 from omnidraft.traces import archive, codec
+from omnidraft.traces.record import TraceRecord
 from pipelines import prompts, report
 from pipelines.fleet import Fleet, is_serving
 from pipelines.measure import Client, Comparison, compare
@@ -129,7 +131,7 @@ def _pull(settings: config.Settings) -> None:
 
 def _traffic(plan: Plan, settings: config.Settings, client: Client) -> dict[str, int]:
     """Replay recorded answers into the log, then serve live ones; nothing learns meanwhile."""
-    records = [record for record, _ in zip(archive.read(RECORDED), range(plan.num_recorded), strict=False)]
+    records = _recorded(plan)
     writer = wiring.log_writer(settings, settings.log.traces_topic)
     with _spinner(f"replaying {len(records)} recorded answers of this target into the log"):
         writer.append([Outgoing(codec.key(record), codec.encode(record), codec.headers(record)) for record in records])
@@ -229,7 +231,7 @@ def _finish(
 def _write_config(plan: Plan, log: str | None, target: str | None, drafter: str | None) -> Path:
     """The run's own settings: a fresh log, a fresh registry, a free port, snapshots as often as the plan says."""
     defaults = config.Settings()
-    num_learned = (_num_recorded(plan) + plan.num_live) * (HELD_OUT_EVERY - 2) // HELD_OUT_EVERY
+    num_learned = (len(_recorded(plan)) + plan.num_live) * (HELD_OUT_EVERY - 2) // HELD_OUT_EVERY
     steps = max(1, num_learned // defaults.learner.records_per_step // plan.num_snapshots)
     lines = [
         "[models]",
@@ -252,8 +254,8 @@ def _write_config(plan: Plan, log: str | None, target: str | None, drafter: str 
     return path
 
 
-def _num_recorded(plan: Plan) -> int:
-    return min(plan.num_recorded, sum(1 for _ in archive.read(RECORDED)))
+def _recorded(plan: Plan) -> list[TraceRecord]:
+    return list(islice(archive.read(RECORDED), plan.num_recorded))
 
 
 def _free_port() -> int:

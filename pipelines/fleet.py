@@ -95,7 +95,7 @@ def is_serving(url: str) -> bool:
         return False
 
 
-def _wait(process: "subprocess.Popen[bytes]") -> int:
+def _wait(process: subprocess.Popen[bytes]) -> int:
     """For one that was told to end; the exit code."""
     try:
         return process.wait(STOP_TIMEOUT_S)

@@ -13,6 +13,7 @@ from typing import Any
 from omnidraft.config import LearnerSettings, Settings
 from omnidraft.distill.loop import Distillation
 from omnidraft.hosts.process import configure_logging
+from omnidraft.models.loading import lower_priority
 
 
 class DistillerActor:
@@ -54,7 +55,6 @@ def _make_modest(settings: LearnerSettings) -> None:
     """Priority and threads of the calling thread and of those it starts; on Linux both belong to a thread."""
     import torch
 
-    mine = os.getpriority(os.PRIO_PROCESS, 0)
-    os.setpriority(os.PRIO_PROCESS, 0, max(mine, settings.nice))
+    lower_priority(settings.nice)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)

@@ -21,8 +21,13 @@ def apart(load: Callable[[], Loaded], *, nice: int = 0) -> Loaded:
     """
 
     def run() -> Loaded:
-        os.setpriority(os.PRIO_PROCESS, 0, max(nice, os.getpriority(os.PRIO_PROCESS, 0)))
+        lower_priority(nice)
         return load()
 
     with ThreadPoolExecutor(1, thread_name_prefix="loading") as thread:
         return thread.submit(run).result()
+
+
+def lower_priority(nice: int) -> None:
+    """Of the calling thread and of those it starts: on Linux priority belongs to a thread. Never raises it."""
+    os.setpriority(os.PRIO_PROCESS, 0, max(nice, os.getpriority(os.PRIO_PROCESS, 0)))

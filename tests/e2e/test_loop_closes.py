@@ -3,11 +3,9 @@
 import json
 import os
 import socket
-import sys
 import time
 import uuid
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import httpx
@@ -15,9 +13,9 @@ import psutil
 import pytest
 
 from omnidraft import config, wiring
-from omnidraft.cli import main
 from omnidraft.ports import Registry, SnapshotVersion
 from pipelines.fleet import Fleet, is_serving
+from tests.cli_runs import run_cli
 
 NUM_FIRST, NUM_SECOND = 14, 14
 TIMEOUT_S = 180.0
@@ -118,7 +116,12 @@ def test_a_stopped_controller_leaves_a_registry_the_command_line_can_read_and_ro
     settings_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`snapshots list`, `rollback` and `traces tail` work on what the circle left behind."""
-    run = partial(run_cli, config_path=settings_path, monkeypatch=monkeypatch, capsys=capsys)
+
+    def run(*arguments: str) -> str:
+        done = run_cli([*arguments, "--config", settings_path], monkeypatch, capsys)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
     versions = json.loads(run("snapshots", "list", "--json"))
     champion = next(each["version"] for each in versions if "champion" in each["aliases"])
     previous = next(each["version"] for each in versions if "previous" in each["aliases"])
@@ -160,16 +163,3 @@ def wait_for_champion(fleet: Fleet, registry: Registry, url: str) -> int:
 
     fleet.wait_for(is_taken_up, "worker at the champion", TIMEOUT_S)
     return registry.resolve("champion").version
-
-
-def run_cli(
-    *arguments: str, config_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> str:
-    """What the command printed."""
-    monkeypatch.setattr(sys, "argv", ["omnidraft", *arguments, "--config", str(config_path)])
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as ended:
-        main()
-    said = capsys.readouterr()
-    assert not ended.value.code, said.err
-    return said.out

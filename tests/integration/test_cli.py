@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from omnidraft import config, wiring
-from omnidraft.cli import main
 from omnidraft.errors import SnapshotCorrupt, VocabularyError
 from omnidraft.registry.directory_registry import DirectoryRegistry
+from tests.cli_runs import run_cli
 from tests.snapshot_folders import make_bundle
 from tests.tiny_engine import tiny_settings
 
@@ -52,14 +52,7 @@ def omnidraft(
         monkeypatch.setenv(name, value)
 
     def run(*arguments: object, **environ: str) -> subprocess.CompletedProcess[str]:
-        with monkeypatch.context() as patch:
-            patch.setattr(sys, "argv", ["omnidraft", *map(str, arguments)])
-            for name, value in environ.items():
-                patch.setenv(name, value)
-            with pytest.raises(SystemExit) as ended:
-                main()
-        said = capsys.readouterr()
-        return subprocess.CompletedProcess(arguments, int(ended.value.code or 0), said.out, said.err)
+        return run_cli(arguments, monkeypatch, capsys, environ)
 
     return run
 

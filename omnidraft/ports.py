@@ -82,6 +82,27 @@ class DraftTree:
     def is_chain(self) -> bool:
         return all(parent == max(node - 1, 0) for node, parent in enumerate(self.parents))
 
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Drafted nodes on the path to each node, itself included; 0 for the root."""
+        depths = [0]
+        for parent in self.parents[1:]:
+            depths.append(depths[parent] + 1)
+        return tuple(depths)
+
+    @property
+    def leaves(self) -> tuple[int, ...]:
+        """Drafted nodes that nothing follows."""
+        inner = set(self.parents[1:])
+        return tuple(node for node in range(1, len(self)) if node not in inner)
+
+    def fits(self, limits: "TreeLimits") -> bool:
+        return (
+            len(self) - 1 <= limits.num_nodes
+            and (limits.num_chains is None or len(self.leaves) <= limits.num_chains)
+            and (limits.depth is None or max(self.depths) <= limits.depth)
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -148,6 +169,17 @@ class Step:
     """None when nobody asked for traces."""
 
 
+@dataclass(frozen=True, slots=True)
+class TreeLimits:
+    """Which trees a target takes, the root not counted."""
+
+    num_nodes: int
+    num_chains: int | None = None
+    """Leaves at most; 1 takes chains only, None any number."""
+    depth: int | None = None
+    """Nodes on a path from the root at most; None any number."""
+
+
 class TargetSession(Protocol):
     """One request's keys and values inside the target. Not shared between threads."""
 
@@ -170,7 +202,9 @@ class Target(Protocol):
     """Ids of prompt and answer together, at most."""
     fingerprint: str
     """Names everything a text depends on besides prompt, seed and settings: weights, precision, width, threads."""
-    supports_trees: bool
+
+    def limits(self, mode: Mode) -> TreeLimits:
+        """The trees that `score` takes in this mode."""
 
     def open(self, prompt_ids: Sequence[int], max_new_tokens: int, mode: Mode) -> TargetSession:
         """Keys for all of the prompt but its last id, which is the root of the first tree.
@@ -184,7 +218,16 @@ class DraftSession(Protocol):
     """One request's keys and values inside the drafter."""
 
     def advance(self, keep: int, ids: Sequence[int]) -> torch.Tensor:
-        """Cut back to the first `keep` ids, add `ids` (at least one), return the logits float32 [V] after the last."""
+        """Cut back to the first `keep` ids, add `ids` (at least one), return the logits float32 [V] after the last.
+
+        Ids that follow a branch added since the last call reuse its keys; all other branches are forgotten.
+        """
+
+    def branch(self, ids: Sequence[int], parents: Sequence[int]) -> torch.Tensor:
+        """Add one id behind each parent in one pass; returns logits float32 [R, V], a row for each.
+
+        Parent -1 is the last id of the text; any other counts the ids branched since the last `advance`, from 0.
+        """
 
 
 class DraftModel(Protocol):

@@ -11,7 +11,7 @@ from itertools import pairwise
 import torch
 
 from omnidraft.errors import ContractError, RequestError, VocabularyError
-from omnidraft.ports import DraftTree, Mode
+from omnidraft.ports import DraftTree, Mode, TreeLimits
 from omnidraft.vocab.tokenizer import Vocabulary
 
 _FACTOR = 1_000_003
@@ -48,12 +48,16 @@ class ToyTable:
 class ToyTarget:
     """Implements ports.Target."""
 
-    def __init__(self, table: ToyTable, *, context_limit: int = 4096, supports_trees: bool = True) -> None:
+    def __init__(self, table: ToyTable, *, context_limit: int = 4096, limits: TreeLimits | None = None) -> None:
         self.table = table
         self.vocab_size = table.vocab_size
         self.context_limit = context_limit
-        self.supports_trees = supports_trees
+        self._limits = limits or TreeLimits(64)
         self.fingerprint = f"toy-{table.vocab_size}-{table.order}"
+
+    def limits(self, mode: Mode) -> TreeLimits:
+        """See ports.Target."""
+        return self._limits
 
     def open(self, prompt_ids: Sequence[int], max_new_tokens: int, mode: Mode) -> "ToyTargetSession":
         """See ports.Target."""
@@ -108,8 +112,8 @@ class ToyTargetSession:
             raise ContractError("score: the last tree was not kept")
         if len(self.kept) + len(tree) > self._capacity:
             raise ContractError(f"score: {len(self.kept)} kept and {len(tree)} nodes, room for {self._capacity}")
-        if not (self._target.supports_trees or tree.is_chain):
-            raise RequestError("score: this target takes chains only")
+        if not tree.fits(self._target.limits("fast")):
+            raise RequestError(f"score: this target takes {self._target.limits('fast')}")
         if any(not 0 <= parent < node for node, parent in enumerate(tree.parents) if node):
             raise ContractError(f"score: a parent stands before its children, got {tree.parents}")
         siblings = list(zip(tree.parents, tree.tokens, strict=True))[1:]
@@ -136,6 +140,7 @@ class ToyDraftSession:
     def __init__(self, drafter: ToyDrafter) -> None:
         self._drafter = drafter
         self.held: list[int] = []
+        self._branched: list[list[int]] = []
 
     def advance(self, keep: int, ids: Sequence[int]) -> torch.Tensor:
         """See ports.DraftSession. Raises ContractError for ids it cannot have."""
@@ -145,8 +150,17 @@ class ToyDraftSession:
             raise ContractError(f"advance: {keep + len(ids)} ids, the context holds {self._drafter.context_limit}")
         if not all(0 <= token < self._drafter.vocab_size for token in ids):
             raise ContractError(f"advance: ids {list(ids)} of a vocabulary of {self._drafter.vocab_size}")
-        self.held = [*self.held[:keep], *ids]
+        self.held, self._branched = [*self.held[:keep], *ids], []
         return self._drafter.table.logits(self.held)
+
+    def branch(self, ids: Sequence[int], parents: Sequence[int]) -> torch.Tensor:
+        """See ports.DraftSession. Raises ContractError for parents that are not there."""
+        num_before = len(self._branched)
+        if not ids or len(ids) != len(parents) or not all(-1 <= parent < num_before for parent in parents):
+            raise ContractError(f"branch: {len(ids)} ids behind {list(parents)} of {num_before} branched ids")
+        for token, parent in zip(ids, parents, strict=True):
+            self._branched.append([*(self.held if parent < 0 else self._branched[parent]), token])
+        return torch.stack([self._drafter.table.logits(text) for text in self._branched[num_before:]])
 
 
 class ToyTokenizer:

@@ -14,17 +14,17 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from omnidraft.config import DecodeSettings
-from omnidraft.errors import ConfigError, ModelError, RequestError
+from omnidraft.errors import ConfigError, ContractError, ModelError, RequestError
 from omnidraft.models import attention
 from omnidraft.models import precision as precisions
 from omnidraft.models.kv_slots import KvSlots
-from omnidraft.ports import DraftTree, Mode
+from omnidraft.ports import DraftTree, Mode, TreeLimits
+
+_MAX_NODES = 64
 
 
 class TransformersTarget:
     """Implements ports.Target. One pass at a time."""
-
-    supports_trees = True
 
     def __init__(self, model: PreTrainedModel, settings: DecodeSettings, *, name: str, precision: str) -> None:
         self._model = model.eval()
@@ -40,6 +40,10 @@ class TransformersTarget:
             f"-t{torch.get_num_threads()}-torch{torch.__version__}"
         )
         self._proved: set[int] = set()
+
+    def limits(self, mode: Mode) -> TreeLimits:
+        """See ports.Target."""
+        return TreeLimits(self._settings.width - 1, num_chains=1) if mode == "reproducible" else TreeLimits(_MAX_NODES)
 
     def open(self, prompt_ids: Sequence[int], max_new_tokens: int, mode: Mode) -> "_Session":
         """See ports.Target. Raises ConfigError when reproducible mode does not hold on this machine."""
@@ -114,6 +118,7 @@ class _Session:
     def __init__(self, target: TransformersTarget, capacity: int, mode: Mode) -> None:
         self._target = target
         self._settings = target._settings
+        self._mode: Mode = mode
         self._is_padded = mode == "reproducible"
         self._slots = KvSlots(target._num_layers, capacity)
         self._num_kept = 0
@@ -134,8 +139,8 @@ class _Session:
 
     def score(self, tree: DraftTree) -> torch.Tensor:
         num_nodes = len(tree)
-        if self._is_padded and not (tree.is_chain and num_nodes <= self._settings.width):
-            raise RequestError(f"reproducible mode takes chains of at most {self._settings.width} tokens")
+        if not tree.fits(limits := self._target.limits(self._mode)):
+            raise ContractError(f"a tree of {num_nodes - 1} drafted nodes does not fit {limits} ({self._mode} mode)")
         rows = self._settings.width if self._is_padded else num_nodes
         return self._pass(list(tree.tokens), None if tree.is_chain else tree.parents, rows, num_logits=num_nodes)
 

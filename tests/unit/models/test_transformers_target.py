@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MambaConfig, Qwen3NextConfig
 
 from omnidraft.config import DecodeSettings
-from omnidraft.errors import ConfigError, ModelError, RequestError
+from omnidraft.errors import ConfigError, ContractError, ModelError, RequestError
 from omnidraft.models.transformers_target import TransformersTarget
 from omnidraft.ports import DraftTree
 from tests.unit.models.tiny import CONFIGS, SETTINGS, SHAPE, VOCAB_SIZE, text, tiny_model, tiny_target, whole_pass
@@ -120,9 +120,9 @@ def test_rejected_drafts_leave_no_bit_behind(precision):
 
 def test_reproducible_mode_takes_only_chains_of_its_width():
     session = tiny_target("llama").open(text(4), 10, "reproducible")
-    with pytest.raises(RequestError, match="chains of at most 4"):
+    with pytest.raises(ContractError, match="num_nodes=3"):
         session.score(chain([1, 2, 3, 4, 5]))
-    with pytest.raises(RequestError, match="chains"):
+    with pytest.raises(ContractError, match="num_chains=1"):
         session.score(drafted([1, 2, 3], [0, 0, 0]))
 
 

@@ -65,7 +65,7 @@ class _Session:
 
 
 def load_drafter(
-    folder: Path, precision: str, tensors: dict[str, torch.Tensor] | None, train: Literal["full", "lora"], rank: int
+    folder: Path, precision: str, tensors: dict[str, torch.Tensor] | None, train: Literal["full", "lora"]
 ) -> DraftModel:
     """The base drafter with a snapshot's tensors on top (None: as it is), then in serving precision.
 
@@ -75,7 +75,7 @@ def load_drafter(
     precision = precisions.automatic() if precision == "auto" else precision
     model = load_model(folder, "float32")
     if tensors is not None:
-        apply_serving_tensors(model, tensors, train=train, rank=rank)
+        apply_serving_tensors(model, tensors, train=train)
     if is_supported(model):
         return LlamaDrafter(model, precision)  # type: ignore[arg-type]
     return TorchDrafter(precisions.apply(model, precision))  # type: ignore[arg-type]

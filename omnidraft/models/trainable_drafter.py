@@ -74,7 +74,7 @@ def load_trainable(folder: Path, *, train: Train, rank: int, seed: int) -> Trans
     return TransformersTrainable(_with_lora(model, rank, seed) if train == "lora" else model, train)
 
 
-def apply_serving_tensors(model: nn.Module, tensors: Mapping[str, Tensor], *, train: Train, rank: int) -> None:
+def apply_serving_tensors(model: nn.Module, tensors: Mapping[str, Tensor], *, train: Train) -> None:
     """Put a snapshot's weights into a base model, in place; LoRA factors are merged: W += (alpha / r) B A.
 
     Everything is checked before the first weight changes. LoRA needs the untouched base weights.
@@ -92,7 +92,7 @@ def apply_serving_tensors(model: nn.Module, tensors: Mapping[str, Tensor], *, tr
             for name, tensor in tensors.items():
                 parameters[name].copy_(tensor)
         return
-    modules = _check_lora(parameters, tensors, rank)
+    modules = _check_lora(parameters, tensors)
     with torch.no_grad():
         for module in modules:
             weight = parameters[f"{module}.weight"]
@@ -125,15 +125,13 @@ def _check_full(parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Te
             raise SnapshotCorrupt(f"{name}: have {tuple(parameters[name].shape)}, was offered {tuple(tensor.shape)}")
 
 
-def _check_lora(parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor], rank: int) -> list[str]:
-    """The modules that the factors change."""
+def _check_lora(parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]) -> list[str]:
+    """The modules that the factors change. The snapshot's own shapes say which rank it has."""
     modules = sorted({name.removesuffix(_A).removesuffix(_B) for name in tensors})
     for module in modules:
         base, a, b = parameters.get(f"{module}.weight"), tensors.get(module + _A), tensors.get(module + _B)
         if base is None or a is None or b is None:
             raise SnapshotCorrupt(f"{module}: base weight, lora_A and lora_B must all be there")
-        if (tuple(b.shape), tuple(a.shape)) != ((base.shape[0], rank), (rank, base.shape[1])):
-            raise SnapshotCorrupt(
-                f"{module}: {tuple(b.shape)} x {tuple(a.shape)} does not fit {tuple(base.shape)} at rank {rank}"
-            )
+        if a.ndim != 2 or b.shape != (base.shape[0], a.shape[0]) or a.shape[1] != base.shape[1]:
+            raise SnapshotCorrupt(f"{module}: {tuple(b.shape)} x {tuple(a.shape)} does not fit {tuple(base.shape)}")
     return modules

@@ -76,8 +76,7 @@ def snapshot_loader(settings: Settings, words: Vocabularies) -> SnapshotLoader:
         manifest = version.manifest if version else None
         tensors = bundle.serving_tensors(folder) if folder else None
         train: Literal["full", "lora"] = "lora" if manifest and manifest.train == "lora" else "full"
-        precision, rank = settings.models.drafter_precision, settings.learner.lora_rank
-        model = load_drafter(words.drafter_folder, precision, tensors, train, rank)
+        model = load_drafter(words.drafter_folder, settings.models.drafter_precision, tensors, train)
         cache = ngram_cache(settings, words, bundle.ngrams(folder) if folder else None)
         proposer = DrafterProposer(
             model,

@@ -59,7 +59,7 @@ def folder(tmp_path):
 
 def test_a_drafter_is_loaded_from_its_folder(folder):
     ids = text(6)
-    drafter = load_drafter(folder, "float32", None, "full", 4)
+    drafter = load_drafter(folder, "float32", None, "full")
     assert (drafter.vocab_size, drafter.context_limit) == (VOCAB_SIZE, 256)
     expected = whole_pass(tiny_model("llama"), ids)[-1]
     got = drafter.open().advance(0, ids)
@@ -70,6 +70,6 @@ def test_a_snapshots_tensors_go_on_top(folder):
     name = "model.layers.1.mlp.down_proj.weight"
     tensors = {each: parameter.detach().clone() for each, parameter in tiny_model("llama").named_parameters()}
     tensors[name] = tensors[name] * 0
-    plain = load_drafter(folder, "float32", None, "full", 4).open().advance(0, text(6))
-    changed = load_drafter(folder, "float32", tensors, "full", 4).open().advance(0, text(6))
+    plain = load_drafter(folder, "float32", None, "full").open().advance(0, text(6))
+    changed = load_drafter(folder, "float32", tensors, "full").open().advance(0, text(6))
     assert not torch.allclose(plain, changed, atol=1e-2)

@@ -15,14 +15,14 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from omnidraft import config, wiring
+from omnidraft import config, prompts, wiring
 from omnidraft.decode.engine import Question
 from omnidraft.decode.figures import Figures
 from omnidraft.errors import OmnidraftError, RequestError
 from omnidraft.hosts import process
 from omnidraft.ports import Mode, Sampling
 from omnidraft.telemetry.metrics import CountingMetrics
-from pipelines import prompts, report
+from pipelines import report
 
 Method = Callable[[str], Figures]
 METHODS = ("plain", "omnidraft", "hf-generate")

@@ -19,13 +19,13 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from omnidraft import config, wiring
+from omnidraft import config, prompts, wiring
 from omnidraft.fleet.announcements import pause, resume
 from omnidraft.hosts import process
 from omnidraft.ports import Outgoing, Registry, SnapshotVersion
 from omnidraft.traces import archive, codec
 from omnidraft.traces.record import TraceRecord
-from pipelines import prompts, report
+from pipelines import report
 from pipelines.fleet import Fleet, is_serving
 from pipelines.measure import Client, Comparison, compare
 

@@ -12,14 +12,13 @@ from typing import Annotated
 import typer
 from rich.progress import track
 
-from omnidraft import config, wiring
+from omnidraft import config, prompts, wiring
 from omnidraft.decode.loop import Decoder
 from omnidraft.decode.tracing import Origin, Tracer
 from omnidraft.hosts import process
 from omnidraft.ports import DraftTree, Noise, Proposer, ProposerSession, Request, Source
 from omnidraft.traces import archive
 from omnidraft.traces.record import TraceRecord
-from pipelines import prompts
 
 
 class KnownAnswer:

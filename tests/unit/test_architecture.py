@@ -16,7 +16,7 @@ PRODUCT = ("omnidraft", "services", "pipelines")
 
 LEVELS = (  # lowest first
     {"errors", "config"},
-    {"vocab", "traces", "snapshots"},
+    {"vocab", "traces", "snapshots", "prompts"},
     {"ports"},
     {"agreement"},
     {"bus", "registry", "models", "telemetry", "decode", "distill", "serving", "fleet"},

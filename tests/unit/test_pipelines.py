@@ -1,4 +1,4 @@
-"""What the pipelines promise: errors that name file and line, reports on disk, records equal to plain decoding's."""
+"""What the pipelines promise: reports on disk, records equal to plain decoding's."""
 
 import json
 from pathlib import Path
@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from omnidraft.decode.loop import Decoder
-from omnidraft.errors import RequestError
 from omnidraft.ports import Sampling, Source
-from pipelines import prompts, report
+from pipelines import report
 from pipelines.record import KnownAnswer
 from tests.unit.decode.toys import emitted, make_drafter, make_request, toy_decoder
 
@@ -19,29 +18,6 @@ ROW = {
     "plain_tokens_per_s": 10.0,
     "speedup": 2.0,
 }
-
-
-@pytest.mark.parametrize(
-    "line",
-    ["{", "5", "[]", '{"other": 1}', '{"prompt": 5}', '{"prompt": ""}', '{"prompt": "a", "answer_ids": 3}'],
-)
-def test_a_bad_prompt_is_refused_by_file_and_line(tmp_path: Path, line: str) -> None:
-    path = tmp_path / "prompts.jsonl"
-    path.write_text(f'{{"prompt": "good"}}\n\n{line}\n')
-    with pytest.raises(RequestError, match=f"{path}:3 needs a JSON object with a prompt or question"):
-        prompts.read(path)
-
-
-def test_prompts_are_skipped_and_counted(tmp_path: Path) -> None:
-    path = tmp_path / "prompts.jsonl"
-    rows = [{"question": "a"}, {"prompt": "b", "answer_ids": [1, 2]}, {"prompt": "c"}]
-    path.write_text("\n".join(map(json.dumps, rows)))
-    assert prompts.read(path, 1, skip=1) == [prompts.Prompt("b", (1, 2))]
-    assert [prompt.text for prompt in prompts.read(path)] == ["a", "b", "c"]
-    with pytest.raises(RequestError, match="no prompts after the first 3"):
-        prompts.read(path, skip=3)
-    with pytest.raises(RequestError, match=r"cannot read prompts: .*nowhere"):
-        prompts.read(tmp_path / "nowhere")
 
 
 def test_a_report_is_a_table_a_picture_and_a_file(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Prompt files: one JSON object a line, with `prompt` or `question`."""
+"""Prompt files: one JSON object a line, with `prompt` or `question`; and the few that come with the package."""
 
 import json
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Prompt:
 def read(path: Path, num: int | None = None, *, skip: int = 0) -> list[Prompt]:
     """Up to `num` prompts after the first `skip`. Raises RequestError, naming file and line."""
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as exc:
         raise RequestError(f"cannot read prompts: {exc}") from exc
     prompts = [_row(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
@@ -27,6 +27,11 @@ def read(path: Path, num: int | None = None, *, skip: int = 0) -> list[Prompt]:
     if not chosen:
         raise RequestError(f"{path} has no prompts after the first {skip}")
     return chosen
+
+
+def built_in(num: int | None = None) -> list[Prompt]:
+    """Everyday questions and odd texts: emoji, scripts without spaces, tabs, very long words."""
+    return read(Path(__file__).with_suffix(".jsonl"), num)
 
 
 def _row(path: Path, number: int, line: str) -> Prompt:

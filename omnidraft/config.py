@@ -33,6 +33,9 @@ class ModelSettings(Section):
     """Which models work together. A name is a catalog name, a local folder or a hub repository id."""
 
     target: str = "qwen2.5-coder-1.5b"
+    """The target; of several the one for requests that name none, and the one that a distiller or command is about."""
+    more_targets: tuple[str, ...] = ()
+    """Served by the same worker beside `target`, helped by the same drafter; requests choose with `model`."""
     drafter: str = "smollm2-135m"
     precision: Literal["auto", "float32", "bfloat16", "packed16"] = "auto"
     """How the target computes. `auto`: bfloat16 where the processor has instructions for it, else float16
@@ -40,6 +43,11 @@ class ModelSettings(Section):
     drafter_precision: Literal["auto", "float32", "bfloat16", "packed16", "int8"] = "auto"
     """How the drafter computes while serving; it cannot change the text, only how often it is right. `int8` is the
     fastest and quantises activations too, which costs agreement."""
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """All of them, each once, `target` first."""
+        return tuple(dict.fromkeys((self.target, *self.more_targets)))
 
 
 class DecodeSettings(Section):
@@ -197,6 +205,11 @@ class Settings(Section):
     cache: CacheSettings = CacheSettings()
     controller: ControllerSettings = ControllerSettings()
     worker: WorkerSettings = WorkerSettings()
+
+    def for_target(self, target: str) -> "Settings":
+        """The same for one pair: this target alone, with the drafter."""
+        models = self.models.model_copy(update={"target": target, "more_targets": ()})
+        return self.model_copy(update={"models": models})
 
 
 def load(path: Path | None = None, environ: Mapping[str, str] | None = None, **overrides: Any) -> Settings:

@@ -419,6 +419,9 @@ class Announcement:
     """The offset of this message in the control log."""
     kind: Literal["champion", "pause", "resume"]
     version: int | None = None
+    target: str | None = None
+    """Of the pair it is about; a message that names neither target nor drafter is about every pair."""
+    drafter: str | None = None
 
 
 # ---------------------------------------------------------------- telemetry

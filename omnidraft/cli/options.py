@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 Config = Annotated[Path | None, typer.Option("--config", help="TOML settings; the environment overrides them.")]
+Target = Annotated[str | None, typer.Option(help="The target of the pair; without it models.target.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 

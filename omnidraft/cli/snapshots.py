@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from omnidraft import config
-from omnidraft.cli.options import AsJson, Config
+from omnidraft.cli.options import AsJson, Config, Target
 
 if TYPE_CHECKING:
     from omnidraft.ports import LogWriter, Registry, SnapshotVersion
@@ -19,9 +19,9 @@ learning_app = typer.Typer(help="Pause or resume learning everywhere.", no_args_
 
 
 @app.command("list")
-def list_snapshots(config_path: Config = None, as_json: AsJson = False) -> None:
+def list_snapshots(target: Target = None, config_path: Config = None, as_json: AsJson = False) -> None:
     """All versions of the drafter for this target."""
-    versions = _registry(config_path).versions()
+    versions = _registry(_settings(config_path, target)).versions()
     if as_json:
         print(json.dumps([_as_json(each) for each in versions]))
         return
@@ -41,44 +41,54 @@ def list_snapshots(config_path: Config = None, as_json: AsJson = False) -> None:
 
 
 @app.command("show")
-def show(name: Annotated[str, typer.Argument(help="Version, alias or latest.")], config_path: Config = None) -> None:
+def show(
+    name: Annotated[str, typer.Argument(help="Version, alias or latest.")],
+    target: Target = None,
+    config_path: Config = None,
+) -> None:
     """Everything a snapshot says about itself, as JSON."""
-    print(json.dumps(_as_json(_registry(config_path).resolve(name)), indent=2))
+    print(json.dumps(_as_json(_registry(_settings(config_path, target)).resolve(name)), indent=2))
 
 
 @app.command("promote")
-def promote(name: Annotated[str, typer.Argument(help="Version, alias or latest.")], config_path: Config = None) -> None:
+def promote(
+    name: Annotated[str, typer.Argument(help="Version, alias or latest.")],
+    target: Target = None,
+    config_path: Config = None,
+) -> None:
     """Make a version the champion on every worker."""
-    registry = _registry(config_path)
-    chosen = registry.resolve(name)
-    _put_in_place(registry, chosen.version, config_path)
+    _put_in_place(name, _settings(config_path, target))
 
 
 @app.command("rollback")
-def rollback(config_path: Config = None) -> None:
+def rollback(target: Target = None, config_path: Config = None) -> None:
     """Make the previous champion the champion again."""
-    registry = _registry(config_path)
-    _put_in_place(registry, registry.resolve("previous").version, config_path)
+    _put_in_place("previous", _settings(config_path, target))
 
 
-def _put_in_place(registry: "Registry", chosen: int, config_path: Path | None) -> None:
+def _put_in_place(name: str, settings: config.Settings) -> None:
     from omnidraft.fleet.announcements import announce
 
+    registry = _registry(settings)
+    chosen = registry.resolve(name).version
     registry.promote(chosen)
-    announce(_control(config_path), chosen)
+    announce(_control(settings), chosen, target=settings.models.target, drafter=settings.models.drafter)
     print(f"champion is version {chosen}")
 
 
-def _registry(config_path: Path | None) -> "Registry":
+def _settings(config_path: Path | None, target: str | None) -> config.Settings:
+    return config.load(config_path, models={"target": target})
+
+
+def _registry(settings: config.Settings) -> "Registry":
     from omnidraft import wiring
 
-    return wiring.registry(config.load(config_path))
+    return wiring.registry(settings)
 
 
-def _control(config_path: Path | None) -> "LogWriter":
+def _control(settings: config.Settings) -> "LogWriter":
     from omnidraft import wiring
 
-    settings = config.load(config_path)
     return wiring.log_writer(settings, settings.log.control_topic)
 
 
@@ -92,17 +102,20 @@ def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
+OfTarget = Annotated[str | None, typer.Option("--target", help="For this target only; without it for all.")]
+
+
 @learning_app.command("pause")
-def pause_learning(config_path: Config = None) -> None:
+def pause_learning(target: OfTarget = None, config_path: Config = None) -> None:
     """Stop learning after the step under way; serving goes on."""
     from omnidraft.fleet.announcements import pause
 
-    pause(_control(config_path))
+    pause(_control(config.load(config_path)), target=target)
 
 
 @learning_app.command("resume")
-def resume_learning(config_path: Config = None) -> None:
+def resume_learning(target: OfTarget = None, config_path: Config = None) -> None:
     """Go on learning."""
     from omnidraft.fleet.announcements import resume
 
-    resume(_control(config_path))
+    resume(_control(config.load(config_path)), target=target)

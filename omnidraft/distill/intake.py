@@ -9,7 +9,7 @@ A batch is taken whole or not at all, so what is not learned yet is exactly what
 """
 
 import hashlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -66,6 +66,7 @@ class Intake:
         self._order = tuple(sorted(partitions))
         self._buffers: dict[int, deque[tuple[int, TraceRecord]]] = {partition: deque() for partition in self._order}
         self._next_offsets: dict[int, int] = {}
+        self._skipped: list[tuple[int, int, str]] = []
         self._records_per_step, self._held_out_every = records_per_step, held_out_every
         self._turn = 0
         self._seen: dict[int, None] = {}
@@ -80,6 +81,7 @@ class Intake:
         """What a poll gave, in offset order within each partition."""
         for partition, offset, record in polled.records:
             self._buffers[partition].append((offset, record))
+        self._skipped += polled.skipped
         self._next_offsets |= polled.next_offsets
 
     def take(self, *, is_drained: bool) -> Batch | None:
@@ -98,9 +100,16 @@ class Intake:
         return self._commit(draft)
 
     def offsets(self) -> dict[int, int]:
-        """Where to read on: everything before is learned, held out, a duplicate or dead-lettered."""
+        """Where to read on: everything before is learned, held out, a duplicate or skipped by the source."""
         waiting = {partition: buffer[0][0] for partition, buffer in self._buffers.items() if buffer}
         return self._next_offsets | waiting
+
+    def take_skipped(self) -> Counter[str]:
+        """Reason -> number of messages that the source skipped and `offsets` is past by now; each is told once."""
+        offsets = self.offsets()
+        passed = [each for each in self._skipped if each[1] < offsets[each[0]]]
+        self._skipped = [each for each in self._skipped if each[1] >= offsets[each[0]]]
+        return Counter(reason for _, _, reason in passed)
 
     def state(self) -> dict[str, Tensor]:
         """What goes into the snapshot beside the offsets."""
@@ -128,6 +137,7 @@ class Intake:
         """Forget what is buffered; the log is read on from here."""
         for buffer in self._buffers.values():
             buffer.clear()
+        self._skipped.clear()
         self._next_offsets = dict(offsets)
 
     def _whose_turn(self, draft: _Draft, may_pass_over: bool) -> int | None:

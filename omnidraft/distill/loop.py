@@ -154,11 +154,13 @@ class Distillation:
         except BusError:  # stopping, and the log is away: what was learned can still be published
             return None
         self._intake.add(polled)
+        self._learner.count_skipped(self._intake.take_skipped())
         self._is_drained = not polled.next_offsets
         return self._intake.take(is_drained=self._is_drained)
 
     def _learn(self, batch: Batch) -> None:
-        self._learner.count_skipped({"duplicate": batch.num_duplicates, "held_out": batch.num_held_out})
+        apart = {"duplicate": batch.num_duplicates, "held_out": batch.num_held_out}
+        self._learner.count_skipped(apart | self._intake.take_skipped())
         report = self._learner.step(batch.records)
         self._reports.append(report)
         self._metrics.add("omnidraft_training_steps_total")

@@ -1,14 +1,15 @@
 """Trace records from a log, with every message that cannot be learned from put aside.
 
-Order of effects in a poll: read; dead-letter what is unreadable or of another vocabulary pair; wait for the
+Order of effects in a poll: read; dead-letter what is unreadable, or of our pair in other vocabularies; wait for the
 acknowledgement; return. So an offset never moves past a message that is neither returned nor kept. After a crash a
 dead letter may be written twice; its origin headers name it.
+The topic is shared: a record of another pair is nothing broken. It is passed over and counted.
 A poll's size says nothing: each record carries its partition and offset, and within a partition they come in order,
 so batches that are cut by these do not depend on how polls fell.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from omnidraft.errors import UnknownSchema, VocabularyError, WireError
@@ -19,6 +20,8 @@ from omnidraft.traces.record import TraceRecord
 READ = "omnidraft_traces_read_total"
 SKIPPED = "omnidraft_traces_skipped_total"
 
+OTHER_PAIR = "other_pair"
+"""Reason of a sound record that another distiller learns from."""
 MAX_VALUE_BYTES = 950_000
 """Of a dead letter: a longer message is cut, so that it fits into any log with its headers."""
 MAX_HEADERS = 16
@@ -33,8 +36,8 @@ class PolledRecords:
     """(partition, offset, record), in offset order within each partition."""
     next_offsets: Offsets
     """Where to read on, for every partition that moved; past dead letters too."""
-    skipped: Mapping[str, int]
-    """Reason -> number of dead letters."""
+    skipped: tuple[tuple[int, int, str], ...] = ()
+    """(partition, offset, reason) of every dead letter and every record of another pair, in the same order."""
 
 
 class TraceSource:
@@ -48,10 +51,17 @@ class TraceSource:
         metrics: Metrics,
         *,
         topic: str,
+        target: str | None = None,
+        drafter: str | None = None,
     ) -> None:
-        """`expected_alignment` is the fingerprint that records must have, None takes any; `topic` is the reader's name,
-        for the dead letters."""
+        """
+        Args:
+            expected_alignment: the fingerprint that records must have; None takes any.
+            topic: the reader's name, for the dead letters.
+            target: records of other targets are passed over; None takes any. `drafter` likewise.
+        """
         self._reader, self._dead_letters, self._metrics = reader, dead_letters, metrics
+        self._target, self._drafter = target, drafter
         self._expected_alignment, self._topic = expected_alignment, topic
         self._unsettled: Polled | None = None
 
@@ -77,21 +87,33 @@ class TraceSource:
             self._dead_letters.append(letters)
         self._unsettled = None
         self._count(len(records), skipped)
-        return PolledRecords(tuple(records), polled.next_offsets, skipped)
+        return PolledRecords(tuple(records), polled.next_offsets, tuple(skipped))
 
-    def _sorted(self, polled: Polled) -> tuple[list[tuple[int, int, TraceRecord]], list[Outgoing], Counter[str]]:
-        records, letters, skipped = [], [], Counter[str]()
+    def _sorted(
+        self, polled: Polled
+    ) -> tuple[list[tuple[int, int, TraceRecord]], list[Outgoing], list[tuple[int, int, str]]]:
+        records, letters, skipped = [], [], []
         for message in polled.messages:
             try:
-                records.append((message.partition, message.offset, self._accepted(message)))
+                record = self._accepted(message)
             except (WireError, VocabularyError) as exc:
                 reason = _reason(exc)
-                skipped[reason] += 1
+                skipped.append((message.partition, message.offset, reason))
                 letters.append(self._dead_letter(message, reason, str(exc)))
+                continue
+            if record is None:
+                skipped.append((message.partition, message.offset, OTHER_PAIR))
+            else:
+                records.append((message.partition, message.offset, record))
         return records, letters, skipped
 
-    def _accepted(self, message: Message) -> TraceRecord:
+    def _accepted(self, message: Message) -> TraceRecord | None:
+        """None: of another pair. Where the header says so the payload is not read: its schema is no concern of ours."""
+        if not _is(message.headers.get("target", b"").decode(errors="replace") or None, self._target):
+            return None
         record = codec.decode(message.value, message.headers)
+        if not (_is(record.target, self._target) and _is(record.drafter, self._drafter)):
+            return None
         if self._expected_alignment not in (None, record.alignment):
             raise VocabularyError(f"alignment: {record.alignment}, this learner's is {self._expected_alignment}")
         return record
@@ -111,10 +133,14 @@ class TraceSource:
             headers[f"original.{name[:MAX_HEADER_BYTES]}"] = message.headers[name][:MAX_HEADER_BYTES]
         return Outgoing(message.key[:MAX_HEADER_BYTES], message.value[:MAX_VALUE_BYTES], headers)
 
-    def _count(self, num_records: int, skipped: Counter[str]) -> None:
+    def _count(self, num_records: int, skipped: Sequence[tuple[int, int, str]]) -> None:
         self._metrics.add(READ, num_records)
-        for reason, number in skipped.items():
+        for reason, number in Counter(reason for _, _, reason in skipped).items():
             self._metrics.add(SKIPPED, number, reason=reason)
+
+
+def _is(named: str | None, ours: str | None) -> bool:
+    return named is None or ours is None or named == ours
 
 
 def _reason(exc: WireError | VocabularyError) -> str:

@@ -78,7 +78,7 @@ def lineage_between(versions: Sequence[SnapshotVersion], challenger: Manifest, c
 
 
 class Controller:
-    """Judges every challenger once, moves `champion`, announces it.
+    """Judges every challenger of one pair once, moves `champion`, announces it.
 
     Order: write down why, promote, announce. The alias is the truth, and the champion is announced once after every
     start and whenever it is not the one announced last; so a controller killed in between, or an alias moved by hand,
@@ -86,9 +86,18 @@ class Controller:
     """
 
     def __init__(
-        self, registry: Registry, control_writer: LogWriter, settings: ControllerSettings, metrics: Metrics
+        self,
+        registry: Registry,
+        control_writer: LogWriter,
+        settings: ControllerSettings,
+        metrics: Metrics,
+        *,
+        target: str,
+        drafter: str,
     ) -> None:
+        """`target` and `drafter` are the pair of this registry."""
         self._registry = registry
+        self._target, self._drafter = target, drafter
         self._writer = control_writer
         self._settings = settings
         self._metrics = metrics
@@ -125,11 +134,11 @@ class Controller:
             self._announce(champion.version)
 
     def _announce(self, version: int) -> None:
-        announcements.announce(self._writer, version)
+        announcements.announce(self._writer, version, target=self._target, drafter=self._drafter)
         if self._announced is not None and version < self._announced:
             self._metrics.add("omnidraft_rollbacks_total")
         self._announced = version
-        logger.info("announced champion %d", version)
+        logger.info("announced champion %d of %s for %s", version, self._drafter, self._target)
 
     def _judge(self, challenger: SnapshotVersion, champion: SnapshotVersion | None) -> None:
         decision = self._decide(challenger.manifest, champion.manifest if champion else None)
@@ -139,7 +148,7 @@ class Controller:
         if decision.promote:
             self._registry.promote(challenger.version)
         self._metrics.add("omnidraft_promotions_total" if decision.promote else "omnidraft_refusals_total")
-        logger.info("%s version %d: %s", verdict, challenger.version, decision.reason)
+        logger.info("%s version %d for %s: %s", verdict, challenger.version, self._target, decision.reason)
 
     def _decide(self, challenger: Manifest, champion: Manifest | None) -> Decision:
         between = lineage_between(self._registry.versions(), challenger, champion) if champion else []

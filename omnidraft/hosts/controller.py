@@ -1,4 +1,8 @@
-"""The controller as a process: decides which snapshot serves, until it is told to stop."""
+"""The controller as a process: decides which snapshot serves each target, until it is told to stop."""
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from omnidraft import wiring
 from omnidraft.config import Settings
@@ -12,6 +16,17 @@ def main(settings: Settings) -> int:
     Raises:
         OmnidraftError: the log or the registry cannot be used.
     """
-    controller = wiring.controller(settings, CountingMetrics())
-    controller.run(stop_on_signals())
+    metrics = CountingMetrics()
+    controllers = [wiring.controller(settings.for_target(target), metrics) for target in settings.models.targets]
+    _run_together([controller.run for controller in controllers], stop_on_signals())
     return 0
+
+
+def _run_together(runs: Sequence[Callable[[threading.Event], None]], stop: threading.Event) -> None:
+    """Each in a thread of its own; when one fails all are stopped, and its error is raised."""
+    with ThreadPoolExecutor(len(runs), thread_name_prefix="controller") as threads:
+        try:
+            for ended in as_completed([threads.submit(run, stop) for run in runs]):
+                ended.result()
+        finally:
+            stop.set()

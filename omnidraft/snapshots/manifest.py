@@ -29,7 +29,7 @@ class Manifest(BaseModel):
     settings: dict[str, str] = {}
     """How it was learned: loss, learning rate, batch; parameters in the registry."""
     offsets: dict[int, int] = {}
-    """Partition -> next offset of the trace topic: everything before it is learned, dead-lettered or held out."""
+    """Partition -> next offset of the trace topic: everything before it is learned or counted in `counts`."""
     num_records: int = 0
     """Records learned since the base drafter."""
     num_tokens: int = 0

@@ -109,15 +109,16 @@ def _refresher(
 
 
 def controller(settings: Settings, metrics: Metrics) -> "Controller":
-    """Raises BusError, RegistryError."""
+    """Of the drafter for `models.target`. Raises BusError, RegistryError."""
     from omnidraft.fleet.promotion import Controller
 
     control = log_writer(settings, settings.log.control_topic)
-    return Controller(registry(settings), control, settings.controller, metrics)
+    pair = {"target": settings.models.target, "drafter": settings.models.drafter}
+    return Controller(registry(settings), control, settings.controller, metrics, **pair)
 
 
 def distillation(settings: Settings, metrics: Metrics, *, folder: Path) -> "Distillation":
-    """The learning loop of one distiller; `folder` is its own, snapshots are staged there.
+    """The loop in which the drafter learns for `models.target`; `folder` is its own, snapshots are staged there.
 
     Raises:
         BusError, RegistryError, ModelError: log, registry or drafter cannot be used.
@@ -146,7 +147,15 @@ def distillation(settings: Settings, metrics: Metrics, *, folder: Path) -> "Dist
         code_version=__version__,
     )
     return Distillation(
-        TraceSource(reader, dead_letters, words.alignment.fingerprint, metrics, topic=log.traces_topic),
+        TraceSource(
+            reader,
+            dead_letters,
+            words.alignment.fingerprint,
+            metrics,
+            topic=log.traces_topic,
+            target=settings.models.target,
+            drafter=settings.models.drafter,
+        ),
         Intake(
             reader.partitions(),
             records_per_step=learner.records_per_step,
@@ -164,11 +173,12 @@ def distillation(settings: Settings, metrics: Metrics, *, folder: Path) -> "Dist
 
 
 def _paused(settings: Settings, metrics: Metrics) -> Callable[[], bool]:
-    """Whether the newest pause or resume on the control log is a pause; as last heard while the log is down."""
+    """Whether the newest pause or resume for this pair is a pause; as last heard while the log is down."""
     from omnidraft.fleet.announcements import ControlFollower
 
-    reader = log_reader(settings, settings.log.control_topic)
-    follower = ControlFollower(reader, metrics, kinds=("pause", "resume"))
+    reader, models = log_reader(settings, settings.log.control_topic), settings.models
+    kinds = ("pause", "resume")
+    follower = ControlFollower(reader, metrics, kinds=kinds, target=models.target, drafter=models.drafter)
     heard = "resume"
 
     def paused() -> bool:

@@ -47,6 +47,23 @@ def test_overrides_win_over_the_environment_and_none_is_not_given():
     assert (settings.learner.seed, settings.learner.loss) == (9, "dm")
 
 
+def test_several_targets_come_from_the_file_or_the_environment(toml):
+    path = toml("[models]\ntarget = 'a'\nmore_targets = ['b', 'c']\n")
+    assert config.load(path, environ={}).models.targets == ("a", "b", "c")
+    more = config.load(path, environ={"OMNIDRAFT_MODELS__MORE_TARGETS": '["d"]'})
+    assert more.models.targets == ("a", "d")
+    other = config.load(path, environ={"OMNIDRAFT_MODELS__TARGET": "b"})
+    assert other.models.targets == ("b", "c")
+    assert config.load(environ={}).models.targets == (config.ModelSettings().target,)
+
+
+def test_settings_for_one_target_differ_in_nothing_else(toml):
+    settings = config.load(toml("[models]\ntarget = 'a'\nmore_targets = ['b']\n[learner]\nseed = 7\n"), environ={})
+    alone = config.load(toml("[models]\ntarget = 'b'\n[learner]\nseed = 7\n"), environ={})
+    assert settings.for_target("b") == alone
+    assert settings.models.targets == ("a", "b")
+
+
 @pytest.mark.parametrize("text", ["", "[log]\nurl = 'memory://'\n[registry]\nurl = 'http://elsewhere:1'\n"])
 def test_the_two_addresses_have_short_names_that_win_over_the_file(toml, text):
     environ = {"OMNIDRAFT_LOG": "kafka://broker:9092,other:9093", "MLFLOW_TRACKING_URI": "http://mlflow:5000"}

@@ -83,9 +83,9 @@ class Setting:
     def distiller(self, *, die_after=None, registry=None, reader=None, held_out_every=0, **changes):
         learner = Journal(self.pair.learner(), die_after=die_after)
         reader = reader or SlowReader(self.log, "t", 3)
-        source = TraceSource(
-            reader, MemoryWriter(self.log, "dead"), self.pair.alignment.fingerprint, CountingMetrics(), topic="t"
-        )
+        letters, fingerprint = MemoryWriter(self.log, "dead"), self.pair.alignment.fingerprint
+        names = {"target": "target", "drafter": "drafter"}
+        source = TraceSource(reader, letters, fingerprint, CountingMetrics(), topic="t", **names)
         intake = Intake(reader.partitions(), records_per_step=2, held_out_every=held_out_every, held_out_records=4)
         identity = Identity("target", "drafter", "hash", self.pair.alignment.fingerprint, "full", "test")
         publisher = Publisher(registry or self.registry, identity, self.folder / "staging")
@@ -208,6 +208,32 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(pair, tmp_path, pa
     assert all(torch.equal(left[name], right[name]) for name in left)
     same = ("offsets", "num_records", "num_steps", "counts", "agreement_after", "held_out_records")
     assert [getattr(whole.manifest(), name) for name in same] == [getattr(broken.manifest(), name) for name in same]
+
+
+@pytest.mark.parametrize("die_after", [None, 1, 2, 4])
+def test_what_is_skipped_is_counted_once_so_that_all_counts_together_are_the_offsets(pair, tmp_path, die_after) -> None:
+    """Records of another pair and broken ones between ours, two partitions, a death in between."""
+    setting = Setting(pair, tmp_path, partitions=2)
+    for number, name in enumerate(names(20)):
+        setting.emit(name)
+        setting.emit(f"theirs-{number}", target="another")
+        if number % 4 == 0:
+            MemoryWriter(setting.log, "t").append([Outgoing(name.encode(), b"junk")])
+        if number == 3:
+            setting.emit("request-001")
+    if die_after is not None:
+        dying, _ = setting.distiller(held_out_every=5, die_after=die_after)
+        with pytest.raises(Killed):
+            run_until_idle(dying)
+    for _ in range(2):
+        distillation, journal = setting.distiller(held_out_every=5)
+        run_until_idle(distillation)
+    assert not any(name.startswith("theirs") for name in learned(journal))
+    manifest = setting.manifest()
+    apart = {name: manifest.counts[name] for name in ("held_out", "duplicate", "other_pair", "unknown_schema")}
+    assert all(apart.values())
+    assert manifest.num_records + sum(apart.values()) == sum(manifest.offsets.values())
+    assert len(setting.log.topic("dead")[0]) + len(setting.log.topic("dead")[1]) >= apart["unknown_schema"]
 
 
 def test_every_record_is_learned_once_across_many_deaths(pair, tmp_path) -> None:

@@ -20,9 +20,11 @@ def outgoing(request_id: str, **fields) -> Outgoing:
     return Outgoing(codec.key(record), codec.encode(record), codec.headers(record))
 
 
-def make_source(log: MemoryLog, dead_letters=None, expected: str | None = "aligned", metrics=None) -> TraceSource:
+def make_source(
+    log: MemoryLog, dead_letters=None, expected: str | None = "aligned", metrics=None, **pair
+) -> TraceSource:
     letters = dead_letters or MemoryWriter(log, "dead")
-    return TraceSource(MemoryReader(log, "t"), letters, expected, metrics or CountingMetrics(), topic="t")
+    return TraceSource(MemoryReader(log, "t"), letters, expected, metrics or CountingMetrics(), topic="t", **pair)
 
 
 def dead_letters(log: MemoryLog) -> list[Message]:
@@ -71,10 +73,32 @@ def test_each_kind_of_dead_letter_has_its_reason():
     MemoryWriter(log, "t").append([outgoing("a", alignment="another"), Outgoing(b"", b""), other_version])
     polled = make_source(log).poll(10, timeout_s=0)
     assert polled.records == ()
-    assert polled.skipped == {"other_alignment": 1, "unknown_schema": 2}
+    assert polled.skipped == ((0, 0, "other_alignment"), (0, 1, "unknown_schema"), (0, 2, "unknown_schema"))
     assert [m.headers["reason"] for m in dead_letters(log)] == [
         *(b"other_alignment", b"unknown_schema", b"unknown_schema")
     ]
+
+
+def test_records_of_other_pairs_are_passed_over_and_counted_and_are_no_dead_letters():
+    """Two targets of one family share an alignment, so the name decides; and a schema of theirs is their own affair."""
+    log, metrics = MemoryLog(), CountingMetrics()
+    theirs = outgoing("d", target="huge")
+    newer = Outgoing(b"d", theirs.value, {**theirs.headers, "schema_version": b"99"})
+    unnamed = Outgoing(b"e", theirs.value, {name: theirs.headers[name] for name in ("schema", "schema_version")})
+    MemoryWriter(log, "t").append(
+        [
+            *(outgoing("a"), outgoing("b", target="huge"), outgoing("c", drafter="other", alignment="x"), newer),
+            *(unnamed, outgoing("f", alignment="x")),
+        ]
+    )
+    source = make_source(log, metrics=metrics, target="target", drafter="drafter")
+    polls = [source.poll(10, timeout_s=0) for _ in range(3)]
+    assert [record.request_id for polled in polls for _, _, record in polled.records] == ["a"]
+    skipped = [each for polled in polls for each in polled.skipped]
+    assert skipped == [*[(0, offset, "other_pair") for offset in range(1, 5)], (0, 5, "other_alignment")]
+    assert dict(polls[1].next_offsets) == {0: 6}
+    assert [letter.headers["reason"] for letter in dead_letters(log)] == [b"other_alignment"]
+    assert metrics.value("omnidraft_traces_skipped_total", reason="other_pair") == 4
 
 
 def test_any_alignment_is_taken_when_none_is_expected():

@@ -25,8 +25,8 @@ def metrics():
     return CountingMetrics()
 
 
-def follow(log, metrics, kinds=("champion",)):
-    return ControlFollower(MemoryReader(log, "control"), metrics, kinds=kinds)
+def follow(log, metrics, kinds=("champion",), **pair):
+    return ControlFollower(MemoryReader(log, "control"), metrics, kinds=kinds, **pair)
 
 
 def test_after_a_long_absence_only_the_last_champion_is_told(log, writer, metrics):
@@ -47,6 +47,39 @@ def test_each_follower_hears_its_kinds_only(log, writer, metrics):
     learner, worker = follow(log, metrics, ("pause", "resume")), follow(log, metrics)
     assert learner.poll(0) == Announcement(2, "resume")
     assert worker.poll(0) == Announcement(1, "champion", 1)
+
+
+def test_pairs_on_one_topic_hear_their_own_champion_only(log, writer, metrics):
+    announcements.announce(writer, 3, target="big", drafter="small")
+    announcements.announce(writer, 9, target="huge", drafter="small")
+    announcements.announce(writer, 5, target="big", drafter="other")
+    followers = [follow(log, metrics, target=target, drafter="small") for target in ("big", "huge", "unheard of")]
+    heard = [follower.poll(0) for follower in followers]
+    assert heard == [
+        Announcement(0, "champion", 3, "big", "small"),
+        Announcement(1, "champion", 9, "huge", "small"),
+        None,
+    ]
+    assert follow(log, metrics).poll(0) == Announcement(2, "champion", 5, "big", "other")
+
+
+def test_a_message_that_names_no_pair_is_for_all_but_those_who_serve_several(log, writer, metrics):
+    announcements.announce(writer, 2, target="big", drafter="small")
+    announcements.announce(writer, 3)
+    alone, among = (
+        follow(log, metrics, target="big", drafter="small", must_be_named=several) for several in (False, True)
+    )
+    assert alone.poll(0) == Announcement(1, "champion", 3)
+    assert among.poll(0) == Announcement(0, "champion", 2, "big", "small")
+
+
+def test_learning_is_paused_for_one_target_or_for_all(log, writer, metrics):
+    kinds = ("pause", "resume")
+    big, huge = (follow(log, metrics, kinds, target=target, drafter="small") for target in ("big", "huge"))
+    announcements.pause(writer)
+    assert (big.poll(0).kind, huge.poll(0).kind) == ("pause", "pause")
+    announcements.resume(writer, target="huge")
+    assert (big.poll(0), huge.poll(0).kind) == (None, "resume")
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,9 @@ class Fleet:
         self.follower = ControlFollower(MemoryReader(self.log, "control"), self.metrics)
 
     def controller(self, writer=None):
-        return Controller(self.registry, writer or self.writer, ControllerSettings(poll_s=0.001), self.metrics)
+        settings = ControllerSettings(poll_s=0.001)
+        writer = writer or self.writer
+        return Controller(self.registry, writer, settings, self.metrics, target="big", drafter="org/small")
 
     def publish(self, snapshot_id, parent, before=None, after=None):
         parent_id = self.registry.resolve(str(parent)).manifest.snapshot_id if parent else None

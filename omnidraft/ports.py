@@ -106,12 +106,23 @@ class DraftTree:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the target's distribution is shaped before a draw, in this order: temperature, top-k, top-p."""
+    """How the target's distribution is shaped before a draw, in this order: penalties, bias, temperature, top-k,
+    top-p, min-p."""
 
     temperature: float = 0.0
     """0 takes the most probable token, lowest id on a tie."""
     top_k: int | None = None
     top_p: float | None = None
+    min_p: float | None = None
+    """Tokens less probable than this share of the most probable one are left out."""
+    repetition_penalty: float = 1.0
+    """Positive logits of ids in prompt or answer are divided by it, others multiplied."""
+    presence_penalty: float = 0.0
+    """Taken off the logit of every id of the answer."""
+    frequency_penalty: float = 0.0
+    """The same, for each time it was said."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Added to the logits of these ids."""
 
 
 @dataclass(frozen=True, slots=True)

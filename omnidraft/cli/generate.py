@@ -19,6 +19,13 @@ def generate(
     temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.")] = 0.0,
     top_k: Annotated[int | None, typer.Option(help="Keep this many likeliest tokens.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Keep the likeliest tokens of this mass.")] = None,
+    min_p: Annotated[float | None, typer.Option(help="Keep tokens of this share of the likeliest one's.")] = None,
+    repetition_penalty: Annotated[float, typer.Option(help="Above 1: less of what prompt or answer said.")] = 1.0,
+    presence_penalty: Annotated[float, typer.Option(help="Above 0: less of what the answer said.")] = 0.0,
+    frequency_penalty: Annotated[float, typer.Option(help="The same, for each time it was said.")] = 0.0,
+    logit_bias: Annotated[
+        list[str] | None, typer.Option(help="ID=NUMBER: make a token of the target likelier; may be given again.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same text, whatever drafts.")] = 0,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Stop after so many tokens.")] = 256,
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; may be given again.")] = None,
@@ -35,6 +42,16 @@ def generate(
     from omnidraft.ports import Sampling
     from omnidraft.telemetry.metrics import CountingMetrics
 
+    sampling = Sampling(
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        repetition_penalty,
+        presence_penalty,
+        frequency_penalty,
+        dict(_bias(text) for text in logit_bias or ()),
+    )
     settings = config.load(config_path, models={"target": target, "drafter": drafter}, decode={"mode": mode})
     text = _prompt(prompt, file)
     with download_bars() as progress:
@@ -43,7 +60,7 @@ def generate(
         prompt=text if raw else None,
         messages=None if raw else [{"role": "user", "content": text}],
         max_new_tokens=max_new_tokens,
-        sampling=Sampling(temperature, top_k, top_p),
+        sampling=sampling,
         seed=seed,
         stop_strings=tuple(stop or ()),
         num_draft_tokens=num_draft_tokens,
@@ -71,6 +88,14 @@ def _prompt(prompt: str | None, file: Path | None) -> str:
     if not text:
         raise RequestError("the prompt is empty; give at least one character")
     return text
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token, _, number = text.partition("=")
+    try:
+        return int(token), float(number)
+    except ValueError as exc:
+        raise RequestError(f"--logit-bias must be ID=NUMBER, got {text!r}") from exc
 
 
 def _read(file: Path) -> str:

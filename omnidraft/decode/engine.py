@@ -10,6 +10,7 @@ from typing import Protocol
 from omnidraft.config import DecodeSettings, RecorderSettings
 from omnidraft.decode.loop import Decoder
 from omnidraft.decode.recorder import Recorder
+from omnidraft.decode.sampling_limits import check_sampling
 from omnidraft.decode.slot import LoadedSnapshot, SnapshotSlot
 from omnidraft.decode.tracing import Origin, Tracer
 from omnidraft.errors import RequestError
@@ -109,6 +110,7 @@ class Engine:
 
     def _request(self, question: Question) -> Request:
         _check_texts(question)
+        check_sampling(question.sampling, len(self.pair.target_tokenizer.vocabulary))
         num_draft = self._decode.num_draft_tokens if question.num_draft_tokens is None else question.num_draft_tokens
         if question.max_new_tokens < 1:
             raise RequestError(f"max_new_tokens must be at least 1, got {question.max_new_tokens}")
@@ -118,7 +120,7 @@ class Engine:
             prompt_ids=tuple(_prompt_ids(question, self.pair.target_tokenizer)),
             drafter_prompt_ids=tuple(_prompt_ids(question, self.pair.drafter_tokenizer)),
             max_new_tokens=question.max_new_tokens,
-            sampling=_checked(question.sampling),
+            sampling=question.sampling,
             seed=secrets.randbits(64) if question.seed is None else question.seed,
             stop_ids=self.pair.target_tokenizer.stop_ids,
             stop_strings=tuple(stop.encode() for stop in question.stop_strings if stop),
@@ -185,14 +187,3 @@ def _check_texts(question: Question) -> None:
                 text.encode()
             except UnicodeEncodeError as exc:
                 raise RequestError(f"{name}: character {exc.start} is half of a surrogate pair, not text") from exc
-
-
-def _checked(sampling: Sampling) -> Sampling:
-    """Raises RequestError, naming field, value and range."""
-    if not 0 <= sampling.temperature <= 100:
-        raise RequestError(f"temperature must be between 0 and 100, got {sampling.temperature}")
-    if sampling.top_k is not None and sampling.top_k < 1:
-        raise RequestError(f"top_k must be at least 1, got {sampling.top_k}")
-    if sampling.top_p is not None and not 0 < sampling.top_p <= 1:
-        raise RequestError(f"top_p must be above 0 and at most 1, got {sampling.top_p}")
-    return sampling

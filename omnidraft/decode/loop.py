@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from omnidraft.decode.beliefs import believed
 from omnidraft.decode.noise import SeededNoise
 from omnidraft.decode.path import draw_path
-from omnidraft.decode.processors import shape
+from omnidraft.decode.processors import Shaper
 from omnidraft.decode.text import TextWatch
 from omnidraft.errors import ContractError
 from omnidraft.ports import DraftTree, Noise, Proposer, ProposerSession, Request, Step, Target, TargetSession, Timings
@@ -49,6 +49,7 @@ class Decoder:
 
     def _steps(self, request: Request, session: TargetSession, drafting: ProposerSession | None) -> Iterator[Step]:
         noise = self._noise(request.seed, request.choice, self._target.vocab_size)
+        shaper = Shaper(request)
         watch = TextWatch(request, self._vocabulary)
         root, position = request.prompt_ids[-1], len(request.prompt_ids)
         num_left = request.max_new_tokens
@@ -60,7 +61,7 @@ class Decoder:
                 tree = drafting.propose(position, budget, noise)
                 _check(tree, root, budget, self._target.vocab_size)
             drafted = time.perf_counter()
-            step, target_s = self._step(request, session, tree, position, noise, watch)
+            step, target_s = self._step(session, tree, position, noise, shaper, watch)
             if drafting is not None:
                 drafting.observe(step.emitted)
             root, position = step.emitted[-1], position + len(step.emitted)
@@ -71,11 +72,11 @@ class Decoder:
 
     def _step(
         self,
-        request: Request,
         session: TargetSession,
         tree: DraftTree,
         position: int,
         noise: Noise,
+        shaper: Shaper,
         watch: TextWatch,
     ) -> tuple[Step, float]:
         """Score the tree and let the target draw its path; returns the seconds of the target's pass too."""
@@ -85,7 +86,9 @@ class Decoder:
         rows_NV = logits_NV.float().cpu().numpy()
 
         def draw(node: int, index: int) -> int:
-            return noise.draw(*shape(rows_NV[node], request.sampling), position + index)
+            token = noise.draw(*shaper.shape(rows_NV[node]), position + index)
+            shaper.take(token)
+            return token
 
         path = draw_path(tree, draw, watch.ends)
         drawn_from = (0, *path.nodes)[: len(path.emitted)]

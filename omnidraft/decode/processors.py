@@ -1,14 +1,55 @@
-"""Shape the target's distribution as the request asks: temperature, top-k, top-p, in this order.
+"""Shape the target's distribution as the request asks: penalties, bias, temperature, top-k, top-p, min-p.
 
-Works on one row of raw logits and returns only what can be drawn. Sorts are stable: probability down, id up.
+In this order, on one row of raw logits, for the nodes that the target's draws visit and no others. What can be drawn
+is all that is returned. Sorts are stable: probability down, id up.
 Shapes: V vocabulary, M ids left.
 """
 
+from typing import Protocol
+
 import numpy as np
 
-from omnidraft.ports import Sampling
+from omnidraft.decode.penalties import Bias, Penalties
+from omnidraft.ports import Request, Sampling
 
 _NUCLEUS_GUESS = 1024
+
+
+class Processor(Protocol):
+    """What changes the logits of one text before temperature; holds that text's history."""
+
+    def apply(self, logits_V: np.ndarray) -> None:
+        """Change float64 logits in place, for the draw after all tokens taken."""
+
+    def take(self, token: int) -> None:
+        """The target drew this token."""
+
+
+class Shaper:
+    """Shapes the draws of one text. It follows the draws in order, so that the history of each is the prompt, all that
+    was emitted before, and its own node's path: nothing that was only drafted."""
+
+    def __init__(self, request: Request) -> None:
+        self._sampling = request.sampling
+        processors: list[Processor] = []
+        if Penalties.are_asked_for(request.sampling):
+            processors.append(Penalties(request))
+        if request.sampling.logit_bias:
+            processors.append(Bias(request.sampling))
+        self._processors = tuple(processors)
+
+    def shape(self, logits_V: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and probabilities of the next draw, as the function `shape`."""
+        if self._processors:
+            logits_V = logits_V.astype(np.float64)
+        for processor in self._processors:
+            processor.apply(logits_V)
+        return shape(logits_V, self._sampling)
+
+    def take(self, token: int) -> None:
+        """The target drew this token from what was shaped last."""
+        for processor in self._processors:
+            processor.take(token)
 
 
 def shape(logits_V: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, np.ndarray]:
@@ -22,6 +63,8 @@ def shape(logits_V: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, np.ndar
         ids = _most_probable(p_V, sampling.top_k)
     if sampling.top_p is not None and sampling.top_p < 1:
         ids = _nucleus(p_V, ids, sampling.top_p)
+    if sampling.min_p is not None:
+        ids = ids[p_V[ids] >= sampling.min_p * p_V.max()]
     p_M = p_V[ids]
     return ids, p_M / p_M.sum()
 

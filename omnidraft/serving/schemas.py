@@ -29,6 +29,12 @@ class _Asked(BaseModel):
     temperature: float = Field(1.0, ge=0, le=100)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=1)
+    min_p: float | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] | None = None
+    """What is added to the logits of the target's ids; ranges of these five: see decode/sampling_limits.py."""
     seed: int | None = Field(None, ge=-MAX_SEED - 1, le=MAX_SEED)
     stop: str | list[str] | None = None
     stream: bool = False
@@ -46,6 +52,18 @@ class _Asked(BaseModel):
             return None
         return 0 if self.speculation == "off" else self.speculation
 
+    def _sampling(self) -> Sampling:
+        return Sampling(
+            self.temperature,
+            self.top_k,
+            self.top_p,
+            self.min_p,
+            self.repetition_penalty,
+            self.presence_penalty,
+            self.frequency_penalty,
+            self.logit_bias or {},
+        )
+
     def _question(
         self, max_new_tokens: int, tenant: str, prompt: str | None, messages: list[Message] | None
     ) -> Question:
@@ -54,7 +72,7 @@ class _Asked(BaseModel):
             prompt=prompt,
             messages=None if messages is None else [message.model_dump() for message in messages],
             max_new_tokens=max_new_tokens,
-            sampling=Sampling(self.temperature, self.top_k, self.top_p),
+            sampling=self._sampling(),
             seed=self.seed,
             stop_strings=tuple(stops),
             mode=self.mode,

@@ -92,18 +92,28 @@ def test_generate_answers_and_says_what_drafting_gained(omnidraft: Run, omnidraf
     assert "agreement -" in plain.stderr.splitlines()[-1]
 
 
+def test_generate_is_kept_from_repeating_itself(omnidraft: Run, settings: Path) -> None:
+    asked = ("generate", "--prompt", "How many clips?", "--no-stream", "--config", settings, "--max-new-tokens", 12)
+    plain, biased = omnidraft(*asked), omnidraft(*asked, "--logit-bias", "40=100", "--num-draft-tokens", 3)
+    penalised = omnidraft(*asked, "--repetition-penalty", 5, "--presence-penalty", 1, "--frequency-penalty", 2)
+    assert len({plain.stdout, biased.stdout, penalised.stdout}) == 3
+    assert len(set(biased.stdout.strip())) <= len(biased.stdout.strip()) / 12
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (("--prompt", "x", "--target", "no-such-model"), "no-such-model"),
         (("--prompt", ""), "prompt is empty"),
         (("--prompt", "x", "--temperature", "-1"), "temperature must be between 0 and 100, got -1.0"),
+        (("--prompt", "x", "--min-p", "1.5"), "min_p must be between 0 and 1, got 1.5"),
+        (("--prompt", "x", "--logit-bias", "seven=1"), "--logit-bias must be ID=NUMBER, got 'seven=1'"),
         (("--file", "missing.txt"), "missing.txt"),
         (("--prompt", "x", "--file", "missing.txt"), "either --prompt or --file"),
         (("--prompt", "clips " * 2000), "1024"),
         (("--prompt", "x", "--mode", "wild"), "decode.mode"),
     ],
-    ids=["unknown model", "empty prompt", "temperature", "no file", "two prompts", "too long", "mode"],
+    ids=["unknown model", "empty prompt", "temperature", "min-p", "bias", "no file", "two prompts", "too long", "mode"],
 )
 def test_generate_refuses_in_one_line(omnidraft: Run, settings: Path, arguments: tuple[str, ...], words: str) -> None:
     assert_refused(omnidraft("generate", *arguments, "--config", settings), words)
@@ -171,7 +181,7 @@ def test_help_does_without_the_heavy_imports(omnidraft_process: Run) -> None:
 @pytest.mark.parametrize(
     ("command", "options"),
     [
-        ("generate", ["--prompt", "--target", "--seed", "--stop", "--num-draft-tokens", "--config", "same seed"]),
+        ("generate", ["--prompt", "--target", "--min-p", "--logit-bias", "--seed", "--stop", "--config", "same seed"]),
         ("models pull", ["name", "--source"]),
         ("traces tail", ["--num", "--follow", "--config"]),
         ("snapshots promote", ["name", "--config", "champion"]),

@@ -31,6 +31,12 @@ SAMPLINGS = [
     Sampling(1.0, top_k=4),
     Sampling(0.7, top_p=0.8),
     Sampling(1.0, top_k=6, top_p=0.7),
+    Sampling(1.0, min_p=0.2),
+    Sampling(0.0, repetition_penalty=1.8),
+    Sampling(1.0, presence_penalty=1.5),
+    Sampling(0.0, frequency_penalty=2.0),
+    Sampling(1.0, logit_bias={2: 4.0, TARGET_EOS: -100.0}),
+    Sampling(0.8, 20, 0.9, 0.02, 1.3, 0.5, 0.7, {3: 1.5}),
 ]
 
 
@@ -50,15 +56,33 @@ def test_the_drafter_never_shows_in_the_text(any_proposer, sampling, seed):
     temperature=st.sampled_from([0.0, 0.3, 0.7, 1.0, 1.5]),
     top_k=st.none() | st.integers(1, 30),
     top_p=st.none() | st.floats(0.01, 1.0),
+    min_p=st.none() | st.floats(0.0, 1.0),
+    repetition=st.sampled_from([1.0, 0.7, 1.3, 3.0]),
+    presence=st.sampled_from([0.0, -1.0, 1.5]),
+    frequency=st.sampled_from([0.0, -0.5, 0.8]),
+    bias=st.dictionaries(st.integers(0, len(TABLE.logits_SV[0]) - 1), st.floats(-10, 10), max_size=3),
     budget=st.integers(0, 9),
     max_new_tokens=st.integers(1, 20),
     has_stops=st.booleans(),
 )
 def test_any_tree_and_any_setting_gives_the_targets_own_text(
-    trees, seed, choice, temperature, top_k, top_p, budget, max_new_tokens, has_stops
+    trees,
+    seed,
+    choice,
+    temperature,
+    top_k,
+    top_p,
+    min_p,
+    repetition,
+    presence,
+    frequency,
+    bias,
+    budget,
+    max_new_tokens,
+    has_stops,
 ):
     request = make_request(
-        Sampling(temperature, top_k, top_p),
+        Sampling(temperature, top_k, top_p, min_p, repetition, presence, frequency, bias),
         seed=seed,
         choice=choice,
         num_draft_tokens=budget,

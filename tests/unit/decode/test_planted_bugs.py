@@ -88,10 +88,61 @@ class RootRowForAll(ToyTarget):
 
 
 def test_bug_2_a_nodes_distribution_from_the_wrong_history():
-    """Top-p of a node is taken from that node's row. Penalties, where a history would matter more, do not exist yet."""
+    """Top-p of a node is taken from that node's row."""
     request = make_request(Sampling(1.0, top_p=0.8))
     check_text(GOOD, request)
     assert fails(check_text, GOOD, request, target=RootRowForAll(TABLE))
+
+
+class RootHistoryForAll:
+    """What a pass emits counts from the next pass on."""
+
+    def __init__(self, shaper, tree):
+        self._shaper, self._drawn = shaper, []
+        self.shape = shaper.shape
+
+    def take(self, token):
+        self._drawn.append(token)
+
+    def end(self):
+        for token in self._drawn:
+            self._shaper.take(token)
+
+
+class AllDraftedIsHistory:
+    """The whole tree counts as said."""
+
+    def __init__(self, shaper, tree):
+        self.shape, self.take = shaper.shape, shaper.take
+        for token in tree.tokens[1:]:
+            shaper.take(token)
+
+    def end(self):
+        pass
+
+
+class Misremembering(Decoder):
+    """Every pass shapes its draws with a wrong history."""
+
+    def __init__(self, wrong):
+        super().__init__(ToyTarget(TABLE), TARGET_TOKENIZER.vocabulary)
+        self._wrong = wrong
+
+    def _step(self, session, tree, position, noise, shaper, watch):
+        history = self._wrong(shaper, tree)
+        scored = super()._step(session, tree, position, noise, history, watch)
+        history.end()
+        return scored
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("wrong", [RootHistoryForAll, AllDraftedIsHistory])
+def test_bug_2_penalties_with_the_wrong_history_of_a_node(wrong, temperature):
+    """Plain decoding has one node a pass, so only speculation shows it."""
+    request = make_request(Sampling(temperature, frequency_penalty=1.5), max_new_tokens=60)
+    check_text(GOOD, request)
+    check_text(None, request, decoder=Misremembering(wrong))
+    assert fails(check_text, GOOD, request, decoder=Misremembering(wrong))
 
 
 # ---------------------------------------------------------------- 3, 4 and the float32 race

@@ -2,18 +2,30 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers.generation import logits_process as theirs
 
-from omnidraft.decode.processors import shape
-from omnidraft.ports import Sampling
-from tests.unit.decode.toys import slow_shape
+from omnidraft.decode.processors import Shaper, shape
+from omnidraft.ports import Request, Sampling
+from tests.unit.decode.toys import slow_logits, slow_shape
 
 SAMPLINGS = st.builds(
     Sampling,
     st.sampled_from([0.0, 0.2, 1.0, 1.7]),
     st.none() | st.integers(1, 60),
     st.none() | st.floats(2**-7, 1.0, width=32),  # within 1e-15 of a sum of probabilities the order of adding decides
+    st.none() | st.sampled_from([0.0, 0.013, 0.2, 0.9, 1.0]),
+)
+HISTORIES = st.lists(st.integers(0, 39), max_size=12)
+PENALISED = st.builds(
+    Sampling,
+    st.sampled_from([0.0, 1.0]),
+    repetition_penalty=st.sampled_from([1.0, 0.5, 1.3, 40.0]),
+    presence_penalty=st.sampled_from([0.0, -2.0, 0.7, 2.0]),
+    frequency_penalty=st.sampled_from([0.0, -2.0, 0.3, 2.0]),
+    logit_bias=st.dictionaries(st.integers(0, 39), st.floats(-100, 100), max_size=5),
 )
 
 
@@ -78,3 +90,88 @@ def test_probabilities_are_float64_and_sum_to_one_at_full_vocabulary_size():
         assert p.dtype == np.float64
         assert p.sum() == pytest.approx(1.0, abs=1e-12)
         assert len(set(ids.tolist())) == len(ids)
+
+
+# ---------------------------------------------------------------- what depends on the history
+
+
+def shaper_after(sampling: Sampling, prompt: list[int], said: list[int]) -> Shaper:
+    shaper = Shaper(Request(tuple(prompt), (), 100, sampling))
+    for token in said:
+        shaper.take(token)
+    return shaper
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 10_000), PENALISED, HISTORIES, HISTORIES, st.booleans())
+def test_penalties_and_bias_equal_their_definitions(seed, sampling, prompt, said, has_ties):
+    logits = np.random.default_rng(seed).normal(0, 3, 40).astype(np.float32)
+    if has_ties:
+        logits = np.round(logits)
+    ids, p = shaper_after(sampling, prompt, said).shape(logits)
+    expected = slow_shape(slow_logits(logits.tolist(), sampling, prompt, said), sampling)
+    assert dict(zip(ids.tolist(), p.tolist(), strict=True)) == pytest.approx(expected, rel=1e-9)
+
+
+def test_repetition_counts_the_prompt_and_the_others_only_the_answer():
+    logits, prompt, said = np.array([1.0, 2.0, 3.0], np.float32), [0], [1, 1]
+
+    def ratios(**penalty: float) -> list[float]:
+        _, p = shaper_after(Sampling(1.0, **penalty), prompt, said).shape(logits)
+        return (np.log(p) - np.log(p[2])).tolist()
+
+    assert ratios(repetition_penalty=2.0) == pytest.approx([0.5 - 3, 1 - 3, 0])
+    assert ratios(presence_penalty=0.5) == pytest.approx([1 - 3, 1.5 - 3, 0])
+    assert ratios(frequency_penalty=0.5) == pytest.approx([1 - 3, 1 - 3, 0])
+
+
+def test_penalties_come_before_the_bias_and_both_before_temperature_and_truncation():
+    """-1 * 2 + 3.4 = 1.4 stays; with the bias first it would be 2.4 / 2 = 1.2 and fall out of the two."""
+    sampling = Sampling(0.5, top_k=2, repetition_penalty=2.0, logit_bias={0: 3.4})
+    ids, p = shaper_after(sampling, [0], []).shape(np.array([-1.0, 2.0, 1.3], np.float32))
+    assert ids.tolist() == [1, 0]
+    assert p[0] / p[1] == pytest.approx(np.exp((2.0 - 1.4) / 0.5))
+
+
+def test_min_p_is_a_share_of_the_most_probable_after_top_p():
+    logits = np.log(np.array([0.5, 0.3, 0.15, 0.05]))
+    assert list(shaped(logits, Sampling(1.0, min_p=0.3))) == [0, 1, 2]
+    assert list(shaped(logits, Sampling(1.0, min_p=0.61))) == [0]
+    assert list(shaped(logits, Sampling(1.0, top_p=0.7, min_p=0.3))) == [0, 1]
+    assert len(shaped(logits, Sampling(1.0, min_p=0.0))) == 4
+
+
+def test_the_row_of_the_target_is_left_as_it_is():
+    """Traces read the same memory."""
+    logits = np.array([1.0, 2.0], np.float32)
+    shaper_after(Sampling(1.0, logit_bias={0: 5.0}, repetition_penalty=3.0), [0, 1], [1]).shape(logits)
+    assert logits.tolist() == [1.0, 2.0]
+
+
+def test_settings_that_ask_for_nothing_do_nothing():
+    """No copy of the row, no work per token: the very array is shaped."""
+    assert Shaper(Request((1,), (), 5, Sampling(1.0, top_k=3)))._processors == ()
+
+
+# ---------------------------------------------------------------- as transformers has it
+
+PROMPT, SAID = [3, 17, 17], [5, 3, 29]
+THEIRS = {
+    "top-k": (Sampling(1.0, top_k=7), theirs.TopKLogitsWarper(7)),
+    "top-p": (Sampling(1.0, top_p=0.8), theirs.TopPLogitsWarper(0.8)),
+    "min-p": (Sampling(1.0, min_p=0.1), theirs.MinPLogitsWarper(0.1)),
+    "repetition penalty": (Sampling(1.0, repetition_penalty=1.7), theirs.RepetitionPenaltyLogitsProcessor(1.7)),
+    "temperature": (Sampling(0.6), theirs.TemperatureLogitsWarper(0.6)),
+    "bias": (Sampling(1.0, logit_bias={4: 2.5}), theirs.SequenceBiasLogitsProcessor([[[4], 2.5]])),
+}
+
+
+@pytest.mark.parametrize("name", THEIRS)
+@pytest.mark.parametrize("seed", range(5))
+def test_each_processor_equals_that_of_transformers(name, seed):
+    sampling, processor = THEIRS[name]
+    logits = np.random.default_rng(seed).normal(0, 2, 40).astype(np.float32)
+    expected_V = torch.softmax(processor(torch.tensor([PROMPT + SAID]), torch.from_numpy(logits)[None]), dim=-1)[0]
+    ids, p = shaper_after(sampling, PROMPT, SAID).shape(logits)
+    assert sorted(ids.tolist()) == expected_V.nonzero()[:, 0].tolist()
+    assert p == pytest.approx(expected_V[ids].numpy(), rel=1e-4)

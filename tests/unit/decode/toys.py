@@ -83,8 +83,20 @@ def slow_uniform(seed: int, choice: int, position: int, token: int) -> float:
     return (2 * (int(words[token % 4]) >> 12) + 1) * 2.0**-53
 
 
+def slow_logits(logits: Sequence[float], sampling: Sampling, prompt: Sequence[int], said: Sequence[int]) -> list[float]:
+    """Penalties and bias by their definitions, token by token."""
+    changed = []
+    for token, logit in enumerate(logits):
+        if token in prompt or token in said:
+            logit = logit / sampling.repetition_penalty if logit > 0 else logit * sampling.repetition_penalty
+        logit -= sampling.frequency_penalty * list(said).count(token)
+        logit -= sampling.presence_penalty * (token in said)
+        changed.append(logit + sampling.logit_bias.get(token, 0.0))
+    return changed
+
+
 def slow_shape(logits: Sequence[float], sampling: Sampling) -> dict[int, float]:
-    """Temperature, top-k, top-p by their definitions."""
+    """Temperature, top-k, top-p, min-p by their definitions."""
     row = np.array(logits, np.float64)
     if sampling.temperature == 0:
         return {min(token for token in range(len(row)) if row[token] == row.max()): 1.0}
@@ -99,6 +111,8 @@ def slow_shape(logits: Sequence[float], sampling: Sampling) -> dict[int, float]:
             if mass >= sampling.top_p:
                 break
         order = front
+    if sampling.min_p is not None:
+        order = [token for token in order if weights[token] >= sampling.min_p * max(weights)]
     total = sum(weights[token] for token in order)
     return {token: weights[token] / total for token in order if weights[token] > 0}
 
@@ -108,7 +122,8 @@ def slow_decode(table: ToyTable, request: Request) -> list[int]:
     ids: list[int] = []
     while len(ids) < request.max_new_tokens:
         text = [*request.prompt_ids, *ids]
-        p = slow_shape(table.logits(text).tolist(), request.sampling)
+        logits = slow_logits(table.logits(text).tolist(), request.sampling, request.prompt_ids, ids)
+        p = slow_shape(logits, request.sampling)
         times = {
             token: -np.log1p(-slow_uniform(request.seed, request.choice, len(text), token)) / p[token] for token in p
         }

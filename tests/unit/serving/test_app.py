@@ -110,6 +110,30 @@ def test_a_text_ends_before_its_stop_string_and_after_max_tokens(client: TestCli
     assert one["usage"]["completion_tokens"] == 1
 
 
+def test_penalties_and_biases_of_the_openai_client_shape_the_text_whoever_drafts(url: str, engine: Engine) -> None:
+    """A bias of 100 says one token over and over, until a frequency penalty of 2 has taken it back 50 times."""
+    favourite = engine.pair.target_tokenizer.encode("clips")[0]
+    asked = ASKED | {"max_tokens": 60, "logit_bias": {str(favourite): 100}}
+    asked_back = asked | {"frequency_penalty": 2.0}
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        spelled = engine.pair.target_tokenizer.vocabulary.spell([favourite]).decode()
+        text = client.completions.create(model="tiny", **asked).choices[0].text
+        assert text == spelled * 60
+        text = client.completions.create(model="tiny", **asked_back).choices[0].text
+        assert text.startswith(spelled * 40)
+        assert text != spelled * 60
+        plain = client.completions.create(model="tiny", extra_body={"speculation": "off"}, **asked_back)
+        assert plain.choices[0].text == text
+        unusual = {"min_p": 0.3, "top_k": 9, "repetition_penalty": 1.5}
+        said = [
+            client.chat.completions.create(
+                model="tiny", presence_penalty=1.0, extra_body=unusual | {"speculation": speculation}, **CHAT
+            )
+            for speculation in ("auto", "off")
+        ]
+        assert said[0].choices[0].message.content == said[1].choices[0].message.content
+
+
 def test_health_models_and_metrics_answer(client: TestClient) -> None:
     assert client.get("/healthz").status_code == client.get("/readyz").status_code == 200
     assert client.get("/v1/models").json()["data"][0]["id"] == "tiny"
@@ -134,7 +158,14 @@ def test_health_models_and_metrics_answer(client: TestClient) -> None:
         ({"n": 2}, "n: "),
         ({"seed": 2**64}, "seed: "),
         ({"stop": 7}, "stop"),
-        ({"logit_bias": {}}, "logit_bias: "),
+        ({"logit_bias": {"a": 1}}, "logit_bias.a"),
+        ({"logit_bias": {"3": 101}}, "logit_bias of 3 must be between -100 and 100, got 101"),
+        ({"logit_bias": {"-3": 1}}, "logit_bias must be of ids from 0"),
+        ({"min_p": 2}, "min_p must be between 0 and 1, got 2"),
+        ({"presence_penalty": 2.5}, "presence_penalty must be between -2 and 2, got 2.5"),
+        ({"repetition_penalty": 0}, "repetition_penalty must be above 0"),
+        ({"frequency_penalty": float("inf")}, "frequency_penalty: "),
+        ({"best_of": 2}, "best_of: "),
         ({"\ud800": 1}, "body: "),
         ({"prompt": "\ud800"}, "prompt: "),
         ({"prompt": "clips " * 2000}, "1024"),

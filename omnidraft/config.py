@@ -57,7 +57,11 @@ class DecodeSettings(Section):
     """`reproducible`: every pass has one width and one key capacity, so the text is bit for bit that of plain
     decoding. `fast`: unpadded passes; exact in law, texts may part within rounding."""
     width: int = Field(6, ge=2, le=64)
-    """Rows of a padded pass: one emitted token and `width - 1` drafted ones."""
+    """Ids in a row of a padded pass: one emitted token and `width - 1` drafted ones."""
+    chains: int = Field(1, ge=1, le=16)
+    """Rows of a padded pass, each a chain of the tree: a pass computes `chains * width` ids, drafted or not. Higher
+    takes trees in reproducible mode, and `chains` times the memory for keys; where the processor has no bfloat16
+    instructions more rows cost as much as wider ones. Part of what a text depends on."""
     prefill_rows: int = Field(48, ge=1)
     """Rows of a padded prefill pass."""
     capacity_step: int = Field(256, ge=64)

@@ -1,7 +1,8 @@
 """Keys and values of one request in preallocated slots: written where we say, read up to where we say.
 
 transformers calls `update` once a layer and pass. Rejected drafts cost nothing: the next pass writes over them.
-Shapes: C slots (the capacity), H key heads, D head size, S positions.
+Several rows are texts that share what was kept: a pass of one row writes into all of them.
+Shapes: B rows, C slots (the capacity), H key heads, D head size, S positions.
 """
 
 from collections.abc import Sequence
@@ -16,16 +17,17 @@ class _SlotLayer(CacheLayerMixin):
 
     is_sliding = False
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, num_rows: int) -> None:
         super().__init__()
         self.capacity = capacity
+        self.num_rows = num_rows
         self.start = 0
         self.visible = capacity
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        batch, heads, _, size = key_states.shape
-        self.keys = key_states.new_zeros(batch, heads, self.capacity, size)
-        self.values = value_states.new_zeros(batch, heads, self.capacity, value_states.shape[-1])
+        _, heads, _, size = key_states.shape
+        self.keys = key_states.new_zeros(self.num_rows, heads, self.capacity, size)
+        self.values = value_states.new_zeros(self.num_rows, heads, self.capacity, value_states.shape[-1])
         self.is_initialized = True
 
     def update(
@@ -35,10 +37,10 @@ class _SlotLayer(CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None
         assert self.values is not None
-        end = self.start + key_states.shape[2]
+        batch, end = key_states.shape[0], self.start + key_states.shape[2]
         self.keys[:, :, self.start : end] = key_states
         self.values[:, :, self.start : end] = value_states
-        return self.keys[:, :, : self.visible], self.values[:, :, : self.visible]
+        return self.keys[:batch, :, : self.visible], self.values[:batch, :, : self.visible]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.visible, 0
@@ -53,10 +55,11 @@ class _SlotLayer(CacheLayerMixin):
 class KvSlots(Cache):
     """All layers' slots."""
 
-    def __init__(self, num_layers: int, capacity: int) -> None:
+    def __init__(self, num_layers: int, capacity: int, *, num_rows: int = 1) -> None:
         self.capacity = capacity
+        self.num_rows = num_rows
         self.start = 0
-        self._slots = [_SlotLayer(capacity) for _ in range(num_layers)]
+        self._slots = [_SlotLayer(capacity, num_rows) for _ in range(num_layers)]
         super().__init__(layers=list(self._slots))
 
     def place(self, start: int, visible: int) -> None:
@@ -78,9 +81,21 @@ class KvSlots(Cache):
             layer.values[:, :, start : start + len(sources)] = layer.values[:, :, index_S]
 
     @torch.inference_mode()
+    def spread(self, row: int, start: int, count: int) -> None:
+        """Copy `count` slots of this row, from `start` on, to all other rows."""
+        others = [other for other in range(self.num_rows) if other != row]
+        if not others:
+            return
+        for layer in self._slots:
+            assert layer.keys is not None
+            assert layer.values is not None
+            for slots_BHCD in (layer.keys, layer.values):
+                slots_BHCD[others, :, start : start + count] = slots_BHCD[row, :, start : start + count]
+
+    @torch.inference_mode()
     def grown(self, capacity: int) -> "KvSlots":
         """A copy with more slots."""
-        larger = KvSlots(len(self._slots), capacity)
+        larger = KvSlots(len(self._slots), capacity, num_rows=self.num_rows)
         for layer, copy in zip(self._slots, larger._slots, strict=True):
             if layer.keys is not None and layer.values is not None:
                 copy.lazy_initialization(layer.keys, layer.values)

@@ -1,9 +1,10 @@
 """The target as a transformers model: scores trees, keeps what was accepted, and, padded, gives the same bits always.
 
-Reproducible mode: every pass has `width` rows and reads all `capacity` slots, prefill runs in chunks of one size from
-position 0. Then no bit of a logit depends on what was drafted (algorithms.md section 3); `self_test` proves it here.
+Reproducible mode: every pass is a batch of `chains` rows of `width` ids that reads all `capacity` slots; prefill runs
+in chunks of one size from position 0. Then no bit of a logit depends on what was drafted (algorithms.md section 3);
+`self_test` proves it here. A tree is laid out as chains, and after the pass all rows get the keys of the path's row.
 Fast mode: passes are as wide as the tree and read the slots in use.
-Shapes: N nodes of the tree, S rows of a pass, C slots, V vocabulary.
+Shapes: N nodes of the tree, B rows of a batch, S ids of a row, C slots, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -17,6 +18,8 @@ from omnidraft.config import DecodeSettings
 from omnidraft.errors import ConfigError, ContractError, ModelError, RequestError
 from omnidraft.models import attention
 from omnidraft.models import precision as precisions
+from omnidraft.models.bits import bits_hold
+from omnidraft.models.chains import Chains, lay_out, padded
 from omnidraft.models.kv_slots import KvSlots
 from omnidraft.ports import DraftTree, Mode, TreeLimits
 
@@ -36,14 +39,17 @@ class TransformersTarget:
         self._num_layers: int = config.num_hidden_layers
         self._has_moving_rope = attention.has_moving_rope(config)
         self.fingerprint = (
-            f"{name}-{precision}-w{settings.width}-p{settings.prefill_rows}-c{settings.capacity_step}"
+            f"{name}-{precision}-b{settings.chains}-w{settings.width}-p{settings.prefill_rows}-c{settings.capacity_step}"
             f"-t{torch.get_num_threads()}-torch{torch.__version__}"
         )
         self._proved: set[int] = set()
 
     def limits(self, mode: Mode) -> TreeLimits:
         """See ports.Target."""
-        return TreeLimits(self._settings.width - 1, num_chains=1) if mode == "reproducible" else TreeLimits(_MAX_NODES)
+        if mode == "fast":
+            return TreeLimits(_MAX_NODES)
+        chains, depth = self._settings.chains, self._settings.width - 1
+        return TreeLimits(chains * depth, num_chains=chains, depth=depth)
 
     def open(self, prompt_ids: Sequence[int], max_new_tokens: int, mode: Mode) -> "_Session":
         """See ports.Target. Raises ConfigError when reproducible mode does not hold on this machine."""
@@ -69,24 +75,18 @@ class TransformersTarget:
         self._proved.add(capacity)
 
     def self_test(self, capacity: int) -> None:
-        """Compare full blocks, begun at every offset, against one row at a time, bit by bit.
+        """Compare full passes with one id at a time, bit by bit.
 
         Raises:
             ConfigError: some bit differs, so reproducible mode cannot be promised here.
         """
-        width = self._settings.width
-        ids = [(7 * i + 3) % self.vocab_size for i in range(2 * width)]
+        chains, width = self._settings.chains, self._settings.width
         alone, blocks = (_Session(self, capacity, "reproducible") for _ in range(2))
-        alone_NV = [alone.extend(token) for token in ids]
-        for start in range(width):
-            rows = ids[start : start + width]
-            block = DraftTree(tuple(rows), (0, *range(width - 1)), (None,) * width, (0.0,) * width)
-            if not torch.equal(blocks.score(block), torch.stack(alone_NV[start : start + width])):
-                raise ConfigError(
-                    f"reproducible mode does not hold for this model, precision and machine (width {width}, "
-                    f"capacity {capacity}): set decode.mode = 'fast', or another decode.width"
-                )
-            blocks.keep((0,))
+        if not bits_hold(alone, blocks, vocab_size=self.vocab_size, chains=chains, width=width):
+            raise ConfigError(
+                f"reproducible mode does not hold for this model, precision and machine (chains {chains}, width "
+                f"{width}, capacity {capacity}): set decode.mode = 'fast', or other decode.chains and decode.width"
+            )
 
     def _capacity(self, needed: int) -> int:
         """Slots for `needed` ids, a padded pass and a padded prefill chunk behind them, in whole steps."""
@@ -95,21 +95,26 @@ class TransformersTarget:
 
     @torch.inference_mode()
     def forward(
-        self, slots: KvSlots, ids: list[int], positions_S: torch.Tensor, sees_SC: torch.Tensor, num_logits: int
+        self,
+        slots: KvSlots,
+        ids_BS: Sequence[Sequence[int]],
+        positions_S: torch.Tensor,
+        sees_SC: torch.Tensor,
+        num_logits: int,
     ) -> torch.Tensor:
-        """Logits float32 [num_logits, V] of the first rows; keys go where `slots` was placed."""
+        """Logits [B, num_logits, V] of the first ids of each row; keys go where `slots` was placed."""
         device = self._model.device
         positions_S, sees_SC = positions_S.to(device), sees_SC.to(device)
-        rows = torch.arange(num_logits, device=device)
         output = self._model(
-            input_ids=torch.tensor([ids], device=device),
+            input_ids=torch.tensor(ids_BS, device=device),
             position_ids=positions_S[None].clamp(max=self.context_limit - 1),  # only padding can lie beyond
             attention_mask=self._attention.masks(sees_SC, positions_S, slots.start),
             past_key_values=slots,
             use_cache=True,
-            logits_to_keep=rows,
+            logits_to_keep=torch.arange(num_logits, device=device),
         )
-        return output.logits[0].float()
+        logits_BSV: torch.Tensor = output.logits
+        return logits_BSV
 
 
 class _Session:
@@ -120,49 +125,49 @@ class _Session:
         self._settings = target._settings
         self._mode: Mode = mode
         self._is_padded = mode == "reproducible"
-        self._slots = KvSlots(target._num_layers, capacity)
+        self._slots = KvSlots(target._num_layers, capacity, num_rows=self._settings.chains if self._is_padded else 1)
+        self._chains: Chains | None = None
         self._num_kept = 0
 
     def prefill(self, ids: list[int]) -> None:
-        """Keys for these ids, in chunks; in reproducible mode padded to one size."""
+        """Keys for these ids, in chunks; in reproducible mode padded to one size, and computed once for all rows."""
         rows = self._settings.prefill_rows if self._is_padded else max(len(ids), 1)
         for start in range(0, len(ids), rows):
             chunk = ids[start : start + rows]
-            self._pass(chunk, None, rows if self._is_padded else len(chunk), num_logits=0)
+            self._pass([padded(chunk, rows) if self._is_padded else chunk], None, num_logits=0)
             self._num_kept += len(chunk)
 
-    def extend(self, token: int) -> torch.Tensor:
-        """Score one id by itself and keep it. [V]"""
-        logits_NV = self.score(DraftTree.empty(token))
-        self.keep((0,))
-        return logits_NV[0]
-
     def score(self, tree: DraftTree) -> torch.Tensor:
-        num_nodes = len(tree)
         if not tree.fits(limits := self._target.limits(self._mode)):
-            raise ContractError(f"a tree of {num_nodes - 1} drafted nodes does not fit {limits} ({self._mode} mode)")
-        rows = self._settings.width if self._is_padded else num_nodes
-        return self._pass(list(tree.tokens), None if tree.is_chain else tree.parents, rows, num_logits=num_nodes)
+            raise ContractError(f"a tree of {len(tree) - 1} drafted nodes does not fit {limits} ({self._mode} mode)")
+        if not self._is_padded:
+            parents = None if tree.is_chain else tree.parents
+            return self._pass([tree.tokens], parents, num_logits=len(tree))[0].float()
+        width = self._settings.width
+        self._chains = lay_out(tree, rows=self._settings.chains, width=width)
+        # all columns are read, because the head's matrix product has one width too
+        return self._chains.pick(self._pass(self._chains.ids_BS, None, num_logits=width)).float()
 
     def keep(self, nodes: Sequence[int]) -> None:
-        self._slots.gather([self._num_kept + node for node in nodes], self._num_kept)
+        if self._chains is None:
+            self._slots.gather([self._num_kept + node for node in nodes], self._num_kept)
+        else:
+            self._slots.spread(self._chains.row_of(nodes), self._num_kept, len(nodes))
         self._num_kept += len(nodes)
 
     def close(self) -> None:
         self._slots = KvSlots(0, 0)
 
-    def _pass(self, ids: list[int], parents: Sequence[int] | None, rows: int, num_logits: int) -> torch.Tensor:
-        """Logits of the first rows. No parents: a chain, which padding rows continue, to look like any other row."""
-        start, padding = self._num_kept, rows - len(ids)
-        visible = self._slots.capacity if self._is_padded else start + rows
+    def _pass(self, ids_BS: Sequence[Sequence[int]], parents: Sequence[int] | None, *, num_logits: int) -> torch.Tensor:
+        """Logits [B, num_logits, V]. No parents: chains, which padding continues, to look like any other id."""
+        start, width = self._num_kept, len(ids_BS[0])
+        visible = self._slots.capacity if self._is_padded else start + width
         if parents is None:
-            positions_S, sees_SC = attention.chain(start, rows, visible)
+            positions_S, sees_SC = attention.chain(start, width, visible)
         else:
             positions_S, sees_SC = attention.tree(parents, start)
         self._slots.place(start, visible)
-        num_read = rows if self._is_padded and num_logits else num_logits  # the head's matrix product has one width too
-        logits = self._target.forward(self._slots, ids + [0] * padding, positions_S, sees_SC, num_read)
-        return logits[:num_logits]
+        return self._target.forward(self._slots, ids_BS, positions_S, sees_SC, num_logits)
 
 
 def load_target(folder: Path, settings: DecodeSettings, *, name: str, precision: str) -> TransformersTarget:

@@ -71,3 +71,24 @@ def test_the_length_transformers_asks_for_is_that_before_the_pass():
     slots.place(3, 5)
     assert slots.get_seq_length() == 3
     assert slots.get_mask_sizes(2, 0) == (5, 0)
+
+
+def test_a_pass_of_one_row_writes_into_all_rows_and_reads_its_own():
+    slots = KvSlots(1, 4, num_rows=3)
+    assert write(slots, 0, 2, 1, 2) == [1, 2]
+    slots.place(2, 3)
+    seen, _ = slots.update(torch.tensor([7.0, 8.0, 9.0])[:, None, None, None], torch.zeros(3, 1, 1, 1), 0)
+    assert seen.flatten(1).tolist() == [[1, 2, 7], [1, 2, 8], [1, 2, 9]]
+
+
+def test_spread_gives_all_rows_the_slots_of_one_and_no_others():
+    slots = KvSlots(2, 4, num_rows=3)
+    rows = torch.arange(12.0).reshape(3, 1, 4, 1)
+    for layer in (0, 1):
+        slots.place(0, 4)
+        slots.update(rows, rows * 10, layer)
+    slots.spread(1, 1, 2)
+    expected = [[0, 5, 6, 3], [4, 5, 6, 7], [8, 5, 6, 11]]
+    for layer in slots.layers:
+        assert layer.keys.flatten(1).tolist() == expected
+        assert torch.equal(layer.values, layer.keys * 10)

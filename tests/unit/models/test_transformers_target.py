@@ -127,11 +127,11 @@ def test_reproducible_mode_takes_only_chains_of_its_width():
 
 
 class LooksAtPadding(TransformersTarget):
-    """Planted: a model whose logits depend a little on the other rows of the pass."""
+    """Planted: a model whose logits depend a little on what else is in the pass."""
 
-    def forward(self, slots, ids, positions_S, sees_SC, num_logits):
-        logits = super().forward(slots, ids, positions_S, sees_SC, num_logits)
-        return logits + 1e-6 * ids[-1]
+    def forward(self, slots, ids_BS, positions_S, sees_SC, num_logits):
+        logits = super().forward(slots, ids_BS, positions_S, sees_SC, num_logits)
+        return logits + 1e-6 * ids_BS[-1][-1]
 
 
 def test_the_self_test_refuses_a_model_whose_bits_depend_on_the_rest_of_the_pass():

@@ -1,0 +1,37 @@
+"""Reproducible mode over trees of a real target: equal bits, and the self-test agrees."""
+
+import numpy as np
+import pytest
+import torch
+
+from omnidraft.config import DecodeSettings
+from omnidraft.models.precision import automatic
+from omnidraft.models.store import resolve
+from omnidraft.models.transformers_target import load_target
+from omnidraft.ports import DraftTree
+from tests.unit.models.growing import grow, true_path
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
+
+
+def test_trees_give_a_real_target_the_bits_of_plain_decoding():
+    """50 positions of its own greedy text."""
+    settings = DecodeSettings(chains=2, width=4)
+    target = load_target(resolve("qwen2.5-coder-0.5b"), settings, name="qwen2.5-coder-0.5b", precision=automatic())
+    prompt, plain, following = list(range(1000, 1040)), [], []
+    session = target.open(prompt, 60, "reproducible")
+    for _ in range(50):
+        plain.append(session.score(DraftTree.empty([prompt[-1], *following][-1]))[0])
+        session.keep((0,))
+        following.append(int(plain[-1].argmax()))
+    rng, at, num_passes = np.random.default_rng(2), 0, 0
+    session = target.open(prompt, 60, "reproducible")
+    while at < 50:
+        ids = following[at:49]
+        grown = grow(rng, [prompt[-1], *following][at], ids, target.limits("reproducible"), target.vocab_size)
+        nodes = true_path(grown, ids)
+        assert torch.equal(session.score(grown)[nodes], torch.stack(plain[at : at + len(nodes)]))
+        session.keep(nodes)
+        at += len(nodes)
+        num_passes += 1
+    assert num_passes < 45

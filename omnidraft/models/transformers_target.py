@@ -21,6 +21,7 @@ from omnidraft.models import precision as precisions
 from omnidraft.models.bits import bits_hold
 from omnidraft.models.chains import Chains, lay_out, padded
 from omnidraft.models.kv_slots import KvSlots
+from omnidraft.models.shared_heads import share_key_heads
 from omnidraft.ports import DraftTree, Mode, TreeLimits
 
 _MAX_NODES = 64
@@ -31,6 +32,7 @@ class TransformersTarget:
 
     def __init__(self, model: PreTrainedModel, settings: DecodeSettings, *, name: str, precision: str) -> None:
         self._model = model.eval()
+        share_key_heads(model)
         self._settings = settings
         self._attention = attention.Attention(model)
         config = model.config.get_text_config()

@@ -11,7 +11,9 @@ KAFKA_PORT ?= 9092
 KAFKA_DATA ?= runs/kafka
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
-BENCH_ARGS ?=
+BENCH_ARGS ?= --num-prompts 4 --max-new-tokens 128
+BENCH_METHODS ?= plain,omnidraft,omnidraft-reproducible,omnidraft+traces,hf-generate,hf-uad,hf-tli,llamacpp,llamacpp+omnidraft
+PROMPTS ?= $(wildcard $(patsubst %,../shared/data/%.jsonl,gsm8k code instruct xsum))
 
 # One numeric thread per test process; what measures speed sets its own.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false RAY_USAGE_STATS_ENABLED=0 MLFLOW_DISABLE_TELEMETRY=true
@@ -66,8 +68,9 @@ format: setup ## Rewrite the code the way `make lint` wants it
 	$(PYTHON) -m ruff check --fix .
 	$(PYTHON) -m ruff format .
 
-bench: setup ## Measure one model pair on this machine
-	$(PYTHON) -m pipelines.bench $(BENCH_ARGS)
+bench: setup ## Measure one model pair on this machine into docs/benchmarks.md (PROMPTS, BENCH_METHODS, BENCH_ARGS)
+	$(PYTHON) -m pipelines.bench $(foreach file,$(PROMPTS),--prompts $(file)) --methods $(BENCH_METHODS) \
+	  --json runs/benchmarks.json --markdown docs/benchmarks.md $(BENCH_ARGS)
 
 kafka: setup ## Run a Kafka broker in the foreground, without Docker
 	$(PYTHON) deploy/kafka/local_broker.py --port $(KAFKA_PORT) --data $(KAFKA_DATA)

@@ -14,15 +14,23 @@ class Prompt:
     text: str
     answer_ids: tuple[int, ...] = ()
     """The target's ids of a known answer, if the file has them."""
+    split: str | None = None
+    """Which part of a data set it belongs to, if the file says."""
 
 
-def read(path: Path, num: int | None = None, *, skip: int = 0) -> list[Prompt]:
-    """Up to `num` prompts after the first `skip`. Raises RequestError, naming file and line."""
+def read(path: Path, num: int | None = None, *, skip: int = 0, split: str | None = None) -> list[Prompt]:
+    """Up to `num` prompts after the first `skip`. Raises RequestError, naming file and line.
+
+    Args:
+        split: pass over the rows that say they belong to another.
+    """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as exc:
         raise RequestError(f"cannot read prompts: {exc}") from exc
     prompts = [_row(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    if split is not None:
+        prompts = [prompt for prompt in prompts if prompt.split in (None, split)]
     chosen = prompts[skip : None if num is None else skip + num]
     if not chosen:
         raise RequestError(f"{path} has no prompts after the first {skip}")
@@ -40,6 +48,6 @@ def _row(path: Path, number: int, line: str) -> Prompt:
         text = row.get("prompt") or row["question"]
         if not isinstance(text, str):
             raise TypeError(f"not a text: {text!r}")
-        return Prompt(text, tuple(map(int, row.get("answer_ids", ()))))
+        return Prompt(text, tuple(map(int, row.get("answer_ids", ()))), row.get("split"))
     except (ValueError, KeyError, AttributeError, TypeError) as exc:
         raise RequestError(f"{path}:{number} needs a JSON object with a prompt or question: {exc!r}") from exc

@@ -1,144 +1,179 @@
 """Decoding speed, side by side in one process on the same prompts, interleaved.
 
-`python -m pipelines.bench --prompts FILE --json OUT`. Methods: `plain` is our engine with speculation off and unpadded
-passes; `omnidraft` the same engine in the chosen mode; `hf-generate` is transformers' own greedy generate in bfloat16.
+`python -m pipelines.bench --prompts FILE --json OUT`; the methods stand in bench_methods.py, the figures in
+bench_rows.py. What was measured so far is in OUT after every prompt.
 """
 
-import platform
-from collections.abc import Callable
+import os
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from statistics import median
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.console import Console
-from rich.progress import track
-from rich.table import Table
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from omnidraft import config, prompts, wiring
-from omnidraft.decode.engine import Question
-from omnidraft.decode.figures import Figures
-from omnidraft.errors import OmnidraftError, RequestError
+from omnidraft import config, prompts
+from omnidraft.errors import ConfigError, RequestError
 from omnidraft.hosts import process
-from omnidraft.ports import Mode, Sampling
-from omnidraft.telemetry.metrics import CountingMetrics
-from pipelines import report
+from pipelines import bench_methods, bench_report, bench_rows, machine, report
+from pipelines.bench_runs import Failure, Method, Outcome, attempt
 
-Method = Callable[[str], Figures]
-METHODS = ("plain", "omnidraft", "hf-generate")
 DEFAULT_PROMPTS = Path(__file__).parent / "data" / "gsm8k.jsonl"
+DEFAULT_METHODS = "plain,omnidraft,hf-generate"
+WARM_UP_TOKENS = 16
+
+Outcomes = dict[str, list[Outcome]]
 
 
 def main(
-    prompts_path: Annotated[
-        Path, typer.Option("--prompts", help="JSON lines with prompt or question.")
-    ] = DEFAULT_PROMPTS,
-    num_prompts: Annotated[int, typer.Option(min=1)] = 4,
+    prompts_paths: Annotated[
+        list[Path] | None, typer.Option("--prompts", help="JSON lines with prompt or question; may be given again.")
+    ] = None,
+    num_prompts: Annotated[int, typer.Option(min=1, help="Of each file, test split first.")] = 4,
     max_new_tokens: Annotated[int, typer.Option(min=2)] = 64,
     temperature: Annotated[float, typer.Option(min=0)] = 0.0,
-    methods: Annotated[str, typer.Option(help=f"Of {', '.join(METHODS)}, with commas.")] = ",".join(METHODS),
-    mode: Annotated[str, typer.Option(help="fast or reproducible, for omnidraft.")] = "reproducible",
+    methods: Annotated[str, typer.Option(help=f"Of {', '.join(bench_methods.NAMES)}, with commas.")] = DEFAULT_METHODS,
+    mode: Annotated[str | None, typer.Option(help="fast or reproducible, for omnidraft.")] = None,
     target: Annotated[str | None, typer.Option()] = None,
     drafter: Annotated[str | None, typer.Option()] = None,
-    json_path: Annotated[Path | None, typer.Option("--json", help="Where the rows go.")] = None,
+    snapshot: Annotated[str | None, typer.Option(help="Folder, version or alias; the base drafter without it.")] = None,
+    quantize: Annotated[str | None, typer.Option(help="int4 or int8: the target of our own engine.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; an accelerator is used if there is one.")] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Where rows and runs go.")] = None,
+    markdown_path: Annotated[Path | None, typer.Option("--markdown", help="A page, and a picture beside it.")] = None,
     config_path: Annotated[Path | None, typer.Option("--config")] = None,
 ) -> None:
     """Compare decoding methods."""
-    names = [name.strip() for name in methods.split(",")]
-    if unknown := sorted(set(names) - set(METHODS)):
-        raise RequestError(f"no method {unknown[0]!r}; there are {', '.join(METHODS)}")
+    names = _names(methods)
+    _choose_device(device)
+    models = {"target": target, "drafter": drafter, "precision": quantize}
+    settings = config.load(config_path, models=models, decode={"mode": mode})
+    tasks = _tasks(prompts_paths, num_prompts)
+    with ExitStack() as stack:
+        loaded = bench_methods.load(names, bench_methods.Setup(settings, temperature, snapshot), stack)
+        options = {
+            "command": shlex.join(["python", "-m", "pipelines.bench", *sys.argv[1:]]),
+            "fingerprint": loaded.target,
+            "snapshot": snapshot,
+            "temperature": temperature,
+            "max_new_tokens": max_new_tokens,
+            "num_prompts": {task: len(texts) for task, texts in tasks.items()},
+        }
+        about = {"machine": machine.describe(), "options": options, "settings": settings.model_dump(mode="json")}
+        outcomes: dict[str, Outcomes] = {task: {name: [] for name in names} for task in tasks}
+        publish = _publisher(about, outcomes, is_greedy=temperature == 0, json_path=json_path)
+        _measure_all(tasks, _runnable(names, loaded), max_new_tokens, outcomes, publish)
+    _show(publish(), markdown_path)
+
+
+def _names(methods: str) -> list[str]:
+    names = list(dict.fromkeys(name.strip() for name in methods.split(",")))
+    if unknown := sorted(set(names) - set(bench_methods.NAMES)):
+        raise RequestError(f"no method {unknown[0]!r}; there are {', '.join(bench_methods.NAMES)}")
     if "plain" not in names:
         raise RequestError("--methods needs plain: speed-ups are quoted against it")
-    settings = config.load(config_path, models={"target": target, "drafter": drafter}, decode={"mode": mode})
-    chosen = _methods(names, settings, max_new_tokens, Sampling(temperature))
-    asked = prompts.read(prompts_path, num_prompts)
-    runs: dict[str, list[Figures | None]] = {name: [] for name in names}
-    for name in names:
-        chosen[name](asked[0].text)  # warm-up
-    for number, prompt in enumerate(track(asked, "measuring")):
-        for name in names if number % 2 == 0 else reversed(names):
-            runs[name].append(_guarded(chosen[name], prompt.text, name))
-    rows = [_row(name, runs[name], runs["plain"]) for name in names]
-    Console().print(_table(rows))
-    if json_path is not None:
-        machine = {"processor": platform.processor() or platform.machine(), "system": platform.platform()}
-        report.save({"machine": machine, "settings": settings.model_dump(mode="json"), "rows": rows}, json_path)
+    return names
 
 
-def _methods(names: list[str], settings: config.Settings, max_new_tokens: int, sampling: Sampling) -> dict[str, Method]:
-    engine = wiring.engine(settings, CountingMetrics()).engine
-
-    def ours(mode: Mode, num_draft_tokens: int | None) -> Method:
-        def run(text: str) -> Figures:
-            figures = Figures()
-            question = Question(
-                messages=[{"role": "user", "content": text}],
-                max_new_tokens=max_new_tokens,
-                sampling=sampling,
-                seed=0,
-                mode=mode,
-                num_draft_tokens=num_draft_tokens,
-            )
-            for step in engine.answer(question).steps:
-                figures.take(step)
-            return figures
-
-        return run
-
-    made: dict[str, Method] = {"plain": ours("fast", 0), "omnidraft": ours(settings.decode.mode, None)}
-    if "hf-generate" in names:
-        made["hf-generate"] = _hf_generate(settings, max_new_tokens)
-    return made
+def _choose_device(device: str | None) -> None:
+    """Models go to the accelerator that they see."""
+    if device not in (None, "cpu", "cuda"):
+        raise ConfigError(f"--device must be cpu or cuda, got {device!r}")
+    if device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: torch sees no accelerator here")
 
 
-def _hf_generate(settings: config.Settings, max_new_tokens: int) -> Method:
-    from omnidraft.models.hf_generate import HfGenerate
-
-    words = wiring.vocabularies(settings)
-    model = HfGenerate(words.target_folder)
-
-    def run(text: str) -> Figures:
-        prompt_ids = words.target.chat_prompt_ids([{"role": "user", "content": text}])
-        made = model.generate(prompt_ids, max_new_tokens, sorted(words.target.stop_ids))
-        num_tokens = len(made.ids)
-        return Figures(
-            num_tokens=num_tokens, num_passes=num_tokens, num_later_tokens=num_tokens - 1, decode_s=made.decode_s
-        )
-
-    return run
+def _tasks(paths: Sequence[Path] | None, num_prompts: int) -> dict[str, list[str]]:
+    """The texts of each file, by the file's name."""
+    if not paths:
+        print(f"no --prompts: using {DEFAULT_PROMPTS}", file=sys.stderr)
+    tasks: dict[str, list[str]] = {}
+    for path in paths or [DEFAULT_PROMPTS]:
+        if path.stem in tasks:
+            raise RequestError(f"two prompt files are named {path.stem}; rename one")
+        tasks[path.stem] = [each.text for each in prompts.read(path, num_prompts, split="test")]
+    return tasks
 
 
-def _guarded(method: Method, text: str, name: str) -> Figures | None:
-    """None, reported, when the method fails on a prompt."""
-    try:
-        return method(text)
-    except (OmnidraftError, RuntimeError, ValueError) as exc:
-        print(f"{name} failed on a prompt: {exc}")
-        return None
+def _runnable(names: Sequence[str], loaded: bench_methods.Loaded) -> dict[str, Method | Failure]:
+    for name, reason in loaded.missing.items():
+        print(f"{name}: {reason}", file=sys.stderr)
+    return {name: loaded.methods.get(name) or Failure(loaded.missing[name]) for name in names}
 
 
-def _row(name: str, runs: list[Figures | None], plain: list[Figures | None]) -> dict[str, Any]:
-    done = [figures for figures in runs if figures]
-    pairs = [(mine, base) for mine, base in zip(runs, plain, strict=True) if mine and base]
-    total = sum(done, Figures())
-    return {
-        "method": name,
-        "tokens_per_s": total.tokens_per_s,
-        "tokens_per_pass": total.tokens_per_pass,
-        "speedup": median(mine.tokens_per_s / base.tokens_per_s for mine, base in pairs) if pairs else None,
-        "agreement": total.agreement,
-        "overhead_share": total.other_s / total.decode_s if total.decode_s else None,
-        "failed_prompts": len(runs) - len(done),
-    }
+def _measure_all(
+    tasks: Mapping[str, Sequence[str]],
+    methods: Mapping[str, Method | Failure],
+    max_new_tokens: int,
+    outcomes: Mapping[str, Outcomes],
+    publish: Callable[[], Any],
+) -> None:
+    """Every method on every prompt; who comes first changes from prompt to prompt."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    with Progress(*columns, *times, console=Console(stderr=True), speed_estimate_period=600) as progress:
+        bar = progress.add_task("warming up", total=sum(map(len, tasks.values())) * len(methods))
+        first = next(iter(tasks.values()))[0]
+        for method in methods.values():
+            _outcome(method, first, min(WARM_UP_TOKENS, max_new_tokens))
+        for task, texts in tasks.items():
+            for number, text in enumerate(texts):
+                for name in rotated(list(methods), number):
+                    progress.update(bar, description=f"{task} {number + 1}/{len(texts)} {name}")
+                    outcomes[task][name].append(_outcome(methods[name], text, max_new_tokens))
+                    progress.advance(bar)
+                publish()
 
 
-def _table(rows: list[dict[str, Any]]) -> Table:
-    table = Table("method", "tokens/s", "tokens per pass", "speed-up over plain", "failed prompts")
+def rotated(names: list[str], by: int) -> list[str]:
+    """The same names, another one first."""
+    start = by % len(names)
+    return names[start:] + names[:start]
+
+
+def _outcome(method: Method | Failure, text: str, max_new_tokens: int) -> Outcome:
+    return method if isinstance(method, Failure) else attempt(method, text, max_new_tokens)
+
+
+def _publisher(
+    about: Mapping[str, Any], outcomes: Mapping[str, Outcomes], *, is_greedy: bool, json_path: Path | None
+) -> Callable[[], dict[str, Any]]:
+    def publish() -> dict[str, Any]:
+        """The report so far, in its file too."""
+        rows = [row for task in outcomes for row in bench_rows.rows(task, outcomes[task], is_greedy=is_greedy)]
+        runs = [
+            {"task": task, "method": name, "prompt": number} | outcome.plain_data()
+            for task, of_task in outcomes.items()
+            for name, of_method in of_task.items()
+            for number, outcome in enumerate(of_method)
+        ]
+        made = {**about, "rows": rows, "runs": runs}
+        if json_path is not None:
+            report.save(made, json_path)
+        return made
+
+    return publish
+
+
+def _show(made: Mapping[str, Any], markdown_path: Path | None) -> None:
+    rows = made["rows"]
+    for task in dict.fromkeys(row["task"] for row in rows):
+        Console().print(bench_report.table(task, [row for row in rows if row["task"] == task]))
     for row in rows:
-        speedup = "-" if row["speedup"] is None else f"{row['speedup']:.2f}x"
-        numbers = (f"{row['tokens_per_s']:.2f}", f"{row['tokens_per_pass']:.2f}")
-        table.add_row(row["method"], *numbers, speedup, str(row["failed_prompts"]))
-    return table
+        for reason in row["failures"]:
+            print(f"{row['task']}: {row['method']} failed: {reason}")
+    if markdown_path is not None:
+        picture_path = markdown_path.with_suffix(".png")
+        markdown_path.parent.mkdir(parents=True, exist_ok=True)
+        bench_report.picture(rows, picture_path)
+        markdown_path.write_text(bench_report.markdown(made, picture_path.name))
 
 
 if __name__ == "__main__":

@@ -54,5 +54,8 @@ def picture(rows: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def save(report: dict[str, Any], path: Path) -> None:
-    """Indented JSON."""
-    path.write_text(json.dumps(report, indent=2) + "\n")
+    """Indented JSON, written aside first: an interrupted run leaves the last whole report."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(json.dumps(report, indent=2) + "\n")
+    partial.replace(path)

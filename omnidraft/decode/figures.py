@@ -28,6 +28,10 @@ class Figures:
     """Tokens of the steps after the first: what `decode_s` paid for."""
     accepted_by_source: Counter[str] = field(default_factory=Counter)
     accepted_per_pass: Counter[int] = field(default_factory=Counter)
+    scored_by_depth: Counter[int] = field(default_factory=Counter)
+    """Passes that reached this depth of the tree and had something drafted there; a tree's first nodes are depth 1."""
+    agreed_by_depth: Counter[int] = field(default_factory=Counter)
+    """... and the target drew one of those tokens."""
     _started: float = field(default_factory=time.perf_counter)
     _first: float | None = None
 
@@ -50,6 +54,8 @@ class Figures:
         self.other_s += step.timings.other_s
         self.accepted_by_source.update(str(step.tree.sources[node]) for node in step.path)
         self.accepted_per_pass[len(step.path)] += 1
+        self.scored_by_depth.update(range(1, len(step.path) + missed + 1))
+        self.agreed_by_depth.update(range(1, len(step.path) + 1))
 
     def __add__(self, other: "Figures") -> "Figures":
         """Both together."""
@@ -74,6 +80,11 @@ class Figures:
         """None when nothing was drafted."""
         return self.num_agreed / self.num_scored if self.num_scored else None
 
+    @property
+    def agreement_by_depth(self) -> list[float]:
+        """Share of passes that went on, of those that could, at depth 1, 2, ..."""
+        return [self.agreed_by_depth[depth] / self.scored_by_depth[depth] for depth in sorted(self.scored_by_depth)]
+
     def summary(self) -> dict[str, object]:
         """Plain data, for responses and reports."""
         return {
@@ -85,6 +96,7 @@ class Figures:
             "tokens_per_pass": round(self.tokens_per_pass, 4),
             "tokens_per_s": round(self.tokens_per_s, 4),
             "agreement": self.agreement,
+            "agreement_by_depth": self.agreement_by_depth,
             "first_token_s": round(self.first_token_s, 4),
             "decode_s": round(self.decode_s, 4),
             "draft_s": round(self.draft_s, 4),

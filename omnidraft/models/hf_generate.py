@@ -1,12 +1,15 @@
-"""transformers' own greedy `generate`, as a user would call it: the yardstick that our plain decoding stands beside."""
+"""transformers' own `generate`, as a user would call it: the yardstick that our plain decoding stands beside."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers.generation.streamers import BaseStreamer
+from transformers.utils import logging as transformers_logging
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,36 +17,84 @@ class Generated:
     """One answer."""
 
     ids: tuple[int, ...]
+    num_passes: int
+    num_later_tokens: int
+    """Tokens of the passes after the first: what `decode_s` paid for."""
     first_token_s: float
     decode_s: float
-    """From the first token to the last."""
+    """From the first pass's tokens to the last."""
 
 
 class HfGenerate:
-    """A model as its folder says, in bfloat16."""
+    """A model as its folder says, in bfloat16, on the accelerator if there is one."""
 
     def __init__(self, folder: Path) -> None:
-        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, local_files_only=True).eval()
+        self._model = load_bfloat16(folder)
 
     @torch.inference_mode()
-    def generate(self, prompt_ids: Sequence[int], max_new_tokens: int, stop_ids: Sequence[int]) -> Generated:
-        """Greedy; the first token is timed by a call for one token."""
-        prompt = torch.tensor([list(prompt_ids)])
-        started = time.perf_counter()
-        self._generate(prompt, 1, stop_ids)
-        first_s = time.perf_counter() - started
-        started = time.perf_counter()
-        output = self._generate(prompt, max_new_tokens, stop_ids)
-        total_s = time.perf_counter() - started
-        return Generated(tuple(output[0, prompt.shape[1] :].tolist()), first_s, total_s - first_s)
+    def generate(
+        self,
+        prompt_ids: Sequence[int],
+        max_new_tokens: int,
+        *,
+        stop_ids: Sequence[int],
+        temperature: float,
+        options: Mapping[str, Any] | None = None,
+    ) -> Generated:
+        """Greedy at temperature 0, else a sample of the model's own distribution, the same one each time.
 
-    def _generate(self, prompt: torch.Tensor, max_new_tokens: int, stop_ids: Sequence[int]) -> torch.Tensor:
-        ids: torch.Tensor = self._model.generate(
-            prompt,
-            attention_mask=torch.ones_like(prompt),
-            max_new_tokens=max_new_tokens,
-            do_sample=False,
-            eos_token_id=list(stop_ids),
-            pad_token_id=min(stop_ids, default=0),
-        )
-        return ids
+        Args:
+            options: more arguments of transformers' `generate`; the last word is theirs.
+        """
+        prompt = torch.tensor([list(prompt_ids)], device=self._model.device)
+        asked: dict[str, Any] = {
+            "attention_mask": torch.ones_like(prompt),
+            "max_new_tokens": max_new_tokens,
+            "eos_token_id": list(stop_ids),
+            "pad_token_id": min(stop_ids, default=0),
+            **law(temperature),
+            **(options or {}),
+        }
+        torch.manual_seed(0)
+        clock = _PassClock()
+        output = self._model.generate(prompt, streamer=clock, **asked)  # type: ignore[operator]
+        return clock.generated(output[0, prompt.shape[1] :].tolist())
+
+
+def law(temperature: float) -> dict[str, Any]:
+    """What makes `generate` draw from the model's distribution at this temperature, without its own default filters."""
+    if temperature == 0:
+        return {"do_sample": False}
+    return {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+
+
+def load_bfloat16(folder: Path) -> PreTrainedModel:
+    """The model of a folder, without the sampling defaults that the folder may name."""
+    transformers_logging.disable_progress_bar()
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, local_files_only=True)
+    model.generation_config = GenerationConfig()
+    if torch.cuda.is_available():
+        model.to("cuda")  # type: ignore[arg-type]
+    return model.eval()
+
+
+class _PassClock(BaseStreamer):
+    """Notes when each pass of the target gave its tokens: `generate` hands them over pass by pass."""
+
+    def __init__(self) -> None:
+        self._started = time.perf_counter()
+        self._nums: list[int] = []
+        self._times_s: list[float] = []
+
+    def put(self, value: torch.Tensor) -> None:
+        """First the prompt, which counts as no pass."""
+        self._nums.append(value.numel())
+        self._times_s.append(time.perf_counter() - self._started)
+
+    def end(self) -> None:
+        """Nothing is held back."""
+
+    def generated(self, ids: Sequence[int]) -> Generated:
+        """The answer's ids with what was noted."""
+        nums, times_s = self._nums[1:], self._times_s[1:]
+        return Generated(tuple(ids), len(nums), sum(nums[1:]), times_s[0], times_s[-1] - times_s[0])

@@ -13,6 +13,7 @@ from omnidraft.errors import BusError
 from omnidraft.ports import Metrics, Registry, SnapshotVersion, Target
 from omnidraft.wiring.logs import log_reader, log_writer, registry
 from omnidraft.wiring.models import SnapshotLoader, ngram_cache, snapshot_loader, target, vocabularies
+from omnidraft.wiring.snapshots import named_snapshot
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -39,9 +40,18 @@ class Worker:
     refresher: "Refresher | None"
 
 
-def engine(settings: Settings, metrics: Metrics, *, progress: "Progress | None" = None) -> Worker:
-    """An engine alone: the base drafter or the champion as it is now, no traces, no refreshing."""
-    return _worker(settings, metrics, None, progress)
+def engine(
+    settings: Settings, metrics: Metrics, *, progress: "Progress | None" = None, snapshot: str | None = None
+) -> Worker:
+    """An engine alone, without traces or refreshing.
+
+    Args:
+        snapshot: a folder, a version or an alias; None is the base drafter.
+
+    Raises:
+        ModelError, SnapshotError, VocabularyError: models or snapshot cannot be had, or do not belong together.
+    """
+    return _worker(settings, metrics, None, progress, snapshot=snapshot)
 
 
 def worker(settings: Settings, metrics: Metrics, *, progress: "Progress | None" = None) -> Worker:
@@ -68,6 +78,7 @@ def _worker(
     progress: "Progress | None",
     *,
     follows: bool = False,
+    snapshot: str | None = None,
 ) -> Worker:
     from omnidraft.decode.engine import Engine, Pair
     from omnidraft.decode.loop import Decoder
@@ -77,7 +88,7 @@ def _worker(
     words = vocabularies(settings, progress)
     load = snapshot_loader(settings, words)
     loaded_target = target(settings, words)
-    slot = SnapshotSlot(load(None, None))
+    slot = SnapshotSlot(load(None, None) if snapshot is None else named_snapshot(settings, load, snapshot))
     pair = Pair(
         settings.models.target,
         settings.models.drafter,

@@ -38,6 +38,25 @@ def test_agreement_counts_positions_up_to_the_first_miss(each: Step, scored: int
     assert figures.agreement == (agreed / scored if scored else None)
 
 
+def test_agreement_by_depth_counts_passes_that_came_so_far() -> None:
+    figures = figures_of(
+        step([1, 2, 3], [1, 9], 1), step([1, 2], [1, 2, 9], 2), step([1], [9], 0), step([], [9], 0), step([1], [1], 1)
+    )
+    assert figures.scored_by_depth == {1: 4, 2: 2}
+    assert figures.agreed_by_depth == {1: 3, 2: 1}
+    assert figures.agreement_by_depth == [3 / 4, 1 / 2]
+    assert (figures + figures).agreement_by_depth == figures.agreement_by_depth
+
+
+def test_any_accepted_sibling_agrees_at_its_depth() -> None:
+    sources = (None, Source.DIRECT, Source.DIRECT, Source.DIRECT)
+    tree = DraftTree((0, 5, 6, 7), (0, 0, 0, 2), sources, (0.0, -1.0, -2.0, -1.0))
+    second = Step(tree, (6, 9), (2,), "", None, Timings(), None)
+    first = Step(tree, (5, 9), (1,), "", None, Timings(), None)
+    assert figures_of(second, first).scored_by_depth == {1: 2, 2: 1}
+    assert figures_of(second, first).agreed_by_depth == {1: 2}
+
+
 def test_speed_leaves_out_the_first_step() -> None:
     figures = Figures()
     time.sleep(0.05)

@@ -1,0 +1,48 @@
+"""What a measurement was taken on: figures without it mean nothing."""
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+import psutil
+import torch
+
+
+def describe() -> dict[str, str | int | float]:
+    """Processor, cores, memory, accelerator, versions and the commit of this checkout."""
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count() or 1,
+        "threads": torch.get_num_threads(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "commit": _commit(),
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.processor() or platform.machine()
+
+
+def _commit() -> str:
+    """With a plus behind it when tracked files were changed since."""
+    try:
+        said = subprocess.run(
+            ["git", "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return said.stdout.strip()

@@ -1,0 +1,219 @@
+"""What the benchmark promises: every method on the same prompts, failures counted with their reason, rows that follow
+from what was measured."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omnidraft import wiring
+from omnidraft.decode.engine import Question
+from omnidraft.decode.figures import Figures
+from omnidraft.errors import ConfigError, RequestError
+from omnidraft.ports import DraftTree, Source, Step, Timings
+from omnidraft.telemetry.metrics import CountingMetrics
+from pipelines import bench, bench_report, machine
+from pipelines.bench_rows import rows
+from pipelines.bench_runs import Failure, Run, attempt, watched
+from tests.tiny_engine import tiny_settings
+
+ROW_KEYS = {
+    "task",
+    "method",
+    "tokens_per_s",
+    "tokens_per_pass",
+    "speedup",
+    "speedup_of_totals",
+    "baseline",
+    "speedup_over_baseline",
+    "agreement_by_depth",
+    "accepted_by_source",
+    "draft_share",
+    "target_share",
+    "overhead_share",
+    "tracing_share",
+    "first_token_s",
+    "share_identical_to_plain",
+    "failed_prompts",
+    "failures",
+}
+QUESTIONS = ["How many clips did Natalia sell in May?", "A robe takes 2 bolts of blue fiber."]
+NUM_TOKENS = 8
+
+Bench = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def run_bench(
+    tiny_models: tuple[Path, Path], omnidraft_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Bench:
+    """The command over the tiny models; the report it saved."""
+    settings = tmp_path / "settings.toml"
+    settings.write_text('[models]\nprecision = "float32"\n[decode]\nthreads = 1\nprefill_rows = 16\n')
+    monkeypatch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))
+    monkeypatch.setattr(sys, "argv", ["bench", "--and", "so on"])
+
+    def run(texts: list[str], **options: Any) -> dict[str, Any]:
+        path = tmp_path / "clips.jsonl"
+        path.write_text("\n".join(json.dumps({"prompt": text, "split": "test"}) for text in texts))
+        target, drafter = map(str, tiny_models)
+        bench.main(
+            **{"prompts_paths": [path], "max_new_tokens": NUM_TOKENS, "json_path": tmp_path / "bench.json"} | options,
+            target=target,
+            drafter=drafter,
+            config_path=settings,
+        )
+        report: dict[str, Any] = json.loads((tmp_path / "bench.json").read_text())
+        return report
+
+    return run
+
+
+def run_of(tokens: list[int], later_s: float, *, draft_s: float | None = None, target_s: float | None = None) -> Run:
+    """One token in the first pass, the others in a second one."""
+    figures = Figures(num_tokens=len(tokens), num_passes=2, num_later_tokens=len(tokens) - 1, decode_s=later_s)
+    return Run(tuple(tokens), figures, draft_s, target_s)
+
+
+def step(num_drafted: int, num_accepted: int, timings: Timings) -> Step:
+    tree = DraftTree.chain(0, range(1, num_drafted + 1), [Source.DIRECT] * num_drafted, [-1.0] * num_drafted)
+    path = tuple(range(1, num_accepted + 1))
+    return Step(tree, (*path, 99), path, "", None, timings, None)
+
+
+def test_every_method_answers_every_prompt_and_the_rows_follow_from_the_steps(
+    run_bench: Bench, tiny_models: tuple[Path, Path], tmp_path: Path
+) -> None:
+    methods = ["plain", "omnidraft", "omnidraft-fast", "omnidraft+traces", "hf-generate", "hf-uad", "hf-tli"]
+    page = tmp_path / "docs" / "page.md"
+    report = run_bench(QUESTIONS, methods=",".join(methods), mode="reproducible", markdown_path=page)
+    assert [row["method"] for row in report["rows"]] == methods
+    assert all(row.keys() == ROW_KEYS for row in report["rows"])
+    assert [row["failed_prompts"] for row in report["rows"]] == [0] * len(methods)
+    assert len(report["runs"]) == len(methods) * len(QUESTIONS)
+
+    worker = wiring.engine(tiny_settings(tiny_models), CountingMetrics())
+    asked = [
+        Question(messages=[{"role": "user", "content": text}], max_new_tokens=NUM_TOKENS, mode="reproducible")
+        for text in QUESTIONS
+    ]
+    texts = [list(worker.engine.answer(question).steps) for question in asked]
+    ids = [[token for step in steps for token in step.emitted] for steps in texts]
+    by_method = {row["method"]: row for row in report["rows"]}
+    assert [run["ids"] for run in report["runs"] if run["method"] == "omnidraft"] == ids
+    assert by_method["omnidraft"]["tokens_per_pass"] == sum(map(len, ids)) / sum(map(len, texts))
+    assert by_method["plain"]["tokens_per_pass"] == by_method["plain"]["speedup"] == 1.0
+    assert by_method["omnidraft"]["agreement_by_depth"]
+    assert by_method["plain"]["agreement_by_depth"] == []
+    assert by_method["omnidraft+traces"]["baseline"] == "omnidraft"
+    assert by_method["omnidraft+traces"]["tracing_share"] is not None
+    shares = [by_method["omnidraft"][f"{part}_share"] for part in ("draft", "target", "overhead")]
+    assert sum(shares) == pytest.approx(1.0)
+
+    said = page.read_text()
+    assert f"![Speed-up over plain decoding]({page.stem}.png)" in said
+    assert "## clips (2 prompts)" in said
+    assert all(f"| {name} |" in said for name in methods)
+    assert report["machine"]["processor"] in said
+    assert page.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_method_that_crashes_on_one_prompt_is_counted_with_its_reason(run_bench: Bench) -> None:
+    report = run_bench([QUESTIONS[0], "clips " * 2000], methods="plain,omnidraft")
+    for row in report["rows"]:
+        assert row["failed_prompts"] == 1
+        assert "RequestError: the prompt has" in row["failures"][0]
+        assert row["speedup"] is not None
+    failures = [run for run in report["runs"] if "failure" in run]
+    assert [(run["method"], run["prompt"]) for run in failures] == [("plain", 1), ("omnidraft", 1)]
+
+
+def test_a_method_that_cannot_sample_fails_and_the_others_go_on(run_bench: Bench) -> None:
+    report = run_bench(QUESTIONS[:1], methods="plain,hf-uad,hf-tli", temperature=1.0)
+    plain, uad, tli = report["rows"]
+    assert (plain["failed_prompts"], uad["failed_prompts"], tli["failed_prompts"]) == (0, 1, 0)
+    assert "greedy decoding only" in uad["failures"][0]
+    assert uad["tokens_per_s"] is uad["speedup"] is uad["tokens_per_pass"] is None
+    assert tli["share_identical_to_plain"] is None
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"methods": "plain,magic"}, RequestError, "no method 'magic'; there are plain, "),
+        ({"methods": "omnidraft"}, RequestError, "needs plain"),
+        ({"device": "tpu"}, ConfigError, "must be cpu or cuda"),
+        ({"quantize": "int3"}, ConfigError, "models.precision"),
+        ({"prompts_paths": [bench.DEFAULT_PROMPTS] * 2}, RequestError, "two prompt files are named gsm8k"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    run_bench: Bench, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        run_bench(QUESTIONS, **options)
+
+
+def test_only_the_test_split_is_asked(run_bench: Bench, tmp_path: Path) -> None:
+    path = tmp_path / "split.jsonl"
+    lines = [{"prompt": "learned from", "split": "train"}, {"prompt": QUESTIONS[0], "split": "test"}]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    report = run_bench(QUESTIONS, prompts_paths=[path], methods="plain", num_prompts=4)
+    assert report["options"]["num_prompts"] == {"split": 1}
+
+
+def test_rows_are_medians_and_ratios_over_the_prompts_that_both_could_do() -> None:
+    crash = attempt(lambda text, limit: run_of([[1][limit]], 1.0), "text", 1)
+    assert crash == Failure("IndexError: list index out of range")
+    plain = [run_of([1, 2, 3], 1.0), run_of([1, 2, 3], 1.0), run_of([1, 2, 3], 1.0), run_of([1, 2, 3, 4, 5], 2.0)]
+    fast = [run_of([1, 2, 3], 0.5), crash, run_of([1, 2, 4], 0.25), run_of([1, 2, 3, 4, 5], 2.0)]
+    mine = rows("task", {"plain": plain, "omnidraft": fast}, is_greedy=True)[1]
+    assert mine["speedup"] == 2.0
+    assert mine["speedup_of_totals"] == pytest.approx((8 / 2.75) / (8 / 4))
+    assert mine["tokens_per_s"] == 4.0
+    assert mine["tokens_per_pass"] == 11 / 6
+    assert mine["share_identical_to_plain"] == pytest.approx(2 / 3)
+    assert (mine["failed_prompts"], mine["failures"]) == (1, ["IndexError: list index out of range"])
+
+
+def test_shares_leave_the_first_pass_out_and_count_what_lies_outside_the_loop() -> None:
+    first, later = step(3, 1, Timings(5.0, 5.0, 5.0)), step(3, 2, Timings(0.25, 0.5, 0.125))
+    run = watched([first, later, later])
+    assert (run.draft_s, run.target_s) == (0.5, 1.0)
+    assert run.ids == (1, 99, 1, 2, 99, 1, 2, 99)
+    run.figures.decode_s = 2.0
+    row = rows("task", {"plain": [run]}, is_greedy=True)[0]
+    assert (row["draft_share"], row["target_share"], row["overhead_share"]) == (0.25, 0.5, 0.25)
+    assert row["agreement_by_depth"] == [1.0, 2 / 3, 0.0]
+    assert row["accepted_by_source"] == {"direct": 5}
+
+
+def test_the_price_of_tracing_is_what_it_adds_to_the_overhead_of_a_pass() -> None:
+    bare = run_of([1, 2], 1.0, draft_s=0.25, target_s=0.5)
+    traced = run_of([1, 2], 2.0, draft_s=0.5, target_s=1.0)
+    row = rows("task", {"plain": [bare], "omnidraft": [bare], "omnidraft+traces": [traced]}, is_greedy=True)[2]
+    assert row["tracing_share"] == (0.5 - 0.25) / 2.0
+    assert row["speedup_over_baseline"] == 0.5
+
+
+def test_what_was_measured_is_shown_for_methods_that_never_answered_too(tmp_path: Path) -> None:
+    measured = rows("task", {"plain": [run_of([1, 2], 1.0)], "hf-uad": [Failure("broken")]}, is_greedy=True)
+    assert bench_report.table("task", measured).row_count == 2
+    bench_report.picture(measured, tmp_path / "page.png")
+    assert (tmp_path / "page.png").stat().st_size > 0
+
+
+def test_who_comes_first_changes_from_prompt_to_prompt() -> None:
+    orders = [bench.rotated(["a", "b", "c"], number) for number in range(4)]
+    assert orders == [["a", "b", "c"], ["b", "c", "a"], ["c", "a", "b"], ["a", "b", "c"]]
+
+
+def test_the_machine_is_named() -> None:
+    told = machine.describe()
+    assert told["processor"]
+    assert int(told["cores"]) >= 1
+    assert float(told["memory_gib"]) > 0
+    assert told["commit"]

@@ -16,10 +16,13 @@ from omnidraft.telemetry.metrics import CountingMetrics
 PATIENCE_S = 20.0
 
 
-def tiny_settings(models: tuple[Path, Path], **sections: dict[str, Any]) -> config.Settings:
-    """Both models in float32, so that a text depends on its seed alone."""
+def tiny_settings(
+    models: tuple[Path, Path], *, more_targets: Sequence[Path] = (), **sections: dict[str, Any]
+) -> config.Settings:
+    """All models in float32, so that a text depends on its seed alone."""
     target, drafter = map(str, models)
-    names = {"target": target, "drafter": drafter, "precision": "float32", "drafter_precision": "float32"}
+    names: dict[str, Any] = {"target": target, "drafter": drafter, "more_targets": [str(each) for each in more_targets]}
+    names |= {"precision": "float32", "drafter_precision": "float32"}
     return config.load(None, {}, models=names, decode={"threads": 1, "prefill_rows": 16}, **sections)
 
 

@@ -19,9 +19,10 @@ TEXT = [
 ]
 
 
-def make_target(folder: Path, *, seed: int = 0, spread: float = 0.02) -> Path:
-    """A two-layer Qwen2 of a few hundred tokens; a higher `spread` of its weights makes wilder texts."""
-    tokenizer = _tokenizer(TEXT, vocab_size=420)
+def make_target(folder: Path, *, seed: int = 0, spread: float = 0.02, vocab_size: int = 420) -> Path:
+    """A two-layer Qwen2 of a few hundred tokens; a higher `spread` of its weights makes wilder texts, another size of
+    the vocabulary another tokenizer."""
+    tokenizer = _tokenizer(TEXT, vocab_size=vocab_size)
     torch.manual_seed(seed)
     config = Qwen2Config(
         vocab_size=448,

@@ -48,6 +48,7 @@ class Refresher:
     pauses; another version is tried at once. A registry or log that is down is asked again; nothing is raised.
 
     Args:
+        target: of this slot, for log lines and metrics.
         staging: a folder of this process alone; of a snapshot that is no longer loaded the files are removed.
     """
 
@@ -60,6 +61,7 @@ class Refresher:
         settings: WorkerSettings,
         metrics: Metrics,
         *,
+        target: str,
         staging: Path,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -69,6 +71,7 @@ class Refresher:
         self._follower = follower
         self._settings = settings
         self._metrics = metrics
+        self._target = target
         self._staging = staging
         self._clock = clock
         self._sequence = slot.current.sequence
@@ -115,7 +118,7 @@ class Refresher:
             self._swap(self._loaded(version))
             self._failure = None
         except SnapshotStale as exc:
-            logger.info("kept the later snapshot: %s", exc)
+            logger.info("%s: kept the later snapshot: %s", self._target, exc)
         except (OmnidraftError, OSError, RuntimeError) as exc:  # torch says RuntimeError when memory is short
             self._failed(version, exc)
 
@@ -143,7 +146,7 @@ class Refresher:
         if loaded.version is not None and (told := loaded.manifest) is not None:
             labels = {"target": told.target, "drafter": told.drafter}
             self._metrics.set("omnidraft_snapshot_version_info", loaded.version, **labels)
-        logger.info("swapped snapshot %s -> %s in %.3f ms", before, loaded.version, swap_s * 1000)
+        logger.info("%s: swapped snapshot %s -> %s in %.3f ms", self._target, before, loaded.version, swap_s * 1000)
         self._forget()
 
     def _forget(self) -> None:
@@ -156,9 +159,10 @@ class Refresher:
         known = self._failure if self._failure and self._failure.version == version else None
         retry_s = min(known.retry_s * 2 if known else self._settings.poll_s, MAX_RETRY_S)
         self._failure = _Failure(version, retry_s, self._clock() + retry_s)
-        self._metrics.add("omnidraft_snapshot_load_failures_total")
+        self._metrics.add("omnidraft_snapshot_load_failures_total", target=self._target)
         logger.warning(
-            "snapshot %d cannot be loaded, %s goes on serving, next try in %.0f s: %s",
+            "%s: snapshot %d cannot be loaded, %s goes on serving, next try in %.0f s: %s",
+            self._target,
             version,
             self._slot.current.version,
             retry_s,
@@ -168,5 +172,6 @@ class Refresher:
     def _disconnected(self, exc: OmnidraftError) -> None:
         self._metrics.add("omnidraft_refresh_errors_total")
         if self._is_connected:
-            logger.warning("cannot hear of new snapshots, %s goes on serving: %s", self._slot.current.version, exc)
+            version = self._slot.current.version
+            logger.warning("%s: cannot hear of new snapshots, %s goes on serving: %s", self._target, version, exc)
         self._is_connected = False

@@ -1,4 +1,4 @@
-"""The decoding worker as a process: an HTTP server before one engine, following the champion."""
+"""The decoding worker as a process: an HTTP server before one engine for each target, following their champions."""
 
 import logging
 import threading
@@ -8,7 +8,7 @@ import uvicorn
 from omnidraft import wiring
 from omnidraft.config import Settings
 from omnidraft.hosts.process import stop_on_signals
-from omnidraft.serving.app import application
+from omnidraft.serving.app import ServedModel, application
 from omnidraft.serving.queue import RequestQueue
 from omnidraft.telemetry.metrics import PrometheusMetrics
 
@@ -23,18 +23,22 @@ def main(settings: Settings) -> int:
     """
     metrics = PrometheusMetrics()
     worker = wiring.worker(settings, metrics)
-    requests = RequestQueue(worker.engine, metrics, max_waiting=settings.worker.max_queue)
-    model, fingerprint = settings.models.target, worker.target.fingerprint
-    app = application(requests, model, fingerprint, settings.worker, metrics.render)
+    requests = RequestQueue(metrics, max_waiting=settings.worker.max_queue)
+    served = [ServedModel(each.engine, each.target.fingerprint) for each in worker.served]
+    app = application(requests, served, settings.worker, metrics.render)
     config = uvicorn.Config(app, host=settings.worker.host, port=settings.worker.port, log_level="warning")
     server = uvicorn.Server(config)
     stop = stop_on_signals()
     threads = [threading.Thread(target=server.run, name="http")]
-    if worker.refresher is not None:
-        threads.append(threading.Thread(target=worker.refresher.run, args=(stop,), name="refresher"))
+    threads += [
+        threading.Thread(target=each.refresher.run, args=(stop,), name=f"refresher of {each.engine.pair.target}")
+        for each in worker.served
+        if each.refresher is not None
+    ]
     for thread in threads:
         thread.start()
-    logger.info("serving %s on http://%s:%d", model, settings.worker.host, settings.worker.port)
+    names = ", ".join(settings.models.targets)
+    logger.info("serving %s on http://%s:%d", names, settings.worker.host, settings.worker.port)
     while not stop.wait(0.2) and threads[0].is_alive():
         pass
     has_failed = not stop.is_set()

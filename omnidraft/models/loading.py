@@ -2,7 +2,8 @@
 
 torch's libgomp waits for its threads by spinning, which makes a small kernel cheap; but as soon as the OpenMP threads
 of all pools outnumber the processors, it puts every wait to sleep, and a drafter step takes twice as long. Each thread
-that ever computed in parallel has a pool until it ends.
+that ever computed in parallel has a pool until it ends. However many targets a worker serves, one thread decodes for
+all of them (serving/queue.py), so one pool is all there is once everything is loaded.
 """
 
 import os

@@ -6,7 +6,7 @@ Every response names its snapshot (`system_fingerprint`) and carries what specul
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,12 +17,26 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
 from omnidraft.config import WorkerSettings
+from omnidraft.decode.engine import Engine
 from omnidraft.errors import RequestError
 from omnidraft.serving.queue import RequestQueue, Ticket
-from omnidraft.serving.refusals import BodyLimit, add_errors, error
+from omnidraft.serving.refusals import BodyLimit, ModelNotServed, add_errors, error
 from omnidraft.serving.schemas import ChatRequest, CompletionRequest
 
 SPARE_THREADS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A target as clients see it."""
+
+    engine: Engine
+    fingerprint: str
+    """Names all that a text depends on besides the request; see ports.Target."""
+
+    @property
+    def name(self) -> str:
+        return self.engine.pair.target
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +56,15 @@ CHAT_CHUNK = _Shape(
 
 
 def application(
-    requests: RequestQueue, model: str, fingerprint: str, settings: WorkerSettings, metrics_text: Callable[[], bytes]
+    requests: RequestQueue, served: Sequence[ServedModel], settings: WorkerSettings, metrics_text: Callable[[], bytes]
 ) -> FastAPI:
-    """`fingerprint` names all that a text depends on besides the request; see ports.Target."""
+    """A request chooses one of the served models by `model`; the first answers those that name none."""
     app = FastAPI(
         title="omnidraft",
         description="Speculative decoding across tokenizers.",
-        lifespan=partial(_with_threads, settings.max_queue + SPARE_THREADS),
+        lifespan=partial(_with_threads, len(served) * (settings.max_queue + 1) + SPARE_THREADS),
     )
-    respond = _Responder(requests, model, fingerprint, settings)
+    respond = _Responder(requests, served, settings)
 
     @app.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Response:
@@ -62,7 +76,8 @@ def application(
 
     @app.get("/v1/models")
     def models() -> dict[str, object]:
-        return {"object": "list", "data": [{"id": model, "object": "model", "created": 0, "owned_by": "omnidraft"}]}
+        known = [{"id": each.name, "object": "model", "created": 0, "owned_by": "omnidraft"} for each in served]
+        return {"object": "list", "data": known}
 
     @app.get("/healthz")
     @app.get("/readyz")
@@ -90,20 +105,19 @@ async def _with_threads(num_threads: int, _app: FastAPI) -> AsyncIterator[None]:
 class _Responder:
     """Answers one body, whole or streamed."""
 
-    def __init__(self, requests: RequestQueue, model: str, fingerprint: str, settings: WorkerSettings) -> None:
+    def __init__(self, requests: RequestQueue, served: Sequence[ServedModel], settings: WorkerSettings) -> None:
         self._requests = requests
-        self._model = model
-        self._fingerprint = fingerprint
+        self._served = {each.name: each for each in served}
+        self._first = served[0].name
         self._settings = settings
 
     async def __call__(
         self, request: Request, body: CompletionRequest | ChatRequest, num_new: int, whole: _Shape, chunk: _Shape
     ) -> Response:
-        if body.model not in (None, self._model):
-            raise RequestError(f"no model {body.model!r} here; this worker serves {self._model!r}")
+        model = self._asked_for(body.model)
         if num_new > self._settings.max_new_tokens:
             raise RequestError(f"max_tokens may be {self._settings.max_new_tokens} at most, got {num_new}")
-        ticket = self._requests.submit(body.question(self._settings.tenant))
+        ticket = self._requests.submit(model.engine, body.question(self._settings.tenant))
         gone = asyncio.create_task(_give_up_with_client(request, ticket))
         try:
             if not body.stream:
@@ -113,6 +127,13 @@ class _Responder:
             gone.cancel()
         include_usage = bool(body.stream_options and body.stream_options.include_usage)
         return StreamingResponse(self._chunks(ticket, started, chunk, include_usage), media_type="text/event-stream")
+
+    def _asked_for(self, name: str | None) -> ServedModel:
+        model = self._served.get(self._first if name is None else name)
+        if model is None:
+            names = ", ".join(repr(known) for known in self._served)
+            raise ModelNotServed(f"no model {name!r} here; this worker serves {names}")
+        return model
 
     def _whole(self, ticket: Ticket, shape: _Shape) -> dict[str, object]:
         text, reason = "", None
@@ -134,12 +155,13 @@ class _Responder:
 
     def _frame(self, ticket: Ticket, shape: _Shape) -> dict[str, object]:
         snapshot = ticket.answer.snapshot if ticket.answer else None
+        model = self._served[ticket.engine.pair.target]
         return {
             "id": shape.prefix + ticket.question.request_id,
             "object": shape.kind,
             "created": int(time.time()),
-            "model": self._model,
-            "system_fingerprint": f"{snapshot.snapshot_id if snapshot else 'none'}/{self._fingerprint}",
+            "model": model.name,
+            "system_fingerprint": f"{snapshot.snapshot_id if snapshot else 'none'}/{model.fingerprint}",
         }
 
 

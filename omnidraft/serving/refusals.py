@@ -12,10 +12,14 @@ from omnidraft.serving.queue import QueueFull
 RETRY_AFTER_S = "5"
 
 
-def error(message: str, kind: str, param: str | None = None) -> dict[str, object]:
+class ModelNotServed(RequestError):
+    """The request names a model that is not served here (HTTP 404)."""
+
+
+def error(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, object]:
     """OpenAI's error object; a lone surrogate of a client's text is shown as its escape."""
     printable = message.encode("utf-8", "backslashreplace").decode()
-    return {"error": {"message": printable, "type": kind, "param": param, "code": None}}
+    return {"error": {"message": printable, "type": kind, "param": param, "code": code}}
 
 
 class BodyLimit:
@@ -52,6 +56,11 @@ def add_errors(app: FastAPI) -> None:
     def unserved(_request: Request, exc: HTTPException) -> JSONResponse:
         content = error(exc.detail, "invalid_request_error")
         return JSONResponse(content, status_code=exc.status_code, headers=exc.headers)
+
+    @app.exception_handler(ModelNotServed)
+    def unknown(_request: Request, exc: ModelNotServed) -> JSONResponse:
+        content = error(str(exc), "invalid_request_error", "model", "model_not_found")
+        return JSONResponse(content, status_code=404)
 
     @app.exception_handler(RequestError)
     def refused(_request: Request, exc: RequestError) -> JSONResponse:

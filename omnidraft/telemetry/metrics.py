@@ -35,11 +35,13 @@ class Metric:
 _DRAFTED = ("target", "drafter_version", "source")
 
 TABLE: Mapping[str, Metric] = {
-    "omnidraft_requests_total": Metric("counter", "Finished requests.", ("status",)),
-    "omnidraft_requests_waiting": Metric("gauge", "Requests that wait for the target."),
+    "omnidraft_requests_total": Metric("counter", "Finished requests.", ("status", "target")),
+    "omnidraft_requests_waiting": Metric("gauge", "Requests that wait for the target.", ("target",)),
     "omnidraft_emitted_tokens_total": Metric("counter", "Tokens shown to clients.", ("target", "drafter_version")),
     "omnidraft_target_passes_total": Metric("counter", "Passes of the target.", ("target", "drafter_version")),
-    "omnidraft_time_to_first_token_seconds": Metric("histogram", "From a request's arrival to its first token."),
+    "omnidraft_time_to_first_token_seconds": Metric(
+        "histogram", "From a request's arrival to its first token.", ("target",)
+    ),
     "omnidraft_inter_token_latency_seconds": Metric("histogram", "Between two tokens of an answer."),
     "omnidraft_spec_decode_num_drafts_total": Metric("counter", "Trees scored.", _DRAFTED),
     "omnidraft_spec_decode_num_draft_tokens_total": Metric("counter", "Drafted nodes scored.", _DRAFTED),
@@ -66,7 +68,9 @@ TABLE: Mapping[str, Metric] = {
     "omnidraft_snapshots_published_total": Metric("counter", "Snapshots published."),
     "omnidraft_snapshot_swap_seconds": Metric("histogram", "How long a swap held up requests."),
     "omnidraft_snapshot_load_seconds": Metric("histogram", "Staging and loading a snapshot, beside the old one."),
-    "omnidraft_snapshot_load_failures_total": Metric("counter", "Snapshots that could not be put in place."),
+    "omnidraft_snapshot_load_failures_total": Metric(
+        "counter", "Snapshots that could not be put in place.", ("target",)
+    ),
     "omnidraft_refresh_errors_total": Metric("counter", "Times log or registry did not answer a worker."),
     "omnidraft_controller_errors_total": Metric("counter", "Times log or registry did not answer the controller."),
     "omnidraft_refusals_total": Metric("counter", "Challengers that were not promoted."),

@@ -4,17 +4,21 @@ from omnidraft.wiring.logs import log_reader, log_writer, registry
 from omnidraft.wiring.models import (
     SnapshotLoader,
     Vocabularies,
+    base_drafter,
     ngram_cache,
     snapshot_loader,
     target,
     vocabularies,
 )
-from omnidraft.wiring.processes import Worker, controller, distillation, engine, worker
+from omnidraft.wiring.processes import controller, distillation
+from omnidraft.wiring.serving import ServedTarget, Worker, engine, worker
 
 __all__ = [
+    "ServedTarget",
     "SnapshotLoader",
     "Vocabularies",
     "Worker",
+    "base_drafter",
     "controller",
     "distillation",
     "engine",

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from omnidraft.decode.slot import LoadedSnapshot
     from omnidraft.models.hf_tokenizer import HfTokenizer
+    from omnidraft.models.shared_drafter import SharedDrafter
     from omnidraft.vocab.alignment import Alignment
     from omnidraft.vocab.ngram_cache import NgramCache
 
@@ -65,18 +66,33 @@ def ngram_cache(settings: Settings, words: Vocabularies, arrays: "Mapping[str, n
     return cache
 
 
-def snapshot_loader(settings: Settings, words: Vocabularies) -> SnapshotLoader:
-    """Loads a verified snapshot folder; without one, the base drafter as it is."""
+def base_drafter(settings: Settings, words: Vocabularies) -> "SharedDrafter":
+    """The drafter as it comes, loaded when first needed; one for all targets."""
+    from omnidraft.models.shared_drafter import SharedDrafter
+    from omnidraft.models.torch_drafter import load_drafter
+
+    return SharedDrafter(lambda: load_drafter(words.drafter_folder, settings.models.drafter_precision, None, "full"))
+
+
+def snapshot_loader(settings: Settings, words: Vocabularies, base: "SharedDrafter | None" = None) -> SnapshotLoader:
+    """Loads a verified snapshot folder; without one, or when it has no weights of its own, the base drafter as it is.
+
+    Args:
+        base: who holds the base drafter for several targets; None holds one for this loader.
+    """
     from omnidraft.decode.proposers.drafter import DrafterProposer
     from omnidraft.decode.slot import LoadedSnapshot
     from omnidraft.models.torch_drafter import load_drafter
     from omnidraft.snapshots import bundle
 
+    shared = base or base_drafter(settings, words)
+
     def load(version: SnapshotVersion | None, folder: Path | None) -> LoadedSnapshot:
         manifest = version.manifest if version else None
         tensors = bundle.serving_tensors(folder) if folder else None
         train: Literal["full", "lora"] = "lora" if manifest and manifest.train == "lora" else "full"
-        model = load_drafter(words.drafter_folder, settings.models.drafter_precision, tensors, train)
+        precision = settings.models.drafter_precision
+        model = shared.get() if tensors is None else load_drafter(words.drafter_folder, precision, tensors, train)
         cache = ngram_cache(settings, words, bundle.ngrams(folder) if folder else None)
         proposer = DrafterProposer(
             model,

@@ -1,122 +1,18 @@
-"""What each process runs: worker, controller, distillation."""
+"""What controller and distiller run, for one pair each; serving.py has the worker."""
 
-import os
-import socket
-import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omnidraft.config import Settings
 from omnidraft.errors import BusError
-from omnidraft.ports import Metrics, Registry, SnapshotVersion, Target
+from omnidraft.ports import Metrics
 from omnidraft.wiring.logs import log_reader, log_writer, registry
-from omnidraft.wiring.models import SnapshotLoader, ngram_cache, snapshot_loader, target, vocabularies
-from omnidraft.wiring.snapshots import named_snapshot
+from omnidraft.wiring.models import ngram_cache, vocabularies
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
-    from omnidraft.decode.engine import Engine
-    from omnidraft.decode.recorder import Recorder
-    from omnidraft.decode.refresh import Refresher
-    from omnidraft.decode.slot import LoadedSnapshot, SnapshotSlot
     from omnidraft.distill.loop import Distillation
     from omnidraft.fleet.promotion import Controller
-
-
-_LOAD_NICE = 10
-"""Priority of a snapshot's load beside decoding."""
-
-
-@dataclass(frozen=True, slots=True)
-class Worker:
-    """What a decoding worker runs. Without a recorder nothing is learned from it, without a refresher it stays."""
-
-    engine: "Engine"
-    target: Target
-    recorder: "Recorder | None"
-    refresher: "Refresher | None"
-
-
-def engine(
-    settings: Settings, metrics: Metrics, *, progress: "Progress | None" = None, snapshot: str | None = None
-) -> Worker:
-    """An engine alone, without traces or refreshing.
-
-    Args:
-        snapshot: a folder, a version or an alias; None is the base drafter.
-
-    Raises:
-        ModelError, SnapshotError, VocabularyError: models or snapshot cannot be had, or do not belong together.
-    """
-    return _worker(settings, metrics, None, progress, snapshot=snapshot)
-
-
-def worker(settings: Settings, metrics: Metrics, *, progress: "Progress | None" = None) -> Worker:
-    """Engine, recorder and refresher of one worker process.
-
-    Raises:
-        BusError, RegistryError: log or registry cannot be reached at the start; later they may come and go.
-    """
-    from omnidraft.decode.recorder import Recorder
-    from omnidraft.models.loading import apart
-
-    recorder = None
-    if settings.recorder.enabled:
-        topic = settings.log.traces_topic
-        log_reader(settings, topic).close()
-        recorder = Recorder(lambda: log_writer(settings, topic), settings.recorder, metrics)
-    return apart(lambda: _worker(settings, metrics, recorder, progress, follows=True))
-
-
-def _worker(
-    settings: Settings,
-    metrics: Metrics,
-    recorder: "Recorder | None",
-    progress: "Progress | None",
-    *,
-    follows: bool = False,
-    snapshot: str | None = None,
-) -> Worker:
-    from omnidraft.decode.engine import Engine, Pair
-    from omnidraft.decode.loop import Decoder
-    from omnidraft.decode.slot import SnapshotSlot
-
-    snapshots = registry(settings) if follows else None
-    words = vocabularies(settings, progress)
-    load = snapshot_loader(settings, words)
-    loaded_target = target(settings, words)
-    slot = SnapshotSlot(load(None, None) if snapshot is None else named_snapshot(settings, load, snapshot))
-    pair = Pair(
-        settings.models.target,
-        settings.models.drafter,
-        f"{socket.gethostname()}-{os.getpid()}",
-        words.alignment.fingerprint,
-        words.target,
-        words.drafter,
-    )
-    decoder = Decoder(loaded_target, words.target.vocabulary, trace_top_k=settings.recorder.top_k if recorder else None)
-    made = Engine(decoder, pair, slot, recorder, metrics, decode=settings.decode, recording=settings.recorder)
-    if snapshots is None:
-        return Worker(made, loaded_target, recorder, None)
-    return Worker(made, loaded_target, recorder, _refresher(settings, metrics, snapshots, slot, load))
-
-
-def _refresher(
-    settings: Settings, metrics: Metrics, snapshots: Registry, slot: "SnapshotSlot", load: SnapshotLoader
-) -> "Refresher":
-    from omnidraft.decode.refresh import Refresher
-    from omnidraft.fleet.announcements import ControlFollower
-    from omnidraft.models.loading import apart
-
-    def load_beside(version: SnapshotVersion, folder: Path) -> "LoadedSnapshot":
-        return apart(lambda: load(version, folder), nice=_LOAD_NICE)
-
-    follower = ControlFollower(log_reader(settings, settings.log.control_topic), metrics)
-    staging = Path(tempfile.mkdtemp(prefix="omnidraft-snapshots-"))
-    return Refresher(snapshots, slot, load_beside, follower, settings.worker, metrics, staging=staging)
 
 
 def controller(settings: Settings, metrics: Metrics) -> "Controller":
@@ -124,8 +20,10 @@ def controller(settings: Settings, metrics: Metrics) -> "Controller":
     from omnidraft.fleet.promotion import Controller
 
     control = log_writer(settings, settings.log.control_topic)
-    pair = {"target": settings.models.target, "drafter": settings.models.drafter}
-    return Controller(registry(settings), control, settings.controller, metrics, **pair)
+    models = settings.models
+    return Controller(
+        registry(settings), control, settings.controller, metrics, target=models.target, drafter=models.drafter
+    )
 
 
 def distillation(settings: Settings, metrics: Metrics, *, folder: Path) -> "Distillation":

@@ -60,6 +60,7 @@ class Worker:
             self.follower,
             settings,
             self.metrics,
+            target="big",
             staging=folder / "staging",
             clock=lambda: self.now,
         )

@@ -32,8 +32,8 @@ def metrics() -> CountingMetrics:
 
 
 @pytest.fixture
-def requests(engine: Engine, metrics: CountingMetrics) -> Iterator[RequestQueue]:
-    """Two may wait."""
-    made = RequestQueue(engine, metrics, max_waiting=2)
+def requests(metrics: CountingMetrics) -> Iterator[RequestQueue]:
+    """Two may wait for each engine."""
+    made = RequestQueue(metrics, max_waiting=2)
     yield made
     made.close(PATIENCE_S)

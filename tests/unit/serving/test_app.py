@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 from omnidraft.config import WorkerSettings
 from omnidraft.decode.engine import Engine
 from omnidraft.errors import ContractError
-from omnidraft.serving.app import application
+from omnidraft.serving.app import ServedModel, application
 from omnidraft.serving.queue import RequestQueue
 from omnidraft.telemetry.metrics import CountingMetrics
 from tests.tiny_engine import PATIENCE_S, Failing, Gated, snapshot
@@ -27,8 +27,8 @@ SETTINGS = WorkerSettings(max_queue=2, max_body_bytes=20_000, max_new_tokens=64)
 
 
 @pytest.fixture
-def app(requests: RequestQueue):
-    return application(requests, "tiny", "print", SETTINGS, lambda: b"# metrics\n")
+def app(requests: RequestQueue, engine: Engine):
+    return application(requests, [ServedModel(engine, "print")], SETTINGS, lambda: b"# metrics\n")
 
 
 @pytest.fixture
@@ -66,23 +66,24 @@ def refusal(response: httpx.Response, status: int) -> str:
     return error["message"]
 
 
-def test_the_openai_client_gets_the_same_text_whole_and_streamed(url: str) -> None:
+def test_the_openai_client_gets_the_same_text_whole_and_streamed(url: str, engine: Engine) -> None:
+    name = engine.pair.target
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-        assert [model.id for model in client.models.list()] == ["tiny"]
-        whole = client.completions.create(model="tiny", **ASKED)
-        parts = list(client.completions.create(model="tiny", stream=True, **ASKED))
+        assert [model.id for model in client.models.list()] == [name]
+        whole = client.completions.create(model=name, **ASKED)
+        parts = list(client.completions.create(model=name, stream=True, **ASKED))
         assert "".join(part.choices[0].text for part in parts) == whole.choices[0].text != ""
         assert parts[-1].choices[0].finish_reason == whole.choices[0].finish_reason
         assert whole.system_fingerprint == "base/print"
-        said = client.chat.completions.create(model="tiny", **CHAT)
+        said = client.chat.completions.create(model=name, **CHAT)
         pieces = list(
-            client.chat.completions.create(model="tiny", stream=True, stream_options={"include_usage": True}, **CHAT)
+            client.chat.completions.create(model=name, stream=True, stream_options={"include_usage": True}, **CHAT)
         )
         text = "".join(piece.choices[0].delta.content for piece in pieces[:-1])
         assert text == said.choices[0].message.content != whole.choices[0].text
         assert pieces[-1].choices == []
         assert pieces[-1].usage == said.usage
-        with pytest.raises(openai.BadRequestError, match="no model 'other'"):
+        with pytest.raises(openai.NotFoundError, match="no model 'other'"):
             client.completions.create(model="other", **ASKED)
 
 
@@ -112,22 +113,23 @@ def test_a_text_ends_before_its_stop_string_and_after_max_tokens(client: TestCli
 
 def test_penalties_and_biases_of_the_openai_client_shape_the_text_whoever_drafts(url: str, engine: Engine) -> None:
     """A bias of 100 says one token over and over, until a frequency penalty of 2 has taken it back 50 times."""
+    name = engine.pair.target
     favourite = engine.pair.target_tokenizer.encode("clips")[0]
     asked = ASKED | {"max_tokens": 60, "logit_bias": {str(favourite): 100}}
     asked_back = asked | {"frequency_penalty": 2.0}
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         spelled = engine.pair.target_tokenizer.vocabulary.spell([favourite]).decode()
-        text = client.completions.create(model="tiny", **asked).choices[0].text
+        text = client.completions.create(model=name, **asked).choices[0].text
         assert text == spelled * 60
-        text = client.completions.create(model="tiny", **asked_back).choices[0].text
+        text = client.completions.create(model=name, **asked_back).choices[0].text
         assert text.startswith(spelled * 40)
         assert text != spelled * 60
-        plain = client.completions.create(model="tiny", extra_body={"speculation": "off"}, **asked_back)
+        plain = client.completions.create(model=name, extra_body={"speculation": "off"}, **asked_back)
         assert plain.choices[0].text == text
         unusual = {"min_p": 0.3, "top_k": 9, "repetition_penalty": 1.5}
         said = [
             client.chat.completions.create(
-                model="tiny", presence_penalty=1.0, extra_body=unusual | {"speculation": speculation}, **CHAT
+                model=name, presence_penalty=1.0, extra_body=unusual | {"speculation": speculation}, **CHAT
             )
             for speculation in ("auto", "off")
         ]
@@ -136,7 +138,7 @@ def test_penalties_and_biases_of_the_openai_client_shape_the_text_whoever_drafts
 
 def test_health_models_and_metrics_answer(client: TestClient) -> None:
     assert client.get("/healthz").status_code == client.get("/readyz").status_code == 200
-    assert client.get("/v1/models").json()["data"][0]["id"] == "tiny"
+    assert client.get("/v1/models").json()["data"][0]["object"] == "model"
     assert client.get("/metrics").text == "# metrics\n"
 
 
@@ -144,7 +146,6 @@ def test_health_models_and_metrics_answer(client: TestClient) -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"model": "other"}, "no model 'other' here"),
         ({"prompt": ""}, "prompt is empty"),
         ({"prompt": 5}, "prompt: "),
         ({"prompt": ["a", "b"]}, "prompt: "),
@@ -213,6 +214,9 @@ def test_a_body_in_chunks_is_refused_as_soon_as_it_is_too_large(url: str) -> Non
 def test_what_is_not_served_is_refused_in_the_same_shape(client: TestClient) -> None:
     refusal(client.get("/v1/nothing"), 404)
     refusal(client.get("/v1/completions"), 405)
+    unknown = client.post("/v1/completions", json=ASKED | {"model": "other", "stream": True})
+    assert "no model 'other' here" in refusal(unknown, 404)
+    assert unknown.json()["error"]["code"] == "model_not_found"
     no_role = {"messages": [{"role": "robot", "content": "x"}]}
     assert "messages.0.role" in refusal(client.post("/v1/chat/completions", json=no_role), 400)
     assert "at least one message" in refusal(client.post("/v1/chat/completions", json=CHAT | {"messages": []}), 400)

@@ -33,23 +33,23 @@ def wait_for(metrics: CountingMetrics, status: str) -> None:
 
 def test_a_full_queue_refuses_and_takes_again_when_there_is_room(engine: Engine, requests: RequestQueue) -> None:
     proposer = gated(engine)
-    running = requests.submit(QUESTION)
+    running = requests.submit(engine, QUESTION)
     assert proposer.is_reached.wait(PATIENCE_S)
-    waiting = [requests.submit(QUESTION), requests.submit(QUESTION)]
+    waiting = [requests.submit(engine, QUESTION), requests.submit(engine, QUESTION)]
     with pytest.raises(QueueFull, match="2 requests are waiting already; try again later"):
-        requests.submit(QUESTION)
+        requests.submit(engine, QUESTION)
     proposer.gate.set()
     assert [num_tokens(ticket) for ticket in (running, *waiting)] == [4, 4, 4]
-    assert num_tokens(requests.submit(QUESTION)) == 4
+    assert num_tokens(requests.submit(engine, QUESTION)) == 4
 
 
 def test_a_client_that_goes_away_frees_the_queue(
     engine: Engine, requests: RequestQueue, metrics: CountingMetrics
 ) -> None:
     proposer = gated(engine)
-    running, waiting = requests.submit(QUESTION), None
+    running, waiting = requests.submit(engine, QUESTION), None
     assert proposer.is_reached.wait(PATIENCE_S)
-    waiting, last = requests.submit(QUESTION), requests.submit(QUESTION)
+    waiting, last = requests.submit(engine, QUESTION), requests.submit(engine, QUESTION)
     running.is_abandoned = waiting.is_abandoned = True
     proposer.gate.set()
     assert num_tokens(last) == 4
@@ -72,31 +72,31 @@ def test_the_thread_survives_what_decoding_raises(
 ) -> None:
     base = engine.slot.current.proposer
     engine.slot.swap(snapshot(1, Failing(error, num_good=2)))
-    ticket = requests.submit(QUESTION)
+    ticket = requests.submit(engine, QUESTION)
     seen = []
     with pytest.raises(type(error), match=str(error)):
         seen.extend(ticket.steps())
     with pytest.raises(RequestError, match="prompt is empty"):
-        list(requests.submit(Question(prompt="")).steps())
+        list(requests.submit(engine, Question(prompt="")).steps())
     engine.slot.swap(snapshot(2, base))
-    assert num_tokens(requests.submit(QUESTION)) == 4
+    assert num_tokens(requests.submit(engine, QUESTION)) == 4
     wait_for(metrics, "ok")
     assert metrics.value("omnidraft_requests_total", status=type(error).__name__) == 1
     assert metrics.value("omnidraft_requests_total", status="RequestError") == 1
-    assert len(metrics.observed("omnidraft_time_to_first_token_seconds")) == 2
+    assert len(metrics.observed("omnidraft_time_to_first_token_seconds", target=engine.pair.target)) == 2
 
 
 def test_closing_finishes_what_was_accepted_and_refuses_the_rest(engine: Engine, metrics: CountingMetrics) -> None:
     proposer = gated(engine)
-    requests = RequestQueue(engine, metrics, max_waiting=4)
-    tickets = [requests.submit(QUESTION) for _ in range(3)]
+    requests = RequestQueue(metrics, max_waiting=4)
+    tickets = [requests.submit(engine, QUESTION) for _ in range(3)]
     assert proposer.is_reached.wait(PATIENCE_S)
     closing = threading.Thread(target=requests.close, args=(PATIENCE_S,))
     closing.start()
     deadline = time.monotonic() + PATIENCE_S
     with pytest.raises(QueueFull, match="stopping"):  # noqa: PT012 -- the one line that may raise stands in a loop
         while time.monotonic() < deadline:
-            tickets.append(requests.submit(QUESTION))
+            tickets.append(requests.submit(engine, QUESTION))
             time.sleep(0.001)
     proposer.gate.set()
     closing.join(PATIENCE_S)

@@ -1,0 +1,169 @@
+"""What a decoding worker runs: an engine for each target, one drafter for all, one recorder."""
+
+import os
+import socket
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from omnidraft.config import Settings
+from omnidraft.ports import Metrics, Registry, SnapshotVersion, Target
+from omnidraft.wiring.logs import log_reader, log_writer, registry
+from omnidraft.wiring.models import SnapshotLoader, Vocabularies, base_drafter, snapshot_loader, target, vocabularies
+from omnidraft.wiring.snapshots import named_snapshot
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from omnidraft.decode.engine import Engine
+    from omnidraft.decode.recorder import Recorder
+    from omnidraft.decode.refresh import Refresher
+    from omnidraft.decode.slot import LoadedSnapshot, SnapshotSlot
+    from omnidraft.models.shared_drafter import SharedDrafter
+
+_LOAD_NICE = 10
+"""Priority of a snapshot's load beside decoding."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedTarget:
+    """One target with its alignment, cache and snapshot slot. Without a refresher its snapshot stays."""
+
+    engine: "Engine"
+    target: Target
+    refresher: "Refresher | None"
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """What a decoding worker runs. Without a recorder nothing is learned from it."""
+
+    served: tuple[ServedTarget, ...]
+    """In the order of `models.targets`."""
+    recorder: "Recorder | None"
+
+    @property
+    def engine(self) -> "Engine":
+        """Of `models.target`."""
+        return self.served[0].engine
+
+    @property
+    def target(self) -> Target:
+        """The loaded `models.target`."""
+        return self.served[0].target
+
+
+def engine(
+    settings: Settings, metrics: Metrics, *, progress: "Progress | None" = None, snapshot: str | None = None
+) -> Worker:
+    """The engine of `models.target` alone, without traces or refreshing.
+
+    Args:
+        snapshot: a folder, a version or an alias; None is the base drafter.
+
+    Raises:
+        ModelError, SnapshotError, VocabularyError: models or snapshot cannot be had, or do not belong together.
+    """
+    from omnidraft.decode.slot import SnapshotSlot
+
+    words = vocabularies(settings, progress)
+    load = snapshot_loader(settings, words)
+    slot = SnapshotSlot(load(None, None) if snapshot is None else named_snapshot(settings, load, snapshot))
+    made, loaded_target = _engine(settings, words, metrics, None, slot)
+    return Worker((ServedTarget(made, loaded_target, None),), None)
+
+
+def worker(settings: Settings, metrics: Metrics, *, progress: "Progress | None" = None) -> Worker:
+    """Engines, refreshers and the recorder of one worker process.
+
+    Raises:
+        BusError, RegistryError: log or registry cannot be reached at the start; later they may come and go.
+    """
+    from omnidraft.decode.recorder import Recorder
+    from omnidraft.models.loading import apart
+
+    recorder = None
+    if settings.recorder.enabled:
+        topic = settings.log.traces_topic
+        log_reader(settings, topic).close()
+        recorder = Recorder(lambda: log_writer(settings, topic), settings.recorder, metrics)
+    return Worker(apart(lambda: _all_served(settings, metrics, recorder, progress)), recorder)
+
+
+def _all_served(
+    settings: Settings, metrics: Metrics, recorder: "Recorder | None", progress: "Progress | None"
+) -> tuple[ServedTarget, ...]:
+    pairs = [settings.for_target(name) for name in settings.models.targets]
+    registries = [registry(pair) for pair in pairs]  # asked before anything large is loaded
+    words = [vocabularies(pair, progress) for pair in pairs]
+    drafter = base_drafter(settings, words[0])
+    return tuple(
+        _following(pair, its_words, metrics, recorder, drafter, snapshots, is_alone=len(pairs) == 1)
+        for pair, its_words, snapshots in zip(pairs, words, registries, strict=True)
+    )
+
+
+def _following(
+    settings: Settings,
+    words: Vocabularies,
+    metrics: Metrics,
+    recorder: "Recorder | None",
+    drafter: "SharedDrafter",
+    snapshots: Registry,
+    *,
+    is_alone: bool,
+) -> ServedTarget:
+    """One pair, which follows its champion."""
+    from omnidraft.decode.slot import SnapshotSlot
+
+    load = snapshot_loader(settings, words, drafter)
+    slot = SnapshotSlot(load(None, None))
+    made, loaded_target = _engine(settings, words, metrics, recorder, slot)
+    return ServedTarget(made, loaded_target, _refresher(settings, metrics, snapshots, slot, load, is_alone=is_alone))
+
+
+def _engine(
+    settings: Settings, words: Vocabularies, metrics: Metrics, recorder: "Recorder | None", slot: "SnapshotSlot"
+) -> tuple["Engine", Target]:
+    from omnidraft.decode.engine import Engine, Pair
+    from omnidraft.decode.loop import Decoder
+
+    loaded_target = target(settings, words)
+    pair = Pair(
+        settings.models.target,
+        settings.models.drafter,
+        f"{socket.gethostname()}-{os.getpid()}",
+        words.alignment.fingerprint,
+        words.target,
+        words.drafter,
+    )
+    decoder = Decoder(loaded_target, words.target.vocabulary, trace_top_k=settings.recorder.top_k if recorder else None)
+    made = Engine(decoder, pair, slot, recorder, metrics, decode=settings.decode, recording=settings.recorder)
+    return made, loaded_target
+
+
+def _refresher(
+    settings: Settings,
+    metrics: Metrics,
+    snapshots: Registry,
+    slot: "SnapshotSlot",
+    load: SnapshotLoader,
+    *,
+    is_alone: bool,
+) -> "Refresher":
+    from omnidraft.decode.refresh import Refresher
+    from omnidraft.fleet.announcements import ControlFollower
+    from omnidraft.models.loading import apart
+
+    def load_beside(version: SnapshotVersion, folder: Path) -> "LoadedSnapshot":
+        return apart(lambda: load(version, folder), nice=_LOAD_NICE)
+
+    models, reader = settings.models, log_reader(settings, settings.log.control_topic)
+    follower = ControlFollower(
+        reader, metrics, target=models.target, drafter=models.drafter, must_be_named=not is_alone
+    )
+    staging = Path(tempfile.mkdtemp(prefix="omnidraft-snapshots-"))
+    return Refresher(
+        snapshots, slot, load_beside, follower, settings.worker, metrics, target=models.target, staging=staging
+    )

@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-kafka test test-real lint format bench kafka lock clean
+.PHONY: help setup demo demo-kafka test test-llamacpp test-real lint format bench kafka lock clean
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
@@ -27,7 +27,7 @@ export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
 
 setup: $(STAMP) ## Build .venv from requirements.lock; nothing to do when it is up to date
 
@@ -55,6 +55,12 @@ demo-kafka: setup ## The same over a Kafka broker that is started for it
 
 test: setup ## Unit, contract, integration and end-to-end tests on tiny models
 	$(TEST_ENV) $(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+
+test-llamacpp: setup ## The tests that need llama.cpp, which it builds into .venv the first time (minutes)
+	$(PYTHON) -m uv pip install --quiet --python $(PYTHON) --editable '.[llamacpp]'
+	$(TEST_ENV) $(PYTHON) -m pytest -m 'real or not real' $(PYTEST_ARGS) \
+	  tests/contract/test_target.py tests/unit/models/test_llamacpp_target.py tests/unit/models/test_llamacpp_trial.py \
+	  tests/integration/test_llamacpp.py tests/real/test_llamacpp_real.py
 
 test-real: setup ## The tests that load real models
 	TOKENIZERS_PARALLELISM=false $(PYTHON) -m pytest -m real --timeout 900 $(PYTEST_ARGS)

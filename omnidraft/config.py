@@ -37,6 +37,8 @@ class ModelSettings(Section):
     more_targets: tuple[str, ...] = ()
     """Served by the same worker beside `target`, helped by the same drafter; requests choose with `model`."""
     drafter: str = "smollm2-135m"
+    engine: Literal["transformers", "llamacpp"] = "transformers"
+    """What runs the target. `llamacpp` runs its GGUF file as it is, and needs `omnidraft[llamacpp]`."""
     precision: Literal["auto", "float32", "bfloat16", "packed16"] = "auto"
     """How the target computes. `auto`: bfloat16 where the processor has instructions for it, else float16
     weights packed for float32 arithmetic (`packed16`), else float32. Part of what a text depends on."""

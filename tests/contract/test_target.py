@@ -1,4 +1,4 @@
-"""What every target promises to the decoding loop, over the toy and over transformers."""
+"""What every target promises to the decoding loop: the toy, transformers, llama.cpp where it is installed."""
 
 import pytest
 import torch
@@ -10,11 +10,13 @@ from omnidraft.ports import DraftTree, Request, Sampling, Target
 from omnidraft.vocab.tokenizer import Vocabulary
 from tests.unit.decode.toys import RandomTrees, emitted
 from tests.unit.models.tiny import VOCAB_SIZE, text, tiny_target
+from tests.unit.models.tiny_llamacpp import tiny_llamacpp_target
 
 TARGETS = {
     "toy": lambda: ToyTarget(ToyTable.random(VOCAB_SIZE, seed=1), context_limit=256),
     "llama": lambda: tiny_target("llama"),
     "gemma3 packed16": lambda: tiny_target("gemma3", "packed16"),
+    "llama.cpp": tiny_llamacpp_target,
 }
 CLOSE = {"atol": 2e-4, "rtol": 1e-4}
 VOCABULARY = Vocabulary(tuple(b"%d " % token for token in range(VOCAB_SIZE)), {}, frozenset())

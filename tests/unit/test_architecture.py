@@ -32,6 +32,7 @@ CLIENTS = {  # third-party package -> the only place that imports it
     "mlflow": "omnidraft/registry/",
     "transformers": "omnidraft/models/",
     "peft": "omnidraft/models/",
+    "llama_cpp": "omnidraft/models/",
     "ray": "omnidraft/hosts/",
     "vllm": "omnidraft/hosts/",
 }

@@ -127,6 +127,19 @@ def test_a_gguf_file_of_ones_own_is_converted_once(tmp_path: Path, home: Path) -
     assert gguf_path(str(file), home=home) == file
 
 
+def test_the_gguf_file_of_a_folder_stands_beside_it(tmp_path: Path, home: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(ModelUnknown, match=r"there is no .*mine\.gguf"):
+        gguf_path(str(tmp_path / "mine"), home=home)
+    (tmp_path / "mine.gguf").write_bytes(b"weights")
+    assert gguf_path(str(tmp_path / "mine"), home=home) == tmp_path / "mine.gguf"
+
+
+def test_a_repository_has_no_gguf_file_to_take(home: Path) -> None:
+    with pytest.raises(ModelUnknown, match="nobody/nothing is a repository"):
+        gguf_path("nobody/nothing", home=home)
+
+
 def test_the_home_folder_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("OMNIDRAFT_HOME", str(tmp_path))
     assert store.default_home() == tmp_path

@@ -1,0 +1,41 @@
+"""Two real targets of different families served by one real drafter in one process, each bit for bit as without it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from omnidraft import config, wiring
+from omnidraft.decode.engine import Question
+from omnidraft.serving.queue import RequestQueue
+from omnidraft.telemetry.metrics import CountingMetrics
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
+
+TARGETS = ("qwen2.5-coder-0.5b", "gemma3-270m")
+QUESTION = Question(prompt="def add(first, second):", max_new_tokens=16, seed=1, is_stored=False)
+
+
+def test_two_real_targets_share_a_drafter_and_give_the_texts_of_plain_decoding(tmp_path: Path) -> None:
+    settings = config.load(
+        None,
+        {},
+        models={"target": TARGETS[0], "more_targets": TARGETS[1:], "drafter": "smollm2-135m"},
+        log={"url": f"sqlite:///{tmp_path}/log.db"},
+        registry={"url": f"directory:///{tmp_path}/registry"},
+        recorder={"enabled": False},
+    )
+    worker = wiring.worker(settings, CountingMetrics())
+    engines = [each.engine for each in worker.served]
+    assert engines[0].slot.current.proposer.model is engines[1].slot.current.proposer.model
+    requests = RequestQueue(CountingMetrics(), max_waiting=4)
+    asked = [(engine, replace(QUESTION, num_draft_tokens=num)) for num in (0, None) for engine in engines]
+    tickets = [requests.submit(engine, question) for engine, question in asked]
+    texts = ["".join(step.text for step in ticket.steps()) for ticket in tickets]
+    requests.close(60.0)
+    assert texts[:2] == texts[2:]
+    assert texts[0] != texts[1]
+    for plain, drafted in zip(tickets[:2], tickets[2:], strict=True):
+        assert plain.figures.num_passes == plain.figures.num_tokens
+        print(f"{drafted.engine.pair.target}: {drafted.figures.tokens_per_pass:.2f} tokens per pass")
+        assert drafted.figures.num_scored > 0

@@ -118,7 +118,8 @@ def _measure_all(
     """Every method on every prompt; who comes first changes from prompt to prompt."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-    with Progress(*columns, *times, console=Console(stderr=True), speed_estimate_period=600) as progress:
+    console = Console(stderr=True)
+    with Progress(*columns, *times, console=console, speed_estimate_period=600) as progress:
         bar = progress.add_task("warming up", total=sum(map(len, tasks.values())) * len(methods))
         first = next(iter(tasks.values()))[0]
         for method in methods.values():
@@ -130,6 +131,8 @@ def _measure_all(
                     outcomes[task][name].append(_outcome(methods[name], text, max_new_tokens))
                     progress.advance(bar)
                 publish()
+                if not console.is_terminal:  # which shows no bar before the end
+                    console.print(f"{task}: measured {number + 1} of {len(texts)} prompts")
 
 
 def rotated(names: list[str], by: int) -> list[str]:

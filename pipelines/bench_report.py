@@ -17,7 +17,7 @@ COLUMNS: Mapping[str, str] = {
     "tokens_per_pass": "per pass",
     "draft_share": "drafting",
     "overhead_share": "overhead",
-    "share_identical_to_plain": "same text",
+    "share_identical_to_baseline": "same text",
     "failed_prompts": "failed",
 }
 """What tables show, and how it is called there."""
@@ -48,8 +48,9 @@ LEGEND = (
     "Speed-up: over plain, the median over prompts of the ratio on the same prompt. Own engine: the same over "
     + ", ".join(f"{base} for {name}" for name, base in BASELINES.items())
     + ". Per pass: emitted tokens per pass of the target. Drafting and overhead: shares of the decoding time; overhead "
-    "is all that is neither drafter nor target. Same text: share of answers that are plain's, token by token. Failed: "
-    "prompts that the method crashed on."
+    "is all that is neither drafter nor target. Same text: share of answers that are, token by token, those of "
+    "plain or of the method's own engine; passes of other widths round otherwise, so only reproducible mode promises "
+    "all. Failed: prompts that the method crashed on."
 )
 
 

@@ -42,6 +42,7 @@ def _row(task: str, name: str, outcomes: Mapping[str, Sequence[Outcome]], *, is_
         "tracing_share": _tracing_share(base) if name == "omnidraft+traces" else None,
         "first_token_s": _median([run.figures.first_token_s for run in done]),
         "share_identical_to_plain": _identical(plain) if is_greedy else None,
+        "share_identical_to_baseline": _identical(base) if is_greedy else None,
         "failed_prompts": len(failures),
         "failures": sorted(set(failures)),
     }

@@ -37,6 +37,7 @@ ROW_KEYS = {
     "tracing_share",
     "first_token_s",
     "share_identical_to_plain",
+    "share_identical_to_baseline",
     "failed_prompts",
     "failures",
 }

@@ -5,7 +5,6 @@ without instructions for it, nearly as fast over six rows as over one. `int8` qu
 only a drafter may use it. torch keeps both kernels behind `torch.ops.quantized`.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -66,18 +65,6 @@ def apply(model: nn.Module, precision: str) -> nn.Module:
         if "embed" not in name:
             parameter.data = parameter.data.float()
     return model
-
-
-def linear(parts: Sequence[nn.Linear], precision: str) -> nn.Module:
-    """One layer that computes all `parts` of the same input, their outputs side by side, in `precision`."""
-    fused = nn.Linear(parts[0].in_features, sum(part.out_features for part in parts), bias=parts[0].bias is not None)
-    with torch.no_grad():
-        fused.weight.copy_(torch.cat([part.weight for part in parts]))
-        if fused.bias is not None:
-            fused.bias.copy_(torch.cat([part.bias for part in parts]))
-    if precision in ("packed16", "int8"):
-        return PackedLinear(fused, precision)
-    return fused.to(torch.bfloat16 if precision == "bfloat16" else torch.float32).requires_grad_(False)
 
 
 def _pack_float16(weight: torch.Tensor, bias: torch.Tensor | None) -> Any:

@@ -1,5 +1,6 @@
 """The drafter while it serves: a transformers model with the request's keys in slots, cut back to a common prefix."""
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -7,8 +8,10 @@ from typing import Literal
 import torch
 from transformers import PreTrainedModel
 
+from omnidraft.errors import ModelError
 from omnidraft.models import attention
 from omnidraft.models import precision as precisions
+from omnidraft.models.branches import BranchingSession
 from omnidraft.models.kv_slots import KvSlots
 from omnidraft.models.llama_drafter import LlamaDrafter, is_supported
 from omnidraft.models.trainable_drafter import apply_serving_tensors
@@ -16,6 +19,8 @@ from omnidraft.models.transformers_target import load_model
 from omnidraft.ports import DraftModel
 
 _CAPACITY_STEP = 512
+
+logger = logging.getLogger(__name__)
 
 
 class TorchDrafter:
@@ -29,39 +34,68 @@ class TorchDrafter:
         self.num_layers: int = config.num_hidden_layers
         self._attention = attention.Attention(model)
 
-    def open(self) -> "_Session":
+    def open(self) -> BranchingSession:
         """See ports.DraftModel."""
-        return _Session(self)
+        return BranchingSession(_Rows(self))
 
     @torch.inference_mode()
-    def forward(self, slots: KvSlots, ids: Sequence[int], start: int) -> torch.Tensor:
-        """Logits float32 [V] after the last id; the keys of `ids` go to the slots from `start` on."""
-        end, device = start + len(ids), self._model.device
-        positions_S, sees_SC = (each.to(device) for each in attention.chain(start, len(ids), end))
-        slots.place(start, end)
+    def forward(
+        self, slots: KvSlots, ids: Sequence[int], positions_S: torch.Tensor, masks: attention.Masks, num_logits: int
+    ) -> torch.Tensor:
+        """Logits float32 of the last rows; `slots` are placed, the rows stand at the end of `positions_S`."""
+        device = self._model.device
         output = self._model(
             input_ids=torch.tensor([list(ids)], device=device),
-            position_ids=positions_S[None],
-            attention_mask=self._attention.masks(sees_SC, positions_S, start),
+            position_ids=positions_S[None, -len(ids) :],
+            attention_mask=masks,
             past_key_values=slots,
             use_cache=True,
-            logits_to_keep=1,
+            logits_to_keep=num_logits,
         )
-        return output.logits[0, -1].float()
+        return output.logits[0, -num_logits:].float()
+
+    def masks(self, positions_S: torch.Tensor, sees_SC: torch.Tensor, start: int, rows: int) -> attention.Masks:
+        """Of the last `rows` of these S rows, which lie in the slots from `start` on."""
+        masks = self._attention.masks(sees_SC, positions_S, start)
+        if isinstance(masks, torch.Tensor):
+            return masks[:, :, -rows:]
+        return {kind: mask[:, :, -rows:] for kind, mask in masks.items()}
+
+    @property
+    def device(self) -> torch.device:
+        return self._model.device
 
 
-class _Session:
-    """Implements ports.DraftSession."""
+class _Rows:
+    """Implements branches.Rows."""
 
     def __init__(self, drafter: TorchDrafter) -> None:
         self._drafter = drafter
         self._slots = KvSlots(drafter.num_layers, _CAPACITY_STEP)
 
-    def advance(self, keep: int, ids: Sequence[int]) -> torch.Tensor:
-        needed = keep + len(ids)
-        if needed > self._slots.capacity:
-            self._slots = self._slots.grown(-(-needed // _CAPACITY_STEP) * _CAPACITY_STEP)
-        return self._drafter.forward(self._slots, ids, keep)
+    def chain(self, start: int, ids: Sequence[int]) -> torch.Tensor:
+        positions_S, sees_SC = attention.chain(start, len(ids), start + len(ids))
+        return self._pass(start, ids, positions_S, sees_SC, 1)[0]
+
+    def tree(self, length: int, parents: Sequence[int], ids: Sequence[int]) -> torch.Tensor:
+        root_and_branches = [0, *(parent + 1 for parent in parents)]
+        positions_S, sees_SC = attention.tree(root_and_branches, length - 1)
+        return self._pass(length - 1, ids, positions_S, sees_SC, len(ids))
+
+    def move(self, sources: Sequence[int], start: int) -> None:
+        self._slots.gather(sources, start)
+
+    def _pass(
+        self, start: int, ids: Sequence[int], positions_S: torch.Tensor, sees_SC: torch.Tensor, num_logits: int
+    ) -> torch.Tensor:
+        """The rows of `ids` are the last of the S rows that begin at slot `start`."""
+        end, device = start + len(positions_S), self._drafter.device
+        if end > self._slots.capacity:
+            self._slots = self._slots.grown(-(-end // _CAPACITY_STEP) * _CAPACITY_STEP)
+        positions_S, sees_SC = positions_S.to(device), sees_SC.to(device)
+        masks = self._drafter.masks(positions_S, sees_SC, start, len(ids))
+        self._slots.place(end - len(ids), end)
+        return self._drafter.forward(self._slots, ids, positions_S, masks, num_logits)
 
 
 def load_drafter(
@@ -72,10 +106,12 @@ def load_drafter(
     Raises:
         ModelError: the folder is no model. SnapshotCorrupt: the tensors do not fit it.
     """
-    precision = precisions.automatic() if precision == "auto" else precision
     model = load_model(folder, "float32")
     if tensors is not None:
         apply_serving_tensors(model, tensors, train=train)
     if is_supported(model):
-        return LlamaDrafter(model, precision)  # type: ignore[arg-type]
-    return TorchDrafter(precisions.apply(model, precision))  # type: ignore[arg-type]
+        try:
+            return LlamaDrafter(model, "int8" if precision == "auto" else precision)  # type: ignore[arg-type]
+        except ModelError as exc:
+            logger.warning("drafting through transformers, which is slower: %s", exc)
+    return TorchDrafter(precisions.apply(model, precisions.automatic() if precision == "auto" else precision))  # type: ignore[arg-type]

@@ -1,0 +1,1 @@
+"""The drafter's forward pass in C++, compiled on the machine that runs it."""

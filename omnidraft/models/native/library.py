@@ -1,0 +1,55 @@
+"""llama.cpp as Python sees it: the structures and functions at the end of that file, declared once more for ctypes."""
+
+import ctypes
+from ctypes import POINTER, Structure, c_float, c_int, c_size_t, c_void_p
+from pathlib import Path
+
+from omnidraft.models.native.build import compiled
+
+SOURCE = Path(__file__).with_name("llama.cpp")
+KINDS = {"float32": 0, "bfloat16": 1, "int8": 2}
+
+
+class Layer(Structure):
+    """Addresses of one layer's weights."""
+
+    _fields_ = [(name, c_void_p) for name in ("norm", "mlp_norm", "qkv", "out", "gate_up", "down")]
+
+
+class Model(Structure):
+    """Sizes and addresses of all weights."""
+
+    _fields_ = [
+        *((name, c_int) for name in ("kind", "layers", "hidden", "queries", "keys", "head_size", "mlp", "vocabulary")),
+        ("eps", c_float),
+        ("scaling", c_float),
+        ("layer", POINTER(Layer)),
+        *((name, c_void_p) for name in ("norm", "head", "embedding", "cos", "sin")),
+    ]
+
+
+class Pass(Structure):
+    """The rows of one pass."""
+
+    _fields_ = [
+        *((name, c_int) for name in ("length", "behind", "rows", "logit_rows", "capacity", "threads")),
+        ("ids", POINTER(c_int)),
+        ("parents", POINTER(c_int)),
+        *((name, c_void_p) for name in ("kv", "scratch", "logits")),
+    ]
+
+
+def load(folder: Path) -> ctypes.CDLL:
+    """The compiled library; compiles it into `folder` if it is not there. Raises ModelError when that fails."""
+    library = ctypes.CDLL(str(compiled(SOURCE, folder)))
+    signatures = {
+        "packed_bytes": ([c_int, c_int, c_int], c_size_t),
+        "pack": ([c_int, c_void_p, c_int, c_int, c_void_p, c_int, c_int], None),
+        "scratch_bytes": ([POINTER(Model), c_int, c_int, c_int], c_size_t),
+        "forward": ([POINTER(Model), POINTER(Pass)], None),
+        "move": ([POINTER(Model), c_void_p, c_int, POINTER(c_int), c_int, c_int], None),
+    }
+    for name, (arguments, result) in signatures.items():
+        function = getattr(library, f"omnidraft_{name}")
+        function.argtypes, function.restype = arguments, result
+    return library

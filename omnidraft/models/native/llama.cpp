@@ -1,0 +1,616 @@
+// One pass of a Llama-family drafter over a few rows. Weights are read from memory once for all rows of a pass.
+//
+// Letters: R rows, H hidden size, Q query heads, K key heads, D head size, M mlp size, V vocabulary, C slots, L layers.
+// Weights lie in blocks of 16 output channels, each over all inputs, so that lanes are channels and no sum crosses
+// lanes. An int8 block has 256 levels of its own for each channel and each group of 32 inputs; its inputs are rounded to
+// 16 bits (off by less than sqrt(K)/2^16 of their root mean square), so that sums inside a group are exact.
+// What a row gives depends neither on the other rows nor on the number of threads.
+// Keys lie as [K, C/8, D, 8], values as [K, C, D]. Sizes of vectors between stages are padded to whole groups.
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <omp.h>
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
+
+namespace {
+
+constexpr int LANES = 8, BLOCK = 16, GROUP = 32, TILE = 4, HEADS = 3;
+
+typedef float Floats __attribute__((vector_size(32)));
+typedef int32_t Ints __attribute__((vector_size(32)));
+typedef uint32_t Words __attribute__((vector_size(32)));
+typedef int16_t Shorts __attribute__((vector_size(32)));
+typedef int16_t HalfShorts __attribute__((vector_size(16)));
+typedef uint16_t HalfWords __attribute__((vector_size(16)));
+typedef uint8_t Bytes __attribute__((vector_size(16)));
+
+struct Bfloat {
+    uint16_t bits;
+};
+
+template <class T> T load(const void* from) {
+    T value;
+    std::memcpy(&value, from, sizeof value);
+    return value;
+}
+
+template <class T> void store(void* to, T value) { std::memcpy(to, &value, sizeof value); }
+
+Floats widen(const float* from) { return load<Floats>(from); }
+Floats widen(const Bfloat* from) {
+    return (Floats)(__builtin_convertvector(load<HalfWords>(from), Words) << 16);
+}
+
+float widen_one(const float* from) { return *from; }
+float widen_one(const Bfloat* from) {
+    uint32_t bits = (uint32_t)from->bits << 16;
+    return load<float>(&bits);
+}
+
+void narrow(float value, float* to) { *to = value; }
+void narrow(float value, Bfloat* to) {
+    uint32_t bits = load<uint32_t>(&value);
+    to->bits = (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+
+Ints rounded(Floats x) { return (Ints)(x + 12582912.f) - 0x4b400000; }  // to nearest, below 2^22
+
+float sum(Floats x) { return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7])); }
+float maximum(Floats x) {
+    return std::max(std::max(std::max(x[0], x[1]), std::max(x[2], x[3])),
+                    std::max(std::max(x[4], x[5]), std::max(x[6], x[7])));
+}
+
+// e^x within 2 units of the last place; what would leave the normal numbers stays at their border.
+Floats exponential(Floats x) {
+    x = larger(x, Floats{} - 87.f);
+    x = x < 88.f ? x : Floats{} + 88.f;
+    Ints n = rounded(x * 1.44269504f);
+    Floats whole = __builtin_convertvector(n, Floats);
+    Floats r = x - whole * 0.693359375f + whole * 2.12194440e-4f;
+    Floats p = Floats{} + 1.9875691500e-4f;
+    for (float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
+        p = p * r + c;
+    return (p * r * r + r + 1.f) * (Floats)((n + 127) << 23);
+}
+
+int padded(int size) { return (size + GROUP - 1) / GROUP * GROUP; }
+int blocks(int channels) { return (channels + BLOCK - 1) / BLOCK; }
+int share(int work, int thread, int threads) { return (int)((int64_t)work * thread / threads); }
+
+// ---- weights
+
+// Blocks as [K, 16] numbers; inputs as float32.
+template <class T> struct Float {
+    static size_t block_bytes(int k) { return sizeof(T) * BLOCK * padded(k); }
+    static size_t row_bytes(int k) { return sizeof(float) * padded(k); }
+
+    static void prepare(const float* x, int k, char* row) { std::memcpy(row, x, row_bytes(k)); }
+
+    template <int R> static void multiply(const char* block, const char* rows, int k, Floats (*out)[2]) {
+        const T* weights = (const T*)block;
+        const float* x[R];
+        for (int r = 0; r < R; r++) x[r] = (const float*)(rows + r * row_bytes(k)), out[r][0] = out[r][1] = Floats{};
+        for (int i = 0; i < padded(k); i++, weights += BLOCK) {
+            Floats low = widen(weights), high = widen(weights + LANES);
+            for (int r = 0; r < R; r++) out[r][0] += low * x[r][i], out[r][1] += high * x[r][i];
+        }
+    }
+
+    static void pack(const float* weights_NK, int n, int k, int first, char* block) {
+        T* to = (T*)block;
+        for (int i = 0; i < padded(k); i++)
+            for (int c = first; c < first + BLOCK; c++)
+                narrow(c < n && i < k ? weights_NK[(size_t)c * k + i] : 0.f, to++);
+    }
+};
+
+inline Ints multiply_pairs(Shorts a, Shorts b) {
+#ifdef __AVX2__
+    return (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#else
+    Ints even_a = (Ints)a << 16 >> 16, even_b = (Ints)b << 16 >> 16;
+    return even_a * even_b + ((Ints)a >> 16) * ((Ints)b >> 16);
+#endif
+}
+
+// Blocks as groups of 16 bfloat16 steps, 16 bfloat16 lowest weights and [16, 16, 2] bytes.
+// Inputs as their step, all shorts, and the sum of each group.
+struct Int8 {
+    static constexpr int BYTES = 4 * BLOCK + BLOCK * GROUP, HEADER = 32;
+
+    static size_t block_bytes(int k) { return (size_t)padded(k) / GROUP * BYTES; }
+    static size_t row_bytes(int k) { return HEADER + sizeof(int16_t) * padded(k) + sizeof(float) * padded(k) / GROUP; }
+
+    static void prepare(const float* x, int k, char* row) {
+        int size = padded(k);
+        Floats most{};
+        for (int i = 0; i < size; i += LANES) most = larger(most, larger(widen(x + i), -widen(x + i)));
+        float step = std::max(maximum(most), 1e-30f) / 32767;
+        store(row, step);
+        char *shorts = row + HEADER, *sums = shorts + sizeof(int16_t) * size;
+        for (int i = 0; i < size; i += GROUP, sums += sizeof(float)) {
+            Ints total{};
+            for (int j = i; j < i + GROUP; j += LANES) {
+                Ints few = rounded(widen(x + j) * (1 / step));
+                total += few;
+                store(shorts + sizeof(int16_t) * j, __builtin_convertvector(few, HalfShorts));
+            }
+            store(sums, sum(__builtin_convertvector(total, Floats)));
+        }
+    }
+
+    template <int R> static void multiply(const char* block, const char* rows, int k, Floats (*out)[2]) {
+        size_t stride = row_bytes(k);
+        const char *shorts = rows + HEADER, *sums = shorts + sizeof(int16_t) * padded(k);
+        for (int r = 0; r < R; r++) out[r][0] = out[r][1] = Floats{};
+        for (int i = 0; i < padded(k); i += GROUP, block += BYTES, sums += sizeof(float)) {
+            Ints products[R][2] = {};
+            const char* weights = block + 4 * BLOCK;
+            for (int j = 0; j < GROUP / 2; j++, weights += 2 * BLOCK, shorts += 4) {
+                Shorts low = __builtin_convertvector(load<Bytes>(weights), Shorts);
+                Shorts high = __builtin_convertvector(load<Bytes>(weights + BLOCK), Shorts);
+                for (int r = 0; r < R; r++) {
+                    Shorts pair = (Shorts)(Ints{} + load<int32_t>(shorts + r * stride));
+                    products[r][0] += multiply_pairs(low, pair);
+                    products[r][1] += multiply_pairs(high, pair);
+                }
+            }
+            const Bfloat *steps = (const Bfloat*)block, *lowest = steps + BLOCK;
+            for (int half = 0; half < 2; half++) {
+                Floats step = widen(steps + half * LANES), least = widen(lowest + half * LANES);
+                for (int r = 0; r < R; r++)
+                    out[r][half] += __builtin_convertvector(products[r][half], Floats) * step +
+                                    least * load<float>(sums + r * stride);
+            }
+        }
+        for (int r = 0; r < R; r++) out[r][0] *= load<float>(rows + r * stride), out[r][1] *= load<float>(rows + r * stride);
+    }
+
+    static void pack(const float* weights_NK, int n, int k, int first, char* block) {
+        for (int i = 0; i < padded(k); i += GROUP, block += BYTES)
+            for (int c = 0; c < BLOCK; c++) {
+                int size = first + c < n ? std::max(0, std::min(GROUP, k - i)) : 0;
+                pack_group(weights_NK + (size_t)(first + c) * k + i, size, c, block);
+            }
+    }
+
+    static void pack_group(const float* weights, int size, int channel, char* group) {
+        float least = 0, most = 0;
+        if (size) least = *std::min_element(weights, weights + size), most = *std::max_element(weights, weights + size);
+        Bfloat *step = (Bfloat*)group + channel, *lowest = step + BLOCK;
+        narrow(least, lowest);
+        least = widen_one(lowest);
+        narrow(std::max(most - least, 1e-30f) / 255 * (1 + 1.f / 256), step);  // rounded, it still reaches the highest weight
+        float inverse = 1 / widen_one(step);
+        uint8_t* to = (uint8_t*)group + 4 * BLOCK + 2 * channel;
+        for (int i = 0; i < GROUP; i++) {
+            float level = i < size ? (weights[i] - least) * inverse : 0;
+            to[i / 2 * 2 * BLOCK + i % 2] = (uint8_t)std::lrintf(std::min(std::max(level, 0.f), 255.f));
+        }
+    }
+};
+
+// Calls write(block, row, low, high) with the 16 outputs of each block and row.
+template <class W, class Write>
+void multiply(const char* weights, int first, int last, const char* rows, int num_rows, int k, Write write) {
+    Floats out[TILE][2];
+    for (int block = first; block < last; block++) {
+        const char* from = weights + block * W::block_bytes(k);
+        for (int row = 0; row < num_rows; row += TILE) {
+            const char* tile = rows + row * W::row_bytes(k);
+            int size = std::min(TILE, num_rows - row);
+            switch (size) {
+                case 1: W::template multiply<1>(from, tile, k, out); break;
+                case 2: W::template multiply<2>(from, tile, k, out); break;
+                case 3: W::template multiply<3>(from, tile, k, out); break;
+                default: W::template multiply<TILE>(from, tile, k, out);
+            }
+            for (int r = 0; r < size; r++) write(block, row + r, out[r][0], out[r][1]);
+        }
+    }
+}
+
+// ---- attention of up to 3 query heads that share their keys
+
+template <class T, int N> void score(const float* queries, const T* keys, int end, int d, float* scores, int stride) {
+    for (int slot = 0; slot < end; slot += 2 * LANES) {
+        Floats sums[N][2] = {};
+        const T* low = keys + (size_t)slot * d;
+        for (int i = 0; i < d; i++) {
+            Floats a = widen(low + i * LANES), b = widen(low + (d + i) * LANES);
+            for (int n = 0; n < N; n++) sums[n][0] += a * queries[n * d + i], sums[n][1] += b * queries[n * d + i];
+        }
+        for (int n = 0; n < N; n++)
+            store(scores + n * stride + slot, sums[n][0]), store(scores + n * stride + slot + LANES, sums[n][1]);
+    }
+}
+
+// The scores become weights that add up to one.
+void softmax(float* scores, int end) {
+    Floats most = widen(scores), total{};
+    for (int slot = LANES; slot < end; slot += LANES) most = larger(most, widen(scores + slot));
+    float highest = maximum(most);
+    for (int slot = 0; slot < end; slot += LANES) {
+        Floats weight = exponential(widen(scores + slot) - highest);
+        store(scores + slot, weight);
+        total += weight;
+    }
+    float inverse = 1 / sum(total);
+    for (int slot = 0; slot < end; slot += LANES) store(scores + slot, widen(scores + slot) * inverse);
+}
+
+template <class T, int N, int S>
+void mix(const float* weights, int stride, const T* values, int end, int d, float* out) {
+    Floats sums[N][S] = {};
+    for (int slot = 0; slot < end; slot++, values += d)
+        for (int s = 0; s < S; s++) {
+            Floats value = widen(values + s * LANES);
+            for (int n = 0; n < N; n++) sums[n][s] += value * weights[n * stride + slot];
+        }
+    for (int n = 0; n < N; n++)
+        for (int s = 0; s < S; s++) store(out + n * d + s * LANES, sums[n][s]);
+}
+
+// `hides` says which of the slots from `length` on this row does not see.
+template <class T, int N>
+void attend(const float* queries, const T* keys, const T* values, int length, int end, const bool* hides, int d,
+            float* scores, int stride, float* out) {
+    score<T, N>(queries, keys, end, d, scores, stride);
+    int whole = (end + 2 * LANES - 1) / (2 * LANES) * 2 * LANES;
+    for (int n = 0; n < N; n++) {
+        float* row = scores + n * stride;
+        for (int slot = length; slot < whole; slot++)
+            if (slot >= end || hides[slot - length]) row[slot] = -INFINITY;
+        softmax(row, whole);
+    }
+    int i = 0;
+    for (; i + 4 * LANES <= d; i += 4 * LANES) mix<T, N, 4>(scores, stride, values + i, end, d, out + i);
+    for (; i < d; i += LANES) mix<T, N, 1>(scores, stride, values + i, end, d, out + i);
+}
+
+}  // namespace
+
+// ---- what Python sees
+
+extern "C" {
+
+struct Layer {
+    const float *norm, *mlp_norm;
+    const char *qkv, *out, *gate_up, *down;
+};
+
+struct Model {
+    int kind, layers, hidden, queries, keys, head_size, mlp, vocabulary;
+    float eps, scaling;
+    const Layer* layer;
+    const float* norm;
+    const char *head, *embedding;
+    const float *cos, *sin;  // [positions, D/2]
+};
+
+// The last `rows` of the ids that stand behind the first `length` ids of the text, as a tree.
+struct Pass {
+    int length, behind, rows, logit_rows, capacity, threads;
+    const int *ids, *parents;  // [rows] and [behind]; -1 is the text's last id
+    char *kv, *scratch;
+    float* logits;  // [logit_rows, V] of the last rows
+};
+}
+
+namespace {
+
+struct Sizes {
+    int hidden, qkv, mixed, mlp, widest;
+    explicit Sizes(const Model& m)
+        : hidden(padded(m.hidden)), qkv(padded((m.queries + 2 * m.keys) * m.head_size)),
+          mixed(padded(m.queries * m.head_size)), mlp(padded(m.mlp)), widest(std::max({hidden, mixed, mlp})) {}
+};
+
+// Buffers of one pass inside the caller's scratch memory.
+struct Scratch {
+    float *x, *qkv, *mixed, *mlp;
+    char* shared_rows;
+    float *own_row, *scores;  // this thread's
+    char* own_rows;
+    bool* hides;
+    size_t bytes;
+
+    Scratch(const Model& m, char* memory, int rows, int capacity, int thread, int threads) {
+        Sizes size(m);
+        char* next = memory;
+        auto take = [&](size_t wanted) {
+            char* taken = next;
+            next += (wanted + 63) / 64 * 64;
+            return taken;
+        };
+        auto floats = [&](size_t count) { return (float*)take(count * sizeof(float)); };
+        x = floats((size_t)rows * size.hidden);
+        qkv = floats((size_t)rows * size.qkv);
+        mixed = floats((size_t)rows * size.mixed);
+        mlp = floats((size_t)rows * size.mlp);
+        shared_rows = take((size_t)rows * size.widest * sizeof(float));
+        for (int t = 0; t < threads; t++) {
+            float* row = floats(size.widest);
+            char* few = take((size_t)TILE * size.widest * sizeof(float));
+            float* weights = floats((size_t)HEADS * capacity);
+            char* slots = take(capacity);
+            if (t == thread) own_row = row, own_rows = few, scores = weights, hides = (bool*)slots;
+        }
+        bytes = next - memory;
+    }
+
+};
+
+template <class W, class T> struct Forward {
+    const Model& m;
+    const Pass& p;
+    int thread, threads;
+    Sizes size;
+    Scratch s;
+
+    Forward(const Model& model, const Pass& pass, int thread, int threads)
+        : m(model), p(pass), thread(thread), threads(threads), size(model),
+          s(model, pass.scratch, pass.rows, pass.capacity, thread, threads) {}
+
+    int node(int row) const { return p.behind - p.rows + row; }
+    int slot(int row) const { return p.length + node(row); }
+    int position(int row) const {
+        int depth = 0;
+        for (int at = p.parents[node(row)]; at >= 0; at = p.parents[at]) depth++;
+        return p.length + depth;
+    }
+    T* keys(int layer, int head) const {
+        return (T*)p.kv + ((size_t)layer * 2 * m.keys + head) * p.capacity * m.head_size;
+    }
+    T* values(int layer, int head) const { return keys(layer, m.keys + head); }
+
+    static void barrier() {
+#pragma omp barrier
+    }
+
+    void embed() {
+        for (int row = share(p.rows, thread, threads); row < share(p.rows, thread + 1, threads); row++) {
+            const T* from = (const T*)m.embedding + (size_t)p.ids[row] * m.hidden;
+            float* to = s.x + row * size.hidden;
+            std::fill(to + m.hidden, to + size.hidden, 0.f);
+            for (int i = 0; i < m.hidden; i++) to[i] = widen_one(from + i);
+        }
+    }
+
+    // Rows as inputs of a matrix: each thread makes its own few, or all threads make many together.
+    template <class Make> const char* prepare(int k, int first, Make make) {
+        bool together = p.rows > TILE;
+        char* to = together ? s.shared_rows : s.own_rows;
+        int count = p.rows - first;
+        int begin = together ? share(count, thread, threads) : 0;
+        int end = together ? share(count, thread + 1, threads) : count;
+        for (int row = begin; row < end; row++) W::prepare(make(first + row), k, to + row * W::row_bytes(k));
+        if (together) barrier();
+        return to;
+    }
+    const char* normed(const float* weight, int first = 0) {
+        return prepare(m.hidden, first, [&](int row) {
+            const float* x = s.x + row * size.hidden;
+            Floats squares{};
+            for (int i = 0; i < size.hidden; i += LANES) squares += widen(x + i) * widen(x + i);
+            float factor = 1 / std::sqrt(sum(squares) / m.hidden + m.eps);
+            for (int i = 0; i < size.hidden; i += LANES)
+                store(s.own_row + i, widen(x + i) * factor * widen(weight + i));
+            return s.own_row;
+        });
+    }
+    const char* taken(const float* from, int k) {
+        return prepare(k, 0, [&](int row) { return from + row * padded(k); });
+    }
+
+    template <class Write>
+    void matrix(const char* weights, int num_blocks, const char* rows, int count, int k, Write write, int unit = 1) {
+        int units = num_blocks / unit;
+        multiply<W>(weights, share(units, thread, threads) * unit, share(units, thread + 1, threads) * unit, rows,
+                    count, k, write);
+    }
+    auto write_to(float* to, int stride) {
+        return [=](int block, int row, Floats low, Floats high) {
+            float* at = to + (size_t)row * stride + block * BLOCK;
+            store(at, low), store(at + LANES, high);
+        };
+    }
+    auto add_to_x() {
+        return [this](int block, int row, Floats low, Floats high) {
+            float* at = s.x + row * size.hidden + block * BLOCK;
+            store(at, widen(at) + low), store(at + LANES, widen(at + LANES) + high);
+        };
+    }
+
+    void rotate(float* x, int at) const {
+        int half = m.head_size / 2;
+        const float *cos = m.cos + (size_t)at * half, *sin = m.sin + (size_t)at * half;
+        for (int i = 0; i < half; i += LANES) {
+            Floats a = widen(x + i), b = widen(x + half + i), c = widen(cos + i), d = widen(sin + i);
+            store(x + i, a * c - b * d), store(x + half + i, b * c + a * d);
+        }
+    }
+
+    // Turn queries in place; turn keys into their slots, values beside them.
+    void place(int layer) {
+        int heads = m.queries + 2 * m.keys, d = m.head_size;
+        for (int task = share(p.rows * heads, thread, threads); task < share(p.rows * heads, thread + 1, threads); task++) {
+            int row = task / heads, head = task % heads;
+            float* x = s.qkv + (size_t)row * size.qkv + head * d;
+            if (head < m.queries + m.keys) rotate(x, position(row));
+            if (head < m.queries)
+                for (int i = 0; i < d; i++) x[i] *= m.scaling;
+            else if (head < m.queries + m.keys)
+                place_key(x, keys(layer, head - m.queries), slot(row));
+            else
+                for (int i = 0; i < d; i++) narrow(x[i], values(layer, head - m.queries - m.keys) + (size_t)slot(row) * d + i);
+        }
+    }
+    void place_key(const float* x, T* keys, int slot) const {
+        T* to = keys + (size_t)slot / LANES * LANES * m.head_size + slot % LANES;
+        for (int i = 0; i < m.head_size; i++) narrow(x[i], to + i * LANES);
+    }
+
+    void attend_all(int layer) {
+        int tasks = p.rows * m.keys, group = m.queries / m.keys;
+        for (int task = share(tasks, thread, threads); task < share(tasks, thread + 1, threads); task++) {
+            int row = task % p.rows, key = task / p.rows;
+            hide_all_but_ancestors(row);
+            for (int head = key * group; head < (key + 1) * group; head += HEADS)
+                attend_few(layer, row, key, head, std::min(HEADS, (key + 1) * group - head));
+        }
+    }
+    void hide_all_but_ancestors(int row) {
+        std::fill(s.hides, s.hides + node(row) + 1, true);
+        for (int at = node(row); at >= 0; at = p.parents[at]) s.hides[at] = false;
+    }
+    void attend_few(int layer, int row, int key, int head, int count) {
+        const float* from = s.qkv + (size_t)row * size.qkv + head * m.head_size;
+        float* to = s.mixed + (size_t)row * size.mixed + head * m.head_size;
+        auto run = [&](auto attend) {
+            attend(from, keys(layer, key), values(layer, key), p.length, slot(row) + 1, s.hides, m.head_size, s.scores,
+                   p.capacity, to);
+        };
+        switch (count) {
+            case 1: run(attend<T, 1>); break;
+            case 2: run(attend<T, 2>); break;
+            default: run(attend<T, HEADS>);
+        }
+    }
+
+    void clear_padding() {
+        for (int row = thread; row < p.rows; row += threads) {
+            float* mixed = s.mixed + (size_t)row * size.mixed;
+            std::fill(mixed + m.queries * m.head_size, mixed + size.mixed, 0.f);
+            float* mlp = s.mlp + (size_t)row * size.mlp;
+            std::fill(mlp + m.mlp, mlp + size.mlp, 0.f);
+        }
+    }
+
+    void attention(int number) {
+        const Layer& layer = m.layer[number];
+        int d = m.head_size;
+        const char* rows = normed(layer.norm);
+        matrix(layer.qkv, blocks((m.queries + 2 * m.keys) * d), rows, p.rows, m.hidden, write_to(s.qkv, size.qkv));
+        barrier();
+        place(number);
+        barrier();
+        attend_all(number);
+        barrier();
+        rows = taken(s.mixed, m.queries * d);
+        matrix(layer.out, blocks(m.hidden), rows, p.rows, m.queries * d, add_to_x());
+        barrier();
+    }
+    void feed_forward(const Layer& layer) {
+        const char* rows = normed(layer.mlp_norm);
+        auto gate_then_up = [this](int block, int row, Floats low, Floats high) {
+            float* at = s.mlp + (size_t)row * size.mlp + block / 2 * BLOCK;
+            if (block % 2)
+                store(at, widen(at) * low), store(at + LANES, widen(at + LANES) * high);
+            else
+                store(at, low / (1.f + exponential(-low))), store(at + LANES, high / (1.f + exponential(-high)));
+        };
+        matrix(layer.gate_up, 2 * blocks(m.mlp), rows, p.rows, m.hidden, gate_then_up, 2);
+        barrier();
+        rows = taken(s.mlp, m.mlp);
+        matrix(layer.down, blocks(m.hidden), rows, p.rows, m.mlp, add_to_x());
+        barrier();
+    }
+    void logits() {
+        const char* rows = normed(m.norm, p.rows - p.logit_rows);
+        auto write = [this](int block, int row, Floats low, Floats high) {
+            float both[BLOCK];
+            store(both, low), store(both + LANES, high);
+            int first = block * BLOCK;
+            std::memcpy(p.logits + (size_t)row * m.vocabulary + first, both,
+                        sizeof(float) * std::min(BLOCK, m.vocabulary - first));
+        };
+        matrix(m.head, blocks(m.vocabulary), rows, p.logit_rows, m.hidden, write);
+    }
+    void run() {
+        embed();
+        clear_padding();
+        barrier();
+        for (int number = 0; number < m.layers; number++) {
+            attention(number);
+            feed_forward(m.layer[number]);
+        }
+        if (p.logit_rows) logits();
+    }
+};
+
+template <class W, class T> void forward(const Model& m, const Pass& p) {
+#pragma omp parallel num_threads(p.threads)
+    Forward<W, T>(m, p, omp_get_thread_num(), omp_get_num_threads()).run();
+}
+
+template <class W> void pack(const float* weights_NK, int n, int k, char* to, int stride, int offset) {
+    for (int block = 0; block < blocks(n); block++)
+        W::pack(weights_NK, n, k, block * BLOCK, to + (size_t)(block * stride + offset) * W::block_bytes(k));
+}
+
+template <class T> void move_slots(const Model& m, T* kv, int capacity, const int* sources, int count, int start) {
+    int d = m.head_size;
+    for (int head = 0; head < m.layers * 2 * m.keys; head++, kv += (size_t)capacity * d) {
+        bool is_key = head / m.keys % 2 == 0;
+        for (int n = 0; n < count; n++) {
+            int from = sources[n], to = start + n;
+            for (int i = 0; i < d; i++)
+                if (is_key)
+                    kv[((size_t)to / LANES * d + i) * LANES + to % LANES] =
+                        kv[((size_t)from / LANES * d + i) * LANES + from % LANES];
+                else
+                    kv[(size_t)to * d + i] = kv[(size_t)from * d + i];
+        }
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+enum { FLOAT32, BFLOAT16, INT8 };
+
+size_t omnidraft_packed_bytes(int kind, int n, int k) {
+    switch (kind) {
+        case FLOAT32: return blocks(n) * Float<float>::block_bytes(k);
+        case BFLOAT16: return blocks(n) * Float<Bfloat>::block_bytes(k);
+        default: return blocks(n) * Int8::block_bytes(k);
+    }
+}
+
+// Blocks of weights [N, K] go to `offset`, `offset + stride`, ... of `to`.
+void omnidraft_pack(int kind, const float* weights_NK, int n, int k, char* to, int stride, int offset) {
+    switch (kind) {
+        case FLOAT32: return pack<Float<float>>(weights_NK, n, k, to, stride, offset);
+        case BFLOAT16: return pack<Float<Bfloat>>(weights_NK, n, k, to, stride, offset);
+        default: return pack<Int8>(weights_NK, n, k, to, stride, offset);
+    }
+}
+
+size_t omnidraft_scratch_bytes(const Model* m, int rows, int capacity, int threads) {
+    return Scratch(*m, nullptr, rows, capacity, 0, threads).bytes;
+}
+
+void omnidraft_forward(const Model* m, const Pass* p) {
+    switch (m->kind) {
+        case FLOAT32: return forward<Float<float>, float>(*m, *p);
+        case BFLOAT16: return forward<Float<Bfloat>, Bfloat>(*m, *p);
+        default: return forward<Int8, Bfloat>(*m, *p);
+    }
+}
+
+// Keys and values of the slots `sources` (ascending, none below its place) go to `start`, `start + 1`, ... .
+void omnidraft_move(const Model* m, char* kv, int capacity, const int* sources, int count, int start) {
+    if (m->kind == FLOAT32) return move_slots(*m, (float*)kv, capacity, sources, count, start);
+    move_slots(*m, (Bfloat*)kv, capacity, sources, count, start);
+}
+}

@@ -1,0 +1,115 @@
+"""The weights of a transformers Llama, packed for llama.cpp into one piece of memory.
+
+Shapes: N output channels, K input channels, H hidden size, C positions, D head size.
+"""
+
+import ctypes
+import mmap
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import LlamaForCausalLM
+
+from omnidraft.models.native import library as native
+
+_GROUP = 32
+"""Vectors are padded to whole groups of inputs."""
+_KINDS = {"float32": "float32", "bfloat16": "bfloat16", "packed16": "bfloat16", "int8": "int8"}
+"""bfloat16 is what model files and snapshots hold, so nothing is lost where a 16-bit kind is asked for."""
+
+
+class PackedLlama:
+    """Owns the memory that its native `struct` points to."""
+
+    def __init__(self, model: LlamaForCausalLM, precision: str, library: ctypes.CDLL) -> None:
+        self._library = library
+        self._kind = native.KINDS[_KINDS[precision]]
+        self.dtype = torch.float32 if precision == "float32" else torch.bfloat16
+        self._small: list[torch.Tensor] = []
+        matrices = [module for module in model.modules() if isinstance(module, nn.Linear)]
+        self._memory = _memory(sum(self._packed_bytes(each) for each in matrices))
+        self._next = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self._layers = (native.Layer * len(model.model.layers))(*map(self._layer, model.model.layers))
+        self.struct = self._model(model)
+
+    def _layer(self, layer: Any) -> native.Layer:
+        attention, mlp = layer.self_attn, layer.mlp
+        return native.Layer(
+            norm=self._norm(layer.input_layernorm),
+            mlp_norm=self._norm(layer.post_attention_layernorm),
+            qkv=self._in_sequence(attention.q_proj, attention.k_proj, attention.v_proj),
+            out=self._in_sequence(attention.o_proj),
+            gate_up=self._in_turns(mlp.gate_proj, mlp.up_proj),
+            down=self._in_sequence(mlp.down_proj),
+        )
+
+    def _model(self, model: LlamaForCausalLM) -> native.Model:
+        config, attention = model.config, model.model.layers[0].self_attn
+        cos_CD, sin_CD = _rope(model)
+        return native.Model(
+            kind=self._kind,
+            layers=len(self._layers),
+            hidden=config.hidden_size,
+            queries=config.num_attention_heads,
+            keys=config.num_key_value_heads,
+            head_size=attention.head_dim,
+            mlp=config.intermediate_size,
+            vocabulary=config.vocab_size,
+            eps=config.rms_norm_eps,
+            scaling=attention.scaling,
+            layer=self._layers,
+            norm=self._norm(model.model.norm),
+            head=self._in_sequence(model.lm_head),
+            embedding=self._keep(model.model.embed_tokens.weight.detach().to(self.dtype)),
+            cos=self._keep(cos_CD),
+            sin=self._keep(sin_CD),
+        )
+
+    def _norm(self, norm: Any) -> int:
+        weight_H = norm.weight.detach().float()
+        return self._keep(nn.functional.pad(weight_H, (0, -len(weight_H) % _GROUP)))
+
+    def _keep(self, tensor: torch.Tensor) -> int:
+        self._small.append(tensor.contiguous())
+        return self._small[-1].data_ptr()
+
+    def _in_sequence(self, *matrices: nn.Linear) -> int:
+        """Address of these matrices, one after the other."""
+        start = self._next
+        for matrix in matrices:
+            self._pack(matrix, 1, 0)
+            self._next += self._packed_bytes(matrix)
+        return start
+
+    def _in_turns(self, *matrices: nn.Linear) -> int:
+        """Address of these matrices, a block of each in turn."""
+        start = self._next
+        for number, matrix in enumerate(matrices):
+            self._pack(matrix, len(matrices), number)
+        self._next += sum(map(self._packed_bytes, matrices))
+        return start
+
+    def _pack(self, matrix: nn.Linear, stride: int, offset: int) -> None:
+        weight_NK = matrix.weight.detach().float().contiguous()
+        self._library.omnidraft_pack(self._kind, weight_NK.data_ptr(), *weight_NK.shape, self._next, stride, offset)
+
+    def _packed_bytes(self, matrix: nn.Linear) -> int:
+        size: int = self._library.omnidraft_packed_bytes(self._kind, *matrix.weight.shape)
+        return size
+
+
+def _memory(size: int) -> mmap.mmap:
+    """In huge pages where the system has them: weights are read from end to end in every pass."""
+    memory = mmap.mmap(-1, size)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
+
+
+def _rope(model: LlamaForCausalLM) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin of every position, without the second half, which repeats the first. [C, D/2]"""
+    rotary: Any = model.model.rotary_emb
+    cos_1CD, sin_1CD = rotary(torch.zeros(1), torch.arange(model.config.max_position_embeddings)[None])
+    half = cos_1CD.shape[-1] // 2
+    return cos_1CD[0, :, :half].float(), sin_1CD[0, :, :half].float()

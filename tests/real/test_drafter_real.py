@@ -1,0 +1,34 @@
+"""The reference drafter as it serves: rounding must not cost agreement."""
+
+from pathlib import Path
+
+import pytest
+
+from omnidraft.models.hf_tokenizer import HfTokenizer
+from omnidraft.models.llama_drafter import LlamaDrafter
+from omnidraft.models.store import resolve
+from omnidraft.models.transformers_target import load_model
+from tests.unit.models.tiny import whole_pass
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
+
+TEXTS = (Path(__file__).parents[2] / "README.md", Path(__file__).parents[2] / "omnidraft" / "ports.py")
+LENGTH = 300
+
+
+@pytest.mark.parametrize(("precision", "at_least"), [("float32", 0.998), ("bfloat16", 0.98), ("int8", 0.97)])
+def test_the_likeliest_token_stays_that_of_exact_weights(precision, at_least):
+    folder = resolve("smollm2-135m")
+    model = load_model(folder, "float32")
+    tokenizer = HfTokenizer(folder, model.config.vocab_size)
+    drafter = LlamaDrafter(model, precision)
+    same = total = 0
+    for path in TEXTS:
+        ids = tokenizer.encode(path.read_text())[:LENGTH]
+        session = drafter.open()
+        session.advance(0, ids[:1])
+        rows = session.branch(ids[1:], range(-1, len(ids) - 2))
+        same += int((rows.argmax(1) == whole_pass(model, ids)[1:].argmax(1)).sum())
+        total += len(rows)
+    print(f"{precision}: the same likeliest token in {same / total:.3f} of {total} places")
+    assert same / total >= at_least

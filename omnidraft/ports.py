@@ -105,9 +105,17 @@ class DraftTree:
 
 
 @dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the whole text must match."""
+
+    kind: Literal["json_schema", "regex"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the target's distribution is shaped before a draw, in this order: penalties, bias, temperature, top-k,
-    top-p, min-p."""
+    """How the target's distribution is shaped before a draw, in this order: penalties, bias, grammar, temperature,
+    top-k, top-p, min-p."""
 
     temperature: float = 0.0
     """0 takes the most probable token, lowest id on a tie."""
@@ -123,6 +131,7 @@ class Sampling:
     """The same, for each time it was said."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     """Added to the logits of these ids."""
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)

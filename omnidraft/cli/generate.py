@@ -2,13 +2,16 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from omnidraft import config
 from omnidraft.cli.options import Config, Engine, download_bars
 from omnidraft.errors import RequestError
+
+if TYPE_CHECKING:
+    from omnidraft.ports import Grammar
 
 
 def generate(
@@ -27,6 +30,8 @@ def generate(
     logit_bias: Annotated[
         list[str] | None, typer.Option(help="ID=NUMBER: make a token of the target likelier; may be given again.")
     ] = None,
+    json_schema: Annotated[Path | None, typer.Option(help="Answer in JSON that fits the schema in this file.")] = None,
+    regex: Annotated[str | None, typer.Option(help="Answer with a text that matches all of this pattern.")] = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same text, whatever drafts.")] = 0,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Stop after so many tokens.")] = 256,
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; may be given again.")] = None,
@@ -52,6 +57,7 @@ def generate(
         presence_penalty,
         frequency_penalty,
         dict(_bias(text) for text in logit_bias or ()),
+        _grammar(json_schema, regex),
     )
     models = {"target": target, "drafter": drafter, "engine": engine}
     settings = config.load(config_path, models=models, decode={"mode": mode})
@@ -90,6 +96,16 @@ def _prompt(prompt: str | None, file: Path | None) -> str:
     if not text:
         raise RequestError("the prompt is empty; give at least one character")
     return text
+
+
+def _grammar(json_schema: Path | None, regex: str | None) -> "Grammar | None":
+    from omnidraft.ports import Grammar
+
+    if json_schema is not None and regex is not None:
+        raise RequestError("give either --json-schema or --regex")
+    if json_schema is not None:
+        return Grammar("json_schema", _read(json_schema))
+    return None if regex is None else Grammar("regex", regex)
 
 
 def _bias(text: str) -> tuple[int, float]:

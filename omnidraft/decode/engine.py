@@ -180,6 +180,8 @@ def _prompt_ids(question: Question, tokenizer: PromptTokenizer) -> list[int]:
 def _check_texts(question: Question) -> None:
     """Raises RequestError for half of a surrogate pair, which JSON can carry and no tokenizer or codec can encode."""
     texts = {"prompt": [question.prompt or ""], "stop": question.stop_strings, "user": [question.tenant]}
+    if question.sampling.grammar is not None:
+        texts[question.sampling.grammar.kind] = [question.sampling.grammar.text]
     texts["messages"] = [text for message in question.messages or () for text in message.values()]
     for name, given in texts.items():
         for text in given:

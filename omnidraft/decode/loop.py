@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from omnidraft.decode.beliefs import believed
+from omnidraft.decode.grammar import Grammars
 from omnidraft.decode.noise import SeededNoise
 from omnidraft.decode.path import draw_path
 from omnidraft.decode.processors import Shaper
@@ -31,6 +32,7 @@ class Decoder:
         """
         self._target = target
         self._vocabulary = vocabulary
+        self._grammars = Grammars(vocabulary)
         self._trace_top_k = trace_top_k
         self._noise = noise
 
@@ -38,18 +40,22 @@ class Decoder:
         """One Step per pass of the target, until the text ends. The caller keeps one proposer to the last token.
 
         Raises:
-            RequestError: before the first step, when the target cannot take the prompt.
+            RequestError: before the first step, when the target cannot take the prompt or the grammar is none; later,
+                when no token can follow under the grammar.
         """
+        grammar = request.sampling.grammar
+        shaper = Shaper(request, None if grammar is None else self._grammars.matcher(grammar, request.stop_ids))
         session = self._target.open(request.prompt_ids, request.max_new_tokens, request.mode)
         drafting = None if proposer is None or request.num_draft_tokens == 0 else proposer.open(request)
         try:
-            yield from self._steps(request, session, drafting)
+            yield from self._steps(request, session, drafting, shaper)
         finally:
             session.close()
 
-    def _steps(self, request: Request, session: TargetSession, drafting: ProposerSession | None) -> Iterator[Step]:
+    def _steps(
+        self, request: Request, session: TargetSession, drafting: ProposerSession | None, shaper: Shaper
+    ) -> Iterator[Step]:
         noise = self._noise(request.seed, request.choice, self._target.vocab_size)
-        shaper = Shaper(request)
         watch = TextWatch(request, self._vocabulary)
         root, position = request.prompt_ids[-1], len(request.prompt_ids)
         num_left = request.max_new_tokens

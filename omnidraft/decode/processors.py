@@ -1,4 +1,4 @@
-"""Shape the target's distribution as the request asks: penalties, bias, temperature, top-k, top-p, min-p.
+"""Shape the target's distribution as the request asks: penalties, bias, grammar, temperature, top-k, top-p, min-p.
 
 In this order, on one row of raw logits, for the nodes that the target's draws visit and no others. What can be drawn
 is all that is returned. Sorts are stable: probability down, id up.
@@ -19,7 +19,11 @@ class Processor(Protocol):
     """What changes the logits of one text before temperature; holds that text's history."""
 
     def apply(self, logits_V: np.ndarray) -> None:
-        """Change float64 logits in place, for the draw after all tokens taken."""
+        """Change float64 logits in place, for the draw after all tokens taken.
+
+        Raises:
+            RequestError: no token is left.
+        """
 
     def take(self, token: int) -> None:
         """The target drew this token."""
@@ -29,17 +33,19 @@ class Shaper:
     """Shapes the draws of one text. It follows the draws in order, so that the history of each is the prompt, all that
     was emitted before, and its own node's path: nothing that was only drafted."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, grammar: Processor | None = None) -> None:
         self._sampling = request.sampling
         processors: list[Processor] = []
         if Penalties.are_asked_for(request.sampling):
             processors.append(Penalties(request))
         if request.sampling.logit_bias:
             processors.append(Bias(request.sampling))
+        if grammar is not None:
+            processors.append(grammar)
         self._processors = tuple(processors)
 
     def shape(self, logits_V: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and probabilities of the next draw, as the function `shape`."""
+        """Ids and probabilities of the next draw, as the function `shape`. Raises RequestError when none is left."""
         if self._processors:
             logits_V = logits_V.astype(np.float64)
         for processor in self._processors:

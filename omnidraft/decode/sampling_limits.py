@@ -1,4 +1,4 @@
-"""Which sampling settings can be served; every refusal names field, value and range."""
+"""Which sampling settings can be served; every refusal names field, value and range. Grammars: see grammar.py."""
 
 import math
 

@@ -1,11 +1,13 @@
 """What clients send, in OpenAI's words, and how it becomes a Question."""
 
-from typing import Annotated, Literal
+import json
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from omnidraft.decode.engine import Question
-from omnidraft.ports import Sampling
+from omnidraft.errors import RequestError
+from omnidraft.ports import Grammar, Sampling
 
 MAX_SEED = 2**63 - 1
 
@@ -18,6 +20,48 @@ class Message(BaseModel):
 
 class StreamOptions(BaseModel):
     include_usage: bool = False
+
+
+class JsonSchema(BaseModel):
+    """OpenAI's wrapping; the schema is always kept to, whatever `strict` says."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class ResponseFormat(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _has_its_schema(self) -> "ResponseFormat":
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("json_schema is given with type json_schema, and only then")
+        return self
+
+    def grammar(self) -> Grammar | None:
+        if self.type == "text":
+            return None
+        return Grammar("json_schema", json.dumps(self.json_schema.schema_ if self.json_schema else {"type": "object"}))
+
+
+class StructuredOutputs(BaseModel):
+    """vLLM's own way to ask for a grammar."""
+
+    model_config = ConfigDict(extra="forbid")
+    regex: str | None = None
+    json_: dict[str, Any] | None = Field(None, alias="json")
+
+    def grammar(self) -> Grammar | None:
+        if self.regex is not None and self.json_ is not None:
+            raise RequestError("structured_outputs: give either regex or json")
+        if self.regex is not None:
+            return Grammar("regex", self.regex)
+        return None if self.json_ is None else Grammar("json_schema", json.dumps(self.json_))
 
 
 class _Asked(BaseModel):
@@ -35,6 +79,8 @@ class _Asked(BaseModel):
     frequency_penalty: float = 0.0
     logit_bias: dict[int, float] | None = None
     """What is added to the logits of the target's ids; ranges of these five: see decode/sampling_limits.py."""
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     seed: int | None = Field(None, ge=-MAX_SEED - 1, le=MAX_SEED)
     stop: str | list[str] | None = None
     stream: bool = False
@@ -62,7 +108,15 @@ class _Asked(BaseModel):
             self.presence_penalty,
             self.frequency_penalty,
             self.logit_bias or {},
+            self._grammar(),
         )
+
+    def _grammar(self) -> Grammar | None:
+        asked = [part.grammar() for part in (self.response_format, self.structured_outputs) if part is not None]
+        grammars = [grammar for grammar in asked if grammar is not None]
+        if len(grammars) > 1:
+            raise RequestError("give either response_format or structured_outputs")
+        return grammars[0] if grammars else None
 
     def _question(
         self, max_new_tokens: int, tenant: str, prompt: str | None, messages: list[Message] | None

@@ -100,6 +100,14 @@ def test_generate_is_kept_from_repeating_itself(omnidraft: Run, settings: Path) 
     assert len(set(biased.stdout.strip())) <= len(biased.stdout.strip()) / 12
 
 
+def test_generate_keeps_to_a_pattern_and_to_a_schema(omnidraft: Run, settings: Path, tmp_path: Path) -> None:
+    asked = ("generate", "--prompt", "How many clips?", "--no-stream", "--config", settings, "--max-new-tokens", 40)
+    assert omnidraft(*asked, "--regex", "(1|2)clips").stdout in ("1clips\n", "2clips\n")
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"enum": ["many", "few"]}')
+    assert json.loads(omnidraft(*asked, "--json-schema", schema, "--temperature", 1).stdout) in ("many", "few")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -108,12 +116,26 @@ def test_generate_is_kept_from_repeating_itself(omnidraft: Run, settings: Path) 
         (("--prompt", "x", "--temperature", "-1"), "temperature must be between 0 and 100, got -1.0"),
         (("--prompt", "x", "--min-p", "1.5"), "min_p must be between 0 and 1, got 1.5"),
         (("--prompt", "x", "--logit-bias", "seven=1"), "--logit-bias must be ID=NUMBER, got 'seven=1'"),
+        (("--prompt", "x", "--regex", "("), "regex: "),
+        (("--prompt", "x", "--json-schema", "missing.json"), "missing.json"),
         (("--file", "missing.txt"), "missing.txt"),
         (("--prompt", "x", "--file", "missing.txt"), "either --prompt or --file"),
         (("--prompt", "clips " * 2000), "1024"),
         (("--prompt", "x", "--mode", "wild"), "decode.mode"),
     ],
-    ids=["unknown model", "empty prompt", "temperature", "min-p", "bias", "no file", "two prompts", "too long", "mode"],
+    ids=[
+        "unknown model",
+        "empty prompt",
+        "temperature",
+        "min-p",
+        "bias",
+        "pattern",
+        "no schema",
+        "no file",
+        "two prompts",
+        "too long",
+        "mode",
+    ],
 )
 def test_generate_refuses_in_one_line(omnidraft: Run, settings: Path, arguments: tuple[str, ...], words: str) -> None:
     assert_refused(omnidraft("generate", *arguments, "--config", settings), words)

@@ -1,5 +1,7 @@
 """The reference drafter under a real target: reproducible text with and without it, and guesses worth making."""
 
+import json
+
 import pytest
 
 from omnidraft.config import DecodeSettings
@@ -10,7 +12,7 @@ from omnidraft.models.precision import automatic
 from omnidraft.models.store import resolve
 from omnidraft.models.torch_drafter import load_drafter
 from omnidraft.models.transformers_target import load_target
-from omnidraft.ports import Request, Sampling
+from omnidraft.ports import Grammar, Request, Sampling
 from omnidraft.vocab.alignment import align
 from omnidraft.vocab.ngram_cache import NgramCache
 
@@ -64,6 +66,34 @@ def test_the_drafter_never_shows_in_a_real_text_and_is_often_right(pair, tempera
         hits += sum(len(step.path) for step in steps)
     assert hits / firsts > 0.3
     print(f"temperature {temperature}: agreement {hits / firsts:.2f} of {firsts} scored guesses")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_an_answer_under_a_schema_parses_whoever_drafts(pair, temperature):
+    decoder, proposer, target_tokenizer, draft_tokenizer = pair
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer", "maximum": 150}},
+        "required": ["name", "age"],
+        "additionalProperties": False,
+        "x-guidance": {"whitespace_flexible": False},
+    }
+    messages = [{"role": "user", "content": "Invent a person. Answer in JSON with name and age."}]
+    request = Request(
+        tuple(target_tokenizer.chat_prompt_ids(messages)),
+        tuple(draft_tokenizer.chat_prompt_ids(messages)),
+        64,
+        Sampling(temperature, repetition_penalty=1.05, grammar=Grammar("json_schema", json.dumps(schema))),
+        seed=3,
+        stop_ids=target_tokenizer.stop_ids,
+    )
+    plain, drafted = list(decoder.decode(request, None)), list(decoder.decode(request, proposer))
+    text = "".join(step.text for step in drafted)
+    assert text == "".join(step.text for step in plain)
+    answer = json.loads(text)
+    assert isinstance(answer["name"], str)
+    assert isinstance(answer["age"], int)
+    print(f"temperature {temperature}: {text!r}, {len(plain)} tokens in {len(drafted)} passes")
 
 
 def _drafted(steps):

@@ -33,6 +33,7 @@ CLIENTS = {  # third-party package -> the only place that imports it
     "transformers": "omnidraft/models/",
     "peft": "omnidraft/models/",
     "llama_cpp": "omnidraft/models/",
+    "llguidance": "omnidraft/decode/grammar.py",
     "ray": "omnidraft/hosts/",
     "vllm": "omnidraft/hosts/",
 }

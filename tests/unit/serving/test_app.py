@@ -136,6 +136,29 @@ def test_penalties_and_biases_of_the_openai_client_shape_the_text_whoever_drafts
         assert said[0].choices[0].message.content == said[1].choices[0].message.content
 
 
+def test_a_schema_or_pattern_of_the_openai_client_is_kept_to_whoever_drafts(url: str) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"many": {"enum": [7, 12]}},
+        "required": ["many"],
+        "additionalProperties": False,
+        "x-guidance": {"whitespace_flexible": False},
+    }
+    asked = CHAT | {"max_tokens": 40, "response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        said = [
+            client.chat.completions.create(model="tiny", extra_body={"speculation": speculation}, **asked).choices[0]
+            for speculation in ("auto", "off")
+        ]
+        assert json.loads(said[0].message.content)["many"] in (7, 12)
+        assert said[0].message.content == said[1].message.content
+        assert said[0].finish_reason == "stop"
+        body = {"structured_outputs": {"regex": "(yes|no)!{3}"}}
+        assert client.completions.create(model="tiny", extra_body=body, **ASKED).choices[0].text in ("yes!!!", "no!!!")
+        asked["response_format"] = {"type": "json_object"}
+        assert client.chat.completions.create(model="tiny", **asked).choices[0].message.content.lstrip().startswith("{")
+
+
 def test_health_models_and_metrics_answer(client: TestClient) -> None:
     assert client.get("/healthz").status_code == client.get("/readyz").status_code == 200
     assert client.get("/v1/models").json()["data"][0]["object"] == "model"
@@ -167,6 +190,16 @@ def test_health_models_and_metrics_answer(client: TestClient) -> None:
         ({"repetition_penalty": 0}, "repetition_penalty must be above 0"),
         ({"frequency_penalty": float("inf")}, "frequency_penalty: "),
         ({"best_of": 2}, "best_of: "),
+        ({"response_format": {"type": "yaml"}}, "response_format.type: "),
+        ({"response_format": {"type": "json_schema"}}, "json_schema is given with type json_schema"),
+        ({"structured_outputs": {"regex": "("}}, "unclosed group"),
+        ({"structured_outputs": {"regex": "\ud800"}}, "regex: character 0 is half of a surrogate pair"),
+        ({"structured_outputs": {"json": {"type": "nope"}}}, "json_schema: "),
+        ({"structured_outputs": {"json": {}, "regex": "a"}}, "either regex or json"),
+        (
+            {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
+            "either response_format or",
+        ),
         ({"\ud800": 1}, "body: "),
         ({"prompt": "\ud800"}, "prompt: "),
         ({"prompt": "clips " * 2000}, "1024"),

@@ -136,7 +136,8 @@ def test_penalties_and_biases_of_the_openai_client_shape_the_text_whoever_drafts
         assert said[0].choices[0].message.content == said[1].choices[0].message.content
 
 
-def test_a_schema_or_pattern_of_the_openai_client_is_kept_to_whoever_drafts(url: str) -> None:
+def test_a_schema_or_pattern_of_the_openai_client_is_kept_to_whoever_drafts(url: str, engine: Engine) -> None:
+    name = engine.pair.target
     schema = {
         "type": "object",
         "properties": {"many": {"enum": [7, 12]}},
@@ -147,16 +148,16 @@ def test_a_schema_or_pattern_of_the_openai_client_is_kept_to_whoever_drafts(url:
     asked = CHAT | {"max_tokens": 40, "response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         said = [
-            client.chat.completions.create(model="tiny", extra_body={"speculation": speculation}, **asked).choices[0]
+            client.chat.completions.create(model=name, extra_body={"speculation": speculation}, **asked).choices[0]
             for speculation in ("auto", "off")
         ]
         assert json.loads(said[0].message.content)["many"] in (7, 12)
         assert said[0].message.content == said[1].message.content
         assert said[0].finish_reason == "stop"
         body = {"structured_outputs": {"regex": "(yes|no)!{3}"}}
-        assert client.completions.create(model="tiny", extra_body=body, **ASKED).choices[0].text in ("yes!!!", "no!!!")
+        assert client.completions.create(model=name, extra_body=body, **ASKED).choices[0].text in ("yes!!!", "no!!!")
         asked["response_format"] = {"type": "json_object"}
-        assert client.chat.completions.create(model="tiny", **asked).choices[0].message.content.lstrip().startswith("{")
+        assert client.chat.completions.create(model=name, **asked).choices[0].message.content.lstrip().startswith("{")
 
 
 def test_health_models_and_metrics_answer(client: TestClient) -> None:

@@ -43,9 +43,8 @@ class ModelSettings(Section):
     """How the target computes. `auto`: bfloat16 where the processor has instructions for it, else float16
     weights packed for float32 arithmetic (`packed16`), else float32. Part of what a text depends on."""
     drafter_precision: Literal["auto", "float32", "bfloat16", "packed16", "int8"] = "auto"
-    """How the drafter computes while serving; it cannot change the text, only how often it is right. `auto`: int8 for
-    models of the Llama family where a C++ compiler is installed, whose weights keep 256 levels for each 32 inputs; for
-    other models the target's `auto`, because there int8 quantises activations too, which costs agreement."""
+    """How the drafter computes; it cannot change the text, only how often it is right. `auto`: int8 for models of the
+    Llama family where a C++ compiler is installed, else the target's `auto`: there int8 costs agreement."""
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -56,25 +55,29 @@ class ModelSettings(Section):
 class DecodeSettings(Section):
     """How a request is decoded unless it says otherwise."""
 
-    mode: Literal["fast", "reproducible"] = "reproducible"
-    """`reproducible`: every pass has one width and one key capacity, so the text is bit for bit that of plain
-    decoding. `fast`: unpadded passes; exact in law, texts may part within rounding."""
+    mode: Literal["fast", "reproducible"] = "fast"
+    """`fast`: passes as wide as the tree; exact in law, equal to plain decoding's text up to rounding.
+    `reproducible`: every pass has one width and one key capacity: plain decoding's text bit for bit."""
     width: int = Field(6, ge=2, le=64)
     """Ids in a row of a padded pass: one emitted token and `width - 1` drafted ones."""
     chains: int = Field(1, ge=1, le=16)
-    """Rows of a padded pass, each a chain of the tree: a pass computes `chains * width` ids, drafted or not. Higher
-    takes trees in reproducible mode, and `chains` times the memory for keys; where the processor has no bfloat16
-    instructions more rows cost as much as wider ones. Part of what a text depends on."""
+    """Rows of a padded pass, each a chain of the tree. Higher takes trees in reproducible mode, and `chains` times the
+    memory for keys; a pass computes `chains * width` ids, drafted or not."""
     prefill_rows: int = Field(48, ge=1)
     """Rows of a padded prefill pass."""
     capacity_step: int = Field(256, ge=64)
     """Key capacities are multiples of this; higher means fewer self-tests and more masked work."""
-    num_draft_tokens: int = Field(5, ge=0, le=63)
-    """Target tokens drafted per step at most; 0 turns speculation off."""
+    policy: Literal["cost", "threshold", "fixed"] = "cost"
+    """How much is drafted. `cost`: the tree that gives the most tokens per second by measured costs and agreement,
+    down to nothing. `threshold`: one chain until it is too unlikely. `fixed`: one chain of `num_draft_tokens`."""
+    num_draft_tokens: int = Field(15, ge=0, le=63)
+    """Tokens drafted per step at most, siblings included; 0 turns speculation off."""
     min_path_probability: float = Field(0.2, ge=0, lt=1)
-    """Drafting stops when the drafter's own probability of the whole chain falls below this; 0 never stops."""
-    noise_weight: float = Field(0.0, ge=0, le=1)
-    """How much of the target's noise the drafter uses when it ranks candidates (w of algorithms.md section 3)."""
+    """Where the `threshold` policy stops: below this chance of the whole chain."""
+    lookup: bool = True
+    """Also draft what followed the same tokens earlier in the request."""
+    noise_weight: float | None = Field(None, ge=0, le=1)
+    """How much of the target's noise the drafter uses (w of algorithms.md section 3). None: whatever agreed best."""
     threads: int | None = Field(None, ge=1)
     """Threads of the numeric kernels; part of what a text depends on. None: the machine's cores."""
 
@@ -291,7 +294,7 @@ class _TomlFile(TomlConfigSettingsSource):
 
 def _first_problem(exc: ValidationError) -> str:
     problem = exc.errors()[0]
-    where = ".".join(str(part) for part in problem["loc"])
+    where = ".".join(map(str, problem["loc"]))
     more = f" (and {exc.error_count() - 1} more)" if exc.error_count() > 1 else ""
     if problem["type"] == "extra_forbidden":
         return f"setting {where}: there is no such setting{more}"

@@ -48,7 +48,9 @@ class DraftTree:
     log_q: tuple[float, ...]
     """Natural log of the drafter's probability of the node given its parent; 0 for the root."""
     draft_ids: tuple[int, ...] = ()
-    """The draft tokens that were sampled to make this tree, for the trace."""
+    """The draft tokens on the way to the likeliest text, for the trace."""
+    draft_s: float = field(default=0.0, compare=False)
+    """Seconds that the drafter computed for it."""
 
     @staticmethod
     def empty(root_token: int) -> "DraftTree":
@@ -166,9 +168,10 @@ class Timings:
     """Seconds of one step, by what they were spent on."""
 
     draft_s: float = 0.0
+    """The drafter's own computing."""
     target_s: float = 0.0
     other_s: float = 0.0
-    """Translation, drawing, bookkeeping."""
+    """Translation, tree building, drawing, bookkeeping."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,9 +277,9 @@ class Noise(Protocol):
 class ProposerSession(Protocol):
     """Proposals for one request."""
 
-    def propose(self, position: int, budget: int, noise: Noise) -> DraftTree:
-        """A tree of at most `budget` drafted nodes under the last emitted token; `position` is where the first
-        emitted token will stand. Any tree is allowed, an empty one too."""
+    def propose(self, position: int, limits: TreeLimits, noise: Noise) -> DraftTree:
+        """A tree within the limits under the last emitted token; `position` is where the first emitted token will
+        stand. Any such tree is allowed, an empty one too."""
 
     def observe(self, emitted: Sequence[int]) -> None:
         """The target emitted these ids after the last tree."""
@@ -287,6 +290,25 @@ class Proposer(Protocol):
 
     def open(self, request: Request) -> ProposerSession:
         """The request's last prompt id is the first root."""
+
+
+class Policy(Protocol):
+    """How much to draft. Values are estimated chances that the target's text goes through a place or a node."""
+
+    num_candidates: int
+    """Guesses that the drafter makes behind each place."""
+
+    def expand(self, values: Sequence[float], num_nodes: int) -> int:
+        """How many of these places, falling in value, the drafter goes on from in one step; 0 ends drafting.
+
+        At first there is one place, the text itself; `num_nodes` were drafted so far.
+        """
+
+    def keep(self, values: Sequence[float]) -> int:
+        """How many of these nodes, best first, the target scores."""
+
+    def saw(self, num_emitted: int, num_nodes: int, step_rows: Sequence[int]) -> None:
+        """The last step: what the target scored and emitted, and the rows of each of the drafter's steps."""
 
 
 # ---------------------------------------------------------------- learning

@@ -13,10 +13,11 @@ import typer
 from rich.progress import track
 
 from omnidraft import config, prompts, wiring
+from omnidraft.decode.costs import Costs
 from omnidraft.decode.loop import Decoder
 from omnidraft.decode.tracing import Origin, Tracer
 from omnidraft.hosts import process
-from omnidraft.ports import DraftTree, Noise, Proposer, ProposerSession, Request, Source
+from omnidraft.ports import DraftTree, Noise, Proposer, ProposerSession, Request, Source, TreeLimits
 from omnidraft.traces import archive
 from omnidraft.traces.record import TraceRecord
 
@@ -41,10 +42,10 @@ class _Session:
         self._after = after
         self._root = root
 
-    def propose(self, position: int, budget: int, noise: Noise) -> DraftTree:
+    def propose(self, position: int, limits: TreeLimits, noise: Noise) -> DraftTree:
         if not self._left:
-            return self._after.propose(position, budget, noise)
-        ids = self._left[:budget]
+            return self._after.propose(position, limits, noise)
+        ids = self._left[: min(limits.num_nodes, limits.depth or limits.num_nodes)]
         return DraftTree.chain(self._root, ids, [Source.LOOKUP] * len(ids), [0.0] * len(ids))
 
     def observe(self, emitted: Sequence[int]) -> None:
@@ -67,8 +68,9 @@ def main(
     parts = out.with_suffix(".parts")
     parts.mkdir(parents=True, exist_ok=True)
     words = wiring.vocabularies(settings)
-    drafter = wiring.snapshot_loader(settings, words)(None, None).proposer
-    decoder = Decoder(wiring.target(settings, words), words.target.vocabulary, trace_top_k=settings.recorder.top_k)
+    target = wiring.target(settings, words)
+    drafter = wiring.snapshot_loader(settings, words, Costs(target))(None, None).proposer
+    decoder = Decoder(target, words.target.vocabulary, trace_top_k=settings.recorder.top_k)
     for number, prompt in enumerate(track(asked, "recording")):
         part = parts / f"{number:06d}.avro"
         if not part.exists():

@@ -10,7 +10,7 @@ import pytest
 
 from omnidraft import config, wiring
 from omnidraft.decode.slot import LoadedSnapshot
-from omnidraft.ports import DraftTree, Noise, Proposer, Request, Source
+from omnidraft.ports import DraftTree, Noise, Proposer, Request, Source, TreeLimits
 from omnidraft.telemetry.metrics import CountingMetrics
 
 PATIENCE_S = 20.0
@@ -53,8 +53,8 @@ class _Foretelling:
     root: int
     left: list[int]
 
-    def propose(self, position: int, budget: int, noise: Noise) -> DraftTree:
-        ids = self.left[: min(budget, 3)]
+    def propose(self, position: int, limits: TreeLimits, noise: Noise) -> DraftTree:
+        ids = self.left[: min(limits.num_nodes, limits.depth or 0, 3)]
         return DraftTree.chain(self.root, ids, [Source.LOOKUP] * len(ids), [0.0] * len(ids))
 
     def observe(self, emitted: Sequence[int]) -> None:
@@ -77,7 +77,7 @@ class _Waiting:
     gated: Gated
     root: int
 
-    def propose(self, position: int, budget: int, noise: Noise) -> DraftTree:
+    def propose(self, position: int, limits: TreeLimits, noise: Noise) -> DraftTree:
         self.gated.is_reached.set()
         self.gated.gate.wait(PATIENCE_S)
         return DraftTree.empty(self.root)
@@ -103,7 +103,7 @@ class _Breaking:
     num_left: int
     root: int
 
-    def propose(self, position: int, budget: int, noise: Noise) -> DraftTree:
+    def propose(self, position: int, limits: TreeLimits, noise: Noise) -> DraftTree:
         if not self.num_left:
             raise self.error
         self.num_left -= 1

@@ -125,7 +125,7 @@ class Engine:
             stop_ids=self.pair.target_tokenizer.stop_ids,
             stop_strings=tuple(stop.encode() for stop in question.stop_strings if stop),
             mode=question.mode or self._decode.mode,
-            num_draft_tokens=min(num_draft, self._decode.width - 1),
+            num_draft_tokens=num_draft,
         )
 
     def _tracer(self, question: Question, request: Request, snapshot: LoadedSnapshot) -> Tracer:

@@ -2,15 +2,28 @@
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from omnidraft.decode.beliefs import believed
+from omnidraft.decode.costs import Costs
 from omnidraft.decode.grammar import Grammars
 from omnidraft.decode.noise import SeededNoise
 from omnidraft.decode.path import draw_path
 from omnidraft.decode.processors import Shaper
 from omnidraft.decode.text import TextWatch
 from omnidraft.errors import ContractError
-from omnidraft.ports import DraftTree, Noise, Proposer, ProposerSession, Request, Step, Target, TargetSession, Timings
+from omnidraft.ports import (
+    DraftTree,
+    Noise,
+    Proposer,
+    ProposerSession,
+    Request,
+    Step,
+    Target,
+    TargetSession,
+    Timings,
+    TreeLimits,
+)
 from omnidraft.vocab.tokenizer import Vocabulary
 
 
@@ -23,17 +36,20 @@ class Decoder:
         vocabulary: Vocabulary,
         *,
         trace_top_k: int | None = None,
+        costs: Costs | None = None,
         noise: Callable[[int, int, int], Noise] = SeededNoise,
     ) -> None:
         """
         Args:
             trace_top_k: log-probabilities to keep per emitted token; None keeps none.
+            costs: told what each pass took; None when nobody wants to know.
             noise: (seed, choice, size of the target's vocabulary) -> the noise of one text.
         """
         self._target = target
         self._vocabulary = vocabulary
         self._grammars = Grammars(vocabulary)
         self._trace_top_k = trace_top_k
+        self._costs = costs
         self._noise = noise
 
     def decode(self, request: Request, proposer: Proposer | None) -> Iterator[Step]:
@@ -63,18 +79,25 @@ class Decoder:
             started = time.perf_counter()
             tree = DraftTree.empty(root)
             if drafting is not None:
-                budget = min(request.num_draft_tokens, num_left - 1)
-                tree = drafting.propose(position, budget, noise)
-                _check(tree, root, budget, self._target.vocab_size)
-            drafted = time.perf_counter()
+                limits = self._limits(request, num_left)
+                tree = drafting.propose(position, limits, noise)
+                _check(tree, root, limits, self._target.vocab_size)
             step, target_s = self._step(session, tree, position, noise, shaper, watch)
+            if self._costs is not None:
+                self._costs.saw_pass(request.mode, len(tree), target_s)
             if drafting is not None:
                 drafting.observe(step.emitted)
             root, position = step.emitted[-1], position + len(step.emitted)
             num_left -= len(step.emitted)
-            spent = time.perf_counter() - drafted
-            timings = Timings(drafted - started, target_s, spent - target_s)
+            spent = time.perf_counter() - started
+            timings = Timings(tree.draft_s, target_s, spent - target_s - tree.draft_s)
             yield Step(tree, step.emitted, step.path, step.text, step.finish_reason, timings, step.beliefs)
+
+    def _limits(self, request: Request, num_left: int) -> TreeLimits:
+        """The target's own; its memory ends with the answer."""
+        limits = self._target.limits(request.mode)
+        num_nodes = min(limits.num_nodes, request.num_draft_tokens, num_left - 1)
+        return replace(limits, num_nodes=num_nodes)
 
     def _step(
         self,
@@ -107,11 +130,11 @@ class Decoder:
         return step, target_s
 
 
-def _check(tree: DraftTree, root: int, budget: int, vocab_size: int) -> None:
+def _check(tree: DraftTree, root: int, limits: TreeLimits, vocab_size: int) -> None:
     """Raises ContractError for a tree that would change the text or leave the target's memory."""
     if tree.tokens[0] != root:
         raise ContractError(f"the tree's root is token {tree.tokens[0]}, but {root} was emitted last")
-    if len(tree) - 1 > budget:
-        raise ContractError(f"the tree has {len(tree) - 1} drafted nodes, the budget was {budget}")
+    if not tree.fits(limits):
+        raise ContractError(f"a tree of {len(tree) - 1} drafted nodes does not fit {limits}")
     if not 0 <= min(tree.tokens) <= max(tree.tokens) < vocab_size:
         raise ContractError(f"the tree has token {max(tree.tokens)}, the vocabulary ends before {vocab_size}")

@@ -2,17 +2,19 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from omnidraft.config import Settings
+from omnidraft.config import DecodeSettings, Settings
 from omnidraft.errors import ConfigError
-from omnidraft.ports import SnapshotVersion, Target
+from omnidraft.ports import DraftModel, Mode, Policy, Proposer, SnapshotVersion, Target
 
 if TYPE_CHECKING:
     import numpy as np
     from rich.progress import Progress
 
+    from omnidraft.decode.costs import Costs
     from omnidraft.decode.slot import LoadedSnapshot
     from omnidraft.models.hf_tokenizer import HfTokenizer
     from omnidraft.models.shared_drafter import SharedDrafter
@@ -93,13 +95,14 @@ def base_drafter(settings: Settings, words: Vocabularies) -> "SharedDrafter":
     return SharedDrafter(lambda: load_drafter(words.drafter_folder, settings.models.drafter_precision, None, "full"))
 
 
-def snapshot_loader(settings: Settings, words: Vocabularies, base: "SharedDrafter | None" = None) -> SnapshotLoader:
+def snapshot_loader(
+    settings: Settings, words: Vocabularies, costs: "Costs", base: "SharedDrafter | None" = None
+) -> SnapshotLoader:
     """Loads a verified snapshot folder; without one, or when it has no weights of its own, the base drafter as it is.
 
     Args:
         base: who holds the base drafter for several targets; None holds one for this loader.
     """
-    from omnidraft.decode.proposers.drafter import DrafterProposer
     from omnidraft.decode.slot import LoadedSnapshot
     from omnidraft.models.torch_drafter import load_drafter
     from omnidraft.snapshots import bundle
@@ -112,17 +115,45 @@ def snapshot_loader(settings: Settings, words: Vocabularies, base: "SharedDrafte
         train: Literal["full", "lora"] = "lora" if manifest and manifest.train == "lora" else "full"
         precision = settings.models.drafter_precision
         model = shared.get() if tensors is None else load_drafter(words.drafter_folder, precision, tensors, train)
-        cache = ngram_cache(settings, words, bundle.ngrams(folder) if folder else None)
-        proposer = DrafterProposer(
-            model,
-            words.drafter,
-            words.target.vocabulary,
-            words.alignment,
-            cache,
-            noise_weight=settings.decode.noise_weight,
-            min_path_probability=settings.decode.min_path_probability,
-        )
+        ngrams = ngram_cache(settings, words, bundle.ngrams(folder) if folder else None)
+        made = proposer(settings.decode, words, model, ngrams, costs)
         name = manifest.snapshot_id if manifest else "base"
-        return LoadedSnapshot(version.version if version else None, name, proposer, cache, manifest)
+        return LoadedSnapshot(version.version if version else None, name, made, ngrams, manifest)
 
     return load
+
+
+def proposer(
+    settings: DecodeSettings, words: Vocabularies, model: DraftModel, ngrams: "NgramCache", costs: "Costs"
+) -> Proposer:
+    """The drafter and lookup, under the policy of the settings."""
+    from omnidraft.decode.noise_weight import NoiseWeights
+    from omnidraft.decode.proposers.drafter import Drafter
+    from omnidraft.decode.proposers.lookup import Lookup
+    from omnidraft.decode.proposers.tree import TreeProposer
+
+    weights = NoiseWeights((0.0, 0.5, 1.0) if settings.noise_weight is None else (settings.noise_weight,))
+    step_s = costs.steps(model) if settings.policy == "cost" else None
+    vocabulary = words.target.vocabulary
+    drafter = Drafter(model, words.drafter, vocabulary, words.alignment, ngrams, weights, step_s)
+    contributors = (Lookup(), drafter) if settings.lookup else (drafter,)
+    return TreeProposer(contributors, _policies(settings, costs, model))
+
+
+def _policies(settings: DecodeSettings, costs: "Costs", model: DraftModel) -> Callable[[Mode], Policy]:
+    """One policy a mode."""
+    from omnidraft.decode.policies.cost import CostPolicy
+    from omnidraft.decode.policies.fixed import FixedPolicy
+    from omnidraft.decode.policies.threshold import ThresholdPolicy
+
+    @cache
+    def policy(mode: Mode) -> Policy:
+        match settings.policy:
+            case "fixed":
+                return FixedPolicy()
+            case "threshold":
+                return ThresholdPolicy(settings.min_path_probability)
+            case "cost":
+                return CostPolicy(costs.passes(mode), costs.steps(model))
+
+    return policy

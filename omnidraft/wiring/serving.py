@@ -16,6 +16,7 @@ from omnidraft.wiring.snapshots import named_snapshot
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+    from omnidraft.decode.costs import Costs
     from omnidraft.decode.engine import Engine
     from omnidraft.decode.recorder import Recorder
     from omnidraft.decode.refresh import Refresher
@@ -68,9 +69,11 @@ def engine(
     from omnidraft.decode.slot import SnapshotSlot
 
     words = vocabularies(settings, progress)
-    load = snapshot_loader(settings, words)
+    loaded_target = target(settings, words)
+    costs = _costs(settings, loaded_target)
+    load = snapshot_loader(settings, words, costs)
     slot = SnapshotSlot(load(None, None) if snapshot is None else named_snapshot(settings, load, snapshot))
-    made, loaded_target = _engine(settings, words, metrics, None, slot)
+    made = _engine(settings, words, loaded_target, costs, metrics, None, slot)
     return Worker((ServedTarget(made, loaded_target, None),), None)
 
 
@@ -117,19 +120,36 @@ def _following(
     """One pair, which follows its champion."""
     from omnidraft.decode.slot import SnapshotSlot
 
-    load = snapshot_loader(settings, words, drafter)
+    loaded_target = target(settings, words)
+    costs = _costs(settings, loaded_target)
+    load = snapshot_loader(settings, words, costs, drafter)
     slot = SnapshotSlot(load(None, None))
-    made, loaded_target = _engine(settings, words, metrics, recorder, slot)
+    made = _engine(settings, words, loaded_target, costs, metrics, recorder, slot)
     return ServedTarget(made, loaded_target, _refresher(settings, metrics, snapshots, slot, load, is_alone=is_alone))
 
 
+def _costs(settings: Settings, loaded_target: Target) -> "Costs":
+    """Measured now for the mode that requests have unless they say otherwise."""
+    from omnidraft.decode.costs import Costs
+
+    costs = Costs(loaded_target)
+    if settings.decode.policy == "cost":
+        costs.passes(settings.decode.mode)
+    return costs
+
+
 def _engine(
-    settings: Settings, words: Vocabularies, metrics: Metrics, recorder: "Recorder | None", slot: "SnapshotSlot"
-) -> tuple["Engine", Target]:
+    settings: Settings,
+    words: Vocabularies,
+    loaded_target: Target,
+    costs: "Costs",
+    metrics: Metrics,
+    recorder: "Recorder | None",
+    slot: "SnapshotSlot",
+) -> "Engine":
     from omnidraft.decode.engine import Engine, Pair
     from omnidraft.decode.loop import Decoder
 
-    loaded_target = target(settings, words)
     pair = Pair(
         settings.models.target,
         settings.models.drafter,
@@ -138,9 +158,9 @@ def _engine(
         words.target,
         words.drafter,
     )
-    decoder = Decoder(loaded_target, words.target.vocabulary, trace_top_k=settings.recorder.top_k if recorder else None)
-    made = Engine(decoder, pair, slot, recorder, metrics, decode=settings.decode, recording=settings.recorder)
-    return made, loaded_target
+    top_k = settings.recorder.top_k if recorder else None
+    decoder = Decoder(loaded_target, words.target.vocabulary, trace_top_k=top_k, costs=costs)
+    return Engine(decoder, pair, slot, recorder, metrics, decode=settings.decode, recording=settings.recorder)
 
 
 def _refresher(

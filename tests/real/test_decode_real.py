@@ -4,9 +4,10 @@ import json
 
 import pytest
 
+from omnidraft import wiring
 from omnidraft.config import DecodeSettings
+from omnidraft.decode.costs import Costs
 from omnidraft.decode.loop import Decoder
-from omnidraft.decode.proposers.drafter import DrafterProposer
 from omnidraft.models.hf_tokenizer import HfTokenizer
 from omnidraft.models.precision import automatic
 from omnidraft.models.store import resolve
@@ -31,15 +32,8 @@ def pair():
     draft_tokenizer = HfTokenizer(draft_folder, model.vocab_size)
     alignment = align(draft_tokenizer, target_tokenizer)
     cache = NgramCache(alignment.fingerprint, draft_tokenizer.vocabulary, target_tokenizer.vocabulary, 10_000)
-    proposer = DrafterProposer(
-        model,
-        draft_tokenizer,
-        target_tokenizer.vocabulary,
-        alignment,
-        cache,
-        noise_weight=0.0,
-        min_path_probability=0.15,
-    )
+    words = wiring.Vocabularies(target_folder, draft_folder, target_tokenizer, draft_tokenizer, alignment)
+    proposer = wiring.proposer(DecodeSettings(), words, model, cache, Costs(target))
     return Decoder(target, target_tokenizer.vocabulary), proposer, target_tokenizer, draft_tokenizer
 
 

@@ -1,175 +1,147 @@
-"""A chain of target tokens from a drafter with another vocabulary.
+"""What a small model with another vocabulary would say next: a chain, its runners-up, and branches that pay.
 
-The drafter's context is text: what the target emits is re-tokenised with the drafter's tokenizer, the tail only, and
-the drafter's keys are cut back to the common prefix (algorithms.md section 4). The next target id t is ranked by
-log q(t) / T + w G(t), where q(t) sums over all draft tokens whose first target token is t (section 3).
-Shapes: D the drafter's vocabulary, V the target's.
+The drafter goes on from the places that the policy finds worth a step, several in one. A merge spells the draft tokens
+before it as one target token, so the draft text is a tree in the drafter's tokens and another in the target's.
+Shapes: D the drafter's vocabulary.
 """
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
-import numpy as np
 import torch
 
-from omnidraft.errors import VocabularyError
-from omnidraft.ports import DraftModel, DraftTree, Noise, ProposerSession, Request, Source
+from omnidraft.decode.agreement import AgreementTable
+from omnidraft.decode.costs import CostCurve
+from omnidraft.decode.growing import GrowingTree
+from omnidraft.decode.noise_weight import NoiseWeights
+from omnidraft.decode.proposers.candidates import Ranking
+from omnidraft.decode.proposers.context import DrafterContext
+from omnidraft.decode.proposers.readings import Place, Readings
+from omnidraft.ports import DraftModel, Noise, Policy, Request, TreeLimits
 from omnidraft.vocab.alignment import Alignment
 from omnidraft.vocab.ngram_cache import NgramCache
-from omnidraft.vocab.retokenise import TailTokeniser
 from omnidraft.vocab.tokenizer import Tokenizer, Vocabulary
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class _Draft:
-    """One draft token and how sure the drafter was of its first target token."""
+class Drafter:
+    """One snapshot's weights and cache, and what is known of how often they are right."""
 
-    draft_id: int
-    log_q: float
+    model: DraftModel
+    tokenizer: Tokenizer
+    target_vocabulary: Vocabulary
+    alignment: Alignment
+    cache: NgramCache
+    weights: NoiseWeights
+    step_s: CostCurve | None = None
+    """Told what each step took; None: nobody wants to know."""
 
-
-class DrafterProposer:
-    """Implements ports.Proposer for one snapshot: its weights and its cache stay together."""
-
-    def __init__(
-        self,
-        model: DraftModel,
-        tokenizer: Tokenizer,
-        target_vocabulary: Vocabulary,
-        alignment: Alignment,
-        cache: NgramCache,
-        *,
-        noise_weight: float,
-        min_path_probability: float,
-    ) -> None:
-        self.model = model
-        self.tokenizer = tokenizer
-        self.target_vocabulary = target_vocabulary
-        self.alignment = alignment
-        self.cache = cache
-        self.noise_weight = noise_weight
-        self.min_path_probability = min_path_probability
-
-    def open(self, request: Request) -> ProposerSession:
-        """See ports.Proposer."""
-        return _Session(self, request)
-
-    def translate(self, drafts: Sequence[_Draft], root: int) -> DraftTree:
-        """Read draft tokens as target tokens: the longest n-gram the cache knows, else direct or split."""
-        ids = [draft.draft_id for draft in drafts]
-        tokens: list[int] = []
-        sources: list[Source] = []
-        log_q: list[float] = []
-        at = 0
-        while at < len(ids):
-            length, pieces, source = self._read(ids[at:])
-            tokens += pieces
-            sources += [source] * len(pieces)
-            log_q += [sum(draft.log_q for draft in drafts[at : at + length]), *[0.0] * (len(pieces) - 1)]
-            at += length
-        return DraftTree.chain(root, tokens, sources, log_q, ids)
-
-    def _read(self, ids: Sequence[int]) -> tuple[int, tuple[int, ...], Source]:
-        merged = self.cache.longest(ids)
-        if merged is not None:
-            return merged[0], (merged[1],), Source.MERGE
-        pieces = self.alignment.pieces(ids[0])
-        return 1, pieces, Source.DIRECT if len(pieces) == 1 else Source.SPLIT
+    def open(self, request: Request, table: AgreementTable, policy: Policy) -> "DrafterSession":
+        """See tree.Contributor."""
+        return DrafterSession(self, request, table, policy)
 
 
-class _Session:
-    """Implements ports.ProposerSession."""
+class DrafterSession:
+    """Implements tree.ContributorSession."""
 
-    def __init__(self, proposer: DrafterProposer, request: Request) -> None:
-        self._proposer = proposer
+    def __init__(self, drafter: Drafter, request: Request, table: AgreementTable, policy: Policy) -> None:
+        self._drafter = drafter
+        self._policy = policy
         self._temperature = request.sampling.temperature
         self._stop_ids = request.stop_ids
-        self._tail = TailTokeniser(proposer.tokenizer, request.drafter_prompt_ids)
-        self._drafting = proposer.model.open()
+        self._readings = Readings(drafter.alignment, drafter.cache, table)
+        self.context = DrafterContext(request, drafter.tokenizer, drafter.target_vocabulary, drafter.cache)
+        self._model = drafter.model.open()
         self._fed: list[int] = []
-        self._root = request.prompt_ids[-1]
-        self._unlearned: list[int] = []
-        self._learned_to: int | None = len(self._tail.ids)
-        self._is_lost = False  # the text has bytes that the drafter cannot spell: nothing more is drafted
+        self._firsts: dict[int, list[int | None]] = {}
 
-    def propose(self, position: int, budget: int, noise: Noise) -> DraftTree:
-        """A chain of at most `budget` target tokens; empty while a character is incomplete or the context is full."""
-        model = self._proposer.model
-        tree = DraftTree.empty(self._root)
-        if self._is_lost or self._tail.pending or not self._tail.ids:
-            return tree
-        room = model.context_limit - len(self._tail.ids)
-        drafts: list[_Draft] = []
-        log_path = 0.0
-        while len(tree) - 1 < budget and len(drafts) <= room:
-            best = self._best(self._advance(drafts), noise, position + len(tree) - 1)
-            if best is None:
-                break
-            drafts.append(best)
-            log_path += best.log_q
-            tree = self._proposer.translate(drafts, self._root)
-            if tree.tokens[-1] in self._stop_ids or math.exp(log_path) < self._proposer.min_path_probability:
-                break
-        return _cut(tree, budget + 1)
-
-    def observe(self, emitted: Sequence[int]) -> None:
-        """Follow the target's text; what it confirmed of the earlier tokenisation teaches the cache its merges."""
-        self._root = emitted[-1]
-        if self._is_lost:
+    def grow(self, tree: GrowingTree, position: int, limits: TreeLimits, noise: Noise) -> None:
+        """See tree.ContributorSession."""
+        self._firsts = {}
+        ids, text = self.context.ids, Place()
+        if ids is None or len(ids) > self._drafter.model.context_limit:
             return
-        num_before, was_pending = len(self._tail.ids), bool(self._tail.pending)
-        try:
-            unchanged = self._tail.append(self._proposer.target_vocabulary.spell(emitted))
-        except VocabularyError:
-            self._is_lost = True
+        if not limits.num_nodes or not self._policy.expand([tree.open_value(0)], tree.num_drafted):
             return
-        if unchanged == num_before and not was_pending:
-            if self._learned_to is not None:
-                self._proposer.cache.learn(self._tail.ids[self._learned_to : num_before], self._unlearned)
-            self._learned_to, self._unlearned = num_before, []
-        elif self._learned_to is not None and unchanged < self._learned_to:
-            self._learned_to = None  # the ids before it spell another part of the text now
-        special = self._proposer.target_vocabulary.special_ids
-        self._unlearned += [token for token in emitted if token not in special]
+        logits_D = self._advance(tree, ids)
+        open_places = self._expand(tree, text, logits_D, position, noise)
+        num_branched = 0
+        while chosen := self._chosen(tree, open_places, limits):
+            logits_RD = self._branch(tree, chosen)
+            open_places = [place for place in open_places if place not in chosen]
+            for place, logits_D in zip(chosen, logits_RD, strict=True):
+                fed = replace(place, row=num_branched)
+                num_branched += 1
+                open_places += self._expand(tree, fed, logits_D, position, noise)
 
-    def _advance(self, drafts: Sequence[_Draft]) -> torch.Tensor:
-        """The drafter's logits after the text and these drafts. [D]"""
-        ids = [*self._tail.ids, *(draft.draft_id for draft in drafts)]
+    def observe(self, emitted: Sequence[int], reached: Sequence[tuple[int, int]]) -> None:
+        """See tree.ContributorSession."""
+        for node, token in reached:
+            if node in self._firsts:
+                self._drafter.weights.saw(self._temperature, self._firsts[node], token)
+        self.context.observe(emitted)
+
+    def _chosen(self, tree: GrowingTree, places: Sequence[Place], limits: TreeLimits) -> list[Place]:
+        """The places to go on from in the next step; none when drafting is over."""
+        room = self._drafter.model.context_limit - len(self._fed)
+        values = {place: sum(map(tree.open_value, place.ends)) for place in places if len(place.draft_ids) <= room}
+        best = sorted((place for place, value in values.items() if value), key=lambda place: -values[place])
+        if not best or self._is_full(tree, limits):
+            return []
+        return best[: self._policy.expand([values[place] for place in best], tree.num_drafted)]
+
+    def _is_full(self, tree: GrowingTree, limits: TreeLimits) -> bool:
+        """Whether what fits is drafted already."""
+        if self._policy.num_candidates > 1 and limits.num_chains is None:
+            return tree.num_drafted >= 4 * limits.num_nodes
+        return len(tree.ranked(limits)) >= limits.num_nodes
+
+    def _expand(
+        self, tree: GrowingTree, place: Place, logits_D: torch.Tensor, position: int, noise: Noise
+    ) -> list[Place]:
+        """Add what the drafter would say here; returns the new places that may be gone on from."""
+        weights, end = self._drafter.weights, max(place.ends, key=tree.value)
+        ranking = Ranking(logits_D, self._drafter.alignment, self._temperature)
+        weight, at = weights.best(self._temperature), position + tree.nodes[end].depth
+        if self._temperature:
+            self._firsts[end] = ranking.firsts(weights.weights, noise, at)
+        places = []
+        for rank, candidate in enumerate(ranking.best(self._policy.num_candidates, weight, noise, at)):
+            style = (round(self._temperature, 1), weight if self._temperature else 0.0)
+            behind = self._readings.add(tree, place, candidate, rank, style)
+            if rank == 0:
+                tree.draft_ids = max(tree.draft_ids, behind.draft_ids, key=len)
+            going_on = tuple(node for node in behind.ends if tree.nodes[node].token not in self._stop_ids)
+            if going_on:
+                places.append(replace(behind, ends=going_on))
+        return places
+
+    def _advance(self, tree: GrowingTree, ids: list[int]) -> torch.Tensor:
+        """The drafter's logits after the text. [D]"""
         keep = 0
         limit = min(len(self._fed), len(ids) - 1)
         while keep < limit and self._fed[keep] == ids[keep]:
             keep += 1
-        self._fed = ids
-        return self._drafting.advance(keep, ids[keep:])
+        self._fed = list(ids)
+        return self._timed(tree, len(ids) - keep, lambda: self._model.advance(keep, ids[keep:]))
 
-    def _best(self, logits_D: torch.Tensor, noise: Noise, position: int) -> _Draft | None:
-        """The draft token to go on with: the likeliest one that begins with the best-ranked target token."""
-        alignment = self._proposer.alignment
-        first_D = alignment.first_D[: len(logits_D)]
-        q_D = torch.softmax(logits_D, dim=-1).cpu().numpy()[: len(first_D)]
-        q_V = np.bincount(first_D, weights=q_D, minlength=alignment.num_target + 1)[: alignment.num_target]
-        if not q_V.any():
-            return None
-        target_id = self._rank(q_V, noise, position)
-        drafts = np.flatnonzero(first_D == target_id)
-        return _Draft(int(drafts[q_D[drafts].argmax()]), math.log(q_V[target_id]))
+    def _branch(self, tree: GrowingTree, places: Sequence[Place]) -> torch.Tensor:
+        """... and after each of these places. [R, D]"""
+        ids = [place.draft_id for place in places if place.draft_id is not None]
+        rows = [place.before.row for place in places if place.before is not None]
+        parents = [-1 if row is None else row for row in rows]
+        return self._timed(tree, len(ids), lambda: self._model.branch(ids, parents))
 
-    def _rank(self, q_V: np.ndarray, noise: Noise, position: int) -> int:
-        if self._temperature == 0 or self._proposer.noise_weight == 0:
-            return int(q_V.argmax())
-        ids = np.flatnonzero(q_V)
-        gumbel = -np.log(noise.exponentials(position, ids))
-        scores = np.log(q_V[ids]) / self._temperature + self._proposer.noise_weight * gumbel
-        return int(ids[scores.argmax()])
-
-
-def _cut(tree: DraftTree, num_nodes: int) -> DraftTree:
-    """The first nodes of a chain."""
-    return DraftTree(
-        tree.tokens[:num_nodes],
-        tree.parents[:num_nodes],
-        tree.sources[:num_nodes],
-        tree.log_q[:num_nodes],
-        tree.draft_ids,
-    )
+    def _timed(self, tree: GrowingTree, num_rows: int, compute: Callable[[], Result]) -> Result:
+        started = time.perf_counter()
+        result = compute()
+        spent = time.perf_counter() - started
+        tree.draft_s += spent
+        tree.step_rows.append(num_rows)
+        if self._drafter.step_s is not None and num_rows <= 4:
+            self._drafter.step_s.saw(num_rows, spent)
+        return result

@@ -1,5 +1,7 @@
 """What must hold of the decoding core, as functions: the healthy code passes them, planted bugs must not."""
 
+from dataclasses import replace
+
 import torch
 
 from omnidraft.decode.loop import Decoder
@@ -24,12 +26,22 @@ class Spy:
 
     def advance(self, keep, ids):
         self.sent += ids
-        self._ids = [*self._ids[:keep], *ids]
+        self._ids, self._branched = [*self._ids[:keep], *ids], []
         self.texts.append(self._ids)
         logits = self._session.advance(keep, ids)
         assert torch.equal(logits, self._model.open().advance(0, self._ids)), (
             "a cut-back session differs from a fresh one"
         )
+        return logits
+
+    def branch(self, ids, parents):
+        logits = self._session.branch(ids, parents)
+        for row, (token, parent) in enumerate(zip(ids, parents, strict=True)):
+            text = [*(self._ids if parent < 0 else self._branched[parent]), token]
+            self._branched.append(text)
+            self.texts.append(text)
+            assert torch.equal(logits[row], self._model.open().advance(0, text)), "a branch differs from a fresh one"
+        self.sent += ids
         return logits
 
 
@@ -43,5 +55,7 @@ def check_text(
 
 def spied(proposer):
     """The proposer with its draft model watched."""
-    proposer.model = Spy(proposer.model)
-    return proposer, proposer.model
+    *others, drafter = proposer.contributors
+    spy = Spy(drafter.model)
+    proposer.contributors = (*others, replace(drafter, model=spy))
+    return proposer, spy

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from omnidraft.decode.costs import CostCurve
+from omnidraft.decode.policies.cost import CostPolicy
 from omnidraft.ports import Proposer
 from tests.unit.decode.toys import PROPOSERS, make_drafter
 
@@ -15,11 +17,14 @@ def _one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.fixture(params=[*PROPOSERS, "drafter", "coupled drafter"])
+@pytest.fixture(params=[*PROPOSERS, "drafter", "coupled drafter", "cost policy"])
 def any_proposer(request) -> Proposer:
     """Good, bad, empty, hostile, and the real one with and without a look at the noise."""
     if request.param == "drafter":
         return make_drafter()
     if request.param == "coupled drafter":
         return make_drafter(noise_weight=1.0)
+    if request.param == "cost policy":
+        policy = CostPolicy(CostCurve({1: 1.0, 8: 1.1}), CostCurve({1: 0.01, 4: 0.02}))
+        return make_drafter(policy=policy, has_lookup=True)
     return PROPOSERS[request.param]

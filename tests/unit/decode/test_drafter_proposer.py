@@ -10,9 +10,12 @@ from hypothesis import strategies as st
 
 from omnidraft.decode.loop import Decoder
 from omnidraft.decode.noise import SeededNoise
-from omnidraft.decode.proposers.drafter import DrafterProposer
+from omnidraft.decode.noise_weight import NoiseWeights
+from omnidraft.decode.policies.fixed import FixedPolicy
+from omnidraft.decode.proposers.drafter import Drafter
+from omnidraft.decode.proposers.tree import TreeProposer
 from omnidraft.models.toy import ToyDrafter, ToyTable, ToyTarget
-from omnidraft.ports import Sampling, Source
+from omnidraft.ports import Sampling, Source, TreeLimits
 from omnidraft.vocab.alignment import align
 from omnidraft.vocab.ngram_cache import NgramCache
 from omnidraft.vocab.retokenise import TailTokeniser
@@ -50,9 +53,13 @@ def drafter_that_says(*pieces: bytes) -> ToyTable:
     return table_of(len(DRAFT_PIECES), after, D[b" "])
 
 
+def chain(num_nodes: int) -> TreeLimits:
+    return TreeLimits(num_nodes, num_chains=1)
+
+
 def tree_of(proposer, budget=3, position=8, **fields):
     session = proposer.open(make_request(Sampling(0.0), **fields))
-    return session.propose(position, budget, NOISE)
+    return session.propose(position, chain(budget), NOISE)
 
 
 def test_a_token_both_have_is_sent_as_it_is():
@@ -107,7 +114,7 @@ def test_a_drafter_whose_mass_is_all_unmapped_drafts_nothing():
     logits[0, D[b"x"]] = 0.0
     for temperature in (0.0, 1.0):
         session = make_drafter(ToyTable(logits), noise_weight=1.0).open(make_request(Sampling(temperature)))
-        assert len(session.propose(8, 4, NOISE)) == 1
+        assert len(session.propose(8, chain(4), NOISE)) == 1
 
 
 def test_special_tokens_go_by_role_only():
@@ -141,24 +148,24 @@ def test_a_chain_keeps_to_its_budget_and_every_answer_is_that_of_a_fresh_drafter
         assert spy.texts[-1] == [*whole.ids, *steps[-1].tree.draft_ids[: num_drafted - 1]]
 
 
-def test_a_prefix_that_stayed_is_not_fed_again():
+def test_the_text_that_stayed_is_not_fed_again():
     proposer, spy = spied(make_drafter(drafter_that_says(b"a", b"d", b"f", b"g")))
     session = proposer.open(make_request(Sampling(0.0)))
-    session.propose(8, 3, NOISE)
+    session.propose(8, chain(3), NOISE)
     session.observe([T[b"a"], T[b"d"], T[b"f"], T[b"g"]])
     del spy.sent[:]
-    session.propose(12, 1, NOISE)
-    assert spy.sent == [D[b"f"], D[b"g"]]
+    session.propose(12, chain(1), NOISE)
+    assert spy.sent == [D[b"a"], D[b"d"], D[b"f"], D[b"g"]]
 
 
 def test_half_a_character_drafts_nothing_until_it_is_whole():
     session = make_drafter().open(make_request(Sampling(0.0)))
     session.observe([T[b"e\xe2"]])
-    assert len(session.propose(9, 4, NOISE)) == 1
+    assert len(session.propose(9, chain(4), NOISE)) == 1
     session.observe([T[b"\x82"]])
-    assert len(session.propose(10, 4, NOISE)) == 1
+    assert len(session.propose(10, chain(4), NOISE)) == 1
     session.observe([T[b"\xac"]])
-    tree = session.propose(11, 4, NOISE)
+    tree = session.propose(11, chain(4), NOISE)
     assert len(tree) == 5
     assert tree.tokens[0] == T[b"\xac"]
 
@@ -168,12 +175,12 @@ def test_merges_are_learned_from_what_the_target_emits_and_used_afterwards():
     cache = make_cache()
     proposer = make_drafter(drafter_that_says(b"h", b"e", b"g"), cache=cache)
     session = proposer.open(make_request(Sampling(0.0)))
-    assert session.propose(8, 2, NOISE).tokens[1:] == (T[b"h"], T[b"e"])
+    assert session.propose(8, chain(2), NOISE).tokens[1:] == (T[b"h"], T[b"e"])
     session.observe([T[b"he"], T[b"."]])
     assert len(cache) == 0
     session.observe([T[b"\n"]])
     assert cache.lookup((D[b"h"], D[b"e"])) == T[b"he"]
-    assert session.propose(11, 2, NOISE).tokens[1:] == (T[b"he"], T[b"g"])
+    assert session.propose(11, chain(2), NOISE).tokens[1:] == (T[b"he"], T[b"g"])
 
 
 def test_a_euro_sign_of_three_target_tokens_teaches_nothing_wrong():
@@ -181,7 +188,7 @@ def test_a_euro_sign_of_three_target_tokens_teaches_nothing_wrong():
     session = make_drafter(cache=cache).open(make_request(Sampling(0.0)))
     for piece in (b"e\xe2", b"\x82", b"\xac", b"he", b".", b"a"):
         session.observe([T[piece]])
-    assert D[EURO] in session._tail.ids
+    assert D[EURO] in session.sessions[-1].context.ids
     assert len(cache) == 1
     assert cache.lookup((D[b"h"], D[b"e"])) == T[b"he"]
 
@@ -205,14 +212,14 @@ def test_any_text_can_be_observed_in_any_steps(steps):
     session = make_drafter().open(make_request(Sampling(1.0)))
     for ids in steps:
         session.observe(ids)
-        assert len(session.propose(9, 2, NOISE)) <= 3
+        assert len(session.propose(9, chain(2), NOISE)) <= 3
 
 
 def test_special_tokens_in_the_text_are_no_part_of_the_drafters_text():
     session = make_drafter().open(make_request(Sampling(0.0)))
-    before = list(session._tail.ids)
+    before = list(session.sessions[-1].context.ids)
     session.observe([TARGET_EOS])
-    assert session._tail.ids == before
+    assert session.sessions[-1].context.ids == before
 
 
 def test_drafting_stops_with_the_token_that_made_the_chain_unlikely():
@@ -248,15 +255,9 @@ def agreement(noise_weight: float, temperature: float) -> float:
     mask = torch.full_like(table.logits_SV, -math.inf)
     mask[:, pieces] = 0
     table = ToyTable(table.logits_SV + mask, order=1)
-    proposer = DrafterProposer(
-        ToyDrafter(table),
-        _SingleBytes(),
-        TARGET_TOKENIZER.vocabulary,
-        own,
-        cache,
-        noise_weight=noise_weight,
-        min_path_probability=0.0,
-    )
+    weights = NoiseWeights((noise_weight,))
+    drafter = Drafter(ToyDrafter(table), _SingleBytes(), TARGET_TOKENIZER.vocabulary, own, cache, weights)
+    proposer = TreeProposer((drafter,), lambda mode: FixedPolicy())
     decoder, drawn, drafted = Decoder(ToyTarget(table), TARGET_TOKENIZER.vocabulary), 0, 0
     for seed in range(12):
         request = make_request(Sampling(temperature), seed=seed, max_new_tokens=30)

@@ -209,7 +209,7 @@ class Misfit:
     def open(self, request):
         return self
 
-    def propose(self, position, budget, noise):
+    def propose(self, position, limits, noise):
         return self._tree
 
     def observe(self, emitted):
@@ -218,7 +218,7 @@ class Misfit:
 
 @pytest.mark.parametrize(
     ("tokens", "complaint"),
-    [((3, 4), "root"), ((10, 2, 2, 2, 2, 2, 2), "budget"), ((10, 999), "vocabulary"), ((10, -1), "vocabulary")],
+    [((3, 4), "root"), ((10, 2, 2, 2, 2, 2, 2), "fit"), ((10, 999), "vocabulary"), ((10, -1), "vocabulary")],
 )
 def test_a_tree_that_could_change_the_text_is_refused(tokens, complaint):
     root = make_request().prompt_ids[-1]

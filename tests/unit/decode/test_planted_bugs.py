@@ -16,7 +16,7 @@ from omnidraft.decode.slot import LoadedSnapshot, SnapshotSlot
 from omnidraft.errors import ContractError, RequestError
 from omnidraft.models.toy import ToyTable, ToyTarget, ToyTargetSession
 from omnidraft.models.transformers_target import TransformersTarget
-from omnidraft.ports import DraftTree, Sampling
+from omnidraft.ports import DraftTree, Sampling, TreeLimits
 from omnidraft.vocab.packed import PackedLists
 from tests.unit.decode.checks import check_text, spied
 from tests.unit.decode.test_noise import tail_wins
@@ -220,11 +220,11 @@ class FromSlot:
         self._sessions, self._request = {}, request
         return self
 
-    def propose(self, position, budget, noise):
+    def propose(self, position, limits, noise):
         current = self._slot.current
         if current.version not in self._sessions:
             self._sessions[current.version] = current.proposer.open(self._request)
-        return self._sessions[current.version].propose(position, budget, noise)
+        return self._sessions[current.version].propose(position, limits, noise)
 
     def observe(self, emitted):
         for session in self._sessions.values():
@@ -340,8 +340,8 @@ class DropsLast:
         self._session = self._proposer.open(request)
         return self
 
-    def propose(self, position, budget, noise):
-        tree = self._session.propose(position, budget, noise)
+    def propose(self, position, limits, noise):
+        tree = self._session.propose(position, limits, noise)
         num_nodes = len(tree) - (sum(tree.log_q) < np.log(self._floor))
         return DraftTree(*(part[:num_nodes] for part in (tree.tokens, tree.parents, tree.sources, tree.log_q)))
 
@@ -418,7 +418,7 @@ class OverBudget(TableProposer):
     def open(self, request):
         session = super().open(request)
         propose = session.propose
-        session.propose = lambda position, budget, noise: propose(position, 5, noise)
+        session.propose = lambda position, limits, noise: propose(position, TreeLimits(5), noise)
         return session
 
 

@@ -6,9 +6,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from omnidraft.decode.loop import Decoder
-from omnidraft.decode.proposers.drafter import DrafterProposer
+from omnidraft.decode.noise_weight import NoiseWeights
+from omnidraft.decode.policies.fixed import FixedPolicy
+from omnidraft.decode.policies.threshold import ThresholdPolicy
+from omnidraft.decode.proposers.drafter import Drafter
+from omnidraft.decode.proposers.lookup import Lookup
+from omnidraft.decode.proposers.tree import TreeProposer
 from omnidraft.models.toy import ToyDrafter, ToyTable, ToyTarget, ToyTokenizer
-from omnidraft.ports import DraftTree, Noise, Proposer, Request, Sampling, Source, Step
+from omnidraft.ports import DraftTree, Noise, Policy, Proposer, Request, Sampling, Source, Step, TreeLimits
 from omnidraft.vocab.alignment import Alignment, align
 from omnidraft.vocab.ngram_cache import NgramCache
 
@@ -46,18 +51,21 @@ def make_drafter(
     cache: NgramCache | None = None,
     noise_weight: float = 0.0,
     min_path_probability: float = 0.0,
+    policy: Policy | None = None,
+    has_lookup: bool = False,
     context_limit: int = 4096,
-) -> DrafterProposer:
-    """The real proposer over a toy drafter; random weights unless a table is given."""
-    return DrafterProposer(
+) -> TreeProposer:
+    """The real proposer over a toy drafter; random weights and chains unless told otherwise."""
+    chosen = policy or (ThresholdPolicy(min_path_probability) if min_path_probability else FixedPolicy())
+    drafter = Drafter(
         ToyDrafter(table or ToyTable.random(len(DRAFT_PIECES), seed=3), context_limit=context_limit),
         DRAFT_TOKENIZER,
         TARGET_TOKENIZER.vocabulary,
         alignment,
         make_cache() if cache is None else cache,
-        noise_weight=noise_weight,
-        min_path_probability=min_path_probability,
+        NoiseWeights((noise_weight,)),
     )
+    return TreeProposer((Lookup(), drafter) if has_lookup else (drafter,), lambda mode: chosen)
 
 
 def table_of(num_ids: int, favourite_after: dict[int, int], favourite: int) -> ToyTable:
@@ -137,6 +145,11 @@ def slow_decode(table: ToyTable, request: Request) -> list[int]:
 # ---------------------------------------------------------------- proposers
 
 
+def budget_of(limits: TreeLimits) -> int:
+    """Nodes that fit however they stand."""
+    return limits.num_nodes if limits.depth is None else min(limits.num_nodes, limits.depth)
+
+
 @dataclass
 class TableProposer:
     """Guesses from a table over the target's vocabulary, with `width` siblings at every depth. The target's own table
@@ -156,8 +169,8 @@ class _TableSession:
     ids: list[int]
     temperature: float
 
-    def propose(self, position: int, budget: int, noise: Noise) -> DraftTree:
-        tokens, parents = [self.ids[-1]], [0]
+    def propose(self, position: int, limits: TreeLimits, noise: Noise) -> DraftTree:
+        tokens, parents, budget = [self.ids[-1]], [0], budget_of(limits)
         text, parent = list(self.ids), 0
         while len(tokens) - 1 + self.proposer.width <= budget:
             best = self._best(text, position + len(text) - len(self.ids), noise)
@@ -196,8 +209,8 @@ class _RandomSession:
     num_ids: int
     tokens: list[int] = field(default_factory=list)
 
-    def propose(self, position: int, budget: int, noise: Noise) -> DraftTree:
-        tokens, parents = [self.ids[-1]], [0]
+    def propose(self, position: int, limits: TreeLimits, noise: Noise) -> DraftTree:
+        tokens, parents, budget = [self.ids[-1]], [0], budget_of(limits)
         for _ in range(int(self.rng.integers(budget + 1))):
             parent = int(self.rng.integers(len(tokens)))
             copied = self.ids[int(self.rng.integers(len(self.ids)))]
@@ -231,7 +244,7 @@ class EmptyProposer:
 class _EmptySession:
     root: int
 
-    def propose(self, position: int, budget: int, noise: Noise) -> DraftTree:
+    def propose(self, position: int, limits: TreeLimits, noise: Noise) -> DraftTree:
         return DraftTree.empty(self.root)
 
     def observe(self, emitted: Sequence[int]) -> None:

@@ -1,0 +1,1 @@
+"""How much to draft; each policy is one file behind ports.Policy."""

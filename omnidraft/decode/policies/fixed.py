@@ -1,0 +1,20 @@
+"""Always as much as is allowed: one chain, as deep as the limits are."""
+
+from collections.abc import Sequence
+
+
+class FixedPolicy:
+    """Implements ports.Policy."""
+
+    num_candidates = 1
+
+    def expand(self, values: Sequence[float], num_nodes: int) -> int:
+        """See ports.Policy."""
+        return 1
+
+    def keep(self, values: Sequence[float]) -> int:
+        """See ports.Policy."""
+        return len(values)
+
+    def saw(self, num_emitted: int, num_nodes: int, step_rows: Sequence[int]) -> None:
+        """See ports.Policy."""

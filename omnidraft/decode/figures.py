@@ -45,7 +45,8 @@ class Figures:
         self.decode_s = now - self._first
         self.num_tokens += len(step.emitted)
         self.num_passes += 1
-        self.num_agreed += len(step.path)
+        first_ranked = {parent: node for node, parent in reversed(list(enumerate(step.tree.parents))[1:])}
+        self.num_agreed += sum(node in first_ranked.values() for node in step.path)
         last = step.path[-1] if step.path else 0
         missed = len(step.emitted) > len(step.path) and last in step.tree.parents[1:]
         self.num_scored += len(step.path) + missed

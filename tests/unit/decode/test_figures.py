@@ -57,6 +57,13 @@ def test_any_accepted_sibling_agrees_at_its_depth() -> None:
     assert figures_of(second, first).agreed_by_depth == {1: 2}
 
 
+def test_a_runner_up_that_was_drawn_is_accepted_and_no_agreement() -> None:
+    tree = DraftTree((0, 1, 2, 3), (0, 0, 0, 2), (None, *[Source.DIRECT] * 3), (0.0,) * 4)
+    figures = figures_of(Step(tree, (2, 3, 9), (2, 3), "", None, Timings(), None))
+    assert (figures.num_scored, figures.num_agreed) == (2, 1)
+    assert figures.accepted_by_source == {"direct": 2}
+
+
 def test_speed_leaves_out_the_first_step() -> None:
     figures = Figures()
     time.sleep(0.05)

@@ -1,7 +1,7 @@
 """Random trees that fit a target's limits, with a known text planted along one of their paths."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -58,9 +58,9 @@ class _Session:
     rng: np.random.Generator
     ids: list[int] = field(default_factory=list)
 
-    def propose(self, position: int, budget: int, noise: Noise) -> DraftTree:
-        limits = self.proposer.limits
-        fitting = TreeLimits(min(budget, limits.num_nodes), limits.num_chains, limits.depth)
+    def propose(self, position: int, limits: TreeLimits, noise: Noise) -> DraftTree:
+        own = self.proposer.limits
+        fitting = replace(own, num_nodes=min(limits.num_nodes, own.num_nodes))
         text = self.proposer.text[len(self.ids) - 1 :]
         grown = grow(self.rng, self.ids[-1], text, fitting, self.proposer.vocab_size)
         self.proposer.num_branched += len(grown.leaves) > 1

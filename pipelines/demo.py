@@ -237,6 +237,8 @@ def _write_config(plan: Plan, log: str | None, target: str | None, drafter: str 
         "[models]",
         f'target = "{target or defaults.models.target}"',
         f'drafter = "{drafter or defaults.models.drafter}"',
+        "[decode]",
+        'mode = "reproducible"',
         "[log]",
         f'url = "{log or f"sqlite:///{plan.out}/log.db"}"',
         f'topic_prefix = "demo-{uuid.uuid4().hex[:8]}"',

@@ -1,0 +1,110 @@
+"""Policies over a simulated machine: what is drafted pays for itself, and nothing is drafted that does not."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from omnidraft.decode.costs import CostCurve
+from omnidraft.decode.policies.cost import PROBE_EVERY, CostPolicy
+from omnidraft.decode.policies.fixed import FixedPolicy
+from omnidraft.decode.policies.threshold import ThresholdPolicy
+from omnidraft.ports import Policy
+
+
+@dataclass
+class Machine:
+    """Passes and steps cost what the curves say; a drafted chain agrees with this chance at every depth."""
+
+    pass_s: CostCurve
+    step_s: CostCurve
+    agreement: float
+    depth: int = 12
+
+    def rate(self, policy: Policy, num_rounds: int, seed: int = 0) -> float:
+        """Tokens per second of the last half of the rounds."""
+        rng = np.random.default_rng(seed)
+        tokens = seconds = 0.0
+        for number in range(num_rounds):
+            emitted, spent = self._round(policy, rng)
+            if number >= num_rounds // 2:
+                tokens, seconds = tokens + emitted, seconds + spent
+        return tokens / seconds
+
+    def _round(self, policy: Policy, rng: np.random.Generator) -> tuple[int, float]:
+        values: list[float] = []
+        while len(values) < self.depth and policy.expand([values[-1] if values else 1.0], len(values)):
+            values.append((values[-1] if values else 1.0) * self.agreement)
+        num_nodes = policy.keep(values)
+        num_accepted = int(np.argmin([*(rng.random(num_nodes) < self.agreement), False]))
+        policy.saw(num_accepted + 1, num_nodes, [1] * len(values))
+        return num_accepted + 1, self.pass_s(num_nodes + 1) + len(values) * self.step_s(1)
+
+
+def flat(one: float, sixteen: float) -> CostCurve:
+    return CostCurve({1: one, 16: sixteen})
+
+
+def cost_policy(machine: Machine) -> CostPolicy:
+    return CostPolicy(machine.pass_s, machine.step_s)
+
+
+@pytest.mark.parametrize("agreement", [0.3, 0.5, 0.7, 0.9])
+@pytest.mark.parametrize("step_s", [0.005, 0.03])
+@pytest.mark.parametrize("sixteen", [0.19, 0.5])
+def test_the_cost_policy_is_as_fast_as_the_best_fixed_depth(agreement, step_s, sixteen):
+    machine = Machine(flat(0.18, sixteen), flat(step_s, step_s), agreement)
+    best = max(
+        (1 - agreement ** (depth + 1)) / (1 - agreement) / (machine.pass_s(depth + 1) + depth * step_s)
+        for depth in range(13)
+    )
+    assert machine.rate(cost_policy(machine), 1000) > 0.92 * best
+
+
+@pytest.mark.parametrize(
+    ("step_s", "sixteen", "agreement"),
+    [(0.3, 0.2, 0.9), (0.02, 3.0, 0.4), (0.02, 0.2, 0.02)],
+    ids=["slow drafter", "slow passes", "bad drafter"],
+)
+def test_speculation_that_loses_is_turned_off_and_costs_next_to_nothing(step_s, sixteen, agreement):
+    machine = Machine(flat(0.18, sixteen), flat(step_s, step_s), agreement)
+    assert machine.rate(cost_policy(machine), 1000) > 0.94 / 0.18
+
+
+def test_a_drafter_that_recovers_is_taken_up_again():
+    machine = Machine(flat(0.18, 0.19), flat(0.02, 0.02), 0.02)
+    policy = cost_policy(machine)
+    assert machine.rate(policy, 400) < 1.05 / 0.18
+    machine.agreement = 0.9
+    assert machine.rate(policy, 30 * PROBE_EVERY) > 2.5 / 0.18
+
+
+def test_a_surer_place_is_gone_on_from_where_a_doubtful_one_is_not():
+    policy = CostPolicy(flat(0.18, 0.2), flat(0.04, 0.05))
+    assert policy.expand([0.9], 1) == 1
+    policy.saw(1, 1, [1])
+    assert policy.expand([0.05], 1) == 0
+
+
+def test_several_places_share_a_step_when_rows_are_cheap():
+    cheap = CostPolicy(flat(0.18, 0.19), CostCurve({1: 0.010, 4: 0.011}))
+    dear = CostPolicy(flat(0.18, 0.19), CostCurve({1: 0.010, 4: 0.2}))
+    assert cheap.expand([0.4, 0.3, 0.3], 3) == 3
+    assert dear.expand([0.4, 0.3, 0.3], 3) == 1
+
+
+def test_nodes_are_kept_until_the_next_costs_more_than_it_brings():
+    policy = CostPolicy(CostCurve({1: 0.1, 3: 0.11, 4: 0.3, 5: 0.5}), flat(0.01, 0.01))
+    assert policy.keep([0.9, 0.5, 0.4, 0.3]) == 2
+    assert policy.keep([]) == 0
+
+
+def test_threshold_goes_on_while_the_chain_is_likely_and_keeps_its_last_token():
+    policy = ThresholdPolicy(0.3)
+    assert [policy.expand([value], 1) for value in (1.0, 0.3, 0.29)] == [1, 1, 0]
+    assert policy.keep([0.9, 0.1]) == 2
+
+
+def test_fixed_never_stops_by_itself():
+    assert FixedPolicy().expand([1e-9], 40) == 1
+    assert FixedPolicy().keep([0.1] * 9) == 9

@@ -85,7 +85,8 @@ class Readings:
     ) -> list[int]:
         """The nodes that say this token and those before it as one."""
         nodes: list[int] = []
-        ids, confidence = (candidate.draft_id,), candidate.confidence
+        ids: tuple[int, ...] = (candidate.draft_id,)
+        confidence = candidate.confidence
         for start in place.back():
             if len(ids) >= MIN_LENGTH and (token := self._cache.lookup(ids)) is not None:
                 kind = Kind(Source.MERGE, rank, style)

@@ -54,7 +54,7 @@ class _Foretelling:
     left: list[int]
 
     def propose(self, position: int, limits: TreeLimits, noise: Noise) -> DraftTree:
-        ids = self.left[: min(limits.num_nodes, limits.depth or 0, 3)]
+        ids = self.left[: min(limits.num_nodes, 3)]
         return DraftTree.chain(self.root, ids, [Source.LOOKUP] * len(ids), [0.0] * len(ids))
 
     def observe(self, emitted: Sequence[int]) -> None:

@@ -19,11 +19,12 @@ PATIENCE_S = 20.0
 def tiny_settings(
     models: tuple[Path, Path], *, more_targets: Sequence[Path] = (), **sections: dict[str, Any]
 ) -> config.Settings:
-    """All models in float32, so that a text depends on its seed alone."""
+    """All models in float32 and one width, so that a text depends on its seed alone; always drafts, right or wrong."""
     target, drafter = map(str, models)
     names: dict[str, Any] = {"target": target, "drafter": drafter, "more_targets": [str(each) for each in more_targets]}
     names |= {"precision": "float32", "drafter_precision": "float32"}
-    return config.load(None, {}, models=names, decode={"threads": 1, "prefill_rows": 16}, **sections)
+    decode = {"mode": "reproducible", "policy": "fixed", "num_draft_tokens": 5, "threads": 1, "prefill_rows": 16}
+    return config.load(None, {}, models=names, decode=decode, **sections)
 
 
 def tiny_worker(models: tuple[Path, Path], home: Path, metrics: CountingMetrics) -> wiring.Worker:

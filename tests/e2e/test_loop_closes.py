@@ -42,6 +42,7 @@ drafter_precision = "float32"
 [decode]
 threads = 1
 prefill_rows = 16
+mode = "reproducible"
 [log]
 url = "kafka://{kafka_bootstrap}"
 topic_prefix = "circle-{uuid.uuid4().hex[:8]}"

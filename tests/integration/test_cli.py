@@ -34,6 +34,7 @@ drafter_precision = "float32"
 [decode]
 threads = 1
 prefill_rows = 16
+mode = "reproducible"
 [log]
 url = "sqlite:///{tmp_path}/log.db"
 [registry]

@@ -116,7 +116,7 @@ def test_imports_go_down_only():
         ("omnidraft/decode/proposers/lookup.py", "from ...bus import x", "decode must not import bus"),
         ("omnidraft/decode/loop.py", "from omnidraft import serving", "decode must not import serving"),
         ("omnidraft/vocab/align.py", "from omnidraft.traces.record import Beliefs", "vocab must not import traces"),
-        ("omnidraft/config.py", "from omnidraft.ports import Target", "config must not import ports"),
+        ("omnidraft/config/sections.py", "from omnidraft.ports import Target", "config must not import ports"),
         ("omnidraft/errors.py", "import omnidraft.config", "errors must not import config"),
         ("omnidraft/wiring.py", "from omnidraft.hosts import worker", "wiring must not import hosts"),
         ("omnidraft/hosts/worker.py", "from services.controller import main", "hosts must not import services"),
@@ -139,7 +139,7 @@ def test_the_rule_catches_a_planted_violation(tmp_path, file, code, reason):
     ("file", "code"),
     [
         ("omnidraft/serving/app.py", "from omnidraft.decode.loop import decode"),
-        ("omnidraft/config.py", "from omnidraft.errors import ConfigError"),
+        ("omnidraft/config/sources.py", "from omnidraft.errors import ConfigError"),
         ("omnidraft/decode/loop.py", "from omnidraft import __version__, ports\nfrom . import path"),
         ("omnidraft/bus/kafka_log.py", "import kafka"),
         ("omnidraft/__main__.py", "from omnidraft.cli import main"),

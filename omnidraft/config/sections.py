@@ -1,26 +1,9 @@
-"""Every setting of every process: one TOML file, addresses and overrides from the environment.
+"""Every setting of every process, with its default and what it does when it is turned up."""
 
-Environment: `OMNIDRAFT_LOG`, `MLFLOW_TRACKING_URI` and `RAY_ADDRESS` (read by Ray itself) name the outside world; any
-other setting is `OMNIDRAFT_<SECTION>__<FIELD>`, for example `OMNIDRAFT_LEARNER__LEARNING_RATE=2e-5`.
-"""
-
-import os
 import re
-import tomllib
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
-from pydantic_settings import (
-    BaseSettings,
-    EnvSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    TomlConfigSettingsSource,
-)
-
-from omnidraft.errors import ConfigError
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 
 class Section(BaseModel):
@@ -220,84 +203,3 @@ class Settings(Section):
         """The same for one pair: this target alone, with the drafter."""
         models = self.models.model_copy(update={"target": target, "more_targets": ()})
         return self.model_copy(update={"models": models})
-
-
-def load(path: Path | None = None, environ: Mapping[str, str] | None = None, **overrides: Any) -> Settings:
-    """Settings from a TOML file, then the environment, then `overrides` (section=dict), the last one wins.
-
-    An override that is None is one that was not given.
-
-    Raises:
-        ConfigError: the file is missing or not TOML, or a setting is unknown or out of range.
-    """
-    given = {section: {k: v for k, v in fields.items() if v is not None} for section, fields in overrides.items()}
-    loaded = _sources(path, os.environ if environ is None else environ)
-    try:
-        return Settings(**dict(loaded(**given)))
-    except ValidationError as exc:
-        raise ConfigError(_first_problem(exc)) from exc
-    except FileNotFoundError as exc:
-        raise ConfigError(f"no settings file at {path}") from exc
-    except OSError as exc:
-        raise ConfigError(f"{path} cannot be read: {exc.strerror}") from exc
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"{path} is not TOML: {exc}") from exc
-
-
-def _sources(path: Path | None, environ: Mapping[str, str]) -> Callable[..., BaseSettings]:
-    """What builds the settings from this file and this environment."""
-
-    class Loaded(Settings, BaseSettings):
-        model_config = SettingsConfigDict(env_prefix="OMNIDRAFT_", env_nested_delimiter="__")
-
-        @classmethod
-        def settings_customise_sources(
-            cls,
-            settings_cls: type[BaseSettings],
-            init_settings: PydanticBaseSettingsSource,
-            *_: PydanticBaseSettingsSource,
-            **__: PydanticBaseSettingsSource,
-        ) -> tuple[PydanticBaseSettingsSource, ...]:
-            return init_settings, _Environment(settings_cls, environ), _TomlFile(settings_cls, path)
-
-    return Loaded
-
-
-class _Environment(EnvSettingsSource):
-    """OMNIDRAFT_<SECTION>__<FIELD>, and the two addresses that have a short name."""
-
-    def __init__(self, settings_cls: type[BaseSettings], environ: Mapping[str, str]) -> None:
-        super().__init__(settings_cls)
-        self.env_vars = {name.lower(): value for name, value in environ.items() if "__" in name}
-        for name, field in {"OMNIDRAFT_LOG": "log__url", "MLFLOW_TRACKING_URI": "registry__url"}.items():
-            if name in environ:
-                self.env_vars[self.env_prefix.lower() + field] = environ[name]
-
-    def __call__(self) -> dict[str, Any]:
-        return {**self._unknown_sections(), **super().__call__()}
-
-    def _unknown_sections(self) -> dict[str, Any]:
-        """Misspelt sections, for validation to refuse."""
-        prefix = self.env_prefix.lower()
-        names = [name.removeprefix(prefix).split("__")[0] for name in self.env_vars if name.startswith(prefix)]
-        return {name: {} for name in names if name not in self.settings_cls.model_fields}
-
-
-class _TomlFile(TomlConfigSettingsSource):
-    """The settings file; unlike its base it does not pass over one that is missing."""
-
-    def __init__(self, settings_cls: type[BaseSettings], path: Path | None) -> None:
-        if path is not None and not path.is_file():
-            raise FileNotFoundError(path)
-        super().__init__(settings_cls, path)
-
-
-def _first_problem(exc: ValidationError) -> str:
-    problem = exc.errors()[0]
-    where = ".".join(map(str, problem["loc"]))
-    more = f" (and {exc.error_count() - 1} more)" if exc.error_count() > 1 else ""
-    if problem["type"] == "extra_forbidden":
-        return f"setting {where}: there is no such setting{more}"
-    what = problem["msg"].removeprefix("Value error, ")
-    got = re.sub(r"//[^@/]*@", "//***@", repr(problem.get("input")))
-    return f"setting {where}: {what}, got {got}{more}"

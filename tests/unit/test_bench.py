@@ -218,3 +218,15 @@ def test_the_machine_is_named() -> None:
     assert int(told["cores"]) >= 1
     assert float(told["memory_gib"]) > 0
     assert told["commit"]
+
+
+def test_a_method_that_cannot_be_loaded_is_told_at_once_and_counts_as_failed(
+    run_bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = run_bench(QUESTIONS, methods="plain,llamacpp,llamacpp+omnidraft")
+    said = capsys.readouterr().err
+    for row in report["rows"][1:]:
+        assert row["failed_prompts"] == len(QUESTIONS)
+        assert "llama" in row["failures"][0]  # not installed, or no GGUF file of the tiny model
+        assert f"{row['method']}: {row['failures'][0]}" in said
+    assert report["rows"][0]["failed_prompts"] == 0

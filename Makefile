@@ -11,7 +11,7 @@ KAFKA_PORT ?= 9092
 KAFKA_DATA ?= runs/kafka
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
-BENCH_ARGS ?= --num-prompts 4 --max-new-tokens 128
+BENCH_ARGS ?= --num-prompts 3 --max-new-tokens 64
 BENCH_METHODS ?= plain,omnidraft,omnidraft-reproducible,omnidraft+traces,hf-generate,hf-uad,hf-tli,llamacpp,llamacpp+omnidraft
 PROMPTS ?= $(wildcard $(patsubst %,../shared/data/%.jsonl,gsm8k code instruct xsum))
 

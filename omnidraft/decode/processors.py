@@ -62,9 +62,14 @@ def shape(logits_V: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, np.ndar
     """Ids and float64 probabilities, summing to 1, none of them 0. Temperature 0: the most probable id alone."""
     if sampling.temperature == 0:
         return np.array([logits_V.argmax()]), np.ones(1)
-    p_V = np.exp((logits_V.astype(np.float64) - logits_V.max()) / sampling.temperature)
+    p_V = logits_V.astype(np.float64)
+    p_V -= p_V.max()
+    p_V /= sampling.temperature
+    np.exp(p_V, out=p_V)
     p_V /= p_V.sum()
-    ids = np.flatnonzero(p_V)
+    ids = np.arange(len(p_V)) if p_V.all() else np.flatnonzero(p_V)
+    if sampling.top_k is None and sampling.top_p is None and sampling.min_p is None:
+        return ids, p_V[ids] if len(ids) < len(p_V) else p_V
     if sampling.top_k is not None:
         ids = _most_probable(p_V, sampling.top_k)
     if sampling.top_p is not None and sampling.top_p < 1:

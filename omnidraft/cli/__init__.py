@@ -6,6 +6,7 @@ import typer
 
 from omnidraft import __version__
 from omnidraft.cli import models, run, snapshots, traces
+from omnidraft.cli.check import check
 from omnidraft.cli.generate import generate
 from omnidraft.errors import OmnidraftError
 
@@ -13,6 +14,7 @@ HELP = "Speculative decoding across tokenizers that keeps learning while it serv
 
 app = typer.Typer(help=HELP, no_args_is_help=True)
 app.command()(generate)
+app.command()(check)
 app.add_typer(models.app, name="models")
 app.add_typer(traces.app, name="traces")
 app.add_typer(snapshots.app, name="snapshots")

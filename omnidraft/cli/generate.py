@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from omnidraft import config
-from omnidraft.cli.options import Config, Engine, download_bars
+from omnidraft.cli.options import Config, Engine, Snapshot, download_bars
 from omnidraft.errors import RequestError
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ def generate(
     target: Annotated[str | None, typer.Option(help="The model whose text you get.")] = None,
     drafter: Annotated[str | None, typer.Option(help="The small model that drafts; any tokenizer.")] = None,
     engine: Engine = None,
+    snapshot: Snapshot = None,
     temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.")] = 0.0,
     top_k: Annotated[int | None, typer.Option(help="Keep this many likeliest tokens.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Keep the likeliest tokens of this mass.")] = None,
@@ -63,7 +64,7 @@ def generate(
     settings = config.load(config_path, models=models, decode={"mode": mode})
     text = _prompt(prompt, file)
     with download_bars() as progress:
-        worker = wiring.engine(settings, CountingMetrics(), progress=progress)
+        worker = wiring.engine(settings, CountingMetrics(), snapshot=snapshot, progress=progress)
     question = Question(
         prompt=text if raw else None,
         messages=None if raw else [{"role": "user", "content": text}],

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 Config = Annotated[Path | None, typer.Option("--config", help="TOML settings; the environment overrides them.")]
 Target = Annotated[str | None, typer.Option(help="The target of the pair; without it models.target.")]
 Engine = Annotated[str | None, typer.Option("--engine", help="What runs the target: transformers or llamacpp.")]
+Snapshot = Annotated[
+    str | None, typer.Option(help="Draft with this version, alias or snapshot folder, not with the base drafter.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 

@@ -24,6 +24,9 @@ class PromptTokenizer(Tokenizer, Protocol):
     @property
     def stop_ids(self) -> frozenset[int]: ...
 
+    @property
+    def has_chat_template(self) -> bool: ...
+
     def chat_prompt_ids(self, messages: Sequence[Mapping[str, str]]) -> list[int]: ...
 
     def prompt_ids(self, text: str) -> list[int]: ...
@@ -89,7 +92,7 @@ class Engine:
     ) -> None:
         self.pair = pair
         self.slot = slot
-        self._decoder = decoder
+        self.decoder = decoder
         self._recorder = recorder
         self._metrics = metrics
         self._decode = decode
@@ -102,13 +105,14 @@ class Engine:
             RequestError: the question asks for what cannot be served.
         """
         snapshot = self.slot.current
-        request = self._request(question)
-        steps = self._decoder.decode(request, snapshot.proposer)
+        request = self.request(question)
+        steps = self.decoder.decode(request, snapshot.proposer)
         if self._recorder is not None and question.is_stored:
             steps = self._recorded(steps, self._tracer(question, request, snapshot))
         return Answer(snapshot, request.seed, len(request.prompt_ids), self._counted(steps, snapshot))
 
-    def _request(self, question: Question) -> Request:
+    def request(self, question: Question) -> Request:
+        """The question in ids, with the deployment's settings. Raises RequestError."""
         _check_texts(question)
         check_sampling(question.sampling, len(self.pair.target_tokenizer.vocabulary))
         num_draft = self._decode.num_draft_tokens if question.num_draft_tokens is None else question.num_draft_tokens

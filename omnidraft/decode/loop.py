@@ -1,5 +1,6 @@
 """The decoding loop: propose, score, draw, keep. Plain decoding is the same loop with empty trees."""
 
+import copy
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -45,12 +46,18 @@ class Decoder:
             costs: told what each pass took; None when nobody wants to know.
             noise: (seed, choice, size of the target's vocabulary) -> the noise of one text.
         """
-        self._target = target
+        self.target = target
         self._vocabulary = vocabulary
         self._grammars = Grammars(vocabulary)
         self._trace_top_k = trace_top_k
         self._costs = costs
         self._noise = noise
+
+    def over(self, target: Target) -> "Decoder":
+        """The same decoder over another view of its target, whose passes tell nothing about the target's costs."""
+        other = copy.copy(self)
+        other.target, other._costs = target, None
+        return other
 
     def decode(self, request: Request, proposer: Proposer | None) -> Iterator[Step]:
         """One Step per pass of the target, until the text ends. The caller keeps one proposer to the last token.
@@ -61,7 +68,7 @@ class Decoder:
         """
         grammar = request.sampling.grammar
         shaper = Shaper(request, None if grammar is None else self._grammars.matcher(grammar, request.stop_ids))
-        session = self._target.open(request.prompt_ids, request.max_new_tokens, request.mode)
+        session = self.target.open(request.prompt_ids, request.max_new_tokens, request.mode)
         drafting = None if proposer is None or request.num_draft_tokens == 0 else proposer.open(request)
         try:
             yield from self._steps(request, session, drafting, shaper)
@@ -71,7 +78,7 @@ class Decoder:
     def _steps(
         self, request: Request, session: TargetSession, drafting: ProposerSession | None, shaper: Shaper
     ) -> Iterator[Step]:
-        noise = self._noise(request.seed, request.choice, self._target.vocab_size)
+        noise = self._noise(request.seed, request.choice, self.target.vocab_size)
         watch = TextWatch(request, self._vocabulary)
         root, position = request.prompt_ids[-1], len(request.prompt_ids)
         num_left = request.max_new_tokens
@@ -81,7 +88,7 @@ class Decoder:
             if drafting is not None:
                 limits = self._limits(request, num_left)
                 tree = drafting.propose(position, limits, noise)
-                _check(tree, root, limits, self._target.vocab_size)
+                _check(tree, root, limits, self.target.vocab_size)
             step, target_s = self._step(session, tree, position, noise, shaper, watch)
             if self._costs is not None:
                 self._costs.saw_pass(request.mode, len(tree), target_s)
@@ -95,7 +102,7 @@ class Decoder:
 
     def _limits(self, request: Request, num_left: int) -> TreeLimits:
         """The target's own; its memory ends with the answer."""
-        limits = self._target.limits(request.mode)
+        limits = self.target.limits(request.mode)
         num_nodes = min(limits.num_nodes, request.num_draft_tokens, num_left - 1)
         return replace(limits, num_nodes=num_nodes)
 

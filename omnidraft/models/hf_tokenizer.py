@@ -73,13 +73,18 @@ class HfTokenizer:
         encoded = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [each.ids for each in encoded]
 
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether messages can be put to this model; a base model only goes on with plain text."""
+        return bool(self._chat.chat_template)
+
     def chat_prompt_ids(self, messages: Sequence[Message]) -> list[int]:
         """The messages in the tokenizer's own chat template, ready for the answer.
 
         Raises:
             RequestError: there is no chat template, or it refuses these messages.
         """
-        if not self._chat.chat_template:
+        if not self.has_chat_template:
             raise RequestError(f"the tokenizer in {self._folder} has no chat template; send a plain prompt instead")
         harmless = [{**message, "content": self._harmless(message["content"])} for message in messages]
         try:

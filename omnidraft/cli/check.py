@@ -1,0 +1,154 @@
+"""`omnidraft check`: prove on one's own models that speculation changes nothing."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from omnidraft import config
+from omnidraft.cli.options import Config, Snapshot, download_bars
+from omnidraft.errors import RequestError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from omnidraft.config import Settings
+    from omnidraft.decode.exactness.check import Plan
+    from omnidraft.ports import Mode
+
+MODES: "tuple[Mode, ...]" = ("reproducible", "fast")
+
+
+def check(
+    target: Annotated[str | None, typer.Option(help="The model whose text must not change.")] = None,
+    drafter: Annotated[str | None, typer.Option(help="The small model that drafts.")] = None,
+    snapshot: Snapshot = None,
+    temperature: Annotated[str, typer.Option(help="One, or several with commas: 0,0.7,1.")] = "0,1",
+    mode: Annotated[str, typer.Option(help="reproducible, fast, or both with a comma.")] = "reproducible,fast",
+    prompts_path: Annotated[
+        Path | None, typer.Option("--prompts", help="JSON lines with prompt or question. Default: some odd ones.")
+    ] = None,
+    num_prompts: Annotated[int | None, typer.Option(min=1, help="The first so many prompts.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer.")] = 64,
+    num_draft_tokens: Annotated[int | None, typer.Option(min=1, help="Drafted tokens per pass at most.")] = None,
+    law_samples: Annotated[int, typer.Option(min=100, help="Seeds that the law is tested with.")] = 1000,
+    seed: Annotated[int, typer.Option(min=0, help="Of the texts, and the first of the law test.")] = 0,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write the whole report here.")] = None,
+    config_path: Config = None,
+) -> None:
+    """Decode with and without the drafter and compare; exit code 1 when anything differs without explanation.
+
+    reproducible: not one token may differ. fast: a difference must lie within the rounding measured on this model.
+    The first and second token of many seeds must follow the target's own probabilities.
+    """
+    from omnidraft import prompts
+    from omnidraft.decode.exactness.check import Plan
+
+    temperatures, modes = _temperatures(temperature), _modes(mode)
+    if json_path is not None and not json_path.absolute().parent.is_dir():
+        raise RequestError(f"cannot write {json_path}: there is no folder {json_path.absolute().parent}")
+    asked = prompts.read(prompts_path, num_prompts) if prompts_path else prompts.built_in(num_prompts)
+    settings = config.load(config_path, models={"target": target, "drafter": drafter})
+    plan = Plan([prompt.text for prompt in asked], max_new_tokens, num_draft_tokens, seed, law_samples)
+    found = _checked(settings, plan, temperatures, modes, snapshot)
+    _show(found)
+    if json_path is not None:
+        json_path.write_text(json.dumps(found, indent=2) + "\n")
+    raise typer.Exit(0 if found["passed"] else 1)
+
+
+def _temperatures(text: str) -> list[float]:
+    try:
+        given = [float(each) for each in text.split(",")]
+    except ValueError as exc:
+        raise RequestError(f"temperature must be numbers with commas between them, got {text!r}") from exc
+    if any(not 0 <= each <= 100 for each in given):
+        raise RequestError(f"temperature must be between 0 and 100, got {text}")
+    return given
+
+
+def _modes(text: str) -> "list[Mode]":
+    given = [each for name in text.split(",") for each in MODES if each == name.strip()]
+    if len(given) < len(text.split(",")):
+        raise RequestError(f"mode must be {' or '.join(MODES)}, or both with a comma, got {text!r}")
+    return given
+
+
+def _checked(
+    settings: "Settings", plan: "Plan", temperatures: list[float], modes: "list[Mode]", snapshot: str | None
+) -> dict[str, Any]:
+    """The whole check, under a progress bar."""
+    from omnidraft import wiring
+    from omnidraft.decode.exactness.check import Check
+    from omnidraft.decode.exactness.report import report
+    from omnidraft.telemetry.metrics import CountingMetrics
+
+    with download_bars() as progress:
+        engine = wiring.engine(settings, CountingMetrics(), snapshot=snapshot, progress=progress).engine
+    with _bar() as progress:
+        task = progress.add_task("loading")
+        made = Check(engine, plan, lambda: progress.advance(task))
+        progress.update(task, total=made.num_steps(temperatures, modes))
+        runs = []
+        for mode in modes:
+            for temperature in temperatures:
+                progress.update(task, description=f"{mode}, temperature {temperature:g}")
+                runs.append(made.run(temperature, mode))
+    return report(runs, plan.prompts, engine.pair, engine.slot.current.snapshot_id)
+
+
+def _bar() -> "Progress":
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+def _show(found: dict[str, Any]) -> None:
+    """A row per run, every unexplained difference, the verdict."""
+    console = Console()
+    table = Table(title=escape(f"{found['target']} <- {found['drafter']} ({found['snapshot']})"))
+    for name in ("mode", "temperature", "texts", "identical", "explained", "unexplained", "tokens per pass", "law"):
+        table.add_column(name, justify="left" if name in ("mode", "law") else "right")
+    for run in found["runs"]:
+        names = ("texts", "identical", "explained", "unexplained", "tokens_per_pass")
+        table.add_row(run["mode"], f"{run['temperature']:g}", *(f"{run[name]:g}" for name in names), _law_text(run))
+    console.print(table)
+    for run in found["runs"]:
+        for each in run["differences"]:
+            if not each["is_explained"]:
+                console.print(_difference_text(run, each), markup=False, highlight=False)
+    console.print(_verdict(found), style="bold green" if found["passed"] else "bold red")
+
+
+def _law_text(run: dict[str, Any]) -> str:
+    law = run["law"]
+    verdict = "passed" if law["passed"] else f"FAILED ({law['impossible']} impossible)"
+    return (
+        f"{verdict}: {law['samples']} samples of token {law['position']}, TV {law['tv']:.3f} <= {law['tv_limit']:.3f}"
+    )
+
+
+def _difference_text(run: dict[str, Any], each: dict[str, Any]) -> str:
+    return (
+        f"{run['mode']}, temperature {run['temperature']:g}: texts part at token {each['position']} of the answer to\n"
+        f"  {each['prompt']!r}\n"
+        f"  why:         {each['problem']}\n"
+        f"  before:      {each['before']!r}\n"
+        f"  plain:       {each['plain_text']!r} (token {each['plain_token']})\n"
+        f"  speculation: {each['drafted_text']!r} (token {each['drafted_token']})\n"
+    )
+
+
+def _verdict(found: dict[str, Any]) -> str:
+    if not found["passed"]:
+        return f"NOT EXACT: {found['unexplained']} of {found['texts']} texts differ without explanation" + (
+            "" if found["law"]["passed"] else ", and the law test failed"
+        )
+    explained = f", {found['explained']} differ within rounding" if found["explained"] else ""
+    return f"EXACT: {found['identical']} of {found['texts']} texts are identical{explained}; the law test passed"

@@ -1,0 +1,65 @@
+"""Whether samples follow a law: total variation between counts and probabilities, with a limit and its odds.
+
+Cells that are expected fewer than 5 times are one cell together. TV of n honest samples over cells p has a mean of at
+most m = 1/2 sum_c min(sqrt(p_c (1 - p_c) / n), 2 p_c (1 - p_c)), since E|X/n - p| is bounded by the deviation of a
+binomial and by that of its single draws. Above its mean it follows both
+    P(TV >= m + sqrt(x / 2n)) <= e^-x                           (McDiarmid 1989: a sample moves TV by 1/n)
+    P(TV >= m + sqrt(2x (s + 2m) / n) + x / 3n) <= e^-x         (Bousquet 2002, theorem 2.3)
+where s is the largest variance P(A) (1 - P(A)) of any set of cells: tighter where one cell has most of the mass.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+Cell = tuple[int, ...]
+"""One token, or two."""
+
+ODDS = 1e-6
+"""Probability at most that honest samples exceed the limit."""
+MIN_EXPECTED = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """What a test of one position found."""
+
+    position: int
+    """1: the first token of the answer; 2: the first two together."""
+    samples: int
+    cells: int
+    """The pooled one included."""
+    tv: float
+    tv_limit: float
+    """Chance at these odds, and what `rounding` adds."""
+    rounding: float
+    """Total variation between the laws of the two kinds of passes, from their logits; 0 where these agree."""
+    impossible: int
+    """Samples that no pass gives any probability."""
+    logit_difference: float
+    """Largest, between the plain passes and those that drafted."""
+    logit_limit: float
+    odds: float = ODDS
+
+    @property
+    def passed(self) -> bool:
+        is_near = self.logit_difference <= self.logit_limit
+        return self.tv <= self.tv_limit and not self.impossible and is_near
+
+
+def total_variation(p: Mapping[Cell, float], counts: Mapping[Cell, int], num_samples: int) -> float:
+    """1/2 sum |p - counts / n|; what neither names is one more cell. [0, 1]"""
+    rest = (1 - math.fsum(p.values())) - (num_samples - sum(counts.get(cell, 0) for cell in p)) / num_samples
+    apart = math.fsum(abs(each - counts.get(cell, 0) / num_samples) for cell, each in p.items())
+    return (apart + abs(rest)) / 2
+
+
+def limit(p: Mapping[Cell, float], num_samples: int, odds: float = ODDS) -> float:
+    """What honest samples of these cells and the rest exceed with probability `odds` at most."""
+    cells = [*p.values(), max(0.0, 1 - math.fsum(p.values()))]
+    n, x = num_samples, -math.log(odds)
+    mean = math.fsum(min(math.sqrt(each * (1 - each) / n), 2 * each * (1 - each)) for each in cells if each < 1) / 2
+    likeliest = max(cells)
+    variance = likeliest * (1 - likeliest) if likeliest > 0.5 else 0.25
+    bousquet = math.sqrt(2 * x * (variance + 2 * mean) / n) + x / (3 * n)
+    return min(1.0, mean + min(math.sqrt(x / (2 * n)), bousquet))

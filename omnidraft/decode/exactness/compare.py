@@ -106,12 +106,10 @@ class Comparer:
         self, request: Request, answer: Sequence[int], ours: Drawn | None, theirs: Drawn | None
     ) -> Difference:
         index = len(answer)
-        if ours is None:
-            return Difference(
-                index, theirs.token if theirs else None, None, None, "speculation ended the text, plain did not"
-            )
-        if theirs is None:
-            return Difference(index, None, ours.token, None, "plain decoding ended the text, speculation did not")
+        if ours is None or theirs is None:
+            first = "speculation" if ours is None else "plain decoding"
+            tokens = (theirs.token if theirs else None, ours.token if ours else None)
+            return Difference(index, *tokens, None, f"{first} ended the text here, the other went on")
         apart = logit_difference(ours.logits_V, theirs.logits_V)
         problem = None
         if not apart <= self._rounding:

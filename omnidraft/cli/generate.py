@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from omnidraft import config
-from omnidraft.cli.options import Config, Engine, Snapshot, download_bars
+from omnidraft.cli.options import Config, Engine, Quantize, Snapshot, download_bars
 from omnidraft.errors import RequestError
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ def generate(
     drafter: Annotated[str | None, typer.Option(help="The small model that drafts; any tokenizer.")] = None,
     engine: Engine = None,
     snapshot: Snapshot = None,
+    quantize: Quantize = None,
     temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.")] = 0.0,
     top_k: Annotated[int | None, typer.Option(help="Keep this many likeliest tokens.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Keep the likeliest tokens of this mass.")] = None,
@@ -60,7 +61,7 @@ def generate(
         dict(_bias(text) for text in logit_bias or ()),
         _grammar(json_schema, regex),
     )
-    models = {"target": target, "drafter": drafter, "engine": engine}
+    models = {"target": target, "drafter": drafter, "engine": engine, "precision": quantize}
     settings = config.load(config_path, models=models, decode={"mode": mode})
     text = _prompt(prompt, file)
     with download_bars() as progress:

@@ -17,6 +17,7 @@ Engine = Annotated[str | None, typer.Option("--engine", help="What runs the targ
 Snapshot = Annotated[
     str | None, typer.Option(help="Draft with this version, alias or snapshot folder, not with the base drafter.")
 ]
+Quantize = Annotated[str | None, typer.Option("--quantize", help="int8 or int4: the target's weights, in groups.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 

@@ -2,13 +2,18 @@
 
 `packed16` is FBGEMM's float16-weight kernel: half the memory traffic of float32 and, unlike bfloat16 on processors
 without instructions for it, nearly as fast over six rows as over one. `int8` quantises activations per pass too;
-only a drafter may use it. torch keeps both kernels behind `torch.ops.quantized`.
+only a drafter may use it. torch keeps both kernels behind `torch.ops.quantized`. A target is quantised by `quantise`,
+whose rows do not know of each other.
 """
 
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import nn
+
+from omnidraft.models import store
 
 _INT8_WEIGHT_MAX = 63
 """AVX2 adds two products of 8 bits in 16: one factor must keep to 7. Weights bear it far better than activations
@@ -55,10 +60,31 @@ def apply(model: nn.Module, precision: str) -> nn.Module:
     """The model, changed in place to compute in `precision`."""
     if precision in ("float32", "bfloat16"):
         return model.to(torch.float32 if precision == "float32" else torch.bfloat16)
+    return _with_linears(model, lambda linear: PackedLinear(linear, precision))
+
+
+def quantise(model: nn.Module, kind: Literal["int8", "int4"], folder: Path | None = None) -> nn.Module:
+    """The model, changed in place to weights of 8 or 4 bits in groups; the head, which decides, keeps 8.
+
+    Args:
+        folder: where the kernels are compiled; None: `native` in the user's cache.
+
+    Raises:
+        ModelError: there is no C++ compiler.
+    """
+    from omnidraft.models.native import library, linear
+
+    kernels = library.load(folder or store.default_home() / "native")
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    return _with_linears(model, lambda each: linear.GroupedLinear(each, "int8" if each is head else kind, kernels))
+
+
+def _with_linears(model: nn.Module, replaced: Callable[[nn.Linear], nn.Module]) -> nn.Module:
+    """Linear layers as told, embeddings of half the size, all else in float32."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.Linear):
-                setattr(parent, name, PackedLinear(child, precision))
+                setattr(parent, name, replaced(child))
             elif isinstance(child, nn.Embedding):
                 setattr(parent, name, FloatEmbedding(child))
     for name, parameter in model.named_parameters():

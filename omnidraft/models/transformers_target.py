@@ -194,5 +194,6 @@ def load_model(folder: Path, precision: str) -> PreTrainedModel:
     model.requires_grad_(False)
     if torch.cuda.is_available() and precision in ("float32", "bfloat16"):
         model.to("cuda")  # type: ignore[arg-type]
-    applied: PreTrainedModel = precisions.apply(model, precision)  # type: ignore[assignment]
-    return applied
+    if precision == "int8" or precision == "int4":
+        return precisions.quantise(model, precision)  # type: ignore[return-value]
+    return precisions.apply(model, precision)  # type: ignore[return-value]

@@ -121,10 +121,12 @@ inline Ints multiply_pairs(Shorts a, Shorts b) {
 #endif
 }
 
-// Blocks as groups of 16 bfloat16 steps, 16 bfloat16 lowest weights and [16, 16, 2] bytes.
+// Blocks as groups of 16 bfloat16 steps, 16 bfloat16 lowest weights and [16, 16, 2] levels: bytes, or, of 4 bits, those
+// of the upper 8 channels in the upper halves of the bytes of the lower ones.
 // Inputs as their step, all shorts, and the sum of each group.
-struct Int8 {
-    static constexpr int BYTES = 4 * BLOCK + BLOCK * GROUP, HEADER = 32;
+template <int BITS> struct Levels {
+    static constexpr int HIGHEST = (1 << BITS) - 1, PAIR = 2 * BLOCK * BITS / 8, HEADER = 32;
+    static constexpr int BYTES = 4 * BLOCK + GROUP / 2 * PAIR;
 
     static size_t block_bytes(int k) { return (size_t)padded(k) / GROUP * BYTES; }
     static size_t row_bytes(int k) { return HEADER + sizeof(int16_t) * padded(k) + sizeof(float) * padded(k) / GROUP; }
@@ -154,9 +156,10 @@ struct Int8 {
         for (int i = 0; i < padded(k); i += GROUP, block += BYTES, sums += sizeof(float)) {
             Ints products[R][2] = {};
             const char* weights = block + 4 * BLOCK;
-            for (int j = 0; j < GROUP / 2; j++, weights += 2 * BLOCK, shorts += 4) {
-                Shorts low = __builtin_convertvector(load<Bytes>(weights), Shorts);
-                Shorts high = __builtin_convertvector(load<Bytes>(weights + BLOCK), Shorts);
+            for (int j = 0; j < GROUP / 2; j++, weights += PAIR, shorts += 4) {
+                Bytes first = load<Bytes>(weights), second = BITS == 8 ? load<Bytes>(weights + PAIR - BLOCK) : first >> 4;
+                Shorts low = __builtin_convertvector(first & (uint8_t)HIGHEST, Shorts);
+                Shorts high = __builtin_convertvector(second, Shorts);
                 for (int r = 0; r < R; r++) {
                     Shorts pair = (Shorts)(Ints{} + load<int32_t>(shorts + r * stride));
                     products[r][0] += multiply_pairs(low, pair);
@@ -188,15 +191,21 @@ struct Int8 {
         Bfloat *step = (Bfloat*)group + channel, *lowest = step + BLOCK;
         narrow(least, lowest);
         least = widen_one(lowest);
-        narrow(std::max(most - least, 1e-30f) / 255 * (1 + 1.f / 256), step);  // rounded, it still reaches the highest weight
+        narrow(std::max(most - least, 1e-30f) / HIGHEST * (1 + 1.f / 256), step);  // rounded, it still reaches the highest weight
         float inverse = 1 / widen_one(step);
-        uint8_t* to = (uint8_t*)group + 4 * BLOCK + 2 * channel;
+        bool is_upper = BITS == 4 && channel >= LANES;
+        uint8_t* to = (uint8_t*)group + 4 * BLOCK + 2 * (is_upper ? channel - LANES : channel);
         for (int i = 0; i < GROUP; i++) {
             float level = i < size ? (weights[i] - least) * inverse : 0;
-            to[i / 2 * 2 * BLOCK + i % 2] = (uint8_t)std::lrintf(std::min(std::max(level, 0.f), 255.f));
+            uint8_t rounded = (uint8_t)std::lrintf(std::min(std::max(level, 0.f), (float)HIGHEST));
+            uint8_t& at = to[i / 2 * PAIR + i % 2];
+            at = is_upper ? at | rounded << 4 : rounded;
         }
     }
 };
+
+using Int8 = Levels<8>;
+using Int4 = Levels<4>;
 
 // Calls write(block, row, low, high) with the 16 outputs of each block and row.
 template <class W, class Write>
@@ -573,16 +582,34 @@ template <class T> void move_slots(const Model& m, T* kv, int capacity, const in
     }
 }
 
+// Rows x [R, padded K] times packed weights; `out` has whole blocks of channels.
+template <class W>
+void linear(const char* weights, const float* x, int rows, int n, int k, char* scratch, float* out, int threads) {
+#pragma omp parallel num_threads(threads)
+    {
+        int thread = omp_get_thread_num(), count = omp_get_num_threads();
+        for (int row = share(rows, thread, count); row < share(rows, thread + 1, count); row++)
+            W::prepare(x + (size_t)row * padded(k), k, scratch + row * W::row_bytes(k));
+#pragma omp barrier
+        multiply<W>(weights, share(blocks(n), thread, count), share(blocks(n), thread + 1, count), scratch, rows, k,
+                    [=](int block, int row, Floats low, Floats high) {
+                        float* at = out + (size_t)row * blocks(n) * BLOCK + block * BLOCK;
+                        store(at, low), store(at + LANES, high);
+                    });
+    }
+}
+
 }  // namespace
 
 extern "C" {
 
-enum { FLOAT32, BFLOAT16, INT8 };
+enum { FLOAT32, BFLOAT16, INT8, INT4 };
 
 size_t omnidraft_packed_bytes(int kind, int n, int k) {
     switch (kind) {
         case FLOAT32: return blocks(n) * Float<float>::block_bytes(k);
         case BFLOAT16: return blocks(n) * Float<Bfloat>::block_bytes(k);
+        case INT4: return blocks(n) * Int4::block_bytes(k);
         default: return blocks(n) * Int8::block_bytes(k);
     }
 }
@@ -592,8 +619,18 @@ void omnidraft_pack(int kind, const float* weights_NK, int n, int k, char* to, i
     switch (kind) {
         case FLOAT32: return pack<Float<float>>(weights_NK, n, k, to, stride, offset);
         case BFLOAT16: return pack<Float<Bfloat>>(weights_NK, n, k, to, stride, offset);
+        case INT4: return pack<Int4>(weights_NK, n, k, to, stride, offset);
         default: return pack<Int8>(weights_NK, n, k, to, stride, offset);
     }
+}
+
+size_t omnidraft_row_bytes(int k) { return Int8::row_bytes(k); }
+
+// `scratch` has row_bytes for each row.
+void omnidraft_linear(int kind, const char* weights, const float* x, int rows, int n, int k, char* scratch, float* out,
+                      int threads) {
+    if (kind == INT4) return linear<Int4>(weights, x, rows, n, k, scratch, out, threads);
+    linear<Int8>(weights, x, rows, n, k, scratch, out, threads);
 }
 
 size_t omnidraft_scratch_bytes(const Model* m, int rows, int capacity, int threads) {

@@ -28,7 +28,7 @@ class PackedLlama:
         self.dtype = torch.float32 if precision == "float32" else torch.bfloat16
         self._small: list[torch.Tensor] = []
         matrices = [module for module in model.modules() if isinstance(module, nn.Linear)]
-        self._memory = _memory(sum(self._packed_bytes(each) for each in matrices))
+        self._memory = memory(sum(self._packed_bytes(each) for each in matrices))
         self._next = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         self._layers = (native.Layer * len(model.model.layers))(*map(self._layer, model.model.layers))
         self.struct = self._model(model)
@@ -99,7 +99,7 @@ class PackedLlama:
         return size
 
 
-def _memory(size: int) -> mmap.mmap:
+def memory(size: int) -> mmap.mmap:
     """In huge pages where the system has them: weights are read from end to end in every pass."""
     memory = mmap.mmap(-1, size)
     if hasattr(mmap, "MADV_HUGEPAGE"):

@@ -1,0 +1,47 @@
+"""A linear layer whose weights have 256 or 16 levels a group of 32 inputs; activations keep 16 bits.
+
+What a row gives depends neither on the other rows of the pass nor on the number of threads.
+Shapes: R rows, K inputs, N outputs.
+"""
+
+import ctypes
+from typing import Literal
+
+import torch
+from torch import nn
+
+from omnidraft.models.native import library as native
+from omnidraft.models.native.weights import memory
+
+_GROUP, _BLOCK = 32, 16
+
+
+class GroupedLinear(nn.Module):
+    """Stands in for an nn.Linear, float32 in and out."""
+
+    def __init__(self, linear: nn.Linear, kind: Literal["int8", "int4"], library: ctypes.CDLL) -> None:
+        super().__init__()
+        self._library = library
+        self._kind = native.KINDS[kind]
+        self.out_features, self.in_features = linear.weight.shape
+        self._bias = None if linear.bias is None else linear.bias.detach().float()
+        weight_NK = linear.weight.detach().float().contiguous()
+        self._memory = memory(library.omnidraft_packed_bytes(self._kind, *weight_NK.shape))
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        library.omnidraft_pack(self._kind, weight_NK.data_ptr(), *weight_NK.shape, self._address, 1, 0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x_RK = x.reshape(-1, self.in_features)
+        rows = len(x_RK)
+        if self.in_features % _GROUP:
+            x_RK = nn.functional.pad(x_RK, (0, -self.in_features % _GROUP))
+        x_RK = x_RK.contiguous()
+        scratch = torch.empty(rows * self._library.omnidraft_row_bytes(self.in_features), dtype=torch.uint8)
+        y_RN = torch.empty(rows, -(-self.out_features // _BLOCK) * _BLOCK)
+        if rows:
+            sizes = (rows, self.out_features, self.in_features)
+            buffers = (scratch.data_ptr(), y_RN.data_ptr())
+            threads = torch.get_num_threads()
+            self._library.omnidraft_linear(self._kind, self._address, x_RK.data_ptr(), *sizes, *buffers, threads)
+        y_RN = y_RN[:, : self.out_features]
+        return (y_RN if self._bias is None else y_RN + self._bias).reshape(*x.shape[:-1], self.out_features)

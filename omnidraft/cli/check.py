@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from omnidraft import config
-from omnidraft.cli.options import Config, Engine, Snapshot, download_bars
+from omnidraft.cli.options import Config, Engine, Quantize, Snapshot, download_bars
 from omnidraft.errors import RequestError
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ def check(
     target: Annotated[str | None, typer.Option(help="The model whose text must not change.")] = None,
     drafter: Annotated[str | None, typer.Option(help="The small model that drafts.")] = None,
     engine: Engine = None,
+    quantize: Quantize = None,
     snapshot: Snapshot = None,
     temperature: Annotated[str, typer.Option(help="One, or several with commas: 0,0.7,1.")] = "0,1",
     mode: Annotated[str, typer.Option(help="reproducible, fast, or both with a comma.")] = "reproducible,fast",
@@ -53,7 +54,8 @@ def check(
     if json_path is not None and not json_path.absolute().parent.is_dir():
         raise RequestError(f"cannot write {json_path}: there is no folder {json_path.absolute().parent}")
     asked = prompts.read(prompts_path, num_prompts) if prompts_path else prompts.built_in(num_prompts)
-    settings = config.load(config_path, models={"target": target, "drafter": drafter, "engine": engine})
+    models = {"target": target, "drafter": drafter, "engine": engine, "precision": quantize}
+    settings = config.load(config_path, models=models)
     plan = Plan([prompt.text for prompt in asked], max_new_tokens, num_draft_tokens, seed, law_samples)
     found = _checked(settings, plan, temperatures, modes, snapshot)
     _show(found)

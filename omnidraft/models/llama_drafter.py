@@ -73,7 +73,7 @@ class _Rows:
         self._kv = drafter.slots(0)
 
     def chain(self, start: int, ids: Sequence[int]) -> torch.Tensor:
-        logits_1V = torch.empty(1, self._drafter.vocab_size)
+        logits_1V = torch.empty(1, self._drafter.vocab_size, dtype=torch.float32)
         for first in range(0, len(ids), _MAX_ROWS):
             few = ids[first : first + _MAX_ROWS]
             is_last = first + len(few) == len(ids)
@@ -82,7 +82,7 @@ class _Rows:
 
     def tree(self, length: int, parents: Sequence[int], ids: Sequence[int]) -> torch.Tensor:
         before = len(parents) - len(ids)
-        logits_RV = torch.empty(len(ids), self._drafter.vocab_size)
+        logits_RV = torch.empty(len(ids), self._drafter.vocab_size, dtype=torch.float32)
         for first in range(0, len(ids), _MAX_ROWS):
             end = min(first + _MAX_ROWS, len(ids))
             self._pass(length, parents[: before + end], ids[first:end], logits_RV[first:end])

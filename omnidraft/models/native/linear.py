@@ -37,7 +37,7 @@ class GroupedLinear(nn.Module):
             x_RK = nn.functional.pad(x_RK, (0, -self.in_features % _GROUP))
         x_RK = x_RK.contiguous()
         scratch = torch.empty(rows * self._library.omnidraft_row_bytes(self.in_features), dtype=torch.uint8)
-        y_RN = torch.empty(rows, -(-self.out_features // _BLOCK) * _BLOCK)
+        y_RN = torch.empty(rows, -(-self.out_features // _BLOCK) * _BLOCK, dtype=torch.float32)
         if rows:
             sizes = (rows, self.out_features, self.in_features)
             buffers = (scratch.data_ptr(), y_RN.data_ptr())

@@ -110,6 +110,8 @@ def memory(size: int) -> mmap.mmap:
 def _rope(model: LlamaForCausalLM) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin of every position, without the second half, which repeats the first. [C, D/2]"""
     rotary: Any = model.model.rotary_emb
-    cos_1CD, sin_1CD = rotary(torch.zeros(1), torch.arange(model.config.max_position_embeddings)[None])
+    cos_1CD, sin_1CD = rotary(
+        torch.zeros(1, dtype=torch.float32), torch.arange(model.config.max_position_embeddings)[None]
+    )
     half = cos_1CD.shape[-1] // 2
     return cos_1CD[0, :, :half].float(), sin_1CD[0, :, :half].float()

@@ -137,3 +137,18 @@ def test_only_llama_models_that_the_pass_computes_are_supported():
     ):
         assert not is_supported(LlamaForCausalLM(LlamaConfig(**SHAPE | change)))
     assert all(is_supported(model(shape)) for shape in SHAPES)
+
+
+def test_a_model_loading_in_another_thread_changes_nothing():
+    """transformers sets the default dtype of the whole process while it loads; half the room would be written over."""
+    session = drafter().open()
+    session.advance(0, text(5))
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        rows = [session.branch([7, 8], [-1, 0]), session.advance(5, [9])[None]]
+    finally:
+        torch.set_default_dtype(before)
+    assert {each.dtype for each in rows} == {torch.float32}
+    assert_close(rows[0], expected([*text(5), 7, 8])[-2:])
+    assert_close(rows[1], expected([*text(5), 9])[-1:])

@@ -150,5 +150,5 @@ def test_a_model_loading_in_another_thread_changes_nothing():
     finally:
         torch.set_default_dtype(before)
     assert {each.dtype for each in rows} == {torch.float32}
-    assert_close(rows[0], expected([*text(5), 7, 8])[-2:])
-    assert_close(rows[1], expected([*text(5), 9])[-1:])
+    assert_close(rows[0][1], expected([*text(5), 7, 8]))
+    assert_close(rows[1][0], expected([*text(5), 9]))

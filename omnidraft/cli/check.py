@@ -101,7 +101,7 @@ def _checked(
             for temperature in temperatures:
                 progress.update(task, description=f"{mode}, temperature {temperature:g}")
                 runs.append(made.run(temperature, mode))
-    return report(runs, plan.prompts, engine.pair, engine.slot.current.snapshot_id)
+    return report(runs, plan, engine)
 
 
 def _bar() -> "Progress":
@@ -126,14 +126,31 @@ def _show(found: dict[str, Any]) -> None:
         for each in run["differences"]:
             if not each["is_explained"]:
                 console.print(_difference_text(run, each), markup=False, highlight=False)
+        for law in run["law_positions"]:
+            if not law["passed"]:
+                console.print(_law_failure(run, law), markup=False, highlight=False)
+    if not all(run["scored"] for run in found["runs"]):
+        console.print(
+            "Nothing was drafted in some runs: drafting loses time on this pair. decode.policy = 'fixed' drafts."
+        )
     console.print(_verdict(found), style="bold green" if found["passed"] else "bold red")
 
 
 def _law_text(run: dict[str, Any]) -> str:
     law = run["law"]
-    verdict = "passed" if law["passed"] else f"FAILED ({law['impossible']} impossible)"
+    sign = "<=" if law["tv"] <= law["tv_limit"] else ">"
+    return f"{'passed' if law['passed'] else 'FAILED'}: TV {law['tv']:.3f} {sign} {law['tv_limit']:.3f}"
+
+
+def _law_failure(run: dict[str, Any], law: dict[str, Any]) -> str:
+    """One position whose law is not plain decoding's."""
     return (
-        f"{verdict}: {law['samples']} samples of token {law['position']}, TV {law['tv']:.3f} <= {law['tv_limit']:.3f}"
+        f"{run['mode']}, temperature {run['temperature']:g}: {law['samples']} samples of token {law['position']} of "
+        f"the answer to\n  {run['law_prompt']!r}\n"
+        f"  total variation from plain decoding's law: {law['tv']:.4f}, chance explains {law['tv_limit']:.4f} "
+        f"but for odds of {law['odds']:g}\n"
+        f"  impossible tokens: {law['impossible']}\n"
+        f"  logits apart from plain decoding's: {law['logit_difference']:.3g}, allowed {law['logit_limit']:.3g}\n"
     )
 
 

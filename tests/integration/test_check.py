@@ -58,6 +58,7 @@ def test_an_honest_pair_passes_at_every_temperature_in_both_modes(check: Check, 
     ]
     for run in found["runs"]:
         assert run["law"]["passed"]
+        assert run["scored"] > 0
         assert run["law"]["samples"] == 100
         assert (run["rounding"] is None) == (run["mode"] == "reproducible")
         assert [law["position"] for law in run["law_positions"]] == [1, 2]

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
 
 from omnidraft.models.hf_tokenizer import HfTokenizer
 from omnidraft.vocab.alignment import Alignment, align
 from omnidraft.vocab.ngram_cache import NgramCache
 from omnidraft.vocab.retokenise import TailTokeniser, tokenise_bytes
+from tests.unit.vocab.texts import ODD
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
@@ -130,3 +132,16 @@ def decoded(spelled: bytes) -> str:
 
 def is_nfc(text: str) -> bool:
     return unicodedata.is_normalized("NFC", text)
+
+
+@settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=ODD)
+def test_odd_texts_survive_whole_and_token_by_token(tokenizer: HfTokenizer, data: bytes) -> None:
+    """Emoji, scripts without spaces, broken UTF-8, runs of spaces, words of 300 letters: the same bytes come back."""
+    ids = tokenise_bytes(tokenizer, data)
+    assert tokenizer.vocabulary.spell(ids) == data
+    assert tokenizer.vocabulary.special_ids.isdisjoint(ids)
+    tail = TailTokeniser(tokenizer, ())
+    for token in ids:
+        tail.append(tokenizer.vocabulary.spell((token,)))
+    assert tokenizer.vocabulary.spell(tail.ids) + tail.pending == data

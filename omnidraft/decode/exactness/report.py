@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from omnidraft.decode.engine import Pair
-from omnidraft.decode.exactness.check import Run
+from omnidraft.decode.engine import Engine, Pair
+from omnidraft.decode.exactness.check import Plan, Run
 from omnidraft.decode.exactness.compare import Comparison, Difference
 from omnidraft.decode.exactness.law import Law
 from omnidraft.decode.figures import Figures
@@ -13,14 +13,17 @@ from omnidraft.decode.figures import Figures
 _CONTEXT_BYTES = 60
 
 
-def report(runs: Sequence[Run], prompts: Sequence[str], pair: Pair, snapshot: str) -> dict[str, Any]:
+def report(runs: Sequence[Run], plan: Plan, engine: Engine) -> dict[str, Any]:
     """Totals over all runs, the worst law, and each run by itself."""
-    rows = [_run(run, prompts, pair) for run in runs]
+    rows = [_run(run, plan.prompts, engine.pair) for run in runs]
     return {
         "passed": all(run.passed for run in runs),
-        "target": pair.target,
-        "drafter": pair.drafter,
-        "snapshot": snapshot,
+        "target": engine.pair.target,
+        "drafter": engine.pair.drafter,
+        "snapshot": engine.slot.current.snapshot_id,
+        "fingerprint": engine.decoder.target.fingerprint,
+        "seed": plan.seed,
+        "max_new_tokens": plan.max_new_tokens,
         **{name: sum(row[name] for row in rows) for name in ("texts", "identical", "explained", "unexplained")},
         "law": _worst([law for run in runs for law in run.laws]),
         "runs": rows,
@@ -39,6 +42,8 @@ def _run(run: Run, prompts: Sequence[str], pair: Pair) -> dict[str, Any]:
         "explained": verdicts.count("explained"),
         "unexplained": verdicts.count("unexplained"),
         "tokens": sum(len(each.answer) for each in run.comparisons),
+        "scored": figures.num_scored,
+        "agreement": figures.agreement,
         "tokens_per_pass": round(figures.tokens_per_pass, 4),
         "accepted_by_source": dict(figures.accepted_by_source),
         "rounding": asdict(run.rounding) | {"limit": run.rounding.limit} if run.rounding else None,

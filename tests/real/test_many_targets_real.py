@@ -24,10 +24,12 @@ def test_two_real_targets_share_a_drafter_and_give_the_texts_of_plain_decoding(t
         log={"url": f"sqlite:///{tmp_path}/log.db"},
         registry={"url": f"directory:///{tmp_path}/registry"},
         recorder={"enabled": False},
+        decode={"mode": "reproducible"},
     )
     worker = wiring.worker(settings, CountingMetrics())
     engines = [each.engine for each in worker.served]
-    assert engines[0].slot.current.proposer.model is engines[1].slot.current.proposer.model
+    one, other = (each.slot.current.proposer.contributors[-1].model for each in engines)
+    assert one is other
     requests = RequestQueue(CountingMetrics(), max_waiting=4)
     asked = [(engine, replace(QUESTION, num_draft_tokens=num)) for num in (0, None) for engine in engines]
     tickets = [requests.submit(engine, question) for engine, question in asked]

@@ -1,5 +1,6 @@
 """The reference drafter as it serves: rounding must not cost agreement."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from tests.unit.models.tiny import whole_pass
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
-TEXTS = (Path(__file__).parents[2] / "README.md", Path(__file__).parents[2] / "omnidraft" / "ports.py")
+QUESTIONS = Path(__file__).parents[2] / "pipelines" / "data" / "gsm8k.jsonl"
 LENGTH = 300
 
 
@@ -23,8 +24,9 @@ def test_the_likeliest_token_stays_that_of_exact_weights(precision, at_least):
     tokenizer = HfTokenizer(folder, model.config.vocab_size)
     drafter = LlamaDrafter(model, precision)
     same = total = 0
-    for path in TEXTS:
-        ids = tokenizer.encode(path.read_text())[:LENGTH]
+    ids_of_questions = tokenizer.encode("\n".join(_questions()))
+    for first in range(0, 3 * LENGTH, LENGTH):
+        ids = ids_of_questions[first : first + LENGTH]
         session = drafter.open()
         session.advance(0, ids[:1])
         rows = session.branch(ids[1:], range(-1, len(ids) - 2))
@@ -32,3 +34,7 @@ def test_the_likeliest_token_stays_that_of_exact_weights(precision, at_least):
         total += len(rows)
     print(f"{precision}: the same likeliest token in {same / total:.3f} of {total} places")
     assert same / total >= at_least
+
+
+def _questions() -> list[str]:
+    return [json.loads(line)["prompt"] for line in QUESTIONS.read_text().splitlines()]

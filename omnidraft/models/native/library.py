@@ -7,7 +7,7 @@ from pathlib import Path
 from omnidraft.models.native.build import compiled
 
 SOURCE = Path(__file__).with_name("llama.cpp")
-KINDS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
+KINDS = {"float32": 0, "float16": 1, "int8": 2, "int4": 3}
 
 
 class Layer(Structure):

@@ -13,7 +13,7 @@
 #include <cstdint>
 #include <cstring>
 #include <omp.h>
-#ifdef __AVX2__
+#ifdef __x86_64__
 #include <immintrin.h>
 #endif
 
@@ -29,7 +29,7 @@ typedef int16_t HalfShorts __attribute__((vector_size(16)));
 typedef uint16_t HalfWords __attribute__((vector_size(16)));
 typedef uint8_t Bytes __attribute__((vector_size(16)));
 
-struct Bfloat {
+struct Half {
     uint16_t bits;
 };
 
@@ -42,20 +42,35 @@ template <class T> T load(const void* from) {
 template <class T> void store(void* to, T value) { std::memcpy(to, &value, sizeof value); }
 
 Floats widen(const float* from) { return load<Floats>(from); }
-Floats widen(const Bfloat* from) {
-    return (Floats)(__builtin_convertvector(load<HalfWords>(from), Words) << 16);
+Floats widen(const Half* from) {
+#ifdef __F16C__
+    return (Floats)_mm256_cvtph_ps(load<__m128i>(from));
+#else
+    Words bits = __builtin_convertvector(load<HalfWords>(from), Words);
+    Floats size = (Floats)((bits & 0x7fff) << 13) * 0x1p112f;  // the exponents' biases differ by 112
+    return (Floats)((Words)size | (bits & 0x8000) << 16);
+#endif
+}
+
+Shorts widen(Bytes x) {
+#ifdef __AVX2__
+    return (Shorts)_mm256_cvtepu8_epi16((__m128i)x);
+#else
+    return __builtin_convertvector(x, Shorts);
+#endif
 }
 
 float widen_one(const float* from) { return *from; }
-float widen_one(const Bfloat* from) {
-    uint32_t bits = (uint32_t)from->bits << 16;
-    return load<float>(&bits);
+float widen_one(const Half* from) {
+    Half eight[LANES] = {*from};
+    return widen(eight)[0];
 }
 
 void narrow(float value, float* to) { *to = value; }
-void narrow(float value, Bfloat* to) {
-    uint32_t bits = load<uint32_t>(&value);
-    to->bits = (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+void narrow(float value, Half* to) {
+    float size = std::min(std::fabs(value), 65504.f) * 0x1p-112f;
+    uint32_t bits = load<uint32_t>(&size);
+    to->bits = (uint16_t)((bits + 0xfff + (bits >> 13 & 1)) >> 13 | (std::signbit(value) ? 0x8000 : 0));
 }
 
 Floats larger(Floats a, Floats b) { return a > b ? a : b; }
@@ -121,12 +136,13 @@ inline Ints multiply_pairs(Shorts a, Shorts b) {
 #endif
 }
 
-// Blocks as groups of 16 bfloat16 steps, 16 bfloat16 lowest weights and [16, 16, 2] levels: bytes, or, of 4 bits, those
+// Blocks as groups of 16 float16 steps, 16 float16 lowest weights and [16, 16, 2] levels: bytes, or, of 4 bits, those
 // of the upper 8 channels in the upper halves of the bytes of the lower ones.
 // Inputs as their step, all shorts, and the sum of each group.
 template <int BITS> struct Levels {
     static constexpr int HIGHEST = (1 << BITS) - 1, PAIR = 2 * BLOCK * BITS / 8, HEADER = 32;
     static constexpr int BYTES = 4 * BLOCK + GROUP / 2 * PAIR;
+    static constexpr int AHEAD = 8;  // groups on their way from memory: the processor alone fetches too late
 
     static size_t block_bytes(int k) { return (size_t)padded(k) / GROUP * BYTES; }
     static size_t row_bytes(int k) { return HEADER + sizeof(int16_t) * padded(k) + sizeof(float) * padded(k) / GROUP; }
@@ -154,19 +170,20 @@ template <int BITS> struct Levels {
         const char *shorts = rows + HEADER, *sums = shorts + sizeof(int16_t) * padded(k);
         for (int r = 0; r < R; r++) out[r][0] = out[r][1] = Floats{};
         for (int i = 0; i < padded(k); i += GROUP, block += BYTES, sums += sizeof(float)) {
+            for (int line = 0; line < BYTES; line += 64) __builtin_prefetch(block + AHEAD * BYTES + line);
             Ints products[R][2] = {};
             const char* weights = block + 4 * BLOCK;
+#pragma GCC unroll 2  // all 16 would be summed as a tree, for which there are not enough registers
             for (int j = 0; j < GROUP / 2; j++, weights += PAIR, shorts += 4) {
                 Bytes first = load<Bytes>(weights), second = BITS == 8 ? load<Bytes>(weights + PAIR - BLOCK) : first >> 4;
-                Shorts low = __builtin_convertvector(first & (uint8_t)HIGHEST, Shorts);
-                Shorts high = __builtin_convertvector(second, Shorts);
+                Shorts low = widen(first & (uint8_t)HIGHEST), high = widen(second);
                 for (int r = 0; r < R; r++) {
                     Shorts pair = (Shorts)(Ints{} + load<int32_t>(shorts + r * stride));
                     products[r][0] += multiply_pairs(low, pair);
                     products[r][1] += multiply_pairs(high, pair);
                 }
             }
-            const Bfloat *steps = (const Bfloat*)block, *lowest = steps + BLOCK;
+            const Half *steps = (const Half*)block, *lowest = steps + BLOCK;
             for (int half = 0; half < 2; half++) {
                 Floats step = widen(steps + half * LANES), least = widen(lowest + half * LANES);
                 for (int r = 0; r < R; r++)
@@ -188,11 +205,11 @@ template <int BITS> struct Levels {
     static void pack_group(const float* weights, int size, int channel, char* group) {
         float least = 0, most = 0;
         if (size) least = *std::min_element(weights, weights + size), most = *std::max_element(weights, weights + size);
-        Bfloat *step = (Bfloat*)group + channel, *lowest = step + BLOCK;
+        Half *step = (Half*)group + channel, *lowest = step + BLOCK;
         narrow(least, lowest);
         least = widen_one(lowest);
-        narrow(std::max(most - least, 1e-30f) / HIGHEST * (1 + 1.f / 256), step);  // rounded, it still reaches the highest weight
-        float inverse = 1 / widen_one(step);
+        narrow(std::max(most - least, 0.f) / HIGHEST, step);
+        float inverse = step->bits ? 1 / widen_one(step) : 0;
         bool is_upper = BITS == 4 && channel >= LANES;
         uint8_t* to = (uint8_t*)group + 4 * BLOCK + 2 * (is_upper ? channel - LANES : channel);
         for (int i = 0; i < GROUP; i++) {
@@ -603,12 +620,12 @@ void linear(const char* weights, const float* x, int rows, int n, int k, char* s
 
 extern "C" {
 
-enum { FLOAT32, BFLOAT16, INT8, INT4 };
+enum { FLOAT32, FLOAT16, INT8, INT4 };
 
 size_t omnidraft_packed_bytes(int kind, int n, int k) {
     switch (kind) {
         case FLOAT32: return blocks(n) * Float<float>::block_bytes(k);
-        case BFLOAT16: return blocks(n) * Float<Bfloat>::block_bytes(k);
+        case FLOAT16: return blocks(n) * Float<Half>::block_bytes(k);
         case INT4: return blocks(n) * Int4::block_bytes(k);
         default: return blocks(n) * Int8::block_bytes(k);
     }
@@ -618,7 +635,7 @@ size_t omnidraft_packed_bytes(int kind, int n, int k) {
 void omnidraft_pack(int kind, const float* weights_NK, int n, int k, char* to, int stride, int offset) {
     switch (kind) {
         case FLOAT32: return pack<Float<float>>(weights_NK, n, k, to, stride, offset);
-        case BFLOAT16: return pack<Float<Bfloat>>(weights_NK, n, k, to, stride, offset);
+        case FLOAT16: return pack<Float<Half>>(weights_NK, n, k, to, stride, offset);
         case INT4: return pack<Int4>(weights_NK, n, k, to, stride, offset);
         default: return pack<Int8>(weights_NK, n, k, to, stride, offset);
     }
@@ -640,14 +657,14 @@ size_t omnidraft_scratch_bytes(const Model* m, int rows, int capacity, int threa
 void omnidraft_forward(const Model* m, const Pass* p) {
     switch (m->kind) {
         case FLOAT32: return forward<Float<float>, float>(*m, *p);
-        case BFLOAT16: return forward<Float<Bfloat>, Bfloat>(*m, *p);
-        default: return forward<Int8, Bfloat>(*m, *p);
+        case FLOAT16: return forward<Float<Half>, Half>(*m, *p);
+        default: return forward<Int8, Half>(*m, *p);
     }
 }
 
 // Keys and values of the slots `sources` (ascending, none below its place) go to `start`, `start + 1`, ... .
 void omnidraft_move(const Model* m, char* kv, int capacity, const int* sources, int count, int start) {
     if (m->kind == FLOAT32) return move_slots(*m, (float*)kv, capacity, sources, count, start);
-    move_slots(*m, (Bfloat*)kv, capacity, sources, count, start);
+    move_slots(*m, (Half*)kv, capacity, sources, count, start);
 }
 }

@@ -15,8 +15,8 @@ from omnidraft.models.native import library as native
 
 _GROUP = 32
 """Vectors are padded to whole groups of inputs."""
-_KINDS = {"float32": "float32", "bfloat16": "bfloat16", "packed16": "bfloat16", "int8": "int8"}
-"""bfloat16 is what model files and snapshots hold, so nothing is lost where a 16-bit kind is asked for."""
+_KINDS = {"float32": "float32", "bfloat16": "float16", "packed16": "float16", "int8": "int8"}
+"""float16 holds the bfloat16 weights of model files and snapshots, but for those below 2^-14, to 2^-25."""
 
 
 class PackedLlama:
@@ -25,7 +25,7 @@ class PackedLlama:
     def __init__(self, model: LlamaForCausalLM, precision: str, library: ctypes.CDLL) -> None:
         self._library = library
         self._kind = native.KINDS[_KINDS[precision]]
-        self.dtype = torch.float32 if precision == "float32" else torch.bfloat16
+        self.dtype = torch.float32 if precision == "float32" else torch.float16
         self._small: list[torch.Tensor] = []
         matrices = [module for module in model.modules() if isinstance(module, nn.Linear)]
         self._memory = memory(sum(self._packed_bytes(each) for each in matrices))

@@ -33,8 +33,8 @@ def rounded(weight_NK: torch.Tensor, levels: int) -> torch.Tensor:
     out_NK = weight_NK.clone()
     for start in range(0, weight_NK.shape[1], 32):
         group = weight_NK[:, start : start + 32]
-        least = group.amin(1, keepdim=True).bfloat16().float()
-        step = ((group.amax(1, keepdim=True) - least) / levels * (1 + 1 / 256)).bfloat16().float()
+        least = group.amin(1, keepdim=True).half().float()
+        step = ((group.amax(1, keepdim=True) - least) / levels).half().float()
         out_NK[:, start : start + 32] = least + ((group - least) / step).round().clamp(0, levels) * step
     return out_NK
 

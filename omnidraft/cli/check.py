@@ -65,12 +65,14 @@ def check(
 
 
 def _temperatures(text: str) -> list[float]:
+    from omnidraft.decode.sampling_limits import MAX_TEMPERATURE
+
     try:
         given = [float(each) for each in text.split(",")]
     except ValueError as exc:
         raise RequestError(f"temperature must be numbers with commas between them, got {text!r}") from exc
-    if any(not 0 <= each <= 100 for each in given):
-        raise RequestError(f"temperature must be between 0 and 100, got {text}")
+    if any(not 0 <= each <= MAX_TEMPERATURE for each in given):
+        raise RequestError(f"temperature must be between 0 and {MAX_TEMPERATURE}, got {text}")
     return given
 
 
@@ -136,6 +138,10 @@ def _show(found: dict[str, Any]) -> None:
     console.print(_verdict(found), style="bold green" if found["passed"] else "bold red")
 
 
+def _name(run: dict[str, Any]) -> str:
+    return f"{run['mode']}, temperature {run['temperature']:g}"
+
+
 def _law_text(run: dict[str, Any]) -> str:
     law = run["law"]
     sign = "<=" if law["tv"] <= law["tv_limit"] else ">"
@@ -145,7 +151,7 @@ def _law_text(run: dict[str, Any]) -> str:
 def _law_failure(run: dict[str, Any], law: dict[str, Any]) -> str:
     """One position whose law is not plain decoding's."""
     return (
-        f"{run['mode']}, temperature {run['temperature']:g}: {law['samples']} samples of token {law['position']} of "
+        f"{_name(run)}: {law['samples']} samples of token {law['position']} of "
         f"the answer to\n  {run['law_prompt']!r}\n"
         f"  total variation from plain decoding's law: {law['tv']:.4f}, chance explains {law['tv_limit']:.4f} "
         f"but for odds of {law['odds']:g}\n"
@@ -156,7 +162,7 @@ def _law_failure(run: dict[str, Any], law: dict[str, Any]) -> str:
 
 def _difference_text(run: dict[str, Any], each: dict[str, Any]) -> str:
     return (
-        f"{run['mode']}, temperature {run['temperature']:g}: texts part at token {each['position']} of the answer to\n"
+        f"{_name(run)}: texts part at token {each['position']} of the answer to\n"
         f"  {each['prompt']!r}\n"
         f"  why:         {each['problem']}\n"
         f"  before:      {each['before']!r}\n"

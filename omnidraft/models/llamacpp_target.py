@@ -12,9 +12,10 @@ from pathlib import Path
 import torch
 
 from omnidraft.config import DecodeSettings
-from omnidraft.errors import ConfigError, ContractError, RequestError, VocabularyError
+from omnidraft.errors import ConfigError, ContractError, VocabularyError
 from omnidraft.models.llamacpp_context import CELL_STEP, Context, Entry, LlamaModel
 from omnidraft.models.llamacpp_trial import build
+from omnidraft.models.room import ids_needed
 from omnidraft.ports import DraftTree, Mode, TreeLimits
 from omnidraft.vocab.tokenizer import Vocabulary
 
@@ -49,14 +50,7 @@ class LlamaCppTarget:
 
     def open(self, prompt_ids: Sequence[int], max_new_tokens: int, mode: Mode) -> "_Session":
         """See ports.Target. Raises ConfigError when reproducible mode does not hold on this machine."""
-        if not prompt_ids:
-            raise RequestError("the prompt is empty; give at least one token")
-        needed = len(prompt_ids) + max_new_tokens
-        if needed > self.context_limit:
-            raise RequestError(
-                f"the prompt has {len(prompt_ids)} tokens and {max_new_tokens} more were asked for, but the target's "
-                f"context holds {self.context_limit}; shorten the prompt or lower max_new_tokens"
-            )
+        needed = ids_needed(prompt_ids, max_new_tokens, self.context_limit)
         if mode == "reproducible" and not self._is_proved:
             self.self_test()
             self._is_proved = True

@@ -15,12 +15,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from omnidraft.config import DecodeSettings
-from omnidraft.errors import ConfigError, ContractError, ModelError, RequestError
+from omnidraft.errors import ConfigError, ContractError, ModelError
 from omnidraft.models import attention
 from omnidraft.models import precision as precisions
 from omnidraft.models.bits import bits_hold
 from omnidraft.models.chains import Chains, lay_out, padded
 from omnidraft.models.kv_slots import KvSlots
+from omnidraft.models.room import ids_needed
 from omnidraft.models.shared_heads import share_key_heads
 from omnidraft.ports import DraftTree, Mode, TreeLimits
 
@@ -55,14 +56,7 @@ class TransformersTarget:
 
     def open(self, prompt_ids: Sequence[int], max_new_tokens: int, mode: Mode) -> "_Session":
         """See ports.Target. Raises ConfigError when reproducible mode does not hold on this machine."""
-        if not prompt_ids:
-            raise RequestError("the prompt is empty; give at least one token")
-        needed = len(prompt_ids) + max_new_tokens
-        if needed > self.context_limit:
-            raise RequestError(
-                f"the prompt has {len(prompt_ids)} tokens and {max_new_tokens} more were asked for, but the target's "
-                f"context holds {self.context_limit}; shorten the prompt or lower max_new_tokens"
-            )
+        needed = ids_needed(prompt_ids, max_new_tokens, self.context_limit)
         capacity = self._capacity(needed)
         if mode == "reproducible" and capacity not in self._proved:
             self._prove(capacity)

@@ -66,8 +66,13 @@ class Fleet:
 
     def emit(self, num: int, first: int = 0) -> None:
         writer = wiring.log_writer(self.settings, self.settings.log.traces_topic)
+        common = {
+            "drafter": self.settings.models.drafter,
+            "target": self.settings.models.target,
+            "drafter_prompt_ids": np.array([70, 80], np.uint32),
+        }
         for n in range(first, first + num):
-            record = self._pair.record(f"request-{n}", TEXTS[n % 3], drafter_prompt_ids=np.array([70, 80], np.uint32))
+            record = self._pair.record(f"request-{n}", TEXTS[n % 3], **common)
             writer.append([Outgoing(codec.key(record), codec.encode(record), codec.headers(record))])
         writer.close()
 

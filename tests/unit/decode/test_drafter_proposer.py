@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnidraft.decode.loop import Decoder
-from omnidraft.decode.noise import SeededNoise
 from omnidraft.decode.noise_weight import NoiseWeights
 from omnidraft.decode.policies.fixed import FixedPolicy
 from omnidraft.decode.proposers.drafter import Drafter
@@ -27,10 +26,13 @@ from tests.unit.decode.toys import (
     DRAFT_TOKENIZER,
     DRAFT_UNK,
     EURO,
+    NOISE,
     TABLE,
     TARGET_EOS,
     TARGET_PIECES,
     TARGET_TOKENIZER,
+    D,
+    T,
     emitted,
     make_cache,
     make_drafter,
@@ -38,10 +40,6 @@ from tests.unit.decode.toys import (
     table_of,
     toy_decoder,
 )
-
-D = {piece: token for token, piece in enumerate(DRAFT_PIECES) if piece}
-T = {piece: token for token, piece in enumerate(TARGET_PIECES) if piece}
-NOISE = SeededNoise(0, 0, len(TARGET_PIECES))
 
 
 def drafter_that_says(*pieces: bytes) -> ToyTable:

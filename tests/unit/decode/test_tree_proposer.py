@@ -7,7 +7,6 @@ import torch
 
 from omnidraft.decode.costs import CostCurve
 from omnidraft.decode.loop import Decoder
-from omnidraft.decode.noise import SeededNoise
 from omnidraft.decode.policies.cost import CostPolicy
 from omnidraft.decode.proposers.lookup import Lookup
 from omnidraft.decode.proposers.tree import TreeProposer
@@ -16,9 +15,12 @@ from omnidraft.ports import Sampling, Source, TreeLimits
 from tests.unit.decode.checks import spied
 from tests.unit.decode.toys import (
     DRAFT_PIECES,
+    NOISE,
     TABLE,
     TARGET_PIECES,
     TARGET_TOKENIZER,
+    D,
+    T,
     emitted,
     make_cache,
     make_drafter,
@@ -27,10 +29,6 @@ from tests.unit.decode.toys import (
     table_of,
     toy_decoder,
 )
-
-D = {piece: token for token, piece in enumerate(DRAFT_PIECES) if piece}
-T = {piece: token for token, piece in enumerate(TARGET_PIECES) if piece}
-NOISE = SeededNoise(0, 0, len(TARGET_PIECES))
 
 
 class Wide:

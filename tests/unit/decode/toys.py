@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from omnidraft.decode.loop import Decoder
+from omnidraft.decode.noise import SeededNoise
 from omnidraft.decode.noise_weight import NoiseWeights
 from omnidraft.decode.policies.fixed import FixedPolicy
 from omnidraft.decode.policies.threshold import ThresholdPolicy
@@ -22,6 +23,9 @@ EURO = "\u20ac".encode()
 TARGET_PIECES = [b"", b"", *LETTERS, b"ab", b"cd", b"abc", b"he", b" a", b"\xe2", b"\x82", b"\xac", b"e\xe2", b"gh"]
 DRAFT_PIECES = [b"", b"", b"", *LETTERS, b"bc", b"abcd", b"ef", b"x", EURO, b"\xe2", b"\x82", b"\xac", b"de", b"q"]
 TARGET_EOS, DRAFT_UNK, DRAFT_EOS = 1, 0, 2
+D = {piece: token for token, piece in enumerate(DRAFT_PIECES) if piece}
+T = {piece: token for token, piece in enumerate(TARGET_PIECES) if piece}
+NOISE = SeededNoise(0, 0, len(TARGET_PIECES))
 
 TARGET_TOKENIZER = ToyTokenizer(TARGET_PIECES, {"unk": 0, "eos": TARGET_EOS})
 DRAFT_TOKENIZER = ToyTokenizer(DRAFT_PIECES, {"unk": DRAFT_UNK, "user": 1, "eos": DRAFT_EOS})

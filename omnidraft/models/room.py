@@ -1,0 +1,22 @@
+"""Whether a request fits into a target's context; the same answer from every engine."""
+
+from collections.abc import Sequence
+
+from omnidraft.errors import RequestError
+
+
+def ids_needed(prompt_ids: Sequence[int], max_new_tokens: int, context_limit: int) -> int:
+    """Ids of prompt and answer together.
+
+    Raises:
+        RequestError: there is no prompt, or they are more than the context holds.
+    """
+    if not prompt_ids:
+        raise RequestError("the prompt is empty; give at least one token")
+    needed = len(prompt_ids) + max_new_tokens
+    if needed > context_limit:
+        raise RequestError(
+            f"the prompt has {len(prompt_ids)} tokens and {max_new_tokens} more were asked for, but the target's "
+            f"context holds {context_limit}; shorten the prompt or lower max_new_tokens"
+        )
+    return needed

@@ -188,6 +188,4 @@ def load_model(folder: Path, precision: str) -> PreTrainedModel:
     model.requires_grad_(False)
     if torch.cuda.is_available() and precision in ("float32", "bfloat16"):
         model.to("cuda")  # type: ignore[arg-type]
-    if precision == "int8" or precision == "int4":
-        return precisions.quantise(model, precision)  # type: ignore[arg-type, return-value]
     return precisions.apply(model, precision)  # type: ignore[return-value]

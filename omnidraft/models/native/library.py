@@ -7,7 +7,7 @@ from pathlib import Path
 from omnidraft.models.native.build import compiled
 
 SOURCE = Path(__file__).with_name("llama.cpp")
-KINDS = {"float32": 0, "float16": 1, "int8": 2, "int4": 3}
+KINDS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
 
 
 class Layer(Structure):
@@ -45,7 +45,7 @@ def load(folder: Path) -> ctypes.CDLL:
     signatures = {
         "packed_bytes": ([c_int, c_int, c_int], c_size_t),
         "pack": ([c_int, c_void_p, c_int, c_int, c_void_p, c_int, c_int], None),
-        "row_bytes": ([c_int], c_size_t),
+        "row_bytes": ([c_int, c_int], c_size_t),
         "linear": ([c_int, c_void_p, c_void_p, c_int, c_int, c_int, c_void_p, c_void_p, c_int], None),
         "scratch_bytes": ([POINTER(Model), c_int, c_int, c_int], c_size_t),
         "forward": ([POINTER(Model), POINTER(Pass)], None),

@@ -1,4 +1,4 @@
-"""A linear layer whose weights have 256 or 16 levels a group of 32 inputs; activations keep 16 bits.
+"""A linear layer whose weights are packed for llama.cpp: bfloat16, or 256 or 16 levels a group of 32 inputs.
 
 What a row gives depends neither on the other rows of the pass nor on the number of threads.
 Shapes: R rows, K inputs, N outputs.
@@ -15,11 +15,13 @@ from omnidraft.models.native.weights import memory
 
 _GROUP, _BLOCK = 32, 16
 
+Kind = Literal["bfloat16", "int8", "int4"]
 
-class GroupedLinear(nn.Module):
+
+class PackedLinear(nn.Module):
     """Stands in for an nn.Linear, float32 in and out."""
 
-    def __init__(self, linear: nn.Linear, kind: Literal["int8", "int4"], library: ctypes.CDLL) -> None:
+    def __init__(self, linear: nn.Linear, kind: Kind, library: ctypes.CDLL) -> None:
         super().__init__()
         self._library = library
         self._kind = native.KINDS[kind]
@@ -36,7 +38,8 @@ class GroupedLinear(nn.Module):
         if self.in_features % _GROUP:
             x_RK = nn.functional.pad(x_RK, (0, -self.in_features % _GROUP))
         x_RK = x_RK.contiguous()
-        scratch = torch.empty(rows * self._library.omnidraft_row_bytes(self.in_features), dtype=torch.uint8)
+        row_bytes = self._library.omnidraft_row_bytes(self._kind, self.in_features)
+        scratch = torch.empty(rows * row_bytes, dtype=torch.uint8)
         y_RN = torch.empty(rows, -(-self.out_features // _BLOCK) * _BLOCK, dtype=torch.float32)
         if rows:
             sizes = (rows, self.out_features, self.in_features)

@@ -2,8 +2,9 @@
 //
 // Letters: R rows, H hidden size, Q query heads, K key heads, D head size, M mlp size, V vocabulary, C slots, L layers.
 // Weights lie in blocks of 16 output channels, each over all inputs, so that lanes are channels and no sum crosses
-// lanes. An int8 block has 256 levels of its own for each channel and each group of 32 inputs; its inputs are rounded to
-// 16 bits (off by less than sqrt(K)/2^16 of their root mean square), so that sums inside a group are exact.
+// lanes. A bfloat16 block is multiplied in float32. An int8 block has 256 levels of its own for each channel and each
+// group of 32 inputs; its inputs are rounded to 16 bits (off by less than sqrt(K)/2^16 of their root mean square), so
+// that sums inside a group are exact.
 // What a row gives depends neither on the other rows nor on the number of threads.
 // Keys lie as [K, C/8, D, 8], values as [K, C, D]. Sizes of vectors between stages are padded to whole groups.
 
@@ -19,7 +20,7 @@
 
 namespace {
 
-constexpr int LANES = 8, BLOCK = 16, GROUP = 32, TILE = 4, HEADS = 3;
+constexpr int LANES = 8, BLOCK = 16, GROUP = 32, FEW = 4, HEADS = 3;
 
 typedef float Floats __attribute__((vector_size(32)));
 typedef int32_t Ints __attribute__((vector_size(32)));
@@ -102,28 +103,75 @@ int share(int work, int thread, int threads) { return (int)((int64_t)work * thre
 
 // ---- weights
 
-// Blocks as [K, 16] numbers; inputs as float32.
-template <class T> struct Float {
-    static size_t block_bytes(int k) { return sizeof(T) * BLOCK * padded(k); }
+// Where weights that are needed soon lie: while a tile of rows uses the weights of one group of inputs, it asks for
+// `step` bytes from there. The processor by itself fetches too late.
+struct Ahead {
+    const char* from;
+    int step;
+
+    void fetch() {
+        for (int line = 0; line < step; line += 64) __builtin_prefetch(from + line);
+        from += step;
+    }
+};
+
+struct FloatInputs {
     static size_t row_bytes(int k) { return sizeof(float) * padded(k); }
-
     static void prepare(const float* x, int k, char* row) { std::memcpy(row, x, row_bytes(k)); }
+};
 
-    template <int R> static void multiply(const char* block, const char* rows, int k, Floats (*out)[2]) {
-        const T* weights = (const T*)block;
-        const float* x[R];
-        for (int r = 0; r < R; r++) x[r] = (const float*)(rows + r * row_bytes(k)), out[r][0] = out[r][1] = Floats{};
-        for (int i = 0; i < padded(k); i++, weights += BLOCK) {
-            Floats low = widen(weights), high = widen(weights + LANES);
-            for (int r = 0; r < R; r++) out[r][0] += low * x[r][i], out[r][1] += high * x[r][i];
+// Blocks as [K, 16] numbers.
+struct Float32 : FloatInputs {
+    static constexpr int TILE = 4, BYTES = GROUP * BLOCK * sizeof(float), FETCHED = 2048;
+
+    template <int R> static void multiply(const char* block, const char* rows, int k, Ahead ahead, Floats (*out)[2]) {
+        for (int r = 0; r < R; r++) out[r][0] = out[r][1] = Floats{};
+        for (int i = 0; i < padded(k); i++, block += BLOCK * sizeof(float)) {
+            if (i % GROUP == 0) ahead.fetch();
+            Floats low = load<Floats>(block), high = load<Floats>(block + sizeof low);
+            for (int r = 0; r < R; r++) {
+                float x = ((const float*)(rows + r * row_bytes(k)))[i];
+                out[r][0] += low * x, out[r][1] += high * x;
+            }
         }
     }
 
     static void pack(const float* weights_NK, int n, int k, int first, char* block) {
-        T* to = (T*)block;
         for (int i = 0; i < padded(k); i++)
-            for (int c = first; c < first + BLOCK; c++)
-                narrow(c < n && i < k ? weights_NK[(size_t)c * k + i] : 0.f, to++);
+            for (int c = first; c < first + BLOCK; c++, block += sizeof(float))
+                store(block, c < n && i < k ? weights_NK[(size_t)c * k + i] : 0.f);
+    }
+};
+
+// Blocks as [K, 8] words, each of one of the lower 8 channels and, in its upper half, of one of the upper 8.
+struct Bfloat16 : FloatInputs {
+    static constexpr int TILE = 6, BYTES = GROUP * BLOCK * 2, FETCHED = 4096;
+
+    template <int R> static void multiply(const char* block, const char* rows, int k, Ahead ahead, Floats (*out)[2]) {
+        const float* x[R];
+        Floats sums[R][2] = {};
+        for (int r = 0; r < R; r++) x[r] = (const float*)(rows + r * row_bytes(k));
+        for (int i = 0; i < padded(k); i += GROUP) {
+            ahead.fetch();
+#pragma GCC unroll 2
+            for (int j = i; j < i + GROUP; j++, block += sizeof(Words)) {
+                Words both = load<Words>(block);
+                Floats low = (Floats)(both << 16), high = (Floats)(both & 0xffff0000);
+                for (int r = 0; r < R; r++) sums[r][0] += low * x[r][j], sums[r][1] += high * x[r][j];
+            }
+        }
+        for (int r = 0; r < R; r++) out[r][0] = sums[r][0], out[r][1] = sums[r][1];
+    }
+
+    static void pack(const float* weights_NK, int n, int k, int first, char* block) {
+        auto bits = [&](int c, int i) { return c < n && i < k ? nearest(weights_NK[(size_t)c * k + i]) : 0; };
+        for (int i = 0; i < padded(k); i++)
+            for (int c = first; c < first + LANES; c++, block += sizeof(uint32_t))
+                store(block, bits(c, i) | bits(c + LANES, i) << 16);
+    }
+    static uint32_t nearest(float value) {
+        uint32_t bits = load<uint32_t>(&value);
+        return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
     }
 };
 
@@ -141,10 +189,8 @@ inline Ints multiply_pairs(Shorts a, Shorts b) {
 // Inputs as their step, all shorts, and the sum of each group.
 template <int BITS> struct Levels {
     static constexpr int HIGHEST = (1 << BITS) - 1, PAIR = 2 * BLOCK * BITS / 8, HEADER = 32;
-    static constexpr int BYTES = 4 * BLOCK + GROUP / 2 * PAIR;
-    static constexpr int AHEAD = 8;  // groups on their way from memory: the processor alone fetches too late
+    static constexpr int TILE = 4, BYTES = 4 * BLOCK + GROUP / 2 * PAIR, FETCHED = 8 * BYTES;
 
-    static size_t block_bytes(int k) { return (size_t)padded(k) / GROUP * BYTES; }
     static size_t row_bytes(int k) { return HEADER + sizeof(int16_t) * padded(k) + sizeof(float) * padded(k) / GROUP; }
 
     static void prepare(const float* x, int k, char* row) {
@@ -165,12 +211,12 @@ template <int BITS> struct Levels {
         }
     }
 
-    template <int R> static void multiply(const char* block, const char* rows, int k, Floats (*out)[2]) {
+    template <int R> static void multiply(const char* block, const char* rows, int k, Ahead ahead, Floats (*out)[2]) {
         size_t stride = row_bytes(k);
         const char *shorts = rows + HEADER, *sums = shorts + sizeof(int16_t) * padded(k);
         for (int r = 0; r < R; r++) out[r][0] = out[r][1] = Floats{};
         for (int i = 0; i < padded(k); i += GROUP, block += BYTES, sums += sizeof(float)) {
-            for (int line = 0; line < BYTES; line += 64) __builtin_prefetch(block + AHEAD * BYTES + line);
+            ahead.fetch();
             Ints products[R][2] = {};
             const char* weights = block + 4 * BLOCK;
 #pragma GCC unroll 2  // all 16 would be summed as a tree, for which there are not enough registers
@@ -224,21 +270,34 @@ template <int BITS> struct Levels {
 using Int8 = Levels<8>;
 using Int4 = Levels<4>;
 
-// Calls write(block, row, low, high) with the 16 outputs of each block and row.
+template <class W> size_t block_bytes(int k) { return (size_t)padded(k) / GROUP * W::BYTES; }
+
+template <class W>
+void multiply_tile(const char* block, const char* rows, int num_rows, int k, Ahead ahead, Floats (*out)[2]) {
+    switch (num_rows) {
+        case 1: return W::template multiply<1>(block, rows, k, ahead, out);
+        case 2: return W::template multiply<2>(block, rows, k, ahead, out);
+        case 3: return W::template multiply<3>(block, rows, k, ahead, out);
+        case 4: return W::template multiply<4>(block, rows, k, ahead, out);
+        case 5: return W::template multiply<std::min(5, W::TILE)>(block, rows, k, ahead, out);
+        default: return W::template multiply<W::TILE>(block, rows, k, ahead, out);
+    }
+}
+
+// Calls write(block, row, low, high) with the 16 outputs of each block and row. Several tiles of rows, as large as
+// each other, find a block in the cache; together they fetch the next one.
 template <class W, class Write>
 void multiply(const char* weights, int first, int last, const char* rows, int num_rows, int k, Write write) {
-    Floats out[TILE][2];
+    Floats out[W::TILE][2];
+    int tiles = (num_rows + W::TILE - 1) / W::TILE;
+    int step = (W::BYTES / std::max(tiles, 1) + 63) / 64 * 64;
+    size_t bytes = block_bytes<W>(k), fetched = tiles == 1 ? W::FETCHED : bytes;
     for (int block = first; block < last; block++) {
-        const char* from = weights + block * W::block_bytes(k);
-        for (int row = 0; row < num_rows; row += TILE) {
-            const char* tile = rows + row * W::row_bytes(k);
-            int size = std::min(TILE, num_rows - row);
-            switch (size) {
-                case 1: W::template multiply<1>(from, tile, k, out); break;
-                case 2: W::template multiply<2>(from, tile, k, out); break;
-                case 3: W::template multiply<3>(from, tile, k, out); break;
-                default: W::template multiply<TILE>(from, tile, k, out);
-            }
+        const char* from = weights + block * bytes;
+        for (int tile = 0; tile < tiles; tile++) {
+            int row = share(num_rows, tile, tiles), size = share(num_rows, tile + 1, tiles) - row;
+            Ahead ahead{from + fetched + (size_t)tile * step * (padded(k) / GROUP), step};
+            multiply_tile<W>(from, rows + row * W::row_bytes(k), size, k, ahead, out);
             for (int r = 0; r < size; r++) write(block, row + r, out[r][0], out[r][1]);
         }
     }
@@ -365,7 +424,7 @@ struct Scratch {
         shared_rows = take((size_t)rows * size.widest * sizeof(float));
         for (int t = 0; t < threads; t++) {
             float* row = floats(size.widest);
-            char* few = take((size_t)TILE * size.widest * sizeof(float));
+            char* few = take((size_t)FEW * size.widest * sizeof(float));
             float* weights = floats((size_t)HEADS * capacity);
             char* slots = take(capacity);
             if (t == thread) own_row = row, own_rows = few, scores = weights, hides = (bool*)slots;
@@ -413,7 +472,7 @@ template <class W, class T> struct Forward {
 
     // Rows as inputs of a matrix: each thread makes its own few, or all threads make many together.
     template <class Make> const char* prepare(int k, int first, Make make) {
-        bool together = p.rows > TILE;
+        bool together = p.rows > FEW;
         char* to = together ? s.shared_rows : s.own_rows;
         int count = p.rows - first;
         int begin = together ? share(count, thread, threads) : 0;
@@ -580,7 +639,7 @@ template <class W, class T> void forward(const Model& m, const Pass& p) {
 
 template <class W> void pack(const float* weights_NK, int n, int k, char* to, int stride, int offset) {
     for (int block = 0; block < blocks(n); block++)
-        W::pack(weights_NK, n, k, block * BLOCK, to + (size_t)(block * stride + offset) * W::block_bytes(k));
+        W::pack(weights_NK, n, k, block * BLOCK, to + (size_t)(block * stride + offset) * block_bytes<W>(k));
 }
 
 template <class T> void move_slots(const Model& m, T* kv, int capacity, const int* sources, int count, int start) {
@@ -620,34 +679,38 @@ void linear(const char* weights, const float* x, int rows, int n, int k, char* s
 
 extern "C" {
 
-enum { FLOAT32, FLOAT16, INT8, INT4 };
+enum { FLOAT32, BFLOAT16, INT8, INT4 };
 
 size_t omnidraft_packed_bytes(int kind, int n, int k) {
     switch (kind) {
-        case FLOAT32: return blocks(n) * Float<float>::block_bytes(k);
-        case FLOAT16: return blocks(n) * Float<Half>::block_bytes(k);
-        case INT4: return blocks(n) * Int4::block_bytes(k);
-        default: return blocks(n) * Int8::block_bytes(k);
+        case FLOAT32: return blocks(n) * block_bytes<Float32>(k);
+        case BFLOAT16: return blocks(n) * block_bytes<Bfloat16>(k);
+        case INT4: return blocks(n) * block_bytes<Int4>(k);
+        default: return blocks(n) * block_bytes<Int8>(k);
     }
 }
 
 // Blocks of weights [N, K] go to `offset`, `offset + stride`, ... of `to`.
 void omnidraft_pack(int kind, const float* weights_NK, int n, int k, char* to, int stride, int offset) {
     switch (kind) {
-        case FLOAT32: return pack<Float<float>>(weights_NK, n, k, to, stride, offset);
-        case FLOAT16: return pack<Float<Half>>(weights_NK, n, k, to, stride, offset);
+        case FLOAT32: return pack<Float32>(weights_NK, n, k, to, stride, offset);
+        case BFLOAT16: return pack<Bfloat16>(weights_NK, n, k, to, stride, offset);
         case INT4: return pack<Int4>(weights_NK, n, k, to, stride, offset);
         default: return pack<Int8>(weights_NK, n, k, to, stride, offset);
     }
 }
 
-size_t omnidraft_row_bytes(int k) { return Int8::row_bytes(k); }
+size_t omnidraft_row_bytes(int kind, int k) { return kind < INT8 ? Bfloat16::row_bytes(k) : Int8::row_bytes(k); }
 
 // `scratch` has row_bytes for each row.
 void omnidraft_linear(int kind, const char* weights, const float* x, int rows, int n, int k, char* scratch, float* out,
                       int threads) {
-    if (kind == INT4) return linear<Int4>(weights, x, rows, n, k, scratch, out, threads);
-    linear<Int8>(weights, x, rows, n, k, scratch, out, threads);
+    switch (kind) {
+        case FLOAT32: return linear<Float32>(weights, x, rows, n, k, scratch, out, threads);
+        case BFLOAT16: return linear<Bfloat16>(weights, x, rows, n, k, scratch, out, threads);
+        case INT4: return linear<Int4>(weights, x, rows, n, k, scratch, out, threads);
+        default: return linear<Int8>(weights, x, rows, n, k, scratch, out, threads);
+    }
 }
 
 size_t omnidraft_scratch_bytes(const Model* m, int rows, int capacity, int threads) {
@@ -656,8 +719,8 @@ size_t omnidraft_scratch_bytes(const Model* m, int rows, int capacity, int threa
 
 void omnidraft_forward(const Model* m, const Pass* p) {
     switch (m->kind) {
-        case FLOAT32: return forward<Float<float>, float>(*m, *p);
-        case FLOAT16: return forward<Float<Half>, Half>(*m, *p);
+        case FLOAT32: return forward<Float32, float>(*m, *p);
+        case BFLOAT16: return forward<Bfloat16, Half>(*m, *p);
         default: return forward<Int8, Half>(*m, *p);
     }
 }

@@ -15,8 +15,7 @@ from omnidraft.models.native import library as native
 
 _GROUP = 32
 """Vectors are padded to whole groups of inputs."""
-_KINDS = {"float32": "float32", "bfloat16": "float16", "packed16": "float16", "int8": "int8"}
-"""float16 holds the bfloat16 weights of model files and snapshots, but for those below 2^-14, to 2^-25."""
+_KINDS = {"float32": "float32", "bfloat16": "bfloat16", "packed16": "bfloat16", "int8": "int8"}
 
 
 class PackedLlama:

@@ -23,9 +23,9 @@ class ModelSettings(Section):
     engine: Literal["transformers", "llamacpp"] = "transformers"
     """What runs the target. `llamacpp` runs its GGUF file as it is, and needs `omnidraft[llamacpp]`."""
     precision: Literal["auto", "float32", "bfloat16", "packed16", "int8", "int4"] = "auto"
-    """How the target computes. `auto`: bfloat16 where the processor has instructions for it, else float16
-    weights packed for float32 arithmetic (`packed16`), else float32. `int8` and `int4` round the weights in groups of
-    32, for processors only, and need a C++ compiler. Part of what a text depends on."""
+    """How the target computes. `auto`: bfloat16 where the processor has instructions for it, else bfloat16 weights in
+    float32 arithmetic (`packed16`), else float32. `int8` and `int4` round the weights in groups of 32. These three are
+    our kernels: for processors only, compiled with g++. Part of what a text depends on."""
     drafter_precision: Literal["auto", "float32", "bfloat16", "packed16", "int8"] = "auto"
     """How the drafter computes; it cannot change the text, only how often it is right. `auto`: int8 for models of the
     Llama family where a C++ compiler is installed, else the target's `auto`: there int8 costs agreement."""
@@ -40,8 +40,9 @@ class DecodeSettings(Section):
     """How a request is decoded unless it says otherwise."""
 
     mode: Literal["fast", "reproducible"] = "fast"
-    """`fast`: passes as wide as the tree; exact in law, equal to plain decoding's text up to rounding.
-    `reproducible`: every pass has one width and one key capacity: plain decoding's text bit for bit."""
+    """`fast`: exact in law, equal to plain decoding's text up to rounding. `reproducible`: that text bit for bit.
+    Targets of the Llama family on our kernels pay nothing for it; for others every pass is padded to one width and one
+    key capacity, which the next four settings say."""
     width: int = Field(6, ge=2, le=64)
     """Ids in a row of a padded pass: one emitted token and `width - 1` drafted ones."""
     chains: int = Field(1, ge=1, le=16)

@@ -25,14 +25,12 @@ class CostCurve:
     def __init__(self, seconds_by_rows: Mapping[int, float]) -> None:
         self._rows = np.array(sorted(seconds_by_rows), np.float64)
         self._log_s = np.log([seconds_by_rows[int(rows)] for rows in self._rows])
+        self._tabulate()
 
     def __call__(self, rows: int) -> float:
-        seconds = np.maximum.accumulate(np.exp(self._log_s))
-        last = len(seconds) - 1
-        if rows <= self._rows[last] or not last:
-            return float(np.interp(rows, self._rows, seconds))
-        slope = (seconds[last] - seconds[last - 1]) / (self._rows[last] - self._rows[last - 1])
-        return float(seconds[last] + slope * (rows - self._rows[last]))
+        if rows < len(self._table):
+            return self._table[rows]
+        return self._table[-1] + self._slope * (rows + 1 - len(self._table))
 
     def saw(self, rows: int, seconds: float) -> None:
         """All of the curve moves a little, the part nearest to `rows` twice as much."""
@@ -40,6 +38,14 @@ class CostCurve:
         moved = _FOLLOWS * min(max(surprise, -_LARGEST_SURPRISE), _LARGEST_SURPRISE)
         self._log_s += moved
         self._log_s[np.abs(self._rows - rows).argmin()] += moved
+        self._tabulate()
+
+    def _tabulate(self) -> None:
+        """Seconds of every number of rows up to the last one measured, and what each more costs."""
+        seconds = np.maximum.accumulate(np.exp(self._log_s))
+        self._table: list[float] = np.interp(np.arange(self._rows[-1] + 1), self._rows, seconds).tolist()
+        beyond = np.diff(seconds)[-1:] / np.diff(self._rows)[-1:]
+        self._slope = float(beyond[0]) if len(beyond) else 0.0
 
 
 class Costs:
@@ -69,10 +75,10 @@ class Costs:
 
 
 def measure_passes(target: Target, mode: Mode) -> CostCurve:
-    """Passes over chains of several lengths; over one length where the mode has one width."""
+    """Passes over chains of several lengths; over one length where passes are padded to one width."""
     limits = target.limits(mode)
     longest = 1 + min(limits.num_nodes, limits.depth or limits.num_nodes)
-    sizes = (longest,) if mode == "reproducible" else [rows for rows in _PASS_ROWS if rows <= longest]
+    sizes = [longest] if limits.num_chains else [rows for rows in _PASS_ROWS if rows <= longest]
     num_ids = longest + _REPEATS * len(sizes)
     session = target.open([0] * max(min(_CONTEXT, target.context_limit - num_ids), 1), num_ids, mode)
     try:

@@ -23,11 +23,13 @@ class SeededNoise:
         self._uniforms: dict[int, np.ndarray] = {}
 
     def draw(self, ids_M: np.ndarray, p_M: np.ndarray, position: int) -> int:
-        """The winner of the race; the lowest id on a tie.
+        """The winner of the race; the lowest id on a tie. One id wins without one.
 
         Only ids whose uniform lies below E/p of the most probable id times their own p can win, since u <= E(u);
         logarithms are taken for those alone.
         """
+        if len(ids_M) == 1:
+            return int(ids_M[0])
         u_M = self._uniforms_at(position)[ids_M]
         best = int(np.argmax(p_M))
         bound = -np.log1p(-u_M[best]) / p_M[best]

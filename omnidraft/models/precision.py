@@ -48,7 +48,9 @@ class FloatEmbedding(nn.Module):
 
 
 def apply(model: nn.Module, precision: str, folder: Path | None = None) -> nn.Module:
-    """The model, changed in place to compute in `precision`. The head, which decides, keeps 8 bits in int4.
+    """The model, changed in place to compute in `precision`, on an accelerator if there is one and it can.
+
+    The head, which decides, keeps 8 bits in int4.
 
     Args:
         folder: where our kernels are compiled; None: `native` in the user's cache.
@@ -57,7 +59,8 @@ def apply(model: nn.Module, precision: str, folder: Path | None = None) -> nn.Mo
         ModelError: our kernels are asked for, and there is no C++ compiler.
     """
     if precision not in PACKED:
-        return model.to(torch.float32 if precision == "float32" else torch.bfloat16)
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        return model.to(device, torch.float32 if precision == "float32" else torch.bfloat16)
     kernels = library.load(folder or store.default_home() / "native")
     head = model.get_output_embeddings()  # type: ignore[operator]
     for parent in list(model.modules()):

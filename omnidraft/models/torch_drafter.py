@@ -13,7 +13,8 @@ from omnidraft.models import attention
 from omnidraft.models import precision as precisions
 from omnidraft.models.branches import BranchingSession
 from omnidraft.models.kv_slots import KvSlots
-from omnidraft.models.llama_drafter import LlamaDrafter, is_supported
+from omnidraft.models.llama_drafter import LlamaDrafter
+from omnidraft.models.native.weights import is_supported
 from omnidraft.models.trainable_drafter import apply_serving_tensors
 from omnidraft.models.transformers_target import load_model
 from omnidraft.ports import DraftModel
@@ -106,12 +107,12 @@ def load_drafter(
     Raises:
         ModelError: the folder is no model. SnapshotCorrupt: the tensors do not fit it.
     """
-    model = load_model(folder, "float32")
+    model: PreTrainedModel = load_model(folder).float()
     if tensors is not None:
         apply_serving_tensors(model, tensors, train=train)
     if is_supported(model):
         try:
-            return LlamaDrafter(model, "int8" if precision == "auto" else precision)  # type: ignore[arg-type]
+            return LlamaDrafter(model, "int8" if precision == "auto" else precision)
         except ModelError as exc:
             logger.warning("drafting through transformers, which is slower: %s", exc)
     return TorchDrafter(precisions.apply(model, precisions.automatic() if precision == "auto" else precision))  # type: ignore[arg-type]

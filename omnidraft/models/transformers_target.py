@@ -21,9 +21,11 @@ from omnidraft.models import precision as precisions
 from omnidraft.models.bits import bits_hold
 from omnidraft.models.chains import Chains, lay_out, padded
 from omnidraft.models.kv_slots import KvSlots
+from omnidraft.models.llama_target import LlamaTarget
+from omnidraft.models.native.weights import is_supported
 from omnidraft.models.room import ids_needed
 from omnidraft.models.shared_heads import share_key_heads
-from omnidraft.ports import DraftTree, Mode, TreeLimits
+from omnidraft.ports import DraftTree, Mode, Target, TreeLimits
 
 _MAX_NODES = 64
 
@@ -166,26 +168,29 @@ class _Session:
         return self._target.forward(self._slots, ids_BS, positions_S, sees_SC, num_logits)
 
 
-def load_target(folder: Path, settings: DecodeSettings, *, name: str, precision: str) -> TransformersTarget:
-    """Read a model folder. Raises ModelError when it is not one transformers can run as a causal language model."""
+def load_target(folder: Path, settings: DecodeSettings, *, name: str, precision: str) -> Target:
+    """Read a model folder; our own kernels run the whole model if they can, else its matrices.
+
+    Raises:
+        ModelError: it is not one transformers can run as a causal language model, or there is no compiler for `int8`.
+    """
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     chosen = precisions.automatic() if precision == "auto" else precision
-    model = load_model(folder, chosen)
-    return TransformersTarget(model, settings, name=name, precision=chosen)
+    model = load_model(folder)
+    if chosen in precisions.PACKED and is_supported(model):
+        return LlamaTarget(model, name=name, precision=chosen)
+    return TransformersTarget(precisions.apply(model, chosen), settings, name=name, precision=chosen)  # type: ignore[arg-type]
 
 
-def load_model(folder: Path, precision: str) -> PreTrainedModel:
-    """A causal language model without gradients, computing in `precision`."""
+def load_model(folder: Path) -> PreTrainedModel:
+    """A causal language model without gradients, with the weights as they are."""
     transformers_logging.disable_progress_bar()
     try:
         config = AutoConfig.from_pretrained(folder)
-        model = AutoModelForCausalLM.from_pretrained(
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             folder, config=config, dtype="auto", attn_implementation="sdpa", local_files_only=True
         )
     except (OSError, ValueError, KeyError) as exc:
         raise ModelError(f"{folder} is not a model folder that transformers can load: {exc}") from exc
-    model.requires_grad_(False)
-    if torch.cuda.is_available() and precision in ("float32", "bfloat16"):
-        model.to("cuda")  # type: ignore[arg-type]
-    return precisions.apply(model, precision)  # type: ignore[return-value]
+    return model.requires_grad_(False)

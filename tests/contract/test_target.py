@@ -5,16 +5,18 @@ import torch
 
 from omnidraft.decode.loop import Decoder
 from omnidraft.errors import RequestError
+from omnidraft.models.llama_target import LlamaTarget
 from omnidraft.models.toy import ToyTable, ToyTarget
 from omnidraft.ports import DraftTree, Request, Sampling, Target
 from omnidraft.vocab.tokenizer import Vocabulary
 from tests.unit.decode.toys import RandomTrees, emitted
-from tests.unit.models.tiny import VOCAB_SIZE, text, tiny_target
+from tests.unit.models.tiny import VOCAB_SIZE, text, tiny_model, tiny_target
 from tests.unit.models.tiny_llamacpp import tiny_llamacpp_target
 
 TARGETS = {
     "toy": lambda: ToyTarget(ToyTable.random(VOCAB_SIZE, seed=1), context_limit=256),
     "llama": lambda: tiny_target("llama"),
+    "native qwen2": lambda: LlamaTarget(tiny_model("qwen2"), name="qwen2", precision="packed16"),
     "gemma3 packed16": lambda: tiny_target("gemma3", "packed16"),
     "llama.cpp": tiny_llamacpp_target,
 }

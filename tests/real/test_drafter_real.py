@@ -20,7 +20,7 @@ LENGTH = 300
 @pytest.mark.parametrize(("precision", "at_least"), [("float32", 0.998), ("bfloat16", 0.98), ("int8", 0.97)])
 def test_the_likeliest_token_stays_that_of_exact_weights(precision, at_least):
     folder = resolve("smollm2-135m")
-    model = load_model(folder, "float32")
+    model = load_model(folder).float()
     tokenizer = HfTokenizer(folder, model.config.vocab_size)
     drafter = LlamaDrafter(model, precision)
     same = total = 0

@@ -13,7 +13,7 @@ KINDS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
 class Layer(Structure):
     """Addresses of one layer's weights."""
 
-    _fields_ = [(name, c_void_p) for name in ("norm", "mlp_norm", "qkv", "out", "gate_up", "down")]
+    _fields_ = [(name, c_void_p) for name in ("norm", "mlp_norm", "bias", "qkv", "out", "gate_up", "down")]
 
 
 class Model(Structure):

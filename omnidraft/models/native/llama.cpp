@@ -1,11 +1,12 @@
-// One pass of a Llama-family drafter over a few rows. Weights are read from memory once for all rows of a pass.
+// One pass of a Llama-family model over a few rows. Weights are read from memory once for all rows of a pass.
 //
 // Letters: R rows, H hidden size, Q query heads, K key heads, D head size, M mlp size, V vocabulary, C slots, L layers.
 // Weights lie in blocks of 16 output channels, each over all inputs, so that lanes are channels and no sum crosses
 // lanes. A bfloat16 block is multiplied in float32. An int8 block has 256 levels of its own for each channel and each
 // group of 32 inputs; its inputs are rounded to 16 bits (off by less than sqrt(K)/2^16 of their root mean square), so
 // that sums inside a group are exact.
-// What a row gives depends neither on the other rows nor on the number of threads.
+// What a row gives depends on the text before it only: neither on the other rows, nor on the slots of that text's keys
+// (which ascend along it), nor on the number of threads.
 // Keys lie as [K, C/8, D, 8], values as [K, C, D]. Sizes of vectors between stages are padded to whole groups.
 
 #include <algorithm>
@@ -31,6 +32,9 @@ typedef uint16_t HalfWords __attribute__((vector_size(16)));
 typedef uint8_t Bytes __attribute__((vector_size(16)));
 
 struct Half {
+    uint16_t bits;
+};
+struct Brain {  // bfloat16
     uint16_t bits;
 };
 
@@ -65,6 +69,11 @@ float widen_one(const float* from) { return *from; }
 float widen_one(const Half* from) {
     Half eight[LANES] = {*from};
     return widen(eight)[0];
+}
+
+float widen_one(const Brain* from) {
+    uint32_t bits = (uint32_t)from->bits << 16;
+    return load<float>(&bits);
 }
 
 void narrow(float value, float* to) { *to = value; }
@@ -318,17 +327,20 @@ template <class T, int N> void score(const float* queries, const T* keys, int en
     }
 }
 
-// The scores become weights that add up to one.
+// The scores become weights that add up to one; what is hidden, -inf, weighs nothing. The sum runs along the slots: what
+// is hidden between them does not change its bits.
 void softmax(float* scores, int end) {
-    Floats most = widen(scores), total{};
+    Floats most = widen(scores);
     for (int slot = LANES; slot < end; slot += LANES) most = larger(most, widen(scores + slot));
     float highest = maximum(most);
+    double total = 0;
     for (int slot = 0; slot < end; slot += LANES) {
-        Floats weight = exponential(widen(scores + slot) - highest);
+        Floats score = widen(scores + slot), weight = exponential(score - highest);
+        weight = score == -INFINITY ? Floats{} : weight;
         store(scores + slot, weight);
-        total += weight;
+        for (int lane = 0; lane < LANES; lane++) total += weight[lane];
     }
-    float inverse = 1 / sum(total);
+    float inverse = (float)(1 / total);
     for (int slot = 0; slot < end; slot += LANES) store(scores + slot, widen(scores + slot) * inverse);
 }
 
@@ -368,7 +380,7 @@ void attend(const float* queries, const T* keys, const T* values, int length, in
 extern "C" {
 
 struct Layer {
-    const float *norm, *mlp_norm;
+    const float *norm, *mlp_norm, *bias;  // of qkv, or none
     const char *qkv, *out, *gate_up, *down;
 };
 
@@ -434,7 +446,8 @@ struct Scratch {
 
 };
 
-template <class W, class T> struct Forward {
+// Formats of the matrices, the head, the keys and values, and the embeddings.
+template <class W, class Head, class T, class E> struct Forward {
     const Model& m;
     const Pass& p;
     int thread, threads;
@@ -463,7 +476,7 @@ template <class W, class T> struct Forward {
 
     void embed() {
         for (int row = share(p.rows, thread, threads); row < share(p.rows, thread + 1, threads); row++) {
-            const T* from = (const T*)m.embedding + (size_t)p.ids[row] * m.hidden;
+            const E* from = (const E*)m.embedding + (size_t)p.ids[row] * m.hidden;
             float* to = s.x + row * size.hidden;
             std::fill(to + m.hidden, to + size.hidden, 0.f);
             for (int i = 0; i < m.hidden; i++) to[i] = widen_one(from + i);
@@ -471,18 +484,18 @@ template <class W, class T> struct Forward {
     }
 
     // Rows as inputs of a matrix: each thread makes its own few, or all threads make many together.
-    template <class Make> const char* prepare(int k, int first, Make make) {
+    template <class To = W, class Make> const char* prepare(int k, int first, Make make) {
         bool together = p.rows > FEW;
         char* to = together ? s.shared_rows : s.own_rows;
         int count = p.rows - first;
         int begin = together ? share(count, thread, threads) : 0;
         int end = together ? share(count, thread + 1, threads) : count;
-        for (int row = begin; row < end; row++) W::prepare(make(first + row), k, to + row * W::row_bytes(k));
+        for (int row = begin; row < end; row++) To::prepare(make(first + row), k, to + row * To::row_bytes(k));
         if (together) barrier();
         return to;
     }
-    const char* normed(const float* weight, int first = 0) {
-        return prepare(m.hidden, first, [&](int row) {
+    template <class To = W> const char* normed(const float* weight, int first = 0) {
+        return prepare<To>(m.hidden, first, [&](int row) {
             const float* x = s.x + row * size.hidden;
             Floats squares{};
             for (int i = 0; i < size.hidden; i += LANES) squares += widen(x + i) * widen(x + i);
@@ -496,10 +509,10 @@ template <class W, class T> struct Forward {
         return prepare(k, 0, [&](int row) { return from + row * padded(k); });
     }
 
-    template <class Write>
+    template <class From = W, class Write>
     void matrix(const char* weights, int num_blocks, const char* rows, int count, int k, Write write, int unit = 1) {
         int units = num_blocks / unit;
-        multiply<W>(weights, share(units, thread, threads) * unit, share(units, thread + 1, threads) * unit, rows,
+        multiply<From>(weights, share(units, thread, threads) * unit, share(units, thread + 1, threads) * unit, rows,
                     count, k, write);
     }
     auto write_to(float* to, int stride) {
@@ -530,6 +543,8 @@ template <class W, class T> struct Forward {
         for (int task = share(p.rows * heads, thread, threads); task < share(p.rows * heads, thread + 1, threads); task++) {
             int row = task / heads, head = task % heads;
             float* x = s.qkv + (size_t)row * size.qkv + head * d;
+            if (const float* bias = m.layer[layer].bias)
+                for (int i = 0; i < d; i++) x[i] += bias[head * d + i];
             if (head < m.queries + m.keys) rotate(x, position(row));
             if (head < m.queries)
                 for (int i = 0; i < d; i++) x[i] *= m.scaling;
@@ -610,7 +625,7 @@ template <class W, class T> struct Forward {
         barrier();
     }
     void logits() {
-        const char* rows = normed(m.norm, p.rows - p.logit_rows);
+        const char* rows = normed<Head>(m.norm, p.rows - p.logit_rows);
         auto write = [this](int block, int row, Floats low, Floats high) {
             float both[BLOCK];
             store(both, low), store(both + LANES, high);
@@ -618,7 +633,7 @@ template <class W, class T> struct Forward {
             std::memcpy(p.logits + (size_t)row * m.vocabulary + first, both,
                         sizeof(float) * std::min(BLOCK, m.vocabulary - first));
         };
-        matrix(m.head, blocks(m.vocabulary), rows, p.logit_rows, m.hidden, write);
+        matrix<Head>(m.head, blocks(m.vocabulary), rows, p.logit_rows, m.hidden, write);
     }
     void run() {
         embed();
@@ -632,12 +647,13 @@ template <class W, class T> struct Forward {
     }
 };
 
-template <class W, class T> void forward(const Model& m, const Pass& p) {
+template <class W, class Head, class T, class E> void forward(const Model& m, const Pass& p) {
 #pragma omp parallel num_threads(p.threads)
-    Forward<W, T>(m, p, omp_get_thread_num(), omp_get_num_threads()).run();
+    Forward<W, Head, T, E>(m, p, omp_get_thread_num(), omp_get_num_threads()).run();
 }
 
 template <class W> void pack(const float* weights_NK, int n, int k, char* to, int stride, int offset) {
+#pragma omp parallel for
     for (int block = 0; block < blocks(n); block++)
         W::pack(weights_NK, n, k, block * BLOCK, to + (size_t)(block * stride + offset) * block_bytes<W>(k));
 }
@@ -719,15 +735,16 @@ size_t omnidraft_scratch_bytes(const Model* m, int rows, int capacity, int threa
 
 void omnidraft_forward(const Model* m, const Pass* p) {
     switch (m->kind) {
-        case FLOAT32: return forward<Float32, float>(*m, *p);
-        case BFLOAT16: return forward<Bfloat16, Half>(*m, *p);
-        default: return forward<Int8, Half>(*m, *p);
+        case FLOAT32: return forward<Float32, Float32, float, float>(*m, *p);
+        case BFLOAT16: return forward<Bfloat16, Bfloat16, float, Brain>(*m, *p);
+        case INT4: return forward<Int4, Int8, Half, Brain>(*m, *p);
+        default: return forward<Int8, Int8, Half, Brain>(*m, *p);
     }
 }
 
 // Keys and values of the slots `sources` (ascending, none below its place) go to `start`, `start + 1`, ... .
 void omnidraft_move(const Model* m, char* kv, int capacity, const int* sources, int count, int start) {
-    if (m->kind == FLOAT32) return move_slots(*m, (float*)kv, capacity, sources, count, start);
+    if (m->kind < INT8) return move_slots(*m, (float*)kv, capacity, sources, count, start);
     move_slots(*m, (Half*)kv, capacity, sources, count, start);
 }
 }

@@ -1,4 +1,4 @@
-"""The weights of a transformers Llama, packed for llama.cpp into one piece of memory.
+"""The weights of a transformers model of the Llama family, packed for llama.cpp into one piece of memory.
 
 Shapes: N output channels, K input channels, H hidden size, C positions, D head size.
 """
@@ -9,22 +9,47 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, PreTrainedModel, Qwen2ForCausalLM
 
+from omnidraft.models.attention import has_moving_rope
 from omnidraft.models.native import library as native
 
 _GROUP = 32
 """Vectors are padded to whole groups of inputs."""
-_KINDS = {"float32": "float32", "bfloat16": "bfloat16", "packed16": "bfloat16", "int8": "int8"}
+_KINDS = {"float32": "float32", "bfloat16": "bfloat16", "packed16": "bfloat16", "int8": "int8", "int4": "int4"}
+SPARE_POSITIONS = 128
+"""Rows of the rope's tables behind the context: a tree may need more slots than the text has left."""
+
+
+def is_supported(model: PreTrainedModel) -> bool:
+    """Whether the native pass computes what the model's own does, and no accelerator does it better."""
+    if type(model) not in (LlamaForCausalLM, Qwen2ForCausalLM) or torch.cuda.is_available():
+        return False
+    config: Any = model.config
+    attention: Any = model.model.layers[0].self_attn
+    return (
+        config.hidden_act == "silu"
+        and not getattr(config, "use_sliding_window", False)
+        and attention.o_proj.bias is None
+        and not getattr(config, "mlp_bias", False)
+        and model.lm_head.bias is None
+        and not has_moving_rope(config)
+        and attention.head_dim % 16 == 0
+        and model.model.rotary_emb.inv_freq.shape[0] * 2 == attention.head_dim
+        and attention.num_key_value_groups * config.num_key_value_heads == config.num_attention_heads
+    )
 
 
 class PackedLlama:
     """Owns the memory that its native `struct` points to."""
 
-    def __init__(self, model: LlamaForCausalLM, precision: str, library: ctypes.CDLL) -> None:
+    def __init__(self, model: Any, precision: str, library: ctypes.CDLL) -> None:
         self._library = library
         self._kind = native.KINDS[_KINDS[precision]]
-        self.dtype = torch.float32 if precision == "float32" else torch.float16
+        self._head_kind = native.KINDS["int8"] if precision == "int4" else self._kind
+        self._head = model.lm_head
+        self.kv_dtype = torch.float16 if precision in ("int8", "int4") else torch.float32
+        self._embedding_dtype = torch.float32 if precision == "float32" else torch.bfloat16
         self._small: list[torch.Tensor] = []
         matrices = [module for module in model.modules() if isinstance(module, nn.Linear)]
         self._memory = memory(sum(self._packed_bytes(each) for each in matrices))
@@ -37,13 +62,14 @@ class PackedLlama:
         return native.Layer(
             norm=self._norm(layer.input_layernorm),
             mlp_norm=self._norm(layer.post_attention_layernorm),
+            bias=self._bias(attention),
             qkv=self._in_sequence(attention.q_proj, attention.k_proj, attention.v_proj),
             out=self._in_sequence(attention.o_proj),
             gate_up=self._in_turns(mlp.gate_proj, mlp.up_proj),
             down=self._in_sequence(mlp.down_proj),
         )
 
-    def _model(self, model: LlamaForCausalLM) -> native.Model:
+    def _model(self, model: Any) -> native.Model:
         config, attention = model.config, model.model.layers[0].self_attn
         cos_CD, sin_CD = _rope(model)
         return native.Model(
@@ -60,7 +86,7 @@ class PackedLlama:
             layer=self._layers,
             norm=self._norm(model.model.norm),
             head=self._in_sequence(model.lm_head),
-            embedding=self._keep(model.model.embed_tokens.weight.detach().to(self.dtype)),
+            embedding=self._keep(model.model.embed_tokens.weight.detach().to(self._embedding_dtype)),
             cos=self._keep(cos_CD),
             sin=self._keep(sin_CD),
         )
@@ -68,6 +94,11 @@ class PackedLlama:
     def _norm(self, norm: Any) -> int:
         weight_H = norm.weight.detach().float()
         return self._keep(nn.functional.pad(weight_H, (0, -len(weight_H) % _GROUP)))
+
+    def _bias(self, attention: Any) -> int | None:
+        """Of queries, keys and values."""
+        biases = [each.bias for each in (attention.q_proj, attention.k_proj, attention.v_proj)]
+        return None if biases[0] is None else self._keep(torch.cat(biases).detach().float())
 
     def _keep(self, tensor: torch.Tensor) -> int:
         self._small.append(tensor.contiguous())
@@ -91,11 +122,16 @@ class PackedLlama:
 
     def _pack(self, matrix: nn.Linear, stride: int, offset: int) -> None:
         weight_NK = matrix.weight.detach().float().contiguous()
-        self._library.omnidraft_pack(self._kind, weight_NK.data_ptr(), *weight_NK.shape, self._next, stride, offset)
+        kind = self._kind_of(matrix)
+        self._library.omnidraft_pack(kind, weight_NK.data_ptr(), *weight_NK.shape, self._next, stride, offset)
 
     def _packed_bytes(self, matrix: nn.Linear) -> int:
-        size: int = self._library.omnidraft_packed_bytes(self._kind, *matrix.weight.shape)
+        size: int = self._library.omnidraft_packed_bytes(self._kind_of(matrix), *matrix.weight.shape)
         return size
+
+    def _kind_of(self, matrix: nn.Linear) -> int:
+        """The head, which decides, keeps 8 bits where the others have 4."""
+        return self._head_kind if matrix is self._head else self._kind
 
 
 def memory(size: int) -> mmap.mmap:
@@ -106,11 +142,10 @@ def memory(size: int) -> mmap.mmap:
     return memory
 
 
-def _rope(model: LlamaForCausalLM) -> tuple[torch.Tensor, torch.Tensor]:
+def _rope(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin of every position, without the second half, which repeats the first. [C, D/2]"""
     rotary: Any = model.model.rotary_emb
-    cos_1CD, sin_1CD = rotary(
-        torch.zeros(1, dtype=torch.float32), torch.arange(model.config.max_position_embeddings)[None]
-    )
+    positions = torch.arange(model.config.max_position_embeddings + SPARE_POSITIONS)
+    cos_1CD, sin_1CD = rotary(torch.zeros(1, dtype=torch.float32), positions[None])
     half = cos_1CD.shape[-1] // 2
     return cos_1CD[0, :, :half].float(), sin_1CD[0, :, :half].float()

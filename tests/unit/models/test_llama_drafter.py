@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from omnidraft.errors import ContractError
-from omnidraft.models import llama_drafter
-from omnidraft.models.llama_drafter import LlamaDrafter, is_supported
+from omnidraft.models.llama_drafter import LlamaDrafter
+from omnidraft.models.native import rows
+from omnidraft.models.native.weights import is_supported
 from tests.unit.models.drafting import drive
 from tests.unit.models.tiny import CONFIGS, SHAPE, VOCAB_SIZE, text, tiny_model, whole_pass
 
@@ -95,7 +96,7 @@ def test_rows_threads_and_branches_change_no_bit(precision):
 
 
 def test_a_long_text_runs_through_several_passes_and_grows_its_slots(monkeypatch):
-    monkeypatch.setattr(llama_drafter, "_CAPACITY_STEP", 32)
+    monkeypatch.setattr(rows, "_CAPACITY_STEP", 32)
     session, ids = drafter().open(), text(200)
     session.advance(0, ids[:10])
     assert_close(session.advance(10, ids[10:]), expected(ids))
@@ -120,14 +121,14 @@ def test_more_threads_than_before_find_room():
         torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("ids", [[VOCAB_SIZE], [-1], [1] * 257], ids=["no such id", "negative", "too long"])
+@pytest.mark.parametrize("ids", [[VOCAB_SIZE], [-1], [1] * 385], ids=["no such id", "negative", "too long"])
 def test_what_the_tables_do_not_hold_is_refused(ids):
     with pytest.raises(ContractError, match="tables"):
         drafter().open().advance(0, ids)
 
 
 def test_only_llama_models_that_the_pass_computes_are_supported():
-    assert [name for name in CONFIGS if is_supported(tiny_model(name))] == ["llama"]
+    assert [name for name in CONFIGS if is_supported(tiny_model(name))] == ["llama", "qwen2"]
     for change in (
         {"hidden_act": "gelu"},
         {"attention_bias": True},

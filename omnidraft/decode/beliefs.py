@@ -8,19 +8,23 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from omnidraft.decode.largest import largest
 from omnidraft.traces.record import Beliefs
 
 
 def believed(logits_NV: torch.Tensor, nodes: Sequence[int], emitted: Sequence[int], top_k: int) -> Beliefs:
     """Top-k, the emitted token's and the tail's log-probabilities after each node that a token was drawn from."""
-    logits_EV = logits_NV[list(nodes)]
-    norm_E1 = torch.logsumexp(logits_EV, dim=-1, keepdim=True)
-    top_EK, ids_EK = torch.topk(logits_EV, min(top_k, logits_EV.shape[-1]), dim=-1)
-    emitted_E1 = logits_EV.gather(1, torch.tensor(emitted, device=logits_EV.device)[:, None])
-    tail_EV = logits_EV.scatter(1, ids_EK, -torch.inf)
+    logits_EV = logits_NV[list(nodes)]  # a copy, which the weights then take
+    top_EK, ids_EK = largest(logits_EV, top_k)
+    emitted_E = logits_EV.gather(1, torch.tensor(emitted, device=logits_EV.device)[:, None])[:, 0]
+    most_E1 = top_EK[:, :1]
+    weights_EV = logits_EV.sub_(most_E1).exp_()
+    log_sum_E = weights_EV.sum(-1).log()
+    tail_E = weights_EV.scatter_(1, ids_EK, 0.0).sum(-1).log()
+    norm_E = most_E1[:, 0] + log_sum_E
     return Beliefs(
         top_ids_EK=ids_EK.cpu().numpy().astype(np.uint32),
-        top_log_p_EK=(top_EK - norm_E1).cpu().numpy().astype(np.float16),
-        emitted_log_p_E=(emitted_E1 - norm_E1)[:, 0].cpu().numpy().astype(np.float16),
-        tail_log_p_E=(torch.logsumexp(tail_EV, dim=-1) - norm_E1[:, 0]).cpu().numpy().astype(np.float16),
+        top_log_p_EK=(top_EK - norm_E[:, None]).cpu().numpy().astype(np.float16),
+        emitted_log_p_E=(emitted_E - norm_E).cpu().numpy().astype(np.float16),
+        tail_log_p_E=(tail_E - log_sum_E).cpu().numpy().astype(np.float16),
     )

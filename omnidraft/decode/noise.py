@@ -10,6 +10,7 @@ Shapes: M ids that take part, V the vocabulary.
 import numpy as np
 
 _UNIT = 2.0**-52
+_ONE = np.float64(1).view(np.uint64)
 _REMEMBERED_POSITIONS = 32
 _ROUNDED = 1 + 2.0**-50
 
@@ -53,5 +54,12 @@ class SeededNoise:
 
 
 def uniform_of(words: np.ndarray) -> np.ndarray:
-    """u = ((word >> 12) + 1/2) / 2^52: exact in float64 (with one bit more it is not), so never 0 and never 1."""
-    return ((words >> np.uint64(12)).astype(np.float64) + 0.5) * _UNIT
+    """u = ((word >> 12) + 1/2) / 2^52: exact in float64 (with one bit more it is not), so never 0 and never 1.
+
+    The bits of (word >> 12) become the fraction of a number from 1 to 2, in place.
+    """
+    words >>= np.uint64(12)
+    words |= _ONE
+    u: np.ndarray = words.view(np.float64)
+    u -= 1 - _UNIT / 2
+    return u

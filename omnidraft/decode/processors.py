@@ -8,6 +8,7 @@ Shapes: V vocabulary, M ids left.
 from typing import Protocol
 
 import numpy as np
+import torch
 
 from omnidraft.decode.penalties import Bias, Penalties
 from omnidraft.ports import Request, Sampling
@@ -62,11 +63,9 @@ def shape(logits_V: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, np.ndar
     """Ids and float64 probabilities, summing to 1, none of them 0. Temperature 0: the most probable id alone."""
     if sampling.temperature == 0:
         return np.array([logits_V.argmax()]), np.ones(1)
-    p_V = logits_V.astype(np.float64)
-    p_V -= p_V.max()
-    p_V /= sampling.temperature
-    np.exp(p_V, out=p_V)
-    p_V /= p_V.sum()
+    x_V = torch.from_numpy(logits_V).double()
+    x_V -= x_V.max()  # before the temperature, which may be tiny
+    p_V = torch.softmax(x_V.div_(sampling.temperature), 0).numpy()
     ids = np.arange(len(p_V)) if p_V.all() else np.flatnonzero(p_V)
     if sampling.top_k is None and sampling.top_p is None and sampling.min_p is None:
         return ids, p_V[ids] if len(ids) < len(p_V) else p_V

@@ -71,6 +71,18 @@ def test_speculation_that_loses_is_turned_off_and_costs_next_to_nothing(step_s, 
     assert machine.rate(cost_policy(machine), 1000) > 0.94 / 0.18
 
 
+def test_drafts_that_are_never_worth_scoring_are_given_up():
+    """A first guess looks worth a step, and what comes of it is not worth a row: no later question corrects it."""
+    policy = CostPolicy(CostCurve({1: 0.1, 2: 0.14}), flat(0.008, 0.008))
+    steps = []
+    for _ in range(400):
+        step_rows = [1] * policy.expand([1.0], 0)
+        policy.saw(1, policy.keep([0.3] if step_rows else []), step_rows)
+        steps.append(len(step_rows))
+    assert steps[0] == 1
+    assert sum(steps[200:]) <= 200 / PROBE_EVERY + 1
+
+
 def test_a_drafter_that_recovers_is_taken_up_again():
     machine = Machine(flat(0.18, 0.19), flat(0.02, 0.02), 0.02)
     policy = cost_policy(machine)

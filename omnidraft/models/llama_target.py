@@ -43,7 +43,7 @@ class LlamaTarget:
         if mode == "reproducible" and not self._is_proved:
             self.self_test()
             self._is_proved = True
-        session = _Session(self._model, needed + _MAX_NODES)
+        session = _Session(self._model, needed)
         session.prefill(prompt_ids[:-1])
         return session
 

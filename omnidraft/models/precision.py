@@ -12,12 +12,8 @@ import torch
 from torch import nn
 
 from omnidraft.errors import ModelError
-from omnidraft.models import store
 from omnidraft.models.native import library
-from omnidraft.models.native.linear import Kind, PackedLinear
-
-PACKED: dict[str, Kind] = {"packed16": "bfloat16", "int8": "int8", "int4": "int4"}
-"""Precisions of our own kernels, and the weights they have."""
+from omnidraft.models.native.linear import PackedLinear
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +23,7 @@ def automatic() -> str:
     if torch.cuda.is_available() or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported():
         return "bfloat16"
     try:
-        library.load(store.default_home() / "native")
+        library.load()
     except ModelError as exc:
         logger.warning("computing in float32, which is slower: %s", exc)
         return "float32"
@@ -58,16 +54,17 @@ def apply(model: nn.Module, precision: str, folder: Path | None = None) -> nn.Mo
     Raises:
         ModelError: our kernels are asked for, and there is no C++ compiler.
     """
-    if precision not in PACKED:
+    if precision not in library.PACKED:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         return model.to(device, torch.float32 if precision == "float32" else torch.bfloat16)
-    kernels = library.load(folder or store.default_home() / "native")
+    kernels = library.load(folder)
+    kind = library.PACKED[precision]
     head = model.get_output_embeddings()  # type: ignore[operator]
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.Linear):
-                kind = "int8" if child is head and precision == "int4" else PACKED[precision]
-                setattr(parent, name, PackedLinear(child, kind, kernels))
+                own = library.HEADS.get(kind, kind) if child is head else kind
+                setattr(parent, name, PackedLinear(child, own, kernels))
             elif isinstance(child, nn.Embedding):
                 setattr(parent, name, FloatEmbedding(child))
     for name, parameter in model.named_parameters():

@@ -22,6 +22,7 @@ from omnidraft.models.bits import bits_hold
 from omnidraft.models.chains import Chains, lay_out, padded
 from omnidraft.models.kv_slots import KvSlots
 from omnidraft.models.llama_target import LlamaTarget
+from omnidraft.models.native import library as native
 from omnidraft.models.native.weights import is_supported
 from omnidraft.models.room import ids_needed
 from omnidraft.models.shared_heads import share_key_heads
@@ -178,7 +179,7 @@ def load_target(folder: Path, settings: DecodeSettings, *, name: str, precision:
         torch.set_num_threads(settings.threads)
     chosen = precisions.automatic() if precision == "auto" else precision
     model = load_model(folder)
-    if chosen in precisions.PACKED and is_supported(model):
+    if chosen in native.PACKED and is_supported(model):
         return LlamaTarget(model, name=name, precision=chosen)
     return TransformersTarget(precisions.apply(model, chosen), settings, name=name, precision=chosen)  # type: ignore[arg-type]
 

@@ -31,6 +31,7 @@ def environ(omnidraft_home: Path, tiny_models: tuple[Path, Path]) -> dict[str, s
         "OMNIDRAFT_MODELS__DRAFTER_PRECISION": "float32",
         "OMNIDRAFT_DECODE__THREADS": "1",
         "OMNIDRAFT_DECODE__PREFILL_ROWS": "16",
+        "OMNIDRAFT_DECODE__POLICY": "fixed",  # `cost` may draft nothing on so small a pair
         "COLUMNS": "150",
     }
 

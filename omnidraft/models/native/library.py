@@ -4,10 +4,15 @@ import ctypes
 from ctypes import POINTER, Structure, c_float, c_int, c_size_t, c_void_p
 from pathlib import Path
 
+from omnidraft.models import store
 from omnidraft.models.native.build import compiled
 
 SOURCE = Path(__file__).with_name("llama.cpp")
 KINDS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
+PACKED = {"packed16": "bfloat16", "int8": "int8", "int4": "int4"}
+"""Precisions of our own kernels, and the kind of weights they have."""
+HEADS = {"int4": "int8"}
+"""The head, which decides, keeps 8 bits where the others have 4; of all other kinds it is of the same."""
 
 
 class Layer(Structure):
@@ -39,9 +44,13 @@ class Pass(Structure):
     ]
 
 
-def load(folder: Path) -> ctypes.CDLL:
-    """The compiled library; compiles it into `folder` if it is not there. Raises ModelError when that fails."""
-    library = ctypes.CDLL(str(compiled(SOURCE, folder)))
+def load(folder: Path | None = None) -> ctypes.CDLL:
+    """The compiled library; compiles it into `folder` if it is not there. Raises ModelError when that fails.
+
+    Args:
+        folder: None: `native` in the user's cache.
+    """
+    library = ctypes.CDLL(str(compiled(SOURCE, folder or store.default_home() / "native")))
     signatures = {
         "packed_bytes": ([c_int, c_int, c_int], c_size_t),
         "pack": ([c_int, c_void_p, c_int, c_int, c_void_p, c_int, c_int], None),

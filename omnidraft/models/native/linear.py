@@ -5,7 +5,6 @@ Shapes: R rows, K inputs, N outputs.
 """
 
 import ctypes
-from typing import Literal
 
 import torch
 from torch import nn
@@ -15,13 +14,11 @@ from omnidraft.models.native.weights import memory
 
 _GROUP, _BLOCK = 32, 16
 
-Kind = Literal["bfloat16", "int8", "int4"]
-
 
 class PackedLinear(nn.Module):
     """Stands in for an nn.Linear, float32 in and out."""
 
-    def __init__(self, linear: nn.Linear, kind: Kind, library: ctypes.CDLL) -> None:
+    def __init__(self, linear: nn.Linear, kind: str, library: ctypes.CDLL) -> None:
         super().__init__()
         self._library = library
         self._kind = native.KINDS[kind]

@@ -11,9 +11,8 @@ import torch
 from transformers import PreTrainedModel
 
 from omnidraft.errors import ContractError
-from omnidraft.models import store
 from omnidraft.models.native import library as native
-from omnidraft.models.native.weights import SPARE_POSITIONS, PackedLlama
+from omnidraft.models.native.weights import PackedLlama
 
 _CAPACITY_STEP = 512
 _MAX_ROWS = 64
@@ -34,7 +33,7 @@ class NativeLlama:
         Raises:
             ModelError: there is no library, and none can be compiled.
         """
-        self._library = native.load(folder or store.default_home() / "native")
+        self._library = native.load(folder)
         self._weights = PackedLlama(model, precision, self._library)
         self.build = Path(self._library._name).stem[:18]
         """Names source, compiler and processor: what bits depend on besides the weights."""
@@ -103,8 +102,7 @@ class NativeRows:
 
     def _pass(self, length: int, parents: Sequence[int], ids: Sequence[int], logits_RV: torch.Tensor) -> None:
         needed, threads = length + len(parents), torch.get_num_threads()
-        has_room = needed <= self._model.context_limit + SPARE_POSITIONS
-        if not (has_room and min(ids) >= 0 and max(ids) < self._model.vocab_size):
+        if not (needed <= self._model.context_limit and min(ids) >= 0 and max(ids) < self._model.vocab_size):
             raise ContractError(f"{needed} ids or an id of {list(ids)}: more than this model's tables hold")
         if needed > self._capacity or threads > self._threads:
             self._make_room(needed, threads)

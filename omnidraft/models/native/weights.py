@@ -16,9 +16,6 @@ from omnidraft.models.native import library as native
 
 _GROUP = 32
 """Vectors are padded to whole groups of inputs."""
-_KINDS = {"float32": "float32", "bfloat16": "bfloat16", "packed16": "bfloat16", "int8": "int8", "int4": "int4"}
-SPARE_POSITIONS = 128
-"""Rows of the rope's tables behind the context: a tree may need more slots than the text has left."""
 
 
 def is_supported(model: PreTrainedModel) -> bool:
@@ -45,8 +42,8 @@ class PackedLlama:
 
     def __init__(self, model: Any, precision: str, library: ctypes.CDLL) -> None:
         self._library = library
-        self._kind = native.KINDS[_KINDS[precision]]
-        self._head_kind = native.KINDS["int8"] if precision == "int4" else self._kind
+        kind = native.PACKED.get(precision, precision)
+        self._kind, self._head_kind = native.KINDS[kind], native.KINDS[native.HEADS.get(kind, kind)]
         self._head = model.lm_head
         self.kv_dtype = torch.float16 if precision in ("int8", "int4") else torch.float32
         self._embedding_dtype = torch.float32 if precision == "float32" else torch.bfloat16
@@ -130,7 +127,6 @@ class PackedLlama:
         return size
 
     def _kind_of(self, matrix: nn.Linear) -> int:
-        """The head, which decides, keeps 8 bits where the others have 4."""
         return self._head_kind if matrix is self._head else self._kind
 
 
@@ -145,7 +141,7 @@ def memory(size: int) -> mmap.mmap:
 def _rope(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin of every position, without the second half, which repeats the first. [C, D/2]"""
     rotary: Any = model.model.rotary_emb
-    positions = torch.arange(model.config.max_position_embeddings + SPARE_POSITIONS)
+    positions = torch.arange(model.config.max_position_embeddings)
     cos_1CD, sin_1CD = rotary(torch.zeros(1, dtype=torch.float32), positions[None])
     half = cos_1CD.shape[-1] // 2
     return cos_1CD[0, :, :half].float(), sin_1CD[0, :, :half].float()

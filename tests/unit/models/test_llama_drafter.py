@@ -121,7 +121,7 @@ def test_more_threads_than_before_find_room():
         torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("ids", [[VOCAB_SIZE], [-1], [1] * 385], ids=["no such id", "negative", "too long"])
+@pytest.mark.parametrize("ids", [[VOCAB_SIZE], [-1], [1] * 257], ids=["no such id", "negative", "too long"])
 def test_what_the_tables_do_not_hold_is_refused(ids):
     with pytest.raises(ContractError, match="tables"):
         drafter().open().advance(0, ids)

@@ -314,8 +314,22 @@ class Policy(Protocol):
 # ---------------------------------------------------------------- learning
 
 
+@dataclass(frozen=True, slots=True)
+class PackedTexts:
+    """Several texts in one pass without padding: first the beginnings of all, which are only read, then the rest."""
+
+    ids_R: torch.Tensor
+    """int64, the drafter's."""
+    text_R: torch.Tensor
+    """int64; which text a row belongs to. Rows of one text see each other only."""
+    position_R: torch.Tensor
+    """int64; from 0 in each text."""
+    num_context: int
+    """Rows of the beginnings."""
+
+
 class TrainableDrafter(Protocol):
-    """The drafter as the learner holds it. B texts, T draft tokens, N chosen positions, H hidden size, V_q
+    """The drafter as the learner holds it. R rows of a pass, C of them context, N chosen rows, H hidden size, V_q
     vocabulary."""
 
     vocab_size: int
@@ -323,8 +337,8 @@ class TrainableDrafter(Protocol):
     def trained(self) -> Mapping[str, torch.nn.Parameter]:
         """The parameters that learn, by name, float32, in a fixed order."""
 
-    def hidden(self, ids_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-        """Last hidden states [B, T, H]; mask is 1 where an id is real; texts are padded on the right."""
+    def hidden(self, texts: PackedTexts) -> torch.Tensor:
+        """Last hidden states [R - C, H] of the rows behind the context, whose keys and values are constants."""
 
     def logits(self, hidden_NH: torch.Tensor) -> torch.Tensor:
         """float32 [N, V_q] of chosen positions only."""

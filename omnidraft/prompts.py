@@ -14,6 +14,8 @@ class Prompt:
     text: str
     answer_ids: tuple[int, ...] = ()
     """The target's ids of a known answer, if the file has them."""
+    answer: str | None = None
+    """The same as text."""
     split: str | None = None
     """Which part of a data set it belongs to, if the file says."""
 
@@ -48,6 +50,9 @@ def _row(path: Path, number: int, line: str) -> Prompt:
         text = row.get("prompt") or row["question"]
         if not isinstance(text, str):
             raise TypeError(f"not a text: {text!r}")
-        return Prompt(text, tuple(map(int, row.get("answer_ids", ()))), row.get("split"))
+        answer = row.get("answer")
+        if not isinstance(answer, str | None):
+            raise TypeError(f"answer is not a text: {answer!r}")
+        return Prompt(text, tuple(map(int, row.get("answer_ids", ()))), answer, row.get("split"))
     except (ValueError, KeyError, AttributeError, TypeError) as exc:
         raise RequestError(f"{path}:{number} needs a JSON object with a prompt or question: {exc!r}") from exc

@@ -3,20 +3,22 @@
 Shapes: N rows of logits, V the drafter's vocabulary, T the target's. Letters: q is the drafter's distribution.
 A position agrees when the target token with the largest q, summed over all draft tokens that begin with it, is the
 emitted one. A token that was emitted as a merge also agrees when the most probable draft token is the right piece at
-each of its pieces, since then greedy drafting spells it; whether an n-gram cache knows it is not asked.
+each of its pieces, since then greedy drafting spells it; whether an n-gram cache knows it is asked by `hits` only.
 Every position of the record counts, the undraftable ones too; only those skipped by batch.py do not.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from omnidraft.distill.batch import Positions
-from omnidraft.distill.passes import LOGIT_ROWS, Group, grouped, hidden_rows
+from omnidraft.distill.passes import LOGIT_ROWS, grouped, hidden_rows
 from omnidraft.ports import TrainableDrafter
 from omnidraft.vocab.alignment import Alignment
+from omnidraft.vocab.ngram_cache import NgramCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,36 +35,57 @@ def share(counts: Sequence[Agreed]) -> float | None:
     return sum(count.num_agreed for count in counts) / num_scored if num_scored else None
 
 
-@torch.no_grad()
 def agreed(model: TrainableDrafter, records: Sequence[Positions], alignment: Alignment) -> list[Agreed]:
     """Counts of each record, in their order."""
+    return [Agreed(int(hits_P.sum()), len(hits_P)) for hits_P in hits(model, records, alignment)]
+
+
+@torch.no_grad()
+def hits(
+    model: TrainableDrafter, records: Sequence[Positions], alignment: Alignment, cache: NgramCache | None = None
+) -> list[np.ndarray]:
+    """Which positions [P] of each record agree, bool.
+
+    Args:
+        cache: merges that it does not know do not agree by their pieces; None knows all.
+    """
     first_D = torch.from_numpy(alignment.first_D)
-    counts: dict[int, Agreed] = {}
+    found: dict[int, np.ndarray] = {}
     for group in grouped(records):
-        hidden_RH = hidden_rows(model, group)
+        hidden_NH = hidden_rows(model, group)
         for place, (index, record) in enumerate(zip(group.indices, group.records, strict=True)):
-            counts[index] = _count(model, hidden_RH, group, place, record, first_D, alignment.num_target)
-    return [counts[index] for index in range(len(records))]
+            at_NH = hidden_NH[group.rows(place, record.at_P)]
+            first_P = _first_candidates(model, at_NH, first_D, alignment.num_target).numpy()
+            greedy_M = _greedy(model, hidden_NH[group.rows(place, record.piece_at_M)]).numpy()
+            found[index] = (first_P == record.emitted_P) | _spelled(record, greedy_M, cache)
+    return [found[index] for index in range(len(records))]
 
 
-def _count(
-    model: TrainableDrafter,
-    hidden_RH: Tensor,
-    group: Group,
-    place: int,
-    record: Positions,
-    first_D: Tensor,
-    num_target: int,
-) -> Agreed:
-    first_N = _first_candidates(model, hidden_RH[group.rows(place, record.at_P)], first_D, num_target)
-    agrees_P = first_N == torch.from_numpy(record.emitted_P)
-    greedy_M = _greedy(model, hidden_RH[group.rows(place, record.piece_at_M)])
-    is_right_M = greedy_M == torch.from_numpy(record.piece_ids_M)
-    row_M = torch.from_numpy(record.piece_row_M)
-    num_wrong_P = torch.zeros(len(agrees_P), dtype=torch.int64).index_add_(0, row_M, (~is_right_M).long())
-    is_merge_P = torch.zeros(len(agrees_P), dtype=torch.bool).index_fill_(0, row_M, True)
-    agrees_P |= is_merge_P & (num_wrong_P == 0)
-    return Agreed(int(agrees_P.sum()), len(agrees_P))
+def block_efficiency(hits_of_records: Sequence[np.ndarray], depth: int) -> float | None:
+    """Emitted tokens per target pass if chains of `depth` first candidates were drafted; None without positions."""
+    num_passes = num_tokens = 0
+    for hits_P in hits_of_records:
+        at = 0
+        while at < len(hits_P):
+            wrong = np.flatnonzero(~hits_P[at : at + depth])
+            at += (int(wrong[0]) if len(wrong) else len(hits_P[at : at + depth])) + 1
+            num_passes += 1
+        num_tokens += len(hits_P)
+    return num_tokens / num_passes if num_passes else None
+
+
+def _spelled(record: Positions, greedy_M: np.ndarray, cache: NgramCache | None) -> np.ndarray:
+    """Which positions [P] are merges whose pieces are all the drafter's most probable ones."""
+    num_wrong_P = np.zeros(len(record.at_P), np.int64)
+    np.add.at(num_wrong_P, record.piece_row_M, greedy_M != record.piece_ids_M)
+    is_merge_P = np.zeros(len(record.at_P), bool)
+    is_merge_P[record.piece_row_M] = True
+    spelled_P: np.ndarray = is_merge_P & (num_wrong_P == 0)
+    if cache is not None:
+        for row in np.flatnonzero(spelled_P):
+            pieces = record.piece_ids_M[record.piece_row_M == row].tolist()
+            spelled_P[row] = cache.lookup(pieces) == record.emitted_P[row]
+    return spelled_P
 
 
 def _first_candidates(model: TrainableDrafter, hidden_NH: Tensor, first_D: Tensor, num_target: int) -> Tensor:

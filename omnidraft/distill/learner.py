@@ -118,6 +118,11 @@ class Learner:
         counts = iter(agreement.agreed(self.model, [one for found in readable for one in found], self.alignment))
         return [next(counts) if found else Agreed(0, 0) for found in readable]
 
+    def hits(self, records: Sequence[TraceRecord], *, with_cache: bool = False) -> list[np.ndarray]:
+        """Which positions of each readable record agree, bool; `with_cache` asks it for merges."""
+        cache = self.cache if with_cache else None
+        return agreement.hits(self.model, self._readable(records, Counter()), self.alignment, cache)
+
     def agreement(self, records: Sequence[TraceRecord]) -> float | None:
         """Share of scored positions whose first candidate is the emitted token; None when there are none."""
         return agreement.share(self.agreed(records))

@@ -65,7 +65,6 @@ class Distillation:
         publisher: Publisher,
         *,
         load_cache: LoadCache,
-        train: str,
         steps_per_snapshot: int,
         metrics: Metrics,
         paused: Callable[[], bool] = lambda: False,
@@ -74,12 +73,11 @@ class Distillation:
         """
         Args:
             load_cache: the n-gram cache of a snapshot's arrays.
-            train: full or lora, for the manifest.
             paused: asked before every step; while it holds, nothing is read or learned.
             progress: told after every step and every snapshot, in the thread of `run`.
         """
         self._source, self._intake, self._learner, self._publisher = source, intake, learner, publisher
-        self._load_cache, self._train, self._steps_per_snapshot = load_cache, train, steps_per_snapshot
+        self._load_cache, self._steps_per_snapshot = load_cache, steps_per_snapshot
         self._metrics, self._paused, self._progress = metrics, paused, progress
         self._held_out = HeldOut(learner)
         self._reports: list[StepReport] = []  # since the newest snapshot
@@ -187,7 +185,6 @@ class Distillation:
                 LEARNER: learner.state(),
                 INTAKE: self._intake.state(),
             },
-            train=self._train,
             offsets=self._intake.offsets(),
             num_records=counters.num_records,
             num_tokens=counters.num_tokens,

@@ -1,6 +1,8 @@
-"""Passes of the drafter over records: padded on the right, records of like length together, memory bounded.
+"""Passes of the drafter over records: short records share one, without padding; memory is bounded.
 
-Shapes: B texts, T draft tokens, R = B * T rows of a pass, H hidden size, N chosen rows, V the drafter's vocabulary.
+What stands before the first place that is asked about (the prompt, and the answer of earlier segments) is context: it
+is computed without gradients, a third of the work. Its keys and values count as constants.
+Shapes: R rows of a pass, of which the context comes first; H hidden size, N chosen rows behind the context.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,11 +13,11 @@ import torch
 from torch import Tensor
 
 from omnidraft.distill.batch import Positions
-from omnidraft.ports import TrainableDrafter
+from omnidraft.errors import ContractError
+from omnidraft.ports import PackedTexts, TrainableDrafter
 
-PASS_TOKENS = 256
-"""Padded tokens of one pass, unless one record alone has more: short records share a pass, others have their own.
-SmolLM2-135M on one core, 4 records of 239 to 276 ids: 13.4 s a step, against 14.9 s in one padded pass."""
+PASS_ROWS = 256
+"""Rows with gradients in a pass, unless one record alone has more. They cost 1.7 MB each in SmolLM2-135M."""
 LOGIT_ROWS = 256
 """Rows of logits that exist at a time: 50 MB for 49,152 tokens, and a few copies."""
 
@@ -27,28 +29,55 @@ class Group:
     indices: tuple[int, ...]
     """Which of the records, for results in their order."""
     records: tuple[Positions, ...]
-    width: int
-    """T: the longest record's."""
 
     def rows(self, place: int, at: np.ndarray) -> Tensor:
-        """Rows of the pass in which these ids of one record stand."""
-        return torch.from_numpy(at + place * self.width)
+        """Rows behind the context in which these ids of one record stand."""
+        starts = [_num_context(record) for record in self.records]
+        if len(at) and at.min() < starts[place]:
+            raise ContractError(f"id {at.min()} of a record is asked about, its first {starts[place]} are context")
+        before = sum(len(record.ids_T) - start for record, start in zip(self.records[:place], starts, strict=False))
+        return torch.from_numpy(at - starts[place] + before)
 
 
 def grouped(records: Sequence[Positions]) -> Iterator[Group]:
-    """All records, longest first, each group at most PASS_TOKENS wide in all."""
-    order = sorted(range(len(records)), key=lambda index: (-len(records[index].ids_T), index))
-    while order:
-        width = len(records[order[0]].ids_T)
-        taken, order = order[: max(1, PASS_TOKENS // width)], order[max(1, PASS_TOKENS // width) :]
-        yield Group(tuple(taken), tuple(records[index] for index in taken), width)
+    """All records that are asked about anything, in order, as many to a group as PASS_ROWS holds."""
+    taken: list[int] = []
+    num_rows = 0
+    for index, record in enumerate(records):
+        rows = len(record.ids_T) - _num_context(record)
+        if taken and num_rows + rows > PASS_ROWS:
+            yield Group(tuple(taken), tuple(records[one] for one in taken))
+            taken, num_rows = [], 0
+        taken.append(index)
+        num_rows += rows
+    if taken:
+        yield Group(tuple(taken), tuple(records[one] for one in taken))
 
 
 def hidden_rows(model: TrainableDrafter, group: Group) -> Tensor:
-    """Hidden states [R, H] of a group."""
-    ids_BT = torch.zeros(len(group.records), group.width, dtype=torch.int64)
-    mask_BT = torch.zeros_like(ids_BT)
-    for place, record in enumerate(group.records):
-        ids_BT[place, : len(record.ids_T)] = torch.from_numpy(record.ids_T)
-        mask_BT[place, : len(record.ids_T)] = 1
-    return model.hidden(ids_BT, mask_BT).flatten(0, 1)
+    """Hidden states [N, H] of all rows behind the context."""
+    starts = [_num_context(record) for record in group.records]
+    places = [
+        (number, slice(*ends))
+        for ends_of in ([(0, start) for start in starts], [(start, None) for start in starts])
+        for number, ends in enumerate(ends_of)
+    ]
+    positions = [np.arange(len(record.ids_T)) for record in group.records]
+    return model.hidden(
+        PackedTexts(
+            ids_R=_joined([group.records[number].ids_T[part] for number, part in places]),
+            text_R=_joined([np.full_like(positions[number][part], number) for number, part in places]),
+            position_R=_joined([positions[number][part] for number, part in places]),
+            num_context=sum(starts),
+        )
+    )
+
+
+def _num_context(record: Positions) -> int:
+    """Ids before the first that is asked about; one less than all when nothing is."""
+    asked = [int(at.min()) for at in (record.at_P, record.piece_at_M) if len(at)]
+    return min(asked, default=max(len(record.ids_T) - 1, 0))
+
+
+def _joined(parts: Sequence[np.ndarray]) -> Tensor:
+    return torch.from_numpy(np.concatenate(parts))

@@ -37,6 +37,25 @@ class Identity:
     """full or lora."""
     code_version: str
 
+    def manifest(self, parent_id: str | None, **facts: Any) -> Manifest:
+        """Of a new snapshot.
+
+        Args:
+            facts: fields of Manifest that this snapshot has beyond its identity.
+        """
+        own = {"train": self.train} | facts
+        return Manifest(
+            snapshot_id=uuid.uuid4().hex,
+            parent_id=parent_id,
+            target=self.target,
+            drafter=self.drafter,
+            drafter_hash=self.drafter_hash,
+            alignment=self.alignment,
+            code_version=self.code_version,
+            created_ms=time.time_ns() // 1_000_000,
+            **own,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Restored:
@@ -92,17 +111,7 @@ class Publisher:
             facts: fields of Manifest that this snapshot has beyond its identity.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
-        manifest = Manifest(
-            snapshot_id=uuid.uuid4().hex,
-            parent_id=self.parent.manifest.snapshot_id if self.parent else None,
-            target=self._identity.target,
-            drafter=self._identity.drafter,
-            drafter_hash=self._identity.drafter_hash,
-            alignment=self._identity.alignment,
-            code_version=self._identity.code_version,
-            created_ms=time.time_ns() // 1_000_000,
-            **facts,
-        )
+        manifest = self._identity.manifest(self.parent.manifest.snapshot_id if self.parent else None, **facts)
         folder = Path(tempfile.mkdtemp(prefix="snapshot-", dir=self._folder)) / "bundle"
         bundle.write(folder, manifest, {name: tensors for name, tensors in parts.items() if tensors})
         return folder

@@ -1,6 +1,7 @@
 """The drafter as the learner holds it, over a transformers model in float32: all weights, or LoRA factors.
 
-Shapes: B texts, T draft tokens, N chosen positions, H hidden size, V the drafter's vocabulary, R LoRA rank.
+Shapes: R rows of a pass over several texts, K rows that they see, N chosen rows, H hidden size, V the drafter's
+vocabulary; of LoRA factors, R is the rank.
 Nothing here is random after loading: dropout is off, so equal batches give equal gradients.
 """
 
@@ -10,8 +11,10 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from transformers import DynamicCache
 
 from omnidraft.errors import ConfigError, SnapshotCorrupt
+from omnidraft.ports import PackedTexts
 
 Train = Literal["full", "lora"]
 LORA_SCALE = 2.0
@@ -32,6 +35,8 @@ class TransformersTrainable:
         causal = model.get_base_model() if train == "lora" else model
         self._decoder = causal.get_decoder()
         self._head = causal.get_output_embeddings()
+        is_sliding = "sliding_attention" in (getattr(causal.config, "layer_types", None) or ())
+        self._window: int | None = causal.config.sliding_window if is_sliding else None
         self._softcap: float | None = getattr(causal.config, "final_logit_softcapping", None)
         self.vocab_size: int = self._head.weight.shape[0]
         self._trained = {
@@ -41,10 +46,34 @@ class TransformersTrainable:
     def trained(self) -> Mapping[str, nn.Parameter]:
         return self._trained
 
-    def hidden(self, ids_BT: Tensor, mask_BT: Tensor) -> Tensor:
-        """Padding stands on the right, where a causal model's real ids cannot see it; so no mask is passed on, and
-        attention takes its fast causal path. What comes out at padding means nothing."""
-        return self._decoder(input_ids=ids_BT, use_cache=False).last_hidden_state
+    def hidden(self, texts: PackedTexts) -> Tensor:
+        """A pass over the context without gradients, then one over the rest, which sees its keys and values."""
+        context = texts.num_context
+        cache = DynamicCache()
+        with torch.no_grad():
+            if context:
+                self._rows(texts, slice(0, context), cache)
+        return self._rows(texts, slice(context, len(texts.ids_R)), cache)
+
+    def _rows(self, texts: PackedTexts, rows: slice, cache: DynamicCache) -> Tensor:
+        out = self._decoder(
+            input_ids=texts.ids_R[None, rows],
+            position_ids=texts.position_R[None, rows],
+            attention_mask=self._masks(texts, rows),
+            past_key_values=cache,
+            use_cache=True,
+        )
+        return out.last_hidden_state[0]
+
+    def _masks(self, texts: PackedTexts, rows: slice) -> Tensor | dict[str, Tensor]:
+        """Which rows up to the last of `rows` each of them sees [1, 1, rows, up to the last]; by kind of layer where
+        some see only so far back."""
+        behind_RK = texts.position_R[rows, None] - texts.position_R[None, : rows.stop]
+        sees_RK = (texts.text_R[rows, None] == texts.text_R[None, : rows.stop]) & (behind_RK >= 0)
+        if self._window is None:
+            return sees_RK[None, None]
+        near_RK = sees_RK & (behind_RK < self._window)
+        return {"full_attention": sees_RK[None, None], "sliding_attention": near_RK[None, None]}
 
     def logits(self, hidden_NH: Tensor) -> Tensor:
         logits_NV = self._head(hidden_NH).float()

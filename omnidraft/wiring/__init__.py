@@ -11,7 +11,7 @@ from omnidraft.wiring.models import (
     target,
     vocabularies,
 )
-from omnidraft.wiring.processes import controller, distillation
+from omnidraft.wiring.processes import controller, distillation, identity, learner, trace_source
 from omnidraft.wiring.serving import ServedTarget, Worker, engine, worker
 
 __all__ = [
@@ -23,6 +23,8 @@ __all__ = [
     "controller",
     "distillation",
     "engine",
+    "identity",
+    "learner",
     "log_reader",
     "log_writer",
     "ngram_cache",
@@ -30,6 +32,7 @@ __all__ = [
     "registry",
     "snapshot_loader",
     "target",
+    "trace_source",
     "vocabularies",
     "worker",
 ]

@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING
 
 from omnidraft.config import Settings
 from omnidraft.errors import BusError
-from omnidraft.ports import Metrics
+from omnidraft.ports import LogReader, LogWriter, Metrics
 from omnidraft.wiring.logs import log_reader, log_writer, registry
-from omnidraft.wiring.models import ngram_cache, vocabularies
+from omnidraft.wiring.models import Vocabularies, ngram_cache, vocabularies
 
 if TYPE_CHECKING:
+    from omnidraft.distill.learner import Learner
     from omnidraft.distill.loop import Distillation
+    from omnidraft.distill.publisher import Identity
+    from omnidraft.distill.source import TraceSource
     from omnidraft.fleet.promotion import Controller
 
 
@@ -32,52 +35,72 @@ def distillation(settings: Settings, metrics: Metrics, *, folder: Path) -> "Dist
     Raises:
         BusError, RegistryError, ModelError: log, registry or drafter cannot be used.
     """
-    from omnidraft import __version__
     from omnidraft.distill.intake import Intake
-    from omnidraft.distill.learner import Learner
     from omnidraft.distill.loop import Distillation
-    from omnidraft.distill.publisher import Identity, Publisher
-    from omnidraft.distill.source import TraceSource
-    from omnidraft.models.folders import origin
+    from omnidraft.distill.publisher import Publisher
+
+    words, section = vocabularies(settings), settings.learner
+    learning = learner(settings, words)
+    reader = log_reader(settings, settings.log.traces_topic)
+    return Distillation(
+        trace_source(settings, words, reader, log_writer(settings, settings.log.dead_letters_topic), metrics),
+        Intake(
+            reader.partitions(),
+            records_per_step=section.records_per_step,
+            held_out_every=section.held_out_every,
+            held_out_records=section.held_out_records,
+        ),
+        learning,
+        Publisher(registry(settings), identity(settings, words), folder),
+        load_cache=lambda arrays: ngram_cache(settings, words, arrays),
+        steps_per_snapshot=section.steps_per_snapshot,
+        metrics=metrics,
+        paused=_paused(settings, metrics),
+    )
+
+
+def learner(settings: Settings, words: Vocabularies) -> "Learner":
+    """The base drafter, ready to learn, with a fresh n-gram cache. Raises ConfigError, VocabularyError."""
+    from omnidraft.distill.learner import Learner
     from omnidraft.models.trainable_drafter import load_trainable
 
-    words, learner, log = vocabularies(settings), settings.learner, settings.log
-    model = load_trainable(words.drafter_folder, train=learner.train, rank=learner.lora_rank, seed=learner.seed)
+    section = settings.learner
+    model = load_trainable(words.drafter_folder, train=section.train, rank=section.lora_rank, seed=section.seed)
     cache = ngram_cache(settings, words, None)
-    reader = log_reader(settings, log.traces_topic)
-    dead_letters = log_writer(settings, log.dead_letters_topic)
+    return Learner(model, words.drafter, words.target.vocabulary, words.alignment, cache, section)
+
+
+def identity(settings: Settings, words: Vocabularies) -> "Identity":
+    """What all snapshots of `models.target` and its drafter have in common."""
+    from omnidraft import __version__
+    from omnidraft.distill.publisher import Identity
+    from omnidraft.models.folders import origin
+
     made = origin(words.drafter_folder)
-    identity = Identity(
+    return Identity(
         target=settings.models.target,
         drafter=settings.models.drafter,
         drafter_hash=made.fingerprint if made else words.drafter.fingerprint,
         alignment=words.alignment.fingerprint,
-        train=learner.train,
+        train=settings.learner.train,
         code_version=__version__,
     )
-    return Distillation(
-        TraceSource(
-            reader,
-            dead_letters,
-            words.alignment.fingerprint,
-            metrics,
-            topic=log.traces_topic,
-            target=settings.models.target,
-            drafter=settings.models.drafter,
-        ),
-        Intake(
-            reader.partitions(),
-            records_per_step=learner.records_per_step,
-            held_out_every=learner.held_out_every,
-            held_out_records=learner.held_out_records,
-        ),
-        Learner(model, words.drafter, words.target.vocabulary, words.alignment, cache, learner),
-        Publisher(registry(settings), identity, folder),
-        load_cache=lambda arrays: ngram_cache(settings, words, arrays),
-        train=learner.train,
-        steps_per_snapshot=learner.steps_per_snapshot,
-        metrics=metrics,
-        paused=_paused(settings, metrics),
+
+
+def trace_source(
+    settings: Settings, words: Vocabularies, reader: LogReader, dead_letters: LogWriter, metrics: Metrics
+) -> "TraceSource":
+    """The records of this pair in the trace topic."""
+    from omnidraft.distill.source import TraceSource
+
+    return TraceSource(
+        reader,
+        dead_letters,
+        words.alignment.fingerprint,
+        metrics,
+        topic=settings.log.traces_topic,
+        target=settings.models.target,
+        drafter=settings.models.drafter,
     )
 
 

@@ -3,17 +3,21 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from omnidraft.distill import backward, passes
-from omnidraft.distill.agreement import Agreed, agreed, share
+from omnidraft.distill.agreement import Agreed, agreed, block_efficiency, share
 from omnidraft.distill.batch import PositionReader
 from omnidraft.distill.losses import LOSSES
 from omnidraft.errors import ConfigError, SnapshotCorrupt
 from omnidraft.models.trainable_drafter import apply_serving_tensors, load_trainable
+from omnidraft.ports import PackedTexts
 
 WAYS = pytest.mark.parametrize("train", ["full", "lora"])
 
@@ -112,11 +116,11 @@ def test_nothing_to_learn_is_no_update(pair) -> None:
     assert (report.losses, report.is_update) == ({}, False)
 
 
-@pytest.mark.parametrize(("pass_tokens", "logit_rows"), [(1, 1), (40, 7), (10_000, 10_000)])
-def test_how_records_are_packed_changes_nothing_but_rounding(pair, pass_tokens, logit_rows, monkeypatch) -> None:
+@pytest.mark.parametrize(("pass_rows", "logit_rows"), [(1, 1), (40, 7), (10_000, 10_000)])
+def test_how_records_are_packed_changes_nothing_but_rounding(pair, pass_rows, logit_rows, monkeypatch) -> None:
     plain = pair.learner()
     report = plain.step(records_of(pair, 5))
-    monkeypatch.setattr(passes, "PASS_TOKENS", pass_tokens)
+    monkeypatch.setattr(passes, "PASS_ROWS", pass_rows)
     monkeypatch.setattr(backward, "LOGIT_ROWS", logit_rows)
     other = pair.learner().step(records_of(pair, 5))
     assert other.losses == pytest.approx(report.losses, rel=1e-5)
@@ -129,8 +133,8 @@ class Oracle:
     def __init__(self, vocab_size: int, next_T: Tensor) -> None:
         self.vocab_size, self._next_T = vocab_size, next_T
 
-    def hidden(self, ids_BT: Tensor, mask_BT: Tensor) -> Tensor:
-        return self._next_T.expand(len(ids_BT), -1)[:, : ids_BT.shape[1], None].float()
+    def hidden(self, texts: PackedTexts) -> Tensor:
+        return self._next_T[texts.position_R[texts.num_context :], None].float()
 
     def logits(self, hidden_NH: Tensor) -> Tensor:
         return 20.0 * torch.nn.functional.one_hot(hidden_NH[:, 0].long(), self.vocab_size).float()
@@ -162,6 +166,36 @@ def test_agreement_of_nothing_is_none() -> None:
     assert share([Agreed(1, 3), Agreed(2, 3)]) == 0.5
 
 
+@given(hits=st.lists(st.lists(st.booleans(), max_size=40), min_size=1, max_size=4), depth=st.integers(1, 9))
+def test_block_efficiency_is_what_chains_of_first_candidates_would_give(hits, depth) -> None:
+    passes_needed = 0
+    for row in hits:
+        left = list(row)
+        while left:
+            passes_needed += 1
+            for _ in range(depth):  # drafted tokens, then the one that the target adds
+                if not left or not left.pop(0):
+                    break
+            else:
+                left = left[1:]
+    total = sum(map(len, hits))
+    expected = total / passes_needed if passes_needed else None
+    assert block_efficiency([np.array(row, bool) for row in hits], depth) == expected
+
+
+def test_merges_count_only_where_the_cache_knows_them(pair) -> None:
+    learner = pair.learner(learning_rate=1e-2)
+    record = pair.record(text="The water of the river.")
+    for _ in range(40):
+        learner.step([record])
+    (knows,) = learner.hits([record], with_cache=True)
+    learner.cache = pair.cache()
+    (knows_not,) = learner.hits([record], with_cache=True)
+    (not_asked,) = learner.hits([record])
+    assert (knows == not_asked).all()
+    assert knows_not.sum() < knows.sum()
+
+
 @WAYS
 def test_serving_tensors_give_a_worker_the_learned_drafter(any_pair, train) -> None:
     learner = any_pair.learner(train=train, learning_rate=1e-2)
@@ -172,7 +206,8 @@ def test_serving_tensors_give_a_worker_the_learned_drafter(any_pair, train) -> N
     base = served(ids_BT).logits.detach()
     apply_serving_tensors(served, learner.model.serving_tensors(), train=train)
     with torch.no_grad(), learner.serving(learner.model.serving_tensors()):
-        learned = learner.model.logits(learner.model.hidden(ids_BT, torch.ones_like(ids_BT))[0])
+        texts = PackedTexts(ids_BT[0], torch.zeros_like(ids_BT[0]), torch.arange(20), 0)
+        learned = learner.model.logits(learner.model.hidden(texts))
         torch.testing.assert_close(served(ids_BT).logits[0], learned, atol=1e-4, rtol=1e-4)
     assert (learned - base[0]).abs().max() > 1e-2
 

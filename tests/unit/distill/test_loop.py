@@ -89,7 +89,7 @@ class Setting:
         intake = Intake(reader.partitions(), records_per_step=2, held_out_every=held_out_every, held_out_records=4)
         identity = Identity("target", "drafter", "hash", self.pair.alignment.fingerprint, "full", "test")
         publisher = Publisher(registry or self.registry, identity, self.folder / "staging")
-        options = {"load_cache": self.pair.load_cache, "train": "full", "steps_per_snapshot": 2} | changes
+        options = {"load_cache": self.pair.load_cache, "steps_per_snapshot": 2} | changes
         return Distillation(source, intake, learner, publisher, metrics=CountingMetrics(), **options), learner
 
     def manifest(self, version: str = "latest"):

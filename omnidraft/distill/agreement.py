@@ -37,7 +37,7 @@ def share(counts: Sequence[Agreed]) -> float | None:
 
 def agreed(model: TrainableDrafter, records: Sequence[Positions], alignment: Alignment) -> list[Agreed]:
     """Counts of each record, in their order."""
-    return [Agreed(int(hits_P.sum()), len(hits_P)) for hits_P in hits(model, records, alignment)]
+    return [_counted(hits_P) for hits_P in hits(model, records, alignment)]
 
 
 @torch.no_grad()
@@ -61,6 +61,11 @@ def hits(
     return [found[index] for index in range(len(records))]
 
 
+def share_of(hits_of_records: Sequence[np.ndarray]) -> float | None:
+    """Agreement over these records; None when they have no position."""
+    return share([_counted(hits_P) for hits_P in hits_of_records])
+
+
 def block_efficiency(hits_of_records: Sequence[np.ndarray], depth: int) -> float | None:
     """Emitted tokens per target pass if chains of `depth` first candidates were drafted; None without positions."""
     num_passes = num_tokens = 0
@@ -72,6 +77,10 @@ def block_efficiency(hits_of_records: Sequence[np.ndarray], depth: int) -> float
             num_passes += 1
         num_tokens += len(hits_P)
     return num_tokens / num_passes if num_passes else None
+
+
+def _counted(hits_P: np.ndarray) -> Agreed:
+    return Agreed(int(hits_P.sum()), len(hits_P))
 
 
 def _spelled(record: Positions, greedy_M: np.ndarray, cache: NgramCache | None) -> np.ndarray:

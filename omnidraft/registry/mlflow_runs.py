@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from omnidraft.errors import SnapshotNotFound
 from omnidraft.registry import story
-from omnidraft.registry.mlflow_store import SQLITE, database_of, local_folder
+from omnidraft.registry.mlflow_store import experiment_id, local_folder
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.files import link_folder
 from omnidraft.snapshots.manifest import Manifest
@@ -31,7 +31,11 @@ class Runs:
 
     def upload(self, folder: Path, manifest: Manifest) -> tuple[str, str]:
         """A finished run with the snapshot's files, parameters and metrics: its id and where its files are."""
-        run = self._client.create_run(self._experiment(), run_name=manifest.snapshot_id, tags=story.tags(manifest))
+        run = self._client.create_run(
+            experiment_id(self._client, self._url, self._name, self._artifacts),
+            run_name=manifest.snapshot_id,
+            tags=story.tags(manifest),
+        )
         run_id = run.info.run_id
         self._log(run_id, manifest)
         self._put_files(run_id, run.info.artifact_uri, folder, manifest)
@@ -85,27 +89,3 @@ class Runs:
             else:
                 self._client.log_artifacts(run_id, str(source / part), part)
         self._client.log_artifact(run_id, str(source / bundle.MANIFEST))
-
-    def _experiment(self) -> str:
-        """Id of the pair's experiment, created by whoever comes first."""
-        from mlflow.exceptions import MlflowException
-
-        found = self._client.get_experiment_by_name(self._name)
-        if found is not None:
-            return found.experiment_id
-        try:
-            return self._client.create_experiment(self._name, artifact_location=self._artifact_location())
-        except MlflowException as exc:
-            if exc.error_code != "RESOURCE_ALREADY_EXISTS":
-                raise
-        return self._experiment()
-
-    def _artifact_location(self) -> str | None:
-        """None: the server decides."""
-        if self._artifacts is not None and "://" in self._artifacts:
-            return f"{self._artifacts.rstrip('/')}/{self._name}"
-        if self._artifacts is not None:
-            return (Path(self._artifacts).absolute() / self._name).as_uri()
-        if self._url.startswith(SQLITE):
-            return (database_of(self._url).parent / "artifacts" / self._name).as_uri()
-        return None

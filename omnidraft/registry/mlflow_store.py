@@ -119,3 +119,33 @@ def _advice(url: str) -> str:
     if url.startswith(SQLITE):
         return "check that the folder is writable and the file an MLflow database of this MLflow version"
     return "check that the MLflow server runs and that MLFLOW_TRACKING_URI names it, then try again"
+
+
+def experiment_id(client: "MlflowClient", url: str, name: str, artifacts: str | None) -> str:
+    """Of the experiment of this name, created by whoever comes first.
+
+    Args:
+        artifacts: where its files go; None: beside a local database, or where the server says.
+    """
+    from mlflow.exceptions import MlflowException
+
+    found = client.get_experiment_by_name(name)
+    if found is not None:
+        return found.experiment_id
+    try:
+        return client.create_experiment(name, artifact_location=_artifact_location(url, name, artifacts))
+    except MlflowException as exc:
+        if exc.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+    return experiment_id(client, url, name, artifacts)
+
+
+def _artifact_location(url: str, name: str, artifacts: str | None) -> str | None:
+    """None: the server decides."""
+    if artifacts is not None and "://" in artifacts:
+        return f"{artifacts.rstrip('/')}/{name}"
+    if artifacts is not None:
+        return (Path(artifacts).absolute() / name).as_uri()
+    if url.startswith(SQLITE):
+        return (database_of(url).parent / "artifacts" / name).as_uri()
+    return None

@@ -1,6 +1,6 @@
 """From settings to objects: the only package that knows every implementation. Heavy imports stay inside functions."""
 
-from omnidraft.wiring.logs import log_reader, log_writer, registry
+from omnidraft.wiring.logs import experiment, log_reader, log_writer, registry
 from omnidraft.wiring.models import (
     SnapshotLoader,
     Vocabularies,
@@ -11,7 +11,7 @@ from omnidraft.wiring.models import (
     target,
     vocabularies,
 )
-from omnidraft.wiring.processes import controller, distillation, identity, learner, trace_source
+from omnidraft.wiring.processes import controller, distillation, identity, learner, learner_of, trace_source
 from omnidraft.wiring.serving import ServedTarget, Worker, engine, worker
 
 __all__ = [
@@ -23,8 +23,10 @@ __all__ = [
     "controller",
     "distillation",
     "engine",
+    "experiment",
     "identity",
     "learner",
+    "learner_of",
     "log_reader",
     "log_writer",
     "ngram_cache",

@@ -1,11 +1,15 @@
 """Logs and registry from their URLs."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from omnidraft.config import Settings
 from omnidraft.errors import ConfigError
 from omnidraft.ports import LogReader, LogWriter, Registry
+
+if TYPE_CHECKING:
+    from omnidraft.registry.mlflow_tracking import Experiment
 
 
 def log_writer(settings: Settings, topic: str) -> LogWriter:
@@ -56,6 +60,15 @@ def registry(settings: Settings) -> Registry:
     from omnidraft.registry.mlflow_registry import MlflowRegistry
 
     return MlflowRegistry(section.url, *pair, artifacts=section.artifacts, keep_resume=section.keep_resume)
+
+
+def experiment(settings: Settings, name: str) -> "Experiment | None":
+    """Where runs that are no versions are tracked; None without MLflow. Raises RegistryError."""
+    if settings.registry.url.startswith("directory://"):
+        return None
+    from omnidraft.registry.mlflow_tracking import Experiment
+
+    return Experiment(settings.registry.url, name, artifacts=settings.registry.artifacts)
 
 
 def _path(url: str) -> Path:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from omnidraft.config import Settings
 from omnidraft.errors import BusError
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from omnidraft.distill.publisher import Identity
     from omnidraft.distill.source import TraceSource
     from omnidraft.fleet.promotion import Controller
+    from omnidraft.snapshots.manifest import Manifest
 
 
 def controller(settings: Settings, metrics: Metrics) -> "Controller":
@@ -68,6 +69,26 @@ def learner(settings: Settings, words: Vocabularies) -> "Learner":
     model = load_trainable(words.drafter_folder, train=section.train, rank=section.lora_rank, seed=section.seed)
     cache = ngram_cache(settings, words, None)
     return Learner(model, words.drafter, words.target.vocabulary, words.alignment, cache, section)
+
+
+def learner_of(settings: Settings, words: Vocabularies, manifest: "Manifest", folder: Path) -> "Learner":
+    """A learner with the serving weights and the cache of a snapshot folder.
+
+    Raises:
+        ConfigError, SnapshotError, VocabularyError: the snapshot is of another pair or drafter.
+    """
+    from omnidraft.snapshots import bundle
+
+    tensors = bundle.serving_tensors(folder)
+    kind: dict[str, Any] = {} if manifest.train == "base" else {"train": manifest.train}
+    if manifest.train == "lora" and tensors:
+        kind["lora_rank"] = next(len(tensor) for name, tensor in tensors.items() if ".lora_A." in name)
+    section = settings.learner.model_copy(update=kind)
+    made = learner(settings.model_copy(update={"learner": section}), words)
+    if tensors is not None:
+        made.start_from(tensors)
+    made.cache = ngram_cache(settings, words, bundle.ngrams(folder))
+    return made
 
 
 def identity(settings: Settings, words: Vocabularies) -> "Identity":

@@ -1,0 +1,108 @@
+"""Agreement of a snapshot on a slice of a log, offline: no target is run, nothing is written but the report.
+
+`python -m pipelines.evaluate --log URL --snapshot base champion runs/mine --json OUT`.
+"""
+
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from omnidraft import config, wiring
+from omnidraft.distill.agreement import share_of
+from omnidraft.distill.learner import Learner
+from omnidraft.hosts import process
+from omnidraft.snapshots import bundle
+from omnidraft.traces.record import TraceRecord
+from pipelines import foretell, report, slices
+from pipelines.learning import measured
+from pipelines.progress import bar
+
+BASE = "base"
+
+
+def main(
+    log: Annotated[str, typer.Option(help="sqlite:///path, kafka://host:port, or a trace archive.")],
+    names: Annotated[
+        list[str] | None, typer.Option("--snapshot", help="base, a folder, a version or an alias; more may follow.")
+    ] = None,
+    more_names: Annotated[list[str] | None, typer.Argument(help="More snapshots.", metavar="[SNAPSHOT]...")] = None,
+    from_time: Annotated[str | None, typer.Option("--from", help="ISO time (UTC) or Unix milliseconds.")] = None,
+    to_time: Annotated[str | None, typer.Option("--to", help="Records that ended before this time.")] = None,
+    filters: Annotated[
+        list[str] | None, typer.Option("--filter", help=f"name=value,...; names: {', '.join(slices.FILTERS)}")
+    ] = None,
+    target: Annotated[str | None, typer.Option()] = None,
+    drafter: Annotated[str | None, typer.Option()] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Where all figures go.")] = None,
+    config_path: Annotated[Path | None, typer.Option("--config")] = None,
+) -> None:
+    """Measure snapshots on recorded traffic."""
+    settings = config.load(config_path, models={"target": target, "drafter": drafter})
+    words = wiring.vocabularies(settings)
+    wanted = slices.wanted(from_time, to_time, filters or [])
+    pair = {"target": settings.models.target, "drafter": settings.models.drafter}
+    found = slices.read(
+        log,
+        settings,
+        slices.Wanted(wanted.from_ms, wanted.to_ms, pair | dict(wanted.equal)),
+        alignment=words.alignment.fingerprint,
+    )
+    records = found.require()
+    chosen = [*(names or []), *(more_names or [])] or [BASE]
+    costs = foretell.costs(records)
+    rows = {}
+    with bar("evaluating", len(chosen)) as advance:
+        for name in chosen:
+            learner = _loaded(name, settings, words)
+            rows[name] = _row(learner, records, costs)
+            advance()
+    made = {"log": log, "records": len(records), "passed_over": dict(found.skipped), "snapshots": rows}
+    if json_path is not None:
+        report.save(made, json_path)
+    Console().print(_table(rows))
+
+
+def _loaded(name: str, settings: config.Settings, words: wiring.Vocabularies) -> Learner:
+    """A learner with the snapshot's weights and cache. Raises SnapshotError when there is none of that name."""
+    if name == BASE:
+        return wiring.learner(settings, words)
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return wiring.learner_of(settings, words, bundle.verify(folder, ("serving",)), folder)
+    registry = wiring.registry(settings)
+    version = registry.resolve(name)
+    with tempfile.TemporaryDirectory(prefix="omnidraft-evaluate-") as staging:
+        return wiring.learner_of(settings, words, version.manifest, registry.fetch(version.version, Path(staging)))
+
+
+def _row(learner: Learner, records: list[TraceRecord], costs: foretell.Costs | None) -> dict[str, Any]:
+    point = measured(learner, records)
+    tenants = sorted({record.tenant for record in records})
+    return {
+        "agreement": point.agreement,
+        "tokens_per_pass": point.tokens_per_pass,
+        "predicted_speedup": None if costs is None else costs.speedup(point.tokens_per_pass),
+        "ngrams": len(learner.cache),
+        "agreement_by_tenant": {
+            tenant: share_of(learner.hits([each for each in records if each.tenant == tenant], with_cache=True))
+            for tenant in tenants
+        },
+    }
+
+
+def _table(rows: dict[str, dict[str, Any]]) -> Table:
+    depths = next(iter(rows.values()))["tokens_per_pass"]
+    table = Table("snapshot", "agreement", *(f"chain of {depth}" for depth in depths), "predicted speed-up")
+    for name, row in rows.items():
+        speedup = row["predicted_speedup"]
+        told = [f"{each:.2f}" for each in row["tokens_per_pass"].values()]
+        table.add_row(name, f"{row['agreement']:.3f}", *told, "-" if speedup is None else f"{speedup:.2f}x")
+    return table
+
+
+if __name__ == "__main__":
+    process.entry("evaluate", main)

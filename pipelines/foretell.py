@@ -1,0 +1,74 @@
+"""What a drafter would give on a machine, from its tokens per pass on held-out records and the times in the traces.
+
+Times come from the records' own rounds: seconds of a target pass by its rows, and of a draft by its depth.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from omnidraft.traces.record import Rounds, TraceRecord
+
+MIN_ROUNDS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Straight lines through the medians."""
+
+    pass_s: float
+    """Over one row."""
+    row_s: float
+    """Each more."""
+    step_s: float
+    """Of the drafter, for each token of a chain."""
+
+    def speedup(self, tokens_per_pass: Mapping[int, float]) -> float:
+        """Over plain decoding, with the best of these chain lengths; at least 1, which drafts nothing."""
+        ratios = [
+            told * self.pass_s / (self.pass_s + depth * (self.row_s + self.step_s))
+            for depth, told in tokens_per_pass.items()
+        ]
+        return max(1.0, *ratios)
+
+
+def costs(records: Iterable[TraceRecord]) -> Costs | None:
+    """None when these records have too few rounds with a draft, as texts that were only scored have none."""
+    pass_s, step_s = defaultdict[int, list[float]](list), list[float]()
+    for record in records:
+        for rows, target_s, depth, draft_s in _rounds(record.rounds):
+            pass_s[rows].append(target_s)
+            if depth:
+                step_s.append(draft_s / depth)
+    if len(step_s) < MIN_ROUNDS:
+        return None
+    base_s, row_s = _line({rows: median(seconds) for rows, seconds in pass_s.items()})
+    return Costs(base_s, row_s, median(step_s))
+
+
+def _line(seconds_by_rows: Mapping[int, float]) -> tuple[float, float]:
+    """Seconds of one row and of each more, by least squares; never falling."""
+    rows, seconds = np.array(list(seconds_by_rows)) - 1.0, np.array(list(seconds_by_rows.values()))
+    slope = max(float(np.polyfit(rows, seconds, 1)[0]), 0.0) if len(rows) > 1 else 0.0
+    return float(np.mean(seconds - slope * rows)), slope
+
+
+def _rounds(rounds: Rounds) -> Iterable[tuple[int, float, int, float]]:
+    """Rows, seconds of the pass, depth of the tree, seconds of the draft; of rounds that drew their tokens."""
+    ends = np.cumsum(rounds.num_nodes_R, dtype=np.int64)
+    for number, end in enumerate(ends.tolist()):
+        num_nodes = int(rounds.num_nodes_R[number])
+        if rounds.num_emitted_R[number] > rounds.num_accepted_R[number] + 1:
+            continue  # a given text, scored many ids at a time
+        depth = _depth(rounds.parents_M[end - num_nodes : end].tolist())
+        yield 1 + num_nodes, float(rounds.target_s_R[number]), depth, float(rounds.draft_s_R[number])
+
+
+def _depth(parents: Sequence[int]) -> int:
+    depths = [0]
+    for parent in parents:
+        depths.append(depths[parent] + 1)
+    return max(depths)

@@ -1,0 +1,105 @@
+"""Warm a drafter up on one's own answers before it serves: record, learn, and write a snapshot folder, in one go.
+
+`python -m pipelines.learn --answers FILE --out DIR`. DIR is what `omnidraft generate|check`, `omnidraft run worker` and
+`pipelines.bench` take as `--snapshot`.
+"""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from omnidraft import config, prompts, wiring
+from omnidraft.distill.losses import parse
+from omnidraft.errors import RequestError
+from omnidraft.hosts import process
+from omnidraft.traces import archive
+from omnidraft.traces.record import TraceRecord
+from pipelines import report
+from pipelines.learning import Point, Run, fresh, learn, split, write_snapshot
+from pipelines.progress import bar
+from pipelines.recording import Limits, Recording
+
+
+def main(
+    answers: Annotated[
+        Path, typer.Option(help="JSON lines with prompt or question, and answer_ids or answer; or a trace archive.")
+    ],
+    out: Annotated[Path, typer.Option(help="The snapshot folder to write; it must not exist.")],
+    target: Annotated[str | None, typer.Option()] = None,
+    drafter: Annotated[str | None, typer.Option()] = None,
+    loss: Annotated[str | None, typer.Option(help="A weighted sum, for example 'dm + 0.2 ngram'.")] = None,
+    train: Annotated[str | None, typer.Option(help="full, or lora for factors beside the base weights.")] = None,
+    lora_rank: Annotated[int | None, typer.Option()] = None,
+    learning_rate: Annotated[float | None, typer.Option()] = None,
+    num_answers: Annotated[int | None, typer.Option(min=2, help="Of the file, from its beginning.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Of each answer.")] = 400,
+    num_passes: Annotated[int, typer.Option(min=1, help="How often every answer is learned.")] = 1,
+    held_out_every: Annotated[int, typer.Option(min=2, help="One answer in so many judges, and is not learned.")] = 16,
+    measure_every: Annotated[int | None, typer.Option(min=1, help="Steps between points of the curve.")] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Where the curve goes.")] = None,
+    config_path: Annotated[Path | None, typer.Option("--config")] = None,
+) -> None:
+    """Teach a drafter one target's answers."""
+    models = {"target": target, "drafter": drafter}
+    learner = {"loss": loss, "train": train, "lora_rank": lora_rank, "learning_rate": learning_rate}
+    settings = _with_all_threads(config.load(config_path, models=models, learner=learner))
+    parse(settings.learner.loss)
+    if out.exists():
+        raise RequestError(f"{out} exists; a snapshot is written once")
+    words = wiring.vocabularies(settings)
+    records = _records(answers, settings, out, num_answers, max_new_tokens)
+    chosen, held_out = split(records, held_out_every)
+    run = fresh(settings, words)
+    with bar("learning", num_passes * len(chosen)) as advance:
+        options = {"num_passes": num_passes, "measure_every": measure_every}
+        learn(run, chosen, held_out, settings, saw=_tell, advance=advance, **options)  # type: ignore[arg-type]
+    write_snapshot(run, out, settings, words)
+    _finish(run, out, json_path)
+
+
+def _with_all_threads(settings: config.Settings) -> config.Settings:
+    """Nothing is served meanwhile."""
+    threads = settings.learner.threads or os.cpu_count()
+    return settings.model_copy(update={"learner": settings.learner.model_copy(update={"threads": threads})})
+
+
+def _records(
+    answers: Path, settings: config.Settings, out: Path, num_answers: int | None, max_new_tokens: int
+) -> list[TraceRecord]:
+    if answers.suffix == ".avro":
+        return list(archive.read(answers))[:num_answers]
+    asked = prompts.read(answers, num_answers)
+    parts = out.with_name(f"{out.name}.parts")
+    recording = Recording(settings, parts, Limits(max_new_tokens, answers.stem), is_given=True)
+    records: list[TraceRecord] = []
+    with bar("recording", len(asked)) as advance:
+        for of_answer in recording.of(asked):
+            records += of_answer
+            advance()
+    shutil.rmtree(parts)
+    return records
+
+
+def _tell(point: Point) -> None:
+    losses = "".join(f", {name} {value:.3f}" for name, value in point.losses.items())
+    Console(stderr=True).print(f"{point.num_tokens} tokens learned: agreement {point.agreement:.3f}{losses}")
+
+
+def _finish(run: Run, out: Path, json_path: Path | None) -> None:
+    table = Table("", "agreement", *(f"chain of {depth}" for depth in run.curve[0].tokens_per_pass), title=str(out))
+    for name, point in (("before", run.curve[0]), ("after", run.curve[-1])):
+        table.add_row(name, f"{point.agreement:.3f}", *(f"{told:.2f}" for told in point.tokens_per_pass.values()))
+    Console().print(table)
+    print(f"foretold tokens per pass, on held-out answers; {run.tokens_per_s:.0f} tokens learned a second")
+    if json_path is not None:
+        rows = {"curve": [point.plain_data() for point in run.curve], "tokens_per_s": run.tokens_per_s}
+        report.save(rows | {"skipped": run.learner.counters.skipped}, json_path)
+
+
+if __name__ == "__main__":
+    process.entry("learn", main)

@@ -1,0 +1,162 @@
+"""Replay a trace topic into the learner under several configurations, side by side, without touching live offsets.
+
+`python -m pipelines.replay --log URL --config A.toml B.toml --json OUT`. Each configuration is an MLflow run with its
+curves; the same slice, configuration and seed give the same figures.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from omnidraft import config, wiring
+from omnidraft.errors import RequestError
+from omnidraft.hosts import process
+from omnidraft.traces.record import TraceRecord
+from pipelines import foretell, report, slices
+from pipelines.learning import Point, Run, fresh, learn, split, write_snapshot
+from pipelines.progress import bar
+
+EXPERIMENT = "omnidraft.replay"
+
+
+def main(
+    log: Annotated[str, typer.Option(help="sqlite:///path, kafka://host:port, or a trace archive.")],
+    configs: Annotated[list[Path], typer.Option("--config", help="TOML settings; more may follow.")],
+    more_configs: Annotated[list[Path] | None, typer.Argument(help="More settings.", metavar="[MORE.toml]...")] = None,
+    from_time: Annotated[str | None, typer.Option("--from", help="ISO time (UTC) or Unix milliseconds.")] = None,
+    to_time: Annotated[str | None, typer.Option("--to", help="Records that ended before this time.")] = None,
+    filters: Annotated[
+        list[str] | None, typer.Option("--filter", help=f"name=value,...; names: {', '.join(slices.FILTERS)}")
+    ] = None,
+    held_out_every: Annotated[int, typer.Option(min=2, help="One request in so many judges.")] = 8,
+    measure_every: Annotated[int, typer.Option(min=1, help="Steps between points of the curves.")] = 8,
+    num_passes: Annotated[int, typer.Option(min=1)] = 1,
+    snapshots: Annotated[Path | None, typer.Option(help="Folder for a snapshot of each configuration.")] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Where all figures go.")] = None,
+) -> None:
+    """Compare ways to learn on one slice of traffic."""
+    wanted = slices.wanted(from_time, to_time, filters or [])
+    paths = [*configs, *(more_configs or [])]
+    if len({path.stem for path in paths}) < len(paths):
+        raise RequestError("two configurations have the same file name; their runs are named by it")
+    made: dict[str, Any] = {"log": log, "configs": {}}
+    for path in paths:
+        settings = config.load(path)
+        words = wiring.vocabularies(settings)
+        found = slices.read(log, settings, _for_pair(wanted, settings), alignment=words.alignment.fingerprint)
+        chosen, held_out = split(found.require(), held_out_every)
+        tracked = _Tracked(settings, path, foretell.costs(found.records))
+        try:
+            run = _learn(settings, words, chosen, held_out, tracked, (path.stem, num_passes, measure_every))
+        except BaseException:
+            tracked.end(has_failed=True)
+            raise
+        tracked.end()
+        if snapshots is not None:
+            write_snapshot(run, snapshots / path.stem, settings, words)
+        made["configs"][path.stem] = tracked.figures(run) | {
+            "records": len(chosen),
+            "held_out_records": len(held_out),
+            "passed_over": dict(found.skipped),
+        }
+        if json_path is not None:
+            report.save(made, json_path)
+    Console().print(_table(made["configs"]))
+
+
+class _Tracked:
+    """A run's curve in MLflow, where there is one."""
+
+    def __init__(self, settings: config.Settings, path: Path, costs: foretell.Costs | None) -> None:
+        self._costs = costs
+        self._experiment = wiring.experiment(settings, EXPERIMENT)
+        self.run_id: str | None = None
+        if self._experiment is not None:
+            params = {name: str(value) for name, value in settings.learner.model_dump().items()}
+            params |= {"target": settings.models.target, "drafter": settings.models.drafter}
+            self.run_id = self._experiment.start(path.stem, params)
+            self._experiment.log_file(self.run_id, path)
+
+    def saw(self, point: Point) -> None:
+        if self._experiment is not None and self.run_id is not None:
+            self._experiment.log(self.run_id, self._numbers(point), point.num_steps)
+
+    def end(self, *, has_failed: bool = False) -> None:
+        if self._experiment is not None and self.run_id is not None:
+            self._experiment.end(self.run_id, has_failed=has_failed)
+
+    def figures(self, run: Run) -> dict[str, Any]:
+        """For the report."""
+        return {
+            "mlflow_run": self.run_id,
+            "curve": [point.plain_data() for point in run.curve],
+            "agreement_before": run.curve[0].agreement,
+            "agreement_after": run.curve[-1].agreement,
+            "predicted_speedup": self._speedup(run.curve[-1]),
+            "tokens_learned_per_s": run.tokens_per_s,
+            "skipped": run.learner.counters.skipped,
+        }
+
+    def _numbers(self, point: Point) -> dict[str, float]:
+        numbers = {f"loss/{name}": value for name, value in point.losses.items()}
+        numbers |= {f"tokens_per_pass/{depth}": told for depth, told in point.tokens_per_pass.items()}
+        speedup = self._speedup(point)
+        return numbers | {"agreement": point.agreement} | ({} if speedup is None else {"predicted_speedup": speedup})
+
+    def _speedup(self, point: Point) -> float | None:
+        return None if self._costs is None else self._costs.speedup(point.tokens_per_pass)
+
+
+def _for_pair(wanted: slices.Wanted, settings: config.Settings) -> slices.Wanted:
+    """Records of the configuration's own pair, unless the filter says otherwise."""
+    pair = {"target": settings.models.target, "drafter": settings.models.drafter}
+    return slices.Wanted(wanted.from_ms, wanted.to_ms, pair | dict(wanted.equal))
+
+
+def _learn(
+    settings: config.Settings,
+    words: wiring.Vocabularies,
+    chosen: Sequence[TraceRecord],
+    held_out: Sequence[TraceRecord],
+    tracked: _Tracked,
+    plan: tuple[str, int, int],
+) -> Run:
+    name, num_passes, measure_every = plan
+    threads = settings.learner.threads or os.cpu_count()
+    settings = settings.model_copy(update={"learner": settings.learner.model_copy(update={"threads": threads})})
+    run = fresh(settings, words)
+    with bar(name, num_passes * len(chosen)) as advance:
+        return learn(
+            run,
+            chosen,
+            held_out,
+            settings,
+            num_passes=num_passes,
+            measure_every=measure_every,
+            saw=tracked.saw,
+            advance=advance,
+        )
+
+
+def _table(configs: dict[str, dict[str, Any]]) -> Table:
+    table = Table("configuration", "records", "agreement before", "after", "predicted speed-up", "tokens learned/s")
+    for name, row in configs.items():
+        speedup = row["predicted_speedup"]
+        table.add_row(
+            name,
+            str(row["records"]),
+            f"{row['agreement_before']:.3f}",
+            f"{row['agreement_after']:.3f}",
+            "no times in the log" if speedup is None else f"{speedup:.2f}x",
+            f"{row['tokens_learned_per_s']:.0f}",
+        )
+    return table
+
+
+if __name__ == "__main__":
+    process.entry("replay", main)

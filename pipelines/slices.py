@@ -1,0 +1,148 @@
+"""A slice of a trace topic, or of an archive: what experiments learn from. Live offsets stay where they are.
+
+What cannot be read is counted, not dead-lettered: that is the distiller's to do.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from omnidraft import config, wiring
+from omnidraft.errors import BusError, RequestError, WireError
+from omnidraft.ports import LogReader, Message
+from omnidraft.traces import archive, codec
+from omnidraft.traces.record import TraceRecord
+
+POLL_RECORDS = 256
+POLL_TIMEOUT_S = 2.0
+IDLE_S = 10.0
+"""Without a message: what a partition still owes was deleted by retention, if it gave nothing at all."""
+FILTERS = ("target", "drafter", "tenant", "worker", "mode", "snapshot_version", "request_id")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which records of a log."""
+
+    from_ms: int | None = None
+    to_ms: int | None = None
+    """Unix milliseconds; records that ended before it."""
+    equal: Mapping[str, str] = field(default_factory=dict)
+    """Field -> what it must be, as text."""
+
+    def takes(self, record: TraceRecord) -> str | None:
+        """Why the record is passed over; None when it is wanted."""
+        if self.from_ms is not None and record.time_ms < self.from_ms:
+            return "too_early"
+        if self.to_ms is not None and record.time_ms >= self.to_ms:
+            return "too_late"
+        differing = [name for name, value in self.equal.items() if str(getattr(record, name)) != value]
+        return f"other_{differing[0]}" if differing else None
+
+
+@dataclass(slots=True)
+class Slice:
+    """What was found, in the order of partitions and offsets."""
+
+    records: list[TraceRecord] = field(default_factory=list)
+    skipped: Counter[str] = field(default_factory=Counter)
+    """By reason."""
+
+    def require(self) -> list[TraceRecord]:
+        """Raises RequestError when nothing was found."""
+        if not self.records:
+            raise RequestError(f"the slice has no records; passed over: {dict(self.skipped)}")
+        return self.records
+
+
+def wanted(from_time: str | None, to_time: str | None, filters: Iterable[str]) -> Wanted:
+    """From what people write: ISO times or Unix milliseconds, and `name=value` with commas between.
+
+    Raises:
+        RequestError: no time, no such field, or no `=`.
+    """
+    pairs = [each.strip().partition("=") for text in filters for each in text.split(",") if each.strip()]
+    for name, sign, _ in pairs:
+        if name not in FILTERS or not sign:
+            raise RequestError(f"--filter takes name=value, names: {', '.join(FILTERS)}; got {name}{sign}")
+    return Wanted(_time_ms(from_time), _time_ms(to_time), {name: value for name, _, value in pairs})
+
+
+def read(source: str, settings: config.Settings, wanted: Wanted, *, alignment: str | None = None) -> Slice:
+    """Everything in the log or archive that is wanted.
+
+    Args:
+        source: a log's URL, or the path of an archive.
+        alignment: records of other vocabularies are passed over; None takes any.
+
+    Raises:
+        BusError, WireError, RequestError: the log or archive cannot be read.
+    """
+    found = Slice()
+    placed: list[tuple[tuple[int, int], TraceRecord]] = []
+    for place, record in _records(source, settings, found.skipped):
+        reason = wanted.takes(record)
+        if reason is None and alignment not in (None, record.alignment):
+            reason = "other_alignment"
+        if reason is None:
+            placed.append((place, record))
+        else:
+            found.skipped[reason] += 1
+    found.records = [record for _, record in sorted(placed, key=lambda each: each[0])]
+    return found
+
+
+def _records(
+    source: str, settings: config.Settings, skipped: Counter[str]
+) -> Iterable[tuple[tuple[int, int], TraceRecord]]:
+    """Each with its partition and offset."""
+    if "://" not in source:
+        if not Path(source).is_file():
+            raise RequestError(f"no archive at {source}; a log is sqlite:///path or kafka://host:port")
+        return (((0, number), record) for number, record in enumerate(archive.read(Path(source))))
+    told = settings.model_dump() | {"log": settings.log.model_dump() | {"url": source}}
+    there = config.load(None, {}, **told)
+    return _of_log(wiring.log_reader(there, there.log.traces_topic), skipped)
+
+
+def _of_log(reader: LogReader, skipped: Counter[str]) -> Iterator[tuple[tuple[int, int], TraceRecord]]:
+    """Up to where the log ends now."""
+    try:
+        for message in _messages(reader):
+            try:
+                yield (message.partition, message.offset), codec.decode(message.value, message.headers)
+            except WireError:
+                skipped["unreadable"] += 1
+    finally:
+        reader.close()
+
+
+def _messages(reader: LogReader) -> Iterator[Message]:
+    ends, reached = reader.end_offsets(), dict[int, int]()
+    reader.seek({})
+    idle_since = time.monotonic()
+    while any(reached.get(partition, 0) < end for partition, end in ends.items()):
+        polled = reader.poll(POLL_RECORDS, POLL_TIMEOUT_S)
+        if polled.next_offsets:
+            reached |= polled.next_offsets
+            idle_since = time.monotonic()
+            yield from (each for each in polled.messages if each.offset < ends.get(each.partition, 0))
+        elif time.monotonic() - idle_since > IDLE_S:
+            break
+    if short := [partition for partition, offset in reached.items() if offset < ends.get(partition, 0)]:
+        raise BusError(f"partition {short[0]} of the log gave nothing more at offset {reached[short[0]]}")
+
+
+def _time_ms(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if text.isdecimal():
+        return int(text)
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError as exc:
+        raise RequestError(f"not a time: {text!r}; write 2026-11-22T10:00 or Unix milliseconds") from exc
+    return int((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1000)

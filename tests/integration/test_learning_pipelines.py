@@ -1,0 +1,234 @@
+"""The pipelines around learning, as a user runs them: record, learn, check, evaluate, replay, on tiny real models."""
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+
+from omnidraft import config, wiring
+from omnidraft.errors import RequestError
+from omnidraft.ports import Outgoing
+from omnidraft.snapshots import bundle
+from omnidraft.traces import archive, codec
+from pipelines import evaluate, foretell, learn, record, replay
+from tests.cli_runs import run_cli
+
+ANSWERS = ["She sold 48 clips in April.", "A number: 10 11 12", "Natalia sold half as many in May.", "How many? 3"]
+
+
+@pytest.fixture(autouse=True)
+def environ(
+    omnidraft_home: Path, tiny_models: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    chosen = {
+        "OMNIDRAFT_HOME": str(omnidraft_home),
+        "OMNIDRAFT_MODELS__TARGET": str(tiny_models[0]),
+        "OMNIDRAFT_MODELS__DRAFTER": str(tiny_models[1]),
+        "OMNIDRAFT_MODELS__PRECISION": "float32",
+        "OMNIDRAFT_MODELS__DRAFTER_PRECISION": "float32",
+        "OMNIDRAFT_LEARNER__LEARNING_RATE": "3e-3",
+        "OMNIDRAFT_LEARNER__THREADS": "1",
+        "OMNIDRAFT_DECODE__THREADS": "1",
+        "OMNIDRAFT_DECODE__POLICY": "fixed",
+        "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db",
+        "COLUMNS": "160",
+    }
+    for name, value in chosen.items():
+        monkeypatch.setenv(name, value)
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def run(command: Callable[..., None], *arguments: object) -> None:
+    """As typer would call it; its errors come through."""
+    app = typer.Typer()
+    app.command()(command)
+    app([str(argument) for argument in arguments], standalone_mode=False)
+
+
+@pytest.fixture
+def answers(tmp_path: Path) -> Path:
+    path = tmp_path / "answers.jsonl"
+    rows = [{"prompt": f"Question {n}: how many clips?", "answer": ANSWERS[n % len(ANSWERS)]} for n in range(24)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def recorded(answers: Path, tmp_path: Path) -> Path:
+    run(record.main, "--answers", answers, "--out", tmp_path / "traces.avro", "--tenant", "clips")
+    return tmp_path / "traces.avro"
+
+
+def load(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
+
+
+def test_given_texts_are_recorded_as_they_are(recorded: Path) -> None:
+    words = wiring.vocabularies(config.load())
+    records = list(archive.read(recorded))
+    texts = [words.target.vocabulary.spell(each.emitted_ids.tolist()).decode() for each in records]
+    assert texts == [ANSWERS[n % len(ANSWERS)] for n in range(24)]
+    assert {each.tenant for each in records} == {"clips"}
+    assert all(each.beliefs is not None for each in records)
+    assert not recorded.with_suffix(".parts").exists()
+
+
+def test_an_interrupted_recording_goes_on_where_it_was(
+    answers: Path, recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pipelines import recording
+
+    forced, calls = recording.forced, []
+
+    def dies(*arguments: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) == 10:
+            raise MemoryError
+        return forced(*arguments)
+
+    monkeypatch.setattr(recording, "forced", dies)
+    again = tmp_path / "again.avro"
+    arguments = ("--answers", answers, "--out", again, "--tenant", "clips")
+    with pytest.raises(MemoryError):
+        run(record.main, *arguments)
+    assert not again.exists()
+    run(record.main, *arguments)
+    assert len(calls) == 10 + 24 - 9
+    told, expected = (list(archive.read(path)) for path in (again, recorded))
+    assert [each.emitted_ids.tolist() for each in told] == [each.emitted_ids.tolist() for each in expected]
+
+
+def test_a_target_answers_prompts_as_plain_decoding_would(answers: Path, tmp_path: Path) -> None:
+    out = tmp_path / "own.avro"
+    run(record.main, "--prompts", answers, "--num-prompts", 3, "--max-new-tokens", 12, "--out", out)
+    for each in archive.read(out):
+        believed_first = each.beliefs.top_ids_EK[:, 0] if each.beliefs is not None else None
+        assert (each.emitted_ids == believed_first).all()
+
+
+def test_learning_writes_a_snapshot_that_check_takes_and_that_agrees_more(
+    recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, curve = tmp_path / "warm", tmp_path / "curve.json"
+    run(learn.main, "--answers", recorded, "--out", out, "--num-passes", 8, "--held-out-every", 4, "--json", curve)
+    points = load(curve)["curve"]
+    assert points[-1]["agreement"] > points[0]["agreement"]
+    assert points[-1]["tokens_per_pass"]["4"] > points[0]["tokens_per_pass"]["4"]
+    manifest = bundle.verify(out, ("serving",))
+    assert manifest.agreement_after == points[-1]["agreement"]
+    checked = run_cli(
+        (
+            "check",
+            "--snapshot",
+            out,
+            "--temperature",
+            "0",
+            "--num-prompts",
+            2,
+            "--max-new-tokens",
+            8,
+            "--law-samples",
+            100,
+        ),
+        monkeypatch,
+        capsys,
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    report = tmp_path / "evaluated.json"
+    run(evaluate.main, "--log", recorded, "--snapshot", "base", out, "--json", report)
+    rows = load(report)["snapshots"]
+    assert rows[str(out)]["agreement"] > rows["base"]["agreement"]
+    assert rows[str(out)]["agreement_by_tenant"] == {"clips": rows[str(out)]["agreement"]}
+
+
+def test_learning_straight_from_answers_equals_learning_from_their_records(
+    answers: Path, recorded: Path, tmp_path: Path
+) -> None:
+    run(learn.main, "--answers", recorded, "--out", tmp_path / "a", "--held-out-every", 4)
+    run(learn.main, "--answers", answers, "--out", tmp_path / "b", "--held-out-every", 4)
+    manifests = [bundle.read_manifest(tmp_path / name) for name in ("a", "b")]
+    assert manifests[0].num_tokens > 0
+    assert not list(tmp_path.glob("*.parts"))
+
+
+def test_a_snapshot_folder_is_never_written_over(recorded: Path, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    with pytest.raises(RequestError, match="exists"):
+        run(learn.main, "--answers", recorded, "--out", tmp_path / "there")
+
+
+@pytest.fixture
+def log(recorded: Path, tmp_path: Path) -> str:
+    """A trace topic with sound records, one of another tenant, one of another pair and one that nobody can read."""
+    url = f"sqlite:///{tmp_path}/log.db"
+    settings = config.load(None, log={"url": url})
+    writer = wiring.log_writer(settings, settings.log.traces_topic)
+    records = list(archive.read(recorded))
+    others = [replace(records[0], request_id="t", tenant="other"), replace(records[1], request_id="p", target="x")]
+    writer.append([Outgoing(codec.key(each), codec.encode(each), codec.headers(each)) for each in [*records, *others]])
+    writer.append([Outgoing(b"k", b"junk", codec.headers(records[0]))])
+    writer.close()
+    return url
+
+
+def test_replays_compare_configurations_as_mlflow_runs_and_leave_the_log_alone(
+    log: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = tmp_path / "log.db"
+    before = sqlite3.connect(database).execute("SELECT count(*) FROM messages").fetchone()
+    (tmp_path / "slow.toml").write_text("[learner]\nlearning_rate = 1e-6\n")
+    monkeypatch.delenv("OMNIDRAFT_LEARNER__LEARNING_RATE")
+    (tmp_path / "fast.toml").write_text("[learner]\nlearning_rate = 3e-3\n")
+    out = tmp_path / "replay.json"
+    arguments = ("--log", log, "--held-out-every", 4, "--num-passes", 4, "--filter", "tenant=clips", "--json", out)
+    configs = ("--config", tmp_path / "slow.toml", tmp_path / "fast.toml")
+    run(replay.main, *arguments, *configs)
+    first = load(out)["configs"]
+    assert first["fast"]["agreement_after"] > first["slow"]["agreement_after"]
+    assert first["slow"]["agreement_before"] == first["fast"]["agreement_before"]
+    assert first["slow"]["passed_over"] == {"unreadable": 1, "other_tenant": 1, "other_target": 1}
+    assert first["slow"]["records"] + first["slow"]["held_out_records"] == 24
+    run(replay.main, *arguments, *configs)
+    again = load(out)["configs"]
+    assert [row["curve"] for row in again.values()] == [row["curve"] for row in first.values()]
+    assert sqlite3.connect(database).execute("SELECT count(*) FROM messages").fetchone() == before
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    history = client.get_metric_history(again["fast"]["mlflow_run"], "agreement")
+    assert [point.value for point in history] == [point["agreement"] for point in again["fast"]["curve"]]
+    assert client.get_run(again["fast"]["mlflow_run"]).info.status == "FINISHED"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--log", "nowhere.avro"), "no archive"),
+        (("--filter", "colour=red"), "name=value"),
+        (("--from", "yesterday"), "not a time"),
+        (("--to", "1000"), "no records"),
+    ],
+)
+def test_what_replay_cannot_do_is_said_in_one_line(
+    recorded: Path, tmp_path: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    (tmp_path / "a.toml").write_text("")
+    given = ("--log", recorded, "--config", tmp_path / "a.toml", *arguments)
+    with pytest.raises(RequestError, match=words):
+        run(replay.main, *given)
+
+
+def test_times_in_the_traces_foretell_the_speed(recorded: Path) -> None:
+    costs = foretell.Costs(pass_s=0.1, row_s=0.005, step_s=0.005)
+    assert costs.speedup({1: 1.0, 4: 1.0}) == 1.0
+    assert costs.speedup({1: 1.5, 4: 2.8}) == pytest.approx(2.8 / 1.4)
+    assert foretell.costs(archive.read(recorded)) is None

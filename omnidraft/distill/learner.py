@@ -112,6 +112,10 @@ class Learner:
         self._count(report)
         return report
 
+    def read(self, record: TraceRecord) -> Positions:
+        """What this record teaches. Raises VocabularyError, WireError when it is none that can be read."""
+        return self._reader.read(record)
+
     def agreed(self, records: Sequence[TraceRecord]) -> list[Agreed]:
         """Counts of each record, in order; agreement.py says what agrees."""
         readable = [self._readable([record], Counter()) for record in records]

@@ -1,0 +1,148 @@
+"""The long experiments on tiny real models: the paper's tables and drift, their resuming, and what they refuse."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+
+from omnidraft.errors import ConfigError, RequestError
+from pipelines import drift, paper_table
+from pipelines.table_cells import Cells
+
+TEXTS = {"numbers": "How many are {n} and {n}?", "clips": "Natalia sold {n} clips in May. How many in April?"}
+
+
+@pytest.fixture(autouse=True)
+def environ(omnidraft_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    chosen = {
+        "OMNIDRAFT_HOME": str(omnidraft_home),
+        "OMNIDRAFT_MODELS__PRECISION": "float32",
+        "OMNIDRAFT_MODELS__DRAFTER_PRECISION": "float32",
+        "OMNIDRAFT_LEARNER__LEARNING_RATE": "3e-3",
+        "OMNIDRAFT_DECODE__THREADS": "1",
+        "MLFLOW_TRACKING_URI": f"directory:///{tmp_path}/registry",
+        "COLUMNS": "160",
+    }
+    for name, value in chosen.items():
+        monkeypatch.setenv(name, value)
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for task, text in TEXTS.items():
+        rows = [{"prompt": text.format(n=n), "split": "test" if n < 3 else "train"} for n in range(11)]
+        (folder / f"{task}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def run(command: Callable[..., None], *arguments: object) -> None:
+    app = typer.Typer()
+    app.command()(command)
+    app([str(argument) for argument in arguments], standalone_mode=False)
+
+
+def table_arguments(data: Path, tmp_path: Path, models: tuple[Path, Path]) -> list[object]:
+    target, drafter = models
+    sizes = ("--num-train", 8, "--num-test", 2, "--max-new-tokens", 12)
+    places = ("--work", tmp_path / "work", "--out", tmp_path / "results", "--json", tmp_path / "table.json")
+    return ["--targets", target, "--drafter", drafter, "--data", data, "--tasks", "numbers,clips", *sizes, *places]
+
+
+def test_the_papers_tables_come_out_whole_and_exact(
+    data: Path, tmp_path: Path, tiny_models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paper_table, "LORA_RANKS", (2, 4))
+    run(paper_table.main, *table_arguments(data, tmp_path, tiny_models))
+    cells = json.loads((tmp_path / "table.json").read_text())["cells"]
+    for task in TEXTS:
+        rows = cells[f"table/{tiny_models[0]}/{task}"]
+        assert list(rows) == ["plain", "dm-untrained", "dm", "dm+ngram", "alm"]
+        assert all(row["same_texts"] == row["num_texts"] == 2 for row in rows.values())
+        assert rows["plain"]["tokens_per_pass"] == 1
+        assert rows["plain"]["speedup"] == 1
+    assert list(cells["adaptive"]) == ["plain", *paper_table.POLICIES]
+    assert {"lora/full", "lora/2", "lora/4"} < set(cells)
+    caches = cells["cache"]
+    assert all(row["bytes_per_entry"] <= 24 for row in caches.values())
+    assert caches["quarter, LRU"]["entries"] <= caches["all"]["entries"]
+    assert caches["all, warm start"]["hit_rate"] >= caches["one entry"]["hit_rate"]
+    page = (tmp_path / "results" / "paper_table.md").read_text()
+    assert all(heading in page for heading in ("## Methods", "## LoRA rank", "## The n-gram cache", "## Adaptive"))
+    assert (tmp_path / "results" / "speedup.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_interrupted_table_goes_on_with_the_missing_cells(
+    data: Path, tmp_path: Path, tiny_models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = [*table_arguments(data, tmp_path, tiny_models), "--sweeps", "", "--methods", "plain,dm-untrained"]
+    computed = paper_table._cell
+    asked_for: list[str] = []
+
+    def dies_at_second(target: str, task: str, *rest: Any) -> Any:
+        asked_for.append(task)
+        if len(asked_for) == 2:
+            raise MemoryError
+        return computed(target, task, *rest)
+
+    monkeypatch.setattr(paper_table, "_cell", dies_at_second)
+    with pytest.raises(MemoryError):
+        run(paper_table.main, *arguments)
+    first = json.loads((tmp_path / "table.json").read_text())["cells"]
+    run(paper_table.main, *arguments)
+    cells = json.loads((tmp_path / "table.json").read_text())["cells"]
+    assert asked_for == ["numbers", "clips", "clips"]
+    assert len(cells) == 2
+    assert cells.items() > first.items()
+
+
+def test_cells_of_other_options_are_never_mixed(tmp_path: Path) -> None:
+    Cells(tmp_path / "a.json", {"n": 1}).get("x", lambda: 1)
+    assert Cells(tmp_path / "a.json", {"n": 1}).get("x", lambda: 2) == 1
+    with pytest.raises(ConfigError, match="other options"):
+        Cells(tmp_path / "a.json", {"n": 2})
+    (tmp_path / "b.json").write_text("[]")
+    with pytest.raises(ConfigError, match="no file of this experiment"):
+        Cells(tmp_path / "b.json", {})
+
+
+def test_drift_follows_traffic_from_task_to_task(data: Path, tmp_path: Path, tiny_models: tuple[Path, Path]) -> None:
+    target, drafter = tiny_models
+    places = ("--work", tmp_path / "work", "--out", tmp_path / "results", "--json", tmp_path / "drift.json")
+    sizes = ("--num-answers", 8, "--max-new-tokens", 12)
+    given = ("--targets", target, "--drafter", drafter, "--data", data, "--tasks", "numbers,clips", *sizes, *places)
+    run(drift.main, *given)
+    made = json.loads((tmp_path / "drift.json").read_text())
+    assert set(made["arms"]) == set(drift.ARMS)
+    for points in made["arms"].values():
+        assert [point["phase"].split(",")[0] for point in points] == ["numbers"] * 2 + ["clips"] * 2
+        tokens = [point["num_tokens"] for point in points]
+        assert tokens == sorted(tokens)
+    first = {arm: points[0]["agreement"] for arm, points in made["arms"].items()}
+    assert len(set(first.values())) == 1
+    assert list((tmp_path / "results").glob("drift-*.png"))
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "words"),
+    [
+        (paper_table.main, ("--methods", "plain,magic"), "magic"),
+        (paper_table.main, ("--sweeps", "all"), "no sweep"),
+        (paper_table.main, ("--tasks", "nothing"), "nothing.jsonl"),
+        (drift.main, ("--tasks", "numbers"), "nothing drifts"),
+    ],
+)
+def test_what_an_experiment_cannot_do_is_said_before_it_starts(
+    data: Path, tmp_path: Path, command: Callable[..., None], arguments: tuple[str, ...], words: str
+) -> None:
+    places = ("--data", data, "--work", tmp_path / "work", "--out", tmp_path / "results")
+    with pytest.raises(RequestError, match=words):
+        run(command, *places, *arguments)

@@ -58,7 +58,7 @@ def main(
     with bar("learning", num_passes * len(chosen)) as advance:
         options = {"num_passes": num_passes, "measure_every": measure_every}
         learn(run, chosen, held_out, settings, saw=_tell, advance=advance, **options)  # type: ignore[arg-type]
-    write_snapshot(run, out, settings, words)
+    write_snapshot(run, out, settings, words, num_held_out=len(held_out))
     _finish(run, out, json_path)
 
 

@@ -125,8 +125,14 @@ def fresh(settings: config.Settings, words: wiring.Vocabularies) -> Run:
     return Run(wiring.learner(settings, words))
 
 
-def write_snapshot(run: Run, folder: Path, settings: config.Settings, words: wiring.Vocabularies) -> None:
-    """What workers, `check` and the benchmark load. Raises SnapshotError when the folder exists."""
+def write_snapshot(
+    run: Run, folder: Path, settings: config.Settings, words: wiring.Vocabularies, *, num_held_out: int
+) -> None:
+    """What workers, `check` and the benchmark load. Raises SnapshotError when the folder exists.
+
+    Args:
+        num_held_out: records that the run's agreement was measured on.
+    """
     learner, counters = run.learner, run.learner.counters
     manifest = wiring.identity(settings, words).manifest(
         None,
@@ -135,6 +141,7 @@ def write_snapshot(run: Run, folder: Path, settings: config.Settings, words: wir
         num_tokens=counters.num_tokens,
         num_steps=counters.num_steps,
         losses=run.curve[-1].losses,
+        held_out_records=num_held_out,
         agreement_before=run.curve[0].agreement,
         agreement_after=run.curve[-1].agreement,
         counts=counters.skipped,

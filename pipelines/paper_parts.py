@@ -79,7 +79,7 @@ def snapshot(settings: config.Settings, task: str, method: str, plan: Plan) -> P
         learn(run, chosen, judging, settings, advance=advance)
     if method in WITHOUT_CACHE:
         run.learner.cache = wiring.ngram_cache(settings, words, None)
-    write_snapshot(run, folder, settings, words)
+    write_snapshot(run, folder, settings, words, num_held_out=len(judging))
     return folder
 
 

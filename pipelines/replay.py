@@ -58,7 +58,7 @@ def main(
             raise
         tracked.end()
         if snapshots is not None:
-            write_snapshot(run, snapshots / path.stem, settings, words)
+            write_snapshot(run, snapshots / path.stem, settings, words, num_held_out=len(held_out))
         made["configs"][path.stem] = tracked.figures(run) | {
             "records": len(chosen),
             "held_out_records": len(held_out),

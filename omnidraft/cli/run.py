@@ -1,5 +1,7 @@
 """`omnidraft run`: be one of the services."""
 
+from typing import Annotated
+
 import typer
 
 from omnidraft.cli.options import Config
@@ -8,11 +10,16 @@ app = typer.Typer(help="Be one of the services until SIGTERM.", no_args_is_help=
 
 
 @app.command("worker")
-def worker_command(config_path: Config = None) -> None:
+def worker_command(
+    snapshot: Annotated[
+        str | None, typer.Option(help="Serve with this folder, version or alias for good, whatever is champion.")
+    ] = None,
+    config_path: Config = None,
+) -> None:
     """Serve requests over HTTP and record traces."""
     from omnidraft.hosts import process, worker
 
-    raise typer.Exit(process.serve("worker", worker.main, config_path))
+    raise typer.Exit(process.serve("worker", worker.main, config_path, worker={"snapshot": snapshot}))
 
 
 @app.command("distiller")

@@ -50,6 +50,19 @@ def show(
     print(json.dumps(_as_json(_registry(_settings(config_path, target)).resolve(name)), indent=2))
 
 
+@app.command("publish")
+def publish(
+    folder: Annotated[Path, typer.Argument(help="What `python -m pipelines.learn --out` wrote.")],
+    target: Target = None,
+    config_path: Config = None,
+) -> None:
+    """Add a snapshot folder as the newest version: the controller judges it, and a distiller goes on from it."""
+    registry = _registry(_settings(config_path, target))
+    versions = registry.versions()
+    published = registry.publish(folder, versions[-1].version if versions else None)
+    print(f"published as version {published.version}")
+
+
 @app.command("promote")
 def promote(
     name: Annotated[str, typer.Argument(help="Version, alias or latest.")],

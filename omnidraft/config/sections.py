@@ -186,6 +186,8 @@ class WorkerSettings(Section):
     poll_s: float = Field(2.0, gt=0)
     """How often the registry is asked for the champion, in case an announcement was missed."""
     tenant: str = "default"
+    snapshot: str | None = None
+    """Serve `models.target` with this folder, version or alias for good. None: the base drafter, then the champion."""
 
 
 class Settings(Section):
@@ -204,4 +206,5 @@ class Settings(Section):
     def for_target(self, target: str) -> "Settings":
         """The same for one pair: this target alone, with the drafter."""
         models = self.models.model_copy(update={"target": target, "more_targets": ()})
-        return self.model_copy(update={"models": models})
+        pinned = self.worker.snapshot if target == self.models.target else None
+        return self.model_copy(update={"models": models, "worker": self.worker.model_copy(update={"snapshot": pinned})})

@@ -34,6 +34,7 @@ def decide(
     - A challenger that was not measured is refused: nothing shows that it is not worse.
     - One that descends from the champion is judged by the sum of the changes since, each measured before and after
       on the same records. A snapshot between that was not measured counts as no change.
+    - One without a parent was learned offline from the base drafter; if that is the champion, it is judged likewise.
     - One that does not descend from it is judged by its agreement against the champion's, on different records, and
       refused when the champion's is unknown.
 
@@ -48,6 +49,9 @@ def decide(
     if lineage[0].parent_id == champion.snapshot_id:
         change = sum(_change(manifest) for manifest in lineage)
         against = f"against the champion over {len(lineage)} snapshot(s), each on the same records"
+    elif challenger.parent_id is None and _is_base_of(champion, challenger):
+        change = _change(challenger)
+        against = "against the base drafter, which is the champion, on the same records"
     elif champion.agreement_after is not None:
         change = challenger.agreement_after - champion.agreement_after
         against = "against the champion, which is no ancestor, on other records"
@@ -56,6 +60,10 @@ def decide(
     is_enough = change >= -tolerance - 1e-9  # a sum of rounded differences
     verdict = f"held-out agreement {challenger.agreement_after:.4f} on {challenger.held_out_records} records"
     return Decision(is_enough, f"{verdict}, {change:+.4f} {against}, tolerance {tolerance:.4f}")
+
+
+def _is_base_of(champion: Manifest, challenger: Manifest) -> bool:
+    return champion.train == "base" and champion.parent_id is None and champion.drafter_hash == challenger.drafter_hash
 
 
 def _change(manifest: Manifest) -> float:

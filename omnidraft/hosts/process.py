@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -40,11 +40,15 @@ def run(name: str, host_main: HostMain) -> None:
     typer.run(command)
 
 
-def serve(name: str, host_main: HostMain, config_path: Path | None) -> int:
-    """Be the service `name` until it stops; the exit code. What it refuses is one line on stderr, no traceback."""
+def serve(name: str, host_main: HostMain, config_path: Path | None, **overrides: Any) -> int:
+    """Be the service `name` until it stops; the exit code. What it refuses is one line on stderr, no traceback.
+
+    Args:
+        overrides: settings (section=dict) that come last; see config.load.
+    """
     configure_logging()
     try:
-        settings = config.load(config_path)
+        settings = config.load(config_path, **overrides)
         logger.info("%s starting: log %s", name, settings.log.url)
         return host_main(settings)
     except OmnidraftError as exc:

@@ -72,7 +72,7 @@ def engine(
     loaded_target = target(settings, words)
     costs = _costs(settings, loaded_target)
     load = snapshot_loader(settings, words, costs)
-    slot = SnapshotSlot(load(None, None) if snapshot is None else named_snapshot(settings, load, snapshot))
+    slot = SnapshotSlot(_first(settings, load, snapshot))
     made = _engine(settings, words, loaded_target, costs, metrics, None, slot)
     return Worker((ServedTarget(made, loaded_target, None),), None)
 
@@ -102,12 +102,12 @@ def _all_served(
     words = [vocabularies(pair, progress) for pair in pairs]
     drafter = base_drafter(settings, words[0])
     return tuple(
-        _following(pair, its_words, metrics, recorder, drafter, snapshots, is_alone=len(pairs) == 1)
+        _served(pair, its_words, metrics, recorder, drafter, snapshots, is_alone=len(pairs) == 1)
         for pair, its_words, snapshots in zip(pairs, words, registries, strict=True)
     )
 
 
-def _following(
+def _served(
     settings: Settings,
     words: Vocabularies,
     metrics: Metrics,
@@ -117,15 +117,23 @@ def _following(
     *,
     is_alone: bool,
 ) -> ServedTarget:
-    """One pair, which follows its champion."""
+    """One pair, which follows its champion unless the settings name its snapshot."""
     from omnidraft.decode.slot import SnapshotSlot
 
     loaded_target = target(settings, words)
     costs = _costs(settings, loaded_target)
     load = snapshot_loader(settings, words, costs, drafter)
-    slot = SnapshotSlot(load(None, None))
+    pinned = settings.worker.snapshot
+    slot = SnapshotSlot(_first(settings, load, pinned))
     made = _engine(settings, words, loaded_target, costs, metrics, recorder, slot)
+    if pinned is not None:
+        return ServedTarget(made, loaded_target, None)
     return ServedTarget(made, loaded_target, _refresher(settings, metrics, snapshots, slot, load, is_alone=is_alone))
+
+
+def _first(settings: Settings, load: SnapshotLoader, name: str | None) -> "LoadedSnapshot":
+    """What serves at the start: the named snapshot, or the base drafter."""
+    return load(None, None) if name is None else named_snapshot(settings, load, name)
 
 
 def _costs(settings: Settings, loaded_target: Target) -> "Costs":

@@ -168,6 +168,19 @@ def test_snapshots_are_listed_shown_promoted_and_announced(
     assert_refused(omnidraft("snapshots", "rollback", "--config", settings), "previous")
 
 
+def test_a_folder_learned_offline_becomes_the_newest_version(
+    omnidraft: Run, settings: Path, tmp_path: Path, tiny_models: tuple[Path, Path]
+) -> None:
+    target, drafter = map(str, tiny_models)
+    for number in (1, 2):
+        folder = make_bundle(tmp_path, f"s{number}", target=target, drafter=drafter)
+        done = omnidraft("snapshots", "publish", folder, "--config", settings)
+        assert f"published as version {number}" in done.stdout, done.stderr
+    listed = json.loads(omnidraft("snapshots", "list", "--json", "--config", settings).stdout)
+    assert [row["aliases"] for row in listed] == [[], ["challenger"]]
+    assert_refused(omnidraft("snapshots", "publish", tmp_path, "--config", settings), "manifest.json")
+
+
 def test_a_changed_snapshot_is_never_handed_out(tmp_path: Path) -> None:
     registry = DirectoryRegistry(tmp_path / "registry", "org/small", "big", keep_resume=2)
     registry.publish(make_bundle(tmp_path, "s1"), None)

@@ -49,7 +49,13 @@ def test_a_stranger_is_compared_with_the_champion_itself():
     champion = measured("s5", "s4", 0.79, 0.80)
     assert not decide(measured("x", None, 0.60, 0.70), champion, 0.0).promote
     assert decide(measured("x", None, 0.60, 0.81), champion, 0.0).promote
-    assert not decide(measured("x", None, 0.60, 0.81), BASE, 0.0).promote
+    assert not decide(measured("x", None, 0.60, 0.81), manifest("s5", train="full"), 0.0).promote
+
+
+def test_what_was_learned_offline_is_judged_against_the_base_drafter_it_began_with():
+    assert decide(measured("x", None, 0.60, 0.81), BASE, 0.0).promote
+    assert not decide(measured("x", None, 0.60, 0.59), BASE, 0.0).promote
+    assert not decide(measured("x", None, 0.60, 0.81), manifest("base", drafter_hash="other"), 0.0).promote
 
 
 class Fleet:

@@ -14,6 +14,7 @@ from omnidraft.distill.asked import asked
 from omnidraft.distill.batch import PositionReader, Positions
 from omnidraft.distill.buckets import Buckets
 from omnidraft.distill.losses import LOSSES
+from omnidraft.ports import PackedTexts
 
 TEXTS = (
     "The river goes into the sea. ",
@@ -41,8 +42,7 @@ def positions_of(pair, alm: AlmSettings) -> list[Positions]:
 
 def slow_losses(model, record: Positions, name: str) -> list[Tensor]:
     """One forward over the record alone, and every position by itself."""
-    ids_1T = torch.from_numpy(record.ids_T)[None]
-    logits_TV = model.logits(model.hidden(ids_1T, torch.ones_like(ids_1T))[0])
+    logits_TV = all_logits(model, record)
     loss = LOSSES[name]
     if loss.positions in ("emitted", "piece"):
         kind = loss.positions
@@ -70,6 +70,15 @@ def slow_losses(model, record: Positions, name: str) -> list[Tensor]:
             ]
         case _:
             return slow_chunks(name, logits_TV, record)
+
+
+def all_logits(model, record: Positions) -> Tensor:
+    """At every id; what stands before the first position is context, and 0 here."""
+    num_context = int(min(record.at_P.min(), record.piece_at_M.min(initial=len(record.ids_T))))
+    ids_T = torch.from_numpy(record.ids_T)
+    texts = PackedTexts(ids_T, torch.zeros_like(ids_T), torch.arange(len(ids_T)), num_context)
+    logits_NV = model.logits(model.hidden(texts))
+    return torch.cat([torch.zeros(num_context, logits_NV.shape[1]), logits_NV])
 
 
 def one(loss, logits_V: Tensor, buckets, row: int, emitted: int, rest_V: Tensor | None = None) -> Tensor:
@@ -100,13 +109,13 @@ def slow_chunks(name: str, logits_TV: Tensor, record: Positions) -> list[Tensor]
     return losses
 
 
-@pytest.mark.parametrize(("pass_tokens", "logit_rows"), [(256, 256), (80, 7), (1, 1)])
+@pytest.mark.parametrize(("pass_rows", "logit_rows"), [(256, 256), (80, 7), (1, 1)])
 @pytest.mark.parametrize("debias", [True, False])
 def test_the_gradient_of_all_losses_at_once_is_the_naive_one(
-    pair, monkeypatch, pass_tokens: int, logit_rows: int, debias: bool
+    pair, monkeypatch, pass_rows: int, logit_rows: int, debias: bool
 ) -> None:
     """With 7 rows a stretch most chunks are cut by its end."""
-    monkeypatch.setattr(passes, "PASS_TOKENS", pass_tokens)
+    monkeypatch.setattr(passes, "PASS_ROWS", pass_rows)
     monkeypatch.setattr(fast, "LOGIT_ROWS", logit_rows)
     model = pair.learner().model
     records = positions_of(pair, AlmSettings(tau=5.0, debias=debias, merge_below=0.5))
@@ -128,8 +137,9 @@ def test_the_gradient_of_all_losses_at_once_is_the_naive_one(
 def test_only_rows_that_a_loss_looks_at_are_asked_for(pair) -> None:
     (group,) = passes.grouped(positions_of(pair, AlmSettings())[:1])
     (record,) = group.records
+    pieces, positions = (group.rows(0, at).tolist() for at in (record.piece_at_M, record.at_P))
     rows_N, _ = asked(group, ["piece"])
-    assert rows_N.tolist() == record.piece_at_M.tolist()
+    assert rows_N.tolist() == pieces
     rows_N, what = asked(group, ["piece", "emitted"])
-    assert rows_N.tolist() == sorted({*record.piece_at_M.tolist(), *record.at_P.tolist()})
-    assert rows_N[what["piece"].first_row_N].tolist() == record.piece_at_M.tolist()
+    assert rows_N.tolist() == sorted({*pieces, *positions})
+    assert rows_N[what["piece"].first_row_N].tolist() == pieces

@@ -91,7 +91,6 @@ class PositionReader:
     ) -> None:
         self._tokenizer, self._target, self._alignment = draft_tokenizer, target_vocabulary, alignment
         self._max_tokens = max_tokens
-        self._is_direct_D = alignment.targets_of_draft.lengths == 1
         self._chunker = Chunker(alm or AlmSettings(), draft_tokenizer.vocabulary, target_vocabulary)
 
     def read(self, record: TraceRecord) -> Positions:
@@ -146,7 +145,7 @@ class PositionReader:
         return Believed(
             buckets=buckets,
             direct=direct_buckets(beliefs, emitted_P, self._alignment),
-            is_direct_D=self._is_direct_D,
+            is_direct_D=self._alignment.is_direct_D,
             log_p_P=beliefs.emitted_log_p_E[emitted_P].astype(np.float32).clip(max=0.0),
             rejected=one_against_all(buckets, rejected_N2[:, 0], rejected_N2[:, 1]),
             rejected_row_N=rejected_N2[:, 0],

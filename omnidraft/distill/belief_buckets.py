@@ -54,9 +54,7 @@ def belief_buckets(
 
 def direct_buckets(beliefs: Beliefs, emitted_P: np.ndarray, alignment: Alignment) -> BeliefBuckets:
     """Mass per draft token that is a target token, renormalised over all of these; the whole tail counts as theirs."""
-    is_direct_T = alignment.drafts_of_target.lengths == 1
-    partner_T = np.where(is_direct_T, alignment.draft_first_T, alignment.num_draft)
-    ids_PK, mass_PK = _by_draft_token(beliefs, emitted_P, partner_T, alignment.num_draft)
+    ids_PK, mass_PK = _by_draft_token(beliefs, emitted_P, alignment.direct_draft_T, alignment.num_draft)
     real_PK = (ids_PK >= 0) & (ids_PK < alignment.num_draft)
     rest_P = np.exp(beliefs.tail_log_p_E[emitted_P].astype(np.float64))
     total_P = np.where(real_PK, mass_PK, 0.0).sum(axis=1) + rest_P

@@ -122,10 +122,11 @@ def test_a_padded_bucket_counts_for_nothing(name: str) -> None:
 @settings(deadline=None, max_examples=30)
 @given(logits=st.lists(st.sampled_from([-1e4, -100.0, 0.0, 3.0, 100.0, 1e4]), min_size=V, max_size=V))
 def test_extreme_logits_give_finite_gradients(name: str, logits: list[float]) -> None:
+    """float32 knows 1e4 to 1e-3."""
     logits_NV = torch.tensor([logits, logits]).requires_grad_()
     loss_N = losses_of(name, logits_NV)
     (grad_NV,) = torch.autograd.grad(loss_N.sum(), logits_NV)
-    assert (loss_N > -1e-5).all()
+    assert (loss_N > -5e-3).all()
     assert loss_N.isfinite().all()
     assert grad_NV.isfinite().all()
 

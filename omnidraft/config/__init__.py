@@ -1,6 +1,7 @@
 """Every setting of every process."""
 
 from omnidraft.config.sections import (
+    AlmSettings,
     CacheSettings,
     ControllerSettings,
     DecodeSettings,
@@ -16,6 +17,7 @@ from omnidraft.config.sections import (
 from omnidraft.config.sources import load
 
 __all__ = [
+    "AlmSettings",
     "CacheSettings",
     "ControllerSettings",
     "DecodeSettings",

@@ -132,11 +132,27 @@ class RegistrySettings(Section):
         raise ValueError("not a registry: use sqlite:///path, http://host:port, postgresql://... or directory:///path")
 
 
+class AlmSettings(Section):
+    """Approximate likelihood matching: the losses `alm` and `alm_tv`. Defaults are its paper's."""
+
+    tau: float = Field(100.0, gt=0)
+    """Likelihoods are compared to the power 1 / tau; higher weighs unlikely chunks like likely ones."""
+    debias: bool = True
+    """Compare text and the start of a word after it, so that a vocabulary with longer words is not punished. The
+    target's part of that is a lower bound: what the trace keeps."""
+    merge_below: float = Field(0.1, ge=0, lt=1)
+    """Chunks grow until a word starts after them with more than this probability; 0 never merges."""
+
+
 class LearnerSettings(Section):
     """How the drafter learns. Defaults are the paper's (OmniDraft, section 5) unless a measurement says otherwise."""
 
     loss: str = "dm + 0.2 ngram"
-    """A weighted sum of losses by name; `dm` is forward KL on draft-space buckets, `dm_reverse` the paper's."""
+    """A weighted sum of losses by name, such as "nll + 0.2 ngram", which needs no log-probabilities of the target.
+    On its beliefs: dm (forward KL), dm_reverse, dm_mixed, dm_paper (OmniDraft's own form), jsd, tv, lk, osd (where the
+    drafter was wrong), rejected (what it drafted in vain), alm and alm_tv (chunks of text), ngram_p. On the emitted
+    tokens alone: nll, ngram."""
+    alm: AlmSettings = AlmSettings()
     train: Literal["full", "lora"] = "full"
     lora_rank: int = Field(32, ge=1)
     learning_rate: float = Field(1e-4, gt=0)

@@ -1,23 +1,22 @@
 """A trace record as the learner reads it: draft ids, and what is asked of the drafter at which of them.
 
 Shapes: T draft ids of prompt and answer, P positions where an emitted target token begins at a draft boundary,
-M draft pieces of emitted n-grams. `at` is the index of the draft id whose hidden state predicts.
-The answer is tokenised as the drafter sees it while serving: its bytes, without tokens that have none; so the end of
-the text is asked for at the last boundary, and special ids inside the text are predicted but never read.
+M draft pieces of emitted n-grams, N rejected tokens. `at` is the index of the draft id whose hidden state predicts.
+The end of the text is asked for at the last boundary, and special ids inside the text are predicted but never read.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from omnidraft.distill.belief_buckets import BeliefBuckets, Split, belief_buckets
-from omnidraft.errors import WireError
-from omnidraft.traces.record import TraceRecord
+from omnidraft.config import AlmSettings
+from omnidraft.distill.answer import Answer, read_answer, require_inside
+from omnidraft.distill.belief_buckets import BeliefBuckets, Split, belief_buckets, direct_buckets, one_against_all
+from omnidraft.distill.record_chunks import Chunker, RecordChunks
+from omnidraft.distill.rejections import rejected_tokens
+from omnidraft.traces.record import Beliefs, Rounds, TraceRecord
 from omnidraft.vocab.alignment import Alignment
-from omnidraft.vocab.positions import Walk, walk
-from omnidraft.vocab.retokenise import tokenise_bytes
 from omnidraft.vocab.tokenizer import Tokenizer, Vocabulary
 
 
@@ -30,6 +29,25 @@ class Ngram:
 
 
 @dataclass(frozen=True, slots=True)
+class Believed:
+    """What a record teaches beyond its ids when the target told its beliefs."""
+
+    buckets: BeliefBuckets
+    """Of the P positions."""
+    direct: BeliefBuckets
+    """Of the same, over the draft tokens that are target tokens."""
+    is_direct_D: np.ndarray
+    """bool; which draft ids are target tokens."""
+    log_p_P: np.ndarray
+    """float32; of the emitted target tokens."""
+    rejected: BeliefBuckets
+    """Of N drafted and refused tokens: their first draft token against all else."""
+    rejected_row_N: np.ndarray
+    """int64; row in P where each was refused."""
+    chunks: RecordChunks
+
+
+@dataclass(frozen=True, slots=True)
 class Positions:
     """What one record teaches."""
 
@@ -39,8 +57,11 @@ class Positions:
     """int64; positions of emitted target tokens."""
     emitted_P: np.ndarray
     """int64; the target ids emitted there."""
-    buckets: BeliefBuckets | None
-    """Of the same P positions; None when the target told no log-probabilities."""
+    draft_P: np.ndarray
+    """int64; the draft ids that begin there, num_draft where the drafter has none."""
+    is_draftable_P: np.ndarray  # bool
+    believed: Believed | None
+    """None when the target told no log-probabilities."""
     piece_at_M: np.ndarray  # int64
     piece_ids_M: np.ndarray  # int64, the draft id that comes next there
     piece_row_M: np.ndarray  # int64, row in P of the target token that the piece belongs to
@@ -50,15 +71,27 @@ class Positions:
     skipped: Mapping[str, int]
     """Emitted tokens that are no position, by reason."""
 
+    @property
+    def buckets(self) -> BeliefBuckets | None:
+        """Of the P positions; None when the target told no log-probabilities."""
+        return self.believed.buckets if self.believed else None
+
 
 class PositionReader:
     """Reads records of one vocabulary pair."""
 
     def __init__(
-        self, draft_tokenizer: Tokenizer, target_vocabulary: Vocabulary, alignment: Alignment, *, max_tokens: int
+        self,
+        draft_tokenizer: Tokenizer,
+        target_vocabulary: Vocabulary,
+        alignment: Alignment,
+        *,
+        max_tokens: int,
+        alm: AlmSettings | None = None,
     ) -> None:
         self._tokenizer, self._target, self._alignment = draft_tokenizer, target_vocabulary, alignment
         self._max_tokens = max_tokens
+        self._chunker = Chunker(alm or AlmSettings(), draft_tokenizer.vocabulary, target_vocabulary)
 
     def read(self, record: TraceRecord) -> Positions:
         """
@@ -66,22 +99,25 @@ class PositionReader:
             VocabularyError: the drafter's vocabulary cannot spell the text.
             WireError: an id lies outside its vocabulary.
         """
-        answer = self._answer(record)
+        require_inside(record.drafter_prompt_ids, self._alignment.num_draft, "draft")
+        answer = read_answer(self._tokenizer, self._target, record)
         prompt_T = record.drafter_prompt_ids.astype(np.int64)
         ids_T = np.concatenate([prompt_T, answer.draft_ids])[-self._max_tokens :]
         shift = len(prompt_T) + len(answer.draft_ids) - len(ids_T)
         to_index = len(prompt_T) - shift - 1  # of the id before a draft position of the answer
         chosen, skipped = answer.choose(first_draft_position=-to_index)
-        emitted_P = answer.met.target_P[chosen] - answer.num_before
-        at_P = answer.met.draft_P[chosen] + to_index
-        row_of = {int(target): row for row, target in enumerate(answer.met.target_P[chosen])}
+        target_P, at_P = answer.met.target_P[chosen], answer.met.draft_P[chosen] + to_index
+        row_of = {int(target): row for row, target in enumerate(target_P)}
         merges = answer.merges()
         pieces_M3 = _pieces(answer, merges, row_of, to_index)
+        draft_P = self._emitted_draft_ids(answer, target_P, answer.met.draft_P[chosen])
         return Positions(
             ids_T=ids_T,
             at_P=at_P,
-            emitted_P=record.emitted_ids[emitted_P].astype(np.int64),
-            buckets=self._buckets(record, answer, emitted_P, row_of),
+            emitted_P=answer.target_ids[target_P],
+            draft_P=draft_P,
+            is_draftable_P=draft_P < self._alignment.num_draft,
+            believed=self._believed(record.beliefs, record.rounds, answer, at_P, row_of) if record.beliefs else None,
             piece_at_M=pieces_M3[:, 0],
             piece_ids_M=pieces_M3[:, 1],
             piece_row_M=pieces_M3[:, 2],
@@ -93,99 +129,57 @@ class PositionReader:
             skipped=skipped,
         )
 
-    def _answer(self, record: TraceRecord) -> "_Answer":
-        target_ids = np.concatenate([record.before_ids, record.emitted_ids]).astype(np.int64)
-        _require_inside(target_ids, len(self._target), "target")
-        _require_inside(record.drafter_prompt_ids, self._alignment.num_draft, "draft")
-        text = self._target.spell(target_ids.tolist())
-        draft_ids = np.array(tokenise_bytes(self._tokenizer, text), np.int64)
-        draft_num_bytes = self._tokenizer.vocabulary.num_bytes[draft_ids]
-        target_num_bytes = self._target.num_bytes[target_ids]
-        return _Answer(
-            draft_ids=draft_ids,
-            target_ids=target_ids,
-            num_before=len(record.before_ids),
-            met=walk(draft_num_bytes, target_num_bytes),
-            draft_ends=np.cumsum(draft_num_bytes),
-            target_ends=np.cumsum(target_num_bytes),
-            target_num_bytes=target_num_bytes,
-            num_settled_bytes=len(text) if record.finish_reason else self._settled_bytes(text),
+    def _emitted_draft_ids(self, answer: Answer, target_P: np.ndarray, draft_P: np.ndarray) -> np.ndarray:
+        """The draft token that begins at each position; of a special id its partner."""
+        partner_P = self._alignment.draft_first_T[answer.target_ids[target_P]]
+        next_P = np.append(answer.draft_ids, self._alignment.num_draft)[draft_P]
+        return np.where(answer.target_num_bytes[target_P] > 0, next_P, partner_P)
+
+    def _believed(
+        self, beliefs: Beliefs, rounds: Rounds, answer: Answer, at_P: np.ndarray, row_of: Mapping[int, int]
+    ) -> Believed:
+        emitted_P = np.array(list(row_of), np.int64) - answer.num_before
+        buckets = belief_buckets(beliefs, emitted_P, self._alignment, _splits(beliefs, answer, row_of))
+        rejected_N2 = self._rejected(rounds, answer.num_before, row_of)
+        has_bytes_E = answer.target_num_bytes[answer.num_before :] > 0
+        return Believed(
+            buckets=buckets,
+            direct=direct_buckets(beliefs, emitted_P, self._alignment),
+            is_direct_D=self._alignment.is_direct_D,
+            log_p_P=beliefs.emitted_log_p_E[emitted_P].astype(np.float32).clip(max=0.0),
+            rejected=one_against_all(buckets, rejected_N2[:, 0], rejected_N2[:, 1]),
+            rejected_row_N=rejected_N2[:, 0],
+            chunks=self._chunker.chunks(beliefs, at_P, emitted_P, has_bytes_E),
         )
 
-    def _settled_bytes(self, data: bytes) -> int:
-        """Bytes before the last safe boundary: what follows may be tokenised otherwise when the text goes on."""
-        text = data.decode("utf-8", "surrogateescape")
-        cuts = [found.start() for found in self._tokenizer.vocabulary.boundary.finditer(text)]
-        return len(text[: cuts[-1]].encode("utf-8", "surrogateescape")) if cuts else 0
-
-    def _buckets(
-        self, record: TraceRecord, answer: "_Answer", emitted_P: np.ndarray, row_of: Mapping[int, int]
-    ) -> BeliefBuckets | None:
-        if record.beliefs is None:
-            return None
-        log_p_E = record.beliefs.emitted_log_p_E.astype(np.float64)
-        splits = [
-            Split(
-                row=row_of[first],
-                draft_id=int(answer.draft_ids[draft]),
-                first_target=int(answer.target_ids[first]),
-                p=float(np.exp(log_p_E[first - answer.num_before : end - answer.num_before].sum())),
-            )
-            for draft, first, end in answer.splits()
-            if first in row_of
-        ]
-        return belief_buckets(record.beliefs, emitted_P, self._alignment, splits)
+    def _rejected(self, rounds: Rounds, num_before: int, row_of: Mapping[int, int]) -> np.ndarray:
+        """int64 [N, 2]: row in P, and the first draft id of a token refused there; each once."""
+        first_T = np.append(self._alignment.draft_first_T, self._alignment.num_draft)
+        found = {
+            (row_of[emitted + num_before], int(first_T[min(target, self._alignment.num_target)]))
+            for emitted, target in rejected_tokens(rounds).tolist()
+            if emitted + num_before in row_of
+        }
+        known = sorted(pair for pair in found if pair[1] < self._alignment.num_draft)
+        return np.array(known, np.int64).reshape(-1, 2)
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """An answer so far in both vocabularies. Positions count from its first token, this segment's or earlier."""
-
-    draft_ids: np.ndarray
-    target_ids: np.ndarray
-    num_before: int  # target ids of earlier segments
-    met: Walk
-    draft_ends: np.ndarray
-    target_ends: np.ndarray
-    target_num_bytes: np.ndarray
-    num_settled_bytes: int
-
-    def choose(self, *, first_draft_position: int) -> tuple[np.ndarray, dict[str, int]]:
-        """Which of the meeting points are positions, and why the other emitted tokens are none."""
-        starts_P = (self.target_ends - self.target_num_bytes)[self.met.target_P]
-        of_segment_P = self.met.target_P >= self.num_before
-        settled_P = starts_P <= self.num_settled_bytes
-        inside_P = self.met.draft_P >= first_draft_position
-        num_emitted = len(self.target_ids) - self.num_before
-        skipped = Counter(
-            inside_a_draft_token=num_emitted - int(of_segment_P.sum()),
-            after_the_last_safe_boundary=int((of_segment_P & ~settled_P).sum()),
-            outside_the_window=int((of_segment_P & settled_P & ~inside_P).sum()),
+def _splits(beliefs: Beliefs, answer: Answer, row_of: Mapping[int, int]) -> list[Split]:
+    log_p_E = beliefs.emitted_log_p_E.astype(np.float64)
+    return [
+        Split(
+            row=row_of[first],
+            draft_id=int(answer.draft_ids[draft]),
+            first_target=int(answer.target_ids[first]),
+            p=float(np.exp(log_p_E[first - answer.num_before : end - answer.num_before].sum())),
         )
-        return of_segment_P & settled_P & inside_P, dict(+skipped)
-
-    def merges(self) -> list[tuple[int, int, int]]:
-        """(target position, first draft position, one past the last), of this segment and settled."""
-        return [
-            (target, first, end)
-            for target, first, end in self.met.merges_M3.tolist()
-            if target >= self.num_before and self.target_ends[target] <= self.num_settled_bytes
-        ]
-
-    def splits(self) -> list[tuple[int, int, int]]:
-        """(draft position, first target position, one past the last), of this segment and settled; none with a
-        special id inside, which the draft token does not spell."""
-        return [
-            (draft, first, end)
-            for draft, first, end in self.met.splits_S3.tolist()
-            if first >= self.num_before
-            and self.draft_ends[draft] <= self.num_settled_bytes
-            and self.target_num_bytes[first:end].all()
-        ]
+        for draft, first, end in answer.splits()
+        if first in row_of
+    ]
 
 
 def _pieces(
-    answer: _Answer, merges: Sequence[tuple[int, int, int]], row_of: Mapping[int, int], to_index: int
+    answer: Answer, merges: Sequence[tuple[int, int, int]], row_of: Mapping[int, int], to_index: int
 ) -> np.ndarray:
     """[M, 3]: at, draft id that comes next, row of the position."""
     pieces = [
@@ -195,8 +189,3 @@ def _pieces(
         for n in range(end - first)
     ]
     return np.array(pieces, np.int64).reshape(-1, 3)
-
-
-def _require_inside(ids: np.ndarray, size: int, which: str) -> None:
-    if len(ids) and int(ids.max()) >= size:
-        raise WireError(f"{which} id {int(ids.max())} lies outside a vocabulary of {size}")

@@ -15,7 +15,7 @@ from omnidraft.vocab.alignment import Alignment
 
 @dataclass(frozen=True, slots=True)
 class BeliefBuckets:
-    """losses.Buckets of one record, as arrays."""
+    """buckets.Buckets of one record, as arrays."""
 
     ids_PS: np.ndarray  # int64
     log_p_PS: np.ndarray  # float32, -inf where the mass is zero
@@ -41,7 +41,7 @@ def belief_buckets(
 
     A target token's mass lies with the draft token that begins it; one that cannot be drafted counts as rest.
     """
-    ids_PK, mass_PK = _by_draft_token(beliefs, emitted_P, alignment)
+    ids_PK, mass_PK = _by_draft_token(beliefs, emitted_P, alignment.draft_first_T, alignment.num_draft)
     rest_P = np.exp(beliefs.tail_log_p_E[emitted_P].astype(np.float64))
     undraftable_PK = ids_PK == alignment.num_draft
     rest_P += np.where(undraftable_PK, mass_PK, 0.0).sum(axis=1)
@@ -49,8 +49,41 @@ def belief_buckets(
     ids_PS, mass_PS = np.pad(ids_PK, ((0, 0), (0, 1))), np.pad(mass_PK, ((0, 0), (0, 1)))
     for split in splits:
         _move(split, alignment, ids_PS, mass_PS, real_PS, rest_P)
-    has_none_P = ~real_PS.any(axis=1)
-    any_real_P = np.where(has_none_P, 0, ids_PS[np.arange(len(ids_PS)), real_PS.argmax(axis=1)])
+    return _as_buckets(ids_PS, mass_PS, real_PS, rest_P)
+
+
+def direct_buckets(beliefs: Beliefs, emitted_P: np.ndarray, alignment: Alignment) -> BeliefBuckets:
+    """Mass per draft token that is a target token, renormalised over all of these; the whole tail counts as theirs."""
+    ids_PK, mass_PK = _by_draft_token(beliefs, emitted_P, alignment.direct_draft_T, alignment.num_draft)
+    real_PK = (ids_PK >= 0) & (ids_PK < alignment.num_draft)
+    rest_P = np.exp(beliefs.tail_log_p_E[emitted_P].astype(np.float64))
+    total_P = np.where(real_PK, mass_PK, 0.0).sum(axis=1) + rest_P
+    rest_P = np.where(total_P > 0, rest_P, 1.0)
+    total_P = np.where(total_P > 0, total_P, 1.0)
+    return _as_buckets(ids_PK, mass_PK / total_P[:, None], real_PK, rest_P / total_P)
+
+
+def certain_buckets(ids_N: np.ndarray, log_p_N: np.ndarray) -> BeliefBuckets:
+    """One bucket each and no rest."""
+    return BeliefBuckets(
+        ids_N[:, None],
+        log_p_N.astype(np.float32)[:, None],
+        np.ones((len(ids_N), 1), bool),
+        np.full(len(ids_N), -np.inf, np.float32),
+    )
+
+
+def one_against_all(buckets: BeliefBuckets, row_N: np.ndarray, ids_N: np.ndarray) -> BeliefBuckets:
+    """The bucket of one draft token in each of these rows, and all else as the rest; without mass when it is none."""
+    is_it_NS = buckets.real_PS[row_N] & (buckets.ids_PS[row_N] == ids_N[:, None])
+    mass_NS = np.where(buckets.real_PS[row_N], np.exp(buckets.log_p_PS[row_N].astype(np.float64)), 0.0)
+    mass_N = np.where(is_it_NS, mass_NS, 0.0).sum(axis=1)
+    rest_N = np.where(is_it_NS, 0.0, mass_NS).sum(axis=1) + np.exp(buckets.log_p_rest_P[row_N].astype(np.float64))
+    return _as_buckets(ids_N[:, None], mass_N[:, None], np.ones((len(ids_N), 1), bool), rest_N)
+
+
+def _as_buckets(ids_PS: np.ndarray, mass_PS: np.ndarray, real_PS: np.ndarray, rest_P: np.ndarray) -> BeliefBuckets:
+    any_real_P = np.where(real_PS.any(axis=1), ids_PS[np.arange(len(ids_PS)), real_PS.argmax(axis=1)], 0)
     with np.errstate(divide="ignore"):
         log_p_PS, log_p_rest_P = np.log(np.where(real_PS, mass_PS, 0.0)), np.log(rest_P)
     return BeliefBuckets(
@@ -61,14 +94,15 @@ def belief_buckets(
     )
 
 
-def _by_draft_token(beliefs: Beliefs, emitted_P: np.ndarray, alignment: Alignment) -> tuple[np.ndarray, np.ndarray]:
+def _by_draft_token(
+    beliefs: Beliefs, emitted_P: np.ndarray, draft_of_T: np.ndarray, num_draft: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Distinct draft tokens in front, and their mass; places left over hold -1.
 
     `num_draft` stands for everything that cannot be drafted.
     """
     top_PK = beliefs.top_ids_EK[emitted_P].astype(np.int64)
-    first_T = np.append(alignment.draft_first_T, alignment.num_draft)
-    first_PK = first_T[np.minimum(top_PK, alignment.num_target)]
+    first_PK = np.append(draft_of_T, num_draft)[np.minimum(top_PK, len(draft_of_T))]
     order_PK = np.argsort(first_PK, axis=1, kind="stable")
     first_PK = np.take_along_axis(first_PK, order_PK, axis=1)
     p_PK = np.take_along_axis(np.exp(beliefs.top_log_p_EK[emitted_P].astype(np.float64)), order_PK, axis=1)

@@ -84,7 +84,9 @@ class Learner:
             raise ConfigError(f"the drafter has {model.vocab_size} rows, its vocabulary {alignment.num_draft} ids")
         self.model, self.cache, self.alignment = model, cache, alignment
         self.counters = Counters()
-        self._reader = PositionReader(draft_tokenizer, target_vocabulary, alignment, max_tokens=settings.max_tokens)
+        self._reader = PositionReader(
+            draft_tokenizer, target_vocabulary, alignment, max_tokens=settings.max_tokens, alm=settings.alm
+        )
         self._terms = parse(settings.loss)
         self._settings = settings
         self._optimizer = torch.optim.AdamW(

@@ -53,6 +53,16 @@ class Alignment:
         where there is none."""
         return self.drafts_of_target.firsts(default=self.num_draft)
 
+    @cached_property
+    def is_direct_D(self) -> np.ndarray:
+        """bool: a draft token is one target token."""
+        return self.targets_of_draft.lengths == 1
+
+    @cached_property
+    def direct_draft_T(self) -> np.ndarray:
+        """int64: the draft token that is a target token; num_draft where there is none."""
+        return np.where(self.drafts_of_target.lengths == 1, self.draft_first_T, self.num_draft)
+
     def pieces(self, draft_id: int) -> tuple[int, ...]:
         """Target ids that a draft token becomes: one when direct, more when split, () when unmapped."""
         return self.targets_of_draft[draft_id]
@@ -63,7 +73,7 @@ class Alignment:
 
     @cached_property
     def num_direct(self) -> int:
-        return int((self.targets_of_draft.lengths == 1).sum())
+        return int(self.is_direct_D.sum())
 
     @cached_property
     def num_split(self) -> int:

@@ -81,23 +81,60 @@ class Pair:
         model = load_trainable(self.folder, train=chosen.train, rank=4, seed=chosen.seed)
         return Learner(model, self.draft, self.target.vocabulary, self.alignment, self.cache(), chosen)
 
-    def record(self, request_id: str = "r", text: str = TEXTS[0], *, seed: int = 0, **changes) -> TraceRecord:
-        """A finished answer whose tokens the target believed in with p = 0.7."""
-        emitted = [*self.target.encode(text), self.target.vocabulary.roles["eos"]]
+    def record(
+        self,
+        request_id: str = "r",
+        text: str = TEXTS[0],
+        *,
+        seed: int = 0,
+        emitted: list[int] | None = None,
+        **changes,
+    ) -> TraceRecord:
+        """A finished answer whose tokens the target believed in with p = 0.7, drafted half right."""
+        emitted = emitted or [*self.target.encode(text), self.target.vocabulary.roles["eos"]]
+        beliefs = make_beliefs(emitted, len(self.target.vocabulary), seed)
         known = {
             "alignment": self.alignment.fingerprint,
             "drafter_prompt_ids": np.array(self.draft.encode("Where? "), np.uint32),
             "prompt_ids": np.array(self.target.encode("Where? "), np.uint32),
             "before_ids": np.zeros(0, np.uint32),
             "emitted_ids": np.array(emitted, np.uint32),
-            "beliefs": make_beliefs(emitted, len(self.target.vocabulary), seed),
+            "beliefs": beliefs,
+            "rounds": make_rounds(emitted, beliefs),
             "finish_reason": "stop",
         }
-        return make_record(request_id, rounds=no_rounds(), **(known | changes))
+        return make_record(request_id, **(known | changes))
 
 
 def no_rounds() -> Rounds:
     return Rounds(**{name: np.zeros(0, kind) for name, kind in ROUND_COLUMNS.items()})
+
+
+def make_rounds(emitted: list[int], beliefs: Beliefs) -> Rounds:
+    """Two emitted tokens a round: the first was drafted, beside another; in the place of the second stood two others,
+    one with a child. An odd last token had nothing drafted."""
+    num_whole = len(emitted) // 2
+    num_rounds = num_whole + len(emitted) % 2
+    nodes = [
+        (emitted[at], beliefs.top_ids_EK[at, 1], *beliefs.top_ids_EK[at + 1, 1:3], emitted[at])
+        for at in range(0, 2 * num_whole, 2)
+    ]
+    is_whole_R = np.arange(num_rounds) < num_whole
+    columns = {
+        "num_nodes_R": 5 * is_whole_R,
+        "num_accepted_R": is_whole_R,
+        "num_emitted_R": 1 + is_whole_R,
+        "num_draft_ids_R": np.zeros(num_rounds),
+        "node_ids_M": np.array(nodes).ravel(),
+        "parents_M": np.tile([0, 0, 1, 1, 3], num_whole),
+        "sources_M": np.zeros(5 * num_whole),
+        "log_q_M": np.zeros(5 * num_whole),
+        "accepted_M": np.tile([1, 0, 0, 0, 0], num_whole),
+        "draft_ids_D": np.zeros(0),
+        "draft_s_R": np.zeros(num_rounds),
+        "target_s_R": np.zeros(num_rounds),
+    }
+    return Rounds(**{name: columns[name].astype(kind) for name, kind in ROUND_COLUMNS.items()})
 
 
 def make_beliefs(emitted: list[int], vocab_size: int, seed: int) -> Beliefs:

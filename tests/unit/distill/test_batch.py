@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from omnidraft.distill.batch import PositionReader, Positions
-from omnidraft.distill.belief_buckets import Split, belief_buckets
+from omnidraft.distill.belief_buckets import Split, belief_buckets, direct_buckets, one_against_all
 from omnidraft.errors import WireError
 from omnidraft.traces.record import Beliefs, TraceRecord
 from omnidraft.vocab.alignment import Alignment
@@ -115,6 +115,56 @@ def test_a_record_without_beliefs_still_has_positions_and_pieces(pair) -> None:
     assert len(positions.piece_at_M) > 0
 
 
+def test_the_draft_token_at_a_position_is_the_one_that_comes_next_or_the_partner_of_a_special_id(pair) -> None:
+    positions = read(pair, pair.record(text=TEXT))
+    assert positions.is_draftable_P.all()
+    assert positions.draft_P[:-1].tolist() == positions.ids_T[positions.at_P[:-1] + 1].tolist()
+    assert positions.draft_P[-1] == pair.draft.vocabulary.roles["eos"]
+
+
+def test_a_special_id_without_a_partner_cannot_be_drafted(pair) -> None:
+    emitted = [*pair.target.encode("The river"), pair.target.vocabulary.roles["eos"]]
+    lonely = replace(pair.alignment, drafts_of_target=without(pair.alignment.drafts_of_target, emitted[-1]))
+    positions = read(replace(pair, alignment=lonely), pair.record(emitted=emitted))
+    assert positions.is_draftable_P.tolist() == [True] * (len(positions.at_P) - 1) + [False]
+
+
+def without(lists: PackedLists, index: int) -> PackedLists:
+    return PackedLists.of([() if n == index else lists[n] for n in range(len(lists))])
+
+
+def test_a_refused_token_is_asked_about_by_its_first_draft_token_where_it_was_refused(pair) -> None:
+    record = pair.record(text=TEXT)
+    positions = read(pair, record)
+    row_of = {index: row for row, index in enumerate(emitted_indices(pair, record, positions))}
+    beliefs, first_T = record.beliefs, pair.alignment.draft_first_T
+    expected = {
+        (row_of[own], int(first_T[target]))
+        for own in range(1, len(record.emitted_ids), 2)  # conftest.make_rounds: two children at every second token
+        for target in beliefs.top_ids_EK[own, 1:3]
+        if own in row_of and first_T[target] < pair.alignment.num_draft
+    }
+    believed = positions.believed
+    assert set(zip(believed.rejected_row_N, believed.rejected.ids_PS[:, 0], strict=True)) == expected
+    assert len(expected) == len(believed.rejected_row_N) > 5
+    mass_N = np.exp(believed.rejected.log_p_PS[:, 0]) + np.exp(believed.rejected.log_p_rest_P)
+    np.testing.assert_allclose(mass_N, 1.0, atol=2e-3)
+
+
+def emitted_indices(pair, record: TraceRecord, positions: Positions) -> list[int]:
+    texts = [pair.target.vocabulary.spell(record.emitted_ids[:n].tolist()) for n in range(len(record.emitted_ids))]
+    before = spelled_before(pair, positions, record)
+    return [index for index, text in enumerate(texts) if text in before]
+
+
+def test_beliefs_of_emitted_tokens_follow_the_positions(pair) -> None:
+    record = pair.record(text=TEXT)
+    falling = np.linspace(-1, -3, len(record.emitted_ids)).astype(np.float16)
+    record = replace(record, beliefs=replace(record.beliefs, emitted_log_p_E=falling))
+    positions = read(pair, record)
+    assert positions.believed.log_p_P.tolist() == falling[emitted_indices(pair, record, positions)].tolist()
+
+
 def test_no_prompt_means_no_first_position(pair) -> None:
     positions = read(pair, pair.record(text=TEXT, drafter_prompt_ids=np.zeros(0, np.uint32)))
     assert positions.at_P.min() >= 0
@@ -165,3 +215,23 @@ def test_what_moves_comes_from_the_rest_when_its_first_token_was_not_kept() -> N
 def test_an_empty_tail_is_an_empty_rest() -> None:
     beliefs = Beliefs(np.array([[0]]), np.zeros((1, 1)), np.zeros(1), np.array([-np.inf]))
     assert as_masses(belief_buckets(beliefs, np.array([0]), TOY, [])) == pytest.approx({0: 1.0, "rest": 0.0})
+
+
+def test_the_papers_form_is_renormalised_on_direct_tokens() -> None:
+    beliefs = toy_beliefs([0, 2, 1, 3], [0.4, 0.2, 0.2, 0.1], 0.1, 0.4)
+    masses = as_masses(direct_buckets(beliefs, np.array([0]), TOY))
+    assert masses == pytest.approx({0: 4 / 7, 1: 2 / 7, "rest": 1 / 7})
+
+
+def test_where_no_direct_token_was_kept_all_of_it_is_rest() -> None:
+    for tail in (0.3, 0.0):
+        with np.errstate(divide="ignore"):
+            beliefs = toy_beliefs([2, 4], [0.4, 0.3], tail, 0.4)
+        assert as_masses(direct_buckets(beliefs, np.array([0]), TOY)) == pytest.approx({"rest": 1.0})
+
+
+def test_one_draft_token_stands_against_all_else_and_has_no_mass_when_it_was_not_kept() -> None:
+    beliefs = toy_beliefs([0, 2, 1, 3], [0.4, 0.2, 0.2, 0.1], 0.1, 0.4)
+    buckets = belief_buckets(beliefs, np.array([0]), TOY, [])
+    assert as_masses(one_against_all(buckets, np.array([0]), np.array([1]))) == pytest.approx({1: 0.2, "rest": 0.8})
+    assert as_masses(one_against_all(buckets, np.array([0]), np.array([3]))) == pytest.approx({3: 0.0, "rest": 1.0})

@@ -110,6 +110,24 @@ def test_without_beliefs_only_emitted_ngrams_are_learned(pair) -> None:
     assert report.skipped["without_beliefs"] == 1
 
 
+def test_hard_tokens_alone_teach(pair) -> None:
+    """A target behind an API gives no log-probabilities."""
+    records = [replace(record, beliefs=None) for record in records_of(pair, 4)]
+    learner = pair.learner(loss="nll + 0.2 ngram", learning_rate=1e-2)
+    reports = [learner.step(records) for _ in range(8)]
+    assert set(reports[0].losses) == {"nll", "ngram"}
+    assert all(reports[-1].losses[name] < 0.8 * reports[0].losses[name] for name in ("nll", "ngram"))
+    assert learner.counters.skipped["without_beliefs"] == 32
+
+
+def test_what_asks_for_beliefs_finds_none_in_hard_tokens(pair) -> None:
+    record = replace(records_of(pair, 1)[0], beliefs=None)
+    soft = [name for name, loss in LOSSES.items() if loss.positions not in ("emitted", "piece")]
+    report = pair.learner(loss=" + ".join(["nll", *soft])).step([record])
+    assert set(report.losses) == {"nll"}
+    assert len(soft) == len(LOSSES) - 2
+
+
 def test_nothing_to_learn_is_no_update(pair) -> None:
     record = replace(records_of(pair, 1)[0], beliefs=None)
     report = pair.learner(loss="dm").step([record])

@@ -52,13 +52,16 @@ class DecodeSettings(Section):
     """Rows of a padded prefill pass."""
     capacity_step: int = Field(256, ge=64)
     """Key capacities are multiples of this; higher means fewer self-tests and more masked work."""
-    policy: Literal["cost", "threshold", "fixed"] = "cost"
+    policy: Literal["cost", "acceptance", "threshold", "fixed"] = "cost"
     """How much is drafted. `cost`: the tree that gives the most tokens per second by measured costs and agreement,
-    down to nothing. `threshold`: one chain until it is too unlikely. `fixed`: one chain of `num_draft_tokens`."""
+    down to nothing. `acceptance`: one chain until the drafter's acceptance head (`learner.head`) doubts it.
+    `threshold`: the same by measured agreement. `fixed`: one chain of `num_draft_tokens`."""
     num_draft_tokens: int = Field(15, ge=0, le=63)
     """Tokens drafted per step at most, siblings included; 0 turns speculation off."""
     min_path_probability: float = Field(0.2, ge=0, lt=1)
     """Where the `threshold` policy stops: below this chance of the whole chain."""
+    max_rejection: float = Field(0.7, gt=0, lt=1)
+    """Where the `acceptance` policy stops: above this chance of a wrong token in the chain (gamma of SpecDec++)."""
     lookup: bool = True
     """Also draft what followed the same tokens earlier in the request."""
     noise_weight: float | None = Field(None, ge=0, le=1)

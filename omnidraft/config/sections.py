@@ -160,6 +160,18 @@ class LearnerSettings(Section):
     lora_rank: int = Field(32, ge=1)
     learning_rate: float = Field(1e-4, gt=0)
     weight_decay: float = Field(0.0, ge=0)
+    head: Literal["off", "joint", "interleaved", "only"] = "off"
+    """Whether an acceptance head learns beside the drafter, for `decode.policy = "acceptance"`: in the same steps
+    (`joint`), in turns (`interleaved`), or alone with the drafter frozen (`only`). Turned off, snapshots have none."""
+    head_blocks: int = Field(1, ge=0, le=8)
+    """Residual blocks of a fresh head; each costs a square matrix of the drafter's hidden size."""
+    head_learning_rate: float = Field(1e-3, gt=0)
+    head_rejected_weight: float = Field(6.0, gt=0)
+    """What a rejected guess counts for beside an accepted one (SpecDec++: 6); higher ends chains earlier. 1: the head
+    tells chances."""
+    head_labels: Literal["soft", "hard"] = "soft"
+    """`soft`: the target's probability of each guess, right where drafting does not look at the target's noise
+    (`decode.noise_weight = 0`, or temperature 0). `hard`: whether it was accepted, right everywhere, noisier."""
     records_per_step: int = Field(4, ge=1)
     steps_per_snapshot: int = Field(12, ge=1)
     max_tokens: int = Field(768, ge=32)

@@ -4,7 +4,7 @@ Letters: p is the target's distribution over its vocabulary V_p, q the drafter's
 Shapes: N nodes of a tree (node 0 is the last emitted token), V a vocabulary, K the top-k kept for traces.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -19,6 +19,8 @@ from omnidraft.traces.record import Beliefs
 Mode = Literal["fast", "reproducible"]
 Offsets = Mapping[int, int]
 """Partition -> offset of the next message to read."""
+Odds = Callable[[float], float]
+"""log q of a guess -> the chance that the target draws it, given all that stands before it."""
 
 
 # ---------------------------------------------------------------- decoding
@@ -252,12 +254,17 @@ class DraftSession(Protocol):
         Parent -1 is the last id of the text; any other counts the ids branched since the last `advance`, from 0.
         """
 
+    def odds(self) -> Sequence[Odds] | None:
+        """Of the guesses behind each row of the last `advance` or `branch`; None without an acceptance head."""
+
 
 class DraftModel(Protocol):
     """The small model that proposes, at one set of weights."""
 
     vocab_size: int
     context_limit: int
+    has_head: bool
+    """Whether its sessions know `odds`."""
 
     def open(self) -> DraftSession:
         """A fresh, empty session."""
@@ -297,6 +304,8 @@ class Policy(Protocol):
 
     num_candidates: int
     """Guesses that the drafter makes behind each place."""
+    asks_head: bool
+    """Whether the drafter's guesses have their chances from its acceptance head, where it has one."""
 
     def expand(self, values: Sequence[float], num_nodes: int) -> int:
         """How many of these places, falling in value, the drafter goes on from in one step; 0 ends drafting.
@@ -345,6 +354,16 @@ class TrainableDrafter(Protocol):
 
     def serving_tensors(self) -> dict[str, torch.Tensor]:
         """What a worker needs on top of the base drafter: all weights in bfloat16, or LoRA factors in float32."""
+
+
+class TrainableHead(Protocol):
+    """The acceptance head as the learner holds it. N guesses, H hidden size of the drafter."""
+
+    def trained(self) -> Mapping[str, torch.nn.Parameter]:
+        """As TrainableDrafter.trained; these names are those in a snapshot, and none is a drafter's."""
+
+    def logits(self, hidden_NH: torch.Tensor, log_q_N: torch.Tensor) -> torch.Tensor:
+        """float32 [N], of the chance that a guess is accepted: behind which hidden state, with which log q."""
 
 
 # ---------------------------------------------------------------- logs

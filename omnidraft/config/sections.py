@@ -52,13 +52,16 @@ class DecodeSettings(Section):
     """Rows of a padded prefill pass."""
     capacity_step: int = Field(256, ge=64)
     """Key capacities are multiples of this; higher means fewer self-tests and more masked work."""
-    policy: Literal["cost", "threshold", "fixed"] = "cost"
+    policy: Literal["cost", "acceptance", "threshold", "fixed"] = "cost"
     """How much is drafted. `cost`: the tree that gives the most tokens per second by measured costs and agreement,
-    down to nothing. `threshold`: one chain until it is too unlikely. `fixed`: one chain of `num_draft_tokens`."""
+    down to nothing. `acceptance`: one chain until the drafter's acceptance head (`learner.head`) doubts it.
+    `threshold`: the same by measured agreement. `fixed`: one chain of `num_draft_tokens`."""
     num_draft_tokens: int = Field(15, ge=0, le=63)
     """Tokens drafted per step at most, siblings included; 0 turns speculation off."""
     min_path_probability: float = Field(0.2, ge=0, lt=1)
     """Where the `threshold` policy stops: below this chance of the whole chain."""
+    max_rejection: float = Field(0.7, gt=0, lt=1)
+    """Where the `acceptance` policy stops: above this chance of a wrong token in the chain (gamma of SpecDec++)."""
     lookup: bool = True
     """Also draft what followed the same tokens earlier in the request."""
     noise_weight: float | None = Field(None, ge=0, le=1)
@@ -157,6 +160,18 @@ class LearnerSettings(Section):
     lora_rank: int = Field(32, ge=1)
     learning_rate: float = Field(1e-4, gt=0)
     weight_decay: float = Field(0.0, ge=0)
+    head: Literal["off", "joint", "interleaved", "only"] = "off"
+    """Whether an acceptance head learns beside the drafter, for `decode.policy = "acceptance"`: in the same steps
+    (`joint`), in turns (`interleaved`), or alone with the drafter frozen (`only`). Turned off, snapshots have none."""
+    head_blocks: int = Field(1, ge=0, le=8)
+    """Residual blocks of a fresh head; each costs a square matrix of the drafter's hidden size."""
+    head_learning_rate: float = Field(1e-3, gt=0)
+    head_rejected_weight: float = Field(6.0, gt=0)
+    """What a rejected guess counts for beside an accepted one (SpecDec++: 6); higher ends chains earlier. 1: the head
+    tells chances."""
+    head_labels: Literal["soft", "hard"] = "soft"
+    """`soft`: the target's probability of each guess, right where drafting does not look at the target's noise
+    (`decode.noise_weight = 0`, or temperature 0). `hard`: whether it was accepted, right everywhere, noisier."""
     records_per_step: int = Field(4, ge=1)
     steps_per_snapshot: int = Field(12, ge=1)
     max_tokens: int = Field(768, ge=32)

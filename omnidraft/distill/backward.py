@@ -13,6 +13,7 @@ from torch import Tensor
 
 from omnidraft.distill.asked import Asked, asked, num_asked
 from omnidraft.distill.batch import Positions
+from omnidraft.distill.head import HeadTrainer
 from omnidraft.distill.losses import LOSSES, Kind
 from omnidraft.distill.passes import LOGIT_ROWS, grouped, hidden_rows
 from omnidraft.ports import TrainableDrafter
@@ -27,9 +28,17 @@ def num_positions(records: Sequence[Positions], terms: Terms) -> dict[str, int]:
 
 
 def backward(
-    model: TrainableDrafter, records: Sequence[Positions], terms: Terms, num_by_loss: Mapping[str, int]
+    model: TrainableDrafter,
+    records: Sequence[Positions],
+    terms: Terms,
+    num_by_loss: Mapping[str, int],
+    head: HeadTrainer | None = None,
 ) -> dict[str, float]:
-    """Add the gradient of sum(weight * mean loss) to the trained parameters; the sum over positions of each loss."""
+    """Add the gradient of sum(weight * mean loss) to the trained parameters; the sum over positions of each loss.
+
+    Args:
+        head: one that learns from the same passes, and adds its loss to the sum.
+    """
     sums = dict.fromkeys(num_by_loss, 0.0)
     kinds = list(dict.fromkeys(LOSSES[name].positions for name, _ in terms))
     for group in grouped(records):
@@ -45,6 +54,8 @@ def backward(
                 total.backward()
             for name, loss in losses.items():
                 sums[name] += loss.item()
+        if head is not None:
+            head.backward(group, rows_N, leaf_NH)
         hidden_NH.backward(leaf_NH.grad)
     return sums
 

@@ -13,6 +13,7 @@ import numpy as np
 from omnidraft.config import AlmSettings
 from omnidraft.distill.answer import Answer, read_answer, require_inside
 from omnidraft.distill.belief_buckets import BeliefBuckets, Split, belief_buckets, direct_buckets, one_against_all
+from omnidraft.distill.guesses import Guesses, guesses_of
 from omnidraft.distill.record_chunks import Chunker, RecordChunks
 from omnidraft.distill.rejections import rejected_tokens
 from omnidraft.traces.record import Beliefs, Rounds, TraceRecord
@@ -67,6 +68,8 @@ class Positions:
     piece_row_M: np.ndarray  # int64, row in P of the target token that the piece belongs to
     ngrams: tuple[Ngram, ...]
     """For the n-gram cache; cut positions included."""
+    guesses: Guesses
+    """For the acceptance head."""
     num_emitted: int
     skipped: Mapping[str, int]
     """Emitted tokens that are no position, by reason."""
@@ -125,6 +128,7 @@ class PositionReader:
                 Ngram(tuple(answer.draft_ids[first:end].tolist()), int(answer.target_ids[target]))
                 for target, first, end in merges
             ),
+            guesses=guesses_of(record, target_P - answer.num_before, at_P, self._alignment.draft_first_T),
             num_emitted=len(record.emitted_ids),
             skipped=skipped,
         )

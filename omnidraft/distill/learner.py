@@ -19,12 +19,14 @@ from torch import Tensor
 
 from omnidraft.config import LearnerSettings
 from omnidraft.distill import agreement
+from omnidraft.distill.adam_state import adam_state, copy_into, load_adam_state
 from omnidraft.distill.agreement import Agreed
 from omnidraft.distill.backward import backward, num_positions
 from omnidraft.distill.batch import PositionReader, Positions
+from omnidraft.distill.head import HeadTrainer
 from omnidraft.distill.losses import parse
 from omnidraft.errors import ConfigError, VocabularyError, WireError
-from omnidraft.ports import TrainableDrafter
+from omnidraft.ports import TrainableDrafter, TrainableHead
 from omnidraft.traces.record import TraceRecord
 from omnidraft.vocab.alignment import Alignment
 from omnidraft.vocab.ngram_cache import NgramCache
@@ -32,7 +34,6 @@ from omnidraft.vocab.tokenizer import Tokenizer, Vocabulary
 
 logger = logging.getLogger(__name__)
 
-_MASTER, _MEAN, _SQUARE, _STEPS = "master.", "exp_avg.", "exp_avg_sq.", "num_updates"
 _COUNTERS = "counters"
 
 
@@ -75,8 +76,12 @@ class Learner:
         alignment: Alignment,
         cache: NgramCache,
         settings: LearnerSettings,
+        head: TrainableHead | None = None,
     ) -> None:
         """
+        Args:
+            head: learns too, as `learner.head` says.
+
         Raises:
             ConfigError: an unknown loss, or a drafter with fewer rows than its vocabulary has ids.
         """
@@ -92,6 +97,7 @@ class Learner:
         self._optimizer = torch.optim.AdamW(
             model.trained().values(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
         )
+        self._head = None if head is None else HeadTrainer(head, settings)
 
     def step(self, records: Sequence[TraceRecord]) -> StepReport:
         """Learn once from these records, of which the cache learns too."""
@@ -138,15 +144,21 @@ class Learner:
         """Inside, the drafter has these serving tensors; afterwards exactly what it had before."""
         trained = self.model.trained()
         masters = {name: parameter.detach().clone() for name, parameter in trained.items()}
-        _copy_into(trained, tensors)
+        copy_into(trained, tensors)
         try:
             yield
         finally:
-            _copy_into(trained, masters)
+            copy_into(trained, masters)
+
+    def serving_tensors(self) -> dict[str, Tensor]:
+        """Of the drafter, and of its acceptance head if one learns."""
+        return self.model.serving_tensors() | (self._head.serving_tensors() if self._head else {})
 
     def start_from(self, tensors: Mapping[str, Tensor]) -> None:
         """Take these serving tensors as master weights. Raises ConfigError when they are of another drafter."""
-        _copy_into(self.model.trained(), tensors)
+        copy_into(self.model.trained(), tensors)
+        if self._head:
+            self._head.start_from(tensors)
 
     def count_skipped(self, reasons: Mapping[str, int]) -> None:
         """Records that never reached a step, by reason."""
@@ -154,12 +166,11 @@ class Learner:
 
     def state(self) -> dict[str, Tensor]:
         """Master weights, optimizer and counters. Write them before the next step: they are not copies."""
-        tensors: dict[str, Tensor] = {_COUNTERS: _json_tensor(asdict(self.counters))}
-        for name, parameter in self.model.trained().items():
-            tensors[_MASTER + name] = parameter.detach()
-            if adam := self._optimizer.state.get(parameter):
-                tensors |= {_MEAN + name: adam["exp_avg"], _SQUARE + name: adam["exp_avg_sq"], _STEPS: adam["step"]}
-        return tensors
+        return {
+            _COUNTERS: _json_tensor(asdict(self.counters)),
+            **adam_state(self.model.trained(), self._optimizer),
+            **(self._head.state() if self._head else {}),
+        }
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Go on where `state` was taken.
@@ -167,18 +178,9 @@ class Learner:
         Raises:
             ConfigError: it is of other weights (another drafter, rank, or full against LoRA).
         """
-        trained = self.model.trained()
-        if {name for name in tensors if name.startswith(_MASTER)} != {_MASTER + name for name in trained}:
-            raise ConfigError("the snapshot's master weights are not those of this drafter; see learner.train")
-        _copy_into(trained, {name: tensors[_MASTER + name] for name in trained})
-        self._optimizer.state.clear()
-        for name, parameter in trained.items():
-            if _MEAN + name in tensors:
-                self._optimizer.state[parameter] = {
-                    "step": tensors[_STEPS].clone(),
-                    "exp_avg": tensors[_MEAN + name].clone(),
-                    "exp_avg_sq": tensors[_SQUARE + name].clone(),
-                }
+        load_adam_state(self.model.trained(), self._optimizer, tensors)
+        if self._head:
+            self._head.load_state(tensors)
         self.counters = Counters(**_of_json_tensor(tensors[_COUNTERS]))
 
     def _readable(self, records: Sequence[TraceRecord], skipped: Counter[str]) -> list[Positions]:
@@ -195,22 +197,49 @@ class Learner:
         return readable
 
     def _update(self, readable: Sequence[Positions], skipped: Counter[str]) -> tuple[dict[str, float], float, bool]:
+        """Whoever has no gradient stays as it is."""
+        losses, grad_norms = self._gradients(readable)
+        if not losses:
+            return {}, 0.0, False
+        is_finite = bool(np.isfinite([*grad_norms, *losses.values()]).all())
+        for optimizer in self._optimizers():
+            if is_finite:
+                optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        if not is_finite:
+            skipped["not_finite"] += len(readable)
+            logger.warning("step skipped: losses %s, gradient norms %s", losses, grad_norms)
+        return losses, grad_norms[0], is_finite
+
+    def _optimizers(self) -> list[torch.optim.Optimizer]:
+        return [self._optimizer, *([self._head.optimizer] if self._head else [])]
+
+    def _gradients(self, readable: Sequence[Positions]) -> tuple[dict[str, float], list[float]]:
+        """Mean losses, none when there is nothing to learn, and norms of the gradients before they were clipped."""
+        turn = self._head.turn(self.counters.num_steps, readable) if self._head else "drafter"
+        if self._head and turn == "head":
+            losses, norm = self._head.gradients(self.model, readable)
+            return losses, [norm]
+        joint = self._head if turn == "both" else None
+        losses, norm = self._drafters_gradients(readable, joint)
+        if joint is None or not losses:
+            return losses, [norm]
+        heads_losses, heads_norm = joint.finish()
+        return losses | heads_losses, [norm, heads_norm]
+
+    def _drafters_gradients(
+        self, readable: Sequence[Positions], joint: HeadTrainer | None
+    ) -> tuple[dict[str, float], float]:
         num_by_loss = num_positions(readable, self._terms)
         if not any(num_by_loss.values()):
-            return {}, 0.0, False
+            return {}, 0.0
         self._optimizer.zero_grad(set_to_none=True)
-        sums = backward(self.model, readable, self._terms, num_by_loss)
+        if joint:
+            joint.begin(readable)
+        sums = backward(self.model, readable, self._terms, num_by_loss, joint)
         parameters = list(self.model.trained().values())
         grad_norm = torch.nn.utils.clip_grad_norm_(parameters, self._settings.grad_clip).item()
-        losses = {name: total / num_by_loss[name] for name, total in sums.items() if num_by_loss[name]}
-        is_finite = bool(np.isfinite([grad_norm, *losses.values()]).all())
-        if is_finite:
-            self._optimizer.step()
-        else:
-            skipped["not_finite"] += len(readable)
-            logger.warning("step skipped: losses %s, gradient norm %s", losses, grad_norm)
-        self._optimizer.zero_grad(set_to_none=True)
-        return losses, grad_norm, is_finite
+        return {name: total / num_by_loss[name] for name, total in sums.items() if num_by_loss[name]}, grad_norm
 
     def _count(self, report: StepReport) -> None:
         counters = self.counters
@@ -218,15 +247,6 @@ class Learner:
         counters.num_records += report.num_records
         counters.num_tokens += report.num_tokens
         self.count_skipped(report.skipped)
-
-
-@torch.no_grad()
-def _copy_into(parameters: Mapping[str, torch.nn.Parameter], tensors: Mapping[str, Tensor]) -> None:
-    for name, parameter in parameters.items():
-        if name not in tensors or tensors[name].shape != parameter.shape:
-            raise ConfigError(f"the snapshot has no weights {name} of shape {tuple(parameter.shape)}")
-    for name, parameter in parameters.items():
-        parameter.copy_(tensors[name])
 
 
 def _json_tensor(value: object) -> Tensor:

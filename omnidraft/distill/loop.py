@@ -113,7 +113,7 @@ class Distillation:
         restored = patiently(self._publisher.restore, stop)
         if restored:
             self._resume(restored)
-        self._held_out.parent_is(self._learner.model.serving_tensors(), {})
+        self._held_out.parent_is(self._learner.serving_tensors(), {})
         self._source.seek(self._intake.offsets())
         if restored is None:
             self._publish_base(stop)
@@ -175,7 +175,7 @@ class Distillation:
 
     def _publish(self, stop: Stop) -> None:
         learner, counters = self._learner, self._learner.counters
-        serving = learner.model.serving_tensors()
+        serving = learner.serving_tensors()
         measured = self._held_out.measure(self._intake.held_out, serving)
         losses = _means(self._reports)
         staged = self._publisher.stage(

@@ -8,9 +8,10 @@ from typing import Literal
 import torch
 from transformers import PreTrainedModel
 
-from omnidraft.errors import ModelError
+from omnidraft.errors import ModelError, SnapshotCorrupt
 from omnidraft.models import attention
 from omnidraft.models import precision as precisions
+from omnidraft.models.acceptance_head import AcceptanceHead, separate
 from omnidraft.models.branches import BranchingSession
 from omnidraft.models.kv_slots import KvSlots
 from omnidraft.models.llama_drafter import LlamaDrafter
@@ -27,8 +28,10 @@ logger = logging.getLogger(__name__)
 class TorchDrafter:
     """Implements ports.DraftModel at one set of weights."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, head: AcceptanceHead | None = None) -> None:
         self._model = model.eval()
+        self._head = head
+        self.has_head = head is not None
         config = model.config.get_text_config()
         self.vocab_size: int = config.vocab_size
         self.context_limit: int = config.max_position_embeddings
@@ -37,13 +40,14 @@ class TorchDrafter:
 
     def open(self) -> BranchingSession:
         """See ports.DraftModel."""
-        return BranchingSession(_Rows(self))
+        return BranchingSession(_Rows(self), self._head)
 
     @torch.inference_mode()
     def forward(
         self, slots: KvSlots, ids: Sequence[int], positions_S: torch.Tensor, masks: attention.Masks, num_logits: int
-    ) -> torch.Tensor:
-        """Logits float32 of the last rows; `slots` are placed, the rows stand at the end of `positions_S`."""
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Logits float32 of the last rows, and the hidden states behind them if there is a head that reads them;
+        `slots` are placed, the rows stand at the end of `positions_S`."""
         device = self._model.device
         output = self._model(
             input_ids=torch.tensor([list(ids)], device=device),
@@ -52,8 +56,10 @@ class TorchDrafter:
             past_key_values=slots,
             use_cache=True,
             logits_to_keep=num_logits,
+            output_hidden_states=self.has_head,
         )
-        return output.logits[0, -num_logits:].float()
+        hidden_RH = output.hidden_states[-1][0, -num_logits:].float() if self.has_head else None
+        return output.logits[0, -num_logits:].float(), hidden_RH
 
     def masks(self, positions_S: torch.Tensor, sees_SC: torch.Tensor, start: int, rows: int) -> attention.Masks:
         """Of the last `rows` of these S rows, which lie in the slots from `start` on."""
@@ -73,6 +79,7 @@ class _Rows:
     def __init__(self, drafter: TorchDrafter) -> None:
         self._drafter = drafter
         self._slots = KvSlots(drafter.num_layers, _CAPACITY_STEP)
+        self.hidden_RH = torch.empty(0)
 
     def chain(self, start: int, ids: Sequence[int]) -> torch.Tensor:
         positions_S, sees_SC = attention.chain(start, len(ids), start + len(ids))
@@ -96,7 +103,10 @@ class _Rows:
         positions_S, sees_SC = positions_S.to(device), sees_SC.to(device)
         masks = self._drafter.masks(positions_S, sees_SC, start, len(ids))
         self._slots.place(end - len(ids), end)
-        return self._drafter.forward(self._slots, ids, positions_S, masks, num_logits)
+        logits_RV, hidden_RH = self._drafter.forward(self._slots, ids, positions_S, masks, num_logits)
+        if hidden_RH is not None:
+            self.hidden_RH = hidden_RH
+        return logits_RV
 
 
 def load_drafter(
@@ -108,11 +118,21 @@ def load_drafter(
         ModelError: the folder is no model. SnapshotCorrupt: the tensors do not fit it.
     """
     model: PreTrainedModel = load_model(folder).float()
+    head = None
     if tensors is not None:
-        apply_serving_tensors(model, tensors, train=train)
+        weights, head = separate(tensors)
+        _require_fitting(head, model)
+        apply_serving_tensors(model, weights, train=train)
     if is_supported(model):
         try:
-            return LlamaDrafter(model, "int8" if precision == "auto" else precision)
+            return LlamaDrafter(model, "int8" if precision == "auto" else precision, head=head)
         except ModelError as exc:
             logger.warning("drafting through transformers, which is slower: %s", exc)
-    return TorchDrafter(precisions.apply(model, precisions.automatic() if precision == "auto" else precision))  # type: ignore[arg-type]
+    changed = precisions.apply(model, precisions.automatic() if precision == "auto" else precision)
+    return TorchDrafter(changed, head)  # type: ignore[arg-type]
+
+
+def _require_fitting(head: AcceptanceHead | None, model: PreTrainedModel) -> None:
+    hidden_size = model.config.get_text_config().hidden_size
+    if head is not None and head.hidden_size != hidden_size:
+        raise SnapshotCorrupt(f"the acceptance head reads {head.hidden_size} numbers, the drafter gives {hidden_size}")

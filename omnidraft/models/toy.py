@@ -11,7 +11,7 @@ from itertools import pairwise
 import torch
 
 from omnidraft.errors import ContractError, RequestError, VocabularyError
-from omnidraft.ports import DraftTree, Mode, TreeLimits
+from omnidraft.ports import DraftTree, Mode, Odds, TreeLimits
 from omnidraft.vocab.tokenizer import Vocabulary
 
 _FACTOR = 1_000_003
@@ -124,10 +124,13 @@ class ToyTargetSession:
 class ToyDrafter:
     """Implements ports.DraftModel."""
 
-    def __init__(self, table: ToyTable, *, context_limit: int = 4096) -> None:
+    def __init__(self, table: ToyTable, *, context_limit: int = 4096, odds: Odds | None = None) -> None:
+        """`odds` are those of every row; None is a drafter without a head."""
         self.table = table
         self.vocab_size = table.vocab_size
         self.context_limit = context_limit
+        self.odds = odds
+        self.has_head = odds is not None
 
     def open(self) -> "ToyDraftSession":
         """See ports.DraftModel."""
@@ -141,6 +144,7 @@ class ToyDraftSession:
         self._drafter = drafter
         self.held: list[int] = []
         self._branched: list[list[int]] = []
+        self._num_rows = 0
 
     def advance(self, keep: int, ids: Sequence[int]) -> torch.Tensor:
         """See ports.DraftSession. Raises ContractError for ids it cannot have."""
@@ -150,7 +154,7 @@ class ToyDraftSession:
             raise ContractError(f"advance: {keep + len(ids)} ids, the context holds {self._drafter.context_limit}")
         if not all(0 <= token < self._drafter.vocab_size for token in ids):
             raise ContractError(f"advance: ids {list(ids)} of a vocabulary of {self._drafter.vocab_size}")
-        self.held, self._branched = [*self.held[:keep], *ids], []
+        self.held, self._branched, self._num_rows = [*self.held[:keep], *ids], [], 1
         return self._drafter.table.logits(self.held)
 
     def branch(self, ids: Sequence[int], parents: Sequence[int]) -> torch.Tensor:
@@ -160,7 +164,12 @@ class ToyDraftSession:
             raise ContractError(f"branch: {len(ids)} ids behind {list(parents)} of {num_before} branched ids")
         for token, parent in zip(ids, parents, strict=True):
             self._branched.append([*(self.held if parent < 0 else self._branched[parent]), token])
+        self._num_rows = len(ids)
         return torch.stack([self._drafter.table.logits(text) for text in self._branched[num_before:]])
+
+    def odds(self) -> list[Odds] | None:
+        """See ports.DraftSession."""
+        return None if self._drafter.odds is None else [self._drafter.odds] * self._num_rows
 
 
 class ToyTokenizer:

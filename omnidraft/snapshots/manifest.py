@@ -2,7 +2,7 @@
 
 Folder layout (bundle.py reads and writes it):
     manifest.json
-    serving/drafter.safetensors     absent in the first snapshot: the base drafter as it is
+    serving/drafter.safetensors     absent in the first snapshot: the base drafter as it is; may hold an acceptance head
     serving/ngrams.safetensors      the n-gram cache, packed arrays
     resume/...                      master weights, optimizer, random state: only the distiller reads them
 """

@@ -1,5 +1,6 @@
 """Models, vocabularies and snapshots from their names."""
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from omnidraft.models.shared_drafter import SharedDrafter
     from omnidraft.vocab.alignment import Alignment
     from omnidraft.vocab.ngram_cache import NgramCache
+
+logger = logging.getLogger(__name__)
 
 SnapshotLoader = Callable[[SnapshotVersion | None, Path | None], "LoadedSnapshot"]
 
@@ -137,11 +140,14 @@ def proposer(
     vocabulary = words.target.vocabulary
     drafter = Drafter(model, words.drafter, vocabulary, words.alignment, ngrams, weights, step_s)
     contributors = (Lookup(), drafter) if settings.lookup else (drafter,)
+    if settings.policy == "acceptance" and not model.has_head:
+        logger.info("this drafter has no acceptance head: its chains end by measured agreement")
     return TreeProposer(contributors, _policies(settings, costs, model))
 
 
 def _policies(settings: DecodeSettings, costs: "Costs", model: DraftModel) -> Callable[[Mode], Policy]:
     """One policy a mode."""
+    from omnidraft.decode.policies.acceptance import AcceptancePolicy
     from omnidraft.decode.policies.cost import CostPolicy
     from omnidraft.decode.policies.fixed import FixedPolicy
     from omnidraft.decode.policies.threshold import ThresholdPolicy
@@ -151,6 +157,8 @@ def _policies(settings: DecodeSettings, costs: "Costs", model: DraftModel) -> Ca
         match settings.policy:
             case "fixed":
                 return FixedPolicy()
+            case "acceptance":
+                return AcceptancePolicy(settings.max_rejection)
             case "threshold":
                 return ThresholdPolicy(settings.min_path_probability)
             case "cost":

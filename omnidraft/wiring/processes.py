@@ -61,14 +61,17 @@ def distillation(settings: Settings, metrics: Metrics, *, folder: Path) -> "Dist
 
 
 def learner(settings: Settings, words: Vocabularies) -> "Learner":
-    """The base drafter, ready to learn, with a fresh n-gram cache. Raises ConfigError, VocabularyError."""
+    """The base drafter, ready to learn, with a fresh n-gram cache and head. Raises ConfigError, VocabularyError."""
     from omnidraft.distill.learner import Learner
+    from omnidraft.models.acceptance_head import AcceptanceHead
     from omnidraft.models.trainable_drafter import load_trainable
 
     section = settings.learner
     model = load_trainable(words.drafter_folder, train=section.train, rank=section.lora_rank, seed=section.seed)
     cache = ngram_cache(settings, words, None)
-    return Learner(model, words.drafter, words.target.vocabulary, words.alignment, cache, section)
+    has_head = section.head != "off"
+    head = AcceptanceHead(model.hidden_size, num_blocks=section.head_blocks, seed=section.seed) if has_head else None
+    return Learner(model, words.drafter, words.target.vocabulary, words.alignment, cache, section, head)
 
 
 def learner_of(settings: Settings, words: Vocabularies, manifest: "Manifest", folder: Path) -> "Learner":

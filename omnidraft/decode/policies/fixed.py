@@ -7,6 +7,7 @@ class FixedPolicy:
     """Implements ports.Policy."""
 
     num_candidates = 1
+    asks_head = False
 
     def expand(self, values: Sequence[float], num_nodes: int) -> int:
         """See ports.Policy."""

@@ -8,6 +8,7 @@ Shapes: D the drafter's vocabulary.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import TypeVar
 
 import torch
@@ -19,7 +20,7 @@ from omnidraft.decode.noise_weight import NoiseWeights
 from omnidraft.decode.proposers.candidates import Ranking
 from omnidraft.decode.proposers.context import DrafterContext
 from omnidraft.decode.proposers.readings import Place, Readings
-from omnidraft.ports import DraftModel, Noise, Policy, Request, TreeLimits
+from omnidraft.ports import DraftModel, Noise, Odds, Policy, Request, TreeLimits
 from omnidraft.vocab.alignment import Alignment
 from omnidraft.vocab.ngram_cache import NgramCache
 from omnidraft.vocab.tokenizer import Tokenizer, Vocabulary
@@ -62,19 +63,20 @@ class DrafterSession:
     def grow(self, tree: GrowingTree, position: int, limits: TreeLimits, noise: Noise) -> None:
         """See tree.ContributorSession."""
         self._firsts = {}
-        ids, text = self.context.ids, Place()
+        ids = self.context.ids
         if ids is None or len(ids) > self._drafter.model.context_limit:
             return
         if not limits.num_nodes or not self._policy.expand([tree.open_value(0)], tree.num_drafted):
             return
         logits_D = self._advance(tree, ids)
-        open_places = self._expand(tree, text, logits_D, position, noise)
+        (odds,) = self._odds(1)
+        open_places = self._expand(tree, Place(odds=odds), logits_D, position, noise)
         num_branched = 0
         while chosen := self._chosen(tree, open_places, limits):
             logits_RD = self._branch(tree, chosen)
             open_places = [place for place in open_places if place not in chosen]
-            for place, logits_D in zip(chosen, logits_RD, strict=True):
-                fed = replace(place, row=num_branched)
+            for place, logits_D, odds in zip(chosen, logits_RD, self._odds(len(chosen)), strict=True):
+                fed = replace(place, row=num_branched, odds=odds)
                 num_branched += 1
                 open_places += self._expand(tree, fed, logits_D, position, noise)
 
@@ -135,6 +137,11 @@ class DrafterSession:
         rows = [place.before.row for place in places if place.before is not None]
         parents = [-1 if row is None else row for row in rows]
         return self._timed(tree, len(ids), lambda: self._model.branch(ids, parents))
+
+    def _odds(self, num_rows: int) -> Sequence[Odds | None]:
+        """Of each row of the last step; None where chances are measured agreement."""
+        found = self._model.odds() if self._policy.asks_head else None
+        return list(repeat(None, num_rows)) if found is None else found
 
     def _timed(self, tree: GrowingTree, num_rows: int, compute: Callable[[], Result]) -> Result:
         started = time.perf_counter()

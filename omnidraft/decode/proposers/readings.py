@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from omnidraft.decode.agreement import AgreementTable, Kind
 from omnidraft.decode.growing import GrowingTree
 from omnidraft.decode.proposers.candidates import Candidate
-from omnidraft.ports import Source
+from omnidraft.ports import Odds, Source
 from omnidraft.vocab.alignment import Alignment
 from omnidraft.vocab.ngram_cache import MIN_LENGTH, NgramCache
 
@@ -31,6 +31,8 @@ class Place:
     ends: tuple[int, ...] = (0,)
     row: int | None = None
     """Its number among the ids branched in this round."""
+    odds: Odds | None = None
+    """Of the readings that begin here; None: their chances are measured agreement."""
 
     def back(self) -> list["Place"]:
         """From this place to the text, both included."""
@@ -60,16 +62,22 @@ class Readings:
         merged = self._merged(tree, place, candidate, rank, style)
         if merged:
             shadowed = replace(candidate, confidence=candidate.confidence * _SHADOWED_SHARE)
-            one_by_one = [self._pieces(tree, end, shadowed, _SHADOWED_RANK, style) for end in place.ends]
+            one_by_one = [self._pieces(tree, end, shadowed, _SHADOWED_RANK, style, None) for end in place.ends]
         else:
-            one_by_one = [self._pieces(tree, end, candidate, rank, style) for end in place.ends]
+            one_by_one = [self._pieces(tree, end, candidate, rank, style, place.odds) for end in place.ends]
         ends = dict.fromkeys(end for end in (*merged, *one_by_one) if end is not None)
         return Place(place, candidate.draft_id, candidate.confidence, tuple(ends))
 
     def _pieces(
-        self, tree: GrowingTree, end: int, candidate: Candidate, rank: int, style: tuple[float, float]
+        self,
+        tree: GrowingTree,
+        end: int,
+        candidate: Candidate,
+        rank: int,
+        style: tuple[float, float],
+        odds: Odds | None,
     ) -> int | None:
-        """The last node of a direct or split reading."""
+        """The last node of a direct or split reading; of a split the odds are of its first piece."""
         pieces = self._alignment.pieces(candidate.draft_id)
         source = Source.DIRECT if len(pieces) == 1 else Source.SPLIT
         node: int | None = end
@@ -77,7 +85,7 @@ class Readings:
             kind = Kind(source, rank if number == 0 else -number, style)
             confidence = candidate.confidence if number == 0 else q
             if node is not None:
-                node = self._node(tree, node, piece, kind, confidence, q)
+                node = self._node(tree, node, piece, kind, confidence, q, odds if number == 0 else None)
         return node
 
     def _merged(
@@ -90,16 +98,20 @@ class Readings:
         for start in place.back():
             if len(ids) >= MIN_LENGTH and (token := self._cache.lookup(ids)) is not None:
                 kind = Kind(Source.MERGE, rank, style)
-                added = [self._node(tree, end, token, kind, confidence, confidence) for end in start.ends]
+                added = [self._node(tree, end, token, kind, confidence, confidence, start.odds) for end in start.ends]
                 nodes += [node for node in added if node is not None]
             if start.draft_id is None or len(ids) >= min(_LONGEST_MERGE, self._cache.max_length):
                 break
             ids, confidence = (start.draft_id, *ids), start.confidence * confidence
         return nodes
 
-    def _node(self, tree: GrowingTree, end: int, token: int, kind: Kind, confidence: float, q: float) -> int | None:
-        chance = self._table.chance(kind, confidence, tree.nodes[end].depth + 1)
-        return tree.add(end, token, kind.source, chance, log_q=_log(q), guess=(kind, confidence))
+    def _node(
+        self, tree: GrowingTree, end: int, token: int, kind: Kind, confidence: float, q: float, odds: Odds | None
+    ) -> int | None:
+        log_q = _log(q)
+        measured = self._table.chance(kind, confidence, tree.nodes[end].depth + 1)
+        chance = measured if odds is None else odds(log_q)
+        return tree.add(end, token, kind.source, chance, log_q=log_q, guess=(kind, confidence))
 
 
 def _piece_q(candidate: Candidate, num_pieces: int) -> list[float]:

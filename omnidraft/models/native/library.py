@@ -40,7 +40,7 @@ class Pass(Structure):
         *((name, c_int) for name in ("length", "behind", "rows", "logit_rows", "capacity", "threads")),
         ("ids", POINTER(c_int)),
         ("parents", POINTER(c_int)),
-        *((name, c_void_p) for name in ("kv", "scratch", "logits")),
+        *((name, c_void_p) for name in ("kv", "scratch", "logits", "hidden")),
     ]
 
 

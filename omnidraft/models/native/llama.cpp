@@ -399,6 +399,7 @@ struct Pass {
     const int *ids, *parents;  // [rows] and [behind]; -1 is the text's last id
     char *kv, *scratch;
     float* logits;  // [logit_rows, V] of the last rows
+    float* hidden;  // [logit_rows, H], what the head's inputs were made from; or none
 };
 }
 
@@ -494,7 +495,9 @@ template <class W, class Head, class T, class E> struct Forward {
         if (together) barrier();
         return to;
     }
-    template <class To = W> const char* normed(const float* weight, int first = 0) {
+    // `copies` gets the rows too, unless it is none.
+    template <class To = W> const char* normed(const float* weight, int first = 0, float* copies = nullptr) {
+        bool copy = copies && (p.rows > FEW || thread == 0);
         return prepare<To>(m.hidden, first, [&](int row) {
             const float* x = s.x + row * size.hidden;
             Floats squares{};
@@ -502,6 +505,7 @@ template <class W, class Head, class T, class E> struct Forward {
             float factor = 1 / std::sqrt(sum(squares) / m.hidden + m.eps);
             for (int i = 0; i < size.hidden; i += LANES)
                 store(s.own_row + i, widen(x + i) * factor * widen(weight + i));
+            if (copy) std::memcpy(copies + (size_t)(row - first) * m.hidden, s.own_row, sizeof(float) * m.hidden);
             return s.own_row;
         });
     }
@@ -625,7 +629,7 @@ template <class W, class Head, class T, class E> struct Forward {
         barrier();
     }
     void logits() {
-        const char* rows = normed<Head>(m.norm, p.rows - p.logit_rows);
+        const char* rows = normed<Head>(m.norm, p.rows - p.logit_rows, p.hidden);
         auto write = [this](int block, int row, Floats low, Floats high) {
             float both[BLOCK];
             store(both, low), store(both + LANES, high);

@@ -1,6 +1,6 @@
 """A Llama-family model behind llama.cpp, and the keys of one text: which rows a pass computes, and in what memory.
 
-Shapes: R rows of a pass, C slots, L layers, K key heads, D head size, V vocabulary.
+Shapes: R rows of a pass, C slots, L layers, K key heads, D head size, V vocabulary, H hidden size.
 """
 
 import ctypes
@@ -38,6 +38,7 @@ class NativeLlama:
         self.build = Path(self._library._name).stem[:18]
         """Names source, compiler and processor: what bits depend on besides the weights."""
         self.vocab_size: int = model.config.vocab_size
+        self.hidden_size: int = model.config.hidden_size
         self.context_limit: int = model.config.max_position_embeddings
 
     def slots(self, capacity: int) -> torch.Tensor:
@@ -62,12 +63,15 @@ class NativeLlama:
 class NativeRows:
     """Implements branches.Rows."""
 
-    def __init__(self, model: NativeLlama, capacity: int = 0) -> None:
+    def __init__(self, model: NativeLlama, capacity: int = 0, *, keeps_hidden: bool = False) -> None:
         """
         Args:
             capacity: slots to begin with; more are made when they are needed.
+            keeps_hidden: False leaves `hidden_RH` empty.
         """
         self._model = model
+        self._keeps_hidden = keeps_hidden
+        self.hidden_RH = self._hidden_of(0)
         self._capacity = self._threads = 0
         self._kv = model.slots(0)
         if capacity:
@@ -75,32 +79,46 @@ class NativeRows:
 
     def fill(self, start: int, ids: Sequence[int]) -> None:
         """Keys of these ids, which follow the first `start` ids of the text."""
-        self._chain(start, ids, torch.empty(0, self._model.vocab_size, dtype=torch.float32))
+        self._chain(start, ids, 0)
 
     def chain(self, start: int, ids: Sequence[int]) -> torch.Tensor:
-        logits_1V = torch.empty(1, self._model.vocab_size, dtype=torch.float32)
-        self._chain(start, ids, logits_1V)
-        return logits_1V[0]
+        return self._chain(start, ids, 1)[0]
 
     def tree(self, length: int, parents: Sequence[int], ids: Sequence[int]) -> torch.Tensor:
         before = len(parents) - len(ids)
-        logits_RV = torch.empty(len(ids), self._model.vocab_size, dtype=torch.float32)
+        logits_RV, self.hidden_RH = self._logits_of(len(ids)), self._hidden_of(len(ids))
         for first in range(0, len(ids), _MAX_ROWS):
-            end = min(first + _MAX_ROWS, len(ids))
-            self._pass(length, parents[: before + end], ids[first:end], logits_RV[first:end])
+            few = slice(first, min(first + _MAX_ROWS, len(ids)))
+            self._pass(length, parents[: before + few.stop], ids[few], logits_RV[few], self.hidden_RH[few])
         return logits_RV
 
     def move(self, sources: Sequence[int], start: int) -> None:
         if list(sources) != list(range(start, start + len(sources))):
             self._model.move(self._kv, self._capacity, sources, start)
 
-    def _chain(self, start: int, ids: Sequence[int], logits_RV: torch.Tensor) -> None:
+    def _chain(self, start: int, ids: Sequence[int], num_logits: int) -> torch.Tensor:
+        """Logits of the last row, or of none."""
+        logits_RV, self.hidden_RH = self._logits_of(num_logits), self._hidden_of(num_logits)
         for first in range(0, len(ids), _MAX_ROWS):
             few = ids[first : first + _MAX_ROWS]
-            is_last = first + len(few) == len(ids)
-            self._pass(start + first, range(-1, len(few) - 1), few, logits_RV if is_last else logits_RV[:0])
+            said = slice(num_logits if first + len(few) == len(ids) else 0)
+            self._pass(start + first, range(-1, len(few) - 1), few, logits_RV[said], self.hidden_RH[said])
+        return logits_RV
 
-    def _pass(self, length: int, parents: Sequence[int], ids: Sequence[int], logits_RV: torch.Tensor) -> None:
+    def _logits_of(self, num_rows: int) -> torch.Tensor:
+        return torch.empty(num_rows, self._model.vocab_size, dtype=torch.float32)
+
+    def _hidden_of(self, num_rows: int) -> torch.Tensor:
+        return torch.empty(num_rows if self._keeps_hidden else 0, self._model.hidden_size, dtype=torch.float32)
+
+    def _pass(
+        self,
+        length: int,
+        parents: Sequence[int],
+        ids: Sequence[int],
+        logits_RV: torch.Tensor,
+        hidden_RH: torch.Tensor,
+    ) -> None:
         needed, threads = length + len(parents), torch.get_num_threads()
         if not (needed <= self._model.context_limit and min(ids) >= 0 and max(ids) < self._model.vocab_size):
             raise ContractError(f"{needed} ids or an id of {list(ids)}: more than this model's tables hold")
@@ -119,6 +137,7 @@ class NativeRows:
                 kv=self._kv.data_ptr(),
                 scratch=self._scratch.data_ptr(),
                 logits=logits_RV.data_ptr(),
+                hidden=hidden_RH.data_ptr() if len(hidden_RH) else None,
             )
         )
 

@@ -16,6 +16,7 @@ class Spy:
     def __init__(self, model: DraftModel) -> None:
         self._model = model
         self.vocab_size, self.context_limit = model.vocab_size, model.context_limit
+        self.has_head = model.has_head
         self.sent: list[int] = []
         self.texts: list[list[int]] = []
 
@@ -43,6 +44,9 @@ class Spy:
             assert torch.equal(logits[row], self._model.open().advance(0, text)), "a branch differs from a fresh one"
         self.sent += ids
         return logits
+
+    def odds(self):
+        return self._session.odds()
 
 
 def check_text(

@@ -1,9 +1,12 @@
 """One core for every test; all proposers by name."""
 
+import math
+
 import pytest
 import torch
 
 from omnidraft.decode.costs import CostCurve
+from omnidraft.decode.policies.acceptance import AcceptancePolicy
 from omnidraft.decode.policies.cost import CostPolicy
 from omnidraft.ports import Proposer
 from tests.unit.decode.toys import PROPOSERS, make_drafter
@@ -17,7 +20,7 @@ def _one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.fixture(params=[*PROPOSERS, "drafter", "coupled drafter", "cost policy"])
+@pytest.fixture(params=[*PROPOSERS, "drafter", "coupled drafter", "cost policy", "acceptance policy"])
 def any_proposer(request) -> Proposer:
     """Good, bad, empty, hostile, and the real one with and without a look at the noise."""
     if request.param == "drafter":
@@ -27,4 +30,6 @@ def any_proposer(request) -> Proposer:
     if request.param == "cost policy":
         policy = CostPolicy(CostCurve({1: 1.0, 8: 1.1}), CostCurve({1: 0.01, 4: 0.02}))
         return make_drafter(policy=policy, has_lookup=True)
+    if request.param == "acceptance policy":
+        return make_drafter(policy=AcceptancePolicy(0.7), has_lookup=True, odds=lambda log_q: math.exp(log_q / 2))
     return PROPOSERS[request.param]

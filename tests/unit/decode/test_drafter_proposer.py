@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from omnidraft.decode.loop import Decoder
 from omnidraft.decode.noise_weight import NoiseWeights
+from omnidraft.decode.policies.acceptance import AcceptancePolicy
 from omnidraft.decode.policies.fixed import FixedPolicy
+from omnidraft.decode.policies.threshold import ThresholdPolicy
 from omnidraft.decode.proposers.drafter import Drafter
 from omnidraft.decode.proposers.tree import TreeProposer
 from omnidraft.models.toy import ToyDrafter, ToyTable, ToyTarget
@@ -225,6 +227,52 @@ def test_drafting_stops_with_the_token_that_made_the_chain_unlikely():
     logits[0, D[b"a"]], logits[0, D[b"g"]] = math.log(0.6), math.log(0.4)
     tree = tree_of(make_drafter(ToyTable(logits), min_path_probability=0.3), budget=6)
     assert len(tree) == 1 + 3  # 0.6, 0.36, then 0.216 is below and still part of the chain
+
+
+def test_a_head_that_is_asked_decides_where_a_chain_ends():
+    """Each token believed in to 0.8: four of them are 0.41, five 0.33, which is where 1 - 0.4 is passed."""
+    table = drafter_that_says(b"a", b"d", b"f", b"g")
+    proposer, spy = spied(make_drafter(table, policy=AcceptancePolicy(0.6), odds=lambda log_q: 0.8))
+    tree = tree_of(proposer, budget=12)
+    assert max(tree.depths) == 5
+    assert len(spy.texts) == 5  # no step was spent behind the fifth
+
+
+def test_the_odds_of_a_guess_see_how_sure_the_drafter_is():
+    asked = []
+    logits = torch.full((1, len(DRAFT_PIECES)), -20.0)
+    logits[0, D[b"a"]], logits[0, D[b"g"]] = math.log(0.6), math.log(0.4)
+    proposer = make_drafter(ToyTable(logits), policy=AcceptancePolicy(0.9), odds=lambda q: asked.append(q) or 0.9)
+    tree_of(proposer, budget=3)
+    assert asked == pytest.approx([math.log(0.6)] * 3)
+
+
+def test_a_merge_is_judged_where_it_begins_by_the_q_of_all_its_pieces():
+    cache, asked = make_cache(), []
+    cache.insert((D[b"h"], D[b"e"]), T[b"he"])
+    table = table_of(len(DRAFT_PIECES), {D[b"\n"]: D[b"h"], D[b"h"]: D[b"e"]}, D[b"g"])
+    proposer = make_drafter(
+        table, cache=cache, policy=AcceptancePolicy(0.9), odds=lambda q: asked.append(round(q, 3)) or 0.9
+    )
+    session = proposer.open(make_request(Sampling(0.0)))
+    tree = session.propose(8, TreeLimits(2), NOISE)
+    assert T[b"he"] in tree.tokens
+    sure = math.log(math.exp(9) / (math.exp(9) + len(DRAFT_PIECES) - 1))
+    assert asked[:2] == pytest.approx([sure, 2 * sure], abs=2e-3)
+
+
+def test_without_a_head_chains_end_by_measured_agreement():
+    """Whoever asks, and whoever has a head that nobody asks."""
+    table = ToyTable.random(len(DRAFT_PIECES), seed=5)
+
+    def texts(policy, odds=None):
+        decoder, proposer = toy_decoder(), make_drafter(table, policy=policy, odds=odds)
+        return [step.tree for step in decoder.decode(make_request(seed=4, max_new_tokens=60), proposer)]
+
+    measured = texts(ThresholdPolicy(0.25))
+    assert texts(AcceptancePolicy(0.75)) == measured
+    assert texts(ThresholdPolicy(0.25), odds=lambda log_q: 0.01) == measured
+    assert texts(AcceptancePolicy(0.75), odds=lambda log_q: 0.01) != measured
 
 
 @pytest.mark.parametrize("room", [0, 1, 2, 5, 9])

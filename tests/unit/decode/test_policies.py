@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from omnidraft.decode.costs import CostCurve
+from omnidraft.decode.policies.acceptance import AcceptancePolicy
 from omnidraft.decode.policies.cost import PROBE_EVERY, CostPolicy
 from omnidraft.decode.policies.fixed import FixedPolicy
 from omnidraft.decode.policies.threshold import ThresholdPolicy
@@ -120,3 +121,9 @@ def test_threshold_goes_on_while_the_chain_is_likely_and_keeps_its_last_token():
 def test_fixed_never_stops_by_itself():
     assert FixedPolicy().expand([1e-9], 40) == 1
     assert FixedPolicy().keep([0.1] * 9) == 9
+
+
+def test_acceptance_stops_once_the_chain_is_doubtful_and_keeps_its_last_token():
+    policy = AcceptancePolicy(0.75)
+    assert [policy.expand([value], 1) for value in (1.0, 0.25, 0.24)] == [1, 1, 0]
+    assert policy.keep([0.9, 0.1]) == 2

@@ -35,7 +35,7 @@ class Wide:
     """Implements ports.Policy: so many candidates and rows, for so many steps."""
 
     def __init__(self, num_candidates: int, num_rows: int, num_steps: int) -> None:
-        self.num_candidates = num_candidates
+        self.num_candidates, self.asks_head = num_candidates, False
         self._num_rows, self._num_steps = num_rows, num_steps
         self.num_asked, self.seen = 0, []
 

@@ -14,7 +14,7 @@ from omnidraft.decode.proposers.drafter import Drafter
 from omnidraft.decode.proposers.lookup import Lookup
 from omnidraft.decode.proposers.tree import TreeProposer
 from omnidraft.models.toy import ToyDrafter, ToyTable, ToyTarget, ToyTokenizer
-from omnidraft.ports import DraftTree, Noise, Policy, Proposer, Request, Sampling, Source, Step, TreeLimits
+from omnidraft.ports import DraftTree, Noise, Odds, Policy, Proposer, Request, Sampling, Source, Step, TreeLimits
 from omnidraft.vocab.alignment import Alignment, align
 from omnidraft.vocab.ngram_cache import NgramCache
 
@@ -58,11 +58,12 @@ def make_drafter(
     policy: Policy | None = None,
     has_lookup: bool = False,
     context_limit: int = 4096,
+    odds: Odds | None = None,
 ) -> TreeProposer:
     """The real proposer over a toy drafter; random weights and chains unless told otherwise."""
     chosen = policy or (ThresholdPolicy(min_path_probability) if min_path_probability else FixedPolicy())
     drafter = Drafter(
-        ToyDrafter(table or ToyTable.random(len(DRAFT_PIECES), seed=3), context_limit=context_limit),
+        ToyDrafter(table or ToyTable.random(len(DRAFT_PIECES), seed=3), context_limit=context_limit, odds=odds),
         DRAFT_TOKENIZER,
         TARGET_TOKENIZER.vocabulary,
         alignment,

@@ -11,6 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from omnidraft.config import LearnerSettings
 from omnidraft.distill.learner import Learner
+from omnidraft.models.acceptance_head import AcceptanceHead
 from omnidraft.models.hf_tokenizer import HfTokenizer
 from omnidraft.models.trainable_drafter import load_trainable
 from omnidraft.traces.record import Beliefs, Rounds, TraceRecord
@@ -79,7 +80,8 @@ class Pair:
     def learner(self, **settings) -> Learner:
         chosen = LearnerSettings(**{"learning_rate": 3e-3, "max_tokens": 128, **settings})
         model = load_trainable(self.folder, train=chosen.train, rank=4, seed=chosen.seed)
-        return Learner(model, self.draft, self.target.vocabulary, self.alignment, self.cache(), chosen)
+        head = None if chosen.head == "off" else AcceptanceHead(model.hidden_size, num_blocks=chosen.head_blocks)
+        return Learner(model, self.draft, self.target.vocabulary, self.alignment, self.cache(), chosen, head)
 
     def record(
         self,

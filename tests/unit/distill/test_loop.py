@@ -68,8 +68,8 @@ class Journal:
 class Setting:
     """One log and one registry, and distillers that come and go."""
 
-    def __init__(self, pair, folder: Path, *, partitions: int = 1) -> None:
-        self.pair, self.folder = pair, folder
+    def __init__(self, pair, folder: Path, *, partitions: int = 1, head: str = "off") -> None:
+        self.pair, self.folder, self.head = pair, folder, head
         self.log = MemoryLog(partitions)
         self.registry = DirectoryRegistry(folder / "registry", "drafter", "target", keep_resume=2)
 
@@ -81,7 +81,7 @@ class Setting:
             )
 
     def distiller(self, *, die_after=None, registry=None, reader=None, held_out_every=0, **changes):
-        learner = Journal(self.pair.learner(), die_after=die_after)
+        learner = Journal(self.pair.learner(head=self.head), die_after=die_after)
         reader = reader or SlowReader(self.log, "t", 3)
         letters, fingerprint = MemoryWriter(self.log, "dead"), self.pair.alignment.fingerprint
         names = {"target": "target", "drafter": "drafter"}

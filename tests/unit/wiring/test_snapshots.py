@@ -1,11 +1,13 @@
 """What naming a snapshot promises: a folder, a version or an alias, verified and of this pair."""
 
+import logging
 from pathlib import Path
 
 import pytest
 
 from omnidraft import wiring
-from omnidraft.config import Settings
+from omnidraft.config import LearnerSettings, Settings
+from omnidraft.decode.engine import Question
 from omnidraft.errors import SnapshotCorrupt, SnapshotNotFound, VocabularyError
 from omnidraft.snapshots import bundle
 from omnidraft.telemetry.metrics import CountingMetrics
@@ -44,6 +46,39 @@ def test_a_version_or_alias_comes_from_the_registry(settings: Settings, folder: 
     wiring.registry(settings).publish(folder, None)
     held = wiring.engine(settings, CountingMetrics(), snapshot=name).engine.slot.current
     assert (held.version, held.snapshot_id) == (1, "warm")
+
+
+@pytest.fixture
+def with_head(settings: Settings, tmp_path: Path) -> Path:
+    """The base drafter's own weights and a head that has learned nothing."""
+    words = wiring.vocabularies(settings)
+    learner = wiring.learner(settings.model_copy(update={"learner": LearnerSettings(head="only")}), words)
+    told = manifest("head", target=settings.models.target, drafter=settings.models.drafter, train="full")
+    parts = {bundle.DRAFTER: learner.serving_tensors(), bundle.NGRAMS: learner.cache.to_arrays()}
+    bundle.write(tmp_path / "head", told, parts)
+    return tmp_path / "head"
+
+
+def text_of(worker: wiring.Worker, num_draft_tokens: int = 5) -> str:
+    question = Question("Natalia sold clips", max_new_tokens=24, seed=1, num_draft_tokens=num_draft_tokens)
+    return "".join(step.text for step in worker.engine.answer(question).steps)
+
+
+def test_a_snapshots_head_judges_for_the_acceptance_policy_and_the_text_is_the_targets(
+    settings: Settings, with_head: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    decode = settings.decode.model_copy(update={"policy": "acceptance", "max_rejection": 0.95})
+    asking = settings.model_copy(update={"decode": decode})
+    with caplog.at_level(logging.INFO):
+        judged = wiring.engine(asking, CountingMetrics(), snapshot=str(with_head))
+        assert "acceptance head" not in caplog.text
+        measured = wiring.engine(asking, CountingMetrics())
+    assert caplog.text.count("no acceptance head: its chains end by measured agreement") == 1
+    plain = text_of(judged, num_draft_tokens=0)
+    assert plain
+    assert text_of(judged) == text_of(measured) == plain
+    heads = [worker.engine.slot.current.proposer.contributors[-1].model.has_head for worker in (judged, measured)]
+    assert heads == [True, False]
 
 
 def test_without_a_name_it_is_the_base_drafter(settings: Settings) -> None:

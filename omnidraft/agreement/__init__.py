@@ -1,0 +1,1 @@
+"""Pure scoring that worker, learner and fleet share."""

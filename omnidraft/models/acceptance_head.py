@@ -1,0 +1,103 @@
+"""Will the target draw what the drafter guesses? A few weights over the drafter's last hidden state.
+
+P(accepted) = sigmoid(bias(hidden) + slope * logit(q)): what the drafter says of itself, q, corrected by how far it can
+be believed at this place. `bias` is SpecDec++'s head, residual SiLU blocks and a linear layer to one number.
+Which hidden state: SpecDec++ reads that of the drafted token itself, one pass of the drafter later. This one reads the
+state that the token was drafted from (normed, the input of the head matrix). So the chance of a token is known before
+the step behind it is paid, and all guesses, accepted or not, are learned from one pass over the emitted text. That
+state does not know which token was drafted; q tells. An untrained head believes the drafter: P = q.
+Shapes: N guesses, R rows, H hidden size of the drafter.
+Source: SpecDec++, https://arxiv.org/abs/2405.19715, section 3.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from omnidraft.errors import SnapshotCorrupt
+from omnidraft.ports import Odds
+
+PREFIX = "acceptance_head."
+"""Of its tensors among a snapshot's serving tensors; no parameter of a transformers model begins so."""
+_LEAST_LOG_Q, _MOST_LOG_Q = -14.0, -1e-3
+"""Beyond them a q says nothing more; log-probabilities of a trace have 11 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class _RowOdds:
+    """Implements ports.Odds."""
+
+    bias: float
+    slope: float
+
+    def __call__(self, log_q: float) -> float:
+        log_q = min(max(log_q, _LEAST_LOG_Q), _MOST_LOG_Q)
+        logit = self.bias + self.slope * (log_q - math.log1p(-math.exp(log_q)))
+        return 1 / (1 + math.exp(-logit)) if logit > 0 else math.exp(logit) / (1 + math.exp(logit))
+
+
+class AcceptanceHead(nn.Module):
+    """Implements ports.TrainableHead, float32."""
+
+    def __init__(self, hidden_size: int, *, num_blocks: int = 1, seed: int = 0) -> None:
+        """`seed` decides the first weights of the blocks."""
+        super().__init__()
+        self.hidden_size = hidden_size
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            blocks = [nn.Linear(hidden_size, hidden_size, dtype=torch.float32) for _ in range(num_blocks)]
+        self.blocks = nn.ModuleList(blocks)
+        self.out = nn.Linear(hidden_size, 1, dtype=torch.float32)
+        nn.init.zeros_(self.out.weight)
+        nn.init.zeros_(self.out.bias)
+        self.slope = nn.Parameter(torch.ones((), dtype=torch.float32))
+
+    def trained(self) -> Mapping[str, nn.Parameter]:
+        """See ports.TrainableHead."""
+        return {PREFIX + name: parameter for name, parameter in self.named_parameters()}
+
+    def logits(self, hidden_NH: Tensor, log_q_N: Tensor) -> Tensor:
+        """See ports.TrainableHead."""
+        log_q_N = log_q_N.clamp(_LEAST_LOG_Q, _MOST_LOG_Q)
+        return self._bias(hidden_NH) + self.slope * (log_q_N - torch.log1p(-log_q_N.exp()))
+
+    @torch.inference_mode()
+    def odds(self, hidden_RH: Tensor) -> list[Odds]:
+        """Of the guesses behind each row."""
+        biases = self._bias(hidden_RH.to(self.slope.device)).tolist()
+        slope = self.slope.item()
+        return [_RowOdds(bias, slope) for bias in biases]
+
+    def _bias(self, hidden_NH: Tensor) -> Tensor:
+        x_NH = nn.functional.rms_norm(hidden_NH.float(), hidden_NH.shape[-1:])
+        for block in self.blocks:
+            x_NH = x_NH + nn.functional.silu(block(x_NH))
+        bias_N: Tensor = self.out(x_NH)[:, 0]
+        return bias_N
+
+
+def separate(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], AcceptanceHead | None]:
+    """A snapshot's serving tensors: those of the drafter, and the head if there is one.
+
+    Raises:
+        SnapshotCorrupt: what is there of a head is no whole one.
+    """
+    drafters = {name: tensor for name, tensor in tensors.items() if not name.startswith(PREFIX)}
+    heads = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items() if name.startswith(PREFIX)}
+    return drafters, _loaded(heads) if heads else None
+
+
+def _loaded(tensors: Mapping[str, Tensor]) -> AcceptanceHead:
+    if "out.weight" not in tensors:
+        raise SnapshotCorrupt("the snapshot's acceptance head has no out.weight")
+    num_blocks = sum(re.fullmatch(r"blocks\.\d+\.weight", name) is not None for name in tensors)
+    head = AcceptanceHead(tensors["out.weight"].shape[-1], num_blocks=num_blocks)
+    try:
+        head.load_state_dict(dict(tensors))
+    except RuntimeError as exc:
+        raise SnapshotCorrupt(f"the snapshot's acceptance head is no whole one: {exc}") from exc
+    return head.requires_grad_(False)

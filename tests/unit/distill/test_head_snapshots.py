@@ -1,0 +1,53 @@
+"""A distiller whose drafter has a head: the head travels in its snapshots, and a killed run loses nothing of it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from omnidraft.bus.memory_log import MemoryWriter
+from omnidraft.models.acceptance_head import PREFIX
+from omnidraft.ports import Outgoing
+from omnidraft.snapshots import bundle
+from omnidraft.traces import codec
+from tests.unit.distill.drafted import with_drafts
+from tests.unit.distill.test_loop import TEXTS, Killed, Setting, names, run_until_idle
+
+
+def emit(setting: Setting, num: int) -> None:
+    for number, name in enumerate(names(num)):
+        record = with_drafts(setting.pair, setting.pair.record(name, TEXTS[number % 3]), seed=number)
+        message = Outgoing(codec.key(record), codec.encode(record), codec.headers(record))
+        MemoryWriter(setting.log, "t").append([message])
+
+
+def serving(setting: Setting) -> dict[str, torch.Tensor]:
+    newest = setting.registry.resolve("latest").version
+    found = bundle.serving_tensors(setting.registry.fetch(newest, setting.folder / "look", ("serving", "resume")))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("head", ["joint", "interleaved", "only"])
+def test_a_killed_and_resumed_run_has_the_head_of_an_uninterrupted_one(pair, tmp_path: Path, head) -> None:
+    whole, broken = (Setting(pair, tmp_path / name, head=head) for name in ("whole", "broken"))
+    for setting in (whole, broken):
+        emit(setting, 12)
+    run_until_idle(whole.distiller()[0])
+    with pytest.raises(Killed):
+        run_until_idle(broken.distiller(die_after=3)[0])
+    run_until_idle(broken.distiller()[0])
+    for left, right in ((whole.masters(), broken.masters()), (serving(whole), serving(broken))):
+        assert left.keys() == right.keys()
+        assert all(torch.equal(left[name], right[name]) for name in left)
+    assert any(name.startswith(PREFIX) for name in serving(whole))
+    assert "head" in whole.manifest().losses
+
+
+def test_a_head_goes_on_from_a_snapshot_that_lost_its_resume_part(pair, tmp_path: Path) -> None:
+    setting = Setting(pair, tmp_path, head="only")
+    emit(setting, 8)
+    run_until_idle(setting.distiller()[0])
+    learned, fresh = serving(setting), pair.learner(head="only")
+    fresh.start_from(learned)
+    assert all(torch.equal(tensor, learned[name]) for name, tensor in fresh.serving_tensors().items())

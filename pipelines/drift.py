@@ -103,7 +103,7 @@ def _for_phase(learner: Learner | None, settings: config.Settings, *, is_new: bo
         return learner
     made = wiring.learner(settings, wiring.vocabularies(settings))
     if learner is not None:
-        made.start_from(learner.model.serving_tensors())
+        made.start_from(learner.serving_tensors())
     return made
 
 

@@ -148,7 +148,7 @@ def write_snapshot(
     )
     folder.parent.mkdir(parents=True, exist_ok=True)
     bundle.write(
-        folder, manifest, {bundle.DRAFTER: learner.model.serving_tensors(), bundle.NGRAMS: learner.cache.to_arrays()}
+        folder, manifest, {bundle.DRAFTER: learner.serving_tensors(), bundle.NGRAMS: learner.cache.to_arrays()}
     )
 
 

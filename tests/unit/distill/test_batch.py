@@ -11,6 +11,7 @@ from omnidraft.errors import WireError
 from omnidraft.traces.record import Beliefs, TraceRecord
 from omnidraft.vocab.alignment import Alignment
 from omnidraft.vocab.packed import PackedLists
+from tests.unit.distill.conftest import no_rounds
 
 TEXT = "The water of the river goes. Where does the river itself go? into the sea"
 
@@ -49,6 +50,7 @@ def test_an_earlier_segment_is_context_and_no_position(pair) -> None:
     cut = 12
     beliefs = Beliefs(*(getattr(whole.beliefs, name)[cut:] for name in Beliefs.__dataclass_fields__))
     later = replace(whole, before_ids=whole.emitted_ids[:cut], emitted_ids=whole.emitted_ids[cut:], beliefs=beliefs)
+    later = replace(later, rounds=no_rounds())
     first, second = read(pair, whole), read(pair, later)
     assert second.ids_T.tolist() == first.ids_T.tolist()
     assert second.at_P.tolist() == first.at_P.tolist()[-len(second.at_P) :]

@@ -8,6 +8,7 @@ import pytest
 from omnidraft.distill.batch import PositionReader, Positions
 from omnidraft.traces.checks import check
 from omnidraft.traces.record import SOURCES, TraceRecord
+from tests.unit.distill.conftest import no_rounds
 from tests.unit.distill.drafted import RIGHT_LOG_Q, WRONG_LOG_Q, with_drafts
 
 TEXT = "The water of the river goes into the sea, and the river itself stays."
@@ -66,4 +67,4 @@ def test_guesses_outside_the_window_are_left_out(pair) -> None:
 
 
 def test_a_record_without_drafts_has_no_guesses(pair) -> None:
-    assert not len(read(pair, pair.record()).guesses.at_G)
+    assert not len(read(pair, pair.record(rounds=no_rounds())).guesses.at_G)

@@ -50,13 +50,8 @@ def main(
         words = wiring.vocabularies(settings)
         found = slices.read(log, settings, _for_pair(wanted, settings), alignment=words.alignment.fingerprint)
         chosen, held_out = split(found.require(), held_out_every)
-        tracked = _Tracked(settings, path, foretell.costs(found.records))
-        try:
+        with _Tracked(settings, path, foretell.costs(found.records)) as tracked:
             run = _learn(settings, words, chosen, held_out, tracked, (path.stem, num_passes, measure_every))
-        except BaseException:
-            tracked.end(has_failed=True)
-            raise
-        tracked.end()
         if snapshots is not None:
             write_snapshot(run, snapshots / path.stem, settings, words, num_held_out=len(held_out))
         made["configs"][path.stem] = tracked.figures(run) | {
@@ -86,9 +81,12 @@ class _Tracked:
         if self._experiment is not None and self.run_id is not None:
             self._experiment.log(self.run_id, self._numbers(point), point.num_steps)
 
-    def end(self, *, has_failed: bool = False) -> None:
+    def __enter__(self) -> "_Tracked":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._experiment is not None and self.run_id is not None:
-            self._experiment.end(self.run_id, has_failed=has_failed)
+            self._experiment.end(self.run_id, has_failed=kind is not None)
 
     def figures(self, run: Run) -> dict[str, Any]:
         """For the report."""

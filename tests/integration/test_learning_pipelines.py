@@ -15,6 +15,7 @@ from omnidraft import config, wiring
 from omnidraft.errors import RequestError
 from omnidraft.ports import Outgoing
 from omnidraft.snapshots import bundle
+from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import archive, codec
 from pipelines import evaluate, foretell, learn, record, replay
 from tests.cli_runs import run_cli
@@ -148,6 +149,19 @@ def test_learning_writes_a_snapshot_that_check_takes_and_that_agrees_more(
     rows = load(report)["snapshots"]
     assert rows[str(out)]["agreement"] > rows["base"]["agreement"]
     assert rows[str(out)]["agreement_by_tenant"] == {"clips": rows[str(out)]["agreement"]}
+
+
+def test_a_worker_serves_the_folder_it_is_told_whatever_is_champion(recorded: Path, tmp_path: Path) -> None:
+    run(learn.main, "--answers", recorded, "--out", tmp_path / "warm", "--held-out-every", 4)
+    log = {"url": f"sqlite:///{tmp_path}/log.db"}
+    worker = wiring.worker(config.load(None, log=log, worker={"snapshot": str(tmp_path / "warm")}), CountingMetrics())
+    try:
+        (served,) = worker.served
+        assert served.refresher is None
+        assert served.engine.slot.current.snapshot_id == bundle.read_manifest(tmp_path / "warm").snapshot_id
+    finally:
+        assert worker.recorder is not None
+        worker.recorder.close(5.0)
 
 
 def test_learning_straight_from_answers_equals_learning_from_their_records(

@@ -6,8 +6,11 @@ Which hidden state: SpecDec++ reads that of the drafted token itself, one pass o
 state that the token was drafted from (normed, the input of the head matrix). So the chance of a token is known before
 the step behind it is paid, and all guesses, accepted or not, are learned from one pass over the emitted text. That
 state does not know which token was drafted; q tells. An untrained head believes the drafter: P = q.
+Measured, untrained SmolLM2-135M for Qwen2.5-Coder-1.5B at temperature 0, first guesses in 24 GSM8K answers after one
+pass over 76 others (AdamW 1e-3, 4 answers a step): area under the curve .842 by q alone, .704 by the hidden state
+alone, .851 by both; cross-entropy .423, .529, .413.
 Shapes: N guesses, R rows, H hidden size of the drafter.
-Source: SpecDec++, https://arxiv.org/abs/2405.19715, section 3.
+Source: SpecDec++, https://arxiv.org/abs/2405.19715; its code, https://github.com/Kaffaljidhmah2/SpecDec_pp.
 """
 
 import math

@@ -16,14 +16,15 @@ from pipelines.progress import bar
 from pipelines.recording import Limits, Recording
 from pipelines.table_cells import name_of
 
+UNTRAINED = "dm-untrained"
 METHODS: dict[str, str | None] = {
-    "dm-untrained": None,
+    UNTRAINED: None,
     "dm": "dm",
     "dm+ngram": "dm + 0.2 ngram",
     "alm": "dm + 0.2 alm",
 }
 """Method -> what its drafter learns; None learns nothing. All but `dm-untrained` and `dm` have the n-gram cache."""
-WITHOUT_CACHE = ("dm-untrained", "dm")
+WITHOUT_CACHE = (UNTRAINED, "dm")
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,11 @@ LEGEND = (
     "after learning with L_DM; `dm+ngram`: with 0.2 L_ngram and the n-gram cache; `alm`: with 0.2 ALM in its place."
 )
 
+OFFLINE = (
+    "Share of the positions of the target's own answers to the test prompts where the drafter's first candidate is the "
+    "emitted token, before and after learning; nothing is decoded, so it has no noise of the clock."
+)
+
 
 def write(content: Mapping[str, Any], out: Path) -> None:
     """Markdown and PNG files into `out`."""
@@ -24,10 +29,13 @@ def write(content: Mapping[str, Any], out: Path) -> None:
     cells: Cells = content["cells"]
     lines = ["# The paper's tables", "", f"Options: `{content['options']['plan']}`.", ""]
     lines += [f"- {name}: {value}" for name, value in machine.describe().items()]
+    offline = {name.removeprefix("offline/"): rows for name, rows in cells.items() if name.startswith("offline/")}
     table = {name.removeprefix("table/"): rows for name, rows in cells.items() if name.startswith("table/")}
     if table:
         lines += ["", "## Methods", "", LEGEND, "", "![Speed-up](speedup.png)", "", *_methods(table)]
         _bars(table, out / "speedup.png")
+    if offline:
+        lines += ["## Agreement on the test answers", "", OFFLINE, "", *_offline(offline)]
     ranks = {name.removeprefix("lora/"): row for name, row in cells.items() if name.startswith("lora/")}
     if ranks:
         lines += ["", "## LoRA rank", "", "Foretold offline, on the test answers.", "", *_ranks(ranks)]
@@ -44,6 +52,12 @@ def _methods(table: Mapping[str, Any]) -> list[str]:
         target, _, task = name.rpartition("/")
         lines += [f"### {task}, {target}", "", *_decoded(rows, "method"), ""]
     return lines
+
+
+def _offline(rows: Mapping[str, Mapping[str, float | None]]) -> list[str]:
+    methods = list(dict.fromkeys(name for row in rows.values() for name in row))
+    found = [(name, *(_number(row.get(method), digits=3) for method in methods)) for name, row in rows.items()]
+    return _markdown(("target and task", *methods), found)
 
 
 def _decoded(rows: Mapping[str, Mapping[str, Any]], first: str) -> list[str]:
@@ -104,8 +118,8 @@ def _markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[st
     return [*lines, *("| " + " | ".join(row) + " |" for row in rows)]
 
 
-def _number(value: float | None, unit: str = "") -> str:
-    return "-" if value is None else f"{value:.2f}{unit}"
+def _number(value: float | None, unit: str = "", digits: int = 2) -> str:
+    return "-" if value is None else f"{value:.{digits}f}{unit}"
 
 
 def _bars(table: Mapping[str, Any], path: Path) -> None:

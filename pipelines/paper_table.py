@@ -13,10 +13,11 @@ from rich.console import Console
 
 from omnidraft.errors import RequestError
 from omnidraft.hosts import process
+from omnidraft.snapshots import bundle
 from pipelines import paper_report
 from pipelines.cache_table import caches
 from pipelines.decoding import PLAIN, Decoding
-from pipelines.paper_parts import METHODS, Plan, asked, offline, records, settings_for, snapshot
+from pipelines.paper_parts import METHODS, UNTRAINED, Plan, asked, offline, records, settings_for, snapshot
 from pipelines.table_cells import Cells
 
 RESULTS = Path("runs/paper_table.json")
@@ -61,6 +62,7 @@ def main(
     cells = Cells(json_path, {"plan": str(plan), "methods": chosen})
     for target, task in pairs:
         cells.get(f"table/{target}/{task}", lambda target=target, task=task: _cell(target, task, chosen, plan))  # type: ignore[misc]
+        cells.get(f"offline/{target}/{task}", lambda target=target, task=task: _offline(target, task, chosen, plan))  # type: ignore[misc]
         paper_report.write(cells.content, out)
     for sweep in wanted:
         _sweep(sweep, *pairs[0], plan, cells)
@@ -81,6 +83,17 @@ def _cell(target: str, task: str, methods: list[str], plan: Plan) -> dict[str, A
     decoding = Decoding(settings)
     drafts = {name: decoding.drafting(folder) for name, folder in folders.items()}
     return decoding.compare(asked(task, "test", plan), drafts, plan.max_new_tokens)
+
+
+def _offline(target: str, task: str, methods: list[str], plan: Plan) -> dict[str, float | None]:
+    """Agreement on the test answers: of each method's snapshot, and of the drafter that all began with."""
+    settings, found = settings_for(target, plan), dict[str, float | None]()
+    for name in methods:
+        folder = None if name == PLAIN else snapshot(settings, task, name, plan)
+        if folder is not None:
+            manifest = bundle.read_manifest(folder)
+            found |= {UNTRAINED: manifest.agreement_before, name: manifest.agreement_after}
+    return found
 
 
 def _sweep(sweep: str, target: str, task: str, plan: Plan, cells: Cells) -> None:

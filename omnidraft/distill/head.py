@@ -6,8 +6,8 @@ drafter frozen in the head's; a turn without guesses falls to the drafter. `only
 Rejected guesses are fewer than accepted ones and weigh more; with a weight other than 1 the head's numbers are no
 chances but lower, by log(weight) in the logit.
 Shapes: G guesses, N rows of hidden states, H hidden size.
-Source: OmniDraft, https://arxiv.org/abs/2507.02659, algorithms 3 and 4; the loss is SpecDec++'s,
-https://arxiv.org/abs/2405.19715, section 3.3.
+Source: the ways are named after OmniDraft's, https://arxiv.org/abs/2507.02659, algorithms 3 and 4; the loss is that of
+SpecDec++, https://arxiv.org/abs/2405.19715, as in its code, https://github.com/Kaffaljidhmah2/SpecDec_pp.
 """
 
 import logging

@@ -1,6 +1,6 @@
 """One chain, until the drafter's acceptance head believes that it holds a wrong token.
 
-Source: SpecDec++, https://arxiv.org/abs/2405.19715, algorithm 1: stop when 1 - prod P(accepted) > gamma. There the
+Source: SpecDec++, https://arxiv.org/abs/2405.19715: stop when 1 - prod P(accepted) > gamma. There the
 chance of a token is known one step of the drafter later; here with the token (models/acceptance_head.py), so that no
 step is spent behind a chain that is given up. Without a head the chances are measured agreement, as for all policies.
 """

@@ -9,9 +9,10 @@ from typing import Any
 from omnidraft import config, wiring
 from omnidraft.decode.costs import Costs
 from omnidraft.decode.loop import Decoder
-from omnidraft.ports import Proposer, Request, Step
+from omnidraft.ports import Proposer, Step
 from omnidraft.prompts import Prompt
 from omnidraft.wiring.snapshots import named_snapshot
+from pipelines.asking import request_for
 from pipelines.bench import rotated
 from pipelines.bench_runs import Run, watched
 from pipelines.progress import bar
@@ -60,15 +61,7 @@ class Decoding:
         return {name: _figures(each, runs[PLAIN]) for name, each in runs.items()}
 
     def _decode(self, prompt: Prompt, drafting: "Drafting", max_new_tokens: int) -> "_Counted":
-        messages, words = [{"role": "user", "content": prompt.text}], self._words
-        request = Request(
-            prompt_ids=tuple(words.target.chat_prompt_ids(messages)),
-            drafter_prompt_ids=tuple(words.drafter.chat_prompt_ids(messages)),
-            max_new_tokens=max_new_tokens,
-            stop_ids=words.target.stop_ids,
-            mode="fast",
-            num_draft_tokens=drafting.num_draft_tokens,
-        )
+        request = request_for(prompt, self._words, max_new_tokens, drafting.num_draft_tokens)
         counts = {"drafted": 0, "accepted": 0}
 
         def counted(steps: Iterator[Step]) -> Iterator[Step]:

@@ -4,7 +4,6 @@
 `pipelines.bench` take as `--snapshot`.
 """
 
-import os
 import shutil
 from pathlib import Path
 from typing import Annotated
@@ -47,7 +46,7 @@ def main(
     """Teach a drafter one target's answers."""
     models = {"target": target, "drafter": drafter}
     learner = {"loss": loss, "train": train, "lora_rank": lora_rank, "learning_rate": learning_rate}
-    settings = _with_all_threads(config.load(config_path, models=models, learner=learner))
+    settings = config.load(config_path, models=models, learner=learner)
     parse(settings.learner.loss)
     if out.exists():
         raise RequestError(f"{out} exists; a snapshot is written once")
@@ -60,12 +59,6 @@ def main(
         learn(run, chosen, held_out, settings, saw=_tell, advance=advance, **options)  # type: ignore[arg-type]
     write_snapshot(run, out, settings, words, num_held_out=len(held_out))
     _finish(run, out, json_path)
-
-
-def _with_all_threads(settings: config.Settings) -> config.Settings:
-    """Nothing is served meanwhile."""
-    threads = settings.learner.threads or os.cpu_count()
-    return settings.model_copy(update={"learner": settings.learner.model_copy(update={"threads": threads})})
 
 
 def _records(

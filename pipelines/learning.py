@@ -4,6 +4,7 @@ Deterministic: the same records, settings and seed give the same snapshot.
 """
 
 import hashlib
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -119,9 +120,8 @@ def learn(
 
 
 def fresh(settings: config.Settings, words: wiring.Vocabularies) -> Run:
-    """A learner at the base drafter, with all threads that the settings give."""
-    if settings.learner.threads:
-        torch.set_num_threads(settings.learner.threads)
+    """A learner at the base drafter; with all threads unless the settings say how many, as nothing is served beside."""
+    torch.set_num_threads(settings.learner.threads or os.cpu_count() or 1)
     return Run(wiring.learner(settings, words))
 
 

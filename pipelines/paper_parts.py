@@ -3,7 +3,6 @@
 Everything large lies in one working folder and is found there again by an interrupted run.
 """
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,9 +39,8 @@ class Plan:
 
 
 def settings_for(target: str, plan: Plan, **sections: dict[str, Any]) -> config.Settings:
-    """Of one target, with all threads for learning: nothing is served meanwhile."""
-    learner = {"threads": os.cpu_count()} | sections.pop("learner", {})
-    return config.load(None, models={"target": target, "drafter": plan.drafter}, learner=learner, **sections)
+    """Of one target."""
+    return config.load(None, models={"target": target, "drafter": plan.drafter}, **sections)
 
 
 def asked(task: str, split: str, plan: Plan) -> list[Prompt]:

@@ -18,6 +18,7 @@ from omnidraft.ports import Proposer, Request, Step, Target
 from omnidraft.prompts import Prompt
 from omnidraft.traces import archive
 from omnidraft.traces.record import TraceRecord
+from pipelines.asking import request_for
 
 WORKER = "pipelines.record"
 
@@ -75,7 +76,8 @@ class Recording:
             snapshot_version=None,
             alignment=self._words.alignment.fingerprint,
         )
-        request = self._request(prompt)
+        num_draft_tokens = self._settings.decode.num_draft_tokens
+        request = request_for(prompt, self._words, limits.max_new_tokens, num_draft_tokens)
         records: list[TraceRecord] = []
         tracer = Tracer(request, origin, self._settings.recorder, records.append)
         for step in self._steps(request, prompt):
@@ -96,14 +98,3 @@ class Recording:
         if not ids:
             raise RequestError(f"no answer_ids and no answer to score: {prompt.text[:60]!r}")
         return ids
-
-    def _request(self, prompt: Prompt) -> Request:
-        messages, words = [{"role": "user", "content": prompt.text}], self._words
-        return Request(
-            prompt_ids=tuple(words.target.chat_prompt_ids(messages)),
-            drafter_prompt_ids=tuple(words.drafter.chat_prompt_ids(messages)),
-            max_new_tokens=self._limits.max_new_tokens,
-            stop_ids=words.target.stop_ids,
-            mode="fast",
-            num_draft_tokens=self._settings.decode.num_draft_tokens,
-        )

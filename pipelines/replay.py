@@ -4,7 +4,6 @@
 curves; the same slice, configuration and seed give the same figures.
 """
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -125,8 +124,6 @@ def _learn(
     plan: tuple[str, int, int],
 ) -> Run:
     name, num_passes, measure_every = plan
-    threads = settings.learner.threads or os.cpu_count()
-    settings = settings.model_copy(update={"learner": settings.learner.model_copy(update={"threads": threads})})
     run = fresh(settings, words)
     with bar(name, num_passes * len(chosen)) as advance:
         return learn(

@@ -78,11 +78,11 @@ def _llamacpp_target(settings: Settings, words: Vocabularies) -> Target:
 
 
 def ngram_cache(settings: Settings, words: Vocabularies, arrays: "Mapping[str, np.ndarray] | None") -> "NgramCache":
-    """The cache of a snapshot's arrays; without them a fresh one, cold or warm. Raises VocabularyError."""
+    """The cache of a snapshot's arrays; without any a fresh one, cold or warm. Raises VocabularyError."""
     from omnidraft.vocab.ngram_cache import NgramCache
 
     vocabs = (words.alignment.fingerprint, words.drafter.vocabulary, words.target.vocabulary)
-    if arrays is not None:
+    if arrays:
         return NgramCache.from_arrays(arrays, *vocabs, settings.cache.capacity, settings.cache.eviction)
     cache = NgramCache(*vocabs, settings.cache.capacity, settings.cache.eviction)
     if settings.cache.warm:

@@ -100,7 +100,7 @@ def test_an_interrupted_table_goes_on_with_the_missing_cells(
     run(paper_table.main, *arguments)
     cells = json.loads((tmp_path / "table.json").read_text())["cells"]
     assert asked_for == ["numbers", "clips", "clips"]
-    assert len(cells) == 2
+    assert sum(name.startswith("table/") for name in cells) == 2
     assert cells.items() > first.items()
 
 

@@ -134,9 +134,9 @@ def test_an_actor_killed_in_the_middle_learns_every_record_once(fleet: Fleet) ->
 
 @pytest.mark.timeout(600)
 def test_what_is_wrong_with_the_settings_ends_the_process_with_one_line(fleet: Fleet, tmp_path: Path) -> None:
-    fleet.environ["OMNIDRAFT_LEARNER__LOSS"] = "dm + alm"
+    fleet.environ["OMNIDRAFT_LEARNER__LOSS"] = "dm + magic"
     assert fleet.start().wait(START_S) == 2
-    assert "no loss 'alm'" in (tmp_path / "distiller.log").read_text().splitlines()[-1]
+    assert "no loss 'magic'" in (tmp_path / "distiller.log").read_text().splitlines()[-1]
 
 
 def priorities(process: psutil.Process) -> set[int]:

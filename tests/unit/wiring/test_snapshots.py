@@ -41,6 +41,14 @@ def test_a_folder_is_served_without_a_version(settings: Settings, folder: Path) 
     assert len(held.cache) > 0  # type: ignore[arg-type]
 
 
+def test_a_snapshot_without_ngrams_is_served_with_a_fresh_cache(settings: Settings, tmp_path: Path) -> None:
+    told = manifest("bare", target=settings.models.target, drafter=settings.models.drafter)
+    bundle.write(tmp_path / "bare", told, {})
+    held = wiring.engine(settings, CountingMetrics(), snapshot=str(tmp_path / "bare")).engine.slot.current
+    assert held.snapshot_id == "bare"
+    assert len(held.cache) == 0  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("name", ["1", "challenger", "latest"])
 def test_a_version_or_alias_comes_from_the_registry(settings: Settings, folder: Path, name: str) -> None:
     wiring.registry(settings).publish(folder, None)

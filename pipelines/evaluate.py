@@ -44,13 +44,7 @@ def main(
     settings = config.load(config_path, models={"target": target, "drafter": drafter})
     words = wiring.vocabularies(settings)
     wanted = slices.wanted(from_time, to_time, filters or [])
-    pair = {"target": settings.models.target, "drafter": settings.models.drafter}
-    found = slices.read(
-        log,
-        settings,
-        slices.Wanted(wanted.from_ms, wanted.to_ms, pair | dict(wanted.equal)),
-        alignment=words.alignment.fingerprint,
-    )
+    found = slices.read(log, settings, wanted.of_pair(settings), alignment=words.alignment.fingerprint)
     records = found.require()
     chosen = [*(names or []), *(more_names or [])] or [BASE]
     costs = foretell.costs(records)

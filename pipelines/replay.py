@@ -47,7 +47,7 @@ def main(
     for path in paths:
         settings = config.load(path)
         words = wiring.vocabularies(settings)
-        found = slices.read(log, settings, _for_pair(wanted, settings), alignment=words.alignment.fingerprint)
+        found = slices.read(log, settings, wanted.of_pair(settings), alignment=words.alignment.fingerprint)
         chosen, held_out = split(found.require(), held_out_every)
         with _Tracked(settings, path, foretell.costs(found.records)) as tracked:
             run = _learn(settings, words, chosen, held_out, tracked, (path.stem, num_passes, measure_every))
@@ -107,12 +107,6 @@ class _Tracked:
 
     def _speedup(self, point: Point) -> float | None:
         return None if self._costs is None else self._costs.speedup(point.tokens_per_pass)
-
-
-def _for_pair(wanted: slices.Wanted, settings: config.Settings) -> slices.Wanted:
-    """Records of the configuration's own pair, unless the filter says otherwise."""
-    pair = {"target": settings.models.target, "drafter": settings.models.drafter}
-    return slices.Wanted(wanted.from_ms, wanted.to_ms, pair | dict(wanted.equal))
 
 
 def _learn(

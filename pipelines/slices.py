@@ -33,6 +33,11 @@ class Wanted:
     equal: Mapping[str, str] = field(default_factory=dict)
     """Field -> what it must be, as text."""
 
+    def of_pair(self, settings: config.Settings) -> "Wanted":
+        """Only records of the settings' target and drafter, unless the filter says otherwise."""
+        pair = {"target": settings.models.target, "drafter": settings.models.drafter}
+        return Wanted(self.from_ms, self.to_ms, pair | dict(self.equal))
+
     def takes(self, record: TraceRecord) -> str | None:
         """Why the record is passed over; None when it is wanted."""
         if self.from_ms is not None and record.time_ms < self.from_ms:

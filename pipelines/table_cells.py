@@ -42,9 +42,6 @@ class Cells:
             report.save(self.content, self._path)
         return cells[key]
 
-    def has(self, key: str) -> bool:
-        return key in self.content["cells"]
-
 
 def name_of(*parts: object) -> str:
     """A short file name that stands for these."""

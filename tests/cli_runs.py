@@ -1,10 +1,11 @@
-"""The command line run inside the test's process: its imports are paid once."""
+"""Command lines run inside the test's process: its imports are paid once."""
 
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
+import typer
 
 from omnidraft.cli import main
 
@@ -25,3 +26,10 @@ def run_cli(
             main()
     said = capsys.readouterr()
     return subprocess.CompletedProcess(arguments, int(ended.value.code or 0), said.out, said.err)
+
+
+def run_pipeline(command: Callable[..., None], *arguments: object) -> None:
+    """A pipeline's command as typer would call it; its errors come through."""
+    app = typer.Typer()
+    app.command()(command)
+    app([str(argument) for argument in arguments], standalone_mode=False)

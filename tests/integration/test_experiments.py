@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-import typer
 
 from omnidraft.errors import ConfigError, RequestError
 from pipelines import drift, paper_table
 from pipelines.table_cells import Cells
+from tests.cli_runs import run_pipeline as run
 
 TEXTS = {"numbers": "How many are {n} and {n}?", "clips": "Natalia sold {n} clips in May. How many in April?"}
 
@@ -42,12 +42,6 @@ def data(tmp_path: Path) -> Path:
         rows = [{"prompt": text.format(n=n), "split": "test" if n < 3 else "train"} for n in range(11)]
         (folder / f"{task}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
-
-
-def run(command: Callable[..., None], *arguments: object) -> None:
-    app = typer.Typer()
-    app.command()(command)
-    app([str(argument) for argument in arguments], standalone_mode=False)
 
 
 def table_arguments(data: Path, tmp_path: Path, models: tuple[Path, Path]) -> list[object]:

@@ -2,14 +2,13 @@
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import typer
 
 from omnidraft import config, wiring
 from omnidraft.errors import RequestError
@@ -19,6 +18,7 @@ from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import archive, codec
 from pipelines import evaluate, foretell, learn, record, replay
 from tests.cli_runs import run_cli
+from tests.cli_runs import run_pipeline as run
 
 ANSWERS = ["She sold 48 clips in April.", "A number: 10 11 12", "Natalia sold half as many in May.", "How many? 3"]
 
@@ -45,13 +45,6 @@ def environ(
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
-
-
-def run(command: Callable[..., None], *arguments: object) -> None:
-    """As typer would call it; its errors come through."""
-    app = typer.Typer()
-    app.command()(command)
-    app([str(argument) for argument in arguments], standalone_mode=False)
 
 
 @pytest.fixture

@@ -307,6 +307,12 @@ class Policy(Protocol):
     asks_head: bool
     """Whether the drafter's guesses have their chances from its acceptance head, where it has one."""
 
+    def begins(self, max_new_tokens: int) -> None:
+        """A request's text is next."""
+
+    def reads(self, num_ids: int) -> bool:
+        """Whether the drafter drafts in this pass, for which it has to read about so many ids first."""
+
     def expand(self, values: Sequence[float], num_nodes: int) -> int:
         """How many of these places, falling in value, the drafter goes on from in one step; 0 ends drafting.
 

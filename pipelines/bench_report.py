@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.table import Table
 
 from pipelines.bench_methods import BASELINES
@@ -14,6 +15,7 @@ COLUMNS: Mapping[str, str] = {
     "tokens_per_s": "tokens/s",
     "speedup": "speed-up",
     "speedup_over_baseline": "own engine",
+    "speedup_of_requests": "whole request",
     "tokens_per_pass": "per pass",
     "draft_share": "drafting",
     "overhead_share": "overhead",
@@ -25,9 +27,9 @@ COLUMNS: Mapping[str, str] = {
 
 def table(task: str, of_task: Sequence[Row]) -> Table:
     """For the terminal."""
-    made = Table(title=task)
+    made = Table(title=task, box=box.SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
     for heading in COLUMNS.values():
-        made.add_column(heading, no_wrap=heading == "method")
+        made.add_column(heading, no_wrap=heading == "method", overflow="fold")
     for row in of_task:
         made.add_row(*(_cell(column, row) for column in COLUMNS))
     return made
@@ -47,10 +49,11 @@ def _cell(column: str, row: Row) -> str:
 LEGEND = (
     "Speed-up: over plain, the median over prompts of the ratio on the same prompt. Own engine: the same over "
     + ", ".join(f"{base} for {name}" for name, base in BASELINES.items())
-    + ". Per pass: emitted tokens per pass of the target. Drafting and overhead: shares of the decoding time; overhead "
-    "is all that is neither drafter nor target. Same text: share of answers that are, token by token, those of "
-    "plain or of the method's own engine; passes of other widths round otherwise, so only reproducible mode promises "
-    "all. Failed: prompts that the method crashed on."
+    + ". Whole request: that with the first pass, so with both models' reading of the prompt. Per pass: emitted tokens "
+    "per pass of the target. Drafting and overhead: shares of the decoding time; overhead is all that is neither "
+    "drafter nor target. Same text: share of answers that are, token by token, those of plain or of the method's own "
+    "engine; passes of other widths round otherwise, so only reproducible mode promises all. Failed: prompts that the "
+    "method crashed on."
 )
 
 

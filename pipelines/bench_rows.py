@@ -32,6 +32,7 @@ def _row(task: str, name: str, outcomes: Mapping[str, Sequence[Outcome]], *, is_
         "tokens_per_pass": total.tokens_per_pass if done else None,
         "speedup": _speedup(plain),
         "speedup_of_totals": _speedup_of_totals(plain),
+        "speedup_of_requests": _speedup_of_requests(base),
         "baseline": BASELINES.get(name, "plain"),
         "speedup_over_baseline": _speedup(base),
         "agreement_by_depth": total.agreement_by_depth,
@@ -62,6 +63,12 @@ def _timed(pairs: Sequence[tuple[Run, Run]]) -> list[tuple[Figures, Figures]]:
 
 def _speedup(pairs: Sequence[tuple[Run, Run]]) -> float | None:
     return _median([mine.tokens_per_s / theirs.tokens_per_s for mine, theirs in _timed(pairs)])
+
+
+def _speedup_of_requests(pairs: Sequence[tuple[Run, Run]]) -> float | None:
+    """With the first pass, so with what reading the prompt takes."""
+    speeds = [(mine.figures.request_tokens_per_s, theirs.figures.request_tokens_per_s) for mine, theirs in pairs]
+    return _median([mine / theirs for mine, theirs in speeds if mine and theirs])
 
 
 def _speedup_of_totals(pairs: Sequence[tuple[Run, Run]]) -> float | None:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -88,11 +88,12 @@ def measure_passes(target: Target, mode: Mode) -> CostCurve:
 
 
 def measure_steps(drafter: DraftModel) -> CostCurve:
-    """Steps over several branches behind a short text."""
+    """Steps over several branches behind a short text, and reading that text."""
     session = drafter.open()
     text = [0] * min(_CONTEXT, drafter.context_limit - 1)
-    session.advance(0, text)
-    return CostCurve({rows: _least(partial(_step_s, session, len(text), rows)) for rows in _STEP_ROWS})
+    read_s = _least(partial(_read_s, session, text))
+    steps_s = {rows: _least(partial(_step_s, session, len(text), rows)) for rows in _STEP_ROWS}
+    return CostCurve({len(text): read_s} | steps_s)
 
 
 def _pass_s(session: TargetSession, rows: int) -> float:
@@ -102,6 +103,12 @@ def _pass_s(session: TargetSession, rows: int) -> float:
     spent = time.perf_counter() - started
     session.keep((0,))
     return spent
+
+
+def _read_s(session: DraftSession, text: Sequence[int]) -> float:
+    started = time.perf_counter()
+    session.advance(0, text)
+    return time.perf_counter() - started
 
 
 def _step_s(session: DraftSession, num_ids: int, rows: int) -> float:

@@ -77,6 +77,12 @@ class Figures:
         return self.num_later_tokens / self.decode_s if self.decode_s else 0.0
 
     @property
+    def request_tokens_per_s(self) -> float:
+        """Of the whole request, with both models' reading of the prompt."""
+        spent_s = self.first_token_s + self.decode_s
+        return self.num_tokens / spent_s if spent_s else 0.0
+
+    @property
     def agreement(self) -> float | None:
         """None when nothing was drafted."""
         return self.num_agreed / self.num_scored if self.num_scored else None

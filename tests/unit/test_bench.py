@@ -28,6 +28,7 @@ ROW_KEYS = {
     "speedup",
     "speedup_of_totals",
     "baseline",
+    "speedup_of_requests",
     "speedup_over_baseline",
     "agreement_by_depth",
     "accepted_by_source",

@@ -9,6 +9,13 @@ class FixedPolicy:
     num_candidates = 1
     asks_head = False
 
+    def begins(self, max_new_tokens: int) -> None:
+        """See ports.Policy."""
+
+    def reads(self, num_ids: int) -> bool:
+        """See ports.Policy."""
+        return True
+
     def expand(self, values: Sequence[float], num_nodes: int) -> int:
         """See ports.Policy."""
         return 1

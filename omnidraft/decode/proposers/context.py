@@ -21,17 +21,26 @@ class DrafterContext:
         self._cache = cache
         self._unlearned: list[int] = []
         self._learned_to: int | None = len(self._tail.ids)
+        self._behind: list[int] = []
+        """Emitted, and not looked at yet: while nobody drafts, nobody needs it."""
         self._is_lost = False  # the text has bytes that the drafter cannot spell: nothing more is drafted
 
     @property
     def ids(self) -> list[int] | None:
         """The text in draft tokens; None when it cannot be drafted from: inside a character, or for good."""
+        if self._behind:
+            behind, self._behind = self._behind, []
+            self._follow(behind)
         if self._is_lost or self._tail.pending or not self._tail.ids:
             return None
         return self._tail.ids
 
     def observe(self, emitted: Sequence[int]) -> None:
-        """Follow the text; what it confirmed of the earlier tokenisation teaches the cache its merges."""
+        """The text goes on with these."""
+        self._behind += emitted
+
+    def _follow(self, emitted: Sequence[int]) -> None:
+        """What the text confirmed of the earlier tokenisation teaches the cache its merges."""
         if self._is_lost:
             return
         num_before, was_pending = len(self._tail.ids), bool(self._tail.pending)

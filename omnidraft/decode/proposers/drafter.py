@@ -58,16 +58,21 @@ class DrafterSession:
         self.context = DrafterContext(request, drafter.tokenizer, drafter.target_vocabulary, drafter.cache)
         self._model = drafter.model.open()
         self._fed: list[int] = []
+        self._read_to = 0
+        """Ids of the target's text that were fed."""
         self._firsts: dict[int, list[int | None]] = {}
 
     def grow(self, tree: GrowingTree, position: int, limits: TreeLimits, noise: Noise) -> None:
         """See tree.ContributorSession."""
         self._firsts = {}
+        if not limits.num_nodes or not self._policy.reads(position - self._read_to):
+            return
         ids = self.context.ids
         if ids is None or len(ids) > self._drafter.model.context_limit:
             return
-        if not limits.num_nodes or not self._policy.expand([tree.open_value(0)], tree.num_drafted):
+        if not self._policy.expand([tree.open_value(0)], tree.num_drafted):
             return
+        self._read_to = position
         logits_D = self._advance(tree, ids)
         (odds,) = self._odds(1)
         open_places = self._expand(tree, Place(odds=odds), logits_D, position, noise)

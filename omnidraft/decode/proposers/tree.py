@@ -40,6 +40,7 @@ class TreeProposer:
     def open(self, request: Request) -> "TreeSession":
         """See ports.Proposer."""
         policy = self._policy_for(request.mode)
+        policy.begins(request.max_new_tokens)
         sessions = [each.open(request, self.table, policy) for each in self.contributors]
         return TreeSession(request.prompt_ids[-1], sessions, self.table, policy)
 

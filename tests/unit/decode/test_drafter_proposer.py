@@ -170,15 +170,29 @@ def test_half_a_character_drafts_nothing_until_it_is_whole():
     assert tree.tokens[0] == T[b"\xac"]
 
 
+def observe(session, pieces):
+    """... and look at the text, as drafting does."""
+    session.observe([T[piece] for piece in pieces])
+    return session.sessions[-1].context.ids
+
+
+def test_what_nobody_looked_at_meanwhile_is_followed_at_once():
+    observed, missed = (make_drafter(cache=make_cache()).open(make_request(Sampling(0.0))) for _ in range(2))
+    for piece in (b"e\xe2", b"\x82", b"\xac", b"he", b"."):
+        observe(observed, [piece])
+        missed.observe([T[piece]])
+    assert observe(missed, [b"a"]) == observe(observed, [b"a"])
+
+
 def test_merges_are_learned_from_what_the_target_emits_and_used_afterwards():
     """The drafter says h, e; the target says he. After the target said it once, the guess is one token."""
     cache = make_cache()
     proposer = make_drafter(drafter_that_says(b"h", b"e", b"g"), cache=cache)
     session = proposer.open(make_request(Sampling(0.0)))
     assert session.propose(8, chain(2), NOISE).tokens[1:] == (T[b"h"], T[b"e"])
-    session.observe([T[b"he"], T[b"."]])
+    observe(session, [b"he", b"."])
     assert len(cache) == 0
-    session.observe([T[b"\n"]])
+    observe(session, [b"\n"])
     assert cache.lookup((D[b"h"], D[b"e"])) == T[b"he"]
     assert session.propose(11, chain(2), NOISE).tokens[1:] == (T[b"he"], T[b"g"])
 
@@ -187,7 +201,7 @@ def test_a_euro_sign_of_three_target_tokens_teaches_nothing_wrong():
     cache = make_cache()
     session = make_drafter(cache=cache).open(make_request(Sampling(0.0)))
     for piece in (b"e\xe2", b"\x82", b"\xac", b"he", b".", b"a"):
-        session.observe([T[piece]])
+        observe(session, [piece])
     assert D[EURO] in session.sessions[-1].context.ids
     assert len(cache) == 1
     assert cache.lookup((D[b"h"], D[b"e"])) == T[b"he"]
@@ -198,7 +212,7 @@ def test_learning_survives_a_word_that_is_tokenised_otherwise_as_it_grows():
     cache = make_cache()
     session = make_drafter(cache=cache).open(make_request(Sampling(0.0)))
     for pieces in ([b"a"], [b"b"], [b"cd", b"e"], [b"he"], [b"."], [b" a"], [b"."], [b"."]):
-        session.observe([T[piece] for piece in pieces])
+        observe(session, pieces)
     assert cache.lookup((D[b" "], D[b"a"])) == T[b" a"]
 
 

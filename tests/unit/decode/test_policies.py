@@ -7,7 +7,7 @@ import pytest
 
 from omnidraft.decode.costs import CostCurve
 from omnidraft.decode.policies.acceptance import AcceptancePolicy
-from omnidraft.decode.policies.cost import PROBE_EVERY, CostPolicy
+from omnidraft.decode.policies.cost import TRIAL_SHARE, CostPolicy
 from omnidraft.decode.policies.fixed import FixedPolicy
 from omnidraft.decode.policies.threshold import ThresholdPolicy
 from omnidraft.ports import Policy
@@ -21,25 +21,38 @@ class Machine:
     step_s: CostCurve
     agreement: float
     depth: int = 12
+    prompt: int = 1
+    """Ids that stand before each answer."""
+    length: int = 100
+    """Tokens of an answer."""
 
     def rate(self, policy: Policy, num_rounds: int, seed: int = 0) -> float:
         """Tokens per second of the last half of the rounds."""
         rng = np.random.default_rng(seed)
         tokens = seconds = 0.0
+        position = read_to = self.length
         for number in range(num_rounds):
-            emitted, spent = self._round(policy, rng)
+            if position >= self.length:
+                position, read_to = 0, -self.prompt
+                policy.begins(2 * self.length)
+            emitted, spent, num_steps = self._round(policy, rng, position - read_to)
+            if num_steps:
+                spent, read_to = spent + self.step_s(position - read_to) - self.step_s(1), position
+            position += emitted
             if number >= num_rounds // 2:
                 tokens, seconds = tokens + emitted, seconds + spent
         return tokens / seconds
 
-    def _round(self, policy: Policy, rng: np.random.Generator) -> tuple[int, float]:
+    def _round(self, policy: Policy, rng: np.random.Generator, num_unread: int) -> tuple[int, float, int]:
+        """Tokens, seconds but for reading, and the drafter's steps."""
         values: list[float] = []
-        while len(values) < self.depth and policy.expand([values[-1] if values else 1.0], len(values)):
+        is_drafted = policy.reads(num_unread)
+        while is_drafted and len(values) < self.depth and policy.expand([values[-1] if values else 1.0], len(values)):
             values.append((values[-1] if values else 1.0) * self.agreement)
         num_nodes = policy.keep(values)
         num_accepted = int(np.argmin([*(rng.random(num_nodes) < self.agreement), False]))
-        policy.saw(num_accepted + 1, num_nodes, [1] * len(values))
-        return num_accepted + 1, self.pass_s(num_nodes + 1) + len(values) * self.step_s(1)
+        policy.saw(num_accepted + 1, num_nodes, [num_unread, *[1] * (len(values) - 1)] if values else [])
+        return num_accepted + 1, self.pass_s(num_nodes + 1) + len(values) * self.step_s(1), len(values)
 
 
 def flat(one: float, sixteen: float) -> CostCurve:
@@ -69,19 +82,38 @@ def test_the_cost_policy_is_as_fast_as_the_best_fixed_depth(agreement, step_s, s
 )
 def test_speculation_that_loses_is_turned_off_and_costs_next_to_nothing(step_s, sixteen, agreement):
     machine = Machine(flat(0.18, sixteen), flat(step_s, step_s), agreement)
-    assert machine.rate(cost_policy(machine), 1000) > 0.94 / 0.18
+    assert machine.rate(cost_policy(machine), 1000) > 0.97 / 0.18
 
 
 def test_drafts_that_are_never_worth_scoring_are_given_up():
     """A first guess looks worth a step, and what comes of it is not worth a row: no later question corrects it."""
     policy = CostPolicy(CostCurve({1: 0.1, 2: 0.14}), flat(0.008, 0.008))
+    policy.begins(400)
     steps = []
     for _ in range(400):
-        step_rows = [1] * policy.expand([1.0], 0)
+        step_rows = [1] * (policy.reads(1) and policy.expand([1.0], 0))
         policy.saw(1, policy.keep([0.3] if step_rows else []), step_rows)
         steps.append(len(step_rows))
     assert steps[0] == 1
-    assert sum(steps[200:]) <= 200 / PROBE_EVERY + 1
+    assert sum(steps[200:]) * 0.008 <= 200 * 0.1 * TRIAL_SHARE
+
+
+def test_where_no_likely_drafter_pays_the_first_round_is_plain():
+    """llama.cpp on AVX2: a second row costs as much as a pass."""
+    policy = CostPolicy(CostCurve({1: 0.045, 2: 0.081, 16: 0.36}), flat(0.005, 0.006))
+    policy.begins(100)
+    assert not policy.reads(1)
+
+
+@pytest.mark.parametrize(("prompt", "length"), [(400, 20), (4000, 200), (40, 2)])
+def test_a_prompt_that_short_answers_do_not_pay_for_is_not_read(prompt, length):
+    machine = Machine(flat(0.05, 0.06), CostCurve({1: 0.005, 64: 0.065}), 0.6, prompt=prompt, length=length)
+    assert machine.rate(cost_policy(machine), 2000) > 0.97 / 0.05
+
+
+def test_a_prompt_that_the_answer_pays_for_is_read():
+    machine = Machine(flat(0.05, 0.06), CostCurve({1: 0.005, 64: 0.065}), 0.8, prompt=400, length=200)
+    assert machine.rate(cost_policy(machine), 1000) > 1.5 / 0.05
 
 
 def test_a_drafter_that_recovers_is_taken_up_again():
@@ -89,7 +121,7 @@ def test_a_drafter_that_recovers_is_taken_up_again():
     policy = cost_policy(machine)
     assert machine.rate(policy, 400) < 1.05 / 0.18
     machine.agreement = 0.9
-    assert machine.rate(policy, 30 * PROBE_EVERY) > 2.5 / 0.18
+    assert machine.rate(policy, 1000) > 2.5 / 0.18
 
 
 def test_a_surer_place_is_gone_on_from_where_a_doubtful_one_is_not():

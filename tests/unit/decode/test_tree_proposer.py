@@ -8,6 +8,7 @@ import torch
 from omnidraft.decode.costs import CostCurve
 from omnidraft.decode.loop import Decoder
 from omnidraft.decode.policies.cost import CostPolicy
+from omnidraft.decode.policies.fixed import FixedPolicy
 from omnidraft.decode.proposers.lookup import Lookup
 from omnidraft.decode.proposers.tree import TreeProposer
 from omnidraft.models.toy import ToyTable, ToyTarget
@@ -31,11 +32,11 @@ from tests.unit.decode.toys import (
 )
 
 
-class Wide:
-    """Implements ports.Policy: so many candidates and rows, for so many steps."""
+class Wide(FixedPolicy):
+    """So many candidates and rows, for so many steps."""
 
     def __init__(self, num_candidates: int, num_rows: int, num_steps: int) -> None:
-        self.num_candidates, self.asks_head = num_candidates, False
+        self.num_candidates = num_candidates
         self._num_rows, self._num_steps = num_rows, num_steps
         self.num_asked, self.seen = 0, []
 
@@ -43,9 +44,6 @@ class Wide:
         assert list(values) == sorted(values, reverse=True)
         self.num_asked += 1
         return self._num_rows if self.num_asked <= self._num_steps else 0
-
-    def keep(self, values):
-        return len(values)
 
     def saw(self, num_emitted, num_nodes, step_rows):
         self.seen.append((num_emitted, num_nodes, list(step_rows)))

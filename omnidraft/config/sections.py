@@ -173,6 +173,10 @@ class LearnerSettings(Section):
     """`soft`: the target's probability of each guess, right where drafting does not look at the target's noise
     (`decode.noise_weight = 0`, or temperature 0). `hard`: whether it was accepted, right everywhere, noisier."""
     records_per_step: int = Field(4, ge=1)
+    replay_records: int = Field(0, ge=0)
+    """Records of earlier steps that each step learns again, drawn evenly over tenants, against forgetting."""
+    replay_capacity: int = Field(512, ge=1)
+    """Records kept for that, about 25 kB each."""
     steps_per_snapshot: int = Field(12, ge=1)
     max_tokens: int = Field(768, ge=32)
     """Draft tokens of prompt and answer kept per record; longer ones lose the front of the prompt."""

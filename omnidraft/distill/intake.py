@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from omnidraft.distill.record_tensors import of_tensors, to_tensors
 from omnidraft.distill.source import PolledRecords
 from omnidraft.ports import Offsets
-from omnidraft.traces import codec
 from omnidraft.traces.record import TraceRecord
 
 SEEN_RECORDS = 4096
@@ -28,7 +28,6 @@ LOOKAHEAD = 1024
 """Records buffered per partition at most, about 25 kB each."""
 
 _SEEN, _TURN, _HELD_OUT = "seen", "turn", "held_out."
-_SCHEMA_HEADERS = ("schema", "schema_version")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +116,7 @@ class Intake:
             _SEEN: torch.from_numpy(np.array(list(self._seen), np.int64)),
             _TURN: torch.tensor(self._turn),
         }
-        for index, record in enumerate(self.held_out):
-            headers = codec.headers(record)
-            tensors |= {name: _bytes_tensor(headers[name]) for name in _SCHEMA_HEADERS}  # the same for all
-            tensors[f"{_HELD_OUT}{index:06d}"] = _bytes_tensor(codec.encode(record))
-        return tensors
+        return tensors | to_tensors(_HELD_OUT, self.held_out)
 
     def load_state(self, tensors: Mapping[str, Tensor], offsets: Offsets) -> None:
         """Go on where `state` and `offsets` were taken. Raises WireError when a held-out record cannot be read."""
@@ -129,9 +124,7 @@ class Intake:
         self._seen = dict.fromkeys(tensors[_SEEN].tolist())
         self._turn = int(tensors[_TURN])
         self.held_out.clear()
-        headers = {name: bytes(tensors[name].tolist()) for name in _SCHEMA_HEADERS if name in tensors}
-        for name in sorted(name for name in tensors if name.startswith(_HELD_OUT)):
-            self.held_out.append(codec.decode(bytes(tensors[name].tolist()), headers))
+        self.held_out.extend(of_tensors(_HELD_OUT, tensors))
 
     def start_at(self, offsets: Offsets) -> None:
         """Forget what is buffered; the log is read on from here."""
@@ -179,7 +172,3 @@ class Intake:
 def _hash(text: str) -> int:
     """The same in every process, in 63 bits."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
-
-
-def _bytes_tensor(data: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)

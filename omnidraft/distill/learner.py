@@ -1,8 +1,8 @@
 """One drafter and its n-gram cache, learning from records: a step of gradient descent, and what a resumed run needs.
 
 Shapes: R rows of a pass, H hidden size, N chosen rows, V the drafter's vocabulary, S buckets.
-Nothing here draws random numbers, so master weights, optimizer and counters are the whole state, and a run that was
-resumed from them equals one that was never interrupted, bit for bit.
+What is random depends on the seed and the step's number alone, so master weights, optimizer, counters and the replay
+buffer are the whole state, and a run that was resumed from them equals one that was never interrupted, bit for bit.
 """
 
 import json
@@ -25,6 +25,7 @@ from omnidraft.distill.backward import backward, num_positions
 from omnidraft.distill.batch import PositionReader, Positions
 from omnidraft.distill.head import HeadTrainer
 from omnidraft.distill.losses import parse
+from omnidraft.distill.replay import Replay
 from omnidraft.errors import ConfigError, VocabularyError, WireError
 from omnidraft.ports import TrainableDrafter, TrainableHead
 from omnidraft.traces.record import TraceRecord
@@ -46,6 +47,8 @@ class StepReport:
     grad_norm: float
     """Before clipping; 0 when there was nothing to learn."""
     num_records: int
+    num_replayed: int
+    """Records learned again, not among `num_records`."""
     num_tokens: int
     """Emitted target tokens of the records."""
     is_update: bool
@@ -98,20 +101,29 @@ class Learner:
             model.trained().values(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
         )
         self._head = None if head is None else HeadTrainer(head, settings)
+        self._replay = Replay(
+            capacity=settings.replay_capacity, per_step=settings.replay_records, seed=settings.seed
+        )
 
     def step(self, records: Sequence[TraceRecord]) -> StepReport:
-        """Learn once from these records, of which the cache learns too."""
+        """Learn once from these records, of which the cache learns too, and again from what replay draws of those
+        before.
+        """
         started = time.perf_counter()
         skipped = Counter[str]()
         readable = self._readable(records, skipped)
         for positions in readable:
             for ngram in positions.ngrams:
                 self.cache.insert(ngram.draft_ids, ngram.target_id)
-        losses, grad_norm, is_update = self._update(readable, skipped)
+        number = self.counters.num_steps
+        replayed = self._readable(self._replay.draw(number), Counter())
+        losses, grad_norm, is_update = self._update([*readable, *replayed], skipped)
+        self._replay.keep(records, number)
         report = StepReport(
             losses=losses,
             grad_norm=grad_norm,
             num_records=len(records),
+            num_replayed=len(replayed),
             num_tokens=sum(positions.num_emitted for positions in readable),
             is_update=is_update,
             skipped=dict(skipped),
@@ -165,11 +177,12 @@ class Learner:
         self.counters.skipped = dict(Counter(self.counters.skipped) + Counter(reasons))
 
     def state(self) -> dict[str, Tensor]:
-        """Master weights, optimizer and counters. Write them before the next step: they are not copies."""
+        """Master weights, optimizer, counters and the replay buffer. Write them before the next step: they are not copies."""
         return {
             _COUNTERS: _json_tensor(asdict(self.counters)),
             **adam_state(self.model.trained(), self._optimizer),
             **(self._head.state() if self._head else {}),
+            **self._replay.state(),
         }
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
@@ -177,10 +190,12 @@ class Learner:
 
         Raises:
             ConfigError: it is of other weights (another drafter, rank, or full against LoRA).
+            WireError: a record of the replay buffer cannot be read.
         """
         load_adam_state(self.model.trained(), self._optimizer, tensors)
         if self._head:
             self._head.load_state(tensors)
+        self._replay.load_state(tensors)
         self.counters = Counters(**_of_json_tensor(tensors[_COUNTERS]))
 
     def _readable(self, records: Sequence[TraceRecord], skipped: Counter[str]) -> list[Positions]:

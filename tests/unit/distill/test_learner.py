@@ -63,16 +63,38 @@ def test_a_step_teaches_the_cache_the_merges_that_were_emitted(pair) -> None:
     assert all(learner.cache.lookup(ngram.draft_ids) == ngram.target_id for ngram in ngrams)
 
 
+def test_replay_keeps_what_new_records_would_overwrite(pair) -> None:
+    """Two texts that contradict each other, one tenant after the other."""
+    first, then = (
+        replace(pair.record(f"{tenant}{seed}", text, seed=seed), tenant=tenant)
+        for tenant, text, seed in (("old", "the sea is a big river. ", 1), ("new", "the sea is a big desert, no. ", 2))
+    )
+    agreement = {}
+    for replay_records in (0, 1):
+        learner = pair.learner(learning_rate=1e-2, replay_records=replay_records)
+        for _ in range(30):
+            learner.step([first])
+        for _ in range(60):
+            report = learner.step([then])
+        assert (report.num_records, report.num_replayed) == (1, replay_records)
+        assert report.num_tokens == len(then.emitted_ids)
+        agreement[replay_records] = learner.agreement([first])
+    assert agreement[1] > agreement[0] + 0.1
+    assert agreement[1] > 0.9
+
+
 @WAYS
-def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(any_pair, train) -> None:
-    whole = any_pair.learner(train=train, weight_decay=0.1)
+@pytest.mark.parametrize("replay_records", [0, 2])
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(any_pair, train, replay_records) -> None:
+    options = {"train": train, "weight_decay": 0.1, "replay_records": replay_records, "replay_capacity": 6}
+    whole = any_pair.learner(**options)
     for first in (0, 4, 8, 12):
         whole.step(records_of(any_pair, 4, first))
-    killed = any_pair.learner(train=train, weight_decay=0.1)
+    killed = any_pair.learner(**options)
     for first in (0, 4):
         killed.step(records_of(any_pair, 4, first))
     saved = {name: tensor.clone() for name, tensor in killed.state().items()}
-    resumed = any_pair.learner(train=train, weight_decay=0.1)
+    resumed = any_pair.learner(**options)
     resumed.load_state(saved)
     resumed.cache = any_pair.load_cache(killed.cache.to_arrays())
     for first in (8, 12):

@@ -1,6 +1,6 @@
-"""The distiller as a process: starts the Ray actor that learns, watches it, and stops it.
+"""The distiller as a process: starts a Ray actor that learns for each target, watches them, and stops them.
 
-The actor is not detached: when this process ends, however it ends, Ray ends the actor, so none goes on publishing.
+The actors are not detached: when this process ends, however it ends, Ray ends them, so none goes on publishing.
 RAY_ADDRESS names a cluster; without it Ray runs inside this process's own family.
 """
 
@@ -8,6 +8,8 @@ import logging
 import os
 import tempfile
 import threading
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from omnidraft.config import Settings
@@ -32,10 +34,8 @@ def main(settings: Settings) -> int:
     stop = stop_on_signals()
     with tempfile.TemporaryDirectory(prefix="omnidraft-distiller-") as folder:
         try:
-            actor = _actor(settings, folder)
-            learning = actor.run.remote()
-            _watch(actor, learning, stop)
-            ray.get(learning)
+            pairs = [settings.for_target(target) for target in settings.models.targets]
+            _watch([_Learning(pair, Path(folder, str(number))) for number, pair in enumerate(pairs)], stop)
         finally:
             ray.shutdown()
     logger.info("stopped")
@@ -53,14 +53,14 @@ def _start_ray(settings: Settings) -> None:
         return
     ray.init(
         "local",
-        num_cpus=_num_cpus(settings),
+        num_cpus=_num_cpus(settings) * len(settings.models.targets),
         include_dashboard=False,
         object_store_memory=OBJECT_STORE_BYTES,
         **common,
     )
 
 
-def _actor(settings: Settings, folder: str) -> Any:
+def _actor(settings: Settings, folder: Path) -> Any:
     """A handle; the process behind it is replaced whenever it dies."""
     import ray
 
@@ -73,43 +73,68 @@ def _actor(settings: Settings, folder: str) -> Any:
         "max_task_retries": -1,
         "max_concurrency": 2,
     }
-    return ray.remote(**options)(DistillerActor).remote(settings.model_dump(mode="json"), folder)
+    return ray.remote(**options)(DistillerActor).remote(settings.model_dump(mode="json"), str(folder))
 
 
 def _num_cpus(settings: Settings) -> int:
     return settings.learner.threads or 1
 
 
-def _watch(actor: Any, learning: Any, stop: threading.Event) -> None:
-    """Until learning has ended; a line in the log for every snapshot, and for every new process behind the actor.
+class _Learning:
+    """One target's actor at work, and what was told of it in the log."""
 
-    `stop` is told again and again, because a process that replaces a killed one has not heard it.
-    """
-    import ray
-    from ray.exceptions import RayError
+    def __init__(self, settings: Settings, folder: Path) -> None:
+        folder.mkdir()
+        self._target = settings.models.target
+        self._actor = _actor(settings, folder)
+        self.ended = self._actor.run.remote()
+        """Ray's promise of the end."""
+        self._asked = self._actor.status.remote()
+        self._told: dict[str, Any] = {}
 
-    told: dict[str, Any] = {}
-    asked = actor.status.remote()
-    while not ray.wait([learning], timeout=WATCH_S)[0]:
-        if stop.is_set():
-            actor.stop.remote()
-        if not ray.wait([asked], timeout=0)[0]:
-            continue
+    def stop(self) -> None:
+        """Told again and again, because a process that replaces a killed one has not heard it."""
+        self._actor.stop.remote()
+
+    def look(self) -> None:
+        """A line in the log for every snapshot, and for every new process behind the actor."""
+        import ray
+        from ray.exceptions import RayError
+
+        if not ray.wait([self._asked], timeout=0)[0]:
+            return
         try:
-            status = ray.get(asked)
+            status = ray.get(self._asked)
         except RayError as exc:  # the process died under the question
-            logger.warning("no status: %s", exc)
+            logger.warning("%s: no status: %s", self._target, exc)
             status = None
-        asked = actor.status.remote()
-        told = _report(told, status) if status else told
+        self._asked = self._actor.status.remote()
+        if status:
+            self._tell(status)
+
+    def _tell(self, status: dict[str, Any]) -> None:
+        if self._told.get("pid") != status["pid"]:
+            logger.info("%s: learning in process %d", self._target, status["pid"])
+        if self._told.get("version") != status["version"]:
+            names = ("version", "num_records", "num_tokens", "num_steps", "losses", "agreement")
+            logger.info(
+                "%s: snapshot %s: %d records, %d tokens, %d steps, losses %s, agreement %s",
+                self._target,
+                *(status[name] for name in names),
+            )
+        self._told = status
 
 
-def _report(told: dict[str, Any], status: dict[str, Any]) -> dict[str, Any]:
-    if told.get("pid") != status["pid"]:
-        logger.info("learning in process %d", status["pid"])
-    if told.get("version") != status["version"]:
-        logger.info(
-            "snapshot %s: %d records, %d tokens, %d steps, losses %s, agreement %s",
-            *(status[name] for name in ("version", "num_records", "num_tokens", "num_steps", "losses", "agreement")),
-        )
-    return status
+def _watch(at_work: Sequence[_Learning], stop: threading.Event) -> None:
+    """Until all have ended. Raises what ended one of them; the others then end with this process."""
+    import ray
+
+    learning = {each.ended: each for each in at_work}
+    while learning:
+        for ended in ray.wait(list(learning), num_returns=len(learning), timeout=WATCH_S)[0]:
+            del learning[ended]
+            ray.get(ended)
+        for each in learning.values():
+            if stop.is_set():
+                each.stop()
+            each.look()

@@ -44,8 +44,6 @@ class Fleet:
             "RAY_raylet_start_wait_time_s": "120",  # a loaded machine starts Ray slowly
         }
         self.settings = config.load(environ=self.environ)
-        draft, target = load_tokenizer(folder / "drafter"), load_tokenizer(folder / "target")
-        self._pair = Pair(folder / "drafter", draft, target, align(draft, target))
         self._log = folder / "distiller.log"
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -64,15 +62,19 @@ class Fleet:
             )
         return self.process
 
-    def emit(self, num: int, first: int = 0) -> None:
+    def emit(self, num: int, first: int = 0, target: str | None = None) -> None:
         writer = wiring.log_writer(self.settings, self.settings.log.traces_topic)
+        models = self.settings.models
+        folders = Path(models.drafter), Path(target or models.target)
+        draft, spoken = map(load_tokenizer, folders)
+        pair = Pair(folders[0], draft, spoken, align(draft, spoken))
         common = {
-            "drafter": self.settings.models.drafter,
-            "target": self.settings.models.target,
+            "drafter": models.drafter,
+            "target": str(folders[1]),
             "drafter_prompt_ids": np.array([70, 80], np.uint32),
         }
         for n in range(first, first + num):
-            record = self._pair.record(f"request-{n}", TEXTS[n % 3], **common)
+            record = pair.record(f"request-{n}", TEXTS[n % 3], **common)
             writer.append([Outgoing(codec.key(record), codec.encode(record), codec.headers(record))])
         writer.close()
 
@@ -130,6 +132,27 @@ def test_an_actor_killed_in_the_middle_learns_every_record_once(fleet: Fleet) ->
     assert newest is not None
     assert (newest.num_records, newest.num_steps, newest.offsets) == (20, 10, {0: 20})
     assert "duplicate" not in newest.counts
+
+
+@pytest.mark.timeout(600)
+def test_two_targets_learn_side_by_side_each_its_own_adapter(fleet: Fleet, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    save_model(other, len(save_tokenizer(other, 320, TEXTS[1:]).vocabulary), tied=True)
+    fleet.environ |= {"OMNIDRAFT_MODELS__MORE_TARGETS": f'["{other}"]', "OMNIDRAFT_LEARNER__TRAIN": "lora"}
+    fleet.emit(6)
+    fleet.emit(6, target=str(other))
+    process = fleet.start()
+    pairs = [fleet.settings.for_target(target) for target in (fleet.settings.models.target, str(other))]
+
+    def learned(pair: config.Settings) -> list[Manifest]:
+        return [each.manifest for each in wiring.registry(pair).versions() if each.manifest.num_records == 6]
+
+    fleet.wait_for(lambda: all(map(learned, pairs)))
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(START_S) == 0
+    newest = [learned(pair)[-1] for pair in pairs]
+    assert [each.target for each in newest] == [pair.models.target for pair in pairs]
+    assert [each.train for each in newest] == ["lora", "lora"]
 
 
 @pytest.mark.timeout(600)

@@ -5,6 +5,7 @@ and method; LoRA ranks; the n-gram cache bounded; adaptive drafting.
 an interrupted run goes on. Tables and plots go into `--out`.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,7 +44,8 @@ def main(
     data: Annotated[Path, typer.Option(help="Folder of JSON lines with prompt and split.")] = Path("../shared/data"),
     drafter: Annotated[str | None, typer.Option()] = None,
     num_train: Annotated[int, typer.Option(min=2, help="Answers of each task to learn from.")] = 24,
-    num_test: Annotated[int, typer.Option(min=1, help="Prompts of each task to decode.")] = 6,
+    num_test: Annotated[int, typer.Option(min=1, help="Answers of each task to judge by.")] = 24,
+    num_decoded: Annotated[int, typer.Option(min=1, help="Of their prompts, how many are decoded, timed.")] = 6,
     max_new_tokens: Annotated[int, typer.Option(min=8)] = 128,
     work: Annotated[Path, typer.Option(help="Records and snapshots; may be removed afterwards.")] = Path(
         "runs/paper_table"
@@ -59,10 +61,10 @@ def main(
     for _, task in pairs:
         for split in ("train", "test"):
             asked(task, split, plan)  # fails before hours of work, not after
-    cells = Cells(json_path, {"plan": str(plan), "methods": chosen})
+    cells = Cells(json_path, {"plan": str(plan), "methods": chosen, "num_decoded": num_decoded})
     for target, task in pairs:
-        cells.get(f"table/{target}/{task}", lambda target=target, task=task: _cell(target, task, chosen, plan))  # type: ignore[misc]
-        cells.get(f"offline/{target}/{task}", lambda target=target, task=task: _offline(target, task, chosen, plan))  # type: ignore[misc]
+        cells.get(f"table/{target}/{task}", partial(_cell, target, task, chosen, plan, num_decoded))
+        cells.get(f"offline/{target}/{task}", partial(_offline, target, task, chosen, plan))
         paper_report.write(cells.content, out)
     for sweep in wanted:
         _sweep(sweep, *pairs[0], plan, cells)
@@ -77,12 +79,12 @@ def _names(text: str, known: tuple[str, ...] | None = None, what: str = "") -> l
     return names
 
 
-def _cell(target: str, task: str, methods: list[str], plan: Plan) -> dict[str, Any]:
+def _cell(target: str, task: str, methods: list[str], plan: Plan, num_decoded: int) -> dict[str, Any]:
     settings = settings_for(target, plan)
     folders = {name: snapshot(settings, task, name, plan) for name in methods if name != PLAIN}
     decoding = Decoding(settings)
     drafts = {name: decoding.drafting(folder) for name, folder in folders.items()}
-    return decoding.compare(asked(task, "test", plan), drafts, plan.max_new_tokens)
+    return decoding.compare(asked(task, "test", plan)[:num_decoded], drafts, plan.max_new_tokens)
 
 
 def _offline(target: str, task: str, methods: list[str], plan: Plan) -> dict[str, float | None]:
@@ -103,11 +105,11 @@ def _sweep(sweep: str, target: str, task: str, plan: Plan, cells: Cells) -> None
             for rank in LORA_RANKS:
                 learner = {"train": "lora", "lora_rank": rank}
                 settings = settings_for(target, plan, learner=learner)
-                cells.get(f"lora/{rank}", lambda settings=settings: offline(settings, task, plan))  # type: ignore[misc]
+                cells.get(f"lora/{rank}", partial(offline, settings, task, plan))
         case "cache":
             cells.get("cache", lambda: _caches(target, task, plan))
         case "adaptive":
-            cells.get("adaptive", lambda: _adaptive(target, task, plan))
+            cells.get("adaptive", lambda: _adaptive(target, task, plan, cells.content["options"]["num_decoded"]))
 
 
 def _caches(target: str, task: str, plan: Plan) -> dict[str, Any]:
@@ -115,13 +117,13 @@ def _caches(target: str, task: str, plan: Plan) -> dict[str, Any]:
     return caches(settings, records(settings, task, "train", plan), records(settings, task, "test", plan))
 
 
-def _adaptive(target: str, task: str, plan: Plan) -> dict[str, Any]:
+def _adaptive(target: str, task: str, plan: Plan, num_decoded: int) -> dict[str, Any]:
     """The same snapshot under every policy."""
     settings = settings_for(target, plan, learner={"head": "joint"})
     folder = snapshot(settings, task, "dm+ngram", plan)
     decoding = Decoding(settings)
     drafts = {name: decoding.drafting(folder, **section) for name, section in POLICIES.items()}
-    return decoding.compare(asked(task, "test", plan), drafts, plan.max_new_tokens)
+    return decoding.compare(asked(task, "test", plan)[:num_decoded], drafts, plan.max_new_tokens)
 
 
 if __name__ == "__main__":

@@ -101,9 +101,7 @@ class Learner:
             model.trained().values(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
         )
         self._head = None if head is None else HeadTrainer(head, settings)
-        self._replay = Replay(
-            capacity=settings.replay_capacity, per_step=settings.replay_records, seed=settings.seed
-        )
+        self._replay = Replay(capacity=settings.replay_capacity, per_step=settings.replay_records, seed=settings.seed)
 
     def step(self, records: Sequence[TraceRecord]) -> StepReport:
         """Learn once from these records, of which the cache learns too, and again from what replay draws of those

@@ -111,7 +111,7 @@ def test_cells_of_other_options_are_never_mixed(tmp_path: Path) -> None:
 def test_drift_follows_traffic_from_task_to_task(data: Path, tmp_path: Path, tiny_models: tuple[Path, Path]) -> None:
     target, drafter = tiny_models
     places = ("--work", tmp_path / "work", "--out", tmp_path / "results", "--json", tmp_path / "drift.json")
-    sizes = ("--num-answers", 8, "--max-new-tokens", 12)
+    sizes = ("--num-answers", 8, "--num-test", 3, "--max-new-tokens", 12)
     given = ("--targets", target, "--drafter", drafter, "--data", data, "--tasks", "numbers,clips", *sizes, *places)
     run(drift.main, *given)
     made = json.loads((tmp_path / "drift.json").read_text())
@@ -122,6 +122,9 @@ def test_drift_follows_traffic_from_task_to_task(data: Path, tmp_path: Path, tin
         assert tokens == sorted(tokens)
     first = {arm: points[0]["agreement"] for arm, points in made["arms"].items()}
     assert len(set(first.values())) == 1
+    kept = made["kept"]
+    assert all(len(each) == 2 for each in kept.values())
+    assert kept[drift.FROZEN][0] == kept[drift.FROZEN][1] == kept[drift.ARMS[0]][0]
     assert list((tmp_path / "results").glob("drift-*.png"))
 
 

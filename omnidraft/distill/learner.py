@@ -175,7 +175,9 @@ class Learner:
         self.counters.skipped = dict(Counter(self.counters.skipped) + Counter(reasons))
 
     def state(self) -> dict[str, Tensor]:
-        """Master weights, optimizer, counters and the replay buffer. Write them before the next step: they are not copies."""
+        """Master weights, optimizer, counters and the replay buffer. Write them before the next step: they are no
+        copies.
+        """
         return {
             _COUNTERS: _json_tensor(asdict(self.counters)),
             **adam_state(self.model.trained(), self._optimizer),

@@ -13,7 +13,7 @@ _SCHEMA_HEADERS = ("schema", "schema_version")
 
 def to_tensors(prefix: str, records: Iterable[TraceRecord]) -> dict[str, Tensor]:
     """By name, in order; the names of records begin with `prefix`."""
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     for index, record in enumerate(records):
         headers = codec.headers(record)
         tensors |= {name: _of_bytes(headers[name]) for name in _SCHEMA_HEADERS}  # the same for all

@@ -1,4 +1,5 @@
-"""A real Kafka broker without Docker: one KRaft node on the loopback interface, plain text, for tests and trying out.
+"""A real Kafka broker without Docker: one KRaft node on the loopback interface, for tests and trying out; in plain text
+unless a test asks for more.
 
 `python deploy/kafka/local_broker.py --port 9092 --data DIR [--background]`, or `start(port, data)` from Python.
 Needs Java 17 or later, and Maven the first time: it copies the jars that pom.xml names into the user's cache folder.
@@ -26,11 +27,12 @@ JVM_FLAGS = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 PROPERTIES = """\
 process.roles=broker,controller
 node.id=1
-listeners=PLAINTEXT://{host}:{port},CONTROLLER://{host}:{controller_port}
-advertised.listeners=PLAINTEXT://{host}:{port}
+listeners={protocol}://{host}:{port},CONTROLLER://{host}:{controller_port}
+advertised.listeners={protocol}://{host}:{port}
+inter.broker.listener.name={protocol}
 controller.quorum.voters=1@{host}:{controller_port}
 controller.listener.names=CONTROLLER
-listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+listener.security.protocol.map={protocol}:{protocol},CONTROLLER:PLAINTEXT
 log.dirs={logs}
 auto.create.topics.enable=false
 num.partitions=1
@@ -69,8 +71,12 @@ class Broker:
         self.process.wait(READY_TIMEOUT_S)
 
 
-def start(port: int, data: Path) -> Broker:
+def start(port: int, data: Path, *, protocol: str = "PLAINTEXT", more: str = "") -> Broker:
     """A broker that answers, with its log in `data`, which may be that of an earlier one; port 0 picks a free one.
+
+    Args:
+        protocol: of its listener: PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL.
+        more: lines of its properties, such as keys and users.
 
     Raises:
         BrokerError: no Java or jars, the port is taken, or the broker ended; see `data`/broker.log.
@@ -80,7 +86,7 @@ def start(port: int, data: Path) -> Broker:
     _refuse_taken(port)
     data = data.resolve()  # the broker runs in it
     data.mkdir(parents=True, exist_ok=True)
-    properties = _write_properties(port, data)
+    properties = _write_properties(port, data, protocol, more)
     _format(jars, properties, data)
     with (data / "broker.log").open("ab") as log:
         command = [*_java(jars), "kafka.Kafka", str(properties)]
@@ -151,10 +157,10 @@ def _refuse_taken(port: int) -> None:
         raise BrokerError(f"port {port} is taken; name another with --port, or stop what listens there")
 
 
-def _write_properties(port: int, data: Path) -> Path:
+def _write_properties(port: int, data: Path, protocol: str, more: str) -> Path:
     properties = data / "server.properties"
-    logs = data / "logs"
-    properties.write_text(PROPERTIES.format(host=HOST, port=port, controller_port=_free_port(), logs=logs))
+    places = {"host": HOST, "port": port, "controller_port": _free_port(), "logs": data / "logs"}
+    properties.write_text(PROPERTIES.format(**places, protocol=protocol) + more)
     return properties
 
 

@@ -5,6 +5,7 @@ offsets: the caller keeps them. lz4 before gzip, and never zstd: kafka-python un
 Both ends survive a broker that goes away and comes back; calls made meanwhile raise BusError.
 """
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from kafka.codec import has_lz4
 from kafka.errors import KafkaConfigurationError, KafkaError, KafkaTimeoutError, TopicAlreadyExistsError
 from kafka.net.compat import KafkaNetClient
 
+from omnidraft.config import KafkaSettings
 from omnidraft.errors import BusError
 from omnidraft.ports import Message, Offsets, Outgoing, Polled
 
@@ -37,7 +39,7 @@ def _translated(doing: str, servers: str) -> Iterator[None]:
 
 
 @contextmanager
-def _connection(servers: str, timeout_s: float) -> Iterator[dict[str, Any]]:
+def _connection(servers: str, timeout_s: float, access: KafkaSettings) -> Iterator[dict[str, Any]]:
     """Settings that every client of this file shares. A client that cannot be made leaves its thread and sockets
     behind, and callers try again for as long as an outage lasts, so its network part is ended here."""
     networks: list[KafkaNetClient] = []
@@ -52,6 +54,7 @@ def _connection(servers: str, timeout_s: float) -> Iterator[dict[str, Any]]:
         "bootstrap_timeout_ms": int(timeout_s * 1000),
         "reconnect_backoff_max_ms": RECONNECT_MAX_MS,
         "kafka_client": connect,
+        **_credentials(access),
     }
     try:
         yield settings
@@ -62,10 +65,31 @@ def _connection(servers: str, timeout_s: float) -> Iterator[dict[str, Any]]:
         raise
 
 
-def _ensure_topic(servers: str, topic: str, partitions: int, timeout_s: float) -> None:
+def _credentials(access: KafkaSettings) -> dict[str, Any]:
+    """In the client's words."""
+    made: dict[str, Any] = {"security_protocol": access.security.upper()}
+    if access.security.startswith("sasl"):
+        _keep_client_from_showing_them()
+        made |= {"sasl_mechanism": access.mechanism, "sasl_plain_username": access.username}
+        made["sasl_plain_password"] = access.password.get_secret_value() if access.password else None
+    if access.security.endswith("ssl"):
+        files = {"ssl_cafile": access.ca_file, "ssl_certfile": access.cert_file, "ssl_keyfile": access.key_file}
+        made |= {name: str(file) for name, file in files.items() if file is not None}
+        made["ssl_password"] = access.key_password.get_secret_value() if access.key_password else None
+    return made
+
+
+def _keep_client_from_showing_them() -> None:
+    """Its debug lines hold the settings and every request, so the password."""
+    client = logging.getLogger("kafka")
+    if client.getEffectiveLevel() < logging.INFO:
+        client.setLevel(logging.INFO)
+
+
+def _ensure_topic(servers: str, topic: str, partitions: int, timeout_s: float, access: KafkaSettings) -> None:
     """Create the topic unless it is there; another process may do so at the same time."""
     timeout_ms = int(timeout_s * 1000)
-    with _connection(servers, timeout_s) as settings:
+    with _connection(servers, timeout_s, access) as settings:
         admin = KafkaAdminClient(**settings, request_timeout_ms=timeout_ms)
     try:
         if topic in admin.list_topics():
@@ -82,18 +106,27 @@ class KafkaWriter:
     """LogWriter of one topic."""
 
     def __init__(
-        self, servers: str, topic: str, *, partitions: int = 1, linger_ms: int = 20, request_timeout_s: float = 10.0
+        self,
+        servers: str,
+        topic: str,
+        *,
+        partitions: int = 1,
+        linger_ms: int = 20,
+        request_timeout_s: float = 10.0,
+        access: KafkaSettings | None = None,
     ) -> None:
-        """`servers` is host:port[,host:port]; `partitions` counts when the topic has to be created.
+        """`servers` is host:port[,host:port]; `partitions` counts when the topic has to be created; `access`
+        None is in plain text.
 
         Raises:
             BusError: no broker answers within the timeout.
         """
         self._servers, self._topic = servers, topic
         self._linger_ms, self._timeout_s = linger_ms, request_timeout_s
+        self._access = access or KafkaSettings()
         self._producer: KafkaProducer | None = None
         with _translated(f"opening {topic}", servers):
-            _ensure_topic(servers, topic, partitions, request_timeout_s)
+            _ensure_topic(servers, topic, partitions, request_timeout_s, self._access)
             self._producer = self._connect()
 
     def append(self, messages: Sequence[Outgoing]) -> None:
@@ -114,7 +147,7 @@ class KafkaWriter:
 
     def _connect(self) -> KafkaProducer:
         timeout_ms = int(self._timeout_s * 1000)
-        with _connection(self._servers, self._timeout_s) as settings:
+        with _connection(self._servers, self._timeout_s, self._access) as settings:
             return KafkaProducer(
                 **settings,
                 acks="all",
@@ -150,15 +183,25 @@ class KafkaWriter:
 class KafkaReader:
     """LogReader of one topic."""
 
-    def __init__(self, servers: str, topic: str, *, partitions: int = 1, request_timeout_s: float = 10.0) -> None:
-        """`servers` is host:port[,host:port]; `partitions` counts when the topic has to be created.
+    def __init__(
+        self,
+        servers: str,
+        topic: str,
+        *,
+        partitions: int = 1,
+        request_timeout_s: float = 10.0,
+        access: KafkaSettings | None = None,
+    ) -> None:
+        """`servers` is host:port[,host:port]; `partitions` counts when the topic has to be created; `access`
+        None is in plain text.
 
         Raises:
             BusError: no broker answers within the timeout.
         """
         self._servers, self._topic, self._timeout_s = servers, topic, request_timeout_s
+        self._access = access or KafkaSettings()
         with _translated(f"opening {topic}", servers):
-            _ensure_topic(servers, topic, partitions, request_timeout_s)
+            _ensure_topic(servers, topic, partitions, request_timeout_s, self._access)
             self._consumer = self._connect()
             names = sorted(self._consumer.partitions_for_topic(topic) or ())
             if not names:
@@ -204,7 +247,7 @@ class KafkaReader:
             self._consumer.close(autocommit=False)
 
     def _connect(self) -> KafkaConsumer:
-        with _connection(self._servers, self._timeout_s) as settings:
+        with _connection(self._servers, self._timeout_s, self._access) as settings:
             return KafkaConsumer(
                 **settings,
                 metrics_enabled=False,

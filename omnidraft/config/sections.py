@@ -1,9 +1,10 @@
 """Every setting of every process, with its default and what it does when it is turned up."""
 
 import re
+from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 
 class Section(BaseModel):
@@ -86,6 +87,31 @@ class RecorderSettings(Section):
     """How long a stopping worker waits for the log to acknowledge what is queued."""
 
 
+class KafkaSettings(Section):
+    """How our Kafka clients prove who they are, and know the broker. Secrets never appear in logs or reports."""
+
+    security: Literal["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"] = "plaintext"
+    """Encryption (`ssl`) and passwords (`sasl`), as the broker's listener has them."""
+    mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
+    username: str | None = None
+    password: SecretStr | None = None
+    """Give it as OMNIDRAFT_LOG__KAFKA__PASSWORD rather than in a file."""
+    ca_file: Path | None = None
+    """Who signed the broker's certificate, as PEM; None trusts the system's authorities."""
+    cert_file: Path | None = None
+    """Our own certificate, for brokers that ask for one; `key_file` belongs to it."""
+    key_file: Path | None = None
+    key_password: SecretStr | None = None
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> "KafkaSettings":
+        if self.security.startswith("sasl") and (self.username is None or self.password is None):
+            raise ValueError(f"log.kafka.security = '{self.security}' needs log.kafka.username and log.kafka.password")
+        if (self.cert_file is None) != (self.key_file is None):
+            raise ValueError("log.kafka.cert_file and log.kafka.key_file belong together")
+        return self
+
+
 class LogSettings(Section):
     """Where trace records and announcements live."""
 
@@ -96,6 +122,7 @@ class LogSettings(Section):
     """Partitions of the trace topic when it has to be created."""
     linger_ms: int = Field(20, ge=0)
     request_timeout_s: float = Field(10.0, gt=0)
+    kafka: KafkaSettings = KafkaSettings()
 
     @field_validator("url")
     @classmethod

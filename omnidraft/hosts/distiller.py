@@ -73,7 +73,7 @@ def _actor(settings: Settings, folder: Path) -> Any:
         "max_task_retries": -1,
         "max_concurrency": 2,
     }
-    return ray.remote(**options)(DistillerActor).remote(settings.model_dump(mode="json"), str(folder))
+    return ray.remote(**options)(DistillerActor).remote(settings, str(folder))
 
 
 def _num_cpus(settings: Settings) -> int:

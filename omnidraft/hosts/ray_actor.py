@@ -19,13 +19,12 @@ from omnidraft.models.loading import lower_priority
 class DistillerActor:
     """One learner of one vocabulary pair."""
 
-    def __init__(self, settings: dict[str, Any], folder: str) -> None:
+    def __init__(self, settings: Settings, folder: str) -> None:
         """
         Args:
-            settings: config.Settings as plain data.
             folder: this actor's own, on the machine where it runs; snapshots are staged there.
         """
-        self._settings = Settings.model_validate(settings)
+        self._settings = settings
         self._folder = Path(folder)
         self._stop = threading.Event()
         self._distillation: Distillation | None = None

@@ -30,6 +30,7 @@ def log_writer(settings: Settings, topic: str) -> LogWriter:
                 partitions=partitions,
                 linger_ms=log.linger_ms,
                 request_timeout_s=log.request_timeout_s,
+                access=log.kafka,
             )
     raise ConfigError(f"log.url must be sqlite:///path or kafka://host:port, got {log.url!r}")
 
@@ -46,7 +47,13 @@ def log_reader(settings: Settings, topic: str) -> LogReader:
         case "kafka":
             from omnidraft.bus.kafka_log import KafkaReader
 
-            return KafkaReader(where.netloc, topic, partitions=partitions, request_timeout_s=log.request_timeout_s)
+            return KafkaReader(
+                where.netloc,
+                topic,
+                partitions=partitions,
+                request_timeout_s=log.request_timeout_s,
+                access=log.kafka,
+            )
     raise ConfigError(f"log.url must be sqlite:///path or kafka://host:port, got {log.url!r}")
 
 

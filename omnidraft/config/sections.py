@@ -234,6 +234,9 @@ class ControllerSettings(Section):
     poll_s: float = Field(1.0, gt=0)
     tolerance: float = Field(0.0, ge=0)
     """Held-out agreement may be this much lower and still be promoted."""
+    confidence: float = Field(0.5, ge=0.5, lt=1)
+    """How sure that must be: 0.5 goes by what was measured, 0.95 promotes what is as good with 95 % confidence by the
+    held-out requests, which takes more of them, or several snapshots' gains in a row."""
 
 
 class WorkerSettings(Section):

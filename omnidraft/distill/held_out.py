@@ -12,6 +12,7 @@ from torch import Tensor
 
 from omnidraft.distill.agreement import Agreed, share
 from omnidraft.distill.learner import Learner
+from omnidraft.distill.paired import change_error
 from omnidraft.traces.record import TraceRecord
 
 Key = tuple[str, int]
@@ -23,6 +24,8 @@ class Measured:
 
     before: float | None
     after: float | None
+    change_error: float | None
+    """Standard error of after - before; None when too few requests were held out."""
     counts: Mapping[Key, Agreed]
 
 
@@ -44,7 +47,8 @@ class HeldOut:
         missing = {key: record for key, record in by_key.items() if key not in self._parent_counts}
         before = {**self._parent_counts, **self._counts(missing, self._parent_serving)}
         after = self._counts(by_key, serving)
-        return Measured(share([before[key] for key in by_key]), share(list(after.values())), after)
+        error = change_error((key[0], before[key], after[key]) for key in by_key)
+        return Measured(share([before[key] for key in by_key]), share(list(after.values())), error, after)
 
     def _counts(self, by_key: Mapping[Key, TraceRecord], serving: Mapping[str, Tensor]) -> dict[Key, Agreed]:
         if not by_key:

@@ -193,6 +193,7 @@ class Distillation:
             held_out_records=len(self._intake.held_out),
             agreement_before=measured.before,
             agreement_after=measured.after,
+            agreement_change_error=measured.change_error,
             counts=counters.skipped,
         )
         published = patiently(lambda: self._publisher.publish(staged), stop)

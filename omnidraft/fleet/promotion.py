@@ -7,6 +7,8 @@ import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import sqrt
+from statistics import NormalDist
 
 from omnidraft.config import ControllerSettings
 from omnidraft.errors import BusError, SnapshotError, SnapshotNotFound
@@ -25,10 +27,30 @@ class Decision:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """Of held-out agreement, from the champion to the challenger."""
+
+    estimate: float
+    error: float | None
+    """Its standard error, where it is known."""
+    against: str
+
+    def least(self, confidence: float) -> float | None:
+        """What it is at least, with this confidence; None when that cannot be said."""
+        if confidence <= 0.5:
+            return self.estimate
+        return None if self.error is None else self.estimate - NormalDist().inv_cdf(confidence) * self.error
+
+    def __str__(self) -> str:
+        interval = "" if self.error is None else f" +- {NormalDist().inv_cdf(0.975) * self.error:.4f} (95 %)"
+        return f"{self.estimate:+.4f}{interval} {self.against}"
+
+
 def decide(
-    challenger: Manifest, champion: Manifest | None, tolerance: float, *, between: Sequence[Manifest] = ()
+    challenger: Manifest, champion: Manifest | None, settings: ControllerSettings, *, between: Sequence[Manifest] = ()
 ) -> Decision:
-    """Is the challenger's held-out agreement at least the champion's, less the tolerance?
+    """Is the challenger's held-out agreement at least the champion's, less the tolerance, as surely as is asked?
 
     - The first snapshot of a pair is promoted: there is nothing to lose.
     - A challenger that was not measured is refused: nothing shows that it is not worse.
@@ -45,21 +67,36 @@ def decide(
         return Decision(True, "the first snapshot of this pair")
     if challenger.agreement_after is None or challenger.agreement_before is None or challenger.held_out_records == 0:
         return Decision(False, "no held-out records: nothing shows that it is not worse than the champion")
+    change = _change_from(champion, challenger, between)
+    if change is None:
+        return Decision(False, "the champion is no ancestor and was never measured, so they cannot be compared")
+    verdict = f"held-out agreement {challenger.agreement_after:.4f} on {challenger.held_out_records} records, {change}"
+    least = change.least(settings.confidence)
+    if least is None:
+        return Decision(False, f"{verdict}, too few requests to be {settings.confidence:.0%} sure of anything")
+    is_enough = least >= -settings.tolerance - 1e-9  # a sum of rounded differences
+    return Decision(is_enough, f"{verdict}, tolerance {settings.tolerance:.4f}, confidence {settings.confidence:.0%}")
+
+
+def _change_from(champion: Manifest, challenger: Manifest, between: Sequence[Manifest]) -> _Change | None:
+    """None when nothing connects the two."""
     lineage = [*between, challenger]
     if lineage[0].parent_id == champion.snapshot_id:
-        change = sum(_change(manifest) for manifest in lineage)
-        against = f"against the champion over {len(lineage)} snapshot(s), each on the same records"
-    elif challenger.parent_id is None and _is_base_of(champion, challenger):
-        change = _change(challenger)
-        against = "against the base drafter, which is the champion, on the same records"
-    elif champion.agreement_after is not None:
-        change = challenger.agreement_after - champion.agreement_after
-        against = "against the champion, which is no ancestor, on other records"
-    else:
-        return Decision(False, "the champion is no ancestor and was never measured, so they cannot be compared")
-    is_enough = change >= -tolerance - 1e-9  # a sum of rounded differences
-    verdict = f"held-out agreement {challenger.agreement_after:.4f} on {challenger.held_out_records} records"
-    return Decision(is_enough, f"{verdict}, {change:+.4f} {against}, tolerance {tolerance:.4f}")
+        return _sum(lineage, f"against the champion over {len(lineage)} snapshot(s), each on the same records")
+    if challenger.parent_id is None and _is_base_of(champion, challenger):
+        return _sum([challenger], "against the base drafter, which is the champion, on the same records")
+    if champion.agreement_after is None or challenger.agreement_after is None:
+        return None
+    estimate = challenger.agreement_after - champion.agreement_after
+    return _Change(estimate, None, "against the champion, which is no ancestor, on other records")
+
+
+def _sum(lineage: Sequence[Manifest], against: str) -> _Change:
+    """Errors of one snapshot after another, taken as independent."""
+    errors = [manifest.agreement_change_error for manifest in lineage]
+    known = [error for error in errors if error is not None]
+    error = sqrt(sum(each**2 for each in known)) if len(known) == len(errors) else None
+    return _Change(sum(map(_change, lineage)), error, against)
 
 
 def _is_base_of(champion: Manifest, challenger: Manifest) -> bool:
@@ -160,7 +197,7 @@ class Controller:
 
     def _decide(self, challenger: Manifest, champion: Manifest | None) -> Decision:
         between = lineage_between(self._registry.versions(), challenger, champion) if champion else []
-        return decide(challenger, champion, self._settings.tolerance, between=between)
+        return decide(challenger, champion, self._settings, between=between)
 
     def _find(self, alias: str) -> SnapshotVersion | None:
         try:

@@ -24,7 +24,8 @@ def params(manifest: Manifest) -> dict[str, str]:
 
 def metrics(manifest: Manifest) -> dict[str, float]:
     """Every number of the manifest, losses as `loss/<name>` and skipped records as `skipped/<reason>`."""
-    fields = ("num_records", "num_tokens", "num_steps", "held_out_records", "agreement_before", "agreement_after")
+    counts = ("num_records", "num_tokens", "num_steps", "held_out_records")
+    fields = (*counts, "agreement_before", "agreement_after", "agreement_change_error")
     numbers = {name: getattr(manifest, name) for name in fields}
     numbers |= {f"loss/{name}": value for name, value in manifest.losses.items()}
     numbers |= {f"skipped/{reason}": count for reason, count in manifest.counts.items()}

@@ -40,6 +40,8 @@ class Manifest(BaseModel):
     agreement_before: float | None = None
     """Held-out agreement of the parent, on the same records as agreement_after."""
     agreement_after: float | None = None
+    agreement_change_error: float | None = None
+    """Standard error of agreement_after - agreement_before, which were measured on the same records."""
     counts: dict[str, int] = {}
     """Records skipped, by reason, since the base drafter."""
     code_version: str = ""

@@ -20,42 +20,64 @@ def measured(snapshot_id, parent_id, before, after):
 
 
 BASE = manifest("base")
+EXACT = ControllerSettings()
 
 
 def test_the_first_snapshot_of_a_pair_is_promoted():
-    assert decide(BASE, None, 0.0).promote
+    assert decide(BASE, None, EXACT).promote
 
 
 @pytest.mark.parametrize(
     ("after", "tolerance", "promote"), [(0.71, 0, True), (0.70, 0, True), (0.69, 0, False), (0.69, 0.01, True)]
 )
 def test_a_child_must_not_fall_by_more_than_the_tolerance(after, tolerance, promote):
-    assert decide(measured("s1", "base", 0.70, after), BASE, tolerance).promote is promote
+    assert decide(measured("s1", "base", 0.70, after), BASE, ControllerSettings(tolerance=tolerance)).promote is promote
 
 
 def test_a_challenger_that_was_not_measured_is_refused_and_says_why():
-    decision = decide(manifest("s1", parent_id="base"), BASE, 0.5)
+    decision = decide(manifest("s1", parent_id="base"), BASE, ControllerSettings(tolerance=0.5))
     assert not decision.promote
     assert "no held-out records" in decision.reason
 
 
 def test_better_than_a_refused_parent_is_not_enough():
     refused = measured("s1", "base", 0.80, 0.70)
-    assert not decide(measured("s2", "s1", 0.70, 0.75), BASE, 0.0, between=[refused]).promote
-    assert decide(measured("s2", "s1", 0.70, 0.81), BASE, 0.0, between=[refused]).promote
+    assert not decide(measured("s2", "s1", 0.70, 0.75), BASE, EXACT, between=[refused]).promote
+    assert decide(measured("s2", "s1", 0.70, 0.81), BASE, EXACT, between=[refused]).promote
+
+
+def unsure(snapshot_id, parent_id, before, after, error):
+    return measured(snapshot_id, parent_id, before, after).model_copy(update={"agreement_change_error": error})
+
+
+@pytest.mark.parametrize(("error", "promote"), [(0.01, True), (0.0242, True), (0.0244, False), (None, False)])
+def test_where_confidence_is_asked_for_the_gain_must_exceed_its_error(error, promote):
+    """1.645 standard errors at 95 %."""
+    decision = decide(unsure("s1", "base", 0.70, 0.74, error), BASE, ControllerSettings(confidence=0.95))
+    assert decision.promote is promote
+    assert decide(unsure("s1", "base", 0.70, 0.74, error), BASE, EXACT).promote
+    assert ("too few" in decision.reason) == (error is None)
+    assert error is None or f"+- {1.96 * error:.4f}" in decision.reason
+
+
+def test_gains_of_several_snapshots_in_a_row_make_sure_together():
+    careful = ControllerSettings(confidence=0.95)
+    first, second = unsure("s1", "base", 0.70, 0.72, 0.015), unsure("s2", "s1", 0.72, 0.74, 0.015)
+    assert not decide(first, BASE, careful).promote
+    assert decide(second, BASE, careful, between=[first]).promote
 
 
 def test_a_stranger_is_compared_with_the_champion_itself():
     champion = measured("s5", "s4", 0.79, 0.80)
-    assert not decide(measured("x", None, 0.60, 0.70), champion, 0.0).promote
-    assert decide(measured("x", None, 0.60, 0.81), champion, 0.0).promote
-    assert not decide(measured("x", None, 0.60, 0.81), manifest("s5", train="full"), 0.0).promote
+    assert not decide(measured("x", None, 0.60, 0.70), champion, EXACT).promote
+    assert decide(measured("x", None, 0.60, 0.81), champion, EXACT).promote
+    assert not decide(measured("x", None, 0.60, 0.81), manifest("s5", train="full"), EXACT).promote
 
 
 def test_what_was_learned_offline_is_judged_against_the_base_drafter_it_began_with():
-    assert decide(measured("x", None, 0.60, 0.81), BASE, 0.0).promote
-    assert not decide(measured("x", None, 0.60, 0.59), BASE, 0.0).promote
-    assert not decide(measured("x", None, 0.60, 0.81), manifest("base", drafter_hash="other"), 0.0).promote
+    assert decide(measured("x", None, 0.60, 0.81), BASE, EXACT).promote
+    assert not decide(measured("x", None, 0.60, 0.59), BASE, EXACT).promote
+    assert not decide(measured("x", None, 0.60, 0.81), manifest("base", drafter_hash="other"), EXACT).promote
 
 
 class Fleet:

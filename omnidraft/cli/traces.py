@@ -1,4 +1,4 @@
-"""`omnidraft traces`: look into the trace log."""
+"""`omnidraft traces`: look into the trace log, check it, and into its dead letters."""
 
 import json
 from typing import Annotated
@@ -6,9 +6,11 @@ from typing import Annotated
 import typer
 
 from omnidraft import config
+from omnidraft.cli import dead_letters
 from omnidraft.cli.options import Config
 
 app = typer.Typer(help="The trace log that decoding writes and the learner reads.", no_args_is_help=True)
+app.add_typer(dead_letters.app, name="dead-letters")
 
 
 @app.callback()

@@ -1,0 +1,215 @@
+"""`omnidraft traces dead-letters`: what nobody could learn from, and back into the log with it."""
+
+import json
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from omnidraft import config
+from omnidraft.cli.options import Config
+from omnidraft.errors import RequestError
+
+if TYPE_CHECKING:
+    from omnidraft.distill.dead_letters import Letter
+    from omnidraft.distill.redrive import Choice, Redriven
+    from omnidraft.ports import LogReader
+
+app = typer.Typer(help="Messages that could not be learned from: list, show, redrive.", no_args_is_help=True)
+
+Reasons = Annotated[list[str] | None, typer.Option("--reason", help="Letters with this reason; may be repeated.")]
+HEX_BYTES = 256
+SHOWN_CHARACTERS = 60
+
+
+@app.command("list")
+def list_letters(
+    num: Annotated[int, typer.Option("--num", "-n", min=1, help="How many of the newest of each partition.")] = 20,
+    reasons: Reasons = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    config_path: Config = None,
+) -> None:
+    """Dead letters, oldest first."""
+    from omnidraft.distill import dead_letters
+
+    settings = config.load(config_path)
+    newest: dict[int, deque[dict[str, Any]]] = {}
+    with closing(_dead_letters(settings)) as reader:
+        for letter in dead_letters.read(reader):
+            if not reasons or letter.reason in reasons:
+                newest.setdefault(letter.place[0], deque(maxlen=num)).append(_summary(letter))
+    rows = [row for partition in sorted(newest) for row in newest[partition]]
+    if as_json:
+        for row in rows:
+            print(json.dumps(row))
+        return
+    Console(markup=False, highlight=False).print(_table(rows))
+
+
+@app.command("show")
+def show(
+    partition: Annotated[int, typer.Argument(min=0)],
+    offset: Annotated[int, typer.Argument(min=0)],
+    config_path: Config = None,
+) -> None:
+    """One letter as JSON: its headers, its error, and its record as far as it can be read."""
+    with closing(_dead_letters(config.load(config_path))) as reader:
+        letter = _find(reader, partition, offset)
+    told = _summary(letter) | {"key": _text(letter.message.key), "timestamp_ms": letter.message.timestamp_ms}
+    told["headers"] = {name: _text(value) for name, value in letter.original_headers.items()}
+    print(json.dumps(told | _content(letter), indent=2))
+
+
+@app.command("redrive")
+def redrive(
+    reasons: Reasons = None,
+    places: Annotated[
+        list[str] | None, typer.Option("--offset", help="PARTITION:OFFSET of a letter; may be repeated.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every letter.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Also letters that were redriven before.")] = False,
+    config_path: Config = None,
+) -> None:
+    """Append letters to the topic they came from, as they were, with a header that names the letter."""
+    choice = _choice(reasons or [], places or [], everything)
+    told = _redrive(config.load(config_path), choice, again)
+    if missing := sorted(choice.places - told.found):
+        raise RequestError(f"no dead letter at {missing[0][0]}:{missing[0][1]}")
+    print(f"{told.num_redriven} redriven, {told.num_done_before} redriven before, {told.refused.total()} refused")
+    for refusal, number in sorted(told.refused.items()):
+        print(f"  refused {number}: {_printable(refusal)}")
+
+
+def _redrive(settings: config.Settings, choice: "Choice", again: bool) -> "Redriven":
+    from omnidraft import wiring
+    from omnidraft.distill import dead_letters
+    from omnidraft.distill.redrive import Redrive, redriven_before
+
+    log = settings.log
+    done: frozenset[str] = frozenset()
+    if not again:
+        with (
+            closing(wiring.log_reader(settings, log.traces_topic)) as origin,
+            _bar(f"reading {log.traces_topic}", origin) as saw,
+        ):
+            done = redriven_before(origin, saw=lambda message: saw())
+    with (
+        closing(_dead_letters(settings)) as reader,
+        closing(wiring.log_writer(settings, log.traces_topic)) as writer,
+        _bar("redriving", reader) as saw,
+    ):
+        driving = Redrive(writer, topic=log.traces_topic, dead_letters_topic=log.dead_letters_topic)
+        return driving.run(_seen(dead_letters.read(reader), saw), choice, done)
+
+
+def _seen(letters: "Iterator[Letter]", saw: Callable[[], None]) -> "Iterator[Letter]":
+    for letter in letters:
+        saw()
+        yield letter
+
+
+def _choice(reasons: list[str], places: list[str], everything: bool) -> "Choice":
+    from omnidraft.distill.redrive import Choice
+
+    if not (reasons or places or everything):
+        raise RequestError("redrive what? Name letters with --reason or --offset PARTITION:OFFSET, or say --all")
+    return Choice(frozenset(reasons), frozenset(map(_place, places)), everything)
+
+
+def _place(text: str) -> tuple[int, int]:
+    partition, colon, offset = text.partition(":")
+    if not (colon and partition.isdecimal() and offset.isdecimal()):
+        raise RequestError(f"--offset must be PARTITION:OFFSET, got {text!r}")
+    return int(partition), int(offset)
+
+
+def _dead_letters(settings: config.Settings) -> "LogReader":
+    from omnidraft import wiring
+
+    return wiring.log_reader(settings, settings.log.dead_letters_topic)
+
+
+def _find(reader: "LogReader", partition: int, offset: int) -> "Letter":
+    from omnidraft.distill.dead_letters import Letter
+
+    ends = reader.end_offsets()
+    if offset >= ends.get(partition, 0):
+        raise RequestError(f"no dead letter at {partition}:{offset}; partitions end at {dict(ends)}")
+    reader.seek({**ends, partition: offset})
+    for message in reader.poll(1, timeout_s=10.0).messages:
+        if (message.partition, message.offset) == (partition, offset):
+            return Letter(message)
+    raise RequestError(f"the dead letter at {partition}:{offset} is not there any more")
+
+
+def _summary(letter: "Letter") -> dict[str, Any]:
+    origin = letter.origin
+    return {
+        "partition": letter.place[0],
+        "offset": letter.place[1],
+        "reason": letter.reason,
+        "error": letter.error,
+        "origin_topic": letter.origin_topic,
+        "origin_partition": origin and origin[0],
+        "origin_offset": origin and origin[1],
+        "bytes": letter.original_bytes,
+        "cut": letter.cut,
+    }
+
+
+def _content(letter: "Letter") -> dict[str, Any]:
+    """The record, else its first fields, else its first bytes."""
+    from omnidraft.errors import UnknownSchema, WireError
+    from omnidraft.traces import codec
+    from omnidraft.traces.partial import readable_fields
+
+    value = letter.message.value
+    first_bytes = {"first_bytes": value[:HEX_BYTES].hex(" ")}
+    try:
+        return {"record": codec.to_json(codec.decode(value, letter.original_headers))}
+    except UnknownSchema:
+        return first_bytes
+    except WireError as exc:
+        fields = readable_fields(value)
+        return {"now": str(exc)} | ({"readable_fields": fields} if fields else first_bytes)
+
+
+def _table(rows: list[dict[str, Any]]) -> Table:
+    table = Table("place", "reason", "error", "origin", "bytes", "cut")
+    for row in rows:
+        error = _printable(row["error"])
+        origin = "{origin_topic} {origin_partition}:{origin_offset}".format(**row)
+        table.add_row(
+            f"{row['partition']}:{row['offset']}",
+            _printable(row["reason"]),
+            error if len(error) <= SHOWN_CHARACTERS else error[:SHOWN_CHARACTERS] + "...",
+            _printable(origin),
+            str(row["bytes"]),
+            "cut" if row["cut"] else "",
+        )
+    return table
+
+
+def _text(value: bytes) -> str:
+    return value.decode(errors="replace")
+
+
+def _printable(text: str) -> str:
+    """Nothing that a terminal would obey: these words come from outside."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+@contextmanager
+def _bar(title: str, reader: "LogReader") -> Iterator[Callable[[], None]]:
+    """A bar over all messages of a topic on stderr, gone when done; nothing where stderr is no terminal."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(title, total=sum(reader.end_offsets().values()))
+        yield lambda: progress.advance(task)

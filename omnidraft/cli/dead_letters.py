@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from omnidraft import config
-from omnidraft.cli.options import Config
+from omnidraft.cli.options import Config, printable
 from omnidraft.errors import RequestError
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def redrive(
         raise RequestError(f"no dead letter at {missing[0][0]}:{missing[0][1]}")
     print(f"{told.num_redriven} redriven, {told.num_done_before} redriven before, {told.refused.total()} refused")
     for refusal, number in sorted(told.refused.items()):
-        print(f"  refused {number}: {_printable(refusal)}")
+        print(f"  refused {number}: {printable(refusal)}")
 
 
 def _redrive(settings: config.Settings, choice: "Choice", again: bool) -> "Redriven":
@@ -181,13 +181,13 @@ def _content(letter: "Letter") -> dict[str, Any]:
 def _table(rows: list[dict[str, Any]]) -> Table:
     table = Table("place", "reason", "error", "origin", "bytes", "cut")
     for row in rows:
-        error = _printable(row["error"])
+        error = printable(row["error"])
         origin = "{origin_topic} {origin_partition}:{origin_offset}".format(**row)
         table.add_row(
             f"{row['partition']}:{row['offset']}",
-            _printable(row["reason"]),
+            printable(row["reason"]),
             error if len(error) <= SHOWN_CHARACTERS else error[:SHOWN_CHARACTERS] + "...",
-            _printable(origin),
+            printable(origin),
             str(row["bytes"]),
             "cut" if row["cut"] else "",
         )
@@ -196,11 +196,6 @@ def _table(rows: list[dict[str, Any]]) -> Table:
 
 def _text(value: bytes) -> str:
     return value.decode(errors="replace")
-
-
-def _printable(text: str) -> str:
-    """Nothing that a terminal would obey: these words come from outside."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 @contextmanager

@@ -21,6 +21,11 @@ Quantize = Annotated[str | None, typer.Option("--quantize", help="int8 or int4: 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
+def printable(text: str) -> str:
+    """Nothing that a terminal would obey; for words from outside."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
 @contextmanager
 def download_bars() -> "Iterator[Progress]":
     """Bars over bytes on stderr, gone when done; nothing where stderr is no terminal."""

@@ -8,9 +8,11 @@ import typer
 from omnidraft import config
 from omnidraft.cli import dead_letters
 from omnidraft.cli.options import Config
+from omnidraft.cli.verify import verify
 
 app = typer.Typer(help="The trace log that decoding writes and the learner reads.", no_args_is_help=True)
 app.add_typer(dead_letters.app, name="dead-letters")
+app.command()(verify)
 
 
 @app.callback()

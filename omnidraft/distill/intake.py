@@ -8,7 +8,6 @@ learned once does not.
 A batch is taken whole or not at all, so what is not learned yet is exactly what still lies in the buffers.
 """
 
-import hashlib
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,13 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from omnidraft.distill.fates import Fate, fate, forget_oldest, is_held_out, name_of
 from omnidraft.distill.record_tensors import of_tensors, to_tensors
 from omnidraft.distill.source import PolledRecords
 from omnidraft.ports import Offsets
 from omnidraft.traces.record import TraceRecord
 
-SEEN_RECORDS = 4096
-"""A record is a duplicate when it was among this many before it; the recorder repeats within seconds."""
 LOOKAHEAD = 1024
 """Records buffered per partition at most, about 25 kB each."""
 
@@ -149,13 +147,16 @@ class Intake:
         index = draft.taken.get(partition, 0)
         draft.taken[partition] = index + 1
         _, record = self._buffers[partition][index]
-        identity = _hash(f"{record.request_id}\n{record.segment}")
-        if identity in self._seen or identity in draft.seen:
-            draft.num_duplicates += 1
-            return
-        draft.seen[identity] = None
-        is_held_out = self._held_out_every and _hash(record.request_id) % self._held_out_every == 0
-        (draft.held_out if is_held_out else draft.records).append(record)
+        name = name_of(record)
+        match fate(name, is_held_out(record, self._held_out_every), self._seen, draft.seen):
+            case Fate.DUPLICATE:
+                draft.num_duplicates += 1
+                return
+            case Fate.HELD_OUT:
+                draft.held_out.append(record)
+            case Fate.LEARNED:
+                draft.records.append(record)
+        draft.seen[name] = None
 
     def _commit(self, draft: _Draft) -> Batch:
         for partition, number in draft.taken.items():
@@ -163,12 +164,11 @@ class Intake:
                 self._buffers[partition].popleft()
         self._turn = draft.turn
         self._seen |= draft.seen
-        for identity in list(self._seen)[: max(0, len(self._seen) - SEEN_RECORDS)]:
-            del self._seen[identity]
+        forget_oldest(self._seen)
         self.held_out.extend(draft.held_out)
         return Batch(tuple(draft.records), len(draft.held_out), draft.num_duplicates)
 
 
-def _hash(text: str) -> int:
-    """The same in every process, in 63 bits."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
+def seen_names(tensors: Mapping[str, Tensor]) -> frozenset[int]:
+    """Names of the last SEEN_RECORDS records that were learned or held out, of what `state` gave."""
+    return frozenset(tensors[_SEEN].tolist())

@@ -22,6 +22,7 @@ SKIPPED = "omnidraft_traces_skipped_total"
 
 OTHER_PAIR = "other_pair"
 """Reason of a sound record that another distiller learns from."""
+DEAD_LETTER_REASONS = ("unknown_schema", "other_alignment", "unreadable")
 MAX_VALUE_BYTES = 950_000
 """Of a dead letter: a longer message is cut, so that it fits into any log with its headers."""
 MAX_HEADERS = 16

@@ -1,0 +1,79 @@
+"""`omnidraft traces verify`: was every acknowledged record learned, once?"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from omnidraft import config
+from omnidraft.cli.options import Config, Target, printable
+
+if TYPE_CHECKING:
+    from omnidraft.distill.audit.findings import Report
+
+SHOWN_FAULTS = 20
+
+
+def verify(
+    target: Target = None,
+    counts_only: Annotated[
+        bool, typer.Option("--counts-only", help="Do not fetch the newest snapshot's memory, which is large.")
+    ] = False,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Where all of it goes.")] = None,
+    config_path: Config = None,
+) -> None:
+    """Compare the trace log with what snapshots learned and with the dead letters; exit code 1 when they disagree."""
+    import json
+
+    from omnidraft.wiring.audit import audit
+
+    settings = config.load(config_path, models={"target": target})
+    with _progress(settings.log.traces_topic) as saw:
+        report = audit(settings, counts_only=counts_only, saw=saw)
+    if json_path is not None:
+        json_path.write_text(json.dumps(report.plain_data(), indent=2) + "\n")
+    _print(report)
+    if report.faults:
+        raise typer.Exit(1)
+
+
+def _print(report: "Report") -> None:
+    console = Console(markup=False, highlight=False)
+    table = Table("partition", "held from", "learned up to", "end", "to learn", "what became of them")
+    for each in report.partitions:
+        fates = ", ".join(f"{number} {printable(name)}" for name, number in each.fates.items())
+        numbers = (each.partition, each.first, each.offset, each.end, each.num_to_learn)
+        table.add_row(*map(str, numbers), fates)
+    console.print(table)
+    for fault in report.faults[:SHOWN_FAULTS]:
+        where = "" if fault.partition is None else f" {fault.partition}:{fault.offset}"
+        version = "" if fault.version is None else f" snapshot {fault.version}"
+        console.print(f"{fault.kind}{where}{version}: {fault.num}: {printable(fault.what)}", soft_wrap=True)
+    if len(report.faults) > SHOWN_FAULTS:
+        console.print(f"... and {len(report.faults) - SHOWN_FAULTS} more")
+    console.print(_summary(report), soft_wrap=True)
+
+
+def _summary(report: "Report") -> str:
+    from omnidraft.distill.audit.findings import Kind
+
+    if report.version is None:
+        return "no snapshot yet"
+    counts = ", ".join(f"{report.num(kind)} {kind.replace('_', ' ')}" for kind in Kind)
+    return f"up to snapshot {report.version}: {counts}"
+
+
+@contextmanager
+def _progress(topic: str) -> Iterator[Callable[[int], None]]:
+    """How many messages were read, on stderr, gone when done; nothing where stderr is no terminal."""
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn(f"reading {topic}: {{task.completed:g}} messages"), TimeElapsedColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(topic, total=None)
+        yield lambda num_messages: progress.advance(task, num_messages)

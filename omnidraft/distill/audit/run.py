@@ -1,0 +1,88 @@
+"""One audit from end to end: read the dead letters, walk through the log, compare with every snapshot."""
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+
+from omnidraft.distill import whole_log
+from omnidraft.distill.audit.findings import Fault, PartitionFigures, Report
+from omnidraft.distill.audit.remembered import Remembered
+from omnidraft.distill.audit.stages import Stage, compare, stages
+from omnidraft.distill.audit.walk import Letters, Walk
+from omnidraft.distill.dead_letters import Letter
+from omnidraft.distill.fates import Fate
+from omnidraft.distill.source import DEAD_LETTER_REASONS, OTHER_PAIR, PolledRecords, TraceSource
+from omnidraft.ports import Offsets, Outgoing, SnapshotVersion
+
+APART = {Fate.HELD_OUT.value, Fate.DUPLICATE.value, OTHER_PAIR, *DEAD_LETTER_REASONS}
+"""Counts of a manifest that stand for one offset each, beside the reasons that dead letters name."""
+
+
+class Unwritten:
+    """A LogWriter for a source whose dead letters were written long ago."""
+
+    def append(self, messages: Sequence[Outgoing]) -> None:
+        """Nothing: the audit looks for the letters that are there."""
+
+    def close(self) -> None: ...
+
+
+def letters_of(topic: str, letters: Iterable[Letter]) -> Letters:
+    """Origin and reason of those that come from this topic."""
+    from_topic = (letter for letter in letters if letter.origin_topic == topic)
+    return {letter.origin: sys.intern(letter.reason) for letter in from_topic if letter.origin}
+
+
+def audit(
+    source: TraceSource,
+    log_ends: Offsets,
+    versions: Sequence[SnapshotVersion],
+    letters: Letters,
+    *,
+    remembered: Set[int] | None,
+    held_out_every: int,
+    saw: Callable[[int], None] = lambda num_messages: None,
+    idle_s: float = whole_log.IDLE_S,
+) -> Report:
+    """Account for every offset before the newest snapshot's.
+
+    Args:
+        source: of the pair, over the whole log; its dead letters go to `Unwritten`.
+        log_ends: taken after `versions`, `letters` after both.
+        remembered: names in the newest snapshot's intake; None when they are not known.
+        held_out_every: as while learning.
+        saw: told how many messages each poll gave.
+
+    Raises:
+        BusError: the log cannot be read.
+    """
+    found = stages(versions, APART | set(letters.values()))
+    walk = Walk(found, letters, None if remembered is None else Remembered(remembered), held_out_every=held_out_every)
+    source.seek({})
+    ends = {partition: min(end, log_ends.get(partition, 0)) for partition, end in walk.end.items()}
+    for polled in whole_log.polls_until(lambda: _poll(source, saw), ends, idle_s=idle_s):
+        walk.saw(polled)
+    walk.finish(log_ends)
+    faults = (*walk.faults, *_contradictions(found, walk))
+    version = versions[-1].version if versions else None
+    return Report(version, len(found), tuple(_partitions(walk, log_ends)), faults)
+
+
+def _poll(source: TraceSource, saw: Callable[[int], None]) -> PolledRecords:
+    polled = source.poll(whole_log.POLL_MESSAGES, whole_log.POLL_TIMEOUT_S)
+    saw(len(polled.records) + len(polled.skipped))
+    return polled
+
+
+def _contradictions(found: Sequence[Stage], walk: Walk) -> Iterator[Fault]:
+    for place, stage in enumerate(found):
+        counts = sum((number for (its, _), number in walk.found.items() if its == place), Counter[str]())
+        num_gone, num_known_lost = walk.num_gone[place], walk.num_known_lost[place]
+        yield from compare(stage, counts, num_gone=num_gone, num_known_lost=num_known_lost)
+
+
+def _partitions(walk: Walk, log_ends: Offsets) -> Iterator[PartitionFigures]:
+    for partition, log_end in sorted(log_ends.items()):
+        fates = sum((number for (_, its), number in walk.found.items() if its == partition), Counter[str]())
+        first, end = walk.first.get(partition, 0), walk.end.get(partition, 0)
+        yield PartitionFigures(partition, first, end, log_end, dict(sorted(fates.items())))

@@ -1,0 +1,49 @@
+"""What becomes of a sound record of our pair: learned, held out, or dropped because it was there before.
+
+The intake decides so while learning; the audit decides again, from the log.
+"""
+
+import hashlib
+from collections.abc import Container
+from enum import StrEnum
+
+from omnidraft.traces.record import TraceRecord
+
+SEEN_RECORDS = 4096
+"""A record is a duplicate when it was among this many before it; the recorder repeats within seconds."""
+
+
+class Fate(StrEnum):
+    """The values are the names under which a manifest counts."""
+
+    LEARNED = "learned"
+    HELD_OUT = "held_out"
+    DUPLICATE = "duplicate"
+
+
+def name_of(record: TraceRecord) -> int:
+    """The same for every copy of a record, in every process."""
+    return _hash(f"{record.request_id}\n{record.segment}")
+
+
+def is_held_out(record: TraceRecord, held_out_every: int) -> bool:
+    """Decided by the request id, so that segments stay together; 0 holds none out."""
+    return held_out_every > 0 and _hash(record.request_id) % held_out_every == 0
+
+
+def fate(name: int, held_out: bool, *seen: Container[int]) -> Fate:
+    """Of a record with this name, after those that were seen."""
+    if any(name in names for names in seen):
+        return Fate.DUPLICATE
+    return Fate.HELD_OUT if held_out else Fate.LEARNED
+
+
+def forget_oldest(seen: dict[int, None]) -> None:
+    """Keep the newest SEEN_RECORDS names."""
+    while len(seen) > SEEN_RECORDS:
+        del seen[next(iter(seen))]
+
+
+def _hash(text: str) -> int:
+    """In 63 bits."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1

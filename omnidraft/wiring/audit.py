@@ -1,0 +1,69 @@
+"""The audit of one pair: log, dead letters and registry from the settings. No model is needed."""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from omnidraft.config import Settings
+from omnidraft.errors import SnapshotNotFound
+from omnidraft.ports import Registry, SnapshotVersion
+from omnidraft.wiring.logs import log_reader, registry
+
+if TYPE_CHECKING:
+    from omnidraft.distill.audit.findings import Report
+
+
+def audit(
+    settings: Settings, *, counts_only: bool = False, saw: Callable[[int], None] = lambda num_messages: None
+) -> "Report":
+    """What the log holds against what the snapshots of `models.target` learned. While learning goes on it may be run.
+
+    Args:
+        counts_only: do without the names that the newest snapshot remembers, which come with its optimizer.
+        saw: told how many messages each poll gave.
+
+    Raises:
+        BusError, SnapshotError: log or registry cannot be read.
+    """
+    from omnidraft.distill import dead_letters
+    from omnidraft.distill.audit.run import Unwritten, letters_of
+    from omnidraft.distill.audit.run import audit as run
+    from omnidraft.distill.source import TraceSource
+    from omnidraft.telemetry.metrics import CountingMetrics
+
+    snapshots, log, models = registry(settings), settings.log, settings.models
+    versions = snapshots.versions()  # first: what they tell of is in the log and among the letters by now
+    names = None if counts_only else _remembered(snapshots, versions)
+    with closing(log_reader(settings, log.dead_letters_topic)) as reader:
+        letters = letters_of(log.traces_topic, dead_letters.read(reader))
+    with closing(log_reader(settings, log.traces_topic)) as reader:
+        source = TraceSource(
+            reader,
+            Unwritten(),
+            versions[-1].manifest.alignment if versions else None,
+            CountingMetrics(),
+            topic=log.traces_topic,
+            target=models.target,
+            drafter=models.drafter,
+        )
+        held_out_every = settings.learner.held_out_every
+        ends = reader.end_offsets()
+        return run(source, ends, versions, letters, remembered=names, held_out_every=held_out_every, saw=saw)
+
+
+def _remembered(snapshots: Registry, versions: Sequence[SnapshotVersion]) -> frozenset[int] | None:
+    """None: the newest snapshot came without them."""
+    from omnidraft.distill.intake import seen_names
+    from omnidraft.distill.publisher import INTAKE
+    from omnidraft.snapshots import bundle
+
+    if not versions or INTAKE not in versions[-1].manifest.sha256:
+        return None
+    with tempfile.TemporaryDirectory(prefix="omnidraft-verify-") as staging:
+        try:
+            folder = snapshots.fetch(versions[-1].version, Path(staging), ("resume",))
+        except SnapshotNotFound:  # newer ones came meanwhile, and only the newest keep it
+            return None
+        return seen_names(bundle.tensors(folder, INTAKE))

@@ -1,0 +1,300 @@
+"""The audit over logs that real distillers learned from: silent when all is well, and every planted fault is told."""
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from omnidraft.bus.memory_log import MemoryReader, MemoryWriter
+from omnidraft.bus.sqlite_log import SqliteReader, SqliteWriter
+from omnidraft.distill import dead_letters
+from omnidraft.distill.audit.findings import Kind, Report
+from omnidraft.distill.audit.run import Unwritten, audit, letters_of
+from omnidraft.distill.intake import Intake, seen_names
+from omnidraft.distill.publisher import INTAKE
+from omnidraft.distill.source import TraceSource
+from omnidraft.ports import Message, Outgoing, SnapshotVersion
+from omnidraft.snapshots import bundle
+from omnidraft.telemetry.metrics import CountingMetrics
+from tests.unit.distill.test_loop import Killed, Setting, names, run_until_idle
+
+HELD_OUT_EVERY = 5
+CLEAN = {Kind.LOST: 0, Kind.LEARNED_TWICE: 0, Kind.MISCOUNTED: 0}
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("omnidraft.distill.patience.WAITS_S", (0.0,))
+
+
+@dataclass
+class Case:
+    """What an audit is given; tests plant a fault in it."""
+
+    path: Path
+    num_partitions: int
+    versions: Sequence[SnapshotVersion]
+    remembered: frozenset[int] | None
+    alignment: str
+
+    def audit(self) -> Report:
+        reader = SqliteReader(self.path, "t", partitions=self.num_partitions)
+        letters = letters_of("t", dead_letters.read(SqliteReader(self.path, "dead"), idle_s=0))
+        pair = {"target": "target", "drafter": "drafter"}
+        source = TraceSource(reader, Unwritten(), self.alignment, CountingMetrics(), topic="t", **pair)
+        options = {"remembered": self.remembered, "held_out_every": HELD_OUT_EVERY, "idle_s": 0}
+        return audit(source, reader.end_offsets(), self.versions, letters, **options)
+
+    def kinds(self) -> dict[Kind, int]:
+        report = self.audit()
+        return {kind: report.num(kind) for kind in Kind}
+
+    def execute(self, statement: str) -> None:
+        with sqlite3.connect(self.path) as connection:
+            assert connection.execute(statement).rowcount > 0
+
+    def retell(self, place: int, **changes: object) -> None:
+        """The manifest of one version says something else."""
+        versions = list(self.versions)
+        manifest = versions[place].manifest.model_copy(update=changes)
+        versions[place] = replace(versions[place], manifest=manifest)
+        self.versions = versions
+
+
+def case_of(setting: Setting) -> Case:
+    """The log of a setting as it is now, in SQLite, where things can be planted; offsets are the same."""
+    path, num_partitions = setting.folder / "log.db", setting.log.num_partitions
+    for topic, number in (("t", num_partitions), ("dead", 1)):
+        writer = SqliteWriter(path, topic, partitions=number)
+        for kept in setting.log.topic(topic):
+            writer.append([Outgoing(message.key, message.value, message.headers) for message in kept])
+    versions = setting.registry.versions()
+    folder = setting.registry.fetch(versions[-1].version, setting.folder / "resume", ("resume",))
+    remembered = seen_names(bundle.tensors(folder, INTAKE))
+    return Case(path, num_partitions, versions, remembered, setting.pair.alignment.fingerprint)
+
+
+def busy(pair, folder: Path, partitions: int) -> Setting:
+    """Ours, theirs, repeated and broken messages."""
+    setting = Setting(pair, folder, partitions=partitions)
+    for number, name in enumerate(names(24)):
+        setting.emit(name)
+        if number % 3 == 0:
+            setting.emit(f"theirs-{number}", target="another")
+        if number % 6 == 0:
+            MemoryWriter(setting.log, "t").append([Outgoing(name.encode(), b"junk")])
+            setting.emit(f"request-{number // 2:03d}")
+    return setting
+
+
+@pytest.fixture(params=[1, 3], ids=["one partition", "three partitions"])
+def case(pair, tmp_path: Path, request) -> Case:
+    setting = busy(pair, tmp_path, request.param)
+    with suppress(Killed):
+        run_until_idle(setting.distiller(held_out_every=HELD_OUT_EVERY, die_after=5)[0])
+    run_until_idle(setting.distiller(held_out_every=HELD_OUT_EVERY)[0])
+    return case_of(setting)
+
+
+def test_a_run_that_was_killed_and_resumed_is_found_clean_and_every_offset_accounted_for(case: Case) -> None:
+    report = case.audit()
+    assert report.faults == ()
+    assert report.num_snapshots >= 4
+    manifest = case.versions[-1].manifest
+    for each in report.partitions:
+        assert sum(each.fates.values()) == each.offset == manifest.offsets[each.partition]
+        assert each.end - each.offset == each.num_to_learn
+    fates = [each.fates for each in report.partitions]
+    assert sum(each.get("learned", 0) for each in fates) == manifest.num_records
+    assert sum(each.get("unknown_schema", 0) for each in fates) == manifest.counts["unknown_schema"] > 0
+    assert sum(each.get("duplicate", 0) for each in fates) == manifest.counts["duplicate"] > 0
+
+
+def test_without_the_memory_counts_alone_are_compared(case: Case) -> None:
+    case.remembered = None
+    assert case.kinds() == CLEAN
+
+
+def test_a_message_that_the_log_lost_is_told(case: Case) -> None:
+    case.execute("DELETE FROM messages WHERE topic = 't' AND partition = 0 AND offset = 3")
+    (fault,) = [fault for fault in case.audit().faults if fault.kind is Kind.LOST]
+    assert (fault.partition, fault.offset, fault.num) == (0, 3, 1)
+
+
+def test_what_retention_deleted_after_it_was_learned_is_no_fault(case: Case) -> None:
+    case.execute("DELETE FROM messages WHERE topic = 't' AND partition = 0 AND offset < 4")
+    report = case.audit()
+    assert report.num(Kind.LOST) == 0
+    assert report.partitions[0].first == 4
+
+
+def test_what_retention_deleted_before_it_was_learned_is_lost(case: Case) -> None:
+    end = case.versions[-1].manifest.offsets[0]
+    SqliteWriter(case.path, "t").append([Outgoing(f"later-{number}".encode(), b"") for number in range(27)])
+    case.execute(f"DELETE FROM messages WHERE topic = 't' AND partition = 0 AND offset < {end + 2}")
+    lost = [fault for fault in case.audit().faults if fault.kind is Kind.LOST]
+    assert [(fault.partition, fault.offset, fault.num) for fault in lost] == [(0, end, 2)]
+
+
+def test_a_log_that_ends_before_its_snapshot_has_lost_the_rest(case: Case) -> None:
+    end = case.versions[-1].manifest.offsets[0]
+    case.execute(f"DELETE FROM messages WHERE topic = 't' AND partition = 0 AND offset >= {end - 2}")
+    case.execute(f"UPDATE partitions SET next_offset = {end - 2} WHERE topic = 't' AND partition = 0")
+    assert [fault.num for fault in case.audit().faults if fault.offset == end - 2] == [2]
+
+
+def test_a_missing_dead_letter_is_a_lost_record(case: Case) -> None:
+    case.execute("DELETE FROM messages WHERE topic = 'dead' AND offset = 1")
+    (fault,) = case.audit().faults
+    assert (fault.kind, fault.num) == (Kind.LOST, 1)
+    assert "dead letter" in fault.what
+
+
+@pytest.mark.parametrize(
+    ("changed", "by", "expected"),
+    [
+        ({"learned": 1}, 1, {Kind.LEARNED_TWICE: 1}),
+        ({"learned": -1}, -1, {Kind.LOST: 1}),
+        ({"held_out": 1}, 1, {Kind.MISCOUNTED: 1}),
+        ({"unknown_schema": -1}, -1, {Kind.LOST: 1}),
+        ({"unreadable": 1}, 1, {Kind.MISCOUNTED: 1}),
+        ({"learned": 1, "duplicate": -1}, 0, {Kind.LEARNED_TWICE: 1}),
+        ({"learned": -1, "duplicate": 1}, 0, {Kind.LOST: 1}),
+        ({"learned": -1, "held_out": 1}, 0, {Kind.MISCOUNTED: 1}),
+    ],
+    ids=str,
+)
+def test_a_count_that_is_off_by_one_is_told_with_its_snapshot(case: Case, changed, by, expected) -> None:
+    manifest = case.versions[-1].manifest
+    told = {"learned": manifest.num_records, **manifest.counts}
+    told |= {name: told.get(name, 0) + number for name, number in changed.items()}
+    case.retell(-1, num_records=told.pop("learned"), counts=told)
+    assert case.kinds() == CLEAN | expected
+    assert {fault.version for fault in case.audit().faults} == {case.versions[-1].version}
+
+
+def test_a_snapshot_that_skipped_an_offset_lost_its_record(case: Case) -> None:
+    offsets = case.versions[-1].manifest.offsets
+    case.retell(-1, offsets={**offsets, 0: offsets[0] + 1})
+    writer = SqliteWriter(case.path, "t", partitions=case.num_partitions)
+    writer.append([Outgoing(f"more-{number}".encode(), b"", {"target": b"another"}) for number in range(9)])
+    case.remembered = None
+    assert case.kinds() == CLEAN | {Kind.LOST: 1}
+
+
+def test_a_record_that_went_by_unlearned_is_named_even_where_counts_were_made_to_fit(case: Case) -> None:
+    """The newest snapshot does not remember it, and remembers another in its place."""
+    learned_late = sorted(case.remembered or ())
+    for name in learned_late:
+        case.remembered = frozenset({*learned_late, 12345} - {name})
+        kinds = case.kinds()
+        assert kinds[Kind.MISCOUNTED] == 1
+        assert kinds[Kind.LOST] <= 1
+    # all but the first of each partition are known to be missing
+    lost = 0
+    for name in learned_late:
+        case.remembered = frozenset({*learned_late, 12345} - {name})
+        lost += case.kinds()[Kind.LOST]
+    assert lost == len(learned_late) - case.num_partitions
+
+
+def test_a_record_repeated_too_far_back_is_learned_twice_and_both_places_are_told(
+    pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("omnidraft.distill.fates.SEEN_RECORDS", 4)
+    setting = Setting(pair, tmp_path)
+    setting.emit(*names(10), "request-001")
+    run_until_idle(setting.distiller(held_out_every=0)[0])
+    setting.emit(*names(4, start=20))
+    run_until_idle(setting.distiller(held_out_every=0)[0])
+    case = case_of(setting)
+    monkeypatch.setattr("tests.unit.distill.test_audit.HELD_OUT_EVERY", 0)
+    (fault,) = case.audit().faults
+    assert (fault.kind, fault.num, fault.partition, fault.offset) == (Kind.LEARNED_TWICE, 1, 0, 10)
+    assert "0:1," in fault.what
+
+
+class Behind(Intake):
+    """Saves a position one record too early, and forgets what it saw: that record is learned again."""
+
+    def offsets(self) -> dict[int, int]:
+        return {partition: max(0, offset - 1) for partition, offset in super().offsets().items()}
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return super().state() | {"seen": torch.zeros(0, dtype=torch.int64)}
+
+
+class Ahead(Intake):
+    """Saves a position one record too late: that record is never learned."""
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return super().state()
+
+    def start_at(self, offsets) -> None:
+        super().start_at({partition: offset + 1 for partition, offset in offsets.items()})
+
+
+@pytest.mark.parametrize(("intake", "kind"), [(Behind, Kind.LEARNED_TWICE), (Ahead, Kind.LOST)])
+def test_a_distiller_with_its_position_off_by_one_is_found_out(
+    pair, tmp_path: Path, intake: Callable[..., Intake], kind: Kind
+) -> None:
+    setting = Setting(pair, tmp_path)
+    setting.emit(*names(20))
+    for die_after in (4, None):
+        distillation, _ = setting.distiller(held_out_every=HELD_OUT_EVERY, die_after=die_after)
+        options = {"records_per_step": 2, "held_out_every": HELD_OUT_EVERY, "held_out_records": 4}
+        distillation._intake = intake((0,), **options)
+        with suppress(Killed):
+            run_until_idle(distillation)
+    assert case_of(setting).audit().num(kind) >= 1
+
+
+def test_learning_that_began_anew_is_judged_from_there(pair, tmp_path: Path) -> None:
+    """A folder learned elsewhere has counts of its own and no offsets."""
+    setting = busy(pair, tmp_path, 1)
+    run_until_idle(setting.distiller(held_out_every=HELD_OUT_EVERY)[0])
+    case = case_of(setting)
+    first = case.versions[0]
+    elsewhere = replace(
+        first, manifest=first.manifest.model_copy(update={"num_records": 500, "counts": {"held_out": 9}})
+    )
+    shifted = [
+        replace(
+            each,
+            manifest=each.manifest.model_copy(
+                update={
+                    "num_records": each.manifest.num_records + 500,
+                    "counts": each.manifest.counts | {"held_out": each.manifest.counts.get("held_out", 0) + 9},
+                }
+            ),
+        )
+        for each in case.versions[1:]
+    ]
+    case.versions = [*case.versions, elsewhere, *shifted]
+    assert case.kinds() == CLEAN
+
+
+def test_before_the_first_snapshot_everything_is_still_to_learn(pair, tmp_path: Path) -> None:
+    setting = Setting(pair, tmp_path)
+    setting.emit(*names(3))
+    ends = MemoryReader(setting.log, "t").end_offsets()
+    source = TraceSource(MemoryReader(setting.log, "t"), Unwritten(), None, CountingMetrics(), topic="t")
+    report = audit(source, ends, [], {}, remembered=None, held_out_every=0)
+    assert (report.version, report.faults, report.plain_data()["num_to_learn"]) == (None, (), 3)
+
+
+def test_messages_are_copied_as_they_are(pair, tmp_path: Path) -> None:
+    """What the planted faults rest on: the copy in SQLite has the same messages at the same places."""
+    setting = busy(pair, tmp_path, 3)
+    run_until_idle(setting.distiller(held_out_every=HELD_OUT_EVERY)[0])
+    case = case_of(setting)
+    reader = SqliteReader(case.path, "t")
+    copied: list[Message] = list(reader.poll(1000, timeout_s=0).messages)
+    original = [message for kept in setting.log.topic("t") for message in kept]
+    key = lambda message: (message.partition, message.offset)  # noqa: E731
+    strip = [(key(message), message.value, message.headers) for message in sorted(copied, key=key)]
+    assert strip == [(key(message), message.value, message.headers) for message in sorted(original, key=key)]

@@ -1,0 +1,71 @@
+"""Hostile bytes through the real source over SQLite: each message has one fate, and nothing raises."""
+
+from collections import Counter
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omnidraft.bus.sqlite_log import SqliteReader, SqliteWriter
+from omnidraft.distill import dead_letters, whole_log
+from omnidraft.distill.source import DEAD_LETTER_REASONS, OTHER_PAIR, TraceSource
+from omnidraft.ports import Outgoing
+from omnidraft.telemetry.metrics import CountingMetrics
+from omnidraft.traces import codec
+from tests.trace_records import make_record
+
+SOUND = codec.encode(make_record())
+HEADERS = codec.headers(make_record())
+
+cut = st.integers(0, len(SOUND)).map(lambda end: SOUND[:end])
+longer = st.binary(min_size=1, max_size=40).map(lambda tail: SOUND + tail)
+mutated = st.lists(st.tuples(st.integers(0, len(SOUND) - 1), st.integers(0, 255)), min_size=1, max_size=6).map(
+    lambda changes: _with_bytes(SOUND, changes)
+)
+huge = st.sampled_from([1 << 20, (1 << 20) + 1, 2_000_000]).map(bytes)
+values = st.one_of(st.just(SOUND), cut, longer, mutated, st.binary(max_size=200), huge)
+odd_headers = st.dictionaries(st.text(max_size=20), st.binary(max_size=600), max_size=20)
+known = st.sampled_from([*HEADERS, "schema", "schema_version"])
+changed = st.dictionaries(known, st.one_of(st.sampled_from([b"", b"2", b"-1", b"\xff"]), st.binary()), max_size=3)
+headers = st.one_of(st.just(HEADERS), changed.map(lambda some: HEADERS | some), odd_headers)
+hostile = st.builds(Outgoing, key=st.binary(max_size=600), value=values, headers=headers)
+
+
+def _with_bytes(value: bytes, changes: list[tuple[int, int]]) -> bytes:
+    changed = bytearray(value)
+    for at, byte in changes:
+        changed[at] = byte
+    return bytes(changed)
+
+
+@given(messages=st.lists(hostile, min_size=1, max_size=12), at_once=st.integers(1, 7))
+@settings(max_examples=60, deadline=None)
+def test_every_message_is_returned_or_dead_lettered_or_of_another_pair_and_never_two_of_these(messages, at_once):
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "log.db")
+        SqliteWriter(path, "t", partitions=2).append(messages)
+        reader, metrics = SqliteReader(path, "t"), CountingMetrics()
+        pair = {"target": "target", "drafter": "drafter"}
+        source = TraceSource(reader, SqliteWriter(path, "dead"), "aligned", metrics, topic="t", **pair)
+        places: Counter[tuple[int, int]] = Counter()
+        ends = reader.end_offsets()
+        for polled in whole_log.polls_until(lambda: source.poll(at_once, 0), ends, idle_s=0):
+            places.update((partition, offset) for partition, offset, _ in polled.records)
+            places.update((partition, offset) for partition, offset, reason in polled.skipped if reason == OTHER_PAIR)
+        letters = list(dead_letters.read(SqliteReader(path, "dead"), idle_s=0))
+    places.update(letter.origin for letter in letters)
+    assert places == Counter((partition, offset) for partition, end in ends.items() for offset in range(end))
+    assert {letter.reason for letter in letters} <= set(DEAD_LETTER_REASONS)
+
+
+def test_the_fuzz_pipeline_accounts_for_every_message(tmp_path: Path):
+    import json
+
+    from pipelines import fuzz
+    from tests.cli_runs import run_pipeline
+
+    run_pipeline(fuzz.main, "--num", 400, "--seed", 3, "--json", tmp_path / "fuzz.json")
+    told = json.loads((tmp_path / "fuzz.json").read_text())
+    assert sum(told["fates"].values()) == told["messages"] == 400
+    assert {"returned", *DEAD_LETTER_REASONS} <= set(told["fates"])

@@ -1,0 +1,43 @@
+"""`omnidraft traces verify`: exit code 0 when all is accounted for, 1 when not, and the whole report as JSON."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from omnidraft import config, wiring
+from omnidraft.ports import Outgoing
+from omnidraft.registry.directory_registry import DirectoryRegistry
+from omnidraft.traces import codec
+from tests.cli_runs import run_cli
+from tests.snapshot_folders import make_bundle
+from tests.trace_records import make_record
+
+
+@pytest.mark.parametrize(("num_learned", "code"), [(3, 0), (2, 1), (4, 1)])
+def test_the_exit_code_says_whether_every_record_was_learned_once(
+    num_learned: int, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    environ = {
+        "OMNIDRAFT_LOG": f"sqlite:///{tmp_path}/log.db",
+        "OMNIDRAFT_REGISTRY__URL": f"directory:///{tmp_path}/registry",
+        "OMNIDRAFT_MODELS__DRAFTER": "drafter",
+        "OMNIDRAFT_LEARNER__HELD_OUT_EVERY": "0",
+        "COLUMNS": "200",
+    }
+    settings = config.load(None, environ, models={"target": "target"})
+    records = [make_record(f"r{number}", alignment="a") for number in range(5)]
+    writer = wiring.log_writer(settings, settings.log.traces_topic)
+    writer.append([Outgoing(codec.key(each), codec.encode(each), codec.headers(each)) for each in records])
+    registry = DirectoryRegistry(tmp_path / "registry", "drafter", "target", keep_resume=2)
+    pair = {"target": "target", "drafter": "drafter"}
+    registry.publish(make_bundle(tmp_path, "base", **pair), None)
+    registry.publish(make_bundle(tmp_path, "next", offsets={0: 3}, num_records=num_learned, **pair), 1)
+    asked = ("traces", "verify", "--target", "target", "--json", tmp_path / "out.json")
+    done = run_cli(asked, monkeypatch, capsys, environ)
+    assert done.returncode == code, done.stderr
+    told = json.loads((tmp_path / "out.json").read_text())
+    assert (told["num_lost"], told["num_learned_twice"]) == (max(0, 3 - num_learned), max(0, num_learned - 3))
+    assert told["num_to_learn"] == 2
+    assert "up to snapshot 2" in done.stdout

@@ -75,6 +75,8 @@ class RecorderSettings(Section):
     """What decoding tells the learner."""
 
     enabled: bool = True
+    opted_out: frozenset[str] = frozenset()
+    """Tenants whose requests are answered and never recorded, whatever they ask for."""
     queue_records: int = Field(1024, ge=1)
     """Records that may wait for the log; a full queue drops and counts, it never blocks."""
     top_k: int = Field(16, ge=1, le=1024)

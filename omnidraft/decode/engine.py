@@ -107,7 +107,7 @@ class Engine:
         snapshot = self.slot.current
         request = self.request(question)
         steps = self.decoder.decode(request, snapshot.proposer)
-        if self._recorder is not None and question.is_stored:
+        if self._recorder is not None and question.is_stored and question.tenant not in self._recording.opted_out:
             steps = self._recorded(steps, self._tracer(question, request, snapshot))
         return Answer(snapshot, request.seed, len(request.prompt_ids), self._counted(steps, snapshot))
 

@@ -45,7 +45,7 @@ def _recording(models: tuple[Path, Path], root: Path):
         models,
         log={"url": f"sqlite:///{root}/log.db"},
         registry={"url": f"directory:///{root}/registry"},
-        recorder={"segment_tokens": 8},
+        recorder={"segment_tokens": 8, "opted_out": ["private"]},
     )
 
 
@@ -152,12 +152,13 @@ def test_drafted_and_accepted_tokens_are_counted_by_source(engine: Engine, metri
     assert by_position == [2, 2, 1, 0]
 
 
-def test_records_cover_the_answer_and_a_question_that_is_not_stored_leaves_none(
+def test_records_cover_the_answer_and_one_that_is_not_stored_or_whose_tenant_opted_out_leaves_none(
     worker: wiring.Worker, tiny_models: tuple[Path, Path], tmp_path: Path
 ) -> None:
     hidden = ids(worker.engine.answer(question(is_stored=False, request_id="hidden", max_new_tokens=20)))
     shown = ids(worker.engine.answer(question(request_id="shown", tenant="me", max_new_tokens=20)))
-    assert hidden == shown
+    private = ids(worker.engine.answer(question(tenant="private", max_new_tokens=20)))
+    assert hidden == private == shown
     assert worker.recorder is not None
     assert worker.recorder.close(5.0) == 0
     records = _records(tiny_models, tmp_path)

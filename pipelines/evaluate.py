@@ -3,7 +3,6 @@
 `python -m pipelines.evaluate --log URL --snapshot base champion runs/mine --json OUT`.
 """
 
-import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,8 +14,8 @@ from omnidraft import config, wiring
 from omnidraft.distill.agreement import share_of
 from omnidraft.distill.learner import Learner
 from omnidraft.hosts import process
-from omnidraft.snapshots import bundle
 from omnidraft.traces.record import TraceRecord
+from omnidraft.wiring.snapshots import named_folder
 from pipelines import foretell, report, slices
 from pipelines.learning import measured
 from pipelines.progress import bar
@@ -64,13 +63,8 @@ def _loaded(name: str, settings: config.Settings, words: wiring.Vocabularies) ->
     """A learner with the snapshot's weights and cache. Raises SnapshotError when there is none of that name."""
     if name == BASE:
         return wiring.learner(settings, words)
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        return wiring.learner_of(settings, words, bundle.verify(folder, ("serving",)), folder)
-    registry = wiring.registry(settings)
-    version = registry.resolve(name)
-    with tempfile.TemporaryDirectory(prefix="omnidraft-evaluate-") as staging:
-        return wiring.learner_of(settings, words, version.manifest, registry.fetch(version.version, Path(staging)))
+    with named_folder(settings, name) as (version, folder):
+        return wiring.learner_of(settings, words, version.manifest, folder)
 
 
 def _row(learner: Learner, records: list[TraceRecord], costs: foretell.Costs | None) -> dict[str, Any]:

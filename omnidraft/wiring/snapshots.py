@@ -1,6 +1,8 @@
 """A snapshot by name, for commands that measure or check one: a folder, a version or an alias."""
 
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,20 +16,32 @@ if TYPE_CHECKING:
     from omnidraft.decode.slot import LoadedSnapshot
 
 
-def named_snapshot(settings: Settings, load: SnapshotLoader, name: str) -> "LoadedSnapshot":
-    """The snapshot in a folder of this name, else that version or alias of the registry.
+UNPUBLISHED = 0
+"""The version number of a snapshot that lies in a folder of its own; registries count from 1."""
+
+
+@contextmanager
+def named_folder(settings: Settings, name: str) -> Iterator[tuple[SnapshotVersion, Path]]:
+    """The verified snapshot in a folder of this name, else that version or alias of the registry, fetched for a while.
 
     Raises:
-        SnapshotError, VocabularyError: there is none of that name, or it belongs to another pair.
+        SnapshotError: there is none of that name.
     """
     from omnidraft.snapshots import bundle
 
     folder = Path(name).expanduser()
     if folder.is_dir():
         manifest = bundle.verify(folder, ("serving",))
-        unpublished = SnapshotVersion(version=0, manifest=manifest, aliases=(), created_ms=manifest.created_ms)
-        return replace(load(unpublished, folder), version=None)
+        yield SnapshotVersion(UNPUBLISHED, manifest, aliases=(), created_ms=manifest.created_ms), folder
+        return
     snapshots = registry(settings)
     found = snapshots.resolve(name)
     with tempfile.TemporaryDirectory(prefix="omnidraft-snapshot-") as staging:
-        return load(found, snapshots.fetch(found.version, Path(staging)))
+        yield found, snapshots.fetch(found.version, Path(staging))
+
+
+def named_snapshot(settings: Settings, load: SnapshotLoader, name: str) -> "LoadedSnapshot":
+    """That snapshot, ready to serve. Raises SnapshotError, or VocabularyError when it belongs to another pair."""
+    with named_folder(settings, name) as (version, folder):
+        loaded = load(version, folder)
+    return replace(loaded, version=None) if version.version == UNPUBLISHED else loaded

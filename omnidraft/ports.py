@@ -405,6 +405,19 @@ class Polled:
     """For every partition that moved in this poll."""
 
 
+@dataclass(frozen=True, slots=True)
+class TopicFacts:
+    """A topic as its log describes it, asked without changing anything."""
+
+    num_partitions: int
+    max_message_bytes: int | None = None
+    """None: no limit."""
+    retention_ms: int | None = None
+    """None: kept for ever."""
+    stamped_by: Literal["writer", "log"] = "writer"
+    """Whose clock a message's timestamp is."""
+
+
 class LogWriter(Protocol):
     """The writing end of one topic. One thread at a time."""
 

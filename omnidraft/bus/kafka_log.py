@@ -7,18 +7,19 @@ Both ends survive a broker that goes away and comes back; calls made meanwhile r
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.admin import ConfigFilterType, ConfigResource, ConfigResourceType
 from kafka.codec import has_lz4
 from kafka.errors import KafkaConfigurationError, KafkaError, KafkaTimeoutError, TopicAlreadyExistsError
 from kafka.net.compat import KafkaNetClient
 
 from omnidraft.config import KafkaSettings
 from omnidraft.errors import BusError
-from omnidraft.ports import Message, Offsets, Outgoing, Polled
+from omnidraft.ports import Message, Offsets, Outgoing, Polled, TopicFacts
 
 MAX_MESSAGE_BYTES = 2 << 20
 """Twice Kafka's default, so that a dead letter fits with the headers it gains."""
@@ -100,6 +101,33 @@ def _ensure_topic(servers: str, topic: str, partitions: int, timeout_s: float, a
         return
     finally:
         admin.close()
+
+
+def describe_topics(servers: str, topics: Sequence[str], timeout_s: float = 10.0) -> dict[str, TopicFacts]:
+    """Those of these topics that exist; none is made. Raises BusError when no broker answers within the timeout."""
+    with _translated(f"describing {', '.join(topics)}", servers):
+        with _connection(servers, timeout_s) as settings:
+            admin = KafkaAdminClient(**settings, request_timeout_ms=int(timeout_s * 1000))
+        try:
+            known = sorted(set(topics) & set(admin.list_topics()))
+            if not known:
+                return {}
+            asked = [ConfigResource(ConfigResourceType.TOPIC, topic) for topic in known]
+            configs = admin.describe_configs(asked, config_filter=ConfigFilterType.ALL)["TOPIC"]
+            sizes = {each["name"]: len(each["partitions"]) for each in admin.describe_topics(known)}
+        finally:
+            admin.close()
+    return {topic: _facts(sizes[topic], configs[topic]) for topic in known}
+
+
+def _facts(num_partitions: int, config: Mapping[str, Mapping[str, str]]) -> TopicFacts:
+    retention_ms = int(config["retention.ms"]["value"])
+    return TopicFacts(
+        num_partitions,
+        max_message_bytes=int(config["max.message.bytes"]["value"]),
+        retention_ms=retention_ms if retention_ms >= 0 else None,  # Kafka's -1: for ever
+        stamped_by="log" if config["message.timestamp.type"]["value"] == "LogAppendTime" else "writer",
+    )
 
 
 class KafkaWriter:

@@ -9,11 +9,11 @@ import sqlite3
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from omnidraft.errors import BusError
-from omnidraft.ports import Message, Offsets, Outgoing, Polled
+from omnidraft.ports import Message, Offsets, Outgoing, Polled, TopicFacts
 
 POLL_INTERVAL_S = 0.05
 _SCHEMA = (
@@ -94,6 +94,17 @@ class _Topic:
             if not exists:
                 rows = [(self.name, partition) for partition in range(partitions)]
                 self.connection.executemany("INSERT INTO partitions VALUES (?, ?, 0)", rows)
+
+
+def describe_topics(path: Path, timeout_s: float = 10.0) -> dict[str, TopicFacts]:
+    """Every topic of this log, which is not changed. Raises BusError when there is no such file, or it is no log."""
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", timeout_s, uri=True)) as connection:
+            found = connection.execute("SELECT topic, COUNT(*) FROM partitions GROUP BY topic").fetchall()
+    except sqlite3.Error as exc:
+        advice = "whatever first writes or reads there makes it" if not path.exists() else "give the log another file"
+        raise BusError(f"reading the log {path}: {exc}; {advice}") from exc
+    return {topic: TopicFacts(num_partitions) for topic, num_partitions in found}
 
 
 class SqliteWriter:

@@ -7,7 +7,9 @@ import typer
 from omnidraft import __version__
 from omnidraft.cli import models, run, snapshots, traces
 from omnidraft.cli.check import check
+from omnidraft.cli.doctor import doctor
 from omnidraft.cli.generate import generate
+from omnidraft.cli.status import status
 from omnidraft.errors import OmnidraftError
 
 HELP = "Speculative decoding across tokenizers that keeps learning while it serves."
@@ -15,6 +17,8 @@ HELP = "Speculative decoding across tokenizers that keeps learning while it serv
 app = typer.Typer(help=HELP, no_args_is_help=True)
 app.command()(generate)
 app.command()(check)
+app.command()(status)
+app.command()(doctor)
 app.add_typer(models.app, name="models")
 app.add_typer(traces.app, name="traces")
 app.add_typer(snapshots.app, name="snapshots")

@@ -127,6 +127,8 @@ class RequestQueue:
         if ticket.figures.num_passes:
             first_token_s = ticket.figures.first_token_s
             self._metrics.observe("omnidraft_time_to_first_token_seconds", first_token_s, target=target)
+        if (agreement := ticket.figures.agreement) is not None:
+            self._metrics.observe("omnidraft_agreement_ratio", agreement, target=target)
 
     def _serve(self, ticket: Ticket) -> Generator[None, None, str]:
         """How it ended. The text is given up at the first step after its client went away."""

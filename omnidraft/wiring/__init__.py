@@ -1,6 +1,6 @@
 """From settings to objects: the only package that knows every implementation. Heavy imports stay inside functions."""
 
-from omnidraft.wiring.logs import experiment, log_reader, log_writer, registry
+from omnidraft.wiring.logs import existing_registry, experiment, log_reader, log_writer, registry, topics
 from omnidraft.wiring.models import (
     SnapshotLoader,
     Vocabularies,
@@ -11,6 +11,7 @@ from omnidraft.wiring.models import (
     target,
     vocabularies,
 )
+from omnidraft.wiring.overview import overview, worker_url
 from omnidraft.wiring.processes import controller, distillation, identity, learner, learner_of, trace_source
 from omnidraft.wiring.serving import ServedTarget, Worker, engine, worker
 
@@ -23,6 +24,7 @@ __all__ = [
     "controller",
     "distillation",
     "engine",
+    "existing_registry",
     "experiment",
     "identity",
     "learner",
@@ -30,11 +32,14 @@ __all__ = [
     "log_reader",
     "log_writer",
     "ngram_cache",
+    "overview",
     "proposer",
     "registry",
     "snapshot_loader",
     "target",
+    "topics",
     "trace_source",
     "vocabularies",
     "worker",
+    "worker_url",
 ]

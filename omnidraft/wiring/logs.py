@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from omnidraft.config import Settings
-from omnidraft.errors import ConfigError
-from omnidraft.ports import LogReader, LogWriter, Registry
+from omnidraft.errors import ConfigError, RegistryError
+from omnidraft.ports import LogReader, LogWriter, Registry, TopicFacts
 
 if TYPE_CHECKING:
     from omnidraft.registry.mlflow_tracking import Experiment
@@ -55,6 +55,32 @@ def log_reader(settings: Settings, topic: str) -> LogReader:
                 access=log.kafka,
             )
     raise ConfigError(f"log.url must be sqlite:///path or kafka://host:port, got {log.url!r}")
+
+
+def topics(settings: Settings) -> dict[str, TopicFacts]:
+    """Those of the fleet's three topics that exist; nothing is made. Raises BusError when the log cannot be reached."""
+    log, where = settings.log, urlsplit(settings.log.url)
+    names = (log.traces_topic, log.dead_letters_topic, log.control_topic)
+    match where.scheme:
+        case "sqlite":
+            from omnidraft.bus import sqlite_log
+
+            found = sqlite_log.describe_topics(_path(log.url), log.request_timeout_s)
+            return {name: found[name] for name in names if name in found}
+        case "kafka":
+            from omnidraft.bus import kafka_log
+
+            return kafka_log.describe_topics(where.netloc, names, log.request_timeout_s)
+    raise ConfigError(f"log.url must be sqlite:///path or kafka://host:port, got {log.url!r}")
+
+
+def existing_registry(settings: Settings) -> Registry:
+    """As `registry`, but a local store that is not there is not made. Raises RegistryError."""
+    section = settings.registry
+    is_local = section.url.startswith(("sqlite:", "directory:"))
+    if is_local and not _path(section.url).exists():
+        raise RegistryError(f"there is no registry at {section.url}; the first service that starts makes it")
+    return registry(settings)
 
 
 def registry(settings: Settings) -> Registry:

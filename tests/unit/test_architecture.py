@@ -21,7 +21,7 @@ LEVELS = (  # lowest first
     {"agreement"},
     {"bus", "registry", "models", "telemetry", "decode", "distill", "serving", "fleet"},
     {"wiring"},
-    {"hosts"},
+    {"hosts", "checkup"},
     {"cli", "services", "pipelines"},
 )
 LEVEL_OF = {unit: level for level, units in enumerate(LEVELS) for unit in units}

@@ -1,0 +1,34 @@
+"""`omnidraft doctor`: what is wrong with this installation and the services it talks to, and what to do about it."""
+
+import json
+from dataclasses import asdict
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from omnidraft.checkup.all_checks import examine
+from omnidraft.checkup.finding import Finding, Verdict, is_fatal
+from omnidraft.cli.options import AsJson, Config
+
+STYLES = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.PROBLEM: "bold red"}
+
+
+def doctor(config_path: Config = None, as_json: AsJson = False) -> None:
+    """Check settings, libraries, models, log, registry, disk, memory, clock and port; exit code 1 on a problem."""
+    console, findings = Console(), []
+    for finding in examine(config_path):
+        findings.append(finding)
+        if not as_json:
+            console.print(_line(finding), soft_wrap=True)
+    if as_json:
+        print(json.dumps([asdict(finding) for finding in findings]))
+    raise typer.Exit(1 if is_fatal(findings) else 0)
+
+
+def _line(finding: Finding) -> Text:
+    line = Text(f"{finding.verdict:8}", style=STYLES[finding.verdict])
+    line.append(f"{finding.check}: {finding.told}", style="default")
+    if finding.advice:
+        line.append(f" -> {finding.advice}", style="italic")
+    return line

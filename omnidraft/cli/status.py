@@ -1,0 +1,139 @@
+"""`omnidraft status`: where the fleet stands, as tables or as JSON."""
+
+import json
+import time
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from omnidraft import config
+from omnidraft.cli.options import AsJson, Config
+
+if TYPE_CHECKING:
+    from omnidraft.fleet.overview import Overview, Standing, TargetOverview
+    from omnidraft.fleet.workers import WorkerFigures
+
+WATCH_S = 2.0
+
+
+def status(
+    worker: Annotated[
+        list[str] | None, typer.Option(help="URL of a worker, repeatable; without it the one of the settings.")
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Again every two seconds, until Ctrl-C.")] = False,
+    config_path: Config = None,
+    as_json: AsJson = False,
+) -> None:
+    """Versions, the learner's lag, dead letters and workers; exit code 1 when something could not be reached."""
+    from omnidraft import wiring
+
+    settings, urls = config.load(config_path), [url.rstrip("/") for url in worker or ()]
+    console = Console()
+    try:
+        while True:
+            seen = wiring.overview(settings, urls)
+            if watch and console.is_terminal and not as_json:
+                console.clear()
+            _show(seen, console, as_json=as_json)
+            if not watch:
+                break
+            time.sleep(WATCH_S)
+    except KeyboardInterrupt:
+        raise typer.Exit(0) from None
+    raise typer.Exit(1 if seen.problems else 0)
+
+
+def _show(seen: "Overview", console: Console, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(_as_json(seen)), flush=True)
+    else:
+        console.print(Group(*_parts(seen)))
+
+
+def _as_json(seen: "Overview") -> dict[str, Any]:
+    totals = [None if each.lag is None else sum(each.lag.values()) for each in seen.targets]
+    told = asdict(seen)
+    return told | {"targets": [each | {"total_lag": n} for each, n in zip(told["targets"], totals, strict=True)]}
+
+
+def _parts(seen: "Overview") -> Iterable[RenderableType]:
+    yield _targets(seen)
+    yield _log_line(seen)
+    yield _workers(seen.workers)
+    yield from (Text(f"cannot be reached: {problem}", style="red") for problem in seen.problems)
+
+
+def _targets(seen: "Overview") -> Table:
+    table = Table("target", "name", "version", "age", "records", "agreement before", "after", "lag", "learning")
+    for each in seen.targets:
+        about_all = (_lag(each), {None: "?", True: "paused", False: "on"}[each.is_learning_paused])
+        if not each.standings:
+            told = "?" if each.standings is None else "no version"
+            table.add_row(each.target, told, *[""] * 5, *about_all)
+            continue
+        for number, standing in enumerate(each.standings):
+            shown = about_all if number == 0 else ("", "")
+            table.add_row("" if number else each.target, *_standing(standing, seen.taken_ms), *shown)
+    return table
+
+
+def _standing(standing: "Standing", now_ms: int) -> tuple[str, ...]:
+    return (
+        standing.name,
+        str(standing.version),
+        _age(now_ms - standing.created_ms),
+        f"{standing.num_records:,}",
+        _number(standing.agreement_before),
+        _number(standing.agreement_after),
+    )
+
+
+def _lag(each: "TargetOverview") -> str:
+    """In all, and by partition where there are several."""
+    if each.lag is None:
+        return "?"
+    total = f"{sum(each.lag.values()):,}"
+    return total if len(each.lag) < 2 else f"{total} ({_by_name(each.lag.items())})"
+
+
+def _log_line(seen: "Overview") -> Text:
+    ends, letters = seen.trace_ends, seen.dead_letters
+    traces = "?" if ends is None else f"{sum(ends.values()):,} ({_by_name(ends.items())})" if ends else "none yet"
+    dead = "?" if letters is None else f"{letters.number:,}"
+    reasons = f" ({_by_name(letters.by_reason.items())})" if letters and letters.by_reason else ""
+    return Text(f"trace records: {traces}; dead letters: {dead}{reasons}")
+
+
+def _workers(workers: Iterable["WorkerFigures"]) -> Table:
+    table = Table("worker", "state", "target", "version", "requests", "failed", "agreement", "tokens per pass")
+    for each in workers:
+        state = each.problem or "ready"
+        for number, served in enumerate(each.served):
+            figures = (str(served.num_requests), str(served.num_failed), _number(served.agreement))
+            version = "base" if served.version is None else str(served.version)
+            shown = ("", "") if number else (each.url, state)
+            table.add_row(*shown, served.target, version, *figures, _number(served.tokens_per_pass))
+        if not each.served:
+            table.add_row(each.url, state)
+    return table
+
+
+def _by_name(counts: Iterable[tuple[object, int]]) -> str:
+    return ", ".join(f"{name}: {number:,}" for name, number in counts)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _age(age_ms: int) -> str:
+    age_s = age_ms / 1000
+    for unit, seconds in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if age_s >= seconds:
+            return f"{age_s / seconds:.1f} {unit}"
+    return f"{age_s:.0f} s"

@@ -1,0 +1,199 @@
+"""Where a fleet stands: versions of every target, the learner's lag, dead letters, workers, and what cannot be reached.
+
+Whatever does not answer is a line among the problems and None where its figures would stand; the rest is still told.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from omnidraft.config import Settings
+from omnidraft.errors import BusError, OmnidraftError
+from omnidraft.fleet.announcements import ControlFollower
+from omnidraft.fleet.workers import WorkerFigures
+from omnidraft.ports import LogReader, Metrics, Offsets, Registry, SnapshotVersion
+
+_T = TypeVar("_T")
+
+ALIASES = ("champion", "challenger", "previous")
+POLL_S = 2.0
+MOST_DEAD_LETTERS = 1000
+"""Dead letters whose reasons are read, newest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A version under a name: an alias, or `latest`."""
+
+    name: str
+    version: int
+    created_ms: int
+    num_records: int
+    agreement_before: float | None
+    """Held-out, as agreement_after."""
+    agreement_after: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TargetOverview:
+    """One pair."""
+
+    target: str
+    standings: tuple[Standing, ...] | None
+    """None: the registry does not answer. Empty: nothing was published."""
+    lag: Offsets | None
+    """Partition -> messages of the trace topic behind the newest snapshot, other targets' records among them."""
+    is_learning_paused: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetters:
+    """What could not be learned from."""
+
+    number: int
+    by_reason: Mapping[str, int]
+    """Of the newest MOST_DEAD_LETTERS, as far as they are still there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """All of it at one time."""
+
+    taken_ms: int
+    targets: tuple[TargetOverview, ...]
+    trace_ends: Offsets | None
+    dead_letters: DeadLetters | None
+    workers: tuple[WorkerFigures, ...]
+    problems: tuple[str, ...]
+    """What could not be reached, and why; empty when everything was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where the figures come from. Each call but the last may raise an OmnidraftError; none makes what is not there."""
+
+    registry: Callable[[str], Registry]
+    """Of a target and the drafter."""
+    topics: Callable[[], Collection[str]]
+    """Those of the log that exist."""
+    reader: Callable[[str], LogReader]
+    """Of a topic that exists."""
+    worker: Callable[[str], WorkerFigures]
+    """By its URL."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What the log tells; None for what could not be read."""
+
+    trace_ends: Offsets | None = None
+    dead_letters: DeadLetters | None = None
+    paused: Mapping[str, bool] = field(default_factory=dict)
+    """Target -> whether the newest pause or resume that concerns it is a pause; empty when that could not be read."""
+
+
+@dataclass(slots=True)
+class _Problems:
+    """Collects what does not answer."""
+
+    lines: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def noted(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except OmnidraftError as exc:
+            self.lines.append(f"{what}: {exc}")
+
+
+def overview(sources: Sources, settings: Settings, metrics: Metrics, workers: Sequence[str], now_ms: int) -> Overview:
+    """Of all targets of the settings, and of the workers at these URLs. Never raises an OmnidraftError."""
+    problems = _Problems()
+    told = _log(sources, settings, metrics, problems)
+    pairs = tuple(_pair(target, sources, problems, told) for target in settings.models.targets)
+    asked = tuple(sources.worker(url) for url in workers)
+    problems.lines += [f"worker {each.url}: {each.problem}" for each in asked if each.problem]
+    return Overview(now_ms, pairs, told.trace_ends, told.dead_letters, asked, tuple(problems.lines))
+
+
+def _log(sources: Sources, settings: Settings, metrics: Metrics, problems: _Problems) -> _Told:
+    """A topic that is not there yet holds nothing."""
+    known: Collection[str] | None = None
+    with problems.noted("log"):
+        known = sources.topics()
+    if known is None:
+        return _Told()
+    log, ends, letters, paused = settings.log, None, None, {}
+    with problems.noted("trace log"):
+        ends = _read(log.traces_topic, known, sources, LogReader.end_offsets, default={})
+    with problems.noted("dead letters"):
+        letters = _read(log.dead_letters_topic, known, sources, _dead_letters, default=DeadLetters(0, {}))
+    with problems.noted("control log"):
+        nobody = dict.fromkeys(settings.models.targets, False)
+        paused = _read(
+            log.control_topic, known, sources, lambda reader: _paused(reader, settings, metrics), default=nobody
+        )
+    return _Told(ends, letters, paused)
+
+
+def _read(topic: str, known: Collection[str], sources: Sources, read: Callable[[LogReader], _T], *, default: _T) -> _T:
+    if topic not in known:
+        return default
+    with closing(sources.reader(topic)) as reader:
+        return read(reader)
+
+
+def _pair(target: str, sources: Sources, problems: _Problems, told: _Told) -> TargetOverview:
+    is_paused, ends = told.paused.get(target), told.trace_ends
+    versions: Sequence[SnapshotVersion] | None = None
+    with problems.noted(f"registry of {target}"):
+        versions = sources.registry(target).versions()
+    if versions is None:
+        return TargetOverview(target, None, None, is_paused)
+    learned = versions[-1].manifest.offsets if versions else {}
+    lag = {partition: end - learned.get(partition, 0) for partition, end in ends.items()} if ends is not None else None
+    return TargetOverview(target, standings(versions), lag, is_paused)
+
+
+def standings(versions: Sequence[SnapshotVersion]) -> tuple[Standing, ...]:
+    """The versions that have a part to play, by name; a version may stand under several."""
+    named = [(alias, version) for alias in ALIASES for version in versions if alias in version.aliases]
+    return tuple(_standing(name, version) for name, version in [*named, *(("latest", v) for v in versions[-1:])])
+
+
+def _standing(name: str, version: SnapshotVersion) -> Standing:
+    told = version.manifest
+    return Standing(
+        name, version.version, version.created_ms, told.num_records, told.agreement_before, told.agreement_after
+    )
+
+
+def _paused(reader: LogReader, settings: Settings, metrics: Metrics) -> dict[str, bool]:
+    """Target -> whether the newest pause or resume that concerns it is a pause."""
+    timeout_s = POLL_S if any(reader.end_offsets().values()) else 0.0
+    paused: dict[str, bool] = {}
+    for target in settings.models.targets:
+        follower = ControlFollower(
+            reader, metrics, kinds=("pause", "resume"), target=target, drafter=settings.models.drafter
+        )
+        told = follower.poll(timeout_s)
+        paused[target] = told is not None and told.kind == "pause"
+    return paused
+
+
+def _dead_letters(reader: LogReader) -> DeadLetters:
+    ends = reader.end_offsets()
+    number = sum(ends.values())
+    try:
+        reader.seek({partition: max(0, end - MOST_DEAD_LETTERS) for partition, end in ends.items()})
+    except BusError:  # retention passed some of them: begin with the oldest that is there
+        reader.seek({})
+    reasons: Counter[str] = Counter()
+    while sum(reasons.values()) < min(number, MOST_DEAD_LETTERS):
+        messages = reader.poll(MOST_DEAD_LETTERS, POLL_S).messages
+        if not messages:
+            break
+        reasons.update(message.headers.get("reason", b"unknown").decode(errors="replace") for message in messages)
+    return DeadLetters(number, dict(reasons.most_common()))

@@ -40,9 +40,8 @@ def libraries(settings: Settings | None) -> Finding:
 def missing_libraries() -> list[str]:
     """Those without which nothing more can be looked at."""
     told = _metadata()
-    return [
-        line for line in unmet_requirements((told and told.get_all("Requires-Dist")) or [], ()) if "missing" in line
-    ]
+    requirements = told.get_all("Requires-Dist") if told else None
+    return [line for line in unmet_requirements(requirements or [], ()) if " is missing, " in line]
 
 
 def extras_needed(settings: Settings) -> tuple[str, ...]:

@@ -92,16 +92,14 @@ def champion_fits(settings: Settings) -> Finding:
         return ok(check, "there is no champion yet")
     ours, its = wiring.identity(settings, wiring.vocabularies(settings)), champion.manifest
     advice = "install the models it was learned with, or roll back to a version of these"
-    if its.alignment != ours.alignment:
-        told = (
-            f"version {champion.version} has alignment {its.alignment[:12]}, the installed pair {ours.alignment[:12]}"
-        )
-        return problem(check, told, advice)
-    if its.drafter_hash != ours.drafter_hash:
-        told = (
-            f"version {champion.version} is of drafter {its.drafter_hash[:12]}, installed is {ours.drafter_hash[:12]}"
-        )
-        return problem(check, told, advice)
+    compared = {
+        "alignment": (its.alignment, ours.alignment),
+        "drafter": (its.drafter_hash, ours.drafter_hash),
+    }
+    for what, (made, here) in compared.items():
+        if made != here:
+            told = f"version {champion.version} was made with {what} {made[:12]}, installed is {here[:12]}"
+            return problem(check, told, advice)
     return ok(check, f"version {champion.version} has the alignment and the drafter that are installed")
 
 

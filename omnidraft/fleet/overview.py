@@ -125,20 +125,20 @@ def _log(sources: Sources, settings: Settings, metrics: Metrics, problems: _Prob
         known = sources.topics()
     if known is None:
         return _Told()
-    log, ends, letters, paused = settings.log, None, None, {}
+    log, nobody = settings.log, dict.fromkeys(settings.models.targets, False)
+    ends: Offsets | None = None
+    letters: DeadLetters | None = None
+    paused: Mapping[str, bool] = {}
     with problems.noted("trace log"):
-        ends = _read(log.traces_topic, known, sources, LogReader.end_offsets, default={})
+        ends = _read(log.traces_topic, known, sources, lambda reader: reader.end_offsets(), {})
     with problems.noted("dead letters"):
-        letters = _read(log.dead_letters_topic, known, sources, _dead_letters, default=DeadLetters(0, {}))
+        letters = _read(log.dead_letters_topic, known, sources, _dead_letters, DeadLetters(0, {}))
     with problems.noted("control log"):
-        nobody = dict.fromkeys(settings.models.targets, False)
-        paused = _read(
-            log.control_topic, known, sources, lambda reader: _paused(reader, settings, metrics), default=nobody
-        )
+        paused = _read(log.control_topic, known, sources, lambda reader: _paused(reader, settings, metrics), nobody)
     return _Told(ends, letters, paused)
 
 
-def _read(topic: str, known: Collection[str], sources: Sources, read: Callable[[LogReader], _T], *, default: _T) -> _T:
+def _read(topic: str, known: Collection[str], sources: Sources, read: Callable[[LogReader], _T], default: _T) -> _T:
     if topic not in known:
         return default
     with closing(sources.reader(topic)) as reader:

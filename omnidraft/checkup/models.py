@@ -50,11 +50,10 @@ def gguf(name: str) -> Finding:
     from omnidraft.models import catalog, store
     from omnidraft.snapshots.files import sha256_of
 
-    check, local = f"GGUF file of {name}", Path(name).expanduser()
-    is_named = name.lower() in catalog.names()
-    file = store.default_home() / "models" / f"{name.lower()}.gguf" if is_named else None
-    if file is None:
-        return ok(check, str(store.gguf_path(str(local))))
+    check = f"GGUF file of {name}"
+    if name.lower() not in catalog.names():
+        return ok(check, str(store.gguf_path(name)))
+    file = store.default_home() / "models" / f"{name.lower()}.gguf"
     if not file.exists():
         return warning(check, "not on this machine; the first start fetches it", f"omnidraft models pull {name}")
     found, wanted = sha256_of(file), catalog.find(name).sha256

@@ -126,11 +126,12 @@ def _log(sources: Sources, settings: Settings, metrics: Metrics, problems: _Prob
     if known is None:
         return _Told()
     log, nobody = settings.log, dict.fromkeys(settings.models.targets, False)
+    nothing: Offsets = {}
     ends: Offsets | None = None
     letters: DeadLetters | None = None
     paused: Mapping[str, bool] = {}
     with problems.noted("trace log"):
-        ends = _read(log.traces_topic, known, sources, lambda reader: reader.end_offsets(), {})
+        ends = _read(log.traces_topic, known, sources, lambda reader: reader.end_offsets(), nothing)
     with problems.noted("dead letters"):
         letters = _read(log.dead_letters_topic, known, sources, _dead_letters, DeadLetters(0, {}))
     with problems.noted("control log"):

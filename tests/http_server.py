@@ -1,0 +1,25 @@
+"""An application behind a real server."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from fastapi import FastAPI
+
+from tests.tiny_engine import PATIENCE_S
+
+
+@contextmanager
+def served(app: FastAPI) -> Iterator[str]:
+    """Its URL."""
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    deadline = time.monotonic() + PATIENCE_S
+    while not server.started and time.monotonic() < deadline:
+        time.sleep(0.005)
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    server.should_exit = True
+    thread.join(PATIENCE_S)

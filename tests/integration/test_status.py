@@ -1,0 +1,245 @@
+"""What `omnidraft status` tells of a fleet, with a real log, real registries and a real worker, up or down."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from omnidraft import config, wiring
+from omnidraft.fleet import announcements
+from omnidraft.ports import Outgoing
+from omnidraft.serving.app import ServedModel, application
+from omnidraft.serving.queue import RequestQueue
+from omnidraft.snapshots import bundle
+from omnidraft.telemetry.metrics import PrometheusMetrics
+from tests.cli_runs import run_cli
+from tests.http_server import served
+from tests.snapshot_folders import make_bundle, manifest
+from tests.tiny_engine import PATIENCE_S, tiny_settings
+
+ROOT = Path(__file__).parents[2]
+NOBODY = "http://127.0.0.1:9"
+
+Status = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def settings(request: pytest.FixtureRequest, tmp_path: Path, tiny_models: tuple[Path, Path]) -> config.Settings:
+    kind = getattr(request, "param", "directory")
+    url = f"directory:///{tmp_path}/registry" if kind == "directory" else f"sqlite:///{tmp_path}/mlflow.db"
+    log = {"url": f"sqlite:///{tmp_path}/log.db", "partitions": 2}
+    return tiny_settings(tiny_models, log=log, registry={"url": url}, worker={"poll_s": 0.01, "port": 9})
+
+
+@pytest.fixture
+def status(
+    settings: config.Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Status:
+    """Run the command with these settings."""
+    path = settings_file(settings, tmp_path)
+    monkeypatch.setenv("COLUMNS", "250")
+
+    def run(*arguments: object, **environ: str) -> subprocess.CompletedProcess[str]:
+        return run_cli(("status", "--config", path, *arguments), monkeypatch, capsys, environ)
+
+    return run
+
+
+def settings_file(settings: config.Settings, folder: Path) -> Path:
+    path = folder / "settings.toml"
+    lines = []
+    for section in ("models", "log", "registry", "worker"):
+        lines.append(f"[{section}]")
+        fields = getattr(settings, section).model_dump(exclude_none=True)
+        lines += [f"{name} = {json.dumps(value)}" for name, value in fields.items()]
+    path.write_text("\n".join(lines))
+    return path
+
+
+def fill_log(settings: config.Settings) -> None:
+    """Seven trace messages in two partitions, three dead letters for two reasons, learning paused."""
+    traces = wiring.log_writer(settings, settings.log.traces_topic)
+    traces.append([Outgoing(str(number).encode(), b"record") for number in range(7)])
+    letters = wiring.log_writer(settings, settings.log.dead_letters_topic)
+    reasons = (b"unreadable", b"unreadable", b"other_alignment")
+    letters.append([Outgoing(b"k", b"bytes", {"reason": reason}) for reason in reasons])
+    control = wiring.log_writer(settings, settings.log.control_topic)
+    announcements.pause(control, target="somebody else's")
+    announcements.resume(control)
+    announcements.pause(control, target=settings.models.target)
+
+
+def publish_two(settings: config.Settings, tmp_path: Path) -> None:
+    """Version 1 is champion and knows nothing of the log; version 2 is challenger and has learned four records."""
+    pair = {"target": settings.models.target, "drafter": settings.models.drafter}
+    registry = wiring.registry(settings)
+    registry.publish(make_bundle(tmp_path, "s1", **pair), None)
+    registry.promote(1)
+    told = {"offsets": {0: 1, 1: 1}, "agreement_before": 0.5, "agreement_after": 0.625, "num_records": 1234}
+    registry.publish(make_bundle(tmp_path, "s2", parent_id="s1", **pair, **told), 1)
+
+
+@pytest.mark.parametrize("settings", ["directory", "mlflow"], indirect=True)
+def test_status_tells_versions_lag_dead_letters_and_the_pause(
+    settings: config.Settings, status: Status, tmp_path: Path
+) -> None:
+    fill_log(settings)
+    publish_two(settings, tmp_path)
+    told = json.loads(status("--json").stdout)
+    (target,) = told["targets"]
+    names = [(each["name"], each["version"]) for each in target["standings"]]
+    assert names == [("champion", 1), ("challenger", 2), ("latest", 2)]
+    newest = target["standings"][-1]
+    assert (newest["agreement_before"], newest["agreement_after"], newest["num_records"]) == (0.5, 0.625, 1234)
+    ends = wiring.log_reader(settings, settings.log.traces_topic).end_offsets()
+    assert told["trace_ends"] == {str(partition): end for partition, end in ends.items()}
+    assert target["lag"] == {str(partition): end - 1 for partition, end in ends.items()}
+    assert target["total_lag"] == 5
+    assert target["is_learning_paused"] is True
+    assert told["dead_letters"] == {"number": 3, "by_reason": {"unreadable": 2, "other_alignment": 1}}
+    shown = status().stdout
+    for words in ("champion", "challenger", "1,234", "0.625", "paused", "unreadable: 2", "dead letters: 3"):
+        assert words in shown
+
+
+@pytest.fixture
+def worker_url(settings: config.Settings, omnidraft_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A worker that serves version 1 of its pair and has answered once."""
+    monkeypatch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))
+    metrics = PrometheusMetrics()
+    worker = wiring.worker(settings, metrics)
+    publish_base(worker, settings)
+    refresher = worker.served[0].refresher
+    assert refresher is not None
+    refresher.step(threading.Event())
+    requests = RequestQueue(metrics, max_waiting=2)
+    models = [ServedModel(each.engine, each.target.fingerprint) for each in worker.served]
+    with served(application(requests, models, settings.worker, metrics.render)) as url:
+        asked = {"prompt": "How many clips", "max_tokens": 12, "seed": 3}
+        httpx.post(f"{url}/v1/completions", json=asked).raise_for_status()
+        yield url
+        requests.close(PATIENCE_S)
+    assert worker.recorder is not None
+    worker.recorder.close(PATIENCE_S)
+
+
+def publish_base(worker: wiring.Worker, settings: config.Settings) -> None:
+    """The base drafter as version 1, champion."""
+    pair = worker.engine.pair
+    told = manifest("base-1", target=pair.target, drafter=pair.drafter, alignment=pair.alignment)
+    folder = Path(settings.registry.url.split(":///", 1)[1]).parent / "base-1"
+    bundle.write(folder, told, {})
+    registry = wiring.registry(settings)
+    registry.publish(folder, None)
+    registry.promote(1)
+
+
+def test_a_worker_tells_what_it_serves_and_how_well(status: Status, settings: config.Settings, worker_url: str) -> None:
+    done = status("--json", "--worker", f"{worker_url}/")
+    told = json.loads(done.stdout)
+    assert (done.returncode, told["problems"]) == (0, [])
+    (worker,) = told["workers"]
+    assert (worker["url"], worker["is_alive"], worker["is_ready"]) == (worker_url, True, True)
+    (figures,) = worker["served"]
+    assert (figures["target"], figures["version"]) == (settings.models.target, 1)
+    assert (figures["num_requests"], figures["num_failed"]) == (1, 0)
+    assert 1 <= figures["tokens_per_pass"] <= 6
+    assert 0 <= figures["agreement"] <= 1
+    assert worker_url in status("--worker", worker_url).stdout
+
+
+def test_a_worker_whose_decoding_thread_ended_is_named(
+    status: Status, settings: config.Settings, tiny_models: tuple[Path, Path], omnidraft_home: Path
+) -> None:
+    fill_log(settings)
+    metrics = PrometheusMetrics()
+    requests = RequestQueue(metrics, max_waiting=1)
+    requests.close(PATIENCE_S)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))
+        made = wiring.engine(tiny_settings(tiny_models), metrics)
+    models = [ServedModel(made.engine, made.target.fingerprint)]
+    with served(application(requests, models, settings.worker, metrics.render)) as url:
+        done = status("--json", "--worker", url)
+    (worker,) = json.loads(done.stdout)["workers"]
+    assert (done.returncode, worker["is_alive"], worker["is_ready"]) == (1, False, False)
+    assert "the decoding thread ended" in worker["problem"]
+
+
+def test_a_server_that_is_no_worker_and_one_that_is_not_there_are_rows(status: Status) -> None:
+    stranger = FastAPI()
+    with served(stranger) as url:
+        told = json.loads(status("--json", "--worker", url, "--worker", NOBODY).stdout)
+    problems = [worker["problem"] for worker in told["workers"]]
+    assert "is no omnidraft worker: /v1/models gave 404" in problems[0]
+    assert "does not answer" in problems[1]
+
+
+@pytest.mark.parametrize(
+    ("environ", "missing", "problem"),
+    [
+        ({"OMNIDRAFT_LOG": "kafka://127.0.0.1:9", "OMNIDRAFT_LOG__REQUEST_TIMEOUT_S": "1"}, "log", "127.0.0.1:9"),
+        ({"MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}, "registry", "127.0.0.1:9"),
+    ],
+    ids=["broker", "registry"],
+)
+def test_what_cannot_be_reached_is_a_line_and_the_rest_is_told(
+    status: Status, settings: config.Settings, tmp_path: Path, environ: dict[str, str], missing: str, problem: str
+) -> None:
+    fill_log(settings)
+    publish_two(settings, tmp_path)
+    done = status("--json", **environ)
+    told = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert any(line.startswith(missing) and problem in line for line in told["problems"])
+    (target,) = told["targets"]
+    assert (target["standings"] is None) == (missing == "registry")
+    assert (told["trace_ends"] is None) == (told["dead_letters"] is None) == (missing == "log")
+    assert target["is_learning_paused"] is (None if missing == "log" else True)
+    shown = status(**environ).stdout
+    assert f"cannot be reached: {missing}" in shown
+    assert "?" in shown
+
+
+def test_asking_makes_no_log_and_no_registry(status: Status, tmp_path: Path) -> None:
+    done = status("--json")
+    told = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert [line.split(":")[0].split(" ")[0] for line in told["problems"]] == ["log", "registry", "worker"]
+    assert [path.name for path in tmp_path.iterdir()] == ["settings.toml"]
+
+
+def test_a_topic_that_nobody_used_yet_holds_nothing(status: Status, settings: config.Settings) -> None:
+    wiring.log_writer(settings, settings.log.traces_topic)
+    told: dict[str, Any] = json.loads(status("--json").stdout)
+    assert told["trace_ends"] == {"0": 0, "1": 0}
+    assert told["dead_letters"] == {"number": 0, "by_reason": {}}
+    assert not [line for line in told["problems"] if "log" in line.split(":")[0]]
+    assert set(wiring.topics(settings)) == {settings.log.traces_topic}
+
+
+def test_watching_tells_it_again_until_it_is_interrupted(settings: config.Settings, tmp_path: Path) -> None:
+    fill_log(settings)
+    command = [sys.executable, "-m", "omnidraft.cli", "status", "--watch", "--json"]
+    with subprocess.Popen(
+        [*command, "--config", settings_file(settings, tmp_path)],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as watching:
+        assert watching.stdout is not None
+        taken = [json.loads(watching.stdout.readline())["taken_ms"] for _ in range(2)]
+        watching.send_signal(signal.SIGINT)
+        watching.communicate(timeout=PATIENCE_S)
+    assert taken[1] - taken[0] >= 2000
+    assert watching.returncode == 0

@@ -60,7 +60,7 @@ def _of_log(settings: Settings) -> Iterator[Check]:
 
     answer = examined("log", partial(log.connection, settings))
     yield "log", lambda: answer
-    if answer.verdict is Verdict.PROBLEM:
+    if answer.verdict is not Verdict.OK:
         return
     section = settings.log
     for name in (section.traces_topic, section.dead_letters_topic, section.control_topic):

@@ -34,7 +34,7 @@ def topic(settings: Settings, name: str) -> Finding:
     check, log = f"topic {name}", settings.log
     facts = None if _is_absent(settings) else wiring.topics(settings).get(name)
     if facts is None:
-        return warning(check, "not there yet", "nothing, or make it yourself: whatever first uses it makes it")
+        return warning(check, "not there yet", "start what uses it, which makes it")
     if facts.max_message_bytes is not None and facts.max_message_bytes < NEEDED_MESSAGE_BYTES:
         told = f"takes messages of {facts.max_message_bytes:,} bytes, {NEEDED_MESSAGE_BYTES:,} are needed"
         return problem(check, told, "raise the topic's max.message.bytes to 2097152")

@@ -113,7 +113,7 @@ def describe_topics(servers: str, topics: Sequence[str], timeout_s: float = 10.0
             if not known:
                 return {}
             asked = [ConfigResource(ConfigResourceType.TOPIC, topic) for topic in known]
-            configs = admin.describe_configs(asked, config_filter=ConfigFilterType.ALL)["TOPIC"]
+            configs = admin.describe_configs(asked, config_filter=ConfigFilterType.ALL)["topic"]
             sizes = {each["name"]: len(each["partitions"]) for each in admin.describe_topics(known)}
         finally:
             admin.close()

@@ -99,6 +99,9 @@ def test_topics_of_a_broker_are_judged_by_their_size_retention_and_partitions(
     assert log.topic(settings, name).verdict is Verdict.OK
     assert "old" in log.clocks(settings).told
     assert "in the future" in log.clocks(settings, now_ms=0).told
+    seen = wiring.overview(settings, ["http://127.0.0.1:9"])
+    assert seen.trace_ends is not None
+    assert (sum(seen.trace_ends.values()), seen.targets[0].is_learning_paused) == (6, False)
     for number, (topic, made, words) in enumerate(planted(settings)):
         make_topic(kafka_bootstrap, topic, **made)
         found = log.topic(settings, topic)

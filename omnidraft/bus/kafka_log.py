@@ -103,10 +103,12 @@ def _ensure_topic(servers: str, topic: str, partitions: int, timeout_s: float, a
         admin.close()
 
 
-def describe_topics(servers: str, topics: Sequence[str], timeout_s: float = 10.0) -> dict[str, TopicFacts]:
+def describe_topics(
+    servers: str, topics: Sequence[str], access: KafkaSettings, timeout_s: float
+) -> dict[str, TopicFacts]:
     """Those of these topics that exist; none is made. Raises BusError when no broker answers within the timeout."""
     with _translated(f"describing {', '.join(topics)}", servers):
-        with _connection(servers, timeout_s) as settings:
+        with _connection(servers, timeout_s, access) as settings:
             admin = KafkaAdminClient(**settings, request_timeout_ms=int(timeout_s * 1000))
         try:
             known = sorted(set(topics) & set(admin.list_topics()))

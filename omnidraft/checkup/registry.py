@@ -20,7 +20,7 @@ def connection(settings: Settings) -> Finding:
         advice = "start a controller or a distiller, or correct registry.url (MLFLOW_TRACKING_URI)"
         return warning(check, f"nothing at {settings.registry.url} yet", advice)
     versions = wiring.existing_registry(settings).versions()
-    return ok(check, f"{settings.registry.url} answers and has {len(versions)} versions")
+    return ok(check, f"it answers and has {len(versions)} versions")
 
 
 def aliases(settings: Settings) -> Finding:

@@ -70,7 +70,7 @@ def topics(settings: Settings) -> dict[str, TopicFacts]:
         case "kafka":
             from omnidraft.bus import kafka_log
 
-            return kafka_log.describe_topics(where.netloc, names, log.request_timeout_s)
+            return kafka_log.describe_topics(where.netloc, names, log.kafka, log.request_timeout_s)
     raise ConfigError(f"log.url must be sqlite:///path or kafka://host:port, got {log.url!r}")
 
 

@@ -103,9 +103,7 @@ def _ensure_topic(servers: str, topic: str, partitions: int, timeout_s: float, a
         admin.close()
 
 
-def describe_topics(
-    servers: str, topics: Sequence[str], access: KafkaSettings, timeout_s: float
-) -> dict[str, TopicFacts]:
+def describe(servers: str, topics: Sequence[str], access: KafkaSettings, timeout_s: float) -> dict[str, TopicFacts]:
     """Those of these topics that exist; none is made. Raises BusError when no broker answers within the timeout."""
     with _translated(f"describing {', '.join(topics)}", servers):
         with _connection(servers, timeout_s, access) as settings:

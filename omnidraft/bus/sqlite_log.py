@@ -96,7 +96,7 @@ class _Topic:
                 self.connection.executemany("INSERT INTO partitions VALUES (?, ?, 0)", rows)
 
 
-def describe_topics(path: Path, timeout_s: float = 10.0) -> dict[str, TopicFacts]:
+def describe(path: Path, timeout_s: float = 10.0) -> dict[str, TopicFacts]:
     """Every topic of this log, which is not changed. Raises BusError when there is no such file, or it is no log."""
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", timeout_s, uri=True)) as connection:

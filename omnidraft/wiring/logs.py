@@ -65,12 +65,12 @@ def topics(settings: Settings) -> dict[str, TopicFacts]:
         case "sqlite":
             from omnidraft.bus import sqlite_log
 
-            found = sqlite_log.describe_topics(_path(log.url), log.request_timeout_s)
+            found = sqlite_log.describe(_path(log.url), log.request_timeout_s)
             return {name: found[name] for name in names if name in found}
         case "kafka":
             from omnidraft.bus import kafka_log
 
-            return kafka_log.describe_topics(where.netloc, names, log.kafka, log.request_timeout_s)
+            return kafka_log.describe(where.netloc, names, log.kafka, log.request_timeout_s)
     raise ConfigError(f"log.url must be sqlite:///path or kafka://host:port, got {log.url!r}")
 
 

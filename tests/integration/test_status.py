@@ -59,7 +59,7 @@ def settings_file(settings: config.Settings, folder: Path) -> Path:
     lines = []
     for section in ("models", "log", "registry", "worker"):
         lines.append(f"[{section}]")
-        fields = getattr(settings, section).model_dump(exclude_none=True)
+        fields = getattr(settings, section).model_dump(exclude_unset=True)
         lines += [f"{name} = {json.dumps(value)}" for name, value in fields.items()]
     path.write_text("\n".join(lines))
     return path

@@ -68,9 +68,9 @@ def topics(settings: Settings) -> dict[str, TopicFacts]:
             found = sqlite_log.describe(_path(log.url), log.request_timeout_s)
             return {name: found[name] for name in names if name in found}
         case "kafka":
-            from omnidraft.bus import kafka_log
+            from omnidraft.bus import kafka_client
 
-            return kafka_log.describe(where.netloc, names, log.kafka, log.request_timeout_s)
+            return kafka_client.describe(where.netloc, names, log.kafka, log.request_timeout_s)
     raise ConfigError(f"log.url must be sqlite:///path or kafka://host:port, got {log.url!r}")
 
 

@@ -144,7 +144,11 @@ def test_an_interrupted_process_ends_at_once_and_writes_nothing(environ: dict[st
     while not (home / "alignments").is_dir() and running.poll() is None:
         time.sleep(0.1)
     running.send_signal(signal.SIGINT)
-    shown, said = running.communicate(timeout=60)
+    try:
+        shown, said = running.communicate(timeout=20)
+    except subprocess.TimeoutExpired:  # it came inside a callback of a library, where Python drops it: people try again
+        running.send_signal(signal.SIGINT)
+        shown, said = running.communicate(timeout=20)
     assert (running.returncode, shown) == (130, "")
     assert "Traceback" not in said
     assert not out.exists()

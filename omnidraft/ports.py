@@ -156,6 +156,8 @@ class Request:
     mode: Mode = "reproducible"
     num_draft_tokens: int = 5
     """0 is plain decoding."""
+    tenant: str = "default"
+    """Whose it is: drafting may pay for one's texts and not for another's."""
 
 
 class FinishReason(StrEnum):
@@ -505,17 +507,26 @@ class Registry(Protocol):
         """A picture or report that belongs to this version."""
 
 
+AnnouncementKind = Literal["champion", "canary", "pause", "resume", "drift", "drift_over", "best"]
+
+
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """What the controller tells every process over the control log; the highest sequence holds."""
+    """What one process tells all others over the control log; of those about one thing the highest sequence holds."""
 
     sequence: int
     """The offset of this message in the control log."""
-    kind: Literal["champion", "pause", "resume"]
+    kind: AnnouncementKind
     version: int | None = None
     target: str | None = None
     """Of the pair it is about; a message that names neither target nor drafter is about every pair."""
     drafter: str | None = None
+    share: float | None = None
+    """Of the requests, that a canary serves."""
+    tenant: str | None = None
+    """Whose traffic changed."""
+    reason: str | None = None
+    """For people."""
 
 
 # ---------------------------------------------------------------- telemetry

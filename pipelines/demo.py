@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from omnidraft import config, prompts, wiring
-from omnidraft.fleet.announcements import pause, resume
+from omnidraft.fleet.announcements import tell
 from omnidraft.hosts import process
 from omnidraft.ports import Outgoing, Registry, SnapshotVersion
 from omnidraft.traces import archive, codec
@@ -87,7 +87,7 @@ def main(
 def _run(plan: Plan, settings: config.Settings, fleet: Fleet) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     url = f"http://{settings.worker.host}:{settings.worker.port}"
     control = wiring.log_writer(settings, settings.log.control_topic)
-    pause(control)
+    tell(control, "pause")
     with _spinner("starting controller, distiller and worker (loading both models)"):
         for name in ("controller", "distiller", "decode_worker"):
             fleet.start(name)
@@ -101,9 +101,9 @@ def _run(plan: Plan, settings: config.Settings, fleet: Fleet) -> tuple[list[dict
     traffic = _traffic(plan, settings, client)
     measured = [first]
     for number in range(2, plan.num_snapshots + 2):
-        resume(control)
+        tell(control, "resume")
         _learn(fleet, registry, number, settings)
-        pause(control)
+        tell(control, "pause")
         fleet.wait_until_idle("distiller", LEARN_TIMEOUT_S)
         serving = _wait_for_version(fleet, client, registry, number, held_out[0])
         if serving != number:

@@ -80,12 +80,12 @@ def rollback(target: Target = None, config_path: Config = None) -> None:
 
 
 def _put_in_place(name: str, settings: config.Settings) -> None:
-    from omnidraft.fleet.announcements import announce
+    from omnidraft.fleet.announcements import tell
 
     registry = _registry(settings)
     chosen = registry.resolve(name).version
     registry.promote(chosen)
-    announce(_control(settings), chosen, target=settings.models.target, drafter=settings.models.drafter)
+    tell(_control(settings), "champion", chosen, target=settings.models.target, drafter=settings.models.drafter)
     print(f"champion is version {chosen}")
 
 
@@ -121,14 +121,14 @@ OfTarget = Annotated[str | None, typer.Option("--target", help="For this target 
 @learning_app.command("pause")
 def pause_learning(target: OfTarget = None, config_path: Config = None) -> None:
     """Stop learning after the step under way; serving goes on."""
-    from omnidraft.fleet.announcements import pause
+    from omnidraft.fleet.announcements import tell
 
-    pause(_control(config.load(config_path)), target=target)
+    tell(_control(config.load(config_path)), "pause", target=target)
 
 
 @learning_app.command("resume")
 def resume_learning(target: OfTarget = None, config_path: Config = None) -> None:
     """Go on learning."""
-    from omnidraft.fleet.announcements import resume
+    from omnidraft.fleet.announcements import tell
 
-    resume(_control(config.load(config_path)), target=target)
+    tell(_control(config.load(config_path)), "resume", target=target)

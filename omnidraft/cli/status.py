@@ -63,6 +63,7 @@ def _as_json(seen: "Overview") -> dict[str, Any]:
 
 def _parts(seen: "Overview") -> Iterable[RenderableType]:
     yield _targets(seen)
+    yield from _events(seen)
     yield _log_line(seen)
     yield _workers(seen.workers)
     yield from (Text(f"cannot be reached: {problem}", style="red") for problem in seen.problems)
@@ -80,6 +81,17 @@ def _targets(seen: "Overview") -> Table:
             shown = about_all if number == 0 else ("", "")
             table.add_row("" if number else each.target, *_standing(standing, seen.taken_ms), *shown)
     return table
+
+
+def _events(seen: "Overview") -> Iterable[Text]:
+    """What is on trial, and whose traffic drifts."""
+    for each in seen.targets:
+        if each.canary is not None:
+            yield Text(
+                f"{each.target}: canary: version {each.canary.version} at {each.canary.share:.1%} of the requests"
+            )
+        for drifting in each.drifting or ():
+            yield Text(f"{each.target}: drift: {drifting.reason or drifting.tenant}", style="yellow")
 
 
 def _standing(standing: "Standing", now_ms: int) -> tuple[str, ...]:

@@ -59,6 +59,8 @@ class DecodeSettings(Section):
     `threshold`: the same by measured agreement. `fixed`: one chain of `num_draft_tokens`."""
     num_draft_tokens: int = Field(15, ge=0, le=63)
     """Tokens drafted per step at most, siblings included; 0 turns speculation off."""
+    drifted_draft_tokens: int = Field(3, ge=1, le=63)
+    """The same for a tenant whose traffic drifts, until that is over."""
     min_path_probability: float = Field(0.2, ge=0, lt=1)
     """Where the `threshold` policy stops: below this chance of the whole chain."""
     max_rejection: float = Field(0.7, gt=0, lt=1)
@@ -238,7 +240,34 @@ class ControllerSettings(Section):
     """Held-out agreement may be this much lower and still be promoted."""
     confidence: float = Field(0.5, ge=0.5, lt=1)
     """How sure that must be: 0.5 goes by what was measured, 0.95 promotes what is as good with 95 % confidence by the
-    held-out requests, which takes more of them, or several snapshots' gains in a row."""
+    held-out requests, which takes more of them, or several snapshots' gains in a row. The same for canaries."""
+    canary_share: float = Field(0.0, ge=0, le=0.5)
+    """Of the requests, served by a challenger that passed, before it is promoted; 0 promotes without a canary. Which
+    ones is decided by the request id, alike on every worker."""
+    canary_requests: int = Field(50, ge=2)
+    """Requests that canary and champion must both have served before they are compared."""
+    canary_tolerance: float = Field(0.05, ge=0)
+    """A canary may take this share more seconds per token than the champion and still be promoted."""
+    canary_timeout_s: float = Field(600.0, gt=0)
+    """After that it is judged by the requests there were; without any it is promoted."""
+
+
+class DriftSettings(Section):
+    """When agreement on a tenant's traffic counts as fallen, and as back. Watched by the controller."""
+
+    enabled: bool = True
+    passes_per_value: int = Field(30, ge=1)
+    """Target passes with a draft whose agreement is one value of the stream; higher is later and surer."""
+    min_values: int = Field(30, ge=10)
+    """Before a fall can be told."""
+    slack: float = Field(0.03, ge=0)
+    """How much below the mean a value may be without counting (delta of the Page-Hinkley test)."""
+    threshold: float = Field(1.5, gt=0)
+    """The sum of what is below that raises the alarm (its lambda); higher is later and surer."""
+    recovered_share: float = Field(0.9, gt=0, le=1)
+    """Of the level before, at which a drift is over."""
+    settled_values: int = Field(200, ge=10)
+    """After so many values without recovery the new level is normal."""
 
 
 class WorkerSettings(Section):
@@ -268,6 +297,7 @@ class Settings(Section):
     learner: LearnerSettings = LearnerSettings()
     cache: CacheSettings = CacheSettings()
     controller: ControllerSettings = ControllerSettings()
+    drift: DriftSettings = DriftSettings()
     worker: WorkerSettings = WorkerSettings()
 
     def for_target(self, target: str) -> "Settings":

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Protocol
 
 from omnidraft.config import DecodeSettings, RecorderSettings
+from omnidraft.decode.caution import Caution
 from omnidraft.decode.loop import Decoder
 from omnidraft.decode.recorder import Recorder
 from omnidraft.decode.sampling_limits import check_sampling
@@ -90,6 +91,7 @@ class Engine:
         decode: DecodeSettings,
         recording: RecorderSettings,
     ) -> None:
+        self.caution = Caution(decode.drifted_draft_tokens)
         self.pair = pair
         self.slot = slot
         self.decoder = decoder
@@ -99,12 +101,12 @@ class Engine:
         self._recording = recording
 
     def answer(self, question: Question) -> Answer:
-        """Start a text with the snapshot in place now.
+        """Start a text with the snapshot that its id has now.
 
         Raises:
             RequestError: the question asks for what cannot be served.
         """
-        snapshot = self.slot.current
+        snapshot = self.slot.serving(question.request_id)
         request = self.request(question)
         steps = self.decoder.decode(request, snapshot.proposer)
         if self._recorder is not None and question.is_stored and question.tenant not in self._recording.opted_out:
@@ -115,7 +117,8 @@ class Engine:
         """The question in ids, with the deployment's settings. Raises RequestError."""
         _check_texts(question)
         check_sampling(question.sampling, len(self.pair.target_tokenizer.vocabulary))
-        num_draft = self._decode.num_draft_tokens if question.num_draft_tokens is None else question.num_draft_tokens
+        usual = self.caution.limit(question.tenant, self._decode.num_draft_tokens)
+        num_draft = usual if question.num_draft_tokens is None else question.num_draft_tokens
         if question.max_new_tokens < 1:
             raise RequestError(f"max_new_tokens must be at least 1, got {question.max_new_tokens}")
         if num_draft < 0:
@@ -130,6 +133,7 @@ class Engine:
             stop_strings=tuple(stop.encode() for stop in question.stop_strings if stop),
             mode=question.mode or self._decode.mode,
             num_draft_tokens=num_draft,
+            tenant=question.tenant,
         )
 
     def _tracer(self, question: Question, request: Request, snapshot: LoadedSnapshot) -> Tracer:

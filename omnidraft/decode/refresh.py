@@ -1,4 +1,4 @@
-"""Take up new snapshots while serving: follow the announcements, stage beside the old one, swap.
+"""Take up new snapshots while serving: follow the announcements, stage beside the old one, swap or try out.
 
 The announcement says at once which version serves; the registry's alias `champion` is asked whenever no announcement
 came for `poll_s`, and is the truth. A champion found by asking takes the sequence of the newest announcement heard, so
@@ -9,13 +9,14 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from omnidraft.config import WorkerSettings
-from omnidraft.decode.slot import LoadedSnapshot, SnapshotSlot
+from omnidraft.decode.caution import Caution
+from omnidraft.decode.slot import Canary, LoadedSnapshot, SnapshotSlot
 from omnidraft.errors import BusError, OmnidraftError, SnapshotError, SnapshotNotFound, SnapshotStale
 from omnidraft.ports import Announcement, Metrics, Registry, SnapshotVersion
 
@@ -28,26 +29,26 @@ Loader = Callable[[SnapshotVersion, Path], LoadedSnapshot]
 
 
 class ControlFollower(Protocol):
-    """The reading end of the announcements; see fleet/announcements.py."""
+    """The reading end of the announcements; see fleet/follower.py."""
 
-    def poll(self, timeout_s: float) -> Announcement | None:
-        """The newest champion announcement not told yet, waiting so long for one. Raises BusError."""
+    def poll(self, timeout_s: float) -> Sequence[Announcement]:
+        """What holds and was not told yet, waiting so long for any. Raises BusError."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    version: int
     retry_s: float
     retry_at: float
 
 
 class Refresher:
-    """Keeps a slot at the fleet's champion, from a thread of its own, and never stops serving.
+    """Keeps a slot at the fleet's champion and canary, from a thread of its own, and never stops serving.
 
     A snapshot that cannot be had or loaded leaves the old one in place, is counted, and is tried again with growing
     pauses; another version is tried at once. A registry or log that is down is asked again; nothing is raised.
 
     Args:
+        caution: told of traffic that drifts.
         target: of this slot, for log lines and metrics.
         staging: a folder of this process alone; of a snapshot that is no longer loaded the files are removed.
     """
@@ -58,6 +59,7 @@ class Refresher:
         slot: SnapshotSlot,
         loader: Loader,
         follower: ControlFollower,
+        caution: Caution,
         settings: WorkerSettings,
         metrics: Metrics,
         *,
@@ -69,13 +71,15 @@ class Refresher:
         self._slot = slot
         self._loader = loader
         self._follower = follower
+        self._caution = caution
         self._settings = settings
         self._metrics = metrics
         self._target = target
         self._staging = staging
         self._clock = clock
         self._sequence = slot.current.sequence
-        self._failure: _Failure | None = None
+        self._canary: Announcement | None = None
+        self._failures: dict[int, _Failure] = {}
         self._folders: dict[int, Path] = {}
         self._is_connected = True
 
@@ -85,18 +89,33 @@ class Refresher:
             self.step(stop)
 
     def step(self, stop: threading.Event) -> None:
-        """Wait for an announcement for up to `poll_s`, then serve what it, or else the registry, names."""
+        """Wait for announcements for up to `poll_s`, then serve what they, or else the registry, name."""
+        told = self._heard(stop)
+        for each in told:
+            self._hear(each)
+        if not any(each.kind == "champion" for each in told) and (champion := self._champion()) is not None:
+            self._take(champion)
+        if self._canary is not None:
+            self._try_out(self._canary)
+
+    def _heard(self, stop: threading.Event) -> Sequence[Announcement]:
         try:
-            announcement = self._follower.poll(self._settings.poll_s)
+            return self._follower.poll(self._settings.poll_s)
         except BusError as exc:
             self._disconnected(exc)
-            announcement = None
             stop.wait(self._settings.poll_s)
-        if announcement is not None and announcement.version is not None:
-            self._sequence = announcement.sequence
-            self._take(announcement.version)
-        elif (champion := self._champion()) is not None:
-            self._take(champion)
+            return ()
+
+    def _hear(self, told: Announcement) -> None:
+        if told.kind == "champion" and told.version is not None:
+            self._sequence, self._canary = told.sequence, None
+            self._take(told.version)
+            self._slot.try_out(None)
+            self._forget()
+        elif told.kind == "canary":
+            self._sequence, self._canary = told.sequence, told
+        else:
+            self._caution.heard(told)
 
     def _champion(self) -> int | None:
         """None: nobody has been promoted yet, or the registry is down."""
@@ -111,21 +130,36 @@ class Refresher:
         return champion
 
     def _take(self, version: int) -> None:
+        self._put(version, self._swap)
+
+    def _try_out(self, told: Announcement) -> None:
+        """Nothing to do when it is on trial already, or serves as the champion."""
+        on_trial = self._slot.canary and self._slot.canary.snapshot.version
+        if told.version is None or told.share is None or told.version in (on_trial, self._slot.current.version):
+            return
+        share = told.share
+        self._put(told.version, lambda loaded: self._slot.try_out(Canary(loaded, share)))
+        if self._slot.canary:
+            logger.info("%s: snapshot %d serves %.1f %% of the requests", self._target, told.version, share * 100)
+
+    def _put(self, version: int, put: Callable[[LoadedSnapshot], None]) -> None:
         """The refresh boundary: whatever is wrong with this snapshot, the old one goes on serving."""
-        if self._failure and self._failure.version == version and self._clock() < self._failure.retry_at:
+        failure = self._failures.get(version)
+        if failure and self._clock() < failure.retry_at:
             return
         try:
-            self._swap(self._loaded(version))
-            self._failure = None
+            put(self._loaded(version))
+            self._failures.pop(version, None)
+            self._forget()
         except SnapshotStale as exc:
             logger.info("%s: kept the later snapshot: %s", self._target, exc)
         except (OmnidraftError, OSError, RuntimeError) as exc:  # torch says RuntimeError when memory is short
             self._failed(version, exc)
 
     def _loaded(self, version: int) -> LoadedSnapshot:
-        """From memory when it is the current or the previous one, so that a rollback is a swap."""
-        for held in (self._slot.current, self._slot.previous):
-            if held is not None and held.version == version:
+        """From memory when it is there, so that a rollback is a swap."""
+        for held in self._slot.loaded:
+            if held.version == version:
                 return held
         started = self._clock()
         found = self._registry.resolve(str(version))
@@ -147,18 +181,17 @@ class Refresher:
             labels = {"target": told.target, "drafter": told.drafter}
             self._metrics.set("omnidraft_snapshot_version_info", loaded.version, **labels)
         logger.info("%s: swapped snapshot %s -> %s in %.3f ms", self._target, before, loaded.version, swap_s * 1000)
-        self._forget()
 
     def _forget(self) -> None:
         """Remove the files of snapshots that are no longer loaded."""
-        held = {self._slot.current.version, self._slot.previous.version if self._slot.previous else None}
+        held = {each.version for each in self._slot.loaded}
         for version in [version for version in self._folders if version not in held]:
             shutil.rmtree(self._folders.pop(version), ignore_errors=True)
 
     def _failed(self, version: int, exc: BaseException) -> None:
-        known = self._failure if self._failure and self._failure.version == version else None
+        known = self._failures.get(version)
         retry_s = min(known.retry_s * 2 if known else self._settings.poll_s, MAX_RETRY_S)
-        self._failure = _Failure(version, retry_s, self._clock() + retry_s)
+        self._failures[version] = _Failure(retry_s, self._clock() + retry_s)
         self._metrics.add("omnidraft_snapshot_load_failures_total", target=self._target)
         logger.warning(
             "%s: snapshot %d cannot be loaded, %s goes on serving, next try in %.0f s: %s",

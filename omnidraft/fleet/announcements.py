@@ -1,55 +1,83 @@
-"""What the controller tells every process: JSON messages on the control topic, one topic per fleet.
+"""What the fleet's processes tell each other: JSON messages on the control topic, one topic per fleet.
 
-{"kind": "champion", "version": 7, "target": "big", "drafter": "small"}    serve this snapshot of this pair
-{"kind": "pause"} / {"kind": "resume"}    stop or go on learning
-A message that names no target or no drafter is about each of them. Its offset is its sequence number; the highest
-holds. All have one key, so they share one partition.
+{"kind": "champion", "version": 7}                  every worker serves this snapshot; ends any canary
+{"kind": "canary", "version": 8, "share": 0.1}      serve it to this share of the requests, the champion to the others
+{"kind": "pause"} / {"kind": "resume"}              stop or go on learning
+{"kind": "drift", "tenant": "t"}                    agreement on this tenant's traffic fell: draft less, learn faster
+{"kind": "drift_over", "tenant": "t"}               it recovered, or is what is normal now
+{"kind": "best", "version": 5, "tenant": "t"}       the distiller: this snapshot agrees best with what drifted
+Each may name the pair it is about ("target", "drafter"), else it is about all, and says "reason" to people.
+Its offset is its sequence number; the highest holds. All have one key, so they share one partition.
 """
 
 import json
-import logging
-from collections.abc import Collection, Sequence
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from omnidraft.errors import WireError
-from omnidraft.ports import Announcement, LogReader, LogWriter, Message, Metrics, Outgoing
-
-logger = logging.getLogger(__name__)
+from omnidraft.ports import Announcement, AnnouncementKind, LogWriter, Message, Outgoing
 
 KEY = b"control"
-MAX_MESSAGES = 1000
+
+About = Literal["snapshot", "learning", "traffic", "best"]
+_ABOUT: dict[AnnouncementKind, About] = {
+    "champion": "snapshot",
+    "canary": "snapshot",
+    "pause": "learning",
+    "resume": "learning",
+    "drift": "traffic",
+    "drift_over": "traffic",
+    "best": "best",
+}
+
+
+def about(told: Announcement) -> tuple[About, str | None]:
+    """What it says the state of; a later announcement about the same supersedes it."""
+    return _ABOUT[told.kind], told.tenant
 
 
 class _Wire(BaseModel):
     model_config = ConfigDict(frozen=True)  # unknown keys are allowed: a later controller may say more
 
-    kind: Literal["champion", "pause", "resume"]
+    kind: AnnouncementKind
     version: int | None = None
+    share: float | None = Field(None, gt=0, le=1)
+    tenant: str | None = None
+    reason: str | None = None
     target: str | None = None
     drafter: str | None = None
 
     @model_validator(mode="after")
-    def _champion_has_a_version(self) -> "_Wire":
-        if (self.kind == "champion") != (self.version is not None):
-            raise ValueError("a champion has a version, nothing else has")
+    def _has_what_its_kind_needs(self) -> "_Wire":
+        if (self.kind in ("champion", "canary", "best")) != (self.version is not None):
+            raise ValueError("champion, canary and best have a version, nothing else has")
+        if (self.kind == "canary") != (self.share is not None):
+            raise ValueError("a canary has a share, nothing else has")
+        if (self.kind in ("drift", "drift_over", "best")) != (self.tenant is not None):
+            raise ValueError("what is about traffic has a tenant, nothing else has")
         return self
 
 
-def announce(writer: LogWriter, version: int, *, target: str | None = None, drafter: str | None = None) -> None:
-    """Every worker of this pair shall serve this version. Raises BusError; saying it twice does no harm."""
-    _append(writer, _Wire(kind="champion", version=version, target=target, drafter=drafter))
+def tell(
+    writer: LogWriter,
+    kind: AnnouncementKind,
+    version: int | None = None,
+    *,
+    target: str | None = None,
+    drafter: str | None = None,
+    share: float | None = None,
+    tenant: str | None = None,
+    reason: str | None = None,
+) -> None:
+    """Tell every process. Saying it twice does no harm.
 
-
-def pause(writer: LogWriter, *, target: str | None = None, drafter: str | None = None) -> None:
-    """Learning of these stops until `resume`. Raises BusError."""
-    _append(writer, _Wire(kind="pause", target=target, drafter=drafter))
-
-
-def resume(writer: LogWriter, *, target: str | None = None, drafter: str | None = None) -> None:
-    """Learning of these goes on. Raises BusError."""
-    _append(writer, _Wire(kind="resume", target=target, drafter=drafter))
+    Raises:
+        BusError: the log cannot be written.
+        ValueError: this kind needs another field, or has none of these.
+    """
+    wire = _Wire(kind=kind, version=version, share=share, tenant=tenant, reason=reason, target=target, drafter=drafter)
+    writer.append([Outgoing(KEY, json.dumps(wire.model_dump(exclude_none=True)).encode())])
 
 
 def read(message: Message) -> Announcement:
@@ -58,81 +86,4 @@ def read(message: Message) -> Announcement:
         wire = _Wire.model_validate_json(message.value)
     except ValidationError as exc:
         raise WireError(f"control message {message.offset}: {exc.errors()[0]['msg']}") from exc
-    return Announcement(message.offset, wire.kind, wire.version, wire.target, wire.drafter)
-
-
-class ControlFollower:
-    """Reads the control topic from its first message on, and tells the newest announcement of the kinds it follows.
-
-    A worker follows `champion`; a distiller follows `pause` and `resume` together, whose newest is the state.
-    """
-
-    def __init__(
-        self,
-        reader: LogReader,
-        metrics: Metrics,
-        *,
-        kinds: Collection[str] = ("champion",),
-        target: str | None = None,
-        drafter: str | None = None,
-        must_be_named: bool = False,
-    ) -> None:
-        """
-        Args:
-            target: tell only what is about this target; None tells what is about any. `drafter` likewise.
-            must_be_named: pass over messages that name no pair; for a follower of one pair among several, to which a
-                bare version number says nothing.
-        """
-        self._reader = reader
-        self._metrics = metrics
-        self._kinds = frozenset(kinds)
-        self._target, self._drafter = target, drafter
-        self._must_be_named = must_be_named
-        self._next: dict[int, int] = {}
-        self._untold: Announcement | None = None
-        reader.seek({})
-
-    def poll(self, timeout_s: float) -> Announcement | None:
-        """The newest that was not told yet; None when the timeout passes without one.
-
-        What is superseded is skipped: after a long absence only the last champion is told.
-
-        Raises:
-            BusError: the log cannot be read; polling again may succeed, and nothing is lost.
-        """
-        ends = self._reader.end_offsets()
-        while True:
-            polled = self._reader.poll(MAX_MESSAGES, timeout_s)
-            self._next |= polled.next_offsets
-            self._untold = self._newest(polled.messages) or self._untold
-            has_caught_up = all(self._next.get(partition, 0) >= end for partition, end in ends.items())
-            if not polled.messages or has_caught_up:
-                told, self._untold = self._untold, None
-                return told
-
-    def _newest(self, messages: Sequence[Message]) -> Announcement | None:
-        readable = [told for message in messages if (told := self._readable(message)) and self._is_ours(told)]
-        return max(readable, key=lambda told: told.sequence, default=None)
-
-    def _is_ours(self, told: Announcement) -> bool:
-        if self._must_be_named and (told.target is None or told.drafter is None):
-            return False
-        is_about_us = _may_be(told.target, self._target) and _may_be(told.drafter, self._drafter)
-        return is_about_us and told.kind in self._kinds
-
-    def _readable(self, message: Message) -> Announcement | None:
-        try:
-            return read(message)
-        except WireError as exc:
-            logger.warning("skipped %s", exc)
-            self._metrics.add("omnidraft_control_messages_skipped_total")
-            return None
-
-
-def _may_be(named: str | None, ours: str | None) -> bool:
-    return named is None or ours is None or named == ours
-
-
-def _append(writer: LogWriter, wire: _Wire) -> None:
-    value = json.dumps(wire.model_dump(exclude_none=True)).encode()
-    writer.append([Outgoing(KEY, value)])
+    return Announcement(message.offset, **wire.model_dump())

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from omnidraft.config import Settings
 from omnidraft.errors import BusError, OmnidraftError
-from omnidraft.fleet.announcements import ControlFollower
+from omnidraft.fleet.told import Drifting, OnTrial, Told, told
 from omnidraft.fleet.workers import WorkerFigures
 from omnidraft.ports import LogReader, Metrics, Offsets, Registry, SnapshotVersion
 
@@ -46,6 +46,9 @@ class TargetOverview:
     lag: Offsets | None
     """Partition -> messages of the trace topic behind the newest snapshot, other targets' records among them."""
     is_learning_paused: bool | None
+    """None, as the next two: the control log does not answer."""
+    canary: OnTrial | None
+    drifting: tuple[Drifting, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +88,13 @@ class Sources:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _Log:
     """What the log tells; None for what could not be read."""
 
     trace_ends: Offsets | None = None
     dead_letters: DeadLetters | None = None
-    paused: Mapping[str, bool] = field(default_factory=dict)
-    """Target -> whether the newest pause or resume that concerns it is a pause; empty when that could not be read."""
+    told: Mapping[str, Told] = field(default_factory=dict)
+    """By target; empty when the control log could not be read."""
 
 
 @dataclass(slots=True)
@@ -111,32 +114,32 @@ class _Problems:
 def overview(sources: Sources, settings: Settings, metrics: Metrics, workers: Sequence[str], now_ms: int) -> Overview:
     """Of all targets of the settings, and of the workers at these URLs. Never raises an OmnidraftError."""
     problems = _Problems()
-    told = _log(sources, settings, metrics, problems)
-    pairs = tuple(_pair(target, sources, problems, told) for target in settings.models.targets)
+    log = _log(sources, settings, metrics, problems)
+    pairs = tuple(_pair(target, sources, problems, log) for target in settings.models.targets)
     asked = tuple(sources.worker(url) for url in workers)
     problems.lines += [f"worker {each.url}: {each.problem}" for each in asked if each.problem]
-    return Overview(now_ms, pairs, told.trace_ends, told.dead_letters, asked, tuple(problems.lines))
+    return Overview(now_ms, pairs, log.trace_ends, log.dead_letters, asked, tuple(problems.lines))
 
 
-def _log(sources: Sources, settings: Settings, metrics: Metrics, problems: _Problems) -> _Told:
+def _log(sources: Sources, settings: Settings, metrics: Metrics, problems: _Problems) -> _Log:
     """A topic that is not there yet holds nothing."""
     known: Collection[str] | None = None
     with problems.noted("log"):
         known = sources.topics()
     if known is None:
-        return _Told()
-    log, nobody = settings.log, dict.fromkeys(settings.models.targets, False)
+        return _Log()
+    log, silent = settings.log, dict.fromkeys(settings.models.targets, Told())
     nothing: Offsets = {}
     ends: Offsets | None = None
     letters: DeadLetters | None = None
-    paused: Mapping[str, bool] = {}
+    heard: Mapping[str, Told] = {}
     with problems.noted("trace log"):
         ends = _read(log.traces_topic, known, sources, lambda reader: reader.end_offsets(), nothing)
     with problems.noted("dead letters"):
         letters = _read(log.dead_letters_topic, known, sources, _dead_letters, DeadLetters(0, {}))
     with problems.noted("control log"):
-        paused = _read(log.control_topic, known, sources, lambda reader: _paused(reader, settings, metrics), nobody)
-    return _Told(ends, letters, paused)
+        heard = _read(log.control_topic, known, sources, lambda reader: _heard(reader, settings, metrics), silent)
+    return _Log(ends, letters, heard)
 
 
 def _read(topic: str, known: Collection[str], sources: Sources, read: Callable[[LogReader], _T], default: _T) -> _T:
@@ -146,16 +149,17 @@ def _read(topic: str, known: Collection[str], sources: Sources, read: Callable[[
         return read(reader)
 
 
-def _pair(target: str, sources: Sources, problems: _Problems, told: _Told) -> TargetOverview:
-    is_paused, ends = told.paused.get(target), told.trace_ends
+def _pair(target: str, sources: Sources, problems: _Problems, log: _Log) -> TargetOverview:
+    heard, ends = log.told.get(target), log.trace_ends
+    state = (None, None, None) if heard is None else (heard.is_learning_paused, heard.canary, heard.drifting)
     versions: Sequence[SnapshotVersion] | None = None
     with problems.noted(f"registry of {target}"):
         versions = sources.registry(target).versions()
     if versions is None:
-        return TargetOverview(target, None, None, is_paused)
+        return TargetOverview(target, None, None, *state)
     learned = versions[-1].manifest.offsets if versions else {}
     lag = {partition: end - learned.get(partition, 0) for partition, end in ends.items()} if ends is not None else None
-    return TargetOverview(target, standings(versions), lag, is_paused)
+    return TargetOverview(target, standings(versions), lag, *state)
 
 
 def standings(versions: Sequence[SnapshotVersion]) -> tuple[Standing, ...]:
@@ -171,17 +175,14 @@ def _standing(name: str, version: SnapshotVersion) -> Standing:
     )
 
 
-def _paused(reader: LogReader, settings: Settings, metrics: Metrics) -> dict[str, bool]:
-    """Target -> whether the newest pause or resume that concerns it is a pause."""
+def _heard(reader: LogReader, settings: Settings, metrics: Metrics) -> dict[str, Told]:
+    """Of every target."""
     timeout_s = POLL_S if any(reader.end_offsets().values()) else 0.0
-    paused: dict[str, bool] = {}
-    for target in settings.models.targets:
-        follower = ControlFollower(
-            reader, metrics, kinds=("pause", "resume"), target=target, drafter=settings.models.drafter
-        )
-        told = follower.poll(timeout_s)
-        paused[target] = told is not None and told.kind == "pause"
-    return paused
+    drafter = settings.models.drafter
+    return {
+        target: told(reader, metrics, target=target, drafter=drafter, timeout_s=timeout_s)
+        for target in settings.models.targets
+    }
 
 
 def _dead_letters(reader: LogReader) -> DeadLetters:

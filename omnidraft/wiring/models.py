@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from omnidraft.vocab.ngram_cache import NgramCache
 
 logger = logging.getLogger(__name__)
+
+_MOST_STREAMS = 512
+"""Modes and tenants whose drafting is judged apart; the one that was away longest is judged anew."""
 
 SnapshotLoader = Callable[[SnapshotVersion | None, Path | None], "LoadedSnapshot"]
 
@@ -145,15 +148,15 @@ def proposer(
     return TreeProposer(contributors, _policies(settings, costs, model))
 
 
-def _policies(settings: DecodeSettings, costs: "Costs", model: DraftModel) -> Callable[[Mode], Policy]:
+def _policies(settings: DecodeSettings, costs: "Costs", model: DraftModel) -> Callable[[Mode, str], Policy]:
     """One policy a mode."""
     from omnidraft.decode.policies.acceptance import AcceptancePolicy
     from omnidraft.decode.policies.cost import CostPolicy
     from omnidraft.decode.policies.fixed import FixedPolicy
     from omnidraft.decode.policies.threshold import ThresholdPolicy
 
-    @cache
-    def policy(mode: Mode) -> Policy:
+    @lru_cache(_MOST_STREAMS)
+    def policy(mode: Mode, tenant: str) -> Policy:
         match settings.policy:
             case "fixed":
                 return FixedPolicy()

@@ -1,12 +1,13 @@
 """What controller and distiller run, for one pair each; serving.py has the worker."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omnidraft.config import Settings
 from omnidraft.errors import BusError
-from omnidraft.ports import LogReader, LogWriter, Metrics
+from omnidraft.ports import AnnouncementKind, LogReader, LogWriter, Metrics
 from omnidraft.wiring.logs import log_reader, log_writer, registry
 from omnidraft.wiring.models import Vocabularies, ngram_cache, vocabularies
 
@@ -15,18 +16,36 @@ if TYPE_CHECKING:
     from omnidraft.distill.loop import Distillation
     from omnidraft.distill.publisher import Identity
     from omnidraft.distill.source import TraceSource
-    from omnidraft.fleet.promotion import Controller
+    from omnidraft.fleet.controller import Controller
     from omnidraft.snapshots.manifest import Manifest
+
+
+_TO_CONTROLLERS: tuple[AnnouncementKind, ...] = ("best",)
 
 
 def controller(settings: Settings, metrics: Metrics) -> "Controller":
     """Of the drafter for `models.target`. Raises BusError, RegistryError."""
-    from omnidraft.fleet.promotion import Controller
+    from omnidraft.fleet.controller import Controller, teller
+    from omnidraft.fleet.drift import DriftWatch
+    from omnidraft.fleet.follower import ControlFollower
+    from omnidraft.fleet.recovery import Recovery
+    from omnidraft.fleet.traffic import Traffic
 
-    control = log_writer(settings, settings.log.control_topic)
-    models = settings.models
+    topic, snapshots = settings.log.control_topic, registry(settings)
+    target, drafter = settings.models.target, settings.models.drafter
+    tell = teller(log_writer(settings, topic), target=target, drafter=drafter)
+    is_watched = settings.drift.enabled
     return Controller(
-        registry(settings), control, settings.controller, metrics, target=models.target, drafter=models.drafter
+        snapshots,
+        tell,
+        settings.controller,
+        metrics,
+        target=target,
+        traffic=Traffic(log_reader(settings, settings.log.traces_topic), target=target, drafter=drafter),
+        recovery=Recovery(snapshots, tell, DriftWatch(settings.drift), metrics, target=target) if is_watched else None,
+        follower=ControlFollower(
+            log_reader(settings, topic), metrics, kinds=_TO_CONTROLLERS, target=target, drafter=drafter
+        ),
     )
 
 
@@ -130,20 +149,17 @@ def trace_source(
 
 def _paused(settings: Settings, metrics: Metrics) -> Callable[[], bool]:
     """Whether the newest pause or resume for this pair is a pause; as last heard while the log is down."""
-    from omnidraft.fleet.announcements import ControlFollower
+    from omnidraft.fleet.follower import ControlFollower
 
     reader, models = log_reader(settings, settings.log.control_topic), settings.models
-    kinds = ("pause", "resume")
-    follower = ControlFollower(reader, metrics, kinds=kinds, target=models.target, drafter=models.drafter)
-    heard = "resume"
+    follower = ControlFollower(reader, metrics, kinds=("pause", "resume"), target=models.target, drafter=models.drafter)
+    is_paused = False
 
     def paused() -> bool:
-        nonlocal heard
-        try:
-            told = follower.poll(0.0)
-        except BusError:
-            return heard == "pause"
-        heard = told.kind if told else heard
-        return heard == "pause"
+        nonlocal is_paused
+        with suppress(BusError):
+            for told in follower.poll(0.0):
+                is_paused = told.kind == "pause"
+        return is_paused
 
     return paused

@@ -128,7 +128,7 @@ def _served(
     made = _engine(settings, words, loaded_target, costs, metrics, recorder, slot)
     if pinned is not None:
         return ServedTarget(made, loaded_target, None)
-    return ServedTarget(made, loaded_target, _refresher(settings, metrics, snapshots, slot, load, is_alone=is_alone))
+    return ServedTarget(made, loaded_target, _refresher(settings, metrics, snapshots, made, load, is_alone=is_alone))
 
 
 def _first(settings: Settings, load: SnapshotLoader, name: str | None) -> "LoadedSnapshot":
@@ -175,13 +175,13 @@ def _refresher(
     settings: Settings,
     metrics: Metrics,
     snapshots: Registry,
-    slot: "SnapshotSlot",
+    made: "Engine",
     load: SnapshotLoader,
     *,
     is_alone: bool,
 ) -> "Refresher":
     from omnidraft.decode.refresh import Refresher
-    from omnidraft.fleet.announcements import ControlFollower
+    from omnidraft.fleet.follower import ControlFollower
     from omnidraft.models.loading import apart
 
     def load_beside(version: SnapshotVersion, folder: Path) -> "LoadedSnapshot":
@@ -189,9 +189,22 @@ def _refresher(
 
     models, reader = settings.models, log_reader(settings, settings.log.control_topic)
     follower = ControlFollower(
-        reader, metrics, target=models.target, drafter=models.drafter, must_be_named=not is_alone
+        reader,
+        metrics,
+        kinds=("champion", "canary", "drift", "drift_over"),
+        target=models.target,
+        drafter=models.drafter,
+        must_be_named=not is_alone,
     )
     staging = Path(tempfile.mkdtemp(prefix="omnidraft-snapshots-"))
     return Refresher(
-        snapshots, slot, load_beside, follower, settings.worker, metrics, target=models.target, staging=staging
+        snapshots,
+        made.slot,
+        load_beside,
+        follower,
+        made.caution,
+        settings.worker,
+        metrics,
+        target=models.target,
+        staging=staging,
     )

@@ -31,15 +31,19 @@ class Contributor(Protocol):
 class TreeProposer:
     """Implements ports.Proposer for one snapshot; what it learns of its own agreement stays with it."""
 
-    def __init__(self, contributors: Sequence[Contributor], policy_for: Callable[[Mode], Policy]) -> None:
-        """Contributors in the order in which they are asked: cheap ones first."""
+    def __init__(self, contributors: Sequence[Contributor], policy_for: Callable[[Mode, str], Policy]) -> None:
+        """
+        Args:
+            contributors: in the order in which they are asked, cheap ones first.
+            policy_for: the policy of a mode and a tenant, the same one every time.
+        """
         self.contributors = tuple(contributors)
         self.table = AgreementTable()
         self._policy_for = policy_for
 
     def open(self, request: Request) -> "TreeSession":
         """See ports.Proposer."""
-        policy = self._policy_for(request.mode)
+        policy = self._policy_for(request.mode, request.tenant)
         policy.begins(request.max_new_tokens)
         sessions = [each.open(request, self.table, policy) for each in self.contributors]
         return TreeSession(request.prompt_ids[-1], sessions, self.table, policy)

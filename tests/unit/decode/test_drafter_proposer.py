@@ -317,7 +317,7 @@ def agreement(noise_weight: float, temperature: float) -> float:
     table = ToyTable(table.logits_SV + mask, order=1)
     weights = NoiseWeights((noise_weight,))
     drafter = Drafter(ToyDrafter(table), _SingleBytes(), TARGET_TOKENIZER.vocabulary, own, cache, weights)
-    proposer = TreeProposer((drafter,), lambda mode: FixedPolicy())
+    proposer = TreeProposer((drafter,), lambda mode, tenant: FixedPolicy())
     decoder, drawn, drafted = Decoder(ToyTarget(table), TARGET_TOKENIZER.vocabulary), 0, 0
     for seed in range(12):
         request = make_request(Sampling(temperature), seed=seed, max_new_tokens=30)

@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from omnidraft.config import WorkerSettings
+from omnidraft.decode.caution import Caution
 from omnidraft.decode.refresh import Refresher
 from omnidraft.decode.slot import LoadedSnapshot, SnapshotSlot
 from omnidraft.errors import BusError, ModelError, RegistryError
@@ -18,15 +19,16 @@ FAILURES = "omnidraft_snapshot_load_failures_total"
 
 
 class Follower:
-    """Tells what the test put in; None is silence, an error is a log that is down."""
+    """Tells what the test put in; an error is a log that is down."""
 
     def __init__(self):
         self.told = []
 
     def poll(self, timeout_s):
-        told = self.told.pop(0) if self.told else None
-        if isinstance(told, BusError):
-            raise told
+        told, self.told = self.told, []
+        for each in told:
+            if isinstance(each, BusError):
+                raise each
         return told
 
 
@@ -51,6 +53,7 @@ class Worker:
             self.registry.publish(make_bundle(folder / "bundles", f"s{version}"), version - 1 or None)
         self.slot = SnapshotSlot(LoadedSnapshot(None, "base", object(), None, None))
         self.follower, self.metrics = Follower(), CountingMetrics()
+        self.caution = Caution(2)
         self.loads, self.unfit, self.now = [], set(), 0.0
         settings = WorkerSettings(poll_s=0.001)
         self.refresher = Refresher(
@@ -58,6 +61,7 @@ class Worker:
             self.slot,
             self.load,
             self.follower,
+            self.caution,
             settings,
             self.metrics,
             target="big",
@@ -152,6 +156,60 @@ def test_a_log_and_a_registry_that_are_down_are_survived(worker):
     worker.now += 1
     assert worker.step(BusError("down")) == 2
     assert worker.metrics.value("omnidraft_refresh_errors_total") == 3
+
+
+def canary(sequence, version, share=0.5):
+    return Announcement(sequence, "canary", version, share=share)
+
+
+def test_a_canary_is_loaded_beside_the_champion_and_promoted_without_loading_it_again(worker):
+    worker.step(champion(0, 1))
+    assert worker.step(canary(1, 2)) == 1
+    assert (worker.slot.canary.snapshot.version, worker.slot.canary.share) == (2, 0.5)
+    assert worker.step(champion(2, 2)) == 2
+    assert (worker.slot.canary, worker.slot.previous.version, worker.loads) == (None, 1, [1, 2])
+
+
+def test_a_champion_that_is_announced_again_ends_the_canary_and_its_files_go(worker):
+    worker.step(champion(0, 1))
+    worker.step(canary(1, 2))
+    assert worker.step(champion(2, 1)) == 1
+    assert worker.slot.canary is None
+    assert [path.name for path in (worker.folder / "staging").iterdir() if path.is_dir()] == ["v000001-s1"]
+
+
+def test_a_worker_that_starts_while_a_canary_is_out_takes_both(worker):
+    worker.registry.promote(1)
+    assert worker.step(canary(5, 2)) == 1
+    assert worker.slot.canary.snapshot.version == 2
+    worker.step()  # nothing new: both stay
+    assert (worker.slot.canary.snapshot.version, worker.loads) == (2, [1, 2])
+
+
+def test_a_canary_that_cannot_be_loaded_is_tried_again_and_the_champion_serves_all(worker):
+    worker.step(champion(0, 1))
+    worker.unfit = {2}
+    assert worker.step(canary(1, 2)) == 1
+    assert (worker.slot.canary, worker.metrics.value(FAILURES)) == (None, 1)
+    worker.unfit, worker.now = set(), 1.0
+    worker.step()
+    assert worker.slot.canary.snapshot.version == 2
+
+
+def test_a_champion_promoted_by_hand_ends_the_canary(worker):
+    worker.step(champion(0, 1))
+    worker.step(canary(1, 2))
+    worker.registry.promote(3)
+    assert worker.step(champion(2, 3)) == 3
+    worker.step()
+    assert worker.slot.canary is None
+
+
+def test_while_traffic_drifts_less_is_drafted_for_that_tenant_alone(worker):
+    worker.step(Announcement(0, "drift", tenant="a"))
+    assert [worker.caution.limit(tenant, 5) for tenant in ("a", "b")] == [2, 5]
+    worker.step(Announcement(1, "drift_over", tenant="a"))
+    assert worker.caution.limit("a", 5) == 5
 
 
 def test_files_of_snapshots_that_are_no_longer_loaded_are_removed(worker):

@@ -106,7 +106,7 @@ def test_the_log_of_q_and_the_draft_ids_lead_to_the_likeliest_text():
 
 def test_copied_text_is_proposed_from_where_it_stood_last():
     request = replace(make_request(Sampling(0.0)), prompt_ids=(3, 4, 5, 6, 7, 3, 4, 5))
-    session = TreeProposer((Lookup(),), lambda mode: Wide(1, 1, 1)).open(request)
+    session = TreeProposer((Lookup(),), lambda mode, tenant: Wide(1, 1, 1)).open(request)
     tree = session.propose(8, TreeLimits(4), NOISE)
     assert tree.tokens == (5, 6, 7, 3, 4)
     assert set(tree.sources[1:]) == {Source.LOOKUP}

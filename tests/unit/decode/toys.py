@@ -70,7 +70,7 @@ def make_drafter(
         make_cache() if cache is None else cache,
         NoiseWeights((noise_weight,)),
     )
-    return TreeProposer((Lookup(), drafter) if has_lookup else (drafter,), lambda mode: chosen)
+    return TreeProposer((Lookup(), drafter) if has_lookup else (drafter,), lambda mode, tenant: chosen)
 
 
 def table_of(num_ids: int, favourite_after: dict[int, int], favourite: int) -> ToyTable:

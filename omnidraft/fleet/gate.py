@@ -1,22 +1,16 @@
-"""When a challenger becomes the champion, and telling the fleet.
+"""The offline gate: whether a challenger may serve, by what was measured on held-out records.
 
 A drafter can make the service slower, never wrong; so a challenger must show on held-out records that it is not worse.
 """
 
-import logging
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 from statistics import NormalDist
 
 from omnidraft.config import ControllerSettings
-from omnidraft.errors import BusError, SnapshotError, SnapshotNotFound
-from omnidraft.fleet import announcements
-from omnidraft.ports import LogWriter, Metrics, Registry, SnapshotVersion
+from omnidraft.ports import SnapshotVersion
 from omnidraft.snapshots.manifest import Manifest
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,87 +114,3 @@ def lineage_between(versions: Sequence[SnapshotVersion], challenger: Manifest, c
         between.insert(0, parent)
         parent_id = parent.parent_id
     return between
-
-
-class Controller:
-    """Judges every challenger of one pair once, moves `champion`, announces it.
-
-    Order: write down why, promote, announce. The alias is the truth, and the champion is announced once after every
-    start and whenever it is not the one announced last; so a controller killed in between, or an alias moved by hand,
-    is made good by the next step. Saying it twice does no harm.
-    """
-
-    def __init__(
-        self,
-        registry: Registry,
-        control_writer: LogWriter,
-        settings: ControllerSettings,
-        metrics: Metrics,
-        *,
-        target: str,
-        drafter: str,
-    ) -> None:
-        """`target` and `drafter` are the pair of this registry."""
-        self._registry = registry
-        self._target, self._drafter = target, drafter
-        self._writer = control_writer
-        self._settings = settings
-        self._metrics = metrics
-        self._judged: int | None = None
-        self._announced: int | None = None
-
-    def run(self, stop: threading.Event) -> None:
-        """Step until `stop` is set; a registry or log that is down is waited for."""
-        is_failing = False
-        while not stop.is_set():
-            try:
-                self.step()
-                is_failing = False
-            except (SnapshotError, BusError) as exc:
-                self._metrics.add("omnidraft_controller_errors_total")
-                if not is_failing:
-                    logger.warning("controller waits: %s", exc)
-                is_failing = True
-            stop.wait(self._settings.poll_s)
-
-    def step(self) -> None:
-        """Raises SnapshotError, BusError; the next step does what this one could not."""
-        challenger = self._find("challenger")
-        champion = self._find("champion")
-        if (
-            challenger
-            and challenger.version != self._judged
-            and not (champion and champion.version == challenger.version)
-        ):
-            self._judge(challenger, champion)
-            self._judged = challenger.version
-            champion = self._find("champion")
-        if champion and champion.version != self._announced:
-            self._announce(champion.version)
-
-    def _announce(self, version: int) -> None:
-        announcements.announce(self._writer, version, target=self._target, drafter=self._drafter)
-        if self._announced is not None and version < self._announced:
-            self._metrics.add("omnidraft_rollbacks_total")
-        self._announced = version
-        logger.info("announced champion %d of %s for %s", version, self._drafter, self._target)
-
-    def _judge(self, challenger: SnapshotVersion, champion: SnapshotVersion | None) -> None:
-        decision = self._decide(challenger.manifest, champion.manifest if champion else None)
-        verdict = "promoted" if decision.promote else "refused"
-        self._registry.annotate(challenger.version, {"judgement": f"{verdict}: {decision.reason}"})
-        self._registry.log_metrics(challenger.version, {"promoted": float(decision.promote)}, challenger.version)
-        if decision.promote:
-            self._registry.promote(challenger.version)
-        self._metrics.add("omnidraft_promotions_total" if decision.promote else "omnidraft_refusals_total")
-        logger.info("%s version %d for %s: %s", verdict, challenger.version, self._target, decision.reason)
-
-    def _decide(self, challenger: Manifest, champion: Manifest | None) -> Decision:
-        between = lineage_between(self._registry.versions(), challenger, champion) if champion else []
-        return decide(challenger, champion, self._settings, between=between)
-
-    def _find(self, alias: str) -> SnapshotVersion | None:
-        try:
-            return self._registry.resolve(alias)
-        except SnapshotNotFound:
-            return None

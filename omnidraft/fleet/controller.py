@@ -1,0 +1,154 @@
+"""The controller of one pair: judges challengers, tries them out, moves `champion`, and tells the fleet."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+from omnidraft.config import ControllerSettings
+from omnidraft.errors import BusError, SnapshotError, SnapshotNotFound
+from omnidraft.fleet import announcements
+from omnidraft.fleet.follower import ControlFollower
+from omnidraft.fleet.gate import Decision, decide, lineage_between
+from omnidraft.fleet.recovery import Recovery
+from omnidraft.fleet.traffic import Traffic
+from omnidraft.fleet.trial import Trial
+from omnidraft.ports import LogWriter, Metrics, Registry, SnapshotVersion
+
+logger = logging.getLogger(__name__)
+
+
+class Controller:
+    """Judges every challenger once: by what was measured offline, then, where a share of the requests is set aside
+    for that, by how it serves them.
+
+    Order: write down why, promote, announce. The alias is the truth, and the champion is announced once after every
+    start and whenever it is not the one announced last; so a controller killed in between, or an alias moved by hand,
+    is made good by the next step. An announced champion ends any canary, so a killed controller leaves none behind.
+    Saying it twice does no harm.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        tell: Callable[..., None],
+        settings: ControllerSettings,
+        metrics: Metrics,
+        *,
+        target: str,
+        traffic: Traffic | None = None,
+        recovery: Recovery | None = None,
+        follower: ControlFollower | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """
+        Args:
+            tell: announcements.tell for this pair; see `teller`.
+            traffic: what was served; needed for canaries and for drift.
+            recovery: told of all traffic, and of what `follower` hears.
+        """
+        self._registry, self._tell, self._target = registry, tell, target
+        self._settings, self._metrics, self._clock = settings, metrics, clock
+        self._traffic, self._recovery, self._follower = traffic, recovery, follower
+        self._judged: int | None = None
+        self._announced: int | None = None
+        self._trial: Trial | None = None
+
+    def run(self, stop: threading.Event) -> None:
+        """Step until `stop` is set; a registry or log that is down is waited for."""
+        is_failing = False
+        while not stop.is_set():
+            try:
+                self.step()
+                is_failing = False
+            except (SnapshotError, BusError) as exc:
+                self._metrics.add("omnidraft_controller_errors_total")
+                if not is_failing:
+                    logger.warning("controller waits: %s", exc)
+                is_failing = True
+            stop.wait(self._settings.poll_s)
+
+    def step(self) -> None:
+        """Raises SnapshotError, BusError; the next step does what this one could not."""
+        self._judge_newest()
+        self._announce_champion()
+        self._watch()
+        self._end_trial()
+        self._announce_champion()
+
+    def _judge_newest(self) -> None:
+        """One challenger at a time: while one is on trial the next ones wait."""
+        challenger, champion = self._find("challenger"), self._find("champion")
+        if challenger is None or challenger.version == self._judged or self._trial is not None:
+            return
+        if champion is None or champion.version != challenger.version:
+            self._judge(challenger, champion)
+        self._judged = challenger.version
+
+    def _judge(self, challenger: SnapshotVersion, champion: SnapshotVersion | None) -> None:
+        between = lineage_between(self._registry.versions(), challenger.manifest, champion.manifest) if champion else []
+        decision = decide(challenger.manifest, champion.manifest if champion else None, self._settings, between=between)
+        if decision.promote and champion and self._settings.canary_share and self._traffic:
+            self._try_out(challenger.version, champion.version, decision)
+        else:
+            self._settle(challenger.version, decision)
+
+    def _try_out(self, version: int, champion: int, decision: Decision) -> None:
+        self._announce_champion()  # before the canary, which it would end
+        share = self._settings.canary_share
+        self._registry.annotate(version, {"judgement": f"canary at {share:.1%}: {decision.reason}"})
+        self._tell("canary", version, share=share, reason=decision.reason)
+        self._trial = Trial(version, champion, self._settings, self._clock())
+        logger.info("%s: canary %d beside champion %d: %s", self._target, version, champion, decision.reason)
+
+    def _watch(self) -> None:
+        if self._traffic is None:
+            return
+        for request in self._traffic.new():
+            if self._trial:
+                self._trial.saw(request)
+            if self._recovery:
+                self._recovery.saw(request)
+        for told in self._follower.poll(0.0) if self._follower else ():
+            if self._recovery:
+                self._recovery.heard(told)
+
+    def _end_trial(self) -> None:
+        """The champion is announced again after a canary that failed, which ends it on every worker."""
+        trial = self._trial
+        if trial is None or (decision := trial.verdict(self._clock())) is None:
+            return
+        self._settle(trial.version, decision)
+        self._trial, self._announced = None, None
+
+    def _settle(self, version: int, decision: Decision) -> None:
+        verdict = "promoted" if decision.promote else "refused"
+        self._registry.annotate(version, {"judgement": f"{verdict}: {decision.reason}"})
+        self._registry.log_metrics(version, {"promoted": float(decision.promote)}, version)
+        if decision.promote:
+            self._registry.promote(version)
+        self._metrics.add("omnidraft_promotions_total" if decision.promote else "omnidraft_refusals_total")
+        logger.info("%s version %d for %s: %s", verdict, version, self._target, decision.reason)
+
+    def _announce_champion(self) -> None:
+        """Unless it is known to all. A champion that changed while a canary was out ends that trial."""
+        champion = self._find("champion")
+        if champion is None or champion.version == self._announced:
+            return
+        self._tell("champion", champion.version)
+        if self._announced is not None and champion.version < self._announced:
+            self._metrics.add("omnidraft_rollbacks_total")
+        self._announced, self._trial = champion.version, None
+        logger.info("announced champion %d for %s", champion.version, self._target)
+
+    def _find(self, alias: str) -> SnapshotVersion | None:
+        try:
+            return self._registry.resolve(alias)
+        except SnapshotNotFound:
+            return None
+
+
+def teller(writer: LogWriter, *, target: str, drafter: str) -> Callable[..., None]:
+    """announcements.tell for one pair."""
+    return partial(announcements.tell, writer, target=target, drafter=drafter)

@@ -1,0 +1,144 @@
+"""Whether agreement on a tenant's traffic fell, and whether it came back: a change detector for each tenant's stream.
+
+A stream's values are agreements over as many target passes each, so that short requests are no noisier than long
+ones. A rise is no drift: it only sets a new level to fall from. The test is Page's (Biometrika 41, 1954) with
+Hinkley's running mean; ADWIN was tried, and takes several times as many values for the same fall.
+"""
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING, Literal
+
+from omnidraft.config import DriftSettings
+from omnidraft.fleet.traffic import Served
+
+if TYPE_CHECKING:
+    from river.drift import PageHinkley
+
+RECENT = 10
+"""Values that say how agreement is now."""
+NEW_SNAPSHOT = 30
+"""Values after a swap in which a fall is put down to the snapshot."""
+MOST_STREAMS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Of one tenant's agreement."""
+
+    tenant: str
+    kind: Literal["drift", "drift_over"]
+    level: float
+    """Mean agreement before the fall."""
+    recent: float
+    """Mean agreement now."""
+    num_values: int
+    """Since the level began, for a drift; since the fall, for its end."""
+    suspect: int | None = None
+    """The snapshot that served these first; None when the drafter was the same before and after."""
+
+    def __str__(self) -> str:
+        verb = "fell" if self.kind == "drift" else "was back" if self.recent >= self.level else "stayed"
+        why = f", with the first requests of snapshot {self.suspect}" if self.suspect is not None else ""
+        return (
+            f"agreement of {self.tenant} {verb}: {self.level:.3f} before, {self.recent:.3f} over the last {RECENT} of "
+            f"{self.num_values} values{why}"
+        )
+
+
+class Stream:
+    """One tenant's agreement."""
+
+    def __init__(self, tenant: str, settings: DriftSettings) -> None:
+        self._tenant, self._settings = tenant, settings
+        self._version: int | None = None
+        self._num_of_version = 0
+        self._num_agreed = self._num_drafted = 0
+        self._has_changed_version = False
+        self._fell_from: float | None = None
+        self._begin()
+
+    @property
+    def is_drifting(self) -> bool:
+        return self._fell_from is not None
+
+    def saw(self, request: Served) -> Change | None:
+        """One more request; what became clear with it."""
+        self._num_agreed += request.num_agreed
+        self._num_drafted += request.num_drafted
+        if self._num_drafted < self._settings.passes_per_value:
+            return None
+        agreement = self._num_agreed / self._num_drafted
+        self._num_agreed = self._num_drafted = 0
+        return self._take(agreement, request.version)
+
+    def _take(self, agreement: float, version: int | None) -> Change | None:
+        self._see_version(version)
+        if len(self._recent) == RECENT:
+            self._num_before += 1
+            self._sum_before += self._recent[0]
+        self._recent.append(agreement)
+        return self._judge(agreement) if self._fell_from is None else self._wait(self._fell_from)
+
+    def _judge(self, agreement: float) -> Change | None:
+        self._detector.update(agreement)
+        if not self._detector.drift_detected or not self._num_before:
+            return None
+        level, recent = self._sum_before / self._num_before, fmean(self._recent)
+        num_values = self._num_before + len(self._recent)
+        self._begin()
+        if recent >= level:
+            return None
+        self._fell_from = level
+        is_new = self._has_changed_version and self._num_of_version <= NEW_SNAPSHOT
+        return Change(self._tenant, "drift", level, recent, num_values, self._version if is_new else None)
+
+    def _wait(self, level: float) -> Change | None:
+        recent, num_values = fmean(self._recent), self._num_before + len(self._recent)
+        is_back = len(self._recent) == RECENT and recent >= self._settings.recovered_share * level
+        if not is_back and num_values < self._settings.settled_values:
+            return None
+        self._fell_from = None
+        self._begin()
+        return Change(self._tenant, "drift_over", level, recent, num_values)
+
+    def _begin(self) -> None:
+        """Forget the level."""
+        self._detector = _detector(self._settings)
+        self._recent: deque[float] = deque(maxlen=RECENT)
+        self._sum_before, self._num_before = 0.0, 0
+
+    def _see_version(self, version: int | None) -> None:
+        if version != self._version:
+            self._has_changed_version = self._num_of_version > 0
+            self._version, self._num_of_version = version, 0
+        self._num_of_version += 1
+
+
+class DriftWatch:
+    """The streams of one pair, those of the tenants that were heard of last."""
+
+    def __init__(self, settings: DriftSettings) -> None:
+        self._settings = settings
+        self._streams: OrderedDict[str, Stream] = OrderedDict()
+
+    def saw(self, request: Served) -> Change | None:
+        """One more request, whosever it is; what became clear with it."""
+        stream = self._streams.setdefault(request.tenant, Stream(request.tenant, self._settings))
+        self._streams.move_to_end(request.tenant)
+        if len(self._streams) > MOST_STREAMS:
+            self._streams.popitem(last=False)
+        return stream.saw(request)
+
+    def is_drifting(self, tenant: str) -> bool:
+        return tenant in self._streams and self._streams[tenant].is_drifting
+
+
+def _detector(settings: DriftSettings) -> "PageHinkley":
+    """Slow to import, so only where traffic is watched."""
+    from river.drift import PageHinkley
+
+    return PageHinkley(
+        min_instances=settings.min_values, delta=settings.slack, threshold=settings.threshold, mode="both"
+    )

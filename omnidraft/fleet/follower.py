@@ -1,0 +1,89 @@
+"""The reading end of the announcements: what changed since it was asked last."""
+
+import logging
+from collections.abc import Iterable, Sequence
+
+from omnidraft.errors import WireError
+from omnidraft.fleet.announcements import about, read
+from omnidraft.ports import Announcement, AnnouncementKind, LogReader, Message, Metrics
+
+logger = logging.getLogger(__name__)
+
+MAX_MESSAGES = 1000
+
+
+class ControlFollower:
+    """Reads the control topic from its first message on, and tells what holds now, each thing once.
+
+    A worker follows `champion` and `canary`, the newest of which says what serves; a distiller `pause` and `resume`.
+    """
+
+    def __init__(
+        self,
+        reader: LogReader,
+        metrics: Metrics,
+        *,
+        kinds: Iterable[AnnouncementKind],
+        target: str | None = None,
+        drafter: str | None = None,
+        must_be_named: bool = False,
+    ) -> None:
+        """
+        Args:
+            target: tell only what is about this target; None tells what is about any. `drafter` likewise.
+            must_be_named: pass over messages that name no pair; for a follower of one pair among several, to which a
+                bare version number says nothing.
+        """
+        self._reader = reader
+        self._metrics = metrics
+        self._kinds = frozenset(kinds)
+        self._target, self._drafter = target, drafter
+        self._must_be_named = must_be_named
+        self._next: dict[int, int] = {}
+        self._untold: dict[object, Announcement] = {}
+        reader.seek({})
+
+    def poll(self, timeout_s: float) -> tuple[Announcement, ...]:
+        """What holds and was not told yet, in the order of sequences; empty when the timeout passes without any.
+
+        What is superseded is skipped: after a long absence only the last champion is told.
+
+        Raises:
+            BusError: the log cannot be read; polling again may succeed, and nothing is lost.
+        """
+        ends = self._reader.end_offsets()
+        while True:
+            polled = self._reader.poll(MAX_MESSAGES, timeout_s)
+            self._next |= polled.next_offsets
+            self._take(polled.messages)
+            has_caught_up = all(self._next.get(partition, 0) >= end for partition, end in ends.items())
+            if not polled.messages or has_caught_up:
+                told, self._untold = self._untold, {}
+                return tuple(sorted(told.values(), key=lambda each: each.sequence))
+
+    def _take(self, messages: Sequence[Message]) -> None:
+        for message in messages:
+            told = self._readable(message)
+            if told is None or not self._is_ours(told):
+                continue
+            known = self._untold.get(about(told))
+            if known is None or known.sequence < told.sequence:
+                self._untold[about(told)] = told
+
+    def _is_ours(self, told: Announcement) -> bool:
+        if self._must_be_named and (told.target is None or told.drafter is None):
+            return False
+        is_about_us = _may_be(told.target, self._target) and _may_be(told.drafter, self._drafter)
+        return is_about_us and told.kind in self._kinds
+
+    def _readable(self, message: Message) -> Announcement | None:
+        try:
+            return read(message)
+        except WireError as exc:
+            logger.warning("skipped %s", exc)
+            self._metrics.add("omnidraft_control_messages_skipped_total")
+            return None
+
+
+def _may_be(named: str | None, ours: str | None) -> bool:
+    return named is None or ours is None or named == ours

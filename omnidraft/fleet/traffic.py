@@ -1,0 +1,96 @@
+"""What the fleet served lately, from the trace log: how often drafters were right, and what it cost.
+
+Every trace record is one served request, or a stretch of a long one.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from omnidraft.errors import BusError, WireError
+from omnidraft.ports import LogReader
+from omnidraft.traces import codec
+from omnidraft.traces.record import TraceRecord
+
+HISTORY_MESSAGES = 500
+"""Of each partition, that are read again after a start."""
+MAX_MESSAGES = 500
+MOST_MESSAGES = 10_000
+"""Read in one go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One record in figures."""
+
+    tenant: str
+    version: int | None
+    """Snapshot that drafted."""
+    num_tokens: int
+    seconds: float
+    """Spent on drafting and on the target's passes."""
+    num_drafted: int
+    """Passes for which something had been drafted."""
+    num_agreed: int
+    """... and the first candidate behind the text was what the target drew; what the policy drafts changes nothing."""
+
+
+def served(record: TraceRecord) -> Served:
+    """Within a round the first node is the first candidate behind the text."""
+    rounds = record.rounds
+    nodes_R = rounds.num_nodes_R.astype(np.int64)
+    first_R = (np.cumsum(nodes_R) - nodes_R)[nodes_R > 0]
+    return Served(
+        tenant=record.tenant,
+        version=record.snapshot_version,
+        num_tokens=len(record.emitted_ids),
+        seconds=float(rounds.draft_s_R.sum() + rounds.target_s_R.sum()),
+        num_drafted=len(first_R),
+        num_agreed=int(rounds.accepted_M[first_R].sum()),
+    )
+
+
+class Traffic:
+    """The newest records of one pair, each once. One thread."""
+
+    def __init__(self, reader: LogReader, *, target: str, drafter: str) -> None:
+        self._reader = reader
+        self._target, self._drafter = target, drafter
+        self._is_placed = False
+
+    def new(self) -> Iterator[Served]:
+        """What came since the last call, MOST_MESSAGES of it at most. Raises BusError; then some may be lost."""
+        try:
+            self._place()
+            num_read = 0
+            while num_read < MOST_MESSAGES and (messages := self._reader.poll(MAX_MESSAGES, 0.0).messages):
+                num_read += len(messages)
+                for message in messages:
+                    record = self._ours(message.value, message.headers)
+                    if record is not None:
+                        yield served(record)
+        except BusError:
+            self._is_placed = False
+            raise
+
+    def _place(self) -> None:
+        """Near the end; at the end where retention has passed what is before it."""
+        if self._is_placed:
+            return
+        ends = self._reader.end_offsets()
+        try:
+            self._reader.seek({partition: max(0, end - HISTORY_MESSAGES) for partition, end in ends.items()})
+        except BusError:
+            self._reader.seek(ends)
+        self._is_placed = True
+
+    def _ours(self, value: bytes, headers: Mapping[str, bytes]) -> TraceRecord | None:
+        """None: of another pair, or not readable, which is the distiller's to tell."""
+        if headers.get("target") != self._target.encode():
+            return None
+        try:
+            record = codec.decode(value, headers)
+        except WireError:
+            return None
+        return record if record.drafter == self._drafter else None

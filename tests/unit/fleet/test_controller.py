@@ -1,0 +1,351 @@
+"""A challenger becomes champion when it is shown not to be worse, and everybody hears of it."""
+
+import json
+import threading
+from functools import partial
+
+import pytest
+
+from omnidraft.bus.memory_log import MemoryLog, MemoryReader, MemoryWriter
+from omnidraft.config import ControllerSettings, DriftSettings
+from omnidraft.errors import BusError
+from omnidraft.fleet import announcements
+from omnidraft.fleet.controller import Controller, teller
+from omnidraft.fleet.drift import DriftWatch
+from omnidraft.fleet.follower import ControlFollower
+from omnidraft.fleet.gate import decide
+from omnidraft.fleet.recovery import Recovery
+from omnidraft.fleet.traffic import Traffic
+from omnidraft.ports import Outgoing
+from omnidraft.registry.directory_registry import DirectoryRegistry
+from omnidraft.telemetry.metrics import CountingMetrics
+from omnidraft.traces import codec
+from tests.snapshot_folders import make_bundle, manifest
+from tests.trace_records import make_record
+from tests.unit.fleet.served import serve
+
+
+def measured(snapshot_id, parent_id, before, after):
+    told = {"agreement_before": before, "agreement_after": after, "held_out_records": 8}
+    return manifest(snapshot_id, parent_id=parent_id, **told)
+
+
+BASE = manifest("base")
+EXACT = ControllerSettings()
+
+
+def test_the_first_snapshot_of_a_pair_is_promoted():
+    assert decide(BASE, None, EXACT).promote
+
+
+@pytest.mark.parametrize(
+    ("after", "tolerance", "promote"), [(0.71, 0, True), (0.70, 0, True), (0.69, 0, False), (0.69, 0.01, True)]
+)
+def test_a_child_must_not_fall_by_more_than_the_tolerance(after, tolerance, promote):
+    assert decide(measured("s1", "base", 0.70, after), BASE, ControllerSettings(tolerance=tolerance)).promote is promote
+
+
+def test_a_challenger_that_was_not_measured_is_refused_and_says_why():
+    decision = decide(manifest("s1", parent_id="base"), BASE, ControllerSettings(tolerance=0.5))
+    assert not decision.promote
+    assert "no held-out records" in decision.reason
+
+
+def test_better_than_a_refused_parent_is_not_enough():
+    refused = measured("s1", "base", 0.80, 0.70)
+    assert not decide(measured("s2", "s1", 0.70, 0.75), BASE, EXACT, between=[refused]).promote
+    assert decide(measured("s2", "s1", 0.70, 0.81), BASE, EXACT, between=[refused]).promote
+
+
+def unsure(snapshot_id, parent_id, before, after, error):
+    return measured(snapshot_id, parent_id, before, after).model_copy(update={"agreement_change_error": error})
+
+
+@pytest.mark.parametrize(("error", "promote"), [(0.01, True), (0.0242, True), (0.0244, False), (None, False)])
+def test_where_confidence_is_asked_for_the_gain_must_exceed_its_error(error, promote):
+    """1.645 standard errors at 95 %."""
+    decision = decide(unsure("s1", "base", 0.70, 0.74, error), BASE, ControllerSettings(confidence=0.95))
+    assert decision.promote is promote
+    assert decide(unsure("s1", "base", 0.70, 0.74, error), BASE, EXACT).promote
+    assert ("too few" in decision.reason) == (error is None)
+    assert error is None or f"+- {1.96 * error:.4f}" in decision.reason
+
+
+def test_gains_of_several_snapshots_in_a_row_make_sure_together():
+    careful = ControllerSettings(confidence=0.95)
+    first, second = unsure("s1", "base", 0.70, 0.72, 0.015), unsure("s2", "s1", 0.72, 0.74, 0.015)
+    assert not decide(first, BASE, careful).promote
+    assert decide(second, BASE, careful, between=[first]).promote
+
+
+def test_a_stranger_is_compared_with_the_champion_itself():
+    champion = measured("s5", "s4", 0.79, 0.80)
+    assert not decide(measured("x", None, 0.60, 0.70), champion, EXACT).promote
+    assert decide(measured("x", None, 0.60, 0.81), champion, EXACT).promote
+    assert not decide(measured("x", None, 0.60, 0.81), manifest("s5", train="full"), EXACT).promote
+
+
+def test_what_was_learned_offline_is_judged_against_the_base_drafter_it_began_with():
+    assert decide(measured("x", None, 0.60, 0.81), BASE, EXACT).promote
+    assert not decide(measured("x", None, 0.60, 0.59), BASE, EXACT).promote
+    assert not decide(measured("x", None, 0.60, 0.81), manifest("base", drafter_hash="other"), EXACT).promote
+
+
+class Fleet:
+    """A registry in folders, a control log, and one controller after another."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.registry = DirectoryRegistry(folder / "registry", "org/small", "big", keep_resume=2)
+        self.log = MemoryLog()
+        self.writer = MemoryWriter(self.log, "control")
+        self.metrics = CountingMetrics()
+        self.follower = ControlFollower(MemoryReader(self.log, "control"), self.metrics, kinds=("champion",))
+
+    def controller(self, writer=None):
+        settings = ControllerSettings(poll_s=0.001)
+        tell = teller(writer or self.writer, target="big", drafter="org/small")
+        return Controller(self.registry, tell, settings, self.metrics, target="big")
+
+    def publish(self, snapshot_id, parent, before=None, after=None):
+        parent_id = self.registry.resolve(str(parent)).manifest.snapshot_id if parent else None
+        told = {"parent_id": parent_id, "agreement_before": before, "agreement_after": after, "held_out_records": 8}
+        told["agreement_change_error"] = 0.001
+        return self.registry.publish(make_bundle(self.folder, snapshot_id, **told), parent).version
+
+    def champion(self):
+        return self.registry.resolve("champion").version
+
+    def heard(self):
+        return next((told.version for told in self.follower.poll(0)), None)
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    return Fleet(tmp_path)
+
+
+def test_challengers_are_judged_one_after_the_other_and_announced_once(fleet):
+    controller = fleet.controller()
+    controller.step()
+    assert fleet.heard() is None
+    for snapshot_id, parent, figures, champion in [
+        ("s1", None, (None, None), 1),
+        ("s2", 1, (0.7, 0.8), 2),
+        ("s3", 2, (0.8, 0.6), 2),
+        ("s4", 3, (0.6, 0.7), 2),
+        ("s5", 4, (0.7, 0.9), 5),
+    ]:
+        fleet.publish(snapshot_id, parent, *figures)
+        before = fleet.metrics.value("omnidraft_promotions_total")
+        controller.step()
+        controller.step()
+        assert fleet.champion() == champion
+        promoted = fleet.metrics.value("omnidraft_promotions_total") > before
+        assert fleet.heard() == (champion if promoted else None)
+    assert fleet.metrics.value("omnidraft_refusals_total") == 2
+    notes = (fleet.registry._folder(3) / "notes.json").read_text()
+    assert "refused: held-out agreement 0.6000" in notes
+
+
+class DeadWriter:
+    """A log that is down."""
+
+    def append(self, messages):
+        raise BusError("down")
+
+    def close(self): ...
+
+
+def test_a_controller_killed_between_promoting_and_announcing_is_made_good_by_the_next(fleet):
+    fleet.publish("s1", None)
+    with pytest.raises(BusError):
+        fleet.controller(DeadWriter()).step()
+    assert (fleet.champion(), fleet.heard()) == (1, None)
+    fleet.controller().step()
+    assert fleet.heard() == 1
+
+
+def test_a_rollback_by_hand_is_announced_and_not_undone_by_a_restart(fleet):
+    controller = fleet.controller()
+    fleet.publish("s1", None)
+    controller.step()
+    fleet.publish("s2", 1, 0.7, 0.8)
+    controller.step()
+    assert fleet.heard() == 2
+    fleet.registry.promote(1)
+    controller.step()
+    assert fleet.heard() == 1
+    fleet.controller().step()
+    assert (fleet.champion(), fleet.heard()) == (1, 1)
+    assert fleet.metrics.value("omnidraft_rollbacks_total") == 1
+
+
+def test_a_log_that_is_down_does_not_end_the_controller(fleet):
+    fleet.publish("s1", None)
+    stop = threading.Event()
+    thread = threading.Thread(target=fleet.controller(DeadWriter()).run, args=(stop,))
+    thread.start()
+    while fleet.metrics.value("omnidraft_controller_errors_total") < 2:
+        assert thread.is_alive()
+    stop.set()
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+class Canaries(Fleet):
+    """A fleet that tries challengers out, and what is served in it."""
+
+    def __init__(self, folder):
+        super().__init__(folder)
+        self.now = 0.0
+        self.traces = MemoryWriter(self.log, "traces")
+        kinds = ("champion", "canary", "drift", "drift_over")
+        self.everything = ControlFollower(MemoryReader(self.log, "control"), self.metrics, kinds=kinds)
+
+    def controller(self, writer=None):
+        settings = ControllerSettings(canary_share=0.1, canary_requests=20, confidence=0.95)
+        tell = teller(writer or self.writer, target="big", drafter="org/small")
+        pair = {"target": "big", "drafter": "org/small"}
+        watch = DriftWatch(DriftSettings())
+        return Controller(
+            self.registry,
+            tell,
+            settings,
+            self.metrics,
+            target="big",
+            traffic=Traffic(MemoryReader(self.log, "traces"), **pair),
+            recovery=Recovery(self.registry, tell, watch, self.metrics, target="big"),
+            follower=ControlFollower(MemoryReader(self.log, "control"), self.metrics, kinds=("best",)),
+            clock=lambda: self.now,
+        )
+
+    def told(self):
+        return [(each.kind, each.version) for each in self.everything.poll(0)]
+
+    def judgement(self, version):
+        return json.loads((self.registry._folder(version) / "notes.json").read_text())["judgement"]
+
+
+@pytest.fixture
+def canaries(tmp_path):
+    return Canaries(tmp_path)
+
+
+def two_snapshots(canaries):
+    controller = canaries.controller()
+    canaries.publish("s1", None)
+    controller.step()
+    canaries.publish("s2", 1, 0.7, 0.8)
+    controller.step()
+    assert (canaries.champion(), canaries.told()) == (1, [("canary", 2)])
+    return controller
+
+
+def test_a_canary_that_is_as_fast_becomes_champion(canaries):
+    controller = two_snapshots(canaries)
+    for version in (1, 2):
+        serve(canaries.traces, version, 30, seconds=0.1)
+    controller.step()
+    assert (canaries.champion(), canaries.told()) == (2, [("champion", 2)])
+    assert "promoted: canary" in canaries.judgement(2)
+
+
+def test_a_slow_canary_is_thrown_back_with_the_reason_and_its_requests_go_back_to_the_champion(canaries):
+    controller = two_snapshots(canaries)
+    serve(canaries.traces, 1, 30, seconds=0.1)
+    serve(canaries.traces, 2, 30, seconds=0.15)
+    controller.step()
+    assert (canaries.champion(), canaries.told()) == (1, [("champion", 1)])
+    assert "refused: canary" in canaries.judgement(2)
+    controller.step()
+    assert canaries.told() == []
+
+
+def test_while_a_canary_is_out_the_next_challenger_waits(canaries):
+    controller = two_snapshots(canaries)
+    canaries.publish("s3", 2, 0.8, 0.9)
+    controller.step()
+    assert canaries.told() == []
+    for version in (1, 2):
+        serve(canaries.traces, version, 30, seconds=0.1)
+    controller.step()
+    controller.step()
+    assert canaries.champion() == 2
+    assert canaries.told() == [("canary", 3)]
+
+
+def test_a_controller_killed_during_a_canary_is_replaced_by_one_that_begins_it_anew(canaries):
+    two_snapshots(canaries)
+    after = canaries.controller()
+    after.step()
+    for version in (1, 2):
+        serve(canaries.traces, version, 30, seconds=0.1)
+    after.step()
+    assert canaries.champion() == 2
+
+
+def test_a_champion_moved_by_hand_ends_the_trial(canaries):
+    controller = two_snapshots(canaries)
+    canaries.registry.promote(2)
+    controller.step()
+    for version in (1, 2):
+        serve(canaries.traces, version, 30, seconds=0.1)
+    controller.step()
+    assert (canaries.champion(), canaries.told()) == (2, [("champion", 2)])
+
+
+def drift_of(canaries, controller, version, *, is_good, number=40, first=0):
+    """Records whose first candidates are all right or all wrong."""
+    for count in range(first, first + number):
+        name = f"d{version}-{count}"
+        record = make_record(name, num_emitted=60, snapshot_version=version, target="big", drafter="org/small")
+        record.rounds.accepted_M[::2] = is_good
+        record.rounds.num_accepted_R[:] = is_good
+        message = Outgoing(codec.key(record), codec.encode(record), codec.headers(record))
+        canaries.traces.append([message])
+    controller.step()
+
+
+def champion_two(canaries):
+    controller = two_snapshots(canaries)
+    canaries.now = 1e6
+    controller.step()
+    assert canaries.champion() == 2
+    canaries.told()
+    return controller
+
+
+def test_agreement_that_falls_with_the_traffic_is_told_and_noted_and_so_is_its_return(canaries):
+    controller = champion_two(canaries)
+    drift_of(canaries, controller, 2, is_good=1, number=80)
+    drift_of(canaries, controller, 2, is_good=0, number=20, first=80)
+    assert (canaries.told(), canaries.champion()) == ([("drift", None)], 2)
+    notes = json.loads((canaries.registry._folder(2) / "notes.json").read_text())
+    assert "agreement of default fell: 1.000 before" in notes["drift"]
+    drift_of(canaries, controller, 2, is_good=1, number=20, first=100)
+    assert canaries.told() == [("drift_over", None)]
+    assert canaries.metrics.value("omnidraft_drift_alarms_total", target="big", tenant="default") == 1
+
+
+def test_a_snapshot_whose_first_requests_fall_is_rolled_back_at_once(canaries):
+    controller = champion_two(canaries)
+    drift_of(canaries, controller, 1, is_good=1, number=80)
+    drift_of(canaries, controller, 2, is_good=0, number=20)
+    assert canaries.champion() == 1
+    assert ("champion", 1) in canaries.told()
+    assert "with the first requests of snapshot 2" in canaries.judgement(1)
+
+
+def test_the_snapshot_that_agrees_best_with_the_drifted_traffic_is_taken_while_it_drifts_and_not_after(canaries):
+    controller = champion_two(canaries)
+    best = partial(announcements.tell, canaries.writer, "best", 1, tenant="default", reason="0.6 on 16 records")
+    best()
+    controller.step()
+    assert canaries.champion() == 2
+    drift_of(canaries, controller, 2, is_good=1, number=80)
+    drift_of(canaries, controller, 2, is_good=0, number=20, first=80)
+    best()
+    controller.step()
+    assert canaries.champion() == 1
+    assert "0.6 on 16 records" in canaries.judgement(1)

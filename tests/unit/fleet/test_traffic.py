@@ -1,0 +1,61 @@
+"""What was served is read once from the newest records on, and only that of one pair."""
+
+import numpy as np
+
+from omnidraft.bus.memory_log import MemoryLog, MemoryReader, MemoryWriter
+from omnidraft.errors import BusError
+from omnidraft.fleet.traffic import HISTORY_MESSAGES, Traffic, served
+from omnidraft.ports import Outgoing
+from tests.trace_records import make_record
+from tests.unit.fleet.served import serve
+
+
+def traffic(log, reader=None):
+    return Traffic(reader or MemoryReader(log, "traces"), target="big", drafter="org/small")
+
+
+def test_a_record_counts_the_passes_whose_first_candidate_was_right():
+    record = make_record(num_emitted=6)
+    record.rounds.num_nodes_R[1] = 0  # nothing was drafted in the second of three passes
+    record.rounds.accepted_M[:] = [1, 0, 0, 0, 0, 0]
+    told = served(record)
+    assert (told.num_drafted, told.num_agreed, told.num_tokens) == (2, 1, 6)
+    assert np.isclose(told.seconds, 3 * (0.05 + 0.18))
+
+
+def test_each_record_is_told_once_and_those_of_other_pairs_and_broken_ones_never():
+    log = MemoryLog()
+    writer = MemoryWriter(log, "traces")
+    watched = traffic(log)
+    serve(writer, 1, 3, seconds=0.1)
+    serve(writer, 1, 2, seconds=0.1, target="other")
+    writer.append([Outgoing(b"k", b"noise", {"target": b"big", "schema": b"omnidraft.trace", "schema_version": b"1"})])
+    assert len(list(watched.new())) == 3
+    serve(writer, 2, 1, seconds=0.1, first=9)
+    assert [told.version for told in watched.new()] == [2]
+    assert list(watched.new()) == []
+
+
+def test_after_a_start_only_the_newest_records_are_read():
+    log = MemoryLog()
+    serve(MemoryWriter(log, "traces"), 1, HISTORY_MESSAGES + 20, seconds=0.1)
+    assert len(list(traffic(log).new())) == HISTORY_MESSAGES
+
+
+class Forgetful(MemoryReader):
+    """Retention has passed all that is before the end."""
+
+    def seek(self, offsets):
+        if any(offsets.get(partition, 0) < end for partition, end in self.end_offsets().items()):
+            raise BusError("gone")
+        super().seek(offsets)
+
+
+def test_where_retention_passed_the_newest_records_reading_begins_at_the_end():
+    log = MemoryLog()
+    writer = MemoryWriter(log, "traces")
+    serve(writer, 1, 3, seconds=0.1)
+    watched = traffic(log, Forgetful(log, "traces"))
+    assert list(watched.new()) == []
+    serve(writer, 2, 1, seconds=0.1)
+    assert [told.version for told in watched.new()] == [2]

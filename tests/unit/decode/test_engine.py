@@ -8,8 +8,9 @@ import pytest
 
 from omnidraft import wiring
 from omnidraft.decode.engine import Answer, Engine, Question
+from omnidraft.decode.slot import Canary
 from omnidraft.errors import RequestError
-from omnidraft.ports import Sampling
+from omnidraft.ports import Announcement, Sampling
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import codec
 from omnidraft.traces.record import TraceRecord
@@ -178,3 +179,51 @@ def _records(models: tuple[Path, Path], root: Path) -> list[TraceRecord]:
     messages = reader.poll(100, timeout_s=2.0).messages
     reader.close()
     return [codec.decode(message.value, message.headers) for message in messages]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_in_reproducible_mode_a_canary_never_changes_an_answer(engine: Engine, temperature: float) -> None:
+    """A proposer that knows the text, one that is always wrong, and none give the same ids to the same requests."""
+    asked = [
+        question(seed=seed, sampling=Sampling(temperature), mode="reproducible", request_id=f"request-{seed}")
+        for seed in range(8)
+    ]
+    alone = [ids(engine.answer(each)) for each in asked]
+    versions = set()
+    for canary in (Foretold(alone[0]), Foretold([1] * 12)):
+        engine.slot.try_out(Canary(snapshot(2, canary), 0.5))
+        try:
+            answers = [engine.answer(each) for each in asked]
+            versions |= {answer.snapshot.version for answer in answers}
+            assert [ids(answer) for answer in answers] == alone
+        finally:
+            engine.slot.try_out(None)
+    assert versions == {2, engine.slot.current.version}
+
+
+def test_all_texts_of_one_request_id_have_the_same_snapshot(engine: Engine) -> None:
+    engine.slot.try_out(Canary(snapshot(2, Foretold([])), 0.5))
+    try:
+        found = {
+            number: {engine.answer(question(request_id=f"r{number}", seed=seed)).snapshot.version for seed in (1, 2)}
+            for number in range(8)
+        }
+    finally:
+        engine.slot.try_out(None)
+    assert all(len(versions) == 1 for versions in found.values())
+    assert len(set.union(*found.values())) == 2
+
+
+def test_while_a_tenants_traffic_drifts_less_is_drafted_for_it_and_the_text_is_the_same(engine: Engine) -> None:
+    def drafted(**fields: object) -> int:
+        return engine.request(question(**fields)).num_draft_tokens
+
+    before = ids(engine.answer(question(tenant="drifting")))
+    engine.caution.heard(Announcement(0, "drift", tenant="drifting"))
+    try:
+        assert (drafted(tenant="other"), drafted(tenant="drifting")) == (5, 3)
+        assert drafted(tenant="drifting", num_draft_tokens=4) == 4  # asked for is asked for
+        assert ids(engine.answer(question(tenant="drifting"))) == before
+    finally:
+        engine.caution.heard(Announcement(1, "drift_over", tenant="drifting"))
+    assert drafted(tenant="drifting") == 5

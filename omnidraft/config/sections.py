@@ -209,6 +209,11 @@ class LearnerSettings(Section):
     replay_capacity: int = Field(512, ge=1)
     """Records kept for that, about 25 kB each."""
     steps_per_snapshot: int = Field(12, ge=1)
+    drift_haste: int = Field(4, ge=1)
+    """Snapshots are so many times as frequent while agreement on any tenant's traffic has fallen. What is learned does
+    not depend on it."""
+    drift_records: int = Field(16, ge=0)
+    """Newest records of a tenant whose agreement fell, on which earlier snapshots are compared; 0 compares none."""
     max_tokens: int = Field(768, ge=32)
     """Draft tokens of prompt and answer kept per record; longer ones lose the front of the prompt."""
     held_out_every: int = Field(16, ge=0)

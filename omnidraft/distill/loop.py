@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from omnidraft.distill.guidance import Guidance
 from omnidraft.distill.held_out import HeldOut
 from omnidraft.distill.intake import Batch, Intake
 from omnidraft.distill.learner import Counters, Learner, StepReport
@@ -67,18 +68,23 @@ class Distillation:
         load_cache: LoadCache,
         steps_per_snapshot: int,
         metrics: Metrics,
-        paused: Callable[[], bool] = lambda: False,
+        guidance: Guidance | None = None,
+        compare_earlier: Callable[[str], None] = lambda tenant: None,
+        drift_haste: int = 1,
         progress: Callable[[Status], None] = lambda status: None,
     ) -> None:
         """
         Args:
             load_cache: the n-gram cache of a snapshot's arrays.
-            paused: asked before every step; while it holds, nothing is read or learned.
+            guidance: heard before every step; while learning is paused, nothing is read or learned.
+            compare_earlier: done once for each tenant whose traffic begins to drift; see earlier.py.
+            drift_haste: snapshots are so many times as frequent while any traffic drifts.
             progress: told after every step and every snapshot, in the thread of `run`.
         """
         self._source, self._intake, self._learner, self._publisher = source, intake, learner, publisher
         self._load_cache, self._steps_per_snapshot = load_cache, steps_per_snapshot
-        self._metrics, self._paused, self._progress = metrics, paused, progress
+        self._guidance, self._compare_earlier = guidance or Guidance(), compare_earlier
+        self._drift_haste, self._metrics, self._progress = drift_haste, metrics, progress
         self._held_out = HeldOut(learner)
         self._reports: list[StepReport] = []  # since the newest snapshot
         self._status = Status()
@@ -100,11 +106,12 @@ class Distillation:
         """
         self._start(stop)
         while not stop():
-            if self._is_held_up():
+            self._listen()
+            if self._guidance.is_paused:
                 wait(PAUSED_S, stop)
             elif batch := self._next_batch(stop):
                 self._learn(batch)
-                if len(self._reports) >= self._steps_per_snapshot:
+                if len(self._reports) >= self._num_steps_due():
                     self._publish(stop)
         if self._reports:
             self._publish(stop)
@@ -135,12 +142,18 @@ class Distillation:
                 self._learner.start_from(restored.serving)
         logger.info("going on from snapshot %d at offsets %s", restored.version.version, manifest.offsets)
 
-    def _is_held_up(self) -> bool:
-        is_paused = self._paused()
-        if is_paused != self._status.is_paused:
+    def _listen(self) -> None:
+        self._guidance.listen()
+        if (is_paused := self._guidance.is_paused) != self._status.is_paused:
             logger.info("learning %s", "paused" if is_paused else "goes on")
             self._tell(is_paused=is_paused)
-        return is_paused
+        for tenant in self._guidance.new_drifts():
+            self._compare_earlier(tenant)
+
+    def _num_steps_due(self) -> int:
+        """Weights do not depend on how often they are published."""
+        haste = self._drift_haste if self._guidance.is_drifting else 1
+        return max(1, self._steps_per_snapshot // haste)
 
     def _next_batch(self, stop: Stop) -> Batch | None:
         """A full batch; None after a poll that did not complete one."""

@@ -4,17 +4,15 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 
 from omnidraft.config import ControllerSettings
 from omnidraft.errors import BusError, SnapshotError, SnapshotNotFound
-from omnidraft.fleet import announcements
 from omnidraft.fleet.follower import ControlFollower
 from omnidraft.fleet.gate import Decision, decide, lineage_between
 from omnidraft.fleet.recovery import Recovery
 from omnidraft.fleet.traffic import Traffic
 from omnidraft.fleet.trial import Trial
-from omnidraft.ports import LogWriter, Metrics, Registry, SnapshotVersion
+from omnidraft.ports import Metrics, Registry, SnapshotVersion
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +42,7 @@ class Controller:
     ) -> None:
         """
         Args:
-            tell: announcements.tell for this pair; see `teller`.
+            tell: announcements.tell for this pair.
             traffic: what was served; needed for canaries and for drift.
             recovery: told of all traffic, and of what `follower` hears.
         """
@@ -147,8 +145,3 @@ class Controller:
             return self._registry.resolve(alias)
         except SnapshotNotFound:
             return None
-
-
-def teller(writer: LogWriter, *, target: str, drafter: str) -> Callable[..., None]:
-    """announcements.tell for one pair."""
-    return partial(announcements.tell, writer, target=target, drafter=drafter)

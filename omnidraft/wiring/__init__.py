@@ -1,6 +1,7 @@
 """From settings to objects: the only package that knows every implementation. Heavy imports stay inside functions."""
 
-from omnidraft.wiring.logs import existing_registry, experiment, log_reader, log_writer, registry, topics
+from omnidraft.wiring.control import controller
+from omnidraft.wiring.logs import existing_registry, experiment, log_reader, log_writer, registry, topics, trace_source
 from omnidraft.wiring.models import (
     SnapshotLoader,
     Vocabularies,
@@ -12,7 +13,7 @@ from omnidraft.wiring.models import (
     vocabularies,
 )
 from omnidraft.wiring.overview import overview, worker_url
-from omnidraft.wiring.processes import controller, distillation, identity, learner, learner_of, trace_source
+from omnidraft.wiring.processes import distillation, identity, learner, learner_of
 from omnidraft.wiring.serving import ServedTarget, Worker, engine, worker
 
 __all__ = [

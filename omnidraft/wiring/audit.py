@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from omnidraft.config import Settings
 from omnidraft.errors import SnapshotNotFound
 from omnidraft.ports import Registry, SnapshotVersion
-from omnidraft.wiring.logs import log_reader, registry
+from omnidraft.wiring.logs import log_reader, registry, trace_source
 
 if TYPE_CHECKING:
     from omnidraft.distill.audit.findings import Report
@@ -30,24 +30,16 @@ def audit(
     from omnidraft.distill import dead_letters
     from omnidraft.distill.audit.run import Unwritten, letters_of
     from omnidraft.distill.audit.run import audit as run
-    from omnidraft.distill.source import TraceSource
     from omnidraft.telemetry.metrics import CountingMetrics
 
-    snapshots, log, models = registry(settings), settings.log, settings.models
+    snapshots, log = registry(settings), settings.log
     versions = snapshots.versions()  # first: what they tell of is in the log and among the letters by now
     names = None if counts_only else _remembered(snapshots, versions)
     with closing(log_reader(settings, log.dead_letters_topic)) as reader:
         letters = letters_of(log.traces_topic, dead_letters.read(reader))
     with closing(log_reader(settings, log.traces_topic)) as reader:
-        source = TraceSource(
-            reader,
-            Unwritten(),
-            versions[-1].manifest.alignment if versions else None,
-            CountingMetrics(),
-            topic=log.traces_topic,
-            target=models.target,
-            drafter=models.drafter,
-        )
+        alignment = versions[-1].manifest.alignment if versions else None
+        source = trace_source(settings, alignment, reader, Unwritten(), CountingMetrics())
         held_out_every = settings.learner.held_out_every
         ends = reader.end_offsets()
         return run(source, ends, versions, letters, remembered=names, held_out_every=held_out_every, saw=saw)

@@ -6,9 +6,10 @@ from urllib.parse import urlsplit
 
 from omnidraft.config import Settings
 from omnidraft.errors import ConfigError, RegistryError
-from omnidraft.ports import LogReader, LogWriter, Registry, TopicFacts
+from omnidraft.ports import LogReader, LogWriter, Metrics, Registry, TopicFacts
 
 if TYPE_CHECKING:
+    from omnidraft.distill.source import TraceSource
     from omnidraft.registry.mlflow_tracking import Experiment
 
 
@@ -55,6 +56,23 @@ def log_reader(settings: Settings, topic: str) -> LogReader:
                 access=log.kafka,
             )
     raise ConfigError(f"log.url must be sqlite:///path or kafka://host:port, got {log.url!r}")
+
+
+def trace_source(
+    settings: Settings, alignment: str | None, reader: LogReader, dead_letters: LogWriter, metrics: Metrics
+) -> "TraceSource":
+    """The records of this pair in the trace topic."""
+    from omnidraft.distill.source import TraceSource
+
+    return TraceSource(
+        reader,
+        dead_letters,
+        alignment,
+        metrics,
+        topic=settings.log.traces_topic,
+        target=settings.models.target,
+        drafter=settings.models.drafter,
+    )
 
 
 def topics(settings: Settings) -> dict[str, TopicFacts]:

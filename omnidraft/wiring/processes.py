@@ -1,52 +1,19 @@
-"""What controller and distiller run, for one pair each; serving.py has the worker."""
+"""What a distiller runs, for one pair; serving.py has the worker, control.py the controller."""
 
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omnidraft.config import Settings
-from omnidraft.errors import BusError
-from omnidraft.ports import AnnouncementKind, LogReader, LogWriter, Metrics
-from omnidraft.wiring.logs import log_reader, log_writer, registry
+from omnidraft.ports import Metrics
+from omnidraft.wiring.control import control_follower, earlier
+from omnidraft.wiring.logs import log_reader, log_writer, registry, trace_source
 from omnidraft.wiring.models import Vocabularies, ngram_cache, vocabularies
 
 if TYPE_CHECKING:
     from omnidraft.distill.learner import Learner
     from omnidraft.distill.loop import Distillation
     from omnidraft.distill.publisher import Identity
-    from omnidraft.distill.source import TraceSource
-    from omnidraft.fleet.controller import Controller
     from omnidraft.snapshots.manifest import Manifest
-
-
-_TO_CONTROLLERS: tuple[AnnouncementKind, ...] = ("best",)
-
-
-def controller(settings: Settings, metrics: Metrics) -> "Controller":
-    """Of the drafter for `models.target`. Raises BusError, RegistryError."""
-    from omnidraft.fleet.controller import Controller, teller
-    from omnidraft.fleet.drift import DriftWatch
-    from omnidraft.fleet.follower import ControlFollower
-    from omnidraft.fleet.recovery import Recovery
-    from omnidraft.fleet.traffic import Traffic
-
-    topic, snapshots = settings.log.control_topic, registry(settings)
-    target, drafter = settings.models.target, settings.models.drafter
-    tell = teller(log_writer(settings, topic), target=target, drafter=drafter)
-    is_watched = settings.drift.enabled
-    return Controller(
-        snapshots,
-        tell,
-        settings.controller,
-        metrics,
-        target=target,
-        traffic=Traffic(log_reader(settings, settings.log.traces_topic), target=target, drafter=drafter),
-        recovery=Recovery(snapshots, tell, DriftWatch(settings.drift), metrics, target=target) if is_watched else None,
-        follower=ControlFollower(
-            log_reader(settings, topic), metrics, kinds=_TO_CONTROLLERS, target=target, drafter=drafter
-        ),
-    )
 
 
 def distillation(settings: Settings, metrics: Metrics, *, folder: Path) -> "Distillation":
@@ -55,15 +22,17 @@ def distillation(settings: Settings, metrics: Metrics, *, folder: Path) -> "Dist
     Raises:
         BusError, RegistryError, ModelError: log, registry or drafter cannot be used.
     """
+    from omnidraft.distill.guidance import Guidance
     from omnidraft.distill.intake import Intake
     from omnidraft.distill.loop import Distillation
     from omnidraft.distill.publisher import Publisher
 
     words, section = vocabularies(settings), settings.learner
-    learning = learner(settings, words)
+    learning, alignment = learner(settings, words), words.alignment.fingerprint
     reader = log_reader(settings, settings.log.traces_topic)
+    dead_letters = log_writer(settings, settings.log.dead_letters_topic)
     return Distillation(
-        trace_source(settings, words, reader, log_writer(settings, settings.log.dead_letters_topic), metrics),
+        trace_source(settings, alignment, reader, dead_letters, metrics),
         Intake(
             reader.partitions(),
             records_per_step=section.records_per_step,
@@ -75,7 +44,9 @@ def distillation(settings: Settings, metrics: Metrics, *, folder: Path) -> "Dist
         load_cache=lambda arrays: ngram_cache(settings, words, arrays),
         steps_per_snapshot=section.steps_per_snapshot,
         metrics=metrics,
-        paused=_paused(settings, metrics),
+        guidance=Guidance(control_follower(settings, metrics, ("pause", "resume", "drift", "drift_over"))),
+        compare_earlier=earlier(settings, words, learning, folder).compare,
+        drift_haste=section.drift_haste,
     )
 
 
@@ -128,38 +99,3 @@ def identity(settings: Settings, words: Vocabularies) -> "Identity":
         train=settings.learner.train,
         code_version=__version__,
     )
-
-
-def trace_source(
-    settings: Settings, words: Vocabularies, reader: LogReader, dead_letters: LogWriter, metrics: Metrics
-) -> "TraceSource":
-    """The records of this pair in the trace topic."""
-    from omnidraft.distill.source import TraceSource
-
-    return TraceSource(
-        reader,
-        dead_letters,
-        words.alignment.fingerprint,
-        metrics,
-        topic=settings.log.traces_topic,
-        target=settings.models.target,
-        drafter=settings.models.drafter,
-    )
-
-
-def _paused(settings: Settings, metrics: Metrics) -> Callable[[], bool]:
-    """Whether the newest pause or resume for this pair is a pause; as last heard while the log is down."""
-    from omnidraft.fleet.follower import ControlFollower
-
-    reader, models = log_reader(settings, settings.log.control_topic), settings.models
-    follower = ControlFollower(reader, metrics, kinds=("pause", "resume"), target=models.target, drafter=models.drafter)
-    is_paused = False
-
-    def paused() -> bool:
-        nonlocal is_paused
-        with suppress(BusError):
-            for told in follower.poll(0.0):
-                is_paused = told.kind == "pause"
-        return is_paused
-
-    return paused

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from omnidraft.config import Settings
 from omnidraft.ports import Metrics, Registry, SnapshotVersion, Target
+from omnidraft.wiring.control import control_follower
 from omnidraft.wiring.logs import log_reader, log_writer, registry
 from omnidraft.wiring.models import SnapshotLoader, Vocabularies, base_drafter, snapshot_loader, target, vocabularies
 from omnidraft.wiring.snapshots import named_snapshot
@@ -181,20 +182,13 @@ def _refresher(
     is_alone: bool,
 ) -> "Refresher":
     from omnidraft.decode.refresh import Refresher
-    from omnidraft.fleet.follower import ControlFollower
     from omnidraft.models.loading import apart
 
     def load_beside(version: SnapshotVersion, folder: Path) -> "LoadedSnapshot":
         return apart(lambda: load(version, folder), nice=_LOAD_NICE)
 
-    models, reader = settings.models, log_reader(settings, settings.log.control_topic)
-    follower = ControlFollower(
-        reader,
-        metrics,
-        kinds=("champion", "canary", "drift", "drift_over"),
-        target=models.target,
-        drafter=models.drafter,
-        must_be_named=not is_alone,
+    follower = control_follower(
+        settings, metrics, ("champion", "canary", "drift", "drift_over"), must_be_named=not is_alone
     )
     staging = Path(tempfile.mkdtemp(prefix="omnidraft-snapshots-"))
     return Refresher(
@@ -205,6 +199,6 @@ def _refresher(
         made.caution,
         settings.worker,
         metrics,
-        target=models.target,
+        target=settings.models.target,
         staging=staging,
     )

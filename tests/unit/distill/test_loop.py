@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from omnidraft.bus.memory_log import MemoryLog, MemoryReader, MemoryWriter
+from omnidraft.distill.guidance import Guidance
 from omnidraft.distill.intake import Intake
 from omnidraft.distill.learner import Learner, StepReport
 from omnidraft.distill.loop import Distillation
 from omnidraft.distill.publisher import LEARNER, Identity, Publisher
 from omnidraft.distill.source import TraceSource
 from omnidraft.errors import BusError, ConfigError, RegistryError, SnapshotStale
-from omnidraft.ports import Outgoing, Polled
+from omnidraft.ports import Announcement, Outgoing, Polled
 from omnidraft.registry.directory_registry import DirectoryRegistry
 from omnidraft.snapshots import bundle
 from omnidraft.telemetry.metrics import CountingMetrics
@@ -392,10 +393,42 @@ def test_a_log_or_registry_that_is_away_for_a_while_costs_nothing(setting) -> No
     assert [version.version for version in setting.registry.versions()] == [1, 2, 3]
 
 
+class Telling:
+    """Announces a kind at the poll of this number; `down` polls fail."""
+
+    def __init__(self, *, down=(), tenant=None, **polls: int) -> None:
+        self.kinds = {number: kind for kind, number in polls.items()}
+        self.down, self.tenant, self.num_polls = down, tenant, -1
+
+    def poll(self, timeout_s: float) -> list[Announcement]:
+        self.num_polls += 1
+        if self.num_polls in self.down:
+            raise BusError("down")
+        kind = self.kinds.get(self.num_polls)
+        return [Announcement(self.num_polls, kind, tenant=self.tenant)] if kind else []
+
+
+def test_while_traffic_drifts_snapshots_come_more_often_and_the_weights_are_the_same(setting, tmp_path, pair) -> None:
+    setting.emit(*names(12))
+    calm = Setting(pair, tmp_path / "calm")
+    calm.log = setting.log
+    noted = []
+    hasty, _ = setting.distiller(
+        guidance=Guidance(Telling(drift=0, drift_over=60, tenant="t", down=(1, 2))),
+        compare_earlier=noted.append,
+        drift_haste=2,
+    )
+    run_until_idle(hasty)
+    run_until_idle(calm.distiller()[0])
+    assert noted == ["t"]
+    assert [len(each.registry.versions()) for each in (setting, calm)] == [7, 4]
+    fast, slow = setting.masters(), calm.masters()
+    assert all(torch.equal(fast[name], slow[name]) for name in slow if name != "counters")
+
+
 def test_while_paused_nothing_is_learned(setting) -> None:
     setting.emit(*names(4))
-    checks = iter(range(1000))
-    distillation, journal = setting.distiller(paused=lambda: next(checks) < 10)
+    distillation, journal = setting.distiller(guidance=Guidance(Telling(pause=0, resume=10)))
     seen = []
     inner = until_idle(40)(distillation)
 

@@ -10,7 +10,7 @@ from omnidraft.bus.memory_log import MemoryLog, MemoryReader, MemoryWriter
 from omnidraft.config import ControllerSettings, DriftSettings
 from omnidraft.errors import BusError
 from omnidraft.fleet import announcements
-from omnidraft.fleet.controller import Controller, teller
+from omnidraft.fleet.controller import Controller
 from omnidraft.fleet.drift import DriftWatch
 from omnidraft.fleet.follower import ControlFollower
 from omnidraft.fleet.gate import decide
@@ -104,7 +104,7 @@ class Fleet:
 
     def controller(self, writer=None):
         settings = ControllerSettings(poll_s=0.001)
-        tell = teller(writer or self.writer, target="big", drafter="org/small")
+        tell = partial(announcements.tell, writer or self.writer, target="big", drafter="org/small")
         return Controller(self.registry, tell, settings, self.metrics, target="big")
 
     def publish(self, snapshot_id, parent, before=None, after=None):
@@ -205,7 +205,7 @@ class Canaries(Fleet):
 
     def controller(self, writer=None):
         settings = ControllerSettings(canary_share=0.1, canary_requests=20, confidence=0.95)
-        tell = teller(writer or self.writer, target="big", drafter="org/small")
+        tell = partial(announcements.tell, writer or self.writer, target="big", drafter="org/small")
         pair = {"target": "big", "drafter": "org/small"}
         watch = DriftWatch(DriftSettings())
         return Controller(

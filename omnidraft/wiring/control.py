@@ -1,0 +1,79 @@
+"""The control log's ends, the controller, and what it and the distiller do when traffic drifts."""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from omnidraft.config import Settings
+from omnidraft.ports import AnnouncementKind, Metrics
+from omnidraft.wiring.logs import log_reader, log_writer, registry, trace_source
+from omnidraft.wiring.models import Vocabularies
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from omnidraft.distill.earlier import Earlier
+    from omnidraft.distill.learner import Learner
+    from omnidraft.fleet.controller import Controller
+    from omnidraft.fleet.follower import ControlFollower
+
+
+def teller(settings: Settings) -> Callable[..., None]:
+    """announcements.tell for `models.target` and its drafter. Raises BusError."""
+    from omnidraft.fleet.announcements import tell
+
+    writer, models = log_writer(settings, settings.log.control_topic), settings.models
+    return partial(tell, writer, target=models.target, drafter=models.drafter)
+
+
+def control_follower(
+    settings: Settings, metrics: Metrics, kinds: Iterable[AnnouncementKind], *, must_be_named: bool = False
+) -> "ControlFollower":
+    """What is told of `models.target` and its drafter. Raises BusError."""
+    from omnidraft.fleet.follower import ControlFollower
+
+    reader, models = log_reader(settings, settings.log.control_topic), settings.models
+    pair = {"target": models.target, "drafter": models.drafter}
+    return ControlFollower(reader, metrics, kinds=kinds, must_be_named=must_be_named, **pair)
+
+
+def controller(settings: Settings, metrics: Metrics) -> "Controller":
+    """Of the drafter for `models.target`. Raises BusError, RegistryError."""
+    from omnidraft.fleet.controller import Controller
+    from omnidraft.fleet.drift import DriftWatch
+    from omnidraft.fleet.recovery import Recovery
+    from omnidraft.fleet.traffic import Traffic
+
+    snapshots, tell, models = registry(settings), teller(settings), settings.models
+    is_watched, watch = settings.drift.enabled, DriftWatch(settings.drift)
+    return Controller(
+        snapshots,
+        tell,
+        settings.controller,
+        metrics,
+        target=models.target,
+        traffic=Traffic(log_reader(settings, settings.log.traces_topic), target=models.target, drafter=models.drafter),
+        recovery=Recovery(snapshots, tell, watch, metrics, target=models.target) if is_watched else None,
+        follower=control_follower(settings, metrics, ("best",)),
+    )
+
+
+def earlier(settings: Settings, words: Vocabularies, learner: "Learner", folder: Path) -> "Earlier":
+    """Compares the snapshots of `models.target` on the newest records of a tenant. Raises BusError, RegistryError."""
+    from omnidraft.distill.audit.run import Unwritten
+    from omnidraft.distill.earlier import Earlier
+    from omnidraft.distill.recent import Recent
+    from omnidraft.models.trainable_drafter import load_trainable
+    from omnidraft.telemetry.metrics import CountingMetrics
+
+    section = settings.learner
+    reader = log_reader(settings, settings.log.traces_topic)
+    source = trace_source(settings, words.alignment.fingerprint, reader, Unwritten(), CountingMetrics())
+
+    def base() -> "dict[str, Tensor]":
+        made = load_trainable(words.drafter_folder, train=section.train, rank=section.lora_rank, seed=section.seed)
+        return made.serving_tensors()
+
+    recent = Recent(source, reader.end_offsets, section.drift_records)
+    return Earlier(registry(settings), learner, recent, teller(settings), base, folder / "earlier")

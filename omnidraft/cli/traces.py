@@ -20,6 +20,14 @@ def traces() -> None:
     """The trace log that decoding writes and the learner reads."""
 
 
+@app.command("new-key")
+def new_key() -> None:
+    """Print a fresh key, for log.encryption_keys or registry.signing_key."""
+    from omnidraft.bus import encrypted
+
+    print(encrypted.new_key())
+
+
 @app.command("tail")
 def tail(
     num: Annotated[int, typer.Option("--num", "-n", min=1, help="How many of the newest records.")] = 10,

@@ -1,6 +1,6 @@
 """From settings to objects: the only package that knows every implementation. Heavy imports stay inside functions."""
 
-from omnidraft.wiring.logs import existing_registry, experiment, log_reader, log_writer, registry, topics
+from omnidraft.wiring.logs import existing_registry, experiment, log_reader, log_writer, registry, signing_key, topics
 from omnidraft.wiring.models import (
     SnapshotLoader,
     Vocabularies,
@@ -35,6 +35,7 @@ __all__ = [
     "overview",
     "proposer",
     "registry",
+    "signing_key",
     "snapshot_loader",
     "target",
     "topics",

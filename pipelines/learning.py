@@ -147,7 +147,7 @@ def write_snapshot(
         counts=counters.skipped,
     )
     folder.parent.mkdir(parents=True, exist_ok=True)
-    parts = {bundle.DRAFTER: learner.serving_tensors(), bundle.NGRAMS: learner.cache.to_arrays()}
+    parts: dict[str, bundle.Tensors] = {bundle.DRAFTER: learner.serving_tensors(), bundle.NGRAMS: learner.cache.to_arrays()}
     bundle.write(folder, manifest, parts, signing_key=wiring.signing_key(settings))
 
 

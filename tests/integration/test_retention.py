@@ -1,5 +1,5 @@
-"""How long the fleet's topics keep messages, as the settings say, on SQLite and on a real broker; and what the doctor says
-of topics that somebody else made."""
+"""How long the topics keep messages, as the settings say, on SQLite and on a real broker, and what the doctor says of
+others' topics."""
 
 import json
 import sqlite3

@@ -10,7 +10,8 @@ OmnidraftError
 |- VocabularyError        two vocabularies, caches or records do not belong together; never combine them
 |- ContractError          a backend broke a promise of ports.py; fix the backend
 |- WireError              bytes from outside are not a record we can read; dead-letter them
-|  `- UnknownSchema       ... because another schema version wrote them
+|  |- UnknownSchema       ... because another schema version wrote them
+|  `- UnknownKey          ... because no key of log.encryption_keys opens them; add the key, then redrive
 |- BusError               the log refused or timed out; the caller may retry
 `- SnapshotError
    |- SnapshotNotFound    the registry has no such version or alias
@@ -62,6 +63,10 @@ class WireError(OmnidraftError):
 
 class UnknownSchema(WireError):
     """Bytes were written by a schema version this reader does not know."""
+
+
+class UnknownKey(WireError):
+    """Bytes were encrypted with a key this reader does not have."""
 
 
 class BusError(OmnidraftError):

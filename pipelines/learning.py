@@ -147,9 +147,11 @@ def write_snapshot(
         counts=counters.skipped,
     )
     folder.parent.mkdir(parents=True, exist_ok=True)
-    bundle.write(
-        folder, manifest, {bundle.DRAFTER: learner.serving_tensors(), bundle.NGRAMS: learner.cache.to_arrays()}
-    )
+    parts: dict[str, Path | bundle.Tensors] = {
+        bundle.DRAFTER: learner.serving_tensors(),
+        bundle.NGRAMS: learner.cache.to_arrays(),
+    }
+    bundle.write(folder, manifest, parts, signing_key=wiring.signing_key(settings))
 
 
 def _hash(text: str) -> int:

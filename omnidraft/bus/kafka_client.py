@@ -1,6 +1,7 @@
 """What every Kafka client of ours has in common: how it connects, who it is, what its errors become, and topics."""
 
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,11 @@ from omnidraft.ports import TopicFacts
 MAX_MESSAGE_BYTES = 2 << 20
 """Twice Kafka's default, so that a dead letter fits with the headers it gains."""
 RECONNECT_MAX_MS = 1_000
+FOR_EVER = "-1"
+"""In a topic's settings."""
+SEGMENTS_KEPT = 8
+"""Kafka deletes whole segments, so messages stay for up to an eighth longer than they are kept."""
+LEAST_SEGMENT_MS, LONGEST_SEGMENT_MS = 60_000, 7 * 24 * 3_600_000
 
 
 @contextmanager
@@ -79,20 +85,38 @@ def _keep_client_from_showing_them() -> None:
         client.setLevel(logging.INFO)
 
 
-def ensure_topic(servers: str, topic: str, partitions: int, timeout_s: float, access: KafkaSettings) -> None:
-    """Create the topic unless it is there; another process may do so at the same time."""
+def ensure_topic(
+    servers: str, topic: str, partitions: int, timeout_s: float, access: KafkaSettings, keep_s: float | None
+) -> None:
+    """Create the topic unless it is there; another process may do so at the same time.
+
+    Args:
+        keep_s: seconds that its messages are kept, inf for ever; None: as the broker does.
+    """
     timeout_ms = int(timeout_s * 1000)
     with connection(servers, timeout_s, access) as settings:
         admin = KafkaAdminClient(**settings, request_timeout_ms=timeout_ms)
     try:
         if topic in admin.list_topics():
             return
-        wanted = {"num_partitions": partitions, "configs": {"max.message.bytes": str(MAX_MESSAGE_BYTES)}}
+        wanted = {"num_partitions": partitions, "configs": _configs(keep_s)}
         admin.create_topics({topic: wanted}, timeout_ms=timeout_ms, wait_for_metadata=True)
     except TopicAlreadyExistsError:
         return
     finally:
         admin.close()
+
+
+def _configs(keep_s: float | None) -> dict[str, str]:
+    """Never compacted: a topic's offsets are counted on to have no gaps."""
+    configs = {"max.message.bytes": str(MAX_MESSAGE_BYTES), "cleanup.policy": "delete"}
+    if keep_s is None:
+        return configs
+    if math.isinf(keep_s):
+        return configs | {"retention.ms": FOR_EVER, "retention.bytes": FOR_EVER}
+    keep_ms = int(keep_s * 1000)
+    segment_ms = min(max(keep_ms // SEGMENTS_KEPT, LEAST_SEGMENT_MS), LONGEST_SEGMENT_MS)
+    return configs | {"retention.ms": str(keep_ms), "segment.ms": str(segment_ms)}
 
 
 def describe(servers: str, topics: Sequence[str], access: KafkaSettings, timeout_s: float) -> dict[str, TopicFacts]:

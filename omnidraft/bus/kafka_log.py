@@ -33,9 +33,10 @@ class KafkaWriter:
         linger_ms: int = 20,
         request_timeout_s: float = 10.0,
         access: KafkaSettings | None = None,
+        keep_s: float | None = None,
     ) -> None:
-        """`servers` is host:port[,host:port]; `partitions` counts when the topic has to be created; `access`
-        None is in plain text.
+        """`servers` is host:port[,host:port]; `partitions` and `keep_s` (seconds that messages are kept, inf for ever,
+        None as the broker does) count when the topic has to be created; `access` None is in plain text.
 
         Raises:
             BusError: no broker answers within the timeout.
@@ -45,7 +46,7 @@ class KafkaWriter:
         self._access = access or KafkaSettings()
         self._producer: KafkaProducer | None = None
         with translated(f"opening {topic}", servers):
-            ensure_topic(servers, topic, partitions, request_timeout_s, self._access)
+            ensure_topic(servers, topic, partitions, request_timeout_s, self._access, keep_s)
             self._producer = self._connect()
 
     def append(self, messages: Sequence[Outgoing]) -> None:
@@ -110,9 +111,10 @@ class KafkaReader:
         partitions: int = 1,
         request_timeout_s: float = 10.0,
         access: KafkaSettings | None = None,
+        keep_s: float | None = None,
     ) -> None:
-        """`servers` is host:port[,host:port]; `partitions` counts when the topic has to be created; `access`
-        None is in plain text.
+        """`servers` is host:port[,host:port]; `partitions` and `keep_s` (seconds that messages are kept, inf for ever,
+        None as the broker does) count when the topic has to be created; `access` None is in plain text.
 
         Raises:
             BusError: no broker answers within the timeout.
@@ -120,7 +122,7 @@ class KafkaReader:
         self._servers, self._topic, self._timeout_s = servers, topic, request_timeout_s
         self._access = access or KafkaSettings()
         with translated(f"opening {topic}", servers):
-            ensure_topic(servers, topic, partitions, request_timeout_s, self._access)
+            ensure_topic(servers, topic, partitions, request_timeout_s, self._access, keep_s)
             self._consumer = self._connect()
             names = sorted(self._consumer.partitions_for_topic(topic) or ())
             if not names:

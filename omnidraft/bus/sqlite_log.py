@@ -1,10 +1,12 @@
 """A log in one SQLite file (WAL): several processes, several topics, nothing to install.
 
 An append is one transaction and on disk when it returns. Offsets of a partition are gapless: they are given out
-inside that transaction, under SQLite's single write lock.
+inside that transaction, under SQLite's single write lock, and never twice. A writer that was told how long messages are
+kept deletes older ones, some at a time, in the transaction of each append; their bytes are overwritten.
 """
 
 import json
+import math
 import sqlite3
 import time
 import zlib
@@ -16,6 +18,8 @@ from omnidraft.errors import BusError
 from omnidraft.ports import Message, Offsets, Outgoing, Polled, TopicFacts
 
 POLL_INTERVAL_S = 0.05
+MOST_EXPIRED = 256
+"""Messages of a partition that one append deletes; more than the recorder appends at once, so that old ones dwindle."""
 _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS partitions (topic TEXT, partition INTEGER, next_offset INTEGER NOT NULL,"
     " PRIMARY KEY (topic, partition))",
@@ -110,11 +114,26 @@ def describe(path: Path, timeout_s: float = 10.0) -> dict[str, TopicFacts]:
 class SqliteWriter:
     """LogWriter of one topic."""
 
-    def __init__(self, path: Path, topic: str, *, partitions: int = 1, timeout_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        path: Path,
+        topic: str,
+        *,
+        partitions: int = 1,
+        timeout_s: float = 10.0,
+        keep_s: float | None = None,
+    ) -> None:
+        """`keep_s`: seconds that messages are kept; None or inf: for ever."""
         self._topic = _Topic(path, topic, partitions, timeout_s)
+        self._keep_ms = None if keep_s is None or math.isinf(keep_s) else int(keep_s * 1000)
+        if self._keep_ms is not None:
+            with self._topic.translated("opening"):
+                self._topic.connection.execute("PRAGMA secure_delete=ON")
+            self.append(())  # lets go of what expired since the last writer
 
     def append(self, messages: Sequence[Outgoing]) -> None:
         with self._topic.translated("appending to"), self._topic.write_lock():
+            self._expire()
             next_offsets = self._topic.next_offsets()
             self._insert(messages, next_offsets)
             rows = [(offset, self._topic.name, partition) for partition, offset in next_offsets.items()]
@@ -123,6 +142,27 @@ class SqliteWriter:
 
     def close(self) -> None:
         self._topic.close()
+
+    def _expire(self) -> None:
+        """Delete the oldest messages of every partition up to the first that is kept, or MOST_EXPIRED of them."""
+        if self._keep_ms is None:
+            return
+        kept_from_ms = time.time_ns() // 1_000_000 - self._keep_ms
+        for partition in self._topic.partitions:
+            place = (self._topic.name, partition)
+            if (end := self._expired_end(place, kept_from_ms)) is not None:
+                delete = "DELETE FROM messages WHERE topic = ? AND partition = ? AND offset < ?"
+                self._topic.connection.execute(delete, (*place, end))
+
+    def _expired_end(self, place: tuple[str, int], kept_from_ms: int) -> int | None:
+        """One past the last message to delete; None: the oldest is kept."""
+        query = "SELECT offset, timestamp_ms FROM messages WHERE topic = ? AND partition = ? ORDER BY offset LIMIT ?"
+        end = None
+        for offset, timestamp_ms in self._topic.connection.execute(query, (*place, MOST_EXPIRED)):
+            if timestamp_ms >= kept_from_ms:
+                break
+            end = offset + 1
+        return end
 
     def _insert(self, messages: Sequence[Outgoing], next_offsets: dict[int, int]) -> None:
         now_ms = time.time_ns() // 1_000_000
@@ -152,8 +192,7 @@ class SqliteReader:
         firsts = {partition: self._topic.first_offset(partition, end) for partition, end in ends.items()}
         for partition, offset in offsets.items():
             if partition not in ends or not firsts[partition] <= offset <= ends[partition]:
-                held = f"it holds {firsts.get(partition)} to {ends.get(partition)}"
-                raise BusError(f"{self._topic.name}[{partition}]: offset {offset} lies outside the log, {held}")
+                raise _outside(self._topic, partition, offset, firsts.get(partition), ends.get(partition))
         self._positions = firsts | dict(offsets)
 
     def poll(self, max_messages: int, timeout_s: float) -> Polled:
@@ -181,18 +220,33 @@ class SqliteReader:
             messages += self._read_partition(partition, max_messages - len(messages))
         return messages
 
+    def _require_held(self, partition: int, position: int) -> None:
+        """Raises BusError when what comes next was deleted, instead of passing over it."""
+        end = self.end_offsets()[partition]
+        first = self._topic.first_offset(partition, end)  # asked after the end: what was written meanwhile is held
+        if first > position:
+            raise _outside(self._topic, partition, position, first, end)
+
     def _read_partition(self, partition: int, limit: int) -> list[Message]:
         query = (
             "SELECT offset, key, value, headers, timestamp_ms FROM messages"
             " WHERE topic = ? AND partition = ? AND offset >= ? ORDER BY offset LIMIT ?"
         )
-        place = (self._topic.name, partition, self._positions[partition], limit)
+        position = self._positions[partition]
+        place = (self._topic.name, partition, position, limit)
         with self._topic.translated("reading"):
             rows = self._topic.connection.execute(query, place).fetchall()
+        if limit and (not rows or rows[0][0] > position):
+            self._require_held(partition, position)
         return [
             Message(partition, offset, key, value, _headers(text), timestamp_ms)
             for offset, key, value, text, timestamp_ms in rows
         ]
+
+
+def _outside(topic: _Topic, partition: int, offset: int, first: int | None, end: int | None) -> BusError:
+    held = f"it holds {first} to {end}"
+    return BusError(f"{topic.name}[{partition}]: offset {offset} lies outside the log, {held}")
 
 
 def _headers_text(headers: Mapping[str, bytes]) -> str:

@@ -4,13 +4,14 @@ import time
 from contextlib import closing
 
 from omnidraft.checkup.finding import Finding, ok, problem, warning
-from omnidraft.config import Settings
+from omnidraft.config import LogSettings, Settings
 from omnidraft.errors import BusError
-from omnidraft.ports import LogReader, Message
+from omnidraft.ports import LogReader, Message, TopicFacts
 
 NEEDED_MESSAGE_BYTES = 1_000_000
 """The largest dead letter, with the headers it gains."""
-LEAST_RETENTION_MS = 24 * 3_600_000
+HOUR_MS = 3_600_000
+LEAST_RETENTION_HOURS = 24
 SKEW_MS = 2_000
 """A clock may be so much ahead of ours."""
 POLL_S = 3.0
@@ -44,10 +45,26 @@ def topic(settings: Settings, name: str) -> Finding:
         return problem(check, told, "make it anew with one partition: its offsets number the announcements")
     if facts.num_partitions != wanted:
         return warning(check, told, "set log.partitions to what the topic has; they count when a topic is made")
-    if facts.retention_ms is not None and facts.retention_ms < LEAST_RETENTION_MS:
-        told = f"keeps messages for {facts.retention_ms / 3_600_000:.1f} hours"
+    return _retention(check, log, name, facts) or ok(check, f"{facts.num_partitions} partitions")
+
+
+def _retention(check: str, log: LogSettings, name: str, facts: TopicFacts) -> Finding | None:
+    """What is wrong with how long its messages are kept; None: nothing."""
+    kept_hours = None if facts.retention_ms is None else facts.retention_ms / HOUR_MS
+    wanted = {
+        log.traces_topic: ("log.retention_hours", log.retention_hours),
+        log.dead_letters_topic: ("log.dead_letters_retention_hours", log.dead_letters_retention_hours),
+    }
+    setting, wanted_hours = wanted.get(name, ("", None))
+    told = "keeps messages for ever" if kept_hours is None else f"keeps messages for {kept_hours:.1f} hours"
+    if wanted_hours is not None and (kept_hours is None or abs(kept_hours - wanted_hours) > 0.01 * wanted_hours):
+        advice = f"set the topic's retention.ms to {wanted_hours * HOUR_MS:.0f}; settings count when a topic is made"
+        return warning(check, f"{told}, {setting} says {wanted_hours:g}", advice)
+    if name == log.control_topic and kept_hours is not None:
+        return warning(check, told, "set the topic's retention.ms to -1: a pause that expires is a pause that ends")
+    if kept_hours is not None and wanted_hours is None and kept_hours < LEAST_RETENTION_HOURS:
         return warning(check, told, "raise retention.ms: what a learner that was away has not read by then is lost")
-    return ok(check, f"{facts.num_partitions} partitions")
+    return None
 
 
 def position(settings: Settings) -> Finding:

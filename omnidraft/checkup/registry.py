@@ -4,7 +4,7 @@ import tempfile
 from pathlib import Path
 
 from omnidraft.checkup.finding import Finding, ok, problem, warning
-from omnidraft.config import Settings
+from omnidraft.config import Settings, masked
 from omnidraft.errors import SnapshotCorrupt
 
 SERVING = ("champion", "previous")
@@ -18,7 +18,7 @@ def connection(settings: Settings) -> Finding:
     check = f"registry of {settings.models.target}"
     if is_absent(settings):
         advice = "start a controller or a distiller, or correct registry.url (MLFLOW_TRACKING_URI)"
-        return warning(check, f"nothing at {settings.registry.url} yet", advice)
+        return warning(check, f"nothing at {masked(settings.registry.url)} yet", advice)
     versions = wiring.existing_registry(settings).versions()
     return ok(check, f"it answers and has {len(versions)} versions")
 

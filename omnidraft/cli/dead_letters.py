@@ -163,7 +163,7 @@ def _summary(letter: "Letter") -> dict[str, Any]:
 
 def _content(letter: "Letter") -> dict[str, Any]:
     """The record, else its first fields, else its first bytes."""
-    from omnidraft.errors import UnknownSchema, WireError
+    from omnidraft.errors import UnknownKey, UnknownSchema, WireError
     from omnidraft.traces import codec
     from omnidraft.traces.partial import readable_fields
 
@@ -171,7 +171,7 @@ def _content(letter: "Letter") -> dict[str, Any]:
     first_bytes = {"first_bytes": value[:HEX_BYTES].hex(" ")}
     try:
         return {"record": codec.to_json(codec.decode(value, letter.original_headers))}
-    except UnknownSchema:
+    except (UnknownSchema, UnknownKey):
         return first_bytes
     except WireError as exc:
         fields = readable_fields(value)

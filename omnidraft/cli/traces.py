@@ -1,7 +1,9 @@
 """`omnidraft traces`: look into the trace log, check it, and into its dead letters."""
 
 import json
-from typing import Annotated
+from collections.abc import Iterable
+from contextlib import closing
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -9,6 +11,10 @@ from omnidraft import config
 from omnidraft.cli import dead_letters
 from omnidraft.cli.options import Config
 from omnidraft.cli.verify import verify
+from omnidraft.errors import BusError, WireError
+
+if TYPE_CHECKING:
+    from omnidraft.ports import LogReader, Message, Offsets
 
 app = typer.Typer(help="The trace log that decoding writes and the learner reads.", no_args_is_help=True)
 app.add_typer(dead_letters.app, name="dead-letters")
@@ -20,27 +26,47 @@ def traces() -> None:
     """The trace log that decoding writes and the learner reads."""
 
 
+@app.command("new-key")
+def new_key() -> None:
+    """Print a fresh key, for log.encryption_keys or registry.signing_key."""
+    from omnidraft.bus import encrypted
+
+    print(encrypted.new_key())
+
+
 @app.command("tail")
 def tail(
-    num: Annotated[int, typer.Option("--num", "-n", min=1, help="How many of the newest records.")] = 10,
+    num: Annotated[int, typer.Option("--num", "-n", min=1, help="How many of the newest of each partition.")] = 10,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more.")] = False,
     config_path: Config = None,
 ) -> None:
     """Print trace records as JSON, one a line; unreadable ones as their error."""
     from omnidraft import wiring
-    from omnidraft.errors import WireError
-    from omnidraft.traces import codec
+    from omnidraft.distill import whole_log
 
     settings = config.load(config_path)
-    reader = wiring.log_reader(settings, settings.log.traces_topic)
-    ends = reader.end_offsets()
-    reader.seek({partition: max(0, end - num) for partition, end in ends.items()})
-    printed = 0
-    while follow or printed < min(num, sum(ends.values())):
-        for message in reader.poll(num, timeout_s=1.0).messages:
-            printed += 1
-            try:
-                print(json.dumps(codec.to_json(codec.decode(message.value, message.headers))), flush=True)
-            except WireError as exc:
-                print(json.dumps({"partition": message.partition, "offset": message.offset, "error": str(exc)}))
-    reader.close()
+    with closing(wiring.log_reader(settings, settings.log.traces_topic)) as reader:
+        ends = reader.end_offsets()
+        _seek_back(reader, ends, num)
+        for polled in whole_log.polls_until(lambda: reader.poll(num, timeout_s=1.0), ends):
+            _print(polled.messages)
+        while follow:
+            _print(reader.poll(num, timeout_s=1.0).messages)
+
+
+def _seek_back(reader: "LogReader", ends: "Offsets", num: int) -> None:
+    try:
+        reader.seek({partition: max(0, end - num) for partition, end in ends.items()})
+    except BusError:  # retention passed some of them: begin with the oldest that is there
+        reader.seek({})
+
+
+def _print(messages: "Iterable[Message]") -> None:
+    from omnidraft.traces import codec
+
+    for message in messages:
+        try:
+            told = codec.to_json(codec.decode(message.value, message.headers))
+        except WireError as exc:
+            told = {"partition": message.partition, "offset": message.offset, "error": str(exc)}
+        print(json.dumps(told), flush=True)

@@ -1,18 +1,16 @@
 """Every setting of every process."""
 
+from omnidraft.config.outside import KafkaSettings, LogSettings, RegistrySettings, Section
+from omnidraft.config.secrets import masked
 from omnidraft.config.sections import (
     AlmSettings,
     CacheSettings,
     ControllerSettings,
     DecodeSettings,
     DriftSettings,
-    KafkaSettings,
     LearnerSettings,
-    LogSettings,
     ModelSettings,
     RecorderSettings,
-    RegistrySettings,
-    Section,
     Settings,
     WorkerSettings,
 )
@@ -34,4 +32,5 @@ __all__ = [
     "Settings",
     "WorkerSettings",
     "load",
+    "masked",
 ]

@@ -1,16 +1,11 @@
-"""Every setting of every process, with its default and what it does when it is turned up."""
+"""Every setting, with its default and what it does when it is turned up; log and registry are in outside.py."""
 
 import re
-from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import Field, field_validator
 
-
-class Section(BaseModel):
-    """A part of the settings; unknown keys are refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+from omnidraft.config.outside import LogSettings, RegistrySettings, Section
 
 
 class ModelSettings(Section):
@@ -79,6 +74,9 @@ class RecorderSettings(Section):
     enabled: bool = True
     opted_out: frozenset[str] = frozenset()
     """Tenants whose requests are answered and never recorded, whatever they ask for."""
+    redactor: str | None = None
+    """`package.module:function` that every record goes through before it is written: TraceRecord in, TraceRecord or
+    None out; None records nothing. `omnidraft.traces.redaction` has two: `hashed_tenant` and `without_prompts`."""
     queue_records: int = Field(1024, ge=1)
     """Records that may wait for the log; a full queue drops and counts, it never blocks."""
     top_k: int = Field(16, ge=1, le=1024)
@@ -90,80 +88,12 @@ class RecorderSettings(Section):
     drain_timeout_s: float = Field(10.0, ge=0)
     """How long a stopping worker waits for the log to acknowledge what is queued."""
 
-
-class KafkaSettings(Section):
-    """How our Kafka clients prove who they are, and know the broker. Secrets never appear in logs or reports."""
-
-    security: Literal["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"] = "plaintext"
-    """Encryption (`ssl`) and passwords (`sasl`), as the broker's listener has them."""
-    mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
-    username: str | None = None
-    password: SecretStr | None = None
-    """Give it as OMNIDRAFT_LOG__KAFKA__PASSWORD rather than in a file."""
-    ca_file: Path | None = None
-    """Who signed the broker's certificate, as PEM; None trusts the system's authorities."""
-    cert_file: Path | None = None
-    """Our own certificate, for brokers that ask for one; `key_file` belongs to it."""
-    key_file: Path | None = None
-    key_password: SecretStr | None = None
-
-    @model_validator(mode="after")
-    def _is_complete(self) -> "KafkaSettings":
-        if self.security.startswith("sasl") and (self.username is None or self.password is None):
-            raise ValueError(f"log.kafka.security = '{self.security}' needs log.kafka.username and log.kafka.password")
-        if (self.cert_file is None) != (self.key_file is None):
-            raise ValueError("log.kafka.cert_file and log.kafka.key_file belong together")
-        return self
-
-
-class LogSettings(Section):
-    """Where trace records and announcements live."""
-
-    url: str = "sqlite:///runs/omnidraft/log.db"
-    """sqlite:///path, kafka://host:port[,host:port], or memory:// (one process, tests)."""
-    topic_prefix: str = "omnidraft"
-    partitions: int = Field(1, ge=1)
-    """Partitions of the trace topic when it has to be created."""
-    linger_ms: int = Field(20, ge=0)
-    request_timeout_s: float = Field(10.0, gt=0)
-    kafka: KafkaSettings = KafkaSettings()
-
-    @field_validator("url")
+    @field_validator("redactor")
     @classmethod
-    def _names_a_log(cls, url: str) -> str:
-        if re.fullmatch(r"sqlite:///.+|kafka://[^/:,]+:\d+(,[^/:,]+:\d+)*|memory://", url):
-            return url
-        raise ValueError("not a log: use sqlite:///path, kafka://host:port[,host:port] or memory://")
-
-    @property
-    def traces_topic(self) -> str:
-        return f"{self.topic_prefix}.traces.v1"
-
-    @property
-    def dead_letters_topic(self) -> str:
-        return f"{self.topic_prefix}.dead-letters.v1"
-
-    @property
-    def control_topic(self) -> str:
-        return f"{self.topic_prefix}.snapshots.v1"
-
-
-class RegistrySettings(Section):
-    """Where snapshots are versioned."""
-
-    url: str = "sqlite:///runs/omnidraft/mlflow.db"
-    """An MLflow tracking URI (sqlite:///path, http://host:5000), or directory:///path without MLflow."""
-    artifacts: str | None = None
-    """Where a local MLflow store keeps files; None: `artifacts` beside its database."""
-    keep_resume: int = Field(2, ge=1)
-    """Newest snapshots whose resume part (optimizer, master weights) is kept; older ones lose it."""
-
-    @field_validator("url")
-    @classmethod
-    def _names_a_registry(cls, url: str) -> str:
-        if re.fullmatch(r"(sqlite|directory):///.+|(https?|(postgresql|mysql)(\+\w+)?)://[^/]+.*", url):
-            return url
-        raise ValueError("not a registry: use sqlite:///path, http://host:port, postgresql://... or directory:///path")
+    def _names_a_function(cls, redactor: str | None) -> str | None:
+        if redactor is None or re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", redactor):
+            return redactor
+        raise ValueError("not a function: use package.module:function")
 
 
 class AlmSettings(Section):

@@ -5,7 +5,6 @@ other setting is `OMNIDRAFT_<SECTION>__<FIELD>`, for example `OMNIDRAFT_LEARNER_
 """
 
 import os
-import re
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,9 +16,11 @@ from pydantic_settings import (
     EnvSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
+    SettingsError,
     TomlConfigSettingsSource,
 )
 
+from omnidraft.config.secrets import holds_secret, masked
 from omnidraft.config.sections import Settings
 from omnidraft.errors import ConfigError
 
@@ -44,6 +45,8 @@ def load(path: Path | None = None, environ: Mapping[str, str] | None = None, **o
         raise ConfigError(f"{path} cannot be read: {exc.strerror}") from exc
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
         raise ConfigError(f"{path} is not TOML: {exc}") from exc
+    except SettingsError as exc:
+        raise ConfigError(f'{exc}: lists and tables are given as JSON, for example \'["a", "b"]\'') from None
 
 
 def _sources(path: Path | None, environ: Mapping[str, str]) -> Callable[..., BaseSettings]:
@@ -101,5 +104,6 @@ def _first_problem(exc: ValidationError) -> str:
     if problem["type"] == "extra_forbidden":
         return f"setting {where}: there is no such setting{more}"
     what = problem["msg"].removeprefix("Value error, ")
-    got = re.sub(r"//[^@/]*@", "//***@", repr(problem.get("input")))
-    return f"setting {where}: {what}, got {got}{more}"
+    if holds_secret(Settings, problem["loc"]):
+        return f"setting {where}: {what}{more}"
+    return f"setting {where}: {what}, got {masked(repr(problem.get('input')))}{more}"

@@ -13,6 +13,7 @@ from threading import Event, Lock, Thread
 from tenacity import RetryCallState, RetryError, Retrying, retry_if_exception_type, wait_exponential_jitter
 
 from omnidraft.config import RecorderSettings
+from omnidraft.decode.redacting import Redacting, Redactor
 from omnidraft.errors import BusError, WireError
 from omnidraft.ports import LogWriter, Metrics, Outgoing
 from omnidraft.traces import codec
@@ -34,9 +35,17 @@ ACKNOWLEDGED = "omnidraft_traces_acknowledged_total"
 class Recorder:
     """Any thread may emit. Every emitted record ends as acknowledged or as dropped, in the counters too."""
 
-    def __init__(self, writer_factory: Callable[[], LogWriter], settings: RecorderSettings, metrics: Metrics) -> None:
-        """The writer is made, used and closed on the recorder's thread; making it is retried."""
+    def __init__(
+        self,
+        writer_factory: Callable[[], LogWriter],
+        settings: RecorderSettings,
+        metrics: Metrics,
+        redactor: Redactor | None = None,
+    ) -> None:
+        """The writer is made, used and closed on the recorder's thread; making it is retried. The redactor is called on
+        that thread too, for every record."""
         self._writer_factory, self._metrics = writer_factory, metrics
+        self._redact = Redacting(redactor) if redactor else None
         self._queue: queue.Queue[TraceRecord] = queue.Queue(settings.queue_records)
         self._writer: LogWriter | None = None
         self._lock = Lock()  # over _num_waiting and _is_closed
@@ -103,6 +112,11 @@ class Recorder:
         return batch
 
     def _encoded(self, record: TraceRecord) -> Outgoing | None:
+        allowed = self._redact(record) if self._redact else record
+        if isinstance(allowed, str):
+            self._settle(1, DROPPED, reason=allowed)
+            return None
+        record = allowed
         try:
             value = codec.encode(record)
         except WireError as exc:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from omnidraft.distill import whole_log
 from omnidraft.distill.source import MAX_HEADER_BYTES, MAX_HEADERS
 from omnidraft.ports import LogReader, Message
+from omnidraft.traces.schema import ENCRYPTION
 
 ORIGINAL = "original."
 """Before the names of the headers that the message had."""
@@ -34,7 +35,13 @@ class Letter:
 
     @property
     def error(self) -> str:
-        return self._text("error")
+        return self.locked or self._text("error")
+
+    @property
+    def locked(self) -> str | None:
+        """Why the letter itself cannot be read; None when it can."""
+        is_locked = ENCRYPTION in self.message.headers
+        return "encrypted with a key that is not among log.encryption_keys" if is_locked else None
 
     @property
     def origin_topic(self) -> str:

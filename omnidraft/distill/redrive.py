@@ -81,7 +81,7 @@ class Redrive:
     def _refusal(self, letter: Letter) -> str | None:
         if letter.origin_topic != self._topic:
             return f"comes from another topic than {self._topic}"
-        return letter.cut
+        return letter.locked or letter.cut
 
     def _name(self, letter: Letter) -> str:
         return "{}/{}/{}".format(self._dead_letters_topic, *letter.place)

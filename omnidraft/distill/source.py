@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from omnidraft.errors import UnknownSchema, VocabularyError, WireError
+from omnidraft.errors import UnknownKey, UnknownSchema, VocabularyError, WireError
 from omnidraft.ports import LogReader, LogWriter, Message, Metrics, Offsets, Outgoing, Polled
 from omnidraft.traces import codec
 from omnidraft.traces.record import TraceRecord
@@ -22,7 +22,7 @@ SKIPPED = "omnidraft_traces_skipped_total"
 
 OTHER_PAIR = "other_pair"
 """Reason of a sound record that another distiller learns from."""
-DEAD_LETTER_REASONS = ("unknown_schema", "other_alignment", "unreadable")
+DEAD_LETTER_REASONS = ("unknown_schema", "unknown_key", "other_alignment", "unreadable")
 MAX_VALUE_BYTES = 950_000
 """Of a dead letter: a longer message is cut, so that it fits into any log with its headers."""
 MAX_HEADERS = 16
@@ -148,6 +148,8 @@ def _reason(exc: WireError | VocabularyError) -> str:
     match exc:
         case UnknownSchema():
             return "unknown_schema"
+        case UnknownKey():
+            return "unknown_key"
         case VocabularyError():
             return "other_alignment"
         case _:

@@ -4,9 +4,11 @@
 """
 
 import logging
+import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,14 +16,18 @@ from typing import Annotated, Any
 import typer
 
 from omnidraft import config
-from omnidraft.errors import OmnidraftError
+from omnidraft.errors import ConfigError, OmnidraftError
 
 HostMain = Callable[[config.Settings], int]
 
 EXIT_REFUSED = 2
 """Exit code when the service cannot run with what it was given."""
 
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
+"""Of JSON lines: UTC."""
+FORMAT_VARIABLE = "OMNIDRAFT_LOG_FORMAT"
+"""`text`, for people, or `json`: an object a line with time, level, logger, message and role."""
 
 logger = logging.getLogger(__name__)
 
@@ -46,21 +52,58 @@ def serve(name: str, host_main: HostMain, config_path: Path | None, **overrides:
     Args:
         overrides: settings (section=dict) that come last; see config.load.
     """
-    configure_logging()
     try:
+        configure_logging(name)
         settings = config.load(config_path, **overrides)
-        logger.info("%s starting: log %s", name, settings.log.url)
+        logger.info("%s starting: log %s, registry %s", name, settings.log.url, config.masked(settings.registry.url))
         return host_main(settings)
     except OmnidraftError as exc:
-        print(f"omnidraft {name}: {exc}", file=sys.stderr)
+        _tell_refusal(name, exc)
         return EXIT_REFUSED
 
 
-def configure_logging() -> None:
-    """One line per life event on stderr; clients' own chatter from warnings on."""
-    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
+def configure_logging(role: str) -> None:
+    """One line per life event on stderr, as OMNIDRAFT_LOG_FORMAT says; clients' own chatter from warnings on.
+
+    Args:
+        role: which service this process is.
+
+    Raises:
+        ConfigError: OMNIDRAFT_LOG_FORMAT is neither `text` nor `json`.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_formatter(role))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.captureWarnings(_is_json())
     for name in ("kafka", "httpx", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def _formatter(role: str) -> logging.Formatter:
+    if not _is_json():
+        return logging.Formatter(TEXT_FORMAT)
+    from pythonjsonlogger.json import JsonFormatter
+
+    names = {"asctime": "time", "levelname": "level", "name": "logger", "message": "message"}
+    formatter = JsonFormatter(tuple(names), rename_fields=names, static_fields={"role": role}, datefmt=TIME_FORMAT)
+    formatter.converter = time.gmtime
+    return formatter
+
+
+def _is_json() -> bool:
+    """Raises ConfigError."""
+    chosen = os.environ.get(FORMAT_VARIABLE, "text")
+    if chosen not in ("text", "json"):
+        raise ConfigError(f"{FORMAT_VARIABLE} must be text or json, got {chosen!r}")
+    return chosen == "json"
+
+
+def _tell_refusal(name: str, exc: OmnidraftError) -> None:
+    """As a line for people, unless whoever reads stderr was promised JSON."""
+    if os.environ.get(FORMAT_VARIABLE) == "json":
+        logger.error("omnidraft %s: %s", name, exc)
+    else:
+        print(f"omnidraft {name}: {exc}", file=sys.stderr)
 
 
 def stop_on_signals() -> threading.Event:

@@ -34,7 +34,7 @@ class DistillerActor:
         from omnidraft import wiring
         from omnidraft.telemetry.metrics import CountingMetrics
 
-        configure_logging()
+        configure_logging(f"distiller for {self._settings.models.target}")
         _make_modest(self._settings.learner)
         self._distillation = wiring.distillation(self._settings, CountingMetrics(), folder=self._folder)
         self._distillation.run(self._stop.is_set)

@@ -4,9 +4,10 @@ import logging
 import threading
 
 import uvicorn
+from fastapi import FastAPI
 
 from omnidraft import wiring
-from omnidraft.config import Settings
+from omnidraft.config import Settings, WorkerSettings
 from omnidraft.hosts.process import stop_on_signals
 from omnidraft.serving.app import ServedModel, application
 from omnidraft.serving.queue import RequestQueue
@@ -26,8 +27,7 @@ def main(settings: Settings) -> int:
     requests = RequestQueue(metrics, max_waiting=settings.worker.max_queue)
     served = [ServedModel(each.engine, each.target.fingerprint) for each in worker.served]
     app = application(requests, served, settings.worker, metrics.render)
-    config = uvicorn.Config(app, host=settings.worker.host, port=settings.worker.port, log_level="warning")
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(_http(app, settings.worker))
     stop = stop_on_signals()
     threads = [threading.Thread(target=server.run, name="http")]
     threads += [
@@ -51,3 +51,8 @@ def main(settings: Settings) -> int:
         worker.recorder.close(settings.recorder.drain_timeout_s)
     logger.info("stopped")
     return 1 if has_failed else 0
+
+
+def _http(app: FastAPI, settings: WorkerSettings) -> uvicorn.Config:
+    """Without a logging of its own: its lines are written as ours."""
+    return uvicorn.Config(app, host=settings.host, port=settings.port, log_level="warning", log_config=None)

@@ -71,7 +71,9 @@ def law(temperature: float) -> dict[str, Any]:
 def load_bfloat16(folder: Path) -> PreTrainedModel:
     """The model of a folder, without the sampling defaults that the folder may name."""
     transformers_logging.disable_progress_bar()
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, local_files_only=True)
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.bfloat16, local_files_only=True, use_safetensors=True
+    )
     model.generation_config = GenerationConfig()
     if torch.cuda.is_available():
         model.to("cuda")  # type: ignore[arg-type]

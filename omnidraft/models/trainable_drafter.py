@@ -96,7 +96,9 @@ def load_trainable(folder: Path, *, train: Train, rank: int, seed: int) -> Trans
     from transformers import AutoModelForCausalLM
 
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, local_files_only=True, use_safetensors=True
+        )
     except (OSError, ValueError) as exc:
         raise ConfigError(f"{folder} holds no model that can learn: {exc}") from exc
     model.eval()

@@ -190,7 +190,12 @@ def load_model(folder: Path) -> PreTrainedModel:
     try:
         config = AutoConfig.from_pretrained(folder)
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            folder, config=config, dtype="auto", attn_implementation="sdpa", local_files_only=True
+            folder,
+            config=config,
+            dtype="auto",
+            attn_implementation="sdpa",
+            local_files_only=True,
+            use_safetensors=True,  # never a pickle
         )
     except (OSError, ValueError, KeyError) as exc:
         raise ModelError(f"{folder} is not a model folder that transformers can load: {exc}") from exc

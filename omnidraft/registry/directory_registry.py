@@ -27,21 +27,24 @@ LOCK_TIMEOUT_S = 60.0
 class DirectoryRegistry:
     """The snapshots of one (drafter, target) pair below a folder that all processes can reach."""
 
-    def __init__(self, root: Path, drafter: str, target: str, *, keep_resume: int) -> None:
+    def __init__(
+        self, root: Path, drafter: str, target: str, *, keep_resume: int, signing_key: str | None = None
+    ) -> None:
         self._root = root / story.pair_name(drafter, target)
         self._pair = (drafter, target)
         self._keep_resume = keep_resume
+        self._signing_key = signing_key
 
     def publish(self, bundle: Path, parent: int | None) -> SnapshotVersion:
-        manifest = staging.check_incoming(bundle, *self._pair)
+        manifest = staging.check_incoming(bundle, *self._pair, self._signing_key)
         with self._locked():
             newest = self._newest()
-            if newest is None or newest.manifest.snapshot_id != manifest.snapshot_id:
+            if newest is not None and staging.is_published(newest, manifest):
+                version = newest.version  # the answer was lost
+            else:
                 staging.check_parent(newest, parent)
                 version = newest.version + 1 if newest else 1
                 self._add(bundle, version, manifest)
-            else:
-                version = newest.version  # published before, the answer was lost
             self._write_aliases(self._aliases() | {"challenger": version})
             self._prune()
         return self.resolve(str(version))
@@ -63,7 +66,8 @@ class DirectoryRegistry:
             link_folder(source, destination / part)
 
         with _translated(self._root):
-            return staging.stage(into / story.folder_name(version, manifest), manifest, parts, download)
+            place = into / story.folder_name(version, manifest)
+            return staging.stage(place, manifest, parts, download, self._signing_key)
 
     def promote(self, version: int) -> None:
         with self._locked():

@@ -38,25 +38,27 @@ class MlflowRegistry:
         *,
         artifacts: str | None,
         keep_resume: int,
+        signing_key: str | None = None,
         abandoned_ms: int = ABANDONED_MS,
     ) -> None:
         self._url = url
         self._pair = (drafter, target)
         self._name = story.pair_name(drafter, target)
         self._keep_resume = keep_resume
+        self._signing_key = signing_key
         self._abandoned_ms = abandoned_ms
         self._client = open_client(url)
         self._runs = Runs(self._client, url, self._name, artifacts)
 
     def publish(self, bundle: Path, parent: int | None) -> SnapshotVersion:
-        manifest = staging.check_incoming(bundle, *self._pair)
+        manifest = staging.check_incoming(bundle, *self._pair, self._signing_key)
         with self._translated("publishing a snapshot"):
             newest = self._newest()
-            if newest is None or newest.manifest.snapshot_id != manifest.snapshot_id:
+            if newest is not None and staging.is_published(newest, manifest):
+                version = newest.version  # the answer was lost
+            else:
                 staging.check_parent(newest, parent)
                 version = self._add(bundle, manifest, parent)
-            else:
-                version = newest.version  # published before, the answer was lost
             self._client.set_registered_model_alias(self._name, "challenger", str(version))
             self._prune()
         return self.resolve(str(version))
@@ -85,7 +87,8 @@ class MlflowRegistry:
             def download(part: str, destination: Path) -> None:
                 self._runs.download(_run_of(found), part, destination)
 
-            return staging.stage(into / story.folder_name(version, manifest), manifest, parts, download)
+            place = into / story.folder_name(version, manifest)
+            return staging.stage(place, manifest, parts, download, self._signing_key)
 
     def promote(self, version: int) -> None:
         with self._translated(f"promoting version {version}"):

@@ -88,4 +88,4 @@ class Runs:
                 link_folder(source / part, folder / part)
             else:
                 self._client.log_artifacts(run_id, str(source / part), part)
-        self._client.log_artifact(run_id, str(source / bundle.MANIFEST))
+        self._client.log_text(run_id, bundle.manifest_text(manifest), bundle.MANIFEST)

@@ -9,11 +9,12 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from filelock import FileLock
 
+from omnidraft.config import masked
 from omnidraft.errors import RegistryError, SnapshotNotFound
 
 if TYPE_CHECKING:
@@ -71,11 +72,11 @@ def translated(url: str, doing: str) -> Iterator[None]:
     try:
         yield
     except OSError as exc:  # the errors of requests are OSErrors too
-        raise RegistryError(f"{doing} at {_shown(url)}: {exc}; {_advice(url)}") from exc
+        raise RegistryError(masked(f"{doing} at {url}: {exc}; {_advice(url)}")) from exc
     except _foreign_errors() as exc:
         if getattr(exc, "error_code", None) == "RESOURCE_DOES_NOT_EXIST":
-            raise SnapshotNotFound(f"{doing} at {_shown(url)}: {exc}") from exc
-        raise RegistryError(f"{doing} at {_shown(url)}: {str(exc).splitlines()[0]}; {_advice(url)}") from exc
+            raise SnapshotNotFound(masked(f"{doing} at {url}: {exc}")) from exc
+        raise RegistryError(masked(f"{doing} at {url}: {str(exc).splitlines()[0]}; {_advice(url)}")) from exc
 
 
 def _open_sqlite(database: Path) -> "MlflowClient":
@@ -108,11 +109,6 @@ def _foreign_errors() -> tuple[type[Exception], ...]:
     from sqlalchemy.exc import SQLAlchemyError
 
     return (MlflowException, SQLAlchemyError)
-
-
-def _shown(url: str) -> str:
-    parts: Any = urlsplit(url)
-    return url.replace(f"{parts.username}:{parts.password}@", "***@") if parts.password else url
 
 
 def _advice(url: str) -> str:

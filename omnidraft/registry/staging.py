@@ -11,13 +11,14 @@ from omnidraft.errors import RegistryError, SnapshotCorrupt, SnapshotNotFound, S
 from omnidraft.ports import SnapshotVersion
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.manifest import Manifest
+from omnidraft.snapshots.signature import require_signature, signed
 
 
-def check_incoming(folder: Path, drafter: str, target: str) -> Manifest:
-    """The manifest of a whole, intact snapshot of this pair.
+def check_incoming(folder: Path, drafter: str, target: str, signing_key: str | None) -> Manifest:
+    """The manifest of a whole, intact snapshot of this pair, signed where there is a key.
 
     Raises:
-        SnapshotCorrupt: a file does not match the manifest.
+        SnapshotCorrupt: a file does not match the manifest, or the manifest its signature.
         RegistryError: it belongs to another pair.
     """
     manifest = bundle.verify(folder, bundle.parts_of(bundle.read_manifest(folder)))
@@ -25,7 +26,15 @@ def check_incoming(folder: Path, drafter: str, target: str) -> Manifest:
         raise RegistryError(
             f"{folder} is of {manifest.drafter} for {manifest.target}, this registry keeps {drafter} for {target}"
         )
-    return manifest
+    if manifest.signature is not None:
+        require_signature(manifest, signing_key)
+    return signed(manifest, signing_key)
+
+
+def is_published(newest: SnapshotVersion, manifest: Manifest) -> bool:
+    """Whether this very snapshot is the newest version. One that is signed now and was not then is another."""
+    known = newest.manifest
+    return (known.snapshot_id, known.signature) == (manifest.snapshot_id, manifest.signature)
 
 
 def check_parent(newest: SnapshotVersion | None, parent: int | None) -> None:
@@ -45,15 +54,23 @@ def pick(versions: Sequence[SnapshotVersion], name: str) -> SnapshotVersion:
     raise SnapshotNotFound(f"no snapshot is called {name!r}; there are {len(versions)} versions")
 
 
-def stage(place: Path, manifest: Manifest, parts: Sequence[str], download: Callable[[str, Path], None]) -> Path:
+def stage(
+    place: Path,
+    manifest: Manifest,
+    parts: Sequence[str],
+    download: Callable[[str, Path], None],
+    signing_key: str | None,
+) -> Path:
     """A local snapshot folder with these parts at `place`; parts that are there and intact are kept.
 
     Args:
         download: puts a part's folder into a folder.
 
     Raises:
-        SnapshotCorrupt: what was downloaded does not match the manifest; nothing of it stays.
+        SnapshotCorrupt: the manifest lacks the signature of this key, or what was downloaded does not match it; nothing
+            of it stays.
     """
+    require_signature(manifest, signing_key)
     place.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(place.with_name(f".{place.name}.lock")):
         if not (place / bundle.MANIFEST).exists() or bundle.read_manifest(place) != manifest:

@@ -17,7 +17,7 @@ def folder_name(version: int, manifest: Manifest) -> str:
 
 def params(manifest: Manifest) -> dict[str, str]:
     """What does not change while a snapshot is judged."""
-    told = manifest.model_dump(exclude={"offsets", "losses", "counts", "sha256"}, exclude_none=True)
+    told = manifest.model_dump(exclude={"offsets", "losses", "counts", "sha256", "signature"}, exclude_none=True)
     told |= told.pop("settings", {})
     return {name: str(value) for name, value in told.items() if isinstance(value, str) and value}
 

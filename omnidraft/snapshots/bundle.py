@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from omnidraft.errors import SnapshotCorrupt, SnapshotError
 from omnidraft.snapshots.files import link_or_copy, sha256_of
 from omnidraft.snapshots.manifest import Manifest
+from omnidraft.snapshots.signature import signed
 
 if TYPE_CHECKING:
     import torch
@@ -28,8 +29,10 @@ NGRAMS = "serving/ngrams.safetensors"
 Tensors = Mapping[str, "np.ndarray | torch.Tensor"]
 
 
-def write(folder: Path, manifest: Manifest, parts: Mapping[str, Path | Tensors]) -> Manifest:
-    """Make a snapshot folder and return the manifest with its checksums.
+def write(
+    folder: Path, manifest: Manifest, parts: Mapping[str, Path | Tensors], *, signing_key: str | None = None
+) -> Manifest:
+    """Make a snapshot folder and return the manifest with its checksums, and signed where there is a key.
 
     Args:
         parts: relative name such as `serving/drafter.safetensors` -> a file, which is linked and must not change
@@ -43,7 +46,7 @@ def write(folder: Path, manifest: Manifest, parts: Mapping[str, Path | Tensors])
     partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.partial")
     try:
         checksums = {name: _write_file(partial, name, content) for name, content in parts.items()}
-        complete = manifest.model_copy(update={"sha256": checksums})
+        complete = signed(manifest.model_copy(update={"sha256": checksums}), signing_key)
         write_manifest(partial, complete)
         partial.rename(folder)  # atomic
     finally:
@@ -52,9 +55,14 @@ def write(folder: Path, manifest: Manifest, parts: Mapping[str, Path | Tensors])
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """The manifest as JSON that people can read."""
+    """Make or replace the folder's manifest."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n")
+    (folder / MANIFEST).write_text(manifest_text(manifest))
+
+
+def manifest_text(manifest: Manifest) -> str:
+    """JSON that people can read."""
+    return manifest.model_dump_json(indent=2) + "\n"
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -48,3 +48,5 @@ class Manifest(BaseModel):
     created_ms: int = 0
     sha256: dict[str, str] = {}
     """Relative path -> checksum of every other file."""
+    signature: str | None = None
+    """Of all the other fields; see signature.py. None: published without registry.signing_key."""

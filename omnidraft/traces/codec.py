@@ -12,11 +12,12 @@ from typing import Any
 import fastavro
 import numpy as np
 
-from omnidraft.errors import UnknownSchema, WireError
+from omnidraft.errors import UnknownKey, UnknownSchema, WireError
 from omnidraft.traces.checks import check
 from omnidraft.traces.record import Beliefs, Rounds, TraceRecord
 from omnidraft.traces.schema import (
     BELIEF_COLUMNS,
+    ENCRYPTION,
     MAX_EMITTED,
     MAX_PAYLOAD_BYTES,
     MAX_WRITTEN_BYTES,
@@ -75,9 +76,12 @@ def decode(payload: bytes, headers: Mapping[str, bytes]) -> TraceRecord:
     """The record in a message.
 
     Raises:
+        UnknownKey: it is encrypted, and the log reader could not open it.
         UnknownSchema: another program or another version wrote it.
         WireError: it is broken; names the field.
     """
+    if ENCRYPTION in headers:
+        raise UnknownKey("payload: encrypted with a key that is not among log.encryption_keys")
     version = _written_version(headers)
     if len(payload) > MAX_PAYLOAD_BYTES:
         raise WireError(f"payload: {len(payload)} bytes, at most {MAX_PAYLOAD_BYTES} are read")

@@ -13,6 +13,8 @@ from typing import Any
 SCHEMA_NAME = "omnidraft.trace"
 SCHEMA_VERSION = 1
 
+ENCRYPTION = "encryption"
+"""Header of a message whose value is encrypted."""
 MAX_PAYLOAD_BYTES = 1 << 20
 """Larger messages are refused before they are parsed."""
 MAX_WRITTEN_BYTES = 1_000_000

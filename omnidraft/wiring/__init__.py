@@ -1,7 +1,16 @@
 """From settings to objects: the only package that knows every implementation. Heavy imports stay inside functions."""
 
 from omnidraft.wiring.control import controller
-from omnidraft.wiring.logs import existing_registry, experiment, log_reader, log_writer, registry, topics, trace_source
+from omnidraft.wiring.logs import (
+    existing_registry,
+    experiment,
+    log_reader,
+    log_writer,
+    registry,
+    signing_key,
+    topics,
+    trace_source,
+)
 from omnidraft.wiring.models import (
     SnapshotLoader,
     Vocabularies,
@@ -36,6 +45,7 @@ __all__ = [
     "overview",
     "proposer",
     "registry",
+    "signing_key",
     "snapshot_loader",
     "target",
     "topics",

@@ -1,10 +1,12 @@
-"""Logs and registry from their URLs."""
+"""Logs and registry from their URLs, with their credentials, keys and retention."""
 
+import math
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from omnidraft.config import Settings
+from omnidraft.config import Settings, masked
 from omnidraft.errors import ConfigError, RegistryError
 from omnidraft.ports import LogReader, LogWriter, Metrics, Registry, TopicFacts
 
@@ -13,15 +15,59 @@ if TYPE_CHECKING:
     from omnidraft.registry.mlflow_tracking import Experiment
 
 
+SEALED_HEADERS = ("error", "original.")
+"""Of dead letters: beginnings of headers that may quote what a user said."""
+
+
 def log_writer(settings: Settings, topic: str) -> LogWriter:
     """Raises BusError when the log cannot be reached."""
+    writer, keys = _plain_writer(settings, topic), _keys(settings, topic)
+    if not keys:
+        return writer
+    from omnidraft.bus.encrypted import EncryptedWriter
+
+    sealed = SEALED_HEADERS if topic == settings.log.dead_letters_topic else ()
+    return EncryptedWriter(writer, keys, sealed=sealed)
+
+
+def log_reader(settings: Settings, topic: str) -> LogReader:
+    """Raises BusError when the log cannot be reached."""
+    reader, keys = _plain_reader(settings, topic), _keys(settings, topic)
+    if not keys:
+        return reader
+    from omnidraft.bus.encrypted import EncryptedReader
+
+    return EncryptedReader(reader, keys)
+
+
+def _keys(settings: Settings, topic: str) -> tuple[str, ...]:
+    """Announcements hold nothing of users and stay readable."""
+    log = settings.log
+    if topic not in (log.traces_topic, log.dead_letters_topic):
+        return ()
+    return tuple(key.get_secret_value() for key in log.encryption_keys)
+
+
+def _keep_s(settings: Settings, topic: str) -> float | None:
+    """Seconds that a message of this topic is kept; None: as the log does by itself."""
+    log = settings.log
+    hours = {
+        log.traces_topic: log.retention_hours,
+        log.dead_letters_topic: log.dead_letters_retention_hours,
+        log.control_topic: math.inf,
+    }.get(topic)
+    return None if hours is None else hours * 3600
+
+
+def _plain_writer(settings: Settings, topic: str) -> LogWriter:
     log, where = settings.log, urlsplit(settings.log.url)
     partitions = log.partitions if topic == log.traces_topic else 1
     match where.scheme:
         case "sqlite":
             from omnidraft.bus.sqlite_log import SqliteWriter
 
-            return SqliteWriter(_path(log.url), topic, partitions=partitions, timeout_s=log.request_timeout_s)
+            keep_s, timeout_s = _keep_s(settings, topic), log.request_timeout_s
+            return SqliteWriter(_path(log.url), topic, partitions=partitions, timeout_s=timeout_s, keep_s=keep_s)
         case "kafka":
             from omnidraft.bus.kafka_log import KafkaWriter
 
@@ -32,12 +78,12 @@ def log_writer(settings: Settings, topic: str) -> LogWriter:
                 linger_ms=log.linger_ms,
                 request_timeout_s=log.request_timeout_s,
                 access=log.kafka,
+                keep_s=_keep_s(settings, topic),
             )
     raise ConfigError(f"log.url must be sqlite:///path or kafka://host:port, got {log.url!r}")
 
 
-def log_reader(settings: Settings, topic: str) -> LogReader:
-    """Raises BusError when the log cannot be reached."""
+def _plain_reader(settings: Settings, topic: str) -> LogReader:
     log, where = settings.log, urlsplit(settings.log.url)
     partitions = log.partitions if topic == log.traces_topic else 1
     match where.scheme:
@@ -54,6 +100,7 @@ def log_reader(settings: Settings, topic: str) -> LogReader:
                 partitions=partitions,
                 request_timeout_s=log.request_timeout_s,
                 access=log.kafka,
+                keep_s=_keep_s(settings, topic),
             )
     raise ConfigError(f"log.url must be sqlite:///path or kafka://host:port, got {log.url!r}")
 
@@ -84,7 +131,7 @@ def topics(settings: Settings) -> dict[str, TopicFacts]:
             from omnidraft.bus import sqlite_log
 
             found = sqlite_log.describe(_path(log.url), log.request_timeout_s)
-            return {name: found[name] for name in names if name in found}
+            return {name: _with_retention(found[name], settings, name) for name in names if name in found}
         case "kafka":
             from omnidraft.bus import kafka_client
 
@@ -92,25 +139,38 @@ def topics(settings: Settings) -> dict[str, TopicFacts]:
     raise ConfigError(f"log.url must be sqlite:///path or kafka://host:port, got {log.url!r}")
 
 
+def _with_retention(facts: TopicFacts, settings: Settings, topic: str) -> TopicFacts:
+    """An SQLite log keeps what its writers' settings say, which are taken to be these."""
+    keep_s = _keep_s(settings, topic)
+    return facts if keep_s in (None, math.inf) else replace(facts, retention_ms=int(keep_s * 1000))
+
+
 def existing_registry(settings: Settings) -> Registry:
     """As `registry`, but a local store that is not there is not made. Raises RegistryError."""
     section = settings.registry
     is_local = section.url.startswith(("sqlite:", "directory:"))
     if is_local and not _path(section.url).exists():
-        raise RegistryError(f"there is no registry at {section.url}; the first service that starts makes it")
+        raise RegistryError(f"there is no registry at {masked(section.url)}; the first service that starts makes it")
     return registry(settings)
 
 
 def registry(settings: Settings) -> Registry:
     """Raises RegistryError when it cannot be reached."""
     section, pair = settings.registry, (settings.models.drafter, settings.models.target)
+    options: dict[str, Any] = {"keep_resume": section.keep_resume, "signing_key": signing_key(settings)}
     if section.url.startswith("directory://"):
         from omnidraft.registry.directory_registry import DirectoryRegistry
 
-        return DirectoryRegistry(_path(section.url), *pair, keep_resume=section.keep_resume)
+        return DirectoryRegistry(_path(section.url), *pair, **options)
     from omnidraft.registry.mlflow_registry import MlflowRegistry
 
-    return MlflowRegistry(section.url, *pair, artifacts=section.artifacts, keep_resume=section.keep_resume)
+    return MlflowRegistry(section.url, *pair, artifacts=section.artifacts, **options)
+
+
+def signing_key(settings: Settings) -> str | None:
+    """What snapshots are signed with; None: they are not."""
+    key = settings.registry.signing_key
+    return None if key is None else key.get_secret_value()
 
 
 def experiment(settings: Settings, name: str) -> "Experiment | None":

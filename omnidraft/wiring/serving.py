@@ -12,6 +12,7 @@ from omnidraft.ports import Metrics, Registry, SnapshotVersion, Target
 from omnidraft.wiring.control import control_follower
 from omnidraft.wiring.logs import log_reader, log_writer, registry
 from omnidraft.wiring.models import SnapshotLoader, Vocabularies, base_drafter, snapshot_loader, target, vocabularies
+from omnidraft.wiring.redaction import redactor
 from omnidraft.wiring.snapshots import named_snapshot
 
 if TYPE_CHECKING:
@@ -83,15 +84,17 @@ def worker(settings: Settings, metrics: Metrics, *, progress: "Progress | None" 
 
     Raises:
         BusError, RegistryError: log or registry cannot be reached at the start; later they may come and go.
+        ConfigError: there is no such redactor.
     """
     from omnidraft.decode.recorder import Recorder
     from omnidraft.models.loading import apart
 
     recorder = None
     if settings.recorder.enabled:
+        redact = redactor(settings)
         topic = settings.log.traces_topic
         log_reader(settings, topic).close()
-        recorder = Recorder(lambda: log_writer(settings, topic), settings.recorder, metrics)
+        recorder = Recorder(lambda: log_writer(settings, topic), settings.recorder, metrics, redact)
     return Worker(apart(lambda: _all_served(settings, metrics, recorder, progress)), recorder)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from omnidraft.config import Settings
 from omnidraft.ports import SnapshotVersion
-from omnidraft.wiring.logs import registry
+from omnidraft.wiring.logs import registry, signing_key
 from omnidraft.wiring.models import SnapshotLoader
 
 if TYPE_CHECKING:
@@ -25,13 +25,15 @@ def named_folder(settings: Settings, name: str) -> Iterator[tuple[SnapshotVersio
     """The verified snapshot in a folder of this name, else that version or alias of the registry, fetched for a while.
 
     Raises:
-        SnapshotError: there is none of that name.
+        SnapshotError: there is none of that name, or it is not signed as `registry.signing_key` asks.
     """
     from omnidraft.snapshots import bundle
+    from omnidraft.snapshots.signature import require_signature
 
     folder = Path(name).expanduser()
     if folder.is_dir():
         manifest = bundle.verify(folder, ("serving",))
+        require_signature(manifest, signing_key(settings))
         yield SnapshotVersion(UNPUBLISHED, manifest, aliases=(), created_ms=manifest.created_ms), folder
         return
     snapshots = registry(settings)

@@ -1,4 +1,4 @@
-"""What every log promises to its writers and readers, over memory, SQLite and a real Kafka broker."""
+"""What every log promises to its writers and readers, over memory, SQLite (encrypted too) and a real Kafka broker."""
 
 import time
 import uuid
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from omnidraft.bus.encrypted import EncryptedReader, EncryptedWriter, new_key
 from omnidraft.bus.memory_log import MemoryLog, MemoryReader, MemoryWriter
 from omnidraft.bus.sqlite_log import SqliteReader, SqliteWriter
 from omnidraft.errors import BusError
@@ -48,6 +49,16 @@ def sqlite_log(path) -> Log:
     )
 
 
+def encrypted_log(path) -> Log:
+    keys = (new_key(),)
+    plain = sqlite_log(path)
+    return Log(
+        "encrypted",
+        lambda topic, partitions: EncryptedWriter(plain.open_writer(topic, partitions), keys, sealed=("a",)),
+        lambda topic, partitions: EncryptedReader(plain.open_reader(topic, partitions), keys),
+    )
+
+
 def kafka_log(servers: str) -> Log:
     from omnidraft.bus.kafka_log import KafkaReader, KafkaWriter
 
@@ -58,7 +69,7 @@ def kafka_log(servers: str) -> Log:
     )
 
 
-@pytest.fixture(params=["memory", "sqlite", pytest.param("kafka", marks=pytest.mark.kafka)])
+@pytest.fixture(params=["memory", "sqlite", "encrypted", pytest.param("kafka", marks=pytest.mark.kafka)])
 def make_log(request, tmp_path) -> Iterator[Callable[[int], Log]]:
     """A function from a number of partitions to a log."""
     made: list[Log] = []
@@ -69,6 +80,8 @@ def make_log(request, tmp_path) -> Iterator[Callable[[int], Log]]:
                 log = memory_log(partitions)
             case "sqlite":
                 log = sqlite_log(tmp_path / "deep" / "log.db")
+            case "encrypted":
+                log = encrypted_log(tmp_path / "log.db")
             case _:
                 log = kafka_log(request.getfixturevalue("kafka_bootstrap"))
         made.append(log)

@@ -8,8 +8,10 @@ import pytest
 
 from omnidraft.errors import RegistryError, SnapshotCorrupt, SnapshotNotFound, SnapshotStale
 from omnidraft.registry.directory_registry import DirectoryRegistry
-from omnidraft.registry.mlflow_registry import READY_TAG, MlflowRegistry
+from omnidraft.registry.mlflow_registry import MANIFEST_TAG, READY_TAG, MlflowRegistry
 from omnidraft.snapshots import bundle
+from omnidraft.snapshots.files import sha256_of
+from omnidraft.snapshots.signature import signed
 from tests.snapshot_folders import make_bundle
 
 
@@ -23,8 +25,9 @@ def targets():
     return (f"target{number}" for number in itertools.count())
 
 
-def open_mlflow(url, target, keep_resume=2):
-    return MlflowRegistry(url, "org/small", target, artifacts=None, keep_resume=keep_resume)
+def open_mlflow(url, target, keep_resume=2, signing_key=None):
+    options = {"keep_resume": keep_resume, "signing_key": signing_key}
+    return MlflowRegistry(url, "org/small", target, artifacts=None, **options)
 
 
 @pytest.fixture(params=["directory", "mlflow"])
@@ -32,10 +35,11 @@ def opened(request, tmp_path, targets):
     """A function that opens one empty registry, again and again, and a function that makes bundles for it."""
     target = next(targets)
 
-    def open_registry(keep_resume=2):
+    def open_registry(keep_resume=2, signing_key=None):
         if request.param == "mlflow":
-            return open_mlflow(request.getfixturevalue("mlflow_url"), target, keep_resume)
-        return DirectoryRegistry(tmp_path / "registry", "org/small", target, keep_resume=keep_resume)
+            return open_mlflow(request.getfixturevalue("mlflow_url"), target, keep_resume, signing_key)
+        root = tmp_path / "registry"
+        return DirectoryRegistry(root, "org/small", target, keep_resume=keep_resume, signing_key=signing_key)
 
     def bundle_of(snapshot_id, **fields):
         return make_bundle(tmp_path / "bundles", snapshot_id, target=target, **fields)
@@ -224,3 +228,64 @@ def test_a_file_that_is_no_database_is_a_registry_error(tmp_path):
     (tmp_path / "mlflow.db").write_text("this is not a database" * 100)
     with pytest.raises(RegistryError):
         open_mlflow(f"sqlite:///{tmp_path}/mlflow.db", "t")
+
+
+KEY, OTHER_KEY = "k" * 43 + "=", "o" * 43 + "="
+
+
+def forge(registry, cache, source):
+    """Weights of a version are changed where they are kept, and so are the checksums that are kept beside them."""
+    weights = source / bundle.DRAFTER  # hard-linked: the store's file is the same one
+    weights.write_bytes(weights.read_bytes()[:-1] + b"!")
+    told = registry.resolve("1").manifest
+    forged = told.model_copy(update={"sha256": {**told.sha256, bundle.DRAFTER: sha256_of(weights)}})
+    if isinstance(registry, MlflowRegistry):
+        registry._client.set_model_version_tag(registry._name, "1", MANIFEST_TAG, forged.model_dump_json())
+    else:
+        bundle.write_manifest(registry._folder(1) / "snapshot", forged)
+    assert registry.resolve("1").manifest == forged
+
+
+def test_a_signed_snapshot_is_fetched_with_its_key_only(opened, tmp_path):
+    open_registry, bundle_of = opened
+    published = open_registry(signing_key=KEY).publish(bundle_of("s1"), None)
+    assert published.manifest.signature is not None
+    for number, key in enumerate((KEY, None)):
+        fetched = open_registry(signing_key=key).fetch(1, tmp_path / str(number))
+        assert bundle.read_manifest(fetched) == published.manifest
+    with pytest.raises(SnapshotCorrupt, match=r"another key than registry\.signing_key"):
+        open_registry(signing_key=OTHER_KEY).fetch(1, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_forgery_with_fitting_checksums_is_refused_where_signatures_are_asked_for(opened, tmp_path):
+    open_registry, bundle_of = opened
+    source = bundle_of("s1")
+    open_registry(signing_key=KEY).publish(source, None)
+    open_registry(signing_key=KEY).fetch(1, tmp_path / "before")
+    forge(open_registry(), tmp_path, source)
+    open_registry().fetch(1, tmp_path / "trusting")  # checksums alone say nothing against it
+    for cache in ("fresh", "before"):
+        with pytest.raises(SnapshotCorrupt, match="was changed, or signed with another key"):
+            open_registry(signing_key=KEY).fetch(1, tmp_path / cache)
+
+
+def test_a_snapshot_from_before_the_key_is_refused_until_it_is_published_again(opened, tmp_path):
+    open_registry, bundle_of = opened
+    folder = bundle_of("s1")
+    open_registry().publish(folder, None)
+    signing = open_registry(signing_key=KEY)
+    with pytest.raises(SnapshotCorrupt, match="has no signature"):
+        signing.fetch(1, tmp_path / "cache")
+    assert signing.publish(folder, 1).version == 2
+    assert signing.publish(folder, 1).version == 2  # the same again
+    signing.fetch(2, tmp_path / "cache")
+
+
+def test_a_folder_that_somebody_else_signed_is_not_published(opened, tmp_path):
+    open_registry, bundle_of = opened
+    folder = bundle_of("s1")
+    bundle.write_manifest(folder, signed(bundle.read_manifest(folder), OTHER_KEY))
+    with pytest.raises(SnapshotCorrupt, match="another key"):
+        open_registry(signing_key=KEY).publish(folder, None)
+    assert open_registry().versions() == ()

@@ -1,12 +1,14 @@
 """What only the SQLite log has to promise: several processes, and errors in our own words."""
 
+import math
 import multiprocessing
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from omnidraft.bus.sqlite_log import SqliteReader, SqliteWriter
+from omnidraft.bus.sqlite_log import MOST_EXPIRED, SqliteReader, SqliteWriter
 from omnidraft.errors import BusError
 from omnidraft.ports import Outgoing
 
@@ -75,3 +77,98 @@ def test_a_folder_that_cannot_be_made_is_a_bus_error(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(BusError):
         SqliteReader(tmp_path / "file" / "log.db", "t")
+
+
+def age(path: Path, hours: float, where: str = "1") -> None:
+    """Make messages older than they are."""
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(f"UPDATE messages SET timestamp_ms = timestamp_ms - ? WHERE {where}", (hours * 3_600_000,))
+
+
+def held(path: Path, topic: str = "t") -> list[int]:
+    with closing(sqlite3.connect(path)) as connection:
+        found = connection.execute("SELECT offset FROM messages WHERE topic = ? ORDER BY offset", (topic,))
+        return [offset for (offset,) in found]
+
+
+def write(path: Path, *values: bytes, topic: str = "t", keep_s: float | None = None) -> None:
+    with closing(SqliteWriter(path, topic, keep_s=keep_s)) as writer:
+        writer.append([Outgoing(b"k", value) for value in values])
+
+
+def test_a_writer_deletes_what_is_older_than_it_keeps_and_numbers_go_on(tmp_path):
+    path = tmp_path / "log.db"
+    write(path, b"0", b"1", b"2")
+    age(path, 2, "offset < 2")
+    write(path, b"3", keep_s=3600)
+    assert held(path) == [2, 3]
+    age(path, 2)
+    write(path, b"4", keep_s=3600)
+    assert held(path) == [4]
+    age(path, 2)
+    write(path, keep_s=3600)
+    assert held(path) == []
+    write(path, b"5", keep_s=3600)
+    assert held(path) == [5]  # never a number twice
+
+
+@pytest.mark.parametrize("keep_s", [None, math.inf])
+def test_without_a_limit_everything_is_kept(tmp_path, keep_s):
+    path = tmp_path / "log.db"
+    write(path, b"0")
+    age(path, 1_000_000)
+    write(path, b"1", keep_s=keep_s)
+    assert held(path) == [0, 1]
+
+
+def test_only_the_writers_own_topic_expires(tmp_path):
+    path = tmp_path / "log.db"
+    write(path, b"0", topic="control")
+    write(path, b"0")
+    age(path, 2)
+    write(path, b"1", keep_s=3600)
+    assert (held(path), held(path, "control")) == ([1], [0])
+
+
+def test_an_append_deletes_a_bounded_number_and_appends_catch_up(tmp_path):
+    path = tmp_path / "log.db"
+    write(path, *[b""] * (2 * MOST_EXPIRED + 10))
+    age(path, 2)
+    with closing(SqliteWriter(path, "t", keep_s=3600)) as writer:
+        assert len(held(path)) == MOST_EXPIRED + 10
+        for left in (11, 2, 3):
+            writer.append([Outgoing(b"k", b"")])
+            assert len(held(path)) == left
+
+
+def test_what_expired_is_not_in_the_file_any_more(tmp_path):
+    path, words = tmp_path / "log.db", b"what a user said, long ago"
+    write(path, words, b"later")
+    assert any(words in file.read_bytes() for file in tmp_path.iterdir())
+    age(path, 2, "offset = 0")
+    write(path, b"now", keep_s=3600)
+    assert held(path) == [1, 2]
+    assert not any(words in file.read_bytes() for file in tmp_path.iterdir())
+
+
+def test_a_reader_is_told_that_what_it_reads_next_expired_and_never_passes_over_it(tmp_path):
+    path = tmp_path / "log.db"
+    write(path, b"0", b"1", b"2")
+    reader, late = SqliteReader(path, "t"), SqliteReader(path, "t")
+    assert len(reader.poll(10, timeout_s=0).messages) == 3
+    age(path, 2)
+    write(path, keep_s=3600)
+    for _ in range(2):
+        with pytest.raises(BusError, match=r"offset 0 lies outside the log, it holds 3 to 3"):
+            late.poll(10, timeout_s=0)
+    assert reader.poll(10, timeout_s=0).messages == ()
+    write(path, b"3")
+    assert [m.value for m in reader.poll(10, timeout_s=0).messages] == [b"3"]
+    with pytest.raises(BusError, match=r"offset 0 lies outside the log, it holds 3 to 4"):
+        late.poll(10, timeout_s=0)
+    with pytest.raises(BusError, match="outside the log"):
+        late.seek({0: 2})
+    late.seek({})
+    assert [m.value for m in late.poll(10, timeout_s=0).messages] == [b"3"]
+    reader.close()
+    late.close()

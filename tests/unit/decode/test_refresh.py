@@ -12,6 +12,7 @@ from omnidraft.errors import BusError, ModelError, RegistryError
 from omnidraft.ports import Announcement
 from omnidraft.registry.directory_registry import DirectoryRegistry
 from omnidraft.snapshots import bundle
+from omnidraft.snapshots.files import sha256_of
 from omnidraft.telemetry.metrics import CountingMetrics
 from tests.snapshot_folders import make_bundle
 
@@ -46,9 +47,9 @@ class Fragile(DirectoryRegistry):
 class Worker:
     """A refresher with everything around it; `loads` lists what the loader was asked for."""
 
-    def __init__(self, folder, num_versions=4):
+    def __init__(self, folder, num_versions=4, signing_key=None):
         self.folder = folder
-        self.registry = Fragile(folder / "registry", "org/small", "big", keep_resume=2)
+        self.registry = Fragile(folder / "registry", "org/small", "big", keep_resume=2, signing_key=signing_key)
         for version in range(1, num_versions + 1):
             self.registry.publish(make_bundle(folder / "bundles", f"s{version}"), version - 1 or None)
         self.slot = SnapshotSlot(LoadedSnapshot(None, "base", object(), None, None))
@@ -226,3 +227,20 @@ def test_the_thread_ends_when_told(worker):
     stop.set()
     thread.join(5)
     assert not thread.is_alive()
+
+
+def test_a_forged_snapshot_whose_checksums_fit_leaves_the_old_one_in_place(tmp_path):
+    worker = Worker(tmp_path, signing_key="k" * 44)
+    assert worker.step(champion(0, 1)) == 1
+    folder = tmp_path / "registry" / "omnidraft.org-small.big" / "v000002" / "snapshot"
+    weights = folder / bundle.DRAFTER
+    weights.write_bytes(weights.read_bytes()[:-1] + b"!")
+    told = bundle.read_manifest(folder)
+    bundle.write_manifest(
+        folder, told.model_copy(update={"sha256": {**told.sha256, bundle.DRAFTER: sha256_of(weights)}})
+    )
+    bundle.verify(folder, ["serving"])
+    assert worker.step(champion(1, 2)) == 1
+    assert worker.metrics.value(FAILURES, target="big") == 1
+    assert worker.loads == [1]
+    assert worker.step(champion(2, 3)) == 3

@@ -9,6 +9,7 @@ from omnidraft.distill.batch import PositionReader, Positions
 from omnidraft.distill.belief_buckets import Split, belief_buckets, direct_buckets, one_against_all
 from omnidraft.errors import WireError
 from omnidraft.traces.record import Beliefs, TraceRecord
+from omnidraft.traces.redaction import hashed_tenant, without_prompts
 from omnidraft.vocab.alignment import Alignment
 from omnidraft.vocab.packed import PackedLists
 from tests.unit.distill.conftest import no_rounds
@@ -237,3 +238,14 @@ def test_one_draft_token_stands_against_all_else_and_has_no_mass_when_it_was_not
     buckets = belief_buckets(beliefs, np.array([0]), TOY, [])
     assert as_masses(one_against_all(buckets, np.array([0]), np.array([1]))) == pytest.approx({1: 0.2, "rest": 0.8})
     assert as_masses(one_against_all(buckets, np.array([0]), np.array([3]))) == pytest.approx({3: 0.0, "rest": 1.0})
+
+
+@pytest.mark.parametrize("redactor", [hashed_tenant, without_prompts])
+def test_a_redacted_record_teaches_the_same_answer(pair, redactor) -> None:
+    """Without a prompt nothing stands before the first token, so that one is no position."""
+    record = pair.record(text=TEXT)
+    whole, redacted = read(pair, record), read(pair, redactor(record))
+    num_lost = 1 if redactor is without_prompts else 0
+    assert redacted.emitted_P.tolist() == whole.emitted_P.tolist()[num_lost:]
+    assert redacted.skipped.get("outside_the_window", 0) == num_lost
+    assert redacted.ngrams == whole.ngrams

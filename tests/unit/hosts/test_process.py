@@ -1,9 +1,11 @@
 """The shell around every service: what it refuses is one line and exit code 2; a signal stops it."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -63,3 +65,73 @@ def test_a_service_refuses_missing_settings_without_a_traceback(service):
     assert ran.returncode == 2
     assert ran.stderr.splitlines()[-1].endswith(": no settings file at nowhere.toml")
     assert "Traceback" not in ran.stderr
+
+
+def run_service(name: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", f"from services.{name}.main import main; main()"]
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, env=os.environ | environ, timeout=60
+    )
+
+
+LIVES = """
+import logging, signal, sys, os, warnings
+from omnidraft.hosts import process
+
+def live(settings):
+    stop = process.stop_on_signals()
+    os.kill(os.getpid(), signal.SIGTERM)
+    stop.wait(5)
+    warnings.warn("careful")
+    try:
+        1 // 0
+    except ZeroDivisionError:
+        logging.getLogger("omnidraft.test").exception("two\\nlines %s", "and more")
+    return 0
+
+sys.exit(process.serve("worker", live, None))
+"""
+
+
+def live(**environ: str) -> subprocess.CompletedProcess[str]:
+    """A service that starts, warns, fails at something and stops."""
+    command = [sys.executable, "-c", LIVES]
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, env=os.environ | environ, timeout=60
+    )
+
+
+def test_as_json_every_line_of_a_service_is_one_object():
+    done = live(OMNIDRAFT_LOG_FORMAT="json", MLFLOW_TRACKING_URI="http://me:hunter2@host:5000")
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert [line["level"] for line in lines] == ["INFO", "INFO", "WARNING", "ERROR"]
+    assert all(list(line)[:4] == ["time", "level", "logger", "message"] for line in lines)
+    assert {line["role"] for line in lines} == {"worker"}
+    written = datetime.fromisoformat(lines[0]["time"])
+    assert abs(datetime.now(UTC) - written) < timedelta(minutes=1)
+    assert lines[0]["message"].startswith("worker starting: log ")
+    assert lines[0]["message"].endswith("http://***@host:5000")
+    assert "careful" in lines[2]["message"]
+    assert lines[3]["message"] == "two\nlines and more"
+    assert "ZeroDivisionError" in lines[3]["exc_info"]
+
+
+def test_as_text_which_is_the_default_lines_are_for_people():
+    for environ in ({}, {"OMNIDRAFT_LOG_FORMAT": "text"}):
+        lines = live(**environ).stderr.splitlines()
+        assert " INFO omnidraft.hosts.process: worker starting: log sqlite" in lines[0]
+
+
+@pytest.mark.parametrize("service", ["decode_worker", "distiller", "controller"])
+def test_what_a_service_refuses_is_json_too_where_that_was_promised(service):
+    done = run_service(service, OMNIDRAFT_LOG_FORMAT="json", OMNIDRAFT_LOG="nonsense")
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 2
+    assert "setting log.url: not a log" in json.loads(line)["message"]
+
+
+def test_a_format_that_is_none_is_refused_by_name():
+    done = run_service("controller", OMNIDRAFT_LOG_FORMAT="xml")
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == ["omnidraft controller: OMNIDRAFT_LOG_FORMAT must be text or json, got 'xml'"]

@@ -4,8 +4,9 @@ import logging
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
-from omnidraft import wiring
+from omnidraft import config, wiring
 from omnidraft.config import LearnerSettings, Settings
 from omnidraft.decode.engine import Question
 from omnidraft.errors import SnapshotCorrupt, SnapshotNotFound, VocabularyError
@@ -107,3 +108,19 @@ def test_a_snapshot_that_cannot_be_used_is_refused(settings: Settings, folder: P
     bundle.write(tmp_path / "foreign", manifest("foreign"), {bundle.NGRAMS: foreign})
     with pytest.raises(VocabularyError):
         load(str(tmp_path / "foreign"))
+
+
+def test_where_signatures_are_asked_for_a_folder_needs_one_too(
+    settings: Settings, folder: Path, tmp_path: Path
+) -> None:
+    key = "k" * 43 + "="
+    signing = settings.model_copy(
+        update={"registry": config.RegistrySettings(url=settings.registry.url, signing_key=SecretStr(key))}
+    )
+    with pytest.raises(SnapshotCorrupt, match="has no signature"):
+        wiring.engine(signing, CountingMetrics(), snapshot=str(folder))
+    told = bundle.read_manifest(folder)
+    bundle.write(tmp_path / "signed", told, {bundle.NGRAMS: folder / bundle.NGRAMS}, signing_key=key)
+    assert wiring.engine(signing, CountingMetrics(), snapshot=str(tmp_path / "signed")).engine.slot.current
+    wiring.registry(signing).publish(folder, None)
+    assert wiring.engine(signing, CountingMetrics(), snapshot="latest").engine.slot.current.version == 1

@@ -1,0 +1,124 @@
+"""Settings of what stands outside our processes: the log and the registry, with their credentials and keys."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_serializer, field_validator, model_validator
+
+from omnidraft.config.secrets import masked, require_key
+
+
+class Section(BaseModel):
+    """A part of the settings; unknown keys are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class KafkaSettings(Section):
+    """How our Kafka clients prove who they are, and know the broker. Secrets never appear in logs or reports."""
+
+    security: Literal["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"] = "plaintext"
+    """Encryption (`ssl`) and passwords (`sasl`), as the broker's listener has them."""
+    mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
+    username: str | None = None
+    password: SecretStr | None = None
+    """Give it as OMNIDRAFT_LOG__KAFKA__PASSWORD rather than in a file."""
+    ca_file: Path | None = None
+    """Who signed the broker's certificate, as PEM; None trusts the system's authorities."""
+    cert_file: Path | None = None
+    """Our own certificate, for brokers that ask for one; `key_file` belongs to it."""
+    key_file: Path | None = None
+    key_password: SecretStr | None = None
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> "KafkaSettings":
+        if self.security.startswith("sasl") and (self.username is None or self.password is None):
+            raise ValueError(f"log.kafka.security = '{self.security}' needs log.kafka.username and log.kafka.password")
+        if (self.cert_file is None) != (self.key_file is None):
+            raise ValueError("log.kafka.cert_file and log.kafka.key_file belong together")
+        return self
+
+
+class LogSettings(Section):
+    """Where trace records and announcements live."""
+
+    url: str = "sqlite:///runs/omnidraft/log.db"
+    """sqlite:///path, kafka://host:port[,host:port], or memory:// (one process, tests)."""
+    topic_prefix: str = "omnidraft"
+    partitions: int = Field(1, ge=1)
+    """Partitions of the trace topic when it has to be created."""
+    linger_ms: int = Field(20, ge=0)
+    request_timeout_s: float = Field(10.0, gt=0)
+    retention_hours: float | None = Field(None, gt=0)
+    """How long trace records are kept. A learner that was away longer loses what it has not read. None: as the broker
+    does, for ever in SQLite. Kafka is told when we create the topic; SQLite deletes as records are written."""
+    dead_letters_retention_hours: float | None = Field(None, gt=0)
+    """The same for dead letters. Announcements never expire."""
+    encryption_keys: tuple[SecretStr, ...] = ()
+    """Trace records and dead letters are encrypted with the first key and read with any, so a new key goes in front.
+    Empty: in plain. Give them as OMNIDRAFT_LOG__ENCRYPTION_KEYS='["..."]'; `omnidraft traces new-key` makes one."""
+    kafka: KafkaSettings = KafkaSettings()
+
+    @field_validator("url")
+    @classmethod
+    def _names_a_log(cls, url: str) -> str:
+        if re.fullmatch(r"sqlite:///.+|kafka://[^/:,@]+:\d+(,[^/:,@]+:\d+)*|memory://", url):
+            return url
+        raise ValueError("not a log: use sqlite:///path, kafka://host:port[,host:port] or memory://")
+
+    @field_validator("encryption_keys")
+    @classmethod
+    def _are_keys(cls, keys: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+        for key in keys:
+            require_key("each of log.encryption_keys", key)
+        return keys
+
+    @property
+    def traces_topic(self) -> str:
+        return f"{self.topic_prefix}.traces.v1"
+
+    @property
+    def dead_letters_topic(self) -> str:
+        return f"{self.topic_prefix}.dead-letters.v1"
+
+    @property
+    def control_topic(self) -> str:
+        return f"{self.topic_prefix}.snapshots.v1"
+
+
+class RegistrySettings(Section):
+    """Where snapshots are versioned."""
+
+    url: str = "sqlite:///runs/omnidraft/mlflow.db"
+    """An MLflow tracking URI (sqlite:///path, http://host:5000), or directory:///path without MLflow."""
+    artifacts: str | None = None
+    """Where a local MLflow store keeps files; None: `artifacts` beside its database."""
+    keep_resume: int = Field(2, ge=1)
+    """Newest snapshots whose resume part (optimizer, master weights) is kept; older ones lose it."""
+    signing_key: SecretStr | None = None
+    """Snapshots are signed with it when they are published, and refused without its signature when they are fetched, so
+    every process needs it. Give it as OMNIDRAFT_REGISTRY__SIGNING_KEY; `omnidraft traces new-key` makes one."""
+
+    @field_validator("signing_key")
+    @classmethod
+    def _is_a_key(cls, key: SecretStr | None) -> SecretStr | None:
+        if key is not None:
+            require_key("registry.signing_key", key)
+        return key
+
+    @field_validator("url")
+    @classmethod
+    def _names_a_registry(cls, url: str) -> str:
+        if re.fullmatch(r"(sqlite|directory):///.+|(https?|(postgresql|mysql)(\+\w+)?)://[^/]+.*", url):
+            return url
+        raise ValueError("not a registry: use sqlite:///path, http://host:port, postgresql://... or directory:///path")
+
+    @field_serializer("url", "artifacts", when_used="json")
+    def _show(self, address: str | None) -> str | None:
+        return address and masked(address)
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        for name, value in super().__repr_args__():
+            yield name, masked(value) if isinstance(value, str) else value

@@ -1,0 +1,163 @@
+"""How long the topics keep messages, as the settings say, on SQLite and on a real broker, and what the doctor says of
+others' topics."""
+
+import json
+import sqlite3
+import time
+import uuid
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omnidraft import config, wiring
+from omnidraft.checkup import log as checkup
+from omnidraft.checkup.finding import Verdict
+from omnidraft.errors import BusError, ConfigError
+from omnidraft.ports import LogReader, Outgoing
+from omnidraft.traces import codec
+from tests.cli_runs import run_cli
+from tests.trace_records import make_record
+
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture
+def kafka(kafka_bootstrap: str) -> dict[str, Any]:
+    """Where: a broker, and names of its own."""
+    return {"url": f"kafka://{kafka_bootstrap}", "topic_prefix": f"retention-{uuid.uuid4().hex}"}
+
+
+def topics_made(settings: config.Settings) -> tuple[str, ...]:
+    log = settings.log
+    names = (log.traces_topic, log.dead_letters_topic, log.control_topic)
+    for number, name in enumerate(names):  # whoever comes first makes a topic, a reader too
+        (wiring.log_reader if number % 2 else wiring.log_writer)(settings, name).close()
+    return names
+
+
+def topic_configs(servers: str, names: tuple[str, ...]) -> Mapping[str, Mapping[str, str]]:
+    from kafka import KafkaAdminClient
+    from kafka.admin import ConfigFilterType, ConfigResource, ConfigResourceType
+
+    with closing(KafkaAdminClient(bootstrap_servers=servers)) as admin:
+        asked = [ConfigResource(ConfigResourceType.TOPIC, name) for name in names]
+        told = admin.describe_configs(asked, config_filter=ConfigFilterType.ALL)["topic"]
+    return {name: {key: value["value"] for key, value in told[name].items()} for name in names}
+
+
+@pytest.mark.kafka
+def test_topics_that_we_make_keep_messages_as_long_as_the_settings_say(kafka_bootstrap: str, kafka: dict[str, Any]):
+    settings = config.load(None, {}, log=kafka | {"retention_hours": 0.5, "dead_letters_retention_hours": 720})
+    made = topic_configs(kafka_bootstrap, names := topics_made(settings))
+    assert [made[name]["retention.ms"] for name in names] == [str(HOUR_MS // 2), str(720 * HOUR_MS), "-1"]
+    assert [made[name]["segment.ms"] for name in names[:2]] == [str(HOUR_MS // 16), str(90 * HOUR_MS)]
+    assert made[names[2]]["retention.bytes"] == "-1"
+    assert {made[name]["cleanup.policy"] for name in names} == {"delete"}
+    facts = wiring.topics(settings)
+    assert [facts[name].retention_ms for name in names] == [HOUR_MS // 2, 720 * HOUR_MS, None]
+    assert [checkup.topic(settings, name).verdict for name in names] == [Verdict.OK] * 3
+
+
+@pytest.mark.kafka
+def test_without_settings_the_broker_decides_and_announcements_never_expire(
+    kafka_bootstrap: str, kafka: dict[str, Any]
+):
+    settings = config.load(None, {}, log=kafka)
+    made = topic_configs(kafka_bootstrap, names := topics_made(settings))
+    assert [made[name]["retention.ms"] for name in names] == [str(168 * HOUR_MS)] * 2 + ["-1"]
+    assert [checkup.topic(settings, name).verdict for name in names] == [Verdict.OK] * 3
+
+
+@pytest.mark.kafka
+def test_the_doctor_says_which_topics_keep_messages_otherwise_than_the_settings_say(kafka: dict[str, Any]):
+    traces, letters, control = topics_made(config.load(None, {}, log=kafka | {"retention_hours": 3}))
+    asked = config.load(None, {}, log=kafka | {"retention_hours": 2, "dead_letters_retention_hours": 168})
+    found = checkup.topic(asked, traces)
+    assert (found.verdict, found.told) == (
+        Verdict.WARNING,
+        "keeps messages for 3.0 hours, log.retention_hours says 2",
+    )
+    assert "7200000" in str(found.advice)
+    assert checkup.topic(asked, letters).verdict is Verdict.OK
+    careless = config.load(None, {}, log=kafka)
+    assert "keeps messages for 3.0 hours" in checkup.topic(careless, traces).told
+    assert checkup.topic(careless, control).verdict is Verdict.OK
+
+
+@pytest.mark.kafka
+def test_the_doctor_warns_when_announcements_expire(kafka_bootstrap: str, kafka: dict[str, Any]):
+    from kafka import KafkaAdminClient
+
+    settings = config.load(None, {}, log=kafka)
+    with closing(KafkaAdminClient(bootstrap_servers=kafka_bootstrap)) as admin:
+        configs = {"retention.ms": str(168 * HOUR_MS), "max.message.bytes": str(2 << 20)}
+        admin.create_topics(
+            {settings.log.control_topic: {"num_partitions": 1, "configs": configs}}, wait_for_metadata=True
+        )
+    found = checkup.topic(settings, settings.log.control_topic)
+    assert found.verdict is Verdict.WARNING
+    assert "-1" in str(found.advice)
+
+
+@pytest.mark.kafka
+def test_a_reader_of_a_broker_is_told_that_what_it_reads_next_is_gone(kafka_bootstrap: str, kafka: dict[str, Any]):
+    """The broker deletes records as its retention does, without the wait of minutes between its looks."""
+    from kafka import KafkaAdminClient, TopicPartition
+
+    settings = config.load(None, {}, log=kafka)
+    topic = settings.log.traces_topic
+    with (
+        closing(wiring.log_writer(settings, topic)) as writer,
+        closing(wiring.log_reader(settings, topic)) as reader,
+        closing(KafkaAdminClient(bootstrap_servers=kafka_bootstrap)) as admin,
+    ):
+        writer.append([Outgoing(b"k", b"v") for _ in range(3)])
+        reader.seek({0: 0})
+        admin.delete_records({TopicPartition(topic, 0): 2})
+        with pytest.raises(BusError):
+            poll_for(reader, 10.0)
+        with pytest.raises(BusError, match="outside the log"):
+            reader.seek({0: 1})
+        reader.seek({})
+
+
+def poll_for(reader: LogReader, seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        reader.poll(10, timeout_s=0.5)
+
+
+def test_an_sqlite_log_expires_traces_and_letters_by_their_settings_and_never_announcements(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    environ = {
+        "OMNIDRAFT_LOG": f"sqlite:///{tmp_path}/log.db",
+        "OMNIDRAFT_LOG__RETENTION_HOURS": "1",
+        "OMNIDRAFT_LOG__DEAD_LETTERS_RETENTION_HOURS": "100",
+    }
+    settings = config.load(None, environ)
+    names = (settings.log.traces_topic, settings.log.dead_letters_topic, settings.log.control_topic)
+    for aged_hours in (50, 0):
+        for name in names:
+            record = make_record(f"{aged_hours} hours old")
+            with closing(wiring.log_writer(settings, name)) as writer:
+                writer.append([Outgoing(codec.key(record), codec.encode(record), codec.headers(record))])
+        with closing(sqlite3.connect(tmp_path / "log.db")) as connection, connection:
+            connection.execute("UPDATE messages SET timestamp_ms = timestamp_ms - ?", (aged_hours * HOUR_MS,))
+    with closing(sqlite3.connect(tmp_path / "log.db")) as connection:
+        held = dict(connection.execute("SELECT topic, COUNT(*) FROM messages GROUP BY topic"))
+    assert [held[name] for name in names] == [1, 2, 2]
+    assert [checkup.topic(settings, name).verdict for name in names] == [Verdict.OK] * 3
+    done = run_cli(("traces", "tail"), monkeypatch, capsys, environ)
+    assert [json.loads(line)["request_id"] for line in done.stdout.splitlines()] == ["0 hours old"]
+
+
+@pytest.mark.parametrize("name", ["retention_hours", "dead_letters_retention_hours"])
+@pytest.mark.parametrize("value", ["0", "-1", "for ever"])
+def test_a_retention_that_is_none_is_refused_by_name(name: str, value: str):
+    with pytest.raises(ConfigError, match=f"log.{name}"):
+        config.load(None, {f"OMNIDRAFT_LOG__{name.upper()}": value})

@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 
 from omnidraft import config, wiring
-from omnidraft.distill.agreement import share_of
+from omnidraft.distill.agreement import share
 from omnidraft.distill.learner import Learner
 from omnidraft.errors import RequestError
 from omnidraft.hosts import process
@@ -106,7 +106,7 @@ class Following:
                 learner = self._enter(phase, settings, is_new=phase.target != self._target)
                 size = settings.learner.records_per_step
                 for batch in [found[start : start + size] for start in range(0, len(found), size)]:
-                    agreement = share_of(learner.hits(batch, with_cache=True))
+                    agreement = share(learner.hits(batch, with_cache=True))
                     yield {"phase": str(phase), "num_tokens": num_tokens, "agreement": agreement}
                     num_tokens += sum(len(record.emitted_ids) for record in batch)
                     if self._arm != FROZEN or not self.kept:
@@ -115,7 +115,7 @@ class Following:
                         learner.cache = wiring.ngram_cache(settings, wiring.vocabularies(settings), None)
                     advance(len(batch))
                 is_readable = phase.target == first.target
-                self.kept.append(share_of(learner.hits(kept, with_cache=True)) if is_readable else None)
+                self.kept.append(share(learner.hits(kept, with_cache=True)) if is_readable else None)
 
     def _enter(self, phase: Phase, settings: config.Settings, *, is_new: bool) -> Learner:
         """The same learner; for another target its weights go on, with a fresh cache and alignment."""

@@ -11,12 +11,13 @@ from rich.console import Console
 from rich.table import Table
 
 from omnidraft import config, wiring
-from omnidraft.distill.agreement import share_of
+from omnidraft.agreement import foretell
+from omnidraft.distill.agreement import share
 from omnidraft.distill.learner import Learner
 from omnidraft.hosts import process
 from omnidraft.traces.record import TraceRecord
 from omnidraft.wiring.snapshots import named_folder
-from pipelines import foretell, report, slices
+from pipelines import report, slices
 from pipelines.learning import measured
 from pipelines.progress import bar
 
@@ -76,7 +77,7 @@ def _row(learner: Learner, records: list[TraceRecord], costs: foretell.Costs | N
         "predicted_speedup": None if costs is None else costs.speedup(point.tokens_per_pass),
         "ngrams": len(learner.cache),
         "agreement_by_tenant": {
-            tenant: share_of(learner.hits([each for each in records if each.tenant == tenant], with_cache=True))
+            tenant: share(learner.hits([each for each in records if each.tenant == tenant], with_cache=True))
             for tenant in tenants
         },
     }

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from omnidraft import config, wiring
-from omnidraft.distill.agreement import block_efficiency, share_of
+from omnidraft.distill.agreement import block_efficiency, share
 from omnidraft.distill.learner import Learner
 from omnidraft.errors import RequestError
 from omnidraft.snapshots import bundle
@@ -73,7 +73,7 @@ def split(records: Sequence[TraceRecord], every: int) -> tuple[list[TraceRecord]
 def measured(learner: Learner, held_out: Sequence[TraceRecord], losses: dict[str, float] | None = None) -> Point:
     """The learner as it is now. Raises RequestError when no record can be scored."""
     hits = learner.hits(held_out, with_cache=True)
-    agreement = share_of(hits)
+    agreement = share(hits)
     if agreement is None:
         raise RequestError("no record has a position to score")
     told = {depth: block_efficiency(hits, depth) or 1.0 for depth in DEPTHS}

@@ -13,10 +13,11 @@ from rich.console import Console
 from rich.table import Table
 
 from omnidraft import config, wiring
+from omnidraft.agreement import foretell
 from omnidraft.errors import RequestError
 from omnidraft.hosts import process
 from omnidraft.traces.record import TraceRecord
-from pipelines import foretell, report, slices
+from pipelines import report, slices
 from pipelines.learning import Point, Run, fresh, learn, split, write_snapshot
 from pipelines.progress import bar
 

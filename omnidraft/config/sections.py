@@ -176,6 +176,8 @@ class ControllerSettings(Section):
     confidence: float = Field(0.5, ge=0.5, lt=1)
     """How sure that must be: 0.5 goes by what was measured, 0.95 promotes what is as good with 95 % confidence by the
     held-out requests, which takes more of them, or several snapshots' gains in a row. The same for canaries."""
+    speed_tolerance: float = Field(0.02, ge=0)
+    """The speed-up foretold from held-out records may be this share lower and still be promoted."""
     canary_share: float = Field(0.0, ge=0, le=0.5)
     """Of the requests, served by a challenger that passed, before it is promoted; 0 promotes without a canary. Which
     ones is decided by the request id, alike on every worker."""
@@ -197,7 +199,7 @@ class DriftSettings(Section):
     """Before a fall can be told."""
     slack: float = Field(0.03, ge=0)
     """How much below the mean a value may be without counting (delta of the Page-Hinkley test)."""
-    threshold: float = Field(1.5, gt=0)
+    threshold: float = Field(1.0, gt=0)
     """The sum of what is below that raises the alarm (its lambda); higher is later and surer."""
     recovered_share: float = Field(0.9, gt=0, le=1)
     """Of the level before, at which a drift is over."""

@@ -7,8 +7,7 @@ each of its pieces, since then greedy drafting spells it; whether an n-gram cach
 Every position of the record counts, the undraftable ones too; only those skipped by batch.py do not.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -19,25 +18,6 @@ from omnidraft.distill.passes import LOGIT_ROWS, grouped, hidden_rows
 from omnidraft.ports import TrainableDrafter
 from omnidraft.vocab.alignment import Alignment
 from omnidraft.vocab.ngram_cache import NgramCache
-
-
-@dataclass(frozen=True, slots=True)
-class Agreed:
-    """Positions of one record; counts add up over records."""
-
-    num_agreed: int
-    num_scored: int
-
-
-def share(counts: Sequence[Agreed]) -> float | None:
-    """Agreement over these records; None when they have no position."""
-    num_scored = sum(count.num_scored for count in counts)
-    return sum(count.num_agreed for count in counts) / num_scored if num_scored else None
-
-
-def agreed(model: TrainableDrafter, records: Sequence[Positions], alignment: Alignment) -> list[Agreed]:
-    """Counts of each record, in their order."""
-    return [_counted(hits_P) for hits_P in hits(model, records, alignment)]
 
 
 @torch.no_grad()
@@ -61,12 +41,13 @@ def hits(
     return [found[index] for index in range(len(records))]
 
 
-def share_of(hits_of_records: Sequence[np.ndarray]) -> float | None:
+def share(hits_of_records: Iterable[np.ndarray]) -> float | None:
     """Agreement over these records; None when they have no position."""
-    return share([_counted(hits_P) for hits_P in hits_of_records])
+    hits_P = np.concatenate([np.zeros(0, bool), *hits_of_records])
+    return float(hits_P.mean()) if len(hits_P) else None
 
 
-def block_efficiency(hits_of_records: Sequence[np.ndarray], depth: int) -> float | None:
+def block_efficiency(hits_of_records: Iterable[np.ndarray], depth: int) -> float | None:
     """Emitted tokens per target pass if chains of `depth` first candidates were drafted; None without positions."""
     num_passes = num_tokens = 0
     for hits_P in hits_of_records:
@@ -77,10 +58,6 @@ def block_efficiency(hits_of_records: Sequence[np.ndarray], depth: int) -> float
             num_passes += 1
         num_tokens += len(hits_P)
     return num_tokens / num_passes if num_passes else None
-
-
-def _counted(hits_P: np.ndarray) -> Agreed:
-    return Agreed(int(hits_P.sum()), len(hits_P))
 
 
 def _spelled(record: Positions, greedy_M: np.ndarray, cache: NgramCache | None) -> np.ndarray:

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
+import numpy as np
 from torch import Tensor
 
-from omnidraft.distill.agreement import Agreed, share
+from omnidraft.distill.agreement import share
 from omnidraft.distill.learner import Learner
 from omnidraft.distill.paired import change_error
 from omnidraft.distill.recent import Recent
@@ -33,11 +34,12 @@ _SURELY = 1.645
 @dataclass(frozen=True, slots=True)
 class _Measured:
     version: int
-    counts: Sequence[Agreed]
+    hits: Sequence[np.ndarray]
+    """Of each record, bool [P]."""
 
     @property
     def agreement(self) -> float:
-        return share(self.counts) or 0.0
+        return share(self.hits) or 0.0
 
 
 class Earlier:
@@ -89,7 +91,7 @@ class Earlier:
         folder = self._registry.fetch(version.version, self._folder)
         try:
             with self._learner.serving(bundle.serving_tensors(folder) or self._base()):
-                return _Measured(version.version, self._learner.agreed(records))
+                return _Measured(version.version, self._learner.hits(records))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -105,5 +107,5 @@ def candidates(versions: Sequence[SnapshotVersion]) -> list[SnapshotVersion]:
 
 def _is_surely_better(best: _Measured, present: _Measured, records: Sequence[TraceRecord]) -> bool:
     names = [record.request_id for record in records]
-    error = change_error(zip(names, present.counts, best.counts, strict=True))
+    error = change_error(zip(names, present.hits, best.hits, strict=True))
     return error is not None and best.agreement - present.agreement > _SURELY * error

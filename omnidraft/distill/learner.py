@@ -20,7 +20,6 @@ from torch import Tensor
 from omnidraft.config import LearnerSettings
 from omnidraft.distill import agreement
 from omnidraft.distill.adam_state import adam_state, copy_into, load_adam_state
-from omnidraft.distill.agreement import Agreed
 from omnidraft.distill.backward import backward, num_positions
 from omnidraft.distill.batch import PositionReader, Positions
 from omnidraft.distill.head import HeadTrainer
@@ -134,20 +133,19 @@ class Learner:
         """What this record teaches. Raises VocabularyError, WireError when it is none that can be read."""
         return self._reader.read(record)
 
-    def agreed(self, records: Sequence[TraceRecord]) -> list[Agreed]:
-        """Counts of each record, in order; agreement.py says what agrees."""
-        readable = [self._readable([record], Counter()) for record in records]
-        counts = iter(agreement.agreed(self.model, [one for found in readable for one in found], self.alignment))
-        return [next(counts) if found else Agreed(0, 0) for found in readable]
-
     def hits(self, records: Sequence[TraceRecord], *, with_cache: bool = False) -> list[np.ndarray]:
-        """Which positions of each readable record agree, bool; `with_cache` asks it for merges."""
+        """Which positions of each record agree, bool, none of one that cannot be read; agreement.py says what agrees.
+
+        `with_cache` asks it for merges.
+        """
         cache = self.cache if with_cache else None
-        return agreement.hits(self.model, self._readable(records, Counter()), self.alignment, cache)
+        readable = [self._readable([record], Counter()) for record in records]
+        found = iter(agreement.hits(self.model, [one for each in readable for one in each], self.alignment, cache))
+        return [next(found) if each else np.zeros(0, bool) for each in readable]
 
     def agreement(self, records: Sequence[TraceRecord]) -> float | None:
         """Share of scored positions whose first candidate is the emitted token; None when there are none."""
-        return agreement.share(self.agreed(records))
+        return agreement.share(self.hits(records))
 
     @contextmanager
     def serving(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:

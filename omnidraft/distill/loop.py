@@ -207,10 +207,12 @@ class Distillation:
             agreement_before=measured.before,
             agreement_after=measured.after,
             agreement_change_error=measured.change_error,
+            speedup_before=measured.speedup_before,
+            speedup_after=measured.speedup_after,
             counts=counters.skipped,
         )
         published = patiently(lambda: self._publisher.publish(staged), stop)
-        self._held_out.parent_is(serving, measured.counts)
+        self._held_out.parent_is(serving, measured.hits)
         self._reports.clear()
         self._announce(published.version, measured.before, measured.after, losses)
         self._log_curves(stop)

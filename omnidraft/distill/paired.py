@@ -4,24 +4,24 @@ from collections import defaultdict
 from collections.abc import Iterable
 from math import sqrt
 
-from omnidraft.distill.agreement import Agreed
+import numpy as np
 
 
-def change_error(pairs: Iterable[tuple[str, Agreed, Agreed]]) -> float | None:
+def change_error(pairs: Iterable[tuple[str, np.ndarray, np.ndarray]]) -> float | None:
     """Standard error of the change in agreement, positions of one request taken as one draw.
 
     The linearised error of a ratio of sums over clusters; Cochran, Sampling Techniques (1977), section 9A.
 
     Args:
-        pairs: request id, counts before and counts after, for every record.
+        pairs: request id, and which positions [P] agree before and after, bool, for every record.
 
     Returns:
         None with fewer than two requests that have a position.
     """
     sums: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
-    for request_id, before, after in pairs:
-        sums[request_id][0] += after.num_agreed - before.num_agreed
-        sums[request_id][1] += after.num_scored
+    for request_id, before_P, after_P in pairs:
+        sums[request_id][0] += int(after_P.sum()) - int(before_P.sum())
+        sums[request_id][1] += len(after_P)
     clusters = [(gained, scored) for gained, scored in sums.values() if scored]
     if len(clusters) < 2:
         return None

@@ -5,7 +5,7 @@ A drafter can make the service slower, never wrong; so a challenger must show on
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import prod, sqrt
 from statistics import NormalDist
 
 from omnidraft.config import ControllerSettings
@@ -44,7 +44,8 @@ class _Change:
 def decide(
     challenger: Manifest, champion: Manifest | None, settings: ControllerSettings, *, between: Sequence[Manifest] = ()
 ) -> Decision:
-    """Is the challenger's held-out agreement at least the champion's, less the tolerance, as surely as is asked?
+    """Is the challenger's held-out agreement at least the champion's, less the tolerance, as surely as is asked, and
+    the speed-up that this foretells too?
 
     - The first snapshot of a pair is promoted: there is nothing to lose.
     - A challenger that was not measured is refused: nothing shows that it is not worse.
@@ -68,8 +69,20 @@ def decide(
     least = change.least(settings.confidence)
     if least is None:
         return Decision(False, f"{verdict}, too few requests to be {settings.confidence:.0%} sure of anything")
+    foretold = _foretold([*between, challenger])
     is_enough = least >= -settings.tolerance - 1e-9  # a sum of rounded differences
-    return Decision(is_enough, f"{verdict}, tolerance {settings.tolerance:.4f}, confidence {settings.confidence:.0%}")
+    is_fast = foretold is None or foretold >= 1 - settings.speed_tolerance
+    speed = "" if foretold is None else f", foretold speed {foretold:.3f} of before"
+    bounds = f"tolerance {settings.tolerance:.4f}, confidence {settings.confidence:.0%}"
+    return Decision(is_enough and is_fast, f"{verdict}{speed}, {bounds}")
+
+
+def _foretold(lineage: Sequence[Manifest]) -> float | None:
+    """Speed after the last of these snapshots, before the first 1; None where records told no times."""
+    ratios = [
+        each.speedup_after / each.speedup_before for each in lineage if each.speedup_before and each.speedup_after
+    ]
+    return prod(ratios) if ratios else None
 
 
 def _change_from(champion: Manifest, challenger: Manifest, between: Sequence[Manifest]) -> _Change | None:

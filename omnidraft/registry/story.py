@@ -25,8 +25,8 @@ def params(manifest: Manifest) -> dict[str, str]:
 def metrics(manifest: Manifest) -> dict[str, float]:
     """Every number of the manifest, losses as `loss/<name>` and skipped records as `skipped/<reason>`."""
     counts = ("num_records", "num_tokens", "num_steps", "held_out_records")
-    fields = (*counts, "agreement_before", "agreement_after", "agreement_change_error")
-    numbers = {name: getattr(manifest, name) for name in fields}
+    agreement = ("agreement_before", "agreement_after", "agreement_change_error")
+    numbers = {name: getattr(manifest, name) for name in (*counts, *agreement, "speedup_before", "speedup_after")}
     numbers |= {f"loss/{name}": value for name, value in manifest.losses.items()}
     numbers |= {f"skipped/{reason}": count for reason, count in manifest.counts.items()}
     return {name: float(value) for name, value in numbers.items() if value is not None}

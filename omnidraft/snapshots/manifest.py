@@ -42,6 +42,10 @@ class Manifest(BaseModel):
     agreement_after: float | None = None
     agreement_change_error: float | None = None
     """Standard error of agreement_after - agreement_before, which were measured on the same records."""
+    speedup_before: float | None = None
+    """Of the parent over plain decoding, foretold from its hits on the same records and the times in them."""
+    speedup_after: float | None = None
+    """As speedup_before, of this snapshot."""
     counts: dict[str, int] = {}
     """Records skipped, by reason, since the base drafter."""
     code_version: str = ""

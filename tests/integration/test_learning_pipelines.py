@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from omnidraft import config, wiring
+from omnidraft.agreement import foretell
 from omnidraft.errors import RequestError
 from omnidraft.ports import Outgoing
 from omnidraft.snapshots import bundle
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import archive, codec
-from pipelines import evaluate, foretell, learn, record, replay
+from pipelines import evaluate, learn, record, replay
 from tests.cli_runs import run_cli
 from tests.cli_runs import run_pipeline as run
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from omnidraft.distill import backward, passes
-from omnidraft.distill.agreement import Agreed, agreed, block_efficiency, share
+from omnidraft.distill.agreement import block_efficiency, hits, share
 from omnidraft.distill.batch import PositionReader
 from omnidraft.distill.losses import LOSSES
 from omnidraft.errors import ConfigError, SnapshotCorrupt
@@ -187,8 +187,10 @@ def test_a_drafter_that_knows_the_next_draft_token_agrees_everywhere(pair) -> No
     positions = reader.read(pair.record(text="The water of the river. Where does the river go?"))
     next_T = torch.cat([torch.from_numpy(positions.ids_T[1:]), torch.tensor([pair.draft.vocabulary.roles["eos"]])])
     knows, knows_not = (Oracle(pair.alignment.num_draft, ids) for ids in (next_T, torch.zeros_like(next_T)))
-    assert agreed(knows, [positions], pair.alignment) == [Agreed(len(positions.at_P), len(positions.at_P))]
-    assert agreed(knows_not, [positions], pair.alignment) == [Agreed(0, len(positions.at_P))]
+    (all_P,), (none_P,) = (hits(model, [positions], pair.alignment) for model in (knows, knows_not))
+    assert len(all_P) == len(none_P) == len(positions.at_P)
+    assert all_P.all()
+    assert not none_P.any()
     assert len(positions.piece_at_M) > 0
 
 
@@ -197,13 +199,13 @@ def test_a_merge_with_one_wrong_piece_does_not_agree(pair) -> None:
     positions = reader.read(pair.record(text="The water of the river."))
     next_T = torch.cat([torch.from_numpy(positions.ids_T[1:]), torch.tensor([pair.draft.vocabulary.roles["eos"]])])
     next_T[positions.piece_at_M[0] + 1] = 0
-    (count,) = agreed(Oracle(pair.alignment.num_draft, next_T), [positions], pair.alignment)
-    assert count.num_agreed == count.num_scored - 1
+    (hits_P,) = hits(Oracle(pair.alignment.num_draft, next_T), [positions], pair.alignment)
+    assert hits_P.sum() == len(hits_P) - 1
 
 
 def test_agreement_of_nothing_is_none() -> None:
     assert share([]) is None
-    assert share([Agreed(1, 3), Agreed(2, 3)]) == 0.5
+    assert share([np.array([True, False, False]), np.array([True, True, False])]) == 0.5
 
 
 @given(hits=st.lists(st.lists(st.booleans(), max_size=40), min_size=1, max_size=4), depth=st.integers(1, 9))

@@ -71,6 +71,19 @@ def test_where_confidence_is_asked_for_the_gain_must_exceed_its_error(error, pro
     assert error is None or f"+- {1.96 * error:.4f}" in decision.reason
 
 
+def test_a_challenger_whose_foretold_speed_falls_is_refused_however_well_it_agrees():
+    def foretold(snapshot_id, parent, before, after):
+        told = {"speedup_before": before, "speedup_after": after}
+        return measured(snapshot_id, parent, 0.70, 0.75).model_copy(update=told)
+
+    assert decide(foretold("s1", "base", 1.80, 1.78), BASE, EXACT).promote
+    slow = decide(foretold("s1", "base", 1.80, 1.70), BASE, EXACT)
+    assert not slow.promote
+    assert "foretold speed 0.944 of before" in slow.reason
+    first = foretold("s1", "base", 1.80, 1.78)
+    assert not decide(foretold("s2", "s1", 1.78, 1.76), BASE, EXACT, between=[first]).promote
+
+
 def test_gains_of_several_snapshots_in_a_row_make_sure_together():
     careful = ControllerSettings(confidence=0.95)
     first, second = unsure("s1", "base", 0.70, 0.72, 0.015), unsure("s2", "s1", 0.72, 0.74, 0.015)

@@ -36,7 +36,7 @@ class Costs:
 
 
 def costs(records: Iterable[TraceRecord]) -> Costs | None:
-    """None when these records have too few rounds with a draft, as texts that were only scored have none."""
+    """None when these records have too few rounds with a draft, as texts that were only scored have none, or no times."""
     pass_s, step_s = defaultdict[int, list[float]](list), list[float]()
     for record in records:
         for rows, target_s, depth, draft_s in _rounds(record.rounds):
@@ -46,7 +46,7 @@ def costs(records: Iterable[TraceRecord]) -> Costs | None:
     if len(step_s) < MIN_ROUNDS:
         return None
     base_s, row_s = _line({rows: median(seconds) for rows, seconds in pass_s.items()})
-    return Costs(base_s, row_s, median(step_s))
+    return Costs(base_s, row_s, median(step_s)) if base_s > 0 else None
 
 
 def _line(seconds_by_rows: Mapping[int, float]) -> tuple[float, float]:

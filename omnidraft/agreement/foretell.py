@@ -36,7 +36,7 @@ class Costs:
 
 
 def costs(records: Iterable[TraceRecord]) -> Costs | None:
-    """None when these records have too few rounds with a draft, as texts that were only scored have none, or no times."""
+    """None when these records have too few rounds with a draft, as texts that were only scored, or no times."""
     pass_s, step_s = defaultdict[int, list[float]](list), list[float]()
     for record in records:
         for rows, target_s, depth, draft_s in _rounds(record.rounds):

@@ -1,4 +1,4 @@
-"""The services as real processes on this machine, and what they lean on, for the demo, the soak and end-to-end tests."""
+"""The services and what they lean on as real processes of this machine, for demo, soak and end-to-end tests."""
 
 import os
 import signal

@@ -5,50 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.soak_parts import pictures
-
-HOW = {
-    "kills": (
-        "Everybody is killed, over and over",
-        "A Kafka broker (KRaft, one node), an MLflow server on SQLite, the controller, the distiller with its Ray actor, "
-        "and a decoding worker run as processes of their own around two tiny random models. Clients ask without end, half "
-        "of them streamed, at temperature 0. At random moments somebody gets SIGKILL: the worker, the broker, the "
-        "registry, the learning process or the one that started it. A supervisor (the soak) starts again what ended; Ray "
-        "restarts its actor. Then the clients stop and the records are accounted for:\n\n"
-        "- *lost*: a request whose record the worker had counted as acknowledged is not in the log, or the log holds a "
-        "record that snapshots passed over (`omnidraft traces verify`). A request is known to be acknowledged when a look "
-        "at the worker's counters after its answer found as many records acknowledged as emitted.\n"
-        "- *learned twice*: snapshots count more learned records than the log has distinct ones.\n"
-        "- *corrupt*: an answer is not plain decoding's text, which was computed before, or comes from a snapshot that the "
-        "registry does not hold whole. The beginnings of streams that broke off are checked too.\n"
-        "- *failed*: a request without an answer. Clients ask again when the connection breaks or the worker is busy.\n"
-        "- *final weights*: the log is learned once more from its beginning in one process that nobody kills. Weights, "
-        "n-gram cache, optimizer and memory must be the same to the bit. For this the trace topic has one partition: "
-        "batches are then a function of the log alone. With several, whose turn it is while one of them is idle depends "
-        "on time, so bit equality needs one partition or partitions that never run dry; exactly once does not.",
-    ),
-    "broker-down": (
-        "The broker is away",
-        "One worker's engine decodes the same prompts in turns with the broker up, stopped (SIGSTOP), and killed. The ratio "
-        "is the median over prompts of the speed in such a window to the speed with the broker up. The queue of records "
-        "is made so small that it overflows.",
-    ),
-    "registry-down": (
-        "The registry is away",
-        "Clients ask while the MLflow server is killed, stays down, and is started again.",
-    ),
-    "fuzz": (
-        "Hostile records",
-        "Recorded records, cut, mutated, mislabelled, replaced by noise or by two megabytes of zeros, through the learner's "
-        "source over a log; every one must have exactly one fate.",
-    ),
-    "throughput": (
-        "Records a second",
-        "One writer process and one reader process around one topic with one partition, as a worker and a learner use them "
-        "(idempotent, acks=all, 128 records a batch, each acknowledged before the next), contents cut from recorded "
-        "traffic.",
-    ),
-}
-"""Part -> title and method."""
+from pipelines.soak_parts.methods import METHODS
 
 HIDDEN = ("kills_at_s", "answers_per_10s", "peaks_rss_mib", "written_by_second", "read_by_second", "windows")
 """Figures that are pictures."""
@@ -75,7 +32,7 @@ def _lines(report: Mapping[str, Any], drawn: Mapping[str, str]) -> Iterator[str]
 
 
 def _part(name: str, told: Mapping[str, Any], picture: str | None) -> Iterator[str]:
-    title, how = HOW[name]
+    title, how = METHODS[name]
     yield f"## {title}\n"
     yield f"{how}\n"
     if picture is not None:

@@ -24,7 +24,7 @@ from omnidraft.telemetry.metrics import CountingMetrics
 from pipelines.progress import bar
 from pipelines.soak_parts import tiny_pair
 from pipelines.soak_parts.cluster import BROKER, Cluster
-from pipelines.soak_parts.part import Plan, Told
+from pipelines.soak_parts.part import Plan, Told, emptied
 
 PROMPTS = Path(__file__).parents[1] / "data" / "gsm8k.jsonl"
 NUM_PROMPTS = 3
@@ -38,7 +38,7 @@ RECOVERY_TIMEOUT_S = 60.0
 
 def run(plan: Plan) -> Told:
     """Speeds, drops, and whether every record ended as acknowledged or as dropped."""
-    with Cluster(plan.out / "broker-down", _toml(plan)) as cluster:
+    with Cluster(emptied(plan.out / "broker-down"), _toml(plan)) as cluster:
         cluster.start(BROKER)
         settings, metrics = _settings(cluster.settings, plan), CountingMetrics()
         torch.set_num_threads(plan.threads)

@@ -1,10 +1,11 @@
 """What became of the promises in a fleet that was killed over and over: judged from log, registry and answers."""
 
+import json
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from omnidraft.distill.audit.findings import Kind, PartitionFigures
 from omnidraft.errors import SnapshotCorrupt, SnapshotNotFound, WireError
 from omnidraft.traces import codec
 from omnidraft.wiring.audit import audit
+from pipelines import report
 from pipelines.soak_parts.asking import QUESTIONS, Reply
 
 BASE = "base"
@@ -35,11 +37,23 @@ class Evidence:
     num_acknowledged: int
     """That workers counted, each life as far as it was seen."""
 
+    def save(self, path: Path) -> None:
+        """As JSON, so that a fleet can be judged again."""
+        plain_data = asdict(self) | {"acknowledged": sorted(self.acknowledged)}
+        report.save(plain_data, path)
+
+
+def load(path: Path) -> Evidence:
+    """What `Evidence.save` wrote."""
+    said = json.loads(path.read_text())
+    replies = [(question, Reply(**reply)) for question, reply in said.pop("replies")]
+    return Evidence(replies=replies, acknowledged=frozenset(said.pop("acknowledged")), **said)
+
 
 def judge(settings: Settings, evidence: Evidence) -> dict[str, Any]:
     """Figures; all but the first few are numbers of faults."""
     in_log = _in_log(settings)
-    report = audit(settings)
+    found = audit(settings)
     missing = evidence.acknowledged - in_log.keys()
     uncounted = max(0, evidence.num_acknowledged - len(in_log))
     corrupt = _corrupt(settings, evidence)
@@ -49,14 +63,14 @@ def judge(settings: Settings, evidence: Evidence) -> dict[str, Any]:
         "requests_in_log": len(in_log),
         "acknowledged_by_name": len(evidence.acknowledged),
         "acknowledged_by_count": evidence.num_acknowledged,
-        "snapshots": report.num_snapshots,
+        "snapshots": found.num_snapshots,
         "snapshots_served": len({reply.snapshot_id for _, reply in evidence.replies} - {BASE}),
-        "fates": _fates(report.partitions),
-        "acknowledged_lost": max(len(missing), uncounted) + report.num(Kind.LOST),
-        "learned_twice": report.num(Kind.LEARNED_TWICE),
-        "miscounted": report.num(Kind.MISCOUNTED),
+        "fates": _fates(found.partitions),
+        "acknowledged_lost": max(len(missing), uncounted) + found.num(Kind.LOST),
+        "learned_twice": found.num(Kind.LEARNED_TWICE),
+        "miscounted": found.num(Kind.MISCOUNTED),
         "corrupt_served": len(corrupt),
-        "faults": [fault.what for fault in report.faults][:SHOWN] + corrupt[:SHOWN] + sorted(missing)[:SHOWN],
+        "faults": [fault.what for fault in found.faults][:SHOWN] + corrupt[:SHOWN] + sorted(missing)[:SHOWN],
     }
 
 

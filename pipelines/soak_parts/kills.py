@@ -18,7 +18,7 @@ from pipelines.progress import bar
 from pipelines.soak_parts import judging, tiny_pair, uninterrupted, victims
 from pipelines.soak_parts.asking import QUESTIONS, Clients
 from pipelines.soak_parts.cluster import SERVICES, Cluster
-from pipelines.soak_parts.part import Plan, Told
+from pipelines.soak_parts.part import Plan, Told, emptied
 from pipelines.soak_parts.watching import Watch
 
 NUM_CLIENTS = 2
@@ -27,6 +27,7 @@ MAX_TOKENS = 24
 DOWN_S = 0.3
 """Between a kill and the restart."""
 DRAIN_TIMEOUT_S = 240.0
+EVIDENCE = "evidence.json"
 
 
 @dataclass(slots=True)
@@ -45,9 +46,10 @@ class History:
 
 def run(plan: Plan) -> Told:
     """Kill, drain, judge, and learn the log once more without interruption."""
-    folder = plan.out / "kills"
+    folder = emptied(plan.out / "kills")
     with Cluster(folder, tiny_pair.make(plan.out / "models")) as cluster:
         evidence, told = endure(cluster, plan)
+        evidence.save(folder / EVIDENCE)
         figures = told | judging.judge(cluster.settings, evidence)
         compared = uninterrupted.compare(cluster.settings, folder / "uninterrupted")
         figures["uninterrupted"] = compared.plain_data()

@@ -1,6 +1,7 @@
 """What a part is asked to do, and what it tells."""
 
 import os
+import shutil
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -41,6 +42,13 @@ class Told:
 
 
 Part = Callable[[Plan], Told]
+
+
+def emptied(folder: Path) -> Path:
+    """The same folder, without what an earlier run left in it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
 
 
 def free_port() -> int:

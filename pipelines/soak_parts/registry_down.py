@@ -8,7 +8,7 @@ from pipelines.progress import bar
 from pipelines.soak_parts import kills, tiny_pair
 from pipelines.soak_parts.asking import Clients, Tally
 from pipelines.soak_parts.cluster import REGISTRY, SERVICES, Cluster
-from pipelines.soak_parts.part import Plan, Told
+from pipelines.soak_parts.part import Plan, Told, emptied
 from pipelines.soak_parts.watching import Watch
 
 PAUSE_S = 0.1
@@ -17,7 +17,7 @@ TIMEOUT_S = 240.0
 
 def run(plan: Plan) -> Told:
     """Kill it, wait, start it again; the worker is never restarted."""
-    with Cluster(plan.out / "registry-down", tiny_pair.make(plan.out / "models")) as cluster:
+    with Cluster(emptied(plan.out / "registry-down"), tiny_pair.make(plan.out / "models")) as cluster:
         plain = kills.plain_texts(cluster.settings)
         cluster.start_all()
         ended: list[str] = []

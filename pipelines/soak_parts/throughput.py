@@ -18,7 +18,7 @@ from omnidraft.ports import Outgoing
 from omnidraft.traces import archive, codec
 from pipelines.progress import bar
 from pipelines.soak_parts.cluster import BROKER, Cluster
-from pipelines.soak_parts.part import Plan, Told
+from pipelines.soak_parts.part import Plan, Told, emptied
 
 RECORDED = Path(__file__).parents[1] / "data" / "gsm8k_qwen1.5b.avro"
 RATES = {2_000: 5_000, 30_000: 300}
@@ -50,7 +50,7 @@ def run(plan: Plan) -> Told:
     """Each rate in a topic of its own."""
     figures: dict[str, Any] = {}
     promises: dict[str, bool] = {}
-    with Cluster(plan.out / "throughput", "[worker]") as cluster:
+    with Cluster(emptied(plan.out / "throughput"), "[worker]") as cluster:
         cluster.start(BROKER)
         servers = cluster.settings.log.url.removeprefix("kafka://")
         for size_bytes, per_s in RATES.items():

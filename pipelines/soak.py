@@ -84,16 +84,25 @@ def _part(name: str) -> Part:
     """What a part imports may be large, and is nobody else's business."""
     match name:
         case "kills":
-            from pipelines.soak_parts import kills as chosen
+            from pipelines.soak_parts import kills
+
+            return kills.run
         case "broker-down":
-            from pipelines.soak_parts import broker_down as chosen
+            from pipelines.soak_parts import broker_down
+
+            return broker_down.run
         case "registry-down":
-            from pipelines.soak_parts import registry_down as chosen
+            from pipelines.soak_parts import registry_down
+
+            return registry_down.run
         case "fuzz":
-            from pipelines.soak_parts import fuzzing as chosen
+            from pipelines.soak_parts import fuzzing
+
+            return fuzzing.run
         case _:
-            from pipelines.soak_parts import throughput as chosen
-    return chosen.run
+            from pipelines.soak_parts import throughput
+
+            return throughput.run
 
 
 def _run(name: str, plan: Plan) -> bool:

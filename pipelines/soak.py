@@ -35,7 +35,9 @@ def main(
     kills: Annotated[int, typer.Option(min=1, help="SIGKILLs; 100 take some 20 minutes on 2 cores.")] = 100,
     pace_s: Annotated[float, typer.Option(min=0.1, help="Seconds between two kills, on average.")] = 9.0,
     fuzzed: Annotated[int, typer.Option(min=1, help="Hostile records; a million take some 9 minutes.")] = 1_000_000,
-    outage_s: Annotated[float, typer.Option(min=1, help="How long the broker, and then the registry, is down.")] = 60.0,
+    outage_s: Annotated[
+        float, typer.Option(min=1, help="How long the broker is down, twice; the registry half as long.")
+    ] = 60.0,
     hold_s: Annotated[float, typer.Option(min=1, help="How long each rate has to be held.")] = 30.0,
     target: Annotated[str, typer.Option(help="Of broker-down; `tiny` is a random model.")] = "qwen2.5-coder-0.5b",
     drafter: Annotated[str, typer.Option(help="Of broker-down; `tiny` is a random model.")] = "smollm2-135m",

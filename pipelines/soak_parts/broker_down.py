@@ -1,7 +1,7 @@
 """Does decoding notice that the log is away? The same prompts decoded with the broker up and down, in turns.
 
-Windows take turns: up, stopped (SIGSTOP: connections stay, nobody answers), up, killed (SIGKILL), up, the times of day
-evened out. One engine and one recorder live through all of them.
+Windows take turns: up, stopped (SIGSTOP: connections stay, nobody answers), up, killed (SIGKILL), up, so that a machine
+that slows down or speeds up meanwhile shows in both. One engine and one recorder live through all of them.
 """
 
 import time
@@ -30,6 +30,8 @@ PROMPTS = Path(__file__).parents[1] / "data" / "gsm8k.jsonl"
 NUM_PROMPTS = 3
 MAX_TOKENS = 48
 WINDOWS = ("up", "stopped", "up", "killed", "up")
+UP_SHARE = 0.5
+"""How long a window with the broker up is, beside an outage: there are more of them."""
 QUEUE_RECORDS = 4
 """So few that an outage fills them: what then comes is dropped, and must be counted."""
 MOST_SLOWDOWN = 0.02
@@ -104,7 +106,7 @@ def _windows(
     with bar("windows with the broker up and down", len(WINDOWS)) as advance:
         for kind in WINDOWS:
             _take_away(cluster, kind)
-            speeds[kind].append(_window(engine, texts, plan.outage_s))
+            speeds[kind].append(_window(engine, texts, plan.outage_s * (UP_SHARE if kind == "up" else 1)))
             if kind != "up":
                 recovered_s.append(_bring_back(cluster, kind, metrics))
             advance()

@@ -12,6 +12,8 @@ from pipelines.soak_parts.part import Plan, Told, emptied
 from pipelines.soak_parts.watching import Watch
 
 PAUSE_S = 0.1
+SHARE = 0.5
+"""Of the plan's outage, which is the broker's."""
 TIMEOUT_S = 240.0
 
 
@@ -24,7 +26,7 @@ def run(plan: Plan) -> Told:
         cluster.on_end = ended.append
         watch = Watch(cluster.url)
         clients = Clients(cluster.url, watch, num_clients=2, pause_s=PAUSE_S, max_tokens=kills.MAX_TOKENS)
-        figures = _outage(cluster, clients.tally, plan.outage_s)
+        figures = _outage(cluster, clients.tally, plan.outage_s * SHARE)
         tally = clients.stop()
         figures |= {
             "answers": len(tally.replies),

@@ -36,7 +36,7 @@ def main(
     pace_s: Annotated[float, typer.Option(min=0.1, help="Seconds between two kills, on average.")] = 9.0,
     fuzzed: Annotated[int, typer.Option(min=1, help="Hostile records; a million take some 9 minutes.")] = 1_000_000,
     outage_s: Annotated[
-        float, typer.Option(min=1, help="How long the broker is down, twice; the registry half as long.")
+        float, typer.Option(min=1, help="How long the broker is away, twice; the registry for half of it.")
     ] = 60.0,
     hold_s: Annotated[float, typer.Option(min=1, help="How long each rate has to be held.")] = 30.0,
     target: Annotated[str, typer.Option(help="Of broker-down; `tiny` is a random model.")] = "qwen2.5-coder-0.5b",

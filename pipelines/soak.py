@@ -48,7 +48,17 @@ def main(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Skip the parts whose figures are in OUT already.")] = False,
 ) -> None:
-    """Run parts of the soak. Exit code 1 when a promise was broken; the report says which."""
+    """Break a whole fleet on this machine, account for every record, and say which promises held.
+
+    Exit code 1 when a promise was broken. Figures of each part are saved as it ends, and the report holds the newest of
+    every part, so that parts can be run one by one, or again.
+
+    \b
+    make soak                                               all of it, some 40 minutes, into docs/reliability.md
+    python -m pipelines.soak --parts kills --kills 10       a first look, some 5 minutes
+    python -m pipelines.soak --resume                       go on after an interruption
+    python -m pipelines.soak --parts broker-down --target tiny --drafter tiny --outage-s 5
+    """
     chosen = _chosen(parts)
     plan = Plan(
         out.absolute(),

@@ -1,6 +1,7 @@
 """A whole fleet on this machine: a Kafka broker, an MLflow server, and our services in front of tiny or real models."""
 
 import importlib.util
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -28,7 +29,6 @@ ENVIRON = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_raylet_start_wait_time_s": "120",
     "OMP_NUM_THREADS": "1",
-    "PYTHONDONTWRITEBYTECODE": "",  # compiled once, or imports are most of what a restart takes
 }
 
 
@@ -50,8 +50,7 @@ class Cluster(AbstractContextManager["Cluster"]):
         )
         self.settings = config.load(path, {})
         self.url = f"http://127.0.0.1:{worker_port}"
-        compiled = {"PYTHONPYCACHEPREFIX": str(self.folder.parent / "pycache")}
-        self.fleet = Fleet(path, self.folder / "logs", ENVIRON | compiled)
+        self.fleet = Fleet(path, self.folder / "logs", ENVIRON | _compiled_once())
         self.on_end: Callable[[str], None] = lambda name: None
         """Told who ended by itself, before it is started again."""
         self._stack = ExitStack()
@@ -158,6 +157,14 @@ class Cluster(AbstractContextManager["Cluster"]):
         places = ["--backend-store-uri", store, "--artifacts-destination", str(self.folder / "artifacts")]
         where = ["--host", "127.0.0.1", "--port", str(self._registry_port), "--workers", "1"]
         return [sys.executable, "-m", "mlflow", "server", *places, *where]
+
+
+def _compiled_once() -> dict[str, str]:
+    """Where Python may not write its bytecode beside the sources, beside our models: imports are most of a restart."""
+    if not os.environ.get("PYTHONDONTWRITEBYTECODE"):
+        return {}
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "omnidraft" / "bytecode"
+    return {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(cache)}
 
 
 def _answers(url: str) -> bool:

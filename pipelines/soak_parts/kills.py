@@ -16,7 +16,7 @@ from omnidraft.ports import Sampling
 from omnidraft.telemetry.metrics import CountingMetrics
 from pipelines.progress import bar
 from pipelines.soak_parts import judging, tiny_pair, uninterrupted, victims
-from pipelines.soak_parts.asking import QUESTIONS, Clients
+from pipelines.soak_parts.asking import QUESTIONS, Clients, Tally
 from pipelines.soak_parts.cluster import SERVICES, Cluster
 from pipelines.soak_parts.part import Plan, Told, emptied
 from pipelines.soak_parts.watching import Watch
@@ -80,6 +80,7 @@ def endure(cluster: Cluster, plan: Plan) -> tuple[judging.Evidence, dict[str, An
     clients = Clients(cluster.url, watch, num_clients=NUM_CLIENTS, pause_s=CLIENT_PAUSE_S, max_tokens=MAX_TOKENS)
     history = _kill_all(cluster, watch, plan)
     num_unlearned = _drain(cluster)
+    cluster.wait_for(lambda: _serves_champion(cluster, clients.tally), "champion served", DRAIN_TIMEOUT_S)
     tally = clients.stop()
     cluster.wait_for(lambda: _all_acknowledged(watch), "acknowledgement of the last records", DRAIN_TIMEOUT_S)
     watch.stop()
@@ -185,6 +186,12 @@ def _drain(cluster: Cluster) -> int:
     while (left := num_uncovered()) and not _is_past(deadline):
         cluster.supervise(time.monotonic() + 0.5)
     return left
+
+
+def _serves_champion(cluster: Cluster, tally: Tally) -> bool:
+    """As far as the last answer tells."""
+    champion = wiring.registry(cluster.settings).resolve("champion")
+    return bool(tally.replies) and tally.replies[-1][1].snapshot_id == champion.manifest.snapshot_id
 
 
 def _is_past(deadline: float) -> bool:

@@ -7,6 +7,7 @@ part, so parts can be run one by one. The parts themselves stand in soak_parts/.
 
 import json
 import shlex
+import signal
 import sys
 import time
 from pathlib import Path
@@ -33,8 +34,11 @@ def main(
         ),
     ] = ",".join(PARTS),
     kills: Annotated[int, typer.Option(min=1, help="SIGKILLs; 100 take some 20 minutes on 2 cores.")] = 100,
-    pace_s: Annotated[float, typer.Option(min=0.1, help="Seconds between two kills, on average.")] = 9.0,
-    fuzzed: Annotated[int, typer.Option(min=1, help="Hostile records; a million take some 9 minutes.")] = 1_000_000,
+    pace_s: Annotated[
+        float,
+        typer.Option(min=0.1, help="Seconds to the next kill on average, once the fleet is back."),
+    ] = 5.0,
+    fuzzed: Annotated[int, typer.Option(min=1, help="Hostile records; a million take some 5 minutes.")] = 1_000_000,
     outage_s: Annotated[
         float, typer.Option(min=1, help="How long the broker is away, twice; the registry for half of it.")
     ] = 60.0,
@@ -157,4 +161,5 @@ def _report(plan: Plan) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that it ends its fleets first
     process.entry("soak", main)

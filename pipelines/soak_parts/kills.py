@@ -14,10 +14,11 @@ from omnidraft.decode.engine import Question
 from omnidraft.distill.patience import patiently
 from omnidraft.ports import Sampling
 from omnidraft.telemetry.metrics import CountingMetrics
+from pipelines.fleet import ServiceFailed
 from pipelines.progress import bar
 from pipelines.soak_parts import judging, tiny_pair, uninterrupted, victims
 from pipelines.soak_parts.asking import QUESTIONS, Clients, Tally
-from pipelines.soak_parts.cluster import SERVICES, Cluster
+from pipelines.soak_parts.cluster import BROKER, REGISTRY, SERVICES, START_TIMEOUT_S, Cluster
 from pipelines.soak_parts.part import Plan, Told, emptied
 from pipelines.soak_parts.watching import Watch
 
@@ -26,6 +27,8 @@ CLIENT_PAUSE_S = 0.3
 MAX_TOKENS = 24
 DOWN_S = 0.3
 """Between a kill and the restart."""
+WHOLE_SHARE = 0.6
+"""Of the kills, that strike a fleet which is whole; the others may hit while somebody is still away."""
 DRAIN_TIMEOUT_S = 240.0
 EVIDENCE = "evidence.json"
 
@@ -128,6 +131,8 @@ def _kill_all(cluster: Cluster, watch: Watch, plan: Plan) -> History:
     recovering: dict[str, float] = {}
     with bar("kills", plan.kills) as advance:
         while waiting:
+            if dice.random() < WHOLE_SHARE:
+                _heal(cluster, history, recovering)
             _supervise(cluster, history, recovering, time.monotonic() + victims.gap_s(plan.pace_s, dice))
             while (victim := victims.pick(waiting, lambda name: _can_be_killed(cluster, name))) is None:
                 _supervise(cluster, history, recovering, time.monotonic() + 0.2)
@@ -138,6 +143,15 @@ def _kill_all(cluster: Cluster, watch: Watch, plan: Plan) -> History:
         _supervise(cluster, history, recovering, time.monotonic())
     history.seconds = time.monotonic() - history.started_s
     return history
+
+
+def _heal(cluster: Cluster, history: History, recovering: dict[str, float]) -> None:
+    """Until everybody is back, so that there is something to lose. Raises ServiceFailed when that takes too long."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not all(cluster.is_ready(name) for name in (BROKER, REGISTRY, *SERVICES)):
+        if _is_past(deadline):
+            raise ServiceFailed(f"the fleet is not whole again after {START_TIMEOUT_S:.0f} s; see its logs")
+        _supervise(cluster, history, recovering, time.monotonic() + 0.2)
 
 
 def _can_be_killed(cluster: Cluster, victim: str) -> bool:
@@ -172,7 +186,7 @@ def _supervise(cluster: Cluster, history: History, recovering: dict[str, float],
 def _drain(cluster: Cluster) -> int:
     """Until the newest snapshot covers all that is in the log now; clients go on asking, so that batches fill. How many
     records it does not cover in time."""
-    cluster.wait_until_ready(("registry", *SERVICES))
+    cluster.wait_until_ready((BROKER, REGISTRY, *SERVICES))
     topic = cluster.settings.log.traces_topic
     deadline = time.monotonic() + DRAIN_TIMEOUT_S
     with closing(patiently(lambda: wiring.log_reader(cluster.settings, topic), lambda: _is_past(deadline))) as reader:

@@ -4,8 +4,8 @@ KILLS = """\
 A Kafka broker (KRaft, one node), an MLflow server on SQLite, the controller, the distiller with its Ray actor, and a
 decoding worker run as processes of their own around two tiny random models. Clients ask without end, half of them
 streamed, at temperature 0. At random moments somebody gets SIGKILL: the worker, the broker, the registry, the learning
-process, or the one that started it. A supervisor (the soak) starts again what ended; Ray restarts its actor. Then the
-clients stop and everything is accounted for:
+process, or the one that started it; most when everybody is back, others while somebody is still away. A supervisor
+(the soak) starts again what ended; Ray restarts its actor. Then the clients stop and everything is accounted for:
 
 - *acknowledged lost*: a request whose record the worker had counted as acknowledged is not in the log, or snapshots
   passed over a record that the log holds (`omnidraft traces verify`). A request is known to be acknowledged when a look

@@ -16,8 +16,8 @@ class Plan:
     out: Path
     seed: int = 0
     kills: int = 100
-    pace_s: float = 9.0
-    """Seconds between two kills, on average."""
+    pace_s: float = 5.0
+    """Seconds until the next kill, on average."""
     fuzzed: int = 1_000_000
     outage_s: float = 60.0
     hold_s: float = 30.0

@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-kafka test test-llamacpp test-real lint format bench kafka lock clean
+.PHONY: help setup demo demo-kafka test test-llamacpp test-real lint format bench soak kafka lock clean
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
@@ -11,6 +11,7 @@ KAFKA_PORT ?= 9092
 KAFKA_DATA ?= runs/kafka
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
+SOAK_ARGS ?=
 BENCH_ARGS ?= --num-prompts 3 --max-new-tokens 64
 BENCH_METHODS ?= plain,omnidraft,omnidraft-reproducible,omnidraft+traces,hf-generate,hf-uad,hf-tli,llamacpp,llamacpp+omnidraft
 PROMPTS ?= $(wildcard $(patsubst %,../shared/data/%.jsonl,gsm8k code instruct xsum))
@@ -48,7 +49,10 @@ $(STAMP): requirements.lock pyproject.toml
 demo: setup ## Watch a real drafter learn and get faster (downloads 1.2 GB the first time)
 	$(PYTHON) -m pipelines.demo $(DEMO_ARGS)
 
-demo-kafka: setup ## The same over a Kafka broker that is started for it
+demo-soak: setup ## Kills, outages, hostile records and load, for some 35 minutes, into docs/reliability.md (SOAK_ARGS)
+	$(PYTHON) -m pipelines.soak --markdown docs/reliability.md $(SOAK_ARGS)
+
+kafka: setup ## The same over a Kafka broker that is started for it
 	$(PYTHON) deploy/kafka/local_broker.py --port $(KAFKA_PORT) --data $(KAFKA_DATA) --background
 	@trap 'kill $$(cat $(KAFKA_DATA)/broker.pid)' EXIT; set -x; \
 	$(PYTHON) -m pipelines.demo --log kafka://127.0.0.1:$(KAFKA_PORT) $(DEMO_ARGS)
@@ -77,6 +81,9 @@ format: setup ## Rewrite the code the way `make lint` wants it
 bench: setup ## Measure one model pair on this machine into docs/benchmarks.md (PROMPTS, BENCH_METHODS, BENCH_ARGS)
 	$(PYTHON) -m pipelines.bench $(foreach file,$(PROMPTS),--prompts $(file)) --methods $(BENCH_METHODS) \
 	  --json runs/benchmarks.json --markdown docs/benchmarks.md $(BENCH_ARGS)
+
+soak: setup ## Kills, outages, hostile records and load, for some 35 minutes, into docs/reliability.md (SOAK_ARGS)
+	$(PYTHON) -m pipelines.soak --markdown docs/reliability.md $(SOAK_ARGS)
 
 kafka: setup ## Run a Kafka broker in the foreground, without Docker
 	$(PYTHON) deploy/kafka/local_broker.py --port $(KAFKA_PORT) --data $(KAFKA_DATA)

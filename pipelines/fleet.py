@@ -1,11 +1,11 @@
-"""The three services as real processes on this machine, for the demo and the end-to-end tests."""
+"""The services and what they lean on as real processes of this machine, for demo, soak and end-to-end tests."""
 
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
@@ -25,21 +25,42 @@ class ServiceFailed(OmnidraftError):
 
 
 class Fleet(AbstractContextManager["Fleet"]):
-    """Starts `python -m services.NAME --config FILE`, each with its own log file, and stops them all at the end."""
+    """Starts `python -m services.NAME --config FILE`, each with its own log file, and stops them all at the end.
 
-    def __init__(self, config_path: Path, logs: Path) -> None:
+    Args:
+        environ: what all of them see beside this process's environment.
+    """
+
+    def __init__(self, config_path: Path, logs: Path, environ: Mapping[str, str] | None = None) -> None:
         self._config_path = config_path
         self._logs = logs
+        self._environ = {**os.environ, **(environ or {})}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
-    def start(self, name: str) -> int:
-        """The process id."""
+    def start(self, name: str, command: Sequence[str] | None = None) -> int:
+        """The process id. Another command than the service of this name may be given."""
         self._logs.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", f"services.{name}", "--config", str(self._config_path)]
+        command = command or [sys.executable, "-m", f"services.{name}", "--config", str(self._config_path)]
         with (self._logs / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ, start_new_session=True)
+            process = subprocess.Popen(command, stdout=log, stderr=log, env=self._environ, start_new_session=True)
         self._processes[name] = process
         return process.pid
+
+    def adopt(self, name: str, process: subprocess.Popen[bytes]) -> None:
+        """From now on it is one of the fleet."""
+        self._processes[name] = process
+
+    def pid(self, name: str) -> int:
+        """The process id."""
+        return self._processes[name].pid
+
+    def is_running(self, name: str) -> bool:
+        """Whether it was started and has not ended."""
+        return name in self._processes and self._processes[name].poll() is None
+
+    def ended(self) -> list[str]:
+        """Those that ended without being told to."""
+        return [name for name, process in self._processes.items() if process.poll() is not None]
 
     def wait_for(self, ready: Callable[[], bool], what: str, timeout_s: float) -> None:
         """Raises ServiceFailed when a service ends before, or the time passes."""
@@ -67,6 +88,20 @@ class Fleet(AbstractContextManager["Fleet"]):
         process = self._processes.pop(name)
         process.kill()
         process.wait()
+
+    def kill_session(self, name: str) -> None:
+        """SIGKILL the service and what it started, at once."""
+        process = self._processes.pop(name)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def pause(self, name: str) -> None:
+        """SIGSTOP: it answers nobody, and its connections stay open."""
+        self._processes[name].send_signal(signal.SIGSTOP)
+
+    def go_on(self, name: str) -> None:
+        """SIGCONT."""
+        self._processes[name].send_signal(signal.SIGCONT)
 
     def stop(self, name: str) -> int:
         """SIGTERM; the exit code."""

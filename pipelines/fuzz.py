@@ -9,8 +9,10 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -36,25 +38,38 @@ def main(
     json_path: Annotated[Path | None, typer.Option("--json", help="Where the figures go.")] = None,
 ) -> None:
     """Send them, and account for every one."""
-    sound, fates, started = _sound(), Counter[str](), time.perf_counter()
-    peaks_mib: list[float] = []
-    with bar("messages", num) as advance:
-        for start in range(0, num, BATCH_MESSAGES):
-            size = min(BATCH_MESSAGES, num - start)
-            fates += batch_fates(list(hostile.messages(sound, size, seed=seed + start)))
-            peaks_mib.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
-            advance(size)
-    made = {
-        "messages": num,
-        "fates": dict(sorted(fates.items())),
-        "seconds": round(time.perf_counter() - started, 2),
-        "peak_rss_mib": round(peaks_mib[-1], 1),
-        "peak_rss_mib_after_first_batch": round(peaks_mib[0], 1),
-        "seed": seed,
-    }
+    made = run(num, seed=seed)
     if json_path is not None:
         report.save(made, json_path)
     print(made)
+
+
+def run(num: int, *, seed: int, processes: int = 1) -> dict[str, Any]:
+    """Figures of so many messages; batches go to these processes in turn. Raises ContractError as `batch_fates`."""
+    fates, started, peaks_mib = Counter[str](), time.perf_counter(), list[float]()
+    batches = [(start, min(BATCH_MESSAGES, num - start)) for start in range(0, num, BATCH_MESSAGES)]
+    with bar("messages", num) as advance, ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        running = [pool.submit(_batch, size, seed + start) for start, size in batches]
+        for ended in as_completed(running):
+            found, peak_mib = ended.result()
+            fates += found
+            peaks_mib.append(peak_mib)
+            advance(sum(found.values()))
+    return {
+        "messages": num,
+        "fates": dict(sorted(fates.items())),
+        "seconds": round(time.perf_counter() - started, 2),
+        "peak_rss_mib": round(max(peaks_mib), 1),
+        "peak_rss_mib_after_first_batch": round(peaks_mib[0], 1),
+        "peaks_rss_mib": [round(peak, 1) for peak in peaks_mib],
+        "seed": seed,
+    }
+
+
+def _batch(size: int, seed: int) -> tuple[Counter[str], float]:
+    """Fates, and the most memory that this process has had so far, in MiB."""
+    fates = batch_fates(list(hostile.messages(_sound(), size, seed=seed)))
+    return fates, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def batch_fates(messages: Sequence[Outgoing]) -> Counter[str]:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from omnidraft.models.tiny import make_drafter, make_target
 from tests.kafka_fixture import kafka_bootstrap as kafka_bootstrap
-from tests.tiny_models import make_drafter, make_target
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

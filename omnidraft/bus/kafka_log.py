@@ -87,6 +87,7 @@ class KafkaWriter:
             producer.send(self._topic, message.value, message.key, headers=list(message.headers.items()))
             for message in messages
         ]
+        producer.flush(timeout=max(0.001, deadline - time.monotonic()))  # nothing more comes: do not linger
         for sent in pending:
             sent.get(timeout=max(0.001, deadline - time.monotonic()))
 

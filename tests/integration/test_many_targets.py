@@ -14,6 +14,7 @@ import uvicorn
 
 from omnidraft import config, wiring
 from omnidraft.decode.engine import Engine, Question
+from omnidraft.models.tiny import make_drafter, make_target
 from omnidraft.models.trainable_drafter import load_trainable
 from omnidraft.ports import DraftTree, Noise, Request, Sampling
 from omnidraft.serving.app import ServedModel, application
@@ -22,7 +23,6 @@ from omnidraft.snapshots import bundle
 from omnidraft.snapshots.manifest import Manifest
 from omnidraft.telemetry.metrics import CountingMetrics
 from tests.tiny_engine import PATIENCE_S, Gated, snapshot, tiny_settings
-from tests.tiny_models import make_drafter, make_target
 
 NUM_TOKENS = 12
 RANK = 3

@@ -8,7 +8,7 @@ from omnidraft.errors import RequestError
 from omnidraft.models.hf_assisted import HfAssisted
 from omnidraft.models.hf_generate import Generated, HfGenerate
 from omnidraft.models.hf_tokenizer import load_tokenizer
-from tests.tiny_models import make_drafter, make_target
+from omnidraft.models.tiny import make_drafter, make_target
 
 Methods = dict[str, HfGenerate | HfAssisted]
 

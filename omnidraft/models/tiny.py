@@ -1,4 +1,4 @@
-"""Tiny random models with real tokenizers, saved as model folders: what a test runs where no hub can be reached."""
+"""Tiny random models with real tokenizers, saved as model folders: what tests and the soak run, without a hub."""
 
 from pathlib import Path
 

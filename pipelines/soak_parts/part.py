@@ -1,0 +1,59 @@
+"""What a part is asked to do, and what it tells."""
+
+import os
+import shutil
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Sizes of one soak."""
+
+    out: Path
+    seed: int = 0
+    kills: int = 100
+    pace_s: float = 5.0
+    """Seconds until the next kill, on average."""
+    fuzzed: int = 1_000_000
+    outage_s: float = 60.0
+    hold_s: float = 30.0
+    """How long a rate has to be held."""
+    target: str = "qwen2.5-coder-0.5b"
+    """Of the part that measures decoding speed; `tiny` is a random model. So is the drafter."""
+    drafter: str = "smollm2-135m"
+    threads: int = field(default_factory=lambda: os.cpu_count() or 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a part found."""
+
+    figures: dict[str, Any]
+    promises: dict[str, bool]
+    """A sentence that people may rely on -> whether it held."""
+
+    def plain_data(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"figures": self.figures, "promises": self.promises}
+
+
+Part = Callable[[Plan], Told]
+
+
+def emptied(folder: Path) -> Path:
+    """The same folder, without what an earlier run left in it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def free_port() -> int:
+    """Of the loopback interface, free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,83 @@
+"""The soak's figures where people would rather look."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLOURS = {
+    "decode_worker": "#3b6ea5",
+    "broker": "#c44e52",
+    "registry": "#8172b2",
+    "actor": "#55a868",
+    "distiller": "#ccb974",
+}
+
+
+def draw(parts: Mapping[str, Any], folder: Path, stem: str) -> dict[str, str]:
+    """Part -> file name of its picture below `folder`."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    painters = {"kills": _kills, "broker-down": _speeds, "fuzz": _memory, "throughput": _rates}
+    drawn = {}
+    for name, paint in painters.items():
+        if not parts.get(name, {}).get("figures"):
+            continue
+        figure, axis = pyplot.subplots(figsize=(11, 3.2))
+        paint(axis, parts[name]["figures"])
+        figure.tight_layout()
+        drawn[name] = f"{stem}-{name}.png"
+        figure.savefig(folder / drawn[name], dpi=110)
+        pyplot.close(figure)
+    return drawn
+
+
+def _kills(axis: "Axes", figures: Mapping[str, Any]) -> None:
+    """Answers over time, and who was killed when."""
+    answers = figures["answers_per_10s"]
+    minutes = [place / 6 for place in range(len(answers))]
+    axis.step(minutes, answers, where="post", color="black", linewidth=1, label="answers in 10 s")
+    for victim, colour in COLOURS.items():
+        at = [second / 60 for second, name in figures["kills_at_s"] if name == victim]
+        axis.vlines(at, 0, max(answers, default=1), color=colour, linewidth=1, alpha=0.7, label=f"{victim} killed")
+    axis.set_xlabel("minutes")
+    axis.set_title(f"{figures['kills']} SIGKILLs, {figures['answers']} answers")
+    axis.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+
+
+def _speeds(axis: "Axes", figures: Mapping[str, Any]) -> None:
+    """Windows in groups of their kind."""
+    windows = figures["windows"]
+    names = [f"{window['kind']}\n{place + 1}" for place, window in enumerate(windows)]
+    colours = ["#3b6ea5" if window["kind"] == "up" else "#c44e52" for window in windows]
+    bars = axis.bar(names, [window["tokens_per_s"] for window in windows], color=colours)
+    axis.bar_label(bars, fmt="%.2f")
+    axis.margins(y=0.15)
+    axis.set_ylabel("tokens/s")
+    axis.set_title("Decoding speed, broker up and away")
+
+
+def _memory(axis: "Axes", figures: Mapping[str, Any]) -> None:
+    axis.plot(figures["peaks_rss_mib"], color="#3b6ea5")
+    axis.set_ylim(bottom=0)
+    axis.set_xlabel("batch")
+    axis.set_ylabel("peak memory, MiB")
+    axis.set_title(f"{figures['messages']:,} hostile records")
+
+
+def _rates(axis: "Axes", figures: Mapping[str, Any]) -> None:
+    for found in figures.values():
+        size = f"{found['size_bytes'] // 1000} kB"
+        share = [number / found["asked_per_s"] for number in found["read_by_second"]]
+        axis.plot(share, label=f"{size} read, of {found['asked_per_s']:,}/s")
+    axis.axhline(1.0, color="black", linewidth=1, linestyle="--")
+    axis.set_ylim(0, 1.6)
+    axis.set_xlabel("second")
+    axis.set_ylabel("share of the asked rate")
+    axis.set_title("Records through one topic")
+    axis.legend(loc="lower right")

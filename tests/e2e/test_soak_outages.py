@@ -1,0 +1,91 @@
+"""Broker and registry taken away for seconds, and records counted through a topic: the soak's other parts, small."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipelines.soak_parts import broker_down, registry_down, throughput
+from pipelines.soak_parts.cluster import BROKER, Cluster
+from pipelines.soak_parts.part import Plan
+from tests.kafka_fixture import load_local_broker, skip_without_kafka
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory, omnidraft_home: Path) -> Iterator[Plan]:
+    """Tiny models and short outages."""
+    local_broker = load_local_broker()
+    try:
+        local_broker.fetch_jars()
+    except local_broker.BrokerError as exc:
+        skip_without_kafka(f"no Kafka broker: {exc}")
+    before = os.environ.get("OMNIDRAFT_HOME")
+    os.environ["OMNIDRAFT_HOME"] = str(omnidraft_home)
+    yield Plan(tmp_path_factory.mktemp("outages"), outage_s=2.0, hold_s=2.0, target="tiny", drafter="tiny", threads=1)
+    if before is None:
+        del os.environ["OMNIDRAFT_HOME"]
+    else:
+        os.environ["OMNIDRAFT_HOME"] = before
+
+
+def test_while_the_broker_is_away_records_are_dropped_and_counted_and_sending_goes_on_afterwards(plan: Plan) -> None:
+    """Speeds are not judged here: two seconds of a tiny model say nothing."""
+    told = broker_down.run(plan)
+    figures = told.figures
+    assert figures["acknowledged"] + figures["dropped"] == figures["emitted"]
+    assert figures["dropped"] > 0
+    assert figures["records_in_log"] >= figures["acknowledged"] > 0
+    assert len(figures["recovered_s"]) == 2
+    assert [window["kind"] for window in figures["windows"]].count("up") == 3
+    others = [held for promise, held in told.promises.items() if "speed" not in promise]
+    assert others == [True, True]
+
+
+FIGURES = {
+    "acknowledged": 7,
+    "dropped": 3,
+    "emitted": 10,
+    "records_in_log": 7,
+    "speed_ratio": 0.99,
+    "recovered_s": [1.0, 2.0],
+    "given_up_at_the_end": 0,
+}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"speed_ratio": 0.97},
+        {"acknowledged": 6},
+        {"dropped": 0, "acknowledged": 10},
+        {"records_in_log": 6},
+        {"recovered_s": [1.0]},
+        {"given_up_at_the_end": 1},
+    ],
+    ids=str,
+)
+def test_a_broker_outage_that_went_wrong_breaks_its_promise(wrong: dict[str, object]) -> None:
+    assert all(broker_down.promises(FIGURES).values())
+    assert list(broker_down.promises(FIGURES | wrong).values()).count(False) == 1
+
+
+def test_while_the_registry_is_away_the_snapshot_in_place_serves_and_the_next_one_comes_by_itself(plan: Plan) -> None:
+    told = registry_down.run(plan)
+    assert all(told.promises.values()), told
+    assert told.figures["answers_while_down"] > 0
+
+
+def test_records_come_through_a_topic_whole_and_in_order_and_a_rate_that_is_not_reached_is_told(plan: Plan) -> None:
+    with Cluster(plan.out / "throughput", "[worker]") as cluster:
+        cluster.start(BROKER)
+        servers = cluster.settings.log.url.removeprefix("kafka://")
+        load = throughput.Load(servers, "load", size_bytes=2_000, per_s=200, seconds=2.0)
+        found = throughput.measure(load, cluster)
+        assert (found["read"], found["out_of_order"], found["is_sustained"]) == (400, 0, True)
+        assert sum(found["read_by_second"]) <= 400
+        impossible = throughput.measure(replace(load, topic="much", per_s=500_000, seconds=0.06), cluster)
+        assert (impossible["read"], impossible["is_sustained"]) == (30_000, False)

@@ -1,0 +1,185 @@
+"""The soak's own bookkeeping: who is killed, what is known to be acknowledged, and that a broken promise is told."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+from fastapi import FastAPI
+from fastapi.responses import PlainTextResponse
+
+from omnidraft.errors import RequestError
+from pipelines import soak
+from pipelines.soak_parts import page, victims
+from pipelines.soak_parts.kills import promises
+from pipelines.soak_parts.uninterrupted import _same
+from pipelines.soak_parts.watching import Watch
+from tests.cli_runs import run_pipeline
+from tests.http_server import served
+
+
+class Counters:
+    """A worker's metrics page."""
+
+    def __init__(self) -> None:
+        self.emitted = self.acknowledged = self.dropped = 0
+
+    def app(self) -> FastAPI:
+        app = FastAPI()
+
+        @app.get("/metrics")
+        def metrics() -> PlainTextResponse:
+            lines = [
+                "# HELP omnidraft_traces_emitted_total all",
+                f"omnidraft_traces_emitted_total {self.emitted}.0",
+                f"omnidraft_traces_acknowledged_total {self.acknowledged}.0",
+                f'omnidraft_traces_dropped_total{{reason="queue_full"}} {self.dropped}.0',
+            ]
+            return PlainTextResponse("\n".join(lines))
+
+        return app
+
+
+def test_a_request_is_acknowledged_when_all_that_was_emitted_is() -> None:
+    worker = Counters()
+    with served(worker.app()) as url:
+        watch = Watch(url)
+        watch.answered("a", watch.life)
+        worker.emitted = 1
+        watch.look()
+        assert watch.acknowledged == set()
+        worker.acknowledged = 1
+        watch.look()
+        assert watch.acknowledged == {"a"}
+        watch.answered("b", watch.life)
+        worker.emitted, worker.dropped = 2, 1
+        watch.look()
+        assert watch.acknowledged == {"a"}
+
+
+def test_what_another_life_of_the_worker_answered_is_never_taken_for_acknowledged() -> None:
+    """Its counters begin at nothing, where as many are acknowledged as emitted."""
+    worker = Counters()
+    with served(worker.app()) as url:
+        watch = Watch(url)
+        watch.answered("before", watch.life)
+        asked_in = watch.life
+        worker.emitted, worker.acknowledged = 5, 3
+        watch.look()
+        with watch.worker_dies():
+            asked_meanwhile = watch.life
+        worker.emitted = worker.acknowledged = 0
+        watch.answered("late", asked_in)
+        watch.answered("meanwhile", asked_meanwhile)
+        watch.look()
+        assert watch.acknowledged == set()
+        assert watch.num_acknowledged == 3
+        watch.answered("after", watch.life)
+        worker.emitted = worker.acknowledged = 1
+        watch.look()
+        assert watch.acknowledged == {"after"}
+
+
+def test_a_hundred_kills_fall_to_victims_by_their_shares_and_a_seed_gives_the_same() -> None:
+    first, again = victims.order(100, random.Random(3)), victims.order(100, random.Random(3))
+    assert first == again
+    assert victims.counted(first) == victims.SHARES
+    assert len(victims.order(7, random.Random(0))) == 7
+    gaps = [victims.gap_s(9.0, random.Random(number)) for number in range(3000)]
+    assert 8.5 < sum(gaps) / len(gaps) < 9.5
+
+
+def test_a_victim_that_is_not_there_is_passed_over_and_kept() -> None:
+    waiting = ["broker", "registry", "broker"]
+    assert victims.pick(waiting, lambda name: name == "registry") == "registry"
+    assert waiting == ["broker", "broker"]
+    assert victims.pick(waiting, lambda name: False) is None
+
+
+SOUND = {
+    "acknowledged_lost": 0,
+    "learned_twice": 0,
+    "miscounted": 0,
+    "corrupt_served": 0,
+    "requests_failed": 0,
+    "answers": 9,
+    "unlearned": 0,
+    "uninterrupted": {"weights_equal_bit_for_bit": True},
+}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"acknowledged_lost": 1},
+        {"learned_twice": 1},
+        {"miscounted": 1},
+        {"corrupt_served": 1},
+        {"requests_failed": 1},
+        {"answers": 0},
+        {"unlearned": 1},
+        {"uninterrupted": {"weights_equal_bit_for_bit": False}},
+    ],
+    ids=str,
+)
+def test_each_fault_breaks_one_promise(wrong: dict[str, object]) -> None:
+    assert all(promises(SOUND).values())
+    assert list(promises(SOUND | wrong).values()).count(False) == 1
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        ([0.0], [0.0], True),
+        ([0.0], [-0.0], False),
+        ([float("nan")], [float("nan")], True),
+        ([1.0], [1.0, 1.0], False),
+    ],
+)
+def test_weights_are_compared_to_the_bit(one: list[float], other: list[float], expected: bool) -> None:
+    assert _same(torch.tensor(one), torch.tensor(other)) is expected
+    assert not _same(torch.tensor(one), torch.tensor(one, dtype=torch.bfloat16))
+    assert not _same(torch.tensor(one), None)
+
+
+def test_fuzzing_runs_to_its_end_and_leaves_report_and_page(tmp_path: Path) -> None:
+    arguments = ("--parts", "fuzz", "--fuzzed", 400, "--out", tmp_path / "out", "--markdown", tmp_path / "page.md")
+    run_pipeline(soak.main, *arguments)
+    made = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert made["broken"] == []
+    assert sum(made["parts"]["fuzz"]["figures"]["fates"].values()) == 400
+    text = (tmp_path / "page.md").read_text()
+    assert "400 hostile records" in text
+    assert (tmp_path / "page-fuzz.png").exists()
+
+
+def test_a_broken_promise_of_an_earlier_run_fails_the_report_and_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = {"figures": {}, "promises": {"nothing breaks": False}, "machine": {}, "command": "", "seconds": 1}
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "kills.json").write_text(json.dumps(told))
+    app = typer.Typer()
+    app.command()(soak.main)
+    with pytest.raises(SystemExit) as ended:
+        app(["--parts", "kills", "--resume", "--out", str(tmp_path)])
+    assert ended.value.code == 1
+    assert "BROKEN: kills: nothing breaks" in capsys.readouterr().out
+
+
+def test_an_unknown_part_is_refused_by_name() -> None:
+    with pytest.raises(RequestError, match="no part 'kill'; there are kills, broker-down"):
+        run_pipeline(soak.main, "--parts", "kill")
+
+
+def test_the_page_tells_every_promise_and_figure(tmp_path: Path) -> None:
+    machine = {"cores": 2, "processor": "p", "commit": "c"}
+    told = {"promises": {"held": True, "not held": False}, "machine": machine, "command": "run", "seconds": 2.0}
+    parts = {"registry-down": told | {"figures": {"answers": 7, "groups": {"one_of": 1.5}, "ended": []}}}
+    page.write({"parts": parts}, tmp_path / "page.md")
+    text = (tmp_path / "page.md").read_text()
+    assert "| registry-down | held | yes |" in text
+    assert "| registry-down | not held | **no** |" in text
+    assert "| groups: one of | 1.5 |" in text

@@ -131,8 +131,9 @@ class LearnerSettings(Section):
     """What a rejected guess counts for beside an accepted one (SpecDec++: 6); higher ends chains earlier. 1: the head
     tells chances."""
     head_labels: Literal["soft", "hard"] = "soft"
-    """`soft`: the target's probability of each guess, right where drafting does not look at the target's noise
-    (`decode.noise_weight = 0`, or temperature 0). `hard`: whether it was accepted, right everywhere, noisier."""
+    """`soft`: the target's probability of each guess where a record has it; not under penalties, bias or a grammar, nor
+    where drafting looked at the target's noise (`decode.noise_weight`). There, and everywhere with `hard`: whether it was
+    accepted, right in the mean, noisier."""
     records_per_step: int = Field(4, ge=1)
     replay_records: int = Field(0, ge=0)
     """Records of earlier steps that each step learns again, drawn evenly over tenants, against forgetting."""

@@ -132,8 +132,8 @@ class LearnerSettings(Section):
     tells chances."""
     head_labels: Literal["soft", "hard"] = "soft"
     """`soft`: the target's probability of each guess where a record has it; not under penalties, bias or a grammar, nor
-    where drafting looked at the target's noise (`decode.noise_weight`). There, and everywhere with `hard`: whether it was
-    accepted, right in the mean, noisier."""
+    where drafting looked at the target's noise (`decode.noise_weight`). There, and everywhere with `hard`: whether it
+    was accepted, right in the mean, noisier."""
     records_per_step: int = Field(4, ge=1)
     replay_records: int = Field(0, ge=0)
     """Records of earlier steps that each step learns again, drawn evenly over tenants, against forgetting."""
@@ -151,6 +151,11 @@ class LearnerSettings(Section):
     """Every n-th record measures agreement and is never learned from; 0 keeps none."""
     held_out_records: int = Field(24, ge=1)
     """Held-out records remembered, newest win."""
+    max_lag_records: int | None = Field(20_000, ge=0)
+    """When more messages than this wait in the log, the learner reads on to its end and learns a sample of what it
+    passed; the rest is counted as `sampled_out`. None or 0: every record is learned, however late."""
+    lag_sample_records: int = Field(2_000, ge=1)
+    """Records in that sample: the newest, evenly over tenants; about 25 kB each in memory."""
     grad_clip: float = Field(1.0, gt=0)
     seed: int = 0
     threads: int | None = Field(None, ge=1)

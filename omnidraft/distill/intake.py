@@ -25,6 +25,9 @@ from omnidraft.traces.record import TraceRecord
 LOOKAHEAD = 1024
 """Records buffered per partition at most, about 25 kB each."""
 
+Skipped = tuple[int, int, str, int]
+"""(partition, offset of the last one, reason, number of messages)."""
+
 _SEEN, _TURN, _HELD_OUT = "seen", "turn", "held_out."
 
 
@@ -63,7 +66,7 @@ class Intake:
         self._order = tuple(sorted(partitions))
         self._buffers: dict[int, deque[tuple[int, TraceRecord]]] = {partition: deque() for partition in self._order}
         self._next_offsets: dict[int, int] = {}
-        self._skipped: list[tuple[int, int, str]] = []
+        self._skipped: list[Skipped] = []
         self._records_per_step, self._held_out_every = records_per_step, held_out_every
         self._turn = 0
         self._seen: dict[int, None] = {}
@@ -78,8 +81,27 @@ class Intake:
         """What a poll gave, in offset order within each partition."""
         for partition, offset, record in polled.records:
             self._buffers[partition].append((offset, record))
-        self._skipped += polled.skipped
+        self._skipped += ((*each, 1) for each in polled.skipped)
         self._next_offsets |= polled.next_offsets
+
+    def add_sample(
+        self, records: Iterable[tuple[int, int, TraceRecord]], skipped: Iterable[Skipped], next_offsets: Offsets
+    ) -> None:
+        """What is left of records that were passed over, and how many were not; nothing else is buffered."""
+        for partition, offset, record in records:
+            self._buffers[partition].append((offset, record))
+        self._skipped += skipped
+        self._next_offsets |= next_offsets
+
+    def give_back(self) -> PolledRecords:
+        """All that is buffered, as if it had been polled now; `offsets` stays."""
+        offsets, read_to = self.offsets(), dict(self._next_offsets)
+        records = [(partition, *each) for partition, buffer in self._buffers.items() for each in buffer]
+        waiting = [each for each in self._skipped if each[1] >= offsets[each[0]]]
+        passed = [each for each in self._skipped if each[1] < offsets[each[0]]]
+        self.start_at(offsets)
+        self._skipped = passed
+        return PolledRecords(tuple(records), read_to, tuple(each[:3] for each in waiting))
 
     def take(self, *, is_drained: bool) -> Batch | None:
         """A full batch, or None until more is polled.
@@ -101,12 +123,25 @@ class Intake:
         waiting = {partition: buffer[0][0] for partition, buffer in self._buffers.items() if buffer}
         return self._next_offsets | waiting
 
+    @property
+    def num_waiting(self) -> int:
+        """Records that are buffered."""
+        return sum(map(len, self._buffers.values()))
+
+    @property
+    def read_to(self) -> Offsets:
+        """Where the source stands."""
+        return dict(self._next_offsets)
+
     def take_skipped(self) -> Counter[str]:
-        """Reason -> number of messages that the source skipped and `offsets` is past by now; each is told once."""
+        """Reason -> number of messages that were skipped and `offsets` is past by now; each is told once."""
         offsets = self.offsets()
         passed = [each for each in self._skipped if each[1] < offsets[each[0]]]
         self._skipped = [each for each in self._skipped if each[1] >= offsets[each[0]]]
-        return Counter(reason for _, _, reason in passed)
+        counts = Counter[str]()
+        for _, _, reason, number in passed:
+            counts[reason] += number
+        return counts
 
     def state(self) -> dict[str, Tensor]:
         """What goes into the snapshot beside the offsets."""

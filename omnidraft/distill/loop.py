@@ -16,6 +16,7 @@ import numpy as np
 from omnidraft.distill.guidance import Guidance
 from omnidraft.distill.held_out import HeldOut
 from omnidraft.distill.intake import Batch, Intake
+from omnidraft.distill.lag import Lag
 from omnidraft.distill.learner import Counters, Learner, StepReport
 from omnidraft.distill.patience import patiently, wait
 from omnidraft.distill.publisher import INTAKE, LEARNER, Publisher, Restored
@@ -67,6 +68,8 @@ class Distillation:
         *,
         load_cache: LoadCache,
         steps_per_snapshot: int,
+        max_lag_records: int | None = None,
+        lag_sample_records: int = 2_000,
         metrics: Metrics,
         guidance: Guidance | None = None,
         compare_earlier: Callable[[str], None] = lambda tenant: None,
@@ -79,12 +82,14 @@ class Distillation:
             guidance: heard before every step; while learning is paused, nothing is read or learned.
             compare_earlier: done once for each tenant whose traffic begins to drift; see earlier.py.
             drift_haste: snapshots are so many times as frequent while any traffic drifts.
+            max_lag_records: see lag.py, `lag_sample_records` too.
             progress: told after every step and every snapshot, in the thread of `run`.
         """
         self._source, self._intake, self._learner, self._publisher = source, intake, learner, publisher
         self._load_cache, self._steps_per_snapshot = load_cache, steps_per_snapshot
         self._guidance, self._compare_earlier = guidance or Guidance(), compare_earlier
         self._drift_haste, self._metrics, self._progress = drift_haste, metrics, progress
+        self._lag = Lag(source, intake, metrics, max_records=max_lag_records, sample_records=lag_sample_records)
         self._held_out = HeldOut(learner)
         self._reports: list[StepReport] = []  # since the newest snapshot
         self._status = Status()
@@ -157,14 +162,15 @@ class Distillation:
 
     def _next_batch(self, stop: Stop) -> Batch | None:
         """A full batch; None after a poll that did not complete one."""
-        batch = self._intake.take(is_drained=self._is_drained)
-        if batch is not None or not self._intake.has_room:
-            return batch
+        if not self._lag.is_passing():
+            batch = self._intake.take(is_drained=self._is_drained)
+            if batch is not None or not self._intake.has_room:
+                return batch
         try:
             polled = patiently(lambda: self._source.poll(POLL_RECORDS, POLL_TIMEOUT_S), stop)
         except BusError:  # stopping, and the log is away: what was learned can still be published
             return None
-        self._intake.add(polled)
+        self._lag.add(polled)
         self._learner.count_skipped(self._intake.take_skipped())
         self._is_drained = not polled.next_offsets
         return self._intake.take(is_drained=self._is_drained)
@@ -208,8 +214,10 @@ class Distillation:
             agreement_after=measured.after,
             agreement_change_error=measured.change_error,
             counts=counters.skipped,
+            lag_samples=self._lag.samples,
         )
         published = patiently(lambda: self._publisher.publish(staged), stop)
+        self._lag.published()
         self._held_out.parent_is(serving, measured.counts)
         self._reports.clear()
         self._announce(published.version, measured.before, measured.after, losses)

@@ -75,6 +75,10 @@ class TraceSource:
         self._reader.seek(offsets)
         self._unsettled = None
 
+    def end_offsets(self) -> Offsets:
+        """One past the last message of every partition. Raises BusError."""
+        return self._reader.end_offsets()
+
     def poll(self, max_records: int, timeout_s: float) -> PolledRecords:
         """Up to `max_records` messages; fewer, or none, when the timeout passes first.
 

@@ -43,6 +43,8 @@ def distillation(settings: Settings, metrics: Metrics, *, folder: Path) -> "Dist
         Publisher(registry(settings), identity(settings, words), folder),
         load_cache=lambda arrays: ngram_cache(settings, words, arrays),
         steps_per_snapshot=section.steps_per_snapshot,
+        max_lag_records=section.max_lag_records,
+        lag_sample_records=section.lag_sample_records,
         metrics=metrics,
         guidance=Guidance(control_follower(settings, metrics, ("pause", "resume", "drift", "drift_over"))),
         compare_earlier=earlier(settings, words, learning, folder).compare,

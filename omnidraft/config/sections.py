@@ -156,6 +156,12 @@ class LearnerSettings(Section):
     passed; the rest is counted as `sampled_out`. None or 0: every record is learned, however late."""
     lag_sample_records: int = Field(2_000, ge=1)
     """Records in that sample: the newest, evenly over tenants; about 25 kB each in memory."""
+    poison_tries: int = Field(3, ge=0)
+    """Times that the process may die over a step's records before they are tried one by one, and over one of these
+    before it becomes a dead letter. 0: never, and a record that kills the process kills every process after it."""
+    journal_folder: Path | None = None
+    """Where the distiller notes which records it is about to try. None: a folder of the service, which outlives the
+    learner's process and not the service; name one where both end together, as in a container."""
     grad_clip: float = Field(1.0, gt=0)
     seed: int = 0
     threads: int | None = Field(None, ge=1)

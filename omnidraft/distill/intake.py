@@ -9,7 +9,7 @@ A batch is taken whole or not at all, so what is not learned yet is exactly what
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -36,6 +36,10 @@ class Batch:
     """Records of one step."""
 
     records: tuple[TraceRecord, ...]
+    places: tuple[tuple[int, int], ...]
+    """(partition, offset) of each record."""
+    poison: tuple[tuple[int, int, TraceRecord], ...]
+    """(partition, offset, record) of those to be dead-lettered instead."""
     num_held_out: int
     num_duplicates: int
 
@@ -46,6 +50,8 @@ class _Draft:
 
     turn: int
     records: list[TraceRecord] = field(default_factory=list)
+    places: list[tuple[int, int]] = field(default_factory=list)
+    poison: list[tuple[int, int, TraceRecord]] = field(default_factory=list)
     held_out: list[TraceRecord] = field(default_factory=list)
     seen: dict[int, None] = field(default_factory=dict)
     num_duplicates: int = 0
@@ -56,18 +62,26 @@ class Intake:
     """Buffers of all partitions, and the memory of what went through."""
 
     def __init__(
-        self, partitions: Iterable[int], *, records_per_step: int, held_out_every: int, held_out_records: int
+        self,
+        partitions: Iterable[int],
+        *,
+        records_per_step: int,
+        held_out_every: int,
+        held_out_records: int,
+        poison: Container[tuple[int, int]] = frozenset(),
     ) -> None:
         """
         Args:
             held_out_every: 0 holds none out. Decided by a hash of the request id, so segments stay together.
             held_out_records: kept, newest win.
+            poison: places of records that nobody may learn from.
         """
         self._order = tuple(sorted(partitions))
         self._buffers: dict[int, deque[tuple[int, TraceRecord]]] = {partition: deque() for partition in self._order}
         self._next_offsets: dict[int, int] = {}
         self._skipped: list[Skipped] = []
         self._records_per_step, self._held_out_every = records_per_step, held_out_every
+        self._poison = poison
         self._turn = 0
         self._seen: dict[int, None] = {}
         self.held_out: deque[TraceRecord] = deque(maxlen=held_out_records)
@@ -178,10 +192,13 @@ class Intake:
         return None
 
     def _consider(self, draft: _Draft, partition: int) -> None:
-        """The partition's next record is learned, held out or a duplicate."""
+        """The partition's next record is learned, held out, a duplicate or poison."""
         index = draft.taken.get(partition, 0)
         draft.taken[partition] = index + 1
-        _, record = self._buffers[partition][index]
+        offset, record = self._buffers[partition][index]
+        if (partition, offset) in self._poison:
+            draft.poison.append((partition, offset, record))
+            return
         name = name_of(record)
         match fate(name, is_held_out(record, self._held_out_every), self._seen, draft.seen):
             case Fate.DUPLICATE:
@@ -191,6 +208,7 @@ class Intake:
                 draft.held_out.append(record)
             case Fate.LEARNED:
                 draft.records.append(record)
+                draft.places.append((partition, offset))
         draft.seen[name] = None
 
     def _commit(self, draft: _Draft) -> Batch:
@@ -201,7 +219,9 @@ class Intake:
         self._seen |= draft.seen
         forget_oldest(self._seen)
         self.held_out.extend(draft.held_out)
-        return Batch(tuple(draft.records), len(draft.held_out), draft.num_duplicates)
+        return Batch(
+            tuple(draft.records), tuple(draft.places), tuple(draft.poison), len(draft.held_out), draft.num_duplicates
+        )
 
 
 def seen_names(tensors: Mapping[str, Tensor]) -> frozenset[int]:

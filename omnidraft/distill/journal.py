@@ -26,7 +26,7 @@ class Journal:
     """Of one distiller; the folder of `path` must outlive its process."""
 
     def __init__(self, path: Path, *, tries: int) -> None:
-        """Counts the death of the process before, if it died over a step. `tries` = 0: no file, and nobody is poison."""
+        """Counts the death of the process before, if it died in a step. `tries` = 0: no file, no poison."""
         self._path, self._tries = path, tries
         self._together: Counter[Place] = Counter()  # deaths in steps
         self._alone: Counter[Place] = Counter()

@@ -1,4 +1,4 @@
-"""Two learners of one pair in processes of their own: the one that slept while the other took over publishes nothing."""
+"""Two learners of one pair as real processes: one that slept while the other took over publishes nothing."""
 
 import os
 import signal

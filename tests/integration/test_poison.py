@@ -36,7 +36,7 @@ def test_a_record_that_kills_the_process_is_found_and_given_up_and_nothing_else_
     fleet.environ |= {"OMNIDRAFT_LEARNER__POISON_TRIES": str(TRIES), "OMNIDRAFT_LEARNER__STEPS_PER_SNAPSHOT": "2"}
     settings = config.load(environ=fleet.environ)
     fleet.emit(6)
-    fleet.emit(1, first=6, drafter_prompt_ids=np.array(LETHAL, np.uint32))
+    fleet.emit(1, first=6, drafter_prompt_ids=np.array([*LETHAL, 84], np.uint32))
     fleet.emit(6, first=7)
     codes = []
     while len(codes) < 9 and 0 not in codes:

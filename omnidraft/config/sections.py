@@ -1,6 +1,7 @@
 """Every setting, with its default and what it does when it is turned up; log and registry are in outside.py."""
 
 import re
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, field_validator

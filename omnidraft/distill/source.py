@@ -25,6 +25,7 @@ OTHER_PAIR = "other_pair"
 POISON = "poison"
 """Reason of a sound record over which the learner's process died again and again."""
 DEAD_LETTER_REASONS = ("unknown_schema", "unknown_key", "other_alignment", "unreadable")
+"""Of messages that a poll refuses."""
 MAX_VALUE_BYTES = 950_000
 """Of a dead letter: a longer message is cut, so that it fits into any log with its headers."""
 MAX_HEADERS = 16

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from omnidraft import config, wiring
+from omnidraft import config
+from omnidraft.wiring.audit import audit
 from tests.integration.test_poison import run_learner
 from tests.integration.test_ray_actor import ROOT, Fleet
 
@@ -44,4 +45,4 @@ def test_a_learner_that_wakes_behind_its_successor_ends_and_has_published_nothin
     for parent, child in pairwise(versions):
         assert child.manifest.parent_id == parent.manifest.snapshot_id
     assert (versions[-1].manifest.num_records, versions[-1].manifest.offsets) == (12, {0: 12})
-    assert wiring.audit(config.load(environ=fleet.environ)).faults == ()
+    assert audit(config.load(environ=fleet.environ)).faults == ()

@@ -13,6 +13,7 @@ import pytest
 from omnidraft import config, wiring
 from omnidraft.distill import dead_letters
 from omnidraft.traces import codec
+from omnidraft.wiring.audit import audit
 from tests.integration.lethal_learner import LETHAL
 from tests.integration.test_ray_actor import ROOT, Fleet
 
@@ -49,5 +50,5 @@ def test_a_record_that_kills_the_process_is_found_and_given_up_and_nothing_else_
         (letter,) = dead_letters.read(reader, idle_s=0)
     assert (letter.reason, letter.origin) == ("poison", (0, 6))
     assert codec.decode(letter.message.value, letter.original_headers).request_id == "request-6"
-    assert wiring.audit(settings).faults == ()
+    assert audit(settings).faults == ()
     assert not list((tmp_path / "actor").glob("*.json"))

@@ -13,10 +13,10 @@ from omnidraft.distill.audit.stages import Stage, compare, stages
 from omnidraft.distill.audit.walk import Letters, Walk
 from omnidraft.distill.dead_letters import Letter
 from omnidraft.distill.fates import Fate
-from omnidraft.distill.source import DEAD_LETTER_REASONS, OTHER_PAIR, PolledRecords, TraceSource
+from omnidraft.distill.source import DEAD_LETTER_REASONS, OTHER_PAIR, POISON, PolledRecords, TraceSource
 from omnidraft.ports import Offsets, Outgoing, SnapshotVersion
 
-APART = {Fate.HELD_OUT.value, Fate.DUPLICATE.value, Fate.SAMPLED_OUT.value, OTHER_PAIR, *DEAD_LETTER_REASONS}
+APART = {Fate.HELD_OUT.value, Fate.DUPLICATE.value, Fate.SAMPLED_OUT.value, OTHER_PAIR, POISON, *DEAD_LETTER_REASONS}
 """Counts of a manifest that stand for one offset each, beside the reasons that dead letters name."""
 
 

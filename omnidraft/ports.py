@@ -53,6 +53,8 @@ class DraftTree:
     """The draft tokens on the way to the likeliest text, for the trace."""
     draft_s: float = field(default=0.0, compare=False)
     """Seconds that the drafter computed for it."""
+    noise_weight: float | None = field(default=None, compare=False)
+    """How much of the target's noise the drafter's guesses looked at, from 0 to 1; None: it guessed nothing."""
 
     @staticmethod
     def empty(root_token: int) -> "DraftTree":

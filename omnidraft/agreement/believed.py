@@ -1,8 +1,10 @@
 """What the target would draw, from what a trace record keeps of it: the request's own distribution at its positions.
 
 Shapes: E emitted tokens, K log-probabilities kept. Letters: p is the target's raw distribution, x the shaped one.
-Temperature, top-k and top-p are shaped in as decode/processors.py does; penalties, bias and grammars are not recorded.
-Where temperature meets the tail, the tail's tokens count as equally likely as the last one kept.
+Temperature, top-k, top-p and min-p are shaped in as decode/processors.py does. Penalties, bias and grammars are not:
+a record says that they were there (`is_drawn_from_believed`), not what they did.
+Where temperature meets the tail, the tail's tokens count as equally likely as the last one kept; a cut of top-p or
+min-p that falls behind the tokens kept leaves the tail whole.
 """
 
 from dataclasses import dataclass
@@ -21,7 +23,9 @@ class Drawn:
     other_E: np.ndarray  # float64, what any single other token can have at most
 
 
-def drawn(beliefs: Beliefs, temperature: float, top_k: int | None, top_p: float | None) -> Drawn:
+def drawn(
+    beliefs: Beliefs, temperature: float, top_k: int | None, top_p: float | None, min_p: float | None = None
+) -> Drawn:
     """
     Args:
         temperature: above 0; at 0 one token is drawn for certain.
@@ -37,6 +41,10 @@ def drawn(beliefs: Beliefs, temperature: float, top_k: int | None, top_p: float 
         mass_EK = np.cumsum(weights_EK, axis=1)
         weights_EK = np.where(mass_EK - weights_EK < front_E1, weights_EK, 0.0)
         tail_E = np.where(mass_EK[:, -1] < front_E1[:, 0], tail_E, 0.0)
+    if min_p is not None:
+        least_allowed_E = min_p * weights_EK[:, 0]
+        weights_EK = np.where(weights_EK >= least_allowed_E[:, None], weights_EK, 0.0)
+        tail_E = np.where(np.exp(least_E / temperature) >= least_allowed_E, tail_E, 0.0)
     total_E = weights_EK.sum(axis=1) + tail_E
     other_E = np.minimum(tail_E, np.exp(least_E / temperature)) / total_E
     return Drawn(beliefs.top_ids_EK.astype(np.int64), weights_EK / total_E[:, None], other_E)

@@ -4,9 +4,10 @@ A label is given its parent, as a node's chance in a tree is: the pieces of a sp
 one node, so it has one label; the pieces that come before its last one are no target tokens. Where a draft token is
 read by itself, going on from it is right for the merges that it begins too, so these count with it.
 What was not reached, because its parent was not drawn or the text had ended, has no label.
-A record does not say how much of the target's noise the drafter used (w of algorithms.md section 3), nor q of what was
-not drafted. `soft_L` is right for w = 0, where the guess does not look at the noise; the w = 1 label of section 6,
-1 / sum_v max(p_v q_t / p_t, q_v), needs q of every token. `right_L`, what was drawn, has the right mean for every w.
+`soft_L` is right for w = 0 (algorithms.md section 3), where the guess does not look at the target's noise; the w = 1
+label of section 6, 1 / sum_v max(p_v q_t / p_t, q_v), needs q of every token, and a record has that of what was drafted
+alone. `right_L`, what was drawn, has the right mean for every w, and under penalties, bias and grammars, whose
+distribution no record has: there it stands for both.
 Shapes: M drafted nodes, L labelled ones, E emitted tokens, K log-probabilities kept, T target ids.
 """
 
@@ -41,9 +42,9 @@ def node_labels(record: TraceRecord, draft_first_T: np.ndarray) -> NodeLabels:
     position_L = position_M[node_L]
     counts = _Counting(rounds.node_ids_M[node_L], rounds.sources_M[node_L] == _DIRECT, draft_first_T)
     right_L = counts(record.emitted_ids[position_L]).astype(np.float32)
-    if record.beliefs is None or record.temperature == 0:
+    if record.beliefs is None or record.temperature == 0 or not record.is_drawn_from_believed:
         return NodeLabels(node_L, position_L, right_L, right_L)
-    draws = drawn(record.beliefs, record.temperature, record.top_k, record.top_p)
+    draws = drawn(record.beliefs, record.temperature, record.top_k, record.top_p, record.min_p)
     counted_LK = counts(draws.ids_EK[position_L].T).T
     soft_L = np.where(counted_LK, draws.x_EK[position_L], 0.0).sum(axis=1)
     is_kept_L = (draws.ids_EK[position_L] == rounds.node_ids_M[node_L, None]).any(axis=1)

@@ -1,6 +1,7 @@
 """Every setting, with its default and what it does when it is turned up; log and registry are in outside.py."""
 
 import re
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, field_validator
@@ -131,8 +132,9 @@ class LearnerSettings(Section):
     """What a rejected guess counts for beside an accepted one (SpecDec++: 6); higher ends chains earlier. 1: the head
     tells chances."""
     head_labels: Literal["soft", "hard"] = "soft"
-    """`soft`: the target's probability of each guess, right where drafting does not look at the target's noise
-    (`decode.noise_weight = 0`, or temperature 0). `hard`: whether it was accepted, right everywhere, noisier."""
+    """`soft`: the target's probability of each guess where a record has it; not under penalties, bias or a grammar, nor
+    where drafting looked at the target's noise (`decode.noise_weight`). There, and everywhere with `hard`: whether it
+    was accepted, right in the mean, noisier."""
     records_per_step: int = Field(4, ge=1)
     replay_records: int = Field(0, ge=0)
     """Records of earlier steps that each step learns again, drawn evenly over tenants, against forgetting."""
@@ -150,6 +152,17 @@ class LearnerSettings(Section):
     """Every n-th record measures agreement and is never learned from; 0 keeps none."""
     held_out_records: int = Field(24, ge=1)
     """Held-out records remembered, newest win."""
+    max_lag_records: int | None = Field(20_000, ge=0)
+    """When more messages than this wait in the log, the learner reads on to its end and learns a sample of what it
+    passed; the rest is counted as `sampled_out`. None or 0: every record is learned, however late."""
+    lag_sample_records: int = Field(2_000, ge=1)
+    """Records in that sample: the newest, evenly over tenants; about 25 kB each in memory."""
+    poison_tries: int = Field(3, ge=0)
+    """Times that the process may die over a step's records before they are tried one by one, and over one of these
+    before it becomes a dead letter. 0: never, and a record that kills the process kills every process after it."""
+    journal_folder: Path | None = None
+    """Where the distiller notes which records it is about to try. None: a folder of the service, which outlives the
+    learner's process and not the service; name one where both end together, as in a container."""
     grad_clip: float = Field(1.0, gt=0)
     seed: int = 0
     threads: int | None = Field(None, ge=1)

@@ -30,6 +30,7 @@ class GrowingTree:
         self.draft_ids: tuple[int, ...] = ()
         self.step_rows: list[int] = []
         self.draft_s = 0.0
+        self.noise_weight: float | None = None
         self._max_depth = max_depth
         self._children: list[dict[int, int]] = [{}]
 
@@ -110,6 +111,7 @@ class GrowingTree:
             log_q=tuple(node.log_q for node in nodes),
             draft_ids=self.draft_ids,
             draft_s=self.draft_s,
+            noise_weight=self.noise_weight,
         )
 
     def _chains(self, fitting: Sequence[int], values: Sequence[float], num_chains: int) -> list[int]:

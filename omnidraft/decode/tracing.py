@@ -55,7 +55,7 @@ class Tracer:
 
     def _flush(self, finish_reason: str | None) -> None:
         emitted = [token for step in self._steps for token in step.emitted]
-        request, origin = self._request, self._origin
+        request, origin, sampling = self._request, self._origin, self._request.sampling
         window = self._settings.window_tokens
         self._emit(
             TraceRecord(
@@ -76,10 +76,17 @@ class Tracer:
                 rounds=_rounds(self._steps),
                 finish_reason=finish_reason,
                 mode=request.mode,
-                temperature=request.sampling.temperature,
-                top_k=request.sampling.top_k,
-                top_p=request.sampling.top_p,
+                temperature=sampling.temperature,
+                top_k=sampling.top_k,
+                top_p=sampling.top_p,
                 seed=request.seed,
+                min_p=sampling.min_p,
+                repetition_penalty=sampling.repetition_penalty,
+                presence_penalty=sampling.presence_penalty,
+                frequency_penalty=sampling.frequency_penalty,
+                has_logit_bias=bool(sampling.logit_bias),
+                has_grammar=sampling.grammar is not None,
+                noise_weight=_noise_weight(self._steps),
             )
         )
         self._before += emitted
@@ -89,6 +96,12 @@ class Tracer:
 
 def _ids(ids: Sequence[int]) -> np.ndarray:
     return np.asarray(ids, dtype=np.uint32)
+
+
+def _noise_weight(steps: Sequence[Step]) -> float | None:
+    """The largest; None when nothing was guessed."""
+    used = [step.tree.noise_weight for step in steps if step.tree.noise_weight is not None]
+    return max(used, default=None)
 
 
 def _joined(steps: Sequence[Step]) -> Beliefs | None:

@@ -1,6 +1,7 @@
-"""What becomes of a sound record of our pair: learned, held out, or dropped because it was there before.
+"""What becomes of a sound record of our pair: learned, held out, dropped because it was there before, or passed over by
+a learner that lagged.
 
-The intake decides so while learning; the audit decides again, from the log.
+Intake and lag.py decide so while learning; the audit decides again, from the log.
 """
 
 import hashlib
@@ -19,6 +20,7 @@ class Fate(StrEnum):
     LEARNED = "learned"
     HELD_OUT = "held_out"
     DUPLICATE = "duplicate"
+    SAMPLED_OUT = "sampled_out"
 
 
 def name_of(record: TraceRecord) -> int:
@@ -32,7 +34,7 @@ def is_held_out(record: TraceRecord, held_out_every: int) -> bool:
 
 
 def fate(name: int, held_out: bool, *seen: Container[int]) -> Fate:
-    """Of a record with this name, after those that were seen."""
+    """Of a record with this name that was not passed over, after those that were seen."""
     if any(name in names for names in seen):
         return Fate.DUPLICATE
     return Fate.HELD_OUT if held_out else Fate.LEARNED

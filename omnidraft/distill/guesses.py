@@ -24,7 +24,7 @@ class Guesses:
     log_q_G: np.ndarray
     """float32, the drafter's at that time, of all draft tokens that spell the guess."""
     soft_G: np.ndarray
-    """float32; see agreement.labels for both labels."""
+    """float32; see agreement.labels for both labels. Where guesses looked at the target's noise it is `right_G`."""
     right_G: np.ndarray  # float32
 
 
@@ -42,7 +42,7 @@ def guesses_of(record: TraceRecord, emitted_P: np.ndarray, at_P: np.ndarray, dra
     return Guesses(
         at_G=at_P[row_L[chosen_L]],
         log_q_G=record.rounds.log_q_M[labels.node_L[chosen_L]].astype(np.float32),
-        soft_G=labels.soft_L[chosen_L],
+        soft_G=(labels.right_L if record.noise_weight else labels.soft_L)[chosen_L],
         right_G=labels.right_L[chosen_L],
     )
 

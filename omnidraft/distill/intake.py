@@ -9,7 +9,7 @@ A batch is taken whole or not at all, so what is not learned yet is exactly what
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,6 +25,9 @@ from omnidraft.traces.record import TraceRecord
 LOOKAHEAD = 1024
 """Records buffered per partition at most, about 25 kB each."""
 
+Skipped = tuple[int, int, str, int]
+"""(partition, offset of the last one, reason, number of messages)."""
+
 _SEEN, _TURN, _HELD_OUT = "seen", "turn", "held_out."
 
 
@@ -33,6 +36,10 @@ class Batch:
     """Records of one step."""
 
     records: tuple[TraceRecord, ...]
+    places: tuple[tuple[int, int], ...]
+    """(partition, offset) of each record."""
+    poison: tuple[tuple[int, int, TraceRecord], ...]
+    """(partition, offset, record) of those to be dead-lettered instead."""
     num_held_out: int
     num_duplicates: int
 
@@ -43,6 +50,8 @@ class _Draft:
 
     turn: int
     records: list[TraceRecord] = field(default_factory=list)
+    places: list[tuple[int, int]] = field(default_factory=list)
+    poison: list[tuple[int, int, TraceRecord]] = field(default_factory=list)
     held_out: list[TraceRecord] = field(default_factory=list)
     seen: dict[int, None] = field(default_factory=dict)
     num_duplicates: int = 0
@@ -53,18 +62,26 @@ class Intake:
     """Buffers of all partitions, and the memory of what went through."""
 
     def __init__(
-        self, partitions: Iterable[int], *, records_per_step: int, held_out_every: int, held_out_records: int
+        self,
+        partitions: Iterable[int],
+        *,
+        records_per_step: int,
+        held_out_every: int,
+        held_out_records: int,
+        poison: Container[tuple[int, int]] = frozenset(),
     ) -> None:
         """
         Args:
             held_out_every: 0 holds none out. Decided by a hash of the request id, so segments stay together.
             held_out_records: kept, newest win.
+            poison: places of records that nobody may learn from.
         """
         self._order = tuple(sorted(partitions))
         self._buffers: dict[int, deque[tuple[int, TraceRecord]]] = {partition: deque() for partition in self._order}
         self._next_offsets: dict[int, int] = {}
-        self._skipped: list[tuple[int, int, str]] = []
+        self._skipped: list[Skipped] = []
         self._records_per_step, self._held_out_every = records_per_step, held_out_every
+        self._poison = poison
         self._turn = 0
         self._seen: dict[int, None] = {}
         self.held_out: deque[TraceRecord] = deque(maxlen=held_out_records)
@@ -78,8 +95,27 @@ class Intake:
         """What a poll gave, in offset order within each partition."""
         for partition, offset, record in polled.records:
             self._buffers[partition].append((offset, record))
-        self._skipped += polled.skipped
+        self._skipped += ((*each, 1) for each in polled.skipped)
         self._next_offsets |= polled.next_offsets
+
+    def add_sample(
+        self, records: Iterable[tuple[int, int, TraceRecord]], skipped: Iterable[Skipped], next_offsets: Offsets
+    ) -> None:
+        """What is left of records that were passed over, and how many were not; nothing else is buffered."""
+        for partition, offset, record in records:
+            self._buffers[partition].append((offset, record))
+        self._skipped += skipped
+        self._next_offsets |= next_offsets
+
+    def give_back(self) -> PolledRecords:
+        """All that is buffered, as if it had been polled now; `offsets` stays."""
+        offsets, read_to = self.offsets(), dict(self._next_offsets)
+        records = [(partition, *each) for partition, buffer in self._buffers.items() for each in buffer]
+        waiting = [each for each in self._skipped if each[1] >= offsets[each[0]]]
+        passed = [each for each in self._skipped if each[1] < offsets[each[0]]]
+        self.start_at(offsets)
+        self._skipped = passed
+        return PolledRecords(tuple(records), read_to, tuple(each[:3] for each in waiting))
 
     def take(self, *, is_drained: bool) -> Batch | None:
         """A full batch, or None until more is polled.
@@ -101,12 +137,25 @@ class Intake:
         waiting = {partition: buffer[0][0] for partition, buffer in self._buffers.items() if buffer}
         return self._next_offsets | waiting
 
+    @property
+    def num_waiting(self) -> int:
+        """Records that are buffered."""
+        return sum(map(len, self._buffers.values()))
+
+    @property
+    def read_to(self) -> Offsets:
+        """Where the source stands."""
+        return dict(self._next_offsets)
+
     def take_skipped(self) -> Counter[str]:
-        """Reason -> number of messages that the source skipped and `offsets` is past by now; each is told once."""
+        """Reason -> number of messages that were skipped and `offsets` is past by now; each is told once."""
         offsets = self.offsets()
         passed = [each for each in self._skipped if each[1] < offsets[each[0]]]
         self._skipped = [each for each in self._skipped if each[1] >= offsets[each[0]]]
-        return Counter(reason for _, _, reason in passed)
+        counts = Counter[str]()
+        for _, _, reason, number in passed:
+            counts[reason] += number
+        return counts
 
     def state(self) -> dict[str, Tensor]:
         """What goes into the snapshot beside the offsets."""
@@ -143,10 +192,13 @@ class Intake:
         return None
 
     def _consider(self, draft: _Draft, partition: int) -> None:
-        """The partition's next record is learned, held out or a duplicate."""
+        """The partition's next record is learned, held out, a duplicate or poison."""
         index = draft.taken.get(partition, 0)
         draft.taken[partition] = index + 1
-        _, record = self._buffers[partition][index]
+        offset, record = self._buffers[partition][index]
+        if (partition, offset) in self._poison:
+            draft.poison.append((partition, offset, record))
+            return
         name = name_of(record)
         match fate(name, is_held_out(record, self._held_out_every), self._seen, draft.seen):
             case Fate.DUPLICATE:
@@ -156,6 +208,7 @@ class Intake:
                 draft.held_out.append(record)
             case Fate.LEARNED:
                 draft.records.append(record)
+                draft.places.append((partition, offset))
         draft.seen[name] = None
 
     def _commit(self, draft: _Draft) -> Batch:
@@ -166,7 +219,9 @@ class Intake:
         self._seen |= draft.seen
         forget_oldest(self._seen)
         self.held_out.extend(draft.held_out)
-        return Batch(tuple(draft.records), len(draft.held_out), draft.num_duplicates)
+        return Batch(
+            tuple(draft.records), tuple(draft.places), tuple(draft.poison), len(draft.held_out), draft.num_duplicates
+        )
 
 
 def seen_names(tensors: Mapping[str, Tensor]) -> frozenset[int]:

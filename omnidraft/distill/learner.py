@@ -129,6 +129,12 @@ class Learner:
         self._count(report)
         return report
 
+    def rehearse(self, record: TraceRecord) -> None:
+        """Compute what a step would from this record alone, and change nothing."""
+        self._gradients(self._readable([record], Counter()))
+        for optimizer in self._optimizers():
+            optimizer.zero_grad(set_to_none=True)
+
     def read(self, record: TraceRecord) -> Positions:
         """What this record teaches. Raises VocabularyError, WireError when it is none that can be read."""
         return self._reader.read(record)

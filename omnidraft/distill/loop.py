@@ -9,6 +9,7 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,12 @@ import numpy as np
 from omnidraft.distill.guidance import Guidance
 from omnidraft.distill.held_out import HeldOut
 from omnidraft.distill.intake import Batch, Intake
+from omnidraft.distill.journal import Journal
+from omnidraft.distill.lag import Lag
 from omnidraft.distill.learner import Counters, Learner, StepReport
 from omnidraft.distill.patience import patiently, wait
 from omnidraft.distill.publisher import INTAKE, LEARNER, Publisher, Restored
-from omnidraft.distill.source import TraceSource
+from omnidraft.distill.source import POISON, TraceSource
 from omnidraft.errors import BusError
 from omnidraft.ports import Metrics
 from omnidraft.snapshots import bundle
@@ -67,6 +70,9 @@ class Distillation:
         *,
         load_cache: LoadCache,
         steps_per_snapshot: int,
+        max_lag_records: int | None = None,
+        lag_sample_records: int = 2_000,
+        journal: Journal | None = None,
         metrics: Metrics,
         guidance: Guidance | None = None,
         compare_earlier: Callable[[str], None] = lambda tenant: None,
@@ -79,12 +85,16 @@ class Distillation:
             guidance: heard before every step; while learning is paused, nothing is read or learned.
             compare_earlier: done once for each tenant whose traffic begins to drift; see earlier.py.
             drift_haste: snapshots are so many times as frequent while any traffic drifts.
+            max_lag_records: see lag.py, `lag_sample_records` too.
+            journal: told of every step before it; its poison is the intake's. None: no death is noted.
             progress: told after every step and every snapshot, in the thread of `run`.
         """
         self._source, self._intake, self._learner, self._publisher = source, intake, learner, publisher
         self._load_cache, self._steps_per_snapshot = load_cache, steps_per_snapshot
         self._guidance, self._compare_earlier = guidance or Guidance(), compare_earlier
         self._drift_haste, self._metrics, self._progress = drift_haste, metrics, progress
+        self._journal = journal or Journal(Path(), tries=0)
+        self._lag = Lag(source, intake, metrics, max_records=max_lag_records, sample_records=lag_sample_records)
         self._held_out = HeldOut(learner)
         self._reports: list[StepReport] = []  # since the newest snapshot
         self._status = Status()
@@ -102,7 +112,8 @@ class Distillation:
         Raises:
             SnapshotStale: another distiller published for this pair; what was learned since is dropped.
             ConfigError, VocabularyError: the newest snapshot is not one that this learner can go on from.
-            BusError: the log no longer holds the offsets of the newest snapshot.
+            BusError: the log no longer holds the offsets of the newest snapshot; or it was away for a dead letter when
+                `stop` came, and what was learned since the newest snapshot is dropped.
         """
         self._start(stop)
         while not stop():
@@ -110,7 +121,7 @@ class Distillation:
             if self._guidance.is_paused:
                 wait(PAUSED_S, stop)
             elif batch := self._next_batch(stop):
-                self._learn(batch)
+                self._learn(batch, stop)
                 if len(self._reports) >= self._num_steps_due():
                     self._publish(stop)
         if self._reports:
@@ -157,22 +168,26 @@ class Distillation:
 
     def _next_batch(self, stop: Stop) -> Batch | None:
         """A full batch; None after a poll that did not complete one."""
-        batch = self._intake.take(is_drained=self._is_drained)
-        if batch is not None or not self._intake.has_room:
-            return batch
+        if not self._lag.is_passing():
+            batch = self._intake.take(is_drained=self._is_drained)
+            if batch is not None or not self._intake.has_room:
+                return batch
         try:
             polled = patiently(lambda: self._source.poll(POLL_RECORDS, POLL_TIMEOUT_S), stop)
         except BusError:  # stopping, and the log is away: what was learned can still be published
             return None
-        self._intake.add(polled)
+        self._lag.add(polled)
         self._learner.count_skipped(self._intake.take_skipped())
         self._is_drained = not polled.next_offsets
         return self._intake.take(is_drained=self._is_drained)
 
-    def _learn(self, batch: Batch) -> None:
-        apart = {"duplicate": batch.num_duplicates, "held_out": batch.num_held_out}
+    def _learn(self, batch: Batch, stop: Stop) -> None:
+        if batch.poison:
+            patiently(lambda: self._source.give_up(batch.poison), stop)
+            logger.warning("%d records are dead letters: the process died over them", len(batch.poison))
+        apart = {"duplicate": batch.num_duplicates, "held_out": batch.num_held_out, POISON: len(batch.poison)}
         self._learner.count_skipped(apart | self._intake.take_skipped())
-        report = self._learner.step(batch.records)
+        report = self._step(batch)
         self._reports.append(report)
         self._metrics.add("omnidraft_training_steps_total")
         self._metrics.add("omnidraft_training_tokens_total", report.num_tokens)
@@ -180,6 +195,17 @@ class Distillation:
         for name, loss in report.losses.items():
             self._metrics.set("omnidraft_training_loss", loss, loss=name)
         self._tell(losses=report.losses, tokens_per_s=report.num_tokens / report.duration_s)
+
+    def _step(self, batch: Batch) -> StepReport:
+        """Noted before, so that a process that dies over it is the last one but so many."""
+        for place in self._journal.suspects(batch.places):
+            self._journal.begins([place], alone=True)
+            self._learner.rehearse(batch.records[batch.places.index(place)])
+            self._journal.ended()
+        self._journal.begins(batch.places)
+        report = self._learner.step(batch.records)
+        self._journal.ended()
+        return report
 
     def _publish_base(self, stop: Stop) -> None:
         staged = self._publisher.stage({bundle.NGRAMS: self._learner.cache.to_arrays()}, train="base")
@@ -210,8 +236,11 @@ class Distillation:
             speedup_before=measured.speedup_before,
             speedup_after=measured.speedup_after,
             counts=counters.skipped,
+            lag_samples=self._lag.samples,
         )
         published = patiently(lambda: self._publisher.publish(staged), stop)
+        self._lag.published()
+        self._journal.published(self._intake.offsets())
         self._held_out.parent_is(serving, measured.hits)
         self._reports.clear()
         self._announce(published.version, measured.before, measured.after, losses)

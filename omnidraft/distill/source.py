@@ -22,7 +22,10 @@ SKIPPED = "omnidraft_traces_skipped_total"
 
 OTHER_PAIR = "other_pair"
 """Reason of a sound record that another distiller learns from."""
+POISON = "poison"
+"""Reason of a sound record over which the learner's process died again and again."""
 DEAD_LETTER_REASONS = ("unknown_schema", "unknown_key", "other_alignment", "unreadable")
+"""Of messages that a poll refuses."""
 MAX_VALUE_BYTES = 950_000
 """Of a dead letter: a longer message is cut, so that it fits into any log with its headers."""
 MAX_HEADERS = 16
@@ -75,6 +78,10 @@ class TraceSource:
         self._reader.seek(offsets)
         self._unsettled = None
 
+    def end_offsets(self) -> Offsets:
+        """One past the last message of every partition. Raises BusError."""
+        return self._reader.end_offsets()
+
     def poll(self, max_records: int, timeout_s: float) -> PolledRecords:
         """Up to `max_records` messages; fewer, or none, when the timeout passes first.
 
@@ -89,6 +96,20 @@ class TraceSource:
         self._unsettled = None
         self._count(len(records), skipped)
         return PolledRecords(tuple(records), polled.next_offsets, tuple(skipped))
+
+    def give_up(self, poison: Sequence[tuple[int, int, TraceRecord]]) -> None:
+        """Dead-letter these records, as (partition, offset, record); returns when that is acknowledged.
+
+        Raises:
+            BusError: the letters cannot be written; some of them may be.
+        """
+        letters = []
+        for partition, offset, record in poison:
+            value, headers = codec.encode(record), codec.headers(record)
+            message = Message(partition, offset, codec.key(record), value, headers, record.time_ms)
+            letters.append(self._dead_letter(message, POISON, "the learner's process died over it again and again"))
+        self._dead_letters.append(letters)
+        self._metrics.add(SKIPPED, len(letters), reason=POISON)
 
     def _sorted(
         self, polled: Polled

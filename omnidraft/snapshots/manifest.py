@@ -10,6 +10,23 @@ Folder layout (bundle.py reads and writes it):
 from pydantic import BaseModel, ConfigDict
 
 
+class LagSample(BaseModel):
+    """Records that a learner which lagged passed over, but for a sample. With the log this says which: of the records
+    of its pair in this range the `num_kept` newest ones, evenly over tenants (distill/even_sample.py)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    start: dict[int, int]
+    """Partition -> first offset; partitions that are not named start at their first message."""
+    end: dict[int, int]
+    """Partition -> one past the last offset."""
+    num_kept: int
+    """At most."""
+
+    def holds(self, partition: int, offset: int) -> bool:
+        return self.start.get(partition, 0) <= offset < self.end.get(partition, 0)
+
+
 class Manifest(BaseModel):
     """Written last; a folder without it is not a snapshot."""
 
@@ -48,6 +65,8 @@ class Manifest(BaseModel):
     """As speedup_before, of this snapshot."""
     counts: dict[str, int] = {}
     """Records skipped, by reason, since the base drafter."""
+    lag_samples: tuple[LagSample, ...] = ()
+    """Of what lies between the parent's offsets and these."""
     code_version: str = ""
     created_ms: int = 0
     sha256: dict[str, str] = {}

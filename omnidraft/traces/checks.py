@@ -52,6 +52,17 @@ def _check_settings(record: TraceRecord) -> None:
     _require(record.top_k is None or record.top_k >= 1, "top_k", f"{record.top_k} is below 1")
     _require(record.top_p is None or 0 < record.top_p <= 1, "top_p", f"{record.top_p} is not in (0, 1]")
     _require(0 <= record.seed < 1 << 64, "seed", f"{record.seed} is not an unsigned 64 bit number")
+    _check_shaping(record)
+
+
+def _check_shaping(record: TraceRecord) -> None:
+    for name in ("min_p", "noise_weight"):
+        share = getattr(record, name)
+        _require(share is None or 0 <= share <= 1, name, f"{share} is not in [0, 1]")
+    repetition = record.repetition_penalty
+    _require(math.isfinite(repetition) and repetition > 0, "repetition_penalty", f"{repetition} is not above 0")
+    for name in ("presence_penalty", "frequency_penalty"):
+        _require(math.isfinite(getattr(record, name)), name, f"{getattr(record, name)} is not finite")
 
 
 def _check_ids(name: str, ids: np.ndarray) -> None:

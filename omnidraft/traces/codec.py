@@ -32,7 +32,8 @@ from omnidraft.traces.schema import (
 _AVRO_ERRORS = (EOFError, IndexError, KeyError, TypeError, ValueError, OverflowError, MemoryError)
 _PLAIN_FIELDS = (
     *("request_id", "segment", "time_ms", "tenant", "worker", "target", "drafter", "snapshot_version", "alignment"),
-    *("finish_reason", "mode", "temperature", "top_k", "top_p", "traceparent"),
+    *("finish_reason", "mode", "temperature", "top_k", "top_p", "traceparent", "min_p", "repetition_penalty"),
+    *("presence_penalty", "frequency_penalty", "has_logit_bias", "has_grammar", "noise_weight"),
 )
 """Fields that Avro writes as they are."""
 

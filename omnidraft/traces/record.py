@@ -77,3 +77,19 @@ class TraceRecord:
     top_p: float | None
     seed: int
     traceparent: str | None = None
+    min_p: float | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    has_logit_bias: bool = False
+    has_grammar: bool = False
+    noise_weight: float | None = None
+    """Largest share of the target's noise that a guess of this segment looked at (w of algorithms.md section 3); None
+    where the drafter guessed nothing, or the record does not say."""
+
+    @property
+    def is_drawn_from_believed(self) -> bool:
+        """Whether temperature, top-k, top-p and min-p are all that lies between the raw log-probabilities and the
+        distribution that was drawn from; what penalties, bias and grammars did to it is not recorded."""
+        has_penalty = self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+        return not (has_penalty or self.has_logit_bias or self.has_grammar)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 SCHEMA_NAME = "omnidraft.trace"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 ENCRYPTION = "encryption"
 """Header of a message whose value is encrypted."""
@@ -63,6 +63,10 @@ def _field(name: str, kind: Any, doc: str) -> dict[str, Any]:
 
 def _optional(name: str, kind: str, doc: str) -> dict[str, Any]:
     return {"name": name, "type": ["null", kind], "default": None, "doc": doc}
+
+
+def _defaulted(name: str, kind: str, default: Any, doc: str) -> dict[str, Any]:
+    return {"name": name, "type": kind, "default": default, "doc": doc}
 
 
 def _columns(name: str, docs: Mapping[str, str]) -> dict[str, Any]:
@@ -128,5 +132,19 @@ SCHEMA_V1: Mapping[str, Any] = {
     ],
 }
 
-SCHEMAS: Mapping[int, Mapping[str, Any]] = {SCHEMA_VERSION: SCHEMA_V1}
+SCHEMA_V2: Mapping[str, Any] = {
+    **SCHEMA_V1,
+    "fields": [
+        *SCHEMA_V1["fields"],
+        _optional("min_p", "double", "null: off"),
+        _defaulted("repetition_penalty", "double", 1.0, "1: off"),
+        _defaulted("presence_penalty", "double", 0.0, "0: off"),
+        _defaulted("frequency_penalty", "double", 0.0, "0: off"),
+        _defaulted("has_logit_bias", "boolean", False, "whether the client moved logits of single ids"),
+        _defaulted("has_grammar", "boolean", False, "whether the text had to match a grammar"),
+        _optional("noise_weight", "double", "largest share of the target's noise that a guess looked at, from 0 to 1"),
+    ],
+}
+
+SCHEMAS: Mapping[int, Mapping[str, Any]] = {1: SCHEMA_V1, SCHEMA_VERSION: SCHEMA_V2}
 """Every version that can be read."""

@@ -1,5 +1,6 @@
 """What a distiller runs, for one pair; serving.py has the worker, control.py the controller."""
 
+import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from omnidraft.wiring.logs import log_reader, log_writer, registry, trace_source
 from omnidraft.wiring.models import Vocabularies, ngram_cache, vocabularies
 
 if TYPE_CHECKING:
+    from omnidraft.distill.journal import Journal
     from omnidraft.distill.learner import Learner
     from omnidraft.distill.loop import Distillation
     from omnidraft.distill.publisher import Identity
@@ -17,7 +19,8 @@ if TYPE_CHECKING:
 
 
 def distillation(settings: Settings, metrics: Metrics, *, folder: Path) -> "Distillation":
-    """The loop in which the drafter learns for `models.target`; `folder` is its own, snapshots are staged there.
+    """The loop in which the drafter learns for `models.target`; `folder` is its own: snapshots are staged there, and
+    unless `learner.journal_folder` is set, what the process before this one died over is noted there.
 
     Raises:
         BusError, RegistryError, ModelError: log, registry or drafter cannot be used.
@@ -31,6 +34,7 @@ def distillation(settings: Settings, metrics: Metrics, *, folder: Path) -> "Dist
     learning, alignment = learner(settings, words), words.alignment.fingerprint
     reader = log_reader(settings, settings.log.traces_topic)
     dead_letters = log_writer(settings, settings.log.dead_letters_topic)
+    journal = _journal(settings, folder)
     return Distillation(
         trace_source(settings, alignment, reader, dead_letters, metrics),
         Intake(
@@ -38,16 +42,30 @@ def distillation(settings: Settings, metrics: Metrics, *, folder: Path) -> "Dist
             records_per_step=section.records_per_step,
             held_out_every=section.held_out_every,
             held_out_records=section.held_out_records,
+            poison=journal.poison,
         ),
         learning,
-        Publisher(registry(settings), identity(settings, words), folder),
+        Publisher(registry(settings), identity(settings, words), folder / "staging"),
         load_cache=lambda arrays: ngram_cache(settings, words, arrays),
         steps_per_snapshot=section.steps_per_snapshot,
+        max_lag_records=section.max_lag_records,
+        lag_sample_records=section.lag_sample_records,
+        journal=journal,
         metrics=metrics,
         guidance=Guidance(control_follower(settings, metrics, ("pause", "resume", "drift", "drift_over"))),
         compare_earlier=earlier(settings, words, learning, folder).compare,
         drift_haste=section.drift_haste,
     )
+
+
+def _journal(settings: Settings, folder: Path) -> "Journal":
+    """Named by what it is about, so that several distillers may share a folder."""
+    from omnidraft.distill.journal import Journal
+
+    models, section = settings.models, settings.learner
+    about = (settings.log.url, settings.log.traces_topic, settings.registry.url, models.target, models.drafter)
+    name = hashlib.sha256("\n".join(map(str, about)).encode()).hexdigest()[:16]
+    return Journal((section.journal_folder or folder) / f"trying-{name}.json", tries=section.poison_tries)
 
 
 def learner(settings: Settings, words: Vocabularies) -> "Learner":

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -62,7 +63,7 @@ class Fleet:
             )
         return self.process
 
-    def emit(self, num: int, first: int = 0, target: str | None = None) -> None:
+    def emit(self, num: int, first: int = 0, target: str | None = None, **changes: Any) -> None:
         writer = wiring.log_writer(self.settings, self.settings.log.traces_topic)
         models = self.settings.models
         folders = Path(models.drafter), Path(target or models.target)
@@ -72,6 +73,7 @@ class Fleet:
             "drafter": models.drafter,
             "target": str(folders[1]),
             "drafter_prompt_ids": np.array([70, 80], np.uint32),
+            **changes,
         }
         for n in range(first, first + num):
             record = pair.record(f"request-{n}", TEXTS[n % 3], **common)

@@ -114,11 +114,12 @@ class DrafterSession:
         weights, end = self._drafter.weights, max(place.ends, key=tree.value)
         ranking = Ranking(logits_D, self._drafter.alignment, self._temperature)
         weight, at = weights.best(self._temperature), position + tree.nodes[end].depth
+        tree.noise_weight = weight if self._temperature else 0.0
         if self._temperature:
             self._firsts[end] = ranking.firsts(weights.weights, noise, at)
         places = []
         for rank, candidate in enumerate(ranking.best(self._policy.num_candidates, weight, noise, at)):
-            style = (round(self._temperature, 1), weight if self._temperature else 0.0)
+            style = (round(self._temperature, 1), tree.noise_weight)
             behind = self._readings.add(tree, place, candidate, rank, style)
             if rank == 0:
                 tree.draft_ids = max(tree.draft_ids, behind.draft_ids, key=len)

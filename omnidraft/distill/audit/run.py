@@ -1,4 +1,5 @@
-"""One audit from end to end: read the dead letters, walk through the log, compare with every snapshot."""
+"""One audit from end to end: redo the samples of a learner that lagged, walk through the log, compare with every
+snapshot."""
 
 import sys
 from collections import Counter
@@ -7,14 +8,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from omnidraft.distill import whole_log
 from omnidraft.distill.audit.findings import Fault, PartitionFigures, Report
 from omnidraft.distill.audit.remembered import Remembered
+from omnidraft.distill.audit.resampled import Resampled
 from omnidraft.distill.audit.stages import Stage, compare, stages
 from omnidraft.distill.audit.walk import Letters, Walk
 from omnidraft.distill.dead_letters import Letter
 from omnidraft.distill.fates import Fate
-from omnidraft.distill.source import DEAD_LETTER_REASONS, OTHER_PAIR, PolledRecords, TraceSource
+from omnidraft.distill.source import DEAD_LETTER_REASONS, OTHER_PAIR, POISON, PolledRecords, TraceSource
 from omnidraft.ports import Offsets, Outgoing, SnapshotVersion
 
-APART = {Fate.HELD_OUT.value, Fate.DUPLICATE.value, OTHER_PAIR, *DEAD_LETTER_REASONS}
+APART = {Fate.HELD_OUT.value, Fate.DUPLICATE.value, Fate.SAMPLED_OUT.value, OTHER_PAIR, POISON, *DEAD_LETTER_REASONS}
 """Counts of a manifest that stand for one offset each, beside the reasons that dead letters name."""
 
 
@@ -57,15 +59,27 @@ def audit(
         BusError: the log cannot be read.
     """
     found = stages(versions, APART | set(letters.values()))
-    walk = Walk(found, letters, None if remembered is None else Remembered(remembered), held_out_every=held_out_every)
-    source.seek({})
-    ends = {partition: min(end, log_ends.get(partition, 0)) for partition, end in walk.end.items()}
-    for polled in whole_log.polls_until(lambda: _poll(source, saw), ends, idle_s=idle_s):
+    names = None if remembered is None else Remembered(remembered)
+    samples = Resampled([sample for stage in found for sample in stage.lag_samples])
+    for polled in _polls(source, samples.end, log_ends, saw, idle_s):
+        samples.saw(polled)
+    redrawn = [samples.redrawn(stage.lag_samples) for stage in found]
+    walk = Walk(found, letters, names, redrawn, held_out_every=held_out_every)
+    for polled in _polls(source, walk.end, log_ends, saw, idle_s):
         walk.saw(polled)
     walk.finish(log_ends)
     faults = (*walk.faults, *_contradictions(found, walk))
     version = versions[-1].version if versions else None
     return Report(version, len(found), tuple(_partitions(walk, log_ends)), faults)
+
+
+def _polls(
+    source: TraceSource, ends: Offsets, log_ends: Offsets, saw: Callable[[int], None], idle_s: float
+) -> Iterator[PolledRecords]:
+    """From the beginning of the log to these ends."""
+    there = {partition: min(end, log_ends.get(partition, 0)) for partition, end in ends.items()}
+    source.seek({})
+    return whole_log.polls_until(lambda: _poll(source, saw), there, idle_s=idle_s)
 
 
 def _poll(source: TraceSource, saw: Callable[[int], None]) -> PolledRecords:

@@ -8,6 +8,7 @@ from itertools import pairwise
 from omnidraft.distill.audit.findings import Fault, Kind
 from omnidraft.distill.fates import Fate
 from omnidraft.ports import Offsets, SnapshotVersion
+from omnidraft.snapshots.manifest import LagSample
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,8 @@ class Stage:
     end: Offsets
     told: Mapping[str, int]
     """Fate -> records, by the manifests' counts."""
+    lag_samples: tuple[LagSample, ...] = ()
+    """Which of its records were passed over."""
 
     @property
     def num_offsets(self) -> int:
@@ -42,7 +45,8 @@ def _stage(before: SnapshotVersion, after: SnapshotVersion, fates: Set[str]) -> 
     told = _counts(after, fates)
     told.subtract(_counts(before, fates))
     start = before.manifest.offsets
-    return Stage(after.version, start, {**start, **after.manifest.offsets}, {name: n for name, n in told.items() if n})
+    told_apart = {name: number for name, number in told.items() if number}
+    return Stage(after.version, start, {**start, **after.manifest.offsets}, told_apart, after.manifest.lag_samples)
 
 
 def _counts(version: SnapshotVersion, fates: Set[str]) -> Counter[str]:
@@ -56,12 +60,13 @@ def compare(stage: Stage, found: Mapping[str, int], *, num_gone: int, num_known_
 
     Args:
         found: fate -> offsets of this stage, as the log tells.
-        num_gone: offsets of this stage that the log lacks, so that their fate is unknown.
+        num_gone: offsets of this stage that the log lacks, or whose fate depends on such, so that it is unknown.
         num_known_lost: records of this stage that are reported as lost one by one.
     """
     surplus = sum(stage.told.values()) - stage.num_offsets
     over = _difference(stage.told, found, Fate.LEARNED)
     over_duplicates = _difference(stage.told, found, Fate.DUPLICATE)
+    over_sampled = _difference(stage.told, found, Fate.SAMPLED_OUT)
     what = f"{stage.num_offsets} offsets; the snapshot counts {_words(stage.told)}, the log says {_words(found)}"
     if surplus < 0:
         if -surplus > num_known_lost:
@@ -72,6 +77,8 @@ def compare(stage: Stage, found: Mapping[str, int], *, num_gone: int, num_known_
         yield Fault(Kind.LEARNED_TWICE, over, what, stage.version)
     elif over < 0 < over_duplicates:
         yield Fault(Kind.LOST, -over, f"dropped as duplicates: {what}", stage.version)
+    elif over < 0 < over_sampled:
+        yield Fault(Kind.LOST, over_sampled, f"passed over beyond the sample: {what}", stage.version)
     elif wrong := sum(max(0, _difference(stage.told, found, name)) for name in {*stage.told, *found}):
         hint = "; was learner.held_out_every another?" if over == -_difference(stage.told, found, Fate.HELD_OUT) else ""
         yield Fault(Kind.MISCOUNTED, wrong, what + hint, stage.version)

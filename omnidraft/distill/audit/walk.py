@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from omnidraft.distill.audit.findings import Fault, Kind
 from omnidraft.distill.audit.remembered import Place, Remembered
+from omnidraft.distill.audit.resampled import Redrawn
 from omnidraft.distill.audit.stages import Stage
 from omnidraft.distill.fates import Fate, fate, forget_oldest, is_held_out, name_of
 from omnidraft.distill.source import OTHER_PAIR, PolledRecords
@@ -17,14 +18,23 @@ from omnidraft.ports import Offsets
 
 Letters = Mapping[Place, str]
 """Origin of each dead letter -> its reason."""
+UNDECIDED = "undecided"
+"""Fate of a record in a sample of which the log lacks a part by now."""
 
 
 class Walk:
     """Told every poll of a source, in order. What it keeps of a record is its name and place."""
 
     def __init__(
-        self, stages: Sequence[Stage], letters: Letters, remembered: Remembered | None, *, held_out_every: int
+        self,
+        stages: Sequence[Stage],
+        letters: Letters,
+        remembered: Remembered | None,
+        samples: Sequence[Sequence[Redrawn]],
+        *,
+        held_out_every: int,
     ) -> None:
+        """`samples` are those of each stage."""
         self.end: Offsets = _ends_of_newest(stages)
         """Partition -> where the walk ends."""
         self.faults: list[Fault] = []
@@ -33,9 +43,9 @@ class Walk:
         self.num_known_lost: Counter[int] = Counter()
         """Stage -> records that it passed over, each told by a fault of its own."""
         self.num_gone: Counter[int] = Counter()
-        """Stage -> offsets that the log lacks."""
+        """Stage -> offsets that the log lacks, or whose fate depends on such."""
         self.first: dict[int, int] = {}
-        self._stages, self._letters, self._remembered = stages, letters, remembered
+        self._stages, self._letters, self._remembered, self._samples = stages, letters, remembered, samples
         self._ends = {partition: _running_ends(stages, partition) for partition in self.end}
         self._held_out_every = held_out_every
         self._next: dict[int, int] = {}
@@ -50,7 +60,10 @@ class Walk:
         for place in sorted({**records, **reasons}):
             if not self._arrives(place):
                 continue
-            if place in self._letters:
+            fate_in_sample = self._fate_in_sample(place) if place in records else None
+            if fate_in_sample:
+                self._count(place, fate_in_sample)
+            elif place in self._letters:
                 self._count(place, self._letters[place])
             elif place in records:
                 record = records[place]
@@ -70,6 +83,18 @@ class Walk:
                 self._unlearned_expired(partition, end, log_end)
             self.first.setdefault(partition, min(end, log_end) if is_empty else 0)
         self._judge_memory()
+
+    def _fate_in_sample(self, place: Place) -> str | None:
+        """Of a record that a lagging learner passed over; None when it was learned from like any other."""
+        stage = self._stage(*place)
+        for sample in self._samples[stage]:
+            if not sample.range.holds(*place):
+                continue
+            if sample.kept is None:
+                self.num_gone[stage] += 1
+                return UNDECIDED
+            return None if place in sample.kept else Fate.SAMPLED_OUT.value
+        return None
 
     def _arrives(self, place: Place) -> bool:
         """Whether it lies before the end; what is missing before it is noted."""

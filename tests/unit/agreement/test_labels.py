@@ -11,7 +11,7 @@ from omnidraft.agreement.labels import NodeLabels, node_labels
 from omnidraft.config import RecorderSettings
 from omnidraft.decode.tracing import Origin, Tracer
 from omnidraft.models.toy import ToyTable
-from omnidraft.ports import Proposer, Request, Sampling
+from omnidraft.ports import Grammar, Proposer, Request, Sampling
 from omnidraft.traces.record import SOURCES, Beliefs, TraceRecord
 from tests.trace_records import make_record
 from tests.unit.decode.test_tree_proposer import Wide
@@ -19,6 +19,7 @@ from tests.unit.decode.toys import (
     ALIGNMENT,
     DRAFT_PIECES,
     TABLE,
+    TARGET_EOS,
     TARGET_PIECES,
     D,
     T,
@@ -32,7 +33,15 @@ from tests.unit.decode.toys import (
 
 V = len(TARGET_PIECES)
 FIRST_T = ALIGNMENT.draft_first_T
-SHAPES = [Sampling(1.0), Sampling(0.6), Sampling(1.7), Sampling(1.0, top_k=5), Sampling(0.8, top_k=7, top_p=0.8)]
+ENDS = frozenset({TARGET_EOS})
+AS_BELIEVED = {
+    **{"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
+    **{"has_logit_bias": False, "has_grammar": False},
+}
+SHAPES = [
+    *(Sampling(1.0), Sampling(0.6), Sampling(1.7), Sampling(1.0, top_k=5), Sampling(0.8, top_k=7, top_p=0.8)),
+    *(Sampling(1.3, min_p=0.2), Sampling(0.9, top_p=0.9, min_p=0.1)),
+]
 
 
 def trace(request: Request, proposer: Proposer, num_kept: int = V) -> TraceRecord:
@@ -182,12 +191,33 @@ def test_without_beliefs_what_was_drawn_is_the_label() -> None:
     assert np.array_equal(labels.soft_L, node_labels(record, FIRST_T).right_L)
 
 
+RESHAPED = [
+    *(Sampling(1.0, repetition_penalty=1.5), Sampling(1.0, presence_penalty=1.0)),
+    *(Sampling(1.0, frequency_penalty=0.5), Sampling(1.0, logit_bias={T[b"a"]: 3.0})),
+    Sampling(1.0, grammar=Grammar("regex", "[a-h ]*")),
+]
+
+
+@pytest.mark.parametrize("sampling", RESHAPED, ids=str)
+def test_where_no_record_has_the_distribution_what_was_drawn_is_the_label(sampling) -> None:
+    request = make_request(sampling, seed=4, num_draft_tokens=12, max_new_tokens=40, stop_ids=ENDS)
+    record = trace(request, tree_proposer())
+    labels = node_labels(record, FIRST_T)
+    assert len(labels.node_L)
+    assert np.array_equal(labels.soft_L, labels.right_L)
+    assert not np.array_equal(node_labels(replace(record, **AS_BELIEVED), FIRST_T).soft_L, labels.soft_L)
+
+
 @pytest.mark.parametrize("num_kept", [4, 8, 16])
-@pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(1.0, top_k=3), Sampling(1.0, top_p=0.3)], ids=str)
+@pytest.mark.parametrize(
+    "sampling",
+    [Sampling(1.0), Sampling(1.0, top_k=3), Sampling(1.0, top_p=0.3), Sampling(1.0, min_p=0.9)],
+    ids=str,
+)
 def test_a_few_kept_tokens_say_what_all_of_them_say_at_temperature_1(num_kept, sampling) -> None:
     record = trace(make_request(sampling, max_new_tokens=30), make_drafter(), num_kept)
     assert record.beliefs is not None
-    draws = drawn(record.beliefs, 1.0, sampling.top_k, sampling.top_p)
+    draws = drawn(record.beliefs, 1.0, sampling.top_k, sampling.top_p, sampling.min_p)
     for position, row in enumerate(draws.x_EK):
         text = [*record.prompt_ids.tolist(), *record.emitted_ids.tolist()[:position]]
         p = slow_shape(TABLE.logits(text).tolist(), sampling)

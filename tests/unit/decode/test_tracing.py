@@ -1,14 +1,17 @@
 """From steps to records: every token once, whatever the segments."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from omnidraft.config import RecorderSettings
 from omnidraft.decode.tracing import Origin, Tracer
-from omnidraft.ports import Sampling
+from omnidraft.ports import Grammar, Sampling
 from omnidraft.traces.record import SOURCES
 from tests.unit.decode.toys import PROPOSERS, TARGET_EOS, emitted, make_drafter, make_request, toy_decoder
 
+ENDS = frozenset({TARGET_EOS})
 ORIGIN = Origin("request-1", "tenant", "worker", "target", "drafter", 7, "aligned")
 
 
@@ -34,6 +37,21 @@ def test_a_short_answer_is_one_record_that_says_where_it_comes_from():
     assert (record.temperature, record.top_k, record.top_p) == (0.7, 9, 0.9)
     assert (record.request_id, record.snapshot_version, record.alignment) == ("request-1", 7, "aligned")
     assert 1.7e12 < record.time_ms < 4e12
+
+
+def test_a_record_says_how_its_draws_were_shaped():
+    plain = make_request(Sampling(0.0))
+    _, [record] = traced(plain, make_drafter(noise_weight=0.5))
+    assert record.is_drawn_from_believed
+    assert record.noise_weight == 0.0  # greedy draws have no noise
+    shaped = Sampling(0.8, min_p=0.05, repetition_penalty=1.1, presence_penalty=-0.5, frequency_penalty=0.25)
+    _, [record] = traced(make_request(replace(shaped, logit_bias={3: 1.0})), make_drafter(noise_weight=0.5))
+    assert (record.min_p, record.repetition_penalty) == (0.05, 1.1)
+    assert (record.presence_penalty, record.frequency_penalty) == (-0.5, 0.25)
+    assert (record.has_logit_bias, record.has_grammar, record.noise_weight) == (True, False, 0.5)
+    assert not record.is_drawn_from_believed
+    _, [record] = traced(make_request(Sampling(0.0, grammar=Grammar("regex", "[a-h ]*")), stop_ids=ENDS), None)
+    assert (record.has_grammar, record.noise_weight) == (True, None)
 
 
 @pytest.mark.parametrize("segment_tokens", [1, 5, 6, 7, 23, 24, 100])

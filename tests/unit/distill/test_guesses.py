@@ -44,6 +44,16 @@ def test_right_and_wrong_guesses_are_told_apart_with_what_the_drafter_thought(pa
     assert np.array_equal(believed.right_G, guesses.right_G)
 
 
+def test_a_guess_that_looked_at_the_targets_noise_is_as_right_as_it_was(pair) -> None:
+    """The target's chance is that of a guess that knows nothing of the draw."""
+    record = replace(with_drafts(pair, pair.record(text=TEXT), seed=2), temperature=1.0, top_p=None)
+    looked = read(pair, replace(record, noise_weight=0.5)).guesses
+    assert np.array_equal(looked.soft_G, looked.right_G)
+    for noise_weight in (None, 0.0):
+        guesses = read(pair, replace(record, noise_weight=noise_weight)).guesses
+        assert not np.array_equal(guesses.soft_G, guesses.right_G)
+
+
 def test_what_the_drafter_did_not_choose_teaches_nothing(pair) -> None:
     record = with_drafts(pair, pair.record(text=TEXT), are_right=True)
     rounds = record.rounds

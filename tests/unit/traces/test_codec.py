@@ -16,7 +16,12 @@ from omnidraft.traces.schema import MAX_PAYLOAD_BYTES
 from tests.trace_records import make_record
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-HEADERS = {"schema": b"omnidraft.trace", "schema_version": b"1"}
+HEADERS = {"schema": b"omnidraft.trace", "schema_version": b"2"}
+SINCE_V2 = {
+    **{"min_p": None, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
+    **{"has_logit_bias": False, "has_grammar": False, "noise_weight": None},
+}
+"""What a record of version 1 is taken to say."""
 
 
 def assert_same(left: TraceRecord, right: TraceRecord) -> None:
@@ -53,12 +58,18 @@ def test_a_record_comes_back_as_it_was(record):
     assert_same(codec.decode(codec.encode(record), codec.headers(record)), record)
 
 
-def test_the_golden_bytes_of_version_1_never_change():
+def test_the_golden_bytes_of_version_2_never_change():
     """Written once; whoever changes them breaks every log that exists."""
-    golden = (GOLDEN / "trace_v1.bin").read_bytes()
+    golden = (GOLDEN / "trace_v2.bin").read_bytes()
     record = codec.decode(golden, HEADERS)
-    assert codec.to_json(record) == json.loads((GOLDEN / "trace_v1.json").read_text())
+    assert codec.to_json(record) == json.loads((GOLDEN / "trace_v2.json").read_text())
     assert codec.encode(record) == golden
+
+
+def test_the_golden_bytes_of_version_1_are_read_with_what_it_did_not_say_left_open():
+    record = codec.decode((GOLDEN / "trace_v1.bin").read_bytes(), HEADERS | {"schema_version": b"1"})
+    assert codec.to_json(record) == json.loads((GOLDEN / "trace_v1.json").read_text()) | SINCE_V2
+    assert_same(codec.decode(codec.encode(record), codec.headers(record)), record)
 
 
 def test_headers_tell_target_version_alignment_and_trace_without_parsing():
@@ -77,7 +88,7 @@ def test_facts_that_a_record_lacks_are_left_out_of_the_headers():
     assert not {"drafter_version", "traceparent"} & set(headers)
 
 
-@pytest.mark.parametrize("headers", [{}, HEADERS | {"schema_version": b"2"}, HEADERS | {"schema": b"other"}])
+@pytest.mark.parametrize("headers", [{}, HEADERS | {"schema_version": b"3"}, HEADERS | {"schema": b"other"}])
 def test_another_schema_is_named_as_unknown(headers):
     with pytest.raises(UnknownSchema, match="header schema"):
         codec.decode(codec.encode(make_record()), headers)
@@ -148,6 +159,8 @@ def test_a_refusal_names_the_field():
     [
         *(("seed", -1), ("seed", 1 << 64), ("segment", -1), ("mode", "slow"), ("finish_reason", "bored")),
         *(("temperature", float("nan")), ("top_p", 0.0), ("top_k", 0), ("request_id", ""), ("snapshot_version", -2)),
+        *(("min_p", 1.5), ("noise_weight", float("nan")), ("repetition_penalty", 0.0)),
+        *(("presence_penalty", float("inf")), ("frequency_penalty", float("nan"))),
     ],
 )
 def test_a_setting_out_of_range_is_refused_by_name(name, value):

@@ -1,0 +1,54 @@
+"""A record that kills the learner's process, over and over: it becomes a dead letter, and all others are learned."""
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from omnidraft import config, wiring
+from omnidraft.distill import dead_letters
+from omnidraft.traces import codec
+from omnidraft.wiring.audit import audit
+from tests.integration.lethal_learner import LETHAL
+from tests.integration.test_ray_actor import ROOT, Fleet
+
+TRIES = 2
+
+
+def run_learner(fleet: Fleet, folder: Path, offset: int) -> int:
+    """Until it dies, or has learned to this offset; its exit code."""
+    return subprocess.run(
+        [sys.executable, "-m", "tests.integration.lethal_learner", str(folder), str(offset)],
+        cwd=ROOT,
+        env={**os.environ, **fleet.environ},
+        timeout=200,
+        check=False,
+    ).returncode
+
+
+@pytest.mark.timeout(600)
+def test_a_record_that_kills_the_process_is_found_and_given_up_and_nothing_else_is(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path)
+    fleet.environ |= {"OMNIDRAFT_LEARNER__POISON_TRIES": str(TRIES), "OMNIDRAFT_LEARNER__STEPS_PER_SNAPSHOT": "2"}
+    settings = config.load(environ=fleet.environ)
+    fleet.emit(6)
+    fleet.emit(1, first=6, drafter_prompt_ids=np.array([*LETHAL, 84], np.uint32))
+    fleet.emit(6, first=7)
+    codes = []
+    while len(codes) < 9 and 0 not in codes:
+        codes.append(run_learner(fleet, tmp_path / "actor", offset=13))
+    assert codes == [-signal.SIGKILL] * (TRIES + TRIES) + [0]
+    manifest = fleet.newest()
+    assert manifest is not None
+    assert (manifest.num_records, manifest.offsets, manifest.counts["poison"]) == (12, {0: 13}, 1)
+    with closing(wiring.log_reader(settings, settings.log.dead_letters_topic)) as reader:
+        (letter,) = dead_letters.read(reader, idle_s=0)
+    assert (letter.reason, letter.origin) == ("poison", (0, 6))
+    assert codec.decode(letter.message.value, letter.original_headers).request_id == "request-6"
+    assert audit(settings).faults == ()
+    assert not list((tmp_path / "actor").glob("*.json"))

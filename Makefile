@@ -1,6 +1,7 @@
 # What one does with a checkout. `make` lists it. Needs Python 3.11 or newer, and Java 17 with Maven for Kafka.
 
 SHELL := /bin/bash
+comma := ,
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-kafka test test-llamacpp test-real lint format bench soak kafka lock clean
 
@@ -12,6 +13,8 @@ KAFKA_DATA ?= runs/kafka
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 SOAK_ARGS ?=
+# Drift needs prompts of two tasks.
+SOAK_PARTS ?= kills,broker-down,registry-down,fuzz,throughput$(if $(wildcard ../shared/data/code.jsonl),$(comma)drift)
 BENCH_ARGS ?= --num-prompts 3 --max-new-tokens 64
 BENCH_METHODS ?= plain,omnidraft,omnidraft-reproducible,omnidraft+traces,hf-generate,hf-uad,hf-tli,llamacpp,llamacpp+omnidraft
 PROMPTS ?= $(wildcard $(patsubst %,../shared/data/%.jsonl,gsm8k code instruct xsum))
@@ -49,9 +52,6 @@ $(STAMP): requirements.lock pyproject.toml
 demo: setup ## Watch a real drafter learn and get faster (downloads 1.2 GB the first time)
 	$(PYTHON) -m pipelines.demo $(DEMO_ARGS)
 
-demo-soak: setup ## Kills, outages, hostile records and load, for some 35 minutes, into docs/reliability.md (SOAK_ARGS)
-	$(PYTHON) -m pipelines.soak --markdown docs/reliability.md $(SOAK_ARGS)
-
 kafka: setup ## The same over a Kafka broker that is started for it
 	$(PYTHON) deploy/kafka/local_broker.py --port $(KAFKA_PORT) --data $(KAFKA_DATA) --background
 	@trap 'kill $$(cat $(KAFKA_DATA)/broker.pid)' EXIT; set -x; \
@@ -66,8 +66,8 @@ test-llamacpp: setup ## The tests that need llama.cpp, which it builds into .ven
 	  tests/contract/test_target.py tests/unit/models/test_llamacpp_target.py tests/unit/models/test_llamacpp_trial.py \
 	  tests/integration/test_llamacpp.py tests/real/test_llamacpp_real.py
 
-test-real: setup ## The tests that load real models
-	TOKENIZERS_PARALLELISM=false $(PYTHON) -m pytest -m real --timeout 900 $(PYTEST_ARGS)
+test-real: setup ## The tests that load real models, and those that take minutes
+	TOKENIZERS_PARALLELISM=false $(PYTHON) -m pytest -m 'real or long' --timeout 900 $(PYTEST_ARGS)
 
 lint: setup ## Style, format and types
 	$(PYTHON) -m ruff check .
@@ -82,8 +82,8 @@ bench: setup ## Measure one model pair on this machine into docs/benchmarks.md (
 	$(PYTHON) -m pipelines.bench $(foreach file,$(PROMPTS),--prompts $(file)) --methods $(BENCH_METHODS) \
 	  --json runs/benchmarks.json --markdown docs/benchmarks.md $(BENCH_ARGS)
 
-soak: setup ## Kills, outages, hostile records and load, for some 35 minutes, into docs/reliability.md (SOAK_ARGS)
-	$(PYTHON) -m pipelines.soak --markdown docs/reliability.md $(SOAK_ARGS)
+soak: setup ## Kills, outages, load and drift, for some 45 minutes, into docs/reliability.md (SOAK_PARTS, SOAK_ARGS)
+	$(PYTHON) -m pipelines.soak --parts $(SOAK_PARTS) --markdown docs/reliability.md $(SOAK_ARGS)
 
 kafka: setup ## Run a Kafka broker in the foreground, without Docker
 	$(PYTHON) deploy/kafka/local_broker.py --port $(KAFKA_PORT) --data $(KAFKA_DATA)

@@ -14,7 +14,7 @@ HUGE_EVERY = 2_000
 def messages(sound: Sequence[Outgoing], num: int, *, seed: int) -> Iterator[Outgoing]:
     """`num` messages made from these."""
     dice = random.Random(seed)
-    breaks = (_same, _truncated, _mutated, _noise, _mislabelled, _unlabelled)
+    breaks = (_same, _truncated, _mutated, _noise, _mislabelled, _unlabelled, _locked)
     for number in range(num):
         made = dice.choice(breaks)(dice.choice(sound), dice)
         if number % HUGE_EVERY == HUGE_EVERY - 1:
@@ -45,6 +45,11 @@ def _mislabelled(message: Outgoing, dice: random.Random) -> Outgoing:
     name = dice.choice([*message.headers, "unknown"])
     value = dice.choice((b"", b"2", b"99", b"-1", dice.randbytes(dice.randrange(1, 2000))))
     return replace(message, headers={**message.headers, name: value})
+
+
+def _locked(message: Outgoing, dice: random.Random) -> Outgoing:
+    """It says that it is encrypted, and no key opens it."""
+    return replace(message, headers={**message.headers, "encryption": b"fernet"})
 
 
 def _unlabelled(message: Outgoing, dice: random.Random) -> Outgoing:

@@ -20,7 +20,7 @@ from omnidraft.hosts import process
 from pipelines import report
 from pipelines.soak_parts.part import Part, Plan
 
-PARTS = ("kills", "broker-down", "registry-down", "fuzz", "throughput")
+PARTS = ("kills", "broker-down", "registry-down", "fuzz", "throughput", "drift")
 EXIT_BROKEN = 1
 
 
@@ -30,9 +30,9 @@ def main(
         typer.Option(
             help="With commas. kills: SIGKILL everybody, then account for every record. broker-down: does decoding "
             "notice? registry-down: who serves meanwhile? fuzz: hostile records through the learner's source. "
-            "throughput: records a second through one topic."
+            "throughput: records a second through one topic. drift: real models, and traffic that changes its task."
         ),
-    ] = ",".join(PARTS),
+    ] = ",".join(PARTS[:-1]),
     kills: Annotated[int, typer.Option(min=1, help="SIGKILLs; 100 take some 20 minutes on 2 cores.")] = 100,
     pace_s: Annotated[
         float,
@@ -43,8 +43,15 @@ def main(
         float, typer.Option(min=1, help="How long the broker is away, twice; the registry for half of it.")
     ] = 60.0,
     hold_s: Annotated[float, typer.Option(min=1, help="How long each rate has to be held.")] = 30.0,
-    target: Annotated[str, typer.Option(help="Of broker-down; `tiny` is a random model.")] = "qwen2.5-coder-0.5b",
-    drafter: Annotated[str, typer.Option(help="Of broker-down; `tiny` is a random model.")] = "smollm2-135m",
+    target: Annotated[
+        str, typer.Option(help="Of broker-down and drift; for the first `tiny` is a random model.")
+    ] = "qwen2.5-coder-0.5b",
+    drafter: Annotated[str, typer.Option(help="As --target.")] = "smollm2-135m",
+    data: Annotated[Path, typer.Option(help="Of drift: a folder of prompt files, JSON lines.")] = Path(
+        "../shared/data"
+    ),
+    tasks: Annotated[str, typer.Option(help="Of drift: two of them, before and after the change.")] = "xsum,code",
+    phase_requests: Annotated[int, typer.Option(min=40, help="Of drift: how many requests each is.")] = 45,
     seed: Annotated[int, typer.Option(help="The same seed kills in the same order and sends the same records.")] = 0,
     out: Annotated[Path, typer.Option(help="Where logs, figures and report.json go.")] = Path("runs/soak"),
     markdown: Annotated[
@@ -74,6 +81,9 @@ def main(
         hold_s=hold_s,
         target=target,
         drafter=drafter,
+        data=data,
+        tasks=_two(tasks),
+        phase_requests=phase_requests,
     )
     failed = [name for name in chosen if not (resume and _path(plan, name).exists()) and not _run(name, plan)]
     made = _report(plan)
@@ -96,6 +106,13 @@ def _chosen(parts: str) -> list[str]:
     return names
 
 
+def _two(tasks: str) -> tuple[str, str]:
+    names = [name.strip() for name in tasks.split(",")]
+    if len(names) != 2:
+        raise RequestError(f"traffic changes from one task to another: two names with a comma, got {tasks!r}")
+    return names[0], names[1]
+
+
 def _part(name: str) -> Part:
     """What a part imports may be large, and is nobody else's business."""
     match name:
@@ -115,6 +132,10 @@ def _part(name: str) -> Part:
             from pipelines.soak_parts import fuzzing
 
             return fuzzing.run
+        case "drift":
+            from pipelines.soak_parts import drift
+
+            return drift.run
         case _:
             from pipelines.soak_parts import throughput
 

@@ -27,7 +27,7 @@ CLIENT_PAUSE_S = 0.3
 MAX_TOKENS = 24
 DOWN_S = 0.3
 """Between a kill and the restart."""
-WHOLE_SHARE = 0.6
+WHOLE_SHARE = 0.4
 """Of the kills, that strike a fleet which is whole; the others may hit while somebody is still away."""
 DRAIN_TIMEOUT_S = 240.0
 EVIDENCE = "evidence.json"

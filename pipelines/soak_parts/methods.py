@@ -36,10 +36,17 @@ One writer process and one reader process around one topic with one partition, a
 idempotent, all replicas acknowledge, 128 records a batch, each batch acknowledged before the next. Contents are cut
 from recorded traffic."""
 
+DRIFT = """\
+Real models, the whole fleet, traffic of one task and then of another, while the drafter learns. Agreement is that of
+the first candidate behind the text, as the controller sees it; a fall is told when its announcement is on the control
+log. *Resampled*: the detector with its default settings over requests drawn again and again from the last ones before
+the change (false alarms), and from these and then the first ones after it (delay)."""
+
 METHODS = {
     "kills": ("Everybody is killed, over and over", KILLS),
     "broker-down": ("The broker is away", BROKER_DOWN),
     "registry-down": ("The registry is away", REGISTRY_DOWN),
     "fuzz": ("Hostile records", FUZZ),
     "throughput": ("Records a second", THROUGHPUT),
+    "drift": ("Traffic changes its task", DRIFT),
 }

@@ -7,7 +7,10 @@ from typing import Any
 from pipelines.soak_parts import pictures
 from pipelines.soak_parts.methods import METHODS
 
-HIDDEN = ("kills_at_s", "answers_per_10s", "peaks_rss_mib", "written_by_second", "read_by_second", "windows")
+HIDDEN = (
+    *("kills_at_s", "answers_per_10s", "peaks_rss_mib", "written_by_second", "read_by_second", "windows"),
+    *("agreements", "changed_at"),
+)
 """Figures that are pictures."""
 
 

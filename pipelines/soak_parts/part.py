@@ -25,6 +25,11 @@ class Plan:
     target: str = "qwen2.5-coder-0.5b"
     """Of the part that measures decoding speed; `tiny` is a random model. So is the drafter."""
     drafter: str = "smollm2-135m"
+    data: Path = Path("../shared/data")
+    """Prompt files of the part in which traffic changes."""
+    tasks: tuple[str, str] = ("xsum", "code")
+    """Files there, without their ending: before the change and after it."""
+    phase_requests: int = 45
     threads: int = field(default_factory=lambda: os.cpu_count() or 1)
 
 

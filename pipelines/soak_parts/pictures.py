@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,6 +16,8 @@ COLOURS = {
     "distiller": "#ccb974",
 }
 
+MEAN_OF = 8
+
 
 def draw(parts: Mapping[str, Any], folder: Path, stem: str) -> dict[str, str]:
     """Part -> file name of its picture below `folder`."""
@@ -23,7 +26,7 @@ def draw(parts: Mapping[str, Any], folder: Path, stem: str) -> dict[str, str]:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    painters = {"kills": _kills, "broker-down": _speeds, "fuzz": _memory, "throughput": _rates}
+    painters = {"kills": _kills, "broker-down": _speeds, "fuzz": _memory, "throughput": _rates, "drift": _agreement}
     drawn = {}
     for name, paint in painters.items():
         if not parts.get(name, {}).get("figures"):
@@ -81,3 +84,18 @@ def _rates(axis: "Axes", figures: Mapping[str, Any]) -> None:
     axis.set_ylabel("share of the asked rate")
     axis.set_title("Records through one topic")
     axis.legend(loc="lower right")
+
+
+def _agreement(axis: "Axes", figures: Mapping[str, Any]) -> None:
+    """Each request's, their running mean, and when the fall was told."""
+    agreements, changed_at = figures["agreements"], figures["changed_at"]
+    means = [fmean(agreements[max(0, end - MEAN_OF) : end]) for end in range(1, len(agreements) + 1)]
+    axis.plot(agreements, ".", color="#9bb3cd")
+    axis.plot(means, color="#3b6ea5", label=f"mean of {MEAN_OF} requests")
+    axis.axvline(changed_at, color="black", linewidth=1, linestyle="--", label=" to ".join(figures["tasks"]))
+    for name, colour in (("told", "#c44e52"), ("over", "#55a868")):
+        if (number := figures[f"{name}_after_requests"]) is not None:
+            axis.axvline(changed_at + number, color=colour, linewidth=1, label=f"drift {name}")
+    axis.set_xlabel("requests")
+    axis.set_ylabel("agreement")
+    axis.legend(loc="lower left", fontsize=8)

@@ -23,7 +23,7 @@ from pipelines.soak_parts.kills import EVIDENCE
 from tests.cli_runs import run_pipeline
 from tests.kafka_fixture import load_local_broker, skip_without_kafka
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kafka, pytest.mark.long, pytest.mark.timeout(600)]
 
 NUM_KILLS = 4
 """Worker, broker, registry and the process that learns, once each."""

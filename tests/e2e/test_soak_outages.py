@@ -12,7 +12,7 @@ from pipelines.soak_parts.cluster import BROKER, Cluster
 from pipelines.soak_parts.part import Plan
 from tests.kafka_fixture import load_local_broker, skip_without_kafka
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kafka, pytest.mark.long, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

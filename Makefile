@@ -14,7 +14,7 @@ PYTEST_ARGS ?=
 DEMO_ARGS ?=
 SOAK_ARGS ?=
 # Drift needs prompts of two tasks.
-SOAK_PARTS ?= kills,broker-down,registry-down,fuzz,throughput$(if $(wildcard ../shared/data/code.jsonl),$(comma)drift)
+SOAK_PARTS ?= kills,broker-down,registry-down,rollback,fuzz,throughput$(if $(wildcard ../shared/data/code.jsonl),$(comma)drift)
 BENCH_ARGS ?= --num-prompts 3 --max-new-tokens 64
 BENCH_METHODS ?= plain,omnidraft,omnidraft-reproducible,omnidraft+traces,hf-generate,hf-uad,hf-tli,llamacpp,llamacpp+omnidraft
 PROMPTS ?= $(wildcard $(patsubst %,../shared/data/%.jsonl,gsm8k code instruct xsum))

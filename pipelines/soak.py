@@ -20,7 +20,7 @@ from omnidraft.hosts import process
 from pipelines import report
 from pipelines.soak_parts.part import Part, Plan
 
-PARTS = ("kills", "broker-down", "registry-down", "fuzz", "throughput", "drift")
+PARTS = ("kills", "broker-down", "registry-down", "rollback", "fuzz", "throughput", "drift")
 EXIT_BROKEN = 1
 
 
@@ -29,7 +29,8 @@ def main(
         str,
         typer.Option(
             help="With commas. kills: SIGKILL everybody, then account for every record. broker-down: does decoding "
-            "notice? registry-down: who serves meanwhile? fuzz: hostile records through the learner's source. "
+            "notice? registry-down: who serves meanwhile? rollback: how long does it take? "
+            "fuzz: hostile records through the learner's source. "
             "throughput: records a second through one topic. drift: real models, and traffic that changes its task."
         ),
     ] = ",".join(PARTS[:-1]),
@@ -128,6 +129,10 @@ def _part(name: str) -> Part:
             from pipelines.soak_parts import registry_down
 
             return registry_down.run
+        case "rollback":
+            from pipelines.soak_parts import rollback
+
+            return rollback.run
         case "fuzz":
             from pipelines.soak_parts import fuzzing
 

@@ -27,6 +27,10 @@ The queue of records is made so small that it overflows."""
 
 REGISTRY_DOWN = "Clients ask while the MLflow server is killed, stays down, and is started again."
 
+ROLLBACK = """\
+Three workers over one control log, both snapshots in the memory of each. From the command (alias moved, announced)
+until a request to each worker is answered by the snapshot before, several times in a row."""
+
 FUZZ = """\
 Recorded records cut, mutated, mislabelled, replaced by noise or by two megabytes of zeros, through the learner's source
 over a log. Every one must have exactly one fate."""
@@ -46,6 +50,7 @@ METHODS = {
     "kills": ("Everybody is killed, over and over", KILLS),
     "broker-down": ("The broker is away", BROKER_DOWN),
     "registry-down": ("The registry is away", REGISTRY_DOWN),
+    "rollback": ("A rollback", ROLLBACK),
     "fuzz": ("Hostile records", FUZZ),
     "throughput": ("Records a second", THROUGHPUT),
     "drift": ("Traffic changes its task", DRIFT),

@@ -11,8 +11,9 @@ from fastapi import FastAPI
 from fastapi.responses import PlainTextResponse
 
 from omnidraft.errors import RequestError
+from omnidraft.fleet.traffic import Served
 from pipelines import soak
-from pipelines.soak_parts import page, victims
+from pipelines.soak_parts import drift, page, victims
 from pipelines.soak_parts.kills import promises
 from pipelines.soak_parts.uninterrupted import _same
 from pipelines.soak_parts.watching import Watch
@@ -183,3 +184,43 @@ def test_the_page_tells_every_promise_and_figure(tmp_path: Path) -> None:
     assert "| registry-down | held | yes |" in text
     assert "| registry-down | not held | **no** |" in text
     assert "| groups: one of | 1.5 |" in text
+
+
+def _request(time_ms: int, agreed: int) -> drift.Request:
+    return drift.Request(time_ms, Served("t", 1, 30 + agreed, 1.0, 30, agreed))
+
+
+def _traffic(*parts: tuple[int, int]) -> list[drift.Request]:
+    """(passes that agreed of 30, number of requests), a second each."""
+    agreed = [share for share, number in parts for _ in range(number)]
+    return [_request(1000 * place, share) for place, share in enumerate(agreed)]
+
+
+def test_a_fall_and_its_end_are_counted_in_requests_since_the_change() -> None:
+    requests = _traffic((24, 40), (18, 12), (23, 20))
+    events = [drift.Event(46_500, "drift", None, "fell"), drift.Event(60_500, "drift_over", None, "back")]
+    told = drift.told_by(requests, events, changed_ms=39_500)
+    assert (told["level"], told["fell_to"]) == (0.8, 0.6)
+    assert (told["told_after_requests"], told["over_after_requests"]) == (7, 21)
+    assert told["recovered_after_requests"] == 12 + 6  # six of eight requests have to be good again for 0.72
+    assert all(drift.promises(told).values())
+
+
+def test_an_alarm_before_the_change_and_a_fall_that_nobody_told_are_broken_promises() -> None:
+    requests = _traffic((24, 40), (18, 32))
+    told = drift.told_by(requests, [drift.Event(10_000, "drift", None, "fell")], changed_ms=39_500)
+    assert (told["alarms_before"], told["told_after_requests"], told["recovered_after_requests"]) == (1, None, None)
+    assert not any(drift.promises(told).values())
+
+
+def test_the_detector_is_tried_on_requests_drawn_again_and_again() -> None:
+    """A fall of 0.2 without noise adds 0.17 to the sum for each request: six of them make 1."""
+    told = drift.resampled(_traffic((24, 30)), _traffic((18, 15)))
+    assert told["false_alarms_per_10000_requests"] == 0
+    assert told["delay_median_requests"] == told["delay_p90_requests"]
+    assert 5 <= told["delay_median_requests"] <= 8
+
+
+def test_the_drift_part_names_two_tasks(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="two names with a comma"):
+        run_pipeline(soak.main, "--parts", "drift", "--tasks", "code", "--out", tmp_path)

@@ -1,5 +1,6 @@
 """Trees from several proposers: readings side by side, runners-up, branches, copies; and what is learned of them."""
 
+from collections import defaultdict
 from dataclasses import replace
 
 import pytest
@@ -170,3 +171,19 @@ def test_a_bad_drafter_is_left_alone_by_the_cost_policy_and_probed_now_and_then(
     proposer, spy = spied(make_drafter(table_of(len(DRAFT_PIECES), {}, D[b"q"]), policy=policy))
     list(toy_decoder().decode(make_request(Sampling(1.0), max_new_tokens=400), proposer))
     assert 3 < len(spy.texts) < 60
+
+
+def test_drafting_stops_for_the_tenant_whose_texts_it_loses_on_and_goes_on_for_the_other():
+    """The same prompt and the same guesses; one tenant's target draws them, the other's never does."""
+    pass_s, step_s = CostCurve({1: 1.0, 6: 1.3}), CostCurve({1: 0.1, 4: 0.12})
+    policies: dict[str, CostPolicy] = defaultdict(lambda: CostPolicy(pass_s, step_s))
+    drafter = make_drafter(table_of(len(DRAFT_PIECES), {}, D[b"g"]))
+    proposer = TreeProposer(drafter.contributors, lambda mode, tenant: policies[tenant])
+    sizes: dict[str, list[int]] = {"agrees": [], "differs": []}
+    for _ in range(60):
+        for tenant, sized in sizes.items():
+            session = proposer.open(make_request(Sampling(0.0), tenant=tenant))
+            sized.append(len(session.propose(8, TreeLimits(5), NOISE)) - 1)
+            session.observe([T[b"g"]] * (sized[-1] + 1) if tenant == "agrees" else [T[b"a"]])
+    assert sum(sizes["differs"][-20:]) <= 4  # a trial
+    assert min(sizes["agrees"][-20:]) >= 1

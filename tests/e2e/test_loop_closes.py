@@ -13,6 +13,8 @@ import psutil
 import pytest
 
 from omnidraft import config, wiring
+from omnidraft.distill import whole_log
+from omnidraft.fleet import announcements
 from omnidraft.ports import Registry, SnapshotVersion
 from pipelines.fleet import Fleet, is_serving
 from tests.cli_runs import run_cli
@@ -60,6 +62,11 @@ poll_s = 0.5
 [controller]
 poll_s = 0.3
 tolerance = 1.0
+speed_tolerance = 1.0
+canary_share = 0.4
+canary_requests = 2
+canary_tolerance = 100.0
+canary_timeout_s = 5.0
 """)
     before = os.environ.get("OMNIDRAFT_HOME")
     os.environ["OMNIDRAFT_HOME"] = str(omnidraft_home)
@@ -76,7 +83,7 @@ def test_a_killed_distiller_learns_every_acknowledged_record_once_and_workers_ta
     settings_path: Path,
 ) -> None:
     """Offsets of the final snapshot cover the whole topic, and every record before them was learned, held out or
-    counted as skipped, once."""
+    counted as skipped, once. Snapshots are tried out as canaries on the way, and no text changes."""
     settings = config.load(settings_path, {})
     url = f"http://127.0.0.1:{settings.worker.port}"
     with Fleet(settings_path, settings_path.parent / "logs") as fleet:
@@ -101,6 +108,7 @@ def test_a_killed_distiller_learns_every_acknowledged_record_once_and_workers_ta
         assert [ask(url, number)["text"] for number in range(NUM_FIRST)] == before
         assert fleet.stop("decode_worker") == 0
         assert fleet.stop("distiller") == 0
+    assert "canary" in control_messages(settings)
     final = newest(registry).manifest
     ends = wiring.log_reader(settings, settings.log.traces_topic).end_offsets()
     num_acknowledged = sum(ends.values())
@@ -141,6 +149,12 @@ def ask(url: str, number: int) -> dict[str, object]:
     response.raise_for_status()
     content = response.json()
     return {"text": content["choices"][0]["message"]["content"]} | content["omnidraft"]
+
+
+def control_messages(settings: config.Settings) -> set[str]:
+    """Kinds of all that was announced."""
+    reader = wiring.log_reader(settings, settings.log.control_topic)
+    return {announcements.read(message).kind for message in whole_log.messages(reader)}
 
 
 def newest(registry: Registry) -> SnapshotVersion:

@@ -3,7 +3,8 @@
 Cheapest first: workers draft less for this tenant at once, by the announcement alone; a fall that came with the first
 requests of a snapshot brings the one before it back; else the distiller says which earlier snapshot agrees best with
 the new traffic, and learns faster until it is over. Every step is on the control log, at the champion in the registry
-and in the log. Forgetting is safe: after a restart the newest traffic is read again, and saying it twice does no harm.
+and in the log. After a restart the newest traffic is read again, so that falls are told from what was before; what it
+showed was answered then, and is not answered twice.
 """
 
 import logging
@@ -21,16 +22,27 @@ class Recovery:
     """Of one pair."""
 
     def __init__(
-        self, registry: Registry, tell: Callable[..., None], watch: DriftWatch, metrics: Metrics, *, target: str
+        self,
+        registry: Registry,
+        tell: Callable[..., None],
+        watch: DriftWatch,
+        metrics: Metrics,
+        *,
+        target: str,
+        since_ms: int,
     ) -> None:
-        """`tell` is announcements.tell for this pair."""
+        """
+        Args:
+            tell: announcements.tell for this pair.
+            since_ms: Unix milliseconds; what ended before only says what is normal.
+        """
         self._registry, self._tell, self._watch = registry, tell, watch
-        self._metrics, self._target = metrics, target
+        self._metrics, self._target, self._since_ms = metrics, target, since_ms
 
     def saw(self, request: Served) -> None:
         """One more request. Raises SnapshotError, BusError."""
         change = self._watch.saw(request)
-        if change is None:
+        if change is None or request.time_ms < self._since_ms:
             return
         logger.warning("%s: %s: %s", self._target, change.kind, change)
         self._tell(change.kind, tenant=change.tenant, reason=str(change))

@@ -24,6 +24,8 @@ MOST_MESSAGES = 10_000
 class Served:
     """One record in figures."""
 
+    time_ms: int
+    """When it ended, Unix milliseconds."""
     tenant: str
     version: int | None
     """Snapshot that drafted."""
@@ -42,6 +44,7 @@ def served(record: TraceRecord) -> Served:
     nodes_R = rounds.num_nodes_R.astype(np.int64)
     first_R = (np.cumsum(nodes_R) - nodes_R)[nodes_R > 0]
     return Served(
+        time_ms=record.time_ms,
         tenant=record.tenant,
         version=record.snapshot_version,
         num_tokens=len(record.emitted_ids),

@@ -1,5 +1,6 @@
 """The control log's ends, the controller, and what it and the distiller do when traffic drifts."""
 
+import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -46,7 +47,8 @@ def controller(settings: Settings, metrics: Metrics) -> "Controller":
     from omnidraft.fleet.traffic import Traffic
 
     snapshots, tell, models = registry(settings), teller(settings), settings.models
-    is_watched, watch = settings.drift.enabled, DriftWatch(settings.drift)
+    watch, now_ms = DriftWatch(settings.drift), time.time_ns() // 1_000_000
+    recovery = Recovery(snapshots, tell, watch, metrics, target=models.target, since_ms=now_ms)
     return Controller(
         snapshots,
         tell,
@@ -54,7 +56,7 @@ def controller(settings: Settings, metrics: Metrics) -> "Controller":
         metrics,
         target=models.target,
         traffic=Traffic(log_reader(settings, settings.log.traces_topic), target=models.target, drafter=models.drafter),
-        recovery=Recovery(snapshots, tell, watch, metrics, target=models.target) if is_watched else None,
+        recovery=recovery if settings.drift.enabled else None,
         follower=control_follower(settings, metrics, ("best",)),
     )
 

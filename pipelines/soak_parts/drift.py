@@ -34,10 +34,13 @@ RESAMPLED_FALLS = 200
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One that was served, in the order of its end."""
+    """One that was served."""
 
-    time_ms: int
     figures: Served
+
+    @property
+    def time_ms(self) -> int:
+        return self.figures.time_ms
 
     @property
     def agreement(self) -> float:
@@ -152,8 +155,7 @@ def _requests(settings: Settings) -> list[Request]:
     found = []
     reader = wiring.log_reader(settings, settings.log.traces_topic)
     for message in whole_log.messages(reader):
-        record = codec.decode(message.value, message.headers)
-        found.append(Request(record.time_ms, served(record)))
+        found.append(Request(served(codec.decode(message.value, message.headers))))
     return sorted(found, key=lambda each: each.time_ms)
 
 

@@ -187,7 +187,7 @@ def test_the_page_tells_every_promise_and_figure(tmp_path: Path) -> None:
 
 
 def _request(time_ms: int, agreed: int) -> drift.Request:
-    return drift.Request(time_ms, Served("t", 1, 30 + agreed, 1.0, 30, agreed))
+    return drift.Request(Served(time_ms, "t", 1, 30 + agreed, 1.0, 30, agreed))
 
 
 def _traffic(*parts: tuple[int, int]) -> list[drift.Request]:

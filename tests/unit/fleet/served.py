@@ -17,7 +17,7 @@ def requests(dice: random.Random, agreement: float, number: int, *, version=1, t
         agreed = sum(dice.random() < agreement for _ in range(passes))
         tokens = passes + agreed
         seconds = sum(dice.gauss(ms, ms / 5) for _ in range(tokens)) / 1000
-        yield Served(tenant, version, tokens, seconds, passes, agreed)
+        yield Served(0, tenant, version, tokens, seconds, passes, agreed)
 
 
 def serve(writer: MemoryWriter, version: int, number: int, *, seconds: float, first: int = 0, target: str = "big"):

@@ -211,7 +211,7 @@ class Canaries(Fleet):
 
     def __init__(self, folder):
         super().__init__(folder)
-        self.now = 0.0
+        self.now, self.since_ms = 0.0, 0
         self.traces = MemoryWriter(self.log, "traces")
         kinds = ("champion", "canary", "drift", "drift_over")
         self.everything = ControlFollower(MemoryReader(self.log, "control"), self.metrics, kinds=kinds)
@@ -228,7 +228,7 @@ class Canaries(Fleet):
             self.metrics,
             target="big",
             traffic=Traffic(MemoryReader(self.log, "traces"), **pair),
-            recovery=Recovery(self.registry, tell, watch, self.metrics, target="big"),
+            recovery=Recovery(self.registry, tell, watch, self.metrics, target="big", since_ms=self.since_ms),
             follower=ControlFollower(MemoryReader(self.log, "control"), self.metrics, kinds=("best",)),
             clock=lambda: self.now,
         )
@@ -362,3 +362,16 @@ def test_the_snapshot_that_agrees_best_with_the_drifted_traffic_is_taken_while_i
     controller.step()
     assert canaries.champion() == 1
     assert "0.6 on 16 records" in canaries.judgement(1)
+
+
+def test_a_controller_that_starts_anew_answers_no_fall_that_was_answered_before(canaries):
+    controller = champion_two(canaries)
+    drift_of(canaries, controller, 1, is_good=1, number=80)
+    drift_of(canaries, controller, 2, is_good=0, number=20)
+    assert canaries.champion() == 1
+    canaries.registry.promote(2)  # by hand, for reasons of its own
+    canaries.told()
+    canaries.since_ms = make_record().time_ms + 1
+    after = canaries.controller()
+    after.step()
+    assert (canaries.champion(), canaries.told()) == (2, [("champion", 2)])

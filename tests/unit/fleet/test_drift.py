@@ -89,7 +89,7 @@ def test_short_requests_count_together():
 
 def test_recovery_needs_full_recent_values_after_the_fall():
     stream = Stream("t", SETTINGS)
-    good, bad = (Served("t", 1, 54, 1.0, 30, right) for right in (24, 12))
+    good, bad = (Served(0, "t", 1, 54, 1.0, 30, right) for right in (24, 12))
     for _ in range(60):
         stream.saw(good)
     while not stream.is_drifting:

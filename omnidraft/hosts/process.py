@@ -29,6 +29,10 @@ TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 FORMAT_VARIABLE = "OMNIDRAFT_LOG_FORMAT"
 """`text`, for people, or `json`: an object a line with time, level, logger, message and role."""
 
+_CHATTER = {"kafka": logging.CRITICAL, "urllib3": logging.ERROR, "httpx": logging.WARNING, "alembic": logging.WARNING}
+"""From which level on clients may speak. What fails in them reaches us as errors, which we log once an outage and not
+forty times a second."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -75,8 +79,8 @@ def configure_logging(role: str) -> None:
     handler.setFormatter(_formatter(role))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.captureWarnings(_is_json())
-    for name in ("kafka", "httpx", "alembic"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+    for name, level in _CHATTER.items():
+        logging.getLogger(name).setLevel(level)
 
 
 def _formatter(role: str) -> logging.Formatter:

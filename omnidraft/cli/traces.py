@@ -36,7 +36,7 @@ def new_key() -> None:
 
 @app.command("tail")
 def tail(
-    num: Annotated[int, typer.Option("--num", "-n", min=1, help="How many of the newest of each partition.")] = 10,
+    num: Annotated[int, typer.Option("--num", "-n", min=1, help="How many of the newest records.")] = 10,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more.")] = False,
     config_path: Config = None,
 ) -> None:
@@ -48,8 +48,10 @@ def tail(
     with closing(wiring.log_reader(settings, settings.log.traces_topic)) as reader:
         ends = reader.end_offsets()
         _seek_back(reader, ends, num)
+        newest: list[Message] = []
         for polled in whole_log.polls_until(lambda: reader.poll(num, timeout_s=1.0), ends):
-            _print(polled.messages)
+            newest = sorted([*newest, *polled.messages], key=_age)[-num:]
+        _print(newest)
         while follow:
             _print(reader.poll(num, timeout_s=1.0).messages)
 
@@ -59,6 +61,10 @@ def _seek_back(reader: "LogReader", ends: "Offsets", num: int) -> None:
         reader.seek({partition: max(0, end - num) for partition, end in ends.items()})
     except BusError:  # retention passed some of them: begin with the oldest that is there
         reader.seek({})
+
+
+def _age(message: "Message") -> tuple[int, int, int]:
+    return message.timestamp_ms, message.partition, message.offset
 
 
 def _print(messages: "Iterable[Message]") -> None:

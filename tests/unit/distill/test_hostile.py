@@ -65,7 +65,7 @@ def test_the_fuzz_pipeline_accounts_for_every_message(tmp_path: Path):
     from pipelines import fuzz
     from tests.cli_runs import run_pipeline
 
-    run_pipeline(fuzz.main, "--num", 400, "--seed", 3, "--json", tmp_path / "fuzz.json")
+    run_pipeline(fuzz.main, "--num", 1200, "--seed", 3, "--json", tmp_path / "fuzz.json")
     told = json.loads((tmp_path / "fuzz.json").read_text())
-    assert sum(told["fates"].values()) == told["messages"] == 400
+    assert sum(told["fates"].values()) == told["messages"] == 1200
     assert {"returned", *DEAD_LETTER_REASONS} <= set(told["fates"])

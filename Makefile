@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 comma := ,
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-kafka test test-llamacpp test-real lint format bench soak kafka lock clean
+.PHONY: help setup demo demo-kafka test test-llamacpp test-long test-real lint format bench soak kafka lock clean
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
@@ -66,8 +66,11 @@ test-llamacpp: setup ## The tests that need llama.cpp, which it builds into .ven
 	  tests/contract/test_target.py tests/unit/models/test_llamacpp_target.py tests/unit/models/test_llamacpp_trial.py \
 	  tests/integration/test_llamacpp.py tests/real/test_llamacpp_real.py
 
-test-real: setup ## The tests that load real models, and those that take minutes
-	TOKENIZERS_PARALLELISM=false $(PYTHON) -m pytest -m 'real or long' --timeout 900 $(PYTEST_ARGS)
+test-long: setup ## The tests that take minutes: small soaks on tiny models
+	$(TEST_ENV) $(PYTHON) -m pytest -m long $(PYTEST_ARGS)
+
+test-real: setup ## The tests that load real models
+	TOKENIZERS_PARALLELISM=false $(PYTHON) -m pytest -m real --timeout 900 $(PYTEST_ARGS)
 
 lint: setup ## Style, format and types
 	$(PYTHON) -m ruff check .

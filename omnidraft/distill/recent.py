@@ -2,10 +2,11 @@
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import closing
 
 from omnidraft.distill import whole_log
 from omnidraft.distill.source import TraceSource
-from omnidraft.ports import Offsets
+from omnidraft.ports import LogReader
 from omnidraft.traces.record import TraceRecord
 
 LOOK_BACK = 400
@@ -15,19 +16,24 @@ LOOK_BACK = 400
 class Recent:
     """One pair's. One thread."""
 
-    def __init__(self, source: TraceSource, end_offsets: Callable[[], Offsets], num_records: int) -> None:
+    def __init__(
+        self, open_reader: Callable[[], LogReader], source_over: Callable[[LogReader], TraceSource], num_records: int
+    ) -> None:
         """
         Args:
-            source: nobody else reads with it, and its dead letters are written by who learns.
+            open_reader: a reader of the trace topic; there is one only while records are looked for.
+            source_over: its dead letters are written by who learns.
         """
-        self._source, self._end_offsets, self._num_records = source, end_offsets, num_records
+        self._open_reader, self._source_over, self._num_records = open_reader, source_over, num_records
 
     def of(self, tenant: str) -> list[TraceRecord]:
         """The newest of LOOK_BACK messages, oldest first. Raises BusError."""
-        ends = self._end_offsets()
-        self._source.seek({partition: max(0, end - LOOK_BACK) for partition, end in ends.items()})
         newest: deque[TraceRecord] = deque(maxlen=self._num_records)
         poll = whole_log.POLL_MESSAGES, whole_log.POLL_TIMEOUT_S
-        for polled in whole_log.polls_until(lambda: self._source.poll(*poll), ends, idle_s=whole_log.POLL_TIMEOUT_S):
-            newest.extend(record for _, _, record in polled.records if record.tenant == tenant)
+        with closing(self._open_reader()) as reader:
+            source = self._source_over(reader)
+            ends = source.end_offsets()
+            source.seek({partition: max(0, end - LOOK_BACK) for partition, end in ends.items()})
+            for polled in whole_log.polls_until(lambda: source.poll(*poll), ends, idle_s=whole_log.POLL_TIMEOUT_S):
+                newest.extend(record for _, _, record in polled.records if record.tenant == tenant)
         return list(newest)

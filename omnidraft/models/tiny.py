@@ -1,6 +1,7 @@
 """Tiny random models with real tokenizers, saved as model folders: what tests and the soak run, without a hub."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -18,6 +19,16 @@ TEXT = [
     "Numbers: 0 1 2 3 4 5 6 7 8 9 10 11 12. Unicode: \u4f60\u597d \u00e9\u00e8\u00fc \U0001f600 \u20ac.",
 ]
 
+SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+}
+"""Of both."""
+
 
 def make_target(folder: Path, *, seed: int = 0, spread: float = 0.02, vocab_size: int = 420) -> Path:
     """A two-layer Qwen2 of a few hundred tokens; a higher `spread` of its weights makes wilder texts, another size of
@@ -26,12 +37,7 @@ def make_target(folder: Path, *, seed: int = 0, spread: float = 0.02, vocab_size
     torch.manual_seed(seed)
     config = Qwen2Config(
         vocab_size=448,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=1024,
+        **SIZES,
         eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
         initializer_range=spread,
     )
@@ -44,12 +50,7 @@ def make_drafter(folder: Path, *, seed: int = 1) -> Path:
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=1024,
+        **SIZES,
         eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
         tie_word_embeddings=True,
     )

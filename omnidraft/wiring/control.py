@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omnidraft.config import Settings
-from omnidraft.ports import AnnouncementKind, Metrics
+from omnidraft.ports import AnnouncementKind, LogReader, Metrics
 from omnidraft.wiring.logs import log_reader, log_writer, registry, trace_source
 from omnidraft.wiring.models import Vocabularies
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from omnidraft.distill.earlier import Earlier
     from omnidraft.distill.learner import Learner
+    from omnidraft.distill.source import TraceSource
     from omnidraft.fleet.controller import Controller
     from omnidraft.fleet.follower import ControlFollower
 
@@ -70,12 +71,13 @@ def earlier(settings: Settings, words: Vocabularies, learner: "Learner", folder:
     from omnidraft.telemetry.metrics import CountingMetrics
 
     section = settings.learner
-    reader = log_reader(settings, settings.log.traces_topic)
-    source = trace_source(settings, words.alignment.fingerprint, reader, Unwritten(), CountingMetrics())
+
+    def source_over(reader: LogReader) -> "TraceSource":
+        return trace_source(settings, words.alignment.fingerprint, reader, Unwritten(), CountingMetrics())
 
     def base() -> "dict[str, Tensor]":
         made = load_trainable(words.drafter_folder, train=section.train, rank=section.lora_rank, seed=section.seed)
         return made.serving_tensors()
 
-    recent = Recent(source, reader.end_offsets, section.drift_records)
+    recent = Recent(lambda: log_reader(settings, settings.log.traces_topic), source_over, section.drift_records)
     return Earlier(registry(settings), learner, recent, teller(settings), base, folder / "earlier")

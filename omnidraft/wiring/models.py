@@ -149,7 +149,7 @@ def proposer(
 
 
 def _policies(settings: DecodeSettings, costs: "Costs", model: DraftModel) -> Callable[[Mode, str], Policy]:
-    """One policy a mode."""
+    """One policy a mode and tenant."""
     from omnidraft.decode.policies.acceptance import AcceptancePolicy
     from omnidraft.decode.policies.cost import CostPolicy
     from omnidraft.decode.policies.fixed import FixedPolicy

@@ -72,7 +72,7 @@ class Cluster(AbstractContextManager["Cluster"]):
         """Returns before it is ready, but for the broker."""
         match name:
             case "broker":
-                broker = _local_broker().start(self._broker_port, self.folder / "kafka")
+                broker = load_local_broker().start(self._broker_port, self.folder / "kafka")
                 self.fleet.adopt(BROKER, broker.process)
             case "registry":
                 self.fleet.start(REGISTRY, self._mlflow())
@@ -174,7 +174,7 @@ def _answers(url: str) -> bool:
         return False
 
 
-def _local_broker() -> ModuleType:
+def load_local_broker() -> ModuleType:
     """deploy/kafka/local_broker.py, which is a program and not part of a package."""
     name = "omnidraft_local_broker"
     if name not in sys.modules:

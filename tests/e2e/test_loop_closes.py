@@ -1,7 +1,6 @@
 """The whole circle in separate processes, over a real Kafka broker, with a distiller that is killed in the middle."""
 
 import json
-import os
 import socket
 import time
 import uuid
@@ -68,13 +67,9 @@ canary_requests = 2
 canary_tolerance = 100.0
 canary_timeout_s = 5.0
 """)
-    before = os.environ.get("OMNIDRAFT_HOME")
-    os.environ["OMNIDRAFT_HOME"] = str(omnidraft_home)
-    yield path
-    if before is None:
-        del os.environ["OMNIDRAFT_HOME"]
-    else:
-        os.environ["OMNIDRAFT_HOME"] = before
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))
+        yield path
 
 
 @pytest.mark.kafka

@@ -1,7 +1,6 @@
 """The soak itself, small: a fleet that is killed keeps its promises, and a fleet that did not is found out."""
 
 import json
-import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -21,7 +20,7 @@ from pipelines.soak_parts import judging, tiny_pair, uninterrupted
 from pipelines.soak_parts.cluster import BROKER, REGISTRY, Cluster
 from pipelines.soak_parts.kills import EVIDENCE
 from tests.cli_runs import run_pipeline
-from tests.kafka_fixture import load_local_broker, skip_without_kafka
+from tests.kafka_fixture import require_jars
 
 pytestmark = [pytest.mark.kafka, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -32,20 +31,12 @@ NUM_KILLS = 4
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory, omnidraft_home: Path) -> Iterator[Path]:
     """Where a fleet was killed and judged."""
-    local_broker = load_local_broker()
-    try:
-        local_broker.fetch_jars()
-    except local_broker.BrokerError as exc:
-        skip_without_kafka(f"no Kafka broker: {exc}")
-    before = os.environ.get("OMNIDRAFT_HOME")
-    os.environ["OMNIDRAFT_HOME"] = str(omnidraft_home)
-    out = tmp_path_factory.mktemp("soak")
-    run_pipeline(soak.main, "--parts", "kills", "--kills", NUM_KILLS, "--pace-s", 2, "--out", out)
-    yield out
-    if before is None:
-        del os.environ["OMNIDRAFT_HOME"]
-    else:
-        os.environ["OMNIDRAFT_HOME"] = before
+    require_jars()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))
+        out = tmp_path_factory.mktemp("soak")
+        run_pipeline(soak.main, "--parts", "kills", "--kills", NUM_KILLS, "--pace-s", 2, "--out", out)
+        yield out
 
 
 def test_a_fleet_that_is_killed_loses_nothing_repeats_nothing_and_learns_the_same_weights(killed: Path) -> None:

@@ -1,6 +1,5 @@
 """Broker and registry taken away for seconds, and records counted through a topic: the soak's other parts, small."""
 
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,7 @@ import pytest
 from pipelines.soak_parts import broker_down, registry_down, throughput
 from pipelines.soak_parts.cluster import BROKER, Cluster
 from pipelines.soak_parts.part import Plan
-from tests.kafka_fixture import load_local_broker, skip_without_kafka
+from tests.kafka_fixture import require_jars
 
 pytestmark = [pytest.mark.kafka, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -18,18 +17,11 @@ pytestmark = [pytest.mark.kafka, pytest.mark.long, pytest.mark.timeout(600)]
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory: pytest.TempPathFactory, omnidraft_home: Path) -> Iterator[Plan]:
     """Tiny models and short outages."""
-    local_broker = load_local_broker()
-    try:
-        local_broker.fetch_jars()
-    except local_broker.BrokerError as exc:
-        skip_without_kafka(f"no Kafka broker: {exc}")
-    before = os.environ.get("OMNIDRAFT_HOME")
-    os.environ["OMNIDRAFT_HOME"] = str(omnidraft_home)
-    yield Plan(tmp_path_factory.mktemp("outages"), outage_s=2.0, hold_s=2.0, target="tiny", drafter="tiny", threads=1)
-    if before is None:
-        del os.environ["OMNIDRAFT_HOME"]
-    else:
-        os.environ["OMNIDRAFT_HOME"] = before
+    require_jars()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))
+        out, tiny = tmp_path_factory.mktemp("outages"), "tiny"
+        yield Plan(out, outage_s=2.0, hold_s=2.0, target=tiny, drafter=tiny, threads=1)
 
 
 def test_while_the_broker_is_away_records_are_dropped_and_counted_and_sending_goes_on_afterwards(plan: Plan) -> None:

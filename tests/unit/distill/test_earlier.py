@@ -49,10 +49,12 @@ class Setting:
             MemoryWriter(self.log, "t").append([message])
 
     def earlier(self, registry=None, num_records=8) -> Earlier:
-        reader, fingerprint = MemoryReader(self.log, "t"), self.pair.alignment.fingerprint
-        pair = {"target": "target", "drafter": "drafter"}
-        source = TraceSource(reader, Unwritten(), fingerprint, CountingMetrics(), topic="t", **pair)
-        recent = Recent(source, reader.end_offsets, num_records)
+        fingerprint, pair = self.pair.alignment.fingerprint, {"target": "target", "drafter": "drafter"}
+
+        def source_over(reader) -> TraceSource:
+            return TraceSource(reader, Unwritten(), fingerprint, CountingMetrics(), topic="t", **pair)
+
+        recent = Recent(lambda: MemoryReader(self.log, "t"), source_over, num_records)
 
         def tell(kind, version, **what) -> None:
             self.told.append((kind, version, what))

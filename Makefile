@@ -52,7 +52,7 @@ $(STAMP): requirements.lock pyproject.toml
 demo: setup ## Watch a real drafter learn and get faster (downloads 1.2 GB the first time)
 	$(PYTHON) -m pipelines.demo $(DEMO_ARGS)
 
-kafka: setup ## The same over a Kafka broker that is started for it
+demo-kafka: setup ## The same over a Kafka broker that is started for it
 	$(PYTHON) deploy/kafka/local_broker.py --port $(KAFKA_PORT) --data $(KAFKA_DATA) --background
 	@trap 'kill $$(cat $(KAFKA_DATA)/broker.pid)' EXIT; set -x; \
 	$(PYTHON) -m pipelines.demo --log kafka://127.0.0.1:$(KAFKA_PORT) $(DEMO_ARGS)

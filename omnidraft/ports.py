@@ -447,6 +447,9 @@ class LogReader(Protocol):
             BusError: an offset lies outside the log (retention passed it).
         """
 
+    def seek_back(self, num_messages: int) -> None:
+        """Read on from so many messages before the end of every partition, or from the first that is still there."""
+
     def poll(self, max_messages: int, timeout_s: float) -> Polled:
         """Up to `max_messages`; fewer, or none, when the timeout passes first. A poll may return fewer than there are.
 

@@ -85,7 +85,7 @@ bench: setup ## Measure one model pair on this machine into docs/benchmarks.md (
 	$(PYTHON) -m pipelines.bench $(foreach file,$(PROMPTS),--prompts $(file)) --methods $(BENCH_METHODS) \
 	  --json runs/benchmarks.json --markdown docs/benchmarks.md $(BENCH_ARGS)
 
-soak: setup ## Kills, outages, load and drift, for some 45 minutes, into docs/reliability.md (SOAK_PARTS, SOAK_ARGS)
+soak: setup ## Kills, outages, load and drift, for an hour and a quarter, into docs/reliability.md (SOAK_PARTS, SOAK_ARGS)
 	$(PYTHON) -m pipelines.soak --parts $(SOAK_PARTS) --markdown docs/reliability.md $(SOAK_ARGS)
 
 kafka: setup ## Run a Kafka broker in the foreground, without Docker

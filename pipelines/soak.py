@@ -34,7 +34,7 @@ def main(
             "throughput: records a second through one topic. drift: real models, and traffic that changes its task."
         ),
     ] = ",".join(PARTS[:-1]),
-    kills: Annotated[int, typer.Option(min=1, help="SIGKILLs; 100 take some 20 minutes on 2 cores.")] = 100,
+    kills: Annotated[int, typer.Option(min=1, help="SIGKILLs; 100 take half an hour on 2 cores.")] = 100,
     pace_s: Annotated[
         float,
         typer.Option(min=0.1, help="Seconds to the next kill on average, once the fleet is back."),
@@ -66,7 +66,7 @@ def main(
     every part, so that parts can be run one by one, or again.
 
     \b
-    make soak                                               all of it, some 40 minutes, into docs/reliability.md
+    make soak                                               all of it, an hour and a quarter, into docs/reliability.md
     python -m pipelines.soak --parts kills --kills 10       a first look, some 5 minutes
     python -m pipelines.soak --resume                       go on after an interruption
     python -m pipelines.soak --parts broker-down --target tiny --drafter tiny --outage-s 5

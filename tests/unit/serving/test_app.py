@@ -4,59 +4,30 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import httpx
 import openai
 import pytest
-import uvicorn
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from omnidraft.config import WorkerSettings
 from omnidraft.decode.engine import Engine
 from omnidraft.errors import ContractError
-from omnidraft.serving.app import ServedModel, application
-from omnidraft.serving.queue import RequestQueue
 from omnidraft.telemetry.metrics import CountingMetrics
+from tests.http_server import events, served
 from tests.tiny_engine import PATIENCE_S, Failing, Gated, snapshot
 
 ASKED = {"prompt": "How many clips", "max_tokens": 8, "seed": 5}
 TOLD = ASKED | {"figures": True}
 CHAT = {"messages": [{"role": "user", "content": "How many clips"}], "max_tokens": 8, "seed": 5}
 JSON = {"content-type": "application/json"}
-SETTINGS = WorkerSettings(max_queue=2, max_body_bytes=20_000, max_new_tokens=64)
 
 
 @pytest.fixture
-def app(requests: RequestQueue, engine: Engine):
-    return application(requests, [ServedModel(engine, "print")], SETTINGS, lambda: b"# metrics\n")
-
-
-@pytest.fixture
-def client(app) -> Iterator[TestClient]:
-    with TestClient(app, raise_server_exceptions=False) as made:
-        yield made
-
-
-@pytest.fixture
-def url(app) -> Iterator[str]:
+def url(app: FastAPI) -> Iterator[str]:
     """The application behind a real server."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    deadline = time.monotonic() + PATIENCE_S
-    while not server.started and time.monotonic() < deadline:
-        time.sleep(0.005)
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    server.should_exit = True
-    thread.join(PATIENCE_S)
-
-
-def events(response: httpx.Response) -> list[dict[str, Any]]:
-    assert response.headers["content-type"].startswith("text/event-stream")
-    lines = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
-    assert lines[-1] == "[DONE]"
-    return [json.loads(line) for line in lines[:-1]]
+    with served(app) as made:
+        yield made
 
 
 def refusal(response: httpx.Response, status: int) -> str:

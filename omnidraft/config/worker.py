@@ -41,7 +41,7 @@ class WorkerSettings(Section):
     """What `max_tokens` may be."""
     max_choices: int = Field(16, ge=1)
     """Texts of one request: `n` times its prompts. They are decoded one after another."""
-    drain_timeout_s: float = Field(20.0, ge=0)
+    drain_timeout_s: float = Field(15.0, ge=0)
     """How long accepted requests may go on after SIGTERM; then they end with an error. What stops the process by force
     has to wait longer than this and `recorder.drain_timeout_s` together."""
     poll_s: float = Field(2.0, gt=0)

@@ -12,7 +12,7 @@ from omnidraft.ports import Grammar
 class JsonSchema(BaseModel):
     """OpenAI's wrapping; the schema is always kept to, whatever `strict` says."""
 
-    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(extra="forbid", strict=True, populate_by_name=True)
     name: str | None = None
     description: str | None = None
     strict: bool | None = None
@@ -20,7 +20,7 @@ class JsonSchema(BaseModel):
 
 
 class ResponseFormat(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
@@ -39,7 +39,7 @@ class ResponseFormat(BaseModel):
 class StructuredOutputs(BaseModel):
     """vLLM's own way to ask for a grammar."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
     regex: str | None = None
     json_: dict[str, Any] | None = Field(None, alias="json")
 

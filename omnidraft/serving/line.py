@@ -11,6 +11,9 @@ from collections import deque
 
 from omnidraft.serving.ticket import Ticket
 
+REMEMBERED = 256
+"""Payers who have nothing waiting, and whose time is remembered."""
+
 
 class FairLine:
     """Not shared between threads; its owner holds a lock."""
@@ -43,9 +46,12 @@ class FairLine:
     def pay(self, payer: str, seconds: float) -> None:
         """What a ticket of this payer took."""
         self._paid_s[payer] = self._paid_s.get(payer, self._floor_s) + seconds
-        for other in [other for other, paid_s in self._paid_s.items() if paid_s <= self._floor_s]:
-            if other not in self._waiting:
-                del self._paid_s[other]  # it would start at the floor anyway
+        if not self._waiting:
+            self._paid_s.clear()  # nobody is left to share with
+            self._floor_s = 0.0
+        elif len(self._paid_s) - len(self._waiting) > REMEMBERED:
+            away = [other for other in self._paid_s if other not in self._waiting]
+            del self._paid_s[min(away, key=lambda other: self._paid_s[other])]
 
     def remove(self, ticket: Ticket) -> bool:
         """Take this one out; False when it does not wait here."""

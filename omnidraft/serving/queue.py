@@ -23,7 +23,7 @@ REMEMBERED = 32
 """Requests whose time in service tells how long the next ones will take."""
 MOST_RETRY_S = 60
 """Clients of OpenAI's take no Retry-After above this."""
-LAST_STEP_S = 5.0
+LAST_STEP_S = 2.0
 """How long closing waits for the pass under way, after the deadline."""
 
 

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
 
 from omnidraft.decode.engine import Question
 from omnidraft.decode.sampling_limits import MAX_PENALTY, MAX_REPETITION_PENALTY, MAX_TEMPERATURE
@@ -24,13 +24,13 @@ MAX_STOPS = 16
 
 
 class TextPart(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
     type: Literal["text"]
     text: str
 
 
 class Message(BaseModel):
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore", strict=True)
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[TextPart], Field(min_length=1)]
 
@@ -42,13 +42,14 @@ class Message(BaseModel):
 
 
 class StreamOptions(BaseModel):
+    model_config = ConfigDict(strict=True)
     include_usage: bool = False
 
 
 class _Asked(BaseModel):
     """What both endpoints share."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
     model: str | None = None
     temperature: float | None = Field(None, ge=0, le=MAX_TEMPERATURE)
@@ -59,7 +60,7 @@ class _Asked(BaseModel):
     repetition_penalty: float = Field(1.0, gt=0, le=MAX_REPETITION_PENALTY)
     presence_penalty: float | None = Field(None, ge=-MAX_PENALTY, le=MAX_PENALTY)
     frequency_penalty: float | None = Field(None, ge=-MAX_PENALTY, le=MAX_PENALTY)
-    logit_bias: dict[int, float] | None = None
+    logit_bias: dict[Annotated[int, Strict(False)], float] | None = None
     """What is added to the logits of the target's ids, between -100 and 100."""
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None

@@ -16,6 +16,8 @@ from omnidraft.vocab.tokenizer import Vocabulary
 
 LEAST = -9999.0
 """Stands for anything below, as OpenAI writes what is next to impossible."""
+BROKEN = "\ufffd"
+"""What a reader sees of bytes that are no text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +45,20 @@ class Entries:
         """Of the tokens that the text shown up to this step is made of, those not told before."""
         assert step.log_probs is not None
         for token, told in zip(step.emitted, _rows(step.log_probs), strict=True):
-            self._held.append(Entry(token, *told, offset=self._num_spelled))
-            self._num_spelled += len(self._utf8.decode(self._vocabulary.spell((token,))))
+            self._held.append(Entry(token, *told, offset=self._spell(token)))
         self._num_shown += len(step.text)
         entries = []
         while self._held and self._held[0].offset < self._num_shown:
             entries.append(self._held.popleft())
         return entries
+
+    def _spell(self, token: int) -> int:
+        """Where the token begins: inside a character that it goes on with, behind one that it leaves broken."""
+        token_bytes, was_inside = self._vocabulary.spell((token,)), bool(self._utf8.getstate()[0])
+        first = self._utf8.decode(token_bytes[:1])
+        offset = self._num_spelled + (was_inside and first.startswith(BROKEN))
+        self._num_spelled += len(first) + len(self._utf8.decode(token_bytes[1:]))
+        return offset
 
 
 def _rows(told: LogProbs) -> Iterable[tuple[float, tuple[tuple[int, float], ...]]]:

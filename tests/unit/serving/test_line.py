@@ -6,7 +6,7 @@ from typing import cast
 import pytest
 
 from omnidraft.decode.engine import Engine, Question
-from omnidraft.serving.line import FairLine
+from omnidraft.serving.line import REMEMBERED, FairLine
 from omnidraft.serving.ticket import Ticket
 
 NO_ENGINE = cast(Engine, Path())
@@ -77,14 +77,23 @@ def test_a_full_line_makes_room_at_the_cost_of_whoever_has_most():
     assert len(line) == 4
 
 
-def test_who_leaves_is_not_served_and_what_payers_paid_is_forgotten_with_time():
+def test_who_leaves_is_not_served():
     line, gone, stays = FairLine(), ticket("a"), ticket("a")
     line.add(gone)
     line.add(stays)
     assert line.remove(gone)
     assert not line.remove(gone)
     assert line.next() is stays
+    assert len(line) == 0
+
+
+@pytest.mark.parametrize("is_idle_between", [True, False])
+def test_payers_who_never_come_again_are_forgotten(is_idle_between):
+    line = FairLine()
+    if not is_idle_between:
+        for _ in range(2000):
+            line.add(ticket("busy"))
     for number in range(1000):
         line.add(ticket(f"user {number}"))
-        serve(line, 1, {f"user {number}": 1.0})
-    assert len(line._paid_s) <= 2
+        line.pay(line.next().payer, 1.0)
+    assert len(line._paid_s) <= (1 if is_idle_between else REMEMBERED + 2)

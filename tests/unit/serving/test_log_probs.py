@@ -34,6 +34,12 @@ def test_entries_go_out_with_the_text_that_their_tokens_are_in() -> None:
     assert entries.take(step([5], "")) == []  # the stop token
 
 
+def test_a_token_behind_a_broken_character_begins_behind_it() -> None:
+    entries = Entries(WORDS)
+    told = entries.take(step([2, 0, 2, 3, 6, 1], "\ufffda\ufffd\ufffdbc"))
+    assert [(each.token, each.offset) for each in told] == [(2, 0), (0, 1), (2, 2), (3, 2), (6, 3), (1, 4)]
+
+
 def test_tokens_are_spelled_so_that_no_two_look_alike() -> None:
     names = [spelled(token, WORDS) for token in range(7)]
     assert names == ["a", "bc", "bytes:\\xe2", "bytes:\\x82", "bytes:\\xac", "id:5", "bytes:\\xff"]
@@ -109,7 +115,7 @@ def test_streamed_ones_are_those_of_the_whole_and_no_drafter_shows_in_them(clien
 
 def test_what_sampling_settings_do_is_not_in_them(client: TestClient) -> None:
     """A bias of 100 makes one token certain, and leaves what the target thinks of it as it was."""
-    asked = ASKED | {"logprobs": 5, "max_tokens": 1, "temperature": 0}
+    asked = ASKED | {"logprobs": 5, "temperature": 0}
     (before,) = post(client, "/v1/completions", asked)["choices"]
     (after,) = post(client, "/v1/completions", asked | {"logit_bias": {"40": 100}, "temperature": 0.5})["choices"]
     shared = before["logprobs"]["top_logprobs"][0]
@@ -120,7 +126,7 @@ def test_what_sampling_settings_do_is_not_in_them(client: TestClient) -> None:
 
 def test_they_are_logarithms_of_a_distribution(engine: Engine, client: TestClient) -> None:
     """Against a softmax in float64 of the target's logits."""
-    (choice,) = post(client, "/v1/completions", ASKED | {"logprobs": 5, "max_tokens": 1})["choices"]
+    (choice,) = post(client, "/v1/completions", ASKED | {"logprobs": 5})["choices"]
     ids = engine.pair.target_tokenizer.prompt_ids(ASKED["prompt"])
     session = engine.decoder.target.open(ids, 1, "reproducible")
     logits_V = session.score(DraftTree.empty(ids[-1]))[0].double().numpy()
@@ -128,7 +134,7 @@ def test_they_are_logarithms_of_a_distribution(engine: Engine, client: TestClien
     log_p_V = logits_V - np.log(np.exp(logits_V).sum())
     vocabulary = engine.pair.target_tokenizer.vocabulary
     best = sorted(range(len(log_p_V)), key=lambda token: -log_p_V[token])[:5]
-    (told,) = choice["logprobs"]["top_logprobs"]
+    told = choice["logprobs"]["top_logprobs"][0]
     for token in best:
         assert told[spelled(token, vocabulary)] == pytest.approx(log_p_V[token], abs=1e-5)
 

@@ -24,7 +24,7 @@ def run(plan: Plan) -> Told:
     tally = Tally()
     with serving(plan, "load", f"max_queue = {int(plan.clients * QUEUE_SHARE)}") as server:
         rss_mib = asyncio.run(_ask_and_look(server.url, server.pid, plan, tally))
-    figures = _figures(tally, rss_mib, plan)
+    figures = figures_of(tally, rss_mib, plan)
     return Told(figures, promises(figures))
 
 
@@ -52,7 +52,8 @@ async def _ask_and_look(url: str, pid: int, plan: Plan, tally: Tally) -> list[fl
     return rss_mib
 
 
-def _figures(tally: Tally, rss_mib: list[float], plan: Plan) -> dict[str, Any]:
+def figures_of(tally: Tally, rss_mib: list[float], plan: Plan) -> dict[str, Any]:
+    """For the report."""
     quarter = max(1, len(rss_mib) // 4)
     second, last = fmean(rss_mib[quarter : 2 * quarter] or rss_mib), fmean(rss_mib[-quarter:])
     cuts = quantiles(tally.latencies_s, n=100) if len(tally.latencies_s) > 1 else [0.0] * 99

@@ -35,7 +35,7 @@ def run(plan: Plan) -> Told:
         engine = wiring.engine(server.settings, CountingMetrics()).engine
         ways = _ways(engine, server, plan.tokens)
         seconds, texts = _measure(ways, plan.repeats)
-    figures = _figures(seconds, plan.tokens)
+    figures = figures_of(seconds, plan.tokens)
     figures["same_text"] = texts["library"] == texts["whole"] == texts["streamed"]
     return Told(figures, promises(figures))
 
@@ -77,7 +77,9 @@ def _measure(ways: dict[str, Ask], repeats: int) -> tuple[dict[str, list[float]]
     return seconds, texts
 
 
-def _figures(seconds: dict[str, list[float]], tokens: int) -> dict[str, Any]:
+def figures_of(seconds: dict[str, list[float]], tokens: int) -> dict[str, Any]:
+    """Medians, and of paired differences; for the report."""
+
     def added(way: str, library: str) -> float:
         pairs = zip(seconds[way], seconds[library], strict=True)
         return median(way_s - library_s for way_s, library_s in pairs)

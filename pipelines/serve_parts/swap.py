@@ -56,7 +56,7 @@ def run(plan: Plan) -> Told:
             stop.set()
             for thread in threads:
                 thread.join()
-    figures = _figures(seen, windows)
+    figures = figures_of(seen, windows)
     return Told(figures, promises(figures))
 
 
@@ -122,7 +122,8 @@ def _read(response: http.client.HTTPResponse, seen: Gaps) -> None:
         before = now
 
 
-def _figures(seen: Gaps, windows: Sequence[tuple[float, float]]) -> dict[str, Any]:
+def figures_of(seen: Gaps, windows: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    """Tokens around the windows against all others; for the report."""
     around: list[float] = []
     usual: list[float] = []
     for at, gap in seen.gaps:

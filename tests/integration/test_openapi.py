@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 import schemathesis
 from fastapi import FastAPI
-from hypothesis import HealthCheck, settings
+from fastapi.testclient import TestClient
+from hypothesis import HealthCheck, given, settings
 from schemathesis.checks import load_all_checks
+from schemathesis.generation import GenerationMode
 from schemathesis.schemas import BaseSchema
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
@@ -35,7 +37,8 @@ CHECKS = [
     response_schema_conformance,
     negative_data_rejection,
 ]
-EXAMPLES = 60
+EXAMPLES = 40
+OPERATIONS = (("POST", "/v1/completions"), ("POST", "/v1/chat/completions"))
 load_all_checks()
 
 
@@ -55,15 +58,27 @@ def document(app: FastAPI) -> BaseSchema:
     return schemathesis.openapi.from_asgi("/openapi.json", app)
 
 
-schema = schemathesis.pytest.from_fixture("document")
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["allowed", "forbidden"])
+@pytest.mark.parametrize(("method", "path"), OPERATIONS)
+def test_every_answer_is_one_that_the_document_names(
+    document: BaseSchema, method: str, path: str, mode: GenerationMode
+) -> None:
+    @settings(max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @given(document[path][method].as_strategy(mode))
+    def check(case: schemathesis.Case) -> None:
+        response = case.call_and_validate(headers={"Authorization": f"Bearer {KEY}"}, checks=CHECKS)
+        if response.status_code >= 400:
+            assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+    check()
 
 
-@schema.parametrize()
-@settings(max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-def test_every_answer_is_one_that_the_document_names(case: schemathesis.Case) -> None:
-    response = case.call_and_validate(headers={"Authorization": f"Bearer {KEY}"}, checks=CHECKS)
-    if response.status_code >= 400 and case.path.startswith("/v1"):
-        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+def test_what_is_no_operation_is_refused_in_the_same_shape(app: FastAPI) -> None:
+    with TestClient(app, headers={"Authorization": f"Bearer {KEY}"}) as client:
+        for method, path in (("PUT", "/v1/completions"), ("GET", "/v1/chat/completions"), ("GET", "/v1/none")):
+            response = client.request(method, path)
+            assert response.status_code in (404, 405)
+            assert set(response.json()["error"]) == {"message", "type", "param", "code"}
 
 
 def test_every_status_of_ours_is_in_the_document_and_no_other(app: FastAPI) -> None:

@@ -32,7 +32,7 @@ def test_what_http_adds_is_told_apart_by_request_and_by_token() -> None:
         "whole": [0.102, 0.202, 0.152],
         "streamed": [0.103, 0.203, 0.153],
     }
-    figures = overhead._figures(seconds, PLAN.tokens)
+    figures = overhead.figures_of(seconds, PLAN.tokens)
     assert figures["request_ms"] == pytest.approx(2.0)
     assert figures["whole_token_ms"] == pytest.approx(0.0, abs=1e-6)
     assert figures["streamed_token_ms"] == pytest.approx(0.1)
@@ -42,17 +42,17 @@ def test_what_http_adds_is_told_apart_by_request_and_by_token() -> None:
 
 def test_memory_that_grows_and_errors_break_a_promise() -> None:
     tally = Tally(latencies_s=[0.1, 0.2], num_tokens=5)
-    flat = load._figures(tally, [50.0] * 10 + [100.0] * 30, PLAN)
+    flat = load.figures_of(tally, [50.0] * 10 + [100.0] * 30, PLAN)
     assert flat["rss_growth_share"] == 0
     assert all(load.promises(flat).values())
-    grown = load._figures(tally, [float(100 + second) for second in range(40)], PLAN)
+    grown = load.figures_of(tally, [float(100 + second) for second in range(40)], PLAN)
     assert grown["rss_growth_share"] > load.GROWTH
     assert list(load.promises(grown | {"num_errors": 1}).values()) == [False, False]
 
 
 def test_a_delay_counts_around_a_swap_only() -> None:
     gaps = [(float(at), 0.010) for at in range(100)] + [(50.5, 0.050), (80.5, 0.200)]
-    figures = swap._figures(swap.Gaps(gaps), [(50.0, 52.0)])
+    figures = swap.figures_of(swap.Gaps(gaps), [(50.0, 52.0)])
     assert figures["longest_delay_ms"] == pytest.approx(40.0)
     assert figures["longest_usual_delay_ms"] == pytest.approx(190.0)
     assert all(swap.promises(figures).values())

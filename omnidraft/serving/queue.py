@@ -83,11 +83,12 @@ class RequestQueue:
     def submit(self, ticket: Ticket) -> Ticket:
         """The same ticket. Raises QueueFull, Stopping."""
         with self._changed:
-            if self._is_closed:
-                raise Stopping("the worker is stopping; ask another one")
             lane = self._lanes[ticket.engine]
-            if len(lane.line) >= self._max_waiting:
-                self._make_room(lane, ticket.payer)
+            try:
+                self._let_in(lane, ticket)
+            except (QueueFull, Stopping) as exc:
+                self._count(ticket, exc)
+                raise
             lane.line.add(ticket)
             self._tell_waiting(ticket.engine)
             self._changed.notify()
@@ -129,10 +130,14 @@ class RequestQueue:
             self._end(ticket, Stopping("the worker stopped before this request's turn; ask another one"))
         self._thread.join(LAST_STEP_S)
 
-    def _make_room(self, lane: _Lane, payer: str) -> None:
-        """Raises QueueFull, or lets another payer's newest request have it."""
+    def _let_in(self, lane: _Lane, ticket: Ticket) -> None:
+        """Raises QueueFull, Stopping; a full line may give up another payer's newest request instead."""
+        if self._is_closed:
+            raise Stopping("the worker is stopping; ask another one")
+        if len(lane.line) < self._max_waiting:
+            return
         full = QueueFull(f"{self._max_waiting} requests are waiting already; try again later", lane.retry_after_s())
-        pushed_out = lane.line.make_room(payer)
+        pushed_out = lane.line.make_room(ticket.payer)
         if pushed_out is None:
             raise full
         self._end(pushed_out, full)
@@ -219,15 +224,17 @@ class RequestQueue:
 
     def _end(self, ticket: Ticket, how: Exception | None) -> None:
         """The last that is heard of it, and its figures."""
-        target = ticket.engine.pair.target
-        self._metrics.add("omnidraft_requests_total", status=_status(how), target=target)
-        figures = ticket.figures
+        self._count(ticket, how)
+        target, figures = ticket.engine.pair.target, ticket.figures
         if figures.num_passes:
             first_token_s = ticket.texts[0].figures.first_token_s
             self._metrics.observe("omnidraft_time_to_first_token_seconds", first_token_s, target=target)
         if figures.agreement is not None:
             self._metrics.observe("omnidraft_agreement_ratio", figures.agreement, target=target)
         ticket.put(how)
+
+    def _count(self, ticket: Ticket, how: Exception | None) -> None:
+        self._metrics.add("omnidraft_requests_total", status=_status(how), target=ticket.engine.pair.target)
 
     def _tell_waiting(self, engine: Engine) -> None:
         self._metrics.set("omnidraft_requests_waiting", len(self._lanes[engine].line), target=engine.pair.target)

@@ -37,13 +37,16 @@ def wait_for(metrics: CountingMetrics, status: str) -> None:
         time.sleep(0.005)
 
 
-def test_a_full_queue_refuses_and_takes_again_when_there_is_room(engine: Engine, requests: RequestQueue) -> None:
+def test_a_full_queue_refuses_and_takes_again_when_there_is_room(
+    engine: Engine, requests: RequestQueue, metrics: CountingMetrics
+) -> None:
     proposer = gated(engine)
     running = requests.submit(ticket(engine))
     assert proposer.is_reached.wait(PATIENCE_S)
     waiting = [requests.submit(ticket(engine)), requests.submit(ticket(engine))]
     with pytest.raises(QueueFull, match="2 requests are waiting already; try again later"):
         requests.submit(ticket(engine))
+    assert metrics.value("omnidraft_requests_total", status="QueueFull") == 1
     proposer.gate.set()
     assert [num_tokens(each) for each in (running, *waiting)] == [4, 4, 4]
     assert num_tokens(requests.submit(ticket(engine))) == 4

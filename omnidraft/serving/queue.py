@@ -58,7 +58,8 @@ class _Lane:
 
     def retry_after_s(self) -> int:
         """Whole seconds until half of what waits will have been served."""
-        mean_s = fmean(self.took_s) if self.took_s else time.monotonic() - self.started_s
+        so_far_s = time.monotonic() - self.started_s if self.serving else 0.0
+        mean_s = fmean(self.took_s) if self.took_s else so_far_s
         return max(1, min(MOST_RETRY_S, ceil(mean_s * (len(self.line) + 1) / 2)))
 
 

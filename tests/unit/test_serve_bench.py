@@ -73,7 +73,7 @@ def test_clients_of_all_kinds_find_nothing_wrong_with_our_server(
     app = application(requests, [ServedModel(engine, "print")], WorkerSettings(), lambda: b"")
     tally = Tally()
     with served(app) as url:
-        asyncio.run(ask_all(url, 8, 6.0, tally, seed=1))
+        asyncio.run(ask_all(url, 8, 4.0, tally, seed=1))
     assert tally.errors == []
     assert tally.num_refused > 0
     assert len(tally.by_kind) >= 4

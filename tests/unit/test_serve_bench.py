@@ -52,7 +52,7 @@ def test_memory_that_grows_and_errors_break_a_promise() -> None:
 
 def test_a_delay_counts_around_a_swap_only() -> None:
     gaps = [(float(at), 0.010) for at in range(100)] + [(50.5, 0.050), (80.5, 0.200)]
-    figures = swap.figures_of(swap.Gaps(gaps), [(50.0, 52.0)])
+    figures = swap.figures_of(swap.Gaps(gaps, {"base/x", "one/x"}), [(50.0, 52.0)])
     assert figures["longest_delay_ms"] == pytest.approx(40.0)
     assert figures["longest_usual_delay_ms"] == pytest.approx(190.0)
     assert all(swap.promises(figures).values())

@@ -133,7 +133,7 @@ class RequestQueue:
 
     def _let_in(self, lane: _Lane, ticket: Ticket) -> None:
         """Raises QueueFull, Stopping; a full line may give up another payer's newest request instead."""
-        if self._is_closed:
+        if not self.is_open:
             raise Stopping("the worker is stopping; ask another one")
         if len(lane.line) < self._max_waiting:
             return

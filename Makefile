@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 comma := ,
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-kafka test test-llamacpp test-long test-real lint format bench soak kafka lock clean
+.PHONY: help setup demo demo-kafka test test-llamacpp test-long test-real lint format bench soak kafka docs lock clean
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
@@ -52,7 +52,7 @@ $(STAMP): requirements.lock pyproject.toml
 demo: setup ## Watch a real drafter learn and get faster (downloads 1.2 GB the first time)
 	$(PYTHON) -m pipelines.demo $(DEMO_ARGS)
 
-kafka: setup ## The same over a Kafka broker that is started for it
+demo-kafka: setup ## The same over a Kafka broker that is started for it
 	$(PYTHON) deploy/kafka/local_broker.py --port $(KAFKA_PORT) --data $(KAFKA_DATA) --background
 	@trap 'kill $$(cat $(KAFKA_DATA)/broker.pid)' EXIT; set -x; \
 	$(PYTHON) -m pipelines.demo --log kafka://127.0.0.1:$(KAFKA_PORT) $(DEMO_ARGS)
@@ -91,10 +91,13 @@ soak: setup ## Kills, outages, load and drift, for some 45 minutes, into docs/re
 kafka: setup ## Run a Kafka broker in the foreground, without Docker
 	$(PYTHON) deploy/kafka/local_broker.py --port $(KAFKA_PORT) --data $(KAFKA_DATA)
 
+docs: setup ## The API reference from the docstrings, into site/
+	$(PYTHON) -m pdoc --docformat google --no-show-source --output-directory site omnidraft '!omnidraft.hosts.vllm'
+
 lock: setup ## Resolve pyproject.toml into requirements.lock again
 	$(PYTHON) -m uv pip compile pyproject.toml --universal --python-version 3.11 --extra dev \
 	  --no-header --no-annotate --no-emit-index-url --quiet --upgrade -o requirements.lock
 
 clean: ## Remove what can be built again; runs/ and pulled models stay
-	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) dist build site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

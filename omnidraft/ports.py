@@ -187,9 +187,8 @@ class LogProbs:
     """Natural logs of the target's raw probabilities, before anything that the request's sampling does to them."""
 
     emitted: tuple[float, ...]
-    """Of each emitted id."""
     likeliest: tuple[tuple[tuple[int, float], ...], ...]
-    """Ids that could have stood there with theirs, most probable first."""
+    """Where each emitted id stands: ids that could have stood there, most probable first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -460,6 +459,9 @@ class LogReader(Protocol):
         Raises:
             BusError: an offset lies outside the log (retention passed it).
         """
+
+    def seek_back(self, num_messages: int) -> None:
+        """Read on from so many messages before the end of every partition, or from the first that is still there."""
 
     def poll(self, max_messages: int, timeout_s: float) -> Polled:
         """Up to `max_messages`; fewer, or none, when the timeout passes first. A poll may return fewer than there are.

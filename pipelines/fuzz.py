@@ -50,11 +50,14 @@ def run(num: int, *, seed: int, processes: int = 1) -> dict[str, Any]:
     batches = [(start, min(BATCH_MESSAGES, num - start)) for start in range(0, num, BATCH_MESSAGES)]
     with bar("messages", num) as advance, ProcessPoolExecutor(processes, get_context("spawn")) as pool:
         running = [pool.submit(_batch, size, seed + start) for start, size in batches]
-        for ended in as_completed(running):
-            found, peak_mib = ended.result()
-            fates += found
-            peaks_mib.append(peak_mib)
-            advance(sum(found.values()))
+        try:
+            for ended in as_completed(running):
+                found, peak_mib = ended.result()
+                fates += found
+                peaks_mib.append(peak_mib)
+                advance(sum(found.values()))
+        finally:
+            pool.shutdown(cancel_futures=True)  # an interrupt waits for the batches under way only
     return {
         "messages": num,
         "fates": dict(sorted(fates.items())),

@@ -51,8 +51,8 @@ def main(
     data: Annotated[Path, typer.Option(help="Of drift: a folder of prompt files, JSON lines.")] = Path(
         "../shared/data"
     ),
-    tasks: Annotated[str, typer.Option(help="Of drift: two of them, before and after the change.")] = "xsum,code",
-    phase_requests: Annotated[int, typer.Option(min=40, help="Of drift: how many requests each is.")] = 45,
+    tasks: Annotated[str, typer.Option(help="Of drift: two of them, before and after the change.")] = "gsm8k,code",
+    phase_requests: Annotated[int, typer.Option(min=40, help="Of drift: how many requests each is.")] = 50,
     seed: Annotated[int, typer.Option(help="The same seed kills in the same order and sends the same records.")] = 0,
     out: Annotated[Path, typer.Option(help="Where logs, figures and report.json go.")] = Path("runs/soak"),
     markdown: Annotated[

@@ -77,6 +77,9 @@ class EncryptedReader:
     def seek(self, offsets: Offsets) -> None:
         self._reader.seek(offsets)
 
+    def seek_back(self, num_messages: int) -> None:
+        self._reader.seek_back(num_messages)
+
     def poll(self, max_messages: int, timeout_s: float) -> Polled:
         polled = self._reader.poll(max_messages, timeout_s)
         return replace(polled, messages=tuple(self._opened(message) for message in polled.messages))

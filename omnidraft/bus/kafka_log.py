@@ -137,16 +137,18 @@ class KafkaReader:
         return tuple(self._partitions)
 
     def seek(self, offsets: Offsets) -> None:
-        with translated(f"seeking in {self._topic}", self._servers):
-            found = self._consumer.beginning_offsets(list(self._partitions.values()))
-        firsts = {name.partition: offset for name, offset in found.items()}
-        ends = self.end_offsets()
+        firsts, ends = self._first_offsets(), self.end_offsets()
         for partition, offset in offsets.items():
             if partition not in ends or not firsts[partition] <= offset <= ends[partition]:
                 held = f"it holds {firsts.get(partition)} to {ends.get(partition)}"
                 raise BusError(f"{self._topic}[{partition}]: offset {offset} lies outside the log, {held}")
         for partition, name in self._partitions.items():
             self._consumer.seek(name, offsets.get(partition, firsts[partition]))
+
+    def seek_back(self, num_messages: int) -> None:
+        firsts, ends = self._first_offsets(), self.end_offsets()
+        for partition, name in self._partitions.items():
+            self._consumer.seek(name, max(firsts[partition], ends[partition] - num_messages))
 
     def poll(self, max_messages: int, timeout_s: float) -> Polled:
         with translated(f"polling {self._topic}", self._servers):
@@ -167,6 +169,11 @@ class KafkaReader:
     def close(self) -> None:
         with translated(f"closing {self._topic}", self._servers):
             self._consumer.close(autocommit=False)
+
+    def _first_offsets(self) -> Offsets:
+        with translated(f"asking for the start of {self._topic}", self._servers):
+            found = self._consumer.beginning_offsets(list(self._partitions.values()))
+        return {name.partition: offset for name, offset in found.items()}
 
     def _connect(self) -> KafkaConsumer:
         with connection(self._servers, self._timeout_s, self._access) as settings:

@@ -65,6 +65,9 @@ class MemoryReader:
                 raise BusError(f"{self._topic}[{partition}]: offset {offset} lies outside the log, ends are {ends}")
         self._positions = dict.fromkeys(self.partitions(), 0) | dict(offsets)
 
+    def seek_back(self, num_messages: int) -> None:
+        self._positions = {partition: max(0, end - num_messages) for partition, end in self.end_offsets().items()}
+
     def poll(self, max_messages: int, timeout_s: float) -> Polled:
         with self._log.changed:
             self._log.changed.wait_for(self._has_news, timeout_s)

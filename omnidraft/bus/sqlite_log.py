@@ -189,11 +189,16 @@ class SqliteReader:
 
     def seek(self, offsets: Offsets) -> None:
         ends = self.end_offsets()
-        firsts = {partition: self._topic.first_offset(partition, end) for partition, end in ends.items()}
+        firsts = self._first_offsets(ends)
         for partition, offset in offsets.items():
             if partition not in ends or not firsts[partition] <= offset <= ends[partition]:
                 raise _outside(self._topic, partition, offset, firsts.get(partition), ends.get(partition))
         self._positions = firsts | dict(offsets)
+
+    def seek_back(self, num_messages: int) -> None:
+        ends = self.end_offsets()
+        firsts = self._first_offsets(ends)
+        self._positions = {partition: max(firsts[partition], end - num_messages) for partition, end in ends.items()}
 
     def poll(self, max_messages: int, timeout_s: float) -> Polled:
         deadline = time.monotonic() + timeout_s
@@ -210,6 +215,9 @@ class SqliteReader:
 
     def close(self) -> None:
         self._topic.close()
+
+    def _first_offsets(self, ends: Offsets) -> dict[int, int]:
+        return {partition: self._topic.first_offset(partition, end) for partition, end in ends.items()}
 
     def _read(self, max_messages: int) -> list[Message]:
         """Up to `max_messages`; another partition comes first each time, so that none is starved."""

@@ -115,10 +115,7 @@ def clocks(settings: Settings, now_ms: int | None = None) -> Finding:
 def _newest(reader: LogReader) -> Message | None:
     """By timestamp, of the last messages of all partitions; None when retention took them, or none was written."""
     ends = reader.end_offsets()
-    try:
-        reader.seek({partition: max(0, end - 1) for partition, end in ends.items()})
-    except BusError:
-        return None
+    reader.seek_back(1)
     found: list[Message] = []
     wanted = sum(end > 0 for end in ends.values())
     while len(found) < wanted and (messages := reader.poll(wanted, POLL_S).messages):

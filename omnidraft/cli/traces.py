@@ -11,10 +11,10 @@ from omnidraft import config
 from omnidraft.cli import dead_letters
 from omnidraft.cli.options import Config
 from omnidraft.cli.verify import verify
-from omnidraft.errors import BusError, WireError
+from omnidraft.errors import WireError
 
 if TYPE_CHECKING:
-    from omnidraft.ports import LogReader, Message, Offsets
+    from omnidraft.ports import Message
 
 app = typer.Typer(help="The trace log that decoding writes and the learner reads.", no_args_is_help=True)
 app.add_typer(dead_letters.app, name="dead-letters")
@@ -47,20 +47,13 @@ def tail(
     settings = config.load(config_path)
     with closing(wiring.log_reader(settings, settings.log.traces_topic)) as reader:
         ends = reader.end_offsets()
-        _seek_back(reader, ends, num)
+        reader.seek_back(num)
         newest: list[Message] = []
         for polled in whole_log.polls_until(lambda: reader.poll(num, timeout_s=1.0), ends):
             newest = sorted([*newest, *polled.messages], key=_age)[-num:]
         _print(newest)
         while follow:
             _print(reader.poll(num, timeout_s=1.0).messages)
-
-
-def _seek_back(reader: "LogReader", ends: "Offsets", num: int) -> None:
-    try:
-        reader.seek({partition: max(0, end - num) for partition, end in ends.items()})
-    except BusError:  # retention passed some of them: begin with the oldest that is there
-        reader.seek({})
 
 
 def _age(message: "Message") -> tuple[int, int, int]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from omnidraft.distill.fates import Fate, fate, forget_oldest, is_held_out, name_of
 from omnidraft.distill.record_tensors import of_tensors, to_tensors
-from omnidraft.distill.source import PolledRecords
+from omnidraft.distill.source import Placed, PolledRecords
 from omnidraft.ports import Offsets
 from omnidraft.traces.record import TraceRecord
 
@@ -38,9 +38,9 @@ class Batch:
     records: tuple[TraceRecord, ...]
     places: tuple[tuple[int, int], ...]
     """(partition, offset) of each record."""
-    poison: tuple[tuple[int, int, TraceRecord], ...]
-    """(partition, offset, record) of those to be dead-lettered instead."""
-    num_held_out: int
+    poison: tuple[Placed, ...]
+    """Those to be dead-lettered instead."""
+    held_out: tuple[Placed, ...]
     num_duplicates: int
 
 
@@ -51,8 +51,8 @@ class _Draft:
     turn: int
     records: list[TraceRecord] = field(default_factory=list)
     places: list[tuple[int, int]] = field(default_factory=list)
-    poison: list[tuple[int, int, TraceRecord]] = field(default_factory=list)
-    held_out: list[TraceRecord] = field(default_factory=list)
+    poison: list[Placed] = field(default_factory=list)
+    held_out: list[Placed] = field(default_factory=list)
     seen: dict[int, None] = field(default_factory=dict)
     num_duplicates: int = 0
     taken: dict[int, int] = field(default_factory=dict)
@@ -98,9 +98,7 @@ class Intake:
         self._skipped += ((*each, 1) for each in polled.skipped)
         self._next_offsets |= polled.next_offsets
 
-    def add_sample(
-        self, records: Iterable[tuple[int, int, TraceRecord]], skipped: Iterable[Skipped], next_offsets: Offsets
-    ) -> None:
+    def add_sample(self, records: Iterable[Placed], skipped: Iterable[Skipped], next_offsets: Offsets) -> None:
         """What is left of records that were passed over, and how many were not; nothing else is buffered."""
         for partition, offset, record in records:
             self._buffers[partition].append((offset, record))
@@ -205,7 +203,7 @@ class Intake:
                 draft.num_duplicates += 1
                 return
             case Fate.HELD_OUT:
-                draft.held_out.append(record)
+                draft.held_out.append((partition, offset, record))
             case Fate.LEARNED:
                 draft.records.append(record)
                 draft.places.append((partition, offset))
@@ -218,9 +216,13 @@ class Intake:
         self._turn = draft.turn
         self._seen |= draft.seen
         forget_oldest(self._seen)
-        self.held_out.extend(draft.held_out)
+        self.held_out.extend(record for _, _, record in draft.held_out)
         return Batch(
-            tuple(draft.records), tuple(draft.places), tuple(draft.poison), len(draft.held_out), draft.num_duplicates
+            tuple(draft.records),
+            tuple(draft.places),
+            tuple(draft.poison),
+            tuple(draft.held_out),
+            draft.num_duplicates,
         )
 
 

@@ -6,20 +6,20 @@ anybody will ever see, and nothing is left out.
 """
 
 import logging
-from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from omnidraft.distill.guidance import Guidance
-from omnidraft.distill.held_out import HeldOut
+from omnidraft.distill.held_out import HeldOut, Measured
 from omnidraft.distill.intake import Batch, Intake
-from omnidraft.distill.journal import Journal
+from omnidraft.distill.journal import Journal, Place
 from omnidraft.distill.lag import Lag
-from omnidraft.distill.learner import Counters, Learner, StepReport
+from omnidraft.distill.learner import Counters, Learner, StepReport, mean_losses
 from omnidraft.distill.patience import patiently, wait
 from omnidraft.distill.publisher import INTAKE, LEARNER, Publisher, Restored
 from omnidraft.distill.source import POISON, TraceSource
@@ -97,6 +97,7 @@ class Distillation:
         self._lag = Lag(source, intake, metrics, max_records=max_lag_records, sample_records=lag_sample_records)
         self._held_out = HeldOut(learner)
         self._reports: list[StepReport] = []  # since the newest snapshot
+        self._unmeasured: list[Place] = []  # held out since then
         self._status = Status()
         self._is_drained = False
 
@@ -185,7 +186,7 @@ class Distillation:
         if batch.poison:
             patiently(lambda: self._source.give_up(batch.poison), stop)
             logger.warning("%d records are dead letters: the process died over them", len(batch.poison))
-        apart = {"duplicate": batch.num_duplicates, "held_out": batch.num_held_out, POISON: len(batch.poison)}
+        apart = {"duplicate": batch.num_duplicates, "held_out": len(batch.held_out), POISON: len(batch.poison)}
         self._learner.count_skipped(apart | self._intake.take_skipped())
         report = self._step(batch)
         self._reports.append(report)
@@ -198,14 +199,25 @@ class Distillation:
 
     def _step(self, batch: Batch) -> StepReport:
         """Noted before, so that a process that dies over it is the last one but so many."""
-        for place in self._journal.suspects(batch.places):
+        held_out = {(partition, offset): record for partition, offset, record in batch.held_out}
+        records = dict(zip(batch.places, batch.records, strict=True)) | held_out
+        for place in self._journal.suspects(records):
             self._journal.begins([place], alone=True)
-            self._learner.rehearse(batch.records[batch.places.index(place)])
+            self._learner.rehearse(records[place])
             self._journal.ended()
+        self._unmeasured += held_out
         self._journal.begins(batch.places)
         report = self._learner.step(batch.records)
         self._journal.ended()
         return report
+
+    def _measure(self, serving: Mapping[str, Tensor]) -> Measured:
+        """Noted before, as a step is. What was measured for the newest snapshot did no harm then."""
+        self._journal.begins(self._unmeasured)
+        measured = self._held_out.measure(self._intake.held_out, serving)
+        self._journal.ended()
+        self._unmeasured.clear()
+        return measured
 
     def _publish_base(self, stop: Stop) -> None:
         staged = self._publisher.stage({bundle.NGRAMS: self._learner.cache.to_arrays()}, train="base")
@@ -215,8 +227,8 @@ class Distillation:
     def _publish(self, stop: Stop) -> None:
         learner, counters = self._learner, self._learner.counters
         serving = learner.serving_tensors()
-        measured = self._held_out.measure(self._intake.held_out, serving)
-        losses = _means(self._reports)
+        measured = self._measure(serving)
+        losses = mean_losses(self._reports)
         staged = self._publisher.stage(
             {
                 bundle.DRAFTER: serving,
@@ -278,15 +290,3 @@ class Distillation:
             **changes,
         )
         self._progress(self._status)
-
-
-def _means(reports: Sequence[StepReport]) -> dict[str, float]:
-    """Mean of each loss over the steps that had it and were finite."""
-    sums: defaultdict[str, float] = defaultdict(float)
-    nums: Counter[str] = Counter()
-    for report in reports:
-        if report.is_update:
-            for name, loss in report.losses.items():
-                sums[name] += loss
-                nums[name] += 1
-    return {name: total / nums[name] for name, total in sums.items()}

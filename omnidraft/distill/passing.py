@@ -10,13 +10,9 @@ from collections.abc import Iterator
 from omnidraft.distill.even_sample import EvenSample
 from omnidraft.distill.fates import Fate
 from omnidraft.distill.intake import Skipped
-from omnidraft.distill.source import PolledRecords
+from omnidraft.distill.source import Placed, PolledRecords
 from omnidraft.ports import Offsets
 from omnidraft.snapshots.manifest import LagSample
-from omnidraft.traces.record import TraceRecord
-
-Kept = tuple[int, int, TraceRecord]
-"""(partition, offset, record)."""
 
 
 class Passing:
@@ -25,7 +21,7 @@ class Passing:
     def __init__(self, start: Offsets, until: Offsets, *, num_kept: int) -> None:
         """`until` has to be reached; the range ends where the poll that reaches it ends."""
         self._start, self._until, self._num_kept = dict(start), until, num_kept
-        self._sample: EvenSample[Kept] = EvenSample(num_kept)
+        self._sample: EvenSample[Placed] = EvenSample(num_kept)
         self._skips: defaultdict[int, _Skips] = defaultdict(_Skips)
         self._read_to = dict(start)
         self.num_passed = 0
@@ -54,7 +50,7 @@ class Passing:
     def num_tenants(self) -> int:
         return self._sample.num_tenants
 
-    def kept(self) -> list[Kept]:
+    def kept(self) -> list[Placed]:
         """The sample, in offset order within each partition."""
         return sorted(self._sample, key=lambda each: each[:2])
 
@@ -69,7 +65,7 @@ class Passing:
         """For the manifest."""
         return LagSample(start=self._start, end=self._read_to, num_kept=self._num_kept)
 
-    def _pass(self, kept: Kept) -> None:
+    def _pass(self, kept: Placed) -> None:
         partition, offset, record = kept
         self.num_passed += 1
         self._skips[partition].keep(offset)

@@ -33,7 +33,7 @@ class Recent:
         with closing(self._open_reader()) as reader:
             source = self._source_over(reader)
             ends = source.end_offsets()
-            source.seek({partition: max(0, end - LOOK_BACK) for partition, end in ends.items()})
+            source.seek_back(LOOK_BACK)
             for polled in whole_log.polls_until(lambda: source.poll(*poll), ends, idle_s=whole_log.POLL_TIMEOUT_S):
                 newest.extend(record for _, _, record in polled.records if record.tenant == tenant)
         return list(newest)

@@ -31,13 +31,16 @@ MAX_VALUE_BYTES = 950_000
 MAX_HEADERS = 16
 MAX_HEADER_BYTES = 512
 
+Placed = tuple[int, int, TraceRecord]
+"""(partition, offset, record)."""
+
 
 @dataclass(frozen=True, slots=True)
 class PolledRecords:
     """What a poll of the source gave."""
 
-    records: tuple[tuple[int, int, TraceRecord], ...]
-    """(partition, offset, record), in offset order within each partition."""
+    records: tuple[Placed, ...]
+    """In offset order within each partition."""
     next_offsets: Offsets
     """Where to read on, for every partition that moved; past dead letters too."""
     skipped: tuple[tuple[int, int, str], ...] = ()
@@ -78,6 +81,11 @@ class TraceSource:
         self._reader.seek(offsets)
         self._unsettled = None
 
+    def seek_back(self, num_messages: int) -> None:
+        """Read on from so many messages before the end of every partition, or the first there is. Raises BusError."""
+        self._reader.seek_back(num_messages)
+        self._unsettled = None
+
     def end_offsets(self) -> Offsets:
         """One past the last message of every partition. Raises BusError."""
         return self._reader.end_offsets()
@@ -97,7 +105,7 @@ class TraceSource:
         self._count(len(records), skipped)
         return PolledRecords(tuple(records), polled.next_offsets, tuple(skipped))
 
-    def give_up(self, poison: Sequence[tuple[int, int, TraceRecord]]) -> None:
+    def give_up(self, poison: Sequence[Placed]) -> None:
         """Dead-letter these records, as (partition, offset, record); returns when that is acknowledged.
 
         Raises:
@@ -111,9 +119,7 @@ class TraceSource:
         self._dead_letters.append(letters)
         self._metrics.add(SKIPPED, len(letters), reason=POISON)
 
-    def _sorted(
-        self, polled: Polled
-    ) -> tuple[list[tuple[int, int, TraceRecord]], list[Outgoing], list[tuple[int, int, str]]]:
+    def _sorted(self, polled: Polled) -> tuple[list[Placed], list[Outgoing], list[tuple[int, int, str]]]:
         records, letters, skipped = [], [], []
         for message in polled.messages:
             try:

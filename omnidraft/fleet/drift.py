@@ -53,7 +53,7 @@ class Stream:
     def __init__(self, tenant: str, settings: DriftSettings) -> None:
         self._tenant, self._settings = tenant, settings
         self._version: int | None = None
-        self._num_of_version = 0
+        self._since_swap: deque[float] = deque(maxlen=NEW_SNAPSHOT + 1)
         self._num_agreed = self._num_drafted = 0
         self._has_changed_version = False
         self._fell_from: float | None = None
@@ -75,6 +75,7 @@ class Stream:
 
     def _take(self, agreement: float, version: int | None) -> Change | None:
         self._see_version(version)
+        self._since_swap.append(agreement)
         if len(self._recent) == RECENT:
             self._num_before += 1
             self._sum_before += self._recent[0]
@@ -91,8 +92,15 @@ class Stream:
         if recent >= level:
             return None
         self._fell_from = level
-        is_new = self._has_changed_version and self._num_of_version <= NEW_SNAPSHOT
-        return Change(self._tenant, "drift", level, recent, num_values, self._version if is_new else None)
+        suspect = self._version if self._came_with_the_snapshot(level, recent) else None
+        return Change(self._tenant, "drift", level, recent, num_values, suspect)
+
+    def _came_with_the_snapshot(self, level: float, recent: float) -> bool:
+        """Its first values were as low as those now; where it served well at first, something else has changed."""
+        if not self._has_changed_version or len(self._since_swap) > NEW_SNAPSHOT:
+            return False
+        first = list(self._since_swap)[:-RECENT]
+        return not first or fmean(first) < (level + recent) / 2
 
     def _wait(self, level: float) -> Change | None:
         recent, num_values = fmean(self._recent), self._num_before + len(self._recent)
@@ -111,9 +119,9 @@ class Stream:
 
     def _see_version(self, version: int | None) -> None:
         if version != self._version:
-            self._has_changed_version = self._num_of_version > 0
-            self._version, self._num_of_version = version, 0
-        self._num_of_version += 1
+            self._has_changed_version = bool(self._since_swap)
+            self._version = version
+            self._since_swap.clear()
 
 
 class DriftWatch:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from omnidraft.config import Settings
-from omnidraft.errors import BusError, OmnidraftError
+from omnidraft.errors import OmnidraftError
 from omnidraft.fleet.told import Drifting, OnTrial, Told, told
 from omnidraft.fleet.workers import WorkerFigures
 from omnidraft.ports import LogReader, Metrics, Offsets, Registry, SnapshotVersion
@@ -186,12 +186,8 @@ def _heard(reader: LogReader, settings: Settings, metrics: Metrics) -> dict[str,
 
 
 def _dead_letters(reader: LogReader) -> DeadLetters:
-    ends = reader.end_offsets()
-    number = sum(ends.values())
-    try:
-        reader.seek({partition: max(0, end - MOST_DEAD_LETTERS) for partition, end in ends.items()})
-    except BusError:  # retention passed some of them: begin with the oldest that is there
-        reader.seek({})
+    number = sum(reader.end_offsets().values())
+    reader.seek_back(MOST_DEAD_LETTERS)
     reasons: Counter[str] = Counter()
     while sum(reasons.values()) < min(number, MOST_DEAD_LETTERS):
         messages = reader.poll(MOST_DEAD_LETTERS, POLL_S).messages

@@ -78,15 +78,10 @@ class Traffic:
             raise
 
     def _place(self) -> None:
-        """Near the end; at the end where retention has passed what is before it."""
-        if self._is_placed:
-            return
-        ends = self._reader.end_offsets()
-        try:
-            self._reader.seek({partition: max(0, end - HISTORY_MESSAGES) for partition, end in ends.items()})
-        except BusError:
-            self._reader.seek(ends)
-        self._is_placed = True
+        """Near the end."""
+        if not self._is_placed:
+            self._reader.seek_back(HISTORY_MESSAGES)
+            self._is_placed = True
 
     def _ours(self, value: bytes, headers: Mapping[str, bytes]) -> TraceRecord | None:
         """None: of another pair, or not readable, which is the distiller's to tell."""

@@ -27,9 +27,9 @@ class Plan:
     drafter: str = "smollm2-135m"
     data: Path = Path("../shared/data")
     """Prompt files of the part in which traffic changes."""
-    tasks: tuple[str, str] = ("xsum", "code")
+    tasks: tuple[str, str] = ("gsm8k", "code")
     """Files there, without their ending: before the change and after it."""
-    phase_requests: int = 45
+    phase_requests: int = 50
     threads: int = field(default_factory=lambda: os.cpu_count() or 1)
 
 

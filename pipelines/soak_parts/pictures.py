@@ -14,6 +14,7 @@ COLOURS = {
     "registry": "#8172b2",
     "actor": "#55a868",
     "distiller": "#ccb974",
+    "controller": "#64b5cd",
 }
 
 MEAN_OF = 8

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable, Sequence
 
-SHARES = {"decode_worker": 30, "broker": 20, "registry": 20, "actor": 15, "distiller": 15}
+SHARES = {"decode_worker": 25, "broker": 20, "registry": 20, "actor": 15, "distiller": 10, "controller": 10}
 """Of a hundred kills. `actor` is the process that learns, `distiller` the one that started it."""
 LEAST_GAP = 0.1
 """Of the average."""

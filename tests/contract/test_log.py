@@ -189,6 +189,20 @@ def test_seeking_outside_the_log_is_an_error_and_never_a_silent_reset(make_log):
     assert reader.poll(10, timeout_s=0.2).messages == ()
 
 
+def test_seeking_back_gives_the_newest_of_every_partition_or_all_there_is(make_log):
+    log = make_log(PARTITIONS)
+    writer, reader = log.writer(PARTITIONS), log.reader(PARTITIONS)
+    reader.seek_back(5)
+    assert reader.poll(10, timeout_s=0.2).messages == ()
+    writer.append([message(str(number), f"key-{number}") for number in range(30)])
+    ends = reader.end_offsets()
+    reader.seek_back(2)
+    found = sorted((m.partition, m.offset) for m in read(reader, 2 * PARTITIONS))
+    assert found == [(partition, end - back) for partition, end in sorted(ends.items()) for back in (2, 1)]
+    reader.seek_back(1000)
+    assert sorted(values(read(reader, 30))) == sorted(str(number) for number in range(30))
+
+
 def test_keys_values_and_headers_are_any_bytes(make_log):
     log = make_log()
     every = bytes(range(256))

@@ -31,24 +31,40 @@ def run_learner(fleet: Fleet, folder: Path, offset: int) -> int:
     ).returncode
 
 
+LETHAL_NUMBER = 6
+
+
 @pytest.mark.timeout(600)
-def test_a_record_that_kills_the_process_is_found_and_given_up_and_nothing_else_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("held_out_every", "num_after"),
+    [pytest.param(0, 6, id="while it is learned from"), pytest.param(11, 8, id="while it is measured with")],
+)
+def test_a_record_that_kills_the_process_is_found_and_given_up_and_nothing_else_is(
+    tmp_path: Path, held_out_every: int, num_after: int
+) -> None:
+    """A hash of its id decides whether a record is held out; with 11 that is so for 1, 5 and 6."""
     fleet = Fleet(tmp_path)
-    fleet.environ |= {"OMNIDRAFT_LEARNER__POISON_TRIES": str(TRIES), "OMNIDRAFT_LEARNER__STEPS_PER_SNAPSHOT": "2"}
+    fleet.environ |= {
+        "OMNIDRAFT_LEARNER__POISON_TRIES": str(TRIES),
+        "OMNIDRAFT_LEARNER__STEPS_PER_SNAPSHOT": "2",
+        "OMNIDRAFT_LEARNER__HELD_OUT_EVERY": str(held_out_every),
+    }
     settings = config.load(environ=fleet.environ)
-    fleet.emit(6)
-    fleet.emit(1, first=6, drafter_prompt_ids=np.array([*LETHAL, 84], np.uint32))
-    fleet.emit(6, first=7)
+    fleet.emit(LETHAL_NUMBER)
+    fleet.emit(1, first=LETHAL_NUMBER, drafter_prompt_ids=np.array([*LETHAL, 84], np.uint32))
+    fleet.emit(num_after, first=LETHAL_NUMBER + 1)
+    end = LETHAL_NUMBER + 1 + num_after
     codes = []
     while len(codes) < 9 and 0 not in codes:
-        codes.append(run_learner(fleet, tmp_path / "actor", offset=13))
+        codes.append(run_learner(fleet, tmp_path / "actor", offset=end))
     assert codes == [-signal.SIGKILL] * (TRIES + TRIES) + [0]
     manifest = fleet.newest()
     assert manifest is not None
-    assert (manifest.num_records, manifest.offsets, manifest.counts["poison"]) == (12, {0: 13}, 1)
+    assert (manifest.num_records, manifest.offsets, manifest.counts["poison"]) == (12, {0: end}, 1)
+    assert manifest.held_out_records == (2 if held_out_every else 0)
     with closing(wiring.log_reader(settings, settings.log.dead_letters_topic)) as reader:
         (letter,) = dead_letters.read(reader, idle_s=0)
-    assert (letter.reason, letter.origin) == ("poison", (0, 6))
-    assert codec.decode(letter.message.value, letter.original_headers).request_id == "request-6"
+    assert (letter.reason, letter.origin) == ("poison", (0, LETHAL_NUMBER))
+    assert codec.decode(letter.message.value, letter.original_headers).request_id == f"request-{LETHAL_NUMBER}"
     assert audit(settings).faults == ()
     assert not list((tmp_path / "actor").glob("*.json"))

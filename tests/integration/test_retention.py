@@ -121,7 +121,8 @@ def test_a_reader_of_a_broker_is_told_that_what_it_reads_next_is_gone(kafka_boot
             poll_for(reader, 10.0)
         with pytest.raises(BusError, match="outside the log"):
             reader.seek({0: 1})
-        reader.seek({})
+        reader.seek_back(3)
+        assert [message.offset for message in reader.poll(10, timeout_s=10.0).messages] == [2]
 
 
 def poll_for(reader: LogReader, seconds: float) -> None:

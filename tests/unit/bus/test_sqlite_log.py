@@ -102,6 +102,9 @@ def test_a_writer_deletes_what_is_older_than_it_keeps_and_numbers_go_on(tmp_path
     age(path, 2, "offset < 2")
     write(path, b"3", keep_s=3600)
     assert held(path) == [2, 3]
+    with closing(SqliteReader(path, "t")) as reader:
+        reader.seek_back(4)
+        assert [message.offset for message in reader.poll(10, timeout_s=0.0).messages] == [2, 3]
     age(path, 2)
     write(path, b"4", keep_s=3600)
     assert held(path) == [4]

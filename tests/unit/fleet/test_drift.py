@@ -54,6 +54,11 @@ def test_what_stays_low_becomes_normal():
     assert "stayed" in str(over)
 
 
+def test_a_fall_after_a_snapshot_served_well_is_not_put_down_to_it():
+    ((_, fall),) = changes(DriftWatch(SETTINGS), (0.75, 100, 1), (0.75, 15, 2), (0.5, 30, 2))
+    assert fall.suspect is None
+
+
 def test_a_fall_with_the_first_requests_of_a_snapshot_names_it():
     ((_, fall),) = changes(DriftWatch(SETTINGS), (0.75, 100, 1), (0.5, 30, 2))
     assert fall.suspect == 2

@@ -3,15 +3,14 @@
 import numpy as np
 
 from omnidraft.bus.memory_log import MemoryLog, MemoryReader, MemoryWriter
-from omnidraft.errors import BusError
 from omnidraft.fleet.traffic import HISTORY_MESSAGES, Traffic, served
 from omnidraft.ports import Outgoing
 from tests.trace_records import make_record
 from tests.unit.fleet.served import serve
 
 
-def traffic(log, reader=None):
-    return Traffic(reader or MemoryReader(log, "traces"), target="big", drafter="org/small")
+def traffic(log):
+    return Traffic(MemoryReader(log, "traces"), target="big", drafter="org/small")
 
 
 def test_a_record_counts_the_passes_whose_first_candidate_was_right():
@@ -40,22 +39,3 @@ def test_after_a_start_only_the_newest_records_are_read():
     log = MemoryLog()
     serve(MemoryWriter(log, "traces"), 1, HISTORY_MESSAGES + 20, seconds=0.1)
     assert len(list(traffic(log).new())) == HISTORY_MESSAGES
-
-
-class Forgetful(MemoryReader):
-    """Retention has passed all that is before the end."""
-
-    def seek(self, offsets):
-        if any(offsets.get(partition, 0) < end for partition, end in self.end_offsets().items()):
-            raise BusError("gone")
-        super().seek(offsets)
-
-
-def test_where_retention_passed_the_newest_records_reading_begins_at_the_end():
-    log = MemoryLog()
-    writer = MemoryWriter(log, "traces")
-    serve(writer, 1, 3, seconds=0.1)
-    watched = traffic(log, Forgetful(log, "traces"))
-    assert list(watched.new()) == []
-    serve(writer, 2, 1, seconds=0.1)
-    assert [told.version for told in watched.new()] == [2]

@@ -1,0 +1,38 @@
+"""What the pages for people name is there."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#([^)\s]+))?\)")
+TARGET = re.compile(r"\bmake ([a-z][a-z-]+)")
+COMMAND = re.compile(r"python -m ((?:pipelines|services)\.[a-z_]+)")
+CODE = re.compile(r"```.*?```|^    .*$|`[^`\n]+`", re.DOTALL | re.MULTILINE)
+
+
+def code_of(page: Path) -> str:
+    return "\n".join(CODE.findall(page.read_text()))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
+    links = [name for name, _ in LINK.findall(page.read_text()) if "://" not in name]
+    assert [name for name in links if not (page.parent / name).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_make_target_and_pipeline_that_a_page_names_exists(page: Path) -> None:
+    known = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    code = code_of(page)
+    assert set(TARGET.findall(code)) <= known
+    modules = {ROOT / name.replace(".", "/") for name in COMMAND.findall(code)}
+    assert [path for path in modules if not (path.with_suffix(".py").exists() or path.is_dir())] == []
+
+
+def test_no_make_target_hides_another() -> None:
+    done = subprocess.run(["make", "-n", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stderr == ""

@@ -21,9 +21,10 @@ PROMPT, NUM_TOKENS = "def add(first, second):\n", 24
 
 
 def test_the_text_at_temperature_0_is_that_of_plain_transformers(tmp_path: Path) -> None:
-    """Both in float32, where rounding does not decide a token."""
+    """Both in float32, where rounding does not decide a token; something is drafted in every pass."""
     models = {"target": TARGET, "drafter": DRAFTER, "precision": "float32"}
-    settings = config.load(None, {}, models=models, log={"url": f"sqlite:///{tmp_path}/log.db"})
+    decode = {"policy": "fixed", "num_draft_tokens": 4}
+    settings = config.load(None, {}, models=models, decode=decode, log={"url": f"sqlite:///{tmp_path}/log.db"})
     metrics = CountingMetrics()
     worker = wiring.engine(settings, metrics)
     requests = RequestQueue(metrics, max_waiting=1)
@@ -35,6 +36,7 @@ def test_the_text_at_temperature_0_is_that_of_plain_transformers(tmp_path: Path)
     assert said["omnidraft"]["num_scored"] > 0
     tokenizer = worker.engine.pair.target_tokenizer
     ids = tokenizer.prompt_ids(PROMPT)
+    del worker, app  # two models of this size need not be in memory at once
     model = AutoModelForCausalLM.from_pretrained(store.resolve(TARGET), dtype=torch.float32)
     prompt = torch.tensor([ids])
     made = model.generate(

@@ -160,6 +160,8 @@ class Request:
     """0 is plain decoding."""
     tenant: str = "default"
     """Whose it is: drafting may pay for one's texts and not for another's."""
+    num_log_probs: int | None = None
+    """How many of the likeliest ids to tell with each emitted one; None tells nothing."""
 
 
 class FinishReason(StrEnum):
@@ -181,6 +183,15 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
+class LogProbs:
+    """Natural logs of the target's raw probabilities, before anything that the request's sampling does to them."""
+
+    emitted: tuple[float, ...]
+    likeliest: tuple[tuple[tuple[int, float], ...], ...]
+    """Where each emitted id stands: ids that could have stood there, most probable first."""
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """What one pass of the target gave."""
 
@@ -196,6 +207,8 @@ class Step:
     timings: Timings
     beliefs: Beliefs | None
     """None when nobody asked for traces."""
+    log_probs: LogProbs | None = None
+    """None unless the request asked for them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,7 @@ class Client:
             "temperature": 0,
             "seed": 0,
             "store": store,
+            "figures": True,
             "speculation": speculation,
             "mode": mode,
         }

@@ -1,5 +1,6 @@
 """An engine over the tiny models, and proposers that do what a test needs."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,6 +82,29 @@ class _Waiting:
     def propose(self, position: int, limits: TreeLimits, noise: Noise) -> DraftTree:
         self.gated.is_reached.set()
         self.gated.gate.wait(PATIENCE_S)
+        return DraftTree.empty(self.root)
+
+    def observe(self, emitted: Sequence[int]) -> None:
+        self.root = emitted[-1]
+
+
+@dataclass
+class Slow:
+    """Drafts nothing, and takes its time."""
+
+    pass_s: float
+
+    def open(self, request: Request) -> "_Slowly":
+        return _Slowly(self.pass_s, request.prompt_ids[-1])
+
+
+@dataclass
+class _Slowly:
+    pass_s: float
+    root: int
+
+    def propose(self, position: int, limits: TreeLimits, noise: Noise) -> DraftTree:
+        time.sleep(self.pass_s)
         return DraftTree.empty(self.root)
 
     def observe(self, emitted: Sequence[int]) -> None:

@@ -9,6 +9,7 @@ from omnidraft.cli import models, run, snapshots, traces
 from omnidraft.cli.check import check
 from omnidraft.cli.doctor import doctor
 from omnidraft.cli.generate import generate
+from omnidraft.cli.serve import serve
 from omnidraft.cli.status import status
 from omnidraft.errors import OmnidraftError
 
@@ -16,6 +17,7 @@ HELP = "Speculative decoding across tokenizers that keeps learning while it serv
 
 app = typer.Typer(help=HELP, no_args_is_help=True)
 app.command()(generate)
+app.command()(serve)
 app.command()(check)
 app.command()(status)
 app.command()(doctor)

@@ -12,12 +12,13 @@ from omnidraft.config.sections import (
     ModelSettings,
     RecorderSettings,
     Settings,
-    WorkerSettings,
 )
 from omnidraft.config.sources import load
+from omnidraft.config.worker import ApiKey, WorkerSettings
 
 __all__ = [
     "AlmSettings",
+    "ApiKey",
     "CacheSettings",
     "ControllerSettings",
     "DecodeSettings",

@@ -29,7 +29,10 @@ def require_key(name: str, key: SecretStr) -> None:
 
 
 def holds_secret(model: type[BaseModel], place: Sequence[int | str]) -> bool:
-    """Whether the field at this place, or any below it, is a secret; the place may go on behind a field."""
+    """Whether the field at this place, or any below it, is a secret; the place may go on behind a field, and lead
+    through the items of a list."""
+    if place and isinstance(place[0], int):
+        return holds_secret(model, place[1:])
     if not place:
         return any(holds_secret(model, (name,)) for name in model.model_fields)
     field = model.model_fields.get(str(place[0]))

@@ -1,4 +1,5 @@
-"""Every setting, with its default and what it does when it is turned up; log and registry are in outside.py."""
+"""Every setting, with its default and what it does when it is turned up; log and registry are in outside.py, the
+worker's HTTP side in worker.py."""
 
 import re
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from omnidraft.config.outside import LogSettings, RegistrySettings, Section
+from omnidraft.config.worker import WorkerSettings
 
 
 class ModelSettings(Section):
@@ -218,22 +220,6 @@ class DriftSettings(Section):
     """Of the level before, at which a drift is over."""
     settled_values: int = Field(200, ge=10)
     """After so many values without recovery the new level is normal."""
-
-
-class WorkerSettings(Section):
-    """The decoding worker's HTTP side."""
-
-    host: str = "127.0.0.1"
-    port: int = Field(8000, ge=0, le=65535)
-    max_queue: int = Field(64, ge=1)
-    """Requests that may wait for the target; more get 429."""
-    max_body_bytes: int = Field(1_000_000, ge=1)
-    max_new_tokens: int = Field(2048, ge=1)
-    poll_s: float = Field(2.0, gt=0)
-    """How often the registry is asked for the champion, in case an announcement was missed."""
-    tenant: str = "default"
-    snapshot: str | None = None
-    """Serve `models.target` with this folder, version or alias for good. None: the base drafter, then the champion."""
 
 
 class Settings(Section):

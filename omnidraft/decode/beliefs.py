@@ -1,4 +1,4 @@
-"""What the target believed where it drew: the raw log-probabilities that a trace record carries.
+"""What the target believed where it drew: the raw log-probabilities that a trace record carries, or a client asks for.
 
 Shapes: N nodes of the tree, V vocabulary, E emitted tokens, K log-probabilities kept.
 """
@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from omnidraft.decode.largest import largest
+from omnidraft.ports import LogProbs
 from omnidraft.traces.record import Beliefs
 
 
@@ -28,3 +29,15 @@ def believed(logits_NV: torch.Tensor, nodes: Sequence[int], emitted: Sequence[in
         emitted_log_p_E=(emitted_E - norm_E).cpu().numpy().astype(np.float16),
         tail_log_p_E=(tail_E - log_sum_E).cpu().numpy().astype(np.float16),
     )
+
+
+def log_probs(logits_NV: torch.Tensor, nodes: Sequence[int], emitted: Sequence[int], num: int) -> LogProbs:
+    """The emitted tokens' log-probabilities and those of the `num` likeliest, in float32, for who asks."""
+    logits_EV = logits_NV[list(nodes)].float()
+    norm_E1 = logits_EV.logsumexp(-1, keepdim=True)
+    emitted_E1 = logits_EV.gather(1, torch.tensor(emitted, device=logits_EV.device)[:, None]) - norm_E1
+    if num == 0:
+        return LogProbs(tuple(emitted_E1[:, 0].tolist()), ((),) * len(emitted))
+    top_EK, ids_EK = largest(logits_EV, num)
+    rows = zip(ids_EK.tolist(), (top_EK - norm_E1).tolist(), strict=True)
+    return LogProbs(tuple(emitted_E1[:, 0].tolist()), tuple(tuple(zip(ids, log_p, strict=True)) for ids, log_p in rows))

@@ -2,7 +2,7 @@
 
 import secrets
 import uuid
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -13,6 +13,7 @@ from omnidraft.decode.loop import Decoder
 from omnidraft.decode.recorder import Recorder
 from omnidraft.decode.sampling_limits import check_sampling
 from omnidraft.decode.slot import LoadedSnapshot, SnapshotSlot
+from omnidraft.decode.surrogates import require_text
 from omnidraft.decode.tracing import Origin, Tracer
 from omnidraft.errors import RequestError
 from omnidraft.ports import Metrics, Mode, Request, Sampling, Step
@@ -48,6 +49,8 @@ class Question:
     mode: Mode | None = None
     num_draft_tokens: int | None = None
     """0 is plain decoding."""
+    num_log_probs: int | None = None
+    """The likeliest ids told with each token; None tells nothing."""
     is_stored: bool = True
     """Whether the learner may see it."""
     tenant: str = "default"
@@ -100,13 +103,13 @@ class Engine:
         self._decode = decode
         self._recording = recording
 
-    def answer(self, question: Question) -> Answer:
-        """Start a text with the snapshot that its id has now.
+    def answer(self, question: Question, snapshot: LoadedSnapshot | None = None) -> Answer:
+        """Start a text with this snapshot, or else the one that its id has now.
 
         Raises:
             RequestError: the question asks for what cannot be served.
         """
-        snapshot = self.slot.serving(question.request_id)
+        snapshot = snapshot or self.slot.serving(question.request_id)
         request = self.request(question)
         steps = self.decoder.decode(request, snapshot.proposer)
         if self._recorder is not None and question.is_stored and question.tenant not in self._recording.opted_out:
@@ -115,7 +118,7 @@ class Engine:
 
     def request(self, question: Question) -> Request:
         """The question in ids, with the deployment's settings. Raises RequestError."""
-        _check_texts(question)
+        require_text(_texts(question))
         check_sampling(question.sampling, len(self.pair.target_tokenizer.vocabulary))
         usual = self.caution.limit(question.tenant, self._decode.num_draft_tokens)
         num_draft = usual if question.num_draft_tokens is None else question.num_draft_tokens
@@ -134,6 +137,7 @@ class Engine:
             mode=question.mode or self._decode.mode,
             num_draft_tokens=num_draft,
             tenant=question.tenant,
+            num_log_probs=question.num_log_probs,
         )
 
     def _tracer(self, question: Question, request: Request, snapshot: LoadedSnapshot) -> Tracer:
@@ -185,15 +189,9 @@ def _prompt_ids(question: Question, tokenizer: PromptTokenizer) -> list[int]:
     return tokenizer.prompt_ids(question.prompt)
 
 
-def _check_texts(question: Question) -> None:
-    """Raises RequestError for half of a surrogate pair, which JSON can carry and no tokenizer or codec can encode."""
+def _texts(question: Question) -> Mapping[str, Iterable[str]]:
+    """All that a client wrote, by its name in the request."""
+    messages = [text for message in question.messages or () for text in message.values()]
     texts = {"prompt": [question.prompt or ""], "stop": question.stop_strings, "user": [question.tenant]}
-    if question.sampling.grammar is not None:
-        texts[question.sampling.grammar.kind] = [question.sampling.grammar.text]
-    texts["messages"] = [text for message in question.messages or () for text in message.values()]
-    for name, given in texts.items():
-        for text in given:
-            try:
-                text.encode()
-            except UnicodeEncodeError as exc:
-                raise RequestError(f"{name}: character {exc.start} is half of a surrogate pair, not text") from exc
+    grammar = question.sampling.grammar
+    return {**texts, "messages": messages, **({grammar.kind: [grammar.text]} if grammar else {})}

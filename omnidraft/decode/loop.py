@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from omnidraft.decode.beliefs import believed
+from omnidraft.decode.beliefs import believed, log_probs
 from omnidraft.decode.costs import Costs
 from omnidraft.decode.grammar import Grammars
 from omnidraft.decode.noise import SeededNoise
@@ -89,7 +89,7 @@ class Decoder:
                 limits = self._limits(request, num_left)
                 tree = drafting.propose(position, limits, noise)
                 _check(tree, root, limits, self.target.vocab_size)
-            step, target_s = self._step(session, tree, position, noise, shaper, watch)
+            step, target_s = self._step(session, tree, position, noise, shaper, watch, request.num_log_probs)
             if self._costs is not None:
                 self._costs.saw_pass(request.mode, len(tree), target_s)
             if drafting is not None:
@@ -98,7 +98,7 @@ class Decoder:
             num_left -= len(step.emitted)
             spent = time.perf_counter() - started
             timings = Timings(tree.draft_s, target_s, spent - target_s - tree.draft_s)
-            yield Step(tree, step.emitted, step.path, step.text, step.finish_reason, timings, step.beliefs)
+            yield replace(step, timings=timings)
 
     def _limits(self, request: Request, num_left: int) -> TreeLimits:
         """The target's own; its memory ends with the answer."""
@@ -114,6 +114,7 @@ class Decoder:
         noise: Noise,
         shaper: Shaper,
         watch: TextWatch,
+        num_log_probs: int | None,
     ) -> tuple[Step, float]:
         """Score the tree and let the target draw its path; returns the seconds of the target's pass too."""
         started = time.perf_counter()
@@ -133,7 +134,8 @@ class Decoder:
         beliefs = None
         if self._trace_top_k is not None:
             beliefs = believed(logits_NV, drawn_from, path.emitted, self._trace_top_k)
-        step = Step(tree, path.emitted, path.nodes, watch.take(), watch.finish_reason, Timings(), beliefs)
+        told = None if num_log_probs is None else log_probs(logits_NV, drawn_from, path.emitted, num_log_probs)
+        step = Step(tree, path.emitted, path.nodes, watch.take(), watch.finish_reason, Timings(), beliefs, told)
         return step, target_s
 
 

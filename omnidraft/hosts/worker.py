@@ -1,6 +1,7 @@
 """The decoding worker as a process: an HTTP server before one engine for each target, following their champions."""
 
 import logging
+import socket
 import threading
 
 import uvicorn
@@ -8,6 +9,7 @@ from fastapi import FastAPI
 
 from omnidraft import wiring
 from omnidraft.config import Settings, WorkerSettings
+from omnidraft.errors import ConfigError
 from omnidraft.hosts.process import stop_on_signals
 from omnidraft.serving.app import ServedModel, application
 from omnidraft.serving.queue import RequestQueue
@@ -15,37 +17,47 @@ from omnidraft.telemetry.metrics import PrometheusMetrics
 
 logger = logging.getLogger(__name__)
 
+LAST_BYTES_S = 3
+"""How long clients may take to read the end of their answers."""
+
 
 def main(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT: then finish accepted requests, drain the traces, and go.
 
+    Meanwhile `/readyz` is a 503 and so is every new request; what is not finished by `worker.drain_timeout_s` ends with
+    an error.
+
     Raises:
-        OmnidraftError: models, log or registry cannot be used.
+        OmnidraftError: models, log or registry cannot be used, or the address cannot be listened on.
     """
+    with _listening(settings.worker) as listener:  # before anything large is loaded
+        return _serve(settings, listener)
+
+
+def _serve(settings: Settings, listener: socket.socket) -> int:
     metrics = PrometheusMetrics()
     worker = wiring.worker(settings, metrics)
     requests = RequestQueue(metrics, max_waiting=settings.worker.max_queue)
     served = [ServedModel(each.engine, each.target.fingerprint) for each in worker.served]
-    app = application(requests, served, settings.worker, metrics.render)
-    server = uvicorn.Server(_http(app, settings.worker))
+    server = uvicorn.Server(_http(application(requests, served, settings.worker, metrics.render)))
     stop = stop_on_signals()
-    threads = [threading.Thread(target=server.run, name="http")]
-    threads += [
+    http = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="http")
+    refreshers = [
         threading.Thread(target=each.refresher.run, args=(stop,), name=f"refresher of {each.engine.pair.target}")
         for each in worker.served
         if each.refresher is not None
     ]
-    for thread in threads:
+    for thread in (http, *refreshers):
         thread.start()
-    names = ", ".join(settings.models.targets)
-    logger.info("serving %s on http://%s:%d", names, settings.worker.host, settings.worker.port)
-    while not stop.wait(0.2) and threads[0].is_alive():
+    host, port = listener.getsockname()[:2]
+    logger.info("serving %s on http://%s:%d", ", ".join(settings.models.targets), host, port)
+    while not stop.wait(0.2) and http.is_alive():
         pass
     has_failed = not stop.is_set()
     stop.set()
-    requests.close(settings.recorder.drain_timeout_s)
+    requests.close(settings.worker.drain_timeout_s)
     server.should_exit = True
-    for thread in threads:
+    for thread in (http, *refreshers):
         thread.join(settings.recorder.drain_timeout_s)
     if worker.recorder is not None:
         worker.recorder.close(settings.recorder.drain_timeout_s)
@@ -53,6 +65,21 @@ def main(settings: Settings) -> int:
     return 1 if has_failed else 0
 
 
-def _http(app: FastAPI, settings: WorkerSettings) -> uvicorn.Config:
+def _listening(settings: WorkerSettings) -> socket.socket:
+    """Raises ConfigError when nobody can listen there."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as exc:
+        where = f"{settings.host}:{settings.port}"
+        raise ConfigError(f"cannot listen on {where} (worker.host and worker.port): {exc.strerror}") from exc
+    return listener
+
+
+def _http(app: FastAPI) -> uvicorn.Config:
     """Without a logging of its own: its lines are written as ours."""
-    return uvicorn.Config(app, host=settings.host, port=settings.port, log_level="warning", log_config=None)
+    return uvicorn.Config(app, log_level="warning", log_config=None, timeout_graceful_shutdown=LAST_BYTES_S)

@@ -2,14 +2,17 @@
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from omnidraft.errors import OmnidraftError, RequestError
-from omnidraft.serving.queue import QueueFull
+from omnidraft.serving.queue import Abandoned, QueueFull, Stopping
 
-RETRY_AFTER_S = "5"
+STOPPING_RETRY_S = "1"
+"""Another worker can be asked at once."""
+NOBODY_READS = 499
+"""As nginx logs a client that closed its connection."""
 
 
 class ModelNotServed(RequestError):
@@ -44,8 +47,10 @@ class BodyLimit:
 
 
 def add_errors(app: FastAPI) -> None:
+    """What the application raises, as responses."""
+
     @app.exception_handler(RequestValidationError)
-    def invalid(_request: Request, exc: RequestValidationError) -> JSONResponse:
+    async def invalid(_request: Request, exc: RequestValidationError) -> JSONResponse:
         problem = exc.errors()[0]
         path = ".".join(str(part) for part in problem["loc"] if part != "body")
         where = path.encode("utf-8", "backslashreplace").decode() or None
@@ -53,25 +58,34 @@ def add_errors(app: FastAPI) -> None:
         return JSONResponse(error(message, "invalid_request_error", where), status_code=400)
 
     @app.exception_handler(HTTPException)
-    def unserved(_request: Request, exc: HTTPException) -> JSONResponse:
+    async def unserved(_request: Request, exc: HTTPException) -> JSONResponse:
         content = error(exc.detail, "invalid_request_error")
         return JSONResponse(content, status_code=exc.status_code, headers=exc.headers)
 
     @app.exception_handler(ModelNotServed)
-    def unknown(_request: Request, exc: ModelNotServed) -> JSONResponse:
+    async def unknown(_request: Request, exc: ModelNotServed) -> JSONResponse:
         content = error(str(exc), "invalid_request_error", "model", "model_not_found")
         return JSONResponse(content, status_code=404)
 
     @app.exception_handler(RequestError)
-    def refused(_request: Request, exc: RequestError) -> JSONResponse:
+    async def refused(_request: Request, exc: RequestError) -> JSONResponse:
         return JSONResponse(error(str(exc), "invalid_request_error"), status_code=400)
 
     @app.exception_handler(QueueFull)
-    def busy(_request: Request, exc: QueueFull) -> JSONResponse:
-        headers = {"Retry-After": RETRY_AFTER_S}
-        return JSONResponse(error(str(exc), "rate_limit_error"), status_code=429, headers=headers)
+    async def busy(_request: Request, exc: QueueFull) -> JSONResponse:
+        content = error(str(exc), "rate_limit_error", code="queue_full")
+        return JSONResponse(content, status_code=429, headers={"Retry-After": str(exc.retry_after_s)})
+
+    @app.exception_handler(Stopping)
+    async def stopping(_request: Request, exc: Stopping) -> JSONResponse:
+        content = error(str(exc), "server_error", code="stopping")
+        return JSONResponse(content, status_code=503, headers={"Retry-After": STOPPING_RETRY_S})
+
+    @app.exception_handler(Abandoned)
+    async def gone(_request: Request, _exc: Abandoned) -> Response:
+        return Response(status_code=NOBODY_READS)
 
     @app.exception_handler(OmnidraftError)
     @app.exception_handler(Exception)
-    def failed(_request: Request, exc: Exception) -> JSONResponse:
+    async def failed(_request: Request, exc: Exception) -> JSONResponse:
         return JSONResponse(error(str(exc), "server_error"), status_code=500)

@@ -1,97 +1,137 @@
-"""What clients send, in OpenAI's words, and how it becomes a Question."""
+"""What clients send, in OpenAI's words, and how it becomes Questions.
 
-import json
+A field that is not here is refused by name, so that nobody believes it had an effect; of OpenAI's own fields that we do
+not have, those with a value that changes nothing are taken.
+"""
+
+import hashlib
+import secrets
+import uuid
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
 
 from omnidraft.decode.engine import Question
+from omnidraft.decode.sampling_limits import MAX_PENALTY, MAX_REPETITION_PENALTY, MAX_TEMPERATURE
 from omnidraft.errors import RequestError
 from omnidraft.ports import Grammar, Sampling
+from omnidraft.serving.formats import ResponseFormat, StructuredOutputs
 
 MAX_SEED = 2**63 - 1
+USUAL_TOKENS = 256
+MAX_STOPS = 16
+
+
+class TextPart(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    type: Literal["text"]
+    text: str
 
 
 class Message(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-    role: Literal["system", "user", "assistant"]
-    content: str
+    model_config = ConfigDict(extra="ignore", strict=True)
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Annotated[list[TextPart], Field(min_length=1)]
+
+    def plain(self) -> dict[str, str]:
+        """As chat templates take it; they know no developer, whom OpenAI lets speak as the system."""
+        role = "system" if self.role == "developer" else self.role
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return {"role": role, "content": text}
 
 
 class StreamOptions(BaseModel):
+    model_config = ConfigDict(strict=True)
     include_usage: bool = False
-
-
-class JsonSchema(BaseModel):
-    """OpenAI's wrapping; the schema is always kept to, whatever `strict` says."""
-
-    model_config = ConfigDict(extra="forbid", populate_by_name=True)
-    name: str | None = None
-    description: str | None = None
-    strict: bool | None = None
-    schema_: dict[str, Any] = Field(alias="schema")
-
-
-class ResponseFormat(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
-
-    @model_validator(mode="after")
-    def _has_its_schema(self) -> "ResponseFormat":
-        if (self.type == "json_schema") != (self.json_schema is not None):
-            raise ValueError("json_schema is given with type json_schema, and only then")
-        return self
-
-    def grammar(self) -> Grammar | None:
-        if self.type == "text":
-            return None
-        return Grammar("json_schema", json.dumps(self.json_schema.schema_ if self.json_schema else {"type": "object"}))
-
-
-class StructuredOutputs(BaseModel):
-    """vLLM's own way to ask for a grammar."""
-
-    model_config = ConfigDict(extra="forbid")
-    regex: str | None = None
-    json_: dict[str, Any] | None = Field(None, alias="json")
-
-    def grammar(self) -> Grammar | None:
-        if self.regex is not None and self.json_ is not None:
-            raise RequestError("structured_outputs: give either regex or json")
-        if self.regex is not None:
-            return Grammar("regex", self.regex)
-        return None if self.json_ is None else Grammar("json_schema", json.dumps(self.json_))
 
 
 class _Asked(BaseModel):
     """What both endpoints share."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
     model: str | None = None
-    temperature: float = Field(1.0, ge=0, le=100)
+    temperature: float | None = Field(None, ge=0, le=MAX_TEMPERATURE)
+    """1 when it is not given."""
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=1)
-    min_p: float | None = None
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: dict[int, float] | None = None
-    """What is added to the logits of the target's ids; ranges of these five: see decode/sampling_limits.py."""
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float = Field(1.0, gt=0, le=MAX_REPETITION_PENALTY)
+    presence_penalty: float | None = Field(None, ge=-MAX_PENALTY, le=MAX_PENALTY)
+    frequency_penalty: float | None = Field(None, ge=-MAX_PENALTY, le=MAX_PENALTY)
+    logit_bias: dict[Annotated[int, Strict(False)], float] | None = None
+    """What is added to the logits of the target's ids, between -100 and 100."""
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     seed: int | None = Field(None, ge=-MAX_SEED - 1, le=MAX_SEED)
-    stop: str | list[str] | None = None
-    stream: bool = False
+    """The same seed gives the same text, whatever drafts. Choice 0 is the text that n = 1 gives."""
+    stop: str | Annotated[list[str], Field(max_length=MAX_STOPS)] | None = None
+    stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: Literal[1] = 1
+    n: int | None = Field(None, ge=1)
     user: str | None = None
-    store: bool = True
+    """Whose the request is, unless the API key says it."""
+    store: bool | None = None
     """False keeps the request out of the traces the drafter learns from."""
     speculation: Literal["auto", "off"] | Annotated[int, Field(ge=0)] = "auto"
     """off, or the number of tokens drafted per pass; auto takes the deployment's."""
     mode: Literal["fast", "reproducible"] | None = None
+    figures: bool = False
+    """Answer with what speculation did, as `omnidraft`."""
+    metadata: dict[str, str] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    service_tier: Literal["auto", "default"] | None = None
+
+    @property
+    def wants_usage(self) -> bool:
+        """In a stream."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def num_log_probs(self) -> int | None:
+        raise NotImplementedError
+
+    @property
+    def num_tokens(self) -> int | None:
+        """None: not said."""
+        raise NotImplementedError
+
+    def prompts(self) -> Sequence[dict[str, Any]]:
+        """The part of a Question that differs from prompt to prompt."""
+        raise NotImplementedError
+
+    @property
+    def num_choices(self) -> int:
+        return len(self.prompts()) * (self.n or 1)
+
+    def questions(self, tenant: str, max_new_tokens: int) -> list[Question]:
+        """One for each choice, those of a prompt side by side. Raises RequestError.
+
+        Args:
+            max_new_tokens: at most.
+        """
+        num_tokens = min(USUAL_TOKENS, max_new_tokens) if self.num_tokens is None else self.num_tokens
+        if num_tokens > max_new_tokens:
+            raise RequestError(f"max_tokens may be {max_new_tokens} at most, got {num_tokens}")
+        request_id = uuid.uuid4().hex
+        seed = secrets.randbits(63) if self.seed is None else self.seed
+        shared: dict[str, Any] = {
+            "max_new_tokens": num_tokens,
+            "sampling": self._sampling(),
+            "stop_strings": tuple([self.stop] if isinstance(self.stop, str) else self.stop or ()),
+            "mode": self.mode,
+            "num_draft_tokens": self._num_draft_tokens(),
+            "num_log_probs": self.num_log_probs,
+            "is_stored": self.store is not False,
+            "tenant": tenant,
+        }
+        choices = [(prompt, number) for prompt in self.prompts() for number in range(self.n or 1)]
+        return [
+            Question(**prompt, **shared, seed=seed_of(seed, number), request_id=_part(request_id, index))
+            for index, (prompt, number) in enumerate(choices)
+        ]
 
     def _num_draft_tokens(self) -> int | None:
         if self.speculation == "auto":
@@ -100,13 +140,13 @@ class _Asked(BaseModel):
 
     def _sampling(self) -> Sampling:
         return Sampling(
-            self.temperature,
+            1.0 if self.temperature is None else self.temperature,
             self.top_k,
             self.top_p,
             self.min_p,
             self.repetition_penalty,
-            self.presence_penalty,
-            self.frequency_penalty,
+            self.presence_penalty or 0.0,
+            self.frequency_penalty or 0.0,
             self.logit_bias or {},
             self._grammar(),
         )
@@ -118,40 +158,68 @@ class _Asked(BaseModel):
             raise RequestError("give either response_format or structured_outputs")
         return grammars[0] if grammars else None
 
-    def _question(
-        self, max_new_tokens: int, tenant: str, prompt: str | None, messages: list[Message] | None
-    ) -> Question:
-        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        return Question(
-            prompt=prompt,
-            messages=None if messages is None else [message.model_dump() for message in messages],
-            max_new_tokens=max_new_tokens,
-            sampling=self._sampling(),
-            seed=self.seed,
-            stop_strings=tuple(stops),
-            mode=self.mode,
-            num_draft_tokens=self._num_draft_tokens(),
-            is_stored=self.store,
-            tenant=self.user or tenant,
-        )
-
 
 class CompletionRequest(_Asked):
-    prompt: str
-    max_tokens: int = Field(256, ge=1)
+    prompt: str | Annotated[list[str], Field(min_length=1)]
+    """Of several, each has `n` choices."""
+    max_tokens: int | None = Field(None, ge=1)
+    logprobs: int | None = Field(None, ge=0, le=5)
+    """Tell each token's log-probability and those of so many likeliest ones: the target's own, before sampling
+    settings."""
+    echo: Literal[False] | None = None
+    best_of: Literal[1] | None = None
+    suffix: None = None
 
-    def question(self, tenant: str) -> Question:
-        return self._question(self.max_tokens, tenant, self.prompt, None)
+    @property
+    def num_log_probs(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def num_tokens(self) -> int | None:
+        return self.max_tokens
+
+    def prompts(self) -> Sequence[dict[str, Any]]:
+        return [{"prompt": prompt} for prompt in ([self.prompt] if isinstance(self.prompt, str) else self.prompt)]
 
 
 class ChatRequest(_Asked):
     messages: list[Message]
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = None
+    """Tell each token's log-probability: the target's own, before sampling settings."""
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    """... and those of so many likeliest ones."""
+    tools: Annotated[list[Any], Field(max_length=0)] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: bool | None = None
+    modalities: list[Literal["text"]] | None = None
+
+    @model_validator(mode="after")
+    def _asks_for_log_probs(self) -> "ChatRequest":
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs: true")
+        return self
 
     @property
-    def num_new_tokens(self) -> int:
-        return self.max_completion_tokens or self.max_tokens or 256
+    def num_log_probs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
-    def question(self, tenant: str) -> Question:
-        return self._question(self.num_new_tokens, tenant, None, self.messages)
+    @property
+    def num_tokens(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+    def prompts(self) -> Sequence[dict[str, Any]]:
+        return [{"messages": [message.plain() for message in self.messages]}]
+
+
+def seed_of(seed: int, choice: int) -> int:
+    """Of one choice: the request's own for the first, and 63 bits of a hash for the others."""
+    if choice == 0:
+        return seed
+    return int.from_bytes(hashlib.sha256(f"{seed}/{choice}".encode()).digest()[:8], "big") >> 1
+
+
+def _part(request_id: str, index: int) -> str:
+    """The request's own id for the first text; what names a trace record has to differ."""
+    return request_id if index == 0 else f"{request_id}-{index}"

@@ -98,7 +98,7 @@ def _wait(urls: Sequence[str], version: int) -> None:
 
 def _served(url: str) -> int | None:
     """By the version that a one-token answer names."""
-    body = {"prompt": "x", "max_tokens": 1, "temperature": 0, "store": False}
+    body = {"prompt": "x", "max_tokens": 1, "temperature": 0, "store": False, "figures": True}
     answer = httpx.post(f"{url}/v1/completions", json=body, timeout=TAKE_UP_TIMEOUT_S)
     version: int | None = answer.json()["omnidraft"]["snapshot_version"]
     return version

@@ -140,7 +140,8 @@ def test_a_stopped_controller_leaves_a_registry_the_command_line_can_read_and_ro
 def ask(url: str, number: int) -> dict[str, object]:
     """One short answer, and what was said of it."""
     body = {"messages": [{"role": "user", "content": f"How many clips? {number}"}], "max_tokens": 24, "seed": number}
-    response = httpx.post(f"{url}/v1/chat/completions", json=body | {"temperature": 0.7}, timeout=60.0)
+    body |= {"temperature": 0.7, "figures": True}
+    response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60.0)
     response.raise_for_status()
     content = response.json()
     return {"text": content["choices"][0]["message"]["content"]} | content["omnidraft"]

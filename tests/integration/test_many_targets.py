@@ -19,6 +19,7 @@ from omnidraft.models.trainable_drafter import load_trainable
 from omnidraft.ports import DraftTree, Noise, Request, Sampling
 from omnidraft.serving.app import ServedModel, application
 from omnidraft.serving.queue import QueueFull, RequestQueue
+from omnidraft.serving.ticket import Ticket
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.manifest import Manifest
 from omnidraft.telemetry.metrics import CountingMetrics
@@ -65,6 +66,9 @@ class Running:
     @property
     def names(self) -> list[str]:
         return [each.engine.pair.target for each in self.worker.served]
+
+    def submit(self, engine: Engine, question: Question) -> Ticket:
+        return self.requests.submit(Ticket(engine, [question]))
 
     def ask(self, name: str, seed: int = 3, temperature: float = 1.0) -> openai.types.Completion:
         return self.client.completions.create(
@@ -231,10 +235,10 @@ def test_a_long_text_of_one_target_takes_turns_with_the_texts_of_the_other(runni
     long, short = Noting("long", passes), Noting("short", passes)
     one.slot.swap(snapshot(1, long))
     other.slot.swap(snapshot(1, short))
-    first = running.requests.submit(one, Question(prompt="a", max_new_tokens=400, seed=1, is_stored=False))
+    first = running.submit(one, Question(prompt="a", max_new_tokens=400, seed=1, is_stored=False))
     assert long.has_begun.wait(PATIENCE_S)
-    second = running.requests.submit(other, Question(prompt="b", max_new_tokens=5, seed=1, is_stored=False))
-    assert sum(len(step.emitted) for step in second.steps()) == 5
+    second = running.submit(other, Question(prompt="b", max_new_tokens=5, seed=1, is_stored=False))
+    assert sum(len(step.emitted) for _, step in second.pieces()) == 5
     first.is_abandoned = True
     begun, ended = passes.index("short"), len(passes) - passes[::-1].index("short")
     assert all(before != after for before, after in pairwise(passes[begun:ended]))
@@ -245,14 +249,14 @@ def test_a_full_line_refuses_its_own_targets_requests_only(running: Running) -> 
     one, other = (each.engine for each in running.worker.served)
     gated, question = Gated(), Question(prompt="a", max_new_tokens=2, seed=1, is_stored=False)
     one.slot.swap(snapshot(1, gated))
-    tickets = [running.requests.submit(one, question)]
+    tickets = [running.submit(one, question)]
     assert gated.is_reached.wait(PATIENCE_S)
-    tickets += [running.requests.submit(one, question) for _ in range(2)]
+    tickets += [running.submit(one, question) for _ in range(2)]
     with pytest.raises(QueueFull, match="2 requests are waiting already"):
-        running.requests.submit(one, question)
-    tickets.append(running.requests.submit(other, question))
+        running.submit(one, question)
+    tickets.append(running.submit(other, question))
     gated.gate.set()
-    assert [sum(len(step.emitted) for step in ticket.steps()) for ticket in tickets] == [2] * 4
+    assert [sum(len(step.emitted) for _, step in ticket.pieces()) for ticket in tickets] == [2] * 4
 
 
 def test_records_of_both_targets_in_one_log_teach_each_pair_its_own_only(

@@ -8,6 +8,7 @@ import pytest
 from omnidraft import config, wiring
 from omnidraft.decode.engine import Question
 from omnidraft.serving.queue import RequestQueue
+from omnidraft.serving.ticket import Ticket
 from omnidraft.telemetry.metrics import CountingMetrics
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
@@ -32,8 +33,8 @@ def test_two_real_targets_share_a_drafter_and_give_the_texts_of_plain_decoding(t
     assert one is other
     requests = RequestQueue(CountingMetrics(), max_waiting=4)
     asked = [(engine, replace(QUESTION, num_draft_tokens=num)) for num in (0, None) for engine in engines]
-    tickets = [requests.submit(engine, question) for engine, question in asked]
-    texts = ["".join(step.text for step in ticket.steps()) for ticket in tickets]
+    tickets = [requests.submit(Ticket(engine, [question])) for engine, question in asked]
+    texts = ["".join(step.text for _, step in ticket.pieces()) for ticket in tickets]
     requests.close(60.0)
     assert texts[:2] == texts[2:]
     assert texts[0] != texts[1]

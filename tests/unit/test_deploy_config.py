@@ -84,3 +84,9 @@ def test_the_image_copies_only_what_the_repository_has():
     allowed = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
     assert sorted(copied) == sorted(allowed)
     assert [name for name in copied if not (ROOT / name).exists()] == []
+
+
+def test_the_worker_may_drain_before_it_is_stopped_by_force():
+    settings = config.load(ROOT / "deploy/config/compose.toml", environ={})
+    grace_s = float(COMPOSE["services"]["worker"]["stop_grace_period"].removesuffix("s"))
+    assert grace_s > settings.worker.drain_timeout_s + settings.recorder.drain_timeout_s

@@ -1,10 +1,10 @@
-"""The log-probabilities of a trace record."""
+"""The log-probabilities of a trace record, and those that a client asks for."""
 
 import numpy as np
 import pytest
 import torch
 
-from omnidraft.decode.beliefs import believed
+from omnidraft.decode.beliefs import believed, log_probs
 
 HALF = 2e-3
 """float16 keeps three digits; log-probabilities here lie within -16 and 0, where its steps are below 0.016."""
@@ -58,3 +58,16 @@ def test_columns_have_the_records_types():
     assert beliefs.top_ids_EK.dtype == np.uint32
     for column in (beliefs.top_log_p_EK, beliefs.emitted_log_p_E, beliefs.tail_log_p_E):
         assert column.dtype == np.float16
+
+
+@pytest.mark.parametrize("num", [0, 3, 20])
+def test_a_client_gets_the_log_softmax_of_the_rows_drawn_from(num):
+    logits_NV = torch.randn(3, 2000, generator=torch.Generator().manual_seed(4)) * 3
+    before_NV, log_p_NV = logits_NV.clone(), torch.log_softmax(logits_NV.double(), dim=-1)
+    told = log_probs(logits_NV, (0, 2), (5, 6), num)
+    assert told.emitted == pytest.approx([float(log_p_NV[0, 5]), float(log_p_NV[2, 6])], abs=1e-5)
+    for node, likeliest in zip((0, 2), told.likeliest, strict=True):
+        values, ids = torch.topk(log_p_NV[node], num)
+        assert [token for token, _ in likeliest] == ids.tolist()
+        assert [log_p for _, log_p in likeliest] == pytest.approx(values.tolist(), abs=1e-5)
+    assert torch.equal(logits_NV, before_NV)

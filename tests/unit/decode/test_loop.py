@@ -261,3 +261,21 @@ def test_beliefs_are_raw_and_those_of_the_emitted_positions():
             assert step.beliefs.emitted_log_p_E[index] == pytest.approx(float(log_p[token]), abs=5e-3)
             assert step.beliefs.top_ids_EK[index, 0] == int(log_p.argmax())
             text.append(token)
+
+
+@pytest.mark.parametrize("proposer", PROPOSERS.values(), ids=PROPOSERS)
+def test_log_probs_are_the_targets_own_whoever_drafts_and_however_it_is_sampled(proposer):
+    request = make_request(Sampling(0.8, 5, 0.9, logit_bias={3: 2.0}), seed=4, num_log_probs=2)
+    text = list(request.prompt_ids)
+    for step in toy_decoder().decode(request, proposer):
+        assert step.log_probs is not None
+        for token, log_p, likeliest in zip(step.emitted, step.log_probs.emitted, step.log_probs.likeliest, strict=True):
+            expected_V = torch.log_softmax(TABLE.logits(text), dim=-1)
+            assert log_p == pytest.approx(float(expected_V[token]), abs=1e-5)
+            assert [each for _, each in likeliest] == pytest.approx(expected_V.topk(2).values.tolist(), abs=1e-5)
+            text.append(token)
+    assert len(text) > len(request.prompt_ids)
+
+
+def test_log_probs_are_told_only_when_asked_for():
+    assert all(step.log_probs is None for step in toy_decoder().decode(make_request(), None))

@@ -128,9 +128,9 @@ class Misremembering(Decoder):
         super().__init__(ToyTarget(TABLE), TARGET_TOKENIZER.vocabulary)
         self._wrong = wrong
 
-    def _step(self, session, tree, position, noise, shaper, watch):
+    def _step(self, session, tree, position, noise, shaper, watch, num_log_probs):
         history = self._wrong(shaper, tree)
-        scored = super()._step(session, tree, position, noise, history, watch)
+        scored = super()._step(session, tree, position, noise, history, watch, num_log_probs)
         history.end()
         return scored
 

@@ -4,9 +4,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
 
+from omnidraft.config import WorkerSettings
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.slot import SnapshotSlot
+from omnidraft.serving.app import ServedModel, application
 from omnidraft.serving.queue import RequestQueue
 from omnidraft.telemetry.metrics import CountingMetrics
 from tests.tiny_engine import PATIENCE_S, tiny_worker
@@ -37,3 +41,15 @@ def requests(metrics: CountingMetrics) -> Iterator[RequestQueue]:
     made = RequestQueue(metrics, max_waiting=2)
     yield made
     made.close(PATIENCE_S)
+
+
+@pytest.fixture
+def app(requests: RequestQueue, engine: Engine) -> FastAPI:
+    settings = WorkerSettings(max_queue=2, max_body_bytes=20_000, max_new_tokens=64)
+    return application(requests, [ServedModel(engine, "print")], settings, lambda: b"# metrics\n")
+
+
+@pytest.fixture
+def client(app: FastAPI) -> Iterator[TestClient]:
+    with TestClient(app, raise_server_exceptions=False) as made:
+        yield made

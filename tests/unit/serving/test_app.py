@@ -4,58 +4,30 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import httpx
 import openai
 import pytest
-import uvicorn
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from omnidraft.config import WorkerSettings
 from omnidraft.decode.engine import Engine
 from omnidraft.errors import ContractError
-from omnidraft.serving.app import ServedModel, application
-from omnidraft.serving.queue import RequestQueue
 from omnidraft.telemetry.metrics import CountingMetrics
+from tests.http_server import events, served
 from tests.tiny_engine import PATIENCE_S, Failing, Gated, snapshot
 
 ASKED = {"prompt": "How many clips", "max_tokens": 8, "seed": 5}
+TOLD = ASKED | {"figures": True}
 CHAT = {"messages": [{"role": "user", "content": "How many clips"}], "max_tokens": 8, "seed": 5}
 JSON = {"content-type": "application/json"}
-SETTINGS = WorkerSettings(max_queue=2, max_body_bytes=20_000, max_new_tokens=64)
 
 
 @pytest.fixture
-def app(requests: RequestQueue, engine: Engine):
-    return application(requests, [ServedModel(engine, "print")], SETTINGS, lambda: b"# metrics\n")
-
-
-@pytest.fixture
-def client(app) -> Iterator[TestClient]:
-    with TestClient(app, raise_server_exceptions=False) as made:
-        yield made
-
-
-@pytest.fixture
-def url(app) -> Iterator[str]:
+def url(app: FastAPI) -> Iterator[str]:
     """The application behind a real server."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    deadline = time.monotonic() + PATIENCE_S
-    while not server.started and time.monotonic() < deadline:
-        time.sleep(0.005)
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    server.should_exit = True
-    thread.join(PATIENCE_S)
-
-
-def events(response: httpx.Response) -> list[dict[str, Any]]:
-    assert response.headers["content-type"].startswith("text/event-stream")
-    lines = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
-    assert lines[-1] == "[DONE]"
-    return [json.loads(line) for line in lines[:-1]]
+    with served(app) as made:
+        yield made
 
 
 def refusal(response: httpx.Response, status: int) -> str:
@@ -88,13 +60,16 @@ def test_the_openai_client_gets_the_same_text_whole_and_streamed(url: str, engin
 
 
 def test_a_response_says_what_it_cost_and_how_to_get_it_again(client: TestClient) -> None:
-    body = client.post("/v1/completions", json=ASKED | {"seed": None}).json()
+    assert "omnidraft" not in client.post("/v1/completions", json=ASKED).json()
+    body = client.post("/v1/completions", json=TOLD | {"seed": None}).json()
     assert body["usage"]["completion_tokens"] == body["omnidraft"]["num_tokens"] <= 8
     assert body["usage"]["total_tokens"] == body["usage"]["prompt_tokens"] + body["usage"]["completion_tokens"]
-    again = client.post("/v1/completions", json=ASKED | {"seed": None, "temperature": 1.0}).json()
-    assert again["omnidraft"]["seed"] != body["omnidraft"]["seed"]
-    plain = client.post("/v1/completions", json=ASKED | {"speculation": "off"}).json()
-    drafted = client.post("/v1/completions", json=ASKED).json()
+    other = client.post("/v1/completions", json=TOLD | {"seed": None, "temperature": 1.0}).json()
+    assert other["omnidraft"]["seeds"] != body["omnidraft"]["seeds"]
+    again = client.post("/v1/completions", json=ASKED | {"seed": other["omnidraft"]["seeds"][0]}).json()
+    assert again["choices"] == other["choices"] != body["choices"]
+    plain = client.post("/v1/completions", json=TOLD | {"speculation": "off"}).json()
+    drafted = client.post("/v1/completions", json=TOLD).json()
     assert plain["choices"] == drafted["choices"]
     assert plain["omnidraft"]["num_scored"] == 0
 
@@ -171,8 +146,9 @@ def test_health_models_and_metrics_answer(client: TestClient) -> None:
     ("fields", "words"),
     [
         ({"prompt": ""}, "prompt is empty"),
-        ({"prompt": 5}, "prompt: "),
-        ({"prompt": ["a", "b"]}, "prompt: "),
+        ({"prompt": 5}, "prompt."),
+        ({"prompt": []}, "prompt."),
+        ({"prompt": [5, 6]}, "prompt."),
         ({"max_tokens": -1}, "max_tokens: "),
         ({"max_tokens": 65}, "max_tokens may be 64 at most, got 65"),
         ({"max_tokens": "many"}, "max_tokens: "),
@@ -180,15 +156,20 @@ def test_health_models_and_metrics_answer(client: TestClient) -> None:
         ({"temperature": 1e9}, "temperature: "),
         ({"temperature": float("nan")}, "temperature: "),
         ({"top_p": 0}, "top_p: "),
-        ({"n": 2}, "n: "),
+        ({"n": 17}, "n: 16 choices at most, got 17"),
+        ({"n": 0}, "n: "),
+        ({"prompt": ["a"] * 9, "n": 2}, "n: 16 choices at most, got 18"),
+        ({"logprobs": 6}, "logprobs: "),
+        ({"stop": ["a"] * 17}, "stop"),
+        ({"echo": True}, "echo: "),
         ({"seed": 2**64}, "seed: "),
         ({"stop": 7}, "stop"),
         ({"logit_bias": {"a": 1}}, "logit_bias.a"),
         ({"logit_bias": {"3": 101}}, "logit_bias of 3 must be between -100 and 100, got 101"),
         ({"logit_bias": {"-3": 1}}, "logit_bias must be of ids from 0"),
-        ({"min_p": 2}, "min_p must be between 0 and 1, got 2"),
-        ({"presence_penalty": 2.5}, "presence_penalty must be between -2 and 2, got 2.5"),
-        ({"repetition_penalty": 0}, "repetition_penalty must be above 0"),
+        ({"min_p": 2}, "min_p: "),
+        ({"presence_penalty": 2.5}, "presence_penalty: "),
+        ({"repetition_penalty": 0}, "repetition_penalty: "),
         ({"frequency_penalty": float("inf")}, "frequency_penalty: "),
         ({"best_of": 2}, "best_of: "),
         ({"response_format": {"type": "yaml"}}, "response_format.type: "),
@@ -317,7 +298,8 @@ def test_a_decoding_failure_is_a_500_and_the_next_request_is_served(
     engine.slot.swap(snapshot(1, Failing(error, num_good=2)))
     assert str(error) in refusal(client.post("/v1/completions", json=ASKED), 500)
     streamed = events(client.post("/v1/completions", json=ASKED | {"stream": True}))
-    assert [set(event) == {"error"} for event in streamed] == [False, False, True]
+    assert [set(event) == {"error"} for event in streamed] == [*[False] * (len(streamed) - 1), True]
+    assert len(streamed) > 1
     assert streamed[-1]["error"]["message"] == str(error)
     engine.slot.swap(snapshot(2, base))
     assert client.post("/v1/completions", json=ASKED).status_code == 200

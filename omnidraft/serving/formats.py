@@ -1,0 +1,51 @@
+"""The two ways to ask for a text that keeps to a grammar: OpenAI's response_format and vLLM's structured_outputs."""
+
+import json
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from omnidraft.errors import RequestError
+from omnidraft.ports import Grammar
+
+
+class JsonSchema(BaseModel):
+    """OpenAI's wrapping; the schema is always kept to, whatever `strict` says."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, populate_by_name=True)
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class ResponseFormat(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _has_its_schema(self) -> "ResponseFormat":
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("json_schema is given with type json_schema, and only then")
+        return self
+
+    def grammar(self) -> Grammar | None:
+        if self.type == "text":
+            return None
+        return Grammar("json_schema", json.dumps(self.json_schema.schema_ if self.json_schema else {"type": "object"}))
+
+
+class StructuredOutputs(BaseModel):
+    """vLLM's own way to ask for a grammar."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    regex: str | None = None
+    json_: dict[str, Any] | None = Field(None, alias="json")
+
+    def grammar(self) -> Grammar | None:
+        if self.regex is not None and self.json_ is not None:
+            raise RequestError("structured_outputs: give either regex or json")
+        if self.regex is not None:
+            return Grammar("regex", self.regex)
+        return None if self.json_ is None else Grammar("json_schema", json.dumps(self.json_))

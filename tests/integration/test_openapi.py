@@ -1,0 +1,91 @@
+"""The OpenAPI document is true: whatever it allows is served or refused as it says, and what it forbids is refused.
+
+Requests are made from the document itself; every answer must have a status, a content type and a shape that it names.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import schemathesis
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from hypothesis import HealthCheck, given, settings
+from schemathesis.checks import load_all_checks
+from schemathesis.generation import GenerationMode
+from schemathesis.schemas import BaseSchema
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from omnidraft.config import ApiKey, WorkerSettings
+from omnidraft.serving.app import ServedModel, application
+from omnidraft.serving.queue import RequestQueue
+from omnidraft.telemetry.metrics import CountingMetrics
+from tests.tiny_engine import PATIENCE_S, tiny_worker
+
+KEY = "sk-for-the-document-0123"
+CHECKS = [
+    schemathesis.checks.not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    negative_data_rejection,
+]
+EXAMPLES = 40
+OPERATIONS = (("POST", "/v1/completions"), ("POST", "/v1/chat/completions"))
+load_all_checks()
+
+
+@pytest.fixture(scope="module")
+def app(tiny_models: tuple[Path, Path], omnidraft_home: Path) -> Iterator[FastAPI]:
+    metrics = CountingMetrics()
+    worker = tiny_worker(tiny_models, omnidraft_home, metrics)
+    requests = RequestQueue(metrics, max_waiting=4)
+    served = [ServedModel(worker.engine, worker.target.fingerprint)]
+    limits = WorkerSettings(max_new_tokens=4, api_keys=(ApiKey(key=KEY),))
+    yield application(requests, served, limits, lambda: b"# metrics\n")
+    requests.close(PATIENCE_S)
+
+
+@pytest.fixture(scope="module")
+def document(app: FastAPI) -> BaseSchema:
+    return schemathesis.openapi.from_asgi("/openapi.json", app)
+
+
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["allowed", "forbidden"])
+@pytest.mark.parametrize(("method", "path"), OPERATIONS)
+def test_every_answer_is_one_that_the_document_names(
+    document: BaseSchema, method: str, path: str, mode: GenerationMode
+) -> None:
+    @settings(max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @given(document[path][method].as_strategy(mode))
+    def check(case: schemathesis.Case) -> None:
+        response = case.call_and_validate(headers={"Authorization": f"Bearer {KEY}"}, checks=CHECKS)
+        if response.status_code >= 400:
+            assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+    check()
+
+
+def test_what_is_no_operation_is_refused_in_the_same_shape(app: FastAPI) -> None:
+    with TestClient(app, headers={"Authorization": f"Bearer {KEY}"}) as client:
+        for method, path in (("PUT", "/v1/completions"), ("GET", "/v1/chat/completions"), ("GET", "/v1/none")):
+            response = client.request(method, path)
+            assert response.status_code in (404, 405)
+            assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_every_status_of_ours_is_in_the_document_and_no_other(app: FastAPI) -> None:
+    paths = app.openapi()["paths"]
+    assert set(paths) >= {"/v1/completions", "/v1/chat/completions", "/v1/models", "/healthz", "/readyz", "/metrics"}
+    for name in ("/v1/completions", "/v1/chat/completions"):
+        operation = paths[name]["post"]
+        assert set(operation["responses"]) == {"200", "400", "401", "404", "413", "429", "500", "503"}
+        assert operation["security"] == [{"key": []}]
+        assert set(operation["responses"]["200"]["content"]) == {"application/json", "text/event-stream"}

@@ -1,0 +1,285 @@
+"""`omnidraft serve` as people start it, from two names: a process, asked by the clients that people have."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+import torch
+from langchain_core.messages import HumanMessage
+from langchain_openai import ChatOpenAI
+from transformers import AutoModelForCausalLM
+
+from omnidraft import wiring
+from omnidraft.decode.engine import Question
+from omnidraft.models.hf_tokenizer import load_tokenizer
+from omnidraft.models.tiny import make_drafter, make_target
+from omnidraft.ports import Sampling
+from omnidraft.telemetry.metrics import CountingMetrics
+from tests.tiny_engine import PATIENCE_S, tiny_settings
+
+KEY = "sk-for-this-test-0123"
+NUM_CLIENTS, NUM_TOKENS = 64, 12
+START_TIMEOUT_S = 120.0
+NO_END = {"0": -100, "1": -100, "2": -100}
+"""A bias against all that ends a text."""
+CODE = "import sys; from omnidraft.cli import main; sys.argv[0] = 'omnidraft'; main()"
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@dataclass
+class Started:
+    """A server process and how to reach it."""
+
+    process: subprocess.Popen[bytes]
+    url: str
+    models: tuple[Path, Path]
+    log: Path
+
+    @property
+    def name(self) -> str:
+        return str(self.models[0])
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {KEY}"}
+
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=KEY, max_retries=0, timeout=PATIENCE_S)
+
+
+@pytest.fixture(scope="module")
+def wild_models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """With texts that differ from seed to seed."""
+    root = tmp_path_factory.mktemp("wild")
+    return make_target(root / "target", spread=0.3), make_drafter(root / "drafter")
+
+
+@pytest.fixture(scope="module")
+def started(
+    wild_models: tuple[Path, Path], omnidraft_home: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Started]:
+    """In a folder of its own, with nothing but two names, a port and a key; and in float32, to be compared."""
+    folder = tmp_path_factory.mktemp("serve")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    target, drafter = map(str, wild_models)
+    keys = json.dumps([{"key": KEY, "tenant": "tests"}])
+    environ = os.environ | {"OMNIDRAFT_HOME": str(omnidraft_home), "OMNIDRAFT_WORKER__API_KEYS": keys}
+    environ |= {"OMNIDRAFT_MODELS__PRECISION": "float32", "OMNIDRAFT_MODELS__DRAFTER_PRECISION": "float32"}
+    environ |= {"OMNIDRAFT_DECODE__THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", CODE, "serve", "--target", target, "--drafter", drafter, "--port", str(port)]
+    log = folder / "serve.log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, cwd=folder, env=environ, stderr=file)
+    made = Started(process, f"http://127.0.0.1:{port}", wild_models, log)
+    try:
+        wait_until_ready(made)
+        yield made
+    finally:
+        process.kill()
+        process.wait()
+
+
+def wait_until_ready(started: Started) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while status(started, "/readyz") != 200:
+        assert started.process.poll() is None, started.log.read_text()
+        assert time.monotonic() < deadline, started.log.read_text()
+        time.sleep(0.1)
+
+
+def status(started: Started, path: str) -> int | None:
+    try:
+        return httpx.get(f"{started.url}{path}", timeout=5.0).status_code
+    except httpx.TransportError:
+        return None
+
+
+def test_the_text_at_temperature_0_is_that_of_plain_transformers(started: Started) -> None:
+    """`generate` of the same folder, in the same precision, on the same ids."""
+    tokenizer = load_tokenizer(started.models[0])
+    model = AutoModelForCausalLM.from_pretrained(started.models[0], dtype=torch.float32)
+    messages = [{"role": "user", "content": "How many clips did Natalia sell?"}]
+
+    def generated(ids: list[int]) -> str:
+        prompt = torch.tensor([ids])
+        stops = sorted(tokenizer.stop_ids)
+        made = model.generate(
+            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=48, do_sample=False, eos_token_id=stops
+        )
+        said = [token for token in made[0, len(ids) :].tolist() if token not in stops]
+        return tokenizer.vocabulary.spell(said).decode(errors="replace")
+
+    with started.client() as client:
+        for prompt in ("A robe takes 2 bolts", "Numbers: 0 1 2", "Answer with"):
+            answer = client.completions.create(model=started.name, prompt=prompt, max_tokens=48, temperature=0)
+            assert answer.choices[0].text == generated(tokenizer.prompt_ids(prompt)) != ""
+        chat = client.chat.completions.create(
+            model=started.name, messages=messages, max_completion_tokens=48, temperature=0
+        )
+        assert chat.choices[0].message.content == generated(tokenizer.chat_prompt_ids(messages))
+
+
+def test_the_openai_client_reads_log_probabilities_choices_and_figures(started: Started) -> None:
+    with started.client() as client:
+        chat = client.chat.completions.create(
+            model=started.name,
+            messages=[{"role": "developer", "content": "Short"}, {"role": "user", "content": "clips"}],
+            max_completion_tokens=NUM_TOKENS,
+            seed=3,
+            n=2,
+            logprobs=True,
+            top_logprobs=4,
+            extra_body={"figures": True},
+        )
+        for choice in chat.choices:
+            assert choice.logprobs is not None
+            content = choice.logprobs.content or []
+            said = b"".join(bytes(each.bytes or []) for each in content)
+            assert said.decode(errors="replace") == choice.message.content
+            assert {len(each.top_logprobs) for each in content} == {4}
+        assert chat.choices[0].message.content != chat.choices[1].message.content
+        assert chat.model_extra is not None
+        assert chat.model_extra["omnidraft"]["num_tokens"] == chat.usage.completion_tokens
+        with pytest.raises(openai.BadRequestError, match="max_tokens may be 2048 at most"):
+            client.completions.create(model=started.name, prompt="x", max_tokens=5000)
+        assert client.models.retrieve(started.name).id == started.name
+    with (
+        openai.OpenAI(base_url=f"{started.url}/v1", api_key="sk-of-nobody-0123456", max_retries=0) as stranger,
+        pytest.raises(openai.AuthenticationError, match="no such API key"),
+    ):
+        stranger.models.list()
+
+
+def test_langchain_asks_whole_streamed_and_in_batches(started: Started) -> None:
+    """What its chat model sends by itself is taken, and what it reads is there."""
+    model = ChatOpenAI(
+        base_url=f"{started.url}/v1",
+        api_key=KEY,
+        model=started.name,
+        temperature=0,
+        max_tokens=NUM_TOKENS,
+        seed=1,
+        max_retries=0,
+        stream_usage=True,
+    )
+    asked = [HumanMessage("How many clips?")]
+    whole = model.invoke(asked)
+    chunks = list(model.stream(asked))
+    assert "".join(str(chunk.content) for chunk in chunks) == whole.content != ""
+    usages = [chunk.usage_metadata for chunk in chunks if chunk.usage_metadata]
+    assert usages[-1]["output_tokens"] == whole.usage_metadata["output_tokens"]
+    assert whole.response_metadata["system_fingerprint"].startswith("base/")
+    assert [each.content for each in model.batch([asked, asked])] == [whole.content] * 2
+    told = model.bind(logprobs=True, top_logprobs=2).invoke(asked).response_metadata["logprobs"]["content"]
+    assert b"".join(bytes(each["bytes"]) for each in told).decode(errors="replace") == whole.content
+
+
+def test_64_clients_at_once_get_the_texts_that_they_get_alone(
+    started: Started, omnidraft_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of them streamed; each seed's text is the library's, by plain decoding."""
+    monkeypatch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))
+
+    async def ask(client: openai.AsyncOpenAI, seed: int) -> str:
+        asked = {"model": started.name, "prompt": "A robe takes", "max_tokens": NUM_TOKENS, "seed": seed}
+        asked["extra_body"] = {"mode": "reproducible"}
+        if seed % 2:
+            return "".join(
+                [part.choices[0].text async for part in await client.completions.create(**asked, stream=True)]
+            )
+        return (await client.completions.create(**asked)).choices[0].text
+
+    async def ask_all() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=f"{started.url}/v1", api_key=KEY, max_retries=0) as client:
+            return await asyncio.gather(*[ask(client, seed) for seed in range(NUM_CLIENTS)])
+
+    texts = asyncio.run(ask_all())
+    engine = wiring.engine(tiny_settings(started.models), CountingMetrics()).engine
+    plain = Question(prompt="A robe takes", max_new_tokens=NUM_TOKENS, sampling=Sampling(1.0), num_draft_tokens=0)
+    for seed, text in enumerate(texts):
+        assert text == "".join(step.text for step in engine.answer(replace(plain, seed=seed)).steps)
+    assert len(set(texts)) > NUM_CLIENTS / 2
+
+
+def test_a_client_that_goes_away_does_not_hold_up_the_others(started: Started) -> None:
+    body = {"prompt": "x", "max_tokens": 900, "logit_bias": NO_END, "store": False}
+
+    def leave(stream: bool) -> None:
+        try:
+            with httpx.stream(
+                "POST",
+                f"{started.url}/v1/completions",
+                json=body | {"stream": stream},
+                headers=started.headers,
+                timeout=0.5,
+            ) as response:
+                next(response.iter_lines())
+        except httpx.ReadTimeout:
+            pass  # it waited in line, or for all of its text
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(leave, [True, False] * 4))
+    before = time.monotonic()
+    with started.client() as client:
+        client.completions.create(model=started.name, prompt="x", max_tokens=1)
+    assert time.monotonic() - before < 5.0  # eight texts of 900 tokens would take a minute
+    metrics = httpx.get(f"{started.url}/metrics").text
+    (line,) = [line for line in metrics.splitlines() if line.startswith('omnidraft_requests_total{status="abandoned"')]
+    assert float(line.rpartition(" ")[2]) == 8
+
+
+def test_it_needs_nothing_beside_it_and_shows_no_key(started: Started) -> None:
+    files = {path.name for path in (started.log.parent / "runs" / "omnidraft").iterdir()}
+    assert {"log.db", "mlflow.db"} <= files
+    log = started.log.read_text()
+    assert f"serving {started.name} on {started.url}" in log
+    assert KEY not in log
+    assert "Traceback" not in log
+
+
+def test_sigterm_refuses_the_new_and_finishes_what_was_accepted(started: Started) -> None:
+    """The last test of this process."""
+    body = {"prompt": "x", "max_tokens": 600, "logit_bias": NO_END, "stream": True}
+    answers: list[str] = []
+    has_begun = threading.Event()
+
+    def read() -> None:
+        with httpx.stream(
+            "POST", f"{started.url}/v1/completions", json=body, headers=started.headers, timeout=60.0
+        ) as response:
+            for line in response.iter_lines():
+                answers.append(line)
+                has_begun.set()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert has_begun.wait(PATIENCE_S)
+    started.process.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + PATIENCE_S
+    while status(started, "/readyz") != 503:
+        assert time.monotonic() < deadline
+    assert status(started, "/healthz") == 200
+    late = httpx.post(f"{started.url}/v1/completions", json={"prompt": "x"}, headers=started.headers)
+    assert (late.status_code, late.headers["retry-after"]) == (503, "1")
+    assert late.json()["error"]["code"] == "stopping"
+    reader.join(PATIENCE_S * 2)
+    assert answers[-2] == "data: [DONE]"
+    last = [line for line in answers if line.startswith("data: {")][-1]
+    assert json.loads(last[6:])["choices"][0]["finish_reason"] == "length"
+    assert started.process.wait(PATIENCE_S) == 0

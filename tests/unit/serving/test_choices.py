@@ -1,0 +1,88 @@
+"""Several texts of one request: each is a text of its own, of its own seed, under its own index."""
+
+from collections import defaultdict
+from itertools import groupby
+
+import pytest
+from fastapi.testclient import TestClient
+
+from omnidraft.serving.schemas import CompletionRequest, seed_of
+from tests.http_server import events
+
+ASKED = {"prompt": "How many clips", "max_tokens": 10, "seed": 5}
+
+
+def texts(client: TestClient, body: dict) -> list[str]:
+    response = client.post("/v1/completions", json=body)
+    assert response.status_code == 200, response.text
+    choices = response.json()["choices"]
+    assert [choice["index"] for choice in choices] == list(range(len(choices)))
+    return [choice["text"] for choice in choices]
+
+
+def test_the_first_choice_is_the_text_of_one_and_every_other_that_of_its_own_seed(client: TestClient) -> None:
+    several = texts(client, ASKED | {"n": 3})
+    assert len(set(several)) == 3
+    for number, text in enumerate(several):
+        assert texts(client, ASKED | {"seed": seed_of(5, number)}) == [text]
+    response = client.post("/v1/completions", json=ASKED | {"n": 3, "figures": True}).json()
+    assert response["omnidraft"]["seeds"] == [seed_of(5, number) for number in range(3)]
+
+
+def test_derived_seeds_are_seeds_that_can_be_asked_for() -> None:
+    seeds = {seed_of(seed, choice) for seed in (-(2**63), -1, 0, 1, 2**63 - 1) for choice in range(100)}
+    assert len(seeds) == 500
+    for seed in seeds:
+        CompletionRequest(prompt="x", seed=seed)
+
+
+def test_streamed_choices_carry_their_index_and_come_one_after_another(client: TestClient) -> None:
+    body = ASKED | {"n": 3, "stream": True, "stream_options": {"include_usage": True}}
+    chunks = events(client.post("/v1/completions", json=body))
+    joined, reasons = defaultdict(str), {}
+    for chunk in chunks[:-1]:
+        (choice,) = chunk["choices"]
+        joined[choice["index"]] += choice["text"]
+        reasons[choice["index"]] = choice["finish_reason"]
+        assert chunk["usage"] is None
+    assert list(joined.values()) == texts(client, ASKED | {"n": 3})
+    assert set(reasons.values()) <= {"length", "stop"}
+    order = [index for index, _ in groupby(chunk["choices"][0]["index"] for chunk in chunks[:-1])]
+    assert order == [0, 1, 2]
+    assert chunks[-1]["choices"] == []
+    assert 3 < chunks[-1]["usage"]["completion_tokens"] <= 30
+    assert len({(chunk["id"], chunk["created"], chunk["system_fingerprint"]) for chunk in chunks}) == 1
+
+
+def test_each_chats_choice_begins_with_its_role(client: TestClient) -> None:
+    body = {"messages": [{"role": "user", "content": "clips"}], "max_tokens": 6, "seed": 1, "n": 2, "stream": True}
+    chunks = events(client.post("/v1/chat/completions", json=body))
+    for _, of_choice in groupby(chunks, key=lambda chunk: chunk["choices"][0]["index"]):
+        roles = [chunk["choices"][0]["delta"].get("role") for chunk in of_choice]
+        assert roles == ["assistant"] + [None] * (len(roles) - 1)
+
+
+@pytest.mark.parametrize("num", [1, 2])
+def test_of_several_prompts_each_has_its_choices(client: TestClient, num: int) -> None:
+    together = texts(client, ASKED | {"prompt": ["How many clips", "A robe takes"], "n": num})
+    apart = texts(client, ASKED | {"n": num}) + texts(client, ASKED | {"prompt": "A robe takes", "n": num})
+    assert together == apart
+    counts = [
+        client.post("/v1/completions", json=ASKED | {"prompt": prompt, "n": num}).json()["usage"]["prompt_tokens"]
+        for prompt in ("How many clips", "A robe takes", ["How many clips", "A robe takes"])
+    ]
+    assert counts[0] + counts[1] == counts[2]
+
+
+def test_parts_of_a_message_and_a_developers_message_are_what_they_say(client: TestClient) -> None:
+    parts = [{"type": "text", "text": "How many "}, {"type": "text", "text": "clips"}]
+
+    def said(messages: list[dict]) -> str:
+        body = {"messages": messages, "max_tokens": 8, "seed": 2}
+        return client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
+
+    user = {"role": "user", "content": "How many clips"}
+    assert said([{"role": "user", "content": parts}]) == said([user])
+    assert said([{"role": "developer", "content": "Be brief"}, user]) == said(
+        [{"role": "system", "content": "Be brief"}, user]
+    )

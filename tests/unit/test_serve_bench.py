@@ -1,0 +1,96 @@
+"""What the measurement of the HTTP server makes of what it saw."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse
+
+from omnidraft.config import WorkerSettings
+from omnidraft.serving.app import ServedModel, application
+from omnidraft.serving.queue import RequestQueue
+from omnidraft.telemetry.metrics import CountingMetrics
+from pipelines.serve_parts import load, overhead, swap
+from pipelines.serve_parts.clients import Tally, ask_all
+from pipelines.serve_parts.plan import Plan
+from tests.http_server import served
+from tests.tiny_engine import PATIENCE_S, tiny_worker
+
+PLAN = Plan(Path("out"), "tiny", "tiny", repeats=3, tokens=11, clients=2, seconds=10, swaps=1)
+
+
+def test_what_http_adds_is_told_apart_by_request_and_by_token() -> None:
+    """2 ms a request, and 0.1 ms for each later token of a stream, beside a library that wavers."""
+    seconds = {
+        "library, 1 token": [0.010, 0.020, 0.015],
+        "whole, 1 token": [0.012, 0.022, 0.017],
+        "streamed, 1 token": [0.012, 0.022, 0.017],
+        "library": [0.100, 0.200, 0.150],
+        "whole": [0.102, 0.202, 0.152],
+        "streamed": [0.103, 0.203, 0.153],
+    }
+    figures = overhead.figures_of(seconds, PLAN.tokens)
+    assert figures["request_ms"] == pytest.approx(2.0)
+    assert figures["whole_token_ms"] == pytest.approx(0.0, abs=1e-6)
+    assert figures["streamed_token_ms"] == pytest.approx(0.1)
+    assert all(overhead.promises(figures | {"same_text": True}).values())
+    assert not all(overhead.promises(figures | {"same_text": True, "streamed_token_ms": 0.3}).values())
+
+
+def test_memory_that_grows_and_errors_break_a_promise() -> None:
+    tally = Tally(latencies_s=[0.1, 0.2], num_tokens=5)
+    flat = load.figures_of(tally, [50.0] * 10 + [100.0] * 30, PLAN)
+    assert flat["rss_growth_share"] == 0
+    assert all(load.promises(flat).values())
+    grown = load.figures_of(tally, [float(100 + second) for second in range(40)], PLAN)
+    assert grown["rss_growth_share"] > load.GROWTH
+    assert list(load.promises(grown | {"num_errors": 1}).values()) == [False, False]
+
+
+def test_a_delay_counts_around_a_swap_only() -> None:
+    gaps = [(float(at), 0.010) for at in range(100)] + [(50.5, 0.050), (80.5, 0.200)]
+    figures = swap.figures_of(swap.Gaps(gaps, {"base/x", "one/x"}), [(50.0, 52.0)])
+    assert figures["longest_delay_ms"] == pytest.approx(40.0)
+    assert figures["longest_usual_delay_ms"] == pytest.approx(190.0)
+    assert all(swap.promises(figures).values())
+    assert not all(swap.promises(figures | {"longest_delay_ms": 60.0}).values())
+
+
+@pytest.fixture
+def requests() -> Iterator[RequestQueue]:
+    made = RequestQueue(CountingMetrics(), max_waiting=3)
+    yield made
+    made.close(PATIENCE_S)
+
+
+def test_clients_of_all_kinds_find_nothing_wrong_with_our_server(
+    tiny_models: tuple[Path, Path], omnidraft_home: Path, requests: RequestQueue
+) -> None:
+    engine = tiny_worker(tiny_models, omnidraft_home, CountingMetrics()).engine
+    app = application(requests, [ServedModel(engine, "print")], WorkerSettings(), lambda: b"")
+    tally = Tally()
+    with served(app) as url:
+        asyncio.run(ask_all(url, 8, 4.0, tally, seed=1))
+    assert tally.errors == []
+    assert tally.num_refused > 0
+    assert len(tally.by_kind) >= 4
+    assert threading.active_count() < 50
+
+
+def test_clients_find_what_is_wrong_with_another() -> None:
+    """It fails, and its 429 does not say when to come again."""
+    app = FastAPI()
+
+    @app.post("/v1/{rest:path}")
+    async def broken(rest: str) -> JSONResponse:
+        return JSONResponse({}, status_code=429 if "chat" in rest else 500)
+
+    tally = Tally()
+    with served(app) as url:
+        asyncio.run(ask_all(url, 2, 0.5, tally, seed=1))
+    assert not tally.by_kind
+    assert any("status 429" in error for error in tally.errors)
+    assert any("status 500" in error for error in tally.errors)

@@ -1,4 +1,4 @@
-"""Fixtures that every test may use: a real Kafka broker, tiny models, a home of their own for caches."""
+"""Fixtures that every test may use: a Kafka broker, MLflow on PostgreSQL, tiny models, a home for caches."""
 
 import os
 from pathlib import Path
@@ -7,6 +7,8 @@ import pytest
 
 from omnidraft.models.tiny import make_drafter, make_target
 from tests.kafka_fixture import kafka_bootstrap as kafka_bootstrap
+from tests.postgres_fixture import postgres as postgres
+from tests.postgres_fixture import postgres_mlflow_url as postgres_mlflow_url
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

@@ -3,7 +3,7 @@ worker's HTTP side in worker.py."""
 
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
@@ -168,7 +168,13 @@ class LearnerSettings(Section):
     grad_clip: float = Field(1.0, gt=0)
     seed: int = 0
     threads: int | None = Field(None, ge=1)
-    """Threads of a training step; None is one, which leaves the others to requests."""
+    """Threads of a training step; None is one, which leaves the others to requests. On a Ray cluster the learner's node
+    has so many processors free for it."""
+    num_gpus: float = Field(0.0, ge=0)
+    """GPUs of that node set aside for it."""
+    ray_resources: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    """Custom resources that its node must have, as `ray start --resources` gives them: `{distiller = 1}` keeps learners
+    off the nodes that serve, and one of them to a node."""
     nice: int = Field(10, ge=0, le=19)
     """Scheduling priority given up, so that requests come first on a shared machine."""
 

@@ -1,13 +1,15 @@
 """The distiller as a process: starts a Ray actor that learns for each target, watches them, and stops them.
 
 The actors are not detached: when this process ends, however it ends, Ray ends them, so none goes on publishing.
-RAY_ADDRESS names a cluster; without it Ray runs inside this process's own family.
+RAY_ADDRESS names a cluster, which puts each actor where its resources are; one for which there is no place waits, and
+the log says so. Without RAY_ADDRESS Ray runs inside this process's own family.
 """
 
 import logging
 import os
 import tempfile
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ from omnidraft.hosts.process import stop_on_signals
 
 NAMESPACE = "omnidraft"
 WATCH_S = 1.0
+PLACED_S = 30.0
+"""After which an actor that has not answered yet is said to wait for a place."""
 OBJECT_STORE_BYTES = 80_000_000  # Ray's least; nothing large goes through it
 
 logger = logging.getLogger(__name__)
@@ -51,9 +55,11 @@ def _start_ray(settings: Settings) -> None:
     if "RAY_ADDRESS" in os.environ:
         ray.init(**common)
         return
+    num_actors = len(settings.models.targets)
     ray.init(
         "local",
-        num_cpus=_num_cpus(settings) * len(settings.models.targets),
+        num_cpus=_num_cpus(settings) * num_actors,
+        resources={name: amount * num_actors for name, amount in settings.learner.ray_resources.items()},
         include_dashboard=False,
         object_store_memory=OBJECT_STORE_BYTES,
         **common,
@@ -68,12 +74,22 @@ def _actor(settings: Settings, folder: Path) -> Any:
 
     options: dict[str, Any] = {
         "name": f"distiller {settings.models.drafter} for {settings.models.target}",
-        "num_cpus": _num_cpus(settings),  # Ray sets OMP_NUM_THREADS to it
+        **_needs(settings),  # Ray sets OMP_NUM_THREADS to num_cpus
         "max_restarts": -1,
         "max_task_retries": -1,
         "max_concurrency": 2,
     }
     return ray.remote(**options)(DistillerActor).remote(settings, str(folder))
+
+
+def _needs(settings: Settings) -> dict[str, Any]:
+    """What a node must have free for one learner, in Ray's words."""
+    learner = settings.learner
+    return {
+        "num_cpus": _num_cpus(settings),
+        "num_gpus": learner.num_gpus,
+        "resources": dict(learner.ray_resources),
+    }
 
 
 def _num_cpus(settings: Settings) -> int:
@@ -91,6 +107,11 @@ class _Learning:
         """Ray's promise of the end."""
         self._asked = self._actor.status.remote()
         self._told: dict[str, Any] = {}
+        self.has_place = False
+        """Whether a node has taken it, as far as it has answered."""
+        self._tell_waiting_at: float | None = time.monotonic() + PLACED_S
+        """None: it was told."""
+        self._needs = _needs(settings)
 
     def stop(self) -> None:
         """Told again and again, because a process that replaces a killed one has not heard it."""
@@ -102,7 +123,9 @@ class _Learning:
         from ray.exceptions import RayError
 
         if not ray.wait([self._asked], timeout=0)[0]:
+            self._tell_waiting()
             return
+        self.has_place = True
         try:
             status = ray.get(self._asked)
         except RayError as exc:  # the process died under the question
@@ -111,6 +134,12 @@ class _Learning:
         self._asked = self._actor.status.remote()
         if status:
             self._tell(status)
+
+    def _tell_waiting(self) -> None:
+        if self.has_place or self._tell_waiting_at is None or time.monotonic() < self._tell_waiting_at:
+            return
+        logger.warning("%s: waits for a Ray node that has %s free", self._target, self._needs)
+        self._tell_waiting_at = None
 
     def _tell(self, status: dict[str, Any]) -> None:
         if self._told.get("pid") != status["pid"]:
@@ -134,7 +163,9 @@ def _watch(at_work: Sequence[_Learning], stop: threading.Event) -> None:
         for ended in ray.wait(list(learning), num_returns=len(learning), timeout=WATCH_S)[0]:
             del learning[ended]
             ray.get(ended)
-        for each in learning.values():
-            if stop.is_set():
-                each.stop()
+        for each in tuple(learning.values()):
             each.look()
+            if stop.is_set() and each.has_place:
+                each.stop()
+            elif stop.is_set():
+                del learning[each.ended]  # it has not begun; Ray drops it with this process

@@ -7,6 +7,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from omnidraft.errors import OmnidraftError, RequestError
+from omnidraft.serving.error_object import error
 from omnidraft.serving.queue import Abandoned, QueueFull, Stopping
 
 STOPPING_RETRY_S = "1"
@@ -17,12 +18,6 @@ NOBODY_READS = 499
 
 class ModelNotServed(RequestError):
     """The request names a model that is not served here (HTTP 404)."""
-
-
-def error(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, object]:
-    """OpenAI's error object; a lone surrogate of a client's text is shown as its escape."""
-    printable = message.encode("utf-8", "backslashreplace").decode()
-    return {"error": {"message": printable, "type": kind, "param": param, "code": code}}
 
 
 class BodyLimit:

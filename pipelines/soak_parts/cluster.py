@@ -50,7 +50,7 @@ class Cluster(AbstractContextManager["Cluster"]):
         )
         self.settings = config.load(path, {})
         self.url = f"http://127.0.0.1:{worker_port}"
-        self.fleet = Fleet(path, self.folder / "logs", ENVIRON | _compiled_once())
+        self.fleet = Fleet(path, self.folder / "logs", ENVIRON | compiled_once())
         self.on_end: Callable[[str], None] = lambda name: None
         """Told who ended by itself, before it is started again."""
         self._stack = ExitStack()
@@ -159,7 +159,7 @@ class Cluster(AbstractContextManager["Cluster"]):
         return [sys.executable, "-m", "mlflow", "server", *places, *where]
 
 
-def _compiled_once() -> dict[str, str]:
+def compiled_once() -> dict[str, str]:
     """Where Python may not write its bytecode beside the sources, beside our models: imports are most of a restart."""
     if not os.environ.get("PYTHONDONTWRITEBYTECODE"):
         return {}

@@ -1,4 +1,4 @@
-"""What every registry promises, over plain folders and over MLflow on SQLite."""
+"""What every registry promises, over plain folders, MLflow on SQLite, and an MLflow server on PostgreSQL."""
 
 import itertools
 import multiprocessing
@@ -13,6 +13,9 @@ from omnidraft.snapshots import bundle
 from omnidraft.snapshots.files import sha256_of
 from omnidraft.snapshots.signature import signed
 from tests.snapshot_folders import make_bundle
+
+MLFLOW_URLS = {"mlflow": "mlflow_url", "postgres": "postgres_mlflow_url"}
+"""Fixtures that start them."""
 
 
 @pytest.fixture(scope="module")
@@ -30,14 +33,24 @@ def open_mlflow(url, target, keep_resume=2, signing_key=None):
     return MlflowRegistry(url, "org/small", target, artifacts=None, **options)
 
 
-@pytest.fixture(params=["directory", "mlflow"])
+@pytest.fixture(params=["directory", "mlflow", "postgres"])
 def opened(request, tmp_path, targets):
     """A function that opens one empty registry, again and again, and a function that makes bundles for it."""
-    target = next(targets)
+    return opening(request, tmp_path, next(targets))
+
+
+@pytest.fixture(params=["directory", "mlflow"])
+def opened_on_disk(request, tmp_path, targets):
+    """The same, of those that keep files where the publisher can link to them."""
+    return opening(request, tmp_path, next(targets))
+
+
+def opening(request, tmp_path, target):
 
     def open_registry(keep_resume=2, signing_key=None):
-        if request.param == "mlflow":
-            return open_mlflow(request.getfixturevalue("mlflow_url"), target, keep_resume, signing_key)
+        if request.param in MLFLOW_URLS:
+            url = request.getfixturevalue(MLFLOW_URLS[request.param])
+            return open_mlflow(url, target, keep_resume, signing_key)
         root = tmp_path / "registry"
         return DirectoryRegistry(root, "org/small", target, keep_resume=keep_resume, signing_key=signing_key)
 
@@ -110,16 +123,16 @@ def test_only_the_parts_asked_for_are_fetched_and_later_the_others(opened, tmp_p
     bundle.verify(folder, ["serving", "resume"])
 
 
-def test_publishing_and_fetching_on_one_disk_makes_no_copy(opened, tmp_path):
-    open_registry, bundle_of = opened
+def test_publishing_and_fetching_on_one_disk_makes_no_copy(opened_on_disk, tmp_path):
+    open_registry, bundle_of = opened_on_disk
     source = bundle_of("s1")
     open_registry().publish(source, None)
     fetched = open_registry().fetch(1, tmp_path / "cache")
     assert (fetched / bundle.DRAFTER).stat().st_ino == (source / bundle.DRAFTER).stat().st_ino
 
 
-def test_a_file_that_rotted_in_the_store_is_never_handed_out(opened, tmp_path):
-    open_registry, bundle_of = opened
+def test_a_file_that_rotted_in_the_store_is_never_handed_out(opened_on_disk, tmp_path):
+    open_registry, bundle_of = opened_on_disk
     source = bundle_of("s1")
     open_registry().publish(source, None)
     (source / bundle.DRAFTER).write_bytes(b"rotten")  # hard-linked: the store's file is the same one
@@ -258,8 +271,8 @@ def test_a_signed_snapshot_is_fetched_with_its_key_only(opened, tmp_path):
     assert not (tmp_path / "other").exists()
 
 
-def test_a_forgery_with_fitting_checksums_is_refused_where_signatures_are_asked_for(opened, tmp_path):
-    open_registry, bundle_of = opened
+def test_a_forgery_with_fitting_checksums_is_refused_where_signatures_are_asked_for(opened_on_disk, tmp_path):
+    open_registry, bundle_of = opened_on_disk
     source = bundle_of("s1")
     open_registry(signing_key=KEY).publish(source, None)
     open_registry(signing_key=KEY).fetch(1, tmp_path / "before")

@@ -1,7 +1,11 @@
 """deploy/ and docker-compose.yml: every file loads, every service starts something that exists."""
 
 import importlib.util
+import json
 import re
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -13,6 +17,9 @@ ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "deploy" / "config").glob("*.toml"))
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 OURS = ("distiller", "controller", "worker")
+DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text()
+CHECK = Path(sys.executable).with_name("check-jsonschema")
+TEXT = (".yaml", ".yml", ".toml", ".py", ".json", ".md", "")
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
@@ -38,14 +45,57 @@ def test_compose_settings_name_services_of_the_compose_file():
     assert settings.worker.port == int(COMPOSE["services"]["worker"]["ports"][0].split(":")[-1])
 
 
+def words(service: str) -> list[str]:
+    """Its command, that of a shell too."""
+    command = COMPOSE["services"][service]["command"]
+    return command[-1].split() if command[:2] == ["sh", "-c"] else command
+
+
 @pytest.mark.parametrize("service", OURS)
 def test_a_service_runs_a_module_that_exists_on_settings_that_are_mounted(service):
-    definition = COMPOSE["services"][service]
-    python, dash_m, module, option, inside = definition["command"]
+    python, dash_m, module, option, inside = words(service)[-5:]
     assert (python, dash_m, option) == ("python", "-m", "--config")
     assert importlib.util.find_spec(f"{module}.__main__")
-    mounts = {mount.split(":")[1]: mount.split(":")[0] for mount in definition["volumes"]}
+    mounts = {mount.split(":")[1]: mount.split(":")[0] for mount in COMPOSE["services"][service]["volumes"]}
     assert (ROOT / mounts[inside]).is_file()
+
+
+def test_the_compose_file_fits_the_specification():
+    command = [CHECK, "--builtin-schema", "vendor.compose-spec", "docker-compose.yml"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("service", OURS)
+def test_every_variable_of_ours_is_a_setting(service):
+    variables = COMPOSE["services"][service]["environment"]
+    assert config.load(None, {name: value for name, value in variables.items() if "__" in name})
+
+
+def test_everything_mounted_from_the_repository_is_there():
+    mounts = [m for definition in COMPOSE["services"].values() for m in definition.get("volumes", ())]
+    ours = [mount.split(":")[0] for mount in mounts if mount.startswith("./")]
+    assert ours
+    assert [mount for mount in ours if not (ROOT / mount).exists()] == []
+
+
+def test_the_distiller_is_the_head_of_a_ray_cluster_that_has_a_place_for_it():
+    settings = config.load(ROOT / "deploy/config/compose.toml", environ={})
+    assert COMPOSE["services"]["distiller"]["environment"]["RAY_ADDRESS"] == "auto"
+    command = " ".join(words("distiller"))
+    assert command.startswith("ray start --head")
+    (resources,) = re.findall(r"--resources='([^']+)'", command)
+    assert json.loads(resources).items() >= dict(settings.learner.ray_resources).items()
+    assert settings.learner.ray_resources
+
+
+def test_mlflow_keeps_its_versions_in_postgresql_and_no_command_shows_the_password():
+    command = " ".join(words("mlflow"))
+    assert "--backend-store-uri=postgresql://mlflow@postgres:5432/mlflow" in command
+    assert 'PGPASSWORD="$$(cat /run/secrets/postgres)"' in command
+    for definition in COMPOSE["services"].values():
+        for secret in definition.get("secrets", ()):
+            assert set(COMPOSE["secrets"][secret]) == {"environment"}
 
 
 def test_every_volume_is_declared_and_every_dependency_is_a_service():
@@ -62,7 +112,7 @@ def test_waiting_for_health_is_only_asked_of_services_that_report_it():
 
 
 def test_mlflow_accepts_requests_that_name_its_service():
-    allowed = next(arg for arg in COMPOSE["services"]["mlflow"]["command"] if arg.startswith("--allowed-hosts="))
+    allowed = next(word for word in words("mlflow") if word.startswith("--allowed-hosts="))
     assert "mlflow:5000" in allowed.removeprefix("--allowed-hosts=").split(",")
 
 
@@ -73,14 +123,16 @@ def test_ports_are_published_on_loopback_only():
 
 
 def test_no_file_of_the_deployment_holds_a_password():
-    files = [ROOT / "docker-compose.yml", *(p for p in (ROOT / "deploy").rglob("*") if p.is_file())]
+    """What looks like one is a reference: to a variable, a mounted file, or a Kubernetes secret."""
+    files = [ROOT / "docker-compose.yml", *(p for p in (ROOT / "deploy").rglob("*") if p.suffix in TEXT)]
+    told = re.compile(r"""(?i)(?:password|passwd|secret|api_?key|auth_?token)\w*[ \t]*[:=][ \t]*["']?([^\s"']+)""")
     for path in files:
-        assert not re.search(r"(?i)(password|passwd|secret)\w*\s*[:=]\s*\S", path.read_text()), path
+        for value in told.findall(path.read_text()):
+            assert value.startswith(("$", "/run/secrets/", "{", "[", "#")), (path, value)
 
 
 def test_the_image_copies_only_what_the_repository_has():
-    dockerfile = (ROOT / "deploy/Dockerfile").read_text()
-    copied = [name for line in re.findall(r"^COPY (.+) \S+$", dockerfile, re.M) for name in line.split()]
+    copied = [name for line in re.findall(r"^COPY (.+) \S+$", DOCKERFILE, re.M) for name in line.split()]
     allowed = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
     assert sorted(copied) == sorted(allowed)
     assert [name for name in copied if not (ROOT / name).exists()] == []
@@ -90,3 +142,22 @@ def test_the_worker_may_drain_before_it_is_stopped_by_force():
     settings = config.load(ROOT / "deploy/config/compose.toml", environ={})
     grace_s = float(COMPOSE["services"]["worker"]["stop_grace_period"].removesuffix("s"))
     assert grace_s > settings.worker.drain_timeout_s + settings.recorder.drain_timeout_s
+
+
+def test_hadolint_finds_nothing_in_the_dockerfile():
+    command = [CHECK.with_name("hadolint"), ROOT / "deploy/Dockerfile"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_the_image_is_for_processors_or_gpus_and_never_root():
+    """Kubernetes can only tell a number from root."""
+    assert re.findall(r"^USER (\d+):(\d+)$", DOCKERFILE, re.M) == [("10001", "10001")]
+    assert '--torch-backend "$TORCH_BACKEND"' in DOCKERFILE
+    assert re.search(r"^HEALTHCHECK .*\n.*/healthz", DOCKERFILE, re.M)
+    extras = set(re.findall(r"--extra (\w+)", DOCKERFILE))
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert extras <= set(known)
+    stages = set(re.findall(r"^FROM \S+ AS (\w+)$", DOCKERFILE, re.M))
+    built = [each["build"]["target"] for each in COMPOSE["services"].values() if "build" in each]
+    assert set(built) == stages

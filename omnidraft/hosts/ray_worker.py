@@ -1,0 +1,116 @@
+"""A decoding worker as a Ray Serve replica: the engine of one target, its HTTP application, and its refresher.
+
+Serve starts one process per replica, asks `check_health`, and calls `__del__` when the replica has to go: then what was
+accepted is finished and the traces are drained. Each replica follows the announcements by itself, as a worker does.
+"""
+
+import asyncio
+import logging
+import threading
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass
+
+from omnidraft.config import Settings
+from omnidraft.hosts.asgi_call import Head, HttpCall, respond
+from omnidraft.hosts.process import configure_logging
+
+logger = logging.getLogger(__name__)
+
+
+class ReplicaUnhealthy(Exception):
+    """Serve has to replace this replica."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaFacts:
+    """Where one replica stands."""
+
+    worker: str
+    """Its name in trace records."""
+    target: str
+    snapshot_version: int | None
+    """None: the base drafter."""
+    snapshot_id: str
+
+
+class DecodeReplica:
+    """Serves `models.target` of its settings, which are all it is given."""
+
+    _is_open = False
+    """One that could not be made has nothing to close."""
+
+    def __init__(self, settings: Settings) -> None:
+        """
+        Raises:
+            OmnidraftError: model, log or registry cannot be used.
+        """
+        from omnidraft import wiring
+        from omnidraft.serving.app import ServedModel, application
+        from omnidraft.serving.queue import RequestQueue
+        from omnidraft.telemetry.metrics import PrometheusMetrics
+
+        configure_logging(f"worker for {settings.models.target}")
+        self._settings = settings
+        self._metrics = PrometheusMetrics()
+        self._worker = wiring.worker(settings, self._metrics)
+        self._requests = RequestQueue(self._metrics, max_waiting=settings.worker.max_queue)
+        served = [ServedModel(each.engine, each.target.fingerprint) for each in self._worker.served]
+        self._app = application(self._requests, served, settings.worker, self._metrics.render)
+        self._lifespan = AsyncExitStack()
+        self._starting = asyncio.Lock()
+        self._has_started = False
+        self._stop = threading.Event()
+        self._refreshers = [
+            threading.Thread(target=each.refresher.run, args=(self._stop,), name="refresher", daemon=True)
+            for each in self._worker.served
+            if each.refresher is not None
+        ]
+        for thread in self._refreshers:
+            thread.start()
+        self._is_open = True
+
+    async def respond(self, call: HttpCall) -> AsyncGenerator[Head | bytes, None]:
+        """What the worker's own HTTP server would answer, as frames."""
+        await self._start_app()
+        async with aclosing(respond(self._app, call)) as frames:
+            async for frame in frames:
+                yield frame
+
+    def facts(self) -> ReplicaFacts:
+        """Whom it is and what it serves with."""
+        engine = self._worker.engine
+        current = engine.slot.current
+        return ReplicaFacts(engine.pair.worker, engine.pair.target, current.version, current.snapshot_id)
+
+    def metrics_text(self) -> tuple[str, bytes]:
+        """Its name, and what a scrape gets."""
+        return self._worker.engine.pair.worker, self._metrics.render()
+
+    def check_health(self) -> None:
+        """Raises ReplicaUnhealthy."""
+        if not self._requests.is_alive:
+            raise ReplicaUnhealthy("the decoding thread ended")
+
+    def __del__(self) -> None:
+        """Serve has stopped sending requests, and calls this. Finish those there are, drain the traces, end."""
+        if self._is_open:
+            self._is_open = False
+            self._close()
+
+    async def _start_app(self) -> None:
+        """Once, in the event loop in which requests run."""
+        async with self._starting:
+            if not self._has_started:
+                await self._lifespan.enter_async_context(self._app.router.lifespan_context(self._app))
+                self._has_started = True
+
+    def _close(self) -> None:
+        drain_s = self._settings.recorder.drain_timeout_s
+        self._stop.set()
+        self._requests.close(drain_s)
+        for thread in self._refreshers:
+            thread.join(drain_s)
+        if self._worker.recorder is not None:
+            self._worker.recorder.close(drain_s)
+        logger.info("stopped")

@@ -1,0 +1,1 @@
+"""How the fleet's figures grow with its workers; ../scaling.py is the program."""

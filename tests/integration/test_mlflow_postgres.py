@@ -1,0 +1,99 @@
+"""The registry on an MLflow server over PostgreSQL: many publishers at once, and a database that restarts."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from omnidraft.errors import RegistryError, SnapshotStale
+from omnidraft.ports import Registry
+from omnidraft.registry.mlflow_registry import MlflowRegistry
+from tests.postgres_fixture import Postgres
+from tests.snapshot_folders import make_bundle
+
+NUM_PUBLISHERS = 4
+BACK_S = 30.0
+NUM_ASKING = 4
+ASKING_S = 5.0
+
+
+def open_registry(url: str, target: str) -> MlflowRegistry:
+    return MlflowRegistry(url, "org/small", target, artifacts=None, keep_resume=2)
+
+
+def test_of_publishers_at_once_with_one_parent_one_wins(postgres_mlflow_url: str, tmp_path: Path) -> None:
+    """Compare-and-set holds over several server processes, round after round."""
+    parent = None
+    for turn in range(3):
+        folders = [make_bundle(tmp_path, f"s{turn}-{n}", target="race") for n in range(NUM_PUBLISHERS)]
+        registries = [open_registry(postgres_mlflow_url, "race") for _ in folders]
+        with ThreadPoolExecutor(NUM_PUBLISHERS) as threads:
+            asked = [
+                threads.submit(each.publish, folder, parent) for each, folder in zip(registries, folders, strict=True)
+            ]
+            refusals = [each.exception() for each in asked]
+        assert sorted(map(type, refusals), key=str) == sorted(
+            [type(None), *[SnapshotStale] * (NUM_PUBLISHERS - 1)], key=str
+        )
+        (won,) = [each.result() for each in asked if each.exception() is None]
+        parent = won.version
+        registry = open_registry(postgres_mlflow_url, "race")
+        registry.promote(parent)
+        assert registry.resolve("champion").manifest.snapshot_id == won.manifest.snapshot_id
+        assert len(registry.versions()) == turn + 1
+
+
+def test_what_was_published_stands_in_postgresql(postgres: Postgres, postgres_mlflow_url: str, tmp_path: Path) -> None:
+    registry = open_registry(postgres_mlflow_url, "stored")
+    registry.promote(registry.publish(make_bundle(tmp_path, "s1", target="stored"), None).version)
+    password = postgres.environ["PGPASSWORD"]
+    with psycopg.connect(postgres.url, password=password) as database:
+        found = database.execute(
+            "select alias, version from registered_model_aliases where name = %s", (registry._name,)
+        )
+        assert dict(found.fetchall())["champion"] == 1
+
+
+def test_a_database_that_restarts_is_an_error_and_then_all_is_there(
+    postgres: Postgres, postgres_mlflow_url: str, tmp_path: Path
+) -> None:
+    registry = open_registry(postgres_mlflow_url, "restart")
+    registry.publish(make_bundle(tmp_path, "s1", target="restart"), None)
+    postgres.stop()
+    with pytest.raises(RegistryError):
+        registry.resolve("1")
+    postgres.start()
+    answer = wait_for_answer(registry)
+    assert answer == "s1"
+    registry.promote(registry.publish(make_bundle(tmp_path, "s2", target="restart"), 1).version)
+    assert [each.aliases for each in registry.versions()] == [(), ("champion",)]
+
+
+def wait_for_answer(registry: Registry) -> str:
+    deadline = time.monotonic() + BACK_S
+    while True:
+        try:
+            return registry.resolve("1").manifest.snapshot_id
+        except RegistryError:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+
+
+def test_how_often_workers_may_ask_for_the_champion(postgres_mlflow_url: str, tmp_path: Path) -> None:
+    """The figure of docs/scaling.md, as far as this machine is free."""
+    registry = open_registry(postgres_mlflow_url, "asked")
+    registry.promote(registry.publish(make_bundle(tmp_path, "s1", target="asked"), None).version)
+
+    def asks(_: int) -> int:
+        asking, num, until = open_registry(postgres_mlflow_url, "asked"), 0, time.monotonic() + ASKING_S
+        while time.monotonic() < until:
+            assert asking.resolve("champion").version == 1
+            num += 1
+        return num
+
+    with ThreadPoolExecutor(NUM_ASKING) as threads:
+        answered = sum(threads.map(asks, range(NUM_ASKING)))
+    print(f"{answered / ASKING_S:.0f} answers a second to {NUM_ASKING} askers")
+    assert answered / ASKING_S > 5

@@ -1,0 +1,228 @@
+"""A fleet on Ray Serve, started from deploy/ray/serve.yaml: scaled by its queue, killed, updated, and kept up to date.
+
+The tests share one fleet and stand in the order of an operator's day.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+import torch
+
+from omnidraft import config, wiring
+from omnidraft.decode.engine import Question
+from omnidraft.fleet import announcements
+from omnidraft.models.tiny import make_drafter, make_target
+from omnidraft.models.trainable_drafter import load_trainable
+from omnidraft.ports import Sampling
+from omnidraft.snapshots import bundle
+from omnidraft.snapshots.manifest import Manifest
+from omnidraft.telemetry.metrics import CountingMetrics
+from omnidraft.wiring.models import ngram_cache, vocabularies
+from pipelines.soak_parts.part import free_port
+from tests.ray_serve_fleet import Asked, Load, ServeFleet, description
+
+NUM_REPLICAS = 3
+NUM_SEEDS = 8
+NUM_TOKENS = 100
+NUM_SWAPS = 6
+SWAPPED_S = 2.0
+RESUMED_S = 5.0
+
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture(scope="module")
+def targets(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    root = tmp_path_factory.mktemp("models")
+    make_drafter(root / "drafter")
+    one = make_target(root / "one", spread=0.3)
+    return str(one), str(make_target(root / "other", seed=7, spread=0.3, vocab_size=360))
+
+
+@pytest.fixture(scope="module")
+def sections(targets: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict:
+    """Settings of the fleet, as its YAML file has them."""
+    state = tmp_path_factory.mktemp("state")
+    return {
+        "models": {
+            "target": targets[0],
+            "more_targets": [targets[1]],
+            "drafter": str(Path(targets[0]).with_name("drafter")),
+            "precision": "float32",
+            "drafter_precision": "float32",
+        },
+        "decode": {"mode": "reproducible", "policy": "fixed", "num_draft_tokens": 3, "threads": 1, "prefill_rows": 16},
+        "log": {"url": f"sqlite:///{state}/log.db"},
+        "registry": {"url": f"directory:///{state}/registry"},
+        "worker": {"poll_s": 0.5},
+    }
+
+
+@pytest.fixture(scope="module")
+def fleet(
+    targets: tuple[str, str], sections: dict, omnidraft_home: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServeFleet]:
+    told = description(free_port(), sections, {targets[0]: NUM_REPLICAS, targets[1]: 1})
+    environ = {"OMNIDRAFT_HOME": str(omnidraft_home), "OMP_NUM_THREADS": "1"}
+    started = ServeFleet(tmp_path_factory.mktemp("serve"), told, environ)
+    try:
+        started.wait_for(started.is_ready, "ready fleet")
+        yield started
+    finally:
+        started.stop()
+
+
+@pytest.fixture(scope="module")
+def expected(targets: tuple[str, str], sections: dict, omnidraft_home: Path) -> Mapping[int, str]:
+    """Seed -> what the library answers in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))
+        engine = wiring.engine(settings_of(sections, targets[0]), CountingMetrics()).engine
+        return {seed: text_of(engine, seed) for seed in range(NUM_SEEDS)}
+
+
+def settings_of(sections: dict, target: str) -> config.Settings:
+    return config.load(None, {}, **sections).for_target(target)
+
+
+def text_of(engine, seed: int) -> str:
+    question = Question("How many clips", max_new_tokens=NUM_TOKENS, sampling=Sampling(1.0), seed=seed)
+    return "".join(step.text for step in engine.answer(question).steps)
+
+
+def load_of(fleet: ServeFleet, target: str) -> Load:
+    return Load(fleet.url, target, NUM_TOKENS, NUM_SEEDS)
+
+
+def assert_texts(asked: Sequence[Asked], expected: Mapping[int, str]) -> None:
+    """Each is what the library answers, or, cut short, a beginning of that."""
+    for each in asked:
+        assert expected[each.seed].startswith(each.text)
+        assert each.told_error or each.text == expected[each.seed]
+
+
+def test_the_queue_brings_replicas(fleet: ServeFleet, targets: tuple[str, str], expected: Mapping[int, str]) -> None:
+    assert len(fleet.replicas(targets[0])) == 1
+    load = load_of(fleet, targets[0])
+    with load.running(num_clients=9):
+        seconds = fleet.wait_for(lambda: len(fleet.replicas(targets[0])) == NUM_REPLICAS, "more replicas")
+    print(f"from 1 to {NUM_REPLICAS} replicas in {seconds:.1f} s under {len(load.asked)} requests")
+    assert load.bad() == []
+    assert_texts(load.asked, expected)
+    assert len(fleet.replicas(targets[1])) == 1
+
+
+def test_the_ingress_chooses_the_target_and_speaks_for_all(fleet: ServeFleet, targets: tuple[str, str]) -> None:
+    client = openai.OpenAI(base_url=f"{fleet.url}/v1", api_key="none", max_retries=0)
+    assert sorted(each.id for each in client.models.list()) == sorted(targets)
+    for target in targets:
+        answer = client.completions.create(model=target, prompt="How", max_tokens=4, seed=1)
+        assert answer.model == target
+        assert answer.system_fingerprint.startswith(f"base/{target}")
+    with pytest.raises(openai.NotFoundError, match="no model 'third' here"):
+        client.completions.create(model="third", prompt="How", max_tokens=4)
+    refused = httpx.post(f"{fleet.url}/v1/completions", content=b" " * 1_000_001)
+    assert (refused.status_code, refused.json()["error"]["type"]) == (413, "invalid_request_error")
+    scrape = httpx.get(f"{fleet.url}/metrics").text
+    workers = {*fleet.replicas(targets[0]), *fleet.replicas(targets[1])}
+    assert all(f'worker="{worker}"' in scrape for worker in workers)
+
+
+def test_a_replica_killed_under_load_loses_nothing_that_had_not_begun(
+    fleet: ServeFleet, targets: tuple[str, str], expected: Mapping[int, str]
+) -> None:
+    load = load_of(fleet, targets[0])
+    before = set(fleet.replicas(targets[0]))
+    victim = sorted(before)[0]
+    with load.running(num_clients=9):
+        time.sleep(2)
+        killed_s = time.monotonic()
+        os.kill(int(victim.rpartition("-")[2]), signal.SIGKILL)
+        fleet.wait_for(lambda: len(set(fleet.replicas(targets[0])) - {victim}) == NUM_REPLICAS, "new replica")
+        replaced_s = time.monotonic() - killed_s
+        time.sleep(1)
+    new = set(fleet.replicas(targets[0])) - before
+    gap_s = load.longest_gap_s(killed_s)
+    retried = fleet.log.count("a replica died under /v1/completions")
+    print(f"{len(load.asked)} requests, {retried} asked again, {len(load.bad())} streams ended with an error,")
+    print(f"longest time without a finished text {gap_s:.2f} s, three replicas again after {replaced_s:.1f} s")
+    assert len(new) == 1
+    assert retried + len(load.bad()) > 0  # the kill met requests
+    assert all(each.is_stream and each.text and "ask again" in (each.told_error or "") for each in load.bad())
+    assert_texts(load.asked, expected)
+    assert gap_s < RESUMED_S
+
+
+def test_a_snapshot_reaches_all_replicas_within_two_seconds(
+    fleet: ServeFleet, targets: tuple[str, str], sections: dict, tmp_path: Path
+) -> None:
+    settings = settings_of(sections, targets[0])
+    registry = wiring.registry(settings)
+    versions = [publish(settings, tmp_path / f"lora-{number}", parent) for number, parent in enumerate((None, 1))]
+    seconds = [announce(fleet, settings, registry, versions[turn % 2]) for turn in range(NUM_SWAPS)]
+    print(f"announcement to all {NUM_REPLICAS} replicas: {', '.join(f'{each:.2f}' for each in seconds)} s")
+    assert max(seconds) < SWAPPED_S
+    answer = httpx.post(f"{fleet.url}/v1/completions", json={"prompt": "x", "max_tokens": 1}).json()
+    assert answer["system_fingerprint"].startswith(f"lora-{(NUM_SWAPS - 1) % 2}/")
+
+
+def publish(settings: config.Settings, folder: Path, parent: int | None) -> int:
+    """A version with random factors."""
+    words = vocabularies(settings)
+    tensors = load_trainable(Path(settings.models.drafter), train="lora", rank=4, seed=0).serving_tensors()
+    tensors = {name: torch.randn(tensor.shape) * 0.1 for name, tensor in tensors.items()}
+    models = settings.models
+    manifest = Manifest(
+        snapshot_id=folder.name,
+        target=models.target,
+        drafter=models.drafter,
+        drafter_hash="h",
+        alignment=words.alignment.fingerprint,
+        train="lora",
+    )
+    cache = ngram_cache(settings, words, None).to_arrays()
+    bundle.write(folder, manifest, {bundle.DRAFTER: tensors, bundle.NGRAMS: cache})
+    return wiring.registry(settings).publish(folder, parent).version
+
+
+def announce(fleet: ServeFleet, settings: config.Settings, registry, version: int) -> float:
+    """Seconds from the announcement until every replica serves it; the first time it has to be loaded."""
+    models, writer = settings.models, wiring.log_writer(settings, settings.log.control_topic)
+    registry.promote(version)
+    announcements.tell(writer, "champion", version, target=models.target, drafter=models.drafter)
+
+    def is_everywhere() -> bool:
+        served = [each["snapshot_version"] for each in fleet.replicas(models.target).values()]
+        return served == [version] * NUM_REPLICAS
+
+    return fleet.wait_for(is_everywhere, f"version {version} everywhere", look_s=0.02)
+
+
+@pytest.mark.long
+def test_a_changed_setting_is_rolled_out_under_load(
+    fleet: ServeFleet, targets: tuple[str, str], expected: Mapping[int, str]
+) -> None:
+    """`serve deploy` of a file with another limit: replicas are replaced one by one, and no request fails."""
+    (application,) = fleet.told["applications"]
+    application["args"]["settings"]["worker"]["max_new_tokens"] = NUM_TOKENS
+    before = set(fleet.replicas(targets[0]))
+    load = load_of(fleet, targets[0])
+    with load.running(num_clients=4):
+        fleet.deploy()
+        seconds = fleet.wait_for(lambda: is_replaced(before, set(fleet.replicas(targets[0]))), "new replicas")
+    print(f"{len(before)} replicas replaced in {seconds:.1f} s under {len(load.asked)} requests")
+    assert load.bad() == []
+    assert_texts(load.asked, expected)
+    body = {"model": targets[0], "prompt": "x", "max_tokens": NUM_TOKENS + 1}
+    refused = httpx.post(f"{fleet.url}/v1/completions", json=body)
+    assert (refused.status_code, str(NUM_TOKENS) in refused.text) == (400, True)
+
+
+def is_replaced(before: set[str], now: set[str]) -> bool:
+    return len(now) >= len(before) and not before & now

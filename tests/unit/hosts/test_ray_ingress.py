@@ -1,0 +1,226 @@
+"""The ingress before replicas that die: what is asked again, what is told, what replicas hear of clients that go."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+from ray.exceptions import ActorDiedError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+from starlette.requests import Request
+
+from omnidraft.hosts.asgi_call import Head, HttpCall
+from omnidraft.hosts.ray_ingress import TRIES, Ingress
+from omnidraft.hosts.ray_worker import ReplicaFacts
+
+JSON = Head(200, ((b"content-type", b"application/json"), (b"x-told", b"yes")))
+EVENTS = Head(200, ((b"content-type", b"text/event-stream; charset=utf-8"),))
+DIED = ActorDiedError()
+
+Frame = Head | bytes | Exception
+
+
+@dataclass
+class Answer:
+    """What a replica sends, up to an error."""
+
+    frames: Sequence[Frame]
+    is_cancelled: bool = False
+    never_ends: bool = False
+
+    async def __aiter__(self) -> AsyncIterator[Head | bytes]:
+        for frame in self.frames:
+            if isinstance(frame, Exception):
+                raise frame
+            yield frame
+        if self.never_ends:
+            await asyncio.Event().wait()
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+@dataclass
+class Replicas:
+    """Stands where a deployment's handle does: answers one after the other, of a replica each."""
+
+    answers: list[Answer]
+    facts: Sequence[ReplicaFacts | Exception] | Exception = ()
+    calls: list[HttpCall] = field(default_factory=list)
+
+    def options(self, **_options: Any) -> "Replicas":
+        return self
+
+    def remote(self, call: HttpCall) -> Answer:
+        self.calls.append(call)
+        return self.answers[len(self.calls) - 1]
+
+    def broadcast(self, _method: str) -> "Replicas":
+        return self
+
+    async def results_async(self, **_options: Any) -> Sequence[Any]:
+        if isinstance(self.facts, Exception):
+            raise self.facts
+        return self.facts
+
+
+def app_of(ingress: Ingress) -> Callable[..., Awaitable[None]]:
+    """As Serve runs it."""
+
+    async def app(scope, receive, send) -> None:
+        response = await ingress(Request(scope, receive))
+        await response(scope, receive, send)
+
+    return app
+
+
+def ask(replicas: dict[str, Replicas], path: str = "/v1/completions", body: Any = None) -> httpx.Response:
+    async def asked() -> httpx.Response:
+        transport = httpx.ASGITransport(app_of(Ingress(1000, replicas)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://fleet") as client:
+            if body is None:
+                return await client.get(path)
+            content = body if isinstance(body, bytes) else json.dumps(body).encode()
+            return await client.post(path, content=content, headers={"authorization": "Bearer k"})
+
+    return asyncio.run(asked())
+
+
+@pytest.mark.parametrize("frames", [[DIED], [JSON, DIED], [JSON, b'{"a', DIED], [EVENTS, DIED]])
+def test_what_no_client_has_seen_is_asked_again(frames: list[Frame]) -> None:
+    replicas = Replicas([Answer(frames), Answer([JSON, b'{"a"', b": 1}"])])
+    answer = ask({"t": replicas}, body={"prompt": "x"})
+    assert (answer.status_code, answer.json(), answer.headers["x-told"]) == (200, {"a": 1}, "yes")
+    assert [json.loads(call.body) for call in replicas.calls] == [{"prompt": "x"}] * 2
+    assert dict(replicas.calls[1].headers)[b"authorization"] == b"Bearer k"
+
+
+def test_a_stream_that_was_seen_ends_with_an_error_and_is_not_asked_again() -> None:
+    replicas = Replicas([Answer([EVENTS, b"data: 1\n\n", DIED])])
+    answer = ask({"t": replicas}, body={"stream": True})
+    first, told, done = answer.text.strip().split("\n\n")
+    assert (first, done) == ("data: 1", "data: [DONE]")
+    assert "ask again" in json.loads(told.removeprefix("data: "))["error"]["message"]
+    assert answer.headers["content-type"].startswith("text/event-stream")
+
+
+def test_it_is_given_up_when_replica_after_replica_dies() -> None:
+    replicas = Replicas([Answer([DIED]) for _ in range(TRIES)])
+    answer = ask({"t": replicas}, body={})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (503, "server_error")
+    assert len(replicas.calls) == TRIES
+
+
+def test_a_full_queue_is_a_429_that_says_when_to_come_back() -> None:
+    answer = ask({"t": Replicas([Answer([BackPressureError(256, 256)])])}, body={})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (429, "rate_limit_error")
+    assert int(answer.headers["retry-after"]) > 0
+
+
+def test_refusals_of_a_replica_are_passed_on_as_they_are() -> None:
+    refusal = Head(400, ((b"content-type", b"application/json"),))
+    answer = ask({"t": Replicas([Answer([refusal, b'{"error": {}}'])])}, body=b"{bad")
+    assert (answer.status_code, answer.json()) == (400, {"error": {}})
+
+
+@pytest.mark.parametrize(
+    ("body", "target"),
+    [({"model": "b"}, "b"), ({"model": "a"}, "a"), ({}, "a"), ({"model": "c"}, "a"), ([1], "a"), (b"{bad", "a")],
+)
+def test_the_model_chooses_and_the_first_target_refuses_what_nobody_serves(body: Any, target: str) -> None:
+    replicas = {name: Replicas([Answer([JSON, b"{}"])]) for name in ("a", "b")}
+    ask(replicas, body=body)
+    assert {name for name, each in replicas.items() if each.calls} == {target}
+
+
+def test_a_body_that_is_too_large_reaches_no_replica() -> None:
+    replicas = Replicas([])
+    assert ask({"t": replicas}, body=b" " * 1001).status_code == 413
+    assert replicas.calls == []
+
+
+def test_models_of_all_targets_are_one_list_and_a_refusal_is_the_answer() -> None:
+    lists = [Answer([JSON, json.dumps({"data": [{"id": name}]}).encode()]) for name in ("a", "b")]
+    told = ask({"a": Replicas([lists[0]]), "b": Replicas([lists[1]])}, "/v1/models").json()
+    assert told == {"object": "list", "data": [{"id": "a"}, {"id": "b"}]}
+    unauthorised = Answer([Head(401, ()), b"{}"])
+    assert ask({"a": Replicas([unauthorised])}, "/v1/models").status_code == 401
+
+
+def test_it_is_ready_when_every_target_has_a_replica_that_answers() -> None:
+    facts = ReplicaFacts("worker-1", "a", 3, "s")
+    ready, missing = Replicas([], [facts, DIED]), Replicas([], DeploymentUnavailableError("b"))
+    assert ask({"a": ready}, "/readyz").status_code == 200
+    answer = ask({"a": ready, "b": missing}, "/readyz")
+    assert (answer.status_code, answer.json()) == (503, {"status": "no replica of b"})
+    assert [each["worker"] for each in ask({"a": ready}, "/replicas").json()] == ["worker-1"]
+    assert ask({"b": missing}, "/healthz").status_code == 200
+
+
+def test_one_replica_that_hangs_makes_nobody_unready() -> None:
+    replicas = Replicas([])
+    ingress = Ingress(1000, {"a": replicas})
+
+    async def status() -> int:
+        return (await ingress(Request(HttpCall("GET", "/readyz").scope))).status_code
+
+    seen = []
+    facts = [ReplicaFacts("worker-1", "a", 3, "s")]
+    for told in (TimeoutError(), facts, TimeoutError(), [DIED], TimeoutError()):
+        replicas.facts = told
+        seen.append(asyncio.run(status()))
+    assert seen == [503, 200, 200, 503, 503]
+    replicas.facts = TimeoutError()
+    assert ask({"a": replicas}, "/replicas").json() == []
+
+
+def test_a_client_that_goes_away_is_told_to_the_replica() -> None:
+    """In the middle of a stream, whose rest nobody reads."""
+    answer = Answer([EVENTS, *[b"data: 1\n\n"] * 100])
+
+    async def leave() -> None:
+        app = app_of(Ingress(1000, {"t": Replicas([answer])}))
+        scope = HttpCall("POST", "/v1/completions").scope
+        messages = iter([{"type": "http.request", "body": b"{}", "more_body": False}])
+        sent = 0
+
+        async def receive() -> dict[str, Any]:
+            if (message := next(messages, None)) is not None:
+                return message
+            while sent < 3:
+                await asyncio.sleep(0)
+            return {"type": "http.disconnect"}
+
+        async def send(_message: dict[str, Any]) -> None:
+            nonlocal sent
+            sent += 1
+            await asyncio.sleep(0)
+
+        await app(scope, receive, send)
+
+    asyncio.run(leave())
+    assert answer.is_cancelled
+
+
+def test_a_request_that_serve_cancels_is_told_to_the_replica() -> None:
+    """As it does when a client goes away before its answer began."""
+    answer = Answer([JSON], never_ends=True)
+
+    async def cancelled() -> None:
+        ingress = Ingress(1000, {"t": Replicas([answer])})
+        messages = iter([{"type": "http.request", "body": b"{}", "more_body": False}])
+
+        async def receive() -> dict[str, Any]:
+            return next(messages)
+
+        asked = asyncio.create_task(ingress(Request(HttpCall("POST", "/v1/completions").scope, receive)))
+        await asyncio.sleep(0.01)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+
+    asyncio.run(cancelled())
+    assert answer.is_cancelled

@@ -1,0 +1,167 @@
+"""deploy/kubernetes: every overlay builds, fits its schemas, and keeps what an operator counts on."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+
+from omnidraft import config
+from omnidraft.bus.kafka_client import MAX_MESSAGE_BYTES
+from tests.kubernetes_manifests import KUBERNETES, OVERLAYS, Resource, built, custom_schemas, is_custom, labels, pods
+
+RAY_PROBED = {"RayService", "RayJob"}
+"""KubeRay adds the probes of Ray's own containers."""
+
+pytestmark = pytest.mark.parametrize("overlay", OVERLAYS)
+
+
+def of_kind(overlay: str, *kinds: str) -> list[Resource]:
+    return [each for each in built(overlay) if each["kind"] in kinds]
+
+
+def containers(overlay: str) -> Iterator[tuple[Resource, dict[str, Any]]]:
+    """Every container with the resource that it stands in."""
+    for resource in built(overlay):
+        for pod in pods(resource):
+            for container in pod["containers"]:
+                yield resource, container
+
+
+def names(overlay: str, kind: str) -> set[str]:
+    return {each["metadata"]["name"] for each in of_kind(overlay, kind)}
+
+
+def matches(selector: dict[str, str], overlay: str) -> list[Resource]:
+    """What makes pods with these labels."""
+    return [each for each in built(overlay) if any(selector.items() <= known.items() for known in labels(each))]
+
+
+def test_kubernetes_resources_fit_their_schemas(overlay: str) -> None:
+    checked = [each for each in built(overlay) if not is_custom(each)]
+    for resource in checked:
+        kubernetes_validate.validate(resource, kubernetes_validate.latest_version(), strict=True)
+    assert {"Namespace", "Deployment", "Service", "ConfigMap"} <= {each["kind"] for each in checked}
+
+
+def test_custom_resources_fit_the_operators_schemas(overlay: str) -> None:
+    custom = [each for each in built(overlay) if is_custom(each)]
+    for resource in custom:
+        schema = custom_schemas()[resource["apiVersion"], resource["kind"]]
+        jsonschema.Draft202012Validator(schema).validate(resource)
+        with pytest.raises(jsonschema.ValidationError, match="misspelt"):
+            jsonschema.Draft202012Validator(schema).validate(resource | {"spec": {**resource["spec"], "misspelt": 1}})
+    assert bool(custom) == (overlay not in ("base", "overlays/cuda"))
+
+
+def test_every_container_says_what_it_needs_and_is_not_root(overlay: str) -> None:
+    for resource, container in containers(overlay):
+        told = f"{resource['kind']} {resource['metadata']['name']}"
+        assert {"cpu", "memory"} <= container["resources"]["requests"].keys(), told
+        assert "memory" in container["resources"]["limits"], told
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False, told
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}, told
+    for resource in built(overlay):
+        for pod in pods(resource):
+            security = pod["securityContext"]
+            assert security["runAsNonRoot"] is True
+            assert security["runAsUser"] > 0
+            assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+
+
+def test_every_container_is_probed(overlay: str) -> None:
+    for resource, container in containers(overlay):
+        if resource["kind"] not in RAY_PROBED:
+            assert {"startupProbe", "livenessProbe"} <= container.keys(), resource["metadata"]["name"]
+            ports = {each["name"] for each in container["ports"]}
+            asked = [probe["httpGet"]["port"] for probe in container.values() if "httpGet" in (probe or ())]
+            assert set(asked) <= ports
+
+
+def test_services_and_policies_meet_pods_that_exist(overlay: str) -> None:
+    for service in of_kind(overlay, "Service"):
+        (workload,) = matches(service["spec"]["selector"], overlay)
+        ports = {each["name"] for each in workload["spec"]["template"]["spec"]["containers"][0]["ports"]}
+        assert {each["targetPort"] for each in service["spec"]["ports"]} <= ports
+    for budget in of_kind(overlay, "PodDisruptionBudget"):
+        (workload,) = matches(budget["spec"]["selector"]["matchLabels"], overlay)
+        assert workload["metadata"]["name"] == "worker"
+    for scaler in of_kind(overlay, "HorizontalPodAutoscaler"):
+        assert scaler["spec"]["scaleTargetRef"]["name"] in names(overlay, "Deployment")
+        assert scaler["spec"]["minReplicas"] >= 2
+
+
+def test_decode_workers_scale_and_survive_a_drained_node(overlay: str) -> None:
+    """By the autoscaler and the budget of the base, or by Ray Serve's."""
+    services = of_kind(overlay, "RayService")
+    assert bool(services) != bool(names(overlay, "HorizontalPodAutoscaler"))
+    assert len(names(overlay, "PodDisruptionBudget")) == 1
+    for service in services:
+        (application,) = yaml.safe_load(service["spec"]["serveConfigV2"])["applications"]
+        ingress, replicas = application["deployments"]
+        assert ingress["num_replicas"] >= 2
+        assert replicas["autoscaling_config"]["min_replicas"] >= 2
+        groups = service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+        assert groups[0]["maxReplicas"] >= replicas["autoscaling_config"]["max_replicas"]
+
+
+def test_everything_that_is_mounted_is_made_here(overlay: str) -> None:
+    for resource in built(overlay):
+        for pod in pods(resource):
+            for volume in pod["volumes"]:
+                if "configMap" in volume:
+                    assert volume["configMap"]["name"] in names(overlay, "ConfigMap")
+                if "persistentVolumeClaim" in volume:
+                    assert volume["persistentVolumeClaim"]["claimName"] in names(overlay, "PersistentVolumeClaim")
+            mounted = {mount["name"] for each in pod["containers"] for mount in each["volumeMounts"]}
+            claims = {each["metadata"]["name"] for each in resource["spec"].get("volumeClaimTemplates", ())}
+            assert mounted == {volume["name"] for volume in pod["volumes"]} | claims
+
+
+def test_secrets_come_by_reference_and_none_is_made_here(overlay: str) -> None:
+    assert of_kind(overlay, "Secret") == []
+    for _, container in containers(overlay):
+        for variable in container.get("env", ()):
+            is_secret = any(word in variable["name"] for word in ("PASSWORD", "KEY", "TOKEN"))
+            assert not is_secret or "secretKeyRef" in variable["valueFrom"]
+
+
+def test_every_variable_of_ours_is_a_setting(overlay: str) -> None:
+    """What the pod fills in is a number of processors."""
+    for _, container in containers(overlay):
+        variables = {each["name"]: each.get("value", "4") for each in container.get("env", ())}
+        config.load(None, {name: value for name, value in variables.items() if "__" in name})
+
+
+def test_the_settings_load_and_name_services_that_are_there(overlay: str, tmp_path: Path) -> None:
+    (settings_map,) = of_kind(overlay, "ConfigMap")
+    file = tmp_path / "settings.toml"
+    file.write_text(settings_map["data"]["settings.toml"])
+    settings = config.load(file, {})
+    assert settings.registry.url == "http://mlflow:5000"
+    assert "mlflow" in names(overlay, "Service")
+    topics = {each["metadata"]["name"]: each["spec"] for each in of_kind(overlay, "KafkaTopic")}
+    if topics:
+        log = settings.log
+        assert topics.keys() == {log.traces_topic, log.dead_letters_topic, log.control_topic}
+        assert topics[log.traces_topic]["partitions"] == log.partitions
+        assert topics[log.traces_topic]["config"]["max.message.bytes"] == MAX_MESSAGE_BYTES
+        assert topics[log.control_topic]["partitions"] == 1
+        assert topics[log.control_topic]["config"]["retention.ms"] == -1
+        (kafka,) = of_kind(overlay, "Kafka")
+        assert log.url == f"kafka://{kafka['metadata']['name']}-kafka-bootstrap:9092"
+
+
+def test_every_image_is_ours_or_of_a_fixed_version(overlay: str) -> None:
+    tag = "cuda" if overlay.endswith("cuda") else "cpu"
+    images = {container["image"] for _, container in containers(overlay)}
+    assert images <= {f"registry.example.com/omnidraft:{tag}", "postgres:17"}
+
+
+def test_the_folder_holds_nothing_that_no_overlay_uses(overlay: str) -> None:
+    used = (KUBERNETES / overlay / "kustomization.yaml").read_text()
+    files = {path.name for path in (KUBERNETES / overlay).iterdir()} - {"kustomization.yaml"}
+    assert [name for name in files if name not in used] == []

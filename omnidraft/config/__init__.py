@@ -15,6 +15,7 @@ from omnidraft.config.sections import (
     WorkerSettings,
 )
 from omnidraft.config.sources import load
+from omnidraft.config.telemetry import MetricsSettings, TracingSettings
 
 __all__ = [
     "AlmSettings",
@@ -25,11 +26,13 @@ __all__ = [
     "KafkaSettings",
     "LearnerSettings",
     "LogSettings",
+    "MetricsSettings",
     "ModelSettings",
     "RecorderSettings",
     "RegistrySettings",
     "Section",
     "Settings",
+    "TracingSettings",
     "WorkerSettings",
     "load",
     "masked",

@@ -1,4 +1,5 @@
-"""Every setting, with its default and what it does when it is turned up; log and registry are in outside.py."""
+"""Every setting, with its default and what it does when it is turned up; see outside.py for log and registry,
+telemetry.py for metrics and tracing."""
 
 import re
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from omnidraft.config.outside import LogSettings, RegistrySettings, Section
+from omnidraft.config.telemetry import MetricsSettings, TracingSettings
 
 
 class ModelSettings(Section):
@@ -249,6 +251,8 @@ class Settings(Section):
     controller: ControllerSettings = ControllerSettings()
     drift: DriftSettings = DriftSettings()
     worker: WorkerSettings = WorkerSettings()
+    metrics: MetricsSettings = MetricsSettings()
+    tracing: TracingSettings = TracingSettings()
 
     def for_target(self, target: str) -> "Settings":
         """The same for one pair: this target alone, with the drafter."""

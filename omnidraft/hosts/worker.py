@@ -4,14 +4,15 @@ import logging
 import threading
 
 import uvicorn
-from fastapi import FastAPI
 
 from omnidraft import wiring
 from omnidraft.config import Settings, WorkerSettings
 from omnidraft.hosts.process import stop_on_signals
 from omnidraft.serving.app import ServedModel, application
+from omnidraft.serving.observed import Observed
 from omnidraft.serving.queue import RequestQueue
 from omnidraft.telemetry.metrics import PrometheusMetrics
+from omnidraft.telemetry.table import WORKER
 
 logger = logging.getLogger(__name__)
 
@@ -22,12 +23,13 @@ def main(settings: Settings) -> int:
     Raises:
         OmnidraftError: models, log or registry cannot be used.
     """
-    metrics = PrometheusMetrics()
-    worker = wiring.worker(settings, metrics)
+    metrics = PrometheusMetrics(WORKER, settings.models.targets)
+    tracing = wiring.tracing(settings, "worker", metrics)
+    worker = wiring.worker(settings, metrics, tracing=tracing)
     requests = RequestQueue(metrics, max_waiting=settings.worker.max_queue)
     served = [ServedModel(each.engine, each.target.fingerprint) for each in worker.served]
     app = application(requests, served, settings.worker, metrics.render)
-    server = uvicorn.Server(_http(app, settings.worker))
+    server = uvicorn.Server(_http(Observed(app, metrics, tracing), settings.worker))
     stop = stop_on_signals()
     threads = [threading.Thread(target=server.run, name="http")]
     threads += [
@@ -49,10 +51,11 @@ def main(settings: Settings) -> int:
         thread.join(settings.recorder.drain_timeout_s)
     if worker.recorder is not None:
         worker.recorder.close(settings.recorder.drain_timeout_s)
+    tracing.close(settings.tracing.timeout_s)
     logger.info("stopped")
     return 1 if has_failed else 0
 
 
-def _http(app: FastAPI, settings: WorkerSettings) -> uvicorn.Config:
+def _http(app: Observed, settings: WorkerSettings) -> uvicorn.Config:
     """Without a logging of its own: its lines are written as ours."""
     return uvicorn.Config(app, host=settings.host, port=settings.port, log_level="warning", log_config=None)

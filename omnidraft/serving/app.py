@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from anyio import to_thread
@@ -22,6 +22,7 @@ from omnidraft.errors import RequestError
 from omnidraft.serving.queue import RequestQueue, Ticket
 from omnidraft.serving.refusals import BodyLimit, ModelNotServed, add_errors, error
 from omnidraft.serving.schemas import ChatRequest, CompletionRequest
+from omnidraft.traces.traceparent import accepted
 
 SPARE_THREADS = 8
 
@@ -117,7 +118,9 @@ class _Responder:
         model = self._asked_for(body.model)
         if num_new > self._settings.max_new_tokens:
             raise RequestError(f"max_tokens may be {self._settings.max_new_tokens} at most, got {num_new}")
-        ticket = self._requests.submit(model.engine, body.question(self._settings.tenant))
+        traceparent = accepted(request.headers.get("traceparent"))
+        question = replace(body.question(self._settings.tenant), traceparent=traceparent)
+        ticket = self._requests.submit(model.engine, question)
         gone = asyncio.create_task(_give_up_with_client(request, ticket))
         try:
             if not body.stream:

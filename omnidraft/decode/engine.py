@@ -8,12 +8,12 @@ from typing import Protocol
 
 from omnidraft.config import DecodeSettings, RecorderSettings
 from omnidraft.decode.caution import Caution
+from omnidraft.decode.counting import counted
 from omnidraft.decode.loop import Decoder
 from omnidraft.decode.recorder import Recorder
 from omnidraft.decode.sampling_limits import check_sampling
 from omnidraft.decode.slot import LoadedSnapshot, SnapshotSlot
 from omnidraft.decode.spans import traced
-from omnidraft.decode.step_metrics import StepMetrics
 from omnidraft.decode.tracing import Origin, Tracer
 from omnidraft.errors import RequestError
 from omnidraft.ports import Metrics, Mode, Request, Sampling, Span, Step, Tracing, Untraced
@@ -122,7 +122,9 @@ class Engine:
             steps = self._recorded(steps, self._tracer(question, request, snapshot, span.context))
         if self._tracing.is_on:
             steps = traced(steps, self._tracing, span, has_passes=self._has_pass_spans)
-        return Answer(snapshot, request.seed, len(request.prompt_ids), self._metered(steps, request, snapshot))
+        plain_pass_s = self.decoder.plain_pass_s(request.mode)
+        steps = counted(steps, self._metrics, self.pair.target, str(snapshot.version), plain_pass_s)
+        return Answer(snapshot, request.seed, len(request.prompt_ids), steps)
 
     def request(self, question: Question) -> Request:
         """The question in ids, with the deployment's settings. Raises RequestError."""
@@ -179,17 +181,6 @@ class Engine:
         for step in steps:
             tracer.take(step)
             yield step
-
-    def _metered(
-        self, steps: Iterator[Step], request: Request, snapshot: LoadedSnapshot
-    ) -> Generator[Step, None, None]:
-        metered = StepMetrics(
-            self._metrics,
-            target=self.pair.target,
-            drafter_version=str(snapshot.version),
-            plain_pass_s=self.decoder.plain_pass_s(request.mode),
-        )
-        return metered.over(steps)
 
 
 def _prompt_ids(question: Question, tokenizer: PromptTokenizer) -> list[int]:

@@ -123,8 +123,8 @@ class Engine:
         if self._tracing.is_on:
             steps = traced(steps, self._tracing, span, has_passes=self._has_pass_spans)
         plain_pass_s = self.decoder.plain_pass_s(request.mode)
-        steps = counted(steps, self._metrics, self.pair.target, str(snapshot.version), plain_pass_s)
-        return Answer(snapshot, request.seed, len(request.prompt_ids), steps)
+        told = counted(steps, self._metrics, self.pair.target, str(snapshot.version), plain_pass_s)
+        return Answer(snapshot, request.seed, len(request.prompt_ids), told)
 
     def request(self, question: Question) -> Request:
         """The question in ids, with the deployment's settings. Raises RequestError."""

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing
 
 from omnidraft import wiring
 from omnidraft.config import Settings
@@ -20,11 +21,9 @@ def main(settings: Settings) -> int:
     """
     metrics = PrometheusMetrics(CONTROLLER, settings.models.targets)
     controllers = [wiring.controller(settings.for_target(target), metrics) for target in settings.models.targets]
-    exposition = Exposition(metrics.registry, settings.metrics, settings.metrics.controller_port)
-    try:
-        _run_together([controller.run for controller in controllers], stop_on_signals())
-    finally:
-        exposition.close()
+    stop = stop_on_signals()
+    with closing(Exposition(metrics.registry, settings.metrics, settings.metrics.controller_port)):
+        _run_together([controller.run for controller in controllers], stop)
     return 0
 
 

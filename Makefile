@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 comma := ,
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-kafka test test-llamacpp test-long test-real lint format bench soak kafka docs lock clean
+.PHONY: help setup demo demo-kafka test test-llamacpp test-long test-real lint format bench soak kafka docs dashboards lock clean
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
@@ -93,6 +93,10 @@ kafka: setup ## Run a Kafka broker in the foreground, without Docker
 
 docs: setup ## The API reference from the docstrings, into site/
 	$(PYTHON) -m pdoc --docformat google --no-show-source --output-directory site omnidraft '!omnidraft.hosts.vllm'
+
+dashboards: setup ## Write the Grafana dashboards, and the table of metrics in docs/observability.md
+	$(PYTHON) deploy/grafana/make_dashboards.py
+	$(PYTHON) deploy/prometheus/metrics_table.py
 
 lock: setup ## Resolve pyproject.toml into requirements.lock again
 	$(PYTHON) -m uv pip compile pyproject.toml --universal --python-version 3.11 --extra dev \

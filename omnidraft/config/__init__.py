@@ -14,6 +14,7 @@ from omnidraft.config.sections import (
     Settings,
 )
 from omnidraft.config.sources import load
+from omnidraft.config.telemetry import MetricsSettings, TracingSettings
 from omnidraft.config.worker import ApiKey, WorkerSettings
 
 __all__ = [
@@ -26,11 +27,13 @@ __all__ = [
     "KafkaSettings",
     "LearnerSettings",
     "LogSettings",
+    "MetricsSettings",
     "ModelSettings",
     "RecorderSettings",
     "RegistrySettings",
     "Section",
     "Settings",
+    "TracingSettings",
     "WorkerSettings",
     "load",
     "masked",

@@ -1,5 +1,5 @@
 """Every setting, with its default and what it does when it is turned up; log and registry are in outside.py, the
-worker's HTTP side in worker.py."""
+worker's HTTP side in worker.py, metrics and tracing in telemetry.py."""
 
 import re
 from pathlib import Path
@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from omnidraft.config.outside import LogSettings, RegistrySettings, Section
+from omnidraft.config.telemetry import MetricsSettings, TracingSettings
 from omnidraft.config.worker import WorkerSettings
 
 
@@ -241,6 +242,8 @@ class Settings(Section):
     controller: ControllerSettings = ControllerSettings()
     drift: DriftSettings = DriftSettings()
     worker: WorkerSettings = WorkerSettings()
+    metrics: MetricsSettings = MetricsSettings()
+    tracing: TracingSettings = TracingSettings()
 
     def for_target(self, target: str) -> "Settings":
         """The same for one pair: this target alone, with the drafter."""

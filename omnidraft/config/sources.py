@@ -1,7 +1,8 @@
 """Where settings come from: one TOML file, addresses and overrides from the environment.
 
-Environment: `OMNIDRAFT_LOG`, `MLFLOW_TRACKING_URI` and `RAY_ADDRESS` (read by Ray itself) name the outside world; any
-other setting is `OMNIDRAFT_<SECTION>__<FIELD>`, for example `OMNIDRAFT_LEARNER__LEARNING_RATE=2e-5`.
+Environment: `OMNIDRAFT_LOG`, `MLFLOW_TRACKING_URI`, `OTEL_EXPORTER_OTLP_ENDPOINT` and `RAY_ADDRESS` (read by Ray
+itself) name the outside world; any other setting is `OMNIDRAFT_<SECTION>__<FIELD>`, for example
+`OMNIDRAFT_LEARNER__LEARNING_RATE=2e-5`.
 """
 
 import os
@@ -23,6 +24,13 @@ from pydantic_settings import (
 from omnidraft.config.secrets import holds_secret, masked
 from omnidraft.config.sections import Settings
 from omnidraft.errors import ConfigError
+
+_SHORT_NAMES = {
+    "OMNIDRAFT_LOG": "log__url",
+    "MLFLOW_TRACKING_URI": "registry__url",
+    "OTEL_EXPORTER_OTLP_ENDPOINT": "tracing__endpoint",
+}
+"""Of addresses of the outside world."""
 
 
 def load(path: Path | None = None, environ: Mapping[str, str] | None = None, **overrides: Any) -> Settings:
@@ -69,12 +77,12 @@ def _sources(path: Path | None, environ: Mapping[str, str]) -> Callable[..., Bas
 
 
 class _Environment(EnvSettingsSource):
-    """OMNIDRAFT_<SECTION>__<FIELD>, and the two addresses that have a short name."""
+    """OMNIDRAFT_<SECTION>__<FIELD>, and the addresses that have a short name."""
 
     def __init__(self, settings_cls: type[BaseSettings], environ: Mapping[str, str]) -> None:
         super().__init__(settings_cls)
         self.env_vars = {name.lower(): value for name, value in environ.items() if "__" in name}
-        for name, field in {"OMNIDRAFT_LOG": "log__url", "MLFLOW_TRACKING_URI": "registry__url"}.items():
+        for name, field in _SHORT_NAMES.items():
             if name in environ:
                 self.env_vars[self.env_prefix.lower() + field] = environ[name]
 

@@ -62,6 +62,10 @@ class Costs:
             self._passes[mode] = measure_passes(self._target, mode)
         return self._passes[mode]
 
+    def plain_pass_s(self, mode: Mode) -> float | None:
+        """Of a pass over one row; None while the mode is not measured."""
+        return self._passes[mode](1) if mode in self._passes else None
+
     def steps(self, drafter: DraftModel) -> CostCurve:
         """Measured with the first drafter; later ones differ in their weights only."""
         if self._steps is None:

@@ -4,19 +4,20 @@ import secrets
 import uuid
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Protocol
 
 from omnidraft.config import DecodeSettings, RecorderSettings
 from omnidraft.decode.caution import Caution
+from omnidraft.decode.counting import counted
 from omnidraft.decode.loop import Decoder
 from omnidraft.decode.recorder import Recorder
 from omnidraft.decode.sampling_limits import check_sampling
 from omnidraft.decode.slot import LoadedSnapshot, SnapshotSlot
+from omnidraft.decode.spans import traced
 from omnidraft.decode.surrogates import require_text
 from omnidraft.decode.tracing import Origin, Tracer
 from omnidraft.errors import RequestError
-from omnidraft.ports import Metrics, Mode, Request, Sampling, Step
+from omnidraft.ports import Metrics, Mode, Request, Sampling, Span, Step, Tracing, Untraced
 from omnidraft.vocab.tokenizer import Tokenizer
 
 
@@ -55,6 +56,8 @@ class Question:
     """Whether the learner may see it."""
     tenant: str = "default"
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    traceparent: str | None = None
+    """The caller's W3C trace context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +96,10 @@ class Engine:
         *,
         decode: DecodeSettings,
         recording: RecorderSettings,
+        tracing: Tracing | None = None,
+        has_pass_spans: bool = True,
     ) -> None:
+        """`has_pass_spans`: where `tracing` is on, every pass is a span."""
         self.caution = Caution(decode.drifted_draft_tokens)
         self.pair = pair
         self.slot = slot
@@ -102,6 +108,8 @@ class Engine:
         self._metrics = metrics
         self._decode = decode
         self._recording = recording
+        self._tracing = tracing or Untraced()
+        self._has_pass_spans = has_pass_spans
 
     def answer(self, question: Question, snapshot: LoadedSnapshot | None = None) -> Answer:
         """Start a text with this snapshot, or else the one that its id has now.
@@ -111,10 +119,15 @@ class Engine:
         """
         snapshot = snapshot or self.slot.serving(question.request_id)
         request = self.request(question)
+        span = self._begun(question, request, snapshot)
         steps = self.decoder.decode(request, snapshot.proposer)
         if self._recorder is not None and question.is_stored and question.tenant not in self._recording.opted_out:
-            steps = self._recorded(steps, self._tracer(question, request, snapshot))
-        return Answer(snapshot, request.seed, len(request.prompt_ids), self._counted(steps, snapshot))
+            steps = self._recorded(steps, self._tracer(question, request, snapshot, span.context))
+        if self._tracing.is_on:
+            steps = traced(steps, self._tracing, span, has_passes=self._has_pass_spans)
+        plain_pass_s = self.decoder.plain_pass_s(request.mode)
+        told = counted(steps, self._metrics, self.pair.target, str(snapshot.version), plain_pass_s)
+        return Answer(snapshot, request.seed, len(request.prompt_ids), told)
 
     def request(self, question: Question) -> Request:
         """The question in ids, with the deployment's settings. Raises RequestError."""
@@ -140,7 +153,20 @@ class Engine:
             num_log_probs=question.num_log_probs,
         )
 
-    def _tracer(self, question: Question, request: Request, snapshot: LoadedSnapshot) -> Tracer:
+    def _begun(self, question: Question, request: Request, snapshot: LoadedSnapshot) -> Span:
+        return self._tracing.begin(
+            "decode",
+            parent=question.traceparent,
+            model=self.pair.target,
+            drafter_version=str(snapshot.version),
+            request_id=question.request_id,
+            mode=request.mode,
+            prompt_tokens=len(request.prompt_ids),
+        )
+
+    def _tracer(
+        self, question: Question, request: Request, snapshot: LoadedSnapshot, traceparent: str | None
+    ) -> Tracer:
         assert self._recorder is not None
         pair = self.pair
         origin = Origin(
@@ -151,29 +177,13 @@ class Engine:
             pair.drafter,
             snapshot.version,
             pair.alignment,
+            traceparent,
         )
         return Tracer(request, origin, self._recording, self._recorder.emit)
 
     def _recorded(self, steps: Iterator[Step], tracer: Tracer) -> Iterator[Step]:
         for step in steps:
             tracer.take(step)
-            yield step
-
-    def _counted(self, steps: Iterator[Step], snapshot: LoadedSnapshot) -> Generator[Step, None, None]:
-        add = partial(self._metrics.add, target=self.pair.target, drafter_version=str(snapshot.version))
-        prefix = "omnidraft_spec_decode_num_"
-        for step in steps:
-            add("omnidraft_target_passes_total")
-            add("omnidraft_emitted_tokens_total", len(step.emitted))
-            for source in sorted({source for source in step.tree.sources if source}):
-                nodes = [node for node in range(1, len(step.tree)) if step.tree.sources[node] == source]
-                accepted = [node for node in step.path if step.tree.sources[node] == source]
-                add(prefix + "drafts_total", source=source)
-                add(prefix + "draft_tokens_total", len(nodes), source=source)
-                add(prefix + "accepted_tokens_total", len(accepted), source=source)
-            for depth, node in enumerate(step.path):
-                source_name = str(step.tree.sources[node])
-                add(prefix + "accepted_tokens_per_pos_total", source=source_name, position=str(depth))
             yield step
 
 

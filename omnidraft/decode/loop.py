@@ -15,6 +15,7 @@ from omnidraft.decode.text import TextWatch
 from omnidraft.errors import ContractError
 from omnidraft.ports import (
     DraftTree,
+    Mode,
     Noise,
     Proposer,
     ProposerSession,
@@ -52,6 +53,10 @@ class Decoder:
         self._trace_top_k = trace_top_k
         self._costs = costs
         self._noise = noise
+
+    def plain_pass_s(self, mode: Mode) -> float | None:
+        """What a pass without a draft takes now; None where nobody measured it."""
+        return self._costs.plain_pass_s(mode) if self._costs else None
 
     def over(self, target: Target) -> "Decoder":
         """The same decoder over another view of its target, whose passes tell nothing about the target's costs."""

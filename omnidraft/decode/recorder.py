@@ -8,6 +8,7 @@ import logging
 import queue
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from threading import Event, Lock, Thread
 
 from tenacity import RetryCallState, RetryError, Retrying, retry_if_exception_type, wait_exponential_jitter
@@ -15,7 +16,7 @@ from tenacity import RetryCallState, RetryError, Retrying, retry_if_exception_ty
 from omnidraft.config import RecorderSettings
 from omnidraft.decode.redacting import Redacting, Redactor
 from omnidraft.errors import BusError, WireError
-from omnidraft.ports import LogWriter, Metrics, Outgoing
+from omnidraft.ports import LogWriter, Metrics, Outgoing, Span, Tracing, Untold, Untraced
 from omnidraft.traces import codec
 from omnidraft.traces.record import TraceRecord
 
@@ -41,12 +42,15 @@ class Recorder:
         settings: RecorderSettings,
         metrics: Metrics,
         redactor: Redactor | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         """The writer is made, used and closed on the recorder's thread; making it is retried. The redactor is called on
-        that thread too, for every record."""
+        that thread too, for every record. A record's span begins with it and ends when the log has it; the record names
+        it as its traceparent."""
         self._writer_factory, self._metrics = writer_factory, metrics
         self._redact = Redacting(redactor) if redactor else None
-        self._queue: queue.Queue[TraceRecord] = queue.Queue(settings.queue_records)
+        self._tracing = tracing or Untraced()
+        self._queue: queue.Queue[_Waiting] = queue.Queue(settings.queue_records)
         self._writer: LogWriter | None = None
         self._lock = Lock()  # over _num_waiting and _is_closed
         self._num_waiting = 0
@@ -65,10 +69,11 @@ class Recorder:
         if is_late:
             self._metrics.add(DROPPED, reason="closed")
             return
+        waiting = self._begun(record)
         try:
-            self._queue.put_nowait(record)
+            self._queue.put_nowait(waiting)
         except queue.Full:
-            self._settle(1, DROPPED, reason="queue_full")
+            self._drop(waiting, reason="queue_full")
 
     def close(self, timeout_s: float) -> int:
         """Wait until the log has acknowledged all records, at most `timeout_s`; the number dropped for lack of time.
@@ -87,19 +92,33 @@ class Recorder:
 
     def _run(self) -> None:
         while batch := self._next_batch():
-            messages = [message for record in batch if (message := self._encoded(record)) is not None]
-            if not messages:
+            encoded = [(message, each.span) for each in batch if (message := self._encoded(each)) is not None]
+            if not encoded:
                 continue
             try:
-                self._retrying()(self._append, messages)
+                self._retrying()(self._append, [message for message, _ in encoded])
             except RetryError:
                 break  # past the deadline; close() counts what is left
-            self._settle(len(messages), ACKNOWLEDGED)
+            self._settle(len(encoded), ACKNOWLEDGED)
+            for message, span in encoded:
+                span.end(size_bytes=len(message.value))
         self._close_writer()
 
-    def _next_batch(self) -> list[TraceRecord]:
+    def _begun(self, record: TraceRecord) -> "_Waiting":
+        if not self._tracing.is_on:
+            return _Waiting(record, Untold(None))
+        span = self._tracing.begin(
+            "trace record",
+            parent=record.traceparent,
+            request_id=record.request_id,
+            segment=record.segment,
+            tokens=len(record.emitted_ids),
+        )
+        return _Waiting(replace(record, traceparent=span.context), span)
+
+    def _next_batch(self) -> list["_Waiting"]:
         """What waits, up to BATCH_RECORDS; empty when closing and nothing is left, or no time."""
-        batch: list[TraceRecord] = []
+        batch: list[_Waiting] = []
         while not batch and time.monotonic() < self._deadline_s:
             is_last = self._closing.is_set()  # asked before the queue: what came earlier is seen below
             try:
@@ -111,19 +130,22 @@ class Recorder:
                     break
         return batch
 
-    def _encoded(self, record: TraceRecord) -> Outgoing | None:
-        allowed = self._redact(record) if self._redact else record
-        if isinstance(allowed, str):
-            self._settle(1, DROPPED, reason=allowed)
+    def _encoded(self, waiting: "_Waiting") -> Outgoing | None:
+        record = self._redact(waiting.record) if self._redact else waiting.record
+        if isinstance(record, str):
+            self._drop(waiting, reason=record)
             return None
-        record = allowed
         try:
             value = codec.encode(record)
         except WireError as exc:
             logger.warning("dropped a trace record that nobody could read: %s", exc)
-            self._settle(1, DROPPED, reason="invalid")
+            self._drop(waiting, reason="invalid")
             return None
         return Outgoing(codec.key(record), value, codec.headers(record))
+
+    def _drop(self, waiting: "_Waiting", *, reason: str) -> None:
+        self._settle(1, DROPPED, reason=reason)
+        waiting.span.end(error=reason)
 
     def _append(self, messages: list[Outgoing]) -> None:
         if self._writer is None:
@@ -159,6 +181,14 @@ class Recorder:
             self._writer.close()
         except BusError as exc:
             logger.warning("closing the log: %s", exc)
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A record on its way to the log."""
+
+    record: TraceRecord
+    span: Span
 
 
 def _log_failure(state: RetryCallState) -> None:

@@ -18,7 +18,7 @@ from omnidraft.config import WorkerSettings
 from omnidraft.decode.caution import Caution
 from omnidraft.decode.slot import Canary, LoadedSnapshot, SnapshotSlot
 from omnidraft.errors import BusError, OmnidraftError, SnapshotError, SnapshotNotFound, SnapshotStale
-from omnidraft.ports import Announcement, Metrics, Registry, SnapshotVersion
+from omnidraft.ports import Announcement, Metrics, Registry, SnapshotVersion, Tracing, Untraced
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +66,7 @@ class Refresher:
         target: str,
         staging: Path,
         clock: Callable[[], float] = time.monotonic,
+        tracing: Tracing | None = None,
     ) -> None:
         self._registry = registry
         self._slot = slot
@@ -77,6 +78,7 @@ class Refresher:
         self._target = target
         self._staging = staging
         self._clock = clock
+        self._tracing = tracing or Untraced()
         self._sequence = slot.current.sequence
         self._canary: Announcement | None = None
         self._failures: dict[int, _Failure] = {}
@@ -163,10 +165,16 @@ class Refresher:
                 return held
         started = self._clock()
         found = self._registry.resolve(str(version))
-        folder = self._registry.fetch(version, self._staging)
-        self._folders[version] = folder
-        loaded = self._loader(found, folder)
-        self._metrics.observe("omnidraft_snapshot_load_seconds", self._clock() - started)
+        made_by = found.manifest.traceparent
+        span = self._tracing.begin("load snapshot", links=[made_by] if made_by else [], version=version)
+        try:
+            folder = self._folders[version] = self._registry.fetch(version, self._staging)
+            loaded = self._loader(found, folder)
+        except (OmnidraftError, OSError, RuntimeError) as exc:
+            span.end(model=self._target, error=type(exc).__name__)
+            raise
+        self._metrics.observe("omnidraft_snapshot_load_seconds", self._clock() - started, target=self._target)
+        span.end(model=self._target)
         return loaded
 
     def _swap(self, loaded: LoadedSnapshot) -> None:
@@ -176,7 +184,7 @@ class Refresher:
         swap_s = self._clock() - started
         if loaded.version == before:
             return
-        self._metrics.observe("omnidraft_snapshot_swap_seconds", swap_s)
+        self._metrics.observe("omnidraft_snapshot_swap_seconds", swap_s, target=self._target)
         if loaded.version is not None and (told := loaded.manifest) is not None:
             labels = {"target": told.target, "drafter": told.drafter}
             self._metrics.set("omnidraft_snapshot_version_info", loaded.version, **labels)
@@ -203,7 +211,7 @@ class Refresher:
         )
 
     def _disconnected(self, exc: OmnidraftError) -> None:
-        self._metrics.add("omnidraft_refresh_errors_total")
+        self._metrics.add("omnidraft_refresh_errors_total", target=self._target)
         if self._is_connected:
             version = self._slot.current.version
             logger.warning("%s: cannot hear of new snapshots, %s goes on serving: %s", self._target, version, exc)

@@ -25,6 +25,7 @@ class Origin:
     drafter: str
     snapshot_version: int | None
     alignment: str
+    traceparent: str | None = None
 
 
 class Tracer:
@@ -87,6 +88,7 @@ class Tracer:
                 has_logit_bias=bool(sampling.logit_bias),
                 has_grammar=sampling.grammar is not None,
                 noise_weight=_noise_weight(self._steps),
+                traceparent=origin.traceparent,
             )
         )
         self._before += emitted

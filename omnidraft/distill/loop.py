@@ -20,11 +20,13 @@ from omnidraft.distill.intake import Batch, Intake
 from omnidraft.distill.journal import Journal, Place
 from omnidraft.distill.lag import Lag
 from omnidraft.distill.learner import Counters, Learner, StepReport, mean_losses
-from omnidraft.distill.patience import patiently, wait
+from omnidraft.distill.patience import Result, patiently, wait
 from omnidraft.distill.publisher import INTAKE, LEARNER, Publisher, Restored
 from omnidraft.distill.source import POISON, TraceSource
+from omnidraft.distill.spans import LearningSpans
+from omnidraft.distill.step_metrics import count
 from omnidraft.errors import BusError
-from omnidraft.ports import Metrics
+from omnidraft.ports import Metrics, Untraced
 from omnidraft.snapshots import bundle
 from omnidraft.vocab.ngram_cache import NgramCache
 
@@ -78,6 +80,7 @@ class Distillation:
         compare_earlier: Callable[[str], None] = lambda tenant: None,
         drift_haste: int = 1,
         progress: Callable[[Status], None] = lambda status: None,
+        spans: LearningSpans | None = None,
     ) -> None:
         """
         Args:
@@ -88,6 +91,7 @@ class Distillation:
             max_lag_records: see lag.py, `lag_sample_records` too.
             journal: told of every step before it; its poison is the intake's. None: no death is noted.
             progress: told after every step and every snapshot, in the thread of `run`.
+            spans: told of every step and every snapshot but the first.
         """
         self._source, self._intake, self._learner, self._publisher = source, intake, learner, publisher
         self._load_cache, self._steps_per_snapshot = load_cache, steps_per_snapshot
@@ -96,6 +100,7 @@ class Distillation:
         self._journal = journal or Journal(Path(), tries=0)
         self._lag = Lag(source, intake, metrics, max_records=max_lag_records, sample_records=lag_sample_records)
         self._held_out = HeldOut(learner)
+        self._spans = spans or LearningSpans(Untraced(), "")
         self._reports: list[StepReport] = []  # since the newest snapshot
         self._unmeasured: list[Place] = []  # held out since then
         self._status = Status()
@@ -129,7 +134,7 @@ class Distillation:
             self._publish(stop)
 
     def _start(self, stop: Stop) -> None:
-        restored = patiently(self._publisher.restore, stop)
+        restored = self._patiently(self._publisher.restore, stop)
         if restored:
             self._resume(restored)
         self._held_out.parent_is(self._learner.serving_tensors(), {})
@@ -174,7 +179,7 @@ class Distillation:
             if batch is not None or not self._intake.has_room:
                 return batch
         try:
-            polled = patiently(lambda: self._source.poll(POLL_RECORDS, POLL_TIMEOUT_S), stop)
+            polled = self._patiently(lambda: self._source.poll(POLL_RECORDS, POLL_TIMEOUT_S), stop)
         except BusError:  # stopping, and the log is away: what was learned can still be published
             return None
         self._lag.add(polled)
@@ -184,17 +189,15 @@ class Distillation:
 
     def _learn(self, batch: Batch, stop: Stop) -> None:
         if batch.poison:
-            patiently(lambda: self._source.give_up(batch.poison), stop)
+            self._patiently(lambda: self._source.give_up(batch.poison), stop)
             logger.warning("%d records are dead letters: the process died over them", len(batch.poison))
         apart = {"duplicate": batch.num_duplicates, "held_out": len(batch.held_out), POISON: len(batch.poison)}
         self._learner.count_skipped(apart | self._intake.take_skipped())
+        span = self._spans.step(batch, self._learner.counters.num_steps)
         report = self._step(batch)
+        span.end(tokens=report.num_tokens, **{f"loss.{name}": loss for name, loss in report.losses.items()})
         self._reports.append(report)
-        self._metrics.add("omnidraft_training_steps_total")
-        self._metrics.add("omnidraft_training_tokens_total", report.num_tokens)
-        self._metrics.observe("omnidraft_training_step_seconds", report.duration_s)
-        for name, loss in report.losses.items():
-            self._metrics.set("omnidraft_training_loss", loss, loss=name)
+        count(report, self._metrics)
         self._tell(losses=report.losses, tokens_per_s=report.num_tokens / report.duration_s)
 
     def _step(self, batch: Batch) -> StepReport:
@@ -221,10 +224,11 @@ class Distillation:
 
     def _publish_base(self, stop: Stop) -> None:
         staged = self._publisher.stage({bundle.NGRAMS: self._learner.cache.to_arrays()}, train="base")
-        published = patiently(lambda: self._publisher.publish(staged), stop)
+        published = self._patiently(lambda: self._publisher.publish(staged), stop)
         logger.info("published the base drafter as snapshot %d", published.version)
 
     def _publish(self, stop: Stop) -> None:
+        span = self._spans.snapshot()
         learner, counters = self._learner, self._learner.counters
         serving = learner.serving_tensors()
         measured = self._measure(serving)
@@ -249,14 +253,16 @@ class Distillation:
             speedup_after=measured.speedup_after,
             counts=counters.skipped,
             lag_samples=self._lag.samples,
+            traceparent=span.context,
         )
-        published = patiently(lambda: self._publisher.publish(staged), stop)
+        published = self._patiently(lambda: self._publisher.publish(staged), stop)
+        span.end(version=published.version, records=counters.num_records)
         self._lag.published()
         self._journal.published(self._intake.offsets())
         self._held_out.parent_is(serving, measured.hits)
         self._reports.clear()
         self._announce(published.version, measured.before, measured.after, losses)
-        self._log_curves(stop)
+        self._patiently(self._publisher.log_curves, stop)
 
     def _announce(self, version: int, before: float | None, after: float | None, losses: Mapping[str, float]) -> None:
         logger.info("published snapshot %d: losses %s, agreement %s -> %s", version, losses, before, after)
@@ -265,20 +271,12 @@ class Distillation:
             self._metrics.set("omnidraft_held_out_agreement_ratio", after, drafter_version=str(version))
         self._tell(version=version, agreement=after)
 
-    def _log_curves(self, stop: Stop) -> None:
-        parent = self._publisher.parent
-        if parent is None:
-            return
-        manifest = parent.manifest
-        curves = {f"loss_{name}": loss for name, loss in manifest.losses.items()}
-        curves |= {
-            name: value
-            for name in ("agreement_before", "agreement_after")
-            if (value := getattr(manifest, name)) is not None
-        }
-        patiently(lambda: self._publisher.log_metrics(parent.version, curves, manifest.num_steps), stop)
+    def _patiently(self, action: Callable[[], Result], stop: Stop) -> Result:
+        return patiently(action, stop, lambda: self._metrics.add("omnidraft_learner_errors_total"))
 
     def _tell(self, **changes: Any) -> None:
+        if changes.get("version") is not None:
+            self._metrics.set("omnidraft_newest_version_info", changes["version"])
         counters = self._learner.counters
         self._status = replace(
             self._status,

@@ -16,8 +16,11 @@ Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
 
 
-def patiently(action: Callable[[], Result], stop: Callable[[], bool]) -> Result:
-    """What `action` returns, tried again until the log and the registry answer.
+def patiently(
+    action: Callable[[], Result], stop: Callable[[], bool], failed: Callable[[], None] = lambda: None
+) -> Result:
+    """What `action` returns, tried again until the log and the registry answer; `failed` is told of every time that
+    they did not.
 
     Raises:
         BusError, RegistryError: it failed, and `stop` holds.
@@ -27,6 +30,7 @@ def patiently(action: Callable[[], Result], stop: Callable[[], bool]) -> Result:
         try:
             return action()
         except (BusError, RegistryError) as exc:
+            failed()
             if stop():
                 raise
             wait_s = WAITS_S[min(num_failed, len(WAITS_S) - 1)]

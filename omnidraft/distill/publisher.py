@@ -132,9 +132,18 @@ class Publisher:
         shutil.rmtree(staged.parent, ignore_errors=True)
         return published
 
-    def log_metrics(self, version: int, metrics: Mapping[str, float], step: int) -> None:
-        """A point of each curve. Raises RegistryError."""
-        self._registry.log_metrics(version, metrics, step)
+    def log_curves(self) -> None:
+        """A point of each curve of the newest version. Raises RegistryError."""
+        if self.parent is None:
+            return
+        manifest = self.parent.manifest
+        curves = {f"loss_{name}": loss for name, loss in manifest.losses.items()}
+        curves |= {
+            name: value
+            for name in ("agreement_before", "agreement_after")
+            if (value := getattr(manifest, name)) is not None
+        }
+        self._registry.log_metrics(self.parent.version, curves, manifest.num_steps)
 
     def _require_ours(self, manifest: Manifest) -> None:
         ours = self._identity

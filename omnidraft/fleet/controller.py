@@ -138,6 +138,7 @@ class Controller:
         if self._announced is not None and champion.version < self._announced:
             self._metrics.add("omnidraft_rollbacks_total")
         self._announced, self._trial = champion.version, None
+        self._metrics.set("omnidraft_champion_version_info", champion.version)
         logger.info("announced champion %d for %s", champion.version, self._target)
 
     def _find(self, alias: str) -> SnapshotVersion | None:

@@ -46,8 +46,8 @@ class Recovery:
             return
         logger.warning("%s: %s: %s", self._target, change.kind, change)
         self._tell(change.kind, tenant=change.tenant, reason=str(change))
-        if change.kind == "drift":
-            self._metrics.add("omnidraft_drift_alarms_total", target=self._target, tenant=change.tenant)
+        counter = "omnidraft_drift_alarms_total" if change.kind == "drift" else "omnidraft_drifts_over_total"
+        self._metrics.add(counter, target=self._target)  # tenants are too many to be labels
         self._note(change)
         if change.suspect is not None:
             self._go_back(change.suspect, str(change))

@@ -3,11 +3,14 @@
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing
 
 from omnidraft import wiring
 from omnidraft.config import Settings
 from omnidraft.hosts.process import stop_on_signals
-from omnidraft.telemetry.metrics import CountingMetrics
+from omnidraft.telemetry.exposition import Exposition
+from omnidraft.telemetry.metrics import PrometheusMetrics
+from omnidraft.telemetry.table import CONTROLLER
 
 
 def main(settings: Settings) -> int:
@@ -16,9 +19,11 @@ def main(settings: Settings) -> int:
     Raises:
         OmnidraftError: the log or the registry cannot be used.
     """
-    metrics = CountingMetrics()
+    metrics = PrometheusMetrics(CONTROLLER, settings.models.targets)
     controllers = [wiring.controller(settings.for_target(target), metrics) for target in settings.models.targets]
-    _run_together([controller.run for controller in controllers], stop_on_signals())
+    stop = stop_on_signals()
+    with closing(Exposition(metrics.registry, settings.metrics, settings.metrics.controller_port)):
+        _run_together([controller.run for controller in controllers], stop)
     return 0
 
 

@@ -11,11 +11,15 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from prometheus_client import CollectorRegistry
+
 from omnidraft.config import Settings
 from omnidraft.hosts.process import stop_on_signals
+from omnidraft.telemetry.exposition import Exposition, Merged
 
 NAMESPACE = "omnidraft"
 WATCH_S = 1.0
@@ -39,7 +43,9 @@ def main(settings: Settings) -> int:
     with tempfile.TemporaryDirectory(prefix="omnidraft-distiller-") as folder:
         try:
             pairs = [settings.for_target(target) for target in settings.models.targets]
-            _watch([_Learning(pair, Path(folder, str(number))) for number, pair in enumerate(pairs)], stop)
+            at_work = [_Learning(pair, Path(folder, str(number))) for number, pair in enumerate(pairs)]
+            with closing(_exposed(at_work, settings)):
+                _watch(at_work, stop)
         finally:
             ray.shutdown()
     logger.info("stopped")
@@ -96,12 +102,21 @@ def _num_cpus(settings: Settings) -> int:
     return settings.learner.threads or 1
 
 
+def _exposed(at_work: Sequence["_Learning"], settings: Settings) -> Exposition:
+    """The metrics of all actors at one port of this process, wherever they run and however often they are replaced."""
+    registry = CollectorRegistry()
+    registry.register(Merged(lambda: {each.target: each.metrics for each in at_work}))
+    return Exposition(registry, settings.metrics, settings.metrics.distiller_port)
+
+
 class _Learning:
     """One target's actor at work, and what was told of it in the log."""
 
     def __init__(self, settings: Settings, folder: Path) -> None:
         folder.mkdir()
-        self._target = settings.models.target
+        self.target = settings.models.target
+        self.metrics = ""
+        """Of its process, as it was a second ago."""
         self._actor = _actor(settings, folder)
         self.ended = self._actor.run.remote()
         """Ray's promise of the end."""
@@ -129,26 +144,27 @@ class _Learning:
         try:
             status = ray.get(self._asked)
         except RayError as exc:  # the process died under the question
-            logger.warning("%s: no status: %s", self._target, exc)
+            logger.warning("%s: no status: %s", self.target, exc)
             status = None
         self._asked = self._actor.status.remote()
         if status:
+            self.metrics = status["metrics"]
             self._tell(status)
 
     def _tell_waiting(self) -> None:
         if self.has_place or self._tell_waiting_at is None or time.monotonic() < self._tell_waiting_at:
             return
-        logger.warning("%s: waits for a Ray node that has %s free", self._target, self._needs)
+        logger.warning("%s: waits for a Ray node that has %s free", self.target, self._needs)
         self._tell_waiting_at = None
 
     def _tell(self, status: dict[str, Any]) -> None:
         if self._told.get("pid") != status["pid"]:
-            logger.info("%s: learning in process %d", self._target, status["pid"])
+            logger.info("%s: learning in process %d", self.target, status["pid"])
         if self._told.get("version") != status["version"]:
             names = ("version", "num_records", "num_tokens", "num_steps", "losses", "agreement")
             logger.info(
                 "%s: snapshot %s: %d records, %d tokens, %d steps, losses %s, agreement %s",
-                self._target,
+                self.target,
                 *(status[name] for name in names),
             )
         self._told = status

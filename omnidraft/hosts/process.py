@@ -29,7 +29,13 @@ TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 FORMAT_VARIABLE = "OMNIDRAFT_LOG_FORMAT"
 """`text`, for people, or `json`: an object a line with time, level, logger, message and role."""
 
-_CHATTER = {"kafka": logging.CRITICAL, "urllib3": logging.ERROR, "httpx": logging.WARNING, "alembic": logging.WARNING}
+_CHATTER = {
+    "kafka": logging.CRITICAL,
+    "opentelemetry": logging.CRITICAL,
+    "urllib3": logging.ERROR,
+    "httpx": logging.WARNING,
+    "alembic": logging.WARNING,
+}
 """From which level on clients may speak. What fails in them reaches us as errors, which we log once an outage and not
 forty times a second."""
 

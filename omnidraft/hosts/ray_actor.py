@@ -14,6 +14,8 @@ from omnidraft.config import LearnerSettings, Settings
 from omnidraft.distill.loop import Distillation
 from omnidraft.hosts.process import configure_logging
 from omnidraft.models.loading import lower_priority
+from omnidraft.telemetry.metrics import PrometheusMetrics
+from omnidraft.telemetry.table import DISTILLER
 
 
 class DistillerActor:
@@ -28,22 +30,26 @@ class DistillerActor:
         self._folder = Path(folder)
         self._stop = threading.Event()
         self._distillation: Distillation | None = None
+        self._metrics = PrometheusMetrics(DISTILLER, settings.models.targets)
 
     def run(self) -> None:
         """Learn until `stop`. What is wrong with settings, log or registry is raised here, as it is."""
         from omnidraft import wiring
-        from omnidraft.telemetry.metrics import CountingMetrics
 
         configure_logging(f"distiller for {self._settings.models.target}")
         _make_modest(self._settings.learner)
-        self._distillation = wiring.distillation(self._settings, CountingMetrics(), folder=self._folder)
-        self._distillation.run(self._stop.is_set)
+        tracing = wiring.tracing(self._settings, "distiller", self._metrics)
+        self._distillation = wiring.distillation(self._settings, self._metrics, folder=self._folder, tracing=tracing)
+        try:
+            self._distillation.run(self._stop.is_set)
+        finally:
+            tracing.close(self._settings.tracing.timeout_s)
 
     def status(self) -> dict[str, Any] | None:
-        """Fields of distill.loop.Status, and the process; None while it starts."""
+        """Fields of distill.loop.Status, the process, and its metrics as a scrape gets them; None while it starts."""
         if self._distillation is None:
             return None
-        return {**asdict(self._distillation.status()), "pid": os.getpid()}
+        return {**asdict(self._distillation.status()), "pid": os.getpid(), "metrics": self._metrics.render().decode()}
 
     def stop(self) -> None:
         """`run` finishes its step, publishes what was learned since the newest snapshot, and returns."""

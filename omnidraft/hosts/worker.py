@@ -5,15 +5,16 @@ import socket
 import threading
 
 import uvicorn
-from fastapi import FastAPI
 
 from omnidraft import wiring
 from omnidraft.config import Settings, WorkerSettings
 from omnidraft.errors import ConfigError
 from omnidraft.hosts.process import stop_on_signals
 from omnidraft.serving.app import ServedModel, application
+from omnidraft.serving.observed import Observed
 from omnidraft.serving.queue import RequestQueue
 from omnidraft.telemetry.metrics import PrometheusMetrics
+from omnidraft.telemetry.table import WORKER
 
 logger = logging.getLogger(__name__)
 
@@ -35,11 +36,13 @@ def main(settings: Settings) -> int:
 
 
 def _serve(settings: Settings, listener: socket.socket) -> int:
-    metrics = PrometheusMetrics()
-    worker = wiring.worker(settings, metrics)
+    metrics = PrometheusMetrics(WORKER, settings.models.targets)
+    tracing = wiring.tracing(settings, "worker", metrics)
+    worker = wiring.worker(settings, metrics, tracing=tracing)
     requests = RequestQueue(metrics, max_waiting=settings.worker.max_queue)
     served = [ServedModel(each.engine, each.target.fingerprint) for each in worker.served]
-    server = uvicorn.Server(_http(application(requests, served, settings.worker, metrics.render)))
+    app = application(requests, served, settings.worker, metrics.render)
+    server = uvicorn.Server(_http(Observed(app, metrics, tracing)))
     stop = stop_on_signals()
     http = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="http")
     refreshers = [
@@ -61,6 +64,7 @@ def _serve(settings: Settings, listener: socket.socket) -> int:
         thread.join(settings.recorder.drain_timeout_s)
     if worker.recorder is not None:
         worker.recorder.close(settings.recorder.drain_timeout_s)
+    tracing.close(settings.tracing.timeout_s)
     logger.info("stopped")
     return 1 if has_failed else 0
 
@@ -80,6 +84,6 @@ def _listening(settings: WorkerSettings) -> socket.socket:
     return listener
 
 
-def _http(app: FastAPI) -> uvicorn.Config:
+def _http(app: Observed) -> uvicorn.Config:
     """Without a logging of its own: its lines are written as ours."""
     return uvicorn.Config(app, log_level="warning", log_config=None, timeout_graceful_shutdown=LAST_BYTES_S)

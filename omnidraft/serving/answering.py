@@ -4,7 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fastapi import Request
 from fastapi.responses import Response, StreamingResponse
@@ -20,6 +20,7 @@ from omnidraft.serving.refusals import ModelNotServed, error
 from omnidraft.serving.schemas import ChatRequest, CompletionRequest
 from omnidraft.serving.spelling import Entries
 from omnidraft.serving.ticket import Ticket
+from omnidraft.traces.traceparent import accepted
 
 Body = CompletionRequest | ChatRequest
 
@@ -75,7 +76,11 @@ class Responder:
             raise RequestError(f"n: {self._settings.max_choices} choices at most, got {body.num_choices}")
         caller = keys.caller(request)
         tenant = (caller and caller.tenant) or body.user or self._settings.tenant
-        questions = body.questions(tenant, self._settings.max_new_tokens)
+        traceparent = accepted(request.headers.get("traceparent"))
+        questions = [
+            replace(question, traceparent=traceparent)
+            for question in body.questions(tenant, self._settings.max_new_tokens)
+        ]
         return Ticket(model.engine, questions, payer=caller.name if caller else tenant, wake=wake)
 
     async def _give_up_with_client(self, request: Request, ticket: Ticket) -> None:

@@ -67,6 +67,8 @@ class Manifest(BaseModel):
     """Records skipped, by reason, since the base drafter."""
     lag_samples: tuple[LagSample, ...] = ()
     """Of what lies between the parent's offsets and these."""
+    traceparent: str | None = None
+    """W3C trace context of its publication; None: the distiller was not traced."""
     code_version: str = ""
     created_ms: int = 0
     sha256: dict[str, str] = {}

@@ -1,95 +1,52 @@
-"""The two Metrics of ports.py: Prometheus for processes that are scraped, a counting one for all others.
+"""The two Metrics of ports.py: Prometheus for processes that are scraped, a counting one for all others."""
 
-TABLE names everything that is measured, with its help text and labels. Counts only: ratios are for dashboards.
-"""
-
+import itertools
 import logging
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from threading import Lock
-from typing import Any, Literal
+from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.metrics import MetricWrapperBase
+
+from omnidraft import __version__
+from omnidraft.telemetry.table import COMMON, TABLE, Metric
 
 logger = logging.getLogger(__name__)
 
 MOST_OBSERVED = 10_000
-
-SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 120.0)
-TOKENS = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0)
-RATIOS = tuple(tenth / 20 for tenth in range(21))
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One line of the table."""
-
-    kind: Literal["counter", "gauge", "histogram"]
-    help: str
-    labels: tuple[str, ...] = ()
-    buckets: tuple[float, ...] = SECONDS
-
-
-_DRAFTED = ("target", "drafter_version", "source")
-
-TABLE: Mapping[str, Metric] = {
-    "omnidraft_requests_total": Metric("counter", "Finished requests.", ("status", "target")),
-    "omnidraft_requests_waiting": Metric("gauge", "Requests that wait for the target.", ("target",)),
-    "omnidraft_emitted_tokens_total": Metric("counter", "Tokens shown to clients.", ("target", "drafter_version")),
-    "omnidraft_target_passes_total": Metric("counter", "Passes of the target.", ("target", "drafter_version")),
-    "omnidraft_time_to_first_token_seconds": Metric(
-        "histogram", "From a request's arrival to its first token.", ("target",)
-    ),
-    "omnidraft_inter_token_latency_seconds": Metric("histogram", "Between two tokens of an answer."),
-    "omnidraft_spec_decode_num_drafts_total": Metric("counter", "Trees scored.", _DRAFTED),
-    "omnidraft_spec_decode_num_draft_tokens_total": Metric("counter", "Drafted nodes scored.", _DRAFTED),
-    "omnidraft_spec_decode_num_accepted_tokens_total": Metric("counter", "Drafted nodes on the path.", _DRAFTED),
-    "omnidraft_spec_decode_num_accepted_tokens_per_pos_total": Metric(
-        "counter", "Nodes on the path, by depth.", (*_DRAFTED, "position")
-    ),
-    "omnidraft_spec_decode_accepted_tokens_per_pass": Metric(
-        "histogram", "Nodes on the path of one pass.", ("target", "drafter_version"), TOKENS
-    ),
-    "omnidraft_traces_emitted_total": Metric("counter", "Trace records handed to the recorder."),
-    "omnidraft_traces_dropped_total": Metric("counter", "Trace records that never reached the log.", ("reason",)),
-    "omnidraft_traces_acknowledged_total": Metric("counter", "Trace records the log has acknowledged."),
-    "omnidraft_traces_read_total": Metric("counter", "Trace records read by the learner."),
-    "omnidraft_traces_skipped_total": Metric("counter", "Trace records read and not learned from.", ("reason",)),
-    "omnidraft_log_lag_records": Metric("gauge", "Records between the learner and the end of the log.", ("partition",)),
-    "omnidraft_training_steps_total": Metric("counter", "Steps of the learner."),
-    "omnidraft_training_tokens_total": Metric("counter", "Target tokens learned from."),
-    "omnidraft_training_loss": Metric("gauge", "Mean loss of the last step.", ("loss",)),
-    "omnidraft_training_step_seconds": Metric("histogram", "Duration of a step of the learner."),
-    "omnidraft_held_out_agreement_ratio": Metric("gauge", "Agreement on held-out records.", ("drafter_version",)),
-    "omnidraft_agreement_ratio": Metric("histogram", "Agreement of a request.", ("target",), RATIOS),
-    "omnidraft_snapshot_version_info": Metric("gauge", "Snapshot in place.", ("target", "drafter")),
-    "omnidraft_snapshots_published_total": Metric("counter", "Snapshots published."),
-    "omnidraft_snapshot_swap_seconds": Metric("histogram", "How long a swap held up requests."),
-    "omnidraft_snapshot_load_seconds": Metric("histogram", "Staging and loading a snapshot, beside the old one."),
-    "omnidraft_snapshot_load_failures_total": Metric(
-        "counter", "Snapshots that could not be put in place.", ("target",)
-    ),
-    "omnidraft_refresh_errors_total": Metric("counter", "Times log or registry did not answer a worker."),
-    "omnidraft_controller_errors_total": Metric("counter", "Times log or registry did not answer the controller."),
-    "omnidraft_refusals_total": Metric("counter", "Challengers that were not promoted."),
-    "omnidraft_control_messages_skipped_total": Metric("counter", "Control messages that could not be read."),
-    "omnidraft_promotions_total": Metric("counter", "Challengers that became champion."),
-    "omnidraft_rollbacks_total": Metric("counter", "Champions that were taken back."),
-    "omnidraft_drift_alarms_total": Metric("counter", "Falls of agreement that were no noise.", ("target",)),
-}
-"""Name -> what it is. A counter's name ends in _total."""
+MOST_VERSIONS = 16
+"""Values of the label `drafter_version` that a process shows: a fleet learns for months, and the series of a version
+that no longer serves stand still."""
+VERSION = "drafter_version"
 
 _KINDS = {"counter": Counter, "gauge": Gauge, "histogram": Histogram}
 
 
 class PrometheusMetrics:
-    """Metrics to be scraped, in a registry of their own."""
+    """Metrics to be scraped, in a registry of their own, with the memory and processor time of this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, table: Mapping[str, Metric] = TABLE, targets: Iterable[str] = ()) -> None:
+        """
+        Args:
+            table: of the process's role; what all roles have is added.
+            targets: counters of these begin at 0.
+        """
+        self._table = {**COMMON, **table}
         self._registry = CollectorRegistry()
-        self._metrics = {name: self._register(name, metric) for name, metric in TABLE.items()}
+        self._metrics = {name: self._register(name, metric) for name, metric in self._table.items()}
+        self._lock = Lock()  # over _versions
+        self._versions: dict[str, None] = {}  # oldest first
+        self._found: dict[object, Any] = {}  # decoding asks for the same children in every pass
+        ProcessCollector(registry=self._registry)
+        self._begin_at_zero(tuple(targets))
+        self.set("omnidraft_build_info", 1, version=__version__)
+
+    @property
+    def registry(self) -> CollectorRegistry:
+        """For who exposes it."""
+        return self._registry
 
     def add(self, name: str, amount: float = 1.0, **labels: str) -> None:
         """Raise a counter."""
@@ -114,13 +71,42 @@ class PrometheusMetrics:
         buckets = {"buckets": metric.buckets} if metric.kind == "histogram" else {}
         return _KINDS[metric.kind](name, metric.help, metric.labels, registry=self._registry, **buckets)
 
+    def _begin_at_zero(self, targets: tuple[str, ...]) -> None:
+        """All counters whose labels can be foretold."""
+        for name, metric in self._table.items():
+            known = {"target": targets, **metric.values}
+            if metric.kind == "counter" and metric.labels and all(label in known for label in metric.labels):
+                for values in itertools.product(*(known[label] for label in metric.labels)):
+                    self._metrics[name].labels(*values)
+
     def _find(self, name: str, kind: str, labels: Mapping[str, str]) -> Any:
         """The child to change; None, and a line in the log, when the table has no such thing."""
-        metric = TABLE.get(name)
+        asked = (name, kind, *labels.items())
+        if (found := self._found.get(asked)) is None:
+            found = self._found[asked] = self._child(name, kind, labels)
+        return found
+
+    def _child(self, name: str, kind: str, labels: Mapping[str, str]) -> Any:
+        metric = self._table.get(name)
         if metric is None or metric.kind != kind or set(labels) != set(metric.labels):
             logger.warning("no %s %s with labels %s in the table of metrics", kind, name, sorted(labels))
             return None
+        if VERSION in labels and labels[VERSION] not in self._versions:
+            self._take_version(labels[VERSION])
         return self._metrics[name].labels(**labels) if labels else self._metrics[name]
+
+    def _take_version(self, version: str) -> None:
+        """One more; the series of the one seen first go when there are too many."""
+        with self._lock:
+            self._versions[version] = None
+            if len(self._versions) <= MOST_VERSIONS:
+                return
+            oldest = next(iter(self._versions))
+            del self._versions[oldest]
+        for name, metric in self._table.items():
+            if VERSION in metric.labels:
+                self._metrics[name].remove_by_labels({VERSION: oldest})
+        self._found.clear()
 
 
 class CountingMetrics:
@@ -155,6 +141,8 @@ class CountingMetrics:
             return sum(value for (known, its), value in self._values.items() if known == name and asked <= its)
 
     def observed(self, name: str, **labels: str) -> tuple[float, ...]:
-        """The last MOST_OBSERVED values of a distribution, oldest first."""
+        """The last MOST_OBSERVED values of a distribution, oldest first; without all labels, of each in turn."""
+        asked = set(labels.items())
         with self._lock:
-            return tuple(self._observed.get((name, frozenset(labels.items())), ()))
+            found = [values for (known, its), values in self._observed.items() if known == name and asked <= its]
+        return tuple(value for values in found for value in values)

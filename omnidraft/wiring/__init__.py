@@ -24,6 +24,7 @@ from omnidraft.wiring.models import (
 from omnidraft.wiring.overview import overview, worker_url
 from omnidraft.wiring.processes import distillation, identity, learner, learner_of
 from omnidraft.wiring.serving import ServedTarget, Worker, engine, worker
+from omnidraft.wiring.telemetry import tracing
 
 __all__ = [
     "ServedTarget",
@@ -50,6 +51,7 @@ __all__ = [
     "target",
     "topics",
     "trace_source",
+    "tracing",
     "vocabularies",
     "worker",
     "worker_url",

@@ -34,8 +34,10 @@ def control_follower(
 ) -> "ControlFollower":
     """What is told of `models.target` and its drafter. Raises BusError."""
     from omnidraft.fleet.follower import ControlFollower
+    from omnidraft.telemetry.labelled import Labelled
 
     reader, models = log_reader(settings, settings.log.control_topic), settings.models
+    metrics = Labelled(metrics, target=models.target)
     pair = {"target": models.target, "drafter": models.drafter}
     return ControlFollower(reader, metrics, kinds=kinds, must_be_named=must_be_named, **pair)
 
@@ -46,7 +48,9 @@ def controller(settings: Settings, metrics: Metrics) -> "Controller":
     from omnidraft.fleet.drift import DriftWatch
     from omnidraft.fleet.recovery import Recovery
     from omnidraft.fleet.traffic import Traffic
+    from omnidraft.telemetry.labelled import Labelled
 
+    metrics = Labelled(metrics, target=settings.models.target)
     snapshots, tell, models = registry(settings), teller(settings), settings.models
     watch, now_ms = DriftWatch(settings.drift), time.time_ns() // 1_000_000
     recovery = Recovery(snapshots, tell, watch, metrics, target=models.target, since_ms=now_ms)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omnidraft.config import Settings
-from omnidraft.ports import Metrics
+from omnidraft.ports import Metrics, Tracing, Untraced
 from omnidraft.wiring.control import control_follower, earlier
 from omnidraft.wiring.logs import log_reader, log_writer, registry, trace_source
 from omnidraft.wiring.models import Vocabularies, ngram_cache, vocabularies
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from omnidraft.snapshots.manifest import Manifest
 
 
-def distillation(settings: Settings, metrics: Metrics, *, folder: Path) -> "Distillation":
+def distillation(
+    settings: Settings, metrics: Metrics, *, folder: Path, tracing: Tracing | None = None
+) -> "Distillation":
     """The loop in which the drafter learns for `models.target`; `folder` is its own: snapshots are staged there, and
     unless `learner.journal_folder` is set, what the process before this one died over is noted there.
 
@@ -29,7 +31,10 @@ def distillation(settings: Settings, metrics: Metrics, *, folder: Path) -> "Dist
     from omnidraft.distill.intake import Intake
     from omnidraft.distill.loop import Distillation
     from omnidraft.distill.publisher import Publisher
+    from omnidraft.distill.spans import LearningSpans
+    from omnidraft.telemetry.labelled import Labelled
 
+    metrics = Labelled(metrics, target=settings.models.target)
     words, section = vocabularies(settings), settings.learner
     learning, alignment = learner(settings, words), words.alignment.fingerprint
     reader = log_reader(settings, settings.log.traces_topic)
@@ -55,6 +60,7 @@ def distillation(settings: Settings, metrics: Metrics, *, folder: Path) -> "Dist
         guidance=Guidance(control_follower(settings, metrics, ("pause", "resume", "drift", "drift_over"))),
         compare_earlier=earlier(settings, words, learning, folder).compare,
         drift_haste=section.drift_haste,
+        spans=LearningSpans(tracing or Untraced(), settings.models.target),
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omnidraft.config import Settings
-from omnidraft.ports import Metrics, Registry, SnapshotVersion, Target
+from omnidraft.ports import Metrics, Registry, SnapshotVersion, Target, Tracing, Untraced
 from omnidraft.wiring.control import control_follower
 from omnidraft.wiring.logs import log_reader, log_writer, registry
 from omnidraft.wiring.models import SnapshotLoader, Vocabularies, base_drafter, snapshot_loader, target, vocabularies
@@ -79,7 +79,9 @@ def engine(
     return Worker((ServedTarget(made, loaded_target, None),), None)
 
 
-def worker(settings: Settings, metrics: Metrics, *, progress: "Progress | None" = None) -> Worker:
+def worker(
+    settings: Settings, metrics: Metrics, *, progress: "Progress | None" = None, tracing: Tracing | None = None
+) -> Worker:
     """Engines, refreshers and the recorder of one worker process.
 
     Raises:
@@ -89,24 +91,28 @@ def worker(settings: Settings, metrics: Metrics, *, progress: "Progress | None" 
     from omnidraft.decode.recorder import Recorder
     from omnidraft.models.loading import apart
 
-    recorder = None
+    recorder, tracing = None, tracing or Untraced()
     if settings.recorder.enabled:
         redact = redactor(settings)
         topic = settings.log.traces_topic
         log_reader(settings, topic).close()
-        recorder = Recorder(lambda: log_writer(settings, topic), settings.recorder, metrics, redact)
-    return Worker(apart(lambda: _all_served(settings, metrics, recorder, progress)), recorder)
+        recorder = Recorder(lambda: log_writer(settings, topic), settings.recorder, metrics, redact, tracing)
+    return Worker(apart(lambda: _all_served(settings, metrics, tracing, recorder, progress)), recorder)
 
 
 def _all_served(
-    settings: Settings, metrics: Metrics, recorder: "Recorder | None", progress: "Progress | None"
+    settings: Settings,
+    metrics: Metrics,
+    tracing: Tracing,
+    recorder: "Recorder | None",
+    progress: "Progress | None",
 ) -> tuple[ServedTarget, ...]:
     pairs = [settings.for_target(name) for name in settings.models.targets]
     registries = [registry(pair) for pair in pairs]  # asked before anything large is loaded
     words = [vocabularies(pair, progress) for pair in pairs]
     drafter = base_drafter(settings, words[0])
     return tuple(
-        _served(pair, its_words, metrics, recorder, drafter, snapshots, is_alone=len(pairs) == 1)
+        _served(pair, its_words, metrics, tracing, recorder, drafter, snapshots, is_alone=len(pairs) == 1)
         for pair, its_words, snapshots in zip(pairs, words, registries, strict=True)
     )
 
@@ -115,6 +121,7 @@ def _served(
     settings: Settings,
     words: Vocabularies,
     metrics: Metrics,
+    tracing: Tracing,
     recorder: "Recorder | None",
     drafter: "SharedDrafter",
     snapshots: Registry,
@@ -126,13 +133,15 @@ def _served(
 
     loaded_target = target(settings, words)
     costs = _costs(settings, loaded_target)
+    costs.passes(settings.decode.mode)  # whatever the policy: metrics compare with plain decoding
     load = snapshot_loader(settings, words, costs, drafter)
     pinned = settings.worker.snapshot
     slot = SnapshotSlot(_first(settings, load, pinned))
-    made = _engine(settings, words, loaded_target, costs, metrics, recorder, slot)
+    made = _engine(settings, words, loaded_target, costs, metrics, recorder, slot, tracing)
     if pinned is not None:
         return ServedTarget(made, loaded_target, None)
-    return ServedTarget(made, loaded_target, _refresher(settings, metrics, snapshots, made, load, is_alone=is_alone))
+    refresher = _refresher(settings, metrics, tracing, snapshots, made, load, is_alone=is_alone)
+    return ServedTarget(made, loaded_target, refresher)
 
 
 def _first(settings: Settings, load: SnapshotLoader, name: str | None) -> "LoadedSnapshot":
@@ -158,6 +167,7 @@ def _engine(
     metrics: Metrics,
     recorder: "Recorder | None",
     slot: "SnapshotSlot",
+    tracing: Tracing | None = None,
 ) -> "Engine":
     from omnidraft.decode.engine import Engine, Pair
     from omnidraft.decode.loop import Decoder
@@ -172,12 +182,23 @@ def _engine(
     )
     top_k = settings.recorder.top_k if recorder else None
     decoder = Decoder(loaded_target, words.target.vocabulary, trace_top_k=top_k, costs=costs)
-    return Engine(decoder, pair, slot, recorder, metrics, decode=settings.decode, recording=settings.recorder)
+    return Engine(
+        decoder,
+        pair,
+        slot,
+        recorder,
+        metrics,
+        decode=settings.decode,
+        recording=settings.recorder,
+        tracing=tracing,
+        has_pass_spans=settings.tracing.passes,
+    )
 
 
 def _refresher(
     settings: Settings,
     metrics: Metrics,
+    tracing: Tracing,
     snapshots: Registry,
     made: "Engine",
     load: SnapshotLoader,
@@ -204,4 +225,5 @@ def _refresher(
         metrics,
         target=settings.models.target,
         staging=staging,
+        tracing=tracing,
     )

@@ -1,6 +1,7 @@
 """The distiller process with real Ray, SQLite log and folders: killed in the middle, it loses and repeats nothing."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import psutil
 import pytest
@@ -42,6 +44,7 @@ class Fleet:
             "OMNIDRAFT_LEARNER__RECORDS_PER_STEP": "2",
             "OMNIDRAFT_LEARNER__STEPS_PER_SNAPSHOT": "3",
             "OMNIDRAFT_LEARNER__HELD_OUT_EVERY": "0",
+            "OMNIDRAFT_METRICS__DISTILLER_PORT": "0",
             "RAY_raylet_start_wait_time_s": "120",  # a loaded machine starts Ray slowly
         }
         self.settings = config.load(environ=self.environ)
@@ -102,6 +105,12 @@ class Fleet:
             assert self.process.poll() is None, self._log.read_text()
             time.sleep(0.2)
 
+    def scraped(self) -> str:
+        """The metrics of all learners, at the port that the log names."""
+        found = re.search(r"metrics at (\S+)", self._log.read_text())
+        assert found is not None
+        return httpx.get(found[1]).raise_for_status().text
+
     def has_learned(self, num: int) -> bool:
         newest = self.newest()
         return newest is not None and newest.num_records >= num
@@ -150,6 +159,8 @@ def test_two_targets_learn_side_by_side_each_its_own_adapter(fleet: Fleet, tmp_p
         return [each.manifest for each in wiring.registry(pair).versions() if each.manifest.num_records == 6]
 
     fleet.wait_for(lambda: all(map(learned, pairs)))
+    steps = [f'omnidraft_training_steps_total{{target="{pair.models.target}"}} 3.0' for pair in pairs]
+    fleet.wait_for(lambda: all(each in fleet.scraped() for each in steps))
     process.send_signal(signal.SIGTERM)
     assert process.wait(START_S) == 0
     newest = [learned(pair)[-1] for pair in pairs]

@@ -5,7 +5,14 @@ import re
 
 import pytest
 
-from omnidraft.telemetry.metrics import TABLE, CountingMetrics, PrometheusMetrics
+from omnidraft.decode import redacting
+from omnidraft.distill import source
+from omnidraft.distill.fates import Fate
+from omnidraft.serving import observed
+from omnidraft.telemetry import table
+from omnidraft.telemetry.labelled import Labelled
+from omnidraft.telemetry.metrics import MOST_VERSIONS, CountingMetrics, PrometheusMetrics
+from omnidraft.telemetry.table import CONTROLLER, DISTILLER, TABLE, WORKER
 
 
 @pytest.mark.parametrize("name", TABLE)
@@ -21,20 +28,20 @@ def test_a_scrape_shows_counters_gauges_and_histograms():
     metrics = PrometheusMetrics()
     metrics.add("omnidraft_traces_emitted_total")
     metrics.add("omnidraft_traces_dropped_total", 2, reason="queue_full")
-    metrics.set("omnidraft_log_lag_records", 7, partition="0")
-    metrics.observe("omnidraft_snapshot_swap_seconds", 0.04)
+    metrics.set("omnidraft_log_lag_records", 7, partition="0", target="t")
+    metrics.observe("omnidraft_snapshot_swap_seconds", 0.04, target="t")
     scraped = metrics.render().decode()
     assert "omnidraft_traces_emitted_total 1.0" in scraped
     assert 'omnidraft_traces_dropped_total{reason="queue_full"} 2.0' in scraped
-    assert 'omnidraft_log_lag_records{partition="0"} 7.0' in scraped
-    assert 'omnidraft_snapshot_swap_seconds_bucket{le="0.05"} 1.0' in scraped
+    assert 'omnidraft_log_lag_records{partition="0",target="t"} 7.0' in scraped
+    assert 'omnidraft_snapshot_swap_seconds_bucket{le="0.05",target="t"} 1.0' in scraped
     assert "# HELP omnidraft_traces_emitted_total Trace records handed to the recorder." in scraped
 
 
 def test_two_registries_do_not_share_anything():
     one, two = PrometheusMetrics(), PrometheusMetrics()
-    one.add("omnidraft_rollbacks_total")
-    assert "omnidraft_rollbacks_total 0.0" in two.render().decode()
+    one.add("omnidraft_traces_emitted_total")
+    assert "omnidraft_traces_emitted_total 0.0" in two.render().decode()
 
 
 def test_a_mistaken_name_label_or_kind_is_logged_and_never_raises(caplog):
@@ -42,10 +49,10 @@ def test_a_mistaken_name_label_or_kind_is_logged_and_never_raises(caplog):
     with caplog.at_level(logging.WARNING):
         metrics.add("omnidraft_no_such_thing_total")
         metrics.add("omnidraft_traces_dropped_total", why="queue_full")
-        metrics.observe("omnidraft_rollbacks_total", 1.0)
-        metrics.add("omnidraft_rollbacks_total", -1)
+        metrics.observe("omnidraft_traces_emitted_total", 1.0)
+        metrics.add("omnidraft_traces_emitted_total", -1)
     assert len(caplog.records) == 3
-    assert "omnidraft_rollbacks_total 0.0" in metrics.render().decode()
+    assert "omnidraft_traces_emitted_total 0.0" in metrics.render().decode()
 
 
 def test_counting_metrics_add_up_over_labels_that_are_not_asked_for():
@@ -63,3 +70,51 @@ def test_counting_metrics_keep_gauges_and_distributions():
     metrics.observe("seconds", 0.25)
     assert metrics.value("lag", partition="1") == 2
     assert metrics.observed("seconds") == (0.5, 0.25)
+
+
+def test_what_can_be_foretold_begins_at_zero_so_that_the_first_event_is_an_increase():
+    scraped = PrometheusMetrics(DISTILLER, ["t"]).render().decode()
+    assert 'omnidraft_training_steps_total{target="t"} 0.0' in scraped
+    for reason in table.SKIP_REASONS:
+        assert f'omnidraft_traces_skipped_total{{reason="{reason}",target="t"}} 0.0' in scraped
+    assert 'drafter_version="' not in scraped
+
+
+def test_the_table_knows_the_reasons_and_paths_that_are_given():
+    assert table.ASKED_PATHS == observed.TRACED
+    dropped = {redacting.REDACTED, redacting.FAILED, "queue_full", "closed", "invalid"}
+    assert set(table.DROP_REASONS) == dropped
+    assert set(table.DEAD_LETTER_REASONS) == {*source.DEAD_LETTER_REASONS, source.POISON}
+    assert set(table.SKIP_REASONS) == {*table.DEAD_LETTER_REASONS, source.OTHER_PAIR, Fate.SAMPLED_OUT.value}
+
+
+def test_a_process_shows_the_metrics_of_its_role_and_itself():
+    names = {name for name in TABLE if f"# HELP {name.removesuffix('_total')}" in _scraped(CONTROLLER)}
+    assert names == {*CONTROLLER, *table.COMMON}
+    assert not set(WORKER) & set(DISTILLER) | set(WORKER) & set(CONTROLLER) | set(DISTILLER) & set(CONTROLLER)
+    assert "process_resident_memory_bytes" in _scraped(WORKER)
+    assert "omnidraft_build_info{version=" in _scraped(WORKER)
+
+
+def _scraped(role):
+    return PrometheusMetrics(role, ["t"]).render().decode()
+
+
+def test_series_of_old_drafters_do_not_pile_up():
+    metrics = PrometheusMetrics(WORKER)
+    for version in range(1000):
+        metrics.add("omnidraft_target_passes_total", target="t", drafter_version=str(version))
+        metrics.observe("omnidraft_spec_decode_accepted_tokens_per_pass", 1, target="t", drafter_version=str(version))
+    shown = set(re.findall(r'passes_total{drafter_version="(\d+)"', metrics.render().decode()))
+    assert shown == {str(version) for version in range(1000 - MOST_VERSIONS, 1000)}
+    assert len(metrics.render()) < 100_000
+
+
+def test_labels_that_are_given_once_are_on_every_name():
+    metrics = CountingMetrics()
+    part = Labelled(metrics, target="t")
+    part.add("n_total", 2, reason="a")
+    part.set("g", 3)
+    part.observe("s", 0.5)
+    assert metrics.value("n_total", target="t", reason="a") == 2
+    assert (metrics.value("g", target="t"), metrics.observed("s", target="t")) == (3, (0.5,))

@@ -1,0 +1,41 @@
+"""Settings of what operators see: metrics that are scraped, traces that are sent."""
+
+from pydantic import Field, field_validator
+
+from omnidraft.config.outside import Section
+
+
+class MetricsSettings(Section):
+    """Where Prometheus finds distiller and controller. The worker answers `/metrics` on `worker.port`."""
+
+    enabled: bool = True
+    host: str = "127.0.0.1"
+    """0.0.0.0 inside a container. Whoever reaches it reads the figures."""
+    distiller_port: int = Field(8001, ge=0, le=65535)
+    """One port for the actors of all targets; 0 takes a free one, which the log names. Where a port is taken, the
+    service runs without it and says so."""
+    controller_port: int = Field(8002, ge=0, le=65535)
+
+
+class TracingSettings(Section):
+    """OpenTelemetry: request, passes, trace record, learning step, snapshot. Needs `omnidraft[otel]`."""
+
+    endpoint: str | None = None
+    """A collector that takes OTLP over HTTP, such as http://collector:4318; None: nothing is traced.
+    OTEL_EXPORTER_OTLP_ENDPOINT sets it; its headers and certificates come from OTEL_EXPORTER_OTLP_* too."""
+    passes: bool = True
+    """Whether every pass of the target is a span of its own."""
+    sample_ratio: float | None = Field(None, ge=0, le=1)
+    """Share of the traces begun here that are kept; what a client began is kept as the client says. None: all, or what
+    OTEL_TRACES_SAMPLER says."""
+    queue_spans: int = Field(8192, ge=512)
+    """Spans that may wait for the collector; a full queue drops the oldest."""
+    timeout_s: float = Field(5.0, gt=0)
+    """How long the collector may take for a batch, and how long a stopping process waits for the last one."""
+
+    @field_validator("endpoint")
+    @classmethod
+    def _is_an_address(cls, endpoint: str | None) -> str | None:
+        if endpoint is None or endpoint.startswith(("http://", "https://")):
+            return endpoint
+        raise ValueError("not a collector: use http://host:4318 or https://host:4318")

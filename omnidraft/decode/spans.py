@@ -1,0 +1,42 @@
+"""The spans of one text: its passes, told when they are over, and what came of it."""
+
+import sys
+from collections.abc import Iterator
+
+from omnidraft.ports import Span, Step, Tracing
+
+
+def traced(steps: Iterator[Step], tracing: Tracing, span: Span, *, has_passes: bool) -> Iterator[Step]:
+    """The steps; `span` ends with the last one, or when nobody asks for more."""
+    num_passes = num_tokens = num_drafted = num_accepted = 0
+    ending: dict[str, str] = {"finish_reason": "abandoned"}
+    try:
+        for step in steps:
+            num_passes, num_tokens = num_passes + 1, num_tokens + len(step.emitted)
+            num_drafted, num_accepted = num_drafted + len(step.tree) - 1, num_accepted + len(step.path)
+            if has_passes:
+                _tell_pass(step, tracing, span)
+            if step.finish_reason is not None:
+                ending = {"finish_reason": step.finish_reason.value}
+            yield step
+    finally:
+        failure = sys.exception()
+        if failure is not None and not isinstance(failure, GeneratorExit):
+            ending = {"error": type(failure).__name__}
+        span.end(passes=num_passes, tokens=num_tokens, drafted=num_drafted, accepted=num_accepted, **ending)
+
+
+def _tell_pass(step: Step, tracing: Tracing, span: Span) -> None:
+    spent = step.timings
+    sources = ",".join(sorted({str(source) for source in step.tree.sources if source}))
+    tracing.begin(
+        "pass",
+        parent=span.context,
+        ago_s=spent.draft_s + spent.target_s + spent.other_s,
+        drafted=len(step.tree) - 1,
+        sources=sources,
+        accepted=len(step.path),
+        tokens=len(step.emitted),
+        draft_s=spent.draft_s,
+        target_s=spent.target_s,
+    ).end()

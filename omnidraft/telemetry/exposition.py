@@ -1,0 +1,53 @@
+"""Where Prometheus asks a process that has no HTTP side of its own."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+from omnidraft.config import MetricsSettings
+
+logger = logging.getLogger(__name__)
+
+
+class Exposition:
+    """A `/metrics` in a thread of its own."""
+
+    def __init__(self, registry: CollectorRegistry, settings: MetricsSettings, port: int) -> None:
+        """Where the port is taken nothing is exposed: a service does not stop for its figures."""
+        self.port: int | None = None
+        self._server = None
+        if not settings.enabled:
+            return
+        try:
+            self._server, self._thread = start_http_server(port, settings.host, registry)
+        except OSError as exc:
+            logger.warning("no metrics at %s:%d, go on without: %s", settings.host, port, exc)
+            return
+        self.port = self._server.server_port
+        logger.info("metrics at http://%s:%d/metrics", settings.host, self.port)
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._thread.join()
+
+
+class Merged(Collector):
+    """Metrics that other processes rendered, each about one target, as one."""
+
+    def __init__(self, text_of_target: Callable[[], Mapping[str, str]]) -> None:
+        """It is asked at every scrape. Samples that do not name a target get that of their process."""
+        self._text_of_target = text_of_target
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, Metric] = {}
+        for target, text in self._text_of_target().items():
+            for family in text_string_to_metric_families(text):
+                known = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                known.samples += [one._replace(labels={"target": target, **one.labels}) for one in family.samples]
+        yield from families.values()

@@ -1,0 +1,164 @@
+"""The Tracing of ports.py over OpenTelemetry: spans in batches to a collector, OTLP over HTTP.
+
+Nothing here is global: another library's OpenTelemetry in the same process is left alone. Ending a span puts it into a
+bounded queue; a thread of the SDK empties it, and what finds no collector within `timeout_s` is lost and counted.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+
+from omnidraft import __version__
+from omnidraft.config import TracingSettings
+from omnidraft.ports import Metrics
+from omnidraft.traces.traceparent import accepted, is_sampled
+
+logger = logging.getLogger(__name__)
+
+PATH = "/v1/traces"
+BATCH_SPANS = 512
+DELAY_MS = 1000
+"""How long a span waits for company."""
+ENDED = "omnidraft_spans_ended_total"
+EXPORTED = "omnidraft_spans_exported_total"
+
+_KINDS = {
+    "request": trace.SpanKind.SERVER,
+    "trace record": trace.SpanKind.PRODUCER,
+    "learning step": trace.SpanKind.CONSUMER,
+}
+"""By the span's name; all others are internal."""
+
+
+class OtelTracing:
+    """Spans of one process."""
+
+    is_on = True
+
+    def __init__(self, settings: TracingSettings, service: str, metrics: Metrics) -> None:
+        """`settings.endpoint` is set; `service` names this process to the collector."""
+        assert settings.endpoint is not None
+        exporter = OTLPSpanExporter(settings.endpoint.rstrip("/") + PATH, timeout=settings.timeout_s)
+        ratio = settings.sample_ratio
+        self._provider = TracerProvider(
+            sampler=None if ratio is None else ParentBased(TraceIdRatioBased(ratio)),
+            resource=Resource.create({"service.name": service, "service.version": __version__}),
+            shutdown_on_exit=False,
+        )
+        self._provider.add_span_processor(
+            BatchSpanProcessor(
+                _Counted(exporter, metrics),
+                max_queue_size=settings.queue_spans,
+                schedule_delay_millis=DELAY_MS,
+                max_export_batch_size=BATCH_SPANS,
+            )
+        )
+        self._tracer = self._provider.get_tracer("omnidraft", __version__)
+        self._metrics = metrics
+
+    def begin(
+        self,
+        name: str,
+        *,
+        parent: str | None = None,
+        links: Sequence[str] = (),
+        ago_s: float = 0.0,
+        **facts: str | float | bool,
+    ) -> "OtelSpan":
+        """As ports.Tracing. Links to what nobody kept are left out."""
+        above = _context(parent)
+        span = self._tracer.start_span(
+            name,
+            Context() if above is None else trace.set_span_in_context(trace.NonRecordingSpan(above), Context()),
+            kind=_KINDS.get(name, trace.SpanKind.INTERNAL),
+            attributes=_attributes(facts),
+            links=[trace.Link(one) for link in links if is_sampled(link) and (one := _context(link)) is not None],
+            start_time=time.time_ns() - int(ago_s * 1e9),
+        )
+        return OtelSpan(span, self._metrics)
+
+    def close(self, timeout_s: float) -> None:
+        """As ports.Tracing; the SDK alone would wait for 30 s."""
+        closing = threading.Thread(target=self._provider.shutdown, name="tracing-close", daemon=True)
+        closing.start()
+        closing.join(timeout_s)
+        if closing.is_alive():
+            logger.warning("the collector did not take the last spans within %.1f s", timeout_s)
+
+
+class OtelSpan:
+    """As ports.Span."""
+
+    def __init__(self, span: trace.Span, metrics: Metrics) -> None:
+        self._span, self._metrics = span, metrics
+
+    @property
+    def context(self) -> str | None:
+        named = self._span.get_span_context()
+        if not named.is_valid:
+            return None
+        return f"00-{named.trace_id:032x}-{named.span_id:016x}-{int(named.trace_flags):02x}"
+
+    def end(self, **facts: str | float | bool) -> None:
+        if not self._span.is_recording():
+            return
+        self._span.set_attributes(_attributes(facts))
+        if "error" in facts:
+            self._span.set_status(trace.StatusCode.ERROR, str(facts["error"]))
+        self._span.end()
+        self._metrics.add(ENDED)
+
+
+class _Counted(SpanExporter):
+    """Another exporter, whose outages are one line in the log and a count."""
+
+    def __init__(self, exporter: SpanExporter, metrics: Metrics) -> None:
+        self._exporter, self._metrics = exporter, metrics
+        self._is_failing = False
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        result = self._exporter.export(spans)
+        has_failed = result is not SpanExportResult.SUCCESS
+        self._metrics.add(EXPORTED, len(spans), result="failed" if has_failed else "ok")
+        if has_failed and not self._is_failing:
+            logger.warning("the collector does not take spans; they are lost until it does")
+        self._is_failing = has_failed
+        return result
+
+    def shutdown(self) -> None:
+        self._exporter.shutdown()
+
+
+def _context(traceparent: str | None) -> trace.SpanContext | None:
+    """None for what is no traceparent."""
+    if accepted(traceparent) is None or traceparent is None:
+        return None
+    _, trace_id, span_id, flags = traceparent.split("-")
+    return trace.SpanContext(int(trace_id, 16), int(span_id, 16), True, trace.TraceFlags(int(flags, 16)))
+
+
+def _attributes(facts: Mapping[str, str | float | bool]) -> dict[str, str | float | bool]:
+    """Those that OpenTelemetry has a name for keep it; all others are ours."""
+    return {_STANDARD.get(name, f"omnidraft.{name}"): value for name, value in facts.items()}
+
+
+_STANDARD = {
+    "method": "http.request.method",
+    "path": "url.path",
+    "status": "http.response.status_code",
+    "model": "gen_ai.request.model",
+    "prompt_tokens": "gen_ai.usage.input_tokens",
+    "tokens": "gen_ai.usage.output_tokens",
+    "topic": "messaging.destination.name",
+    "error": "error.type",
+}
+"""Our name of a fact -> that of OpenTelemetry's semantic conventions."""

@@ -1,0 +1,20 @@
+"""What operators see of a process: where its spans go, where it answers scrapes."""
+
+from omnidraft.config import Settings
+from omnidraft.errors import ConfigError
+from omnidraft.ports import Metrics, Tracing, Untraced
+
+
+def tracing(settings: Settings, role: str, metrics: Metrics) -> Tracing:
+    """Of a process with this role: worker, distiller or controller.
+
+    Raises:
+        ConfigError: `tracing.endpoint` is set and OpenTelemetry is not installed.
+    """
+    if settings.tracing.endpoint is None:
+        return Untraced()
+    try:
+        from omnidraft.telemetry.tracing import OtelTracing
+    except ImportError as exc:
+        raise ConfigError(f"tracing.endpoint needs `pip install 'omnidraft[otel]'`: {exc}") from exc
+    return OtelTracing(settings.tracing, f"omnidraft-{role}", metrics)

@@ -1,0 +1,130 @@
+"""Worker, learner and controller over the tiny models, in threads of the test process, with metrics and spans."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from omnidraft import config, wiring
+from omnidraft.ports import Registry
+from omnidraft.serving.app import ServedModel, application
+from omnidraft.serving.observed import Observed
+from omnidraft.serving.queue import RequestQueue
+from omnidraft.telemetry.exposition import Exposition
+from omnidraft.telemetry.metrics import PrometheusMetrics
+from omnidraft.telemetry.table import CONTROLLER, DISTILLER, WORKER
+from tests.http_server import served
+from tests.tiny_engine import PATIENCE_S, tiny_settings
+
+LEARNER = {"records_per_step": 2, "steps_per_snapshot": 2, "held_out_every": 3, "learning_rate": 1e-3}
+PROMPT = "How many clips did Natalia sell"
+
+
+@dataclass
+class Fleet:
+    """What runs, and where it answers."""
+
+    settings: config.Settings
+    worker: wiring.Worker
+    url: str
+    ports: dict[str, int]
+    """Job of Prometheus -> port on the loopback interface."""
+
+    @property
+    def registry(self) -> Registry:
+        return wiring.registry(self.settings)
+
+    def ask(self, *, seed: int = 3, headers: dict[str, str] | None = None, **body: object) -> httpx.Response:
+        asked = {"prompt": PROMPT, "max_tokens": 24, "seed": seed, "temperature": 0.0} | body
+        return httpx.post(f"{self.url}/v1/completions", json=asked, headers=headers, timeout=PATIENCE_S)
+
+    def ask_until(self, is_enough: Callable[[], bool], timeout_s: float) -> None:
+        """Ask, with one seed after the other."""
+        deadline, seed = time.monotonic() + timeout_s, 0
+        while not is_enough():
+            assert time.monotonic() < deadline, "it never came"
+            self.ask(seed=seed, temperature=1.0).raise_for_status()
+            seed += 1
+
+
+def fleet_settings(models: tuple[Path, Path], folder: Path, **sections: dict[str, object]) -> config.Settings:
+    """A fleet that learns a step every two records and promotes whatever comes."""
+    given: dict[str, dict[str, object]] = {
+        "log": {"url": f"sqlite:///{folder}/log.db"},
+        "registry": {"url": f"directory:///{folder}/registry"},
+        "learner": dict(LEARNER),
+        "controller": {"poll_s": 0.1, "tolerance": 1.0, "speed_tolerance": 1000.0},
+        "worker": {"poll_s": 0.1, "max_queue": 2},
+        "metrics": {"distiller_port": 0, "controller_port": 0},
+    }
+    return tiny_settings(models, **(given | sections))
+
+
+@contextmanager
+def running_fleet(settings: config.Settings, folder: Path) -> Iterator[Fleet]:
+    """`OMNIDRAFT_HOME` is set. All parts end in their order: requests, worker, learner, controller."""
+    with ExitStack() as parts:
+        controller_port = parts.enter_context(_controller(settings))
+        distiller_port = parts.enter_context(_learner(settings, folder))
+        worker, url = parts.enter_context(_worker(settings))
+        ports = {"omnidraft-worker": httpx.URL(url).port or 0}
+        ports |= {"omnidraft-distiller": distiller_port, "omnidraft-controller": controller_port}
+        yield Fleet(settings, worker, url, ports)
+
+
+@contextmanager
+def _worker(settings: config.Settings) -> Iterator[tuple[wiring.Worker, str]]:
+    metrics = PrometheusMetrics(WORKER, settings.models.targets)
+    tracing = wiring.tracing(settings, "worker", metrics)
+    worker = wiring.worker(settings, metrics, tracing=tracing)
+    requests = RequestQueue(metrics, max_waiting=settings.worker.max_queue)
+    models = [ServedModel(each.engine, each.target.fingerprint) for each in worker.served]
+    app = Observed(application(requests, models, settings.worker, metrics.render), metrics, tracing)
+    refreshers = [each.refresher for each in worker.served if each.refresher is not None]
+    with served(app) as url, _threads(*(refresher.run for refresher in refreshers)):
+        yield worker, url
+        requests.close(PATIENCE_S)
+    assert worker.recorder is not None
+    worker.recorder.close(PATIENCE_S)
+    tracing.close(PATIENCE_S)
+
+
+@contextmanager
+def _learner(settings: config.Settings, folder: Path) -> Iterator[int]:
+    metrics = PrometheusMetrics(DISTILLER, settings.models.targets)
+    tracing = wiring.tracing(settings, "distiller", metrics)
+    distillation = wiring.distillation(settings, metrics, folder=folder / "distiller", tracing=tracing)
+    with (
+        closing(Exposition(metrics.registry, settings.metrics, 0)) as exposition,
+        _threads(lambda stop: distillation.run(stop.is_set)),
+    ):
+        assert exposition.port is not None
+        yield exposition.port
+    tracing.close(PATIENCE_S)
+
+
+@contextmanager
+def _controller(settings: config.Settings) -> Iterator[int]:
+    metrics = PrometheusMetrics(CONTROLLER, settings.models.targets)
+    controller = wiring.controller(settings, metrics)
+    with closing(Exposition(metrics.registry, settings.metrics, 0)) as exposition, _threads(controller.run):
+        assert exposition.port is not None
+        yield exposition.port
+
+
+@contextmanager
+def _threads(*runs: Callable[[threading.Event], None]) -> Iterator[None]:
+    stop = threading.Event()
+    threads = [threading.Thread(target=run, args=(stop,)) for run in runs]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(PATIENCE_S)

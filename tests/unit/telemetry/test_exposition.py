@@ -1,0 +1,72 @@
+"""Scrapes of processes that have no HTTP side of their own."""
+
+import logging
+import socket
+from contextlib import closing
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from omnidraft.config import MetricsSettings
+from omnidraft.telemetry.exposition import Exposition, Merged
+from omnidraft.telemetry.metrics import PrometheusMetrics
+from omnidraft.telemetry.table import DISTILLER
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def scraped(exposition: Exposition) -> str:
+    return httpx.get(f"http://127.0.0.1:{exposition.port}/metrics").raise_for_status().text
+
+
+def samples(text: str) -> Samples:
+    families = text_string_to_metric_families(text)
+    return {(one.name, frozenset(one.labels.items())): one.value for each in families for one in each.samples}
+
+
+def test_a_scrape_gets_what_is_counted_now() -> None:
+    metrics = PrometheusMetrics(DISTILLER, ["t"])
+    with closing(Exposition(metrics.registry, MetricsSettings(), 0)) as exposition:
+        metrics.add("omnidraft_training_steps_total", 3, target="t")
+        assert samples(scraped(exposition))["omnidraft_training_steps_total", frozenset({("target", "t")})] == 3
+
+
+def test_learners_of_two_targets_are_one_scrape_and_nothing_is_lost() -> None:
+    learners = {name: PrometheusMetrics(DISTILLER, [name]) for name in ("one", "other")}
+    for number, (name, metrics) in enumerate(learners.items()):
+        metrics.add("omnidraft_training_steps_total", 5 + number, target=name)
+        metrics.observe("omnidraft_training_step_seconds", 0.3, target=name)
+        metrics.set("omnidraft_training_loss", 1.5, target=name, loss="dm")
+    registry = CollectorRegistry()
+    registry.register(Merged(lambda: {name: each.render().decode() for name, each in learners.items()}))
+    with closing(Exposition(registry, MetricsSettings(), 0)) as exposition:
+        text = scraped(exposition)
+    found = samples(text)
+    for name, metrics in learners.items():
+        for (sample, labels), value in samples(metrics.render().decode()).items():
+            if sample.startswith("omnidraft_"):
+                assert found[sample, labels | {("target", name)}] == value
+    assert text.count("# TYPE omnidraft_training_step_seconds ") == 1
+    assert {dict(labels)["target"] for name, labels in found if name == "process_resident_memory_bytes"} == set(
+        learners
+    )
+
+
+def test_a_port_that_is_taken_is_told_and_the_process_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with (
+            caplog.at_level(logging.WARNING),
+            closing(Exposition(CollectorRegistry(), MetricsSettings(), port)) as exposition,
+        ):
+            assert exposition.port is None
+    assert str(port) in caplog.text
+
+
+def test_it_can_be_turned_off() -> None:
+    with closing(Exposition(CollectorRegistry(), MetricsSettings(enabled=False), 0)) as exposition:
+        assert exposition.port is None

@@ -12,6 +12,7 @@ from omnidraft.config.sections import (
     ModelSettings,
     RecorderSettings,
     Settings,
+    VllmSettings,
     WorkerSettings,
 )
 from omnidraft.config.sources import load
@@ -30,6 +31,7 @@ __all__ = [
     "RegistrySettings",
     "Section",
     "Settings",
+    "VllmSettings",
     "WorkerSettings",
     "load",
     "masked",

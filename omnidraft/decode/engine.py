@@ -4,11 +4,11 @@ import secrets
 import uuid
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Protocol
 
 from omnidraft.config import DecodeSettings, RecorderSettings
 from omnidraft.decode.caution import Caution
+from omnidraft.decode.counting import count_step
 from omnidraft.decode.loop import Decoder
 from omnidraft.decode.recorder import Recorder
 from omnidraft.decode.sampling_limits import check_sampling
@@ -156,20 +156,8 @@ class Engine:
             yield step
 
     def _counted(self, steps: Iterator[Step], snapshot: LoadedSnapshot) -> Generator[Step, None, None]:
-        add = partial(self._metrics.add, target=self.pair.target, drafter_version=str(snapshot.version))
-        prefix = "omnidraft_spec_decode_num_"
         for step in steps:
-            add("omnidraft_target_passes_total")
-            add("omnidraft_emitted_tokens_total", len(step.emitted))
-            for source in sorted({source for source in step.tree.sources if source}):
-                nodes = [node for node in range(1, len(step.tree)) if step.tree.sources[node] == source]
-                accepted = [node for node in step.path if step.tree.sources[node] == source]
-                add(prefix + "drafts_total", source=source)
-                add(prefix + "draft_tokens_total", len(nodes), source=source)
-                add(prefix + "accepted_tokens_total", len(accepted), source=source)
-            for depth, node in enumerate(step.path):
-                source_name = str(step.tree.sources[node])
-                add(prefix + "accepted_tokens_per_pos_total", source=source_name, position=str(depth))
+            count_step(self._metrics, step, self.pair.target, str(snapshot.version))
             yield step
 
 

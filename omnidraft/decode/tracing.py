@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from omnidraft.config import RecorderSettings
-from omnidraft.ports import Request, Step
+from omnidraft.ports import FinishReason, Request, Step
 from omnidraft.traces.record import SOURCES, Beliefs, Rounds, TraceRecord
 
 
@@ -49,6 +49,12 @@ class Tracer:
         self._steps.append(step)
         if step.finish_reason is not None:
             self._flush(step.finish_reason.value)
+
+    def end(self, reason: FinishReason | None) -> None:
+        """Emit what is left of a text that ends without a step that says so; None where nobody knows why. Steps may
+        still follow."""
+        if self._steps:
+            self._flush(None if reason is None else reason.value)
 
     def _num_emitted(self) -> int:
         return sum(len(step.emitted) for step in self._steps)

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Literal
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, start_http_server
 from prometheus_client.metrics import MetricWrapperBase
+
+from omnidraft.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -109,6 +111,18 @@ class PrometheusMetrics:
     def render(self) -> bytes:
         """What a scrape gets."""
         return generate_latest(self._registry)
+
+    def serve(self, host: str, port: int) -> int:
+        """Answer scrapes from a thread of its own, for hosts that have no HTTP side; returns the port, chosen if 0.
+
+        Raises:
+            ConfigError: the port is taken.
+        """
+        try:
+            server, _ = start_http_server(port, host, registry=self._registry)
+        except OSError as exc:
+            raise ConfigError(f"metrics cannot be served on {host}:{port}: {exc.strerror}") from exc
+        return int(server.server_port)
 
     def _register(self, name: str, metric: Metric) -> MetricWrapperBase:
         buckets = {"buckets": metric.buckets} if metric.kind == "histogram" else {}

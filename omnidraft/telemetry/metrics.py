@@ -54,6 +54,8 @@ TABLE: Mapping[str, Metric] = {
     "omnidraft_spec_decode_accepted_tokens_per_pass": Metric(
         "histogram", "Nodes on the path of one pass.", ("target", "drafter_version"), TOKENS
     ),
+    "omnidraft_followed_texts": Metric("gauge", "Texts that a proposer inside another engine remembers.", ("target",)),
+    "omnidraft_drafter_ids": Metric("gauge", "Ids whose keys the drafter holds there.", ("target",)),
     "omnidraft_traces_emitted_total": Metric("counter", "Trace records handed to the recorder."),
     "omnidraft_traces_dropped_total": Metric("counter", "Trace records that never reached the log.", ("reason",)),
     "omnidraft_traces_acknowledged_total": Metric("counter", "Trace records the log has acknowledged."),

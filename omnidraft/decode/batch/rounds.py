@@ -127,11 +127,13 @@ class Rounds:
         return [drafts.get(id(text), []) for text in texts]
 
     def tick(self) -> None:
-        """Called every now and then by the thread that runs rounds or instead of it: what was left is written down."""
+        """Called every second or so: what is left is written down and in time forgotten, also when no round comes."""
         if self._given is None or self._clock() - self._given.at_s > self._limits.idle_s:
             self._given = None
             self._leave(self._followed.here(()))
         self._forget()
+        self._metrics.set("omnidraft_followed_texts", len(self._followed), target=self._target)
+        self._metrics.set("omnidraft_drafter_ids", self._num_held(), target=self._target)
 
     def close(self) -> None:
         """No more rounds come: all records are written."""
@@ -243,13 +245,16 @@ class Rounds:
 
     def _has_room(self, num_ids: int) -> bool:
         """Whether the drafter may hold the keys of so many more; texts that were left give up theirs first."""
-        held = sum(len(text.drafted.fed) for text in self._followed)
+        held = self._num_held()
         for text in self._followed.left:
             if held + num_ids <= self._limits.drafter_ids:
                 break
             held -= len(text.drafted.fed)
             text.drafted.release()
         return held + num_ids <= self._limits.drafter_ids
+
+    def _num_held(self) -> int:
+        return sum(len(text.drafted.fed) for text in self._followed)
 
 
 def _by_snapshot(texts: Sequence[Text]) -> list[list[Text]]:

@@ -25,6 +25,8 @@ class Origin:
     drafter: str
     snapshot_version: int | None
     alignment: str
+    has_settings: bool = True
+    """Whether anybody knows how the request is to be decoded."""
 
 
 class Tracer:
@@ -93,6 +95,7 @@ class Tracer:
                 has_logit_bias=bool(sampling.logit_bias),
                 has_grammar=sampling.grammar is not None,
                 noise_weight=_noise_weight(self._steps),
+                has_settings=origin.has_settings,
             )
         )
         self._before += emitted

@@ -212,5 +212,6 @@ class TextOpener:
             models.drafter,
             snapshot.version,
             self._words.alignment.fingerprint,
+            has_settings=False,
         )
         return Tracer(request, origin, settings.recorder, self._recorder.emit)

@@ -155,19 +155,20 @@ def settings_for(vllm_config: VllmConfig) -> Settings:
     """
     path = os.environ.get(CONFIG_VARIABLE)
     settings = config.load(Path(path) if path else None)
-    served = str(vllm_config.model_config.tokenizer)
-    if "target" not in settings.models.model_fields_set:
-        return settings.for_target(served)
+    served, models = str(vllm_config.model_config.tokenizer), settings.models
+    name = models.target if "target" in models.model_fields_set else served
+    if not _have_same_tokens(name, served):
+        raise ConfigError(f"models.target is {name}, but vLLM serves {served}, which has other tokens")
+    alone = models.model_copy(update={"target": name, "more_targets": ()})
+    return settings.model_copy(update={"models": alone})
+
+
+def _have_same_tokens(name: str, other: str) -> bool:
     from omnidraft.models import store
     from omnidraft.models.hf_tokenizer import load_tokenizer
 
-    named = settings.models.target
-    if (
-        load_tokenizer(store.resolve(served)).vocabulary.token_bytes
-        != load_tokenizer(store.resolve(named)).vocabulary.token_bytes
-    ):
-        raise ConfigError(f"models.target is {named}, but vLLM serves {served}, which has other tokens")
-    return settings.for_target(named)
+    folders = {store.resolve(name), store.resolve(other)}
+    return len({load_tokenizer(folder).vocabulary.token_bytes for folder in folders}) == 1
 
 
 def _speak() -> None:

@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     from omnidraft.decode.batch.policy import BatchPolicy, Seconds
     from omnidraft.decode.batch.rounds import Rounds, Text
     from omnidraft.decode.costs import CostCurve
+    from omnidraft.decode.proposers.drafter import Drafter
     from omnidraft.decode.recorder import Recorder
     from omnidraft.decode.refresh import Refresher
     from omnidraft.decode.slot import LoadedSnapshot, SnapshotSlot
+    from omnidraft.decode.tracing import Tracer
     from omnidraft.vocab.ngram_cache import NgramCache
 
 _LOAD_NICE = 10
@@ -110,7 +112,7 @@ def _step_costs(snapshot: "LoadedSnapshot") -> "CostCurve":
     return measure_steps(drafter_of(snapshot.proposer).model)
 
 
-def drafter_of(proposer: Proposer):
+def drafter_of(proposer: Proposer) -> "Drafter":
     """The drafter among what a snapshot's trees are made from."""
     from omnidraft.decode.proposers.drafter import Drafter
     from omnidraft.decode.proposers.tree import TreeProposer
@@ -199,7 +201,7 @@ class TextOpener:
         stop_ids = self._words.target.stop_ids
         return Request(tuple(prompt_ids), tuple(drafter_ids), max_new_tokens=1, stop_ids=stop_ids, mode="fast")
 
-    def _tracer(self, request: Request, snapshot: "LoadedSnapshot"):
+    def _tracer(self, request: Request, snapshot: "LoadedSnapshot") -> "Tracer":
         from omnidraft.decode.tracing import Origin, Tracer
 
         assert self._recorder is not None

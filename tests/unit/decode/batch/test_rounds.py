@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from omnidraft.decode.batch.passes import PassCosts
 from omnidraft.decode.batch.policy import PayingPolicy
@@ -109,8 +110,6 @@ def test_records_say_what_the_target_believed():
         text = [*record.prompt_ids.tolist(), *record.before_ids.tolist()]
         emitted = record.emitted_ids.tolist()
         logits = np.stack([TABLE.logits([*text, *emitted[:end]]).numpy() for end in range(len(emitted))])
-        import torch
-
         wanted = believed(torch.tensor(logits), range(len(emitted)), emitted, 4)
         np.testing.assert_array_equal(record.beliefs.top_ids_EK, wanted.top_ids_EK)
         np.testing.assert_array_equal(record.beliefs.emitted_log_p_E, wanted.emitted_log_p_E)
@@ -136,7 +135,7 @@ def test_a_text_keeps_its_snapshot_and_the_next_takes_the_new_one():
     ids=["flat", "linear"],
 )
 def test_drafts_are_as_many_as_pay(pass_s, is_worth_it):
-    """A drafter that is always right, over an engine whose rows cost nothing or all: it knows neither before."""
+    """Texts that soon repeat themselves, where rows cost nearly nothing or all: it knows neither before."""
     clock, passes, metrics = Clock(), PassCosts(), CountingMetrics()
     policy = PayingPolicy(passes, lambda rows: 0.01)
     rounds, _, _ = make_rounds(policy=policy, passes=passes, clock=clock, metrics=metrics)

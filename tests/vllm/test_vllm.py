@@ -197,7 +197,7 @@ def test_a_promoted_snapshot_is_taken_up_while_serving(drafting: VllmServer, set
 
 
 def test_what_is_under_way_is_recorded_when_the_server_stops(folder: Path, settings: config.Settings, home: Path):
-    """It is told nothing but to go; the text that it was at is in the log."""
+    """vLLM kills its workers at once unless it is given time."""
     log = settings.log.model_copy(update={"url": f"sqlite:///{folder / 'stopped.db'}"})
     environment = {
         "OMNIDRAFT_HOME": str(home),
@@ -208,7 +208,8 @@ def test_what_is_under_way_is_recorded_when_the_server_stops(folder: Path, setti
     }
     speculation = custom_class(NUM_TOKENS)
     target = Path(settings.models.target)
-    options = {"speculation": speculation, "settings": environment, "arguments": ARGUMENTS, "threads": 1}
+    arguments = (*ARGUMENTS, "--shutdown-timeout", "20")
+    options = {"speculation": speculation, "settings": environment, "arguments": arguments, "threads": 1}
     with serve(VENV, target, folder / "stopped.log", **options) as server:
         heard = server.ask(QUESTIONS[0], 30)
     found = records(settings.model_copy(update={"log": log}))

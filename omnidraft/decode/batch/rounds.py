@@ -185,6 +185,8 @@ class Rounds:
             count_step(self._metrics, step, self._target, str(text.snapshot.version))
             if text.tracer is not None:
                 text.tracer.take(step)
+                if new[-1] in self._stop_ids:  # most likely over: the engine may not come back to say so
+                    text.tracer.end(FinishReason.STOP)
             text.drafted.observe(new)
             self._followed.append(text, new)
 

@@ -3,11 +3,15 @@
 SHELL := /bin/bash
 comma := ,
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-kafka test test-llamacpp test-long test-real lint format bench soak kafka docs dashboards lock clean
+.PHONY: help setup demo demo-kafka test test-llamacpp test-vllm test-long test-real lint format bench bench-vllm soak kafka docs dashboards lock clean
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
+# vLLM has ranges of its own for what we share with it, so it lives beside .venv.
+VLLM_VENV := .venv-vllm
+VLLM_STAMP := $(VLLM_VENV)/.installed
+VLLM_PYTHON := $(VLLM_VENV)/bin/python
 KAFKA_PORT ?= 9092
 KAFKA_DATA ?= runs/kafka
 PYTEST_ARGS ?=
@@ -17,6 +21,7 @@ SOAK_ARGS ?=
 SOAK_PARTS ?= kills,broker-down,registry-down,rollback,fuzz,throughput$(if $(wildcard ../shared/data/code.jsonl),$(comma)drift)
 BENCH_ARGS ?= --num-prompts 3 --max-new-tokens 64
 BENCH_METHODS ?= plain,omnidraft,omnidraft-reproducible,omnidraft+traces,hf-generate,hf-uad,hf-tli,llamacpp,llamacpp+omnidraft
+BENCH_VLLM_ARGS ?= --num-prompts 4 --max-new-tokens 128
 PROMPTS ?= $(wildcard $(patsubst %,../shared/data/%.jsonl,gsm8k code instruct xsum))
 
 # One numeric thread per test process; what measures speed sets its own.
@@ -66,6 +71,15 @@ test-llamacpp: setup ## The tests that need llama.cpp, which it builds into .ven
 	  tests/contract/test_target.py tests/unit/models/test_llamacpp_target.py tests/unit/models/test_llamacpp_trial.py \
 	  tests/integration/test_llamacpp.py tests/real/test_llamacpp_real.py
 
+test-vllm: $(VLLM_STAMP) ## The proposer inside vLLM's real engine on a tiny model, in .venv-vllm (2 GB the first time)
+	$(TEST_ENV) $(VLLM_PYTHON) -m pytest -m vllm --timeout 1200 $(PYTEST_ARGS) tests/vllm
+
+$(VLLM_STAMP): deploy/vllm/requirements-cpu.txt deploy/vllm/overrides-cpu.txt pyproject.toml | setup
+	test -x $(VLLM_PYTHON) || $(PYTHON) -m uv venv --quiet --python $(PYTHON) $(VLLM_VENV)
+	$(PYTHON) -m uv pip install --quiet --python $(VLLM_PYTHON) --override deploy/vllm/overrides-cpu.txt \
+	  -r deploy/vllm/requirements-cpu.txt --editable '.[kafka]'
+	@touch $@
+
 test-long: setup ## The tests that take minutes: small soaks on tiny models
 	$(TEST_ENV) $(PYTHON) -m pytest -m long $(PYTEST_ARGS)
 
@@ -85,6 +99,10 @@ bench: setup ## Measure one model pair on this machine into docs/benchmarks.md (
 	$(PYTHON) -m pipelines.bench $(foreach file,$(PROMPTS),--prompts $(file)) --methods $(BENCH_METHODS) \
 	  --json runs/benchmarks.json --markdown docs/benchmarks.md $(BENCH_ARGS)
 
+bench-vllm: $(VLLM_STAMP) ## Measure vLLM alone, with its own drafting and with ours (PROMPTS, JSON, BENCH_VLLM_ARGS)
+	$(PYTHON) -m pipelines.bench_vllm --venv $(VLLM_VENV) $(foreach file,$(PROMPTS),--prompts $(file)) \
+	  --json $(or $(JSON),runs/bench-vllm.json) $(BENCH_VLLM_ARGS)
+
 soak: setup ## Kills, outages, load and drift, for an hour and a quarter, into docs/reliability.md (SOAK_PARTS, SOAK_ARGS)
 	$(PYTHON) -m pipelines.soak --parts $(SOAK_PARTS) --markdown docs/reliability.md $(SOAK_ARGS)
 
@@ -103,5 +121,5 @@ lock: setup ## Resolve pyproject.toml into requirements.lock again
 	  --no-header --no-annotate --no-emit-index-url --quiet --upgrade -o requirements.lock
 
 clean: ## Remove what can be built again; runs/ and pulled models stay
-	rm -rf $(VENV) dist build site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) dist build site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

@@ -286,6 +286,12 @@ class DraftModel(Protocol):
     def open(self) -> DraftSession:
         """A fresh, empty session."""
 
+    def advance_all(self, asked: Sequence[tuple[DraftSession, int, Sequence[int]]]) -> list[torch.Tensor]:
+        """`advance` of several sessions, none of them twice, in one pass where the model can."""
+
+    def branch_all(self, asked: Sequence[tuple[DraftSession, Sequence[int], Sequence[int]]]) -> list[torch.Tensor]:
+        """The same for `branch`."""
+
 
 class Noise(Protocol):
     """Everything random about one text: depends on seed, choice and position, on nothing else."""

@@ -15,15 +15,18 @@ from pipelines.bench_runs import Failure, Outcome, Run
 Row = dict[str, Any]
 
 
-def rows(task: str, outcomes: Mapping[str, Sequence[Outcome]], *, is_greedy: bool) -> list[Row]:
+def rows(
+    task: str, outcomes: Mapping[str, Sequence[Outcome]], *, is_greedy: bool, plain_name: str = "plain"
+) -> list[Row]:
     """One per method, over the prompts that were measured so far; None is what cannot be known."""
-    return [_row(task, name, outcomes, is_greedy=is_greedy) for name in outcomes]
+    return [_row(task, name, outcomes, plain_name, is_greedy=is_greedy) for name in outcomes]
 
 
-def _row(task: str, name: str, outcomes: Mapping[str, Sequence[Outcome]], *, is_greedy: bool) -> Row:
+def _row(task: str, name: str, outcomes: Mapping[str, Sequence[Outcome]], plain_name: str, *, is_greedy: bool) -> Row:
     done = [each for each in outcomes[name] if isinstance(each, Run)]
     failures = [each.reason for each in outcomes[name] if isinstance(each, Failure)]
-    plain, base = _pairs(outcomes, name, "plain"), _pairs(outcomes, name, BASELINES.get(name, "plain"))
+    base_name = BASELINES.get(name, plain_name)
+    plain, base = _pairs(outcomes, name, plain_name), _pairs(outcomes, name, base_name)
     total = sum((run.figures for run in done), Figures())
     return {
         "task": task,
@@ -33,7 +36,7 @@ def _row(task: str, name: str, outcomes: Mapping[str, Sequence[Outcome]], *, is_
         "speedup": _speedup(plain),
         "speedup_of_totals": _speedup_of_totals(plain),
         "speedup_of_requests": _speedup_of_requests(base),
-        "baseline": BASELINES.get(name, "plain"),
+        "baseline": base_name,
         "speedup_over_baseline": _speedup(base),
         "agreement_by_depth": total.agreement_by_depth,
         "accepted_by_source": dict(total.accepted_by_source),

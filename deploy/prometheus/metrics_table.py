@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from omnidraft.telemetry.table import COMMON, CONTROLLER, DISTILLER, WORKER
+from omnidraft.telemetry.table import COMMON, CONTROLLER, DISTILLER, PROPOSER, WORKER
 
 PAGE = Path(__file__).parents[2] / "docs" / "observability.md"
 BEGIN, END = "<!-- metrics:", "<!-- end of metrics -->"
-ROLES = {"all": COMMON, "worker": WORKER, "distiller": DISTILLER, "controller": CONTROLLER}
+ROLES = {"all": COMMON, "worker": WORKER, "in vLLM, too": PROPOSER, "distiller": DISTILLER, "controller": CONTROLLER}
 
 
 def table() -> str:

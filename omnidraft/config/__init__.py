@@ -15,6 +15,7 @@ from omnidraft.config.sections import (
 )
 from omnidraft.config.sources import load
 from omnidraft.config.telemetry import MetricsSettings, TracingSettings
+from omnidraft.config.vllm import VllmSettings
 from omnidraft.config.worker import ApiKey, WorkerSettings
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "Section",
     "Settings",
     "TracingSettings",
+    "VllmSettings",
     "WorkerSettings",
     "load",
     "masked",

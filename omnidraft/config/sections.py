@@ -1,5 +1,5 @@
 """Every setting, with its default and what it does when it is turned up; log and registry are in outside.py, the
-worker's HTTP side in worker.py, metrics and tracing in telemetry.py."""
+worker's HTTP side in worker.py, metrics and tracing in telemetry.py, the proposer of vLLM in vllm.py."""
 
 import re
 from pathlib import Path
@@ -9,6 +9,7 @@ from pydantic import Field, field_validator
 
 from omnidraft.config.outside import LogSettings, RegistrySettings, Section
 from omnidraft.config.telemetry import MetricsSettings, TracingSettings
+from omnidraft.config.vllm import VllmSettings
 from omnidraft.config.worker import WorkerSettings
 
 
@@ -244,6 +245,7 @@ class Settings(Section):
     worker: WorkerSettings = WorkerSettings()
     metrics: MetricsSettings = MetricsSettings()
     tracing: TracingSettings = TracingSettings()
+    vllm: VllmSettings = VllmSettings()
 
     def for_target(self, target: str) -> "Settings":
         """The same for one pair: this target alone, with the drafter."""

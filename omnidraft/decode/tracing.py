@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from omnidraft.config import RecorderSettings
-from omnidraft.ports import Request, Step
+from omnidraft.ports import FinishReason, Request, Step
 from omnidraft.traces.record import SOURCES, Beliefs, Rounds, TraceRecord
 
 
@@ -26,6 +26,8 @@ class Origin:
     snapshot_version: int | None
     alignment: str
     traceparent: str | None = None
+    has_settings: bool = True
+    """Whether anybody knows how the request is to be decoded."""
 
 
 class Tracer:
@@ -50,6 +52,12 @@ class Tracer:
         self._steps.append(step)
         if step.finish_reason is not None:
             self._flush(step.finish_reason.value)
+
+    def end(self, reason: FinishReason | None) -> None:
+        """Emit what is left of a text that ends without a step that says so; None where nobody knows why. Steps may
+        still follow."""
+        if self._steps:
+            self._flush(None if reason is None else reason.value)
 
     def _num_emitted(self) -> int:
         return sum(len(step.emitted) for step in self._steps)
@@ -89,6 +97,7 @@ class Tracer:
                 has_grammar=sampling.grammar is not None,
                 noise_weight=_noise_weight(self._steps),
                 traceparent=origin.traceparent,
+                has_settings=origin.has_settings,
             )
         )
         self._before += emitted

@@ -82,22 +82,23 @@ def configure_logging(role: str) -> None:
         ConfigError: OMNIDRAFT_LOG_FORMAT is neither `text` nor `json`.
     """
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_formatter(role))
+    handler.setFormatter(formatter(role))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.captureWarnings(_is_json())
     for name, level in _CHATTER.items():
         logging.getLogger(name).setLevel(level)
 
 
-def _formatter(role: str) -> logging.Formatter:
+def formatter(role: str) -> logging.Formatter:
+    """Of log lines, as OMNIDRAFT_LOG_FORMAT says. Raises ConfigError."""
     if not _is_json():
         return logging.Formatter(TEXT_FORMAT)
     from pythonjsonlogger.json import JsonFormatter
 
     names = {"asctime": "time", "levelname": "level", "name": "logger", "message": "message"}
-    formatter = JsonFormatter(tuple(names), rename_fields=names, static_fields={"role": role}, datefmt=TIME_FORMAT)
-    formatter.converter = time.gmtime
-    return formatter
+    made = JsonFormatter(tuple(names), rename_fields=names, static_fields={"role": role}, datefmt=TIME_FORMAT)
+    made.converter = time.gmtime
+    return made
 
 
 def _is_json() -> bool:

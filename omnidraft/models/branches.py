@@ -3,7 +3,8 @@
 Shapes: R new rows, V vocabulary, H hidden size.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -15,18 +16,30 @@ ROOT = -1
 """Parent of a branch that stands directly behind the text."""
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Rows of one text that somebody wants computed."""
+
+    length: int
+    """Ids of the text before them, whose keys are there."""
+    parents: Sequence[int] | None
+    """Of all nodes of a tree behind these, `ids` being the last of them; node n lies in slot `length + n`, and the keys
+    of the nodes before `ids` are there. None: a chain, of which only the last logits are wanted."""
+    ids: Sequence[int]
+
+
+Steps = Generator[Wanted, torch.Tensor, torch.Tensor]
+"""Yields at most once what it wants computed, is sent the logits [R, V], and returns those that were asked for."""
+
+
 class Rows(Protocol):
     """Keys and values of one text; the row of id number n goes to slot n."""
 
     hidden_RH: torch.Tensor
     """float32, the normed last hidden states behind the logits of the last call; read by sessions with a head only."""
 
-    def chain(self, start: int, ids: Sequence[int]) -> torch.Tensor:
-        """Logits float32 [V] after the last of the ids, which follow the first `start` ids of the text."""
-
-    def tree(self, length: int, parents: Sequence[int], ids: Sequence[int]) -> torch.Tensor:
-        """Logits float32 [R, V] of the last R nodes of a tree of `parents` behind the text's first `length` ids;
-        node n lies in slot `length + n`, and the nodes before these R are there."""
+    def compute(self, wanted: Wanted) -> torch.Tensor:
+        """Logits float32 of the last of a chain [1, V], or of the last R nodes of a tree [R, V]."""
 
     def move(self, sources: Sequence[int], start: int) -> None:
         """Keys of these slots, ascending, go to `start`, `start + 1`, ... , which is never to a later slot."""
@@ -36,7 +49,7 @@ class BranchingSession:
     """Implements ports.DraftSession."""
 
     def __init__(self, rows: Rows, head: AcceptanceHead | None = None) -> None:
-        self._rows = rows
+        self.rows = rows
         self._head = head
         self._length = 0
         self._asked_RH: Sequence[torch.Tensor] = ()
@@ -44,18 +57,26 @@ class BranchingSession:
 
     def advance(self, keep: int, ids: Sequence[int]) -> torch.Tensor:
         """See ports.DraftSession."""
+        return _alone(self.advancing(keep, ids), self.rows.compute)
+
+    def branch(self, ids: Sequence[int], parents: Sequence[int]) -> torch.Tensor:
+        """See ports.DraftSession."""
+        return _alone(self.branching(ids, parents), self.rows.compute)
+
+    def advancing(self, keep: int, ids: Sequence[int]) -> Steps:
+        """`advance`, with somebody else who computes."""
         path = self._follow(ids) if keep == self._length else []
-        self._rows.move([keep + node for node in path], keep)
+        self.rows.move([keep + node for node in path], keep)
         rest = ids[len(path) :]
-        logits_V = self._rows.chain(keep + len(path), rest) if rest else self._logits[path[-1]]
+        logits_V = (yield Wanted(keep + len(path), None, rest))[0] if rest else self._logits[path[-1]]
         self._asked_RH = self._new_hidden() if rest else self._hidden[path[-1] : path[-1] + 1]
         self._length = keep + len(ids)
         self._forget()
         return logits_V
 
-    def branch(self, ids: Sequence[int], parents: Sequence[int]) -> torch.Tensor:
-        """See ports.DraftSession."""
-        logits_RV = self._rows.tree(self._length, [*self._parents, *parents], ids)
+    def branching(self, ids: Sequence[int], parents: Sequence[int]) -> Steps:
+        """`branch`, with somebody else who computes."""
+        logits_RV = yield Wanted(self._length, [*self._parents, *parents], ids)
         self._parents += parents
         self._ids += ids
         self._logits += logits_RV
@@ -68,7 +89,7 @@ class BranchingSession:
         return None if self._head is None else self._head.odds(torch.stack(list(self._asked_RH)))
 
     def _new_hidden(self) -> Sequence[torch.Tensor]:
-        return () if self._head is None else list(self._rows.hidden_RH)
+        return () if self._head is None else list(self.rows.hidden_RH)
 
     def _forget(self) -> None:
         self._parents: list[int] = []
@@ -87,3 +108,31 @@ class BranchingSession:
                 break
             path.append(node)
         return path
+
+
+def _alone(steps: Steps, compute: Callable[[Wanted], torch.Tensor]) -> torch.Tensor:
+    try:
+        steps.send(compute(next(steps)))
+    except StopIteration as done:
+        returned: torch.Tensor = done.value
+        return returned
+    raise AssertionError("steps go on behind their only request")
+
+
+def together(
+    all_steps: Sequence[Steps], compute: Callable[[Sequence[tuple[int, Wanted]]], Sequence[torch.Tensor]]
+) -> list[torch.Tensor]:
+    """What each of these returns; `compute` gets all that they want, with its place in the sequence, at once."""
+    returned: dict[int, torch.Tensor] = {}
+    wanted: list[tuple[int, Wanted]] = []
+    for number, steps in enumerate(all_steps):
+        try:
+            wanted.append((number, next(steps)))
+        except StopIteration as done:
+            returned[number] = done.value
+    for (number, _), logits_RV in zip(wanted, compute(wanted) if wanted else (), strict=True):
+        try:
+            all_steps[number].send(logits_RV)
+        except StopIteration as done:
+            returned[number] = done.value
+    return [returned[number] for number in range(len(all_steps))]

@@ -30,14 +30,16 @@ SIZES: dict[str, Any] = {
 """Of both."""
 
 
-def make_target(folder: Path, *, seed: int = 0, spread: float = 0.02, vocab_size: int = 420) -> Path:
+def make_target(
+    folder: Path, *, seed: int = 0, spread: float = 0.02, vocab_size: int = 420, hidden_size: int = 64
+) -> Path:
     """A two-layer Qwen2 of a few hundred tokens; a higher `spread` of its weights makes wilder texts, another size of
-    the vocabulary another tokenizer."""
+    the vocabulary another tokenizer. Its four heads share the hidden size."""
     tokenizer = _tokenizer(TEXT, vocab_size=vocab_size)
     torch.manual_seed(seed)
     config = Qwen2Config(
         vocab_size=448,
-        **SIZES,
+        **SIZES | {"hidden_size": hidden_size},
         eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
         initializer_range=spread,
     )

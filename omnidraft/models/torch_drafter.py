@@ -12,13 +12,13 @@ from omnidraft.errors import ModelError, SnapshotCorrupt
 from omnidraft.models import attention
 from omnidraft.models import precision as precisions
 from omnidraft.models.acceptance_head import AcceptanceHead, separate
-from omnidraft.models.branches import BranchingSession
+from omnidraft.models.branches import BranchingSession, Wanted
 from omnidraft.models.kv_slots import KvSlots
 from omnidraft.models.llama_drafter import LlamaDrafter
 from omnidraft.models.native.weights import is_supported
 from omnidraft.models.trainable_drafter import apply_serving_tensors
 from omnidraft.models.transformers_target import load_model
-from omnidraft.ports import DraftModel
+from omnidraft.ports import DraftModel, DraftSession
 
 _CAPACITY_STEP = 512
 
@@ -41,6 +41,14 @@ class TorchDrafter:
     def open(self) -> BranchingSession:
         """See ports.DraftModel."""
         return BranchingSession(_Rows(self), self._head)
+
+    def advance_all(self, asked: Sequence[tuple[DraftSession, int, Sequence[int]]]) -> list[torch.Tensor]:
+        """See ports.DraftModel. One after the other: a pass over several texts would need keys of one layout."""
+        return [session.advance(keep, ids) for session, keep, ids in asked]
+
+    def branch_all(self, asked: Sequence[tuple[DraftSession, Sequence[int], Sequence[int]]]) -> list[torch.Tensor]:
+        """See ports.DraftModel."""
+        return [session.branch(ids, parents) for session, ids, parents in asked]
 
     @torch.inference_mode()
     def forward(
@@ -81,14 +89,14 @@ class _Rows:
         self._slots = KvSlots(drafter.num_layers, _CAPACITY_STEP)
         self.hidden_RH = torch.empty(0)
 
-    def chain(self, start: int, ids: Sequence[int]) -> torch.Tensor:
-        positions_S, sees_SC = attention.chain(start, len(ids), start + len(ids))
-        return self._pass(start, ids, positions_S, sees_SC, 1)[0]
-
-    def tree(self, length: int, parents: Sequence[int], ids: Sequence[int]) -> torch.Tensor:
-        root_and_branches = [0, *(parent + 1 for parent in parents)]
-        positions_S, sees_SC = attention.tree(root_and_branches, length - 1)
-        return self._pass(length - 1, ids, positions_S, sees_SC, len(ids))
+    def compute(self, wanted: Wanted) -> torch.Tensor:
+        start, ids = wanted.length, wanted.ids
+        if wanted.parents is None:
+            positions_S, sees_SC = attention.chain(start, len(ids), start + len(ids))
+            return self._pass(start, ids, positions_S, sees_SC, 1)
+        root_and_branches = [0, *(parent + 1 for parent in wanted.parents)]
+        positions_S, sees_SC = attention.tree(root_and_branches, start - 1)
+        return self._pass(start - 1, ids, positions_S, sees_SC, len(ids))
 
     def move(self, sources: Sequence[int], start: int) -> None:
         self._slots.gather(sources, start)

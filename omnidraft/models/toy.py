@@ -11,7 +11,7 @@ from itertools import pairwise
 import torch
 
 from omnidraft.errors import ContractError, RequestError, VocabularyError
-from omnidraft.ports import DraftTree, Mode, Odds, TreeLimits
+from omnidraft.ports import DraftSession, DraftTree, Mode, Odds, TreeLimits
 from omnidraft.vocab.tokenizer import Vocabulary
 
 _FACTOR = 1_000_003
@@ -135,6 +135,14 @@ class ToyDrafter:
     def open(self) -> "ToyDraftSession":
         """See ports.DraftModel."""
         return ToyDraftSession(self)
+
+    def advance_all(self, asked: Sequence[tuple[DraftSession, int, Sequence[int]]]) -> list[torch.Tensor]:
+        """See ports.DraftModel."""
+        return [session.advance(keep, ids) for session, keep, ids in asked]
+
+    def branch_all(self, asked: Sequence[tuple[DraftSession, Sequence[int], Sequence[int]]]) -> list[torch.Tensor]:
+        """See ports.DraftModel."""
+        return [session.branch(ids, parents) for session, ids, parents in asked]
 
 
 class ToyDraftSession:

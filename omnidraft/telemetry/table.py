@@ -119,6 +119,12 @@ DISTILLER: Mapping[str, Metric] = {
     "omnidraft_learner_errors_total": _counter("Times log or registry did not answer the learner.", "target"),
 }
 
+PROPOSER: Mapping[str, Metric] = {
+    "omnidraft_followed_texts": _gauge("Texts that a proposer inside another engine remembers.", "target"),
+    "omnidraft_drafter_ids": _gauge("Ids whose keys the drafter holds there.", "target"),
+}
+"""Beside the worker's."""
+
 CONTROLLER: Mapping[str, Metric] = {
     "omnidraft_champion_version_info": _gauge("Champion that was announced last.", "target"),
     "omnidraft_promotions_total": _counter("Challengers that became champion.", "target"),
@@ -129,5 +135,5 @@ CONTROLLER: Mapping[str, Metric] = {
     "omnidraft_controller_errors_total": _counter("Times log or registry did not answer the controller.", "target"),
 }
 
-TABLE: Mapping[str, Metric] = {**COMMON, **WORKER, **DISTILLER, **CONTROLLER}
+TABLE: Mapping[str, Metric] = {**COMMON, **WORKER, **PROPOSER, **DISTILLER, **CONTROLLER}
 """Name -> what it is. A counter's name ends in _total."""

@@ -34,6 +34,7 @@ _PLAIN_FIELDS = (
     *("request_id", "segment", "time_ms", "tenant", "worker", "target", "drafter", "snapshot_version", "alignment"),
     *("finish_reason", "mode", "temperature", "top_k", "top_p", "traceparent", "min_p", "repetition_penalty"),
     *("presence_penalty", "frequency_penalty", "has_logit_bias", "has_grammar", "noise_weight"),
+    "has_settings",
 )
 """Fields that Avro writes as they are."""
 

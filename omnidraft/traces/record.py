@@ -86,10 +86,13 @@ class TraceRecord:
     noise_weight: float | None = None
     """Largest share of the target's noise that a guess of this segment looked at (w of algorithms.md section 3); None
     where the drafter guessed nothing, or the record does not say."""
+    has_settings: bool = True
+    """False: the engine told nobody how the request was to be decoded; mode, temperature, seed and the other settings
+    in here are placeholders."""
 
     @property
     def is_drawn_from_believed(self) -> bool:
         """Whether temperature, top-k, top-p and min-p are all that lies between the raw log-probabilities and the
         distribution that was drawn from; what penalties, bias and grammars did to it is not recorded."""
         has_penalty = self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
-        return not (has_penalty or self.has_logit_bias or self.has_grammar)
+        return self.has_settings and not (has_penalty or self.has_logit_bias or self.has_grammar)

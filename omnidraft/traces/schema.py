@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 SCHEMA_NAME = "omnidraft.trace"
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 ENCRYPTION = "encryption"
 """Header of a message whose value is encrypted."""
@@ -146,5 +146,13 @@ SCHEMA_V2: Mapping[str, Any] = {
     ],
 }
 
-SCHEMAS: Mapping[int, Mapping[str, Any]] = {1: SCHEMA_V1, SCHEMA_VERSION: SCHEMA_V2}
+SCHEMA_V3: Mapping[str, Any] = {
+    **SCHEMA_V2,
+    "fields": [
+        *SCHEMA_V2["fields"],
+        _defaulted("has_settings", "boolean", True, "false: mode, temperature and all that shapes draws are unknown"),
+    ],
+}
+
+SCHEMAS: Mapping[int, Mapping[str, Any]] = {1: SCHEMA_V1, 2: SCHEMA_V2, SCHEMA_VERSION: SCHEMA_V3}
 """Every version that can be read."""

@@ -1,5 +1,6 @@
 """From settings to objects: the only package that knows every implementation. Heavy imports stay inside functions."""
 
+from omnidraft.wiring.batching import Batching, batching
 from omnidraft.wiring.control import controller
 from omnidraft.wiring.logs import (
     existing_registry,
@@ -27,11 +28,13 @@ from omnidraft.wiring.serving import ServedTarget, Worker, engine, worker
 from omnidraft.wiring.telemetry import tracing
 
 __all__ = [
+    "Batching",
     "ServedTarget",
     "SnapshotLoader",
     "Vocabularies",
     "Worker",
     "base_drafter",
+    "batching",
     "controller",
     "distillation",
     "engine",

@@ -104,9 +104,22 @@ def base_drafter(settings: Settings, words: Vocabularies) -> "SharedDrafter":
 def snapshot_loader(
     settings: Settings, words: Vocabularies, costs: "Costs", base: "SharedDrafter | None" = None
 ) -> SnapshotLoader:
+    """See loader_of; proposers are those of our own engine."""
+    return loader_of(
+        settings, words, lambda model, ngrams: proposer(settings.decode, words, model, ngrams, costs), base
+    )
+
+
+def loader_of(
+    settings: Settings,
+    words: Vocabularies,
+    make: Callable[[DraftModel, "NgramCache"], Proposer],
+    base: "SharedDrafter | None" = None,
+) -> SnapshotLoader:
     """Loads a verified snapshot folder; without one, or when it has no weights of its own, the base drafter as it is.
 
     Args:
+        make: the proposer of a snapshot's weights and cache.
         base: who holds the base drafter for several targets; None holds one for this loader.
     """
     from omnidraft.decode.slot import LoadedSnapshot
@@ -122,7 +135,7 @@ def snapshot_loader(
         precision = settings.models.drafter_precision
         model = shared.get() if tensors is None else load_drafter(words.drafter_folder, precision, tensors, train)
         ngrams = ngram_cache(settings, words, bundle.ngrams(folder) if folder else None)
-        made = proposer(settings.decode, words, model, ngrams, costs)
+        made = make(model, ngrams)
         name = manifest.snapshot_id if manifest else "base"
         return LoadedSnapshot(version.version if version else None, name, made, ngrams, manifest)
 

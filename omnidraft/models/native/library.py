@@ -33,14 +33,20 @@ class Model(Structure):
     ]
 
 
+class Text(Structure):
+    """Where the rows of one text stand, and its keys."""
+
+    _fields_ = [("length", c_int), ("capacity", c_int), ("parents", POINTER(c_int)), ("kv", c_void_p)]
+
+
 class Pass(Structure):
-    """The rows of one pass."""
+    """The rows of one pass, of one or more texts."""
 
     _fields_ = [
-        *((name, c_int) for name in ("length", "behind", "rows", "logit_rows", "capacity", "threads")),
-        ("ids", POINTER(c_int)),
-        ("parents", POINTER(c_int)),
-        *((name, c_void_p) for name in ("kv", "scratch", "logits", "hidden")),
+        *((name, c_int) for name in ("rows", "logit_rows", "capacity", "threads")),
+        *((name, POINTER(c_int)) for name in ("ids", "texts", "nodes")),
+        ("text", POINTER(Text)),
+        *((name, c_void_p) for name in ("scratch", "logits", "hidden")),
     ]
 
 

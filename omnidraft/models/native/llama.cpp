@@ -393,11 +393,19 @@ struct Model {
     const float *cos, *sin;  // [positions, D/2]
 };
 
-// The last `rows` of the ids that stand behind the first `length` ids of the text, as a tree.
+// Ids that stand behind the first `length` ids of a text, as a tree.
+struct Text {
+    int length, capacity;
+    const int* parents;  // of all of its nodes; -1 is the text's last id
+    char* kv;
+};
+
+// Rows of one or more texts. Row r is node `nodes[r]` of text `texts[r]`, and every node without keys is among them.
 struct Pass {
-    int length, behind, rows, logit_rows, capacity, threads;
-    const int *ids, *parents;  // [rows] and [behind]; -1 is the text's last id
-    char *kv, *scratch;
+    int rows, logit_rows, capacity, threads;  // the largest capacity of a text
+    const int *ids, *texts, *nodes;           // [rows]
+    const Text* text;
+    char* scratch;
     float* logits;  // [logit_rows, V] of the last rows
     float* hidden;  // [logit_rows, H], what the head's inputs were made from; or none
 };
@@ -459,17 +467,19 @@ template <class W, class Head, class T, class E> struct Forward {
         : m(model), p(pass), thread(thread), threads(threads), size(model),
           s(model, pass.scratch, pass.rows, pass.capacity, thread, threads) {}
 
-    int node(int row) const { return p.behind - p.rows + row; }
-    int slot(int row) const { return p.length + node(row); }
+    const Text& text(int row) const { return p.text[p.texts[row]]; }
+    int node(int row) const { return p.nodes[row]; }
+    int slot(int row) const { return text(row).length + node(row); }
     int position(int row) const {
+        const Text& its = text(row);
         int depth = 0;
-        for (int at = p.parents[node(row)]; at >= 0; at = p.parents[at]) depth++;
-        return p.length + depth;
+        for (int at = its.parents[node(row)]; at >= 0; at = its.parents[at]) depth++;
+        return its.length + depth;
     }
-    T* keys(int layer, int head) const {
-        return (T*)p.kv + ((size_t)layer * 2 * m.keys + head) * p.capacity * m.head_size;
+    T* keys(int row, int layer, int head) const {
+        return (T*)text(row).kv + ((size_t)layer * 2 * m.keys + head) * text(row).capacity * m.head_size;
     }
-    T* values(int layer, int head) const { return keys(layer, m.keys + head); }
+    T* values(int row, int layer, int head) const { return keys(row, layer, m.keys + head); }
 
     static void barrier() {
 #pragma omp barrier
@@ -553,14 +563,17 @@ template <class W, class Head, class T, class E> struct Forward {
             if (head < m.queries)
                 for (int i = 0; i < d; i++) x[i] *= m.scaling;
             else if (head < m.queries + m.keys)
-                place_key(x, keys(layer, head - m.queries), slot(row));
+                place_key(x, keys(row, layer, head - m.queries), slot(row));
             else
-                for (int i = 0; i < d; i++) narrow(x[i], values(layer, head - m.queries - m.keys) + (size_t)slot(row) * d + i);
+                place_value(x, values(row, layer, head - m.queries - m.keys) + (size_t)slot(row) * d);
         }
     }
     void place_key(const float* x, T* keys, int slot) const {
         T* to = keys + (size_t)slot / LANES * LANES * m.head_size + slot % LANES;
         for (int i = 0; i < m.head_size; i++) narrow(x[i], to + i * LANES);
+    }
+    void place_value(const float* x, T* to) const {
+        for (int i = 0; i < m.head_size; i++) narrow(x[i], to + i);
     }
 
     void attend_all(int layer) {
@@ -574,14 +587,14 @@ template <class W, class Head, class T, class E> struct Forward {
     }
     void hide_all_but_ancestors(int row) {
         std::fill(s.hides, s.hides + node(row) + 1, true);
-        for (int at = node(row); at >= 0; at = p.parents[at]) s.hides[at] = false;
+        for (int at = node(row); at >= 0; at = text(row).parents[at]) s.hides[at] = false;
     }
     void attend_few(int layer, int row, int key, int head, int count) {
         const float* from = s.qkv + (size_t)row * size.qkv + head * m.head_size;
         float* to = s.mixed + (size_t)row * size.mixed + head * m.head_size;
         auto run = [&](auto attend) {
-            attend(from, keys(layer, key), values(layer, key), p.length, slot(row) + 1, s.hides, m.head_size, s.scores,
-                   p.capacity, to);
+            attend(from, keys(row, layer, key), values(row, layer, key), text(row).length, slot(row) + 1, s.hides,
+                   m.head_size, s.scores, p.capacity, to);
         };
         switch (count) {
             case 1: run(attend<T, 1>); break;

@@ -64,7 +64,7 @@ def test_a_redriven_record_is_learned_once_its_schema_is_known(monkeypatch: pyte
 
     log = lettered(outgoing("a", schema_version=b"99"), outgoing("b"))
     redrive(log)
-    monkeypatch.setattr(codec, "SCHEMAS", {**schema.SCHEMAS, 99: schema.SCHEMA_V2})
+    monkeypatch.setattr(codec, "SCHEMAS", {**schema.SCHEMAS, 99: schema.SCHEMA_V3})
     assert read(log) == ["a", "b", "a"]
 
 

@@ -66,7 +66,7 @@ def test_the_native_drafter_reads_transformers_hidden_states(name, precision) ->
     """Rows of prefill, of branches (few and many), and of a text that runs along a branch."""
     drafter = LlamaDrafter(tiny_model(name), precision, head=trained_head())
     session, ids = drafter.open(), text(70)
-    rows = session._rows
+    rows = session.rows
     session.advance(0, ids)
     seen = [(rows.hidden_RH, [ids])]
     session.branch([3, 4, 5], [-1, 0, -1])
@@ -113,7 +113,7 @@ def test_without_a_head_there_are_no_odds_and_no_hidden_states() -> None:
         session.advance(0, text(5))
         assert not drafter.has_head
         assert session.odds() is None
-        assert not len(session._rows.hidden_RH)
+        assert not len(session.rows.hidden_RH)
 
 
 def test_a_toy_drafter_keeps_the_promises_of_one_with_a_head() -> None:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnidraft.models.branches import BranchingSession
+from omnidraft.models.branches import BranchingSession, Wanted
 from omnidraft.models.toy import ToyDrafter, ToyTable
 from tests.unit.models.drafting import drive
 
@@ -22,11 +22,11 @@ class IdRows:
         self.slots: dict[int, int] = {}
         self.num_computed = 0
 
-    def chain(self, start: int, ids: Sequence[int]) -> torch.Tensor:
-        self._put(start, ids)
-        return TABLE.logits([self.slots[slot] for slot in range(start + len(ids))])
-
-    def tree(self, length: int, parents: Sequence[int], ids: Sequence[int]) -> torch.Tensor:
+    def compute(self, wanted: Wanted) -> torch.Tensor:
+        length, parents, ids = wanted.length, wanted.parents, wanted.ids
+        if parents is None:
+            self._put(length, ids)
+            return TABLE.logits([self.slots[slot] for slot in range(length + len(ids))])[None]
         self._put(length + len(parents) - len(ids), ids)
         text = [self.slots[slot] for slot in range(length)]
         behind: list[list[int]] = []

@@ -153,3 +153,28 @@ def test_a_model_loading_in_another_thread_changes_nothing():
     assert {each.dtype for each in rows} == {torch.float32}
     assert_close(rows[0][1], expected([*text(5), 7, 8]))
     assert_close(rows[1][0], expected([*text(5), 9]))
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+@settings(max_examples=10, deadline=None)
+@given(data=st.data())
+def test_several_texts_in_one_pass_are_what_each_is_alone_bit_by_bit(precision, data):
+    """Texts of any length, one longer than what may be shared in a pass, one that runs along a branch."""
+    model = drafter("nine heads on three", precision)
+    lengths = data.draw(st.lists(st.integers(1, 80), min_size=2, max_size=6))
+    together, alone = [model.open() for _ in lengths], [model.open() for _ in lengths]
+    texts = [text(length, seed=number) for number, length in enumerate(lengths)]
+    asked = [[3 + number, 4][: 1 + number % 2] for number in range(len(lengths))]
+
+    advanced = model.advance_all([(session, 0, ids) for session, ids in zip(together, texts, strict=True)])
+    branched = model.branch_all(
+        [(each, ids, range(-1, len(ids) - 1)) for each, ids in zip(together, asked, strict=True)]
+    )
+    followed = model.advance_all(
+        [(session, len(ids), [3 + number]) for number, (session, ids) in enumerate(zip(together, texts, strict=True))]
+    )
+
+    for number, session in enumerate(alone):
+        assert torch.equal(advanced[number], session.advance(0, texts[number]))
+        assert torch.equal(branched[number], session.branch(asked[number], range(-1, len(asked[number]) - 1)))
+        assert torch.equal(followed[number], session.advance(len(texts[number]), [3 + number]))

@@ -110,7 +110,7 @@ def test_a_closed_session_frees_its_keys_and_closing_twice_is_allowed():
     session = target("llama").open(text(9), 5, "fast")
     session.close()
     session.close()
-    assert session._rows._kv.numel() == 0
+    assert session._rows.kv.numel() == 0
 
 
 @pytest.mark.parametrize(("name", "kind"), [("qwen2", "LlamaTarget"), ("gemma3", "TransformersTarget")])

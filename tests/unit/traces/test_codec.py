@@ -16,8 +16,10 @@ from omnidraft.traces.schema import MAX_PAYLOAD_BYTES
 from tests.trace_records import make_record
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-HEADERS = {"schema": b"omnidraft.trace", "schema_version": b"2"}
+HEADERS = {"schema": b"omnidraft.trace", "schema_version": b"3"}
+SINCE_V3 = {"has_settings": True}
 SINCE_V2 = {
+    **SINCE_V3,
     **{"min_p": None, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
     **{"has_logit_bias": False, "has_grammar": False, "noise_weight": None},
 }
@@ -58,17 +60,19 @@ def test_a_record_comes_back_as_it_was(record):
     assert_same(codec.decode(codec.encode(record), codec.headers(record)), record)
 
 
-def test_the_golden_bytes_of_version_2_never_change():
+def test_the_golden_bytes_of_version_3_never_change():
     """Written once; whoever changes them breaks every log that exists."""
-    golden = (GOLDEN / "trace_v2.bin").read_bytes()
+    golden = (GOLDEN / "trace_v3.bin").read_bytes()
     record = codec.decode(golden, HEADERS)
-    assert codec.to_json(record) == json.loads((GOLDEN / "trace_v2.json").read_text())
+    assert codec.to_json(record) == json.loads((GOLDEN / "trace_v3.json").read_text())
     assert codec.encode(record) == golden
 
 
-def test_the_golden_bytes_of_version_1_are_read_with_what_it_did_not_say_left_open():
-    record = codec.decode((GOLDEN / "trace_v1.bin").read_bytes(), HEADERS | {"schema_version": b"1"})
-    assert codec.to_json(record) == json.loads((GOLDEN / "trace_v1.json").read_text()) | SINCE_V2
+@pytest.mark.parametrize(("version", "since"), [("1", SINCE_V2), ("2", SINCE_V3)])
+def test_the_golden_bytes_of_earlier_versions_are_read_with_what_they_did_not_say_left_open(version, since):
+    golden = (GOLDEN / f"trace_v{version}.bin").read_bytes()
+    record = codec.decode(golden, HEADERS | {"schema_version": version.encode()})
+    assert codec.to_json(record) == json.loads((GOLDEN / f"trace_v{version}.json").read_text()) | since
     assert_same(codec.decode(codec.encode(record), codec.headers(record)), record)
 
 
@@ -88,7 +92,7 @@ def test_facts_that_a_record_lacks_are_left_out_of_the_headers():
     assert not {"drafter_version", "traceparent"} & set(headers)
 
 
-@pytest.mark.parametrize("headers", [{}, HEADERS | {"schema_version": b"3"}, HEADERS | {"schema": b"other"}])
+@pytest.mark.parametrize("headers", [{}, HEADERS | {"schema_version": b"4"}, HEADERS | {"schema": b"other"}])
 def test_another_schema_is_named_as_unknown(headers):
     with pytest.raises(UnknownSchema, match="header schema"):
         codec.decode(codec.encode(make_record()), headers)

@@ -4,10 +4,10 @@ import pytest
 
 from omnidraft.traces import codec
 from omnidraft.traces.partial import readable_fields
-from omnidraft.traces.schema import SCHEMA_V2
+from omnidraft.traces.schema import SCHEMA_V3
 from tests.trace_records import make_record
 
-NAMES = [field["name"] for field in SCHEMA_V2["fields"]]
+NAMES = [field["name"] for field in SCHEMA_V3["fields"]]
 
 
 def test_a_whole_record_has_all_its_fields():

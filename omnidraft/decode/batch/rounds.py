@@ -1,0 +1,266 @@
+"""Rounds of an engine that is not ours: it tells what it emitted for each text it works on, and is given drafts.
+
+It tells no ids of requests, no settings and no ends (followed.py says how texts are known all the same). A text keeps
+its snapshot as long as it is followed, so that no swap makes the drafter read running texts again.
+Shapes: N rows of logits of one text, V vocabulary.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from omnidraft.decode.batch.drafting import Drafted, DraftedText, draft
+from omnidraft.decode.batch.followed import Followed, Grown
+from omnidraft.decode.batch.passes import PassCosts
+from omnidraft.decode.batch.policy import BatchPolicy, EverythingPolicy
+from omnidraft.decode.beliefs import believed
+from omnidraft.decode.costs import CostCurve
+from omnidraft.decode.counting import count_step
+from omnidraft.decode.slot import LoadedSnapshot, SnapshotSlot
+from omnidraft.decode.tracing import Tracer
+from omnidraft.ports import DraftTree, FinishReason, Metrics, Step, Timings
+
+
+@dataclass(slots=True, eq=False)
+class Text:
+    """One text under way."""
+
+    grown: Grown
+    snapshot: LoadedSnapshot
+    drafted: DraftedText
+    tracer: Tracer | None
+    num_prompt: int
+    tree: DraftTree = field(default_factory=lambda: DraftTree.empty(0))
+    """What the engine was given for it last, and scores now."""
+    draft_s: float = 0.0
+
+
+class Opener(Protocol):
+    """Begins texts."""
+
+    def open(self, prompt_ids: np.ndarray, snapshot: LoadedSnapshot) -> Text:
+        """One that nobody knows yet, with the snapshot that it keeps."""
+
+
+LogitsOf = Callable[[Sequence[int]], Sequence[torch.Tensor] | None]
+"""How many rows each text of this round had -> the logits [N, V] of each; None where they cannot be had."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a host may spend."""
+
+    num_tokens: int
+    """Drafted for a text in a round, at most."""
+    drafter_ids: int
+    """Ids of all texts together whose keys the drafter holds, at most."""
+    trace_rows: int
+    """Rows of a round whose logits are looked at for traces, at most; more are recorded without."""
+    idle_s: float
+    """Without a round for so long, all texts count as left."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """The last round."""
+
+    texts: tuple[Text, ...]
+    num_nodes: int
+    step_rows: tuple[int, ...]
+    at_s: float
+
+
+class Rounds:
+    """One thread at a time."""
+
+    def __init__(
+        self,
+        slot: SnapshotSlot,
+        opener: Opener,
+        followed: Followed[Text],
+        policy: BatchPolicy,
+        passes: PassCosts,
+        step_s: CostCurve | None,
+        metrics: Metrics,
+        *,
+        target: str,
+        stop_ids: frozenset[int],
+        top_k: int,
+        limits: Limits,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._slot = slot
+        self._opener = opener
+        self._followed = followed
+        self._policy = policy
+        self._passes = passes
+        self._step_s = step_s
+        self._metrics = metrics
+        self._target = target
+        self._stop_ids = stop_ids
+        self._top_k = top_k
+        self._limits = limits
+        self._clock = clock
+        self._given: _Given | None = None
+
+    def next(
+        self, emitted: Sequence[Sequence[int]], ids_of: Callable[[int], np.ndarray], logits_of: LogitsOf
+    ) -> list[list[int]]:
+        """The engine emitted these tokens for each of its texts, none where it still reads a prompt; returns as many
+        lists of drafted tokens.
+
+        Args:
+            ids_of: place among the texts -> all ids of that text, those just emitted included.
+        """
+        came_s = self._clock()
+        texts = self._found(emitted, ids_of)
+        working_on = [text for text in texts if text is not None]
+        pass_s = self._judge(texts, emitted, came_s)
+        self._observe(texts, emitted, pass_s, logits_of)
+        self._leave(self._followed.here(working_on))
+        self._forget()
+        drafts = self._draft(working_on)
+        return [drafts.get(id(text), []) for text in texts]
+
+    def tick(self) -> None:
+        """Called every second or so: what is left is written down and in time forgotten, also when no round comes."""
+        if self._given is None or self._clock() - self._given.at_s > self._limits.idle_s:
+            self._given = None
+            self._leave(self._followed.here(()))
+        self._forget()
+        self._metrics.set("omnidraft_followed_texts", len(self._followed), target=self._target)
+        self._metrics.set("omnidraft_drafter_ids", self._num_held(), target=self._target)
+
+    def close(self) -> None:
+        """No more rounds come: all records are written."""
+        self._given = None
+        self._leave(self._followed.here(()))
+
+    def _found(self, emitted: Sequence[Sequence[int]], ids_of: Callable[[int], np.ndarray]) -> list[Text | None]:
+        """The text at each place; None where nothing was emitted."""
+        found: list[Text | None] = []
+        for place, new in enumerate(emitted):
+            if not new:
+                found.append(None)
+                continue
+            ids = ids_of(place)
+            before = ids[: len(ids) - len(new)]
+            text = self._followed.find(before, [each for each in found if each is not None])
+            if text is None:
+                text = self._opener.open(before, self._slot.current)
+                self._followed.add(text)
+            found.append(text)
+        return found
+
+    def _judge(self, texts: Sequence[Text | None], emitted: Sequence[Sequence[int]], came_s: float) -> float:
+        """What the pass since the last round says of costs and drafts; returns its seconds, 0 where they say nothing:
+        when it also read prompts, or when the engine waited."""
+        given, self._given = self._given, None
+        if given is None or {id(text) for text in texts} != {id(text) for text in given.texts}:
+            return 0.0
+        pass_s = came_s - given.at_s
+        self._passes.saw(len(given.texts) + given.num_nodes, pass_s)
+        self._policy.saw(sum(map(len, emitted)), given.num_nodes, given.step_rows)
+        return pass_s
+
+    def _observe(
+        self,
+        texts: Sequence[Text | None],
+        emitted: Sequence[Sequence[int]],
+        pass_s: float,
+        logits_of: LogitsOf,
+    ) -> None:
+        num_rows = [1 if text is None else len(text.tree) for text in texts]
+        is_traced = any(text is not None and text.tracer is not None for text in texts)
+        has_room = sum(num_rows) <= self._limits.trace_rows
+        logits = logits_of(num_rows) if is_traced and has_room else None
+        for place, (text, new) in enumerate(zip(texts, emitted, strict=True)):
+            if text is None:
+                continue
+            step = self._step(text, new, pass_s, None if logits is None else logits[place])
+            count_step(self._metrics, step, self._target, str(text.snapshot.version))
+            if text.tracer is not None:
+                text.tracer.take(step)
+                if new[-1] in self._stop_ids:  # most likely over: the engine may not come back to say so
+                    text.tracer.end(FinishReason.STOP)
+            text.drafted.observe(new)
+            self._followed.append(text, new)
+
+    def _step(self, text: Text, new: Sequence[int], pass_s: float, logits_NV: torch.Tensor | None) -> Step:
+        path, node = [], 0
+        for token in new:
+            child = text.tree.child(node, token)
+            if child is None:
+                break
+            path.append(child)
+            node = child
+        beliefs = None
+        if text.tracer is not None and logits_NV is not None and len(new) <= len(logits_NV):
+            beliefs = believed(logits_NV.float(), range(len(new)), new, self._top_k)
+        timings = Timings(text.draft_s, pass_s)
+        return Step(text.tree, tuple(new), tuple(path), "", None, timings, beliefs)
+
+    def _leave(self, left: Sequence[Text]) -> None:
+        for text in left:
+            text.tree = DraftTree.empty(text.drafted.root)
+            is_over = int(text.grown.ids[-1]) in self._stop_ids
+            if text.tracer is not None:
+                text.tracer.end(FinishReason.STOP if is_over else None)
+            if is_over:
+                self._end(text)
+                self._followed.forget(text)
+
+    def _forget(self) -> None:
+        for text in self._followed.forgotten():
+            self._end(text)
+
+    def _end(self, text: Text) -> None:
+        text.drafted.release()
+        self._policy.ended(len(text.grown) - text.num_prompt)
+
+    def _draft(self, working_on: Sequence[Text]) -> dict[int, list[int]]:
+        """Drafted tokens by the identity of a text."""
+        if not working_on:
+            return {}
+        policy, num_tokens, untried = self._policy, self._limits.num_tokens, None
+        policy.begins(len(working_on))
+        untried = self._passes.untried(len(working_on), num_tokens)
+        if untried is not None:
+            policy, num_tokens = EverythingPolicy(), untried
+        num_nodes, step_rows = 0, []
+        for group in _by_snapshot(working_on):
+            drafted = self._of_group(group, num_tokens, policy)
+            num_nodes += sum(len(tree) - 1 for tree in drafted.trees)
+            step_rows += drafted.step_rows
+        self._given = _Given(tuple(working_on), num_nodes, tuple(step_rows), self._clock())
+        return {id(text): list(text.tree.tokens[1:]) for text in working_on}
+
+    def _of_group(self, group: Sequence[Text], num_tokens: int, policy: BatchPolicy) -> Drafted:
+        drafted = draft([text.drafted for text in group], num_tokens, policy, self._step_s, may_open=self._has_room)
+        for text, tree in zip(group, drafted.trees, strict=True):
+            text.tree, text.draft_s = tree, drafted.draft_s
+        return drafted
+
+    def _has_room(self, num_ids: int) -> bool:
+        """Whether the drafter may hold the keys of so many more; texts that were left give up theirs first."""
+        held = self._num_held()
+        for text in self._followed.left:
+            if held + num_ids <= self._limits.drafter_ids:
+                break
+            held -= len(text.drafted.fed)
+            text.drafted.release()
+        return held + num_ids <= self._limits.drafter_ids
+
+    def _num_held(self) -> int:
+        return sum(len(text.drafted.fed) for text in self._followed)
+
+
+def _by_snapshot(texts: Sequence[Text]) -> list[list[Text]]:
+    groups: dict[int, list[Text]] = {}
+    for text in texts:
+        groups.setdefault(id(text.snapshot.proposer), []).append(text)
+    return list(groups.values())

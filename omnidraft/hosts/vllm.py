@@ -1,0 +1,182 @@
+"""Our drafter inside vLLM: the class that `--speculative-config` names, built by vLLM in its worker process.
+
+`vllm serve MODEL --speculative-config '{"method": "custom_class", "model": "omnidraft.hosts.vllm.Proposer",
+"num_speculative_tokens": 5}'`; settings from the environment and the file that OMNIDRAFT_CONFIG names (docs/vllm.md).
+vLLM's own rejection sampler verifies: exact in law, with its own noise.
+Shapes: N rows of a pass, V vocabulary.
+"""
+
+import logging
+import os
+import threading
+from collections.abc import Sequence
+from multiprocessing.util import Finalize
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import vllm
+from vllm.config import VllmConfig
+from vllm.distributed.parallel_state import get_tp_group
+
+from omnidraft import config, wiring
+from omnidraft.config import Settings
+from omnidraft.errors import ConfigError
+from omnidraft.hosts.process import formatter
+from omnidraft.telemetry.exposition import Exposition
+from omnidraft.telemetry.metrics import PrometheusMetrics
+from omnidraft.telemetry.table import PROPOSER, WORKER
+
+SUPPORTED = "0.32"
+"""The minor version of vLLM whose interface this is; vLLM calls it experimental."""
+CONFIG_VARIABLE = "OMNIDRAFT_CONFIG"
+_TICK_S = 1.0
+
+logger = logging.getLogger(__name__)
+
+
+class Proposer:
+    """vLLM's proposer interface, of which it documents `propose` and calls `load_model` too."""
+
+    def __init__(self, vllm_config: VllmConfig) -> None:
+        """Raises OmnidraftError, which says what to do; vLLM shows its text and stops."""
+        require_version(vllm.__version__)
+        self._batching: wiring.Batching | None = None
+        self._logits = LogitsTap(0)
+        if get_tp_group().rank_in_group != 0:
+            return  # vLLM takes the first rank's drafts
+        _speak()
+        settings = settings_for(vllm_config)
+        metrics = PrometheusMetrics({**WORKER, **PROPOSER}, settings.models.targets)
+        num_tokens = min(vllm_config.speculative_config.num_speculative_tokens, settings.decode.num_draft_tokens)
+        self._batching = wiring.batching(settings, metrics, num_tokens=num_tokens)
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        if self._batching.recorder is not None:
+            self._logits = LogitsTap(settings.vllm.trace_rows)
+        if settings.vllm.metrics_port is not None:
+            Exposition(metrics.registry, settings.metrics, settings.vllm.metrics_port)
+        self._start(settings)
+        models, snapshot = settings.models, self._batching.slot.current
+        logger.info(
+            "drafting up to %d tokens for %s with %s, snapshot %s",
+            num_tokens,
+            models.target,
+            models.drafter,
+            snapshot.snapshot_id,
+        )
+
+    def load_model(self, target_model: torch.nn.Module) -> None:
+        """Called once, after the target is loaded: its logits are what traces are made from."""
+        layer = getattr(target_model, "logits_processor", None)
+        if self._logits.most_rows and isinstance(layer, torch.nn.Module):
+            layer.register_forward_hook(self._logits.hear)
+        elif self._logits.most_rows:
+            logger.info("%s has no layer for logits: traces have emitted tokens only", type(target_model).__name__)
+
+    def propose(
+        self,
+        sampled_token_ids: Sequence[Sequence[int]],
+        num_tokens_no_spec: np.ndarray,
+        token_ids_cpu: np.ndarray,
+        slot_mappings: Any = None,
+    ) -> list[list[int]]:
+        """Drafted tokens for every text of this pass; called after it, with what each emitted."""
+        if self._batching is None:
+            return [[] for _ in sampled_token_ids]
+        with self._lock:
+            return self._batching.rounds.next(
+                sampled_token_ids, lambda place: token_ids_cpu[place, : num_tokens_no_spec[place]], self._logits.take
+            )
+
+    def close(self) -> None:
+        """Write down what is under way and stop; called when the process ends."""
+        if self._batching is None or self._stop.is_set():
+            return
+        self._stop.set()
+        with self._lock:
+            self._batching.rounds.close()
+        if self._batching.recorder is not None:
+            self._batching.recorder.close(self._drain_s)
+
+    def _start(self, settings: Settings) -> None:
+        assert self._batching is not None
+        self._drain_s = settings.recorder.drain_timeout_s
+        threading.Thread(target=self._tick, name="omnidraft-tick", daemon=True).start()
+        if (refresher := self._batching.refresher) is not None:
+            threading.Thread(target=refresher.run, args=(self._stop,), name="omnidraft-refresher", daemon=True).start()
+        Finalize(None, self.close, exitpriority=10)
+
+    def _tick(self) -> None:
+        assert self._batching is not None
+        while not self._stop.wait(_TICK_S):
+            with self._lock:
+                self._batching.rounds.tick()
+
+
+class LogitsTap:
+    """Keeps the logits of the pass that a round is about."""
+
+    def __init__(self, most_rows: int) -> None:
+        self.most_rows = most_rows
+        self._heard: torch.Tensor | None = None
+        self._num_passes = 0
+
+    def hear(self, _layer: torch.nn.Module, _inputs: Any, logits_NV: torch.Tensor | None) -> None:
+        """A forward hook. The logits are copied, since vLLM changes them in place."""
+        self._num_passes += 1
+        is_first = self._num_passes == 1 and logits_NV is not None and len(logits_NV) <= self.most_rows
+        self._heard = logits_NV.detach().clone() if is_first and logits_NV is not None else None
+
+    def take(self, num_rows: Sequence[int]) -> Sequence[torch.Tensor] | None:
+        """The logits [N, V] of each text of the last pass; None when they cannot be told apart: there were other
+        passes since the last call, or vLLM scored fewer drafts than it was given."""
+        heard, num_passes = self._heard, self._num_passes
+        self._heard, self._num_passes = None, 0
+        if heard is None or num_passes != 1 or len(heard) != sum(num_rows):
+            return None
+        return heard.split(list(num_rows))
+
+
+def require_version(version: str) -> None:
+    """Raises ConfigError unless this vLLM has the interface that we know."""
+    if not version.startswith(f"{SUPPORTED}."):
+        raise ConfigError(
+            f"this omnidraft drafts inside vLLM {SUPPORTED}, found {version}: "
+            f"pip install 'vllm=={SUPPORTED}.*', or take the omnidraft that names your version in docs/vllm.md"
+        )
+
+
+def settings_for(vllm_config: VllmConfig) -> Settings:
+    """The settings of this process. The target is the model that vLLM serves; `models.target` only names it.
+
+    Raises:
+        ConfigError: a setting is wrong, or `models.target` has other tokens than what vLLM serves.
+    """
+    path = os.environ.get(CONFIG_VARIABLE)
+    settings = config.load(Path(path) if path else None)
+    served, models = str(vllm_config.model_config.tokenizer), settings.models
+    name = models.target if "target" in models.model_fields_set else served
+    if not _have_same_tokens(name, served):
+        raise ConfigError(f"models.target is {name}, but vLLM serves {served}, which has other tokens")
+    alone = models.model_copy(update={"target": name, "more_targets": ()})
+    return settings.model_copy(update={"models": alone})
+
+
+def _have_same_tokens(name: str, other: str) -> bool:
+    from omnidraft.models import store
+    from omnidraft.models.hf_tokenizer import load_tokenizer
+
+    folders = {store.resolve(name), store.resolve(other)}
+    return len({load_tokenizer(folder).vocabulary.token_bytes for folder in folders}) == 1
+
+
+def _speak() -> None:
+    """Our log lines beside vLLM's, unless somebody has decided where they go."""
+    ours = logging.getLogger("omnidraft")
+    if not ours.handlers and not logging.getLogger().handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(formatter("vllm"))
+        ours.addHandler(handler)
+        ours.setLevel(logging.INFO)

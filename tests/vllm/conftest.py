@@ -1,0 +1,37 @@
+"""Tiny models that vLLM's kernels take, and servers over them."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is in a virtual environment of its own: make test-vllm")
+
+VENV = Path(sys.prefix)
+HIDDEN_SIZE = 128
+"""Heads of 32: vLLM's attention on processors takes no smaller ones."""
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Our caches, apart from the user's; compiled kernels are shared."""
+    home = tmp_path_factory.mktemp("home")
+    native = Path(os.environ.get("OMNIDRAFT_HOME", Path.home() / ".cache" / "omnidraft")) / "native"
+    native.mkdir(parents=True, exist_ok=True)
+    (home / "native").symlink_to(native)
+    return home
+
+
+@pytest.fixture(scope="session")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from omnidraft.models import tiny
+
+    return tiny.make_target(tmp_path_factory.mktemp("models") / "target", hidden_size=HIDDEN_SIZE, spread=0.3)
+
+
+@pytest.fixture(scope="session")
+def drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from omnidraft.models import tiny
+
+    return tiny.make_drafter(tmp_path_factory.mktemp("models") / "drafter")

@@ -34,7 +34,7 @@ NUM_SWAPS = 6
 SWAPPED_S = 2.0
 RESUMED_S = 5.0
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")
@@ -204,7 +204,6 @@ def announce(fleet: ServeFleet, settings: config.Settings, registry, version: in
     return fleet.wait_for(is_everywhere, f"version {version} everywhere", look_s=0.02)
 
 
-@pytest.mark.long
 def test_a_changed_setting_is_rolled_out_under_load(
     fleet: ServeFleet, targets: tuple[str, str], expected: Mapping[int, str]
 ) -> None:

@@ -47,16 +47,20 @@ class DecodeReplica:
         """
         from omnidraft import wiring
         from omnidraft.serving.app import ServedModel, application
+        from omnidraft.serving.observed import Observed
         from omnidraft.serving.queue import RequestQueue
         from omnidraft.telemetry.metrics import PrometheusMetrics
+        from omnidraft.telemetry.table import WORKER
 
         configure_logging(f"worker for {settings.models.target}")
         self._settings = settings
-        self._metrics = PrometheusMetrics()
-        self._worker = wiring.worker(settings, self._metrics)
+        self._metrics = PrometheusMetrics(WORKER, settings.models.targets)
+        self._tracing = wiring.tracing(settings, "worker", self._metrics)
+        self._worker = wiring.worker(settings, self._metrics, tracing=self._tracing)
         self._requests = RequestQueue(self._metrics, max_waiting=settings.worker.max_queue)
         served = [ServedModel(each.engine, each.target.fingerprint) for each in self._worker.served]
         self._app = application(self._requests, served, settings.worker, self._metrics.render)
+        self._observed = Observed(self._app, self._metrics, self._tracing)
         self._lifespan = AsyncExitStack()
         self._starting = asyncio.Lock()
         self._has_started = False
@@ -73,7 +77,7 @@ class DecodeReplica:
     async def respond(self, call: HttpCall) -> AsyncGenerator[Head | bytes, None]:
         """What the worker's own HTTP server would answer, as frames."""
         await self._start_app()
-        async with aclosing(respond(self._app, call)) as frames:
+        async with aclosing(respond(self._observed, call)) as frames:
             async for frame in frames:
                 yield frame
 
@@ -108,9 +112,10 @@ class DecodeReplica:
     def _close(self) -> None:
         drain_s = self._settings.recorder.drain_timeout_s
         self._stop.set()
-        self._requests.close(drain_s)
+        self._requests.close(self._settings.worker.drain_timeout_s)
         for thread in self._refreshers:
             thread.join(drain_s)
         if self._worker.recorder is not None:
             self._worker.recorder.close(drain_s)
+        self._tracing.close(self._settings.tracing.timeout_s)
         logger.info("stopped")

@@ -17,7 +17,7 @@ from omnidraft.telemetry.table import CONTROLLER, DISTILLER, TABLE, WORKER
 
 @pytest.mark.parametrize("name", TABLE)
 def test_a_name_says_what_it_counts_in(name):
-    endings = {"counter": ("_total",), "gauge": ("_ratio", "_records", "_info", "_loss", "_waiting")}
+    endings = {"counter": ("_total",), "gauge": ("_ratio", "_records", "_info", "_loss", "_waiting", "_texts", "_ids")}
     ends = endings.get(TABLE[name].kind, ("_seconds", "_pass", "_ratio"))
     assert re.fullmatch(r"omnidraft_[a-z_]+", name)
     assert name.endswith(ends)

@@ -65,7 +65,7 @@ def _replicas(settings: config.Settings) -> Application:
         max_ongoing_requests=MAX_ONGOING,
         max_queued_requests=MAX_QUEUED,
         autoscaling_config={"min_replicas": 1, "max_replicas": 4, "target_ongoing_requests": 2},
-        graceful_shutdown_timeout_s=3 * drain_s,
+        graceful_shutdown_timeout_s=settings.worker.drain_timeout_s + 2 * drain_s,
         health_check_period_s=5,
         health_check_timeout_s=30,
     )(DecodeReplica)

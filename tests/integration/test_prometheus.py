@@ -135,7 +135,7 @@ def test_the_figures_are_those_of_what_was_decoded(scraping: Scraping) -> None:
 
     time.sleep(1.5)  # the last answers of the fixture are scraped
     before = {name: now(name) for name in ("omnidraft_emitted_tokens_total", "omnidraft_target_passes_total")}
-    told = scraping.fleet.ask(seed=11).json()["omnidraft"]
+    told = scraping.fleet.ask(seed=11, figures=True).json()["omnidraft"]
     after = dict(zip(before, (told["num_tokens"], told["num_passes"]), strict=True))
     scraping.wait_for(lambda: all(now(name) == before[name] + after[name] for name in before))
     assert 0.02 < now("omnidraft_plain_decode_seconds_total") / now("omnidraft_decode_seconds_total") < 8

@@ -5,11 +5,13 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from omnidraft import config, wiring
+from omnidraft.distill.fates import is_held_out
 from omnidraft.errors import ConfigError
 from omnidraft.ports import Untraced
 from omnidraft.telemetry.metrics import CountingMetrics
@@ -39,8 +41,7 @@ def traced(
         }
     with pytest.MonkeyPatch.context() as patch, collector() as found:
         patch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))
-        learner = LEARNER | {"held_out_every": 0}  # the client's record is learned from
-        settings = fleet_settings(tiny_models, folder, log=log, learner=learner, tracing={"endpoint": found.url})
+        settings = fleet_settings(tiny_models, folder, log=log, tracing={"endpoint": found.url})
         with running_fleet(settings, folder) as fleet:
             fleet.ask(headers={"traceparent": CLIENT}).raise_for_status()
             fleet.ask(headers={"traceparent": UNSAMPLED}).raise_for_status()
@@ -110,7 +111,10 @@ def test_steps_link_their_records_and_snapshots_their_steps(traced: tuple[Fleet,
     steps = {traceparent(span): span for span in found.named("learning step")}
     linked = set().union(*map(links, steps.values()))
     found.wait_for(lambda: linked <= {traceparent(span) for span in found.named("trace record")})  # another process's
-    assert traceparent(only(of_client(found.named("trace record")))) in linked
+    record = only(of_client(found.named("trace record")))
+    named = SimpleNamespace(request_id=facts(record.attributes)["omnidraft.request_id"])
+    is_learned = not is_held_out(named, LEARNER["held_out_every"])
+    assert (traceparent(record) in linked) == is_learned
     for step in steps.values():
         assert 1 <= len(links(step)) <= 2
         assert facts(step.attributes)["omnidraft.records"] == 2

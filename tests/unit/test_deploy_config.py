@@ -124,7 +124,10 @@ def test_ports_are_published_on_loopback_only():
 
 def test_no_file_of_the_deployment_holds_a_password():
     """What looks like one is a reference: to a variable, a mounted file, or a Kubernetes secret."""
-    files = [ROOT / "docker-compose.yml", *(p for p in (ROOT / "deploy").rglob("*") if p.suffix in TEXT)]
+    files = [
+        ROOT / "docker-compose.yml",
+        *(p for p in (ROOT / "deploy").rglob("*") if p.suffix in TEXT and p.is_file()),
+    ]
     told = re.compile(r"""(?i)(?:password|passwd|secret|api_?key|auth_?token)\w*[ \t]*[:=][ \t]*["']?([^\s"']+)""")
     for path in files:
         for value in told.findall(path.read_text()):

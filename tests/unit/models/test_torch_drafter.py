@@ -87,7 +87,7 @@ def test_without_a_compiler_transformers_drafts_and_the_log_says_what_to_install
     assert "no-such-compiler" in warning
     assert "apt-get install g++" in warning
     got, expected = drafter.open().advance(0, text(6)), whole_pass(tiny_model("llama"), text(6))[-1]
-    assert (got - expected).std() / expected.std() < 0.02  # auto may round weights to 16 bits
+    assert (got - expected).std() / expected.std() < 0.05  # auto may be bfloat16 all through
 
 
 def test_with_a_compiler_the_automatic_choice_is_native(folder):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from omnidraft.decode.batch.policy import BatchPolicy, Seconds
     from omnidraft.decode.batch.rounds import Rounds, Text
+    from omnidraft.decode.caution import Caution
     from omnidraft.decode.costs import CostCurve
     from omnidraft.decode.proposers.drafter import Drafter
     from omnidraft.decode.recorder import Recorder
@@ -58,6 +59,7 @@ def batching(settings: Settings, metrics: Metrics, *, num_tokens: int) -> Batchi
     from omnidraft.decode.batch.followed import Followed
     from omnidraft.decode.batch.passes import PassCosts
     from omnidraft.decode.batch.rounds import Limits, Rounds
+    from omnidraft.decode.caution import Caution
     from omnidraft.decode.slot import SnapshotSlot
 
     recorder = _recorder(settings, metrics)
@@ -66,9 +68,9 @@ def batching(settings: Settings, metrics: Metrics, *, num_tokens: int) -> Batchi
     pinned = settings.worker.snapshot
     slot = SnapshotSlot(load(None, None) if pinned is None else named_snapshot(settings, load, pinned))
     passes, step_s = PassCosts(), _step_costs(slot.current)
+    caution = Caution(settings.decode.drifted_draft_tokens)
     made = Rounds(
-        slot,
-        TextOpener(settings, words, recorder),
+        TextOpener(settings, words, slot, recorder),
         Followed["Text"](keep_s=section.keep_left_s, most_left=section.most_left),
         _policy(settings, passes, step_s),
         passes,
@@ -77,9 +79,14 @@ def batching(settings: Settings, metrics: Metrics, *, num_tokens: int) -> Batchi
         target=settings.models.target,
         stop_ids=words.target.stop_ids,
         top_k=settings.recorder.top_k,
-        limits=Limits(num_tokens, section.drafter_ids, section.trace_rows, section.idle_s),
+        limits=Limits(
+            lambda: caution.limit(settings.worker.tenant, num_tokens),
+            section.drafter_ids,
+            section.trace_rows,
+            section.idle_s,
+        ),
     )
-    refresher = None if pinned is not None else _refresher(settings, metrics, slot, load)
+    refresher = None if pinned is not None else _refresher(settings, metrics, slot, caution, load)
     return Batching(made, recorder, refresher, slot)
 
 
@@ -138,8 +145,9 @@ def _policy(settings: Settings, pass_s: "Seconds", step_s: "Seconds") -> "BatchP
             raise ConfigError(f"decode.policy = {other!r} is not for batches: use cost, threshold or fixed")
 
 
-def _refresher(settings: Settings, metrics: Metrics, slot: "SnapshotSlot", load: SnapshotLoader) -> "Refresher":
-    from omnidraft.decode.caution import Caution
+def _refresher(
+    settings: Settings, metrics: Metrics, slot: "SnapshotSlot", caution: "Caution", load: SnapshotLoader
+) -> "Refresher":
     from omnidraft.decode.refresh import Refresher
     from omnidraft.models.loading import apart
 
@@ -151,7 +159,7 @@ def _refresher(settings: Settings, metrics: Metrics, slot: "SnapshotSlot", load:
         slot,
         load_beside,
         control_follower(settings, metrics, ("champion", "canary", "drift", "drift_over")),
-        Caution(settings.decode.drifted_draft_tokens),
+        caution,
         settings.worker,
         metrics,
         target=settings.models.target,
@@ -162,28 +170,32 @@ def _refresher(settings: Settings, metrics: Metrics, slot: "SnapshotSlot", load:
 class TextOpener:
     """Implements rounds.Opener. Ids and names of requests are ours, since the engine tells none."""
 
-    def __init__(self, settings: Settings, words: Vocabularies, recorder: "Recorder | None") -> None:
+    def __init__(
+        self, settings: Settings, words: Vocabularies, slot: "SnapshotSlot", recorder: "Recorder | None"
+    ) -> None:
         self._settings = settings
         self._words = words
+        self._slot = slot
         self._recorder = recorder
         self._worker = f"{socket.gethostname()}-{os.getpid()}"
 
-    def open(self, prompt_ids: "np.ndarray", snapshot: "LoadedSnapshot") -> "Text":
-        """See rounds.Opener."""
+    def open(self, prompt_ids: "np.ndarray") -> "Text":
+        """See rounds.Opener. A canary takes its share by the name."""
         from omnidraft.decode.batch.drafting import DraftedText
         from omnidraft.decode.batch.followed import Grown
         from omnidraft.decode.batch.rounds import Text
         from omnidraft.decode.proposers.tree import TreeProposer
 
+        name = uuid.uuid4().hex
+        snapshot = self._slot.serving(name)
+        drafter, ids = drafter_of(snapshot.proposer), prompt_ids.tolist()
         assert isinstance(snapshot.proposer, TreeProposer)
-        ids = prompt_ids.tolist()
-        before, told = self._drafter_prompt(ids, drafter_of(snapshot.proposer).model.context_limit)
-        request = self._request(ids, before)
-        has_lookup, table = self._settings.decode.lookup, snapshot.proposer.table
-        drafter = drafter_of(snapshot.proposer)
-        drafted = DraftedText(drafter, request, told, table, with_lookup=has_lookup)
-        served = drafted.context.ids or before
-        tracer = None if self._recorder is None else self._tracer(self._request(ids, served), snapshot)
+        before, told = self._drafter_prompt(ids, drafter.model.context_limit)
+        table, with_lookup = snapshot.proposer.table, self._settings.decode.lookup
+        drafted = DraftedText(drafter, self._request(ids, before), told, table, with_lookup=with_lookup)
+        tracer = None
+        if self._recorder is not None:
+            tracer = self._tracer(name, self._request(ids, drafted.context.ids or before), snapshot)
         return Text(Grown(prompt_ids), snapshot, drafted, tracer, len(ids))
 
     def _drafter_prompt(self, prompt_ids: Sequence[int], context_limit: int) -> tuple[list[int], list[int]]:
@@ -201,13 +213,13 @@ class TextOpener:
         stop_ids = self._words.target.stop_ids
         return Request(tuple(prompt_ids), tuple(drafter_ids), max_new_tokens=1, stop_ids=stop_ids, mode="fast")
 
-    def _tracer(self, request: Request, snapshot: "LoadedSnapshot") -> "Tracer":
+    def _tracer(self, name: str, request: Request, snapshot: "LoadedSnapshot") -> "Tracer":
         from omnidraft.decode.tracing import Origin, Tracer
 
         assert self._recorder is not None
         settings, models = self._settings, self._settings.models
         origin = Origin(
-            uuid.uuid4().hex,
+            name,
             settings.worker.tenant,
             self._worker,
             models.target,

@@ -20,7 +20,7 @@ from omnidraft.decode.batch.policy import BatchPolicy, EverythingPolicy
 from omnidraft.decode.beliefs import believed
 from omnidraft.decode.costs import CostCurve
 from omnidraft.decode.counting import count_step
-from omnidraft.decode.slot import LoadedSnapshot, SnapshotSlot
+from omnidraft.decode.slot import LoadedSnapshot
 from omnidraft.decode.tracing import Tracer
 from omnidraft.ports import DraftTree, FinishReason, Metrics, Step, Timings
 
@@ -42,7 +42,7 @@ class Text:
 class Opener(Protocol):
     """Begins texts."""
 
-    def open(self, prompt_ids: np.ndarray, snapshot: LoadedSnapshot) -> Text:
+    def open(self, prompt_ids: np.ndarray) -> Text:
         """One that nobody knows yet, with the snapshot that it keeps."""
 
 
@@ -54,8 +54,8 @@ LogitsOf = Callable[[Sequence[int]], Sequence[torch.Tensor] | None]
 class Limits:
     """What a host may spend."""
 
-    num_tokens: int
-    """Drafted for a text in a round, at most."""
+    num_tokens: Callable[[], int]
+    """Drafted for a text in a round, at most; asked in each."""
     drafter_ids: int
     """Ids of all texts together whose keys the drafter holds, at most."""
     trace_rows: int
@@ -79,7 +79,6 @@ class Rounds:
 
     def __init__(
         self,
-        slot: SnapshotSlot,
         opener: Opener,
         followed: Followed[Text],
         policy: BatchPolicy,
@@ -93,7 +92,6 @@ class Rounds:
         limits: Limits,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._slot = slot
         self._opener = opener
         self._followed = followed
         self._policy = policy
@@ -151,7 +149,7 @@ class Rounds:
             before = ids[: len(ids) - len(new)]
             text = self._followed.find(before, [each for each in found if each is not None])
             if text is None:
-                text = self._opener.open(before, self._slot.current)
+                text = self._opener.open(before)
                 self._followed.add(text)
             found.append(text)
         return found
@@ -226,7 +224,7 @@ class Rounds:
         """Drafted tokens by the identity of a text."""
         if not working_on:
             return {}
-        policy, num_tokens, untried = self._policy, self._limits.num_tokens, None
+        policy, num_tokens = self._policy, self._limits.num_tokens()
         policy.begins(len(working_on))
         untried = self._passes.untried(len(working_on), num_tokens)
         if untried is not None:

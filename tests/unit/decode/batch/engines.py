@@ -156,11 +156,14 @@ class ToyOpener:
     """Implements rounds.Opener."""
 
     def __init__(self, *, is_traced: bool = False) -> None:
+        self.slot: SnapshotSlot | None = None
         self.records: list[TraceRecord] = []
         self._is_traced = is_traced
         self._num_opened = 0
 
-    def open(self, prompt_ids: np.ndarray, snapshot: LoadedSnapshot) -> Text:
+    def open(self, prompt_ids: np.ndarray) -> Text:
+        assert self.slot is not None
+        snapshot = self.slot.current
         assert isinstance(snapshot.proposer, TreeProposer)
         drafter = next(each for each in snapshot.proposer.contributors if isinstance(each, Drafter))
         ids = prompt_ids.tolist()
@@ -191,9 +194,10 @@ def make_rounds(
     clock = clock or Clock()
     slot = SnapshotSlot(LoadedSnapshot(None, "base", proposer or make_drafter(), None, None))
     followed: Followed[Text] = Followed(keep_s=keep_left_s, most_left=most_left, clock=clock)
+    opener = opener or ToyOpener()
+    opener.slot = slot
     rounds = Rounds(
-        slot,
-        opener or ToyOpener(),
+        opener,
         followed,
         policy or EverythingPolicy(),
         passes or PassCosts(),
@@ -202,7 +206,7 @@ def make_rounds(
         target="t",
         stop_ids=STOP_IDS,
         top_k=4,
-        limits=Limits(NUM_TOKENS, drafter_ids, trace_rows=64, idle_s=5.0),
+        limits=Limits(lambda: NUM_TOKENS, drafter_ids, trace_rows=64, idle_s=5.0),
         clock=clock,
     )
     return rounds, slot, followed

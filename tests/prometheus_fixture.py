@@ -15,7 +15,7 @@ import pytest
 from filelock import FileLock
 
 PROGRAMS = ("prometheus", "promtool")
-TIMEOUT_S = 60
+TIMEOUT_S = 35
 
 
 @dataclass(frozen=True)

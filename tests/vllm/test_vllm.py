@@ -37,7 +37,7 @@ def settings_of(folder: Path, target: Path, drafter: Path) -> config.Settings:
         {},
         models=names,
         log={"url": f"sqlite:///{folder / 'log.db'}"},
-        registry={"url": f"directory://{folder / 'registry'}"},
+        registry={"url": f"directory:///{folder / 'registry'}"},
         worker={"poll_s": 0.2},
     )
 
@@ -203,7 +203,7 @@ def test_what_is_under_way_is_recorded_when_the_server_stops(folder: Path, setti
         "OMNIDRAFT_HOME": str(home),
         "OMNIDRAFT_MODELS__DRAFTER": settings.models.drafter,
         "OMNIDRAFT_LOG": log.url,
-        "MLFLOW_TRACKING_URI": f"directory://{folder / 'other-registry'}",
+        "MLFLOW_TRACKING_URI": f"directory:///{folder / 'other-registry'}",
         "OMNIDRAFT_VLLM__IDLE_S": "1000",
     }
     speculation = custom_class(NUM_TOKENS)

@@ -68,7 +68,7 @@ def main(
         outcomes: dict[str, Outcomes] = {task: {name: [] for name in names} for task in tasks}
         publish = _publisher(about, outcomes, is_greedy=temperature == 0, json_path=json_path)
         _measure_all(tasks, _runnable(names, loaded), max_new_tokens, outcomes, publish)
-    _show(publish(), markdown_path)
+    bench_report.show(publish(), markdown_path)
 
 
 def _names(methods: str) -> list[str]:
@@ -163,20 +163,6 @@ def _publisher(
         return made
 
     return publish
-
-
-def _show(made: Mapping[str, Any], markdown_path: Path | None) -> None:
-    rows = made["rows"]
-    for task in dict.fromkeys(row["task"] for row in rows):
-        Console().print(bench_report.table(task, [row for row in rows if row["task"] == task]))
-    for row in rows:
-        for reason in row["failures"]:
-            print(f"{row['task']}: {row['method']} failed: {reason}")
-    if markdown_path is not None:
-        picture_path = markdown_path.with_suffix(".png")
-        markdown_path.parent.mkdir(parents=True, exist_ok=True)
-        bench_report.picture(rows, picture_path)
-        markdown_path.write_text(bench_report.markdown(made, picture_path.name))
 
 
 if __name__ == "__main__":

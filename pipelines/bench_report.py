@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 
 from pipelines.bench_methods import BASELINES
@@ -23,6 +24,21 @@ COLUMNS: Mapping[str, str] = {
     "failed_prompts": "failed",
 }
 """What tables show, and how it is called there."""
+
+
+def show(made: Mapping[str, Any], markdown_path: Path | None) -> None:
+    """On the terminal, and as a page with its picture beside it; no page without a path."""
+    rows = made["rows"]
+    for task in dict.fromkeys(row["task"] for row in rows):
+        Console().print(table(task, [row for row in rows if row["task"] == task]))
+    for row in rows:
+        for reason in row["failures"]:
+            print(f"{row['task']}: {row['method']} failed: {reason}")
+    if markdown_path is not None:
+        picture_path = markdown_path.with_suffix(".png")
+        markdown_path.parent.mkdir(parents=True, exist_ok=True)
+        picture(rows, picture_path)
+        markdown_path.write_text(markdown(made, picture_path.name))
 
 
 def table(task: str, of_task: Sequence[Row]) -> Table:

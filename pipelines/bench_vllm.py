@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from omnidraft import config, prompts
 from omnidraft.decode.figures import Figures
@@ -95,7 +94,7 @@ def main(
             made = _report(about, outcomes)
             if json_path is not None:
                 report.save(made, json_path)
-    _show(_report(about, outcomes), markdown_path)
+    bench_report.show(_report(about, outcomes), markdown_path)
 
 
 def _names(methods: str) -> list[str]:
@@ -211,20 +210,6 @@ def _report(about: Mapping[str, Any], outcomes: Outcomes) -> dict[str, Any]:
         for number, outcome in enumerate(done)
     ]
     return {**about, "rows": rows, "runs": runs}
-
-
-def _show(made: Mapping[str, Any], markdown_path: Path | None) -> None:
-    rows = made["rows"]
-    for task in dict.fromkeys(row["task"] for row in rows):
-        Console().print(bench_report.table(task, [row for row in rows if row["task"] == task]))
-    for row in rows:
-        for reason in row["failures"]:
-            print(f"{row['task']}: {row['method']} failed: {reason}")
-    if markdown_path is not None:
-        markdown_path.parent.mkdir(parents=True, exist_ok=True)
-        picture_path = markdown_path.with_suffix(".png")
-        bench_report.picture(rows, picture_path)
-        markdown_path.write_text(bench_report.markdown(made, picture_path.name))
 
 
 if __name__ == "__main__":

@@ -105,7 +105,7 @@ def _num_cpus(settings: Settings) -> int:
 def _exposed(at_work: Sequence["_Learning"], settings: Settings) -> Exposition:
     """The metrics of all actors at one port of this process, wherever they run and however often they are replaced."""
     registry = CollectorRegistry()
-    registry.register(Merged(lambda: {each.target: each.metrics for each in at_work}))
+    registry.register(Merged("target", lambda: [(each.target, each.metrics) for each in at_work]))
     return Exposition(registry, settings.metrics, settings.metrics.distiller_port)
 
 

@@ -20,8 +20,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from omnidraft.hosts.asgi_call import Head, HttpCall
-from omnidraft.hosts.merged_metrics import merged
 from omnidraft.serving.error_object import error
+from omnidraft.telemetry.exposition import merged
 
 TRIES = 4
 """Replicas that may die under one request before it is given up."""
@@ -60,7 +60,8 @@ class Ingress:
             case "/replicas":
                 return JSONResponse([asdict(each) for each in await self._ask_all("facts")])
             case "/metrics":
-                return Response(merged(await self._ask_all("metrics_text")), media_type="text/plain; version=0.0.4")
+                scrapes = [(worker, text.decode()) for worker, text in await self._ask_all("metrics_text")]
+                return Response(merged("worker", scrapes), media_type="text/plain; version=0.0.4")
         call = await self._call_of(request)
         if call is None:
             what = f"the body may have {self._max_body_bytes} bytes at most"

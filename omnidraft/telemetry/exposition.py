@@ -1,9 +1,9 @@
-"""Where Prometheus asks a process that has no HTTP side of its own."""
+"""Where Prometheus asks a process that has no HTTP side of its own, and one that answers for several."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, generate_latest, start_http_server
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
@@ -38,16 +38,27 @@ class Exposition:
 
 
 class Merged(Collector):
-    """Metrics that other processes rendered, each about one target, as one."""
+    """Metrics that other processes rendered, as one; nothing is added up."""
 
-    def __init__(self, text_of_target: Callable[[], Mapping[str, str]]) -> None:
-        """It is asked at every scrape. Samples that do not name a target get that of their process."""
-        self._text_of_target = text_of_target
+    def __init__(self, label: str, rendered: Callable[[], Iterable[tuple[str, str]]]) -> None:
+        """
+        Args:
+            label: samples without it get the name of their process as its value.
+            rendered: asked at every scrape; name and text of each process.
+        """
+        self._label, self._rendered = label, rendered
 
     def collect(self) -> Iterator[Metric]:
         families: dict[str, Metric] = {}
-        for target, text in self._text_of_target().items():
+        for name, text in self._rendered():
             for family in text_string_to_metric_families(text):
                 known = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
-                known.samples += [one._replace(labels={"target": target, **one.labels}) for one in family.samples]
+                known.samples += [one._replace(labels={self._label: name, **one.labels}) for one in family.samples]
         yield from families.values()
+
+
+def merged(label: str, rendered: Iterable[tuple[str, str]]) -> bytes:
+    """What several processes say of themselves, as one text in the same format."""
+    registry, texts = CollectorRegistry(), tuple(rendered)
+    registry.register(Merged(label, lambda: texts))
+    return generate_latest(registry)

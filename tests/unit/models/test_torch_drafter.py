@@ -74,9 +74,9 @@ def test_a_snapshots_tensors_go_on_top(folder):
     assert not torch.allclose(plain, changed, atol=1e-2)
 
 
-@pytest.mark.parametrize("precision", ["auto", "float32"])
+@pytest.mark.parametrize(("precision", "most"), [("auto", 0.05), ("float32", 0.02)])  # auto may be bfloat16 all through
 def test_without_a_compiler_transformers_drafts_and_the_log_says_what_to_install(
-    folder, tmp_path, monkeypatch, caplog, precision
+    folder, tmp_path, monkeypatch, caplog, precision, most
 ):
     monkeypatch.setenv("OMNIDRAFT_HOME", str(tmp_path))
     monkeypatch.setenv("CXX", "no-such-compiler")
@@ -87,7 +87,7 @@ def test_without_a_compiler_transformers_drafts_and_the_log_says_what_to_install
     assert "no-such-compiler" in warning
     assert "apt-get install g++" in warning
     got, expected = drafter.open().advance(0, text(6)), whole_pass(tiny_model("llama"), text(6))[-1]
-    assert (got - expected).std() / expected.std() < 0.05  # auto may be bfloat16 all through
+    assert (got - expected).std() / expected.std() < most
 
 
 def test_with_a_compiler_the_automatic_choice_is_native(folder):

@@ -40,7 +40,7 @@ def test_learners_of_two_targets_are_one_scrape_and_nothing_is_lost() -> None:
         metrics.observe("omnidraft_training_step_seconds", 0.3, target=name)
         metrics.set("omnidraft_training_loss", 1.5, target=name, loss="dm")
     registry = CollectorRegistry()
-    registry.register(Merged(lambda: {name: each.render().decode() for name, each in learners.items()}))
+    registry.register(Merged("target", lambda: [(name, each.render().decode()) for name, each in learners.items()]))
     with closing(Exposition(registry, MetricsSettings(), 0)) as exposition:
         text = scraped(exposition)
     found = samples(text)

@@ -2,21 +2,21 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from omnidraft.hosts.merged_metrics import merged
+from omnidraft.telemetry.exposition import merged
 from omnidraft.telemetry.metrics import PrometheusMetrics
 
 COUNTER, HISTOGRAM = "omnidraft_requests_total", "omnidraft_time_to_first_token_seconds"
 
 
-def scrape(num: int) -> bytes:
+def scrape(num: int) -> str:
     metrics = PrometheusMetrics()
     metrics.add(COUNTER, num, status="ok", target="t")
     metrics.observe(HISTOGRAM, 0.03, target='odd "name"')
-    return metrics.render()
+    return metrics.render().decode()
 
 
 def test_every_sample_has_its_worker_and_its_value() -> None:
-    text = merged([("one", scrape(1)), ("two", scrape(2))]).decode()
+    text = merged("worker", [("one", scrape(1)), ("two", scrape(2))]).decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
     counted = {
         each.labels["worker"]: each.value for each in families["omnidraft_requests"].samples if each.name == COUNTER
@@ -31,4 +31,4 @@ def test_every_sample_has_its_worker_and_its_value() -> None:
 
 
 def test_without_workers_there_is_nothing() -> None:
-    assert merged([]) == b""
+    assert merged("worker", []) == b""

@@ -54,7 +54,10 @@ def run_bench(
 ) -> Bench:
     """The command over the tiny models; the report it saved."""
     settings = tmp_path / "settings.toml"
-    settings.write_text('[models]\nprecision = "float32"\n[decode]\nthreads = 1\nprefill_rows = 16\n')
+    settings.write_text(
+        '[models]\nprecision = "float32"\n'
+        '[decode]\npolicy = "fixed"\nnum_draft_tokens = 5\nthreads = 1\nprefill_rows = 16\n'
+    )
     monkeypatch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))
     monkeypatch.setattr(sys, "argv", ["bench", "--and", "so on"])
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from omnidraft import pacing
 from omnidraft.config import WorkerSettings
 from omnidraft.decode.caution import Caution
 from omnidraft.decode.slot import Canary, LoadedSnapshot, SnapshotSlot
@@ -168,7 +169,8 @@ class Refresher:
         made_by = found.manifest.traceparent
         span = self._tracing.begin("load snapshot", links=[made_by] if made_by else [], version=version)
         try:
-            folder = self._folders[version] = self._registry.fetch(version, self._staging)
+            with pacing.paced():
+                folder = self._folders[version] = self._registry.fetch(version, self._staging)
             loaded = self._loader(found, folder)
         except (OmnidraftError, OSError, RuntimeError) as exc:
             span.end(model=self._target, error=type(exc).__name__)

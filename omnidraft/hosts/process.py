@@ -3,6 +3,7 @@
 `python -m services.X` goes through `run`, `omnidraft run X` through `serve`. Nothing here knows what a service does.
 """
 
+import gc
 import logging
 import os
 import signal
@@ -115,6 +116,15 @@ def _tell_refusal(name: str, exc: OmnidraftError) -> None:
         logger.error("omnidraft %s: %s", name, exc)
     else:
         print(f"omnidraft {name}: {exc}", file=sys.stderr)
+
+
+def settle() -> None:
+    """Called once all that stays is loaded: full garbage collections skip it from now on.
+
+    Walking the modules and models of a worker takes a quarter of a second, in which no token comes.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def stop_on_signals() -> threading.Event:

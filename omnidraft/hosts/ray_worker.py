@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from omnidraft.config import Settings
 from omnidraft.hosts.asgi_call import Head, HttpCall, respond
-from omnidraft.hosts.process import configure_logging
+from omnidraft.hosts.process import configure_logging, settle
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +61,7 @@ class DecodeReplica:
         served = [ServedModel(each.engine, each.target.fingerprint) for each in self._worker.served]
         self._app = application(self._requests, served, settings.worker, self._metrics.render)
         self._observed = Observed(self._app, self._metrics, self._tracing)
+        settle()
         self._lifespan = AsyncExitStack()
         self._starting = asyncio.Lock()
         self._has_started = False

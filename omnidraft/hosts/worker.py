@@ -9,7 +9,7 @@ import uvicorn
 from omnidraft import wiring
 from omnidraft.config import Settings, WorkerSettings
 from omnidraft.errors import ConfigError
-from omnidraft.hosts.process import stop_on_signals
+from omnidraft.hosts.process import settle, stop_on_signals
 from omnidraft.serving.app import ServedModel, application
 from omnidraft.serving.observed import Observed
 from omnidraft.serving.queue import RequestQueue
@@ -43,6 +43,7 @@ def _serve(settings: Settings, listener: socket.socket) -> int:
     served = [ServedModel(each.engine, each.target.fingerprint) for each in worker.served]
     app = application(requests, served, settings.worker, metrics.render)
     server = uvicorn.Server(_http(Observed(app, metrics, tracing)))
+    settle()
     stop = stop_on_signals()
     http = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="http")
     refreshers = [

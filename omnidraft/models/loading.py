@@ -7,26 +7,43 @@ all of them (serving/queue.py), so one pool is all there is once everything is l
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TypeVar
+
+from omnidraft import pacing
 
 Loaded = TypeVar("Loaded")
 
 
-def apart(load: Callable[[], Loaded], *, nice: int = 0) -> Loaded:
-    """What `load` returns or raises.
+def apart(load: Callable[[], Loaded]) -> Loaded:
+    """What `load` returns or raises."""
+    with ThreadPoolExecutor(1, thread_name_prefix="loading") as thread:
+        return thread.submit(load).result()
 
-    Args:
-        nice: lowers the priority of that thread and of those it starts (Linux), for loads beside decoding.
-    """
+
+def beside_decoding(load: Callable[[], Loaded]) -> Loaded:
+    """What `load` returns or raises; it computes with one thread, and rests between its pieces."""
 
     def run() -> Loaded:
-        lower_priority(nice)
-        return load()
+        with _one_thread(), pacing.paced():
+            return load()
 
-    with ThreadPoolExecutor(1, thread_name_prefix="loading") as thread:
-        return thread.submit(run).result()
+    return apart(run)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Of torch and OpenMP, in this thread; also in threads that begin to compute meanwhile."""
+    import torch
+
+    usual = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(usual)
 
 
 def lower_priority(nice: int) -> None:

@@ -125,9 +125,10 @@ def load_drafter(
     Raises:
         ModelError: the folder is no model. SnapshotCorrupt: the tensors do not fit it.
     """
-    model: PreTrainedModel = load_model(folder).float()
-    head = None
+    model, head = load_model(folder), None
     if tensors is not None:
+        if train == "lora":
+            model.float()  # type: ignore[no-untyped-call]  # what is merged would be rounded
         weights, head = separate(tensors)
         _require_fitting(head, model)
         apply_serving_tensors(model, weights, train=train)

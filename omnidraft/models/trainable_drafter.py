@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
+from omnidraft import pacing
 from omnidraft.errors import ConfigError, SnapshotCorrupt
 from omnidraft.ports import PackedTexts
 
@@ -123,6 +124,7 @@ def apply_serving_tensors(model: nn.Module, tensors: Mapping[str, Tensor], *, tr
         with torch.no_grad():
             for name, tensor in tensors.items():
                 parameters[name].copy_(tensor)
+                pacing.rest()
         return
     modules = _check_lora(parameters, tensors)
     with torch.no_grad():

@@ -8,11 +8,19 @@ import os
 import shutil
 from pathlib import Path
 
+from omnidraft import pacing
+
+_PIECE_BYTES = 2**20
+
 
 def sha256_of(path: Path) -> str:
     """Checksum of a file's bytes, in hex."""
+    digest = hashlib.sha256()
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while piece := file.read(_PIECE_BYTES):
+            digest.update(piece)
+            pacing.rest()
+    return digest.hexdigest()
 
 
 def link_or_copy(source: Path, destination: Path) -> None:

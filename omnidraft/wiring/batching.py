@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from omnidraft.decode.tracing import Tracer
     from omnidraft.vocab.ngram_cache import NgramCache
 
-_LOAD_NICE = 10
-"""Priority of a snapshot's load beside decoding."""
 _LONGEST_PROMPT_SHARE = 0.75
 """Of the drafter's context that a prompt may fill; the rest is for the answer."""
 
@@ -149,10 +147,10 @@ def _refresher(
     settings: Settings, metrics: Metrics, slot: "SnapshotSlot", caution: "Caution", load: SnapshotLoader
 ) -> "Refresher":
     from omnidraft.decode.refresh import Refresher
-    from omnidraft.models.loading import apart
+    from omnidraft.models.loading import beside_decoding
 
     def load_beside(version: SnapshotVersion, folder: Path) -> "LoadedSnapshot":
-        return apart(lambda: load(version, folder), nice=_LOAD_NICE)
+        return beside_decoding(lambda: load(version, folder))
 
     return Refresher(
         registry(settings),

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from omnidraft.decode.slot import LoadedSnapshot, SnapshotSlot
     from omnidraft.models.shared_drafter import SharedDrafter
 
-_LOAD_NICE = 10
-"""Priority of a snapshot's load beside decoding."""
-
 
 @dataclass(frozen=True, slots=True)
 class ServedTarget:
@@ -206,10 +203,10 @@ def _refresher(
     is_alone: bool,
 ) -> "Refresher":
     from omnidraft.decode.refresh import Refresher
-    from omnidraft.models.loading import apart
+    from omnidraft.models.loading import beside_decoding
 
     def load_beside(version: SnapshotVersion, folder: Path) -> "LoadedSnapshot":
-        return apart(lambda: load(version, folder), nice=_LOAD_NICE)
+        return beside_decoding(lambda: load(version, folder))
 
     follower = control_follower(
         settings, metrics, ("champion", "canary", "drift", "drift_over"), must_be_named=not is_alone

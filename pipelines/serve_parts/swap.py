@@ -28,8 +28,8 @@ REST_S = 4.0
 """Before each swap: usual times come from here."""
 AFTER_S = 1.0
 """A swap may still be felt so long after it was seen."""
-LOOK_S = 0.1
-"""Between two looks at the server's metrics, which cost it a millisecond."""
+LOOK_S = 0.5
+"""Between two looks at the server's metrics, which hold up a pass by some milliseconds."""
 TAKE_UP_TIMEOUT_S = 120.0
 
 

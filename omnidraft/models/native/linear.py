@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from omnidraft.models.native import library as native
-from omnidraft.models.native.weights import memory
+from omnidraft.models.native.weights import memory, pack
 
 _GROUP, _BLOCK = 32, 16
 
@@ -24,10 +24,9 @@ class PackedLinear(nn.Module):
         self._kind = native.KINDS[kind]
         self.out_features, self.in_features = linear.weight.shape
         self._bias = None if linear.bias is None else linear.bias.detach().float()
-        weight_NK = linear.weight.detach().float().contiguous()
-        self._memory = memory(library.omnidraft_packed_bytes(self._kind, *weight_NK.shape))
+        self._memory = memory(library.omnidraft_packed_bytes(self._kind, *linear.weight.shape))
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
-        library.omnidraft_pack(self._kind, weight_NK.data_ptr(), *weight_NK.shape, self._address, 1, 0)
+        pack(library, self._kind, linear.weight, self._address)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x_RK = x.reshape(-1, self.in_features)

@@ -30,6 +30,7 @@ typedef int16_t Shorts __attribute__((vector_size(32)));
 typedef int16_t HalfShorts __attribute__((vector_size(16)));
 typedef uint16_t HalfWords __attribute__((vector_size(16)));
 typedef uint8_t Bytes __attribute__((vector_size(16)));
+typedef uint8_t HalfBytes __attribute__((vector_size(8)));
 
 struct Half {
     uint16_t bits;
@@ -84,6 +85,7 @@ void narrow(float value, Half* to) {
 }
 
 Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+Floats smaller(Floats a, Floats b) { return a < b ? a : b; }
 
 Ints rounded(Floats x) { return (Ints)(x + 12582912.f) - 0x4b400000; }  // to nearest, below 2^22
 
@@ -258,20 +260,28 @@ template <int BITS> struct Levels {
     }
 
     static void pack_group(const float* weights, int size, int channel, char* group) {
-        float least = 0, most = 0;
-        if (size) least = *std::min_element(weights, weights + size), most = *std::max_element(weights, weights + size);
+        float own[GROUP] = {};
+        std::copy_n(weights, size, own);
+        std::fill(own + size, own + GROUP, own[0]);
+        Floats most = widen(own), negative = -most;
+        for (int i = LANES; i < GROUP; i += LANES)
+            most = larger(most, widen(own + i)), negative = larger(negative, -widen(own + i));
         Half *step = (Half*)group + channel, *lowest = step + BLOCK;
-        narrow(least, lowest);
-        least = widen_one(lowest);
-        narrow(std::max(most - least, 0.f) / HIGHEST, step);
+        narrow(-maximum(negative), lowest);
+        float least = widen_one(lowest);
+        narrow(std::max(0.f, maximum(most) - least) / HIGHEST, step);
         float inverse = step->bits ? 1 / widen_one(step) : 0;
+        uint8_t levels[GROUP];
+        for (int i = 0; i < GROUP; i += LANES) {
+            Floats level = larger((widen(own + i) - least) * inverse, Floats{});
+            store(levels + i, __builtin_convertvector(rounded(smaller(level, Floats{} + (float)HIGHEST)), HalfBytes));
+        }
+        std::fill(levels + size, levels + GROUP, 0);
         bool is_upper = BITS == 4 && channel >= LANES;
-        uint8_t* to = (uint8_t*)group + 4 * BLOCK + 2 * (is_upper ? channel - LANES : channel);
-        for (int i = 0; i < GROUP; i++) {
-            float level = i < size ? (weights[i] - least) * inverse : 0;
-            uint8_t rounded = (uint8_t)std::lrintf(std::min(std::max(level, 0.f), (float)HIGHEST));
-            uint8_t& at = to[i / 2 * PAIR + i % 2];
-            at = is_upper ? at | rounded << 4 : rounded;
+        char* to = group + 4 * BLOCK + 2 * (is_upper ? channel - LANES : channel);
+        for (int i = 0; i < GROUP; i += 2, to += PAIR) {
+            uint16_t pair = load<uint16_t>(levels + i);
+            store(to, is_upper ? (uint16_t)(load<uint16_t>(to) | pair << 4) : pair);
         }
     }
 };

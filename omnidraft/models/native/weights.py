@@ -11,11 +11,14 @@ import torch
 from torch import nn
 from transformers import LlamaForCausalLM, PreTrainedModel, Qwen2ForCausalLM
 
+from omnidraft import pacing
 from omnidraft.models.attention import has_moving_rope
 from omnidraft.models.native import library as native
 
-_GROUP = 32
-"""Vectors are padded to whole groups of inputs."""
+_GROUP, _BLOCK = 32, 16
+"""Vectors are padded to whole groups of inputs, matrices to whole blocks of channels."""
+_AT_ONCE = 2**18
+"""Weights that are packed in one piece."""
 
 
 def is_supported(model: PreTrainedModel) -> bool:
@@ -118,9 +121,7 @@ class PackedLlama:
         return start
 
     def _pack(self, matrix: nn.Linear, stride: int, offset: int) -> None:
-        weight_NK = matrix.weight.detach().float().contiguous()
-        kind = self._kind_of(matrix)
-        self._library.omnidraft_pack(kind, weight_NK.data_ptr(), *weight_NK.shape, self._next, stride, offset)
+        pack(self._library, self._kind_of(matrix), matrix.weight, self._next, stride, offset)
 
     def _packed_bytes(self, matrix: nn.Linear) -> int:
         size: int = self._library.omnidraft_packed_bytes(self._kind_of(matrix), *matrix.weight.shape)
@@ -128,6 +129,18 @@ class PackedLlama:
 
     def _kind_of(self, matrix: nn.Linear) -> int:
         return self._head_kind if matrix is self._head else self._kind
+
+
+def pack(library: ctypes.CDLL, kind: int, weight_NK: torch.Tensor, to: int, stride: int = 1, offset: int = 0) -> None:
+    """Write a matrix to the address `to`, block by block; block b becomes the one of number b * stride + offset."""
+    channels, inputs = weight_NK.shape
+    block_bytes = library.omnidraft_packed_bytes(kind, _BLOCK, inputs)
+    blocks = max(1, _AT_ONCE // (_BLOCK * inputs))
+    for first in range(0, channels, blocks * _BLOCK):
+        part_NK = weight_NK.detach()[first : first + blocks * _BLOCK].float().contiguous()
+        place = to + first // _BLOCK * stride * block_bytes
+        library.omnidraft_pack(kind, part_NK.data_ptr(), *part_NK.shape, place, stride, offset)
+        pacing.rest()
 
 
 def memory(size: int) -> mmap.mmap:

@@ -1,13 +1,16 @@
-"""What is loaded apart leaves no thread behind and does not change the priority of the caller."""
+"""What is loaded apart leaves no thread behind and does not change how the caller computes."""
 
 import os
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
+import torch
 
-from omnidraft.models.loading import apart
+from omnidraft import pacing
+from omnidraft.models.loading import apart, beside_decoding
 
 only_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads have no priority of their own")
 
@@ -54,12 +57,18 @@ def test_what_it_raises_is_raised():
         apart(fail)
 
 
-@only_linux
-def test_its_priority_is_its_own():
-    def priority() -> int:
-        return os.getpriority(os.PRIO_PROCESS, 0)
+def test_beside_decoding_it_computes_with_one_thread_and_rests() -> None:
+    usual = torch.get_num_threads()
 
-    before = priority()
-    assert apart(priority, nice=before + 3) == before + 3
-    assert apart(priority) == before
-    assert priority() == before
+    def load() -> tuple[int, float]:
+        started_s, computed_s = time.perf_counter(), time.thread_time()
+        while time.thread_time() < computed_s + 0.05:
+            sum(range(1000))
+            pacing.rest()
+        return torch.get_num_threads(), time.perf_counter() - started_s
+
+    assert apart(load)[0] == usual
+    threads, took_s = beside_decoding(load)
+    assert threads == 1
+    assert took_s > 0.15
+    assert apart(load)[0] == torch.get_num_threads() == usual

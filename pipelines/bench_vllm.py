@@ -13,9 +13,10 @@ vllm+omnidraft+traces    ... that also records traces into a SQLite log
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,13 +34,33 @@ from pipelines.vllm_server import VllmServer, custom_class, serve
 
 PLAIN = "vllm"
 NAMES = (PLAIN, "vllm-tli", "vllm+omnidraft", "vllm+omnidraft+traces")
-Asker = Callable[[str, int], Run]
 Outcomes = dict[str, dict[str, dict[str, list[Outcome]]]]
 """Method -> task -> its outcomes and those of plain vLLM beside it, by method."""
 
 _ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
 _WARM_UP_TOKENS = 64
 """Our proposer tries out what passes of each size cost before it decides; a server does that once in its life."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """Where an answer is no longer plain vLLM's."""
+
+    task: str
+    method: str
+    prompt: int
+    index: int
+    """Of the first token that differs."""
+    plain_id: int
+    other_id: int
+    gap: float | None
+    """Nats from one to the other, by plain vLLM's log-probabilities from one pass over the text so far; None: one is
+    not among the likeliest. bfloat16 logits from 16 to 32 come in steps of 0.125."""
+
+    def __str__(self) -> str:
+        apart = "more than can be told" if self.gap is None else f"{self.gap:.3f} nats"
+        tokens = f"{self.plain_id} and {self.other_id}"
+        return f"{self.task} {self.prompt + 1}: {self.method} parts at token {self.index}, {tokens} are {apart} apart"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +111,15 @@ def main(
     outcomes: Outcomes = {name: {task: {} for task in tasks} for name in names[1:] or names}
     with tempfile.TemporaryDirectory(prefix="omnidraft-bench-vllm-") as folder:
         setup = Setup(venv.resolve(), settings, snapshot, num_tokens, Path(folder), arguments)
-        for _ in _measured(setup, tasks, max_new_tokens, outcomes):
-            made = _report(about, outcomes)
+        partings: list[Parting] = []
+        for parting in _measured(setup, tasks, max_new_tokens, outcomes):
+            partings += [parting] if parting else []
+            made = _report(about, outcomes) | {"partings": [asdict(each) for each in partings]}
             if json_path is not None:
                 report.save(made, json_path)
     bench_report.show(_report(about, outcomes), markdown_path)
+    for parting in partings:
+        print(parting)
 
 
 def _names(methods: str) -> list[str]:
@@ -108,32 +133,48 @@ def _names(methods: str) -> list[str]:
 
 def _measured(
     setup: Setup, tasks: Mapping[str, Sequence[str]], max_new_tokens: int, outcomes: Outcomes
-) -> Iterator[None]:
-    """Ask every prompt of plain vLLM and of the row beside it; yields after each prompt."""
+) -> Iterator[Parting | None]:
+    """Ask every prompt of plain vLLM and of the row beside it; yields after each prompt, with where the two part."""
     first = next(iter(tasks.values()))[0]
     with ExitStack() as whole:
-        plain = _asker(PLAIN, setup, whole)
+        plain = _server(PLAIN, setup, whole)
         _outcome(plain, first, _WARM_UP_TOKENS)
         for name in outcomes:
             with ExitStack() as stack:
-                askers = {PLAIN: plain}
+                servers = {PLAIN: plain}
                 if name != PLAIN:
-                    askers[name] = _asker(name, setup, stack)
-                    _outcome(askers[name], first, _WARM_UP_TOKENS)
+                    servers[name] = _server(name, setup, stack)
+                    _outcome(servers[name], first, _WARM_UP_TOKENS)
                 for task, texts in tasks.items():
                     its = outcomes[name][task]
                     for number, text in enumerate(texts):
-                        for each in rotated(list(askers), number):
-                            its.setdefault(each, []).append(_outcome(askers[each], text, max_new_tokens))
-                        print(f"{task}: {number + 1} of {len(texts)} prompts, {', '.join(askers)}", file=sys.stderr)
-                        yield
+                        for each in rotated(list(servers), number):
+                            its.setdefault(each, []).append(_outcome(servers[each], text, max_new_tokens))
+                        print(f"{task}: {number + 1} of {len(texts)} prompts, {', '.join(servers)}", file=sys.stderr)
+                        yield _parting(task, name, number, text, plain, its)
 
 
-def _outcome(asker: Asker | Failure, text: str, max_new_tokens: int) -> Outcome:
-    return asker if isinstance(asker, Failure) else attempt(asker, text, max_new_tokens)
+def _parting(
+    task: str, name: str, number: int, text: str, plain: VllmServer | Failure, its: Mapping[str, Sequence[Outcome]]
+) -> Parting | None:
+    """None where the answers are the same, or there are none to compare."""
+    ours, theirs = its[name][number], its[PLAIN][number]
+    if isinstance(ours, Failure) or isinstance(theirs, Failure) or isinstance(plain, Failure):
+        return None
+    index = next((at for at, both in enumerate(zip(ours.ids, theirs.ids, strict=False)) if both[0] != both[1]), None)
+    if index is None:
+        return None
+    log_probs = plain.log_probs_after(text, theirs.ids[:index])
+    first, second = log_probs.get(theirs.ids[index]), log_probs.get(ours.ids[index])
+    gap = None if first is None or second is None else abs(first - second)
+    return Parting(task, name, number, index, theirs.ids[index], ours.ids[index], gap)
 
 
-def _asker(name: str, setup: Setup, stack: ExitStack) -> Asker | Failure:
+def _outcome(server: VllmServer | Failure, text: str, max_new_tokens: int) -> Outcome:
+    return server if isinstance(server, Failure) else attempt(partial(_ask, server), text, max_new_tokens)
+
+
+def _server(name: str, setup: Setup, stack: ExitStack) -> VllmServer | Failure:
     """Starts the server of a row; why there is none."""
     target = store.resolve(setup.settings.models.target)
     speculation, environment = _speculation(name, setup)
@@ -153,7 +194,7 @@ def _asker(name: str, setup: Setup, stack: ExitStack) -> Asker | Failure:
         print(f"{name}: {exc}", file=sys.stderr)
         return Failure(str(exc).strip().splitlines()[-1][:300])
     print(f"{name}: serving", file=sys.stderr)
-    return lambda text, max_new_tokens: _ask(server, text, max_new_tokens)
+    return server
 
 
 def _speculation(name: str, setup: Setup) -> tuple[dict[str, Any] | None, dict[str, str]]:

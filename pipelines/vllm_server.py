@@ -27,6 +27,8 @@ _READY_S = 900.0
 _ANSWER_S = 1200.0
 _LEAVE_S = 30.0
 _LAST_LINES = 25
+_TOP = 20
+"""Log-probabilities that vLLM gives at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,37 @@ class VllmServer:
         if not times:
             raise RequestError("vLLM answered without a token")
         return Heard(tuple(ids), "".join(said), times[0] - started, times[-1] - times[0], num_first)
+
+    def complete(self, prompts: Sequence[str], num_tokens: int) -> list[tuple[int, ...]]:
+        """What the target says after these texts as they are, at temperature 0, so many tokens each; all asked at once.
+
+        Raises RequestError when the server refuses or breaks off.
+        """
+        asked = {"model": "target", "prompt": list(prompts), "max_tokens": num_tokens, "temperature": 0.0}
+        answer = self._post("/v1/completions", asked | {"ignore_eos": True, "return_token_ids": True})
+        choices = sorted(answer["choices"], key=lambda choice: choice["index"])
+        return [tuple(choice["token_ids"]) for choice in choices]
+
+    def log_probs_after(self, text: str, ids: Sequence[int]) -> dict[int, float]:
+        """What the target gives the likeliest next tokens once it has said `ids`, in nats.
+
+        Raises RequestError when the server refuses or breaks off.
+        """
+        asked = {"model": "target", "messages": [{"role": "user", "content": text}], "add_generation_prompt": True}
+        prompt_ids = self._post("/tokenize", asked)["tokens"]
+        asked = {"model": "target", "prompt": [*prompt_ids, *ids], "max_tokens": 1, "temperature": 0.0}
+        answer = self._post("/v1/completions", asked | {"logprobs": _TOP, "return_tokens_as_token_ids": True})
+        (top,) = answer["choices"][0]["logprobs"]["top_logprobs"]
+        return {int(token.removeprefix("token_id:")): log_prob for token, log_prob in top.items()}
+
+    def _post(self, path: str, asked: Mapping[str, Any]) -> Any:
+        try:
+            response = httpx.post(f"{self.url}{path}", json=asked, timeout=_ANSWER_S)
+        except httpx.HTTPError as exc:
+            raise RequestError(f"vLLM broke off: {exc!r}; see {self.log_path}") from exc
+        if response.status_code != 200:
+            raise RequestError(f"vLLM answered {response.status_code}: {response.text[:300]}")
+        return response.json()
 
     def counters(self) -> dict[str, float]:
         """vLLM's own metrics and, where they are among them, ours: name -> sum over all labels."""

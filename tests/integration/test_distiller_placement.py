@@ -20,7 +20,7 @@ ACTOR = "ray::Distill"
 TIMEOUT_S = 150.0
 STOP_S = 30.0
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 
 @pytest.fixture

@@ -34,6 +34,7 @@ def run_learner(fleet: Fleet, folder: Path, offset: int) -> int:
 LETHAL_NUMBER = 6
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("held_out_every", "num_after"),

@@ -26,8 +26,10 @@ QUESTIONS = [
 ]
 PATIENCE_S = 60.0
 ARGUMENTS = ("--dtype", "float32", "--max-model-len", "512", "--max-num-seqs", "8", "--seed", "0", "--enforce-eager")
-SCARCE = ("--num-gpu-blocks-override", "24", "--block-size", "32")
-"""Memory for few of the eight texts, so that some are preempted."""
+SCARCE = ("--num-gpu-blocks-override", "18", "--block-size", "32")
+"""Memory for one text of --max-model-len and no more."""
+LONG = 300
+"""Tokens; ten blocks, so no two such texts fit."""
 
 
 def settings_of(folder: Path, target: Path, drafter: Path) -> config.Settings:
@@ -126,13 +128,27 @@ def wait_for(is_so, what: str) -> None:
 
 
 def test_texts_are_those_of_plain_vllm(plain: VllmServer, drafting: VllmServer):
-    """One after the other, and eight at once in memory for fewer; long enough to be preempted."""
-    wanted = {question: plain.ask(question, 100).ids for question in QUESTIONS}
-    assert {question: drafting.ask(question, 100).ids for question in QUESTIONS} == wanted
-    with ThreadPoolExecutor(8) as clients:
-        heard = list(clients.map(lambda question: drafting.ask(question, 100).ids, QUESTIONS * 4))
-    assert heard == [wanted[question] for question in QUESTIONS * 4]
+    """One after the other, and all at once in memory for one."""
+    wanted = [plain.complete([question], LONG)[0] for question in QUESTIONS]
+    assert [drafting.complete([question], LONG)[0] for question in QUESTIONS] == wanted
+    assert metric(drafting, "vllm:num_preemptions_total") == 0
+    assert drafting.complete(QUESTIONS, LONG) == wanted
     assert metric(drafting, "vllm:num_preemptions_total") > 0
+
+
+def test_a_stream_is_that_of_plain_vllm(plain: VllmServer, drafting: VllmServer):
+    """The chat template's special tokens stand in the prompt, and the text ends by itself."""
+    assert [drafting.ask(question, 60).ids for question in QUESTIONS] == [
+        plain.ask(question, 60).ids for question in QUESTIONS
+    ]
+
+
+def test_plain_vllm_tells_what_it_thinks_of_the_next_token(plain: VllmServer):
+    """So that a benchmark can say how far apart two answers were where they part."""
+    ids = plain.ask(QUESTIONS[0], 8).ids
+    log_probs = plain.log_probs_after(QUESTIONS[0], ids[:7])
+    assert max(log_probs, key=log_probs.__getitem__) == ids[7]
+    assert all(log_prob <= 0 for log_prob in log_probs.values())
 
 
 def test_drafts_are_counted_by_vllm_and_by_us(drafting: VllmServer):
@@ -196,9 +212,19 @@ def test_a_promoted_snapshot_is_taken_up_while_serving(drafting: VllmServer, set
     wait_for(lambda: any(record.snapshot_version == version for record in records(settings)), "a record of it")
 
 
-def test_what_is_under_way_is_recorded_when_the_server_stops(folder: Path, settings: config.Settings, home: Path):
+@pytest.fixture(params=["sqlite", pytest.param("kafka", marks=pytest.mark.kafka)])
+def log_url(request: pytest.FixtureRequest, folder: Path) -> str:
+    """A real broker is the second."""
+    if request.param == "sqlite":
+        return f"sqlite:///{folder / 'stopped.db'}"
+    return f"kafka://{request.getfixturevalue('kafka_bootstrap')}"
+
+
+def test_what_is_under_way_is_recorded_when_the_server_stops(
+    folder: Path, settings: config.Settings, home: Path, log_url: str
+):
     """vLLM kills its workers at once unless it is given time."""
-    log = settings.log.model_copy(update={"url": f"sqlite:///{folder / 'stopped.db'}"})
+    log = settings.log.model_copy(update={"url": log_url})
     environment = {
         "OMNIDRAFT_HOME": str(home),
         "OMNIDRAFT_MODELS__DRAFTER": settings.models.drafter,
@@ -212,7 +238,9 @@ def test_what_is_under_way_is_recorded_when_the_server_stops(folder: Path, setti
     options = {"speculation": speculation, "settings": environment, "arguments": arguments, "threads": 1}
     with serve(VENV, target, folder / "stopped.log", **options) as server:
         heard = server.ask(QUESTIONS[0], 30)
-    found = records(settings.model_copy(update={"log": log}))
+    logged = settings.model_copy(update={"log": log})
+    found: list[TraceRecord] = []
+    wait_for(lambda: found.extend(records(logged)) or found, "the record")
     assert [token for record in found for token in record.emitted_ids.tolist()][: len(heard.ids)] == list(heard.ids)
 
 

@@ -24,9 +24,9 @@ class ModelSettings(Section):
     engine: Literal["transformers", "llamacpp"] = "transformers"
     """What runs the target. `llamacpp` runs its GGUF file as it is, and needs `omnidraft[llamacpp]`."""
     precision: Literal["auto", "float32", "bfloat16", "packed16", "int8", "int4"] = "auto"
-    """How the target computes. `auto`: bfloat16 where the processor has instructions for it, else bfloat16 weights in
-    float32 arithmetic (`packed16`), else float32. `int8` and `int4` round the weights in groups of 32. These three are
-    our kernels: for processors only, compiled with g++. Part of what a text depends on."""
+    """How the target computes. `auto`: bfloat16 where an accelerator or processor (AMX) multiplies matrices of it,
+    else bfloat16 weights in float32 arithmetic (`packed16`), else float32. `int8` and `int4` round the weights in
+    groups of 32. These three are our kernels, for processors only, compiled with g++. A text depends on it."""
     drafter_precision: Literal["auto", "float32", "bfloat16", "packed16", "int8"] = "auto"
     """How the drafter computes; it cannot change the text, only how often it is right. `auto`: int8 for models of the
     Llama family where a C++ compiler is installed, else the target's `auto`: there int8 costs agreement."""

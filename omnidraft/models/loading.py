@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from omnidraft import pacing
 
@@ -23,27 +23,26 @@ def apart(load: Callable[[], Loaded]) -> Loaded:
         return thread.submit(load).result()
 
 
-def beside_decoding(load: Callable[[], Loaded]) -> Loaded:
-    """What `load` returns or raises; it computes with one thread, and rests between its pieces."""
+def beside_decoding(load: Callable[..., Loaded], *args: Any) -> Loaded:
+    """What `load(*args)` returns or raises; it computes with one thread, and rests between its pieces."""
 
     def run() -> Loaded:
         with _one_thread(), pacing.paced():
-            return load()
+            return load(*args)
 
     return apart(run)
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Of torch and OpenMP, in this thread; also in threads that begin to compute meanwhile."""
+    """Of torch and OpenMP, in this thread alone: what torch itself sets would hold for every thread that computes its
+    first numbers meanwhile, for good."""
     import torch
+    from threadpoolctl import threadpool_limits
 
-    usual = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    torch.get_num_threads()  # which sets this thread's number when first asked
+    with threadpool_limits(1, user_api="openmp"):
         yield
-    finally:
-        torch.set_num_threads(usual)
 
 
 def lower_priority(nice: int) -> None:

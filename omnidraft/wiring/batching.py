@@ -6,12 +6,13 @@ import tempfile
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omnidraft.config import Settings
 from omnidraft.errors import ConfigError, ContractError, VocabularyError
-from omnidraft.ports import DraftModel, Metrics, Proposer, Request, SnapshotVersion
+from omnidraft.ports import DraftModel, Metrics, Proposer, Request
 from omnidraft.wiring.control import control_follower
 from omnidraft.wiring.logs import log_reader, log_writer, registry
 from omnidraft.wiring.models import SnapshotLoader, Vocabularies, loader_of, vocabularies
@@ -149,13 +150,10 @@ def _refresher(
     from omnidraft.decode.refresh import Refresher
     from omnidraft.models.loading import beside_decoding
 
-    def load_beside(version: SnapshotVersion, folder: Path) -> "LoadedSnapshot":
-        return beside_decoding(lambda: load(version, folder))
-
     return Refresher(
         registry(settings),
         slot,
-        load_beside,
+        partial(beside_decoding, load),
         control_follower(settings, metrics, ("champion", "canary", "drift", "drift_over")),
         caution,
         settings.worker,

@@ -4,11 +4,12 @@ import os
 import socket
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omnidraft.config import Settings
-from omnidraft.ports import Metrics, Registry, SnapshotVersion, Target, Tracing, Untraced
+from omnidraft.ports import Metrics, Registry, Target, Tracing, Untraced
 from omnidraft.wiring.control import control_follower
 from omnidraft.wiring.logs import log_reader, log_writer, registry
 from omnidraft.wiring.models import SnapshotLoader, Vocabularies, base_drafter, snapshot_loader, target, vocabularies
@@ -205,9 +206,6 @@ def _refresher(
     from omnidraft.decode.refresh import Refresher
     from omnidraft.models.loading import beside_decoding
 
-    def load_beside(version: SnapshotVersion, folder: Path) -> "LoadedSnapshot":
-        return beside_decoding(lambda: load(version, folder))
-
     follower = control_follower(
         settings, metrics, ("champion", "canary", "drift", "drift_over"), must_be_named=not is_alone
     )
@@ -215,7 +213,7 @@ def _refresher(
     return Refresher(
         snapshots,
         made.slot,
-        load_beside,
+        partial(beside_decoding, load),
         follower,
         made.caution,
         settings.worker,

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from omnidraft import pacing
-from omnidraft.models.loading import apart, beside_decoding
+from omnidraft.models.loading import apart, beside_decoding, lower_priority
 
 only_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads have no priority of their own")
 
@@ -30,6 +30,19 @@ deadline = time.monotonic() + 10
 while threads() > before and time.monotonic() < deadline:
     time.sleep(0.01)
 print(before, during, threads())
+"""
+
+FIRST_MEANWHILE = """
+from concurrent.futures import ThreadPoolExecutor
+import torch
+from omnidraft.models.loading import beside_decoding
+
+def load():
+    return torch.get_num_threads(), decoding.submit(torch.get_num_threads).result()
+
+with ThreadPoolExecutor(1) as decoding:
+    during = beside_decoding(load)
+    print(*during, decoding.submit(torch.get_num_threads).result(), torch.get_num_threads())
 """
 
 
@@ -72,3 +85,25 @@ def test_beside_decoding_it_computes_with_one_thread_and_rests() -> None:
     assert threads == 1
     assert took_s > 0.15
     assert apart(load)[0] == torch.get_num_threads() == usual
+
+
+def test_a_thread_that_first_computes_during_a_load_computes_as_usual() -> None:
+    """As the one that decodes does, when its first request comes while the champion is loaded."""
+    env = os.environ | {"OMP_NUM_THREADS": "2"}
+    run = subprocess.run([sys.executable, "-c", FIRST_MEANWHILE], env=env, capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["1", "2", "2", "2"]
+
+
+@only_linux
+def test_a_lower_priority_is_the_threads_own() -> None:
+    def priority() -> int:
+        return os.getpriority(os.PRIO_PROCESS, 0)
+
+    def lowered(nice: int) -> int:
+        lower_priority(nice)
+        return priority()
+
+    before = priority()
+    assert apart(lambda: lowered(before + 3)) == before + 3
+    assert apart(priority) == before
+    assert priority() == before

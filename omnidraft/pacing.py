@@ -8,41 +8,32 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 
 _PIECE_S = 0.002
 """Shorter pieces need no rest of their own."""
-
-
 _SHARE = 0.2
 """Of one core."""
 
-
-@dataclass(slots=True)
-class _Pace:
-    rested_s: float
-    """What this thread had computed when the last rest began."""
-
-
-_pace: ContextVar[_Pace | None] = ContextVar("pace", default=None)
+_rested_s: ContextVar[float | None] = ContextVar("rested_s", default=None)
+"""What this thread had computed when the last rest began; None where work is not paced."""
 
 
 @contextmanager
 def paced() -> Iterator[None]:
     """What runs inside, in this thread, and calls `rest` every few milliseconds, leaves most of a core to decoding."""
-    token = _pace.set(_Pace(time.thread_time()))
+    token = _rested_s.set(time.thread_time())
     try:
         yield
     finally:
-        _pace.reset(token)
+        _rested_s.reset(token)
 
 
 def rest() -> None:
     """Called between two pieces of long work. Sleeps where the work is paced, and returns at once where it is not."""
-    pace = _pace.get()
-    if pace is None:
+    rested_s = _rested_s.get()
+    if rested_s is None:
         return
-    worked_s = time.thread_time() - pace.rested_s
+    worked_s = time.thread_time() - rested_s
     if worked_s >= _PIECE_S:
-        pace.rested_s += worked_s
+        _rested_s.set(rested_s + worked_s)
         time.sleep(worked_s * (1 / _SHARE - 1))

@@ -113,7 +113,8 @@ def main(
         setup = Setup(venv.resolve(), settings, snapshot, num_tokens, Path(folder), arguments)
         partings: list[Parting] = []
         for parting in _measured(setup, tasks, max_new_tokens, outcomes):
-            partings += [parting] if parting else []
+            if parting is not None:
+                partings.append(parting)
             made = _report(about, outcomes) | {"partings": [asdict(each) for each in partings]}
             if json_path is not None:
                 report.save(made, json_path)

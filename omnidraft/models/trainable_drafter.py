@@ -132,6 +132,7 @@ def apply_serving_tensors(model: nn.Module, tensors: Mapping[str, Tensor], *, tr
             weight = parameters[f"{module}.weight"]
             delta = tensors[module + _B].float() @ tensors[module + _A].float()
             weight.copy_(weight.float() + LORA_SCALE * delta)
+            pacing.rest()
 
 
 def serving_name(name: str) -> str:

@@ -8,6 +8,8 @@ from omnidraft.models import store
 from omnidraft.models.native.build import compiled
 
 SOURCE = Path(__file__).with_name("llama.cpp")
+GROUP, BLOCK = 32, 16
+"""Vectors are padded to whole groups of inputs, matrices to whole blocks of channels."""
 KINDS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
 PACKED = {"packed16": "bfloat16", "int8": "int8", "int4": "int4"}
 """Precisions of our own kernels, and the kind of weights they have."""

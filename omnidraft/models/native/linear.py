@@ -12,8 +12,6 @@ from torch import nn
 from omnidraft.models.native import library as native
 from omnidraft.models.native.weights import memory, pack
 
-_GROUP, _BLOCK = 32, 16
-
 
 class PackedLinear(nn.Module):
     """Stands in for an nn.Linear, float32 in and out."""
@@ -31,12 +29,12 @@ class PackedLinear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x_RK = x.reshape(-1, self.in_features)
         rows = len(x_RK)
-        if self.in_features % _GROUP:
-            x_RK = nn.functional.pad(x_RK, (0, -self.in_features % _GROUP))
+        if self.in_features % native.GROUP:
+            x_RK = nn.functional.pad(x_RK, (0, -self.in_features % native.GROUP))
         x_RK = x_RK.contiguous()
         row_bytes = self._library.omnidraft_row_bytes(self._kind, self.in_features)
         scratch = torch.empty(rows * row_bytes, dtype=torch.uint8)
-        y_RN = torch.empty(rows, -(-self.out_features // _BLOCK) * _BLOCK, dtype=torch.float32)
+        y_RN = torch.empty(rows, -(-self.out_features // native.BLOCK) * native.BLOCK, dtype=torch.float32)
         if rows:
             sizes = (rows, self.out_features, self.in_features)
             buffers = (scratch.data_ptr(), y_RN.data_ptr())

@@ -15,8 +15,6 @@ from omnidraft import pacing
 from omnidraft.models.attention import has_moving_rope
 from omnidraft.models.native import library as native
 
-_GROUP, _BLOCK = 32, 16
-"""Vectors are padded to whole groups of inputs, matrices to whole blocks of channels."""
 _AT_ONCE = 2**18
 """Weights that are packed in one piece."""
 
@@ -93,7 +91,7 @@ class PackedLlama:
 
     def _norm(self, norm: Any) -> int:
         weight_H = norm.weight.detach().float()
-        return self._keep(nn.functional.pad(weight_H, (0, -len(weight_H) % _GROUP)))
+        return self._keep(nn.functional.pad(weight_H, (0, -len(weight_H) % native.GROUP)))
 
     def _bias(self, attention: Any) -> int | None:
         """Of queries, keys and values."""
@@ -134,11 +132,11 @@ class PackedLlama:
 def pack(library: ctypes.CDLL, kind: int, weight_NK: torch.Tensor, to: int, stride: int = 1, offset: int = 0) -> None:
     """Write a matrix to the address `to`, block by block; block b becomes the one of number b * stride + offset."""
     channels, inputs = weight_NK.shape
-    block_bytes = library.omnidraft_packed_bytes(kind, _BLOCK, inputs)
-    blocks = max(1, _AT_ONCE // (_BLOCK * inputs))
-    for first in range(0, channels, blocks * _BLOCK):
-        part_NK = weight_NK.detach()[first : first + blocks * _BLOCK].float().contiguous()
-        place = to + first // _BLOCK * stride * block_bytes
+    block_bytes = library.omnidraft_packed_bytes(kind, native.BLOCK, inputs)
+    blocks = max(1, _AT_ONCE // (native.BLOCK * inputs))
+    for first in range(0, channels, blocks * native.BLOCK):
+        part_NK = weight_NK.detach()[first : first + blocks * native.BLOCK].float().contiguous()
+        place = to + first // native.BLOCK * stride * block_bytes
         library.omnidraft_pack(kind, part_NK.data_ptr(), *part_NK.shape, place, stride, offset)
         pacing.rest()
 

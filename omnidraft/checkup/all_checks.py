@@ -31,8 +31,9 @@ def examine(config_path: Path | None) -> Iterator[Finding]:
 def _checks(settings: Settings) -> Iterator[Check]:
     from omnidraft.checkup import machine
 
-    yield "compiler", partial(machine.compiler, settings)
+    yield "kernels", partial(machine.kernels, settings)
     yield "processor", machine.processor
+    yield "precision", partial(machine.precision, settings)
     yield from _of_models(settings)
     yield from _of_log(settings)
     for target in settings.models.targets:

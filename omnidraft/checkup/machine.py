@@ -1,15 +1,19 @@
-"""The machine: compiler, processor, disk, memory, and the worker's port."""
+"""The machine: kernels, processor, disk, memory, and the worker's port."""
 
 import errno
 import shutil
 import socket
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from omnidraft.checkup.finding import Finding, ok, problem, warning
 from omnidraft.checkup.models import folder_of, weights_bytes
 from omnidraft.config import Settings
+
+if TYPE_CHECKING:
+    from omnidraft.models.probe.choice import Kernels, TorchProducts
 
 SNAPSHOT_COPIES = 7
 """A snapshot of full weights in sizes of its bfloat16 drafter: served, master weights and two moments in float32."""
@@ -20,34 +24,76 @@ BYTES_PER_WEIGHT = {"float32": 4.0, "int8": 1.2, "int4": 0.8}
 """As computed with, scales and the head's 8 bits included; every other precision keeps the 2 of bfloat16."""
 
 
-def compiler(settings: Settings) -> Finding:
-    """For our kernels; compiles them if no process has done so yet."""
+def kernels(settings: Settings) -> Finding:
+    """Which build of our kernels works here; compiles and tries them if no process has done so yet."""
     from omnidraft.errors import ModelError
     from omnidraft.models.native import library
+    from omnidraft.models.native.build import VARIANTS
+    from omnidraft.models.probe import choice
 
+    section = settings.models
+    if section.kernels == choice.NO_KERNELS:
+        return ok("kernels", "models.kernels = 'torch': ours are not used")
     try:
-        library.load()
+        chosen = choice.kernels(section.kernels)
     except ModelError as exc:
-        wanted = {settings.models.precision, settings.models.drafter_precision} & set(library.PACKED)
-        found = problem if wanted else warning
-        return found("compiler", str(exc), "install it, or set precision and drafter_precision to bfloat16 or float32")
-    return ok("compiler", "the native kernels are compiled for this processor")
+        needed = {section.precision, section.drafter_precision} & set(library.PACKED) or section.kernels in VARIANTS
+        found = problem if needed else warning
+        advice = "install a C++ compiler, or leave kernels, precision and drafter_precision at auto"
+        return found("kernels", str(exc), advice)
+    return judged_kernels(chosen)
+
+
+def judged_kernels(chosen: "Kernels") -> Finding:
+    """A build of our kernels that works, and what was tried before it."""
+    told = f"compiled as {chosen.variant}, tried and right: {_times(chosen.seconds_per_token)}"
+    if chosen.refused:
+        told = f"{told}; not used: {_listed(chosen.refused)}"
+        return warning("kernels", told, "report it: the compiler uses instructions that this processor does not run")
+    return ok("kernels", told)
 
 
 def processor() -> Finding:
-    """What torch found."""
+    """What torch's matrix products do here."""
     import torch
 
-    has_bfloat16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return judged_processor(torch.backends.cpu.get_cpu_capability(), has_bfloat16=has_bfloat16)
+    from omnidraft.models.probe import choice
+
+    return judged_processor(torch.backends.cpu.get_cpu_capability(), choice.torch_products())
 
 
-def judged_processor(capability: str, *, has_bfloat16: bool) -> Finding:
-    """By the widest instructions that torch uses here, as torch names them."""
+def judged_processor(capability: str, products: "TorchProducts") -> Finding:
+    """By the widest instructions that torch uses here, as torch names them, and what became of its trials."""
     if capability == "DEFAULT":
         advice = "use a processor with AVX2, or unset ATEN_CPU_CAPABILITY; decoding is many times slower without"
         return warning("processor", "no vector instructions are used", advice)
-    return ok("processor", f"{capability}, {'with' if has_bfloat16 else 'without'} instructions for bfloat16")
+    told = f"{capability}, torch's products tried and right: {_times(products.outcome.seconds)}"
+    if products.outcome.fault:
+        advice = "no model is computed by what is wrong here; report it with `omnidraft doctor --json`"
+        return warning("processor", f"{told}; torch {products.outcome.fault}", advice)
+    if products.refused:
+        told = f"{told}; oneDNN is kept to {products.isa}, since with {_listed(products.refused)}"
+        return warning("processor", told, "nothing has to be done; ask the provider of this machine why AMX traps")
+    return ok("processor", told)
+
+
+def precision(settings: Settings) -> Finding:
+    """What `auto` means here."""
+    from omnidraft.models import precision as precisions
+
+    section = settings.models
+    if section.precision != "auto" or section.engine == "llamacpp":
+        return ok("precision", f"models.precision = '{section.precision}'")
+    return ok("precision", f"auto is {precisions.automatic(section.kernels)}, by the times of these trials")
+
+
+def _listed(refused: Iterable[tuple[str, str]]) -> str:
+    return ", ".join(f"{name}: {why}" for name, why in refused)
+
+
+def _times(seconds_per_token: Mapping[str, float]) -> str:
+    times = (f"{name} {1000 * each:.2f} ms" for name, each in seconds_per_token.items())
+    return f"{', '.join(times) or 'none'} by token"
 
 
 def free_bytes(folder: Path) -> int:

@@ -24,12 +24,17 @@ class ModelSettings(Section):
     engine: Literal["transformers", "llamacpp"] = "transformers"
     """What runs the target. `llamacpp` runs its GGUF file as it is, and needs `omnidraft[llamacpp]`."""
     precision: Literal["auto", "float32", "bfloat16", "packed16", "int8", "int4"] = "auto"
-    """How the target computes. `auto`: bfloat16 where an accelerator or processor (AMX) multiplies matrices of it,
-    else bfloat16 weights in float32 arithmetic (`packed16`), else float32. `int8` and `int4` round the weights in
-    groups of 32. These three are our kernels, for processors only, compiled with g++. A text depends on it."""
+    """How the target computes. `auto`: bfloat16 on an accelerator; on a processor bfloat16 weights in float32
+    arithmetic (`packed16`) or bfloat16, whichever a trial on this machine finds faster. `int8` and `int4` round the
+    weights in groups of 32. These three are our kernels, for processors only, compiled with g++. A text depends on it:
+    name it where several machines serve, and a worker that cannot compute it refuses to start."""
     drafter_precision: Literal["auto", "float32", "bfloat16", "packed16", "int8"] = "auto"
     """How the drafter computes; it cannot change the text, only how often it is right. `auto`: int8 for models of the
-    Llama family where a C++ compiler is installed, else the target's `auto`: there int8 costs agreement."""
+    Llama family where our kernels work, else the target's `auto`: there int8 costs agreement."""
+    kernels: Literal["auto", "native", "x86-64-v3", "torch"] = "auto"
+    """Which build of our kernels computes. `auto`: the first that a trial in a process of its own survives, then torch.
+    Named, it has to work: a worker that cannot run it refuses to start. `native` is compiled for this processor,
+    `x86-64-v3` for any with AVX2, `torch` does without. What oneDNN uses, ONEDNN_MAX_CPU_ISA pins."""
 
     @property
     def targets(self) -> tuple[str, ...]:

@@ -11,6 +11,8 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 from transformers.utils import logging as transformers_logging
 
+from omnidraft.models.probe import choice
+
 
 @dataclass(frozen=True, slots=True)
 class Generated:
@@ -69,7 +71,13 @@ def law(temperature: float) -> dict[str, Any]:
 
 
 def load_bfloat16(folder: Path) -> PreTrainedModel:
-    """The model of a folder, without the sampling defaults that the folder may name."""
+    """The model of a folder, without the sampling defaults that the folder may name.
+
+    Raises:
+        ModelError: torch multiplies no matrices of bfloat16 here.
+    """
+    if not torch.cuda.is_available():
+        choice.torch_products().require("bfloat16")
     transformers_logging.disable_progress_bar()
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.bfloat16, local_files_only=True, use_safetensors=True

@@ -4,7 +4,6 @@ The drafter may compute in any precision, since it cannot change the text.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from transformers import PreTrainedModel
 
 from omnidraft.models.acceptance_head import AcceptanceHead
 from omnidraft.models.branches import BranchingSession, Steps, Wanted, together
+from omnidraft.models.native import library as native
 from omnidraft.models.native.rows import NativeLlama, NativeRows, compute_together
 
 
@@ -22,12 +22,12 @@ class LlamaDrafter:
         self,
         model: PreTrainedModel,
         precision: str,
-        folder: Path | None = None,
+        kernels: str = "auto",
         *,
         head: AcceptanceHead | None = None,
     ) -> None:
-        """See NativeLlama for arguments and errors."""
-        self._model = NativeLlama(model, precision, folder)
+        """See NativeLlama for precisions, library.load for kernels and errors."""
+        self._model = NativeLlama(model, precision, native.load(kernels))
         self._head = head
         self.vocab_size = self._model.vocab_size
         self.context_limit = self._model.context_limit

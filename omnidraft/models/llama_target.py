@@ -6,7 +6,6 @@ Shapes: N nodes of the tree, V vocabulary.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
@@ -14,6 +13,7 @@ from transformers import PreTrainedModel
 from omnidraft.errors import ConfigError
 from omnidraft.models.bits import bits_hold
 from omnidraft.models.branches import ROOT
+from omnidraft.models.native import library as native
 from omnidraft.models.native.rows import NativeLlama, NativeRows
 from omnidraft.models.room import ids_needed
 from omnidraft.ports import DraftTree, Mode, TreeLimits
@@ -25,9 +25,9 @@ _TESTED_CHAINS, _TESTED_WIDTH = 2, 4
 class LlamaTarget:
     """Implements ports.Target. One pass at a time."""
 
-    def __init__(self, model: PreTrainedModel, *, name: str, precision: str, folder: Path | None = None) -> None:
-        """See NativeLlama for arguments and errors."""
-        self._model = NativeLlama(model, precision, folder)
+    def __init__(self, model: PreTrainedModel, *, name: str, precision: str, kernels: str = "auto") -> None:
+        """See NativeLlama for precisions, library.load for kernels and errors."""
+        self._model = NativeLlama(model, precision, native.load(kernels))
         self.vocab_size = self._model.vocab_size
         self.context_limit = self._model.context_limit
         self.fingerprint = f"{name}-{precision}-{self._model.build}"

@@ -6,32 +6,54 @@ weights in float32 arithmetic, and weights rounded to levels. On processors that
 """
 
 import logging
-from pathlib import Path
+from collections.abc import Mapping
 
 import torch
 from torch import nn
 
 from omnidraft.errors import ModelError
 from omnidraft.models.native import library
+from omnidraft.models.native.build import VARIANTS
 from omnidraft.models.native.linear import PackedLinear
+from omnidraft.models.probe import choice
+
+ORDER = ("packed16", "bfloat16", "float32")
+"""Of formats that are equally fast here."""
+NOISE = 0.1
+"""A smaller difference between two measured times says nothing."""
 
 logger = logging.getLogger(__name__)
 
 
-def automatic() -> str:
-    """bfloat16 where an accelerator or the processor multiplies matrices of it, else packed16, else float32.
+def automatic(kernels: str = "auto") -> str:
+    """What `auto` means here: bfloat16 on an accelerator, else whichever of packed16 and bfloat16 gives tokens sooner.
 
-    Instructions for vectors of bfloat16 (AVX512) are not enough: with them torch's pass over one row takes two to three
-    times as long as ours, and one over 16 rows longer too.
+    Both keep 16 bits of every weight. Where our kernels do not work, float32 takes packed16's place: the same
+    arithmetic over twice the memory.
+
+    Args:
+        kernels: which build of our kernels may be used; see choice.kernels.
+
+    Raises:
+        ModelError: that build was asked for by name and does not work here, or nothing does.
     """
-    if torch.cuda.is_available() or torch.cpu._is_amx_tile_supported():
+    if torch.cuda.is_available():
         return "bfloat16"
     try:
-        library.load()
+        return _fastest(choice.kernels(kernels).seconds_per_token)
     except ModelError as exc:
-        logger.warning("computing in float32, which is slower: %s", exc)
-        return "float32"
-    return "packed16"
+        if kernels in VARIANTS:
+            raise
+        logger.warning("computing without our kernels, which is slower: %s", exc)
+    products = choice.torch_products()
+    products.require("float32")
+    return _fastest(products.outcome.seconds)
+
+
+def _fastest(seconds: Mapping[str, float]) -> str:
+    """The first of ORDER that is not clearly slower than the fastest."""
+    clearly = (1 + NOISE) * min(seconds.values())
+    return next(name for name in ORDER if name in seconds and seconds[name] <= clearly)
 
 
 class FloatEmbedding(nn.Module):
@@ -47,28 +69,30 @@ class FloatEmbedding(nn.Module):
         return rows if self._scale is None else rows * self._scale.float()
 
 
-def apply(model: nn.Module, precision: str, folder: Path | None = None) -> nn.Module:
+def apply(model: nn.Module, precision: str, kernels: str = "auto") -> nn.Module:
     """The model, changed in place to compute in `precision`, on an accelerator if there is one and it can.
 
     The head, which decides, keeps 8 bits in int4.
 
     Args:
-        folder: where our kernels are compiled; None: `native` in the user's cache.
+        kernels: which build of our kernels; see choice.kernels.
 
     Raises:
-        ModelError: our kernels are asked for, and there is no C++ compiler.
+        ModelError: this precision cannot be computed here.
     """
     if precision not in library.PACKED:
         device = "cuda" if torch.cuda.is_available() else "cpu"
+        if device == "cpu":
+            choice.torch_products().require(precision)
         return model.to(device, torch.float32 if precision == "float32" else torch.bfloat16)
-    kernels = library.load(folder)
+    kernel_library = library.load(kernels)
     kind = library.PACKED[precision]
     head = model.get_output_embeddings()  # type: ignore[operator]
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.Linear):
                 own = library.HEADS.get(kind, kind) if child is head else kind
-                setattr(parent, name, PackedLinear(child, own, kernels))
+                setattr(parent, name, PackedLinear(child, own, kernel_library))
             elif isinstance(child, nn.Embedding):
                 setattr(parent, name, FloatEmbedding(child))
     for name, parameter in model.named_parameters():

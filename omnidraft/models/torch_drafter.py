@@ -15,6 +15,7 @@ from omnidraft.models.acceptance_head import AcceptanceHead, separate
 from omnidraft.models.branches import BranchingSession, Wanted
 from omnidraft.models.kv_slots import KvSlots
 from omnidraft.models.llama_drafter import LlamaDrafter
+from omnidraft.models.native.build import VARIANTS
 from omnidraft.models.native.weights import is_supported
 from omnidraft.models.trainable_drafter import apply_serving_tensors
 from omnidraft.models.transformers_target import load_model
@@ -118,12 +119,16 @@ class _Rows:
 
 
 def load_drafter(
-    folder: Path, precision: str, tensors: dict[str, torch.Tensor] | None, train: Literal["full", "lora"]
+    folder: Path,
+    precision: str,
+    tensors: dict[str, torch.Tensor] | None,
+    train: Literal["full", "lora"],
+    kernels: str = "auto",
 ) -> DraftModel:
     """The base drafter with a snapshot's tensors on top (None: as it is), then in serving precision.
 
     Raises:
-        ModelError: the folder is no model. SnapshotCorrupt: the tensors do not fit it.
+        ModelError: the folder is no model, or cannot be computed as asked. SnapshotCorrupt: the tensors do not fit it.
     """
     model, head = load_model(folder), None
     if tensors is not None:
@@ -134,10 +139,13 @@ def load_drafter(
         apply_serving_tensors(model, weights, train=train)
     if is_supported(model):
         try:
-            return LlamaDrafter(model, "int8" if precision == "auto" else precision, head=head)
+            return LlamaDrafter(model, "int8" if precision == "auto" else precision, kernels, head=head)
         except ModelError as exc:
+            if kernels in VARIANTS:
+                raise
             logger.warning("drafting through transformers, which is slower: %s", exc)
-    changed = precisions.apply(model, precisions.automatic() if precision == "auto" else precision)
+    chosen = precisions.automatic(kernels) if precision == "auto" else precision
+    changed = precisions.apply(model, chosen, kernels)
     return TorchDrafter(changed, head)  # type: ignore[arg-type]
 
 

@@ -15,6 +15,7 @@ from transformers import DynamicCache
 
 from omnidraft import pacing
 from omnidraft.errors import ConfigError, SnapshotCorrupt
+from omnidraft.models.probe import choice
 from omnidraft.ports import PackedTexts
 
 Train = Literal["full", "lora"]
@@ -93,9 +94,11 @@ def load_trainable(folder: Path, *, train: Train, rank: int, seed: int) -> Trans
 
     Raises:
         ConfigError: the folder holds no causal language model that transformers can load.
+        ModelError: torch computes nothing right here.
     """
     from transformers import AutoModelForCausalLM
 
+    choice.torch_products().require("float32")
     try:
         model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, local_files_only=True, use_safetensors=True

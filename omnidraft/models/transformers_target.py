@@ -24,6 +24,7 @@ from omnidraft.models.kv_slots import KvSlots
 from omnidraft.models.llama_target import LlamaTarget
 from omnidraft.models.native import library as native
 from omnidraft.models.native.weights import is_supported
+from omnidraft.models.probe import choice
 from omnidraft.models.room import ids_needed
 from omnidraft.models.shared_heads import share_key_heads
 from omnidraft.ports import DraftTree, Mode, Target, TreeLimits
@@ -46,7 +47,7 @@ class TransformersTarget:
         self._has_moving_rope = attention.has_moving_rope(config)
         self.fingerprint = (
             f"{name}-{precision}-b{settings.chains}-w{settings.width}-p{settings.prefill_rows}-c{settings.capacity_step}"
-            f"-t{torch.get_num_threads()}-torch{torch.__version__}"
+            f"-t{torch.get_num_threads()}-torch{torch.__version__}{_isa_suffix()}"
         )
         self._proved: set[int] = set()
 
@@ -169,7 +170,7 @@ class _Session:
         return self._target.forward(self._slots, ids_BS, positions_S, sees_SC, num_logits)
 
 
-def load_target(folder: Path, settings: DecodeSettings, *, name: str, precision: str) -> Target:
+def load_target(folder: Path, settings: DecodeSettings, *, name: str, precision: str, kernels: str = "auto") -> Target:
     """Read a model folder; our own kernels run the whole model if they can, else its matrices.
 
     Raises:
@@ -177,15 +178,23 @@ def load_target(folder: Path, settings: DecodeSettings, *, name: str, precision:
     """
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    chosen = precisions.automatic() if precision == "auto" else precision
+    chosen = precisions.automatic(kernels) if precision == "auto" else precision
     model = load_model(folder)
     if chosen in native.PACKED and is_supported(model):
-        return LlamaTarget(model, name=name, precision=chosen)
-    return TransformersTarget(precisions.apply(model, chosen), settings, name=name, precision=chosen)  # type: ignore[arg-type]
+        return LlamaTarget(model, name=name, precision=chosen, kernels=kernels)
+    changed = precisions.apply(model, chosen, kernels)
+    return TransformersTarget(changed, settings, name=name, precision=chosen)  # type: ignore[arg-type]
+
+
+def _isa_suffix() -> str:
+    """Names the instructions that oneDNN is kept to, on which bits depend."""
+    isa = choice.torch_products().isa
+    return f"-{isa}" if isa else ""
 
 
 def load_model(folder: Path) -> PreTrainedModel:
     """A causal language model without gradients, with the weights as they are."""
+    choice.torch_products()
     transformers_logging.disable_progress_bar()
     try:
         config = AutoConfig.from_pretrained(folder)

@@ -60,8 +60,9 @@ def target(settings: Settings, words: Vocabularies) -> Target:
         case "transformers":
             from omnidraft.models.transformers_target import load_target
 
-            name, precision = settings.models.target, settings.models.precision
-            return load_target(words.target_folder, settings.decode, name=name, precision=precision)
+            section = settings.models
+            how = {"precision": section.precision, "kernels": section.kernels}
+            return load_target(words.target_folder, settings.decode, name=section.target, **how)
         case "llamacpp":
             return _llamacpp_target(settings, words)
 
@@ -98,7 +99,10 @@ def base_drafter(settings: Settings, words: Vocabularies) -> "SharedDrafter":
     from omnidraft.models.shared_drafter import SharedDrafter
     from omnidraft.models.torch_drafter import load_drafter
 
-    return SharedDrafter(lambda: load_drafter(words.drafter_folder, settings.models.drafter_precision, None, "full"))
+    section = settings.models
+    return SharedDrafter(
+        lambda: load_drafter(words.drafter_folder, section.drafter_precision, None, "full", section.kernels)
+    )
 
 
 def snapshot_loader(
@@ -133,7 +137,11 @@ def loader_of(
         tensors = bundle.serving_tensors(folder) if folder else None
         train: Literal["full", "lora"] = "lora" if manifest and manifest.train == "lora" else "full"
         precision = settings.models.drafter_precision
-        model = shared.get() if tensors is None else load_drafter(words.drafter_folder, precision, tensors, train)
+        kernels = settings.models.kernels
+        if tensors is None:
+            model = shared.get()
+        else:
+            model = load_drafter(words.drafter_folder, precision, tensors, train, kernels)
         ngrams = ngram_cache(settings, words, bundle.ngrams(folder) if folder else None)
         made = make(model, ngrams)
         name = manifest.snapshot_id if manifest else "base"

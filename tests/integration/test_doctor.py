@@ -55,7 +55,17 @@ def test_a_sound_fleet_has_no_problem_and_every_check_one_line(doctor, tiny_mode
     assert done.returncode == 0, findings
     assert not (tmp_path / "log.db").exists()
     checks = [each["check"] for each in findings]
-    for name in ("settings", "python", "libraries", "compiler", "processor", "log", "memory", "worker port"):
+    for name in (
+        "settings",
+        "python",
+        "libraries",
+        "kernels",
+        "processor",
+        "precision",
+        "log",
+        "memory",
+        "worker port",
+    ):
         assert checks.count(name) == 1
     assert all((each["advice"] is None) == (each["verdict"] == "ok") for each in findings)
     assert len(doctor().stdout.splitlines()) == len(findings)

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 PRODUCT = ("omnidraft", "services", "pipelines")
 
 LEVELS = (  # lowest first
-    {"errors", "config", "pacing"},
+    {"errors", "exits", "config", "pacing"},
     {"vocab", "traces", "snapshots", "prompts"},
     {"ports"},
     {"agreement"},

@@ -1,4 +1,4 @@
-"""Compile a C++ file once for this processor; every later process finds the library in the user's cache.
+"""Compile our kernels once for this processor; every later process finds the library in the user's cache.
 
 Libraries share torch's OpenMP threads: torch has loaded a libgomp.so.1 before, and a second is not loaded beside it.
 """
@@ -13,15 +13,25 @@ import time
 from pathlib import Path
 
 from omnidraft.errors import ModelError
+from omnidraft.models.probe.crash_probe import processor
 
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
+SOURCE = Path(__file__).with_name("llama.cpp")
+FLAGS = ("-std=c++17", "-O3", "-fopenmp", "-shared", "-fPIC")
+VARIANTS = {"native": "-march=native"} | (
+    {"x86-64-v3": "-march=x86-64-v3"} if platform.machine() in ("x86_64", "AMD64") else {}
+)
+"""The processors that the kernels can be compiled for, the fastest first: this one as the compiler sees it, which a
+virtual machine may not keep, and any with AVX2."""
 _ADVICE = "install a C++ compiler with OpenMP (Debian and Ubuntu: apt-get install g++), or name one in CXX"
 
 logger = logging.getLogger(__name__)
 
 
-def compiled(source: Path, folder: Path) -> Path:
+def compiled(source: Path, folder: Path, march: str = VARIANTS["native"]) -> Path:
     """The library of this source for this compiler and processor, from `folder` or made there now.
+
+    Args:
+        march: the compiler's flag that says which instructions it may use.
 
     Raises:
         ModelError: there is no compiler, or it refuses the source.
@@ -29,13 +39,13 @@ def compiled(source: Path, folder: Path) -> Path:
     from filelock import FileLock
 
     compiler = _compiler()
-    library = folder / f"{source.stem}-{_fingerprint(source, compiler)}.so"
+    library = folder / f"{source.stem}-{_fingerprint(source, compiler, march)}.so"
     if library.exists():
         return library
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(library.with_suffix(".lock")):
         if not library.exists():
-            _compile(source, library, compiler)
+            _compile(source, library, compiler, march)
     return library
 
 
@@ -47,25 +57,17 @@ def _compiler() -> str:
     return found
 
 
-def _compile(source: Path, library: Path, compiler: str) -> None:
+def _compile(source: Path, library: Path, compiler: str, march: str) -> None:
+    logger.info("compiling %s with %s, once", source.name, march)
     partial, started = library.with_suffix(".partial"), time.perf_counter()
-    _run([compiler, *FLAGS, "-o", str(partial), str(source)])
+    _run([compiler, *FLAGS, march, "-o", str(partial), str(source)])
     partial.rename(library)
     logger.info("compiled %s in %.1f s", library, time.perf_counter() - started)
 
 
-def _fingerprint(source: Path, compiler: str) -> str:
-    parts = [source.read_text(encoding="utf-8"), *FLAGS, _run([compiler, "--version"]), _processor()]
+def _fingerprint(source: Path, compiler: str, march: str) -> str:
+    parts = [source.read_text(encoding="utf-8"), *FLAGS, march, _run([compiler, "--version"]), processor()]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
-
-def _processor() -> str:
-    """Everything that -march=native may look at."""
-    described = Path("/proc/cpuinfo")
-    if not described.exists():
-        return f"{platform.machine()} {platform.processor()}"
-    first = described.read_text(encoding="utf-8").split("\n\n")[0].splitlines()
-    return "\n".join(line for line in first if not line.lower().startswith(("cpu mhz", "bogomips", "processor")))
 
 
 def _run(command: list[str]) -> str:

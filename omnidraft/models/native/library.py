@@ -4,10 +4,9 @@ import ctypes
 from ctypes import POINTER, Structure, c_float, c_int, c_size_t, c_void_p
 from pathlib import Path
 
-from omnidraft.models import store
-from omnidraft.models.native.build import compiled
+from omnidraft.models.probe.choice import kernels
 
-SOURCE = Path(__file__).with_name("llama.cpp")
+Library = ctypes.CDLL
 GROUP, BLOCK = 32, 16
 """Vectors are padded to whole groups of inputs, matrices to whole blocks of channels."""
 KINDS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
@@ -52,13 +51,14 @@ class Pass(Structure):
     ]
 
 
-def load(folder: Path | None = None) -> ctypes.CDLL:
-    """The compiled library; compiles it into `folder` if it is not there. Raises ModelError when that fails.
+def load(variant: str = "auto") -> Library:
+    """The build of the kernels that works on this processor; see probe.choice.kernels for arguments and errors."""
+    return open_library(kernels(variant).library)
 
-    Args:
-        folder: None: `native` in the user's cache.
-    """
-    library = ctypes.CDLL(str(compiled(SOURCE, folder or store.default_home() / "native")))
+
+def open_library(path: Path) -> Library:
+    """A compiled library, as it is."""
+    library = Library(str(path))
     signatures = {
         "packed_bytes": ([c_int, c_int, c_int], c_size_t),
         "pack": ([c_int, c_void_p, c_int, c_int, c_void_p, c_int, c_int], None),

@@ -28,18 +28,15 @@ _MAX_SHARED = 16
 class NativeLlama:
     """A model at one set of weights; many texts."""
 
-    def __init__(self, model: PreTrainedModel, precision: str, folder: Path | None = None) -> None:
+    def __init__(self, model: PreTrainedModel, precision: str, library: native.Library) -> None:
         """
         Args:
             model: one that weights.is_supported.
             precision: `int8` and `int4` round weights per group and activations to 16 bits; the others keep activations
                 exact.
-            folder: where the compiled library is, or goes to; None: the user's cache.
-
-        Raises:
-            ModelError: there is no library, and none can be compiled.
+            library: a build of our kernels that works here; see library.load.
         """
-        self._library = native.load(folder)
+        self._library = library
         self._weights = PackedLlama(model, precision, self._library)
         self.build = Path(self._library._name).stem[:18]
         """Names source, compiler and processor: what bits depend on besides the weights."""

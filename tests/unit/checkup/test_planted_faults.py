@@ -13,6 +13,8 @@ from fastapi import FastAPI
 from omnidraft import config, wiring
 from omnidraft.checkup import installation, log, machine, models, registry
 from omnidraft.checkup.finding import Finding, Verdict, examined
+from omnidraft.models.probe.choice import Kernels, TorchProducts
+from omnidraft.models.probe.crash_probe import Outcome
 from omnidraft.ports import Outgoing
 from tests.http_server import served
 from tests.snapshot_folders import make_bundle
@@ -75,15 +77,31 @@ def test_this_environment_is_what_the_package_asks_for(settings: config.Settings
 
 def test_a_compiler_that_is_not_there(settings: config.Settings, tiny_models, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert_found(machine.compiler(settings), Verdict.WARNING, "no-such-compiler", "install")
+    assert_found(machine.kernels(settings), Verdict.WARNING, "no-such-compiler", "install")
     needed = settings.model_copy(update={"models": settings.models.model_copy(update={"precision": "int8"})})
-    assert_found(machine.compiler(needed), Verdict.PROBLEM, "no-such-compiler")
+    assert_found(machine.kernels(needed), Verdict.PROBLEM, "no-such-compiler")
 
 
 def test_a_processor_without_vector_instructions() -> None:
-    assert_found(machine.judged_processor("DEFAULT", has_bfloat16=False), Verdict.WARNING, "vector", "AVX2")
-    assert_found(machine.judged_processor("AVX512", has_bfloat16=True), Verdict.OK, "with instructions for bfloat16")
-    assert_found(machine.processor(), Verdict.OK)
+    sound = TorchProducts(None, Outcome({"float32": 0.002, "bfloat16": 0.001}), ())
+    assert_found(machine.judged_processor("DEFAULT", sound), Verdict.WARNING, "vector", "AVX2")
+    assert_found(machine.judged_processor("AVX512", sound), Verdict.OK, "float32 2.00 ms, bfloat16 1.00 ms")
+
+
+def test_a_processor_that_does_not_run_what_it_announces() -> None:
+    limited = TorchProducts(
+        "AVX2", Outcome({"float32": 0.002, "bfloat16": 0.001}), (("all instructions", "dies of X"),)
+    )
+    assert_found(machine.judged_processor("AVX512", limited), Verdict.WARNING, "kept to AVX2", "all instructions: dies")
+    broken = TorchProducts(None, Outcome({"float32": 0.002}, died_of="SIGILL (Illegal instruction)"), ())
+    assert_found(machine.judged_processor("AVX512", broken), Verdict.WARNING, "torch dies of SIGILL")
+    refused = Kernels("x86-64-v3", Path("x.so"), {"packed16": 0.001}, (("native", "dies of SIGILL"),))
+    assert_found(machine.judged_kernels(refused), Verdict.WARNING, "compiled as x86-64-v3", "native: dies of SIGILL")
+
+
+def test_this_processor(settings: config.Settings) -> None:
+    assert machine.processor().told.startswith("AVX")
+    assert_found(machine.precision(settings), Verdict.OK)
 
 
 @pytest.mark.parametrize(

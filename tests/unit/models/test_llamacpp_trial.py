@@ -49,7 +49,7 @@ def test_a_build_that_lives_is_not_tried_again_until_the_file_is_another(tmp_pat
 @pytest.mark.parametrize("how", ["sys.exit('no memory left')", "os.kill(os.getpid(), signal.SIGKILL)"])
 def test_a_trial_that_ended_otherwise_says_nothing_about_the_build(tmp_path, gguf, how):
     for _ in range(2):
-        with pytest.raises(ModelError, match=r"cannot run model\.gguf"):
+        with pytest.raises(ModelError, match=r"llama\.cpp with model\.gguf could not be tried"):
             require_sound(gguf, tmp_path, dying(tmp_path, how))
     assert num_runs(tmp_path) == 2
 

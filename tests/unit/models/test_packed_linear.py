@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from omnidraft.models import precision as precisions
-from omnidraft.models import store
 from omnidraft.models.native import library
 from omnidraft.models.native.linear import PackedLinear
 from omnidraft.models.transformers_target import TransformersTarget
@@ -22,7 +21,7 @@ PRECISIONS = {"packed16": 1e-5, "int8": 0.08, "int4": 0.8}
 
 @pytest.fixture(scope="module")
 def kernels():
-    return library.load(store.default_home() / "native")
+    return library.load()
 
 
 @pytest.fixture(params=["bfloat16", *LEVELS])

@@ -1,0 +1,149 @@
+"""What this process computes with: the implementations that survived a trial on this processor and gave right numbers.
+
+Every path to a model asks here before its first product: the loaders of targets, drafters and learners, and so the
+command line, the services, Ray's actors, the pipelines and vLLM's host.
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from omnidraft.errors import ModelError
+from omnidraft.models import store
+from omnidraft.models.native.build import SOURCE, VARIANTS, compiled
+from omnidraft.models.probe.crash_probe import Outcome, run_once
+
+ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"
+"""Keeps oneDNN, which multiplies torch's matrices, to some instructions. Read at its first product."""
+_LIMITS = (None, "AVX512_CORE_BF16", "AVX2")
+"""Values of that variable in the order of speed. AVX512_CORE_BF16 leaves AMX out."""
+SIXTEEN_BITS = {"bfloat16"}
+"""Formats of torch that keep as much of every weight as packed16 does."""
+NO_KERNELS = "torch"
+"""The name of doing without our kernels."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TorchProducts:
+    """How torch multiplies matrices here."""
+
+    isa: str | None
+    """What oneDNN is kept to; None: nothing."""
+    outcome: Outcome
+    refused: tuple[tuple[str, str], ...]
+    """Wider instructions that were tried before, and what was wrong with them."""
+
+    def require(self, precision: str) -> None:
+        """Raises ModelError unless products of this format are right."""
+        if precision not in self.outcome.seconds:
+            why = self.outcome.fault or "no answer"
+            raise ModelError(f"torch cannot multiply matrices in {precision} on this processor: {why}")
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """A build of our kernels that works here."""
+
+    variant: str
+    library: Path
+    seconds_per_token: Mapping[str, float]
+    """Times of packed16 and of torch's formats of 16 bits, side by side on layers of a real model's size."""
+    refused: tuple[tuple[str, str], ...]
+    """Variants that were tried before, and what was wrong with them."""
+
+
+def torch_products() -> TorchProducts:
+    """Try torch's products, and keep oneDNN in this process to what it survives; the first call decides.
+
+    A limit that ONEDNN_MAX_CPU_ISA sets already is kept.
+
+    Raises:
+        ModelError: the trial itself could not run.
+    """
+    return _torch_products(store.default_home())
+
+
+@cache
+def _torch_products(home: Path) -> TorchProducts:
+    given = os.environ.get(ISA_VARIABLE)
+    tried = []
+    for isa in (given,) if given else _LIMITS:
+        tried.append((isa, _try_torch(home, isa)))
+        if tried[-1][1].fault is None:
+            break
+    isa, outcome = max(tried, key=lambda each: len(each[1].seconds))  # of equals the first, which is the fastest
+    refused = tuple((str(other or "all instructions"), other_outcome.fault or "") for other, other_outcome in tried)
+    refused = refused[: [other for other, _ in tried].index(isa)]
+    if isa is not None and not given:
+        os.environ[ISA_VARIABLE] = isa
+        logger.warning(
+            "torch's matrix products with %s; here oneDNN is kept to %s (%s), which is slower",
+            ", with ".join(f"{name}: {why}" for name, why in refused),
+            isa,
+            ISA_VARIABLE,
+        )
+    elif outcome.fault:
+        logger.warning("torch's matrix products on this processor: %s", outcome.fault)
+    return TorchProducts(isa, outcome, refused)
+
+
+def _try_torch(home: Path, isa: str | None) -> Outcome:
+    import torch
+
+    return run_once(
+        (sys.executable, "-m", "omnidraft.models.probe.torch_products"),
+        what=f"torch's matrix products with {isa or 'all instructions'}",
+        home=home,
+        depends_on=(torch.__version__, os.environ.get("OMP_NUM_THREADS")),
+        environ={ISA_VARIABLE: isa} if isa else None,
+    )
+
+
+def kernels(variant: str = "auto") -> Kernels:
+    """The build of our kernels to compute with, compiled and tried if that was not done yet.
+
+    Args:
+        variant: a name of VARIANTS must work; `auto` takes the first that does.
+
+    Raises:
+        ModelError: none works here, none can be compiled, or `variant` is `torch`, which asks for none.
+    """
+    if variant == NO_KERNELS:
+        raise ModelError(f"models.kernels = '{NO_KERNELS}' asks for no kernels of ours")
+    beside = SIXTEEN_BITS & torch_products().outcome.seconds.keys()
+    return _kernels(store.default_home(), variant, tuple(beside), os.environ.get("CXX"))
+
+
+@cache
+def _kernels(home: Path, variant: str, beside: tuple[str, ...], _compiler: str | None) -> Kernels:
+    refused: list[tuple[str, str]] = []
+    for name in VARIANTS if variant == "auto" else (variant,):
+        library = compiled(SOURCE, home / "native", VARIANTS[name])
+        outcome = _try_kernels(home, library, beside)
+        if outcome.fault is None:
+            if refused:
+                logger.warning("our kernels compiled as %s, which may be slower: %s", name, _listed(refused))
+            return Kernels(name, library, outcome.seconds, tuple(refused))
+        refused.append((name, outcome.fault))
+    raise ModelError(f"our kernels do not work on this processor: {_listed(refused)}")
+
+
+def _listed(refused: list[tuple[str, str]]) -> str:
+    return ", ".join(f"compiled as {name}: {why}" for name, why in refused)
+
+
+def _try_kernels(home: Path, library: Path, beside: tuple[str, ...]) -> Outcome:
+    import torch
+
+    return run_once(
+        (sys.executable, "-m", "omnidraft.models.probe.kernel_passes", str(library), *beside),
+        what=f"our kernels ({library.name})",
+        home=home,
+        depends_on=(torch.__version__, os.environ.get("OMP_NUM_THREADS"), os.environ.get(ISA_VARIABLE)),
+    )

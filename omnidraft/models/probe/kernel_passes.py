@@ -1,0 +1,95 @@
+"""A trial of a build of our kernels: run as a program over the library's path, in a process that may die.
+
+Whole passes of a small random model in every number format are compared with transformers' own in float32. Then the
+times of packed16 and of those formats of torch that stand behind the path, which were tried before, are compared on a
+layer as large as those of a model with 1.5 billion weights.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from omnidraft.models.native import library as native
+from omnidraft.models.native.rows import NativeLlama, NativeRows
+from omnidraft.models.probe.crash_probe import report_part, report_wrong
+from omnidraft.models.probe.pass_times import seconds_per_token
+from omnidraft.models.probe.torch_products import FORMATS
+
+MAX_ERROR = {"float32": 1e-4, "packed16": 0.02, "int8": 0.08, "int4": 0.5}
+"""A share of the logits' spread, by what each format rounds."""
+_CHUNKS = (1, 2, 3, 5, 7)
+"""Rows of the passes that read the text."""
+_CAPACITY = 64
+_SMALL: dict[str, Any] = {
+    "vocab_size": 307,
+    "hidden_size": 96,
+    "intermediate_size": 160,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": _CAPACITY,
+    "initializer_range": 0.2,
+}
+_MEASURED = _SMALL | {"num_hidden_layers": 1, "hidden_size": 1536, "intermediate_size": 8960, "num_attention_heads": 12}
+
+
+def main(library: Path, formats: Sequence[str]) -> None:
+    """Right numbers first, then the times."""
+    torch.manual_seed(0)
+    kernels = native.open_library(library)
+    _compare(kernels)
+    for name, seconds in seconds_per_token(_passes(kernels, formats)).items():
+        report_part(name, seconds)
+
+
+def _compare(kernels: native.Library) -> None:
+    model = _model(_SMALL)
+    ids = torch.randint(_SMALL["vocab_size"], (1, sum(_CHUNKS)))
+    expected_V = model(input_ids=ids, use_cache=False).logits[0, -1]
+    for precision, most in MAX_ERROR.items():
+        error = float((_last_logits(model, precision, kernels, ids[0].tolist()) - expected_V).std() / expected_V.std())
+        if not error < most:  # nan is wrong too
+            report_wrong(f"{precision} is off by {error:.2g} of the logits' spread")
+
+
+def _model(sizes: dict[str, Any]) -> LlamaForCausalLM:
+    return LlamaForCausalLM(LlamaConfig(**sizes)).eval().requires_grad_(False)
+
+
+def _last_logits(model: LlamaForCausalLM, precision: str, kernels: native.Library, ids: list[int]) -> torch.Tensor:
+    rows, done = NativeRows(NativeLlama(model, precision, kernels), _CAPACITY), 0
+    for size in _CHUNKS[:-1]:
+        rows.fill(done, ids[done : done + size])
+        done += size
+    return rows.tree(done, _chain(len(ids) - done), ids[done:])[-1]
+
+
+def _passes(kernels: native.Library, formats: Sequence[str]) -> dict[str, Callable[[int], object]]:
+    """By format, what computes so many rows."""
+    model = _model(_MEASURED)
+    packed = NativeRows(NativeLlama(model, "packed16", kernels), _CAPACITY)
+    passes: dict[str, Callable[[int], object]] = {
+        "packed16": lambda rows: packed.tree(0, _chain(rows), list(range(rows)))
+    }
+    for name in formats:
+        theirs = model.to(FORMATS[name])  # type: ignore[arg-type]
+        passes[name] = partial(_pass_of, theirs)
+    return passes
+
+
+def _pass_of(model: LlamaForCausalLM, rows: int) -> object:
+    return model(input_ids=torch.arange(rows)[None], use_cache=False)
+
+
+def _chain(rows: int) -> list[int]:
+    """The parents of a chain as a tree."""
+    return list(range(-1, rows - 1))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])

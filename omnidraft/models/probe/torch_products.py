@@ -1,0 +1,58 @@
+"""A trial of torch's matrix products: run as a program, in a process that may die.
+
+Shapes: R rows, K inputs, N outputs.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from omnidraft.models.probe.crash_probe import report_part, report_wrong
+from omnidraft.models.probe.pass_times import seconds_per_token
+
+FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_SHAPES = ((1, 64, 64), (1, 576, 1536), (3, 896, 4864), (16, 1536, 256), (64, 320, 96))
+"""R, K, N: one row and several, sizes of real models and such as fill no tile."""
+_MAX_ERROR = 0.02
+"""A share of the products' spread: bfloat16 keeps 8 bits of each result."""
+_MEASURED_NK = (8192, 2048)
+
+
+def main() -> None:
+    """Float32 first, which everything needs."""
+    for name, dtype in FORMATS.items():
+        if problem := _problem(dtype):
+            report_wrong(f"{name}: {problem}")
+        else:
+            report_part(name, seconds_per_token({name: _layer(dtype)})[name])
+
+
+def _problem(dtype: torch.dtype) -> str | None:
+    generator = torch.Generator().manual_seed(0)
+    for rows, inputs, outputs in _SHAPES:
+        x_RK = torch.randn(rows, inputs, generator=generator).to(dtype)
+        weight_NK = torch.randn(outputs, inputs, generator=generator).to(dtype)
+        expected_RN = x_RK.double() @ weight_NK.double().T
+        for how, product_RN in _products(x_RK, weight_NK):
+            error = float((product_RN.double() - expected_RN).std() / expected_RN.std())
+            if not error < _MAX_ERROR:  # nan is wrong too
+                return f"{how} of {rows} x {inputs} x {outputs} is off by {error:.2g} of its spread"
+    return None
+
+
+def _products(x_RK: torch.Tensor, weight_NK: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+    """The same product by the ways that a model takes: its matrices, and attention's batches."""
+    return [
+        ("a linear layer", torch.nn.functional.linear(x_RK, weight_NK)),
+        ("a batched product", torch.bmm(x_RK[None].expand(2, -1, -1), weight_NK.T[None].expand(2, -1, -1))[1]),
+    ]
+
+
+def _layer(dtype: torch.dtype) -> Callable[[int], torch.Tensor]:
+    """A linear layer over so many random rows."""
+    weight_NK = torch.randn(_MEASURED_NK).to(dtype)
+    return lambda rows: torch.nn.functional.linear(torch.randn(rows, _MEASURED_NK[1]).to(dtype), weight_NK)
+
+
+if __name__ == "__main__":
+    main()

@@ -14,6 +14,7 @@ import httpx
 import psutil
 
 from omnidraft.errors import OmnidraftError
+from omnidraft.exits import describe_exit
 
 STOP_TIMEOUT_S = 60.0
 IDLE_SHARE = 0.2
@@ -68,8 +69,9 @@ class Fleet(AbstractContextManager["Fleet"]):
         while not ready():
             for name, process in self._processes.items():
                 if process.poll() is not None:
+                    how = describe_exit(process.returncode)
                     raise ServiceFailed(
-                        f"{name} ended with {process.returncode} before {what}: {self._last_words(name)}"
+                        f"{name} ended before {what} by {how}. Its last words: {self._last_words(name)}"
                     )
             if time.monotonic() > deadline:
                 raise ServiceFailed(f"no {what} within {timeout_s:.0f} s; see the logs in {self._logs}")
@@ -118,8 +120,15 @@ class Fleet(AbstractContextManager["Fleet"]):
             _wait(process)
 
     def _last_words(self, name: str) -> str:
-        lines = (self._logs / f"{name}.log").read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
+        return last_words((self._logs / f"{name}.log").read_text(errors="replace").strip().splitlines())
+
+
+def last_words(log: Sequence[str]) -> str:
+    """What a process was doing when it ended, by its log: the last line, and where a fatal signal struck."""
+    fatal = next((at for at, line in enumerate(log) if line.startswith("Fatal Python error")), len(log))
+    said = log[fatal - 1] if fatal else "it said nothing"
+    where = next((line.strip() for line in log[fatal:] if line.startswith("  File ")), None)
+    return f"{said}; it was at {where}" if where else said
 
 
 def is_serving(url: str) -> bool:

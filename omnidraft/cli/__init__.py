@@ -11,6 +11,7 @@ from omnidraft.cli.doctor import doctor
 from omnidraft.cli.generate import generate
 from omnidraft.cli.serve import serve
 from omnidraft.cli.status import status
+from omnidraft.cli.watched import run_watched
 from omnidraft.errors import OmnidraftError
 
 HELP = "Speculative decoding across tokenizers that keeps learning while it serves."
@@ -32,6 +33,11 @@ app.add_typer(run.app, name="run")
 def version() -> None:
     """Print the version."""
     print(__version__)
+
+
+def entry() -> None:
+    """The program `omnidraft`."""
+    run_watched(main)
 
 
 def main() -> None:

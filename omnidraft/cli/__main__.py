@@ -1,5 +1,5 @@
 """`python -m omnidraft.cli`."""
 
-from omnidraft.cli import main
+from omnidraft.cli import entry
 
-main()
+entry()

@@ -28,9 +28,13 @@ def printable(text: str) -> str:
 
 @contextmanager
 def download_bars() -> "Iterator[Progress]":
-    """Bars over bytes on stderr, gone when done; nothing where stderr is no terminal."""
+    """Bars over bytes on stderr, gone when done; nothing where stderr is no terminal. Other preparations say that they
+    begin."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from omnidraft.hosts.process import speak
+
+    speak("omnidraft")
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:

@@ -3,6 +3,7 @@
 `python -m services.X` goes through `run`, `omnidraft run X` through `serve`. Nothing here knows what a service does.
 """
 
+import faulthandler
 import gc
 import logging
 import os
@@ -54,6 +55,7 @@ def run(name: str, host_main: HostMain) -> None:
         raise typer.Exit(serve(name, host_main, config_path))
 
     command.__doc__ = f"Run the omnidraft {name} until SIGTERM."
+    faulthandler.enable()
     typer.run(command)
 
 
@@ -88,6 +90,12 @@ def configure_logging(role: str) -> None:
     logging.captureWarnings(_is_json())
     for name, level in _CHATTER.items():
         logging.getLogger(name).setLevel(level)
+
+
+def speak(name: str) -> None:
+    """For a command that people watch: warnings, and what takes its time before anything can be computed."""
+    logging.basicConfig(level=logging.WARNING, format=f"{name}: %(message)s", stream=sys.stderr)
+    logging.getLogger("omnidraft.models").setLevel(logging.INFO)
 
 
 def formatter(role: str) -> logging.Formatter:
@@ -146,6 +154,8 @@ def stop_on_signals() -> threading.Event:
 
 def entry(name: str, command: Callable[..., None]) -> None:
     """Run one typer command as a program of its own; what it refuses is one line on stderr and exit code 2."""
+    faulthandler.enable()
+    speak(name)
     try:
         typer.run(command)
     except OmnidraftError as exc:

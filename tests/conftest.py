@@ -2,16 +2,46 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from omnidraft.models.probe import choice
 from omnidraft.models.tiny import make_drafter, make_target
+from tests.homes import make_home
 from tests.kafka_fixture import kafka_bootstrap as kafka_bootstrap
+from tests.orphans import end_orphans, name_run
 from tests.postgres_fixture import postgres as postgres
 from tests.postgres_fixture import postgres_mlflow_url as postgres_mlflow_url
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A test process that crashes costs one test."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from tests.xdist_scheduling import SurvivingScheduling
+
+    return SurvivingScheduling(config, log)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """What is started from now on is known to be of this run."""
+    name_run(config)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """No broker, server or helper outlives the tests, not even those of a test process that crashed."""
+    end_orphans(config)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _products_that_this_processor_survives() -> None:
+    """Before the first test multiplies anything: tests do not always load models where the product asks."""
+    choice.torch_products()
 
 
 @pytest.fixture(scope="session")
@@ -24,4 +54,4 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture(scope="session")
 def omnidraft_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where models and alignments are cached in tests."""
-    return tmp_path_factory.mktemp("home")
+    return make_home(tmp_path_factory.mktemp("home"))

@@ -1,10 +1,11 @@
 """Tiny models that vLLM's kernels take, and servers over them."""
 
-import os
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.homes import make_home
 
 pytest.importorskip("vllm", reason="vLLM is in a virtual environment of its own: make test-vllm")
 
@@ -15,12 +16,8 @@ HIDDEN_SIZE = 128
 
 @pytest.fixture(scope="session")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Our caches, apart from the user's; compiled kernels are shared."""
-    home = tmp_path_factory.mktemp("home")
-    native = Path(os.environ.get("OMNIDRAFT_HOME", Path.home() / ".cache" / "omnidraft")) / "native"
-    native.mkdir(parents=True, exist_ok=True)
-    (home / "native").symlink_to(native)
-    return home
+    """Our caches, apart from the user's."""
+    return make_home(tmp_path_factory.mktemp("home"))
 
 
 @pytest.fixture(scope="session")

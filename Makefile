@@ -24,6 +24,9 @@ BENCH_METHODS ?= plain,omnidraft,omnidraft-reproducible,omnidraft+traces,hf-gene
 BENCH_VLLM_ARGS ?= --num-prompts 4 --max-new-tokens 128
 PROMPTS ?= $(wildcard $(patsubst %,../shared/data/%.jsonl,gsm8k code instruct xsum))
 
+# What hangs in native code, where pytest cannot interrupt it, ends the run after so long; it takes a quarter of that.
+TEST_LIMIT_S ?= 2400
+TEST_LIMIT := timeout --foreground --signal=INT --kill-after=60 $(TEST_LIMIT_S)
 # One numeric thread per test process; what measures speed sets its own.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false RAY_USAGE_STATS_ENABLED=0 MLFLOW_DISABLE_TELEMETRY=true
 
@@ -63,7 +66,7 @@ demo-kafka: setup ## The same over a Kafka broker that is started for it
 	$(PYTHON) -m pipelines.demo --log kafka://127.0.0.1:$(KAFKA_PORT) $(DEMO_ARGS)
 
 test: setup ## Unit, contract, integration and end-to-end tests on tiny models
-	$(TEST_ENV) $(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	$(TEST_ENV) $(TEST_LIMIT) $(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-llamacpp: setup ## The tests that need llama.cpp, which it builds into .venv the first time (minutes)
 	$(PYTHON) -m uv pip install --quiet --python $(PYTHON) --editable '.[llamacpp]'

@@ -59,6 +59,7 @@ def batching(settings: Settings, metrics: Metrics, *, num_tokens: int) -> Batchi
     from omnidraft.decode.batch.passes import PassCosts
     from omnidraft.decode.batch.rounds import Limits, Rounds
     from omnidraft.decode.caution import Caution
+    from omnidraft.decode.safe_drafting import DraftingFailures
     from omnidraft.decode.slot import SnapshotSlot
 
     recorder = _recorder(settings, metrics)
@@ -84,6 +85,7 @@ def batching(settings: Settings, metrics: Metrics, *, num_tokens: int) -> Batchi
             section.trace_rows,
             section.idle_s,
         ),
+        failures=DraftingFailures(metrics, settings.models.target),
     )
     refresher = None if pinned is not None else _refresher(settings, metrics, slot, caution, load)
     return Batching(made, recorder, refresher, slot)

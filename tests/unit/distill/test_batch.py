@@ -42,7 +42,8 @@ def test_a_position_is_conditioned_on_exactly_the_text_before_its_token(pair) ->
 def test_the_end_of_the_text_is_asked_for_by_role(pair) -> None:
     positions = read(pair, pair.record(text=TEXT))
     assert positions.emitted_P[-1] == pair.target.vocabulary.roles["eos"]
-    assert positions.at_P[-1] == len(positions.ids_T) - 1
+    assert positions.at_P[-1] == len(positions.ids_T) - 2
+    assert positions.ids_T[-1] == pair.draft.vocabulary.roles["eos"]
     assert pair.draft.vocabulary.roles["eos"] in positions.buckets.ids_PS[-1]
 
 
@@ -60,7 +61,8 @@ def test_an_earlier_segment_is_context_and_no_position(pair) -> None:
 
 
 def test_what_follows_the_last_safe_boundary_waits_when_the_text_goes_on(pair) -> None:
-    done, going_on = read(pair, pair.record(text=TEXT)), read(pair, pair.record(text=TEXT, finish_reason=None))
+    said = pair.target.encode(TEXT + " xyzxyz")
+    done, going_on = (read(pair, pair.record(emitted=said, finish_reason=reason)) for reason in ("length", None))
     assert "after_the_last_safe_boundary" not in done.skipped
     assert going_on.skipped["after_the_last_safe_boundary"] > 0
     assert going_on.at_P.tolist() == done.at_P.tolist()[: len(going_on.at_P)]

@@ -151,7 +151,8 @@ class LearnerSettings(Section):
     drift_records: int = Field(16, ge=0)
     """Newest records of a tenant whose agreement fell, on which earlier snapshots are compared; 0 compares none."""
     max_tokens: int = Field(768, ge=32)
-    """Draft tokens of prompt and answer kept per record; longer ones lose the front of the prompt."""
+    """Draft tokens of prompt and answer kept per record; longer ones lose the front of the prompt. Never more than the
+    drafter's context holds."""
     held_out_every: int = Field(16, ge=0)
     """Every n-th record measures agreement and is never learned from; 0 keeps none."""
     held_out_records: int = Field(24, ge=1)

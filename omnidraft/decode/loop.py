@@ -55,7 +55,7 @@ class Decoder:
         self._trace_top_k = trace_top_k
         self._costs = costs
         self._noise = noise
-        self._failures = failures or DraftingFailures()
+        self.failures = failures or DraftingFailures()
 
     def plain_pass_s(self, mode: Mode) -> float | None:
         """What a pass without a draft takes now; None where nobody measured it."""
@@ -79,7 +79,7 @@ class Decoder:
         session = self.target.open(request.prompt_ids, request.max_new_tokens, request.mode)
         drafting = None
         if proposer is not None and request.num_draft_tokens:
-            drafting = SafeDrafting(proposer, request, self.target.vocab_size, self._failures)
+            drafting = SafeDrafting(proposer, request, self.target.vocab_size, self.failures)
         try:
             yield from self._steps(request, session, drafting, shaper)
         finally:

@@ -91,8 +91,9 @@ class Learner:
             raise ConfigError(f"the drafter has {model.vocab_size} rows, its vocabulary {alignment.num_draft} ids")
         self.model, self.cache, self.alignment = model, cache, alignment
         self.counters = Counters()
+        max_tokens = min(settings.max_tokens, model.context_limit)
         self._reader = PositionReader(
-            draft_tokenizer, target_vocabulary, alignment, max_tokens=settings.max_tokens, alm=settings.alm
+            draft_tokenizer, target_vocabulary, alignment, max_tokens=max_tokens, alm=settings.alm
         )
         self._terms = parse(settings.loss)
         self._settings = settings

@@ -130,6 +130,7 @@ def test_acceptance_behind_the_drafters_limit_stays_what_it_was(engine: Engine, 
         control += halves(engine, steps_of(whole, seed=seed, **texts))[1]
     shares = [acceptance(steps) for steps in (before, behind, control)]
     print("acceptance {:.3f} before the limit, {:.3f} behind it, {:.3f} there with a long context".format(*shares))
+    assert sum(len(step.tree) > 1 for step in behind) > 0.9 * len(behind)
     assert shares[0] > 0.25
     assert shares[1] > 0.8 * max(shares[0], shares[2])
 

@@ -117,7 +117,9 @@ def test_a_drafter_that_cannot_read_the_prompt_only_costs_the_draft():
     proposer = make_drafter()
     request = make_request(seed=1)
     too_large = tuple(token + 1000 for token in request.drafter_prompt_ids)
-    odd = type(request)(**{**{name: getattr(request, name) for name in request.__slots__}, "drafter_prompt_ids": too_large})
+    odd = type(request)(
+        **{**{name: getattr(request, name) for name in request.__slots__}, "drafter_prompt_ids": too_large}
+    )
     metrics = CountingMetrics()
     steps = list(toy_decoder(failures=DraftingFailures(metrics)).decode(odd, proposer))
     assert emitted(steps) == slow_decode(TABLE, request)

@@ -2,10 +2,11 @@
 worker's HTTP side in worker.py, metrics and tracing in telemetry.py, the proposer of vLLM in vllm.py."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from omnidraft.config.outside import LogSettings, RegistrySettings, Section
 from omnidraft.config.telemetry import MetricsSettings, TracingSettings
@@ -173,13 +174,21 @@ class LearnerSettings(Section):
     threads: int | None = Field(None, ge=1)
     """Threads of a training step; None is one, which leaves the others to requests. On a Ray cluster the learner's node
     has so many processors free for it."""
-    num_gpus: float = Field(0.0, ge=0)
-    """GPUs of that node set aside for it."""
     ray_resources: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
     """Custom resources that its node must have, as `ray start --resources` gives them: `{distiller = 1}` keeps learners
     off the nodes that serve, and one of them to a node."""
     nice: int = Field(10, ge=0, le=19)
     """Scheduling priority given up, so that requests come first on a shared machine."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _learns_on_processors(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and "num_gpus" in given:
+            raise ValueError(
+                "num_gpus is no setting any more: it set GPUs aside that the learner, which computes on processors, "
+                "never used. Take it out; learner.threads makes learning faster"
+            )
+        return given
 
 
 class CacheSettings(Section):

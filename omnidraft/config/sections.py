@@ -129,7 +129,9 @@ class LearnerSettings(Section):
     weight_decay: float = Field(0.0, ge=0)
     head: Literal["off", "joint", "interleaved", "only"] = "off"
     """Whether an acceptance head learns beside the drafter, for `decode.policy = "acceptance"`: in the same steps
-    (`joint`), in turns (`interleaved`), or alone with the drafter frozen (`only`). Turned off, snapshots have none."""
+    (`joint`), between them from `records_per_step` records of the replay buffer (`interleaved`, algorithm 4 of
+    OmniDraft: the drafter learns from every record all the same), or alone with the drafter frozen (`only`). Turned
+    off, snapshots have none."""
     head_blocks: int = Field(1, ge=0, le=8)
     """Residual blocks of a fresh head; each costs a square matrix of the drafter's hidden size."""
     head_learning_rate: float = Field(1e-3, gt=0)
@@ -144,7 +146,7 @@ class LearnerSettings(Section):
     replay_records: int = Field(0, ge=0)
     """Records of earlier steps that each step learns again, drawn evenly over tenants, against forgetting."""
     replay_capacity: int = Field(512, ge=1)
-    """Records kept for that, about 25 kB each."""
+    """Records kept for that and for an interleaved head, about 25 kB each."""
     steps_per_snapshot: int = Field(12, ge=1)
     drift_haste: int = Field(4, ge=1)
     """Snapshots are so many times as frequent while agreement on any tenant's traffic has fallen. What is learned does

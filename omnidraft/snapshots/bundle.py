@@ -15,6 +15,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from omnidraft.errors import SnapshotCorrupt, SnapshotError
+from omnidraft.private_files import create_private
 from omnidraft.snapshots.files import link_or_copy, sha256_of
 from omnidraft.snapshots.manifest import Manifest
 from omnidraft.snapshots.signature import signed
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.json"
 DRAFTER = "serving/drafter.safetensors"
 NGRAMS = "serving/ngrams.safetensors"
+RESUME = "resume/"
+"""Where records lie: those held out and those that are learned again."""
 
 Tensors = Mapping[str, "np.ndarray | torch.Tensor"]
 
@@ -169,6 +172,8 @@ def _write_file(folder: Path, name: str, content: Path | Tensors) -> str:
     if isinstance(content, os.PathLike):
         link_or_copy(Path(content), path)
     else:
+        if name.startswith(RESUME):
+            create_private(path)
         _save_tensors(path, content)
     return sha256_of(path)
 

@@ -6,6 +6,7 @@ A hard link costs no space and no time, and is safe because a snapshot's files a
 import hashlib
 import os
 import shutil
+import stat
 from pathlib import Path
 
 from omnidraft import pacing
@@ -31,6 +32,7 @@ def link_or_copy(source: Path, destination: Path) -> None:
     except FileExistsError:
         raise
     except OSError:  # another disk, a file system without links, or somebody else's file
+        os.close(os.open(destination, os.O_CREAT | os.O_EXCL | os.O_WRONLY, stat.S_IMODE(source.stat().st_mode)))
         shutil.copyfile(source, destination)
 
 

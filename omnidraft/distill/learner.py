@@ -8,7 +8,7 @@ buffer are the whole state, and a run that was resumed from them equals one that
 import json
 import logging
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -293,15 +293,3 @@ def _json_tensor(value: object) -> Tensor:
 
 def _of_json_tensor(tensor: Tensor) -> dict:
     return json.loads(bytes(tensor.tolist()))
-
-
-def mean_losses(reports: Sequence[StepReport]) -> dict[str, float]:
-    """Mean of each loss over the steps that had it and were finite."""
-    sums: defaultdict[str, float] = defaultdict(float)
-    nums: Counter[str] = Counter()
-    for report in reports:
-        if report.is_update:
-            for name, loss in report.losses.items():
-                sums[name] += loss
-                nums[name] += 1
-    return {name: total / nums[name] for name, total in sums.items()}

@@ -10,6 +10,7 @@ import stat
 from pathlib import Path
 
 from omnidraft import pacing
+from omnidraft.private_files import create
 
 _PIECE_BYTES = 2**20
 
@@ -32,7 +33,7 @@ def link_or_copy(source: Path, destination: Path) -> None:
     except FileExistsError:
         raise
     except OSError:  # another disk, a file system without links, or somebody else's file
-        os.close(os.open(destination, os.O_CREAT | os.O_EXCL | os.O_WRONLY, stat.S_IMODE(source.stat().st_mode)))
+        create(destination, stat.S_IMODE(source.stat().st_mode))
         shutil.copyfile(source, destination)
 
 

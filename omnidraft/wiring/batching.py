@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from omnidraft.decode.batch.policy import BatchPolicy, Seconds
-    from omnidraft.decode.batch.rounds import Rounds, Text
+    from omnidraft.decode.batch.rounds import Rounds
+    from omnidraft.decode.batch.text import Text
     from omnidraft.decode.caution import Caution
     from omnidraft.decode.costs import CostCurve
     from omnidraft.decode.proposers.drafter import Drafter
@@ -181,7 +182,7 @@ class TextOpener:
         """See rounds.Opener. A canary takes its share by the name."""
         from omnidraft.decode.batch.drafting import DraftedText
         from omnidraft.decode.batch.followed import Grown
-        from omnidraft.decode.batch.rounds import Text
+        from omnidraft.decode.batch.text import Text
         from omnidraft.decode.proposers.tree import TreeProposer
 
         name = uuid.uuid4().hex

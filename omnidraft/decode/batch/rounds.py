@@ -9,41 +9,22 @@ Shapes: N rows of logits of one text, V vocabulary.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import torch
 
-from omnidraft.decode.batch.drafting import Drafted, DraftedText, draft
-from omnidraft.decode.batch.followed import Followed, Grown
+from omnidraft.decode.batch.drafting import Drafted, draft
+from omnidraft.decode.batch.followed import Followed
 from omnidraft.decode.batch.passes import PassCosts
 from omnidraft.decode.batch.policy import BatchPolicy, EverythingPolicy
+from omnidraft.decode.batch.text import Text, groups
 from omnidraft.decode.beliefs import believed
 from omnidraft.decode.costs import CostCurve
 from omnidraft.decode.counting import count_step
 from omnidraft.decode.safe_drafting import DraftingFailures, require_harmless
-from omnidraft.decode.slot import LoadedSnapshot
-from omnidraft.decode.tracing import Tracer
 from omnidraft.ports import DraftTree, FinishReason, Metrics, Step, Timings, TreeLimits
-
-
-@dataclass(slots=True, eq=False)
-class Text:
-    """One text under way."""
-
-    grown: Grown
-    snapshot: LoadedSnapshot
-    drafted: DraftedText
-    tracer: Tracer | None
-    num_prompt: int
-    tree: DraftTree = field(default_factory=lambda: DraftTree.empty(0))
-    """What the engine was given for it last, and scores now."""
-    draft_s: float = 0.0
-    is_suspect: bool = False
-    """Whether drafting failed for it and others together; it is drafted for apart until that worked."""
-    is_given_up: bool = False
-    """Whether drafting failed for it alone."""
 
 
 class Opener(Protocol):
@@ -276,7 +257,7 @@ class Rounds:
         if untried is not None:
             policy, num_tokens = EverythingPolicy(), untried
         num_nodes, step_rows = 0, []
-        for group in _groups(working_on):
+        for group in groups(working_on):
             drafted = self._of_group(group, num_tokens, policy)
             num_nodes += sum(len(tree) - 1 for tree in drafted.trees)
             step_rows += drafted.step_rows
@@ -299,9 +280,7 @@ class Rounds:
         """Nobody knows what the drafter's keys of these texts hold now."""
         self._failures.tell(error)
         for text in group:
-            text.drafted.release()
-            text.tree, text.draft_s = DraftTree.empty(0), 0.0
-            text.is_suspect, text.is_given_up = True, len(group) == 1
+            text.failed(is_alone=len(group) == 1)
 
     def _has_room(self, num_ids: int) -> bool:
         """Whether the drafter may hold the keys of so many more; texts that were left give up theirs first."""
@@ -315,13 +294,3 @@ class Rounds:
 
     def _num_held(self) -> int:
         return sum(len(text.drafted.fed) for text in self._followed)
-
-
-def _groups(texts: Sequence[Text]) -> list[list[Text]]:
-    """Texts that are drafted for together: those of one snapshot, suspects alone, and none that was given up."""
-    groups: dict[tuple[int, int], list[Text]] = {}
-    for text in texts:
-        if not text.is_given_up:
-            alone = id(text) if text.is_suspect else 0
-            groups.setdefault((id(text.snapshot.proposer), alone), []).append(text)
-    return list(groups.values())

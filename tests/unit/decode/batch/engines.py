@@ -13,7 +13,8 @@ from omnidraft.decode.batch.followed import Followed, Grown
 from omnidraft.decode.batch.passes import PassCosts
 from omnidraft.decode.batch.policy import BatchPolicy, EverythingPolicy
 from omnidraft.decode.batch.prompt import drafter_prompt
-from omnidraft.decode.batch.rounds import Limits, Rounds, Text
+from omnidraft.decode.batch.rounds import Limits, Rounds
+from omnidraft.decode.batch.text import Text
 from omnidraft.decode.proposers.drafter import Drafter
 from omnidraft.decode.proposers.tree import TreeProposer
 from omnidraft.decode.safe_drafting import DraftingFailures

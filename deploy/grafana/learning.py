@@ -140,7 +140,7 @@ VERSIONS = Row(
         Panel(
             "What did not answer",
             "short",
-            "Times that log or registry failed a worker, the learner or the controller; snapshots that did not load; failed drafts.",
+            "Times that log or registry failed a worker, the learner or the controller; failed loads and drafts.",
             (
                 Query(increase("omnidraft_refresh_errors_total"), "worker"),
                 Query(increase("omnidraft_learner_errors_total"), "learner"),

@@ -132,7 +132,7 @@ def test_acceptance_behind_the_drafters_limit_stays_what_it_was(engine: Engine, 
     print("acceptance {:.3f} before the limit, {:.3f} behind it, {:.3f} there with a long context".format(*shares))
     assert sum(len(step.tree) > 1 for step in behind) > 0.9 * len(behind)
     assert shares[0] > 0.25
-    assert shares[1] > 0.8 * max(shares[0], shares[2])
+    assert shares[1] > 0.7 * max(shares[0], shares[2])
 
 
 @pytest.fixture

@@ -371,6 +371,7 @@ class TrainableDrafter(Protocol):
     vocabulary."""
 
     vocab_size: int
+    context_limit: int
 
     def trained(self) -> Mapping[str, torch.nn.Parameter]:
         """The parameters that learn, by name, float32, in a fixed order."""

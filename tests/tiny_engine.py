@@ -1,7 +1,8 @@
 """An engine over the tiny models, and proposers that do what a test needs."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from omnidraft import config, wiring
+from omnidraft.decode.engine import Engine
 from omnidraft.decode.slot import LoadedSnapshot
 from omnidraft.ports import DraftTree, Noise, Proposer, Request, Source, TreeLimits
 from omnidraft.telemetry.metrics import CountingMetrics
@@ -136,3 +138,43 @@ class _Breaking:
 
     def observe(self, emitted: Sequence[int]) -> None:
         self.root = emitted[-1]
+
+
+@contextmanager
+def broken_target(engine: Engine, error: Exception, num_good: int) -> Iterator[None]:
+    """Inside, every text's target raises after so many passes."""
+    whole = engine.decoder.target
+    engine.decoder.target = _BrokenTarget(whole, error, num_good)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        engine.decoder.target = whole
+
+
+@dataclass
+class _BrokenTarget:
+    whole: Any
+    error: Exception
+    num_good: int
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.whole, name)
+
+    def open(self, *args: Any) -> "_BrokenSession":
+        return _BrokenSession(self.whole.open(*args), self.error, self.num_good)
+
+
+@dataclass
+class _BrokenSession:
+    whole: Any
+    error: Exception
+    num_left: int
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.whole, name)
+
+    def score(self, tree: DraftTree) -> Any:
+        if not self.num_left:
+            raise self.error
+        self.num_left -= 1
+        return self.whole.score(tree)

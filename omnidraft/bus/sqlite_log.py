@@ -16,6 +16,7 @@ from pathlib import Path
 
 from omnidraft.errors import BusError
 from omnidraft.ports import Message, Offsets, Outgoing, Polled, TopicFacts
+from omnidraft.private_files import PRIVATE, create
 
 POLL_INTERVAL_S = 0.05
 MOST_EXPIRED = 256
@@ -36,6 +37,7 @@ class _Topic:
         self.path, self.name, self._timeout_s = path, topic, timeout_s
         with self.translated("opening"):
             path.parent.mkdir(parents=True, exist_ok=True)
+            create(path, PRIVATE)  # SQLite gives -wal and -shm the rights of the file
             self.connection = sqlite3.connect(path, timeout_s, isolation_level=None, check_same_thread=False)
             self._enter_wal()
             self.connection.execute("PRAGMA synchronous=FULL")

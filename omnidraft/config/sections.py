@@ -2,10 +2,11 @@
 worker's HTTP side in worker.py, metrics and tracing in telemetry.py, the proposer of vLLM in vllm.py."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from omnidraft.config.outside import LogSettings, RegistrySettings, Section
 from omnidraft.config.telemetry import MetricsSettings, TracingSettings
@@ -133,7 +134,9 @@ class LearnerSettings(Section):
     weight_decay: float = Field(0.0, ge=0)
     head: Literal["off", "joint", "interleaved", "only"] = "off"
     """Whether an acceptance head learns beside the drafter, for `decode.policy = "acceptance"`: in the same steps
-    (`joint`), in turns (`interleaved`), or alone with the drafter frozen (`only`). Turned off, snapshots have none."""
+    (`joint`), between them from `records_per_step` records of the replay buffer (`interleaved`, algorithm 4 of
+    OmniDraft: the drafter learns from every record all the same), or alone with the drafter frozen (`only`). Turned
+    off, snapshots have none."""
     head_blocks: int = Field(1, ge=0, le=8)
     """Residual blocks of a fresh head; each costs a square matrix of the drafter's hidden size."""
     head_learning_rate: float = Field(1e-3, gt=0)
@@ -148,7 +151,7 @@ class LearnerSettings(Section):
     replay_records: int = Field(0, ge=0)
     """Records of earlier steps that each step learns again, drawn evenly over tenants, against forgetting."""
     replay_capacity: int = Field(512, ge=1)
-    """Records kept for that, about 25 kB each."""
+    """Records kept for that and for an interleaved head, about 25 kB each."""
     steps_per_snapshot: int = Field(12, ge=1)
     drift_haste: int = Field(4, ge=1)
     """Snapshots are so many times as frequent while agreement on any tenant's traffic has fallen. What is learned does
@@ -156,7 +159,8 @@ class LearnerSettings(Section):
     drift_records: int = Field(16, ge=0)
     """Newest records of a tenant whose agreement fell, on which earlier snapshots are compared; 0 compares none."""
     max_tokens: int = Field(768, ge=32)
-    """Draft tokens of prompt and answer kept per record; longer ones lose the front of the prompt."""
+    """Draft tokens of prompt and answer kept per record; longer ones lose the front of the prompt. Never more than the
+    drafter's context holds."""
     held_out_every: int = Field(16, ge=0)
     """Every n-th record measures agreement and is never learned from; 0 keeps none."""
     held_out_records: int = Field(24, ge=1)
@@ -177,13 +181,21 @@ class LearnerSettings(Section):
     threads: int | None = Field(None, ge=1)
     """Threads of a training step; None is one, which leaves the others to requests. On a Ray cluster the learner's node
     has so many processors free for it."""
-    num_gpus: float = Field(0.0, ge=0)
-    """GPUs of that node set aside for it."""
     ray_resources: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
     """Custom resources that its node must have, as `ray start --resources` gives them: `{distiller = 1}` keeps learners
     off the nodes that serve, and one of them to a node."""
     nice: int = Field(10, ge=0, le=19)
     """Scheduling priority given up, so that requests come first on a shared machine."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _learns_on_processors(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and "num_gpus" in given:
+            raise ValueError(
+                "num_gpus is no setting any more: it set GPUs aside that the learner, which computes on processors, "
+                "never used. Take it out; learner.threads makes learning faster"
+            )
+        return given
 
 
 class CacheSettings(Section):

@@ -94,7 +94,7 @@ def measure_passes(target: Target, mode: Mode) -> CostCurve:
 def measure_steps(drafter: DraftModel) -> CostCurve:
     """Steps over several branches behind a short text, and reading that text."""
     session = drafter.open()
-    text = [0] * min(_CONTEXT, drafter.context_limit - 1)
+    text = [0] * max(min(_CONTEXT, drafter.context_limit - max(_STEP_ROWS)), 1)
     read_s = _least(partial(_read_s, session, text))
     steps_s = {rows: _least(partial(_step_s, session, len(text), rows)) for rows in _STEP_ROWS}
     return CostCurve({len(text): read_s} | steps_s)

@@ -141,7 +141,7 @@ class Engine:
             raise RequestError(f"num_draft_tokens must be at least 0, got {num_draft}")
         return Request(
             prompt_ids=tuple(_prompt_ids(question, self.pair.target_tokenizer)),
-            drafter_prompt_ids=tuple(_prompt_ids(question, self.pair.drafter_tokenizer)),
+            drafter_prompt_ids=tuple(self._drafter_prompt_ids(question)),
             max_new_tokens=question.max_new_tokens,
             sampling=question.sampling,
             seed=secrets.randbits(64) if question.seed is None else question.seed,
@@ -152,6 +152,14 @@ class Engine:
             tenant=question.tenant,
             num_log_probs=question.num_log_probs,
         )
+
+    def _drafter_prompt_ids(self, question: Question) -> list[int]:
+        """None where the drafter has no template, or one that refuses these messages: it then knows the answer only."""
+        try:
+            return _prompt_ids(question, self.pair.drafter_tokenizer)
+        except Exception as exc:  # the boundary: see safe_drafting.py
+            self.decoder.failures.tell(exc)
+            return []
 
     def _begun(self, question: Question, request: Request, snapshot: LoadedSnapshot) -> Span:
         return self._tracing.begin(

@@ -11,8 +11,8 @@ from omnidraft.decode.grammar import Grammars
 from omnidraft.decode.noise import SeededNoise
 from omnidraft.decode.path import draw_path
 from omnidraft.decode.processors import Shaper
+from omnidraft.decode.safe_drafting import DraftingFailures, SafeDrafting
 from omnidraft.decode.text import TextWatch
-from omnidraft.errors import ContractError
 from omnidraft.ports import (
     DraftTree,
     Mode,
@@ -40,12 +40,14 @@ class Decoder:
         trace_top_k: int | None = None,
         costs: Costs | None = None,
         noise: Callable[[int, int, int], Noise] = SeededNoise,
+        failures: DraftingFailures | None = None,
     ) -> None:
         """
         Args:
             trace_top_k: log-probabilities to keep per emitted token; None keeps none.
             costs: told what each pass took; None when nobody wants to know.
             noise: (seed, choice, size of the target's vocabulary) -> the noise of one text.
+            failures: told when drafting fails, which ends no text; None logs only.
         """
         self.target = target
         self._vocabulary = vocabulary
@@ -53,6 +55,7 @@ class Decoder:
         self._trace_top_k = trace_top_k
         self._costs = costs
         self._noise = noise
+        self.failures = failures or DraftingFailures()
 
     def plain_pass_s(self, mode: Mode) -> float | None:
         """What a pass without a draft takes now; None where nobody measured it."""
@@ -74,7 +77,9 @@ class Decoder:
         grammar = request.sampling.grammar
         shaper = Shaper(request, None if grammar is None else self._grammars.matcher(grammar, request.stop_ids))
         session = self.target.open(request.prompt_ids, request.max_new_tokens, request.mode)
-        drafting = None if proposer is None or request.num_draft_tokens == 0 else proposer.open(request)
+        drafting = None
+        if proposer is not None and request.num_draft_tokens:
+            drafting = SafeDrafting(proposer, request, self.target.vocab_size, self.failures)
         try:
             yield from self._steps(request, session, drafting, shaper)
         finally:
@@ -93,7 +98,6 @@ class Decoder:
             if drafting is not None:
                 limits = self._limits(request, num_left)
                 tree = drafting.propose(position, limits, noise)
-                _check(tree, root, limits, self.target.vocab_size)
             step, target_s = self._step(session, tree, position, noise, shaper, watch, request.num_log_probs)
             if self._costs is not None:
                 self._costs.saw_pass(request.mode, len(tree), target_s)
@@ -142,13 +146,3 @@ class Decoder:
         told = None if num_log_probs is None else log_probs(logits_NV, drawn_from, path.emitted, num_log_probs)
         step = Step(tree, path.emitted, path.nodes, watch.take(), watch.finish_reason, Timings(), beliefs, told)
         return step, target_s
-
-
-def _check(tree: DraftTree, root: int, limits: TreeLimits, vocab_size: int) -> None:
-    """Raises ContractError for a tree that would change the text or leave the target's memory."""
-    if tree.tokens[0] != root:
-        raise ContractError(f"the tree's root is token {tree.tokens[0]}, but {root} was emitted last")
-    if not tree.fits(limits):
-        raise ContractError(f"a tree of {len(tree) - 1} drafted nodes does not fit {limits}")
-    if not 0 <= min(tree.tokens) <= max(tree.tokens) < vocab_size:
-        raise ContractError(f"the tree has token {max(tree.tokens)}, the vocabulary ends before {vocab_size}")

@@ -80,23 +80,20 @@ def shape(logits_V: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, np.ndar
 
 
 def _most_probable(p_V: np.ndarray, num_ids: int) -> np.ndarray:
-    """The first `num_ids` ids of the stable order, in that order, without sorting the vocabulary."""
-    if num_ids < len(p_V):
-        threshold = np.partition(p_V, len(p_V) - num_ids)[len(p_V) - num_ids]
-        ids = np.flatnonzero(p_V >= threshold)
-    else:
-        ids = np.arange(len(p_V))
-    ids = ids[np.argsort(-p_V[ids], kind="stable")][:num_ids]
-    return ids[p_V[ids] > 0]
+    """The first `num_ids` ids of the stable order, in that order, without sorting the vocabulary; none of them 0."""
+    threshold = np.partition(p_V, len(p_V) - num_ids)[len(p_V) - num_ids] if num_ids < len(p_V) else 0.0
+    ids = np.flatnonzero(p_V >= threshold) if threshold else np.flatnonzero(p_V)
+    return ids[np.argsort(-p_V[ids], kind="stable")][:num_ids]
 
 
 def _nucleus(p_V: np.ndarray, ids: np.ndarray, top_p: float) -> np.ndarray:
     """The shortest front of the stable order that holds `top_p` of the mass of `ids`."""
-    allowed_V = np.zeros_like(p_V)
-    allowed_V[ids] = p_V[ids] / p_V[ids].sum()
-    for num_ids in (_NUCLEUS_GUESS, len(p_V)):
-        front = _most_probable(allowed_V, num_ids)
-        mass = np.cumsum(allowed_V[front])
-        if mass[-1] >= top_p or num_ids >= len(p_V):
+    total = p_V[ids].sum()
+    ids = np.sort(ids)
+    p_M = p_V[ids] / total
+    for num_ids in (_NUCLEUS_GUESS, len(ids)):
+        front = _most_probable(p_M, num_ids)
+        mass = np.cumsum(p_M[front])
+        if mass[-1] >= top_p or num_ids >= len(ids):
             break
-    return front[: int(np.searchsorted(mass, top_p)) + 1]
+    return ids[front[: int(np.searchsorted(mass, top_p)) + 1]]

@@ -2,7 +2,8 @@
 
 Shapes: T draft ids of prompt and answer, P positions where an emitted target token begins at a draft boundary,
 M draft pieces of emitted n-grams, N rejected tokens. `at` is the index of the draft id whose hidden state predicts.
-The end of the text is asked for at the last boundary, and special ids inside the text are predicted but never read.
+The end of the text is asked for at the last boundary. Special ids inside the text are predicted, and read where the
+drafter has them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -103,7 +104,7 @@ class PositionReader:
             WireError: an id lies outside its vocabulary.
         """
         require_inside(record.drafter_prompt_ids, self._alignment.num_draft, "draft")
-        answer = read_answer(self._tokenizer, self._target, record)
+        answer = read_answer(self._tokenizer, self._target, self._alignment, record)
         prompt_T = record.drafter_prompt_ids.astype(np.int64)
         ids_T = np.concatenate([prompt_T, answer.draft_ids])[-self._max_tokens :]
         shift = len(prompt_T) + len(answer.draft_ids) - len(ids_T)
@@ -137,7 +138,7 @@ class PositionReader:
         """The draft token that begins at each position; of a special id its partner."""
         partner_P = self._alignment.draft_first_T[answer.target_ids[target_P]]
         next_P = np.append(answer.draft_ids, self._alignment.num_draft)[draft_P]
-        return np.where(answer.target_num_bytes[target_P] > 0, next_P, partner_P)
+        return np.where(answer.target_lengths[target_P] > 0, next_P, partner_P)
 
     def _believed(
         self, beliefs: Beliefs, rounds: Rounds, answer: Answer, at_P: np.ndarray, row_of: Mapping[int, int]
@@ -145,7 +146,7 @@ class PositionReader:
         emitted_P = np.array(list(row_of), np.int64) - answer.num_before
         buckets = belief_buckets(beliefs, emitted_P, self._alignment, _splits(beliefs, answer, row_of))
         rejected_N2 = self._rejected(rounds, answer.num_before, row_of)
-        has_bytes_E = answer.target_num_bytes[answer.num_before :] > 0
+        has_bytes_E = self._target.num_bytes[answer.target_ids[answer.num_before :]] > 0
         return Believed(
             buckets=buckets,
             direct=direct_buckets(beliefs, emitted_P, self._alignment),

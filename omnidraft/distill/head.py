@@ -1,8 +1,9 @@
 """The acceptance head learns which guesses were accepted: binary cross-entropy on labels from traces.
 
 When: `joint` adds its loss to the drafter's in every step, and both learn from the sum; its gradient goes on into the
-drafter's hidden states, as one loss over all weights does. `interleaved` lets the drafter and the head take turns, the
-drafter frozen in the head's; a turn without guesses falls to the drafter. `only` never changes the drafter.
+drafter's hidden states, as one loss over all weights does. `interleaved` lets the drafter learn from every record, and
+the head in between, from records of the replay buffer with the drafter frozen as it is then. `only` never changes the
+drafter.
 Rejected guesses are fewer than accepted ones and weigh more; with a weight other than 1 the head's numbers are no
 chances but lower, by log(weight) in the logit.
 Shapes: G guesses, N rows of hidden states, H hidden size.
@@ -12,7 +13,6 @@ SpecDec++, https://arxiv.org/abs/2405.19715, as in its code, https://github.com/
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 import numpy as np
 import torch
@@ -26,7 +26,6 @@ from omnidraft.distill.guesses import Guesses
 from omnidraft.distill.passes import Group, grouped, hidden_rows
 from omnidraft.ports import TrainableDrafter, TrainableHead
 
-Turn = Literal["drafter", "head", "both"]
 LOSS = "head"
 """Its name among the losses of a step."""
 _PREFIX = "head."
@@ -44,17 +43,6 @@ class HeadTrainer:
             self._trained.values(), lr=settings.head_learning_rate, weight_decay=0.0, fused=True
         )
         self._total_weight = self._sum = 0.0
-
-    def turn(self, num_steps: int, records: Sequence[Positions]) -> Turn:
-        """Who learns in the step after so many."""
-        match self._settings.head:
-            case "joint":
-                return "both"
-            case "interleaved":
-                is_heads = num_steps % 2 == 1 and any(len(record.guesses.at_G) for record in records)
-                return "head" if is_heads else "drafter"
-            case _:
-                return "head"
 
     def begin(self, records: Sequence[Positions]) -> None:
         """The records of this step."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from omnidraft.ports import Offsets
+from omnidraft.private_files import private_opener
 
 Place = tuple[int, int]
 """(partition, offset)."""
@@ -101,7 +102,7 @@ class Journal:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
         partial = self._path.with_name(f".{self._path.name}.partial")
-        with partial.open("w") as file:
+        with open(partial, "w", opener=private_opener) as file:
             json.dump(self._plain_data(), file)
             file.flush()
             os.fsync(file.fileno())

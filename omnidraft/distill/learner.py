@@ -8,7 +8,7 @@ buffer are the whole state, and a run that was resumed from them equals one that
 import json
 import logging
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -91,8 +91,9 @@ class Learner:
             raise ConfigError(f"the drafter has {model.vocab_size} rows, its vocabulary {alignment.num_draft} ids")
         self.model, self.cache, self.alignment = model, cache, alignment
         self.counters = Counters()
+        max_tokens = min(settings.max_tokens, model.context_limit)
         self._reader = PositionReader(
-            draft_tokenizer, target_vocabulary, alignment, max_tokens=settings.max_tokens, alm=settings.alm
+            draft_tokenizer, target_vocabulary, alignment, max_tokens=max_tokens, alm=settings.alm
         )
         self._terms = parse(settings.loss)
         self._settings = settings
@@ -100,7 +101,12 @@ class Learner:
             model.trained().values(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
         )
         self._head = None if head is None else HeadTrainer(head, settings)
-        self._replay = Replay(capacity=settings.replay_capacity, per_step=settings.replay_records, seed=settings.seed)
+        self._replay = Replay(
+            capacity=settings.replay_capacity,
+            per_step=settings.replay_records,
+            seed=settings.seed,
+            for_head=settings.records_per_step if settings.head == "interleaved" else 0,
+        )
 
     def step(self, records: Sequence[TraceRecord]) -> StepReport:
         """Learn once from these records, of which the cache learns too, and again from what replay draws of those
@@ -114,15 +120,17 @@ class Learner:
                 self.cache.insert(ngram.draft_ids, ngram.target_id)
         number = self.counters.num_steps
         replayed = self._readable(self._replay.draw(number), Counter())
-        losses, grad_norm, is_update = self._update([*readable, *replayed], skipped)
+        learned = [*readable, *replayed]
+        losses, grad_norm, is_update = self._update(*self._gradients(learned), len(learned), skipped)
         self._replay.keep(records, number)
+        heads_losses, _, is_heads_update = self._practise_head(number, skipped)
         report = StepReport(
-            losses=losses,
+            losses=losses | heads_losses,
             grad_norm=grad_norm,
             num_records=len(records),
             num_replayed=len(replayed),
             num_tokens=sum(positions.num_emitted for positions in readable),
-            is_update=is_update,
+            is_update=is_update or is_heads_update,
             skipped=dict(skipped),
             duration_s=time.perf_counter() - started,
         )
@@ -131,7 +139,10 @@ class Learner:
 
     def rehearse(self, record: TraceRecord) -> None:
         """Compute what a step would from this record alone, and change nothing."""
-        self._gradients(self._readable([record], Counter()))
+        readable = self._readable([record], Counter())
+        self._gradients(readable)
+        if self._head:
+            self._head.gradients(self.model, readable)
         for optimizer in self._optimizers():
             optimizer.zero_grad(set_to_none=True)
 
@@ -215,9 +226,18 @@ class Learner:
             skipped["without_beliefs"] += positions.buckets is None
         return readable
 
-    def _update(self, readable: Sequence[Positions], skipped: Counter[str]) -> tuple[dict[str, float], float, bool]:
+    def _practise_head(self, number: int, skipped: Counter[str]) -> tuple[dict[str, float], float, bool]:
+        """Between two steps of the drafter the head learns alone, where they are interleaved."""
+        records = self._readable(self._replay.draw_for_head(number), Counter())
+        if self._head is None or not records:
+            return {}, 0.0, False
+        losses, norm = self._head.gradients(self.model, records)
+        return self._update(losses, [norm], len(records), skipped)
+
+    def _update(
+        self, losses: dict[str, float], grad_norms: Sequence[float], num_records: int, skipped: Counter[str]
+    ) -> tuple[dict[str, float], float, bool]:
         """Whoever has no gradient stays as it is."""
-        losses, grad_norms = self._gradients(readable)
         if not losses:
             return {}, 0.0, False
         is_finite = bool(np.isfinite([*grad_norms, *losses.values()]).all())
@@ -226,7 +246,7 @@ class Learner:
                 optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         if not is_finite:
-            skipped["not_finite"] += len(readable)
+            skipped["not_finite"] += num_records
             logger.warning("step skipped: losses %s, gradient norms %s", losses, grad_norms)
         return losses, grad_norms[0], is_finite
 
@@ -235,11 +255,10 @@ class Learner:
 
     def _gradients(self, readable: Sequence[Positions]) -> tuple[dict[str, float], list[float]]:
         """Mean losses, none when there is nothing to learn, and norms of the gradients before they were clipped."""
-        turn = self._head.turn(self.counters.num_steps, readable) if self._head else "drafter"
-        if self._head and turn == "head":
+        if self._head and self._settings.head == "only":
             losses, norm = self._head.gradients(self.model, readable)
             return losses, [norm]
-        joint = self._head if turn == "both" else None
+        joint = self._head if self._settings.head == "joint" else None
         losses, norm = self._drafters_gradients(readable, joint)
         if joint is None or not losses:
             return losses, [norm]
@@ -274,15 +293,3 @@ def _json_tensor(value: object) -> Tensor:
 
 def _of_json_tensor(tensor: Tensor) -> dict:
     return json.loads(bytes(tensor.tolist()))
-
-
-def mean_losses(reports: Sequence[StepReport]) -> dict[str, float]:
-    """Mean of each loss over the steps that had it and were finite."""
-    sums: defaultdict[str, float] = defaultdict(float)
-    nums: Counter[str] = Counter()
-    for report in reports:
-        if report.is_update:
-            for name, loss in report.losses.items():
-                sums[name] += loss
-                nums[name] += 1
-    return {name: total / nums[name] for name, total in sums.items()}

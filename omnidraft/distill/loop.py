@@ -19,12 +19,12 @@ from omnidraft.distill.held_out import HeldOut, Measured
 from omnidraft.distill.intake import Batch, Intake
 from omnidraft.distill.journal import Journal, Place
 from omnidraft.distill.lag import Lag
-from omnidraft.distill.learner import Counters, Learner, StepReport, mean_losses
+from omnidraft.distill.learner import Counters, Learner, StepReport
 from omnidraft.distill.patience import Result, patiently, wait
 from omnidraft.distill.publisher import INTAKE, LEARNER, Publisher, Restored
 from omnidraft.distill.source import POISON, TraceSource
 from omnidraft.distill.spans import LearningSpans
-from omnidraft.distill.step_metrics import count
+from omnidraft.distill.step_metrics import count, mean_losses
 from omnidraft.errors import BusError
 from omnidraft.ports import Metrics, Untraced
 from omnidraft.snapshots import bundle

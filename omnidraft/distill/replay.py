@@ -21,26 +21,33 @@ _RECORD = "replay."
 class Replay:
     """A buffer of records by tenant. What is drawn depends on what was kept, the seed and the step, on nothing else."""
 
-    def __init__(self, *, capacity: int, per_step: int, seed: int) -> None:
+    def __init__(self, *, capacity: int, per_step: int, seed: int, for_head: int = 0) -> None:
         """
         Args:
             capacity: records, about 25 kB each.
-            per_step: records drawn at most; 0 keeps and draws none.
+            per_step: records drawn at most beside new ones; 0 draws none.
+            for_head: records drawn at most for the acceptance head alone. Where nothing is drawn, nothing is kept.
         """
-        self._capacity, self._per_step, self._seed = capacity, per_step, seed
+        self._capacity, self._per_step, self._for_head, self._seed = capacity, per_step, for_head, seed
         self._of_tenant: dict[str, list[TraceRecord]] = {}
 
     def draw(self, step: int) -> list[TraceRecord]:
-        """Different records, tenants in turn."""
-        random = np.random.default_rng((self._seed, step, 0))
+        """Different records, tenants in turn, to be learned beside new ones."""
+        return self._drawn(np.random.default_rng((self._seed, step, 0)), self._per_step)
+
+    def draw_for_head(self, step: int) -> list[TraceRecord]:
+        """The same for the acceptance head, after this step's records were kept."""
+        return self._drawn(np.random.default_rng((self._seed, step, 2)), self._for_head)
+
+    def _drawn(self, random: np.random.Generator, num: int) -> list[TraceRecord]:
         tenants = [self._of_tenant[tenant] for tenant in sorted(self._of_tenant)]
         mixed = [[records[place] for place in random.permutation(len(records))] for records in tenants]
         rounds = zip_longest(*(mixed[place] for place in random.permutation(len(mixed))))
-        return [record for each in rounds for record in each if record is not None][: self._per_step]
+        return [record for each in rounds for record in each if record is not None][:num]
 
     def keep(self, records: Iterable[TraceRecord], step: int) -> None:
         """These were learned in this step."""
-        if not self._per_step:
+        if not self._per_step and not self._for_head:
             return
         random = np.random.default_rng((self._seed, step, 1))
         for record in records:

@@ -50,19 +50,31 @@ def look_at(url: str, timeout_s: float = 3.0) -> WorkerFigures:
 
 
 def _figures(url: str, client: httpx.Client) -> WorkerFigures:
-    models = client.get("/v1/models")
-    if models.status_code != 200 or any(each["owned_by"] != OWNER for each in models.json()["data"]):
+    models, metrics = client.get("/v1/models"), client.get("/metrics")
+    samples = _samples(metrics.text) if metrics.status_code == 200 else {}
+    targets = _targets(models, samples)
+    if not targets:
         return WorkerFigures(url, f"is no omnidraft worker: /v1/models gave {models.status_code}")
+    metrics.raise_for_status()
     alive, ready = client.get("/healthz"), client.get("/readyz")
-    samples = _samples(client.get("/metrics").raise_for_status().text)
     problem = next((f"{each.url.path}: {_status(each)}" for each in (alive, ready) if each.status_code != 200), None)
     return WorkerFigures(
         url,
         problem,
         is_alive=alive.status_code == 200,
         is_ready=ready.status_code == 200,
-        served=tuple(_served(each["id"], samples) for each in models.json()["data"]),
+        served=tuple(_served(target, samples) for target in targets),
     )
+
+
+def _targets(models: httpx.Response, samples: _Samples) -> tuple[str, ...]:
+    """What a worker serves; none of another server. One with API keys shows its list to their holders only: its metrics
+    name its targets to everybody, so no key is sent to a server that might be another."""
+    if models.status_code == 401:
+        return tuple(dict.fromkeys(labels["target"] for labels, _ in samples.get("omnidraft_requests_total", ())))
+    if models.status_code != 200 or any(each["owned_by"] != OWNER for each in models.json()["data"]):
+        return ()
+    return tuple(each["id"] for each in models.json()["data"])
 
 
 def _status(response: httpx.Response) -> str:

@@ -93,7 +93,6 @@ def _needs(settings: Settings) -> dict[str, Any]:
     learner = settings.learner
     return {
         "num_cpus": _num_cpus(settings),
-        "num_gpus": learner.num_gpus,
         "resources": dict(learner.ray_resources),
     }
 

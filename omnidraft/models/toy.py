@@ -166,8 +166,10 @@ class ToyDraftSession:
         return self._drafter.table.logits(self.held)
 
     def branch(self, ids: Sequence[int], parents: Sequence[int]) -> torch.Tensor:
-        """See ports.DraftSession. Raises ContractError for parents that are not there."""
+        """See ports.DraftSession. Raises ContractError for parents that are not there, and for too many ids."""
         num_before = len(self._branched)
+        if (needed := len(self.held) + num_before + len(ids)) > self._drafter.context_limit:
+            raise ContractError(f"branch: {needed} ids, the context holds {self._drafter.context_limit}")
         if not ids or len(ids) != len(parents) or not all(-1 <= parent < num_before for parent in parents):
             raise ContractError(f"branch: {len(ids)} ids behind {list(parents)} of {num_before} branched ids")
         for token, parent in zip(ids, parents, strict=True):

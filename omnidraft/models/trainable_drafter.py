@@ -41,6 +41,7 @@ class TransformersTrainable:
         self._window: int | None = causal.config.sliding_window if is_sliding else None
         self._softcap: float | None = getattr(causal.config, "final_logit_softcapping", None)
         self.vocab_size: int = self._head.weight.shape[0]
+        self.context_limit: int = causal.config.get_text_config().max_position_embeddings
         self.hidden_size: int = self._head.weight.shape[1]
         self._trained = {
             serving_name(name): parameter for name, parameter in model.named_parameters() if parameter.requires_grad

@@ -9,6 +9,7 @@ from filelock import FileLock
 
 from omnidraft.errors import RegistryError, SnapshotCorrupt, SnapshotNotFound, SnapshotStale
 from omnidraft.ports import SnapshotVersion
+from omnidraft.private_files import PRIVATE
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.manifest import Manifest
 from omnidraft.snapshots.signature import require_signature, signed
@@ -93,6 +94,9 @@ def _replace_part(place: Path, part: str, download: Callable[[str, Path], None])
     shutil.rmtree(place / part, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=place, prefix=".partial-") as partial:
         download(part, Path(partial))
+        if f"{part}/" == bundle.RESUME:
+            for path in Path(partial, part).rglob("*.*"):
+                path.chmod(PRIVATE)
         (Path(partial) / part).rename(place / part)
     try:
         bundle.verify(place, [part])

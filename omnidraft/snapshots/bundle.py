@@ -15,6 +15,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from omnidraft.errors import SnapshotCorrupt, SnapshotError
+from omnidraft.private_files import PRIVATE, USUAL, create
 from omnidraft.snapshots.files import link_or_copy, sha256_of
 from omnidraft.snapshots.manifest import Manifest
 from omnidraft.snapshots.signature import signed
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.json"
 DRAFTER = "serving/drafter.safetensors"
 NGRAMS = "serving/ngrams.safetensors"
+RESUME = "resume/"
+"""Where records lie: those held out and those that are learned again."""
 
 Tensors = Mapping[str, "np.ndarray | torch.Tensor"]
 
@@ -169,7 +172,9 @@ def _write_file(folder: Path, name: str, content: Path | Tensors) -> str:
     if isinstance(content, os.PathLike):
         link_or_copy(Path(content), path)
     else:
+        rights = create(path, PRIVATE if name.startswith(RESUME) else USUAL)
         _save_tensors(path, content)
+        path.chmod(rights)  # safetensors may have made the file anew
     return sha256_of(path)
 
 

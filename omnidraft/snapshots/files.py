@@ -6,9 +6,11 @@ A hard link costs no space and no time, and is safe because a snapshot's files a
 import hashlib
 import os
 import shutil
+import stat
 from pathlib import Path
 
 from omnidraft import pacing
+from omnidraft.private_files import create
 
 _PIECE_BYTES = 2**20
 
@@ -31,6 +33,7 @@ def link_or_copy(source: Path, destination: Path) -> None:
     except FileExistsError:
         raise
     except OSError:  # another disk, a file system without links, or somebody else's file
+        create(destination, stat.S_IMODE(source.stat().st_mode))
         shutil.copyfile(source, destination)
 
 

@@ -86,6 +86,7 @@ WORKER: Mapping[str, Metric] = {
     "omnidraft_spec_decode_accepted_tokens_per_pass": Metric(
         "histogram", "Nodes on the path of one pass.", _VERSION, TOKENS
     ),
+    "omnidraft_drafting_failures_total": _counter("Exceptions while drafting, which ended no text.", "target"),
     "omnidraft_scored_positions_total": _counter(
         "Positions where something was drafted, by depth and source of the first-ranked candidate.", *_POSITION
     ),

@@ -10,6 +10,7 @@ from pathlib import Path
 import fastavro
 
 from omnidraft.errors import UnknownSchema, WireError
+from omnidraft.private_files import private_opener
 from omnidraft.traces.codec import from_row, parsed_schema, to_row
 from omnidraft.traces.record import TraceRecord
 from omnidraft.traces.schema import SCHEMA_NAME, SCHEMA_VERSION
@@ -27,7 +28,7 @@ def write(path: Path, records: Iterable[TraceRecord]) -> None:
     partial = path.with_name(f".{path.name}.partial")
     metadata = {"omnidraft.schema": SCHEMA_NAME}
     try:
-        with partial.open("wb") as file:
+        with open(partial, "wb", opener=private_opener) as file:
             rows = (to_row(record) for record in records)
             schema = parsed_schema(SCHEMA_VERSION)
             fastavro.writer(file, schema, rows, codec="deflate", metadata=metadata, sync_marker=_SYNC_MARKER)

@@ -61,7 +61,9 @@ class TraceRecord:
     """Snapshot that drafted it; None for recorded traffic without a drafter."""
     alignment: str
     """Fingerprint of the vocabulary pair; a learner for another pair must refuse the record."""
-    drafter_prompt_ids: np.ndarray  # uint32, the drafter's own template, as served
+    drafter_prompt_ids: np.ndarray
+    """uint32; the drafter's own template, as served. Of prompt and answer together the drafter read the last that its
+    context held; empty where it could not read the prompt."""
     prompt_ids: np.ndarray  # uint32, the target's
     before_ids: np.ndarray
     """uint32; target ids this answer emitted before the segment, the newest `window_tokens` of them."""

@@ -4,13 +4,17 @@ A text is cut at safe boundaries (boundaries.py) into segments, and each segment
 that grows is tokenised again only from the beginning of its last segment. A segment is never longer than
 MAX_SEGMENT characters, which bounds the work for a word, or a run of spaces, without end.
 Bytes that are no UTF-8 travel through the text as surrogates (PEP 383).
+A special id parts a text: what stands before it and behind it is tokenised by itself, and in its place stands the other
+vocabulary's special id of the same role, or nothing where there is none.
 """
 
 import codecs
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 
-from omnidraft.vocab.tokenizer import Tokenizer
+from omnidraft.vocab.alignment import Alignment
+from omnidraft.vocab.tokenizer import Tokenizer, Vocabulary
 
 MAX_SEGMENT = 192
 MIN_BATCH = 32  # fewer segments are tokenised sooner one by one than by waking threads
@@ -24,6 +28,29 @@ def tokenise_bytes(tokenizer: Tokenizer, data: bytes) -> list[int]:
     """
     text = data.decode("utf-8", "surrogateescape")
     return _tokenise(tokenizer, _segments(text, tokenizer.vocabulary.boundary))
+
+
+def runs(ids: Sequence[int], vocabulary: Vocabulary) -> Iterator[tuple[bool, list[int]]]:
+    """The ids in runs that are special or text throughout, and which of both each is."""
+    for is_special, run in groupby(ids, key=vocabulary.special_ids.__contains__):
+        yield is_special, list(run)
+
+
+def draft_ids(target_ids: Sequence[int], target: Vocabulary, tokenizer: Tokenizer, alignment: Alignment) -> list[int]:
+    """A text of the target as the drafter reads it: the same ids as of a TailTokeniser that followed it.
+
+    Raises:
+        VocabularyError: some byte cannot be spelled at all.
+    """
+    ids: list[int] = []
+    for is_special, run in runs(target_ids, target):
+        ids += partners(run, alignment) if is_special else tokenise_bytes(tokenizer, target.spell(run))
+    return ids
+
+
+def partners(special_ids: Sequence[int], alignment: Alignment) -> list[int]:
+    """The drafter's special ids of the same roles; those of the target without one are left out."""
+    return [partner for token in special_ids for partner in alignment.draft_pieces(token)]
 
 
 class TailTokeniser:
@@ -52,7 +79,21 @@ class TailTokeniser:
         Raises:
             VocabularyError: some byte cannot be spelled at all; nothing may be appended afterwards.
         """
-        text = self._decoder.decode(data)
+        return self._go_on(self._decoder.decode(data))
+
+    def part(self, special_ids: Sequence[int]) -> int:
+        """The text is over here; these ids follow, and another text may. Returns how many ids stand before them.
+
+        Raises:
+            VocabularyError: a byte of a character that never ended cannot be spelled.
+        """
+        self._go_on(self._decoder.decode(b"", final=True))
+        num_before = len(self._ids)
+        self._ids += special_ids
+        self._num_settled, self._tail = len(self._ids), ""
+        return num_before
+
+    def _go_on(self, text: str) -> int:
         if not text:
             return len(self._ids)
         segments = _segments(self._tail + text, self._tokenizer.vocabulary.boundary)

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from omnidraft.decode.batch.policy import BatchPolicy, Seconds
-    from omnidraft.decode.batch.rounds import Rounds, Text
+    from omnidraft.decode.batch.rounds import Rounds
+    from omnidraft.decode.batch.text import Text
     from omnidraft.decode.caution import Caution
     from omnidraft.decode.costs import CostCurve
     from omnidraft.decode.proposers.drafter import Drafter
@@ -59,6 +60,7 @@ def batching(settings: Settings, metrics: Metrics, *, num_tokens: int) -> Batchi
     from omnidraft.decode.batch.passes import PassCosts
     from omnidraft.decode.batch.rounds import Limits, Rounds
     from omnidraft.decode.caution import Caution
+    from omnidraft.decode.safe_drafting import DraftingFailures
     from omnidraft.decode.slot import SnapshotSlot
 
     recorder = _recorder(settings, metrics)
@@ -84,6 +86,7 @@ def batching(settings: Settings, metrics: Metrics, *, num_tokens: int) -> Batchi
             section.trace_rows,
             section.idle_s,
         ),
+        failures=DraftingFailures(metrics, settings.models.target),
     )
     refresher = None if pinned is not None else _refresher(settings, metrics, slot, caution, load)
     return Batching(made, recorder, refresher, slot)
@@ -179,7 +182,7 @@ class TextOpener:
         """See rounds.Opener. A canary takes its share by the name."""
         from omnidraft.decode.batch.drafting import DraftedText
         from omnidraft.decode.batch.followed import Grown
-        from omnidraft.decode.batch.rounds import Text
+        from omnidraft.decode.batch.text import Text
         from omnidraft.decode.proposers.tree import TreeProposer
 
         name = uuid.uuid4().hex

@@ -169,6 +169,7 @@ def _engine(
 ) -> "Engine":
     from omnidraft.decode.engine import Engine, Pair
     from omnidraft.decode.loop import Decoder
+    from omnidraft.decode.safe_drafting import DraftingFailures
 
     pair = Pair(
         settings.models.target,
@@ -179,7 +180,8 @@ def _engine(
         words.drafter,
     )
     top_k = settings.recorder.top_k if recorder else None
-    decoder = Decoder(loaded_target, words.target.vocabulary, trace_top_k=top_k, costs=costs)
+    failures = DraftingFailures(metrics, settings.models.target)
+    decoder = Decoder(loaded_target, words.target.vocabulary, trace_top_k=top_k, costs=costs, failures=failures)
     return Engine(
         decoder,
         pair,

@@ -2,7 +2,9 @@
 
 import itertools
 import multiprocessing
+import os
 import socket
+import stat
 
 import pytest
 
@@ -302,3 +304,22 @@ def test_a_folder_that_somebody_else_signed_is_not_published(opened, tmp_path):
     with pytest.raises(SnapshotCorrupt, match="another key"):
         open_registry(signing_key=KEY).publish(folder, None)
     assert open_registry().versions() == ()
+
+
+def test_records_that_a_snapshot_goes_on_with_are_their_owners_alone(opened_on_disk, tmp_path, monkeypatch):
+    """Also where files are copied from disk to disk, whatever the umask; what workers load may be read as it says."""
+    open_registry, bundle_of = opened_on_disk
+    before = os.umask(0)
+    try:
+        source = bundle_of("s1")
+        monkeypatch.setattr(os, "link", _cannot_link)
+        registry = open_registry()
+        staged = registry.fetch(registry.publish(source, None).version, tmp_path / "staged", ("serving", "resume"))
+    finally:
+        os.umask(before)
+    rights = {path.parent.name: stat.S_IMODE(path.stat().st_mode) for path in staged.rglob("*.safetensors")}
+    assert rights == {"serving": 0o666, "resume": 0o600}
+
+
+def _cannot_link(*args):
+    raise OSError("another disk")

@@ -12,9 +12,12 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, HTTPException
 
 from omnidraft import config, wiring
+from omnidraft.checkup import machine
+from omnidraft.checkup.finding import Verdict
+from omnidraft.config import WorkerSettings
 from omnidraft.fleet import announcements
 from omnidraft.ports import Outgoing
 from omnidraft.serving.app import ServedModel, application
@@ -173,6 +176,41 @@ def test_a_worker_whose_decoding_thread_ended_is_named(
     (worker,) = json.loads(done.stdout)["workers"]
     assert (done.returncode, worker["is_alive"], worker["is_ready"]) == (1, False, False)
     assert "the decoding thread ended" in worker["problem"]
+
+
+def test_a_worker_that_asks_for_a_key_is_looked_at_without_one(
+    status: Status, settings: config.Settings, tiny_models: tuple[Path, Path], omnidraft_home: Path
+) -> None:
+    fill_log(settings)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))
+        pair = tiny_settings(tiny_models, worker={"api_keys": [{"key": "a key of sixteen letters".replace(" ", "-")}]})
+        metrics = PrometheusMetrics(targets=pair.models.targets)
+        made = wiring.engine(pair, metrics)
+    requests = RequestQueue(metrics, max_waiting=1)
+    models = [ServedModel(made.engine, made.target.fingerprint)]
+    with served(application(requests, models, pair.worker, metrics.render)) as url:
+        assert httpx.get(f"{url}/v1/models").status_code == 401
+        done = status("--json", "--worker", url)
+        found = machine.port(pair.model_copy(update={"worker": WorkerSettings(port=int(url.rsplit(":", 1)[1]))}))
+    requests.close(PATIENCE_S)
+    (worker,) = json.loads(done.stdout)["workers"]
+    assert (worker["problem"], worker["is_ready"]) == (None, True)
+    assert [each["target"] for each in worker["served"]] == [pair.models.target]
+    assert found.verdict is Verdict.OK
+    assert pair.models.target in found.told
+
+
+def test_another_server_that_asks_for_a_key_is_no_worker(status: Status) -> None:
+    stranger = FastAPI()
+    stranger.get("/v1/models")(_nobody)
+    with served(stranger) as url:
+        (worker,) = json.loads(status("--json", "--worker", url).stdout)["workers"]
+    assert "is no omnidraft worker: /v1/models gave 401" in worker["problem"]
+
+
+def _nobody() -> None:
+    raise HTTPException(401)
 
 
 def test_a_server_that_is_no_worker_and_one_that_is_not_there_are_rows(status: Status) -> None:

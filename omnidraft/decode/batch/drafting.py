@@ -17,7 +17,6 @@ from omnidraft.decode.batch.silence import UnknownNoise
 from omnidraft.decode.costs import CostCurve
 from omnidraft.decode.growing import GrowingTree
 from omnidraft.decode.proposers.candidates import Ranking
-from omnidraft.decode.proposers.context import DrafterContext
 from omnidraft.decode.proposers.drafter import Drafter
 from omnidraft.decode.proposers.lookup import LookupSession
 from omnidraft.decode.proposers.readings import Place, Readings
@@ -42,7 +41,7 @@ class DraftedText:
         self.drafter = drafter
         self.table = table
         self.stop_ids = request.stop_ids
-        self.context = DrafterContext(request, drafter.tokenizer, drafter.target_vocabulary, drafter.cache)
+        self.context = drafter.context(request)
         self.context.observe(told)
         self.readings = Readings(drafter.alignment, drafter.cache, table)
         self.lookup = LookupSession(request.prompt_ids, table) if with_lookup else None
@@ -125,7 +124,7 @@ def _readers(
     readers = []
     for text in texts:
         ids = text.context.ids
-        if ids is None or len(ids) > text.drafter.model.context_limit or not policy.reads(text.num_missed(ids)):
+        if ids is None or not policy.reads(text.num_missed(ids)):
             continue
         if text.model is None:
             if not may_open(len(ids)):

@@ -122,6 +122,12 @@ class Followed(Generic[Kept]):
         self._left.pop(id(kept), None)
         self._unindex(kept)
 
+    def forget_all(self) -> list[Kept]:
+        """Those that were followed; none is any more."""
+        forgotten = list(self)
+        self._index, self._here, self._left = {}, {}, {}
+        return forgotten
+
     def _unindex(self, kept: Kept) -> None:
         key = _key(kept.grown.ids)
         same = [each for each in self._index.pop(key, ()) if each is not kept]

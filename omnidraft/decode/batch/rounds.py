@@ -2,41 +2,29 @@
 
 It tells no ids of requests, no settings and no ends (followed.py says how texts are known all the same). A text keeps
 its snapshot as long as it is followed, so that no swap makes the drafter read running texts again.
+As in safe_drafting.py, no exception gets out: the engine is given nothing to score. Texts that failed together are
+drafted for one by one in the next round, so that the one that is to blame is found; it gets no drafts any more.
 Shapes: N rows of logits of one text, V vocabulary.
 """
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import torch
 
-from omnidraft.decode.batch.drafting import Drafted, DraftedText, draft
-from omnidraft.decode.batch.followed import Followed, Grown
+from omnidraft.decode.batch.drafting import Drafted, draft
+from omnidraft.decode.batch.followed import Followed
 from omnidraft.decode.batch.passes import PassCosts
 from omnidraft.decode.batch.policy import BatchPolicy, EverythingPolicy
+from omnidraft.decode.batch.text import Text, groups
 from omnidraft.decode.beliefs import believed
 from omnidraft.decode.costs import CostCurve
 from omnidraft.decode.counting import count_step
-from omnidraft.decode.slot import LoadedSnapshot
-from omnidraft.decode.tracing import Tracer
-from omnidraft.ports import DraftTree, FinishReason, Metrics, Step, Timings
-
-
-@dataclass(slots=True, eq=False)
-class Text:
-    """One text under way."""
-
-    grown: Grown
-    snapshot: LoadedSnapshot
-    drafted: DraftedText
-    tracer: Tracer | None
-    num_prompt: int
-    tree: DraftTree = field(default_factory=lambda: DraftTree.empty(0))
-    """What the engine was given for it last, and scores now."""
-    draft_s: float = 0.0
+from omnidraft.decode.safe_drafting import DraftingFailures, require_harmless
+from omnidraft.ports import DraftTree, FinishReason, Metrics, Step, Timings, TreeLimits
 
 
 class Opener(Protocol):
@@ -90,6 +78,7 @@ class Rounds:
         stop_ids: frozenset[int],
         top_k: int,
         limits: Limits,
+        failures: DraftingFailures,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._opener = opener
@@ -102,6 +91,7 @@ class Rounds:
         self._stop_ids = stop_ids
         self._top_k = top_k
         self._limits = limits
+        self._failures = failures
         self._clock = clock
         self._given: _Given | None = None
 
@@ -114,6 +104,15 @@ class Rounds:
         Args:
             ids_of: place among the texts -> all ids of that text, those just emitted included.
         """
+        try:
+            return self._next(emitted, ids_of, logits_of)
+        except Exception as exc:  # the boundary: see safe_drafting.py
+            self._begin_anew(exc)
+            return [[] for _ in emitted]
+
+    def _next(
+        self, emitted: Sequence[Sequence[int]], ids_of: Callable[[int], np.ndarray], logits_of: LogitsOf
+    ) -> list[list[int]]:
         came_s = self._clock()
         texts = self._found(emitted, ids_of)
         working_on = [text for text in texts if text is not None]
@@ -126,6 +125,12 @@ class Rounds:
 
     def tick(self) -> None:
         """Called every second or so: what is left is written down and in time forgotten, also when no round comes."""
+        try:
+            self._tick()
+        except Exception as exc:  # the boundary: see safe_drafting.py
+            self._begin_anew(exc)
+
+    def _tick(self) -> None:
         if self._given is None or self._clock() - self._given.at_s > self._limits.idle_s:
             self._given = None
             self._leave(self._followed.here(()))
@@ -138,6 +143,14 @@ class Rounds:
         self._given = None
         self._leave(self._followed.here(()))
 
+    def _begin_anew(self, error: Exception) -> None:
+        """Nobody knows how far the round came: all texts are forgotten, with what is not recorded of them yet, and
+        those that go on are opened again."""
+        self._failures.tell(error)
+        self._given = None
+        for text in self._followed.forget_all():
+            text.drafted.release()
+
     def _found(self, emitted: Sequence[Sequence[int]], ids_of: Callable[[int], np.ndarray]) -> list[Text | None]:
         """The text at each place; None where nothing was emitted."""
         found: list[Text | None] = []
@@ -148,11 +161,18 @@ class Rounds:
             ids = ids_of(place)
             before = ids[: len(ids) - len(new)]
             text = self._followed.find(before, [each for each in found if each is not None])
-            if text is None:
-                text = self._opener.open(before)
-                self._followed.add(text)
-            found.append(text)
+            found.append(self._opened(before) if text is None else text)
         return found
+
+    def _opened(self, prompt_ids: np.ndarray) -> Text | None:
+        """A new text; None, until the next round, where it cannot be opened."""
+        try:
+            text = self._opener.open(prompt_ids)
+        except Exception as exc:  # the boundary: see safe_drafting.py
+            self._failures.tell(exc)
+            return None
+        self._followed.add(text)
+        return text
 
     def _judge(self, texts: Sequence[Text | None], emitted: Sequence[Sequence[int]], came_s: float) -> float:
         """What the pass since the last round says of costs and drafts; returns its seconds, 0 where they say nothing:
@@ -185,8 +205,15 @@ class Rounds:
                 text.tracer.take(step)
                 if new[-1] in self._stop_ids:  # most likely over: the engine may not come back to say so
                     text.tracer.end(FinishReason.STOP)
-            text.drafted.observe(new)
+            if not text.is_given_up:
+                self._drafter_observes(text, new)
             self._followed.append(text, new)
+
+    def _drafter_observes(self, text: Text, new: Sequence[int]) -> None:
+        try:
+            text.drafted.observe(new)
+        except Exception as exc:  # the boundary: see safe_drafting.py
+            self._failed([text], exc)
 
     def _step(self, text: Text, new: Sequence[int], pass_s: float, logits_NV: torch.Tensor | None) -> Step:
         path, node = [], 0
@@ -230,7 +257,7 @@ class Rounds:
         if untried is not None:
             policy, num_tokens = EverythingPolicy(), untried
         num_nodes, step_rows = 0, []
-        for group in _by_snapshot(working_on):
+        for group in groups(working_on):
             drafted = self._of_group(group, num_tokens, policy)
             num_nodes += sum(len(tree) - 1 for tree in drafted.trees)
             step_rows += drafted.step_rows
@@ -238,10 +265,22 @@ class Rounds:
         return {id(text): list(text.tree.tokens[1:]) for text in working_on}
 
     def _of_group(self, group: Sequence[Text], num_tokens: int, policy: BatchPolicy) -> Drafted:
-        drafted = draft([text.drafted for text in group], num_tokens, policy, self._step_s, may_open=self._has_room)
-        for text, tree in zip(group, drafted.trees, strict=True):
-            text.tree, text.draft_s = tree, drafted.draft_s
+        try:
+            drafted = draft([text.drafted for text in group], num_tokens, policy, self._step_s, may_open=self._has_room)
+            for text, tree in zip(group, drafted.trees, strict=True):
+                size = len(text.drafted.drafter.target_vocabulary)
+                require_harmless(tree, text.drafted.root, TreeLimits(num_tokens, num_chains=1), size)
+                text.tree, text.draft_s, text.is_suspect = tree, drafted.draft_s, False
+        except Exception as exc:  # the boundary: see safe_drafting.py
+            self._failed(group, exc)
+            return Drafted()
         return drafted
+
+    def _failed(self, group: Sequence[Text], error: Exception) -> None:
+        """Nobody knows what the drafter's keys of these texts hold now."""
+        self._failures.tell(error)
+        for text in group:
+            text.failed(is_alone=len(group) == 1)
 
     def _has_room(self, num_ids: int) -> bool:
         """Whether the drafter may hold the keys of so many more; texts that were left give up theirs first."""
@@ -255,10 +294,3 @@ class Rounds:
 
     def _num_held(self) -> int:
         return sum(len(text.drafted.fed) for text in self._followed)
-
-
-def _by_snapshot(texts: Sequence[Text]) -> list[list[Text]]:
-    groups: dict[int, list[Text]] = {}
-    for text in texts:
-        groups.setdefault(id(text.snapshot.proposer), []).append(text)
-    return list(groups.values())

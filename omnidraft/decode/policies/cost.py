@@ -66,7 +66,7 @@ class CostPolicy:
         """See ports.Policy."""
         if self._num_emitted:
             self._length += _FOLLOWS * (self._num_emitted - self._length)
-        self._num_emitted, self._longest = 0, max_new_tokens
+        self._num_emitted, self._longest, self._last_value = 0, max_new_tokens, None
 
     def reads(self, num_ids: int) -> bool:
         """See ports.Policy."""

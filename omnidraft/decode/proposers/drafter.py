@@ -41,6 +41,17 @@ class Drafter:
     step_s: CostCurve | None = None
     """Told what each step took; None: nobody wants to know."""
 
+    def context(self, request: Request) -> DrafterContext:
+        """How this drafter reads the text of a request."""
+        return DrafterContext(
+            request,
+            self.tokenizer,
+            self.target_vocabulary,
+            self.alignment,
+            self.cache,
+            limit=self.model.context_limit,
+        )
+
     def open(self, request: Request, table: AgreementTable, policy: Policy) -> "DrafterSession":
         """See tree.Contributor."""
         return DrafterSession(self, request, table, policy)
@@ -55,7 +66,7 @@ class DrafterSession:
         self._temperature = request.sampling.temperature
         self._stop_ids = request.stop_ids
         self._readings = Readings(drafter.alignment, drafter.cache, table)
-        self.context = DrafterContext(request, drafter.tokenizer, drafter.target_vocabulary, drafter.cache)
+        self.context = drafter.context(request)
         self._model = drafter.model.open()
         self._fed: list[int] = []
         self._read_to = 0
@@ -68,7 +79,7 @@ class DrafterSession:
         if not limits.num_nodes or not self._policy.reads(position - self._read_to):
             return
         ids = self.context.ids
-        if ids is None or len(ids) > self._drafter.model.context_limit:
+        if ids is None or not self._reads_again(ids, position):
             return
         if not self._policy.expand([tree.open_value(0)], tree.num_drafted):
             return
@@ -77,7 +88,7 @@ class DrafterSession:
         (odds,) = self._odds(1)
         open_places = self._expand(tree, Place(odds=odds), logits_D, position, noise)
         num_branched = 0
-        while chosen := self._chosen(tree, open_places, limits):
+        while chosen := self._chosen(tree, open_places, limits, num_branched):
             logits_RD = self._branch(tree, chosen)
             open_places = [place for place in open_places if place not in chosen]
             for place, logits_D, odds in zip(chosen, logits_RD, self._odds(len(chosen)), strict=True):
@@ -92,14 +103,20 @@ class DrafterSession:
                 self._drafter.weights.saw(self._temperature, self._firsts[node], token)
         self.context.observe(emitted)
 
-    def _chosen(self, tree: GrowingTree, places: Sequence[Place], limits: TreeLimits) -> list[Place]:
-        """The places to go on from in the next step; none when drafting is over."""
-        room = self._drafter.model.context_limit - len(self._fed)
-        values = {place: sum(map(tree.open_value, place.ends)) for place in places if len(place.draft_ids) <= room}
+    def _reads_again(self, ids: list[int], position: int) -> bool:
+        """Whether what the drafter has to read of a text that it followed so far pays: half a window where it slid."""
+        num_missed = len(ids) - self._num_kept(ids)
+        return not self._fed or num_missed <= position - self._read_to or self._policy.reads(num_missed)
+
+    def _chosen(self, tree: GrowingTree, places: Sequence[Place], limits: TreeLimits, num_branched: int) -> list[Place]:
+        """The places to go on from in the next step; none when drafting is over. Every id branched in this round has
+        its place in the drafter's context, also beside others."""
+        room = self._drafter.model.context_limit - len(self._fed) - num_branched
+        values = {place: sum(map(tree.open_value, place.ends)) for place in places}
         best = sorted((place for place, value in values.items() if value), key=lambda place: -values[place])
-        if not best or self._is_full(tree, limits):
+        if not best or not room or self._is_full(tree, limits):
             return []
-        return best[: self._policy.expand([values[place] for place in best], tree.num_drafted)]
+        return best[: min(self._policy.expand([values[place] for place in best], tree.num_drafted), room)]
 
     def _is_full(self, tree: GrowingTree, limits: TreeLimits) -> bool:
         """Whether what fits is drafted already."""
@@ -130,12 +147,16 @@ class DrafterSession:
 
     def _advance(self, tree: GrowingTree, ids: list[int]) -> torch.Tensor:
         """The drafter's logits after the text. [D]"""
-        keep = 0
-        limit = min(len(self._fed), len(ids) - 1)
-        while keep < limit and self._fed[keep] == ids[keep]:
-            keep += 1
+        keep = self._num_kept(ids)
         self._fed = list(ids)
         return self._timed(tree, len(ids) - keep, lambda: self._model.advance(keep, ids[keep:]))
+
+    def _num_kept(self, ids: list[int]) -> int:
+        """Leading ids whose keys are there; the last one is always read again."""
+        limit = min(len(self._fed), len(ids) - 1)
+        if self._fed[:limit] == ids[:limit]:
+            return limit
+        return next(at for at in range(limit) if self._fed[at] != ids[at])
 
     def _branch(self, tree: GrowingTree, places: Sequence[Place]) -> torch.Tensor:
         """... and after each of these places. [R, D]"""

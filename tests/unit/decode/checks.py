@@ -7,7 +7,7 @@ import torch
 from omnidraft.decode.loop import Decoder
 from omnidraft.models.toy import ToyTarget
 from omnidraft.ports import DraftModel, Proposer, Request, Target
-from tests.unit.decode.toys import TABLE, TARGET_TOKENIZER, emitted, slow_decode
+from tests.unit.decode.toys import TABLE, TARGET_TOKENIZER, Strict, emitted, slow_decode
 
 
 class Spy:
@@ -53,7 +53,7 @@ def check_text(
     proposer: Proposer | None, request: Request, *, target: Target | None = None, decoder: Decoder | None = None
 ) -> None:
     """The text is the target's own, by definition."""
-    decoder = decoder or Decoder(target or ToyTarget(TABLE), TARGET_TOKENIZER.vocabulary)
+    decoder = decoder or Decoder(target or ToyTarget(TABLE), TARGET_TOKENIZER.vocabulary, failures=Strict())
     assert emitted(decoder.decode(request, proposer)) == slow_decode(TABLE, request)
 
 

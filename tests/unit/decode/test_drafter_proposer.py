@@ -19,7 +19,7 @@ from omnidraft.models.toy import ToyDrafter, ToyTable, ToyTarget
 from omnidraft.ports import Sampling, Source, TreeLimits
 from omnidraft.vocab.alignment import align
 from omnidraft.vocab.ngram_cache import NgramCache
-from omnidraft.vocab.retokenise import TailTokeniser
+from omnidraft.vocab.retokenise import TailTokeniser, draft_ids, partners, runs
 from tests.unit.decode.checks import spied
 from tests.unit.decode.toys import (
     ALIGNMENT,
@@ -39,6 +39,7 @@ from tests.unit.decode.toys import (
     make_cache,
     make_drafter,
     make_request,
+    slow_decode,
     table_of,
     toy_decoder,
 )
@@ -141,8 +142,11 @@ def test_a_chain_keeps_to_its_budget_and_every_answer_is_that_of_a_fresh_drafter
     steps = list(toy_decoder().decode(request, proposer))
     assert all(len(step.tree) - 1 <= budget for step in steps)
     whole = TailTokeniser(DRAFT_TOKENIZER, request.drafter_prompt_ids)
-    text = TARGET_TOKENIZER.vocabulary.spell(emitted(steps[:-1]))
-    whole.append(text)
+    for is_special, run in runs(emitted(steps[:-1]), TARGET_TOKENIZER.vocabulary):
+        if is_special:
+            whole.part(partners(run, ALIGNMENT))
+        else:
+            whole.append(TARGET_TOKENIZER.vocabulary.spell(run))
     if spy.texts and not whole.pending and len(steps[-1].tree) > 1:
         num_drafted = len(steps[-1].tree.draft_ids)
         assert spy.texts[-1] == [*whole.ids, *steps[-1].tree.draft_ids[: num_drafted - 1]]
@@ -216,7 +220,9 @@ def test_learning_survives_a_word_that_is_tokenised_otherwise_as_it_grows():
     assert cache.lookup((D[b" "], D[b"a"])) == T[b" a"]
 
 
-EMITTED = st.lists(st.sampled_from([*T.values(), 0, TARGET_EOS]), min_size=1, max_size=4)
+TARGET_UNK = 0
+"""A special token without a partner."""
+EMITTED = st.lists(st.sampled_from([*T.values(), TARGET_UNK, TARGET_EOS]), min_size=1, max_size=4)
 
 
 @settings(max_examples=100, deadline=None)
@@ -229,11 +235,53 @@ def test_any_text_can_be_observed_in_any_steps(steps):
         assert len(session.propose(9, chain(2), NOISE)) <= 3
 
 
-def test_special_tokens_in_the_text_are_no_part_of_the_drafters_text():
+def test_special_tokens_in_the_text_are_read_by_role_and_left_out_without_a_partner():
     session = make_drafter().open(make_request(Sampling(0.0)))
-    before = list(session.sessions[-1].context.ids)
+    context = session.sessions[-1].context
+    before = list(context.ids)
+    session.observe([T[b"a"], TARGET_EOS, T[b"b"], TARGET_UNK, T[b"cd"]])
+    assert context.ids == [*before, D[b"a"], DRAFT_EOS, D[b"b"], D[b"c"], D[b"d"]]
+
+
+def test_what_follows_a_special_token_is_tokenised_by_itself():
+    """`bc` is one draft token, unless a special token stands between."""
+    session = make_drafter().open(make_request(Sampling(0.0)))
+    context = session.sessions[-1].context
+    before = list(context.ids)
+    session.observe([T[b"b"], TARGET_EOS])
+    session.observe([T[b"c"], T[b"b"], T[b"c"]])
+    assert context.ids == [*before, D[b"b"], DRAFT_EOS, D[b"c"], D[b"bc"]]
+
+
+def test_a_special_token_ends_a_character_that_never_ended():
+    session = make_drafter().open(make_request(Sampling(0.0)))
+    context = session.sessions[-1].context
+    before = list(context.ids)
+    session.observe([T[b"\xe2"]])
+    assert context.ids is None
     session.observe([TARGET_EOS])
-    assert session.sessions[-1].context.ids == before
+    assert context.ids == [*before, D[b"\xe2"], DRAFT_EOS]
+
+
+def test_merges_before_and_behind_a_special_token_are_learned():
+    cache = make_cache()
+    session = make_drafter(cache=cache).open(make_request(Sampling(0.0)))
+    session.observe([T[b"he"], TARGET_EOS, T[b" a"], TARGET_UNK, T[b"gh"], TARGET_EOS])
+    assert session.sessions[-1].context.ids is not None
+    pairs = [(b"h", b"e"), (b" ", b"a"), (b"g", b"h")]
+    assert [cache.lookup((D[left], D[right])) for left, right in pairs] == [T[left + right] for left, right in pairs]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(EMITTED, max_size=15))
+def test_a_text_that_grew_is_read_as_the_whole_text_is(steps):
+    request = make_request(Sampling(1.0))
+    session = make_drafter().open(request)
+    for ids in steps:
+        session.observe(ids)
+    said = [token for ids in steps for token in ids]
+    whole = draft_ids(said, TARGET_TOKENIZER.vocabulary, DRAFT_TOKENIZER, ALIGNMENT)
+    assert session.sessions[-1].context.ids in (None, [*request.drafter_prompt_ids, *whole])
 
 
 def test_drafting_stops_with_the_token_that_made_the_chain_unlikely():
@@ -289,21 +337,36 @@ def test_without_a_head_chains_end_by_measured_agreement():
     assert texts(AcceptancePolicy(0.75), odds=lambda log_q: 0.01) != measured
 
 
-@pytest.mark.parametrize("room", [0, 1, 2, 5, 9])
-def test_the_drafters_context_is_never_overrun(room):
-    """A toy drafter raises when it is fed beyond its context; merges feed more ids than they give tokens."""
+@pytest.mark.parametrize("context_limit", [1, 2, 3, 5, 8, 9, 12, 17])
+@pytest.mark.parametrize("num_candidates", [1, 4])
+def test_the_drafters_context_is_never_overrun(context_limit, num_candidates):
+    """A toy drafter raises when it is fed beyond its context, all branches counted; merges feed more ids than they give
+    tokens."""
     cache = make_cache()
     cache.insert((D[b"h"], D[b"e"]), T[b"he"])
     after = {D[b"\n"]: D[b"h"], D[b"h"]: D[b"e"]}
     proposer = make_drafter(
         table_of(len(DRAFT_PIECES), after, D[b"h"]),
         cache=cache,
-        context_limit=len(make_request().drafter_prompt_ids) + room,
+        context_limit=context_limit,
+        policy=Bushy() if num_candidates > 1 else None,
     )
-    steps = list(toy_decoder().decode(make_request(Sampling(0.0)), proposer))
-    assert len(emitted(steps)) == 24
-    assert len(steps[0].tree.draft_ids) <= room + 1
-    assert len(steps[-1].tree) == 1
+    request = make_request(Sampling(0.0))
+    steps = list(toy_decoder().decode(request, proposer))
+    assert emitted(steps) == slow_decode(TABLE, request)
+    assert all(len(step.tree.draft_ids) <= context_limit for step in steps)
+    assert len(steps[-2].tree) > 1  # the last may have no room for a draft
+    if num_candidates > 1 and context_limit > 9:
+        assert any(len(step.tree.leaves) > 1 for step in steps)
+
+
+class Bushy(FixedPolicy):
+    """Goes on from all places at once."""
+
+    num_candidates = 4
+
+    def expand(self, values, num_nodes):
+        return len(values)
 
 
 def agreement(noise_weight: float, temperature: float) -> float:

@@ -60,7 +60,7 @@ def check_unmapped_tokens_stay_at_home(alignment) -> None:
     """A drafter that is sure of a token the target cannot spell."""
     table = table_of(len(DRAFT_PIECES), {}, DRAFT_PIECES.index(b"x"))
     proposer, spy = spied(make_drafter(table, alignment=alignment))
-    for step in toy_decoder().decode(make_request(Sampling(0.0)), proposer):
+    for step in toy_decoder().decode(make_request(Sampling(0.0), stop_ids=frozenset({TARGET_EOS})), proposer):
         assert not {0, TARGET_EOS} & set(step.tree.tokens[1:])
     assert not {DRAFT_PIECES.index(b"x"), DRAFT_UNK, DRAFT_EOS} & set(spy.sent)
 

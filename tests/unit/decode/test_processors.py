@@ -55,6 +55,48 @@ def test_a_nucleus_wider_than_the_first_guess_is_found_whole(top_p):
     assert shaped(logits, Sampling(1.0, top_p=top_p)).keys() == expected.keys()
 
 
+def sorted_whole(logits: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, np.ndarray]:
+    """Top-k and top-p in the same arithmetic, with the vocabulary sorted whole."""
+    x_V = torch.from_numpy(logits).double()
+    x_V -= x_V.max()
+    p_V = torch.softmax(x_V.div_(sampling.temperature), 0).numpy()
+    ids = np.argsort(-p_V, kind="stable")[: sampling.top_k]
+    ids = ids[p_V[ids] > 0]
+    allowed_V = np.zeros_like(p_V)
+    allowed_V[ids] = p_V[ids] / p_V[ids].sum()
+    front = np.argsort(-allowed_V, kind="stable")
+    front = front[: int(np.searchsorted(np.cumsum(allowed_V[front]), sampling.top_p)) + 1]
+    front = front[allowed_V[front] > 0]
+    return front, p_V[front] / p_V[front].sum()
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.integers(0, 10_000),
+    st.integers(1, 3000),
+    st.floats(2**-7, 1 - 2**-9, width=32),
+    st.sampled_from([0.01, 0.3, 1.0, 3.0]),
+    st.booleans(),
+)
+def test_top_k_with_top_p_are_those_of_sorting_everything_bit_for_bit(seed, top_k, top_p, temperature, has_ties):
+    logits = np.random.default_rng(seed).normal(0, 3, 2500).astype(np.float32)
+    if has_ties:
+        logits = np.round(logits)
+    sampling = Sampling(temperature, top_k, top_p)
+    for ours, whole in zip(shape(logits, sampling), sorted_whole(logits, sampling), strict=True):
+        assert ours.tobytes() == whole.tobytes()
+
+
+@pytest.mark.parametrize(
+    "sampling", [Sampling(0.8, top_k=50, top_p=0.9), Sampling(0.01, top_k=5000, top_p=0.9)], ids=str
+)
+def test_top_k_with_top_p_sorts_what_top_k_left_and_no_vocabulary(sampling, monkeypatch):
+    sizes, whole = [], np.argsort
+    monkeypatch.setattr(np, "argsort", lambda values, **options: sizes.append(len(values)) or whole(values, **options))
+    shape(np.random.default_rng(0).normal(0, 3, 151_936).astype(np.float32), sampling)
+    assert 0 < max(sizes) <= sampling.top_k
+
+
 @pytest.mark.parametrize("sampling", [Sampling(0.0), Sampling(1.0, top_k=2), Sampling(1.0, top_p=0.3)], ids=str)
 def test_of_equal_tokens_the_lower_ids_stay(sampling):
     assert min(shaped(np.array([0.0, 5.0, 5.0, 5.0], np.float32), sampling)) == 1

@@ -13,6 +13,7 @@ from omnidraft.decode.policies.threshold import ThresholdPolicy
 from omnidraft.decode.proposers.drafter import Drafter
 from omnidraft.decode.proposers.lookup import Lookup
 from omnidraft.decode.proposers.tree import TreeProposer
+from omnidraft.decode.safe_drafting import DraftingFailures
 from omnidraft.models.toy import ToyDrafter, ToyTable, ToyTarget, ToyTokenizer
 from omnidraft.ports import DraftTree, Noise, Odds, Policy, Proposer, Request, Sampling, Source, Step, TreeLimits
 from omnidraft.vocab.alignment import Alignment, align
@@ -266,5 +267,12 @@ PROPOSERS: dict[str, Proposer] = {
 }
 
 
+class Strict(DraftingFailures):
+    """For tests that look for what a proposer does wrong: it ends the text."""
+
+    def tell(self, error: Exception) -> None:
+        raise error
+
+
 def toy_decoder(**options: object) -> Decoder:
-    return Decoder(ToyTarget(TABLE), TARGET_TOKENIZER.vocabulary, **options)  # type: ignore[arg-type]
+    return Decoder(ToyTarget(TABLE), TARGET_TOKENIZER.vocabulary, **{"failures": Strict(), **options})  # type: ignore[arg-type]

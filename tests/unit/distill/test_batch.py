@@ -5,9 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from omnidraft.decode.proposers.context import DrafterContext
 from omnidraft.distill.batch import PositionReader, Positions
 from omnidraft.distill.belief_buckets import Split, belief_buckets, direct_buckets, one_against_all
 from omnidraft.errors import WireError
+from omnidraft.ports import Request
 from omnidraft.traces.record import Beliefs, TraceRecord
 from omnidraft.traces.redaction import hashed_tenant, without_prompts
 from omnidraft.vocab.alignment import Alignment
@@ -42,7 +44,8 @@ def test_a_position_is_conditioned_on_exactly_the_text_before_its_token(pair) ->
 def test_the_end_of_the_text_is_asked_for_by_role(pair) -> None:
     positions = read(pair, pair.record(text=TEXT))
     assert positions.emitted_P[-1] == pair.target.vocabulary.roles["eos"]
-    assert positions.at_P[-1] == len(positions.ids_T) - 1
+    assert positions.at_P[-1] == len(positions.ids_T) - 2
+    assert positions.ids_T[-1] == pair.draft.vocabulary.roles["eos"]
     assert pair.draft.vocabulary.roles["eos"] in positions.buckets.ids_PS[-1]
 
 
@@ -60,7 +63,8 @@ def test_an_earlier_segment_is_context_and_no_position(pair) -> None:
 
 
 def test_what_follows_the_last_safe_boundary_waits_when_the_text_goes_on(pair) -> None:
-    done, going_on = read(pair, pair.record(text=TEXT)), read(pair, pair.record(text=TEXT, finish_reason=None))
+    said = pair.target.encode(TEXT + " xyzxyz")
+    done, going_on = (read(pair, pair.record(emitted=said, finish_reason=reason)) for reason in ("length", None))
     assert "after_the_last_safe_boundary" not in done.skipped
     assert going_on.skipped["after_the_last_safe_boundary"] > 0
     assert going_on.at_P.tolist() == done.at_P.tolist()[: len(going_on.at_P)]
@@ -249,3 +253,55 @@ def test_a_redacted_record_teaches_the_same_answer(pair, redactor) -> None:
     assert redacted.emitted_P.tolist() == whole.emitted_P.tolist()[num_lost:]
     assert redacted.skipped.get("outside_the_window", 0) == num_lost
     assert redacted.ngrams == whole.ngrams
+
+
+def said_with_specials(pair) -> list[int]:
+    """Text around special ids, one of them inside a word and two together."""
+    eos, ours = pair.target.vocabulary.roles["eos"], pair.target.encode
+    return [*ours("The water of the ri"), eos, *ours("ver goes"), eos, eos, *ours(" into the sea"), eos]
+
+
+@pytest.mark.parametrize("num_before", [0, 7, 20])
+def test_the_learner_reads_the_answer_as_it_was_served(pair, num_before) -> None:
+    """Through the drafter's own context, fed as rounds feed it."""
+    said = said_with_specials(pair)
+    prompt = tuple(pair.draft.encode("Where? "))
+    request = Request((1,), prompt, max_new_tokens=99)
+    context = DrafterContext(request, pair.draft, pair.target.vocabulary, pair.alignment, pair.cache(), limit=512)
+    for start in range(0, len(said), 3):
+        context.observe(said[start : start + 3])
+        context.ids  # noqa: B018 -- drafting looks at it in every round
+    record = pair.record(emitted=said)
+    if num_before:
+        cut = {name: getattr(record.beliefs, name)[num_before:] for name in Beliefs.__dataclass_fields__}
+        record = replace(
+            record,
+            before_ids=record.emitted_ids[:num_before],
+            emitted_ids=record.emitted_ids[num_before:],
+            beliefs=Beliefs(**cut),
+            rounds=no_rounds(),
+        )
+    positions = read(pair, record)
+    assert positions.ids_T.tolist() == context.ids
+    assert pair.draft.vocabulary.roles["eos"] in positions.ids_T.tolist()
+
+
+def test_special_ids_inside_an_answer_are_asked_for_and_what_follows_them_stands_behind_them(pair) -> None:
+    said, eos = said_with_specials(pair), pair.draft.vocabulary.roles["eos"]
+    positions = read(pair, pair.record(emitted=said))
+    specials = [row for row, token in enumerate(positions.emitted_P) if token == pair.target.vocabulary.roles["eos"]]
+    assert len(specials) == 4
+    for row in specials:
+        assert positions.ids_T[positions.at_P[row] + 1] == positions.draft_P[row] == eos
+        assert row + 1 == len(positions.at_P) or positions.at_P[row + 1] == positions.at_P[row] + 1
+    assert positions.is_draftable_P[specials].all()
+    assert all(eos not in ngram.draft_ids for ngram in positions.ngrams)
+
+
+def test_behind_a_special_id_a_text_that_goes_on_is_settled(pair) -> None:
+    said = [*pair.target.encode("xyzxyz"), pair.target.vocabulary.roles["eos"], *pair.target.encode("xyzxyz")]
+    going_on = read(pair, pair.record(emitted=said, finish_reason=None))
+    done = read(pair, pair.record(emitted=said))
+    assert going_on.skipped["after_the_last_safe_boundary"] > 0
+    eos_at = going_on.emitted_P.tolist().index(pair.target.vocabulary.roles["eos"])
+    assert going_on.emitted_P.tolist() == done.emitted_P.tolist()[: eos_at + 2]

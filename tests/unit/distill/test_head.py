@@ -65,20 +65,47 @@ def test_alone_it_leaves_the_drafter_as_it_is(pair) -> None:
     assert not is_same(of_head(learner), head)
 
 
-def test_interleaved_they_take_turns_and_each_is_frozen_in_the_others(pair) -> None:
-    learner = pair.learner(head="interleaved", weight_decay=0.1)
-    for turn in ("drafter", "head", "drafter", "head"):
-        drafter, head = of_drafter(learner), of_head(learner)
-        report = learner.step(drafted(pair, 4))
-        assert ("head" in report.losses) == (turn == "head")
-        assert is_same(of_drafter(learner), drafter) == (turn == "head")
-        assert is_same(of_head(learner), head) == (turn == "drafter")
+def test_interleaved_the_drafter_learns_from_every_record_as_if_it_were_alone(pair) -> None:
+    learner, alone = pair.learner(head="interleaved", weight_decay=0.1), pair.learner(weight_decay=0.1)
+    for first in (0, 4, 8, 12):
+        head = of_head(learner)
+        report, plain = learner.step(drafted(pair, 4, first)), alone.step(drafted(pair, 4, first))
+        assert set(report.losses) == {*plain.losses, "head"}
+        assert {name: report.losses[name] for name in plain.losses} == plain.losses
+        assert is_same(of_drafter(learner), of_drafter(alone))
+        assert not is_same(of_head(learner), head)
 
 
-def test_a_turn_of_the_head_without_guesses_falls_to_the_drafter(pair) -> None:
+def test_interleaved_the_head_learns_from_earlier_records_with_the_drafter_of_now(pair) -> None:
+    """Records without guesses teach the drafter; the head goes on with what the buffer has."""
+    learner = pair.learner(head="interleaved", records_per_step=2)
+    learner.step(drafted(pair, 2))
+    head = of_head(learner)
+    report = learner.step([replace(record, rounds=no_rounds()) for record in records_of(pair, 2, 20)])
+    assert set(report.losses) == {"dm", "ngram", "head"}
+    assert not is_same(of_head(learner), head)
+
+
+def test_interleaved_without_a_guess_the_head_waits(pair) -> None:
     learner = pair.learner(head="interleaved")
     records = [replace(record, rounds=no_rounds()) for record in records_of(pair, 2)]
-    assert [set(learner.step(records).losses) for _ in range(2)] == [{"dm", "ngram"}] * 2
+    head = of_head(learner)
+    reports = [learner.step(records) for _ in range(2)]
+    assert [set(report.losses) for report in reports] == [{"dm", "ngram"}] * 2
+    assert all(report.is_update for report in reports)
+    assert is_same(of_head(learner), head)
+
+
+def test_the_head_alone_can_be_refused_a_step_that_is_not_finite(pair) -> None:
+    learner = pair.learner(head="interleaved")
+    weight = learner._head._trained[PREFIX + "out.weight"]
+    handle = weight.register_hook(lambda grad: grad * float("nan"))
+    head, drafter = of_head(learner), of_drafter(learner)
+    report = learner.step(drafted(pair, 2))
+    handle.remove()
+    assert report.skipped["not_finite"] == 2
+    assert is_same(of_head(learner), head)
+    assert not is_same(of_drafter(learner), drafter)
 
 
 def test_jointly_the_drafter_learns_from_the_sum_of_both_losses(pair) -> None:

@@ -292,3 +292,10 @@ def test_the_seed_alone_decides_the_first_lora_factors(pair) -> None:
 def test_a_folder_without_a_model_is_refused(tmp_path) -> None:
     with pytest.raises(ConfigError, match="no model"):
         load_trainable(tmp_path, train="full", rank=4, seed=0)
+
+
+def test_a_record_is_never_longer_than_the_drafters_context(pair) -> None:
+    learner = pair.learner(max_tokens=10_000)
+    long = pair.record(emitted=pair.target.encode("The water of the river goes. " * 200))
+    assert len(learner.read(long).ids_T) == learner.model.context_limit == 512
+    assert learner.step([long]).is_update

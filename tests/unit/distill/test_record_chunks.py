@@ -107,7 +107,7 @@ def test_chunks_lie_inside_the_window_and_the_segment(pair) -> None:
     assert len(chunks.at_C) > 0
     assert chunks.at_C.min() >= 0
     assert (chunks.at_C + chunks.num_ids_C).max() < 10
-    going_on = read(pair, pair.record(text=TEXT, finish_reason=None)).believed.chunks
+    going_on = read(pair, pair.record(emitted=pair.target.encode(TEXT), finish_reason=None)).believed.chunks
     assert going_on.at_C.max() < read(pair, pair.record(text=TEXT)).believed.chunks.at_C.max()
 
 

@@ -15,7 +15,7 @@ from omnidraft.decode.engine import Engine
 from omnidraft.errors import ContractError
 from omnidraft.telemetry.metrics import CountingMetrics
 from tests.http_server import events, served
-from tests.tiny_engine import PATIENCE_S, Failing, Gated, snapshot
+from tests.tiny_engine import PATIENCE_S, Gated, broken_target, snapshot
 
 ASKED = {"prompt": "How many clips", "max_tokens": 8, "seed": 5}
 TOLD = ASKED | {"figures": True}
@@ -294,12 +294,10 @@ def test_a_stream_that_its_client_closes_is_given_up(url: str, metrics: Counting
 def test_a_decoding_failure_is_a_500_and_the_next_request_is_served(
     engine: Engine, client: TestClient, error: Exception
 ) -> None:
-    base = engine.slot.current.proposer
-    engine.slot.swap(snapshot(1, Failing(error, num_good=2)))
-    assert str(error) in refusal(client.post("/v1/completions", json=ASKED), 500)
-    streamed = events(client.post("/v1/completions", json=ASKED | {"stream": True}))
+    with broken_target(engine, error, num_good=2):
+        assert str(error) in refusal(client.post("/v1/completions", json=ASKED), 500)
+        streamed = events(client.post("/v1/completions", json=ASKED | {"stream": True}))
     assert [set(event) == {"error"} for event in streamed] == [*[False] * (len(streamed) - 1), True]
     assert len(streamed) > 1
     assert streamed[-1]["error"]["message"] == str(error)
-    engine.slot.swap(snapshot(2, base))
     assert client.post("/v1/completions", json=ASKED).status_code == 200

@@ -11,7 +11,7 @@ from omnidraft.errors import ContractError, RequestError
 from omnidraft.serving.queue import Abandoned, QueueFull, RequestQueue, Stopping
 from omnidraft.serving.ticket import Ticket
 from omnidraft.telemetry.metrics import CountingMetrics
-from tests.tiny_engine import PATIENCE_S, Failing, Gated, Slow, snapshot
+from tests.tiny_engine import PATIENCE_S, Gated, Slow, broken_target, snapshot
 
 QUESTION = Question(prompt="How many clips", max_new_tokens=4, seed=1)
 
@@ -80,15 +80,10 @@ def test_a_client_that_goes_away_frees_the_queue(
 def test_the_thread_survives_what_decoding_raises(
     engine: Engine, requests: RequestQueue, metrics: CountingMetrics, error: Exception
 ) -> None:
-    base = engine.slot.current.proposer
-    engine.slot.swap(snapshot(1, Failing(error, num_good=2)))
-    asked = requests.submit(ticket(engine))
-    seen = []
-    with pytest.raises(type(error), match=str(error)):
-        seen.extend(asked.pieces())
+    with broken_target(engine, error, num_good=2), pytest.raises(type(error), match=str(error)):
+        list(requests.submit(ticket(engine)).pieces())
     with pytest.raises(RequestError, match="prompt is empty"):
         list(requests.submit(Ticket(engine, [Question(prompt="")])).pieces())
-    engine.slot.swap(snapshot(2, base))
     assert num_tokens(requests.submit(ticket(engine))) == 4
     wait_for(metrics, "ok")
     assert metrics.value("omnidraft_requests_total", status=type(error).__name__) == 1

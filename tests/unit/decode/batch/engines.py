@@ -13,9 +13,11 @@ from omnidraft.decode.batch.followed import Followed, Grown
 from omnidraft.decode.batch.passes import PassCosts
 from omnidraft.decode.batch.policy import BatchPolicy, EverythingPolicy
 from omnidraft.decode.batch.prompt import drafter_prompt
-from omnidraft.decode.batch.rounds import Limits, Rounds, Text
+from omnidraft.decode.batch.rounds import Limits, Rounds
+from omnidraft.decode.batch.text import Text
 from omnidraft.decode.proposers.drafter import Drafter
 from omnidraft.decode.proposers.tree import TreeProposer
+from omnidraft.decode.safe_drafting import DraftingFailures
 from omnidraft.decode.slot import LoadedSnapshot, SnapshotSlot
 from omnidraft.decode.tracing import Origin, Tracer
 from omnidraft.models.toy import ToyTable
@@ -29,6 +31,7 @@ from tests.unit.decode.toys import (
     TARGET_EOS,
     TARGET_PIECES,
     TARGET_TOKENIZER,
+    Strict,
     make_drafter,
 )
 
@@ -189,8 +192,9 @@ def make_rounds(
     drafter_ids: int = 100_000,
     keep_left_s: float = 100.0,
     most_left: int = 50,
+    failures: DraftingFailures | None = None,
 ) -> tuple[Rounds, SnapshotSlot, Followed[Text]]:
-    """The real rounds over toys."""
+    """The real rounds over toys; what fails ends the test unless `failures` are counted."""
     clock = clock or Clock()
     slot = SnapshotSlot(LoadedSnapshot(None, "base", proposer or make_drafter(), None, None))
     followed: Followed[Text] = Followed(keep_s=keep_left_s, most_left=most_left, clock=clock)
@@ -207,6 +211,7 @@ def make_rounds(
         stop_ids=STOP_IDS,
         top_k=4,
         limits=Limits(lambda: NUM_TOKENS, drafter_ids, trace_rows=64, idle_s=5.0),
+        failures=failures or Strict(),
         clock=clock,
     )
     return rounds, slot, followed

@@ -10,7 +10,7 @@ import torch
 
 from omnidraft.decode.batch.passes import PassCosts
 from omnidraft.decode.batch.policy import LikelyPolicy, PayingPolicy
-from omnidraft.decode.batch.rounds import Text
+from omnidraft.decode.batch.text import Text
 from omnidraft.decode.beliefs import believed
 from omnidraft.models.toy import ToyTable
 from omnidraft.telemetry.metrics import CountingMetrics

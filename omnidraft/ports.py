@@ -406,23 +406,49 @@ class Outgoing:
     key: bytes
     value: bytes
     headers: Mapping[str, bytes] = field(default_factory=dict)
+    partition: int | None = None
+    """None: the one that its key belongs to."""
+
+
+DamageReason = Literal["malformed_record", "malformed_batch", "corrupt_batch", "missing"]
+"""A client wrote it so (the first two), or the log's storage spoiled it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Why a log cannot give what stands at some of its offsets."""
+
+    reason: DamageReason
+    error: str
+    num_messages: int = 1
+    """Offsets that are lost together, beginning with the message's own."""
+    is_raw: bool = True
+    """Whether the value is how the bytes lie in the log; else key, value and `headers` are what the client wrote."""
+    headers: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message of a log."""
+    """A message of a log, or what is left of some."""
 
     partition: int
     offset: int
     key: bytes
     value: bytes
     headers: Mapping[str, bytes]
+    """Empty when it is damaged, so that nobody takes it for a sound one."""
     timestamp_ms: int
+    damage: Damage | None = None
+
+    @property
+    def next_offset(self) -> int:
+        return self.offset + (1 if self.damage is None else self.damage.num_messages)
 
 
 @dataclass(frozen=True, slots=True)
 class Polled:
-    """Messages in offset order within each partition, and where to read on."""
+    """Messages in offset order within each partition, and where to read on. Every offset that is passed has a message,
+    unless the log used it for itself (Kafka's transaction markers)."""
 
     messages: tuple[Message, ...]
     next_offsets: Offsets
@@ -456,9 +482,13 @@ class LogWriter(Protocol):
 
 
 class LogReader(Protocol):
-    """The reading end of one topic: all its partitions, at offsets that the caller keeps. One thread at a time."""
+    """The reading end of one topic: all its partitions, at offsets that the caller keeps. One thread at a time.
 
-    def partitions(self) -> tuple[int, ...]: ...
+    No content of a topic stops it: what cannot be given whole is a message with `damage`.
+    """
+
+    def partitions(self) -> tuple[int, ...]:
+        """Those that are read. One that is added to the topic is read from its first message on, and counted here."""
 
     def seek(self, offsets: Offsets) -> None:
         """Read on from here; partitions that are not named start at their first message.

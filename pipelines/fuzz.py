@@ -88,7 +88,7 @@ def batch_fates(messages: Sequence[Outgoing]) -> Counter[str]:
         fates, places = Counter[str](), Counter[tuple[int, int]]()
         for polled in whole_log.polls_until(lambda: source.poll(whole_log.POLL_MESSAGES, 0), ends, idle_s=0):
             places.update((partition, offset) for partition, offset, _ in polled.records)
-            others = [(partition, offset) for partition, offset, reason in polled.skipped if reason == OTHER_PAIR]
+            others = [each[:2] for each in polled.skipped if each[2] == OTHER_PAIR]
             places.update(others)
             fates.update({"returned": len(polled.records), OTHER_PAIR: len(others)})
         for letter in dead_letters.read(SqliteReader(path, "dead"), idle_s=0):

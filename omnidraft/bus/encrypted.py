@@ -59,7 +59,7 @@ class EncryptedWriter:
         if ENCRYPTION in message.headers:
             return message
         headers = dict(self._closed_header(name, value) for name, value in message.headers.items())
-        return Outgoing(message.key, self._lock.close(message.value), {**headers, ENCRYPTION: ALGORITHM})
+        return replace(message, value=self._lock.close(message.value), headers={**headers, ENCRYPTION: ALGORITHM})
 
     def _closed_header(self, name: str, value: bytes) -> tuple[str, bytes]:
         return (SEALED + name, self._lock.close(value)) if name.startswith(self._sealed) else (name, value)

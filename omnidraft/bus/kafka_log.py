@@ -1,24 +1,30 @@
 """A log in Kafka.
 
-Writing: idempotent, acknowledged by all replicas in sync. Reading: assigned partitions, no group, no committed
-offsets: the caller keeps them. lz4 before gzip, and never zstd: kafka-python unpacks at most 1 MiB of a zstd batch.
+Writing: idempotent, acknowledged by all replicas in sync, lz4. Reading: assigned partitions, no group, no committed
+offsets: the caller keeps them. Uncommitted transactions are read too: waiting for them, anybody could stop a reader.
 Both ends survive a broker that goes away and comes back; calls made meanwhile raise BusError.
 """
 
+import logging
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from contextlib import closing
 
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
-from kafka.codec import has_lz4
 from kafka.errors import KafkaError, KafkaTimeoutError
 
+from omnidraft.bus import kafka_gaps
 from omnidraft.bus.kafka_client import MAX_MESSAGE_BYTES, connection, ensure_topic, translated
+from omnidraft.bus.kafka_fetcher import WholeFetcher
 from omnidraft.config import KafkaSettings
 from omnidraft.errors import BusError
-from omnidraft.ports import Message, Offsets, Outgoing, Polled
+from omnidraft.ports import Damage, Message, Offsets, Outgoing, Polled
+
+logger = logging.getLogger(__name__)
 
 BATCH_BYTES = 256 << 10
+PARTITIONS_SEEN_S = 10
+"""A partition that is added is noticed within so many seconds."""
 
 
 class KafkaWriter:
@@ -72,7 +78,7 @@ class KafkaWriter:
                 **settings,
                 acks="all",
                 enable_idempotence=True,
-                compression_type="lz4" if has_lz4() else "gzip",
+                compression_type="lz4",
                 metrics_enabled=False,
                 linger_ms=self._linger_ms,
                 batch_size=BATCH_BYTES,
@@ -84,8 +90,8 @@ class KafkaWriter:
 
     def _send(self, producer: KafkaProducer, messages: Sequence[Outgoing], deadline: float) -> None:
         pending = [
-            producer.send(self._topic, message.value, message.key, headers=list(message.headers.items()))
-            for message in messages
+            producer.send(self._topic, each.value, each.key, list(each.headers.items()), partition=each.partition)
+            for each in messages
         ]
         producer.flush(timeout=max(0.001, deadline - time.monotonic()))  # nothing more comes: do not linger
         for sent in pending:
@@ -125,19 +131,21 @@ class KafkaReader:
         with translated(f"opening {topic}", servers):
             ensure_topic(servers, topic, partitions, request_timeout_s, self._access, keep_s)
             self._consumer = self._connect()
-            names = sorted(self._consumer.partitions_for_topic(topic) or ())
+            names = self._consumer.partitions_for_topic(topic)
             if not names:
                 raise KafkaTimeoutError(f"topic {topic} has no partition with a leader")
-        self._partitions = {partition: TopicPartition(topic, partition) for partition in names}
-        self._consumer.assign(list(self._partitions.values()))
-        self._heard_s = time.monotonic()
+        self._assign(names)
+        self._heard: set[int] = set()
+        """Partitions that gave something since the end of the topic was asked for."""
+        self._looked_s = time.monotonic()
         self.seek({})
 
     def partitions(self) -> tuple[int, ...]:
         return tuple(self._partitions)
 
     def seek(self, offsets: Offsets) -> None:
-        firsts, ends = self._first_offsets(), self.end_offsets()
+        self._read_added_partitions()
+        firsts, ends = self._first_offsets(self._partitions), self.end_offsets()
         for partition, offset in offsets.items():
             if partition not in ends or not firsts[partition] <= offset <= ends[partition]:
                 held = f"it holds {firsts.get(partition)} to {ends.get(partition)}"
@@ -146,38 +154,92 @@ class KafkaReader:
             self._consumer.seek(name, offsets.get(partition, firsts[partition]))
 
     def seek_back(self, num_messages: int) -> None:
-        firsts, ends = self._first_offsets(), self.end_offsets()
+        self._read_added_partitions()
+        firsts, ends = self._first_offsets(self._partitions), self.end_offsets()
         for partition, name in self._partitions.items():
             self._consumer.seek(name, max(firsts[partition], ends[partition] - num_messages))
 
     def poll(self, max_messages: int, timeout_s: float) -> Polled:
-        with translated(f"polling {self._topic}", self._servers):
-            polled = self._consumer.poll(timeout_ms=int(timeout_s * 1000), max_records=max_messages)
-        if polled:
-            self._heard_s = time.monotonic()
-        elif time.monotonic() - self._heard_s > self._timeout_s:
-            self.end_offsets()  # the client hides a broker that is gone as silence
-        messages = tuple(_message(record) for records in polled.values() for record in records)
-        return Polled(messages, {message.partition: message.offset + 1 for message in messages})
+        self._read_added_partitions()
+        if time.monotonic() - self._looked_s > self._timeout_s and (gap := self._gap(self._silent())):
+            return gap
+        try:
+            with translated(f"polling {self._topic}", self._servers):
+                polled = self._consumer.poll(timeout_ms=int(timeout_s * 1000), max_records=max_messages)
+        except BusError as exc:
+            if isinstance(exc.__cause__, kafka_gaps.UNREADABLE) and (gap := self._gap(self._partitions)):
+                return gap
+            raise
+        self._heard |= {name.partition for name in polled}
+        messages = tuple(item for items in polled.values() for item in items if isinstance(item, Message))
+        return Polled(messages, {name.partition: items[-1].next_offset for name, items in polled.items()})
 
     def end_offsets(self) -> Offsets:
         with translated(f"asking for the end of {self._topic}", self._servers):
             found = self._consumer.end_offsets(list(self._partitions.values()))
-        self._heard_s = time.monotonic()
         return {name.partition: offset for name, offset in found.items()}
 
     def close(self) -> None:
         with translated(f"closing {self._topic}", self._servers):
             self._consumer.close(autocommit=False)
 
-    def _first_offsets(self) -> Offsets:
+    def _silent(self) -> set[int]:
+        """Partitions that gave nothing for a while."""
+        silent, self._heard = self._partitions.keys() - self._heard, set()
+        return silent
+
+    def _gap(self, partitions: Iterable[int]) -> Polled | None:
+        """Offsets that the broker cannot read, where one of these partitions stands; reading goes on behind them.
+
+        Raises:
+            BusError: the broker is gone, which the client hides as silence.
+        """
+        firsts, ends, self._looked_s = self._first_offsets(self._partitions), self.end_offsets(), time.monotonic()
+        for partition in partitions:
+            position = self._position(partition)
+            if position is not None and firsts[partition] <= position < ends[partition]:
+                readable = self._readable_from(partition, position, ends[partition])
+                if readable > position:
+                    self._consumer.seek(self._partitions[partition], readable)
+                    return _lost(partition, position, readable)
+        return None
+
+    def _position(self, partition: int) -> int | None:
+        with translated(f"asking for the position in {self._topic}", self._servers):
+            position: int | None = self._consumer.position(self._partitions[partition], int(self._timeout_s * 1000))
+        return position
+
+    def _readable_from(self, partition: int, position: int, end: int) -> int:
+        with (
+            translated(f"looking for what can be read of {self._topic}", self._servers),
+            closing(self._connect()) as own,
+        ):
+            readable = kafka_gaps.readable_from(own, self._partitions[partition], position, end)
+        return readable
+
+    def _read_added_partitions(self) -> None:
+        """From their first message on."""
+        with translated(f"asking for the partitions of {self._topic}", self._servers):
+            known = self._consumer.partitions_for_topic(self._topic)
+        if added := known - self._partitions.keys():
+            logger.info("%s has more partitions: %s are read from their first message", self._topic, sorted(added))
+            firsts = self._first_offsets(added)
+            self._assign(known)
+            for partition, offset in firsts.items():
+                self._consumer.seek(self._partitions[partition], offset)
+
+    def _assign(self, partitions: Iterable[int]) -> None:
+        self._partitions = {partition: TopicPartition(self._topic, partition) for partition in sorted(partitions)}
+        self._consumer.assign(list(self._partitions.values()))
+
+    def _first_offsets(self, partitions: Iterable[int]) -> Offsets:
         with translated(f"asking for the start of {self._topic}", self._servers):
-            found = self._consumer.beginning_offsets(list(self._partitions.values()))
+            found = self._consumer.beginning_offsets([TopicPartition(self._topic, each) for each in partitions])
         return {name.partition: offset for name, offset in found.items()}
 
     def _connect(self) -> KafkaConsumer:
         with connection(self._servers, self._timeout_s, self._access) as settings:
-            return KafkaConsumer(
+            consumer = KafkaConsumer(
                 **settings,
                 metrics_enabled=False,
                 group_id=None,
@@ -186,16 +248,13 @@ class KafkaReader:
                 allow_auto_create_topics=False,
                 max_partition_fetch_bytes=MAX_MESSAGE_BYTES,
                 fetch_max_wait_ms=200,
+                metadata_max_age_ms=PARTITIONS_SEEN_S * 1000,
                 request_timeout_ms=int(self._timeout_s * 1000),
             )
+        consumer._fetcher = WholeFetcher(consumer._client, consumer._subscription, **consumer.config)
+        return consumer
 
 
-def _message(record: Any) -> Message:
-    return Message(
-        partition=record.partition,
-        offset=record.offset,
-        key=record.key or b"",
-        value=record.value or b"",
-        headers={name: value or b"" for name, value in record.headers},
-        timestamp_ms=record.timestamp,
-    )
+def _lost(partition: int, first: int, until: int) -> Polled:
+    damage = Damage("corrupt_batch", "the broker cannot read these offsets", until - first)
+    return Polled((Message(partition, first, b"", b"", {}, 0, damage),), {partition: until})

@@ -38,6 +38,8 @@ class MemoryWriter:
         with self._log.changed:
             for message in messages:
                 partition = zlib.crc32(message.key) % len(self._partitions)
+                if message.partition is not None:
+                    partition = message.partition
                 kept = self._partitions[partition]
                 now_ms = time.time_ns() // 1_000_000
                 headers = dict(message.headers)

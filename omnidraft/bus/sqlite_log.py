@@ -171,6 +171,8 @@ class SqliteWriter:
         rows = []
         for message in messages:
             partition = zlib.crc32(message.key) % len(next_offsets)
+            if message.partition is not None:
+                partition = message.partition
             place = (self._topic.name, partition, next_offsets[partition])
             rows.append((*place, message.key, message.value, _headers_text(message.headers), now_ms))
             next_offsets[partition] += 1

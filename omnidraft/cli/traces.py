@@ -64,6 +64,11 @@ def _print(messages: "Iterable[Message]") -> None:
     from omnidraft.traces import codec
 
     for message in messages:
+        if message.damage is not None:
+            lost = {"reason": message.damage.reason, "error": message.damage.error}
+            told = {"partition": message.partition, "offset": message.offset, **lost}
+            print(json.dumps(told | {"num_messages": message.damage.num_messages}), flush=True)
+            continue
         try:
             told = codec.to_json(codec.decode(message.value, message.headers))
         except WireError as exc:

@@ -14,6 +14,8 @@ from omnidraft.traces.schema import ENCRYPTION
 ORIGINAL = "original."
 """Before the names of the headers that the message had."""
 
+MOST_MESSAGES = 1 << 20
+"""That a letter is believed to stand for."""
 Place = tuple[int, int]
 """(partition, offset)."""
 
@@ -54,6 +56,11 @@ class Letter:
         return None if partition is None or offset is None else (partition, offset)
 
     @property
+    def num_messages(self) -> int:
+        """Offsets that it stands for, from its origin on: more than one when a damaged batch cannot be taken apart."""
+        return min(self._number("origin_num_messages") or 1, MOST_MESSAGES)
+
+    @property
     def original_headers(self) -> Mapping[str, bytes]:
         headers = self.message.headers
         return {name.removeprefix(ORIGINAL): headers[name] for name in headers if name.startswith(ORIGINAL)}
@@ -67,8 +74,11 @@ class Letter:
     def cut(self) -> str | None:
         """What of the message is missing; None when all of it is here.
 
-        Keys and headers are cut without a note, so one that is exactly as long as a letter keeps counts as cut.
+        Of a damaged batch there is no message at all. Keys and headers are cut without a note, so one that is exactly
+        as long as a letter keeps counts as cut.
         """
+        if "raw" in self.message.headers:
+            return "the value is damaged bytes of the log, not a message"
         if "cut_from_bytes" in self.message.headers:
             return f"the value has {len(self.message.value)} of {self._text('cut_from_bytes')} bytes"
         if len(self.message.key) >= MAX_HEADER_BYTES:

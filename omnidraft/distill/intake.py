@@ -5,10 +5,13 @@ is waited for, unless the log is drained (a poll gave nothing) or the partitions
 LOOKAHEAD ahead; then it is passed over. So, while every partition has records waiting, batches are a function of the
 log alone, however polls fell. Where one is idle, how partitions interleave depends on time; that each record is
 learned once does not.
+A partition that is added to the topic while this runs is buffered from its first message on, and takes its turns from
+the next snapshot on (`admit`). A run that resumes from the snapshot before does the same, so both make the same
+batches. It does not wait for a snapshot where the others are idle or a buffer is full.
 A batch is taken whole or not at all, so what is not learned yet is exactly what still lies in the buffers.
 """
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -18,17 +21,14 @@ from torch import Tensor
 
 from omnidraft.distill.fates import Fate, fate, forget_oldest, is_held_out, name_of
 from omnidraft.distill.record_tensors import of_tensors, to_tensors
-from omnidraft.distill.source import Placed, PolledRecords
+from omnidraft.distill.source import Placed, PolledRecords, Skipped
 from omnidraft.ports import Offsets
 from omnidraft.traces.record import TraceRecord
 
 LOOKAHEAD = 1024
 """Records buffered per partition at most, about 25 kB each."""
 
-Skipped = tuple[int, int, str, int]
-"""(partition, offset of the last one, reason, number of messages)."""
-
-_SEEN, _TURN, _HELD_OUT = "seen", "turn", "held_out."
+_SEEN, _TURN, _ORDER, _HELD_OUT = "seen", "turn", "partitions", "held_out."
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,8 @@ class Intake:
             poison: places of records that nobody may learn from.
         """
         self._order = tuple(sorted(partitions))
-        self._buffers: dict[int, deque[tuple[int, TraceRecord]]] = {partition: deque() for partition in self._order}
+        """Those that take turns."""
+        self._buffers: defaultdict[int, deque[tuple[int, TraceRecord]]] = defaultdict(deque)
         self._next_offsets: dict[int, int] = {}
         self._skipped: list[Skipped] = []
         self._records_per_step, self._held_out_every = records_per_step, held_out_every
@@ -95,7 +96,7 @@ class Intake:
         """What a poll gave, in offset order within each partition."""
         for partition, offset, record in polled.records:
             self._buffers[partition].append((offset, record))
-        self._skipped += ((*each, 1) for each in polled.skipped)
+        self._skipped += polled.skipped
         self._next_offsets |= polled.next_offsets
 
     def add_sample(self, records: Iterable[Placed], skipped: Iterable[Skipped], next_offsets: Offsets) -> None:
@@ -113,7 +114,7 @@ class Intake:
         passed = [each for each in self._skipped if each[1] < offsets[each[0]]]
         self.start_at(offsets)
         self._skipped = passed
-        return PolledRecords(tuple(records), read_to, tuple(each[:3] for each in waiting))
+        return PolledRecords(tuple(records), read_to, tuple(waiting))
 
     def take(self, *, is_drained: bool) -> Batch | None:
         """A full batch, or None until more is polled.
@@ -122,6 +123,8 @@ class Intake:
             is_drained: the last poll gave nothing, so nobody need be waited for.
         """
         may_pass_over = is_drained or not self.has_room
+        if may_pass_over:
+            self.admit()
         draft = _Draft(turn=self._turn)
         while len(draft.records) < self._records_per_step:
             partition = self._whose_turn(draft, may_pass_over)
@@ -129,6 +132,10 @@ class Intake:
                 return None
             self._consider(draft, partition)
         return self._commit(draft)
+
+    def admit(self) -> None:
+        """From now on partitions that were added take turns too."""
+        self._order = tuple(sorted({*self._order, *self._buffers}))
 
     def offsets(self) -> dict[int, int]:
         """Where to read on: everything before is learned, held out, a duplicate or skipped by the source."""
@@ -160,6 +167,7 @@ class Intake:
         tensors = {
             _SEEN: torch.from_numpy(np.array(list(self._seen), np.int64)),
             _TURN: torch.tensor(self._turn),
+            _ORDER: torch.tensor(self._order),
         }
         return tensors | to_tensors(_HELD_OUT, self.held_out)
 
@@ -168,13 +176,14 @@ class Intake:
         self.start_at(offsets)
         self._seen = dict.fromkeys(tensors[_SEEN].tolist())
         self._turn = int(tensors[_TURN])
+        if _ORDER in tensors:  # snapshots of earlier versions lack it
+            self._order = tuple(tensors[_ORDER].tolist())
         self.held_out.clear()
         self.held_out.extend(of_tensors(_HELD_OUT, tensors))
 
     def start_at(self, offsets: Offsets) -> None:
         """Forget what is buffered; the log is read on from here."""
-        for buffer in self._buffers.values():
-            buffer.clear()
+        self._buffers.clear()
         self._skipped.clear()
         self._next_offsets = dict(offsets)
 

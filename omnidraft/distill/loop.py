@@ -230,6 +230,7 @@ class Distillation:
     def _publish(self, stop: Stop) -> None:
         span = self._spans.snapshot()
         learner, counters = self._learner, self._learner.counters
+        self._intake.admit()
         serving = learner.serving_tensors()
         measured = self._measure(serving)
         losses = mean_losses(self._reports)

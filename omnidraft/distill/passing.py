@@ -9,8 +9,7 @@ from collections.abc import Iterator
 
 from omnidraft.distill.even_sample import EvenSample
 from omnidraft.distill.fates import Fate
-from omnidraft.distill.intake import Skipped
-from omnidraft.distill.source import Placed, PolledRecords
+from omnidraft.distill.source import Placed, PolledRecords, Skipped
 from omnidraft.ports import Offsets
 from omnidraft.snapshots.manifest import LagSample
 
@@ -29,13 +28,15 @@ class Passing:
 
     def saw(self, polled: PolledRecords) -> None:
         """What a poll gave."""
-        reasons = {(partition, offset): reason for partition, offset, reason in polled.skipped}
+        reasons = {each[:2]: each[2:] for each in polled.skipped}
         records = {(partition, offset): record for partition, offset, record in polled.records}
         for partition, offset in sorted({**reasons, **records}):
-            self._start.setdefault(partition, offset)
             if (partition, offset) in reasons:
-                self._skips[partition].skip(reasons[partition, offset])
+                reason, number = reasons[partition, offset]
+                self._start.setdefault(partition, offset - number + 1)
+                self._skips[partition].skip(reason, number)
             else:
+                self._start.setdefault(partition, offset)
                 self._pass((partition, offset, records[partition, offset]))
         self._read_to |= polled.next_offsets
 
@@ -92,9 +93,9 @@ class _Skips:
         self._previous[offset], self._next[offset] = last, None
         self._before[offset], self._before[None] = self._before[None], Counter()
 
-    def skip(self, reason: str) -> None:
-        """The next one."""
-        self._before[None][reason] += 1
+    def skip(self, reason: str, number: int) -> None:
+        """The next ones."""
+        self._before[None][reason] += number
 
     def drop(self, offset: int) -> None:
         """One that was kept is not any more."""

@@ -1,4 +1,4 @@
-"""Trace records from a log, with every message that cannot be learned from put aside.
+"""Trace records from a log, with every message that cannot be learned from put aside, damage too.
 
 Order of effects in a poll: read; dead-letter what is unreadable, or of our pair in other vocabularies; wait for the
 acknowledgement; return. So an offset never moves past a message that is neither returned nor kept. After a crash a
@@ -8,14 +8,18 @@ A poll's size says nothing: each record carries its partition and offset, and wi
 so batches that are cut by these do not depend on how polls fell.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 from omnidraft.errors import UnknownKey, UnknownSchema, VocabularyError, WireError
-from omnidraft.ports import LogReader, LogWriter, Message, Metrics, Offsets, Outgoing, Polled
+from omnidraft.ports import Damage, DamageReason, LogReader, LogWriter, Message, Metrics, Offsets, Outgoing, Polled
 from omnidraft.traces import codec
 from omnidraft.traces.record import TraceRecord
+
+logger = logging.getLogger(__name__)
 
 READ = "omnidraft_traces_read_total"
 SKIPPED = "omnidraft_traces_skipped_total"
@@ -26,6 +30,8 @@ POISON = "poison"
 """Reason of a sound record over which the learner's process died again and again."""
 DEAD_LETTER_REASONS = ("unknown_schema", "unknown_key", "other_alignment", "unreadable")
 """Of messages that a poll refuses."""
+DAMAGE_REASONS: tuple[str, ...] = get_args(DamageReason)
+"""Of what the log could not give whole."""
 MAX_VALUE_BYTES = 950_000
 """Of a dead letter: a longer message is cut, so that it fits into any log with its headers."""
 MAX_HEADERS = 16
@@ -33,6 +39,8 @@ MAX_HEADER_BYTES = 512
 
 Placed = tuple[int, int, TraceRecord]
 """(partition, offset, record)."""
+Skipped = tuple[int, int, str, int]
+"""(partition, offset of the last one, reason, number of messages)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +51,8 @@ class PolledRecords:
     """In offset order within each partition."""
     next_offsets: Offsets
     """Where to read on, for every partition that moved; past dead letters too."""
-    skipped: tuple[tuple[int, int, str], ...] = ()
-    """(partition, offset, reason) of every dead letter and every record of another pair, in the same order."""
+    skipped: tuple[Skipped, ...] = ()
+    """Every dead letter and every record of another pair, in the same order."""
 
 
 class TraceSource:
@@ -103,6 +111,7 @@ class TraceSource:
             self._dead_letters.append(letters)
         self._unsettled = None
         self._count(len(records), skipped)
+        _log_damage(self._topic, polled.messages)
         return PolledRecords(tuple(records), polled.next_offsets, tuple(skipped))
 
     def give_up(self, poison: Sequence[Placed]) -> None:
@@ -119,18 +128,22 @@ class TraceSource:
         self._dead_letters.append(letters)
         self._metrics.add(SKIPPED, len(letters), reason=POISON)
 
-    def _sorted(self, polled: Polled) -> tuple[list[Placed], list[Outgoing], list[tuple[int, int, str]]]:
-        records, letters, skipped = [], [], []
+    def _sorted(self, polled: Polled) -> tuple[list[Placed], list[Outgoing], list[Skipped]]:
+        records, letters, skipped = list[Placed](), list[Outgoing](), list[Skipped]()
         for message in polled.messages:
+            if (damage := message.damage) is not None:
+                skipped.append((message.partition, message.next_offset - 1, damage.reason, damage.num_messages))
+                letters.append(self._dead_letter(message, damage.reason, damage.error))
+                continue
             try:
                 record = self._accepted(message)
             except (WireError, VocabularyError) as exc:
                 reason = _reason(exc)
-                skipped.append((message.partition, message.offset, reason))
+                skipped.append((message.partition, message.offset, reason, 1))
                 letters.append(self._dead_letter(message, reason, str(exc)))
                 continue
             if record is None:
-                skipped.append((message.partition, message.offset, OTHER_PAIR))
+                skipped.append((message.partition, message.offset, OTHER_PAIR, 1))
             else:
                 records.append((message.partition, message.offset, record))
         return records, letters, skipped
@@ -155,16 +168,39 @@ class TraceSource:
             "origin_partition": str(message.partition).encode(),
             "origin_offset": str(message.offset).encode(),
         }
+        original = message.headers
+        if message.damage is not None:
+            original = message.damage.headers
+            headers |= _of_damage(message.damage)
         if len(message.value) > MAX_VALUE_BYTES:
             headers["cut_from_bytes"] = str(len(message.value)).encode()
-        for name in list(message.headers)[:MAX_HEADERS]:
-            headers[f"original.{name[:MAX_HEADER_BYTES]}"] = message.headers[name][:MAX_HEADER_BYTES]
+        for name in list(original)[:MAX_HEADERS]:
+            headers[f"original.{name[:MAX_HEADER_BYTES]}"] = original[name][:MAX_HEADER_BYTES]
         return Outgoing(message.key[:MAX_HEADER_BYTES], message.value[:MAX_VALUE_BYTES], headers)
 
-    def _count(self, num_records: int, skipped: Sequence[tuple[int, int, str]]) -> None:
+    def _count(self, num_records: int, skipped: Sequence[Skipped]) -> None:
         self._metrics.add(READ, num_records)
-        for reason, number in Counter(reason for _, _, reason in skipped).items():
+        counts = Counter[str]()
+        for _, _, reason, number in skipped:
+            counts[reason] += number
+        for reason, number in counts.items():
             self._metrics.add(SKIPPED, number, reason=reason)
+
+
+def _log_damage(topic: str, messages: Sequence[Message]) -> None:
+    """One line for a poll, however much there is."""
+    damaged = [message for message in messages if message.damage is not None]
+    if damaged and (damage := damaged[0].damage):
+        where = f"{topic}[{damaged[0].partition}] offset {damaged[0].offset}"
+        logger.warning(
+            "%d dead letters of damage, first at %s: %s: %s", len(damaged), where, damage.reason, damage.error
+        )
+
+
+def _of_damage(damage: Damage) -> dict[str, bytes]:
+    """Headers of its letter."""
+    told = {"origin_num_messages": str(damage.num_messages).encode()}
+    return told | ({"raw": b"1"} if damage.is_raw else {})
 
 
 def _is(named: str | None, ours: str | None) -> bool:

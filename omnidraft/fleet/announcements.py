@@ -7,7 +7,7 @@
 {"kind": "drift_over", "tenant": "t"}               it recovered, or is what is normal now
 {"kind": "best", "version": 5, "tenant": "t"}       the distiller: this snapshot agrees best with what drifted
 Each may name the pair it is about ("target", "drafter"), else it is about all, and says "reason" to people.
-Its offset is its sequence number; the highest holds. All have one key, so they share one partition.
+Its offset is its sequence number; the highest holds. All are written to the first partition, however many there are.
 """
 
 import json
@@ -19,6 +19,7 @@ from omnidraft.errors import WireError
 from omnidraft.ports import Announcement, AnnouncementKind, LogWriter, Message, Outgoing
 
 KEY = b"control"
+PARTITION = 0
 
 About = Literal["snapshot", "learning", "traffic", "best"]
 _ABOUT: dict[AnnouncementKind, About] = {
@@ -77,11 +78,13 @@ def tell(
         ValueError: this kind needs another field, or has none of these.
     """
     wire = _Wire(kind=kind, version=version, share=share, tenant=tenant, reason=reason, target=target, drafter=drafter)
-    writer.append([Outgoing(KEY, json.dumps(wire.model_dump(exclude_none=True)).encode())])
+    writer.append([Outgoing(KEY, json.dumps(wire.model_dump(exclude_none=True)).encode(), partition=PARTITION)])
 
 
 def read(message: Message) -> Announcement:
     """Raises WireError when it is not an announcement."""
+    if message.damage is not None:
+        raise WireError(f"control message {message.partition}:{message.offset}: {message.damage.error}")
     try:
         wire = _Wire.model_validate_json(message.value)
     except ValidationError as exc:

@@ -1,10 +1,12 @@
 """The reading end of the announcements: what changed since it was asked last."""
 
 import logging
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from omnidraft.errors import WireError
-from omnidraft.fleet.announcements import about, read
+from omnidraft.fleet.announcements import PARTITION, about, read
 from omnidraft.ports import Announcement, AnnouncementKind, LogReader, Message, Metrics
 
 logger = logging.getLogger(__name__)
@@ -16,6 +18,8 @@ class ControlFollower:
     """Reads the control topic from its first message on, and tells what holds now, each thing once.
 
     A worker follows `champion` and `canary`, the newest of which says what serves; a distiller `pause` and `resume`.
+    We write to the first partition only. What stands in another comes after all that the first held by then, by the
+    timestamps, and before what came to the first later.
     """
 
     def __init__(
@@ -41,6 +45,11 @@ class ControlFollower:
         self._must_be_named = must_be_named
         self._next: dict[int, int] = {}
         self._untold: dict[object, Announcement] = {}
+        self._elsewhere: list[Message] = []
+        """Messages of other partitions, until the first one's are all there."""
+        self._offsets: list[int] = []
+        self._newest_ms: list[int] = []
+        """Greatest timestamp up to each of these offsets of the first partition."""
         reader.seek({})
 
     def poll(self, timeout_s: float) -> tuple[Announcement, ...]:
@@ -55,20 +64,32 @@ class ControlFollower:
         while True:
             polled = self._reader.poll(MAX_MESSAGES, timeout_s)
             self._next |= polled.next_offsets
-            self._take(polled.messages)
+            self._elsewhere += [message for message in polled.messages if message.partition != PARTITION]
+            self._take([message for message in polled.messages if message.partition == PARTITION])
             has_caught_up = all(self._next.get(partition, 0) >= end for partition, end in ends.items())
-            if not polled.messages or has_caught_up:
-                told, self._untold = self._untold, {}
+            if not polled.next_offsets or has_caught_up:
+                self._take(sorted(self._elsewhere, key=lambda message: message.timestamp_ms))
+                told, self._untold, self._elsewhere = self._untold, {}, []
                 return tuple(sorted(told.values(), key=lambda each: each.sequence))
 
     def _take(self, messages: Sequence[Message]) -> None:
         for message in messages:
+            sequence = self._sequence(message)
             told = self._readable(message)
             if told is None or not self._is_ours(told):
                 continue
             known = self._untold.get(about(told))
-            if known is None or known.sequence < told.sequence:
-                self._untold[about(told)] = told
+            if known is None or known.sequence <= sequence:
+                self._untold[about(told)] = replace(told, sequence=sequence)
+
+    def _sequence(self, message: Message) -> int:
+        """The offset in the first partition, or the last one there that is not younger."""
+        if message.partition == PARTITION:
+            self._offsets.append(message.offset)
+            self._newest_ms.append(max([message.timestamp_ms, *self._newest_ms[-1:]]))
+            return message.offset
+        older = bisect_right(self._newest_ms, message.timestamp_ms)
+        return self._offsets[older - 1] if older else 0
 
     def _is_ours(self, told: Announcement) -> bool:
         if self._must_be_named and (told.target is None or told.drafter is None):

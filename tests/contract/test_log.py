@@ -212,6 +212,14 @@ def test_keys_values_and_headers_are_any_bytes(make_log):
     assert (second.key, second.value, dict(second.headers)) == (b"", b"", {})
 
 
+def test_a_message_that_names_its_partition_is_written_there_whatever_its_key(make_log):
+    log = make_log(PARTITIONS)
+    writer, reader = log.writer(PARTITIONS), log.reader(PARTITIONS)
+    writer.append([Outgoing(b"k", b"%d" % number, partition=number % PARTITIONS) for number in range(6)])
+    assert reader.end_offsets() == {0: 2, 1: 2, 2: 2}
+    assert {(m.partition, int(m.value)) for m in read(reader, 6)} == {(n % PARTITIONS, n) for n in range(6)}
+
+
 def test_a_message_tells_when_it_was_written(make_log):
     log = make_log()
     log.writer().append([message("a")])

@@ -40,7 +40,8 @@ class Resampled:
 
     def saw(self, polled: PolledRecords) -> None:
         """What a poll gave."""
-        for partition, offset in sorted((each[0], each[1]) for each in (*polled.records, *polled.skipped)):
+        firsts = [(partition, last - number + 1) for partition, last, _, number in polled.skipped]
+        for partition, offset in sorted([*firsts, *(each[:2] for each in polled.records)]):
             self._first.setdefault(partition, offset)
         for partition, offset, record in polled.records:
             for sample, drawn in self._drawn:

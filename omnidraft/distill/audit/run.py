@@ -13,10 +13,11 @@ from omnidraft.distill.audit.stages import Stage, compare, stages
 from omnidraft.distill.audit.walk import Letters, Walk
 from omnidraft.distill.dead_letters import Letter
 from omnidraft.distill.fates import Fate
-from omnidraft.distill.source import DEAD_LETTER_REASONS, OTHER_PAIR, POISON, PolledRecords, TraceSource
+from omnidraft.distill.source import DAMAGE_REASONS, DEAD_LETTER_REASONS, OTHER_PAIR, POISON, PolledRecords, TraceSource
 from omnidraft.ports import Offsets, Outgoing, SnapshotVersion
 
-APART = {Fate.HELD_OUT.value, Fate.DUPLICATE.value, Fate.SAMPLED_OUT.value, OTHER_PAIR, POISON, *DEAD_LETTER_REASONS}
+_FATES = {Fate.HELD_OUT.value, Fate.DUPLICATE.value, Fate.SAMPLED_OUT.value}
+APART = {*_FATES, OTHER_PAIR, POISON, *DEAD_LETTER_REASONS, *DAMAGE_REASONS}
 """Counts of a manifest that stand for one offset each, beside the reasons that dead letters name."""
 
 
@@ -32,7 +33,12 @@ class Unwritten:
 def letters_of(topic: str, letters: Iterable[Letter]) -> Letters:
     """Origin and reason of those that come from this topic."""
     from_topic = (letter for letter in letters if letter.origin_topic == topic)
-    return {letter.origin: sys.intern(letter.reason) for letter in from_topic if letter.origin}
+    return {
+        (letter.origin[0], offset): sys.intern(letter.reason)
+        for letter in from_topic
+        if letter.origin
+        for offset in range(letter.origin[1], letter.origin[1] + letter.num_messages)
+    }
 
 
 def audit(
@@ -84,7 +90,7 @@ def _polls(
 
 def _poll(source: TraceSource, saw: Callable[[int], None]) -> PolledRecords:
     polled = source.poll(whole_log.POLL_MESSAGES, whole_log.POLL_TIMEOUT_S)
-    saw(len(polled.records) + len(polled.skipped))
+    saw(len(polled.records) + sum(number for *_, number in polled.skipped))
     return polled
 
 

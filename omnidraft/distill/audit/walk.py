@@ -17,7 +17,7 @@ from omnidraft.distill.source import OTHER_PAIR, PolledRecords
 from omnidraft.ports import Offsets
 
 Letters = Mapping[Place, str]
-"""Origin of each dead letter -> its reason."""
+"""Every offset that a dead letter stands for -> its reason."""
 UNDECIDED = "undecided"
 """Fate of a record in a sample of which the log lacks a part by now."""
 
@@ -56,7 +56,11 @@ class Walk:
     def saw(self, polled: PolledRecords) -> None:
         """What a poll gave."""
         records = {(partition, offset): record for partition, offset, record in polled.records}
-        reasons = {(partition, offset): reason for partition, offset, reason in polled.skipped}
+        reasons = {
+            (partition, offset): reason
+            for partition, last, reason, number in polled.skipped
+            for offset in range(last - number + 1, last + 1)
+        }
         for place in sorted({**records, **reasons}):
             if not self._arrives(place):
                 continue

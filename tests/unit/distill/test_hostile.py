@@ -52,7 +52,7 @@ def test_every_message_is_returned_or_dead_lettered_or_of_another_pair_and_never
         ends = reader.end_offsets()
         for polled in whole_log.polls_until(lambda: source.poll(at_once, 0), ends, idle_s=0):
             places.update((partition, offset) for partition, offset, _ in polled.records)
-            places.update((partition, offset) for partition, offset, reason in polled.skipped if reason == OTHER_PAIR)
+            places.update(each[:2] for each in polled.skipped if each[2] == OTHER_PAIR)
         letters = list(dead_letters.read(SqliteReader(path, "dead"), idle_s=0))
     places.update(letter.origin for letter in letters)
     assert places == Counter((partition, offset) for partition, end in ends.items() for offset in range(end))

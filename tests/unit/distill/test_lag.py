@@ -63,7 +63,7 @@ def test_passing_a_million_records_keeps_no_more_than_the_sample() -> None:
     passing = Passing({}, {0: num}, num_kept=50)
     for first in range(0, num, at_once):
         records = [(0, offset, record) for offset in range(first, first + at_once) if offset % 7]
-        others = [(0, offset, "other_pair") for offset in range(first, first + at_once) if offset % 7 == 0]
+        others = [(0, offset, "other_pair", 1) for offset in range(first, first + at_once) if offset % 7 == 0]
         passing.saw(PolledRecords(tuple(records), {0: first + at_once}, tuple(others)))
         assert len(passing._skips[0]._before) <= 51
         assert len(passing._sample._largest_first) < 100

@@ -40,6 +40,24 @@ class SlowReader(MemoryReader):
         return super().poll(min(max_messages, self._most), 0)
 
 
+class GrowingReader(SlowReader):
+    """Of a topic that gets its last partition after so many polls."""
+
+    def __init__(self, log: MemoryLog, topic: str, after: int) -> None:
+        super().__init__(log, topic, 3)
+        self._all, self._after = self._partitions, after
+        self._grow()
+
+    def poll(self, max_messages: int, timeout_s: float) -> Polled:
+        self._after -= 1
+        self._grow()
+        return super().poll(max_messages, timeout_s)
+
+    def _grow(self) -> None:
+        self._partitions = self._all if self._after <= 0 else self._all[:-1]
+        self._positions.setdefault(len(self._partitions) - 1, 0)
+
+
 @dataclass
 class Journal:
     """What a learner was given, in order; `die_after` steps it dies."""
@@ -209,6 +227,25 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(pair, tmp_path, pa
     assert all(torch.equal(left[name], right[name]) for name in left)
     same = ("offsets", "num_records", "num_steps", "counts", "agreement_after", "held_out_records")
     assert [getattr(whole.manifest(), name) for name in same] == [getattr(broken.manifest(), name) for name in same]
+
+
+@pytest.mark.parametrize("die_after", [4, 5, 6])
+def test_a_partition_that_is_added_changes_no_batch_of_a_killed_and_resumed_run(pair, tmp_path, die_after) -> None:
+    """It is added after the snapshot that the run resumes from; the resumed one sees it from its first poll on."""
+    whole, broken = (Setting(pair, tmp_path / name, partitions=3) for name in ("whole", "broken"))
+    for setting in (whole, broken):
+        setting.emit(*names(48))
+    options = {"steps_per_snapshot": 4}
+    one, learned_whole = whole.distiller(reader=GrowingReader(whole.log, "t", 5), **options)
+    run_until_idle(one)
+    dying, before = broken.distiller(reader=GrowingReader(broken.log, "t", 5), die_after=die_after, **options)
+    with pytest.raises(Killed):
+        run_until_idle(dying)
+    resumed, after = broken.distiller(reader=GrowingReader(broken.log, "t", 0), **options)
+    run_until_idle(resumed)
+    assert before.batches[:4] + after.batches == learned_whole.batches
+    assert sorted(learned(learned_whole)) == names(48)
+    assert all(torch.equal(tensor, broken.masters()[name]) for name, tensor in whole.masters().items())
 
 
 @pytest.mark.parametrize("die_after", [None, 1, 2, 4])

@@ -73,7 +73,7 @@ def test_each_kind_of_dead_letter_has_its_reason():
     MemoryWriter(log, "t").append([outgoing("a", alignment="another"), Outgoing(b"", b""), other_version])
     polled = make_source(log).poll(10, timeout_s=0)
     assert polled.records == ()
-    assert polled.skipped == ((0, 0, "other_alignment"), (0, 1, "unknown_schema"), (0, 2, "unknown_schema"))
+    assert polled.skipped == ((0, 0, "other_alignment", 1), (0, 1, "unknown_schema", 1), (0, 2, "unknown_schema", 1))
     assert [m.headers["reason"] for m in dead_letters(log)] == [
         *(b"other_alignment", b"unknown_schema", b"unknown_schema")
     ]
@@ -95,7 +95,7 @@ def test_records_of_other_pairs_are_passed_over_and_counted_and_are_no_dead_lett
     polls = [source.poll(10, timeout_s=0) for _ in range(3)]
     assert [record.request_id for polled in polls for _, _, record in polled.records] == ["a"]
     skipped = [each for polled in polls for each in polled.skipped]
-    assert skipped == [*[(0, offset, "other_pair") for offset in range(1, 5)], (0, 5, "other_alignment")]
+    assert skipped == [*[(0, offset, "other_pair", 1) for offset in range(1, 5)], (0, 5, "other_alignment", 1)]
     assert dict(polls[1].next_offsets) == {0: 6}
     assert [letter.headers["reason"] for letter in dead_letters(log)] == [b"other_alignment"]
     assert metrics.value("omnidraft_traces_skipped_total", reason="other_pair") == 4

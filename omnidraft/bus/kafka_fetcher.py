@@ -1,0 +1,74 @@
+"""kafka-python's fetcher with our reading of what was fetched: sessions, leaders and positions stay its own."""
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+from kafka.consumer.fetcher import CompletedFetch, Fetcher
+from kafka.errors import CorruptRecordError, KafkaError
+from kafka.record import MemoryRecords
+
+from omnidraft.bus.kafka_records import FetchedRecords, Marker
+from omnidraft.ports import Message
+
+MOST_BYTES_AT_ONCE = 32 << 20
+"""Of one poll: a fetch of 2 MiB can unpack to a thousand times as much."""
+
+
+class WholeRecords(Fetcher.PartitionRecords):  # type: ignore[misc]
+    """What one fetch gave of a partition: a Message, or a Marker, where kafka-python has a ConsumerRecord."""
+
+    end_offset: int
+    """Of the partition, when it was fetched."""
+    newest_epoch: int
+    """Of its leaders; no checksum covers what a batch says of it."""
+    num_bytes_taken = 0
+    """The last time."""
+
+    def take(self, n: int | None = None) -> list[Message | Marker]:
+        taken, self.num_bytes_taken = [], 0
+        for item in islice(self.record_iterator, n):
+            taken.append(item)
+            self.num_bytes_taken += len(item.value)
+            if self.num_bytes_taken >= MOST_BYTES_AT_ONCE:
+                break
+        return taken
+
+    def _unpack_records(self, tp: Any, records: MemoryRecords, *deserializers: Any) -> Iterator[Message | Marker]:
+        fetched = FetchedRecords(records._buffer, tp.partition, self.fetch_offset)
+        for item in fetched.items(self.end_offset):
+            self.leader_epoch = min(fetched.leader_epoch, self.newest_epoch)
+            self.next_fetch_offset = item.next_offset
+            yield item
+        self.bytes_read = records.size_in_bytes()  # it had its turn among the partitions
+        self.drain()
+
+
+class WholeFetcher(Fetcher):  # type: ignore[misc]
+    """Gives all that a broker sends, no more at once than MOST_BYTES_AT_ONCE and a message. Where a broker cannot read
+    its own files it raises, or gives nothing; see kafka_gaps.py."""
+
+    PartitionRecords = WholeRecords
+
+    def fetched_records(self, max_records: int | None = None, update_offsets: bool = True) -> Any:
+        self._num_bytes = 0
+        return super().fetched_records(max_records, update_offsets)
+
+    def _append(self, drained: Any, part: WholeRecords, max_records: int, update_offsets: bool) -> int:
+        """Returns all that was asked for when there is enough, which ends the asking."""
+        num_taken: int = super()._append(drained, part, max_records, update_offsets)
+        self._num_bytes += part.num_bytes_taken
+        return max_records if self._num_bytes >= MOST_BYTES_AT_ONCE else num_taken
+
+    def _parse_fetched_data(self, completed_fetch: CompletedFetch) -> WholeRecords | None:
+        try:
+            parsed = super()._parse_fetched_data(completed_fetch)
+        except KafkaError as exc:
+            if type(exc) is KafkaError:  # bytes that hold no whole batch
+                raise CorruptRecordError(str(exc)) from exc
+            raise
+        if parsed is not None:
+            parsed.end_offset = completed_fetch.partition_data.high_watermark
+            epoch = self._manager.cluster.leader_epoch_for_partition(completed_fetch.topic_partition)
+            parsed.newest_epoch = -1 if epoch is None else epoch
+        return parsed

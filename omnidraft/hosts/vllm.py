@@ -24,6 +24,7 @@ from omnidraft import config, wiring
 from omnidraft.config import Settings
 from omnidraft.errors import ConfigError
 from omnidraft.hosts.process import formatter
+from omnidraft.models.probe import choice
 from omnidraft.telemetry.exposition import Exposition
 from omnidraft.telemetry.metrics import PrometheusMetrics
 from omnidraft.telemetry.table import PROPOSER, WORKER
@@ -42,6 +43,7 @@ class Proposer:
     def __init__(self, vllm_config: VllmConfig) -> None:
         """Raises OmnidraftError, which says what to do; vLLM shows its text and stops."""
         require_version(vllm.__version__)
+        choice.torch_products()  # vLLM's own products come after this, and oneDNN is the same
         self._batching: wiring.Batching | None = None
         self._logits = LogitsTap(0)
         if get_tp_group().rank_in_group != 0:

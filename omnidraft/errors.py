@@ -5,6 +5,7 @@ OmnidraftError
 |- RequestError           a request asks for what cannot be served; fix the request (HTTP 4xx)
 |- ModelError             a model cannot be had or used
 |  |- ModelUnknown        no such name, folder or repository; see `omnidraft models list`
+|  |- KernelsUnavailable  our kernels cannot be compiled, or do not work here; see `omnidraft doctor`
 |  |- ModelDownloadError  network, disk or registry failed; try again, or free space
 |  `- ModelCorrupt        the file is not the one the catalog names; pull again, report if it stays
 |- VocabularyError        two vocabularies, caches or records do not belong together; never combine them
@@ -39,6 +40,10 @@ class ModelError(OmnidraftError):
 
 class ModelUnknown(ModelError):
     """No such name, folder or repository."""
+
+
+class KernelsUnavailable(ModelError):
+    """Our kernels cannot be compiled, or do not work on this processor."""
 
 
 class ModelDownloadError(ModelError):

@@ -26,7 +26,7 @@ BYTES_PER_WEIGHT = {"float32": 4.0, "int8": 1.2, "int4": 0.8}
 
 def kernels(settings: Settings) -> Finding:
     """Which build of our kernels works here; compiles and tries them if no process has done so yet."""
-    from omnidraft.errors import ModelError
+    from omnidraft.errors import KernelsUnavailable
     from omnidraft.models.native import library
     from omnidraft.models.native.build import VARIANTS
     from omnidraft.models.probe import choice
@@ -36,7 +36,7 @@ def kernels(settings: Settings) -> Finding:
         return ok("kernels", "models.kernels = 'torch': ours are not used")
     try:
         chosen = choice.kernels(section.kernels)
-    except ModelError as exc:
+    except KernelsUnavailable as exc:
         needed = {section.precision, section.drafter_precision} & set(library.PACKED) or section.kernels in VARIANTS
         found = problem if needed else warning
         advice = "install a C++ compiler, or leave kernels, precision and drafter_precision at auto"

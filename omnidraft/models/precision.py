@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from omnidraft.errors import ModelError
+from omnidraft.errors import KernelsUnavailable
 from omnidraft.models.native import library
 from omnidraft.models.native.build import VARIANTS
 from omnidraft.models.native.linear import PackedLinear
@@ -41,7 +41,7 @@ def automatic(kernels: str = "auto") -> str:
         return "bfloat16"
     try:
         return _fastest(choice.kernels(kernels).seconds_per_token)
-    except ModelError as exc:
+    except KernelsUnavailable as exc:
         if kernels in VARIANTS:
             raise
         logger.warning("computing without our kernels, which is slower: %s", exc)

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from transformers import PreTrainedModel
 
-from omnidraft.errors import ModelError, SnapshotCorrupt
+from omnidraft.errors import KernelsUnavailable, SnapshotCorrupt
 from omnidraft.models import attention
 from omnidraft.models import precision as precisions
 from omnidraft.models.acceptance_head import AcceptanceHead, separate
@@ -140,7 +140,7 @@ def load_drafter(
     if is_supported(model):
         try:
             return LlamaDrafter(model, "int8" if precision == "auto" else precision, kernels, head=head)
-        except ModelError as exc:
+        except KernelsUnavailable as exc:
             if kernels in VARIANTS:
                 raise
             logger.warning("drafting through transformers, which is slower: %s", exc)

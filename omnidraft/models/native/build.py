@@ -12,7 +12,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from omnidraft.errors import ModelError
+from omnidraft.errors import KernelsUnavailable
 from omnidraft.models.probe.crash_probe import processor
 
 SOURCE = Path(__file__).with_name("llama.cpp")
@@ -34,7 +34,7 @@ def compiled(source: Path, folder: Path, march: str = VARIANTS["native"]) -> Pat
         march: the compiler's flag that says which instructions it may use.
 
     Raises:
-        ModelError: there is no compiler, or it refuses the source.
+        KernelsUnavailable: there is no compiler, or it refuses the source.
     """
     from filelock import FileLock
 
@@ -53,7 +53,7 @@ def _compiler() -> str:
     names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "c++"]
     found = next((path for path in map(shutil.which, names) if path), None)
     if found is None:
-        raise ModelError(f"there is no {' or '.join(names)}; {_ADVICE}")
+        raise KernelsUnavailable(f"there is no {' or '.join(names)}; {_ADVICE}")
     return found
 
 
@@ -74,6 +74,6 @@ def _run(command: list[str]) -> str:
     try:
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
     except OSError as exc:
-        raise ModelError(f"{command[0]} does not run: {exc}; {_ADVICE}") from exc
+        raise KernelsUnavailable(f"{command[0]} does not run: {exc}; {_ADVICE}") from exc
     except subprocess.CalledProcessError as exc:
-        raise ModelError(f"{' '.join(command)} failed: {exc.stderr.strip()[-500:]}; {_ADVICE}") from exc
+        raise KernelsUnavailable(f"{' '.join(command)} failed: {exc.stderr.strip()[-500:]}; {_ADVICE}") from exc

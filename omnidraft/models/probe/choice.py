@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from omnidraft.errors import ModelError
+from omnidraft.errors import KernelsUnavailable, ModelError
 from omnidraft.models import store
 from omnidraft.models.native.build import SOURCE, VARIANTS, compiled
 from omnidraft.models.probe.crash_probe import Outcome, run_once
@@ -112,10 +112,10 @@ def kernels(variant: str = "auto") -> Kernels:
         variant: a name of VARIANTS must work; `auto` takes the first that does.
 
     Raises:
-        ModelError: none works here, none can be compiled, or `variant` is `torch`, which asks for none.
+        KernelsUnavailable: none works here, none can be compiled, or `variant` is `torch`, which asks for none.
     """
     if variant == NO_KERNELS:
-        raise ModelError(f"models.kernels = '{NO_KERNELS}' asks for no kernels of ours")
+        raise KernelsUnavailable(f"models.kernels = '{NO_KERNELS}' asks for no kernels of ours")
     beside = SIXTEEN_BITS & torch_products().outcome.seconds.keys()
     return _kernels(store.default_home(), variant, tuple(beside), os.environ.get("CXX"))
 
@@ -131,7 +131,7 @@ def _kernels(home: Path, variant: str, beside: tuple[str, ...], _compiler: str |
                 logger.warning("our kernels compiled as %s, which may be slower: %s", name, _listed(refused))
             return Kernels(name, library, outcome.seconds, tuple(refused))
         refused.append((name, outcome.fault))
-    raise ModelError(f"our kernels do not work on this processor: {_listed(refused)}")
+    raise KernelsUnavailable(f"our kernels do not work on this processor: {_listed(refused)}")
 
 
 def _listed(refused: list[tuple[str, str]]) -> str:

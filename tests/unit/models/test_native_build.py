@@ -40,6 +40,7 @@ def test_a_library_is_compiled_once_and_another_source_makes_another(source, tmp
 
 
 def test_two_processes_at_once_end_with_one_library(source, tmp_path):
+    compiled(source, tmp_path / "before")
     folder = tmp_path / "made"
     asking = [
         subprocess.Popen(
@@ -65,6 +66,7 @@ def test_without_a_compiler_the_error_says_what_to_install(source, tmp_path, mon
 
 
 def test_what_the_compiler_complains_about_is_in_the_error(source, tmp_path):
+    compiled(source, tmp_path / "before")
     source.write_text("int f() { return nothing; }")
     with pytest.raises(ModelError, match="nothing"):
         compiled(source, tmp_path / "made")

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from omnidraft.models import torch_drafter
 from omnidraft.models.llama_drafter import LlamaDrafter
+from omnidraft.models.native import library
 from omnidraft.models.precision import automatic
 from omnidraft.models.torch_drafter import TorchDrafter, load_drafter
 from tests.unit.models.drafting import drive
@@ -92,5 +93,6 @@ def test_without_a_compiler_transformers_drafts_and_the_log_says_what_to_install
     assert (got - expected).std() / expected.std() < most
 
 
-def test_with_a_compiler_the_automatic_choice_is_native(folder):
+def test_where_the_kernels_work_the_automatic_choice_is_native(folder):
+    library.load()
     assert isinstance(load_drafter(folder, "auto", None, "full"), LlamaDrafter)

@@ -40,16 +40,18 @@ class Decoder:
         trace_top_k: int | None = None,
         costs: Costs | None = None,
         noise: Callable[[int, int, int], Noise] = SeededNoise,
+        grammars: Grammars | None = None,
     ) -> None:
         """
         Args:
             trace_top_k: log-probabilities to keep per emitted token; None keeps none.
             costs: told what each pass took; None when nobody wants to know.
             noise: (seed, choice, size of the target's vocabulary) -> the noise of one text.
+            grammars: None trusts the grammars that requests bring.
         """
         self.target = target
         self._vocabulary = vocabulary
-        self._grammars = Grammars(vocabulary)
+        self.grammars = grammars or Grammars(vocabulary)
         self._trace_top_k = trace_top_k
         self._costs = costs
         self._noise = noise
@@ -72,7 +74,7 @@ class Decoder:
                 when no token can follow under the grammar.
         """
         grammar = request.sampling.grammar
-        shaper = Shaper(request, None if grammar is None else self._grammars.matcher(grammar, request.stop_ids))
+        shaper = Shaper(request, None if grammar is None else self.grammars.matcher(grammar, request.stop_ids))
         session = self.target.open(request.prompt_ids, request.max_new_tokens, request.mode)
         drafting = None if proposer is None or request.num_draft_tokens == 0 else proposer.open(request)
         try:

@@ -100,8 +100,6 @@ def _require_finite(most: float) -> None:
         raise ContractError(
             f"the target's largest logit is {most}: its weights or its computation are broken; see `omnidraft check`"
         )
-            f"the target's largest logit is {most}: its computation or its weights are broken, check it with `omnidraft check`"
-        )
 
 
 def _most_probable(p_V: np.ndarray, num_ids: int) -> np.ndarray:

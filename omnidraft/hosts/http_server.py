@@ -116,8 +116,6 @@ class BoundedProtocol(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """See H11Protocol, which calls this where h11 refuses what came."""
         status = getattr(sys.exc_info()[1], "error_status_hint", 400)
-        if status == 431 and b"\n" not in self.conn.trailing_data[0]:
-            status = 414
         reasons = {
             414: f"the URL may have {self._limits.max_url_bytes} bytes at most",
             431: f"the headers may have {self._limits.max_header_bytes} bytes at most",
@@ -165,7 +163,7 @@ class BoundedProtocol(H11Protocol):
 
 
 class _BoundedConnection(h11.Connection):
-    """h11 bounds headers that are incomplete; here those that came in one piece are bounded too."""
+    """h11 bounds headers that are incomplete; here URLs are, and headers that came in one piece."""
 
     def __init__(self, limits: WorkerSettings, saw: Callable[[Any], None]) -> None:
         super().__init__(h11.SERVER, limits.max_header_bytes)
@@ -174,15 +172,27 @@ class _BoundedConnection(h11.Connection):
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         """See h11.Connection."""
-        event = super().next_event()
+        is_head = self.their_state is h11.IDLE
+        try:
+            event = super().next_event()
+        except h11.RemoteProtocolError as exc:
+            if exc.error_status_hint == 431 and is_head and b"\n" not in self.trailing_data[0]:
+                raise h11.RemoteProtocolError("URL too long", error_status_hint=414) from exc
+            raise
         self._saw(event)
         if isinstance(event, h11.Request):
-            if len(event.target) > self._limits.max_url_bytes:
-                raise h11.RemoteProtocolError("URL too long", error_status_hint=414)
-            num_bytes = len(event.target) + sum(len(name) + len(value) + 4 for name, value in event.headers)
-            if num_bytes > self._limits.max_header_bytes:
-                raise h11.RemoteProtocolError("headers too long", error_status_hint=431)
+            self._check(event)
         return event
+
+    def _check(self, request: h11.Request) -> None:
+        """Raises RemoteProtocolError."""
+        if len(request.target) > self._limits.max_url_bytes:
+            raise h11.RemoteProtocolError("URL too long", error_status_hint=414)
+        num_bytes = len(request.target) + sum(len(name) + len(value) + 4 for name, value in request.headers)
+        if num_bytes > self._limits.max_header_bytes:
+            raise h11.RemoteProtocolError("headers too long", error_status_hint=431)
+        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in request.headers}:
+            raise h11.RemoteProtocolError("two lengths")  # a proxy in front may have believed the other one
 
 
 def _address(connection: asyncio.Protocol) -> str | None:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ class GrammarTrial:
             if _asked(child, self._first_line, START_TIMEOUT_S) is None:
                 command = f"{sys.executable} -m {CHILD}"
                 raise OmnidraftError(f"the process that tries grammars ended with {_ended(child)}; run {command}")
-            self._kill_child = weakref.finalize(self, child.kill)
+            self._kill_child = weakref.finalize(self, _kill, child)
             self._child = child
         return self._child
 
@@ -125,13 +126,15 @@ def _asked(child: "subprocess.Popen[bytes]", line: bytes, timeout_s: float) -> d
 
 def _ended(child: "subprocess.Popen[bytes]") -> int:
     """Return the exit code, minus the signal's number; ends a child that does not end by itself."""
-    try:
-        code = child.wait(1.0)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        code = child.wait()
+    with suppress(subprocess.TimeoutExpired):
+        child.wait(1.0)
+    code = _kill(child)
     logger.warning("the process that tries grammars ended with %d; the next grammar starts another", code)
-    for pipe in (child.stdin, child.stdout):
-        if pipe is not None:
-            pipe.close()
     return code
+
+
+def _kill(child: "subprocess.Popen[bytes]") -> int:
+    """Return the exit code; that of a child which has ended is its own. Closes its pipes."""
+    with suppress(BrokenPipeError), child:  # what was written last may not have been read
+        child.kill()
+    return child.wait()

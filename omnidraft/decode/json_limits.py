@@ -39,3 +39,7 @@ class JsonLimits:
         depths = np.cumsum(_SIGN[np.frombuffer(outside.translate(None, _NOT_BRACKETS), np.uint8)], dtype=np.int64)
         if depths.size and depths.max() > self.depth:
             raise RequestError(f"{name}: nested {depths.max()} deep, at most {self.depth} are read")
+
+
+BODY_LIMITS = JsonLimits(num_values=20_000, depth=100)
+"""Of a request's whole body."""

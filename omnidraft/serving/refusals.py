@@ -6,12 +6,11 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from omnidraft.decode.json_limits import JsonLimits
+from omnidraft.decode.json_limits import BODY_LIMITS
 from omnidraft.errors import OmnidraftError, RequestError
 from omnidraft.serving.error_object import error
 from omnidraft.serving.queue import Abandoned, QueueFull, Stopping
 
-BODY_LIMITS = JsonLimits(num_values=20_000, depth=100)
 STOPPING_RETRY_S = "1"
 """Another worker can be asked at once."""
 NOBODY_READS = 499

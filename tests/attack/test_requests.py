@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +14,14 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.types import Receive, Scope, Send
 
 from omnidraft import wiring
 from omnidraft.config import ApiKey, WorkerSettings
+from omnidraft.ports import DraftTree, Mode, Target, TargetSession, TreeLimits
 from omnidraft.serving.app import ServedModel, application
 from omnidraft.serving.queue import RequestQueue
 from omnidraft.telemetry.metrics import CountingMetrics
@@ -41,6 +43,7 @@ LIMITS = WorkerSettings(
     max_connections=400,
     max_connections_per_address=300,
 )
+BODIES = bodies()
 HONEST_S = 5.0
 """Within which others are answered, on a busy machine."""
 
@@ -86,10 +89,11 @@ def test_every_grammar_works_or_is_refused_and_others_are_answered_meanwhile(wor
             began_s = time.monotonic()
             assert status_of(worker.ask(GOOD)) == 200
             waits_s.append(time.monotonic() - began_s)
+            time.sleep(0.02)
 
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(others)
-        for name, body in bodies().items():
+        for name, body in BODIES.items():
             statuses[name] = status_of(worker.ask(body))
         is_over.set()
         waiting.result()
@@ -113,7 +117,7 @@ def test_every_grammar_works_or_is_refused_and_others_are_answered_meanwhile(wor
     ],
 )
 def test_a_refusal_says_which_limit_it_was(worker: Worker, name: str, words: str) -> None:
-    assert re.search(words, message_of(worker.ask(bodies()[name])))
+    assert re.search(words, message_of(worker.ask(BODIES[name])))
 
 
 BROKEN_BODIES = {
@@ -411,3 +415,54 @@ def test_a_client_that_never_reads_is_given_up_and_costs_no_memory() -> None:
         assert psutil.Process().memory_info().rss - before < 50_000_000
         for client in clients:
             client.close()
+
+
+# ------------------------------------------------------------------------------------------------ logits
+
+
+class BrokenAfter:
+    """A target that computes what is no number, from its second pass on."""
+
+    def __init__(self, target: Target, broken: float) -> None:
+        self._target, self._broken = target, broken
+        self.vocab_size, self.context_limit = target.vocab_size, target.context_limit
+        self.fingerprint = target.fingerprint
+
+    def limits(self, mode: Mode) -> TreeLimits:
+        return self._target.limits(mode)
+
+    def open(self, prompt_ids: Sequence[int], max_new_tokens: int, mode: Mode) -> "_BrokenSession":
+        return _BrokenSession(self._target.open(prompt_ids, max_new_tokens, mode), self._broken)
+
+
+class _BrokenSession:
+    def __init__(self, session: TargetSession, broken: float) -> None:
+        self._session, self._broken, self._num_passes = session, broken, 0
+        self.keep, self.close = session.keep, session.close
+
+    def score(self, tree: DraftTree) -> torch.Tensor:
+        self._num_passes += 1
+        logits_NV = self._session.score(tree).clone()
+        if self._num_passes > 1 and self._broken == -float("inf"):
+            logits_NV[:] = self._broken
+        elif self._num_passes > 1:
+            logits_NV[:, 7] = self._broken
+        return logits_NV
+
+
+@pytest.mark.parametrize("temperature", [0, 1.0])
+@pytest.mark.parametrize("broken", [float("nan"), float("inf"), -float("inf")])
+def test_logits_that_are_no_numbers_end_their_request_and_no_other(
+    worker: Worker, broken: float, temperature: float
+) -> None:
+    engine = worker.worker.engine
+    asked = json.dumps(ASKED | {"max_tokens": 8, "speculation": "off", "temperature": temperature}).encode()
+    whole, engine.decoder = engine.decoder, engine.decoder.over(BrokenAfter(engine.decoder.target, broken))
+    try:
+        response = worker.ask(asked)
+    finally:
+        engine.decoder = whole
+    assert status_of(response) == 500  # this is no fault of the request
+    assert "the target's largest logit is" in message_of(response)
+    assert status_of(worker.ask(asked)) == 200
+    assert_all_recorded(worker)

@@ -228,8 +228,7 @@ class TargetSession(Protocol):
     """One request's keys and values inside the target. Not shared between threads."""
 
     def score(self, tree: DraftTree) -> torch.Tensor:
-        """Raw logits float32 [N, V] after each node, in node order; none of them NaN or +inf, not all of a row -inf.
-        The kept ids plus the tree fit the capacity."""
+        """Raw logits float32 [N, V] after each node, in order, no NaN or +inf. Kept ids plus tree fit the capacity."""
 
     def keep(self, nodes: Sequence[int]) -> None:
         """After `score`: the ids of these nodes (root first, each the parent of the next) become part of the

@@ -12,7 +12,8 @@ OmnidraftError
 |- ContractError          a backend broke a promise of ports.py; fix the backend
 |- WireError              bytes from outside are not a record we can read; dead-letter them
 |  |- UnknownSchema       ... because another schema version wrote them
-|  `- UnknownKey          ... because no key of log.encryption_keys opens them; add the key, then redrive
+|  |- UnknownKey          ... because no key of log.encryption_keys opens them; add the key, then redrive
+|  `- RecordTooLarge      a record is larger than a log takes; shorten prompts, or live without their traces
 |- BusError               the log refused or timed out; the caller may retry
 `- SnapshotError
    |- SnapshotNotFound    the registry has no such version or alias
@@ -72,6 +73,10 @@ class UnknownSchema(WireError):
 
 class UnknownKey(WireError):
     """Bytes were encrypted with a key this reader does not have."""
+
+
+class RecordTooLarge(WireError):
+    """A record is larger than a log takes."""
 
 
 class BusError(OmnidraftError):

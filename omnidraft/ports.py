@@ -116,6 +116,8 @@ class Grammar:
 
     kind: Literal["json_schema", "regex"]
     text: str
+    compiled: object | None = field(default=None, compare=False, repr=False)
+    """What decode/grammar.py made of it; None: it is compiled when decoding begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +228,7 @@ class TargetSession(Protocol):
     """One request's keys and values inside the target. Not shared between threads."""
 
     def score(self, tree: DraftTree) -> torch.Tensor:
-        """Raw logits float32 [N, V] after each node, in node order. The kept ids plus the tree fit the capacity."""
+        """Raw logits float32 [N, V] after each node, in order, no NaN or +inf. Kept ids plus tree fit the capacity."""
 
     def keep(self, nodes: Sequence[int]) -> None:
         """After `score`: the ids of these nodes (root first, each the parent of the next) become part of the

@@ -1,6 +1,7 @@
-"""An application behind a real server, and what it streams."""
+"""An application behind the worker's own server, and what it streams."""
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -8,24 +9,27 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx
-import uvicorn
 from starlette.types import ASGIApp
 
+from omnidraft.config import WorkerSettings
+from omnidraft.hosts.http_server import http_server
 from tests.tiny_engine import PATIENCE_S
 
 
 @contextmanager
-def served(app: ASGIApp) -> Iterator[str]:
+def served(app: ASGIApp, limits: WorkerSettings | None = None) -> Iterator[str]:
     """Its URL."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    deadline = time.monotonic() + PATIENCE_S
-    while not server.started and time.monotonic() < deadline:
-        time.sleep(0.005)
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    server.should_exit = True
-    thread.join(PATIENCE_S)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        server = http_server(app, limits or WorkerSettings())
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        deadline = time.monotonic() + PATIENCE_S
+        while not server.started and time.monotonic() < deadline:
+            time.sleep(0.005)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        server.should_exit = True
+        thread.join(PATIENCE_S)
 
 
 def events(response: httpx.Response) -> list[dict[str, Any]]:

@@ -36,7 +36,25 @@ class WorkerSettings(Section):
     rather than in a file."""
     max_queue: int = Field(64, ge=1)
     """Requests that may wait for the target; more get 429. Turned up, clients wait longer instead."""
+    max_connections: int = Field(512, ge=1)
+    """Beyond, new ones get 503 and are closed. Each takes a file descriptor and, at worst, a third of a megabyte."""
+    max_connections_per_address: int = Field(256, ge=1)
+    """Beyond, new ones from that address get 429. Turn it up to `max_connections` where a proxy stands in front, which
+    all clients share."""
+    max_url_bytes: int = Field(8_192, ge=16)
+    """Longer ones get 414. At most `max_header_bytes`, which count it too."""
+    max_header_bytes: int = Field(32_768, ge=256)
+    """More get 431, before anything else is looked at."""
     max_body_bytes: int = Field(1_000_000, ge=1)
+    """More get 413."""
+    header_timeout_s: float = Field(10.0, gt=0)
+    """From the first byte to the end of a request's headers; then 408. Turned up, half-sent requests stay longer."""
+    body_timeout_s: float = Field(30.0, gt=0)
+    """From there to the end of its body; then 408."""
+    write_timeout_s: float = Field(60.0, gt=0)
+    """How long a client may take nothing of an answer that waits for it; then its request is given up."""
+    idle_timeout_s: int = Field(5, ge=1)
+    """How long a connection stays open without a request."""
     max_new_tokens: int = Field(2048, ge=1)
     """What `max_tokens` may be."""
     max_choices: int = Field(16, ge=1)

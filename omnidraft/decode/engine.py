@@ -3,7 +3,7 @@
 import secrets
 import uuid
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from omnidraft.config import DecodeSettings, RecorderSettings
@@ -11,7 +11,7 @@ from omnidraft.decode.caution import Caution
 from omnidraft.decode.counting import counted
 from omnidraft.decode.loop import Decoder
 from omnidraft.decode.recorder import Recorder
-from omnidraft.decode.sampling_limits import check_sampling
+from omnidraft.decode.sampling_limits import check_sampling, unsigned_seed
 from omnidraft.decode.slot import LoadedSnapshot, SnapshotSlot
 from omnidraft.decode.spans import traced
 from omnidraft.decode.surrogates import require_text
@@ -129,6 +129,18 @@ class Engine:
         told = counted(steps, self._metrics, self.pair.target, str(snapshot.version), plain_pass_s)
         return Answer(snapshot, request.seed, len(request.prompt_ids), told)
 
+    def prepared(self, question: Question) -> Question:
+        """Return the question with its grammar compiled, in the caller's thread, so that decoding never waits for it.
+
+        Raises:
+            RequestError: the grammar cannot be compiled.
+        """
+        grammar = question.sampling.grammar
+        if grammar is None:
+            return question
+        compiled = self.decoder.grammars.compiled(grammar)
+        return replace(question, sampling=replace(question.sampling, grammar=compiled))
+
     def request(self, question: Question) -> Request:
         """The question in ids, with the deployment's settings. Raises RequestError."""
         require_text(_texts(question))
@@ -144,7 +156,7 @@ class Engine:
             drafter_prompt_ids=tuple(self._drafter_prompt_ids(question)),
             max_new_tokens=question.max_new_tokens,
             sampling=question.sampling,
-            seed=secrets.randbits(64) if question.seed is None else question.seed,
+            seed=secrets.randbits(64) if question.seed is None else unsigned_seed(question.seed),
             stop_ids=self.pair.target_tokenizer.stop_ids,
             stop_strings=tuple(stop.encode() for stop in question.stop_strings if stop),
             mode=question.mode or self._decode.mode,

@@ -1,65 +1,88 @@
 """Keep a text to a JSON schema or a regular expression, byte by byte, in the target's own vocabulary.
 
-The only file that knows llguidance. It computes which tokens may come next; it never forces a spelling: every token
-whose bytes fit is left to the target's draw. The ends of a text are ours, so that any stop ids work.
+A grammar is bounded, tried in a child process, then compiled here, and kept. Masks say which tokens may come next; no
+spelling is ever forced: every token whose bytes fit is left to the target's draw. The ends of a text are ours, so that
+any stop ids work.
 Shapes: V vocabulary.
 """
 
-import json
-import re
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from functools import cached_property, lru_cache
 
 import numpy as np
 
+from omnidraft.decode.grammar_compiler import CompiledGrammar, GrammarCompiler
+from omnidraft.decode.grammar_trial import GrammarTrial, TrialUnfinished
 from omnidraft.errors import RequestError
 from omnidraft.ports import Grammar
 from omnidraft.vocab.tokenizer import Vocabulary
 
-if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
-
-MAX_COMPLAINT = 300
-_FREE_SPELLING = '%llguidance {"no_forcing": true}\nstart: '
-_DEAD_END = "NoExtensionBias"
+KEPT = 32
+"""Grammars that need not be compiled again, refused ones among them."""
 
 
 class Grammars:
-    """Compiles grammars for one vocabulary."""
+    """Compiles grammars for one vocabulary, and keeps the last ones. For any thread."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, trial: GrammarTrial | None = None) -> None:
+        """
+        Args:
+            trial: where each grammar is tried first; None trusts them, as one does one's own.
+        """
         self._vocabulary = vocabulary
+        self._trial = trial
+        self._outcome = lru_cache(KEPT)(self._compile)
+
+    def prepare(self) -> None:
+        """Read the vocabulary now: half a second in which no other thread runs, for 150,000 tokens."""
+        _ = self._compiler
+
+    def compiled(self, grammar: Grammar) -> Grammar:
+        """Return the grammar ready to be followed; takes as long as compiling does, in the caller's thread.
+
+        Raises:
+            RequestError: it cannot be compiled.
+        """
+        if grammar.compiled is not None:
+            return grammar
+        outcome = self._outcome(replace(grammar))
+        if isinstance(outcome, str):
+            raise RequestError(outcome)
+        return replace(grammar, compiled=outcome)
 
     def matcher(self, grammar: Grammar, stop_ids: frozenset[int]) -> "Matcher":
-        """A matcher at the beginning of a text.
+        """A matcher at the beginning of a text; compiles a grammar that has not been.
 
         Raises:
             RequestError: the grammar cannot be compiled, or nothing could end its texts.
         """
-        from llguidance import LLMatcher, LLParserLimits
-
         if not stop_ids:
             raise RequestError("a grammar needs a target with an end-of-text token, and this one has none")
-        limits = LLParserLimits(verbose_errors=False)
-        backend = LLMatcher(self._tokenizer, _FREE_SPELLING + _lark(grammar), log_level=0, limits=limits)
-        if backend.is_error():
-            raise RequestError(f"{grammar.kind}: {_one_line(backend.get_error())}")
-        return Matcher(backend, grammar.kind, stop_ids)
+        ready = self.compiled(grammar).compiled
+        assert isinstance(ready, CompiledGrammar)
+        return Matcher(ready.copy(), stop_ids)
+
+    def _compile(self, grammar: Grammar) -> CompiledGrammar | str:
+        """Return the grammar, or why it is refused. Raises TrialUnfinished, which is not kept."""
+        try:
+            if self._trial is not None:
+                self._trial.check(grammar.kind, grammar.text)
+            return self._compiler.compile(grammar.kind, grammar.text)
+        except TrialUnfinished:
+            raise
+        except RequestError as exc:
+            return str(exc)
 
     @cached_property
-    def _tokenizer(self) -> "LLTokenizer":
-        """A second or so for 150,000 tokens."""
-        from llguidance import LLTokenizer
-
-        return LLTokenizer(_Tokens(self._vocabulary))  # type: ignore[arg-type]
+    def _compiler(self) -> GrammarCompiler:
+        return GrammarCompiler(self._vocabulary)
 
 
 class Matcher:
     """Implements processors.Processor: -inf for every token that the grammar does not allow next."""
 
-    def __init__(self, backend: "LLMatcher", kind: str, stop_ids: frozenset[int]) -> None:
-        self._backend = backend
-        self._kind = kind
+    def __init__(self, grammar: CompiledGrammar, stop_ids: frozenset[int]) -> None:
+        self._grammar = grammar
         self._stop_ids = np.array(sorted(stop_ids))
 
     def apply(self, logits_V: np.ndarray) -> None:
@@ -68,64 +91,14 @@ class Matcher:
         Raises:
             RequestError: no token is left, or the grammar became too complex to follow.
         """
-        is_allowed_V = self._mask(len(logits_V))
-        is_allowed_V[self._stop_ids] = self._backend.is_accepting()
+        is_allowed_V = self._grammar.mask(len(logits_V))
+        is_allowed_V[self._stop_ids] = self._grammar.is_accepting()
         logits_V[~is_allowed_V] = -np.inf
         if logits_V.max() == -np.inf:
-            raise RequestError(f"{self._kind}: no token of the target's vocabulary can follow; change the grammar")
+            kind = self._grammar.kind
+            raise RequestError(f"{kind}: no token of the target's vocabulary can follow; change the grammar")
 
     def take(self, token: int) -> None:
         """See processors.Processor."""
         if token not in self._stop_ids:
-            self._backend.consume_token(token)
-
-    def _mask(self, vocab_size: int) -> np.ndarray:
-        """Which tokens may come next, bool [V]; the backend's own end of text is one bit more, and left out."""
-        bits = np.frombuffer(self._backend.compute_bitmask(), np.uint8)
-        complaint = self._backend.get_error()
-        if complaint and not complaint.startswith(_DEAD_END):
-            raise RequestError(f"{self._kind}: {_one_line(complaint)}")
-        return np.unpackbits(bits, count=vocab_size, bitorder="little").astype(bool)
-
-
-class _Tokens:
-    """A vocabulary as llguidance reads it. Without an end of text, it adds one of its own behind the last id."""
-
-    is_tokenizer_wrapper = True
-    eos_token_id = None
-    bos_token_id = None
-    special_token_ids = ()
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self.tokens = vocabulary.token_bytes
-        self._longest_match = vocabulary.byte_table.longest_match
-
-    def __call__(self, text: str) -> list[int]:
-        return self._longest_match(text.encode())
-
-
-def _lark(grammar: Grammar) -> str:
-    """The grammar as the right side of a rule of llguidance's own language."""
-    from llguidance import regex_to_lark
-
-    match grammar.kind:
-        case "json_schema":
-            return f"%json {json.dumps(_schema(grammar.text))}"
-        case "regex":
-            return f"/{regex_to_lark(grammar.text)}/"
-
-
-def _schema(text: str) -> dict[str, Any]:
-    try:
-        schema = json.loads(text)
-    except ValueError as exc:
-        raise RequestError(f"json_schema: not JSON: {exc}") from exc
-    if not isinstance(schema, dict):
-        raise RequestError(f"json_schema must be an object, got {text[:40]!r}")
-    return schema
-
-
-def _one_line(complaint: str) -> str:
-    """Without the lines that quote what was compiled."""
-    said = re.split(r"\n *1 \|", complaint)[0].removesuffix("<non-verbose/>")
-    return " ".join(said.split())[:MAX_COMPLAINT]
+            self._grammar.take(token)

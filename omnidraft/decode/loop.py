@@ -41,6 +41,7 @@ class Decoder:
         costs: Costs | None = None,
         noise: Callable[[int, int, int], Noise] = SeededNoise,
         failures: DraftingFailures | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         """
         Args:
@@ -48,10 +49,11 @@ class Decoder:
             costs: told what each pass took; None when nobody wants to know.
             noise: (seed, choice, size of the target's vocabulary) -> the noise of one text.
             failures: told when drafting fails, which ends no text; None logs only.
+            grammars: None trusts the grammars that requests bring.
         """
         self.target = target
         self._vocabulary = vocabulary
-        self._grammars = Grammars(vocabulary)
+        self.grammars = grammars or Grammars(vocabulary)
         self._trace_top_k = trace_top_k
         self._costs = costs
         self._noise = noise
@@ -75,7 +77,7 @@ class Decoder:
                 when no token can follow under the grammar.
         """
         grammar = request.sampling.grammar
-        shaper = Shaper(request, None if grammar is None else self._grammars.matcher(grammar, request.stop_ids))
+        shaper = Shaper(request, None if grammar is None else self.grammars.matcher(grammar, request.stop_ids))
         session = self.target.open(request.prompt_ids, request.max_new_tokens, request.mode)
         drafting = None
         if proposer is not None and request.num_draft_tokens:

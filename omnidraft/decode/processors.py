@@ -5,12 +5,14 @@ is all that is returned. Sorts are stable: probability down, id up.
 Shapes: V vocabulary, M ids left.
 """
 
+import math
 from typing import Protocol
 
 import numpy as np
 import torch
 
 from omnidraft.decode.penalties import Bias, Penalties
+from omnidraft.errors import ContractError
 from omnidraft.ports import Request, Sampling
 
 _NUCLEUS_GUESS = 1024
@@ -46,8 +48,14 @@ class Shaper:
         self._processors = tuple(processors)
 
     def shape(self, logits_V: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and probabilities of the next draw, as the function `shape`. Raises RequestError when none is left."""
+        """Ids and probabilities of the next draw, as the function `shape`.
+
+        Raises:
+            RequestError: no token is left.
+            ContractError: see `shape`; processors hide nothing of what the target gave.
+        """
         if self._processors:
+            _require_finite(logits_V.max())
             logits_V = logits_V.astype(np.float64)
         for processor in self._processors:
             processor.apply(logits_V)
@@ -60,11 +68,19 @@ class Shaper:
 
 
 def shape(logits_V: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and float64 probabilities, summing to 1, none of them 0. Temperature 0: the most probable id alone."""
+    """Ids and float64 probabilities, summing to 1, none of them 0. Temperature 0: the most probable id alone.
+
+    Raises:
+        ContractError: the largest logit is no finite number: one of them is NaN or +inf, or all are -inf.
+    """
     if sampling.temperature == 0:
-        return np.array([logits_V.argmax()]), np.ones(1)
+        best = logits_V.argmax()  # the first NaN, where there is one
+        _require_finite(logits_V[best])
+        return np.array([best]), np.ones(1)
     x_V = torch.from_numpy(logits_V).double()
-    x_V -= x_V.max()  # before the temperature, which may be tiny
+    most = x_V.max()  # NaN, where there is one
+    _require_finite(most.item())
+    x_V -= most  # before the temperature, which may be tiny
     p_V = torch.softmax(x_V.div_(sampling.temperature), 0).numpy()
     ids = np.arange(len(p_V)) if p_V.all() else np.flatnonzero(p_V)
     if sampling.top_k is None and sampling.top_p is None and sampling.min_p is None:
@@ -77,6 +93,13 @@ def shape(logits_V: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, np.ndar
         ids = ids[p_V[ids] >= sampling.min_p * p_V.max()]
     p_M = p_V[ids]
     return ids, p_M / p_M.sum()
+
+
+def _require_finite(most: float) -> None:
+    if not math.isfinite(most):
+        raise ContractError(
+            f"the target's largest logit is {most}: its weights or its computation are broken; see `omnidraft check`"
+        )
 
 
 def _most_probable(p_V: np.ndarray, num_ids: int) -> np.ndarray:

@@ -15,7 +15,7 @@ from tenacity import RetryCallState, RetryError, Retrying, retry_if_exception_ty
 
 from omnidraft.config import RecorderSettings
 from omnidraft.decode.redacting import Redacting, Redactor
-from omnidraft.errors import BusError, WireError
+from omnidraft.errors import BusError, RecordTooLarge, WireError
 from omnidraft.ports import LogWriter, Metrics, Outgoing, Span, Tracing, Untold, Untraced
 from omnidraft.traces import codec
 from omnidraft.traces.record import TraceRecord
@@ -137,6 +137,10 @@ class Recorder:
             return None
         try:
             value = codec.encode(record)
+        except RecordTooLarge as exc:
+            logger.warning("dropped a trace record: %s", exc)
+            self._drop(waiting, reason="too_large")
+            return None
         except WireError as exc:
             logger.warning("dropped a trace record that nobody could read: %s", exc)
             self._drop(waiting, reason="invalid")

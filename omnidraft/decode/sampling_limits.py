@@ -1,4 +1,7 @@
-"""Which sampling settings can be served; every refusal names field, value and range. Grammars: see grammar.py."""
+"""Which sampling settings can be served; every refusal names field, value and range. Grammars: see grammar.py.
+
+What is served can be recorded: no range here is wider than that of traces/schema.py and traces/checks.py.
+"""
 
 import math
 
@@ -8,27 +11,40 @@ from omnidraft.ports import Sampling
 MAX_TEMPERATURE = 100
 MAX_PENALTY = 2
 """Presence and frequency, as OpenAI has it."""
+MIN_REPETITION_PENALTY = 0.01
+"""Much smaller ones take logits beyond what can be computed with."""
 MAX_REPETITION_PENALTY = 100
 MAX_BIAS = 100
+MAX_COUNT = 2**31 - 1
+"""The largest number of things that a request may name, such as `top_k`."""
+MIN_SEED, MAX_SEED = -(2**63), 2**64 - 1
+"""A negative seed is the unsigned 64 bit number with the same bits."""
 
 
 def check_sampling(sampling: Sampling, vocab_size: int) -> None:
     """Raises RequestError for the first setting out of its range, NaN among them."""
     warmth = sampling.temperature
     _require(0 <= warmth <= MAX_TEMPERATURE, "temperature", f"between 0 and {MAX_TEMPERATURE}", warmth)
-    _require(sampling.top_k is None or sampling.top_k >= 1, "top_k", "at least 1", sampling.top_k)
+    top_k, counts = sampling.top_k, f"between 1 and {MAX_COUNT}"
+    _require(top_k is None or 1 <= top_k <= MAX_COUNT, "top_k", counts, top_k)
     _require(sampling.top_p is None or 0 < sampling.top_p <= 1, "top_p", "above 0 and at most 1", sampling.top_p)
     _require(sampling.min_p is None or 0 <= sampling.min_p <= 1, "min_p", "between 0 and 1", sampling.min_p)
     _check_penalties(sampling)
     _check_bias(sampling, vocab_size)
 
 
+def unsigned_seed(seed: int) -> int:
+    """Return the seed as trace records hold it, in 64 unsigned bits. Raises RequestError beyond 64 bits."""
+    _require(MIN_SEED <= seed <= MAX_SEED, "seed", f"between {MIN_SEED} and {MAX_SEED}", seed)
+    return seed % 2**64
+
+
 def _check_penalties(sampling: Sampling) -> None:
     for name in ("presence_penalty", "frequency_penalty"):
         penalty = getattr(sampling, name)
         _require(abs(penalty) <= MAX_PENALTY, name, f"between -{MAX_PENALTY} and {MAX_PENALTY}", penalty)
-    repetition, allowed = sampling.repetition_penalty, f"above 0 and at most {MAX_REPETITION_PENALTY}"
-    _require(0 < repetition <= MAX_REPETITION_PENALTY, "repetition_penalty", allowed, repetition)
+    repetition, allowed = sampling.repetition_penalty, f"between {MIN_REPETITION_PENALTY} and {MAX_REPETITION_PENALTY}"
+    _require(MIN_REPETITION_PENALTY <= repetition <= MAX_REPETITION_PENALTY, "repetition_penalty", allowed, repetition)
 
 
 def _check_bias(sampling: Sampling, vocab_size: int) -> None:

@@ -19,6 +19,8 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from omnidraft.decode.json_limits import BODY_LIMITS
+from omnidraft.errors import RequestError
 from omnidraft.hosts.asgi_call import Head, HttpCall
 from omnidraft.serving.error_object import error
 from omnidraft.telemetry.exposition import merged
@@ -66,6 +68,10 @@ class Ingress:
         if call is None:
             what = f"the body may have {self._max_body_bytes} bytes at most"
             return JSONResponse(error(what, "invalid_request_error"), status_code=413)
+        try:
+            BODY_LIMITS.check(call.body, "body")
+        except RequestError as exc:
+            return JSONResponse(error(str(exc), "invalid_request_error"), status_code=400)
         if call.path == "/v1/models":
             return await self._models(call)
         return await self._passed_on(self._replicas[self._target_of(call)], call)

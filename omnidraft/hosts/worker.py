@@ -4,11 +4,10 @@ import logging
 import socket
 import threading
 
-import uvicorn
-
 from omnidraft import wiring
 from omnidraft.config import Settings, WorkerSettings
 from omnidraft.errors import ConfigError
+from omnidraft.hosts.http_server import http_server
 from omnidraft.hosts.process import settle, stop_on_signals
 from omnidraft.serving.app import ServedModel, application
 from omnidraft.serving.observed import Observed
@@ -17,9 +16,6 @@ from omnidraft.telemetry.metrics import PrometheusMetrics
 from omnidraft.telemetry.table import WORKER
 
 logger = logging.getLogger(__name__)
-
-LAST_BYTES_S = 3
-"""How long clients may take to read the end of their answers."""
 
 
 def main(settings: Settings) -> int:
@@ -42,7 +38,7 @@ def _serve(settings: Settings, listener: socket.socket) -> int:
     requests = RequestQueue(metrics, max_waiting=settings.worker.max_queue)
     served = [ServedModel(each.engine, each.target.fingerprint) for each in worker.served]
     app = application(requests, served, settings.worker, metrics.render)
-    server = uvicorn.Server(_http(Observed(app, metrics, tracing)))
+    server = http_server(Observed(app, metrics, tracing), settings.worker)
     settle()
     stop = stop_on_signals()
     http = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="http")
@@ -83,8 +79,3 @@ def _listening(settings: WorkerSettings) -> socket.socket:
         where = f"{settings.host}:{settings.port}"
         raise ConfigError(f"cannot listen on {where} (worker.host and worker.port): {exc.strerror}") from exc
     return listener
-
-
-def _http(app: Observed) -> uvicorn.Config:
-    """Without a logging of its own: its lines are written as ours."""
-    return uvicorn.Config(app, log_level="warning", log_config=None, timeout_graceful_shutdown=LAST_BYTES_S)

@@ -14,6 +14,7 @@ from omnidraft.decode.engine import Engine
 from omnidraft.errors import RequestError
 from omnidraft.ports import Step
 from omnidraft.serving import keys, shapes
+from omnidraft.serving.grammar_turns import GrammarTurns
 from omnidraft.serving.kinds import Kind, Piece
 from omnidraft.serving.queue import RequestQueue
 from omnidraft.serving.refusals import ModelNotServed, error
@@ -46,12 +47,13 @@ class Responder:
         self._served = {each.name: each for each in served}
         self._first = served[0].name
         self._settings = settings
+        self._turns = GrammarTurns()
 
     async def __call__(self, request: Request, body: Body, whole: Kind, chunk: Kind) -> Response:
         """Raises what is a 4xx or 5xx: RequestError, QueueFull, Stopping, and what decoding raises."""
         model = self._asked_for(body.model)
         ready = asyncio.Event()
-        ticket = self._requests.submit(self._ticket(request, body, model, _waker(ready)))
+        ticket = self._requests.submit(await self._ticket(request, body, model, _waker(ready)))
         gone = asyncio.create_task(self._give_up_with_client(request, ticket))
         answer = _Answer(ticket, model, body, chunk if body.stream else whole)
         pieces = answer.pieces(ready)
@@ -71,17 +73,17 @@ class Responder:
             raise ModelNotServed(f"no model {name!r} here; this worker serves {names}")
         return model
 
-    def _ticket(self, request: Request, body: Body, model: ServedModel, wake: Callable[[], None]) -> Ticket:
+    async def _ticket(self, request: Request, body: Body, model: ServedModel, wake: Callable[[], None]) -> Ticket:
         if body.num_choices > self._settings.max_choices:
             raise RequestError(f"n: {self._settings.max_choices} choices at most, got {body.num_choices}")
         caller = keys.caller(request)
         tenant = (caller and caller.tenant) or body.user or self._settings.tenant
+        payer = caller.name if caller else tenant
+        first, *others = body.questions(tenant, self._settings.max_new_tokens)
+        sampling = (await self._turns.prepared(payer, model.engine, first)).sampling
         traceparent = accepted(request.headers.get("traceparent"))
-        questions = [
-            replace(question, traceparent=traceparent)
-            for question in body.questions(tenant, self._settings.max_new_tokens)
-        ]
-        return Ticket(model.engine, questions, payer=caller.name if caller else tenant, wake=wake)
+        questions = [replace(each, sampling=sampling, traceparent=traceparent) for each in (first, *others)]
+        return Ticket(model.engine, questions, payer=payer, wake=wake)
 
     async def _give_up_with_client(self, request: Request, ticket: Ticket) -> None:
         """Wait until the client goes away, then give its ticket up. The body has been read, nothing else can come."""

@@ -3,24 +3,24 @@
 import json
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from omnidraft.errors import RequestError
 from omnidraft.ports import Grammar
+from omnidraft.serving.strict_model import StrictModel
 
 
-class JsonSchema(BaseModel):
+class JsonSchema(StrictModel):
     """OpenAI's wrapping; the schema is always kept to, whatever `strict` says."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, populate_by_name=True)
+    model_config = ConfigDict(populate_by_name=True)
     name: str | None = None
     description: str | None = None
     strict: bool | None = None
     schema_: dict[str, Any] = Field(alias="schema")
 
 
-class ResponseFormat(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+class ResponseFormat(StrictModel):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
@@ -36,10 +36,9 @@ class ResponseFormat(BaseModel):
         return Grammar("json_schema", json.dumps(self.json_schema.schema_ if self.json_schema else {"type": "object"}))
 
 
-class StructuredOutputs(BaseModel):
+class StructuredOutputs(StrictModel):
     """vLLM's own way to ask for a grammar."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     regex: str | None = None
     json_: dict[str, Any] | None = Field(None, alias="json")
 

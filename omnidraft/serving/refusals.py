@@ -1,4 +1,4 @@
-"""Every refusal in OpenAI's shape, and the middleware that refuses bodies that are too large."""
+"""Every refusal in OpenAI's shape, and the middleware that refuses bodies that are too large or too deep."""
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -6,6 +6,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from omnidraft.decode.json_limits import BODY_LIMITS
 from omnidraft.errors import OmnidraftError, RequestError
 from omnidraft.serving.error_object import error
 from omnidraft.serving.queue import Abandoned, QueueFull, Stopping
@@ -21,24 +22,65 @@ class ModelNotServed(RequestError):
 
 
 class BodyLimit:
-    """Middleware: a body over the limit is a 413, whether its length is announced or it comes in chunks."""
+    """Middleware: reads a body whole, before anything parses it.
+
+    One over the limit is a 413, whether its length is announced or it comes in chunks; one that is not UTF-8, or of too
+    many or too deeply nested values, is a 400.
+    """
 
     def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
         self._app = app
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        num_bytes = 0
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        try:
+            body = await self._read(receive)
+            if body is None:
+                return None  # the client has gone
+            check_body(body)
+        except HTTPException as exc:
+            await JSONResponse(error(exc.detail, "invalid_request_error"), exc.status_code)(scope, receive, send)
+        except RequestError as exc:
+            await JSONResponse(error(str(exc), "invalid_request_error"), 400)(scope, receive, send)
+        else:
+            await self._app(scope, _again(body, receive), send)
 
-        async def counted() -> Message:
-            nonlocal num_bytes
+    async def _read(self, receive: Receive) -> bytes | None:
+        """Return None when the client goes away before the body's end. Raises HTTPException."""
+        body = bytearray()
+        has_more = True
+        while has_more:
             message = await receive()
-            num_bytes += len(message.get("body", b""))
-            if num_bytes > self._max_body_bytes:
+            if message["type"] == "http.disconnect":
+                return None
+            body += message.get("body", b"")
+            if len(body) > self._max_body_bytes:
                 raise HTTPException(413, f"the body may have {self._max_body_bytes} bytes at most")
-            return message
+            has_more = message.get("more_body", False)
+        return bytes(body)
 
-        await self._app(scope, counted, send)
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """Return the body in one piece; what comes after it as it comes."""
+    left = [body]
+
+    async def received() -> Message:
+        if left:
+            return {"type": "http.request", "body": left.pop(), "more_body": False}
+        return await receive()
+
+    return received
+
+
+def check_body(body: bytes) -> None:
+    """Raises RequestError for a body that is not UTF-8, as JSON has to be, or too costly to parse."""
+    try:
+        body.decode()
+    except UnicodeDecodeError as exc:
+        raise RequestError(f"body: byte {exc.start} is not UTF-8") from exc
+    BODY_LIMITS.check(body, "body")
 
 
 def add_errors(app: FastAPI) -> None:

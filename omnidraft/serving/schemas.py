@@ -13,18 +13,27 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
 
 from omnidraft.decode.engine import Question
-from omnidraft.decode.sampling_limits import MAX_PENALTY, MAX_REPETITION_PENALTY, MAX_TEMPERATURE
+from omnidraft.decode.sampling_limits import (
+    MAX_COUNT,
+    MAX_PENALTY,
+    MAX_REPETITION_PENALTY,
+    MAX_SEED,
+    MAX_TEMPERATURE,
+    MIN_REPETITION_PENALTY,
+    MIN_SEED,
+    unsigned_seed,
+)
 from omnidraft.errors import RequestError
 from omnidraft.ports import Grammar, Sampling
 from omnidraft.serving.formats import ResponseFormat, StructuredOutputs
+from omnidraft.serving.strict_model import Few, FewTexts, StrictModel
 
-MAX_SEED = 2**63 - 1
 USUAL_TOKENS = 256
 MAX_STOPS = 16
+MAX_USER_LETTERS = 256
 
 
-class TextPart(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+class TextPart(StrictModel):
     type: Literal["text"]
     text: str
 
@@ -32,7 +41,7 @@ class TextPart(BaseModel):
 class Message(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)]
+    content: str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)]
 
     def plain(self) -> dict[str, str]:
         """As chat templates take it; they know no developer, whom OpenAI lets speak as the system."""
@@ -46,40 +55,40 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
-class _Asked(BaseModel):
+class _Asked(StrictModel):
     """What both endpoints share."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(allow_inf_nan=False, use_attribute_docstrings=True)
 
     model: str | None = None
     temperature: float | None = Field(None, ge=0, le=MAX_TEMPERATURE)
     """1 when it is not given."""
     top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=1)
+    top_k: int | None = Field(None, ge=1, le=MAX_COUNT)
     min_p: float | None = Field(None, ge=0, le=1)
-    repetition_penalty: float = Field(1.0, gt=0, le=MAX_REPETITION_PENALTY)
+    repetition_penalty: float = Field(1.0, ge=MIN_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)
     presence_penalty: float | None = Field(None, ge=-MAX_PENALTY, le=MAX_PENALTY)
     frequency_penalty: float | None = Field(None, ge=-MAX_PENALTY, le=MAX_PENALTY)
-    logit_bias: dict[Annotated[int, Strict(False)], float] | None = None
+    logit_bias: Annotated[dict[Annotated[int, Strict(False)], float], *Few] | None = None
     """What is added to the logits of the target's ids, between -100 and 100."""
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    seed: int | None = Field(None, ge=-MAX_SEED - 1, le=MAX_SEED)
+    seed: int | None = Field(None, ge=MIN_SEED, le=MAX_SEED)
     """The same seed gives the same text, whatever drafts. Choice 0 is the text that n = 1 gives."""
-    stop: str | Annotated[list[str], Field(max_length=MAX_STOPS)] | None = None
+    stop: str | Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: int | None = Field(None, ge=1)
-    user: str | None = None
+    n: int | None = Field(None, ge=1, le=MAX_COUNT)
+    user: str | None = Field(None, max_length=MAX_USER_LETTERS)
     """Whose the request is, unless the API key says it."""
     store: bool | None = None
     """False keeps the request out of the traces the drafter learns from."""
-    speculation: Literal["auto", "off"] | Annotated[int, Field(ge=0)] = "auto"
+    speculation: Literal["auto", "off"] | Annotated[int, Field(ge=0, le=MAX_COUNT)] = "auto"
     """off, or the number of tokens drafted per pass; auto takes the deployment's."""
     mode: Literal["fast", "reproducible"] | None = None
     figures: bool = False
     """Answer with what speculation did, as `omnidraft`."""
-    metadata: dict[str, str] | None = None
+    metadata: FewTexts | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     service_tier: Literal["auto", "default"] | None = None
@@ -116,7 +125,7 @@ class _Asked(BaseModel):
         if num_tokens > max_new_tokens:
             raise RequestError(f"max_tokens may be {max_new_tokens} at most, got {num_tokens}")
         request_id = uuid.uuid4().hex
-        seed = secrets.randbits(63) if self.seed is None else self.seed
+        seed = secrets.randbits(63) if self.seed is None else unsigned_seed(self.seed)
         shared: dict[str, Any] = {
             "max_new_tokens": num_tokens,
             "sampling": self._sampling(),
@@ -160,9 +169,9 @@ class _Asked(BaseModel):
 
 
 class CompletionRequest(_Asked):
-    prompt: str | Annotated[list[str], Field(min_length=1)]
+    prompt: str | Annotated[list[str], Field(min_length=1, fail_fast=True)]
     """Of several, each has `n` choices."""
-    max_tokens: int | None = Field(None, ge=1)
+    max_tokens: int | None = Field(None, ge=1, le=MAX_COUNT)
     logprobs: int | None = Field(None, ge=0, le=5)
     """Tell each token's log-probability and those of so many likeliest ones: the target's own, before sampling
     settings."""
@@ -183,9 +192,9 @@ class CompletionRequest(_Asked):
 
 
 class ChatRequest(_Asked):
-    messages: list[Message]
-    max_tokens: int | None = Field(None, ge=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
+    messages: Annotated[list[Message], Field(fail_fast=True)]
+    max_tokens: int | None = Field(None, ge=1, le=MAX_COUNT)
+    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_COUNT)
     logprobs: bool | None = None
     """Tell each token's log-probability: the target's own, before sampling settings."""
     top_logprobs: int | None = Field(None, ge=0, le=20)

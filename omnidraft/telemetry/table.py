@@ -45,7 +45,7 @@ _DRAFTED = (*_VERSION, "source")
 _POSITION = (*_DRAFTED, "position")
 
 ASKED_PATHS = ("/v1/completions", "/v1/chat/completions")
-DROP_REASONS = ("queue_full", "closed", "invalid", "redacted", "redactor_failed")
+DROP_REASONS = ("queue_full", "closed", "invalid", "too_large", "redacted", "redactor_failed")
 DAMAGE_REASONS = ("malformed_record", "malformed_batch", "corrupt_batch", "missing")
 DEAD_LETTER_REASONS = ("unknown_schema", "unknown_key", "other_alignment", "unreadable", *DAMAGE_REASONS, "poison")
 SKIP_REASONS = (*DEAD_LETTER_REASONS, "other_pair", "sampled_out")

@@ -12,7 +12,7 @@ from typing import Any
 import fastavro
 import numpy as np
 
-from omnidraft.errors import UnknownKey, UnknownSchema, WireError
+from omnidraft.errors import RecordTooLarge, UnknownKey, UnknownSchema, WireError
 from omnidraft.traces.checks import check
 from omnidraft.traces.record import Beliefs, Rounds, TraceRecord
 from omnidraft.traces.schema import (
@@ -61,7 +61,8 @@ def encode(record: TraceRecord) -> bytes:
     """The message value.
 
     Raises:
-        WireError: the record breaks a rule of checks.py, or is too large; names the field.
+        WireError: the record breaks a rule of checks.py; names the field.
+        RecordTooLarge: it has more than MAX_WRITTEN_BYTES.
     """
     payload = io.BytesIO()
     try:
@@ -70,7 +71,9 @@ def encode(record: TraceRecord) -> bytes:
     except (AttributeError, *_AVRO_ERRORS) as exc:
         raise WireError(f"not a trace record: {type(exc).__name__}: {exc}") from exc
     if payload.tell() > MAX_WRITTEN_BYTES:
-        raise WireError(f"record: {payload.tell()} bytes, at most {MAX_WRITTEN_BYTES} are written; shorten the prompt")
+        raise RecordTooLarge(
+            f"record: {payload.tell()} bytes, at most {MAX_WRITTEN_BYTES} are written; shorten the prompt"
+        )
     return payload.getvalue()
 
 

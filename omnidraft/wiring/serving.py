@@ -136,6 +136,7 @@ def _served(
     pinned = settings.worker.snapshot
     slot = SnapshotSlot(_first(settings, load, pinned))
     made = _engine(settings, words, loaded_target, costs, metrics, recorder, slot, tracing)
+    made.decoder.grammars.prepare()
     if pinned is not None:
         return ServedTarget(made, loaded_target, None)
     refresher = _refresher(settings, metrics, tracing, snapshots, made, load, is_alone=is_alone)
@@ -168,6 +169,8 @@ def _engine(
     tracing: Tracing | None = None,
 ) -> "Engine":
     from omnidraft.decode.engine import Engine, Pair
+    from omnidraft.decode.grammar import Grammars
+    from omnidraft.decode.grammar_trial import GrammarTrial
     from omnidraft.decode.loop import Decoder
     from omnidraft.decode.safe_drafting import DraftingFailures
 
@@ -180,8 +183,16 @@ def _engine(
         words.drafter,
     )
     top_k = settings.recorder.top_k if recorder else None
-    failures = DraftingFailures(metrics, settings.models.target)
-    decoder = Decoder(loaded_target, words.target.vocabulary, trace_top_k=top_k, costs=costs, failures=failures)
+    vocabulary = words.target.vocabulary
+    grammars = Grammars(vocabulary, GrammarTrial(vocabulary))
+    decoder = Decoder(
+        loaded_target,
+        vocabulary,
+        trace_top_k=top_k,
+        costs=costs,
+        failures=DraftingFailures(metrics, settings.models.target),
+        grammars=grammars,
+    )
     return Engine(
         decoder,
         pair,

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from transformers.generation import logits_process as theirs
 
 from omnidraft.decode.processors import Shaper, shape
+from omnidraft.errors import ContractError
 from omnidraft.ports import Request, Sampling
 from tests.unit.decode.toys import slow_logits, slow_shape
 
@@ -217,3 +218,18 @@ def test_each_processor_equals_that_of_transformers(name, seed):
     ids, p = shaper_after(sampling, PROMPT, SAID).shape(logits)
     assert sorted(ids.tolist()) == expected_V.nonzero()[:, 0].tolist()
     assert p == pytest.approx(expected_V[ids].numpy(), rel=1e-4)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.3, 1.0, 5e-324])
+@pytest.mark.parametrize("broken", [[0.0, float("nan"), 1.0], [0.0, float("inf"), 1.0], [-float("inf")] * 3], ids=str)
+@pytest.mark.parametrize("has_processors", [False, True])
+def test_logits_that_are_no_numbers_are_never_drawn_from(temperature, broken, has_processors):
+    """A bias of -100 on the broken one hides nothing."""
+    sampling = Sampling(temperature, logit_bias={1: -100.0} if has_processors else {}, top_k=2)
+    with pytest.raises(ContractError, match=r"the target's largest logit is (nan|inf|-inf)"):
+        Shaper(Request((0,), (), 1, sampling)).shape(np.array(broken, np.float32))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 5e-324, 1.0])
+def test_single_logits_of_minus_infinity_are_only_never_drawn(temperature):
+    assert shaped(np.array([-np.inf, 1.0, -np.inf], np.float32), Sampling(temperature)) == {1: 1.0}

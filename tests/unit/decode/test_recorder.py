@@ -172,6 +172,14 @@ def test_a_record_that_nobody_could_read_is_dropped_and_the_next_one_arrives(met
     assert metrics.value("omnidraft_traces_dropped_total", reason="invalid") == 1
 
 
+def test_a_record_that_no_log_takes_is_counted_apart_from_broken_ones(metrics):
+    recorder = Recorder(lambda: MemoryWriter(MemoryLog(), "t"), RecorderSettings(), metrics)
+    recorder.emit(make_record(prompt_ids=np.arange(260_000, dtype=np.uint32)))
+    assert recorder.close(PATIENCE_S) == 0
+    assert metrics.value("omnidraft_traces_dropped_total", reason="too_large") == 1
+    assert metrics.value("omnidraft_traces_dropped_total", reason="invalid") == 0
+
+
 def test_what_is_emitted_after_closing_is_counted_as_dropped(metrics):
     recorder = Recorder(lambda: MemoryWriter(MemoryLog(), "t"), RecorderSettings(), metrics)
     assert recorder.close(PATIENCE_S) == 0

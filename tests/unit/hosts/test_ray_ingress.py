@@ -136,6 +136,13 @@ def test_the_model_chooses_and_the_first_target_refuses_what_nobody_serves(body:
     assert {name for name, each in replicas.items() if each.calls} == {target}
 
 
+def test_a_body_that_is_too_deep_to_be_parsed_reaches_no_replica() -> None:
+    replicas = Replicas([])
+    answer = ask({"t": replicas}, body=b"[" * 500)
+    assert (answer.status_code, answer.json()["error"]["message"][:24]) == (400, "body: nested 500 deep, a")
+    assert replicas.calls == []
+
+
 def test_a_body_that_is_too_large_reaches_no_replica() -> None:
     replicas = Replicas([])
     assert ask({"t": replicas}, body=b" " * 1001).status_code == 413

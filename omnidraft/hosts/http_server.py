@@ -1,0 +1,210 @@
+"""The worker's HTTP server: uvicorn with h11, and bounds on what one connection, and all of them, may take.
+
+Bounds of the body are the application's (serving/refusals.py); here are those of connections, URLs, headers and times.
+A refusal has the shape of OpenAI's errors. What was refused is read and thrown away for a moment, so that a client that
+still sends can read why.
+"""
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
+import h11
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from omnidraft.config import WorkerSettings
+from omnidraft.serving.error_object import error
+
+LAST_BYTES_S = 3
+"""How long clients may take to read the end of their answers when the server stops."""
+LINGER_S = 2.0
+"""How long what a refused client still sends is thrown away."""
+BUSY_LINGER_S = 0.2
+"""The same for a connection too many."""
+RETRY_AFTER_S = "5"
+
+
+def http_server(app: ASGIApp, settings: WorkerSettings) -> uvicorn.Server:
+    """Return a server that is not running yet. Its log lines are written as ours."""
+    return uvicorn.Server(_Config(app, settings))
+
+
+class _Config(uvicorn.Config):
+    """uvicorn's own settings, and ours for the protocol."""
+
+    def __init__(self, app: ASGIApp, limits: WorkerSettings) -> None:
+        super().__init__(
+            app,
+            http=BoundedProtocol,
+            ws="none",
+            log_level="warning",
+            log_config=None,
+            timeout_keep_alive=limits.idle_timeout_s,
+            timeout_graceful_shutdown=LAST_BYTES_S,
+        )
+        self.limits = limits
+
+
+class BoundedProtocol(H11Protocol):
+    """One connection."""
+
+    config: _Config
+    conn: "_BoundedConnection"
+
+    def __init__(self, config: _Config, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, *args, **kwargs)
+        self._limits = config.limits
+        self.conn = _BoundedConnection(config.limits, self._saw)
+        self._is_refused = False
+        self._deadline: asyncio.TimerHandle | None = None
+        """Of the headers or the body that is coming, or of a connection that is closing."""
+        self._write_deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See asyncio.Protocol."""
+        super().connection_made(transport)
+        same = [each for each in self.connections if _address(each) == _address(self)]
+        if len(self.connections) > self._limits.max_connections:
+            self._refuse(503, "too many connections; try again later", BUSY_LINGER_S)
+        elif len(same) > self._limits.max_connections_per_address:
+            self._refuse(429, "too many connections from one address; try again later", BUSY_LINGER_S)
+        else:
+            self._expect(self._limits.header_timeout_s, self._too_slow)
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol."""
+        if self._is_refused:
+            return
+        if self.conn.their_state is h11.IDLE and self._deadline is None:
+            self._expect(self._limits.header_timeout_s, self._too_slow)
+        super().data_received(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio.Protocol."""
+        self._expect_nothing()
+        self.resume_writing()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """See asyncio.Protocol: the client reads too slowly."""
+        super().pause_writing()
+        self._write_deadline = self.loop.call_later(self._limits.write_timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """See asyncio.Protocol."""
+        if self._write_deadline is not None:
+            self._write_deadline.cancel()
+            self._write_deadline = None
+        super().resume_writing()
+
+    def on_response_complete(self) -> None:
+        """See H11Protocol."""
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._expect(self._limits.write_timeout_s, self.transport.abort)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """See H11Protocol: closing waits for the client to read what it was sent, and not for ever."""
+        super().timeout_keep_alive_handler()
+        self._expect(self._limits.write_timeout_s, self.transport.abort)
+
+    def send_400_response(self, msg: str) -> None:
+        """See H11Protocol, which calls this where h11 refuses what came."""
+        status = getattr(sys.exc_info()[1], "error_status_hint", 400)
+        reasons = {
+            414: f"the URL may have {self._limits.max_url_bytes} bytes at most",
+            431: f"the headers may have {self._limits.max_header_bytes} bytes at most",
+        }
+        self._refuse(status, reasons.get(status, msg))
+
+    def _too_slow(self) -> None:
+        """The deadline of headers or body has passed. A client that sent nothing is told nothing."""
+        if self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]:
+            self.transport.close()
+        else:
+            self._refuse(408, "the request took too long to come")
+
+    def _refuse(self, status: int, message: str, linger_s: float = LINGER_S) -> None:
+        """Say why, where nothing was said yet, and close. The application hears that the client went away."""
+        self._is_refused = True
+        self.connections.discard(self)
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self._expect(linger_s, self.transport.abort)
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.close()
+            return
+        for event in _response(status, message):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.write_eof()
+
+    def _saw(self, event: h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]) -> None:
+        """Headers have ended, or a body has."""
+        if isinstance(event, h11.Request):
+            self._expect(self._limits.body_timeout_s, self._too_slow)
+        elif isinstance(event, h11.EndOfMessage):
+            self._expect_nothing()
+
+    def _expect(self, timeout_s: float, otherwise: Callable[[], object]) -> None:
+        """One thing at a time."""
+        self._expect_nothing()
+        self._deadline = self.loop.call_later(timeout_s, otherwise)
+
+    def _expect_nothing(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+class _BoundedConnection(h11.Connection):
+    """h11 bounds headers that are incomplete; here URLs are, and headers that came in one piece."""
+
+    def __init__(self, limits: WorkerSettings, saw: Callable[[Any], None]) -> None:
+        super().__init__(h11.SERVER, limits.max_header_bytes)
+        self._limits = limits
+        self._saw = saw
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        """See h11.Connection."""
+        is_head = self.their_state is h11.IDLE
+        try:
+            event = super().next_event()
+        except h11.RemoteProtocolError as exc:
+            if exc.error_status_hint == 431 and is_head and b"\n" not in self.trailing_data[0]:
+                raise h11.RemoteProtocolError("URL too long", error_status_hint=414) from exc
+            raise
+        self._saw(event)
+        if isinstance(event, h11.Request):
+            self._check(event)
+        return event
+
+    def _check(self, request: h11.Request) -> None:
+        """Raises RemoteProtocolError."""
+        if len(request.target) > self._limits.max_url_bytes:
+            raise h11.RemoteProtocolError("URL too long", error_status_hint=414)
+        num_bytes = len(request.target) + sum(len(name) + len(value) + 4 for name, value in request.headers)
+        if num_bytes > self._limits.max_header_bytes:
+            raise h11.RemoteProtocolError("headers too long", error_status_hint=431)
+        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in request.headers}:
+            raise h11.RemoteProtocolError("two lengths")  # a proxy in front may have believed the other one
+
+
+def _address(connection: asyncio.Protocol) -> str | None:
+    client: tuple[str, int] | None = getattr(connection, "client", None)
+    return client and client[0]
+
+
+def _response(status: int, message: str) -> tuple[h11.Event, ...]:
+    kind = {429: "rate_limit_error", 503: "server_error"}.get(status, "invalid_request_error")
+    body = json.dumps(error(message, kind)).encode()
+    headers = [("content-type", "application/json"), ("content-length", str(len(body))), ("connection", "close")]
+    if status in (429, 503):
+        headers.append(("retry-after", RETRY_AFTER_S))
+    response = h11.Response(status_code=status, headers=headers, reason=HTTPStatus(status).phrase.encode())
+    return response, h11.Data(data=body), h11.EndOfMessage()

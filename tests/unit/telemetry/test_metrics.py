@@ -82,7 +82,7 @@ def test_what_can_be_foretold_begins_at_zero_so_that_the_first_event_is_an_incre
 
 def test_the_table_knows_the_reasons_and_paths_that_are_given():
     assert table.ASKED_PATHS == observed.TRACED
-    dropped = {redacting.REDACTED, redacting.FAILED, "queue_full", "closed", "invalid"}
+    dropped = {redacting.REDACTED, redacting.FAILED, "queue_full", "closed", "invalid", "too_large"}
     assert set(table.DROP_REASONS) == dropped
     assert set(table.DEAD_LETTER_REASONS) == {*source.DEAD_LETTER_REASONS, *source.DAMAGE_REASONS, source.POISON}
     assert set(table.SKIP_REASONS) == {*table.DEAD_LETTER_REASONS, source.OTHER_PAIR, Fate.SAMPLED_OUT.value}

@@ -13,9 +13,9 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.codec import has_lz4
 from kafka.errors import KafkaError, KafkaTimeoutError
 
-from omnidraft.bus.kafka_client import MAX_MESSAGE_BYTES, connection, ensure_topic, translated
+from omnidraft.bus.kafka_client import MAX_MESSAGE_BYTES, connection, ensure_topic, topic_id, translated
 from omnidraft.config import KafkaSettings
-from omnidraft.errors import BusError
+from omnidraft.errors import OffsetOutOfRange
 from omnidraft.ports import Message, Offsets, Outgoing, Polled
 
 BATCH_BYTES = 256 << 10
@@ -137,16 +137,16 @@ class KafkaReader:
         return tuple(self._partitions)
 
     def seek(self, offsets: Offsets) -> None:
-        firsts, ends = self._first_offsets(), self.end_offsets()
+        firsts, ends = self.first_offsets(), self.end_offsets()
         for partition, offset in offsets.items():
             if partition not in ends or not firsts[partition] <= offset <= ends[partition]:
                 held = f"it holds {firsts.get(partition)} to {ends.get(partition)}"
-                raise BusError(f"{self._topic}[{partition}]: offset {offset} lies outside the log, {held}")
+                raise OffsetOutOfRange(f"{self._topic}[{partition}]: offset {offset} lies outside the log, {held}")
         for partition, name in self._partitions.items():
             self._consumer.seek(name, offsets.get(partition, firsts[partition]))
 
     def seek_back(self, num_messages: int) -> None:
-        firsts, ends = self._first_offsets(), self.end_offsets()
+        firsts, ends = self.first_offsets(), self.end_offsets()
         for partition, name in self._partitions.items():
             self._consumer.seek(name, max(firsts[partition], ends[partition] - num_messages))
 
@@ -160,6 +160,14 @@ class KafkaReader:
         messages = tuple(_message(record) for records in polled.values() for record in records)
         return Polled(messages, {message.partition: message.offset + 1 for message in messages})
 
+    def first_offsets(self) -> Offsets:
+        with translated(f"asking for the start of {self._topic}", self._servers):
+            found = self._consumer.beginning_offsets(list(self._partitions.values()))
+        return {name.partition: offset for name, offset in found.items()}
+
+    def identity(self) -> str:
+        return topic_id(self._servers, self._topic, self._access, self._timeout_s)
+
     def end_offsets(self) -> Offsets:
         with translated(f"asking for the end of {self._topic}", self._servers):
             found = self._consumer.end_offsets(list(self._partitions.values()))
@@ -169,11 +177,6 @@ class KafkaReader:
     def close(self) -> None:
         with translated(f"closing {self._topic}", self._servers):
             self._consumer.close(autocommit=False)
-
-    def _first_offsets(self) -> Offsets:
-        with translated(f"asking for the start of {self._topic}", self._servers):
-            found = self._consumer.beginning_offsets(list(self._partitions.values()))
-        return {name.partition: offset for name, offset in found.items()}
 
     def _connect(self) -> KafkaConsumer:
         with connection(self._servers, self._timeout_s, self._access) as settings:

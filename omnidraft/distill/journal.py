@@ -35,8 +35,8 @@ class Journal:
         self._is_alone = False
         if tries:
             self._load()
-        self.poison = frozenset(place for place in {*self._together, *self._alone} if self._is_poison(place))
-        """Fixed for as long as this process lives."""
+        self.poison = {place for place in {*self._together, *self._alone} if self._is_poison(place)}
+        """Fixed for as long as this process learns from one log."""
 
     def suspects(self, places: Iterable[Place]) -> list[Place]:
         """Those that are to be tried alone."""
@@ -67,6 +67,12 @@ class Journal:
         if passed:
             self._forget(passed)
             self._save()
+
+    def clear(self) -> None:
+        """Places name other records from now on."""
+        for known in (self._together, self._alone, self._survived, self.poison):
+            known.clear()
+        self._save()
 
     def _is_poison(self, place: Place) -> bool:
         return self._alone[place] >= self._tries or self._together[place] >= 2 * self._tries

@@ -2,8 +2,9 @@
 
 import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-from omnidraft.errors import WireError
+from omnidraft.errors import OffsetOutOfRange, WireError
 from omnidraft.fleet.announcements import about, read
 from omnidraft.ports import Announcement, AnnouncementKind, LogReader, Message, Metrics
 
@@ -16,6 +17,8 @@ class ControlFollower:
     """Reads the control topic from its first message on, and tells what holds now, each thing once.
 
     A worker follows `champion` and `canary`, the newest of which says what serves; a distiller `pause` and `resume`.
+    A log that lost its end or was created anew is read from its first message, and its sequences go on behind the
+    highest of before, so that nobody takes what is new there for something stale.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class ControlFollower:
         self._must_be_named = must_be_named
         self._next: dict[int, int] = {}
         self._untold: dict[object, Announcement] = {}
+        self._added = self._highest = 0  # to sequences; of all so far
         reader.seek({})
 
     def poll(self, timeout_s: float) -> tuple[Announcement, ...]:
@@ -51,6 +55,15 @@ class ControlFollower:
         Raises:
             BusError: the log cannot be read; polling again may succeed, and nothing is lost.
         """
+        try:
+            return self._poll(timeout_s)
+        except OffsetOutOfRange as exc:
+            logger.warning("reading the control log from its first message again: %s", exc)
+            self._reader.seek({})
+            self._next, self._added = {}, self._highest + 1
+            return self._poll(timeout_s)
+
+    def _poll(self, timeout_s: float) -> tuple[Announcement, ...]:
         ends = self._reader.end_offsets()
         while True:
             polled = self._reader.poll(MAX_MESSAGES, timeout_s)
@@ -66,6 +79,8 @@ class ControlFollower:
             told = self._readable(message)
             if told is None or not self._is_ours(told):
                 continue
+            told = replace(told, sequence=told.sequence + self._added)
+            self._highest = max(self._highest, told.sequence)
             known = self._untold.get(about(told))
             if known is None or known.sequence < told.sequence:
                 self._untold[about(told)] = told

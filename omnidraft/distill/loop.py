@@ -244,7 +244,7 @@ class Distillation:
         serving = learner.serving_tensors()
         measured = self._measure(serving)
         losses = mean_losses(self._reports)
-        parts = {
+        parts: dict[str, bundle.Tensors] = {
             bundle.DRAFTER: serving,
             bundle.NGRAMS: learner.cache.to_arrays(),
             LEARNER: learner.state(),

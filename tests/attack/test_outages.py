@@ -3,32 +3,26 @@ clocks. After each: nothing is skipped in silence, and nothing learned twice in 
 
 import shutil
 import sqlite3
-import time
 import uuid
-from collections.abc import Callable
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from omnidraft.bus.memory_log import MemoryLog, MemoryReader, MemoryWriter
 from omnidraft.bus.sqlite_log import MALFORMED, SqliteReader, SqliteWriter
-from omnidraft.config import RecorderSettings
-from omnidraft.decode.recorder import Recorder
 from omnidraft.distill import dead_letters
 from omnidraft.distill.audit.findings import Report
 from omnidraft.distill.audit.run import Unwritten, audit, letters_of
 from omnidraft.distill.guidance import Guidance
 from omnidraft.distill.source import TraceSource
-from omnidraft.errors import BusError, OffsetOutOfRange, SnapshotCorrupt
+from omnidraft.errors import OffsetOutOfRange
 from omnidraft.fleet import announcements
 from omnidraft.fleet.follower import ControlFollower
 from omnidraft.ports import Outgoing, Polled
 from omnidraft.snapshots import bundle
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import codec
-from tests.trace_records import make_record
 from tests.unit.distill.conftest import one_thread, pair  # noqa: F401  (fixtures: pytest finds them by name)
 from tests.unit.distill.test_loop import TEXTS, Setting, impatient, learned, names, run_until_idle  # noqa: F401
 

@@ -211,7 +211,7 @@ class Canaries(Fleet):
 
     def __init__(self, folder):
         super().__init__(folder)
-        self.now, self.since_ms = 0.0, 0
+        self.now = 0.0
         self.traces = MemoryWriter(self.log, "traces")
         kinds = ("champion", "canary", "drift", "drift_over")
         self.everything = ControlFollower(MemoryReader(self.log, "control"), self.metrics, kinds=kinds)
@@ -228,7 +228,7 @@ class Canaries(Fleet):
             self.metrics,
             target="big",
             traffic=Traffic(MemoryReader(self.log, "traces"), **pair),
-            recovery=Recovery(self.registry, tell, watch, self.metrics, target="big", since_ms=self.since_ms),
+            recovery=Recovery(self.registry, tell, watch, self.metrics, target="big"),
             follower=ControlFollower(MemoryReader(self.log, "control"), self.metrics, kinds=("best",)),
             clock=lambda: self.now,
         )
@@ -371,7 +371,6 @@ def test_a_controller_that_starts_anew_answers_no_fall_that_was_answered_before(
     assert canaries.champion() == 1
     canaries.registry.promote(2)  # by hand, for reasons of its own
     canaries.told()
-    canaries.since_ms = make_record().time_ms + 1
     after = canaries.controller()
     after.step()
     assert (canaries.champion(), canaries.told()) == (2, [("champion", 2)])

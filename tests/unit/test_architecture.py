@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 PRODUCT = ("omnidraft", "services", "pipelines")
 
 LEVELS = (  # lowest first
-    {"errors", "config", "pacing"},
+    {"errors", "config", "pacing", "vital_thread"},
     {"vocab", "traces", "snapshots", "prompts"},
     {"ports"},
     {"agreement"},

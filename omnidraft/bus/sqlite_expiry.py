@@ -77,16 +77,21 @@ def _expired_end(topic: SqliteTopic, place: tuple[str, int], now_ms: int, kept_f
 
 
 def _next_believable_ms(topic: SqliteTopic, place: tuple[str, int], offset: int, now_ms: int) -> int | None:
-    """The time of a message behind this one that is not of the future, looked for in strides that double; None: there
-    is none."""
+    """The time of a message behind this one that is not of the future, looked for in strides that double and begin
+    anew where they would leave the log; None: there is none."""
     query = (
         f"SELECT offset, {_TIME} FROM messages WHERE topic = ? AND partition = ? AND offset >= ?"
         " AND typeof(offset) = 'integer' ORDER BY offset LIMIT 1"
     )
     stride = 1
-    while (found := topic.connection.execute(query, (*place, offset + stride)).fetchone()) is not None:
-        offset, claimed_ms = found
-        if claimed_ms <= now_ms + SKEW_MS:
-            return int(claimed_ms)
-        stride *= 2
-    return None
+    while True:
+        found = topic.connection.execute(query, (*place, offset + stride)).fetchone()
+        if found is not None:
+            offset, claimed_ms = found
+            if claimed_ms <= now_ms + SKEW_MS:
+                return int(claimed_ms)
+            stride *= 2
+        elif stride == 1:
+            return None
+        else:
+            stride = 1

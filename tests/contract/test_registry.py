@@ -186,7 +186,9 @@ def test_a_version_whose_manifest_is_damaged_is_left_out_told_and_never_numbered
     assert open_registry().resolve("champion").version == 3
 
 
-@pytest.mark.parametrize("content", ["", "{", "[1]", '{"champion": "two"}', '{"champion": 1.5}', "\xff" * 9, "[" * 9999])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[1]", '{"champion": "two"}', '{"champion": 1.5}', "\xff" * 9, "[" * 9999]
+)
 def test_aliases_that_cannot_be_read_are_an_error_of_the_registry_until_somebody_mends_them(tmp_path, content):
     registry = DirectoryRegistry(tmp_path / "registry", "org/small", "big", keep_resume=2)
     registry.publish(make_bundle(tmp_path, "s1"), None)

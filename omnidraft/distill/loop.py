@@ -147,11 +147,10 @@ class Distillation:
         logger.info("going on from snapshot %d at offsets %s", restored.version.version, manifest.offsets)
 
     def _find_position(self, stop: Stop) -> None:
-        """Returns when the source stands where the intake goes on, or `stop` holds: a log that was replaced needs an
-        operator."""
+        """Returns when the source stands where the intake goes on, or `stop` holds."""
         while not stop():
             try:
-                self._patiently(self._position.find, stop)
+                self._patiently(self._reading.find, stop)
                 return self._tell(waits_for=None)
             except LogReplaced as exc:
                 if self._status.waits_for != str(exc):
@@ -174,6 +173,8 @@ class Distillation:
         if (is_paused := self._guidance.is_paused) != self._status.is_paused:
             logger.info("learning %s", "paused" if is_paused else "goes on")
             self._tell(is_paused=is_paused)
+            if not is_paused:
+                self._find_position(stop)  # nobody looked at the log meanwhile
         if (order := self._guidance.restart) is not None and self._position.is_new(order):
             self._restart(order, stop)
         for tenant in self._guidance.new_drifts():
@@ -232,8 +233,8 @@ class Distillation:
         return measured
 
     def _publish_base(self, stop: Stop) -> None:
-        parts, facts = {bundle.NGRAMS: self._learner.cache.to_arrays()}, self._position.facts()
-        staged = self._patiently(lambda: self._publisher.stage(parts, train="base", **facts), stop)
+        parts = {bundle.NGRAMS: self._learner.cache.to_arrays()}
+        staged = self._patiently(lambda: self._publisher.stage(parts, train="base", **self._position.facts()), stop)
         published = self._patiently(lambda: self._publisher.publish(staged), stop)
         logger.info("published the base drafter as snapshot %d", published.version)
 

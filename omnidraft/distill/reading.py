@@ -41,6 +41,11 @@ class Reading:
         self._is_drained = not polled.next_offsets
         return self._intake.take(is_drained=self._is_drained)
 
+    def find(self) -> None:
+        """Place the source where the intake goes on. Raises LogReplaced, BusError."""
+        self._lag.abandon()
+        self._position.find()
+
     def restart(self, order: Announcement) -> bool:
         """Whether it goes on where this order says. Raises BusError."""
         self._lag.abandon()
@@ -52,6 +57,5 @@ class Reading:
             return self._source.poll(POLL_RECORDS, POLL_TIMEOUT_S)
         except OffsetOutOfRange as exc:
             logger.warning("what is to be learned next is not in the log: %s", exc)
-            self._lag.abandon()
-            self._position.find()
+            self.find()
             return self._source.poll(POLL_RECORDS, POLL_TIMEOUT_S)

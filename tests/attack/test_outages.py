@@ -22,6 +22,8 @@ from types import SimpleNamespace
 import pytest
 from fastapi.testclient import TestClient
 
+from omnidraft import config, wiring
+from omnidraft.bus import kafka_log
 from omnidraft.bus.memory_log import MemoryLog, MemoryReader, MemoryWriter
 from omnidraft.bus.sqlite_expiry import MOST_EXPIRED
 from omnidraft.bus.sqlite_log import MALFORMED, SqliteReader, SqliteWriter
@@ -44,6 +46,8 @@ from omnidraft.snapshots import bundle
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import codec
 from omnidraft.vital_thread import VitalThread
+from tests.cli_runs import run_cli
+from tests.kafka_fixture import kafka_bootstrap  # noqa: F401  (a fixture)
 from tests.snapshot_folders import make_bundle
 from tests.trace_records import make_record
 from tests.unit.decode.test_refresh import Worker, champion
@@ -711,3 +715,75 @@ def test_a_drift_is_answered_however_wrong_the_clock_of_the_workers_is():
     traffic = Traffic(MemoryReader(log, "t"), **pair_of)
     write("after")
     assert [request.is_past for request in traffic.new()] == [True, False]
+
+
+# ---------------------------------------------------------------- Kafka
+
+
+class KafkaOutage(Outage):
+    """The trace log on a real broker."""
+
+    def __init__(self, pair, folder: Path, servers: str) -> None:  # noqa: F811
+        super().__init__(pair, folder)
+        self.servers, self.topic = servers, f"outage-{uuid.uuid4().hex}"
+
+    def emit(self, *wanted: str, **changes) -> None:
+        records = [self.pair.record(name, TEXTS[len(name) % 3], **changes) for name in wanted]
+        with closing(kafka_log.KafkaWriter(self.servers, self.topic)) as writer:
+            writer.append([Outgoing(codec.key(each), codec.encode(each), codec.headers(each)) for each in records])
+
+    def learn(self, **changes) -> list[str]:
+        with closing(kafka_log.KafkaReader(self.servers, self.topic)) as reader:
+            distillation, journal = self.distiller(reader=reader, **changes)
+            run_until_idle(distillation, 4)
+            return learned(journal)
+
+
+@pytest.fixture
+def on_kafka(pair, tmp_path: Path, kafka_bootstrap: str, monkeypatch) -> KafkaOutage:  # noqa: F811
+    monkeypatch.setattr("omnidraft.distill.loop.WAITING_S", 0.0)
+    return KafkaOutage(pair, tmp_path, kafka_bootstrap)
+
+
+@pytest.mark.kafka
+def test_what_a_broker_deleted_is_counted_and_a_topic_made_anew_waits_for_an_operator(on_kafka, caplog):
+    from kafka import KafkaAdminClient, TopicPartition
+
+    on_kafka.emit(*names(4))
+    assert on_kafka.learn() == names(4)
+    on_kafka.emit(*names(6, start=4))
+    with closing(KafkaAdminClient(bootstrap_servers=on_kafka.servers)) as admin:
+        admin.delete_records({TopicPartition(on_kafka.topic, 0): 6})
+        assert on_kafka.learn() == names(4, start=6)
+        assert on_kafka.manifest().counts == {"expired": 2}
+        admin.delete_topics([on_kafka.topic])
+        wait_until(lambda: on_kafka.topic not in admin.list_topics())
+    on_kafka.emit(*names(12, start=40))
+    assert on_kafka.learn() == []
+    assert "learning stands still: the log is another than the one" in caplog.text
+    on_kafka.order_restart("earliest")
+    assert on_kafka.learn() == names(12, start=40)
+    assert on_kafka.learn() == []
+
+
+def wait_until(holds: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+# ---------------------------------------------------------------- orders
+
+
+def test_the_command_orders_a_restart_once_and_refuses_what_is_no_place(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    environ = {"OMNIDRAFT_LOG": f"sqlite:///{tmp_path}/log.db"}
+    done = run_cli(("learning", "restart", "--from", "0:5, 1:7", "--target", "big"), monkeypatch, capsys, environ)
+    assert (done.returncode, "restarts from 0:5 1:7" in done.stdout) == (0, True)
+    done = run_cli(("learning", "restart", "--from", "yesterday"), monkeypatch, capsys, environ)
+    assert done.returncode == 2
+    settings = config.load(None, environ)
+    reader = wiring.log_reader(settings, settings.log.control_topic)
+    (order,) = ControlFollower(reader, CountingMetrics(), kinds=("restart",), target="big").poll(0)
+    assert (order.start, order.target, len(order.restart_id or "")) == ("0:5 1:7", "big", 32)

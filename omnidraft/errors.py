@@ -15,10 +15,13 @@ OmnidraftError
 |  |- UnknownKey          ... because no key of log.encryption_keys opens them; add the key, then redrive
 |  `- RecordTooLarge      a record is larger than a log takes; shorten prompts, or live without their traces
 |- BusError               the log refused or timed out; the caller may retry
+|  `- OffsetOutOfRange    the log does not hold what is to be read next; compare with its first and end offsets
+|- LogReplaced            the log is not the one that was learned from; decide with `omnidraft learning restart`
 `- SnapshotError
    |- SnapshotNotFound    the registry has no such version or alias
    |- SnapshotCorrupt     a file's checksum does not match the manifest; never load it
    |- SnapshotStale       older than, or not a child of, the one in place; keep the one in place
+   |- StorageError        a disk takes no files of snapshots; free space, the caller may retry
    `- RegistryError       the registry refused or cannot be reached; the caller may retry
 """
 
@@ -83,6 +86,14 @@ class BusError(OmnidraftError):
     """The log refused or timed out."""
 
 
+class OffsetOutOfRange(BusError):
+    """The log does not hold what is to be read next."""
+
+
+class LogReplaced(OmnidraftError):
+    """The log is not the one that was learned from, or has lost its end."""
+
+
 class SnapshotError(OmnidraftError):
     """A snapshot cannot be had, read or put in place."""
 
@@ -97,6 +108,10 @@ class SnapshotCorrupt(SnapshotError):
 
 class SnapshotStale(SnapshotError):
     """Older than, or not a child of, the one in place."""
+
+
+class StorageError(SnapshotError):
+    """A disk takes no files of snapshots."""
 
 
 class RegistryError(SnapshotError):

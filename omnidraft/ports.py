@@ -496,7 +496,7 @@ class LogReader(Protocol):
         """Read on from here; partitions that are not named start at their first message.
 
         Raises:
-            BusError: an offset lies outside the log (retention passed it).
+            OffsetOutOfRange: an offset lies outside the log (retention passed it).
         """
 
     def seek_back(self, num_messages: int) -> None:
@@ -507,7 +507,14 @@ class LogReader(Protocol):
 
         Raises:
             BusError: the log cannot be read; polling again may succeed.
+            OffsetOutOfRange: what comes next is gone; polling again says so again, until somebody seeks.
         """
+
+    def first_offsets(self) -> Offsets:
+        """Of the oldest message of every partition that is still there; the end offset where there is none."""
+
+    def identity(self) -> str:
+        """Names this topic for as long as it exists; one that is created anew under the same name has another."""
 
     def end_offsets(self) -> Offsets:
         """One past the last message of every partition: lag is this minus where one reads."""
@@ -552,7 +559,19 @@ class Registry(Protocol):
 
     def promote(self, version: int) -> None:
         """`champion` moves here, and `previous` to where it was; a challenger that became champion is no longer
-        `challenger`, so that a rollback is not undone. Promoting the champion again changes nothing."""
+        `challenger`, so that a rollback is not undone. Promoting the champion again moves nothing. It is the operator's
+        word: every fence from before it is void."""
+
+    def fence(self) -> str:
+        """Changes whenever an operator promotes and whenever the champion becomes another. It is taken before what a
+        decision rests on is read."""
+
+    def promote_unless_changed(self, version: int, fence: str) -> None:
+        """As `promote`, for a decision that was made since this fence was taken.
+
+        Raises:
+            SnapshotStale: an operator promoted since, or the champion is another; the decision is void.
+        """
 
     def annotate(self, version: int, notes: Mapping[str, str]) -> None:
         """Short texts shown beside this version, for example why it was promoted; the last one of a name holds."""
@@ -564,7 +583,7 @@ class Registry(Protocol):
         """A picture or report that belongs to this version."""
 
 
-AnnouncementKind = Literal["champion", "canary", "pause", "resume", "drift", "drift_over", "best"]
+AnnouncementKind = Literal["champion", "canary", "pause", "resume", "restart", "drift", "drift_over", "best"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -584,6 +603,12 @@ class Announcement:
     """Whose traffic changed."""
     reason: str | None = None
     """For people."""
+    start: str | None = None
+    """Where learning goes on: `earliest`, `latest`, or offsets such as `0:120 1:96`."""
+    restart_id: str | None = None
+    """Names one restart, so that nobody does it twice."""
+    fence: str | None = None
+    """Of the registry, from before the version was chosen; see Registry.fence."""
 
 
 # ---------------------------------------------------------------- telemetry

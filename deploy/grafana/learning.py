@@ -140,13 +140,15 @@ VERSIONS = Row(
         Panel(
             "What did not answer",
             "short",
-            "Times that log or registry failed a worker, the learner or the controller; failed loads and drafts.",
+            "Times that log or registry failed a worker, the learner or the controller; failed loads and drafts; "
+            "learners that wait for an operator's word about a log that was replaced.",
             (
                 Query(increase("omnidraft_refresh_errors_total"), "worker"),
                 Query(increase("omnidraft_learner_errors_total"), "learner"),
                 Query(increase("omnidraft_controller_errors_total"), "controller"),
                 Query(increase("omnidraft_snapshot_load_failures_total"), "loads that failed"),
                 Query(increase("omnidraft_drafting_failures_total"), "drafts that failed"),
+                Query("sum(omnidraft_learner_blocked_info)", "learners that wait"),
             ),
         ),
     ),

@@ -84,6 +84,12 @@ class EncryptedReader:
         polled = self._reader.poll(max_messages, timeout_s)
         return replace(polled, messages=tuple(self._opened(message) for message in polled.messages))
 
+    def first_offsets(self) -> Offsets:
+        return self._reader.first_offsets()
+
+    def identity(self) -> str:
+        return self._reader.identity()
+
     def end_offsets(self) -> Offsets:
         return self._reader.end_offsets()
 

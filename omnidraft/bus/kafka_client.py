@@ -8,11 +8,11 @@ from typing import Any
 
 from kafka import KafkaAdminClient
 from kafka.admin import ConfigFilterType, ConfigResource, ConfigResourceType
-from kafka.errors import KafkaConfigurationError, KafkaError, TopicAlreadyExistsError
+from kafka.errors import KafkaConfigurationError, KafkaError, OffsetOutOfRangeError, TopicAlreadyExistsError
 from kafka.net.compat import KafkaNetClient
 
 from omnidraft.config import KafkaSettings
-from omnidraft.errors import BusError
+from omnidraft.errors import BusError, OffsetOutOfRange
 from omnidraft.ports import TopicFacts
 
 MAX_MESSAGE_BYTES = 2 << 20
@@ -32,6 +32,8 @@ def translated(doing: str, servers: str) -> Iterator[None]:
         yield
     except KafkaConfigurationError:
         raise  # our mistake, which no retry mends
+    except OffsetOutOfRangeError as exc:
+        raise OffsetOutOfRange(f"{doing}: {exc}") from exc
     except (KafkaError, OSError) as exc:
         advice = f"is the broker at {servers} up and reachable? See OMNIDRAFT_LOG; `make kafka` starts a local one"
         raise BusError(f"{doing}: {type(exc).__name__}: {exc} ({advice})") from exc
@@ -108,8 +110,13 @@ def ensure_topic(
 
 
 def _configs(keep_s: float | None) -> dict[str, str]:
-    """Never compacted: a topic's offsets are counted on to have no gaps."""
-    configs = {"max.message.bytes": str(MAX_MESSAGE_BYTES), "cleanup.policy": "delete"}
+    """Never compacted: a topic's offsets are counted on to have no gaps. The broker's clock stamps messages, so that a
+    writer whose clock is wrong neither keeps them for ever nor has them deleted at once."""
+    configs = {
+        "max.message.bytes": str(MAX_MESSAGE_BYTES),
+        "cleanup.policy": "delete",
+        "message.timestamp.type": "LogAppendTime",
+    }
     if keep_s is None:
         return configs
     if math.isinf(keep_s):
@@ -117,6 +124,20 @@ def _configs(keep_s: float | None) -> dict[str, str]:
     keep_ms = int(keep_s * 1000)
     segment_ms = min(max(keep_ms // SEGMENTS_KEPT, LEAST_SEGMENT_MS), LONGEST_SEGMENT_MS)
     return configs | {"retention.ms": str(keep_ms), "segment.ms": str(segment_ms)}
+
+
+def topic_id(servers: str, topic: str, access: KafkaSettings, timeout_s: float) -> str:
+    """What the cluster calls this topic beside its name. Raises BusError when it does not answer or has none."""
+    with translated(f"asking for the identity of {topic}", servers):
+        with connection(servers, timeout_s, access) as settings:
+            admin = KafkaAdminClient(**settings, request_timeout_ms=int(timeout_s * 1000))
+        try:
+            found = admin.describe_topics([topic])
+        finally:
+            admin.close()
+    if not found or not found[0].get("topic_id"):
+        raise BusError(f"{topic} has no identity; is it there, and is the broker Kafka 2.8 or newer?")
+    return str(found[0]["topic_id"])
 
 
 def describe(servers: str, topics: Sequence[str], access: KafkaSettings, timeout_s: float) -> dict[str, TopicFacts]:

@@ -14,10 +14,10 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.errors import KafkaError, KafkaTimeoutError
 
 from omnidraft.bus import kafka_gaps
-from omnidraft.bus.kafka_client import MAX_MESSAGE_BYTES, connection, ensure_topic, translated
+from omnidraft.bus.kafka_client import MAX_MESSAGE_BYTES, connection, ensure_topic, topic_id, translated
 from omnidraft.bus.kafka_fetcher import WholeFetcher
 from omnidraft.config import KafkaSettings
-from omnidraft.errors import BusError
+from omnidraft.errors import BusError, OffsetOutOfRange
 from omnidraft.ports import Damage, Message, Offsets, Outgoing, Polled
 
 logger = logging.getLogger(__name__)
@@ -149,7 +149,7 @@ class KafkaReader:
         for partition, offset in offsets.items():
             if partition not in ends or not firsts[partition] <= offset <= ends[partition]:
                 held = f"it holds {firsts.get(partition)} to {ends.get(partition)}"
-                raise BusError(f"{self._topic}[{partition}]: offset {offset} lies outside the log, {held}")
+                raise OffsetOutOfRange(f"{self._topic}[{partition}]: offset {offset} lies outside the log, {held}")
         for partition, name in self._partitions.items():
             self._consumer.seek(name, offsets.get(partition, firsts[partition]))
 
@@ -173,6 +173,12 @@ class KafkaReader:
         self._heard |= {name.partition for name in polled}
         messages = tuple(item for items in polled.values() for item in items if isinstance(item, Message))
         return Polled(messages, {name.partition: items[-1].next_offset for name, items in polled.items()})
+
+    def first_offsets(self) -> Offsets:
+        return self._first_offsets(self._partitions)
+
+    def identity(self) -> str:
+        return topic_id(self._servers, self._topic, self._access, self._timeout_s)
 
     def end_offsets(self) -> Offsets:
         with translated(f"asking for the end of {self._topic}", self._servers):

@@ -4,11 +4,12 @@ As awkward as the port allows: a poll gives a few messages of one partition at a
 """
 
 import time
+import uuid
 import zlib
 from collections.abc import Sequence
 from threading import Condition
 
-from omnidraft.errors import BusError
+from omnidraft.errors import OffsetOutOfRange
 from omnidraft.ports import Message, Offsets, Outgoing, Polled
 
 MOST_PER_POLL = 3
@@ -21,6 +22,7 @@ class MemoryLog:
         self.num_partitions = partitions
         self.changed = Condition()
         self._topics: dict[str, tuple[list[Message], ...]] = {}
+        self.id = uuid.uuid4().hex
 
     def topic(self, name: str) -> tuple[list[Message], ...]:
         """Messages of every partition; created when missing."""
@@ -64,7 +66,8 @@ class MemoryReader:
         ends = self.end_offsets()
         for partition, offset in offsets.items():
             if partition not in ends or not 0 <= offset <= ends[partition]:
-                raise BusError(f"{self._topic}[{partition}]: offset {offset} lies outside the log, ends are {ends}")
+                where = f"{self._topic}[{partition}]"
+                raise OffsetOutOfRange(f"{where}: offset {offset} lies outside the log, ends are {ends}")
         self._positions = dict.fromkeys(self.partitions(), 0) | dict(offsets)
 
     def seek_back(self, num_messages: int) -> None:
@@ -81,6 +84,12 @@ class MemoryReader:
                     self._positions[partition] = start + len(messages)
                     return Polled(tuple(messages), {partition: start + len(messages)})
         return Polled((), {})
+
+    def first_offsets(self) -> Offsets:
+        return dict.fromkeys(self.partitions(), 0)
+
+    def identity(self) -> str:
+        return f"{self._log.id}/{self._topic}"
 
     def end_offsets(self) -> Offsets:
         with self._log.changed:

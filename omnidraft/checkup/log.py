@@ -5,7 +5,7 @@ from contextlib import closing
 
 from omnidraft.checkup.finding import Finding, ok, problem, warning
 from omnidraft.config import LogSettings, Settings
-from omnidraft.errors import BusError
+from omnidraft.errors import LogReplaced
 from omnidraft.ports import LogReader, Message, TopicFacts
 
 NEEDED_MESSAGE_BYTES = 1_000_000
@@ -70,21 +70,25 @@ def _retention(check: str, log: LogSettings, name: str, facts: TopicFacts) -> Fi
 def position(settings: Settings) -> Finding:
     """Whether the log still holds what the learner of this pair reads next."""
     from omnidraft import wiring
+    from omnidraft.distill.log_position import require_same_log
 
     check = f"position of {settings.models.target}"
     versions = wiring.existing_registry(settings).versions()
     name = settings.log.traces_topic
     if not versions or _is_absent(settings) or name not in wiring.topics(settings):
         return ok(check, "nothing is learned yet")
-    newest, offsets = versions[-1].version, versions[-1].manifest.offsets
+    newest, manifest = versions[-1].version, versions[-1].manifest
     with closing(wiring.log_reader(settings, name)) as reader:
-        ends = reader.end_offsets()
-        try:
-            reader.seek(offsets)
-        except BusError as exc:
-            advice = "name the log that it learned from, or publish a snapshot without offsets to begin with this one"
-            return problem(check, f"version {newest} cannot go on: {exc}", advice)
-    behind = sum(end - offsets.get(partition, 0) for partition, end in ends.items())
+        log_id, firsts, ends = reader.identity(), reader.first_offsets(), reader.end_offsets()
+    try:
+        require_same_log(manifest.log_id, log_id, manifest.offsets, ends)
+    except LogReplaced as exc:
+        return problem(check, f"version {newest} cannot go on: {exc}", "see `omnidraft learning restart --help`")
+    expired = sum(max(0, first - manifest.offsets.get(partition, 0)) for partition, first in firsts.items())
+    if expired:
+        advice = "start the distiller, which goes on at the oldest that is left; raise log.retention_hours"
+        return warning(check, f"{expired:,} messages expired before version {newest} came to them", advice)
+    behind = sum(end - manifest.offsets.get(partition, 0) for partition, end in ends.items())
     return ok(check, f"version {newest} is {behind:,} records behind the end")
 
 

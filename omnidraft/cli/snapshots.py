@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from omnidraft.ports import LogWriter, Registry, SnapshotVersion
 
 app = typer.Typer(help="Versions of the drafter: list, show, promote, roll back.", no_args_is_help=True)
-learning_app = typer.Typer(help="Pause or resume learning everywhere.", no_args_is_help=True)
+learning_app = typer.Typer(help="Pause, resume or restart learning everywhere.", no_args_is_help=True)
 
 
 @app.command("list")
@@ -132,3 +132,29 @@ def resume_learning(target: OfTarget = None, config_path: Config = None) -> None
     from omnidraft.fleet.announcements import tell
 
     tell(_control(config.load(config_path)), "resume", target=target)
+
+
+@learning_app.command("restart")
+def restart_learning(
+    start: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            help="earliest: all that the log holds. latest: what comes from now on. Or offsets, as in '0:120 1:96'; "
+            "partitions that are not named start at their first message.",
+        ),
+    ],
+    target: OfTarget = None,
+    config_path: Config = None,
+) -> None:
+    """Go on learning from here, once: for a log that was created anew, or restored from a backup."""
+    import uuid
+
+    from omnidraft.fleet.announcements import tell
+
+    place = " ".join(start.replace(",", " ").split())
+    try:
+        tell(_control(config.load(config_path)), "restart", target=target, start=place, restart_id=uuid.uuid4().hex)
+    except ValueError as exc:
+        raise typer.BadParameter(f"{start!r} is not earliest, latest or offsets such as '0:120 1:96'") from exc
+    print(f"ordered: learning restarts from {place}, as soon as the distiller hears of it")

@@ -64,7 +64,8 @@ def _summary(report: "Report") -> str:
     if report.version is None:
         return "no snapshot yet"
     counts = ", ".join(f"{report.num(kind)} {kind.replace('_', ' ')}" for kind in Kind)
-    return f"up to snapshot {report.version}: {counts}"
+    expired = f"; {report.num_expired} expired before they were learned" if report.num_expired else ""
+    return f"up to snapshot {report.version}: {counts}{expired}"
 
 
 @contextmanager

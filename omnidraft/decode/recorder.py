@@ -9,7 +9,7 @@ import queue
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from threading import Event, Lock, Thread
+from threading import Event, Lock
 
 from tenacity import RetryCallState, RetryError, Retrying, retry_if_exception_type, wait_exponential_jitter
 
@@ -19,6 +19,7 @@ from omnidraft.errors import BusError, RecordTooLarge, WireError
 from omnidraft.ports import LogWriter, Metrics, Outgoing, Span, Tracing, Untold, Untraced
 from omnidraft.traces import codec
 from omnidraft.traces.record import TraceRecord
+from omnidraft.vital_thread import VitalThread
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ class Recorder:
         self._is_closed = False
         self._closing = Event()
         self._deadline_s = float("inf")
-        self._thread = Thread(target=self._run, name="trace-recorder", daemon=True)
+        self._thread = VitalThread(self._run, name="trace-recorder", is_over=self._closing.is_set)
         self._thread.start()
 
     def emit(self, record: TraceRecord) -> None:
@@ -74,6 +75,11 @@ class Recorder:
             self._queue.put_nowait(waiting)
         except queue.Full:
             self._drop(waiting, reason="queue_full")
+
+    @property
+    def problem(self) -> str | None:
+        """Why records do not reach the log any more; None while they do, or wait for it."""
+        return self._thread.problem
 
     def close(self, timeout_s: float) -> int:
         """Wait until the log has acknowledged all records, at most `timeout_s`; the number dropped for lack of time.

@@ -18,7 +18,7 @@ from omnidraft import pacing
 from omnidraft.config import WorkerSettings
 from omnidraft.decode.caution import Caution
 from omnidraft.decode.slot import Canary, LoadedSnapshot, SnapshotSlot
-from omnidraft.errors import BusError, OmnidraftError, SnapshotError, SnapshotNotFound, SnapshotStale
+from omnidraft.errors import BusError, OmnidraftError, SnapshotCorrupt, SnapshotError, SnapshotNotFound, SnapshotStale
 from omnidraft.ports import Announcement, Metrics, Registry, SnapshotVersion, Tracing, Untraced
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,8 @@ class Refresher:
     """Keeps a slot at the fleet's champion and canary, from a thread of its own, and never stops serving.
 
     A snapshot that cannot be had or loaded leaves the old one in place, is counted, and is tried again with growing
-    pauses; another version is tried at once. A registry or log that is down is asked again; nothing is raised.
+    pauses; another version is tried at once. Where that old one is the base drafter, because the process has just
+    begun, the champion before serves meanwhile. A registry or log that is down is asked again; nothing is raised.
 
     Args:
         caution: told of traffic that drifts.
@@ -126,6 +127,10 @@ class Refresher:
             champion = self._registry.resolve("champion").version
         except SnapshotNotFound:
             return None
+        except SnapshotCorrupt as exc:
+            self._disconnected(exc)
+            self._take_previous()
+            return None
         except SnapshotError as exc:
             self._disconnected(exc)
             return None
@@ -134,6 +139,21 @@ class Refresher:
 
     def _take(self, version: int) -> None:
         self._put(version, self._swap)
+        if version in self._failures:
+            self._take_previous()
+
+    def _take_previous(self) -> None:
+        """Rather than the base drafter: the champion before the one that cannot be had."""
+        if self._slot.current.version is not None:
+            return
+        try:
+            previous = self._registry.resolve("previous").version
+        except SnapshotError:
+            return
+        logger.warning(
+            "%s: the champion cannot be had; snapshot %d, which was before it, serves", self._target, previous
+        )
+        self._put(previous, self._swap)
 
     def _try_out(self, told: Announcement) -> None:
         """Nothing to do when it is on trial already, or serves as the champion."""
@@ -156,7 +176,7 @@ class Refresher:
             self._forget()
         except SnapshotStale as exc:
             logger.info("%s: kept the later snapshot: %s", self._target, exc)
-        except (OmnidraftError, OSError, RuntimeError) as exc:  # torch says RuntimeError when memory is short
+        except Exception as exc:  # of the registry's or the loader's parts: none of it may end this thread
             self._failed(version, exc)
 
     def _loaded(self, version: int) -> LoadedSnapshot:
@@ -172,7 +192,7 @@ class Refresher:
             with pacing.paced():
                 folder = self._folders[version] = self._registry.fetch(version, self._staging)
             loaded = self._loader(found, folder)
-        except (OmnidraftError, OSError, RuntimeError) as exc:
+        except Exception as exc:
             span.end(model=self._target, error=type(exc).__name__)
             raise
         self._metrics.observe("omnidraft_snapshot_load_seconds", self._clock() - started, target=self._target)

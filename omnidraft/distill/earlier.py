@@ -71,6 +71,7 @@ class Earlier:
             logger.warning("earlier snapshots were not compared on the traffic of %s: %s", tenant, exc)
 
     def _compare(self, tenant: str) -> None:
+        fence = self._registry.fence()
         versions, records = self._registry.versions(), self._recent.of(tenant)
         champion = next((each for each in versions if "champion" in each.aliases), None)
         if champion is None or len(records) < LEAST_RECORDS:
@@ -85,7 +86,7 @@ class Earlier:
         reason = f"agreement on the {len(records)} newest records of {tenant}, by version: {found}"
         logger.info(reason)
         if _is_surely_better(best, present, records):
-            self._tell("best", best.version, tenant=tenant, reason=reason)
+            self._tell("best", best.version, tenant=tenant, reason=reason, fence=fence)
 
     def _measure(self, version: SnapshotVersion, records: Sequence[TraceRecord]) -> _Measured:
         folder = self._registry.fetch(version.version, self._folder)

@@ -1,4 +1,4 @@
-"""What the control log tells a distiller: whether to learn, and whose traffic drifts.
+"""What the control log tells a distiller: whether to learn, where to go on, and whose traffic drifts.
 
 While the log is down, what was heard last holds.
 """
@@ -25,6 +25,8 @@ class Guidance:
         """Without a follower nothing is ever told."""
         self._follower = follower
         self.is_paused = False
+        self.restart: Announcement | None = None
+        """The newest order to go on elsewhere; whoever carries it out remembers that."""
         self._drifting: dict[str, bool] = {}
         """Tenant -> whether somebody took note."""
 
@@ -50,6 +52,8 @@ class Guidance:
         match told.kind:
             case "pause" | "resume":
                 self.is_paused = told.kind == "pause"
+            case "restart":
+                self.restart = told
             case "drift" if told.tenant is not None:
                 self._drifting[told.tenant] = False
             case "drift_over":

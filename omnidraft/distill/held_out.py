@@ -38,6 +38,16 @@ class Measured:
     """Standard error of after - before; None when too few requests were held out."""
     hits: Hits
 
+    def facts(self) -> dict[str, float | None]:
+        """For the manifest."""
+        return {
+            "agreement_before": self.before,
+            "agreement_after": self.after,
+            "agreement_change_error": self.change_error,
+            "speedup_before": self.speedup_before,
+            "speedup_after": self.speedup_after,
+        }
+
 
 class HeldOut:
     """Compares each snapshot with its parent."""

@@ -143,6 +143,12 @@ class Intake:
         return self._next_offsets | waiting
 
     @property
+    def has_gap(self) -> bool:
+        """Whether something lies behind the buffered records of which only the number is known."""
+        offsets = self.offsets()
+        return any(number > 1 and last >= offsets[partition] for partition, last, _, number in self._skipped)
+
+    @property
     def num_waiting(self) -> int:
         """Records that are buffered."""
         return sum(map(len, self._buffers.values()))
@@ -186,6 +192,11 @@ class Intake:
         self._buffers.clear()
         self._skipped.clear()
         self._next_offsets = dict(offsets)
+
+    def begin_anew_at(self, offsets: Offsets) -> None:
+        """The same in a log of which nothing was learned: what went through before is no duplicate of what comes."""
+        self.start_at(offsets)
+        self._seen.clear()
 
     def _whose_turn(self, draft: _Draft, may_pass_over: bool) -> int | None:
         for ahead in range(len(self._order)):

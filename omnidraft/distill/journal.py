@@ -8,14 +8,14 @@ learned in the same step as ever.
 
 import json
 import logging
-import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from omnidraft.ports import Offsets
-from omnidraft.private_files import private_opener
+from omnidraft.private_files import PRIVATE
+from omnidraft.snapshots import durable
 
 Place = tuple[int, int]
 """(partition, offset)."""
@@ -34,10 +34,11 @@ class Journal:
         self._survived: set[Place] = set()
         self._under_way: tuple[Place, ...] = ()
         self._is_alone = False
+        self._is_written = True
         if tries:
             self._load()
-        self.poison = frozenset(place for place in {*self._together, *self._alone} if self._is_poison(place))
-        """Fixed for as long as this process lives."""
+        self.poison = {place for place in {*self._together, *self._alone} if self._is_poison(place)}
+        """Fixed for as long as this process learns from one log."""
 
     def suspects(self, places: Iterable[Place]) -> list[Place]:
         """Those that are to be tried alone."""
@@ -69,6 +70,12 @@ class Journal:
             self._forget(passed)
             self._save()
 
+    def clear(self) -> None:
+        """Places name other records from now on."""
+        for known in (self._together, self._alone, self._survived, self.poison):
+            known.clear()
+        self._save()
+
     def _is_poison(self, place: Place) -> bool:
         return self._alone[place] >= self._tries or self._together[place] >= 2 * self._tries
 
@@ -95,18 +102,24 @@ class Journal:
             self._save()
 
     def _save(self) -> None:
+        """A disk that takes no note stops nobody: a death of now would not be counted, that is all."""
         if not self._tries:
             return
+        try:
+            self._write()
+        except OSError as exc:
+            if self._is_written:
+                logger.warning("what is tried cannot be noted, so learning goes on without: %s", exc)
+            self._is_written = False
+        else:
+            self._is_written = True
+
+    def _write(self) -> None:
         if not (self._under_way or self._together or self._alone or self._survived):
             self._path.unlink(missing_ok=True)
             return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        partial = self._path.with_name(f".{self._path.name}.partial")
-        with open(partial, "w", opener=private_opener) as file:
-            json.dump(self._plain_data(), file)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(self._path)
+        durable.make_folder(self._path.parent)
+        durable.write_text(self._path, json.dumps(self._plain_data()), PRIVATE)
 
     def _plain_data(self) -> dict[str, Any]:
         return {

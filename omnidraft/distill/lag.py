@@ -74,6 +74,10 @@ class Lag:
             self._finish(self._passing)
             self._passing = None
 
+    def abandon(self) -> None:
+        """Forget the passing under way; the source is about to be placed at the intake's offsets again."""
+        self._passing = None
+
     def _look(self) -> None:
         try:
             ends = self._source.end_offsets()
@@ -83,7 +87,8 @@ class Lag:
         for partition, end in ends.items():
             self._metrics.set(LAG, max(0, end - offsets.get(partition, 0)), partition=str(partition))
         num_waiting = self._num_unread(ends) + self._intake.num_waiting
-        if self._max_records and num_waiting > self._max_records and not self._unlearned():
+        is_behind = self._max_records is not None and 0 < self._max_records < num_waiting
+        if is_behind and not self._unlearned() and not self._intake.has_gap:
             self._begin(ends, num_waiting)
 
     def _num_unread(self, ends: Offsets) -> int:

@@ -7,7 +7,7 @@ anybody will ever see, and nothing is left out.
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,44 +20,27 @@ from omnidraft.distill.intake import Batch, Intake
 from omnidraft.distill.journal import Journal, Place
 from omnidraft.distill.lag import Lag
 from omnidraft.distill.learner import Counters, Learner, StepReport
+from omnidraft.distill.log_position import LogPosition
 from omnidraft.distill.patience import Result, patiently, wait
 from omnidraft.distill.publisher import INTAKE, LEARNER, Publisher, Restored
+from omnidraft.distill.reading import Reading
 from omnidraft.distill.source import POISON, TraceSource
 from omnidraft.distill.spans import LearningSpans
+from omnidraft.distill.status import Status
 from omnidraft.distill.step_metrics import count, mean_losses
-from omnidraft.errors import BusError
-from omnidraft.ports import Metrics, Untraced
+from omnidraft.errors import BusError, LogReplaced
+from omnidraft.ports import Announcement, Metrics, Untraced
 from omnidraft.snapshots import bundle
 from omnidraft.vocab.ngram_cache import NgramCache
 
-POLL_RECORDS = 64
-POLL_TIMEOUT_S = 0.5
 PAUSED_S = 0.2
+WAITING_S = 2.0
+"""Between two looks whether a log that was replaced is back, or a restart was ordered."""
 
 logger = logging.getLogger(__name__)
 
 LoadCache = Callable[[Mapping[str, np.ndarray]], NgramCache]
 Stop = Callable[[], bool]
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """Where a distiller stands; replaced whole, so any thread may read it."""
-
-    version: int | None = None
-    """Newest snapshot published."""
-    is_paused: bool = False
-    num_steps: int = 0
-    num_records: int = 0
-    num_tokens: int = 0
-    losses: Mapping[str, float] = field(default_factory=dict)
-    """Of the last step."""
-    tokens_per_s: float | None = None
-    """Emitted target tokens of the last step, by its duration."""
-    agreement: float | None = None
-    """Of the newest snapshot, on held-out records."""
-    offsets: Mapping[int, int] = field(default_factory=dict)
-    skipped: Mapping[str, int] = field(default_factory=dict)
 
 
 class Distillation:
@@ -99,12 +82,13 @@ class Distillation:
         self._drift_haste, self._metrics, self._progress = drift_haste, metrics, progress
         self._journal = journal or Journal(Path(), tries=0)
         self._lag = Lag(source, intake, metrics, max_records=max_lag_records, sample_records=lag_sample_records)
+        self._position = LogPosition(source, intake, metrics)
+        self._reading = Reading(source, intake, self._lag, self._position)
         self._held_out = HeldOut(learner)
         self._spans = spans or LearningSpans(Untraced(), "")
         self._reports: list[StepReport] = []  # since the newest snapshot
         self._unmeasured: list[Place] = []  # held out since then
         self._status = Status()
-        self._is_drained = False
 
     def status(self) -> Status:
         return self._status
@@ -118,12 +102,12 @@ class Distillation:
         Raises:
             SnapshotStale: another distiller published for this pair; what was learned since is dropped.
             ConfigError, VocabularyError: the newest snapshot is not one that this learner can go on from.
-            BusError: the log no longer holds the offsets of the newest snapshot; or it was away for a dead letter when
-                `stop` came, and what was learned since the newest snapshot is dropped.
+            BusError: the log was away for a dead letter when `stop` came, and what was learned since the newest
+                snapshot is dropped.
         """
         self._start(stop)
         while not stop():
-            self._listen()
+            self._listen(stop)
             if self._guidance.is_paused:
                 wait(PAUSED_S, stop)
             elif batch := self._next_batch(stop):
@@ -138,13 +122,16 @@ class Distillation:
         if restored:
             self._resume(restored)
         self._held_out.parent_is(self._learner.serving_tensors(), {})
-        self._source.seek(self._intake.offsets())
         if restored is None:
+            self._guidance.listen()
+            self._position.set_aside(self._guidance.restart)  # it was meant for those who had learned something
             self._publish_base(stop)
         self._tell(version=self._publisher.parent and self._publisher.parent.version)
+        self._find_position(stop)
 
     def _resume(self, restored: Restored) -> None:
         manifest = restored.version.manifest
+        self._position.resume(manifest)
         if restored.ngrams:
             self._learner.cache = self._load_cache(restored.ngrams)
         if restored.learner is not None and restored.intake is not None:
@@ -159,11 +146,37 @@ class Distillation:
                 self._learner.start_from(restored.serving)
         logger.info("going on from snapshot %d at offsets %s", restored.version.version, manifest.offsets)
 
-    def _listen(self) -> None:
+    def _find_position(self, stop: Stop) -> None:
+        """Returns when the source stands where the intake goes on, or `stop` holds."""
+        while not stop():
+            try:
+                self._patiently(self._reading.find, stop)
+                return self._tell(waits_for=None)
+            except LogReplaced as exc:
+                if self._status.waits_for != str(exc):
+                    logger.error("learning stands still: %s", exc)
+                self._tell(waits_for=str(exc))
+            self._listen(stop)
+            wait(WAITING_S, stop)
+
+    def _restart(self, order: Announcement, stop: Stop) -> None:
+        """Order of effects: publish what was learned; move; publish where to. So it is carried out once, and the
+        snapshots before and after it each account for a stretch of one log."""
+        if self._reports:
+            self._publish(stop)
+        if self._patiently(lambda: self._reading.restart(order), stop):
+            self._journal.clear()
+            self._publish(stop)
+
+    def _listen(self, stop: Stop) -> None:
         self._guidance.listen()
         if (is_paused := self._guidance.is_paused) != self._status.is_paused:
             logger.info("learning %s", "paused" if is_paused else "goes on")
             self._tell(is_paused=is_paused)
+            if not is_paused:
+                self._find_position(stop)  # nobody looked at the log meanwhile
+        if (order := self._guidance.restart) is not None and self._position.is_new(order):
+            self._restart(order, stop)
         for tenant in self._guidance.new_drifts():
             self._compare_earlier(tenant)
 
@@ -174,25 +187,22 @@ class Distillation:
 
     def _next_batch(self, stop: Stop) -> Batch | None:
         """A full batch; None after a poll that did not complete one."""
-        if not self._lag.is_passing():
-            batch = self._intake.take(is_drained=self._is_drained)
-            if batch is not None or not self._intake.has_room:
-                return batch
         try:
-            polled = self._patiently(lambda: self._source.poll(POLL_RECORDS, POLL_TIMEOUT_S), stop)
+            return self._reading.next_batch(lambda poll: self._patiently(poll, stop))
+        except LogReplaced:
+            self._find_position(stop)
         except BusError:  # stopping, and the log is away: what was learned can still be published
-            return None
-        self._lag.add(polled)
-        self._learner.count_skipped(self._intake.take_skipped())
-        self._is_drained = not polled.next_offsets
-        return self._intake.take(is_drained=self._is_drained)
+            pass
+        finally:
+            self._learner.count_skipped(self._intake.take_skipped())
+        return None
 
     def _learn(self, batch: Batch, stop: Stop) -> None:
         if batch.poison:
             self._patiently(lambda: self._source.give_up(batch.poison), stop)
             logger.warning("%d records are dead letters: the process died over them", len(batch.poison))
         apart = {"duplicate": batch.num_duplicates, "held_out": len(batch.held_out), POISON: len(batch.poison)}
-        self._learner.count_skipped(apart | self._intake.take_skipped())
+        self._learner.count_skipped(apart)
         span = self._spans.step(batch, self._learner.counters.num_steps)
         report = self._step(batch)
         span.end(tokens=report.num_tokens, **{f"loss.{name}": loss for name, loss in report.losses.items()})
@@ -223,39 +233,37 @@ class Distillation:
         return measured
 
     def _publish_base(self, stop: Stop) -> None:
-        staged = self._publisher.stage({bundle.NGRAMS: self._learner.cache.to_arrays()}, train="base")
+        parts = {bundle.NGRAMS: self._learner.cache.to_arrays()}
+        staged = self._patiently(lambda: self._publisher.stage(parts, train="base", **self._position.facts()), stop)
         published = self._patiently(lambda: self._publisher.publish(staged), stop)
         logger.info("published the base drafter as snapshot %d", published.version)
 
     def _publish(self, stop: Stop) -> None:
         span = self._spans.snapshot()
+        self._learner.count_skipped(self._intake.take_skipped())
         learner, counters = self._learner, self._learner.counters
         self._intake.admit()
         serving = learner.serving_tensors()
         measured = self._measure(serving)
         losses = mean_losses(self._reports)
-        staged = self._publisher.stage(
-            {
-                bundle.DRAFTER: serving,
-                bundle.NGRAMS: learner.cache.to_arrays(),
-                LEARNER: learner.state(),
-                INTAKE: self._intake.state(),
-            },
-            offsets=self._intake.offsets(),
-            num_records=counters.num_records,
-            num_tokens=counters.num_tokens,
-            num_steps=counters.num_steps,
-            losses=losses,
-            held_out_records=len(self._intake.held_out),
-            agreement_before=measured.before,
-            agreement_after=measured.after,
-            agreement_change_error=measured.change_error,
-            speedup_before=measured.speedup_before,
-            speedup_after=measured.speedup_after,
-            counts=counters.skipped,
-            lag_samples=self._lag.samples,
-            traceparent=span.context,
-        )
+        parts: dict[str, bundle.Tensors] = {
+            bundle.DRAFTER: serving,
+            bundle.NGRAMS: learner.cache.to_arrays(),
+            LEARNER: learner.state(),
+            INTAKE: self._intake.state(),
+        }
+        facts = {
+            **self._position.facts(),
+            **measured.facts(),
+            "offsets": self._intake.offsets(),
+            **{name: getattr(counters, name) for name in ("num_records", "num_tokens", "num_steps")},
+            "losses": losses,
+            "held_out_records": len(self._intake.held_out),
+            "counts": counters.skipped,
+            "lag_samples": self._lag.samples,
+            "traceparent": span.context,
+        }
+        staged = self._patiently(lambda: self._publisher.stage(parts, **facts), stop)
         published = self._patiently(lambda: self._publisher.publish(staged), stop)
         span.end(version=published.version, records=counters.num_records)
         self._lag.published()
@@ -278,6 +286,8 @@ class Distillation:
     def _tell(self, **changes: Any) -> None:
         if changes.get("version") is not None:
             self._metrics.set("omnidraft_newest_version_info", changes["version"])
+        if "waits_for" in changes:
+            self._metrics.set("omnidraft_learner_blocked_info", float(changes["waits_for"] is not None))
         counters = self._learner.counters
         self._status = replace(
             self._status,

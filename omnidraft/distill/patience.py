@@ -1,11 +1,11 @@
-"""Waiting for a log or a registry that is away for a while."""
+"""Waiting for a log, a registry or room on a disk that is away for a while."""
 
 import logging
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from omnidraft.errors import BusError, RegistryError
+from omnidraft.errors import BusError, RegistryError, StorageError
 
 WAITS_S = (0.5, 1.0, 2.0, 5.0, 10.0)
 """Before the next try; the last one repeats."""
@@ -19,17 +19,17 @@ logger = logging.getLogger(__name__)
 def patiently(
     action: Callable[[], Result], stop: Callable[[], bool], failed: Callable[[], None] = lambda: None
 ) -> Result:
-    """What `action` returns, tried again until the log and the registry answer; `failed` is told of every time that
-    they did not.
+    """What `action` returns, tried again until the log and the registry answer and the disk has room; `failed` is told
+    of every time that they did not.
 
     Raises:
-        BusError, RegistryError: it failed, and `stop` holds.
+        BusError, RegistryError, StorageError: it failed, and `stop` holds.
     """
     num_failed = 0
     while True:
         try:
             return action()
-        except (BusError, RegistryError) as exc:
+        except (BusError, RegistryError, StorageError) as exc:
             failed()
             if stop():
                 raise

@@ -4,6 +4,7 @@ Order of effects of `publish`: the folder is written beside the others and renam
 child of the version this process last published or resumed from, then the local folder goes.
 """
 
+import logging
 import shutil
 import tempfile
 import time
@@ -16,10 +17,12 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from omnidraft.errors import ConfigError, SnapshotNotFound, SnapshotStale
+from omnidraft.errors import ConfigError, SnapshotCorrupt, SnapshotNotFound, SnapshotStale, StorageError
 from omnidraft.ports import Registry, SnapshotVersion
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.manifest import Manifest
+
+logger = logging.getLogger(__name__)
 
 LEARNER = "resume/learner.safetensors"
 INTAKE = "resume/intake.safetensors"
@@ -59,7 +62,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """The newest snapshot, as far as a learner needs it."""
+    """The snapshot that a learner goes on from, as far as it needs it."""
 
     version: SnapshotVersion
     serving: Mapping[str, Tensor] | None
@@ -76,32 +79,54 @@ class Publisher:
         """`folder` is where snapshots are staged; it belongs to one distiller, and what is in it is deleted."""
         self._registry, self._identity, self._folder = registry, identity, folder
         self.parent: SnapshotVersion | None = None
+        self._newest: int | None = None
+        """Version that this publisher knows of; the parent's, unless what was newest is damaged."""
 
     def restore(self) -> Restored | None:
-        """The newest snapshot, which becomes the parent of the next; None when there is none.
+        """The newest snapshot that is whole, which becomes the parent of the next; None when there is none at all.
 
         Raises:
             ConfigError: it is of another base drafter or vocabulary pair, or learned with another `learner.train`.
+            SnapshotCorrupt: none is whole.
             RegistryError: the registry cannot be reached.
         """
         shutil.rmtree(self._folder, ignore_errors=True)  # of a process that was killed
-        try:
-            newest = self._registry.resolve("latest")
-        except SnapshotNotFound:
+        versions = self._registry.versions()
+        if not versions:
             return None
-        self._require_ours(newest.manifest)
-        parts = bundle.parts_of(newest.manifest)
-        folder = self._registry.fetch(newest.version, self._folder, parts)
+        for found in reversed(versions):
+            try:
+                restored = self._restored(found, is_newest=found is versions[-1])
+            except (SnapshotCorrupt, SnapshotNotFound) as exc:
+                logger.error("snapshot %d is damaged, so learning goes on from the one before: %s", found.version, exc)
+                continue
+            self.parent, self._newest = found, versions[-1].version
+            return restored
+        advice = "put one back from a backup, or publish a folder: `omnidraft snapshots publish FOLDER`"
+        raise SnapshotCorrupt(f"each of the {len(versions)} snapshots of this pair is damaged; {advice}")
+
+    def _restored(self, found: SnapshotVersion, *, is_newest: bool) -> Restored:
+        """Of one that is not the newest the resume part may have been removed (registry.keep_resume); what can be known
+        without it is where it stood and what it serves. Raises SnapshotCorrupt, SnapshotNotFound."""
+        self._require_ours(found.manifest)
+        parts = bundle.parts_of(found.manifest)
+        try:
+            folder = self._registry.fetch(found.version, self._folder, parts)
+        except SnapshotNotFound:
+            if is_newest:
+                raise
+            logger.warning("snapshot %d has no optimizer any more, which begins anew", found.version)
+            parts = ("serving",)
+            folder = self._registry.fetch(found.version, self._folder, parts)
         has_resume = "resume" in parts
         restored = Restored(
-            version=newest,
+            version=found,
             serving=bundle.serving_tensors(folder),
             ngrams=bundle.ngrams(folder),
             learner=bundle.tensors(folder, LEARNER) if has_resume else None,
             intake=bundle.tensors(folder, INTAKE) if has_resume else None,
         )
         shutil.rmtree(folder, ignore_errors=True)
-        self.parent = newest
         return restored
 
     def stage(self, parts: Mapping[str, bundle.Tensors], **facts: Any) -> Path:
@@ -109,12 +134,22 @@ class Publisher:
 
         Args:
             facts: fields of Manifest that this snapshot has beyond its identity.
+
+        Raises:
+            StorageError: the disk has no room for it; nothing of it stays.
         """
-        self._folder.mkdir(parents=True, exist_ok=True)
         manifest = self._identity.manifest(self.parent.manifest.snapshot_id if self.parent else None, **facts)
-        folder = Path(tempfile.mkdtemp(prefix="snapshot-", dir=self._folder)) / "bundle"
-        bundle.write(folder, manifest, {name: tensors for name, tensors in parts.items() if tensors})
-        return folder
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            folder = Path(tempfile.mkdtemp(prefix="snapshot-", dir=self._folder))
+        except OSError as exc:
+            raise StorageError(f"no snapshot can be staged in {self._folder}: {exc}; free space there") from exc
+        try:
+            bundle.write(folder / "bundle", manifest, {name: tensors for name, tensors in parts.items() if tensors})
+        except StorageError:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        return folder / "bundle"
 
     def publish(self, staged: Path) -> SnapshotVersion:
         """The staged folder becomes the newest version. After RegistryError it may be tried again.
@@ -123,12 +158,11 @@ class Publisher:
             SnapshotStale: another distiller published since; this one must end.
             RegistryError: refused or cannot be reached.
         """
-        known = self.parent.version if self.parent else None
         try:
-            published = self._registry.publish(staged, known)
+            published = self._registry.publish(staged, self._newest)
         except SnapshotStale as exc:
             raise SnapshotStale(f"another distiller learns for this pair, so this one ends: {exc}") from exc
-        self.parent = published
+        self.parent, self._newest = published, published.version
         shutil.rmtree(staged.parent, ignore_errors=True)
         return published
 
@@ -143,7 +177,10 @@ class Publisher:
             for name in ("agreement_before", "agreement_after")
             if (value := getattr(manifest, name)) is not None
         }
-        self._registry.log_metrics(self.parent.version, curves, manifest.num_steps)
+        try:
+            self._registry.log_metrics(self.parent.version, curves, manifest.num_steps)
+        except SnapshotNotFound as exc:  # somebody deleted it; learning goes on
+            logger.warning("no curves for snapshot %d: %s", self.parent.version, exc)
 
     def _require_ours(self, manifest: Manifest) -> None:
         ours = self._identity

@@ -84,7 +84,7 @@ class TraceSource:
         """Read on from here; partitions that are not named start at their first message.
 
         Raises:
-            BusError: an offset lies outside the log.
+            OffsetOutOfRange: an offset lies outside the log.
         """
         self._reader.seek(offsets)
         self._unsettled = None
@@ -93,6 +93,14 @@ class TraceSource:
         """Read on from so many messages before the end of every partition, or the first there is. Raises BusError."""
         self._reader.seek_back(num_messages)
         self._unsettled = None
+
+    def first_offsets(self) -> Offsets:
+        """Of the oldest message of every partition that is still there. Raises BusError."""
+        return self._reader.first_offsets()
+
+    def identity(self) -> str:
+        """Names the topic for as long as it exists. Raises BusError."""
+        return self._reader.identity()
 
     def end_offsets(self) -> Offsets:
         """One past the last message of every partition. Raises BusError."""

@@ -3,6 +3,7 @@
 {"kind": "champion", "version": 7}                  every worker serves this snapshot; ends any canary
 {"kind": "canary", "version": 8, "share": 0.1}      serve it to this share of the requests, the champion to the others
 {"kind": "pause"} / {"kind": "resume"}              stop or go on learning
+{"kind": "restart", "start": "latest", "restart_id": "..."}  go on there: earliest, latest or offsets; each is done once
 {"kind": "drift", "tenant": "t"}                    agreement on this tenant's traffic fell: draft less, learn faster
 {"kind": "drift_over", "tenant": "t"}               it recovered, or is what is normal now
 {"kind": "best", "version": 5, "tenant": "t"}       the distiller: this snapshot agrees best with what drifted
@@ -21,12 +22,13 @@ from omnidraft.ports import Announcement, AnnouncementKind, LogWriter, Message, 
 KEY = b"control"
 PARTITION = 0
 
-About = Literal["snapshot", "learning", "traffic", "best"]
+About = Literal["snapshot", "learning", "restart", "traffic", "best"]
 _ABOUT: dict[AnnouncementKind, About] = {
     "champion": "snapshot",
     "canary": "snapshot",
     "pause": "learning",
     "resume": "learning",
+    "restart": "restart",
     "drift": "traffic",
     "drift_over": "traffic",
     "best": "best",
@@ -46,6 +48,9 @@ class _Wire(BaseModel):
     share: float | None = Field(None, gt=0, le=1)
     tenant: str | None = None
     reason: str | None = None
+    start: str | None = Field(None, pattern=r"^(earliest|latest|\d{1,9}:\d{1,18}( \d{1,9}:\d{1,18})*)$")
+    restart_id: str | None = Field(None, min_length=1, max_length=64)
+    fence: str | None = None
     target: str | None = None
     drafter: str | None = None
 
@@ -57,6 +62,8 @@ class _Wire(BaseModel):
             raise ValueError("a canary has a share, nothing else has")
         if (self.kind in ("drift", "drift_over", "best")) != (self.tenant is not None):
             raise ValueError("what is about traffic has a tenant, nothing else has")
+        if {self.kind == "restart"} != {self.start is not None, self.restart_id is not None}:
+            raise ValueError("a restart has a start and a name, nothing else has")
         return self
 
 
@@ -70,6 +77,9 @@ def tell(
     share: float | None = None,
     tenant: str | None = None,
     reason: str | None = None,
+    start: str | None = None,
+    restart_id: str | None = None,
+    fence: str | None = None,
 ) -> None:
     """Tell every process. Saying it twice does no harm.
 
@@ -77,7 +87,18 @@ def tell(
         BusError: the log cannot be written.
         ValueError: this kind needs another field, or has none of these.
     """
-    wire = _Wire(kind=kind, version=version, share=share, tenant=tenant, reason=reason, target=target, drafter=drafter)
+    wire = _Wire(
+        kind=kind,
+        version=version,
+        share=share,
+        tenant=tenant,
+        reason=reason,
+        start=start,
+        restart_id=restart_id,
+        fence=fence,
+        target=target,
+        drafter=drafter,
+    )
     writer.append([Outgoing(KEY, json.dumps(wire.model_dump(exclude_none=True)).encode(), partition=PARTITION)])
 
 

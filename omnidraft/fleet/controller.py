@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from omnidraft.config import ControllerSettings
-from omnidraft.errors import BusError, SnapshotError, SnapshotNotFound
+from omnidraft.errors import BusError, SnapshotError, SnapshotNotFound, SnapshotStale
 from omnidraft.fleet.follower import ControlFollower
 from omnidraft.fleet.gate import Decision, decide, lineage_between
 from omnidraft.fleet.recovery import Recovery
@@ -24,7 +24,8 @@ class Controller:
     Order: write down why, promote, announce. The alias is the truth, and the champion is announced once after every
     start and whenever it is not the one announced last; so a controller killed in between, or an alias moved by hand,
     is made good by the next step. An announced champion ends any canary, so a killed controller leaves none behind.
-    Saying it twice does no harm.
+    Saying it twice does no harm. What was decided before an operator promoted is void, and that challenger is left
+    alone: the next one is judged against the champion that the operator chose.
     """
 
     def __init__(
@@ -77,27 +78,31 @@ class Controller:
 
     def _judge_newest(self) -> None:
         """One challenger at a time: while one is on trial the next ones wait."""
+        waiting = self._find("challenger")
+        if waiting is None or waiting.version == self._judged or self._trial is not None:
+            return
+        fence = self._registry.fence()  # before what the decision rests on is read
         challenger, champion = self._find("challenger"), self._find("champion")
-        if challenger is None or challenger.version == self._judged or self._trial is not None:
+        if challenger is None:
             return
         if champion is None or champion.version != challenger.version:
-            self._judge(challenger, champion)
+            self._judge(challenger, champion, fence)
         self._judged = challenger.version
 
-    def _judge(self, challenger: SnapshotVersion, champion: SnapshotVersion | None) -> None:
+    def _judge(self, challenger: SnapshotVersion, champion: SnapshotVersion | None, fence: str) -> None:
         between = lineage_between(self._registry.versions(), challenger.manifest, champion.manifest) if champion else []
         decision = decide(challenger.manifest, champion.manifest if champion else None, self._settings, between=between)
         if decision.promote and champion and self._settings.canary_share and self._traffic:
-            self._try_out(challenger.version, champion.version, decision)
+            self._try_out(challenger.version, champion.version, decision, fence)
         else:
-            self._settle(challenger.version, decision)
+            self._settle(challenger.version, decision, fence)
 
-    def _try_out(self, version: int, champion: int, decision: Decision) -> None:
+    def _try_out(self, version: int, champion: int, decision: Decision, fence: str) -> None:
         self._announce_champion()  # before the canary, which it would end
         share = self._settings.canary_share
         self._registry.annotate(version, {"judgement": f"canary at {share:.1%}: {decision.reason}"})
         self._tell("canary", version, share=share, reason=decision.reason)
-        self._trial = Trial(version, champion, self._settings, self._clock())
+        self._trial = Trial(version, champion, self._settings, self._clock(), fence)
         logger.info("%s: canary %d beside champion %d: %s", self._target, version, champion, decision.reason)
 
     def _watch(self) -> None:
@@ -117,29 +122,33 @@ class Controller:
         trial = self._trial
         if trial is None or (decision := trial.verdict(self._clock())) is None:
             return
-        self._settle(trial.version, decision)
+        self._settle(trial.version, decision, trial.fence)
         self._trial, self._announced = None, None
 
-    def _settle(self, version: int, decision: Decision) -> None:
+    def _settle(self, version: int, decision: Decision, fence: str) -> None:
         verdict = "promoted" if decision.promote else "refused"
         self._registry.annotate(version, {"judgement": f"{verdict}: {decision.reason}"})
-        self._registry.log_metrics(version, {"promoted": float(decision.promote)}, version)
         if decision.promote:
-            self._registry.promote(version)
+            try:
+                self._registry.promote_unless_changed(version, fence)
+            except SnapshotStale as exc:
+                self._registry.annotate(version, {"judgement": f"void: {exc}"})
+                logger.warning("%s: a decision is void: %s", self._target, exc)
+                return
+        self._registry.log_metrics(version, {"promoted": float(decision.promote)}, version)
         self._metrics.add("omnidraft_promotions_total" if decision.promote else "omnidraft_refusals_total")
         logger.info("%s version %d for %s: %s", verdict, version, self._target, decision.reason)
 
     def _announce_champion(self) -> None:
-        """Unless it is known to all. A champion that changed while a canary was out ends that trial."""
-        champion = self._find("champion")
-        if champion is None or champion.version == self._announced:
-            return
-        self._tell("champion", champion.version)
-        if self._announced is not None and champion.version < self._announced:
-            self._metrics.add("omnidraft_rollbacks_total")
-        self._announced, self._trial = champion.version, None
-        self._metrics.set("omnidraft_champion_version_info", champion.version)
-        logger.info("announced champion %d for %s", champion.version, self._target)
+        """Unless it is known to all. A champion that changed while a canary was out ends that trial; one that changed
+        while it was announced is announced after it."""
+        while (champion := self._find("champion")) is not None and champion.version != self._announced:
+            self._tell("champion", champion.version)
+            if self._announced is not None and champion.version < self._announced:
+                self._metrics.add("omnidraft_rollbacks_total")
+            self._announced, self._trial = champion.version, None
+            self._metrics.set("omnidraft_champion_version_info", champion.version)
+            logger.info("announced champion %d for %s", champion.version, self._target)
 
     def _find(self, alias: str) -> SnapshotVersion | None:
         try:

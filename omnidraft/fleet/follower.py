@@ -5,7 +5,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from omnidraft.errors import WireError
+from omnidraft.errors import OffsetOutOfRange, WireError
 from omnidraft.fleet.announcements import PARTITION, about, read
 from omnidraft.ports import Announcement, AnnouncementKind, LogReader, Message, Metrics
 
@@ -20,6 +20,8 @@ class ControlFollower:
     A worker follows `champion` and `canary`, the newest of which says what serves; a distiller `pause` and `resume`.
     We write to the first partition only. What stands in another comes after all that the first held by then, by the
     timestamps, and before what came to the first later.
+    A log that lost its end or was created anew is read from its first message, and its sequences go on behind the
+    highest of before, so that nobody takes what is new there for something stale.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class ControlFollower:
         self._offsets: list[int] = []
         self._newest_ms: list[int] = []
         """Greatest timestamp up to each of these offsets of the first partition."""
+        self._added = self._highest = 0  # to sequences; of all so far
         reader.seek({})
 
     def poll(self, timeout_s: float) -> tuple[Announcement, ...]:
@@ -60,6 +63,16 @@ class ControlFollower:
         Raises:
             BusError: the log cannot be read; polling again may succeed, and nothing is lost.
         """
+        try:
+            return self._poll(timeout_s)
+        except OffsetOutOfRange as exc:
+            logger.warning("reading the control log from its first message again: %s", exc)
+            self._reader.seek({})
+            self._next, self._added = {}, self._highest + 1
+            self._elsewhere, self._offsets, self._newest_ms = [], [], []
+            return self._poll(timeout_s)
+
+    def _poll(self, timeout_s: float) -> tuple[Announcement, ...]:
         ends = self._reader.end_offsets()
         while True:
             polled = self._reader.poll(MAX_MESSAGES, timeout_s)
@@ -74,10 +87,11 @@ class ControlFollower:
 
     def _take(self, messages: Sequence[Message]) -> None:
         for message in messages:
-            sequence = self._sequence(message)
+            sequence = self._sequence(message) + self._added
             told = self._readable(message)
             if told is None or not self._is_ours(told):
                 continue
+            self._highest = max(self._highest, sequence)
             known = self._untold.get(about(told))
             if known is None or known.sequence <= sequence:
                 self._untold[about(told)] = replace(told, sequence=sequence)

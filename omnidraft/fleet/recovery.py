@@ -10,7 +10,7 @@ showed was answered then, and is not answered twice.
 import logging
 from collections.abc import Callable
 
-from omnidraft.errors import SnapshotNotFound
+from omnidraft.errors import SnapshotNotFound, SnapshotStale
 from omnidraft.fleet.drift import Change, DriftWatch
 from omnidraft.fleet.traffic import Served
 from omnidraft.ports import Announcement, Metrics, Registry
@@ -29,20 +29,15 @@ class Recovery:
         metrics: Metrics,
         *,
         target: str,
-        since_ms: int,
     ) -> None:
-        """
-        Args:
-            tell: announcements.tell for this pair.
-            since_ms: Unix milliseconds; what ended before only says what is normal.
-        """
+        """`tell` is announcements.tell for this pair."""
         self._registry, self._tell, self._watch = registry, tell, watch
-        self._metrics, self._target, self._since_ms = metrics, target, since_ms
+        self._metrics, self._target = metrics, target
 
     def saw(self, request: Served) -> None:
         """One more request. Raises SnapshotError, BusError."""
         change = self._watch.saw(request)
-        if change is None or request.time_ms < self._since_ms:
+        if change is None or request.is_past:
             return
         logger.warning("%s: %s: %s", self._target, change.kind, change)
         self._tell(change.kind, tenant=change.tenant, reason=str(change))
@@ -56,8 +51,9 @@ class Recovery:
         """The distiller's `best`; too late when the drift is over. Raises SnapshotError."""
         if told.kind != "best" or told.version is None or not self._watch.is_drifting(told.tenant or ""):
             return
+        fence = told.fence or self._registry.fence()
         if self._registry.resolve("champion").version != told.version:
-            self._promote(told.version, told.reason or "agrees best with the traffic that drifted")
+            self._promote(told.version, told.reason or "agrees best with the traffic that drifted", fence)
 
     def _note(self, change: Change) -> None:
         try:
@@ -70,15 +66,20 @@ class Recovery:
 
     def _go_back(self, suspect: int, reason: str) -> None:
         """From a champion that was bad from its first requests on to the one before."""
+        fence = self._registry.fence()
         try:
             previous = self._registry.resolve("previous").version
         except SnapshotNotFound:
             return
         if self._registry.resolve("champion").version == suspect:
-            self._promote(previous, reason)
+            self._promote(previous, reason, fence)
 
-    def _promote(self, version: int, reason: str) -> None:
+    def _promote(self, version: int, reason: str, fence: str) -> None:
         """The controller announces it, as it does every champion."""
+        try:
+            self._registry.promote_unless_changed(version, fence)
+        except SnapshotStale as exc:
+            logger.warning("%s: not back to snapshot %d: %s", self._target, version, exc)
+            return
         self._registry.annotate(version, {"judgement": f"promoted again: {reason}"})
-        self._registry.promote(version)
         logger.warning("%s: back to snapshot %d: %s", self._target, version, reason)

@@ -4,12 +4,12 @@ Every trace record is one served request, or a stretch of a long one.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from omnidraft.errors import BusError, WireError
-from omnidraft.ports import LogReader
+from omnidraft.ports import LogReader, Message, Offsets
 from omnidraft.traces import codec
 from omnidraft.traces.record import TraceRecord
 
@@ -36,6 +36,9 @@ class Served:
     """Passes for which something had been drafted."""
     num_agreed: int
     """... and the first candidate behind the text was what the target drew; what the policy drafts changes nothing."""
+    is_past: bool = False
+    """Whether it was in the log before anybody watched: it only says what is normal. Told by its place in the log,
+    since the clocks of workers may be wrong."""
 
 
 def served(record: TraceRecord) -> Served:
@@ -55,12 +58,13 @@ def served(record: TraceRecord) -> Served:
 
 
 class Traffic:
-    """The newest records of one pair, each once. One thread."""
+    """The newest records of one pair, each once. One thread. Making it raises BusError when the log is away."""
 
     def __init__(self, reader: LogReader, *, target: str, drafter: str) -> None:
         self._reader = reader
         self._target, self._drafter = target, drafter
         self._is_placed = False
+        self._past: Offsets = reader.end_offsets()
 
     def new(self) -> Iterator[Served]:
         """What came since the last call, MOST_MESSAGES of it at most. Raises BusError; then some may be lost."""
@@ -72,7 +76,7 @@ class Traffic:
                 for message in messages:
                     record = self._ours(message.value, message.headers)
                     if record is not None:
-                        yield served(record)
+                        yield replace(served(record), is_past=self._is_past(message))
         except BusError:
             self._is_placed = False
             raise
@@ -82,6 +86,9 @@ class Traffic:
         if not self._is_placed:
             self._reader.seek_back(HISTORY_MESSAGES)
             self._is_placed = True
+
+    def _is_past(self, message: Message) -> bool:
+        return message.offset < self._past.get(message.partition, 0)
 
     def _ours(self, value: bytes, headers: Mapping[str, bytes]) -> TraceRecord | None:
         """None: of another pair, or not readable, which is the distiller's to tell."""

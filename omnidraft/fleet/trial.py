@@ -59,8 +59,9 @@ class _Arm:
 class Trial:
     """One canary, from its announcement to the verdict."""
 
-    def __init__(self, version: int, champion: int, settings: ControllerSettings, now_s: float) -> None:
-        self.version = version
+    def __init__(self, version: int, champion: int, settings: ControllerSettings, now_s: float, fence: str) -> None:
+        """`fence` is the registry's, from before it was decided to try this version."""
+        self.version, self.fence = version, fence
         self._champion = champion
         self._settings = settings
         self._until_s = now_s + settings.canary_timeout_s

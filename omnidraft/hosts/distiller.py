@@ -159,6 +159,11 @@ class _Learning:
     def _tell(self, status: dict[str, Any]) -> None:
         if self._told.get("pid") != status["pid"]:
             logger.info("%s: learning in process %d", self.target, status["pid"])
+        if status["waits_for"] and self._told.get("waits_for") != status["waits_for"]:
+            logger.error("%s: learning stands still: %s", self.target, status["waits_for"])
+        num_expired = status["skipped"].get("expired", 0)
+        if num_expired > self._told.get("skipped", {}).get("expired", 0):
+            logger.warning("%s: %d messages so far expired before they were learned", self.target, num_expired)
         if self._told.get("version") != status["version"]:
             names = ("version", "num_records", "num_tokens", "num_steps", "losses", "agreement")
             logger.info(

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from omnidraft.config import Settings
 from omnidraft.hosts.asgi_call import Head, HttpCall, respond
 from omnidraft.hosts.process import configure_logging, settle
+from omnidraft.hosts.worker_threads import refresher_threads, vital_parts
+from omnidraft.vital_thread import first_problem
 
 logger = logging.getLogger(__name__)
 
@@ -59,18 +61,15 @@ class DecodeReplica:
         self._worker = wiring.worker(settings, self._metrics, tracing=self._tracing)
         self._requests = RequestQueue(self._metrics, max_waiting=settings.worker.max_queue)
         served = [ServedModel(each.engine, each.target.fingerprint) for each in self._worker.served]
-        self._app = application(self._requests, served, settings.worker, self._metrics.render)
+        self._stop = threading.Event()
+        self._refreshers = refresher_threads(self._worker, self._stop)
+        self._vital = vital_parts(self._worker, self._refreshers)
+        self._app = application(self._requests, served, settings.worker, self._metrics.render, self._vital)
         self._observed = Observed(self._app, self._metrics, self._tracing)
         settle()
         self._lifespan = AsyncExitStack()
         self._starting = asyncio.Lock()
         self._has_started = False
-        self._stop = threading.Event()
-        self._refreshers = [
-            threading.Thread(target=each.refresher.run, args=(self._stop,), name="refresher", daemon=True)
-            for each in self._worker.served
-            if each.refresher is not None
-        ]
         for thread in self._refreshers:
             thread.start()
         self._is_open = True
@@ -94,8 +93,8 @@ class DecodeReplica:
 
     def check_health(self) -> None:
         """Raises ReplicaUnhealthy."""
-        if not self._requests.is_alive:
-            raise ReplicaUnhealthy("the decoding thread ended")
+        if problem := first_problem((self._requests, *self._vital)):
+            raise ReplicaUnhealthy(problem)
 
     def __del__(self) -> None:
         """Serve has stopped sending requests, and calls this. Finish those there are, drain the traces, end."""

@@ -9,6 +9,7 @@ from omnidraft.config import Settings, WorkerSettings
 from omnidraft.errors import ConfigError
 from omnidraft.hosts.http_server import http_server
 from omnidraft.hosts.process import settle, stop_on_signals
+from omnidraft.hosts.worker_threads import refresher_threads, vital_parts
 from omnidraft.serving.app import ServedModel, application
 from omnidraft.serving.observed import Observed
 from omnidraft.serving.queue import RequestQueue
@@ -37,16 +38,12 @@ def _serve(settings: Settings, listener: socket.socket) -> int:
     worker = wiring.worker(settings, metrics, tracing=tracing)
     requests = RequestQueue(metrics, max_waiting=settings.worker.max_queue)
     served = [ServedModel(each.engine, each.target.fingerprint) for each in worker.served]
-    app = application(requests, served, settings.worker, metrics.render)
+    stop = stop_on_signals()
+    refreshers = refresher_threads(worker, stop)
+    app = application(requests, served, settings.worker, metrics.render, vital_parts(worker, refreshers))
     server = http_server(Observed(app, metrics, tracing), settings.worker)
     settle()
-    stop = stop_on_signals()
     http = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="http")
-    refreshers = [
-        threading.Thread(target=each.refresher.run, args=(stop,), name=f"refresher of {each.engine.pair.target}")
-        for each in worker.served
-        if each.refresher is not None
-    ]
     for thread in (http, *refreshers):
         thread.start()
     host, port = listener.getsockname()[:2]

@@ -1,9 +1,10 @@
 """Versions and aliases in plain folders, for people who want no MLflow; one lock file guards them.
 
-<root>/<pair>/aliases.json
+<root>/<pair>/aliases.json                      and how often operators promoted
 <root>/<pair>/v000001/snapshot/     the bundle, hard-linked where the disk allows it
 <root>/<pair>/v000001/notes.json, metrics.jsonl, reports/
-A version's folder is made aside and renamed, so a version that can be seen is whole.
+A version's folder is made aside, put on the disk and renamed, and only then named by an alias; so a version that can be
+seen is whole, and an alias names one that is there, also after the machine lost power.
 """
 
 import json
@@ -11,17 +12,20 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
-from omnidraft.errors import RegistryError, SnapshotNotFound
+from omnidraft.errors import RegistryError, SnapshotCorrupt, SnapshotNotFound, SnapshotStale
 from omnidraft.ports import SnapshotVersion
 from omnidraft.registry import staging, story
-from omnidraft.snapshots import bundle
+from omnidraft.snapshots import bundle, durable
 from omnidraft.snapshots.files import link_folder
 from omnidraft.snapshots.manifest import Manifest
 
 LOCK_TIMEOUT_S = 60.0
+PROMOTIONS = "operator_promotions"
+"""Beside the aliases."""
 
 
 class DirectoryRegistry:
@@ -34,6 +38,7 @@ class DirectoryRegistry:
         self._pair = (drafter, target)
         self._keep_resume = keep_resume
         self._signing_key = signing_key
+        self._damaged = staging.Damaged()
 
     def publish(self, bundle: Path, parent: int | None) -> SnapshotVersion:
         manifest = staging.check_incoming(bundle, *self._pair, self._signing_key)
@@ -43,18 +48,31 @@ class DirectoryRegistry:
                 version = newest.version  # the answer was lost
             else:
                 staging.check_parent(newest, parent)
-                version = newest.version + 1 if newest else 1
+                version = max(map(_number, self._folders()), default=0) + 1
                 self._add(bundle, version, manifest)
-            self._write_aliases(self._aliases() | {"challenger": version})
+            self._write_state(self._state() | {"challenger": version})
             self._prune()
         return self.resolve(str(version))
 
     def versions(self) -> tuple[SnapshotVersion, ...]:
-        aliases = self._aliases()
-        return tuple(self._read(folder, aliases) for folder in sorted(self._root.glob("v*[0-9]")))
+        with _translated(self._root):
+            aliases, found = self._aliases(), []
+            for folder in self._folders():
+                try:
+                    found.append(self._read(folder, aliases))
+                except SnapshotCorrupt as exc:
+                    self._damaged.tell(_number(folder), exc)
+            return tuple(found)
 
     def resolve(self, name: str) -> SnapshotVersion:
-        return staging.pick(self.versions(), name)
+        if name == "latest":
+            return staging.pick(self.versions(), name)
+        with _translated(self._root):
+            aliases = self._aliases()
+            number = aliases.get(name, int(name) if name.isdecimal() else None)
+            if number is None or not self._folder(number).is_dir():
+                raise SnapshotNotFound(f"no snapshot is called {name!r}; there are {len(self._folders())} versions")
+            return self._read(self._folder(number), aliases)
 
     def fetch(self, version: int, into: Path, parts: Sequence[str] = ("serving",)) -> Path:
         manifest = self.resolve(str(version)).manifest
@@ -71,20 +89,24 @@ class DirectoryRegistry:
 
     def promote(self, version: int) -> None:
         with self._locked():
-            self.resolve(str(version))
-            aliases = self._aliases()
-            champion = aliases.get("champion")
-            if champion is not None and champion != version:
-                aliases["previous"] = champion
-            if aliases.get("challenger") == version:
-                del aliases["challenger"]
-            self._write_aliases(aliases | {"champion": version})
+            state = self._state()
+            self._move_champion(state | {PROMOTIONS: state.get(PROMOTIONS, 0) + 1}, version)
+
+    def fence(self) -> str:
+        with _translated(self._root):
+            return _fence(self._state())
+
+    def promote_unless_changed(self, version: int, fence: str) -> None:
+        with self._locked():
+            state = self._state()
+            if _fence(state) != fence:
+                raise SnapshotStale(f"version {version} is not promoted: {staging.VOID}")
+            self._move_champion(state, version)
 
     def annotate(self, version: int, notes: Mapping[str, str]) -> None:
         with self._locked():
             path = self._folder(version) / "notes.json"
-            known = json.loads(path.read_text()) if path.exists() else {}
-            _write_aside(path, json.dumps({**known, **notes}, indent=2))
+            durable.write_text(path, json.dumps({**_object(path), **notes}, indent=2))
 
     def log_metrics(self, version: int, metrics: Mapping[str, float], step: int) -> None:
         with self._locked(), (self._folder(version) / "metrics.jsonl").open("a") as file:
@@ -96,8 +118,22 @@ class DirectoryRegistry:
             reports.mkdir(exist_ok=True)
             shutil.copyfile(path, reports / path.name)
 
+    def _move_champion(self, state: Mapping[str, int], version: int) -> None:
+        self.resolve(str(version))
+        moved = {**state, "champion": version}
+        champion = state.get("champion")
+        if champion is not None and champion != version:
+            moved["previous"] = champion
+        if state.get("challenger") == version:
+            del moved["challenger"]
+        self._write_state(moved)
+
     def _folder(self, version: int) -> Path:
         return self._root / f"v{version:06d}"
+
+    def _folders(self) -> list[Path]:
+        """Of all versions, the damaged too, oldest first."""
+        return sorted(self._root.glob("v*[0-9]"), key=_number)
 
     def _newest(self) -> SnapshotVersion | None:
         versions = self.versions()
@@ -105,7 +141,7 @@ class DirectoryRegistry:
 
     def _read(self, folder: Path, aliases: Mapping[str, int]) -> SnapshotVersion:
         manifest = bundle.read_manifest(folder / "snapshot")
-        version = int(folder.name.removeprefix("v"))
+        version = _number(folder)
         names = tuple(sorted(alias for alias, number in aliases.items() if number == version))
         return SnapshotVersion(version, manifest, names, manifest.created_ms)
 
@@ -115,31 +151,58 @@ class DirectoryRegistry:
         for part in bundle.parts_of(manifest):
             link_folder(source / part, partial / "snapshot" / part)
         bundle.write_manifest(partial / "snapshot", manifest)
-        partial.rename(self._folder(version))
+        durable.sync_tree(partial)
+        durable.put_in_place(partial, self._folder(version))
 
     def _prune(self) -> None:
         for version in self.versions()[: -self._keep_resume]:
             shutil.rmtree(self._folder(version.version) / "snapshot" / "resume", ignore_errors=True)
 
     def _aliases(self) -> dict[str, int]:
-        path = self._root / "aliases.json"
-        return json.loads(path.read_text()) if path.exists() else {}
+        return {name: version for name, version in self._state().items() if name != PROMOTIONS}
 
-    def _write_aliases(self, aliases: Mapping[str, int]) -> None:
-        _write_aside(self._root / "aliases.json", json.dumps(aliases, indent=2))
+    def _state(self) -> dict[str, int]:
+        """Raises RegistryError when nobody can tell what it says."""
+        found = _object(self._root / "aliases.json")
+        if not all(type(number) is int for number in found.values()):
+            raise _unreadable(self._root / "aliases.json", "what is not a version number")
+        return found
+
+    def _write_state(self, state: Mapping[str, int]) -> None:
+        durable.write_text(self._root / "aliases.json", json.dumps(state, indent=2))
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
         with _translated(self._root):
-            self._root.mkdir(parents=True, exist_ok=True)
+            durable.make_folder(self._root)
             with FileLock(self._root / ".lock", timeout=LOCK_TIMEOUT_S):
                 yield
 
 
-def _write_aside(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text)
-    partial.replace(path)
+def _number(folder: Path) -> int:
+    return int(folder.name.removeprefix("v"))
+
+
+def _fence(state: Mapping[str, int]) -> str:
+    return f"{state.get(PROMOTIONS, 0)}:{state.get('champion', 'none')}"
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """What a JSON file of ours holds; nothing where there is none. Raises RegistryError when it is damaged."""
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (ValueError, RecursionError) as exc:
+        raise _unreadable(path, str(exc)) from exc
+    if not isinstance(found, dict):
+        raise _unreadable(path, f"a {type(found).__name__}")
+    return found
+
+
+def _unreadable(path: Path, found: str) -> RegistryError:
+    advice = "move it away and name the champion again: `omnidraft snapshots promote VERSION`"
+    return RegistryError(f"{path} is damaged: {found}; {advice}")
 
 
 @contextmanager

@@ -3,15 +3,18 @@
 Order of a publish: files into a fresh run, then the version, then the tag `ready`, then the alias. Only a ready version
 is visible. MLflow numbers versions atomically and never twice, so among publishers with one parent the lowest number
 wins; the others delete theirs. A version that stays unready for ABANDONED_MS is of a publisher that died.
+An alias cannot be moved on a condition. So an operator leaves a tag before moving it, and whoever moves it by a
+decision of its own looks at that tag before and after, and gives way.
 Files of a local store are hard-linked in and out; through a server they travel over HTTP.
 """
 
+import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omnidraft.errors import SnapshotNotFound, SnapshotStale
+from omnidraft.errors import SnapshotCorrupt, SnapshotNotFound, SnapshotStale
 from omnidraft.ports import SnapshotVersion
 from omnidraft.registry import staging, story
 from omnidraft.registry.mlflow_runs import Runs
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
 ABANDONED_MS = 60_000
 MANIFEST_TAG = "omnidraft.manifest"
 READY_TAG = "ready"
+OPERATOR_TAG = "omnidraft.operator"
+"""Of the registered model: the last promotion that was an operator's word, as a name of its own and the version."""
 
 
 class MlflowRegistry:
@@ -47,6 +52,7 @@ class MlflowRegistry:
         self._keep_resume = keep_resume
         self._signing_key = signing_key
         self._abandoned_ms = abandoned_ms
+        self._damaged = staging.Damaged()
         self._client = open_client(url)
         self._runs = Runs(self._client, url, self._name, artifacts)
 
@@ -65,7 +71,7 @@ class MlflowRegistry:
 
     def versions(self) -> tuple[SnapshotVersion, ...]:
         with self._translated("listing snapshots"):
-            ready = [found for found in self._all_versions() if READY_TAG in found.tags]
+            ready = self._whole_versions()
             aliases = self._aliases() if ready else {}
             return tuple(self._to_ours(found, aliases) for found in ready)
 
@@ -74,7 +80,7 @@ class MlflowRegistry:
             return staging.pick(self.versions(), name)
         with self._translated(f"resolving {name}"):
             aliases = self._aliases()
-            number = aliases.get(name, int(name) if name.isdigit() else None)
+            number = aliases.get(name, int(name) if name.isdecimal() else None)
             if number is None:
                 raise SnapshotNotFound(f"no snapshot of {self._name} is called {name!r}")
             return self._to_ours(self._get(number), aliases)
@@ -93,13 +99,39 @@ class MlflowRegistry:
     def promote(self, version: int) -> None:
         with self._translated(f"promoting version {version}"):
             self._get(version)
-            aliases = self._aliases()
-            champion = aliases.get("champion")
-            if champion is not None and champion != version:
-                self._client.set_registered_model_alias(self._name, "previous", str(champion))
-            self._client.set_registered_model_alias(self._name, "champion", str(version))
-            if aliases.get("challenger") == version:
-                self._client.delete_registered_model_alias(self._name, "challenger")
+            self._client.set_registered_model_tag(self._name, OPERATOR_TAG, f"{uuid.uuid4().hex}:{version}")
+            self._move_champion(version)
+
+    def fence(self) -> str:
+        with self._translated("asking for the champion"):
+            return f"{self._operator()}|{self._aliases().get('champion', 'none')}"
+
+    def promote_unless_changed(self, version: int, fence: str) -> None:
+        with self._translated(f"promoting version {version}"):
+            self._get(version)
+            if self.fence() != fence:
+                raise SnapshotStale(f"version {version} is not promoted: {staging.VOID}")
+            self._move_champion(version)
+            operator = self._operator()
+            if operator != fence.partition("|")[0]:
+                chosen = operator.rpartition(":")[2]
+                self._client.set_registered_model_alias(self._name, "champion", chosen)
+                raise SnapshotStale(f"version {version} gives way to {chosen}, which an operator promoted meanwhile")
+
+    def _move_champion(self, version: int) -> None:
+        aliases = self._aliases()
+        champion = aliases.get("champion")
+        if champion is not None and champion != version:
+            self._client.set_registered_model_alias(self._name, "previous", str(champion))
+        self._client.set_registered_model_alias(self._name, "champion", str(version))
+        if aliases.get("challenger") == version:
+            self._client.delete_registered_model_alias(self._name, "challenger")
+
+    def _operator(self) -> str:
+        """Empty: no operator ever promoted."""
+        with suppress(SnapshotNotFound), self._translated("asking for the champion"):
+            return str(self._client.get_registered_model(self._name).tags.get(OPERATOR_TAG, ""))
+        return ""
 
     def annotate(self, version: int, notes: Mapping[str, str]) -> None:
         with self._translated(f"annotating version {version}"):
@@ -141,7 +173,9 @@ class MlflowRegistry:
             is_between = parent < int(rival.version) < int(created.version)
             if not is_between or rival.run_id == created.run_id:  # ours: a retried request created it twice
                 continue
-            age_ms = created.creation_timestamp - rival.creation_timestamp
+            if READY_TAG in rival.tags and not self._is_whole(rival):
+                continue  # damaged since; the publisher went on from one before it
+            age_ms = abs(created.creation_timestamp - rival.creation_timestamp)  # clocks may go back
             if READY_TAG in rival.tags or age_ms < self._abandoned_ms:
                 raise SnapshotStale(f"version {rival.version} was published since {parent}; resume from it")
             self._client.delete_model_version(self._name, str(rival.version))
@@ -172,7 +206,7 @@ class MlflowRegistry:
 
     def _prune(self) -> None:
         """Resume parts are large; only the newest are ever read."""
-        for old in [found for found in self._all_versions() if READY_TAG in found.tags][: -self._keep_resume]:
+        for old in self._whole_versions()[: -self._keep_resume]:
             if "resume" in bundle.parts_of(_manifest_of(old)) and old.tags.get("resume") != "removed":
                 self._runs.remove(_run_of(old), "resume")
                 self._client.set_model_version_tag(self._name, str(old.version), "resume", "removed")
@@ -187,6 +221,18 @@ class MlflowRegistry:
         if READY_TAG not in found.tags:
             raise SnapshotNotFound(f"version {version} of {self._name} is still being published")
         return found
+
+    def _whole_versions(self) -> "list[ModelVersion]":
+        """Those that are ready and can be read, oldest first."""
+        return [found for found in self._all_versions() if READY_TAG in found.tags and self._is_whole(found)]
+
+    def _is_whole(self, found: "ModelVersion") -> bool:
+        try:
+            _manifest_of(found)
+        except SnapshotCorrupt as exc:
+            self._damaged.tell(int(found.version), exc)
+            return False
+        return True
 
     def _all_versions(self) -> "list[ModelVersion]":
         """The unready too, oldest first."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from omnidraft.errors import SnapshotNotFound
 from omnidraft.registry import story
 from omnidraft.registry.mlflow_store import experiment_id, local_folder
-from omnidraft.snapshots import bundle
+from omnidraft.snapshots import bundle, durable
 from omnidraft.snapshots.files import link_folder
 from omnidraft.snapshots.manifest import Manifest
 
@@ -85,7 +85,9 @@ class Runs:
         folder = local_folder(artifact_uri)
         for part in bundle.parts_of(manifest):
             if folder:
+                durable.make_folder(folder)
                 link_folder(source / part, folder / part)
+                durable.sync_tree(folder)
             else:
                 self._client.log_artifacts(run_id, str(source / part), part)
         self._client.log_text(run_id, bundle.manifest_text(manifest), bundle.MANIFEST)

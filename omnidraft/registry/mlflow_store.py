@@ -105,10 +105,14 @@ def _check_reachable(url: str) -> None:
 
 
 def _foreign_errors() -> tuple[type[Exception], ...]:
+    """What they are made of: a proxy's page where JSON should be is an error of the parser."""
+    from json import JSONDecodeError
+
+    from google.protobuf.json_format import ParseError
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
-    return (MlflowException, SQLAlchemyError)
+    return (MlflowException, SQLAlchemyError, ParseError, JSONDecodeError)
 
 
 def _advice(url: str) -> str:

@@ -1,5 +1,6 @@
 """What every registry does with a snapshot folder, wherever it keeps it: check it coming in, stage it going out."""
 
+import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
@@ -13,6 +14,22 @@ from omnidraft.private_files import PRIVATE
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.manifest import Manifest
 from omnidraft.snapshots.signature import require_signature, signed
+
+VOID = "an operator promoted, or the champion became another, since that was decided"
+
+logger = logging.getLogger(__name__)
+
+
+class Damaged:
+    """Versions whose manifests cannot be read: left out wherever versions are listed, and told once each."""
+
+    def __init__(self) -> None:
+        self._told: set[int] = set()
+
+    def tell(self, version: int, exc: SnapshotCorrupt) -> None:
+        if version not in self._told:
+            logger.error("version %d is damaged and left out: %s", version, exc)
+            self._told.add(version)
 
 
 def check_incoming(folder: Path, drafter: str, target: str, signing_key: str | None) -> Manifest:

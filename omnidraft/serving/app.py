@@ -18,18 +18,27 @@ from omnidraft.serving.kinds import CHAT, CHAT_CHUNK, COMPLETION
 from omnidraft.serving.queue import RequestQueue
 from omnidraft.serving.refusals import BodyLimit, ModelNotServed, add_errors
 from omnidraft.serving.schemas import ChatRequest, CompletionRequest
+from omnidraft.vital_thread import Vital, first_problem
 
 __all__ = ["ServedModel", "application"]
 
 
 def application(
-    requests: RequestQueue, served: Sequence[ServedModel], settings: WorkerSettings, metrics_text: Callable[[], bytes]
+    requests: RequestQueue,
+    served: Sequence[ServedModel],
+    settings: WorkerSettings,
+    metrics_text: Callable[[], bytes],
+    vital: Sequence[Vital] = (),
 ) -> FastAPI:
-    """A request chooses one of the served models by `model`; the first answers those that name none."""
+    """A request chooses one of the served models by `model`; the first answers those that name none.
+
+    Args:
+        vital: what the process cannot do without, beside the queue.
+    """
     app = FastAPI(title="omnidraft", description="Speculative decoding across tokenizers.", version=__version__)
     _add_answers(app, Responder(requests, served, settings))
     _add_models(app, served)
-    _add_health(app, requests, metrics_text)
+    _add_health(app, requests, vital, metrics_text)
     add_errors(app)
     app.add_middleware(BodyLimit, max_body_bytes=settings.max_body_bytes)
     if settings.api_keys:
@@ -66,20 +75,20 @@ def _add_models(app: FastAPI, served: Sequence[ServedModel]) -> None:
         return known[name]
 
 
-def _add_health(app: FastAPI, requests: RequestQueue, metrics_text: Callable[[], bytes]) -> None:
+def _add_health(
+    app: FastAPI, requests: RequestQueue, vital: Sequence[Vital], metrics_text: Callable[[], bytes]
+) -> None:
     unhealthy: dict[int | str, dict[str, Any]] = {503: {"model": shapes.Health, "description": "It is not."}}
 
     @app.get("/healthz", response_model=shapes.Health, responses=unhealthy)
     async def healthy() -> Response:
         """Whether the process does its work; one that does not is to be restarted."""
-        return _health(None if requests.is_alive else "the decoding thread ended")
+        return _health(first_problem((requests, *vital)))
 
     @app.get("/readyz", response_model=shapes.Health, responses=unhealthy)
     async def ready() -> Response:
         """Whether it takes requests."""
-        if not requests.is_alive:
-            return _health("the decoding thread ended")
-        return _health(None if requests.is_open else "stopping")
+        return _health(requests.problem or (None if requests.is_open else "stopping"))
 
     @app.get("/metrics", response_class=PlainTextResponse)
     def metrics() -> Response:

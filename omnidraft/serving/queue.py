@@ -16,6 +16,7 @@ from omnidraft.errors import OmnidraftError
 from omnidraft.ports import Metrics
 from omnidraft.serving.line import FairLine
 from omnidraft.serving.ticket import Ticket
+from omnidraft.vital_thread import VitalThread
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +79,7 @@ class RequestQueue:
         self._is_closed = False
         self._is_cut = False
         self._changed = threading.Condition()  # over all of the above
-        self._thread = threading.Thread(target=self._run, name="decoding", daemon=True)
+        self._thread = VitalThread(self._run, name="decoding", is_over=lambda: self._is_closed)
         self._thread.start()
 
     def submit(self, ticket: Ticket) -> Ticket:
@@ -108,6 +109,11 @@ class RequestQueue:
     def is_alive(self) -> bool:
         """Whether the decoding thread still runs; a dead one is for the operator to restart."""
         return self._thread.is_alive()
+
+    @property
+    def problem(self) -> str | None:
+        """Why it does not decode; None while it does."""
+        return None if self.is_alive else self._thread.problem or "the decoding thread ended"
 
     @property
     def is_open(self) -> bool:

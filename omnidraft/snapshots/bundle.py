@@ -1,6 +1,7 @@
 """Write, check and read a snapshot folder; its layout stands in manifest.py.
 
-Written aside, checksums into the manifest, manifest last, then renamed: readers see all of a snapshot or none of it.
+Written aside, checksums into the manifest, manifest last, onto the disk, then renamed: readers see all of a snapshot or
+none of it, also after the machine lost power.
 Tensors are safetensors files, never pickle. torch is imported only where a tensor needs it.
 """
 
@@ -14,8 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import ValidationError
 
-from omnidraft.errors import SnapshotCorrupt, SnapshotError
+from omnidraft.errors import SnapshotCorrupt, SnapshotError, StorageError
 from omnidraft.private_files import PRIVATE, USUAL, create
+from omnidraft.snapshots import durable
 from omnidraft.snapshots.files import link_or_copy, sha256_of
 from omnidraft.snapshots.manifest import Manifest
 from omnidraft.snapshots.signature import signed
@@ -43,7 +45,10 @@ def write(
 
     Raises:
         SnapshotError: the folder exists, or a name leaves it.
+        StorageError: the disk is full, or takes no files for another reason; nothing of it stays.
     """
+    from safetensors import SafetensorError
+
     if folder.exists():
         raise SnapshotError(f"{folder} exists; a snapshot is written once and never changed")
     partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.partial")
@@ -51,7 +56,10 @@ def write(
         checksums = {name: _write_file(partial, name, content) for name, content in parts.items()}
         complete = signed(manifest.model_copy(update={"sha256": checksums}), signing_key)
         write_manifest(partial, complete)
-        partial.rename(folder)  # atomic
+        durable.sync_tree(partial)
+        durable.put_in_place(partial, folder)
+    except (OSError, SafetensorError) as exc:  # safetensors says in its own words that a disk is full
+        raise StorageError(f"the snapshot {folder} cannot be written: {exc}; free space there") from exc
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return complete

@@ -63,6 +63,11 @@ class Manifest(BaseModel):
     """Of the parent over plain decoding, foretold from its hits on the same records and the times in them."""
     speedup_after: float | None = None
     """As speedup_before, of this snapshot."""
+    log_id: str | None = None
+    """Identity of the log that the offsets are of; None: the snapshot is older than that, or nothing was read."""
+    restarts: tuple[str, ...] = ()
+    """Names of the `learning restart` orders that were carried out. Where there is one more than in the parent,
+    learning began anew at these offsets."""
     counts: dict[str, int] = {}
     """Records skipped, by reason, since the base drafter."""
     lag_samples: tuple[LagSample, ...] = ()

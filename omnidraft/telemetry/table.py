@@ -48,7 +48,7 @@ ASKED_PATHS = ("/v1/completions", "/v1/chat/completions")
 DROP_REASONS = ("queue_full", "closed", "invalid", "too_large", "redacted", "redactor_failed")
 DAMAGE_REASONS = ("malformed_record", "malformed_batch", "corrupt_batch", "missing")
 DEAD_LETTER_REASONS = ("unknown_schema", "unknown_key", "other_alignment", "unreadable", *DAMAGE_REASONS, "poison")
-SKIP_REASONS = (*DEAD_LETTER_REASONS, "other_pair", "sampled_out")
+SKIP_REASONS = (*DEAD_LETTER_REASONS, "other_pair", "sampled_out", "expired")
 
 COMMON: Mapping[str, Metric] = {
     "omnidraft_build_info": _gauge("1, with the version of the code.", "version"),
@@ -108,7 +108,10 @@ WORKER: Mapping[str, Metric] = {
 DISTILLER: Mapping[str, Metric] = {
     "omnidraft_traces_read_total": _counter("Trace records read by the learner.", "target"),
     "omnidraft_traces_skipped_total": _counter(
-        "Trace records read and not learned from.", "reason", "target", reason=SKIP_REASONS
+        "Trace records not learned from; expired: messages that the log had deleted by then.",
+        "reason",
+        "target",
+        reason=SKIP_REASONS,
     ),
     "omnidraft_log_lag_records": _gauge("Records between the learner and the end of the log.", "partition", "target"),
     "omnidraft_training_steps_total": _counter("Steps of the learner.", "target"),
@@ -118,6 +121,9 @@ DISTILLER: Mapping[str, Metric] = {
     "omnidraft_held_out_agreement_ratio": _gauge("Agreement on held-out records.", "drafter_version", "target"),
     "omnidraft_snapshots_published_total": _counter("Snapshots published.", "target"),
     "omnidraft_newest_version_info": _gauge("Newest snapshot of this learner.", "target"),
+    "omnidraft_learner_blocked_info": _gauge(
+        "1 while learning stands still until an operator decides about the log, else 0.", "target"
+    ),
     "omnidraft_learner_errors_total": _counter("Times log or registry did not answer the learner.", "target"),
 }
 

@@ -26,10 +26,12 @@ def audit(
 
     Raises:
         BusError, SnapshotError: log or registry cannot be read.
+        LogReplaced: it is not the log that the newest snapshot learned from.
     """
     from omnidraft.distill import dead_letters
     from omnidraft.distill.audit.run import Unwritten, letters_of
     from omnidraft.distill.audit.run import audit as run
+    from omnidraft.distill.log_position import require_same_log
     from omnidraft.telemetry.metrics import CountingMetrics
 
     snapshots, log = registry(settings), settings.log
@@ -38,6 +40,9 @@ def audit(
     with closing(log_reader(settings, log.dead_letters_topic)) as reader:
         letters = letters_of(log.traces_topic, dead_letters.read(reader))
     with closing(log_reader(settings, log.traces_topic)) as reader:
+        if versions:
+            manifest = versions[-1].manifest
+            require_same_log(manifest.log_id, reader.identity(), manifest.offsets, manifest.offsets)  # ends: as faults
         alignment = versions[-1].manifest.alignment if versions else None
         source = trace_source(settings, alignment, reader, Unwritten(), CountingMetrics())
         held_out_every = settings.learner.held_out_every

@@ -1,6 +1,5 @@
 """The control log's ends, the controller, and what it and the distiller do when traffic drifts."""
 
-import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -52,8 +51,7 @@ def controller(settings: Settings, metrics: Metrics) -> "Controller":
 
     metrics = Labelled(metrics, target=settings.models.target)
     snapshots, tell, models = registry(settings), teller(settings), settings.models
-    watch, now_ms = DriftWatch(settings.drift), time.time_ns() // 1_000_000
-    recovery = Recovery(snapshots, tell, watch, metrics, target=models.target, since_ms=now_ms)
+    recovery = Recovery(snapshots, tell, DriftWatch(settings.drift), metrics, target=models.target)
     return Controller(
         snapshots,
         tell,

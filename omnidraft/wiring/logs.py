@@ -128,9 +128,9 @@ def topics(settings: Settings) -> dict[str, TopicFacts]:
     names = (log.traces_topic, log.dead_letters_topic, log.control_topic)
     match where.scheme:
         case "sqlite":
-            from omnidraft.bus import sqlite_log
+            from omnidraft.bus import sqlite_topic
 
-            found = sqlite_log.describe(_path(log.url), log.request_timeout_s)
+            found = sqlite_topic.describe(_path(log.url), log.request_timeout_s)
             return {name: _with_retention(found[name], settings, name) for name in names if name in found}
         case "kafka":
             from omnidraft.bus import kafka_client

@@ -57,7 +57,7 @@ def distillation(
         lag_sample_records=section.lag_sample_records,
         journal=journal,
         metrics=metrics,
-        guidance=Guidance(control_follower(settings, metrics, ("pause", "resume", "drift", "drift_over"))),
+        guidance=Guidance(control_follower(settings, metrics, ("pause", "resume", "restart", "drift", "drift_over"))),
         compare_earlier=earlier(settings, words, learning, folder).compare,
         drift_haste=section.drift_haste,
         spans=LearningSpans(tracing or Untraced(), settings.models.target),

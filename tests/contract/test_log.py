@@ -11,7 +11,7 @@ import pytest
 from omnidraft.bus.encrypted import EncryptedReader, EncryptedWriter, new_key
 from omnidraft.bus.memory_log import MemoryLog, MemoryReader, MemoryWriter
 from omnidraft.bus.sqlite_log import SqliteReader, SqliteWriter
-from omnidraft.errors import BusError
+from omnidraft.errors import OffsetOutOfRange
 from omnidraft.ports import LogReader, LogWriter, Message, Outgoing
 from tests.kafka_fixture import kafka_bootstrap  # noqa: F401  (a fixture: pytest finds it by name)
 
@@ -183,7 +183,7 @@ def test_seeking_outside_the_log_is_an_error_and_never_a_silent_reset(make_log):
     log.writer().append([message("a")])
     reader = log.reader()
     for offsets in ({0: 2}, {5: 0}):
-        with pytest.raises(BusError, match="outside the log"):
+        with pytest.raises(OffsetOutOfRange, match="outside the log"):
             reader.seek(offsets)
     reader.seek({0: 1})
     assert reader.poll(10, timeout_s=0.2).messages == ()
@@ -275,3 +275,21 @@ def test_closing_both_ends_and_opening_them_again_loses_nothing(make_log):
     reader = log.reader(1)
     assert len(reader.partitions()) == PARTITIONS
     assert values(read(reader, 3)) == ["a", "b", "c"]
+
+
+def test_a_topic_has_one_identity_for_all_who_ask_and_another_has_another(make_log):
+    log = make_log()
+    log.writer().append([message("a")])
+    identity = log.reader().identity()
+    assert identity == log.reader().identity() != ""
+    log.topic += "-other"
+    log.writer()
+    assert log.reader().identity() != identity
+
+
+def test_first_offsets_are_those_of_the_oldest_messages(make_log):
+    log = make_log(PARTITIONS)
+    writer, reader = log.writer(PARTITIONS), log.reader(PARTITIONS)
+    assert reader.first_offsets() == {0: 0, 1: 0, 2: 0}
+    writer.append([message("x", f"key-{number}") for number in range(30)])
+    assert reader.first_offsets() == {0: 0, 1: 0, 2: 0}

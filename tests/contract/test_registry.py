@@ -94,6 +94,116 @@ def test_promoting_remembers_the_previous_and_rolling_back_is_promoting_it(opene
     assert [version.aliases for version in registry.versions()] == [("champion",), ("previous",)]
 
 
+def judged(opened):
+    """A registry with the champion 1 and the challenger 2, and a fence that a controller took before it fell asleep."""
+    open_registry, bundle_of = opened
+    registry = open_registry()
+    registry.promote(registry.publish(bundle_of("s1"), None).version)
+    registry.publish(bundle_of("s2"), 1)
+    return registry, open_registry(), registry.fence()
+
+
+def test_a_decision_that_nothing_overtook_is_carried_out(opened):
+    controller, _, fence = judged(opened)
+    assert controller.fence() == fence
+    controller.promote_unless_changed(2, fence)
+    assert [version.aliases for version in controller.versions()] == [("previous",), ("champion",)]
+    assert controller.fence() != fence
+
+
+def test_a_controller_that_slept_undoes_no_promotion_and_no_rollback_of_an_operator(opened):
+    """Also where the champion is the one that it had seen: there and back, or promoted once more."""
+    controller, operator, fence = judged(opened)
+    operator.promote(2)
+    operator.promote(1)
+    with pytest.raises(SnapshotStale, match="an operator promoted"):
+        controller.promote_unless_changed(2, fence)
+    assert operator.resolve("champion").version == 1
+    fence = controller.fence()
+    operator.promote(1)  # it shall stay
+    with pytest.raises(SnapshotStale):
+        controller.promote_unless_changed(2, fence)
+    assert (operator.resolve("champion").version, operator.resolve("previous").version) == (1, 2)
+
+
+def test_of_two_controllers_with_one_fence_one_promotes(opened):
+    first, second, fence = judged(opened)
+    first.promote_unless_changed(2, fence)
+    with pytest.raises(SnapshotStale):
+        second.promote_unless_changed(1, fence)
+    assert second.resolve("champion").version == 2
+
+
+def test_a_version_that_is_not_there_is_not_promoted_by_a_decision(opened):
+    registry, _, fence = judged(opened)
+    with pytest.raises(SnapshotNotFound):
+        registry.promote_unless_changed(7, fence)
+    assert registry.resolve("champion").version == 1
+
+
+class Sleepy(MlflowRegistry):
+    """Falls asleep between its look at the operator's tag and its move of the alias."""
+
+    def _move_champion(self, version):
+        open_mlflow(self._url, self._pair[1]).promote(1)
+        super()._move_champion(version)
+
+
+def test_mlflow_gives_way_to_an_operator_who_came_between_the_look_and_the_move(mlflow_url, targets, tmp_path):
+    target = next(targets)
+    registry = open_mlflow(mlflow_url, target)
+    for parent, name in ((None, "s1"), (1, "s2")):
+        registry.publish(make_bundle(tmp_path, name, target=target), parent)
+    registry.promote(1)
+    sleepy = Sleepy(mlflow_url, "org/small", target, artifacts=None, keep_resume=2)
+    with pytest.raises(SnapshotStale, match="gives way to 1"):
+        sleepy.promote_unless_changed(2, sleepy.fence())
+    assert registry.resolve("champion").version == 1
+
+
+def damage_manifest(registry, version):
+    if isinstance(registry, MlflowRegistry):
+        registry._client.set_model_version_tag(registry._name, str(version), MANIFEST_TAG, "{")
+    else:
+        (registry._folder(version) / "snapshot" / "manifest.json").write_bytes(b"\xff{")
+
+
+def test_a_version_whose_manifest_is_damaged_is_left_out_told_and_never_numbered_again(opened, caplog):
+    open_registry, bundle_of = opened
+    registry = open_registry()
+    for parent, name in ((None, "s1"), (1, "s2")):
+        registry.promote(registry.publish(bundle_of(name), parent).version)
+    damage_manifest(registry, 2)
+    for _ in range(2):
+        assert [version.version for version in registry.versions()] == [1]
+    assert caplog.text.count("version 2 is damaged and left out") == 1
+    assert registry.resolve("latest").version == 1
+    for name in ("champion", "2"):  # not one that nobody promoted, and not the first of its pair
+        with pytest.raises(SnapshotCorrupt):
+            registry.resolve(name)
+    assert registry.publish(bundle_of("s3"), 1).version == 3
+    with pytest.raises(SnapshotStale):
+        open_registry().publish(bundle_of("zombie"), 1)
+    registry.promote(3)
+    assert open_registry().resolve("champion").version == 3
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[1]", '{"champion": "two"}', '{"champion": 1.5}', "\xff" * 9, "[" * 9999]
+)
+def test_aliases_that_cannot_be_read_are_an_error_of_the_registry_until_somebody_mends_them(tmp_path, content):
+    registry = DirectoryRegistry(tmp_path / "registry", "org/small", "big", keep_resume=2)
+    registry.publish(make_bundle(tmp_path, "s1"), None)
+    aliases = next((tmp_path / "registry").rglob("aliases.json"))
+    aliases.write_text(content)
+    for use in (registry.versions, registry.fence, lambda: registry.resolve("champion"), lambda: registry.promote(1)):
+        with pytest.raises(RegistryError, match="is damaged"):
+            use()
+    aliases.unlink()
+    registry.promote(1)
+    assert registry.resolve("champion").version == 1
+
+
 def test_of_two_publishers_with_one_parent_the_second_is_stale(opened):
     open_registry, bundle_of = opened
     first, second = open_registry(), open_registry()

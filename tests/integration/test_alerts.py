@@ -70,7 +70,11 @@ SERVED = f'omnidraft_snapshot_version_info{{{W}, target="t", drafter="d"}}'
 CHAMPION = f"omnidraft_champion_version_info{{{C}}}"
 REFUSED, PROMOTED = f"omnidraft_refusals_total{{{C}}}", f"omnidraft_promotions_total{{{C}}}"
 
+EXPIRED = f'{D}, reason="expired"'
+
 CASES = {
+    "OmnidraftLearningStandsStill": one("omnidraft_learner_blocked_info", D, "0x50 1x20", "0x70"),
+    "OmnidraftTracesExpired": counted("omnidraft_traces_skipped_total", EXPIRED),
     "OmnidraftWorkerDown": one("up", W, "1x50 0x20", "1x70"),
     "OmnidraftNoWorker": one("up", W, "0x70", "1x70"),
     "OmnidraftErrors": responses("500"),

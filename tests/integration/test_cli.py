@@ -221,7 +221,7 @@ def test_help_does_without_the_heavy_imports(omnidraft_process: Run) -> None:
         ("models pull", ["name", "--source"]),
         ("traces tail", ["--num", "--follow", "--config"]),
         ("snapshots promote", ["name", "--config", "champion"]),
-        ("learning", ["pause", "resume"]),
+        ("learning", ["pause", "resume", "restart"]),
         ("run worker", ["--config", "HTTP"]),
     ],
 )

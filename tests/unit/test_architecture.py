@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 PRODUCT = ("omnidraft", "services", "pipelines")
 
 LEVELS = (  # lowest first
-    {"errors", "exits", "config", "pacing", "private_files"},
+    {"errors", "exits", "config", "pacing", "private_files", "vital_thread"},
     {"vocab", "traces", "snapshots", "prompts"},
     {"ports"},
     {"agreement"},

@@ -56,6 +56,9 @@ class Report:
     """That were compared, each with the one before it."""
     partitions: tuple[PartitionFigures, ...]
     faults: tuple[Fault, ...]
+    num_expired: int = 0
+    """Messages that the log had deleted before the learner came to them, as the snapshots tell: nobody learned them,
+    and that is no contradiction."""
 
     def num(self, kind: Kind) -> int:
         """Records with this fault."""
@@ -66,6 +69,7 @@ class Report:
         return {
             "version": self.version,
             "num_snapshots": self.num_snapshots,
+            "num_expired": self.num_expired,
             "num_to_learn": sum(each.num_to_learn for each in self.partitions),
             **{f"num_{kind}": self.num(kind) for kind in Kind},
             "partitions": [asdict(each) | {"num_to_learn": each.num_to_learn} for each in self.partitions],

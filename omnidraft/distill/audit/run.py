@@ -13,11 +13,12 @@ from omnidraft.distill.audit.stages import Stage, compare, stages
 from omnidraft.distill.audit.walk import Letters, Walk
 from omnidraft.distill.dead_letters import Letter
 from omnidraft.distill.fates import Fate
+from omnidraft.distill.log_position import EXPIRED
 from omnidraft.distill.source import DAMAGE_REASONS, DEAD_LETTER_REASONS, OTHER_PAIR, POISON, PolledRecords, TraceSource
 from omnidraft.ports import Offsets, Outgoing, SnapshotVersion
 
 _FATES = {Fate.HELD_OUT.value, Fate.DUPLICATE.value, Fate.SAMPLED_OUT.value}
-APART = {*_FATES, OTHER_PAIR, POISON, *DEAD_LETTER_REASONS, *DAMAGE_REASONS}
+APART = {*_FATES, OTHER_PAIR, POISON, EXPIRED, *DEAD_LETTER_REASONS, *DAMAGE_REASONS}
 """Counts of a manifest that stand for one offset each, beside the reasons that dead letters name."""
 
 
@@ -76,7 +77,8 @@ def audit(
     walk.finish(log_ends)
     faults = (*walk.faults, *_contradictions(found, walk))
     version = versions[-1].version if versions else None
-    return Report(version, len(found), tuple(_partitions(walk, log_ends)), faults)
+    num_expired = sum(stage.told.get(EXPIRED, 0) for stage in found)
+    return Report(version, len(found), tuple(_partitions(walk, log_ends)), faults, num_expired)
 
 
 def _polls(

@@ -31,14 +31,31 @@ class Stage:
 
 
 def stages(versions: Sequence[SnapshotVersion], fates: Set[str]) -> tuple[Stage, ...]:
-    """Since learning last began at the start of the log: the base drafter, or a folder learned elsewhere.
+    """Since learning last began anew: at the start of the log with the base drafter or a folder learned elsewhere, or
+    where an operator restarted it. Snapshots that nobody went on from are left out: they were damaged.
 
     Args:
         versions: oldest first.
         fates: names of counts that stand for one offset each; manifests count other things too.
     """
-    begun = max((place for place, each in enumerate(versions) if not each.manifest.offsets), default=0)
-    return tuple(_stage(before, after, fates) for before, after in pairwise(versions[begun:]))
+    line = _lineage(versions)
+    begun = max((place for place, each in enumerate(line) if _is_beginning(line[:place], each)), default=0)
+    return tuple(_stage(before, after, fates) for before, after in pairwise(line[begun:]))
+
+
+def _lineage(versions: Sequence[SnapshotVersion]) -> list[SnapshotVersion]:
+    """The newest and those that it goes on from, oldest first, as far back as they are known."""
+    line = list(versions[-1:])
+    for each in reversed(versions[:-1]):
+        if line[0].manifest.parent_id in (None, each.manifest.snapshot_id):
+            line.insert(0, each)
+    return line
+
+
+def _is_beginning(before: Sequence[SnapshotVersion], version: SnapshotVersion) -> bool:
+    manifest = version.manifest
+    was_restarted = bool(before) and before[-1].manifest.restarts != manifest.restarts
+    return not manifest.offsets or was_restarted
 
 
 def _stage(before: SnapshotVersion, after: SnapshotVersion, fates: Set[str]) -> Stage:

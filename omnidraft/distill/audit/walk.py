@@ -35,6 +35,8 @@ class Walk:
         held_out_every: int,
     ) -> None:
         """`samples` are those of each stage."""
+        self.start: Offsets = stages[0].start if stages else {}
+        """Partition -> where the walk begins; what lies before it is no concern of these stages."""
         self.end: Offsets = _ends_of_newest(stages)
         """Partition -> where the walk ends."""
         self.faults: list[Fault] = []
@@ -81,11 +83,12 @@ class Walk:
         self._take_turns(is_drained=True)
         for partition, end in self.end.items():
             log_end, is_empty = log_ends.get(partition, 0), partition not in self._next
-            self._miss(partition, self._next.get(partition, 0), min(end, log_end), is_retention=is_empty)
-            self._miss(partition, log_end, end, is_retention=False)
+            start = self.start.get(partition, 0)
+            self._miss(partition, self._next.get(partition, start), min(end, log_end), is_retention=is_empty)
+            self._miss(partition, max(start, log_end), end, is_retention=False)
             if is_empty and end:
                 self._unlearned_expired(partition, end, log_end)
-            self.first.setdefault(partition, min(end, log_end) if is_empty else 0)
+            self.first.setdefault(partition, min(end, log_end) if is_empty else start)
         self._judge_memory()
 
     def _fate_in_sample(self, place: Place) -> str | None:
@@ -103,18 +106,20 @@ class Walk:
     def _arrives(self, place: Place) -> bool:
         """Whether it lies before the end; what is missing before it is noted."""
         partition, offset = place
-        end = self.end.get(partition, 0)
+        start, end = self.start.get(partition, 0), self.end.get(partition, 0)
+        if offset < start:
+            return False
         is_first = partition not in self._next
         if is_first:
             self.first[partition] = offset
             self._unlearned_expired(partition, end, offset)
-        self._miss(partition, self._next.get(partition, 0), min(offset, end), is_retention=is_first)
+        self._miss(partition, self._next.get(partition, start), min(offset, end), is_retention=is_first)
         self._next[partition] = max(offset + 1, self._next.get(partition, 0))
         return offset < end
 
     def _unlearned_expired(self, partition: int, end: int, first: int) -> None:
         if first > end:
-            what = "deleted from the log before they were learned"
+            what = "deleted from the log before they were learned; the learner counts them as expired when it goes on"
             self.faults.append(Fault(Kind.LOST, first - end, what, None, partition, end))
 
     def _miss(self, partition: int, start: int, stop: int, *, is_retention: bool) -> None:
@@ -151,7 +156,8 @@ class Walk:
 
     def _is_late(self, partition: int) -> bool:
         """Whether its next record is still to be read."""
-        return not self._waiting[partition] and self._next.get(partition, 0) < self.end[partition]
+        start = self.start.get(partition, 0)
+        return not self._waiting[partition] and self._next.get(partition, start) < self.end[partition]
 
     def _decide(self, partition: int, offset: int, name: int, held_out: bool) -> None:
         place = (partition, offset)
@@ -177,7 +183,7 @@ class Walk:
             what = "the newest snapshot does not remember it"
             self.faults.append(Fault(Kind.LOST, 1, what, self._stages[-1].version, *place))
         unknown = self._remembered.num_unknown()
-        if unknown and not any(self.first.values()):
+        if unknown and all(first <= self.start.get(partition, 0) for partition, first in self.first.items()):
             what = "the newest snapshot remembers records that lie at no offset before its own"
             self.faults.append(Fault(Kind.MISCOUNTED, unknown, what, self._stages[-1].version))
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from omnidraft.bus.sqlite_log import MOST_EXPIRED, SqliteReader, SqliteWriter
+from omnidraft.bus.sqlite_expiry import MOST_EXPIRED
+from omnidraft.bus.sqlite_log import SqliteReader, SqliteWriter
 from omnidraft.errors import BusError
 from omnidraft.ports import Outgoing
 
@@ -80,8 +81,9 @@ def test_a_folder_that_cannot_be_made_is_a_bus_error(tmp_path):
 
 
 def age(path: Path, hours: float, where: str = "1") -> None:
-    """Make messages older than they are."""
+    """Make messages older than they are, and let the clock have said so for long enough to be believed."""
     with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE topics SET held_from_ms = 0")
         connection.execute(f"UPDATE messages SET timestamp_ms = timestamp_ms - ? WHERE {where}", (hours * 3_600_000,))
 
 

@@ -245,9 +245,7 @@ def test_a_distiller_with_its_position_off_by_one_is_found_out(
     setting = Setting(pair, tmp_path)
     setting.emit(*names(20))
     for die_after in (4, None):
-        distillation, _ = setting.distiller(held_out_every=HELD_OUT_EVERY, die_after=die_after)
-        options = {"records_per_step": 2, "held_out_every": HELD_OUT_EVERY, "held_out_records": 4}
-        distillation._intake = distillation._lag._intake = intake((0,), **options)
+        distillation, _ = setting.distiller(held_out_every=HELD_OUT_EVERY, die_after=die_after, intake=intake)
         with suppress(Killed):
             run_until_idle(distillation)
     assert case_of(setting).audit().num(kind) >= 1

@@ -211,7 +211,7 @@ class Canaries(Fleet):
 
     def __init__(self, folder):
         super().__init__(folder)
-        self.now, self.since_ms = 0.0, 0
+        self.now = 0.0
         self.traces = MemoryWriter(self.log, "traces")
         kinds = ("champion", "canary", "drift", "drift_over")
         self.everything = ControlFollower(MemoryReader(self.log, "control"), self.metrics, kinds=kinds)
@@ -228,7 +228,7 @@ class Canaries(Fleet):
             self.metrics,
             target="big",
             traffic=Traffic(MemoryReader(self.log, "traces"), **pair),
-            recovery=Recovery(self.registry, tell, watch, self.metrics, target="big", since_ms=self.since_ms),
+            recovery=Recovery(self.registry, tell, watch, self.metrics, target="big"),
             follower=ControlFollower(MemoryReader(self.log, "control"), self.metrics, kinds=("best",)),
             clock=lambda: self.now,
         )
@@ -371,7 +371,69 @@ def test_a_controller_that_starts_anew_answers_no_fall_that_was_answered_before(
     assert canaries.champion() == 1
     canaries.registry.promote(2)  # by hand, for reasons of its own
     canaries.told()
-    canaries.since_ms = make_record().time_ms + 1
     after = canaries.controller()
     after.step()
     assert (canaries.champion(), canaries.told()) == (2, [("champion", 2)])
+
+
+class Asleep(DirectoryRegistry):
+    """Its controller writes down why it promotes, and falls asleep; meanwhile `happens`."""
+
+    def happens(self) -> None: ...
+
+    def annotate(self, version, notes):
+        super().annotate(version, notes)
+        happens, self.happens = self.happens, lambda: None
+        happens()
+
+
+@pytest.fixture
+def drowsy(tmp_path):
+    fleet = Fleet(tmp_path)
+    fleet.registry = Asleep(tmp_path / "registry", "org/small", "big", keep_resume=2)
+    fleet.publish("s1", None)
+    controller = fleet.controller()
+    controller.step()
+    fleet.publish("s2", 1, 0.7, 0.8)
+    fleet.registry.promote(2)
+    controller.step()
+    fleet.publish("s3", 2, 0.8, 0.9)
+    return fleet, controller
+
+
+@pytest.mark.parametrize("promoted", [[1], [3, 2], [2]], ids=["rolled back", "there and back", "shall stay"])
+def test_an_operator_who_came_while_the_controller_slept_is_never_overruled(drowsy, promoted):
+    fleet, controller = drowsy
+    operator = DirectoryRegistry(fleet.folder / "registry", "org/small", "big", keep_resume=2)
+    fleet.registry.happens = lambda: [operator.promote(version) for version in promoted]
+    for _ in range(3):
+        controller.step()
+    assert fleet.champion() == promoted[-1]
+    assert "void: " in (fleet.registry._folder(3) / "notes.json").read_text()
+    fleet.publish("s4", 3, 0.9, 0.95)
+    controller.step()
+    assert fleet.champion() == 4  # the next one is judged against what the operator chose
+
+
+def test_an_operator_who_came_during_a_canary_is_never_overruled(canaries):
+    controller = champion_two(canaries)
+    canaries.publish("s3", 2, 0.9, 0.95)
+    controller.step()
+    assert ("canary", 3) in canaries.told()
+    canaries.registry.promote(2)
+    serve(canaries.traces, 3, 60, seconds=0.01)
+    serve(canaries.traces, 2, 60, seconds=0.02, first=100)
+    for _ in range(3):
+        controller.step()
+    assert canaries.champion() == 2
+
+
+def test_a_comparison_from_before_an_operators_promotion_is_void(canaries):
+    controller = champion_two(canaries)
+    drift_of(canaries, controller, 2, is_good=1, number=80)
+    fence = canaries.registry.fence()
+    drift_of(canaries, controller, 2, is_good=0, number=40)
+    canaries.registry.promote(2)
+    announcements.tell(canaries.writer, "best", 1, tenant="default", reason="0.6", fence=fence)
+    controller.step()
+    assert canaries.champion() == 2

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from omnidraft.errors import SnapshotCorrupt, SnapshotError
+from omnidraft.errors import SnapshotCorrupt, SnapshotError, StorageError
 from omnidraft.snapshots import bundle
 from tests.snapshot_folders import make_bundle, manifest
 
@@ -45,7 +45,7 @@ def test_a_written_folder_is_never_written_again(tmp_path):
 
 
 def test_a_write_that_fails_leaves_nothing(tmp_path):
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(StorageError, match="absent"):
         bundle.write(tmp_path / "s", manifest(), {"serving/a": tmp_path / "absent"})
     assert list(tmp_path.iterdir()) == []
 

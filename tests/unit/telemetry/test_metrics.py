@@ -6,7 +6,7 @@ import re
 import pytest
 
 from omnidraft.decode import redacting
-from omnidraft.distill import source
+from omnidraft.distill import log_position, source
 from omnidraft.distill.fates import Fate
 from omnidraft.serving import observed
 from omnidraft.telemetry import table
@@ -85,7 +85,8 @@ def test_the_table_knows_the_reasons_and_paths_that_are_given():
     dropped = {redacting.REDACTED, redacting.FAILED, "queue_full", "closed", "invalid", "too_large"}
     assert set(table.DROP_REASONS) == dropped
     assert set(table.DEAD_LETTER_REASONS) == {*source.DEAD_LETTER_REASONS, *source.DAMAGE_REASONS, source.POISON}
-    assert set(table.SKIP_REASONS) == {*table.DEAD_LETTER_REASONS, source.OTHER_PAIR, Fate.SAMPLED_OUT.value}
+    passed_over = {source.OTHER_PAIR, Fate.SAMPLED_OUT.value, log_position.EXPIRED}
+    assert set(table.SKIP_REASONS) == {*table.DEAD_LETTER_REASONS, *passed_over}
 
 
 def test_a_process_shows_the_metrics_of_its_role_and_itself():

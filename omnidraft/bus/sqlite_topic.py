@@ -1,0 +1,155 @@
+"""One topic in an SQLite file: its connection, its tables, where it begins and ends, and which topic it is.
+
+A file that was written before topics had an identity is given one when it is opened. A file that was put in the place
+of an open one is opened instead.
+"""
+
+import os
+import sqlite3
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from omnidraft.errors import BusError, OffsetOutOfRange
+from omnidraft.ports import TopicFacts
+from omnidraft.private_files import PRIVATE, create
+
+_SCHEMA = (
+    "CREATE TABLE IF NOT EXISTS partitions (topic TEXT, partition INTEGER, next_offset INTEGER NOT NULL,"
+    " PRIMARY KEY (topic, partition))",
+    "CREATE TABLE IF NOT EXISTS messages (topic TEXT, partition INTEGER, offset INTEGER, key BLOB NOT NULL,"
+    " value BLOB NOT NULL, headers TEXT NOT NULL, timestamp_ms INTEGER NOT NULL,"
+    " PRIMARY KEY (topic, partition, offset))",
+    "CREATE TABLE IF NOT EXISTS topics (topic TEXT PRIMARY KEY, id TEXT NOT NULL, held_from_ms INTEGER)",
+)
+
+
+class SqliteTopic:
+    """A connection and one topic in it; created with `partitions` partitions when missing."""
+
+    def __init__(self, path: Path, name: str, partitions: int, timeout_s: float) -> None:
+        self.path, self.name = path, name
+        self._num_partitions, self._timeout_s = partitions, timeout_s
+        self.was_replaced = False
+        """Whether another file took this one's place; whoever takes note resets it."""
+        with self.translated("opening"):
+            self._open()
+        self.partitions = tuple(self.next_offsets())
+
+    @contextmanager
+    def translated(self, doing: str) -> Iterator[None]:
+        """Turns what SQLite and the file system raise into BusError."""
+        try:
+            yield
+        except (sqlite3.Error, OSError) as exc:
+            raise BusError(f"{doing} {self.name} in {self.path}: {exc}") from exc
+
+    @contextmanager
+    def write_lock(self) -> Iterator[None]:
+        """One transaction, all of it or nothing."""
+        self.follow_file()
+        self.connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self.connection.execute("COMMIT")
+        except BaseException:
+            if self.connection.in_transaction:  # a full disk ends it by itself
+                self.connection.execute("ROLLBACK")
+            raise
+
+    def follow_file(self) -> None:
+        """Open the file that lies there now, if it is another one."""
+        if _file_of(self.path) != self._file:
+            self.connection.close()
+            self._open()
+            self.was_replaced = True
+
+    def next_offsets(self) -> dict[int, int]:
+        """One past the last message of every partition. Raises BusError."""
+        query = "SELECT partition, next_offset FROM partitions WHERE topic = ? ORDER BY partition"
+        with self.translated("reading"):
+            found = dict(self.connection.execute(query, (self.name,)))
+        if not found or not all(isinstance(number, int) for number in (*found, *found.values())):
+            raise BusError(f"{self.path} is damaged: its table of partitions says {found} of {self.name}; restore it")
+        return found
+
+    def first_offset(self, partition: int, default: int) -> int:
+        """Of the oldest message that is still there; `default` when there is none."""
+        query = "SELECT MIN(offset) FROM messages WHERE topic = ? AND partition = ? AND typeof(offset) = 'integer'"
+        with self.translated("reading"):
+            found = self.connection.execute(query, (self.name, partition)).fetchone()[0]
+        return default if found is None else found
+
+    def identity(self) -> str:
+        """Of this topic in this file. Raises BusError."""
+        with self.translated("reading"):
+            found = self.connection.execute("SELECT id FROM topics WHERE topic = ?", (self.name,)).fetchone()
+        if found is None:
+            raise BusError(f"{self.path} is damaged: it has no identity of {self.name}; restore it")
+        return str(found[0])
+
+    def outside(self, partition: int, offset: int, first: int | None, end: int | None) -> OffsetOutOfRange:
+        """The error that says so."""
+        held = f"it holds {first} to {end}"
+        return OffsetOutOfRange(f"{self.name}[{partition}]: offset {offset} lies outside the log, {held}")
+
+    def close(self) -> None:
+        with self.translated("closing"):
+            self.connection.close()
+
+    def _open(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        create(self.path, PRIVATE)  # SQLite gives -wal and -shm the rights of the file
+        self.connection = sqlite3.connect(self.path, self._timeout_s, isolation_level=None, check_same_thread=False)
+        self._enter_wal()
+        self.connection.execute("PRAGMA synchronous=FULL")
+        self.connection.execute("PRAGMA secure_delete=ON")
+        self._file = _file_of(self.path)
+        with self.write_lock():
+            self._create()
+
+    def _enter_wal(self) -> None:
+        """Two processes that switch at once: SQLite refuses one of them without waiting, so ask again."""
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                self.connection.execute("PRAGMA journal_mode=WAL")
+                return
+            except sqlite3.OperationalError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
+
+    def _create(self) -> None:
+        for statement in _SCHEMA:
+            self.connection.execute(statement)
+        exists = self.connection.execute("SELECT 1 FROM partitions WHERE topic = ?", (self.name,)).fetchone()
+        if not exists:
+            rows = [(self.name, partition) for partition in range(self._num_partitions)]
+            self.connection.executemany("INSERT INTO partitions VALUES (?, ?, 0)", rows)
+        keep_known = "IGNORE" if exists else "REPLACE"
+        self.connection.execute(
+            f"INSERT OR {keep_known} INTO topics (topic, id) VALUES (?, ?)", (self.name, uuid.uuid4().hex)
+        )
+
+
+def describe(path: Path, timeout_s: float = 10.0) -> dict[str, TopicFacts]:
+    """Every topic of this log, which is not changed. Raises BusError when there is no such file, or it is no log."""
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", timeout_s, uri=True)) as connection:
+            found = connection.execute("SELECT topic, COUNT(*) FROM partitions GROUP BY topic").fetchall()
+    except sqlite3.Error as exc:
+        advice = "whatever first writes or reads there makes it" if not path.exists() else "give the log another file"
+        raise BusError(f"reading the log {path}: {exc}; {advice}") from exc
+    return {topic: TopicFacts(num_partitions) for topic, num_partitions in found}
+
+
+def _file_of(path: Path) -> tuple[int, int] | None:
+    """None: there is none."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino

@@ -1,0 +1,789 @@
+"""Outages that learning survives: a log that expired, was replaced or restored, damaged snapshots, full disks, wrong
+clocks. After each: nothing is skipped in silence, and nothing learned twice in the line of snapshots that goes on."""
+
+import contextlib
+import errno
+import itertools
+import os
+import random
+import shutil
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from fastapi.testclient import TestClient
+
+from omnidraft import config, wiring
+from omnidraft.bus import kafka_log
+from omnidraft.bus.memory_log import MemoryLog, MemoryReader, MemoryWriter
+from omnidraft.bus.sqlite_expiry import MOST_EXPIRED
+from omnidraft.bus.sqlite_log import MALFORMED, SqliteReader, SqliteWriter
+from omnidraft.config import RecorderSettings, WorkerSettings
+from omnidraft.decode.recorder import Recorder
+from omnidraft.distill import dead_letters
+from omnidraft.distill.audit.findings import Report
+from omnidraft.distill.audit.run import Unwritten, audit, letters_of
+from omnidraft.distill.guidance import Guidance
+from omnidraft.distill.source import TraceSource
+from omnidraft.errors import BusError, OffsetOutOfRange, RegistryError, SnapshotCorrupt, SnapshotNotFound, StorageError
+from omnidraft.fleet import announcements
+from omnidraft.fleet.follower import ControlFollower
+from omnidraft.fleet.traffic import Traffic
+from omnidraft.ports import Outgoing, Polled
+from omnidraft.registry.directory_registry import DirectoryRegistry
+from omnidraft.serving.app import application
+from omnidraft.serving.queue import RequestQueue
+from omnidraft.snapshots import bundle
+from omnidraft.telemetry.metrics import CountingMetrics
+from omnidraft.traces import codec
+from omnidraft.vital_thread import VitalThread
+from tests.cli_runs import run_cli
+from tests.kafka_fixture import kafka_bootstrap  # noqa: F401  (a fixture)
+from tests.snapshot_folders import make_bundle
+from tests.trace_records import make_record
+from tests.unit.decode.test_refresh import Worker, champion
+from tests.unit.distill.conftest import one_thread, pair  # noqa: F401  (fixtures: pytest finds them by name)
+from tests.unit.distill.test_loop import TEXTS, Setting, impatient, learned, names, run_until_idle  # noqa: F401
+
+HOUR_MS = 3_600_000
+ROOT = Path(__file__).parents[2]
+
+
+class PromptReader(SqliteReader):
+    """Never waits for messages."""
+
+    def poll(self, max_messages: int, timeout_s: float) -> Polled:
+        return super().poll(max_messages, 0)
+
+
+class Outage(Setting):
+    """Trace log, dead letters and control log in SQLite, where things can be planted."""
+
+    def __init__(self, pair, folder: Path) -> None:  # noqa: F811
+        super().__init__(pair, folder)
+        self.path, self.control = folder / "log.db", MemoryLog()
+
+    def emit(self, *wanted: str, **changes) -> None:
+        with closing(SqliteWriter(self.path, "t")) as writer:
+            for name in wanted:
+                record = self.pair.record(name, TEXTS[len(name) % 3], **changes)
+                writer.append([Outgoing(codec.key(record), codec.encode(record), codec.headers(record))])
+
+    def distiller(self, **changes):
+        follower = ControlFollower(MemoryReader(self.control, "c"), CountingMetrics(), kinds=("pause", "restart"))
+        options = {"reader": PromptReader(self.path, "t"), "guidance": Guidance(follower)} | changes
+        return super().distiller(**options)
+
+    def learn(self, **changes) -> list[str]:
+        """Names of what a distiller learns until there is no more."""
+        distillation, journal = self.distiller(**changes)
+        run_until_idle(distillation)
+        return learned(journal)
+
+    def order_restart(self, start: str) -> None:
+        order = {"start": start, "restart_id": uuid.uuid4().hex}
+        announcements.tell(MemoryWriter(self.control, "c"), "restart", **order)
+
+    def audit(self) -> Report:
+        letters = letters_of("t", dead_letters.read(MemoryReader(self.log, "dead"), idle_s=0))
+        names_of_pair = {"target": "target", "drafter": "drafter"}
+        with closing(SqliteReader(self.path, "t")) as reader:
+            source = TraceSource(
+                reader, Unwritten(), self.pair.alignment.fingerprint, CountingMetrics(), topic="t", **names_of_pair
+            )
+            ends, versions = reader.end_offsets(), self.registry.versions()
+            return audit(source, ends, versions, letters, remembered=None, held_out_every=0, idle_s=0)
+
+    def execute(self, statement: str) -> None:
+        with closing(sqlite3.connect(self.path)) as connection, connection:
+            connection.execute(statement)
+
+
+@pytest.fixture
+def outage(pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Outage:  # noqa: F811
+    monkeypatch.setattr("omnidraft.distill.loop.WAITING_S", 0.0)
+    return Outage(pair, tmp_path)
+
+
+# ---------------------------------------------------------------- the log
+
+
+def test_away_for_longer_than_the_retention_learning_goes_on_at_the_oldest_and_counts_what_it_missed(outage, caplog):
+    outage.emit(*names(4))
+    assert outage.learn() == names(4)
+    outage.emit(*names(10, start=4))
+    outage.execute("DELETE FROM messages WHERE offset < 7")
+    assert outage.learn() == names(6, start=7)
+    manifest = outage.manifest()
+    assert manifest.counts == {"expired": 3}
+    assert manifest.num_records + 3 == sum(manifest.offsets.values())
+    assert "3 messages of partition 0 expired before they were learned (offsets 4 to 6)" in caplog.text
+    report = outage.audit()
+    assert (report.faults, report.num_expired) == ((), 3)
+
+
+def test_what_expires_under_a_running_learner_is_counted_too(outage):
+    """It holds records that it has not learned yet; those are learned, what lies behind them is gone."""
+    outage.emit(*names(20))
+    distillation, journal = outage.distiller()
+    state = {"calls": 0}
+
+    def stop() -> bool:
+        state["calls"] += 1
+        if distillation.status().num_steps == 1 and "deleted" not in state:
+            state["deleted"] = True
+            outage.emit(*names(4, start=20))
+            distillation._intake.start_at({0: 2})  # as if only the first step's records had been polled
+            distillation._source.seek({0: 2})
+            outage.execute("DELETE FROM messages WHERE offset < 15")
+        return state["calls"] > 60
+
+    distillation.run(stop)
+    assert learned(journal) == names(2) + names(8, start=15)
+    assert outage.manifest().counts == {"expired": 13}
+    assert outage.audit().faults == ()
+
+
+@pytest.mark.parametrize("start", ["earliest", "latest", "0:2"])
+def test_a_log_that_was_made_anew_stops_learning_until_an_operator_says_where_to_go_on(outage, caplog, start):
+    outage.emit(*names(4))
+    outage.learn()
+    shutil.move(outage.path, outage.folder / "old.db")
+    for each in outage.folder.glob("log.db-*"):
+        each.unlink()
+    outage.emit(*names(8, start=50))  # as many as before, and more
+    assert outage.learn() == []
+    assert "learning stands still: the log is another than the one that was learned from" in caplog.text
+    assert "omnidraft learning restart --from earliest" in caplog.text
+    assert outage.manifest().offsets == {0: 4}
+    outage.order_restart(start)
+    begin = {"earliest": 0, "latest": 8, "0:2": 2}[start]
+    assert outage.learn() == names(8 - begin, start=50 + begin)
+    outage.emit(*names(2, start=60))
+    assert outage.learn() == names(2, start=60)  # the order is carried out once
+    assert outage.audit().faults == ()
+
+
+def test_a_log_restored_from_an_older_backup_is_told_and_restarted_once_across_a_death(outage, caplog):
+    outage.emit(*names(4))
+    shutil.copy(outage.path, outage.folder / "backup.db")
+    outage.emit(*names(4, start=4))
+    assert outage.learn() == names(8)
+    shutil.copy(outage.folder / "backup.db", outage.path)
+    distillation, journal = outage.distiller()
+    waited = []
+
+    def stop() -> bool:
+        waited.append(distillation.status().waits_for)
+        if len(waited) == 10:
+            outage.order_restart("latest")
+            outage.emit(*names(2, start=20))
+        return len(waited) > 60
+
+    distillation.run(stop)
+    assert "offset 8 of partition 0, which ends at 4" in next(filter(None, waited))
+    assert waited[-1] is None
+    assert learned(journal) == []  # latest was after these two
+    outage.emit(*names(2, start=30))
+    assert outage.learn() == names(2, start=30)
+    assert len(outage.manifest().restarts) == 1
+    assert outage.audit().faults == ()
+
+
+def test_a_file_put_in_the_place_of_an_open_log_is_seen_by_its_readers_and_writers(outage):
+    outage.emit(*names(2))
+    reader, writer = SqliteReader(outage.path, "t"), SqliteWriter(outage.path, "t")
+    identity = reader.identity()
+    outage.path.unlink()
+    writer.append([Outgoing(b"k", b"v")])
+    with pytest.raises(OffsetOutOfRange, match="was replaced"):
+        reader.poll(10, timeout_s=0)
+    reader.seek({})
+    assert [each.value for each in reader.poll(10, timeout_s=0).messages] == [b"v"]
+    assert reader.identity() != identity
+
+
+def test_a_log_from_before_identities_is_given_one_that_stays_and_old_manifests_go_on(outage):
+    outage.emit(*names(4))
+    outage.learn()
+    newest = outage.registry.resolve("latest").version
+    folder = outage.registry._folder(newest) / "snapshot"
+    bundle.write_manifest(folder, bundle.read_manifest(folder).model_copy(update={"log_id": None}))
+    outage.execute("DROP TABLE topics")
+    outage.emit(*names(2, start=4))
+    with closing(SqliteReader(outage.path, "t")) as reader:
+        identity = reader.identity()
+    assert outage.learn() == names(2, start=4)
+    assert outage.manifest().log_id == identity
+
+
+def test_a_restart_to_a_place_that_the_log_lacks_is_refused_and_learning_goes_on(outage, caplog):
+    outage.emit(*names(2))
+    outage.learn()
+    outage.order_restart("0:900")
+    outage.emit(*names(2, start=2))
+    assert outage.learn() == names(2, start=2)
+    assert "learning is not restarted at 0:900: the log holds 0:0-4" in caplog.text
+
+
+def test_a_control_log_that_was_made_anew_is_followed_and_nothing_in_it_looks_stale(tmp_path):
+    path = tmp_path / "log.db"
+    with closing(SqliteWriter(path, "control")) as writer:
+        for version in range(1, 6):
+            announcements.tell(writer, "champion", version)
+    follower = ControlFollower(SqliteReader(path, "control"), CountingMetrics(), kinds=("champion",))
+    (before,) = follower.poll(0)
+    for each in tmp_path.iterdir():
+        each.unlink()
+    with closing(SqliteWriter(path, "control")) as writer:
+        announcements.tell(writer, "champion", 3)
+    (after,) = follower.poll(0)
+    assert (after.version, before.version) == (3, 5)
+    assert after.sequence > before.sequence
+
+
+def test_cells_that_are_no_headers_are_dead_letters_and_stop_nobody(outage):
+    outage.emit(*names(9))
+    cells = ["x'ff00'", "'no json'", "'[1]'", "'{\"a\": 1}'", "7", f"'{'[' * 5000}'", '\'{"a": "\\u20ac"}\'']
+    for offset, cell in enumerate(cells):
+        outage.execute(f"UPDATE messages SET headers = {cell} WHERE offset = {offset}")
+    assert outage.learn() == names(2, start=7)
+    letters = outage.log.topic("dead")[0]
+    assert len(letters) == len(cells)
+    assert all(f"original.{MALFORMED}" in each.headers for each in letters)
+
+
+def test_keys_values_and_times_of_any_type_stop_nobody(outage):
+    outage.emit(*names(6))
+    for offset, column in enumerate(("key", "value", "timestamp_ms", "value")):
+        cell = ("'text'", "CAST(x'ff' AS TEXT)", "'soon'", "12.5")[offset]
+        outage.execute(f"UPDATE messages SET {column} = {cell} WHERE offset = {offset}")
+    with closing(SqliteWriter(outage.path, "t", keep_s=3600)) as writer:
+        writer.append([])
+    assert set(names(2, start=4)) <= set(outage.learn())
+
+
+# ---------------------------------------------------------------- snapshots
+
+
+def damage_weights(folder: Path) -> None:
+    weights = folder / bundle.DRAFTER
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+
+def damage_by_loss(folder: Path) -> None:
+    (folder / "resume" / "learner.safetensors").unlink()
+
+
+def damage_part(folder: Path) -> None:
+    shutil.rmtree(folder / "resume")
+
+
+def damage_manifest(folder: Path) -> None:
+    (folder / "manifest.json").write_bytes(b"{")
+
+
+DAMAGES = [damage_weights, damage_by_loss, damage_part, damage_manifest]
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_a_damaged_newest_snapshot_is_left_for_the_one_before_and_its_line_learns_nothing_twice(outage, caplog, damage):
+    outage.emit(*names(8))
+    outage.learn()
+    newest = outage.registry.resolve("latest")
+    assert newest.manifest.offsets == {0: 8}
+    before = outage.registry.resolve(str(newest.version - 1)).manifest
+    damage(outage.registry._folder(newest.version) / "snapshot")
+    outage.emit(*names(4, start=8))
+    assert outage.learn() == names(8, start=4)  # from the predecessor's offsets on
+    assert f"{newest.version} is damaged" in caplog.text
+    line = [outage.registry.resolve("latest").manifest]
+    by_id = {each.manifest.snapshot_id: each.manifest for each in outage.registry.versions()}
+    while line[0].parent_id is not None:
+        line.insert(0, by_id[line[0].parent_id])
+    assert before in line
+    assert newest.manifest.snapshot_id not in [each.snapshot_id for each in line]
+    assert line[-1].num_records == 12 == sum(line[-1].offsets.values())
+    assert outage.audit().faults == ()
+
+
+def test_without_the_resume_part_of_the_one_before_its_weights_and_offsets_go_on(outage, caplog):
+    outage.registry._keep_resume = 1
+    outage.emit(*names(8))
+    outage.learn()
+    newest = outage.registry.resolve("latest").version
+    damage_weights(outage.registry._folder(newest) / "snapshot")
+    assert outage.learn() == names(4, start=4)
+    assert "has no optimizer any more" in caplog.text
+    assert outage.manifest().num_records == 8
+    assert outage.audit().faults == ()
+
+
+def test_where_every_snapshot_is_damaged_learning_does_not_begin_anew_in_silence(outage):
+    outage.emit(*names(4))
+    outage.learn()
+    for each in outage.registry.versions():
+        (outage.registry._folder(each.version) / "snapshot" / bundle.NGRAMS).write_bytes(b"?")
+        damage_weights(outage.registry._folder(each.version) / "snapshot") if each.version > 1 else None
+    with pytest.raises(SnapshotCorrupt, match=r"each of the 2 snapshots .* `omnidraft snapshots publish"):
+        outage.learn()
+
+
+@pytest.mark.parametrize("damage", [damage_weights, damage_manifest], ids=lambda damage: damage.__name__)
+def test_a_worker_that_starts_under_a_damaged_champion_serves_the_one_before(tmp_path, caplog, damage):
+    worker = Worker(tmp_path)
+    worker.registry.promote(2)
+    worker.registry.promote(3)
+    damage(worker.registry._folder(3) / "snapshot")
+    assert worker.step() == 2
+    assert "the champion cannot be had; snapshot 2" in caplog.text
+    assert worker.step(champion(1, 3)) == 2
+    worker.registry.promote(4)
+    assert worker.step(champion(2, 4)) == 4
+
+
+def test_a_worker_that_serves_stays_with_what_it_has(tmp_path):
+    worker = Worker(tmp_path)
+    worker.registry.promote(1)
+    worker.registry.promote(2)
+    assert worker.step() == 2
+    worker.registry.promote(3)
+    damage_weights(worker.registry._folder(3) / "snapshot")
+    assert worker.step() == 2
+
+
+# ---------------------------------------------------------------- disks
+
+
+def test_while_a_snapshot_cannot_be_staged_learning_waits_and_then_goes_on(outage, caplog):
+    outage.emit(*names(4))
+    distillation, journal = outage.distiller()
+    staging = outage.folder / "staging"
+    state = {"calls": 0}
+
+    def stop() -> bool:
+        state["calls"] += 1
+        if distillation.status().num_steps == 1 and "full" not in state:
+            state["full"] = True
+            shutil.rmtree(staging, ignore_errors=True)
+            staging.write_bytes(b"in the way")
+        if "trying again" in caplog.text and staging.is_file():
+            staging.unlink()
+        return state["calls"] > 60
+
+    distillation.run(stop)
+    assert "free space there" in caplog.text
+    assert learned(journal) == names(4)
+    assert outage.manifest().num_records == 4
+
+
+def no_room(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("call", ["os.fsync", "os.replace", "os.link", "os.mkdir"])
+def test_a_disk_that_fills_up_anywhere_in_a_publish_is_an_error_of_ours_and_leaves_the_registry_whole(
+    tmp_path, monkeypatch, call
+):
+    registry = DirectoryRegistry(tmp_path / "registry", "org/small", "big", keep_resume=2)
+    registry.promote(registry.publish(make_bundle(tmp_path, "s1"), None).version)
+    second = make_bundle(tmp_path, "s2")
+    original = getattr(os, call.removeprefix("os."))
+    for fails_at in range(4):
+
+        def failing(*args, _fails_at=fails_at, _turn=itertools.count(), **kwargs):  # noqa: B008
+            return no_room() if next(_turn) == _fails_at else original(*args, **kwargs)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(call, failing)
+            if call == "os.link":
+                patched.setattr("shutil.copyfile", no_room)
+            with contextlib.suppress(RegistryError, StorageError):
+                registry.publish(second, 1)
+        assert registry.resolve("champion").version == 1
+        for each in registry.versions():
+            bundle.verify(registry.fetch(each.version, tmp_path / f"{fails_at}", ("serving", "resume")), ["serving"])
+    assert registry.publish(second, 1).version == 2
+
+
+def test_a_full_disk_while_staging_is_told_as_such(tmp_path):
+    """A real file system without room: tensors are written by safetensors, which has an error of its own."""
+    limit = 64 << 10
+    child = f"""
+import resource, signal, numpy as np, pathlib
+from omnidraft.errors import StorageError
+from omnidraft.snapshots import bundle
+from tests.snapshot_folders import manifest
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
+folder = pathlib.Path({str(tmp_path)!r})
+try:
+    bundle.write(folder / "s", manifest(), {{"serving/drafter.safetensors": {{"w": np.zeros(1 << 20, np.float32)}}}})
+except StorageError as exc:
+    print(exc, list(folder.iterdir()))
+"""
+    done = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert "free space there" in done.stdout
+    assert done.stdout.rstrip().endswith("[]")
+
+
+def test_a_journal_that_cannot_be_written_stops_no_learning(outage, caplog):
+    from omnidraft.distill.journal import Journal
+
+    (outage.folder / "file").write_text("in the way")
+    outage.emit(*names(4))
+    assert outage.learn(journal=Journal(outage.folder / "file" / "trying.json", tries=2)) == names(4)
+    assert caplog.text.count("cannot be noted") == 1
+
+
+def test_a_transaction_that_the_disk_refused_does_not_lock_the_log_for_good(tmp_path):
+    path = tmp_path / "log.db"
+    writer = SqliteWriter(path, "t", timeout_s=0.2)
+    (pages,) = writer._topic.connection.execute("PRAGMA page_count").fetchone()
+    writer._topic.connection.execute(f"PRAGMA max_page_count={pages + 2}")
+    with pytest.raises(BusError, match="full"):
+        writer.append([Outgoing(b"k", bytes(1 << 20))])
+    writer._topic.connection.execute("PRAGMA max_page_count=100000")
+    writer.append([Outgoing(b"k", b"v")])
+    assert len(SqliteReader(path, "t").poll(5, 0).messages) == 1
+
+
+@pytest.mark.parametrize("cells", ["next_offset = 'many'", "partition = 'none'"])
+def test_tables_that_are_damaged_are_a_bus_error(tmp_path, cells):
+    path = tmp_path / "log.db"
+    writer, reader = SqliteWriter(path, "t"), SqliteReader(path, "t")
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(f"UPDATE partitions SET {cells}")
+    for use in (partial(writer.append, [Outgoing(b"k", b"v")]), lambda: reader.poll(1, 0), reader.end_offsets):
+        with pytest.raises(BusError, match="is damaged"):
+            use()
+
+
+# ---------------------------------------------------------------- power
+
+
+class Disk:
+    """A disk below `root` that keeps what was synced; of the rest of the names it keeps none, all or some.
+
+    It looks at the real folder whenever something is synced, renamed or linked: what a file held when it was synced,
+    and which names a folder had.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.contents: dict[int, bytes] = {}
+        self.names: dict[int, dict[str, int]] = {}
+        self.crashes: list[Callable[[Path, random.Random | None], None]] = []
+
+    def synced(self, descriptor: int) -> None:
+        found = os.fstat(descriptor)
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        if path.is_dir():
+            self.names[found.st_ino] = {each.name: each.lstat().st_ino for each in path.iterdir()}
+        else:
+            self.contents[found.st_ino] = path.read_bytes()
+
+    def image(self, into: Path, keeps: Callable[[], bool]) -> Path:
+        """What lies there after a crash. `keeps`: whether a folder has the names of now, or those that were synced."""
+        paths = {path.lstat().st_ino: path for path in [self.root, *self.root.rglob("*")]}
+        self._folder(self.root.lstat().st_ino, into, paths, keeps)
+        return into
+
+    def _folder(self, inode: int, into: Path, paths: dict[int, Path], keeps: Callable[[], bool]) -> None:
+        into.mkdir()
+        now = {each.name: each.lstat().st_ino for each in paths[inode].iterdir()} if inode in paths else {}
+        names = now if keeps() and inode in paths else self.names.get(inode, {})
+        for name, child in names.items():
+            is_folder = child in self.names or (child in paths and paths[child].is_dir())
+            if is_folder:
+                self._folder(child, into / name, paths, keeps)
+            else:
+                (into / name).write_bytes(self.contents.get(child, b""))
+
+
+def test_a_crash_at_any_point_of_a_publish_and_a_promotion_leaves_the_old_or_the_new_state(tmp_path, monkeypatch):
+    """Every sync, rename and link is a point; at each, unsynced names are lost, kept, and kept here and there."""
+    disk = Disk(tmp_path / "disk")
+    disk.root.mkdir()
+    images = (tmp_path / f"image-{number}" for number in itertools.count())
+    states: list[tuple[tuple[int, ...], int | None]] = []
+
+    def state(folder: Path) -> tuple[tuple[int, ...], int | None]:
+        registry = DirectoryRegistry(folder / "registry", "org/small", "big", keep_resume=2)
+        if not (folder / "registry").exists():
+            return (), None
+        numbers = tuple(each.version for each in registry.versions())
+        folders = [path for path in (folder / "registry").rglob("v0*") if path.is_dir()]
+        assert len(folders) == len(numbers), "a version that can be seen is not whole"
+        for number in numbers:
+            registry.fetch(number, folder / "cache", ("serving", "resume"))
+        try:
+            return numbers, registry.resolve("champion").version
+        except SnapshotNotFound:
+            return numbers, None
+
+    dice = random.Random(0)
+
+    def crash() -> None:
+        for share in (0.0, 1.0, 0.5, 0.5, 0.5, 0.5):
+            image = disk.image(next(images), lambda share=share: dice.random() < share)
+            states.append(state(image))
+            shutil.rmtree(image)
+
+    is_watching = [True]
+
+    def watched(call: Callable, note: Callable[[int], None] | None = None) -> Callable:
+        def called(*args, **kwargs):
+            result = call(*args, **kwargs)
+            if is_watching[0]:
+                is_watching[0] = False
+                if note is not None:
+                    note(*args)
+                crash()
+                is_watching[0] = True
+            return result
+
+        return called
+
+    def lasting() -> tuple[tuple[int, ...], int | None]:
+        is_watching[0] = False
+        found = state(disk.image(next(images), lambda: False))
+        is_watching[0] = True
+        return found
+
+    bundles = [make_bundle(tmp_path, name) for name in ("s1", "s2")]
+    monkeypatch.setattr("os.fsync", watched(os.fsync, disk.synced))
+    for name in ("os.replace", "os.rename", "os.link"):
+        monkeypatch.setattr(name, watched(getattr(os, name.removeprefix("os."))))
+    registry = DirectoryRegistry(disk.root / "registry", "org/small", "big", keep_resume=2)
+    for number, folder in enumerate(bundles, start=1):
+        registry.publish(folder, number - 1 or None)
+        assert lasting()[0] == tuple(range(1, number + 1))  # published is published
+        registry.promote(number)
+        assert lasting()[1] == number
+    order = [((), None), ((1,), None), ((1,), 1), ((1, 2), 1), ((1, 2), 2)]
+    assert len(states) > 200
+    assert set(states) == set(order)
+    assert [order.index(each) for each in states[::6]] == sorted(order.index(each) for each in states[::6])
+
+
+def test_a_bundle_that_can_be_seen_is_whole_after_a_crash(tmp_path, monkeypatch):
+    disk = Disk(tmp_path / "disk")
+    disk.root.mkdir()
+    original, seen = os.replace, []
+
+    def replaced(source: Path, target: Path) -> None:
+        original(source, target)
+        image = disk.image(tmp_path / "image", lambda: True)
+        seen.append(bundle.verify(image / "s1", ["serving", "resume"]).snapshot_id)
+
+    real = os.fsync
+    monkeypatch.setattr("os.replace", replaced)
+    monkeypatch.setattr("os.fsync", lambda descriptor: (real(descriptor), disk.synced(descriptor)))
+    make_bundle(disk.root, "s1")
+    assert seen == ["s1"]
+
+
+# ---------------------------------------------------------------- health
+
+
+class Lethal(SqliteWriter):
+    """Raises what nobody foresaw."""
+
+    def append(self, messages) -> None:
+        raise ZeroDivisionError("nobody foresaw this")
+
+
+def test_a_dead_recorder_or_refresher_turns_health_red_and_one_that_was_told_to_end_does_not(tmp_path):
+    recorder = Recorder(lambda: Lethal(tmp_path / "log.db", "t"), RecorderSettings(), CountingMetrics())
+    stop = threading.Event()
+    fine = VitalThread(stop.wait, name="refresher of big", is_over=stop.is_set)
+    fine.start()
+    requests = RequestQueue(CountingMetrics(), max_waiting=1)
+    client = TestClient(
+        application(requests, [SimpleNamespace(name="big")], WorkerSettings(), lambda: b"", [fine, recorder])
+    )
+    assert client.get("/healthz").status_code == 200
+    recorder.emit(make_record())
+    recorder._thread.join(5)
+    red = client.get("/healthz")
+    assert red.status_code == 503
+    assert "trace-recorder thread ended: ZeroDivisionError: nobody foresaw this" in red.json()["status"]
+    stop.set()
+    fine.join(5)
+    assert fine.problem is None
+    early = VitalThread(lambda: None, name="refresher of big", is_over=lambda: False)
+    early.start()
+    early.join(5)
+    assert early.problem == "the refresher of big thread ended; restart this process"
+    requests.close(1)
+
+
+# ---------------------------------------------------------------- clocks
+
+
+class Clock:
+    """The machine's, ahead by so many hours."""
+
+    hours = 0.0
+
+    def time_ns(self) -> int:
+        return time.time_ns() + int(self.hours * HOUR_MS * 1_000_000)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    for name in ("sqlite_log", "sqlite_expiry"):
+        monkeypatch.setattr(f"omnidraft.bus.{name}.time", made)
+    return made
+
+
+def held(path: Path) -> list[int]:
+    with closing(sqlite3.connect(path)) as connection:
+        return [offset for (offset,) in connection.execute("SELECT offset FROM messages ORDER BY offset")]
+
+
+def append(path: Path, number: int = 1, keep_hours: float | None = 24) -> None:
+    with closing(SqliteWriter(path, "t", keep_s=keep_hours and keep_hours * 3600)) as writer:
+        for _ in range(number):
+            writer.append([Outgoing(b"k", b"v")])
+
+
+def test_a_clock_that_jumps_ahead_deletes_nothing_until_it_has_said_so_for_an_hour(tmp_path, clock):
+    path = tmp_path / "log.db"
+    append(path, 5)
+    clock.hours = 24 * 3650
+    append(path, 3)
+    assert held(path) == list(range(8))
+    clock.hours = 0
+    append(path)
+    assert held(path) == list(range(9))
+    clock.hours = 24 * 3650
+    append(path, 1)
+    clock.hours += 1.1
+    append(path, 1)
+    assert held(path)[0] > 4  # it is believed by now
+
+
+@pytest.mark.parametrize("number", [3, MOST_EXPIRED + 100])
+def test_messages_from_the_future_expire_with_those_behind_them(tmp_path, clock, number):
+    path = tmp_path / "log.db"
+    clock.hours = 24 * 3650
+    with closing(SqliteWriter(path, "t")) as writer:
+        writer.append([Outgoing(b"k", b"v")] * number)
+    clock.hours = 0
+    append(path, 2)
+    assert len(held(path)) == number + 2  # they are younger than a day, for all that is known
+    clock.hours = 20
+    append(path)
+    clock.hours = 25
+    append(path, 4)
+    assert held(path)[0] == number + 2
+
+
+def test_a_clock_that_was_behind_deletes_only_what_claims_to_be_old(tmp_path, clock):
+    path = tmp_path / "log.db"
+    append(path, 2)
+    clock.hours = -1000
+    append(path, 2)
+    clock.hours = 0
+    append(path, 3)
+    assert held(path) == list(range(7))
+
+
+def test_a_drift_is_answered_however_wrong_the_clock_of_the_workers_is():
+    log = MemoryLog()
+    writer = MemoryWriter(log, "t")
+    pair_of = {"target": "big", "drafter": "org/small"}
+
+    def write(name: str) -> None:
+        record = make_record(name, time_ms=5, **pair_of)
+        writer.append([Outgoing(codec.key(record), codec.encode(record), codec.headers(record))])
+
+    write("before")
+    traffic = Traffic(MemoryReader(log, "t"), **pair_of)
+    write("after")
+    assert [request.is_past for request in traffic.new()] == [True, False]
+
+
+# ---------------------------------------------------------------- Kafka
+
+
+class KafkaOutage(Outage):
+    """The trace log on a real broker."""
+
+    def __init__(self, pair, folder: Path, servers: str) -> None:  # noqa: F811
+        super().__init__(pair, folder)
+        self.servers, self.topic = servers, f"outage-{uuid.uuid4().hex}"
+
+    def emit(self, *wanted: str, **changes) -> None:
+        records = [self.pair.record(name, TEXTS[len(name) % 3], **changes) for name in wanted]
+        with closing(kafka_log.KafkaWriter(self.servers, self.topic)) as writer:
+            writer.append([Outgoing(codec.key(each), codec.encode(each), codec.headers(each)) for each in records])
+
+    def learn(self, **changes) -> list[str]:
+        with closing(kafka_log.KafkaReader(self.servers, self.topic)) as reader:
+            distillation, journal = self.distiller(reader=reader, **changes)
+            run_until_idle(distillation, 4)
+            return learned(journal)
+
+
+@pytest.fixture
+def on_kafka(pair, tmp_path: Path, kafka_bootstrap: str, monkeypatch) -> KafkaOutage:  # noqa: F811
+    monkeypatch.setattr("omnidraft.distill.loop.WAITING_S", 0.0)
+    return KafkaOutage(pair, tmp_path, kafka_bootstrap)
+
+
+@pytest.mark.kafka
+def test_what_a_broker_deleted_is_counted_and_a_topic_made_anew_waits_for_an_operator(on_kafka, caplog):
+    from kafka import KafkaAdminClient, TopicPartition
+
+    on_kafka.emit(*names(4))
+    assert on_kafka.learn() == names(4)
+    on_kafka.emit(*names(6, start=4))
+    with closing(KafkaAdminClient(bootstrap_servers=on_kafka.servers)) as admin:
+        admin.delete_records({TopicPartition(on_kafka.topic, 0): 6})
+        assert on_kafka.learn() == names(4, start=6)
+        assert on_kafka.manifest().counts == {"expired": 2}
+        admin.delete_topics([on_kafka.topic])
+        wait_until(lambda: on_kafka.topic not in admin.list_topics())
+    on_kafka.emit(*names(12, start=40))
+    assert on_kafka.learn() == []
+    assert "learning stands still: the log is another than the one" in caplog.text
+    on_kafka.order_restart("earliest")
+    assert on_kafka.learn() == names(12, start=40)
+    assert on_kafka.learn() == []
+
+
+def wait_until(holds: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+# ---------------------------------------------------------------- orders
+
+
+def test_the_command_orders_a_restart_once_and_refuses_what_is_no_place(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    environ = {"OMNIDRAFT_LOG": f"sqlite:///{tmp_path}/log.db"}
+    done = run_cli(("learning", "restart", "--from", "0:5, 1:7", "--target", "big"), monkeypatch, capsys, environ)
+    assert (done.returncode, "restarts from 0:5 1:7" in done.stdout) == (0, True)
+    done = run_cli(("learning", "restart", "--from", "yesterday"), monkeypatch, capsys, environ)
+    assert done.returncode == 2
+    settings = config.load(None, environ)
+    reader = wiring.log_reader(settings, settings.log.control_topic)
+    (order,) = ControlFollower(reader, CountingMetrics(), kinds=("restart",), target="big").poll(0)
+    assert (order.start, order.target, len(order.restart_id or "")) == ("0:5 1:7", "big", 32)

@@ -235,17 +235,16 @@ class Distillation:
     def _publish_base(self, stop: Stop) -> None:
         parts = {bundle.NGRAMS: self._learner.cache.to_arrays()}
         staged = self._patiently(lambda: self._publisher.stage(parts, train="base", **self._position.facts()), stop)
-        published = self._patiently(lambda: self._publisher.publish(staged), stop)
-        logger.info("published the base drafter as snapshot %d", published.version)
+        version = self._patiently(lambda: self._publisher.publish(staged), stop).version
+        logger.info("published the base drafter as snapshot %d", version)
 
     def _publish(self, stop: Stop) -> None:
         span = self._spans.snapshot()
         self._learner.count_skipped(self._intake.take_skipped())
         learner, counters = self._learner, self._learner.counters
         self._intake.admit()
-        serving = learner.serving_tensors()
+        serving, losses = learner.serving_tensors(), mean_losses(self._reports)
         measured = self._measure(serving)
-        losses = mean_losses(self._reports)
         parts: dict[str, bundle.Tensors] = {
             bundle.DRAFTER: serving,
             bundle.NGRAMS: learner.cache.to_arrays(),

@@ -41,7 +41,7 @@ CLIENTS = {  # third-party package -> the only place that imports it
 HEAVY = ("torch", "transformers", "peft", "mlflow", "ray", "kafka", "matplotlib")
 
 MAX_LINES = 300
-LONGER = {"omnidraft/ports.py": 660}  # every seam in one file, so that it can be read in one go
+LONGER = {"omnidraft/ports.py": 680}  # every seam in one file, so that it can be read in one go
 MAX_MAIN_LINES = 80
 
 

@@ -63,7 +63,7 @@ def learn(settings: config.Settings) -> tuple[list[str], list[str]]:
         source.seek({})
         polls = list(whole_log.polls_until(lambda: source.poll(100, 1.0), reader.end_offsets()))
     records = [each.request_id for polled in polls for _, _, each in polled.records]
-    return records, [reason for polled in polls for _, _, reason in polled.skipped]
+    return records, [reason for polled in polls for _, _, reason, _ in polled.skipped]
 
 
 def stored(settings: config.Settings, topic: str) -> list[bytes]:

@@ -42,10 +42,13 @@ def compiled(source: Path, folder: Path, march: str = VARIANTS["native"]) -> Pat
     library = folder / f"{source.stem}-{_fingerprint(source, compiler, march)}.so"
     if library.exists():
         return library
-    folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(library.with_suffix(".lock")):
-        if not library.exists():
-            _compile(source, library, compiler, march)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(library.with_suffix(".lock")):
+            if not library.exists():
+                _compile(source, library, compiler, march)
+    except OSError as exc:
+        raise KernelsUnavailable(f"{folder} cannot be written: {exc}; give OMNIDRAFT_HOME a place that can") from exc
     return library
 
 

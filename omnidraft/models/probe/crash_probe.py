@@ -13,8 +13,8 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -137,13 +137,14 @@ def _key(command: Sequence[str], depends_on: Sequence[object], environ: Mapping[
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:24]
 
 
-def _one_process_at_a_time(remembered: Path) -> "FileLock | nullcontext[None]":
+@contextmanager
+def _one_process_at_a_time(remembered: Path) -> Iterator[None]:
     """Several processes start together; one tries, and the others read what it found."""
-    try:
-        remembered.parent.mkdir(parents=True, exist_ok=True)
-        return FileLock(remembered.with_suffix(".lock"))
-    except OSError:
-        return nullcontext()
+    with ExitStack() as held:
+        with suppress(OSError):  # nothing can be written there: each tries for itself
+            remembered.parent.mkdir(parents=True, exist_ok=True)
+            held.enter_context(FileLock(remembered.with_suffix(".lock")))
+        yield
 
 
 def _recall(remembered: Path) -> Outcome | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from omnidraft.errors import ModelError
+from omnidraft.errors import KernelsUnavailable, ModelError
 from omnidraft.models.native.build import compiled
 
 SOURCE = 'extern "C" int answer() { return 42; }'
@@ -89,3 +89,10 @@ def test_the_library_shares_torchs_openmp_threads(tmp_path):
         if "libgomp" in line
     }
     assert len([path for path in loaded if Path(path).name.startswith("libgomp.so")]) == 1
+
+
+def test_a_folder_that_cannot_be_written_is_named(source, tmp_path):
+    compiled(source, tmp_path / "sound")
+    (tmp_path / "a file").write_text("")
+    with pytest.raises(KernelsUnavailable, match=r"a file/made cannot be written: .*OMNIDRAFT_HOME"):
+        compiled(source, tmp_path / "a file" / "made")

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 
 from omnidraft.exits import describe_exit
 
@@ -55,7 +56,7 @@ def _end_like(returncode: int) -> None:
     if returncode >= 0:
         sys.exit(returncode)
     print(f"omnidraft: ended by {describe_exit(returncode)}", file=sys.stderr, flush=True)
-    faulthandler.disable()
-    signal.signal(-returncode, signal.SIG_DFL)
+    with suppress(OSError):  # SIGKILL takes no handler, and needs none
+        signal.signal(-returncode, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
     os.kill(os.getpid(), -returncode)

@@ -180,6 +180,17 @@ def test_a_home_that_cannot_be_written_costs_the_memory_only(tmp_path: Path) -> 
     assert run_once(command, what="it", home=tmp_path) == Outcome()
 
 
+def test_a_command_that_is_killed_for_memory_says_so_and_ends_alike() -> None:
+    code = (
+        "import os, signal; from omnidraft.cli.watched import run_watched; "
+        "run_watched(lambda: os.kill(os.getpid(), signal.SIGKILL))"
+    )
+    died = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert died.returncode == -signal.SIGKILL
+    assert "omnidraft: ended by SIGKILL (Killed); killed from outside, most often because memory ran out" in died.stderr
+    assert "Traceback" not in died.stderr
+
+
 def test_a_command_that_a_signal_ends_says_so_and_ends_alike(tmp_path: Path) -> None:
     code = (
         "import os, signal; from omnidraft.cli.watched import run_watched; "

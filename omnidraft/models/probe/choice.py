@@ -142,7 +142,7 @@ def _try_kernels(home: Path, library: Path, beside: tuple[str, ...]) -> Outcome:
     import torch
 
     return run_once(
-        (sys.executable, "-m", "omnidraft.models.probe.kernel_passes", str(library), *beside),
+        (sys.executable, "-m", "omnidraft.models.probe.kernel_passes", str(library.resolve()), *beside),
         what=f"our kernels ({library.name})",
         home=home,
         depends_on=(torch.__version__, os.environ.get("OMP_NUM_THREADS"), os.environ.get(ISA_VARIABLE)),

@@ -71,7 +71,7 @@ test: setup ## Unit, contract, integration and end-to-end tests on tiny models
 test-llamacpp: setup ## The tests that need llama.cpp, which it builds into .venv the first time (minutes)
 	$(PYTHON) -m uv pip install --quiet --python $(PYTHON) --editable '.[llamacpp]'
 	$(TEST_ENV) $(PYTHON) -m pytest -m 'real or not real' $(PYTEST_ARGS) \
-	  tests/contract/test_target.py tests/unit/models/test_llamacpp_target.py tests/unit/models/test_llamacpp_trial.py \
+	  tests/contract/test_target.py tests/unit/models/llamacpp/test_target.py tests/unit/models/llamacpp/test_crash_probe.py \
 	  tests/integration/test_llamacpp.py tests/real/test_llamacpp_real.py
 
 test-vllm: $(VLLM_STAMP) ## The proposer inside vLLM's real engine on a tiny model, in .venv-vllm (2 GB the first time)

@@ -9,7 +9,7 @@ OmnidraftError
 |  |- ModelDownloadError  network, disk or registry failed; try again, or free space
 |  `- ModelCorrupt        the file is not the one the catalog names; pull again, report if it stays
 |- VocabularyError        two vocabularies, caches or records do not belong together; never combine them
-|- ContractError          a backend broke a promise of ports.py; fix the backend
+|- ContractError          a backend broke a promise of ports; fix the backend
 |- WireError              bytes from outside are not a record we can read; dead-letter them
 |  |- UnknownSchema       ... because another schema version wrote them
 |  |- UnknownKey          ... because no key of log.encryption_keys opens them; add the key, then redrive
@@ -63,7 +63,7 @@ class VocabularyError(OmnidraftError):
 
 
 class ContractError(OmnidraftError):
-    """A backend broke a promise of ports.py."""
+    """A backend broke a promise of ports."""
 
 
 class WireError(OmnidraftError):

@@ -23,14 +23,15 @@ from typing import Annotated, Any
 import typer
 
 from omnidraft import config, prompts
-from omnidraft.decode.figures import Figures
+from omnidraft.decode.step_stats import Figures
 from omnidraft.errors import ModelError, RequestError
 from omnidraft.hosts import process
-from omnidraft.models import store
-from pipelines import bench_report, bench_rows, machine, report
-from pipelines.bench import rotated
-from pipelines.bench_runs import Failure, Outcome, Run, attempt
-from pipelines.vllm_server import VllmServer, custom_class, serve
+from omnidraft.models.catalog import store
+from pipelines.bench import page, summary
+from pipelines.bench.__main__ import rotated
+from pipelines.bench.runs import Failure, Outcome, Run, attempt
+from pipelines.lib import machine, report
+from pipelines.lib.vllm_server import VllmServer, custom_class, serve
 
 PLAIN = "vllm"
 NAMES = (PLAIN, "vllm-tli", "vllm+omnidraft", "vllm+omnidraft+traces")
@@ -118,7 +119,7 @@ def main(
             made = _report(about, outcomes) | {"partings": [asdict(each) for each in partings]}
             if json_path is not None:
                 report.save(made, json_path)
-    bench_report.show(_report(about, outcomes), markdown_path)
+    page.show(_report(about, outcomes), markdown_path)
     for parting in partings:
         print(parting)
 
@@ -236,10 +237,10 @@ def _ask(server: VllmServer, text: str, max_new_tokens: int) -> Run:
 
 def _report(about: Mapping[str, Any], outcomes: Outcomes) -> dict[str, Any]:
     """A row for each method; plain vLLM's is of its first turn, each other's beside the turn that it had itself."""
-    rows: list[bench_rows.Row] = []
+    rows: list[summary.Row] = []
     for task in next(iter(outcomes.values())):
         for of_method in outcomes.values():
-            its = bench_rows.rows(task, of_method[task], is_greedy=True, plain_name=PLAIN)
+            its = summary.rows(task, of_method[task], is_greedy=True, plain_name=PLAIN)
             rows += [
                 row for row in its if row["method"] not in {each["method"] for each in rows if each["task"] == task}
             ]

@@ -16,14 +16,14 @@ import typer
 from rich.console import Console
 
 from omnidraft import config, wiring
-from omnidraft.distill.agreement import share
-from omnidraft.distill.learner import Learner
+from omnidraft.distill.evaluation.agreement import share
+from omnidraft.distill.training.learner import Learner
 from omnidraft.errors import RequestError
 from omnidraft.hosts import process
 from omnidraft.traces.record import TraceRecord
-from pipelines import report
-from pipelines.paper_parts import Plan, asked, records, settings_for
-from pipelines.progress import bar
+from pipelines.lib import report
+from pipelines.lib.progress import bar
+from pipelines.paper_table.parts import Plan, asked, records, settings_for
 
 WITHOUT_CACHE, WITH_REPLAY, FROZEN = "without n-gram cache", "with replay", "frozen at the change"
 ARMS = ("with n-gram cache", WITHOUT_CACHE, WITH_REPLAY, FROZEN)

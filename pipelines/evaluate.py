@@ -11,15 +11,15 @@ from rich.console import Console
 from rich.table import Table
 
 from omnidraft import config, wiring
-from omnidraft.agreement import foretell
-from omnidraft.distill.agreement import share
-from omnidraft.distill.learner import Learner
+from omnidraft.distill.evaluation import speedup_model
+from omnidraft.distill.evaluation.agreement import share
+from omnidraft.distill.training.learner import Learner
 from omnidraft.hosts import process
 from omnidraft.traces.record import TraceRecord
 from omnidraft.wiring.snapshots import named_folder
-from pipelines import report, slices
-from pipelines.learning import measured
-from pipelines.progress import bar
+from pipelines.lib import log_slice, report
+from pipelines.lib.learning import measured
+from pipelines.lib.progress import bar
 
 BASE = "base"
 
@@ -33,7 +33,7 @@ def main(
     from_time: Annotated[str | None, typer.Option("--from", help="ISO time (UTC) or Unix milliseconds.")] = None,
     to_time: Annotated[str | None, typer.Option("--to", help="Records that ended before this time.")] = None,
     filters: Annotated[
-        list[str] | None, typer.Option("--filter", help=f"name=value,...; names: {', '.join(slices.FILTERS)}")
+        list[str] | None, typer.Option("--filter", help=f"name=value,...; names: {', '.join(log_slice.FILTERS)}")
     ] = None,
     target: Annotated[str | None, typer.Option()] = None,
     drafter: Annotated[str | None, typer.Option()] = None,
@@ -43,11 +43,11 @@ def main(
     """Measure snapshots on recorded traffic."""
     settings = config.load(config_path, models={"target": target, "drafter": drafter})
     words = wiring.vocabularies(settings)
-    wanted = slices.wanted(from_time, to_time, filters or [])
-    found = slices.read(log, settings, wanted.of_pair(settings), alignment=words.alignment.fingerprint)
+    wanted = log_slice.wanted(from_time, to_time, filters or [])
+    found = log_slice.read(log, settings, wanted.of_pair(settings), alignment=words.alignment.fingerprint)
     records = found.require()
     chosen = [*(names or []), *(more_names or [])] or [BASE]
-    costs = foretell.costs(records)
+    costs = speedup_model.costs(records)
     rows = {}
     with bar("evaluating", len(chosen)) as advance:
         for name in chosen:
@@ -68,7 +68,7 @@ def _loaded(name: str, settings: config.Settings, words: wiring.Vocabularies) ->
         return wiring.learner_of(settings, words, version.manifest, folder)
 
 
-def _row(learner: Learner, records: list[TraceRecord], costs: foretell.Costs | None) -> dict[str, Any]:
+def _row(learner: Learner, records: list[TraceRecord], costs: speedup_model.Costs | None) -> dict[str, Any]:
     point = measured(learner, records)
     tenants = sorted({record.tenant for record in records})
     return {

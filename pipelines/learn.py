@@ -13,15 +13,15 @@ from rich.console import Console
 from rich.table import Table
 
 from omnidraft import config, prompts, wiring
-from omnidraft.distill.losses import parse
+from omnidraft.distill.training.losses import parse
 from omnidraft.errors import RequestError
 from omnidraft.hosts import process
 from omnidraft.traces import archive
 from omnidraft.traces.record import TraceRecord
-from pipelines import report
-from pipelines.learning import Point, Run, fresh, learn, split, write_snapshot
-from pipelines.progress import bar
-from pipelines.recording import Limits, Recording
+from pipelines.lib import report
+from pipelines.lib.learning import Point, Run, fresh, learn, split, write_snapshot
+from pipelines.lib.progress import bar
+from pipelines.lib.recording import Limits, Recording
 
 
 def main(

@@ -15,8 +15,8 @@ from omnidraft.errors import RequestError
 from omnidraft.hosts import process
 from omnidraft.traces import archive
 from omnidraft.traces.record import TraceRecord
-from pipelines.progress import bar
-from pipelines.recording import Limits, Recording
+from pipelines.lib.progress import bar
+from pipelines.lib.recording import Limits, Recording
 
 
 def main(

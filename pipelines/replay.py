@@ -13,13 +13,13 @@ from rich.console import Console
 from rich.table import Table
 
 from omnidraft import config, wiring
-from omnidraft.agreement import foretell
+from omnidraft.distill.evaluation import speedup_model
 from omnidraft.errors import RequestError
 from omnidraft.hosts import process
 from omnidraft.traces.record import TraceRecord
-from pipelines import report, slices
-from pipelines.learning import Point, Run, fresh, learn, split, write_snapshot
-from pipelines.progress import bar
+from pipelines.lib import log_slice, report
+from pipelines.lib.learning import Point, Run, fresh, learn, split, write_snapshot
+from pipelines.lib.progress import bar
 
 EXPERIMENT = "omnidraft.replay"
 
@@ -31,7 +31,7 @@ def main(
     from_time: Annotated[str | None, typer.Option("--from", help="ISO time (UTC) or Unix milliseconds.")] = None,
     to_time: Annotated[str | None, typer.Option("--to", help="Records that ended before this time.")] = None,
     filters: Annotated[
-        list[str] | None, typer.Option("--filter", help=f"name=value,...; names: {', '.join(slices.FILTERS)}")
+        list[str] | None, typer.Option("--filter", help=f"name=value,...; names: {', '.join(log_slice.FILTERS)}")
     ] = None,
     held_out_every: Annotated[int, typer.Option(min=2, help="One request in so many judges.")] = 8,
     measure_every: Annotated[int, typer.Option(min=1, help="Steps between points of the curves.")] = 8,
@@ -40,7 +40,7 @@ def main(
     json_path: Annotated[Path | None, typer.Option("--json", help="Where all figures go.")] = None,
 ) -> None:
     """Compare ways to learn on one slice of traffic."""
-    wanted = slices.wanted(from_time, to_time, filters or [])
+    wanted = log_slice.wanted(from_time, to_time, filters or [])
     paths = [*configs, *(more_configs or [])]
     if len({path.stem for path in paths}) < len(paths):
         raise RequestError("two configurations have the same file name; their runs are named by it")
@@ -48,9 +48,9 @@ def main(
     for path in paths:
         settings = config.load(path)
         words = wiring.vocabularies(settings)
-        found = slices.read(log, settings, wanted.of_pair(settings), alignment=words.alignment.fingerprint)
+        found = log_slice.read(log, settings, wanted.of_pair(settings), alignment=words.alignment.fingerprint)
         chosen, held_out = split(found.require(), held_out_every)
-        with _Tracked(settings, path, foretell.costs(found.records)) as tracked:
+        with _Tracked(settings, path, speedup_model.costs(found.records)) as tracked:
             run = _learn(settings, words, chosen, held_out, tracked, (path.stem, num_passes, measure_every))
         if snapshots is not None:
             write_snapshot(run, snapshots / path.stem, settings, words, num_held_out=len(held_out))
@@ -67,7 +67,7 @@ def main(
 class _Tracked:
     """A run's curve in MLflow, where there is one."""
 
-    def __init__(self, settings: config.Settings, path: Path, costs: foretell.Costs | None) -> None:
+    def __init__(self, settings: config.Settings, path: Path, costs: speedup_model.Costs | None) -> None:
         self._costs = costs
         self._experiment = wiring.experiment(settings, EXPERIMENT)
         self.run_id: str | None = None

@@ -11,7 +11,7 @@ import pytest
 
 from omnidraft.errors import KernelsUnavailable
 from omnidraft.models.probe import choice
-from omnidraft.models.tiny import make_drafter, make_target
+from omnidraft.testing.tiny_models import make_drafter, make_target
 from tests.homes import make_home
 from tests.kafka_fixture import kafka_bootstrap as kafka_bootstrap
 from tests.orphans import end_orphans, name_run
@@ -90,7 +90,7 @@ class _Heard(logging.Handler):
 @pytest.fixture(autouse=True)
 def _drafting_does_not_fail(request: pytest.FixtureRequest) -> Iterator[None]:
     """A failure of drafting changes no text, so no test would see it: it fails here, unless the test is about it."""
-    logger, heard = logging.getLogger("omnidraft.decode.safe_drafting"), _Heard()
+    logger, heard = logging.getLogger("omnidraft.decode.drafting.safe_drafting"), _Heard()
     logger.addHandler(heard)
     yield
     logger.removeHandler(heard)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from omnidraft.models import store
+from omnidraft.models.catalog import store
 
 _OF_THIS_MACHINE = ("native", "probes")
 

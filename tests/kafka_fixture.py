@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.soak_parts.cluster import load_local_broker
+from pipelines.soak.cluster import load_local_broker
 
 
 def skip_without_kafka(why: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from omnidraft import config, wiring
 from omnidraft.decode.engine import Engine
-from omnidraft.decode.slot import LoadedSnapshot
+from omnidraft.decode.snapshot.slot import LoadedSnapshot
 from omnidraft.ports import DraftTree, Noise, Proposer, Request, Source, TreeLimits
 from omnidraft.telemetry.metrics import CountingMetrics
 

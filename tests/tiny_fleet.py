@@ -12,11 +12,11 @@ import httpx
 from omnidraft import config, wiring
 from omnidraft.ports import Registry
 from omnidraft.serving.app import ServedModel, application
-from omnidraft.serving.observed import Observed
-from omnidraft.serving.queue import RequestQueue
+from omnidraft.serving.request_queue import RequestQueue
+from omnidraft.serving.telemetry_middleware import Observed
 from omnidraft.telemetry.exposition import Exposition
+from omnidraft.telemetry.metric_definitions import CONTROLLER, DISTILLER, WORKER
 from omnidraft.telemetry.metrics import PrometheusMetrics
-from omnidraft.telemetry.table import CONTROLLER, DISTILLER, WORKER
 from tests.http_server import served
 from tests.tiny_engine import PATIENCE_S, tiny_settings
 

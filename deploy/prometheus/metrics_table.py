@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from omnidraft.telemetry.table import COMMON, CONTROLLER, DISTILLER, PROPOSER, WORKER
+from omnidraft.telemetry.metric_definitions import COMMON, CONTROLLER, DISTILLER, PROPOSER, WORKER
 
 PAGE = Path(__file__).parents[2] / "docs" / "observability.md"
 BEGIN, END = "<!-- metrics:", "<!-- end of metrics -->"

@@ -11,7 +11,7 @@ from omnidraft.cli.doctor import doctor
 from omnidraft.cli.generate import generate
 from omnidraft.cli.serve import serve
 from omnidraft.cli.status import status
-from omnidraft.cli.watched import run_watched
+from omnidraft.cli.supervised import run_watched
 from omnidraft.errors import OmnidraftError
 
 HELP = "Speculative decoding across tokenizers that keeps learning while it serves."

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from omnidraft.config import Settings
-    from omnidraft.decode.exactness.check import Plan
+    from omnidraft.exactness.check import Plan
     from omnidraft.ports import Mode
 
 MODES: "tuple[Mode, ...]" = ("reproducible", "fast")
@@ -48,7 +48,7 @@ def check(
     The first and second token of many seeds must follow the target's own probabilities.
     """
     from omnidraft import prompts
-    from omnidraft.decode.exactness.check import Plan
+    from omnidraft.exactness.check import Plan
 
     temperatures, modes = _temperatures(temperature), _modes(mode)
     if json_path is not None and not json_path.absolute().parent.is_dir():
@@ -65,7 +65,7 @@ def check(
 
 
 def _temperatures(text: str) -> list[float]:
-    from omnidraft.decode.sampling_limits import MAX_TEMPERATURE
+    from omnidraft.decode.sampling.validation import MAX_TEMPERATURE
 
     try:
         given = [float(each) for each in text.split(",")]
@@ -88,8 +88,8 @@ def _checked(
 ) -> dict[str, Any]:
     """The whole check, under a progress bar."""
     from omnidraft import wiring
-    from omnidraft.decode.exactness.check import Check
-    from omnidraft.decode.exactness.report import report
+    from omnidraft.exactness.check import Check
+    from omnidraft.exactness.report import report
     from omnidraft.telemetry.metrics import CountingMetrics
 
     with download_bars() as progress:

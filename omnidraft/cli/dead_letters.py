@@ -15,8 +15,8 @@ from omnidraft.cli.options import Config, printable
 from omnidraft.errors import RequestError
 
 if TYPE_CHECKING:
-    from omnidraft.distill.dead_letters import Letter
-    from omnidraft.distill.redrive import Choice, Redriven
+    from omnidraft.distill.ingest.dead_letters import Letter
+    from omnidraft.distill.ingest.redrive import Choice, Redriven
     from omnidraft.ports import LogReader
 
 app = typer.Typer(help="Messages that could not be learned from: list, show, redrive.", no_args_is_help=True)
@@ -34,7 +34,7 @@ def list_letters(
     config_path: Config = None,
 ) -> None:
     """Dead letters, oldest first."""
-    from omnidraft.distill import dead_letters
+    from omnidraft.distill.ingest import dead_letters
 
     settings = config.load(config_path)
     newest: dict[int, deque[dict[str, Any]]] = {}
@@ -86,8 +86,8 @@ def redrive(
 
 def _redrive(settings: config.Settings, choice: "Choice", again: bool) -> "Redriven":
     from omnidraft import wiring
-    from omnidraft.distill import dead_letters
-    from omnidraft.distill.redrive import Redrive, redriven_before
+    from omnidraft.distill.ingest import dead_letters
+    from omnidraft.distill.ingest.redrive import Redrive, redriven_before
 
     log = settings.log
     done: frozenset[str] = frozenset()
@@ -113,7 +113,7 @@ def _seen(letters: "Iterator[Letter]", saw: Callable[[], None]) -> "Iterator[Let
 
 
 def _choice(reasons: list[str], places: list[str], everything: bool) -> "Choice":
-    from omnidraft.distill.redrive import Choice
+    from omnidraft.distill.ingest.redrive import Choice
 
     if not (reasons or places or everything):
         raise RequestError("redrive what? Name letters with --reason or --offset PARTITION:OFFSET, or say --all")
@@ -134,7 +134,7 @@ def _dead_letters(settings: config.Settings) -> "LogReader":
 
 
 def _find(reader: "LogReader", partition: int, offset: int) -> "Letter":
-    from omnidraft.distill.dead_letters import Letter
+    from omnidraft.distill.ingest.dead_letters import Letter
 
     ends = reader.end_offsets()
     if offset >= ends.get(partition, 0):
@@ -165,7 +165,7 @@ def _content(letter: "Letter") -> dict[str, Any]:
     """The record, else its first fields, else its first bytes."""
     from omnidraft.errors import UnknownKey, UnknownSchema, WireError
     from omnidraft.traces import codec
-    from omnidraft.traces.partial import readable_fields
+    from omnidraft.traces.best_effort_decode import readable_fields
 
     value = letter.message.value
     first_bytes = {"first_bytes": value[:HEX_BYTES].hex(" ")}

@@ -7,9 +7,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from omnidraft.checkup.all_checks import examine
-from omnidraft.checkup.finding import Finding, Verdict, is_fatal
 from omnidraft.cli.options import AsJson, Config
+from omnidraft.doctor.all_checks import examine
+from omnidraft.doctor.finding import Finding, Verdict, is_fatal
 
 STYLES = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.PROBLEM: "bold red"}
 

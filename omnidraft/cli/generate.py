@@ -46,7 +46,7 @@ def generate(
     """Answer a prompt with a drafter's help, and say what it gained."""
     from omnidraft import wiring
     from omnidraft.decode.engine import Question
-    from omnidraft.decode.figures import Figures
+    from omnidraft.decode.step_stats import Figures
     from omnidraft.ports import Sampling
     from omnidraft.telemetry.metrics import CountingMetrics
 

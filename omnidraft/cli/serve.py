@@ -58,7 +58,7 @@ def serve(
 def _main(settings: "Settings") -> int:
     """Pull what is not there, which people want to watch, then be the worker."""
     from omnidraft.hosts import worker
-    from omnidraft.models import store
+    from omnidraft.models.catalog import store
 
     with download_bars() as progress:
         for name in (*settings.models.targets, settings.models.drafter):

@@ -29,9 +29,9 @@ def traces() -> None:
 @app.command("new-key")
 def new_key() -> None:
     """Print a fresh key, for log.encryption_keys or registry.signing_key."""
-    from omnidraft.bus import encrypted
+    from omnidraft.bus import encryption
 
-    print(encrypted.new_key())
+    print(encryption.new_key())
 
 
 @app.command("tail")
@@ -42,14 +42,14 @@ def tail(
 ) -> None:
     """Print trace records as JSON, one a line; unreadable ones as their error."""
     from omnidraft import wiring
-    from omnidraft.distill import whole_log
+    from omnidraft.distill.ingest import topic_scan
 
     settings = config.load(config_path)
     with closing(wiring.log_reader(settings, settings.log.traces_topic)) as reader:
         ends = reader.end_offsets()
         reader.seek_back(num)
         newest: list[Message] = []
-        for polled in whole_log.polls_until(lambda: reader.poll(num, timeout_s=1.0), ends):
+        for polled in topic_scan.polls_until(lambda: reader.poll(num, timeout_s=1.0), ends):
             newest = sorted([*newest, *polled.messages], key=_age)[-num:]
         _print(newest)
         while follow:

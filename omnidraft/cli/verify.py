@@ -13,7 +13,7 @@ from omnidraft import config
 from omnidraft.cli.options import Config, Target, printable
 
 if TYPE_CHECKING:
-    from omnidraft.distill.audit.findings import Report
+    from omnidraft.audit.findings import Report
 
 SHOWN_FAULTS = 20
 
@@ -59,7 +59,7 @@ def _print(report: "Report") -> None:
 
 
 def _summary(report: "Report") -> str:
-    from omnidraft.distill.audit.findings import Kind
+    from omnidraft.audit.findings import Kind
 
     if report.version is None:
         return "no snapshot yet"

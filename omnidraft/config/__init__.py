@@ -1,6 +1,6 @@
 """Every setting of every process."""
 
-from omnidraft.config.outside import KafkaSettings, LogSettings, RegistrySettings, Section
+from omnidraft.config.log_registry import KafkaSettings, LogSettings, RegistrySettings, Section
 from omnidraft.config.secrets import masked
 from omnidraft.config.sections import (
     AlmSettings,

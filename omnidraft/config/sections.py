@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from omnidraft.config.outside import LogSettings, RegistrySettings, Section
+from omnidraft.config.log_registry import LogSettings, RegistrySettings, Section
 from omnidraft.config.telemetry import MetricsSettings, TracingSettings
 from omnidraft.config.vllm import VllmSettings
 from omnidraft.config.worker import WorkerSettings

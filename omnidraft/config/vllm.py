@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from omnidraft.config.outside import Section
+from omnidraft.config.log_registry import Section
 
 
 class VllmSettings(Section):

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from omnidraft.config import DecodeSettings, RecorderSettings
-from omnidraft.decode.caution import Caution
-from omnidraft.decode.counting import counted
+from omnidraft.decode.decode_spans import traced
 from omnidraft.decode.loop import Decoder
-from omnidraft.decode.recorder import Recorder
-from omnidraft.decode.sampling_limits import check_sampling, unsigned_seed
-from omnidraft.decode.slot import LoadedSnapshot, SnapshotSlot
-from omnidraft.decode.spans import traced
-from omnidraft.decode.surrogates import require_text
-from omnidraft.decode.tracing import Origin, Tracer
+from omnidraft.decode.recording.record_builder import Origin, Tracer
+from omnidraft.decode.recording.trace_producer import Recorder
+from omnidraft.decode.sampling.unicode_checks import require_text
+from omnidraft.decode.sampling.validation import check_sampling, unsigned_seed
+from omnidraft.decode.snapshot.drift_throttle import Caution
+from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
+from omnidraft.decode.step_metrics import counted
 from omnidraft.errors import RequestError
 from omnidraft.ports import Metrics, Mode, Request, Sampling, Span, Step, Tracing, Untraced
 from omnidraft.vocab.tokenizer import Tokenizer

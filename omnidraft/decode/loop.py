@@ -5,14 +5,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from omnidraft.decode.beliefs import believed, log_probs
-from omnidraft.decode.costs import Costs
-from omnidraft.decode.grammar import Grammars
-from omnidraft.decode.noise import SeededNoise
-from omnidraft.decode.path import draw_path
-from omnidraft.decode.processors import Shaper
-from omnidraft.decode.safe_drafting import DraftingFailures, SafeDrafting
-from omnidraft.decode.text import TextWatch
+from omnidraft.decode.drafting.safe_drafting import DraftingFailures, SafeDrafting
+from omnidraft.decode.logprobs import believed, log_probs
+from omnidraft.decode.policy.cost_model import Costs
+from omnidraft.decode.sampling.grammar import Grammars
+from omnidraft.decode.sampling.logits_pipeline import Shaper
+from omnidraft.decode.sampling.noise import SeededNoise
+from omnidraft.decode.stop_checker import TextWatch
+from omnidraft.decode.verification import draw_path
 from omnidraft.ports import (
     DraftTree,
     Mode,

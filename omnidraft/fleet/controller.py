@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 from omnidraft.config import ControllerSettings
 from omnidraft.errors import BusError, SnapshotError, SnapshotNotFound, SnapshotStale
-from omnidraft.fleet.follower import ControlFollower
-from omnidraft.fleet.gate import Decision, decide, lineage_between
-from omnidraft.fleet.recovery import Recovery
-from omnidraft.fleet.traffic import Traffic
-from omnidraft.fleet.trial import Trial
+from omnidraft.fleet.canary_trial import Trial
+from omnidraft.fleet.control_follower import ControlFollower
+from omnidraft.fleet.drift_recovery import Recovery
+from omnidraft.fleet.promotion_gate import Decision, decide, lineage_between
+from omnidraft.fleet.request_stats import Traffic
 from omnidraft.ports import Metrics, Registry, SnapshotVersion
 
 logger = logging.getLogger(__name__)

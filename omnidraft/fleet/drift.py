@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Literal
 
 from omnidraft.config import DriftSettings
-from omnidraft.fleet.traffic import Served
+from omnidraft.fleet.request_stats import Served
 
 if TYPE_CHECKING:
     from river.drift import PageHinkley

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from omnidraft.config import Settings
 from omnidraft.errors import OmnidraftError
-from omnidraft.fleet.told import Drifting, OnTrial, Told, told
+from omnidraft.fleet.control_state import Drifting, OnTrial, Told, told
 from omnidraft.fleet.workers import WorkerFigures
 from omnidraft.ports import LogReader, Metrics, Offsets, Registry, SnapshotVersion
 

@@ -9,8 +9,8 @@ from omnidraft import wiring
 from omnidraft.config import Settings
 from omnidraft.hosts.process import stop_on_signals
 from omnidraft.telemetry.exposition import Exposition
+from omnidraft.telemetry.metric_definitions import CONTROLLER
 from omnidraft.telemetry.metrics import PrometheusMetrics
-from omnidraft.telemetry.table import CONTROLLER
 
 
 def main(settings: Settings) -> int:

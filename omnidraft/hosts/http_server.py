@@ -1,8 +1,8 @@
 """The worker's HTTP server: uvicorn with h11, and bounds on what one connection, and all of them, may take.
 
-Bounds of the body are the application's (serving/refusals.py); here are those of connections, URLs, headers and times.
-A refusal has the shape of OpenAI's errors. What was refused is read and thrown away for a moment, so that a client that
-still sends can read why.
+Bounds of the body are the application's (serving/error_handlers.py); here are those of connections, URLs, headers and
+times. A refusal has the shape of OpenAI's errors. What was refused is read and thrown away for a moment, so that a
+client that still sends can read why.
 """
 
 import asyncio

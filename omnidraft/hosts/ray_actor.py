@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from omnidraft.config import LearnerSettings, Settings
-from omnidraft.distill.loop import Distillation
+from omnidraft.distill.distiller import Distillation
 from omnidraft.hosts.process import configure_logging
-from omnidraft.models.loading import lower_priority
+from omnidraft.models.threads import lower_priority
+from omnidraft.telemetry.metric_definitions import DISTILLER
 from omnidraft.telemetry.metrics import PrometheusMetrics
-from omnidraft.telemetry.table import DISTILLER
 
 
 class DistillerActor:

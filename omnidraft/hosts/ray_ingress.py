@@ -19,9 +19,9 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from omnidraft.decode.json_limits import BODY_LIMITS
+from omnidraft.decode.sampling.json_limits import BODY_LIMITS
 from omnidraft.errors import RequestError
-from omnidraft.hosts.asgi_call import Head, HttpCall
+from omnidraft.hosts.asgi_bridge import Head, HttpCall
 from omnidraft.serving.error_object import error
 from omnidraft.telemetry.exposition import merged
 

@@ -12,10 +12,10 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 
 from omnidraft.config import Settings
-from omnidraft.hosts.asgi_call import Head, HttpCall, respond
+from omnidraft.hosts.asgi_bridge import Head, HttpCall, respond
 from omnidraft.hosts.process import configure_logging, settle
 from omnidraft.hosts.worker_threads import refresher_threads, vital_parts
-from omnidraft.vital_thread import first_problem
+from omnidraft.supervised_thread import first_problem
 
 logger = logging.getLogger(__name__)
 
@@ -49,10 +49,10 @@ class DecodeReplica:
         """
         from omnidraft import wiring
         from omnidraft.serving.app import ServedModel, application
-        from omnidraft.serving.observed import Observed
-        from omnidraft.serving.queue import RequestQueue
+        from omnidraft.serving.request_queue import RequestQueue
+        from omnidraft.serving.telemetry_middleware import Observed
+        from omnidraft.telemetry.metric_definitions import WORKER
         from omnidraft.telemetry.metrics import PrometheusMetrics
-        from omnidraft.telemetry.table import WORKER
 
         configure_logging(f"worker for {settings.models.target}")
         self._settings = settings

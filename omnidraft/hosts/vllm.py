@@ -26,8 +26,8 @@ from omnidraft.errors import ConfigError
 from omnidraft.hosts.process import formatter
 from omnidraft.models.probe import choice
 from omnidraft.telemetry.exposition import Exposition
+from omnidraft.telemetry.metric_definitions import PROPOSER, WORKER
 from omnidraft.telemetry.metrics import PrometheusMetrics
-from omnidraft.telemetry.table import PROPOSER, WORKER
 
 SUPPORTED = "0.32"
 """The minor version of vLLM whose interface this is; vLLM calls it experimental."""
@@ -167,8 +167,8 @@ def settings_for(vllm_config: VllmConfig) -> Settings:
 
 
 def _have_same_tokens(name: str, other: str) -> bool:
-    from omnidraft.models import store
-    from omnidraft.models.hf_tokenizer import load_tokenizer
+    from omnidraft.models.catalog import store
+    from omnidraft.models.hf.tokenizer import load_tokenizer
 
     folders = {store.resolve(name), store.resolve(other)}
     return len({load_tokenizer(folder).vocabulary.token_bytes for folder in folders}) == 1

@@ -11,10 +11,10 @@ from omnidraft.hosts.http_server import http_server
 from omnidraft.hosts.process import settle, stop_on_signals
 from omnidraft.hosts.worker_threads import refresher_threads, vital_parts
 from omnidraft.serving.app import ServedModel, application
-from omnidraft.serving.observed import Observed
-from omnidraft.serving.queue import RequestQueue
+from omnidraft.serving.request_queue import RequestQueue
+from omnidraft.serving.telemetry_middleware import Observed
+from omnidraft.telemetry.metric_definitions import WORKER
 from omnidraft.telemetry.metrics import PrometheusMetrics
-from omnidraft.telemetry.table import WORKER
 
 logger = logging.getLogger(__name__)
 

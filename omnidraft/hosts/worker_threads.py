@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from omnidraft.vital_thread import Vital, VitalThread
+from omnidraft.supervised_thread import Vital, VitalThread
 
 if TYPE_CHECKING:
     from omnidraft.wiring import Worker

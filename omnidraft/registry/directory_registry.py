@@ -18,8 +18,8 @@ from filelock import FileLock, Timeout
 
 from omnidraft.errors import RegistryError, SnapshotCorrupt, SnapshotNotFound, SnapshotStale
 from omnidraft.ports import SnapshotVersion
-from omnidraft.registry import staging, story
-from omnidraft.snapshots import bundle, durable
+from omnidraft.registry import manifest_export, staging
+from omnidraft.snapshots import bundle, durable_files
 from omnidraft.snapshots.files import link_folder
 from omnidraft.snapshots.manifest import Manifest
 
@@ -34,7 +34,7 @@ class DirectoryRegistry:
     def __init__(
         self, root: Path, drafter: str, target: str, *, keep_resume: int, signing_key: str | None = None
     ) -> None:
-        self._root = root / story.pair_name(drafter, target)
+        self._root = root / manifest_export.pair_name(drafter, target)
         self._pair = (drafter, target)
         self._keep_resume = keep_resume
         self._signing_key = signing_key
@@ -84,7 +84,7 @@ class DirectoryRegistry:
             link_folder(source, destination / part)
 
         with _translated(self._root):
-            place = into / story.folder_name(version, manifest)
+            place = into / manifest_export.folder_name(version, manifest)
             return staging.stage(place, manifest, parts, download, self._signing_key)
 
     def promote(self, version: int) -> None:
@@ -106,7 +106,7 @@ class DirectoryRegistry:
     def annotate(self, version: int, notes: Mapping[str, str]) -> None:
         with self._locked():
             path = self._folder(version) / "notes.json"
-            durable.write_text(path, json.dumps({**_object(path), **notes}, indent=2))
+            durable_files.write_text(path, json.dumps({**_object(path), **notes}, indent=2))
 
     def log_metrics(self, version: int, metrics: Mapping[str, float], step: int) -> None:
         with self._locked(), (self._folder(version) / "metrics.jsonl").open("a") as file:
@@ -151,8 +151,8 @@ class DirectoryRegistry:
         for part in bundle.parts_of(manifest):
             link_folder(source / part, partial / "snapshot" / part)
         bundle.write_manifest(partial / "snapshot", manifest)
-        durable.sync_tree(partial)
-        durable.put_in_place(partial, self._folder(version))
+        durable_files.sync_tree(partial)
+        durable_files.put_in_place(partial, self._folder(version))
 
     def _prune(self) -> None:
         for version in self.versions()[: -self._keep_resume]:
@@ -169,12 +169,12 @@ class DirectoryRegistry:
         return found
 
     def _write_state(self, state: Mapping[str, int]) -> None:
-        durable.write_text(self._root / "aliases.json", json.dumps(state, indent=2))
+        durable_files.write_text(self._root / "aliases.json", json.dumps(state, indent=2))
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
         with _translated(self._root):
-            durable.make_folder(self._root)
+            durable_files.make_folder(self._root)
             with FileLock(self._root / ".lock", timeout=LOCK_TIMEOUT_S):
                 yield
 

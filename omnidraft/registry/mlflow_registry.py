@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from omnidraft.errors import SnapshotCorrupt, SnapshotNotFound, SnapshotStale
 from omnidraft.ports import SnapshotVersion
-from omnidraft.registry import staging, story
+from omnidraft.registry import manifest_export, staging
 from omnidraft.registry.mlflow_runs import Runs
 from omnidraft.registry.mlflow_store import open_client, translated
 from omnidraft.snapshots import bundle
@@ -48,7 +48,7 @@ class MlflowRegistry:
     ) -> None:
         self._url = url
         self._pair = (drafter, target)
-        self._name = story.pair_name(drafter, target)
+        self._name = manifest_export.pair_name(drafter, target)
         self._keep_resume = keep_resume
         self._signing_key = signing_key
         self._abandoned_ms = abandoned_ms
@@ -93,7 +93,7 @@ class MlflowRegistry:
             def download(part: str, destination: Path) -> None:
                 self._runs.download(_run_of(found), part, destination)
 
-            place = into / story.folder_name(version, manifest)
+            place = into / manifest_export.folder_name(version, manifest)
             return staging.stage(place, manifest, parts, download, self._signing_key)
 
     def promote(self, version: int) -> None:
@@ -153,8 +153,8 @@ class MlflowRegistry:
             self._name,
             source=artifact_uri,
             run_id=run_id,
-            tags=story.tags(manifest) | {MANIFEST_TAG: manifest.model_dump_json()},
-            description=story.description(manifest),
+            tags=manifest_export.tags(manifest) | {MANIFEST_TAG: manifest.model_dump_json()},
+            description=manifest_export.description(manifest),
             await_creation_for=0,
         )
         number = int(created.version)

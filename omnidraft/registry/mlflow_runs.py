@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omnidraft.errors import SnapshotNotFound
-from omnidraft.registry import story
+from omnidraft.registry import manifest_export
 from omnidraft.registry.mlflow_store import experiment_id, local_folder
-from omnidraft.snapshots import bundle, durable
+from omnidraft.snapshots import bundle, durable_files
 from omnidraft.snapshots.files import link_folder
 from omnidraft.snapshots.manifest import Manifest
 
@@ -34,7 +34,7 @@ class Runs:
         run = self._client.create_run(
             experiment_id(self._client, self._url, self._name, self._artifacts),
             run_name=manifest.snapshot_id,
-            tags=story.tags(manifest),
+            tags=manifest_export.tags(manifest),
         )
         run_id = run.info.run_id
         self._log(run_id, manifest)
@@ -77,17 +77,19 @@ class Runs:
     def _log(self, run_id: str, manifest: Manifest) -> None:
         from mlflow.entities import Param
 
-        self._client.log_batch(run_id, params=[Param(name, value) for name, value in story.params(manifest).items()])
-        self.log_metrics(run_id, story.metrics(manifest), manifest.num_steps)
-        self._client.set_tag(run_id, "mlflow.note.content", story.description(manifest))
+        self._client.log_batch(
+            run_id, params=[Param(name, value) for name, value in manifest_export.params(manifest).items()]
+        )
+        self.log_metrics(run_id, manifest_export.metrics(manifest), manifest.num_steps)
+        self._client.set_tag(run_id, "mlflow.note.content", manifest_export.description(manifest))
 
     def _put_files(self, run_id: str, artifact_uri: str, source: Path, manifest: Manifest) -> None:
         folder = local_folder(artifact_uri)
         for part in bundle.parts_of(manifest):
             if folder:
-                durable.make_folder(folder)
+                durable_files.make_folder(folder)
                 link_folder(source / part, folder / part)
-                durable.sync_tree(folder)
+                durable_files.sync_tree(folder)
             else:
                 self._client.log_artifacts(run_id, str(source / part), part)
         self._client.log_text(run_id, bundle.manifest_text(manifest), bundle.MANIFEST)

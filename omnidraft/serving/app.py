@@ -11,14 +11,14 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from omnidraft import __version__
 from omnidraft.config import WorkerSettings
-from omnidraft.serving import document, shapes
-from omnidraft.serving.answering import Responder, ServedModel
-from omnidraft.serving.keys import Keys
-from omnidraft.serving.kinds import CHAT, CHAT_CHUNK, COMPLETION
-from omnidraft.serving.queue import RequestQueue
-from omnidraft.serving.refusals import BodyLimit, ModelNotServed, add_errors
-from omnidraft.serving.schemas import ChatRequest, CompletionRequest
-from omnidraft.vital_thread import Vital, first_problem
+from omnidraft.serving import openapi, response_schemas
+from omnidraft.serving.auth import Keys
+from omnidraft.serving.error_handlers import BodyLimit, ModelNotServed, add_errors
+from omnidraft.serving.request_queue import RequestQueue
+from omnidraft.serving.request_schemas import ChatRequest, CompletionRequest
+from omnidraft.serving.response_formats import CHAT, CHAT_CHUNK, COMPLETION
+from omnidraft.serving.responses import Responder, ServedModel
+from omnidraft.supervised_thread import Vital, first_problem
 
 __all__ = ["ServedModel", "application"]
 
@@ -43,32 +43,34 @@ def application(
     app.add_middleware(BodyLimit, max_body_bytes=settings.max_body_bytes)
     if settings.api_keys:
         app.add_middleware(Keys, keys=settings.api_keys)
-    document.describe(app, has_keys=bool(settings.api_keys))
+    openapi.describe(app, has_keys=bool(settings.api_keys))
     return app
 
 
 def _add_answers(app: FastAPI, respond: Responder) -> None:
-    @app.post("/v1/completions", responses=document.answers(shapes.Completion, shapes.Completion))
+    @app.post("/v1/completions", responses=openapi.answers(response_schemas.Completion, response_schemas.Completion))
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Go on with a text, as it is."""
         return await respond(request, body, COMPLETION, COMPLETION)
 
-    @app.post("/v1/chat/completions", responses=document.answers(shapes.ChatCompletion, shapes.ChatChunk))
+    @app.post(
+        "/v1/chat/completions", responses=openapi.answers(response_schemas.ChatCompletion, response_schemas.ChatChunk)
+    )
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Answer messages, in the target's own chat template."""
         return await respond(request, body, CHAT, CHAT_CHUNK)
 
 
 def _add_models(app: FastAPI, served: Sequence[ServedModel]) -> None:
-    known = {each.name: shapes.Model(id=each.name) for each in served}
+    known = {each.name: response_schemas.Model(id=each.name) for each in served}
 
     @app.get("/v1/models")
-    async def models() -> shapes.ModelList:
+    async def models() -> response_schemas.ModelList:
         """What is served here."""
-        return shapes.ModelList(data=list(known.values()))
+        return response_schemas.ModelList(data=list(known.values()))
 
-    @app.get("/v1/models/{name:path}", responses=document.refusals(404))
-    async def model(name: str) -> shapes.Model:
+    @app.get("/v1/models/{name:path}", responses=openapi.refusals(404))
+    async def model(name: str) -> response_schemas.Model:
         """One of them."""
         if name not in known:
             raise ModelNotServed(f"no model {name!r} here; this worker serves {', '.join(map(repr, known))}")
@@ -78,14 +80,14 @@ def _add_models(app: FastAPI, served: Sequence[ServedModel]) -> None:
 def _add_health(
     app: FastAPI, requests: RequestQueue, vital: Sequence[Vital], metrics_text: Callable[[], bytes]
 ) -> None:
-    unhealthy: dict[int | str, dict[str, Any]] = {503: {"model": shapes.Health, "description": "It is not."}}
+    unhealthy: dict[int | str, dict[str, Any]] = {503: {"model": response_schemas.Health, "description": "It is not."}}
 
-    @app.get("/healthz", response_model=shapes.Health, responses=unhealthy)
+    @app.get("/healthz", response_model=response_schemas.Health, responses=unhealthy)
     async def healthy() -> Response:
         """Whether the process does its work; one that does not is to be restarted."""
         return _health(first_problem((requests, *vital)))
 
-    @app.get("/readyz", response_model=shapes.Health, responses=unhealthy)
+    @app.get("/readyz", response_model=response_schemas.Health, responses=unhealthy)
     async def ready() -> Response:
         """Whether it takes requests."""
         return _health(requests.problem or (None if requests.is_open else "stopping"))

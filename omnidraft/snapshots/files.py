@@ -9,7 +9,7 @@ import shutil
 import stat
 from pathlib import Path
 
-from omnidraft import pacing
+from omnidraft import throttle
 from omnidraft.private_files import create
 
 _PIECE_BYTES = 2**20
@@ -21,7 +21,7 @@ def sha256_of(path: Path) -> str:
     with path.open("rb") as file:
         while piece := file.read(_PIECE_BYTES):
             digest.update(piece)
-            pacing.rest()
+            throttle.rest()
     return digest.hexdigest()
 
 

@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict
 
 class LagSample(BaseModel):
     """Records that a learner which lagged passed over, but for a sample. With the log this says which: of the records
-    of its pair in this range the `num_kept` newest ones, evenly over tenants (distill/even_sample.py)."""
+    of its pair in this range the `num_kept` newest ones, evenly over tenants
+    (distill/ingest/stratified_recent_sample.py)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 

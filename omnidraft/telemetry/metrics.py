@@ -1,4 +1,4 @@
-"""The two Metrics of ports.py: Prometheus for processes that are scraped, a counting one for all others."""
+"""The two Metrics of ports: Prometheus for processes that are scraped, a counting one for all others."""
 
 import itertools
 import logging
@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.metrics import MetricWrapperBase
 
 from omnidraft import __version__
-from omnidraft.telemetry.table import COMMON, TABLE, Metric
+from omnidraft.telemetry.metric_definitions import COMMON, TABLE, Metric
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""The Tracing of ports.py over OpenTelemetry: spans in batches to a collector, OTLP over HTTP.
+"""The Tracing of ports over OpenTelemetry: spans in batches to a collector, OTLP over HTTP.
 
 Nothing here is global: another library's OpenTelemetry in the same process is left alone. Ending a span puts it into a
 bounded queue; a thread of the SDK empties it, and what finds no collector within `timeout_s` is lost and counted.
@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from omnidraft import __version__
 from omnidraft.config import TracingSettings
 from omnidraft.ports import Metrics
-from omnidraft.traces.traceparent import accepted, is_sampled
+from omnidraft.traces.trace_context import accepted, is_sampled
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from omnidraft.errors import VocabularyError
 from omnidraft.vocab.matching import partners_by_role, spelled_by
-from omnidraft.vocab.packed import PackedLists
+from omnidraft.vocab.packed_lists import PackedLists
 from omnidraft.vocab.tokenizer import Tokenizer, Vocabulary
 
 _FORMAT = "1"

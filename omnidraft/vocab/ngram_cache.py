@@ -13,9 +13,9 @@ import numpy as np
 
 from omnidraft.errors import VocabularyError
 from omnidraft.vocab.alignment import Alignment
+from omnidraft.vocab.boundary_alignment import walk
 from omnidraft.vocab.ngram_table import ENTRY, Eviction, NgramTable
-from omnidraft.vocab.packed import PackedLists
-from omnidraft.vocab.positions import walk
+from omnidraft.vocab.packed_lists import PackedLists
 from omnidraft.vocab.tokenizer import Vocabulary
 
 MIN_LENGTH = 2

@@ -1,7 +1,7 @@
 """From settings to objects: the only package that knows every implementation. Heavy imports stay inside functions."""
 
-from omnidraft.wiring.batching import Batching, batching
-from omnidraft.wiring.control import controller
+from omnidraft.wiring.controller import controller
+from omnidraft.wiring.distiller import distillation, identity, learner, learner_of
 from omnidraft.wiring.logs import (
     existing_registry,
     experiment,
@@ -23,9 +23,9 @@ from omnidraft.wiring.models import (
     vocabularies,
 )
 from omnidraft.wiring.overview import overview, worker_url
-from omnidraft.wiring.processes import distillation, identity, learner, learner_of
-from omnidraft.wiring.serving import ServedTarget, Worker, engine, worker
 from omnidraft.wiring.telemetry import tracing
+from omnidraft.wiring.vllm import Batching, batching
+from omnidraft.wiring.worker import ServedTarget, Worker, engine, worker
 
 __all__ = [
     "Batching",

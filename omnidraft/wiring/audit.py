@@ -12,7 +12,7 @@ from omnidraft.ports import Registry, SnapshotVersion
 from omnidraft.wiring.logs import log_reader, registry, trace_source
 
 if TYPE_CHECKING:
-    from omnidraft.distill.audit.findings import Report
+    from omnidraft.audit.findings import Report
 
 
 def audit(
@@ -28,10 +28,10 @@ def audit(
         BusError, SnapshotError: log or registry cannot be read.
         LogReplaced: it is not the log that the newest snapshot learned from.
     """
-    from omnidraft.distill import dead_letters
-    from omnidraft.distill.audit.run import Unwritten, letters_of
-    from omnidraft.distill.audit.run import audit as run
-    from omnidraft.distill.log_position import require_same_log
+    from omnidraft.audit.run import Unwritten, letters_of
+    from omnidraft.audit.run import audit as run
+    from omnidraft.distill.ingest import dead_letters
+    from omnidraft.distill.ingest.log_position import require_same_log
     from omnidraft.telemetry.metrics import CountingMetrics
 
     snapshots, log = registry(settings), settings.log
@@ -52,7 +52,7 @@ def audit(
 
 def _remembered(snapshots: Registry, versions: Sequence[SnapshotVersion]) -> frozenset[int] | None:
     """None: the newest snapshot came without them."""
-    from omnidraft.distill.intake import seen_names
+    from omnidraft.distill.ingest.batcher import seen_names
     from omnidraft.distill.publisher import INTAKE
     from omnidraft.snapshots import bundle
 

@@ -11,7 +11,7 @@ from omnidraft.errors import ConfigError, RegistryError
 from omnidraft.ports import LogReader, LogWriter, Metrics, Registry, TopicFacts
 
 if TYPE_CHECKING:
-    from omnidraft.distill.source import TraceSource
+    from omnidraft.distill.ingest.trace_consumer import TraceSource
     from omnidraft.registry.mlflow_tracking import Experiment
 
 
@@ -24,7 +24,7 @@ def log_writer(settings: Settings, topic: str) -> LogWriter:
     writer, keys = _plain_writer(settings, topic), _keys(settings, topic)
     if not keys:
         return writer
-    from omnidraft.bus.encrypted import EncryptedWriter
+    from omnidraft.bus.encryption import EncryptedWriter
 
     sealed = SEALED_HEADERS if topic == settings.log.dead_letters_topic else ()
     return EncryptedWriter(writer, keys, sealed=sealed)
@@ -35,7 +35,7 @@ def log_reader(settings: Settings, topic: str) -> LogReader:
     reader, keys = _plain_reader(settings, topic), _keys(settings, topic)
     if not keys:
         return reader
-    from omnidraft.bus.encrypted import EncryptedReader
+    from omnidraft.bus.encryption import EncryptedReader
 
     return EncryptedReader(reader, keys)
 
@@ -109,7 +109,7 @@ def trace_source(
     settings: Settings, alignment: str | None, reader: LogReader, dead_letters: LogWriter, metrics: Metrics
 ) -> "TraceSource":
     """The records of this pair in the trace topic."""
-    from omnidraft.distill.source import TraceSource
+    from omnidraft.distill.ingest.trace_consumer import TraceSource
 
     return TraceSource(
         reader,

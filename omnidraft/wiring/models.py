@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     import numpy as np
     from rich.progress import Progress
 
-    from omnidraft.decode.costs import Costs
-    from omnidraft.decode.slot import LoadedSnapshot
-    from omnidraft.models.hf_tokenizer import HfTokenizer
+    from omnidraft.decode.policy.cost_model import Costs
+    from omnidraft.decode.snapshot.slot import LoadedSnapshot
+    from omnidraft.models.hf.tokenizer import HfTokenizer
     from omnidraft.models.shared_drafter import SharedDrafter
     from omnidraft.vocab.alignment import Alignment
     from omnidraft.vocab.ngram_cache import NgramCache
@@ -43,8 +43,8 @@ class Vocabularies:
 
 def vocabularies(settings: Settings, progress: "Progress | None" = None) -> Vocabularies:
     """Raises ModelError when a model cannot be had."""
-    from omnidraft.models import store
-    from omnidraft.models.hf_tokenizer import load_tokenizer
+    from omnidraft.models.catalog import store
+    from omnidraft.models.hf.tokenizer import load_tokenizer
     from omnidraft.vocab.alignment import align_cached
 
     target_folder = store.resolve(settings.models.target, progress=progress)
@@ -58,7 +58,7 @@ def target(settings: Settings, words: Vocabularies) -> Target:
     """The target, ready to decode. Raises ConfigError, ModelError, VocabularyError."""
     match settings.models.engine:
         case "transformers":
-            from omnidraft.models.transformers_target import load_target
+            from omnidraft.models.hf.target import load_target
 
             section = settings.models
             how = {"precision": section.precision, "kernels": section.kernels}
@@ -68,10 +68,10 @@ def target(settings: Settings, words: Vocabularies) -> Target:
 
 
 def _llamacpp_target(settings: Settings, words: Vocabularies) -> Target:
-    from omnidraft.models import store
-    from omnidraft.models.llamacpp_context import library
-    from omnidraft.models.llamacpp_target import load_target
-    from omnidraft.models.llamacpp_trial import require_sound
+    from omnidraft.models.catalog import store
+    from omnidraft.models.llamacpp.context import library
+    from omnidraft.models.llamacpp.crash_probe import require_sound
+    from omnidraft.models.llamacpp.target import load_target
 
     if settings.models.precision != "auto":
         raise ConfigError("models.precision is for transformers; with models.engine = 'llamacpp' the GGUF file says it")
@@ -96,8 +96,8 @@ def ngram_cache(settings: Settings, words: Vocabularies, arrays: "Mapping[str, n
 
 def base_drafter(settings: Settings, words: Vocabularies) -> "SharedDrafter":
     """The drafter as it comes, loaded when first needed; one for all targets."""
+    from omnidraft.models.hf.drafter import load_drafter
     from omnidraft.models.shared_drafter import SharedDrafter
-    from omnidraft.models.torch_drafter import load_drafter
 
     section = settings.models
     return SharedDrafter(
@@ -126,8 +126,8 @@ def loader_of(
         make: the proposer of a snapshot's weights and cache.
         base: who holds the base drafter for several targets; None holds one for this loader.
     """
-    from omnidraft.decode.slot import LoadedSnapshot
-    from omnidraft.models.torch_drafter import load_drafter
+    from omnidraft.decode.snapshot.slot import LoadedSnapshot
+    from omnidraft.models.hf.drafter import load_drafter
     from omnidraft.snapshots import bundle
 
     shared = base or base_drafter(settings, words)
@@ -154,10 +154,10 @@ def proposer(
     settings: DecodeSettings, words: Vocabularies, model: DraftModel, ngrams: "NgramCache", costs: "Costs"
 ) -> Proposer:
     """The drafter and lookup, under the policy of the settings."""
-    from omnidraft.decode.noise_weight import NoiseWeights
-    from omnidraft.decode.proposers.drafter import Drafter
-    from omnidraft.decode.proposers.lookup import Lookup
-    from omnidraft.decode.proposers.tree import TreeProposer
+    from omnidraft.decode.drafting.drafter import Drafter
+    from omnidraft.decode.drafting.noise_coupling import NoiseWeights
+    from omnidraft.decode.drafting.prompt_lookup import Lookup
+    from omnidraft.decode.drafting.tree_proposer import TreeProposer
 
     weights = NoiseWeights((0.0, 0.5, 1.0) if settings.noise_weight is None else (settings.noise_weight,))
     step_s = costs.steps(model) if settings.policy == "cost" else None
@@ -171,10 +171,10 @@ def proposer(
 
 def _policies(settings: DecodeSettings, costs: "Costs", model: DraftModel) -> Callable[[Mode, str], Policy]:
     """One policy a mode and tenant."""
-    from omnidraft.decode.policies.acceptance import AcceptancePolicy
-    from omnidraft.decode.policies.cost import CostPolicy
-    from omnidraft.decode.policies.fixed import FixedPolicy
-    from omnidraft.decode.policies.threshold import ThresholdPolicy
+    from omnidraft.decode.policy.acceptance import AcceptancePolicy
+    from omnidraft.decode.policy.cost import CostPolicy
+    from omnidraft.decode.policy.fixed import FixedPolicy
+    from omnidraft.decode.policy.threshold import ThresholdPolicy
 
     @lru_cache(_MOST_STREAMS)
     def policy(mode: Mode, tenant: str) -> Policy:

@@ -7,7 +7,7 @@ from omnidraft.config import Settings
 from omnidraft.errors import ConfigError
 
 if TYPE_CHECKING:
-    from omnidraft.decode.redacting import Redactor
+    from omnidraft.decode.recording.redactor import Redactor
 
 
 def redactor(settings: Settings) -> "Redactor | None":

@@ -13,7 +13,7 @@ from omnidraft.wiring.logs import registry, signing_key
 from omnidraft.wiring.models import SnapshotLoader
 
 if TYPE_CHECKING:
-    from omnidraft.decode.slot import LoadedSnapshot
+    from omnidraft.decode.snapshot.slot import LoadedSnapshot
 
 
 UNPUBLISHED = 0

@@ -59,7 +59,7 @@ class Learned:
 
 
 def learner(records_per_s: float, measured: Measured, hours: float, rng: np.random.Generator) -> Learned:
-    """It learns what comes in order; too far behind, a sample of the newest, as distill/lag.py does.
+    """It learns what comes in order; too far behind, a sample of the newest, as distill/ingest/lag.py does.
 
     The first half of the time is not counted: the learner falls behind in it.
     """

@@ -14,11 +14,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from omnidraft import wiring
 from omnidraft.config import Settings
 from omnidraft.decode.engine import Engine, Question
-from omnidraft.decode.policies.fixed import FixedPolicy
-from omnidraft.models.branches import BranchingSession
-from omnidraft.models.tiny import make_target
+from omnidraft.decode.policy.fixed import FixedPolicy
+from omnidraft.models.kv_session import BranchingSession
 from omnidraft.ports import Sampling, Step
 from omnidraft.telemetry.metrics import CountingMetrics
+from omnidraft.testing.tiny_models import make_target
 from tests.tiny_engine import tiny_settings
 
 CONTEXT = 96
@@ -69,7 +69,7 @@ def engine(
     """Over both ways in which a drafter computes."""
     monkeypatch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))
     if request.param == "torch":
-        monkeypatch.setattr("omnidraft.models.torch_drafter.is_supported", lambda model: False)
+        monkeypatch.setattr("omnidraft.models.hf.drafter.is_supported", lambda model: False)
     return wiring.engine(without_lookup(models), METRICS).engine
 
 

@@ -23,36 +23,36 @@ import pytest
 from fastapi.testclient import TestClient
 
 from omnidraft import config, wiring
+from omnidraft.audit.findings import Report
+from omnidraft.audit.run import Unwritten, audit, letters_of
 from omnidraft.bus import kafka_log
-from omnidraft.bus.memory_log import MemoryLog, MemoryReader, MemoryWriter
 from omnidraft.bus.sqlite_expiry import MOST_EXPIRED
 from omnidraft.bus.sqlite_log import MALFORMED, SqliteReader, SqliteWriter
 from omnidraft.config import RecorderSettings, WorkerSettings
-from omnidraft.decode.recorder import Recorder
-from omnidraft.distill import dead_letters
-from omnidraft.distill.audit.findings import Report
-from omnidraft.distill.audit.run import Unwritten, audit, letters_of
-from omnidraft.distill.guidance import Guidance
-from omnidraft.distill.source import TraceSource
+from omnidraft.decode.recording.trace_producer import Recorder
+from omnidraft.distill.control import Guidance
+from omnidraft.distill.ingest import dead_letters
+from omnidraft.distill.ingest.trace_consumer import TraceSource
 from omnidraft.errors import BusError, OffsetOutOfRange, RegistryError, SnapshotCorrupt, SnapshotNotFound, StorageError
 from omnidraft.fleet import announcements
-from omnidraft.fleet.follower import ControlFollower
-from omnidraft.fleet.traffic import Traffic
+from omnidraft.fleet.control_follower import ControlFollower
+from omnidraft.fleet.request_stats import Traffic
 from omnidraft.ports import Outgoing, Polled
 from omnidraft.registry.directory_registry import DirectoryRegistry
 from omnidraft.serving.app import application
-from omnidraft.serving.queue import RequestQueue
+from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.snapshots import bundle
+from omnidraft.supervised_thread import VitalThread
 from omnidraft.telemetry.metrics import CountingMetrics
+from omnidraft.testing.memory_log import MemoryLog, MemoryReader, MemoryWriter
 from omnidraft.traces import codec
-from omnidraft.vital_thread import VitalThread
 from tests.cli_runs import run_cli
 from tests.kafka_fixture import kafka_bootstrap  # noqa: F401  (a fixture)
 from tests.snapshot_folders import make_bundle
 from tests.trace_records import make_record
-from tests.unit.decode.test_refresh import Worker, champion
+from tests.unit.decode.snapshot.test_updater import Worker, champion
 from tests.unit.distill.conftest import one_thread, pair  # noqa: F401  (fixtures: pytest finds them by name)
-from tests.unit.distill.test_loop import TEXTS, Setting, impatient, learned, names, run_until_idle  # noqa: F401
+from tests.unit.distill.test_distiller import TEXTS, Setting, impatient, learned, names, run_until_idle  # noqa: F401
 
 HOUR_MS = 3_600_000
 ROOT = Path(__file__).parents[2]
@@ -110,7 +110,7 @@ class Outage(Setting):
 
 @pytest.fixture
 def outage(pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Outage:  # noqa: F811
-    monkeypatch.setattr("omnidraft.distill.loop.WAITING_S", 0.0)
+    monkeypatch.setattr("omnidraft.distill.distiller.WAITING_S", 0.0)
     return Outage(pair, tmp_path)
 
 
@@ -438,7 +438,7 @@ except StorageError as exc:
 
 
 def test_a_journal_that_cannot_be_written_stops_no_learning(outage, caplog):
-    from omnidraft.distill.journal import Journal
+    from omnidraft.distill.ingest.crash_journal import Journal
 
     (outage.folder / "file").write_text("in the way")
     outage.emit(*names(4))
@@ -741,7 +741,7 @@ class KafkaOutage(Outage):
 
 @pytest.fixture
 def on_kafka(pair, tmp_path: Path, kafka_bootstrap: str, monkeypatch) -> KafkaOutage:  # noqa: F811
-    monkeypatch.setattr("omnidraft.distill.loop.WAITING_S", 0.0)
+    monkeypatch.setattr("omnidraft.distill.distiller.WAITING_S", 0.0)
     return KafkaOutage(pair, tmp_path, kafka_bootstrap)
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from omnidraft.bus.sqlite_log import SqliteWriter
-from omnidraft.distill.journal import Journal
-from omnidraft.distill.record_tensors import to_tensors
+from omnidraft.distill.ingest.crash_journal import Journal
+from omnidraft.distill.ingest.record_tensors import to_tensors
 from omnidraft.ports import Outgoing
 from omnidraft.registry.directory_registry import DirectoryRegistry
 from omnidraft.snapshots import bundle, files

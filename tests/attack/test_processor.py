@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from omnidraft.models.probe.choice import ISA_VARIABLE
-from omnidraft.models.probe.crash_probe import Outcome, run_once
-from pipelines.fleet import Fleet, ServiceFailed
+from omnidraft.models.probe.subprocess_trial import Outcome, run_once
+from pipelines.lib.local_cluster import Fleet, ServiceFailed
 from tests.homes import make_home
 
 HERE = Path(__file__).parent
@@ -182,7 +182,7 @@ def test_a_home_that_cannot_be_written_costs_the_memory_only(tmp_path: Path) -> 
 
 def test_a_command_that_is_killed_for_memory_says_so_and_ends_alike() -> None:
     code = (
-        "import os, signal; from omnidraft.cli.watched import run_watched; "
+        "import os, signal; from omnidraft.cli.supervised import run_watched; "
         "run_watched(lambda: os.kill(os.getpid(), signal.SIGKILL))"
     )
     died = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -193,7 +193,7 @@ def test_a_command_that_is_killed_for_memory_says_so_and_ends_alike() -> None:
 
 def test_a_command_that_a_signal_ends_says_so_and_ends_alike(tmp_path: Path) -> None:
     code = (
-        "import os, signal; from omnidraft.cli.watched import run_watched; "
+        "import os, signal; from omnidraft.cli.supervised import run_watched; "
         "run_watched(lambda: os.kill(os.getpid(), signal.SIGILL))"
     )
     died = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -206,7 +206,7 @@ def test_a_command_that_a_signal_ends_says_so_and_ends_alike(tmp_path: Path) -> 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_a_command_reaches_what_it_runs(number: signal.Signals) -> None:
     code = (
-        "import signal, sys; from omnidraft.cli.watched import run_watched\n"
+        "import signal, sys; from omnidraft.cli.supervised import run_watched\n"
         "def command():\n"
         f"    signal.signal({int(number)}, lambda *_: sys.exit(7))\n"
         "    print('ready', flush=True); signal.pause()\n"
@@ -221,7 +221,7 @@ def test_a_signal_to_a_command_reaches_what_it_runs(number: signal.Signals) -> N
 
 def test_a_command_that_is_killed_leaves_nothing_running() -> None:
     code = (
-        "import os, signal; from omnidraft.cli.watched import run_watched; "
+        "import os, signal; from omnidraft.cli.supervised import run_watched; "
         "run_watched(lambda: (print(os.getpid(), flush=True), signal.pause()))"
     )
     command = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE)

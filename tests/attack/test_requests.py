@@ -23,7 +23,7 @@ from omnidraft import wiring
 from omnidraft.config import ApiKey, WorkerSettings
 from omnidraft.ports import DraftTree, Mode, Target, TargetSession, TreeLimits
 from omnidraft.serving.app import ServedModel, application
-from omnidraft.serving.queue import RequestQueue
+from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.telemetry.metrics import CountingMetrics
 from tests.attack.grammar_corpus import bodies
 from tests.attack.raw_http import Address, message_of, post, read_all, status_of

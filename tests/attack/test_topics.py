@@ -17,13 +17,13 @@ from pathlib import Path
 
 import pytest
 
-from omnidraft.distill import dead_letters, whole_log
-from omnidraft.distill.source import TraceSource
+from omnidraft.distill.ingest import dead_letters, topic_scan
+from omnidraft.distill.ingest.trace_consumer import TraceSource
 from omnidraft.fleet import announcements
-from omnidraft.fleet.follower import ControlFollower
+from omnidraft.fleet.control_follower import ControlFollower
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import codec
-from pipelines.soak_parts.cluster import load_local_broker
+from pipelines.soak.cluster import load_local_broker
 from tests.attack import hostile_batches
 from tests.kafka_fixture import kafka_bootstrap, skip_without_kafka  # noqa: F401  (a fixture)
 from tests.raw_batches import Batch, RawProducer, batch, record
@@ -131,7 +131,7 @@ def test_a_header_name_that_is_not_utf8_is_a_dead_letter_and_its_neighbours_are_
     letters, metrics = KafkaWriter(kafka_bootstrap, f"{topic}-dead"), CountingMetrics()
     with closing(KafkaReader(kafka_bootstrap, topic)) as reader, closing(letters):
         source = TraceSource(reader, letters, "aligned", metrics, topic=topic)
-        polls = list(whole_log.polls_until(lambda: source.poll(100, 1.0), reader.end_offsets()))
+        polls = list(topic_scan.polls_until(lambda: source.poll(100, 1.0), reader.end_offsets()))
     assert [each.request_id for polled in polls for _, _, each in polled.records] == ["one", "three"]
     assert metrics.value("omnidraft_traces_skipped_total", reason="malformed_record") == 1
     with closing(KafkaReader(kafka_bootstrap, f"{topic}-dead")) as reader:
@@ -151,7 +151,7 @@ def test_a_batch_that_cannot_be_unpacked_is_one_dead_letter_of_all_its_offsets(k
     letters, metrics = KafkaWriter(kafka_bootstrap, f"{topic}-dead"), CountingMetrics()
     with closing(KafkaReader(kafka_bootstrap, topic)) as reader, closing(letters):
         source = TraceSource(reader, letters, "aligned", metrics, topic=topic)
-        (polled,) = whole_log.polls_until(lambda: source.poll(100, 1.0), reader.end_offsets())
+        (polled,) = topic_scan.polls_until(lambda: source.poll(100, 1.0), reader.end_offsets())
     assert polled.skipped == ((0, 3, "malformed_batch", 4),)
     assert metrics.value("omnidraft_traces_skipped_total", reason="malformed_batch") == 4
     with closing(KafkaReader(kafka_bootstrap, f"{topic}-dead")) as reader:
@@ -303,7 +303,7 @@ def read_all(servers: str, topic: str) -> tuple[list[int], Counter[str]]:
 
     offsets, lost = list[int](), Counter[str]()
     with closing(KafkaReader(servers, topic, request_timeout_s=3)) as reader:
-        for polled in whole_log.polls_until(lambda: reader.poll(50, 1.0), reader.end_offsets(), idle_s=60):
+        for polled in topic_scan.polls_until(lambda: reader.poll(50, 1.0), reader.end_offsets(), idle_s=60):
             for message in polled.messages:
                 if message.damage is None:
                     offsets.append(message.offset)

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from omnidraft.bus.encrypted import EncryptedReader, EncryptedWriter, new_key
-from omnidraft.bus.memory_log import MemoryLog, MemoryReader, MemoryWriter
+from omnidraft.bus.encryption import EncryptedReader, EncryptedWriter, new_key
 from omnidraft.bus.sqlite_log import SqliteReader, SqliteWriter
 from omnidraft.errors import OffsetOutOfRange
 from omnidraft.ports import LogReader, LogWriter, Message, Outgoing
+from omnidraft.testing.memory_log import MemoryLog, MemoryReader, MemoryWriter
 from tests.kafka_fixture import kafka_bootstrap  # noqa: F401  (a fixture: pytest finds it by name)
 
 PARTITIONS = 3

@@ -5,9 +5,9 @@ import torch
 
 from omnidraft.decode.loop import Decoder
 from omnidraft.errors import RequestError
-from omnidraft.models.llama_target import LlamaTarget
-from omnidraft.models.toy import ToyTable, ToyTarget
+from omnidraft.models.native.target import LlamaTarget
 from omnidraft.ports import DraftTree, Request, Sampling, Target
+from omnidraft.testing.toy_models import ToyTable, ToyTarget
 from omnidraft.vocab.tokenizer import Vocabulary
 from tests.unit.decode.toys import RandomTrees, emitted
 from tests.unit.models.tiny import VOCAB_SIZE, text, tiny_model, tiny_target

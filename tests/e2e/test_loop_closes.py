@@ -12,10 +12,10 @@ import psutil
 import pytest
 
 from omnidraft import config, wiring
-from omnidraft.distill import whole_log
+from omnidraft.distill.ingest import topic_scan
 from omnidraft.fleet import announcements
 from omnidraft.ports import Registry, SnapshotVersion
-from pipelines.fleet import Fleet, is_serving
+from pipelines.lib.local_cluster import Fleet, is_serving
 from tests.cli_runs import run_cli
 
 NUM_FIRST, NUM_SECOND = 14, 14
@@ -149,7 +149,7 @@ def ask(url: str, number: int) -> dict[str, object]:
 def control_messages(settings: config.Settings) -> set[str]:
     """Kinds of all that was announced."""
     reader = wiring.log_reader(settings, settings.log.control_topic)
-    return {announcements.read(message).kind for message in whole_log.messages(reader)}
+    return {announcements.read(message).kind for message in topic_scan.messages(reader)}
 
 
 def newest(registry: Registry) -> SnapshotVersion:

@@ -12,13 +12,12 @@ import pytest
 from omnidraft import wiring
 from omnidraft.bus.sqlite_log import SqliteWriter
 from omnidraft.config import Settings
-from omnidraft.distill import whole_log
+from omnidraft.distill.ingest import topic_scan
 from omnidraft.ports import Outgoing
 from omnidraft.snapshots.files import sha256_of
-from pipelines import soak
-from pipelines.soak_parts import judging, tiny_pair, uninterrupted
-from pipelines.soak_parts.cluster import BROKER, REGISTRY, Cluster
-from pipelines.soak_parts.kills import EVIDENCE
+from pipelines.soak import __main__, tiny_pair, uninterrupted, verdict
+from pipelines.soak.cluster import BROKER, REGISTRY, Cluster
+from pipelines.soak.kills import EVIDENCE
 from tests.cli_runs import run_pipeline
 from tests.kafka_fixture import require_jars
 
@@ -35,7 +34,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory, omnidraft_home: Path) -> It
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))
         out = tmp_path_factory.mktemp("soak")
-        run_pipeline(soak.main, "--parts", "kills", "--kills", NUM_KILLS, "--pace-s", 2, "--out", out)
+        run_pipeline(__main__.main, "--parts", "kills", "--kills", NUM_KILLS, "--pace-s", 2, "--out", out)
         yield out
 
 
@@ -62,34 +61,34 @@ def again(killed: Path) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def evidence(killed: Path) -> judging.Evidence:
-    return judging.load(killed / "kills" / EVIDENCE)
+def evidence(killed: Path) -> verdict.Evidence:
+    return verdict.load(killed / "kills" / EVIDENCE)
 
 
-def test_what_was_saved_is_judged_the_same(again: Cluster, evidence: judging.Evidence, killed: Path) -> None:
+def test_what_was_saved_is_judged_the_same(again: Cluster, evidence: verdict.Evidence, killed: Path) -> None:
     figures = json.loads((killed / "report.json").read_text())["parts"]["kills"]["figures"]
-    judged = judging.judge(again.settings, evidence)
+    judged = verdict.judge(again.settings, evidence)
     assert judged == {name: figures[name] for name in judged}
 
 
-def test_an_acknowledged_record_that_is_not_in_the_log_is_lost(again: Cluster, evidence: judging.Evidence) -> None:
+def test_an_acknowledged_record_that_is_not_in_the_log_is_lost(again: Cluster, evidence: verdict.Evidence) -> None:
     more = replace(evidence, acknowledged=evidence.acknowledged | {"never-sent"})
-    assert judging.judge(again.settings, more)["acknowledged_lost"] == 1
+    assert verdict.judge(again.settings, more)["acknowledged_lost"] == 1
     counted = replace(evidence, num_acknowledged=evidence.num_acknowledged + 3)
-    assert judging.judge(again.settings, counted)["acknowledged_lost"] >= 1
+    assert verdict.judge(again.settings, counted)["acknowledged_lost"] >= 1
 
 
 def test_a_record_that_was_cut_out_of_the_log_is_lost(
-    again: Cluster, evidence: judging.Evidence, tmp_path: Path
+    again: Cluster, evidence: verdict.Evidence, tmp_path: Path
 ) -> None:
     """In a copy of the log; the whole copy is clean."""
     copied = copy_of_log(again.settings, tmp_path / "log.db")
-    assert judging.judge(copied, evidence)["acknowledged_lost"] == 0
+    assert verdict.judge(copied, evidence)["acknowledged_lost"] == 0
     topic = again.settings.log.traces_topic
     with sqlite3.connect(tmp_path / "log.db") as connection:
         connection.execute("DELETE FROM messages WHERE topic = ? AND offset = 2", (topic,))
     connection.close()
-    judged = judging.judge(copied, evidence)
+    judged = verdict.judge(copied, evidence)
     assert judged["acknowledged_lost"] >= 1
     assert any("the log lacks offsets 2 to 2" in fault for fault in judged["faults"])
 
@@ -99,21 +98,21 @@ def copy_of_log(settings: Settings, path: Path) -> Settings:
     for topic in (settings.log.traces_topic, settings.log.dead_letters_topic):
         writer = SqliteWriter(path, topic)
         with closing(wiring.log_reader(settings, topic)) as reader:
-            for message in whole_log.messages(reader):
+            for message in topic_scan.messages(reader):
                 writer.append([Outgoing(message.key, message.value, message.headers)])
         writer.close()
     log = settings.log.model_copy(update={"url": f"sqlite:///{path}"})
     return settings.model_copy(update={"log": log})
 
 
-def test_an_answer_that_is_not_plain_decodings_is_corrupt(again: Cluster, evidence: judging.Evidence) -> None:
+def test_an_answer_that_is_not_plain_decodings_is_corrupt(again: Cluster, evidence: verdict.Evidence) -> None:
     question, reply = evidence.replies[0]
     wrong = replace(evidence, replies=[(question, replace(reply, text=reply.text + "!")), *evidence.replies[1:]])
-    assert judging.judge(again.settings, wrong)["corrupt_served"] == 1
+    assert verdict.judge(again.settings, wrong)["corrupt_served"] == 1
     unknown = replace(evidence, replies=[(question, replace(reply, snapshot_id="nobody")), *evidence.replies[1:]])
-    assert judging.judge(again.settings, unknown)["corrupt_served"] == 1
+    assert verdict.judge(again.settings, unknown)["corrupt_served"] == 1
     torn = replace(evidence, beginnings=[(question, reply.text[:3] + "!")])
-    assert judging.judge(again.settings, torn)["corrupt_served"] == 1
+    assert verdict.judge(again.settings, torn)["corrupt_served"] == 1
 
 
 def test_a_run_that_learns_otherwise_has_other_weights(again: Cluster, tmp_path: Path) -> None:
@@ -123,7 +122,7 @@ def test_a_run_that_learns_otherwise_has_other_weights(again: Cluster, tmp_path:
     assert compared.differing
 
 
-def test_a_snapshot_whose_file_was_changed_is_corrupt(again: Cluster, evidence: judging.Evidence) -> None:
+def test_a_snapshot_whose_file_was_changed_is_corrupt(again: Cluster, evidence: verdict.Evidence) -> None:
     """The last test of this fleet: its registry is not whole afterwards."""
     served = [reply.snapshot_id for _, reply in evidence.replies]
     version = next(each for each in wiring.registry(again.settings).versions() if each.manifest.snapshot_id in served)
@@ -133,7 +132,7 @@ def test_a_snapshot_whose_file_was_changed_is_corrupt(again: Cluster, evidence: 
             content = bytearray(path.read_bytes())
             content[-1] ^= 1
             path.write_bytes(content)
-    num_corrupt = judging.judge(again.settings, evidence)["corrupt_served"]
+    num_corrupt = verdict.judge(again.settings, evidence)["corrupt_served"]
     assert num_corrupt >= served.count(version.manifest.snapshot_id) > 0
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.soak_parts import broker_down, registry_down, throughput
-from pipelines.soak_parts.cluster import BROKER, Cluster
-from pipelines.soak_parts.part import Plan
+from pipelines.soak import broker_down, registry_down, throughput
+from pipelines.soak.cluster import BROKER, Cluster
+from pipelines.soak.part import Plan
 from tests.kafka_fixture import require_jars
 
 pytestmark = [pytest.mark.kafka, pytest.mark.long, pytest.mark.timeout(600)]

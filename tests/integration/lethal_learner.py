@@ -14,7 +14,7 @@ from typing import Any
 from omnidraft import config, wiring
 from omnidraft.errors import SnapshotStale
 from omnidraft.hosts.ray_actor import DistillerActor
-from omnidraft.models import trainable_drafter
+from omnidraft.models.hf import trainable_drafter
 from omnidraft.ports import PackedTexts
 
 LETHAL = (81, 82, 83)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from omnidraft.decode.noise import SeededNoise
+from omnidraft.decode.sampling.noise import SeededNoise
 from tests.cli_runs import run_cli
 
 ROOT = Path(__file__).parents[2]

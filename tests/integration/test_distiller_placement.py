@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from omnidraft.models.tiny import make_drafter, make_target
+from omnidraft.testing.tiny_models import make_drafter, make_target
 
 ROOT = Path(__file__).parents[2]
 ACTOR = "ray::Distill"

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from omnidraft import config, wiring
-from omnidraft.checkup import log, registry
-from omnidraft.checkup.finding import Verdict
+from omnidraft.doctor import log, registry
+from omnidraft.doctor.finding import Verdict
 from omnidraft.ports import Outgoing
 from tests.cli_runs import run_cli
 from tests.snapshot_folders import make_bundle

@@ -13,9 +13,9 @@ import pytest
 
 from omnidraft import config, wiring
 from omnidraft.config import RecorderSettings
-from omnidraft.decode.recorder import Recorder
-from omnidraft.distill import dead_letters, whole_log
-from omnidraft.distill.source import TraceSource
+from omnidraft.decode.recording.trace_producer import Recorder
+from omnidraft.distill.ingest import dead_letters, topic_scan
+from omnidraft.distill.ingest.trace_consumer import TraceSource
 from omnidraft.errors import BusError
 from omnidraft.ports import LogReader, Outgoing
 from omnidraft.telemetry.metrics import CountingMetrics
@@ -61,7 +61,7 @@ def learn(settings: config.Settings) -> tuple[list[str], list[str]]:
     ):
         source = TraceSource(reader, letters, None, CountingMetrics(), topic=log.traces_topic)
         source.seek({})
-        polls = list(whole_log.polls_until(lambda: source.poll(100, 1.0), reader.end_offsets()))
+        polls = list(topic_scan.polls_until(lambda: source.poll(100, 1.0), reader.end_offsets()))
     records = [each.request_id for polled in polls for _, _, each in polled.records]
     return records, [reason for polled in polls for _, _, reason, _ in polled.skipped]
 
@@ -70,7 +70,7 @@ def stored(settings: config.Settings, topic: str) -> list[bytes]:
     """Keys, values and headers as they lie in the log, read without any key."""
     plain = settings.model_copy(update={"log": settings.log.model_copy(update={"encryption_keys": ()})})
     with closing(wiring.log_reader(plain, topic)) as reader:
-        return [b"".join([each.value, *each.headers.values()]) for each in whole_log.messages(reader)]
+        return [b"".join([each.value, *each.headers.values()]) for each in topic_scan.messages(reader)]
 
 
 def test_what_users_said_lies_in_the_log_only_without_a_key(settings: Settings) -> None:
@@ -125,7 +125,7 @@ def test_letters_are_closed_too_and_their_messages_go_back_readable(
     assert "refused 1: encrypted with a key that is not among log.encryption_keys" in locked
     assert run(asked, monkeypatch, capsys, "dead-letters", "redrive", "--all").startswith("1 redriven")
     with closing(wiring.log_reader(asked, traces)) as reader:
-        assert [each.value for each in whole_log.messages(reader)] == [WORDS.tobytes()] * 2
+        assert [each.value for each in topic_scan.messages(reader)] == [WORDS.tobytes()] * 2
 
 
 def test_tail_and_verify_read_what_is_encrypted(

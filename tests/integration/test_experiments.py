@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from omnidraft.errors import ConfigError, RequestError
-from pipelines import drift, paper_table
-from pipelines.table_cells import Cells
+from pipelines import drift
+from pipelines.lib.result_cache import Cells
+from pipelines.paper_table import __main__
 from tests.cli_runs import run_pipeline as run
 
 TEXTS = {"numbers": "How many are {n} and {n}?", "clips": "Natalia sold {n} clips in May. How many in April?"}
@@ -54,8 +55,8 @@ def table_arguments(data: Path, tmp_path: Path, models: tuple[Path, Path]) -> li
 def test_the_papers_tables_come_out_whole_and_exact(
     data: Path, tmp_path: Path, tiny_models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(paper_table, "LORA_RANKS", (2, 4))
-    run(paper_table.main, *table_arguments(data, tmp_path, tiny_models))
+    monkeypatch.setattr(__main__, "LORA_RANKS", (2, 4))
+    run(__main__.main, *table_arguments(data, tmp_path, tiny_models))
     cells = json.loads((tmp_path / "table.json").read_text())["cells"]
     for task in TEXTS:
         rows = cells[f"table/{tiny_models[0]}/{task}"]
@@ -63,7 +64,7 @@ def test_the_papers_tables_come_out_whole_and_exact(
         assert all(row["same_texts"] == row["num_texts"] == 2 for row in rows.values())
         assert rows["plain"]["tokens_per_pass"] == 1
         assert rows["plain"]["speedup"] == 1
-    assert list(cells["adaptive"]) == ["plain", *paper_table.POLICIES]
+    assert list(cells["adaptive"]) == ["plain", *__main__.POLICIES]
     assert {"lora/full", "lora/2", "lora/4"} < set(cells)
     caches = cells["cache"]
     assert all(row["bytes_per_entry"] <= 24 for row in caches.values())
@@ -78,7 +79,7 @@ def test_an_interrupted_table_goes_on_with_the_missing_cells(
     data: Path, tmp_path: Path, tiny_models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments = [*table_arguments(data, tmp_path, tiny_models), "--sweeps", "", "--methods", "plain,dm-untrained"]
-    computed = paper_table._cell
+    computed = __main__._cell
     asked_for: list[str] = []
 
     def dies_at_second(target: str, task: str, *rest: Any) -> Any:
@@ -87,11 +88,11 @@ def test_an_interrupted_table_goes_on_with_the_missing_cells(
             raise MemoryError
         return computed(target, task, *rest)
 
-    monkeypatch.setattr(paper_table, "_cell", dies_at_second)
+    monkeypatch.setattr(__main__, "_cell", dies_at_second)
     with pytest.raises(MemoryError):
-        run(paper_table.main, *arguments)
+        run(__main__.main, *arguments)
     first = json.loads((tmp_path / "table.json").read_text())["cells"]
-    run(paper_table.main, *arguments)
+    run(__main__.main, *arguments)
     cells = json.loads((tmp_path / "table.json").read_text())["cells"]
     assert asked_for == ["numbers", "clips", "clips"]
     assert sum(name.startswith("table/") for name in cells) == 2
@@ -131,9 +132,9 @@ def test_drift_follows_traffic_from_task_to_task(data: Path, tmp_path: Path, tin
 @pytest.mark.parametrize(
     ("command", "arguments", "words"),
     [
-        (paper_table.main, ("--methods", "plain,magic"), "magic"),
-        (paper_table.main, ("--sweeps", "all"), "no sweep"),
-        (paper_table.main, ("--tasks", "nothing"), "nothing.jsonl"),
+        (__main__.main, ("--methods", "plain,magic"), "magic"),
+        (__main__.main, ("--sweeps", "all"), "no sweep"),
+        (__main__.main, ("--tasks", "nothing"), "nothing.jsonl"),
         (drift.main, ("--tasks", "numbers"), "nothing drifts"),
     ],
 )

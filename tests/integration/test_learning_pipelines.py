@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from omnidraft import config, wiring
-from omnidraft.agreement import foretell
+from omnidraft.distill.evaluation import speedup_model
 from omnidraft.errors import RequestError
 from omnidraft.ports import Outgoing
 from omnidraft.snapshots import bundle
@@ -80,7 +80,7 @@ def test_given_texts_are_recorded_as_they_are(recorded: Path) -> None:
 def test_an_interrupted_recording_goes_on_where_it_was(
     answers: Path, recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pipelines import recording
+    from pipelines.lib import recording
 
     forced, calls = recording.forced, []
 
@@ -236,7 +236,7 @@ def test_what_replay_cannot_do_is_said_in_one_line(
 
 
 def test_times_in_the_traces_foretell_the_speed(recorded: Path) -> None:
-    costs = foretell.Costs(pass_s=0.1, row_s=0.005, step_s=0.005)
+    costs = speedup_model.Costs(pass_s=0.1, row_s=0.005, step_s=0.005)
     assert costs.speedup({1: 1.0, 4: 1.0}) == 1.0
     assert costs.speedup({1: 1.5, 4: 2.8}) == pytest.approx(2.8 / 1.4)
-    assert foretell.costs(archive.read(recorded)) is None
+    assert speedup_model.costs(archive.read(recorded)) is None

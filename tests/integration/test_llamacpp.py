@@ -7,7 +7,7 @@ import pytest
 
 from omnidraft import config, wiring
 from omnidraft.errors import OmnidraftError
-from omnidraft.models.tiny import make_drafter, make_target
+from omnidraft.testing.tiny_models import make_drafter, make_target
 from tests.cli_runs import run_cli
 from tests.tiny_gguf import write_gguf_beside
 from tests.unit.models.tiny_llamacpp import require_llamacpp

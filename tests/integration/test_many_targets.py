@@ -14,15 +14,15 @@ import uvicorn
 
 from omnidraft import config, wiring
 from omnidraft.decode.engine import Engine, Question
-from omnidraft.models.tiny import make_drafter, make_target
-from omnidraft.models.trainable_drafter import load_trainable
+from omnidraft.models.hf.trainable_drafter import load_trainable
 from omnidraft.ports import DraftTree, Noise, Request, Sampling
 from omnidraft.serving.app import ServedModel, application
-from omnidraft.serving.queue import QueueFull, RequestQueue
-from omnidraft.serving.ticket import Ticket
+from omnidraft.serving.queued_request import Ticket
+from omnidraft.serving.request_queue import QueueFull, RequestQueue
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.manifest import Manifest
 from omnidraft.telemetry.metrics import CountingMetrics
+from omnidraft.testing.tiny_models import make_drafter, make_target
 from tests.tiny_engine import PATIENCE_S, Gated, snapshot, tiny_settings
 
 NUM_TOKENS = 12

@@ -24,7 +24,7 @@ from schemathesis.specs.openapi.checks import (
 
 from omnidraft.config import ApiKey, WorkerSettings
 from omnidraft.serving.app import ServedModel, application
-from omnidraft.serving.queue import RequestQueue
+from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.telemetry.metrics import CountingMetrics
 from tests.tiny_engine import PATIENCE_S, tiny_worker
 

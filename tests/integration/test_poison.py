@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from omnidraft import config, wiring
-from omnidraft.distill import dead_letters
+from omnidraft.distill.ingest import dead_letters
 from omnidraft.traces import codec
 from omnidraft.wiring.audit import audit
 from tests.integration.lethal_learner import LETHAL

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from omnidraft import config, wiring
-from omnidraft.models.hf_tokenizer import load_tokenizer
+from omnidraft.models.hf.tokenizer import load_tokenizer
 from omnidraft.ports import Outgoing, Registry
 from omnidraft.snapshots.manifest import Manifest
 from omnidraft.traces import codec

@@ -17,14 +17,14 @@ import torch
 from omnidraft import config, wiring
 from omnidraft.decode.engine import Question
 from omnidraft.fleet import announcements
-from omnidraft.models.tiny import make_drafter, make_target
-from omnidraft.models.trainable_drafter import load_trainable
+from omnidraft.models.hf.trainable_drafter import load_trainable
 from omnidraft.ports import Sampling
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.manifest import Manifest
 from omnidraft.telemetry.metrics import CountingMetrics
+from omnidraft.testing.tiny_models import make_drafter, make_target
 from omnidraft.wiring.models import ngram_cache, vocabularies
-from pipelines.soak_parts.part import free_port
+from pipelines.soak.part import free_port
 from tests.ray_serve_fleet import Asked, Load, ServeFleet, description
 
 NUM_REPLICAS = 3

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from omnidraft import config, wiring
-from omnidraft.checkup import log as checkup
-from omnidraft.checkup.finding import Verdict
+from omnidraft.doctor import log as checkup
+from omnidraft.doctor.finding import Verdict
 from omnidraft.errors import BusError, ConfigError
 from omnidraft.ports import LogReader, Outgoing
 from omnidraft.traces import codec

@@ -24,10 +24,10 @@ from transformers import AutoModelForCausalLM
 
 from omnidraft import wiring
 from omnidraft.decode.engine import Question
-from omnidraft.models.hf_tokenizer import load_tokenizer
-from omnidraft.models.tiny import make_drafter, make_target
+from omnidraft.models.hf.tokenizer import load_tokenizer
 from omnidraft.ports import Sampling
 from omnidraft.telemetry.metrics import CountingMetrics
+from omnidraft.testing.tiny_models import make_drafter, make_target
 from tests.tiny_engine import PATIENCE_S, tiny_settings
 
 KEY = "sk-for-this-test-0123"

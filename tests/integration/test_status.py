@@ -15,13 +15,13 @@ import pytest
 from fastapi import FastAPI, HTTPException
 
 from omnidraft import config, wiring
-from omnidraft.checkup import machine
-from omnidraft.checkup.finding import Verdict
 from omnidraft.config import WorkerSettings
+from omnidraft.doctor import machine
+from omnidraft.doctor.finding import Verdict
 from omnidraft.fleet import announcements
 from omnidraft.ports import Outgoing
 from omnidraft.serving.app import ServedModel, application
-from omnidraft.serving.queue import RequestQueue
+from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.snapshots import bundle
 from omnidraft.telemetry.metrics import PrometheusMetrics
 from tests.cli_runs import run_cli

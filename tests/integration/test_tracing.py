@@ -11,7 +11,7 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from omnidraft import config, wiring
-from omnidraft.distill.fates import is_held_out
+from omnidraft.distill.ingest.record_disposition import is_held_out
 from omnidraft.errors import ConfigError
 from omnidraft.ports import Untraced
 from omnidraft.telemetry.metrics import CountingMetrics

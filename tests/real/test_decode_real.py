@@ -6,13 +6,13 @@ import pytest
 
 from omnidraft import wiring
 from omnidraft.config import DecodeSettings
-from omnidraft.decode.costs import Costs
 from omnidraft.decode.loop import Decoder
-from omnidraft.models.hf_tokenizer import HfTokenizer
+from omnidraft.decode.policy.cost_model import Costs
+from omnidraft.models.catalog.store import resolve
+from omnidraft.models.hf.drafter import load_drafter
+from omnidraft.models.hf.target import load_target
+from omnidraft.models.hf.tokenizer import HfTokenizer
 from omnidraft.models.precision import automatic
-from omnidraft.models.store import resolve
-from omnidraft.models.torch_drafter import load_drafter
-from omnidraft.models.transformers_target import load_target
 from omnidraft.ports import Grammar, Request, Sampling
 from omnidraft.vocab.alignment import align
 from omnidraft.vocab.ngram_cache import NgramCache

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from omnidraft.models.hf_tokenizer import HfTokenizer
-from omnidraft.models.llama_drafter import LlamaDrafter
-from omnidraft.models.store import resolve
-from omnidraft.models.transformers_target import load_model
+from omnidraft.models.catalog.store import resolve
+from omnidraft.models.hf.target import load_model
+from omnidraft.models.hf.tokenizer import HfTokenizer
+from omnidraft.models.native.drafter import LlamaDrafter
 from tests.unit.models.tiny import whole_pass
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]

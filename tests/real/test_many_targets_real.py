@@ -7,8 +7,8 @@ import pytest
 
 from omnidraft import config, wiring
 from omnidraft.decode.engine import Question
-from omnidraft.serving.queue import RequestQueue
-from omnidraft.serving.ticket import Ticket
+from omnidraft.serving.queued_request import Ticket
+from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.telemetry.metrics import CountingMetrics
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]

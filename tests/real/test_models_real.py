@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from omnidraft.models.catalog import CATALOG, find, names
-from omnidraft.models.folders import origin
-from omnidraft.models.store import gguf_path, resolve
+from omnidraft.models.catalog.atomic_dir import origin
+from omnidraft.models.catalog.known_models import CATALOG, find, names
+from omnidraft.models.catalog.store import gguf_path, resolve
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1800)]
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from omnidraft.config import DecodeSettings
-from omnidraft.models.store import resolve
-from omnidraft.models.transformers_target import load_target
+from omnidraft.models.catalog.store import resolve
+from omnidraft.models.hf.target import load_target
 from omnidraft.ports import DraftTree
 from tests.unit.models.growing import grow, true_path
 

@@ -9,9 +9,9 @@ from transformers import AutoModelForCausalLM
 
 from omnidraft import config, wiring
 from omnidraft.config import WorkerSettings
-from omnidraft.models import store
+from omnidraft.models.catalog import store
 from omnidraft.serving.app import ServedModel, application
-from omnidraft.serving.queue import RequestQueue
+from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.telemetry.metrics import CountingMetrics
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from omnidraft.errors import VocabularyError
-from omnidraft.models.hf_tokenizer import HfTokenizer
+from omnidraft.models.hf.tokenizer import HfTokenizer
 from omnidraft.vocab.alignment import Alignment, align
 from omnidraft.vocab.ngram_cache import NgramCache
 from omnidraft.vocab.retokenise import TailTokeniser, tokenise_bytes

@@ -15,25 +15,25 @@ ROOT = Path(__file__).parents[2]
 PRODUCT = ("omnidraft", "services", "pipelines")
 
 LEVELS = (  # lowest first
-    {"errors", "exits", "config", "pacing", "private_files", "vital_thread"},
+    {"errors", "exit_status", "config", "throttle", "private_files", "supervised_thread"},
     {"vocab", "traces", "snapshots", "prompts"},
     {"ports"},
-    {"agreement"},
-    {"bus", "registry", "models", "telemetry", "decode", "distill", "serving", "fleet"},
+    {"bus", "registry", "models", "telemetry", "decode", "distill", "fleet"},
+    {"serving", "exactness", "audit", "testing"},
     {"wiring"},
-    {"hosts", "checkup"},
+    {"hosts", "doctor"},
     {"cli", "services", "pipelines"},
 )
 LEVEL_OF = {unit: level for level, units in enumerate(LEVELS) for unit in units}
-SIDEWAYS = {("config", "errors"), ("serving", "decode")}
+SIDEWAYS = {("config", "errors")}
 
-CLIENTS = {  # third-party package -> the only place that imports it
+CLIENTS: dict[str, str | tuple[str, ...]] = {  # third-party package -> the only places that import it
     "kafka": "omnidraft/bus/kafka_",
     "mlflow": "omnidraft/registry/",
-    "transformers": "omnidraft/models/",
+    "transformers": ("omnidraft/models/", "omnidraft/testing/tiny_models.py"),
     "peft": "omnidraft/models/",
     "llama_cpp": "omnidraft/models/",
-    "llguidance": "omnidraft/decode/grammar_compiler.py",
+    "llguidance": "omnidraft/decode/sampling/grammar_compiler.py",
     "opentelemetry": "omnidraft/telemetry/tracing.py",
     "ray": "omnidraft/hosts/",
     "vllm": "omnidraft/hosts/",
@@ -41,7 +41,6 @@ CLIENTS = {  # third-party package -> the only place that imports it
 HEAVY = ("torch", "transformers", "peft", "mlflow", "ray", "kafka", "matplotlib")
 
 MAX_LINES = 300
-LONGER = {"omnidraft/ports.py": 680}  # every seam in one file, so that it can be read in one go
 MAX_MAIN_LINES = 80
 
 
@@ -113,8 +112,12 @@ def test_imports_go_down_only():
     ("file", "code", "reason"),
     [
         ("omnidraft/decode/loop.py", "from omnidraft.distill import learner", "decode must not import distill"),
-        ("omnidraft/distill/loop.py", "def f():\n    import omnidraft.decode.loop", "distill must not import decode"),
-        ("omnidraft/decode/proposers/lookup.py", "from ...bus import x", "decode must not import bus"),
+        (
+            "omnidraft/distill/distiller.py",
+            "def f():\n    import omnidraft.decode.loop",
+            "distill must not import decode",
+        ),
+        ("omnidraft/decode/drafting/prompt_lookup.py", "from ...bus import x", "decode must not import bus"),
         ("omnidraft/decode/loop.py", "from omnidraft import serving", "decode must not import serving"),
         ("omnidraft/vocab/align.py", "from omnidraft.traces.record import Beliefs", "vocab must not import traces"),
         ("omnidraft/config/sections.py", "from omnidraft.ports import Target", "config must not import ports"),
@@ -124,10 +127,14 @@ def test_imports_go_down_only():
         ("omnidraft/__init__.py", "from omnidraft import errors", "omnidraft has no level"),
         ("omnidraft/utils/x.py", "from omnidraft import errors", "utils has no level"),
         ("services/worker/main.py", "from pipelines import demo", "services must not import pipelines"),
-        ("pipelines/demo.py", "def f():\n    import mlflow.tracking", "only omnidraft/registry/ imports mlflow"),
+        (
+            "pipelines/demo/__main__.py",
+            "def f():\n    import mlflow.tracking",
+            "only omnidraft/registry/ imports mlflow",
+        ),
         ("omnidraft/bus/sqlite_log.py", "from kafka import KafkaConsumer", "only omnidraft/bus/kafka_ imports"),
         ("omnidraft/wiring.py", "def f():\n    from transformers import x", "only omnidraft/models/ imports"),
-        ("omnidraft/distill/loop.py", "import ray", "only omnidraft/hosts/ imports ray"),
+        ("omnidraft/distill/distiller.py", "import ray", "only omnidraft/hosts/ imports ray"),
     ],
 )
 def test_the_rule_catches_a_planted_violation(tmp_path, file, code, reason):
@@ -153,7 +160,12 @@ def test_the_rule_lets_through_what_it_allows(tmp_path, file, code):
 
 @pytest.mark.parametrize(
     "module",
-    ["omnidraft.cli", "omnidraft.hosts.process", "services.decode_worker.main", "omnidraft.decode.grammar_child"],
+    [
+        "omnidraft.cli",
+        "omnidraft.hosts.process",
+        "services.decode_worker.main",
+        "omnidraft.decode.sampling.grammar_child",
+    ],
 )
 def test_a_command_line_loads_nothing_heavy(module):
     """`omnidraft --help` must answer at once."""
@@ -169,7 +181,7 @@ def test_every_module_says_what_it_is_for():
 
 def test_files_stay_readable_in_one_go():
     lines = {path.relative_to(ROOT).as_posix(): len(path.read_text().splitlines()) for path in product_files(ROOT)}
-    assert {name: n for name, n in lines.items() if n > LONGER.get(name, MAX_LINES)} == {}
+    assert {name: n for name, n in lines.items() if n > MAX_LINES} == {}
 
 
 def test_service_mains_stay_thin():

@@ -11,13 +11,14 @@ import pytest
 
 from omnidraft import wiring
 from omnidraft.decode.engine import Question
-from omnidraft.decode.figures import Figures
+from omnidraft.decode.step_stats import Figures
 from omnidraft.errors import ConfigError, RequestError
 from omnidraft.ports import DraftTree, Source, Step, Timings
 from omnidraft.telemetry.metrics import CountingMetrics
-from pipelines import bench, bench_report, machine
-from pipelines.bench_rows import rows
-from pipelines.bench_runs import Failure, Run, attempt, watched
+from pipelines.bench import __main__, page
+from pipelines.bench.runs import Failure, Run, attempt, watched
+from pipelines.bench.summary import rows
+from pipelines.lib import machine
 from tests.tiny_engine import tiny_settings
 
 ROW_KEYS = {
@@ -65,7 +66,7 @@ def run_bench(
         path = tmp_path / "clips.jsonl"
         path.write_text("\n".join(json.dumps({"prompt": text, "split": "test"}) for text in texts))
         target, drafter = map(str, tiny_models)
-        bench.main(
+        __main__.main(
             **{"prompts_paths": [path], "max_new_tokens": NUM_TOKENS, "json_path": tmp_path / "bench.json"} | options,
             target=target,
             drafter=drafter,
@@ -152,7 +153,7 @@ def test_a_method_that_cannot_sample_fails_and_the_others_go_on(run_bench: Bench
         ({"methods": "omnidraft"}, RequestError, "needs plain"),
         ({"device": "tpu"}, ConfigError, "must be cpu or cuda"),
         ({"quantize": "int3"}, ConfigError, "models.precision"),
-        ({"prompts_paths": [bench.DEFAULT_PROMPTS] * 2}, RequestError, "two prompt files are named gsm8k"),
+        ({"prompts_paths": [__main__.DEFAULT_PROMPTS] * 2}, RequestError, "two prompt files are named gsm8k"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(
@@ -206,13 +207,13 @@ def test_the_price_of_tracing_is_what_it_adds_to_the_overhead_of_a_pass() -> Non
 
 def test_what_was_measured_is_shown_for_methods_that_never_answered_too(tmp_path: Path) -> None:
     measured = rows("task", {"plain": [run_of([1, 2], 1.0)], "hf-uad": [Failure("broken")]}, is_greedy=True)
-    assert bench_report.table("task", measured).row_count == 2
-    bench_report.picture(measured, tmp_path / "page.png")
+    assert page.table("task", measured).row_count == 2
+    page.picture(measured, tmp_path / "page.png")
     assert (tmp_path / "page.png").stat().st_size > 0
 
 
 def test_who_comes_first_changes_from_prompt_to_prompt() -> None:
-    orders = [bench.rotated(["a", "b", "c"], number) for number in range(4)]
+    orders = [__main__.rotated(["a", "b", "c"], number) for number in range(4)]
     assert orders == [["a", "b", "c"], ["b", "c", "a"], ["c", "a", "b"], ["a", "b", "c"]]
 
 

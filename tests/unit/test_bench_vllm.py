@@ -2,11 +2,11 @@
 
 import pytest
 
-from omnidraft.decode.figures import Figures
+from omnidraft.decode.step_stats import Figures
 from omnidraft.errors import ModelError, RequestError
 from pipelines import bench_vllm
-from pipelines.bench_runs import Failure, Run
-from pipelines.vllm_server import custom_class, serve
+from pipelines.bench.runs import Failure, Run
+from pipelines.lib.vllm_server import custom_class, serve
 
 
 def run_of(decode_s: float, num_tokens: int = 11, num_passes: int = 11) -> Run:

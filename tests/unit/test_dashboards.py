@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from omnidraft.telemetry.table import TABLE
+from omnidraft.telemetry.metric_definitions import TABLE
 from tests.dashboards import ALERTS, BOARDS, DEPLOY, alerts, board, metric_names, queries
 
 ROOT = DEPLOY.parent

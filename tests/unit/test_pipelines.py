@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from pipelines import report
+from pipelines.lib import report
 
 ROW = {
     "agreement": 0.5,

@@ -11,11 +11,11 @@ from fastapi.responses import JSONResponse
 
 from omnidraft.config import WorkerSettings
 from omnidraft.serving.app import ServedModel, application
-from omnidraft.serving.queue import RequestQueue
+from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.telemetry.metrics import CountingMetrics
-from pipelines.serve_parts import load, overhead, swap
-from pipelines.serve_parts.clients import Tally, ask_all
-from pipelines.serve_parts.plan import Plan
+from pipelines.serve_bench import load, overhead, swap
+from pipelines.serve_bench.clients import Tally, ask_all
+from pipelines.serve_bench.plan import Plan
 from tests.http_server import served
 from tests.tiny_engine import PATIENCE_S, tiny_worker
 

@@ -11,12 +11,11 @@ from fastapi import FastAPI
 from fastapi.responses import PlainTextResponse
 
 from omnidraft.errors import RequestError
-from omnidraft.fleet.traffic import Served
-from pipelines import soak
-from pipelines.soak_parts import drift, page, victims
-from pipelines.soak_parts.kills import promises
-from pipelines.soak_parts.uninterrupted import _same
-from pipelines.soak_parts.watching import Watch
+from omnidraft.fleet.request_stats import Served
+from pipelines.soak import __main__, drift, kill_schedule, page
+from pipelines.soak.ack_monitor import Watch
+from pipelines.soak.kills import promises
+from pipelines.soak.uninterrupted import _same
 from tests.cli_runs import run_pipeline
 from tests.http_server import served
 
@@ -84,19 +83,19 @@ def test_what_another_life_of_the_worker_answered_is_never_taken_for_acknowledge
 
 
 def test_a_hundred_kills_fall_to_victims_by_their_shares_and_a_seed_gives_the_same() -> None:
-    first, again = victims.order(100, random.Random(3)), victims.order(100, random.Random(3))
+    first, again = kill_schedule.order(100, random.Random(3)), kill_schedule.order(100, random.Random(3))
     assert first == again
-    assert victims.counted(first) == victims.SHARES
-    assert len(victims.order(7, random.Random(0))) == 7
-    gaps = [victims.gap_s(9.0, random.Random(number)) for number in range(3000)]
+    assert kill_schedule.counted(first) == kill_schedule.SHARES
+    assert len(kill_schedule.order(7, random.Random(0))) == 7
+    gaps = [kill_schedule.gap_s(9.0, random.Random(number)) for number in range(3000)]
     assert 8.5 < sum(gaps) / len(gaps) < 9.5
 
 
 def test_a_victim_that_is_not_there_is_passed_over_and_kept() -> None:
     waiting = ["broker", "registry", "broker"]
-    assert victims.pick(waiting, lambda name: name == "registry") == "registry"
+    assert kill_schedule.pick(waiting, lambda name: name == "registry") == "registry"
     assert waiting == ["broker", "broker"]
-    assert victims.pick(waiting, lambda name: False) is None
+    assert kill_schedule.pick(waiting, lambda name: False) is None
 
 
 SOUND = {
@@ -147,7 +146,7 @@ def test_weights_are_compared_to_the_bit(one: list[float], other: list[float], e
 
 def test_fuzzing_runs_to_its_end_and_leaves_report_and_page(tmp_path: Path) -> None:
     arguments = ("--parts", "fuzz", "--fuzzed", 400, "--out", tmp_path / "out", "--markdown", tmp_path / "page.md")
-    run_pipeline(soak.main, *arguments)
+    run_pipeline(__main__.main, *arguments)
     made = json.loads((tmp_path / "out" / "report.json").read_text())
     assert made["broken"] == []
     assert sum(made["parts"]["fuzz"]["figures"]["fates"].values()) == 400
@@ -163,7 +162,7 @@ def test_a_broken_promise_of_an_earlier_run_fails_the_report_and_is_named(
     (tmp_path / "parts").mkdir()
     (tmp_path / "parts" / "kills.json").write_text(json.dumps(told))
     app = typer.Typer()
-    app.command()(soak.main)
+    app.command()(__main__.main)
     with pytest.raises(SystemExit) as ended:
         app(["--parts", "kills", "--resume", "--out", str(tmp_path)])
     assert ended.value.code == 1
@@ -172,7 +171,7 @@ def test_a_broken_promise_of_an_earlier_run_fails_the_report_and_is_named(
 
 def test_an_unknown_part_is_refused_by_name() -> None:
     with pytest.raises(RequestError, match="no part 'kill'; there are kills, broker-down"):
-        run_pipeline(soak.main, "--parts", "kill")
+        run_pipeline(__main__.main, "--parts", "kill")
 
 
 def test_the_page_tells_every_promise_and_figure(tmp_path: Path) -> None:
@@ -223,4 +222,4 @@ def test_the_detector_is_tried_on_requests_drawn_again_and_again() -> None:
 
 def test_the_drift_part_names_two_tasks(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="two names with a comma"):
-        run_pipeline(soak.main, "--parts", "drift", "--tasks", "code", "--out", tmp_path)
+        run_pipeline(__main__.main, "--parts", "drift", "--tasks", "code", "--out", tmp_path)

@@ -22,13 +22,13 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from omnidraft.models import tiny
+    from omnidraft.testing import tiny_models
 
-    return tiny.make_target(tmp_path_factory.mktemp("models") / "target", hidden_size=HIDDEN_SIZE, spread=0.3)
+    return tiny_models.make_target(tmp_path_factory.mktemp("models") / "target", hidden_size=HIDDEN_SIZE, spread=0.3)
 
 
 @pytest.fixture(scope="session")
 def drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from omnidraft.models import tiny
+    from omnidraft.testing import tiny_models
 
-    return tiny.make_drafter(tmp_path_factory.mktemp("models") / "drafter")
+    return tiny_models.make_drafter(tmp_path_factory.mktemp("models") / "drafter")

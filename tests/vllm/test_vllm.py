@@ -15,7 +15,7 @@ from omnidraft import config, wiring
 from omnidraft.snapshots import bundle
 from omnidraft.traces import codec
 from omnidraft.traces.record import TraceRecord
-from pipelines.vllm_server import VllmServer, custom_class, serve
+from pipelines.lib.vllm_server import VllmServer, custom_class, serve
 from tests.vllm.conftest import VENV
 
 pytestmark = pytest.mark.vllm

@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 
 from omnidraft.errors import KernelsUnavailable
-from omnidraft.models.probe.crash_probe import processor
+from omnidraft.models.probe.subprocess_trial import processor
 
-SOURCE = Path(__file__).with_name("llama.cpp")
+SOURCE = Path(__file__).with_name("kernels.cpp")
 FLAGS = ("-std=c++17", "-O3", "-fopenmp", "-shared", "-fPIC")
 VARIANTS = {"native": "-march=native"} | (
     {"x86-64-v3": "-march=x86-64-v3"} if platform.machine() in ("x86_64", "AMD64") else {}

@@ -1,4 +1,4 @@
-"""llama.cpp as Python sees it: the structures and functions at the end of that file, declared once more for ctypes."""
+"""kernels.cpp as Python sees it: the structures and functions at the end of that file, declared again for ctypes."""
 
 import ctypes
 from ctypes import POINTER, Structure, c_float, c_int, c_size_t, c_void_p

@@ -1,4 +1,4 @@
-"""A linear layer whose weights are packed for llama.cpp: bfloat16, or 256 or 16 levels a group of 32 inputs.
+"""A linear layer whose weights are packed for kernels.cpp: bfloat16, or 256 or 16 levels a group of 32 inputs.
 
 What a row gives depends neither on the other rows of the pass nor on the number of threads.
 Shapes: R rows, K inputs, N outputs.

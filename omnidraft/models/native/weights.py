@@ -1,4 +1,4 @@
-"""The weights of a transformers model of the Llama family, packed for llama.cpp into one piece of memory.
+"""The weights of a transformers model of the Llama family, packed for kernels.cpp into one piece of memory.
 
 Shapes: N output channels, K input channels, H hidden size, C positions, D head size.
 """
@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from transformers import LlamaForCausalLM, PreTrainedModel, Qwen2ForCausalLM
 
-from omnidraft import pacing
-from omnidraft.models.attention import has_moving_rope
+from omnidraft import throttle
+from omnidraft.models.hf.tree_attention import has_moving_rope
 from omnidraft.models.native import library as native
 
 _AT_ONCE = 2**18
@@ -138,7 +138,7 @@ def pack(library: ctypes.CDLL, kind: int, weight_NK: torch.Tensor, to: int, stri
         part_NK = weight_NK.detach()[first : first + blocks * native.BLOCK].float().contiguous()
         place = to + first // native.BLOCK * stride * block_bytes
         library.omnidraft_pack(kind, part_NK.data_ptr(), *part_NK.shape, place, stride, offset)
-        pacing.rest()
+        throttle.rest()
 
 
 def memory(size: int) -> mmap.mmap:

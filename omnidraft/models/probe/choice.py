@@ -13,9 +13,9 @@ from functools import cache
 from pathlib import Path
 
 from omnidraft.errors import KernelsUnavailable, ModelError
-from omnidraft.models import store
+from omnidraft.models.catalog import store
 from omnidraft.models.native.build import SOURCE, VARIANTS, compiled
-from omnidraft.models.probe.crash_probe import Outcome, run_once
+from omnidraft.models.probe.subprocess_trial import Outcome, run_once
 
 ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"
 """Keeps oneDNN, which multiplies torch's matrices, to some instructions. Read at its first product."""

@@ -15,9 +15,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from omnidraft.models.native import library as native
-from omnidraft.models.native.rows import NativeLlama, NativeRows
-from omnidraft.models.probe.crash_probe import report_part, report_wrong
+from omnidraft.models.native.model import NativeLlama, NativeRows
 from omnidraft.models.probe.pass_times import seconds_per_token
+from omnidraft.models.probe.subprocess_trial import report_part, report_wrong
 from omnidraft.models.probe.torch_products import FORMATS
 
 MAX_ERROR = {"float32": 1e-4, "packed16": 0.02, "int8": 0.08, "int4": 0.5}

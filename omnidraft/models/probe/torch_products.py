@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import torch
 
-from omnidraft.models.probe.crash_probe import report_part, report_wrong
 from omnidraft.models.probe.pass_times import seconds_per_token
+from omnidraft.models.probe.subprocess_trial import report_part, report_wrong
 
 FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _SHAPES = ((1, 64, 64), (1, 576, 1536), (3, 896, 4864), (16, 1536, 256), (64, 320, 96))

@@ -8,7 +8,7 @@ from subprocess import CompletedProcess
 import pytest
 
 from omnidraft import config, wiring
-from omnidraft.distill.source import MAX_VALUE_BYTES, TraceSource
+from omnidraft.distill.ingest.trace_consumer import MAX_VALUE_BYTES, TraceSource
 from omnidraft.ports import Outgoing
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import codec

@@ -5,8 +5,8 @@ from dataclasses import replace
 import torch
 
 from omnidraft.decode.loop import Decoder
-from omnidraft.models.toy import ToyTarget
 from omnidraft.ports import DraftModel, Proposer, Request, Target
+from omnidraft.testing.toy_models import ToyTarget
 from tests.unit.decode.toys import TABLE, TARGET_TOKENIZER, Strict, emitted, slow_decode
 
 

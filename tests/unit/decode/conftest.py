@@ -1,23 +1,14 @@
-"""One core for every test; all proposers by name."""
+"""All proposers by name."""
 
 import math
 
 import pytest
-import torch
 
-from omnidraft.decode.costs import CostCurve
-from omnidraft.decode.policies.acceptance import AcceptancePolicy
-from omnidraft.decode.policies.cost import CostPolicy
+from omnidraft.decode.policy.acceptance import AcceptancePolicy
+from omnidraft.decode.policy.cost import CostPolicy
+from omnidraft.decode.policy.cost_model import CostCurve
 from omnidraft.ports import Proposer
 from tests.unit.decode.toys import PROPOSERS, make_drafter
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(params=[*PROPOSERS, "drafter", "coupled drafter", "cost policy", "acceptance policy"])

@@ -8,7 +8,7 @@ import pytest
 
 from omnidraft import wiring
 from omnidraft.decode.engine import Answer, Engine, Question
-from omnidraft.decode.slot import Canary
+from omnidraft.decode.snapshot.slot import Canary
 from omnidraft.errors import RequestError
 from omnidraft.ports import Announcement, Sampling
 from omnidraft.telemetry.metrics import CountingMetrics

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from omnidraft.decode.loop import Decoder
 from omnidraft.errors import ContractError, RequestError
-from omnidraft.models.toy import ToyTable, ToyTarget, ToyTokenizer
 from omnidraft.ports import DraftTree, FinishReason, Request, Sampling
+from omnidraft.testing.toy_models import ToyTable, ToyTarget, ToyTokenizer
 from tests.unit.decode.toys import (
     PROPOSERS,
     TABLE,

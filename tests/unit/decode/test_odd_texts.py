@@ -7,17 +7,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from omnidraft import prompts
+from omnidraft.decode.drafting.drafter import Drafter
+from omnidraft.decode.drafting.noise_coupling import NoiseWeights
+from omnidraft.decode.drafting.prompt_lookup import Lookup
+from omnidraft.decode.drafting.tree_proposer import TreeProposer
 from omnidraft.decode.engine import Engine
-from omnidraft.decode.exactness.check import Check, Plan
 from omnidraft.decode.loop import Decoder
-from omnidraft.decode.noise_weight import NoiseWeights
-from omnidraft.decode.policies.fixed import FixedPolicy
-from omnidraft.decode.proposers.drafter import Drafter
-from omnidraft.decode.proposers.lookup import Lookup
-from omnidraft.decode.proposers.tree import TreeProposer
-from omnidraft.models.toy import ToyDrafter, ToyTable, ToyTarget, ToyTokenizer
+from omnidraft.decode.policy.fixed import FixedPolicy
+from omnidraft.exactness.check import Check, Plan
 from omnidraft.ports import Mode, Request, Sampling
 from omnidraft.telemetry.metrics import CountingMetrics
+from omnidraft.testing.toy_models import ToyDrafter, ToyTable, ToyTarget, ToyTokenizer
 from omnidraft.vocab.alignment import align
 from omnidraft.vocab.ngram_cache import NgramCache
 from tests.tiny_engine import tiny_worker

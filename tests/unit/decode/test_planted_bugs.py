@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from omnidraft.decode.loop import Decoder
-from omnidraft.decode.noise import SeededNoise
-from omnidraft.decode.slot import LoadedSnapshot, SnapshotSlot
+from omnidraft.decode.sampling.noise import SeededNoise
+from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
 from omnidraft.errors import ContractError, RequestError
-from omnidraft.models.toy import ToyTable, ToyTarget, ToyTargetSession
-from omnidraft.models.transformers_target import TransformersTarget
+from omnidraft.models.hf.target import TransformersTarget
 from omnidraft.ports import DraftTree, Sampling, TreeLimits
-from omnidraft.vocab.packed import PackedLists
+from omnidraft.testing.toy_models import ToyTable, ToyTarget, ToyTargetSession
+from omnidraft.vocab.packed_lists import PackedLists
 from tests.unit.decode.checks import check_text, spied
-from tests.unit.decode.test_noise import tail_wins
+from tests.unit.decode.sampling.test_noise import tail_wins
 from tests.unit.decode.toys import (
     ALIGNMENT,
     DRAFT_EOS,
@@ -38,7 +38,7 @@ from tests.unit.decode.toys import (
     table_of,
     toy_decoder,
 )
-from tests.unit.models.test_transformers_target import BUSHY, assert_tree_scores_are_those_of_its_paths, drafted
+from tests.unit.models.hf.test_target import BUSHY, assert_tree_scores_are_those_of_its_paths, drafted
 from tests.unit.models.tiny import SETTINGS, text, tiny_model
 
 GOOD = TableProposer(TABLE, width=2)

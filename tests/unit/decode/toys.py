@@ -5,17 +5,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from omnidraft.decode.drafting.drafter import Drafter
+from omnidraft.decode.drafting.noise_coupling import NoiseWeights
+from omnidraft.decode.drafting.prompt_lookup import Lookup
+from omnidraft.decode.drafting.safe_drafting import DraftingFailures
+from omnidraft.decode.drafting.tree_proposer import TreeProposer
 from omnidraft.decode.loop import Decoder
-from omnidraft.decode.noise import SeededNoise
-from omnidraft.decode.noise_weight import NoiseWeights
-from omnidraft.decode.policies.fixed import FixedPolicy
-from omnidraft.decode.policies.threshold import ThresholdPolicy
-from omnidraft.decode.proposers.drafter import Drafter
-from omnidraft.decode.proposers.lookup import Lookup
-from omnidraft.decode.proposers.tree import TreeProposer
-from omnidraft.decode.safe_drafting import DraftingFailures
-from omnidraft.models.toy import ToyDrafter, ToyTable, ToyTarget, ToyTokenizer
+from omnidraft.decode.policy.fixed import FixedPolicy
+from omnidraft.decode.policy.threshold import ThresholdPolicy
+from omnidraft.decode.sampling.noise import SeededNoise
 from omnidraft.ports import DraftTree, Noise, Odds, Policy, Proposer, Request, Sampling, Source, Step, TreeLimits
+from omnidraft.testing.toy_models import ToyDrafter, ToyTable, ToyTarget, ToyTokenizer
 from omnidraft.vocab.alignment import Alignment, align
 from omnidraft.vocab.ngram_cache import NgramCache
 

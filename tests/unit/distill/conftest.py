@@ -10,10 +10,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from omnidraft.config import LearnerSettings
-from omnidraft.distill.learner import Learner
+from omnidraft.distill.training.learner import Learner
 from omnidraft.models.acceptance_head import AcceptanceHead
-from omnidraft.models.hf_tokenizer import HfTokenizer
-from omnidraft.models.trainable_drafter import load_trainable
+from omnidraft.models.hf.tokenizer import HfTokenizer
+from omnidraft.models.hf.trainable_drafter import load_trainable
 from omnidraft.traces.record import Beliefs, Rounds, TraceRecord
 from omnidraft.traces.schema import ROUND_COLUMNS
 from omnidraft.vocab.alignment import Alignment, align

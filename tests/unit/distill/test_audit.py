@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from omnidraft.bus.memory_log import MemoryReader, MemoryWriter
+from omnidraft.audit.findings import Kind, Report
+from omnidraft.audit.run import Unwritten, audit, letters_of
 from omnidraft.bus.sqlite_log import SqliteReader, SqliteWriter
-from omnidraft.distill import dead_letters
-from omnidraft.distill.audit.findings import Kind, Report
-from omnidraft.distill.audit.run import Unwritten, audit, letters_of
-from omnidraft.distill.intake import Intake, seen_names
+from omnidraft.distill.ingest import dead_letters
+from omnidraft.distill.ingest.batcher import Intake, seen_names
+from omnidraft.distill.ingest.trace_consumer import TraceSource
 from omnidraft.distill.publisher import INTAKE
-from omnidraft.distill.source import TraceSource
 from omnidraft.ports import Message, Outgoing, SnapshotVersion
 from omnidraft.snapshots import bundle
 from omnidraft.telemetry.metrics import CountingMetrics
-from tests.unit.distill.test_loop import Killed, Setting, names, run_until_idle
+from omnidraft.testing.memory_log import MemoryReader, MemoryWriter
+from tests.unit.distill.test_distiller import Killed, Setting, names, run_until_idle
 
 HELD_OUT_EVERY = 5
 CLEAN = {Kind.LOST: 0, Kind.LEARNED_TWICE: 0, Kind.MISCOUNTED: 0}
@@ -28,7 +28,7 @@ CLEAN = {Kind.LOST: 0, Kind.LEARNED_TWICE: 0, Kind.MISCOUNTED: 0}
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("omnidraft.distill.patience.WAITS_S", (0.0,))
+    monkeypatch.setattr("omnidraft.distill.retrying.WAITS_S", (0.0,))
 
 
 @dataclass
@@ -205,7 +205,7 @@ def test_a_record_that_went_by_unlearned_is_named_even_where_counts_were_made_to
 def test_a_record_repeated_too_far_back_is_learned_twice_and_both_places_are_told(
     pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("omnidraft.distill.fates.SEEN_RECORDS", 4)
+    monkeypatch.setattr("omnidraft.distill.ingest.record_disposition.SEEN_RECORDS", 4)
     setting = Setting(pair, tmp_path)
     setting.emit(*names(10), "request-001")
     run_until_idle(setting.distiller(held_out_every=0)[0])

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from omnidraft.bus.memory_log import MemoryWriter
 from omnidraft.models.acceptance_head import PREFIX
 from omnidraft.ports import Outgoing
 from omnidraft.snapshots import bundle
+from omnidraft.testing.memory_log import MemoryWriter
 from omnidraft.traces import codec
 from tests.unit.distill.drafted import with_drafts
-from tests.unit.distill.test_loop import TEXTS, Killed, Setting, names, run_until_idle
+from tests.unit.distill.test_distiller import TEXTS, Killed, Setting, names, run_until_idle
 
 
 def emit(setting: Setting, num: int) -> None:

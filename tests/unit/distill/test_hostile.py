@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnidraft.bus.sqlite_log import SqliteReader, SqliteWriter
-from omnidraft.distill import dead_letters, whole_log
-from omnidraft.distill.source import DEAD_LETTER_REASONS, OTHER_PAIR, TraceSource
+from omnidraft.distill.ingest import dead_letters, topic_scan
+from omnidraft.distill.ingest.trace_consumer import DEAD_LETTER_REASONS, OTHER_PAIR, TraceSource
 from omnidraft.ports import Outgoing
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import codec
@@ -50,7 +50,7 @@ def test_every_message_is_returned_or_dead_lettered_or_of_another_pair_and_never
         source = TraceSource(reader, SqliteWriter(path, "dead"), "aligned", metrics, topic="t", **pair)
         places: Counter[tuple[int, int]] = Counter()
         ends = reader.end_offsets()
-        for polled in whole_log.polls_until(lambda: source.poll(at_once, 0), ends, idle_s=0):
+        for polled in topic_scan.polls_until(lambda: source.poll(at_once, 0), ends, idle_s=0):
             places.update((partition, offset) for partition, offset, _ in polled.records)
             places.update(each[:2] for each in polled.skipped if each[2] == OTHER_PAIR)
         letters = list(dead_letters.read(SqliteReader(path, "dead"), idle_s=0))
@@ -62,10 +62,10 @@ def test_every_message_is_returned_or_dead_lettered_or_of_another_pair_and_never
 def test_the_fuzz_pipeline_accounts_for_every_message(tmp_path: Path):
     import json
 
-    from pipelines import fuzz
+    from pipelines.fuzz import __main__
     from tests.cli_runs import run_pipeline
 
-    run_pipeline(fuzz.main, "--num", 1200, "--seed", 3, "--json", tmp_path / "fuzz.json")
+    run_pipeline(__main__.main, "--num", 1200, "--seed", 3, "--json", tmp_path / "fuzz.json")
     told = json.loads((tmp_path / "fuzz.json").read_text())
     assert sum(told["fates"].values()) == told["messages"] == 1200
     assert {"returned", *DEAD_LETTER_REASONS} <= set(told["fates"])

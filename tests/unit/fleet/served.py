@@ -4,9 +4,9 @@ import random
 
 import numpy as np
 
-from omnidraft.bus.memory_log import MemoryWriter
-from omnidraft.fleet.traffic import Served
+from omnidraft.fleet.request_stats import Served
 from omnidraft.ports import Outgoing
+from omnidraft.testing.memory_log import MemoryWriter
 from omnidraft.traces import codec
 from tests.trace_records import make_record
 

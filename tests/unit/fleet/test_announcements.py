@@ -2,12 +2,12 @@
 
 import pytest
 
-from omnidraft.bus.memory_log import MemoryLog, MemoryReader, MemoryWriter
 from omnidraft.errors import BusError
 from omnidraft.fleet import announcements
-from omnidraft.fleet.follower import ControlFollower
+from omnidraft.fleet.control_follower import ControlFollower
 from omnidraft.ports import Announcement, Outgoing
 from omnidraft.telemetry.metrics import CountingMetrics
+from omnidraft.testing.memory_log import MemoryLog, MemoryReader, MemoryWriter
 
 
 @pytest.fixture

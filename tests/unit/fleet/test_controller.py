@@ -6,19 +6,19 @@ from functools import partial
 
 import pytest
 
-from omnidraft.bus.memory_log import MemoryLog, MemoryReader, MemoryWriter
 from omnidraft.config import ControllerSettings, DriftSettings
 from omnidraft.errors import BusError
 from omnidraft.fleet import announcements
+from omnidraft.fleet.control_follower import ControlFollower
 from omnidraft.fleet.controller import Controller
 from omnidraft.fleet.drift import DriftWatch
-from omnidraft.fleet.follower import ControlFollower
-from omnidraft.fleet.gate import decide
-from omnidraft.fleet.recovery import Recovery
-from omnidraft.fleet.traffic import Traffic
+from omnidraft.fleet.drift_recovery import Recovery
+from omnidraft.fleet.promotion_gate import decide
+from omnidraft.fleet.request_stats import Traffic
 from omnidraft.ports import Outgoing
 from omnidraft.registry.directory_registry import DirectoryRegistry
 from omnidraft.telemetry.metrics import CountingMetrics
+from omnidraft.testing.memory_log import MemoryLog, MemoryReader, MemoryWriter
 from omnidraft.traces import codec
 from tests.snapshot_folders import make_bundle, manifest
 from tests.trace_records import make_record

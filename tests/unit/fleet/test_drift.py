@@ -6,7 +6,7 @@ import pytest
 
 from omnidraft.config import DriftSettings
 from omnidraft.fleet.drift import RECENT, DriftWatch, Stream
-from omnidraft.fleet.traffic import Served
+from omnidraft.fleet.request_stats import Served
 from tests.unit.fleet.served import requests
 
 SETTINGS = DriftSettings()

@@ -12,7 +12,7 @@ from ray.exceptions import ActorDiedError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from starlette.requests import Request
 
-from omnidraft.hosts.asgi_call import Head, HttpCall
+from omnidraft.hosts.asgi_bridge import Head, HttpCall
 from omnidraft.hosts.ray_ingress import TRIES, Ingress
 from omnidraft.hosts.ray_worker import ReplicaFacts
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from omnidraft import config, wiring
-from omnidraft.hosts.asgi_call import Head, HttpCall
+from omnidraft.hosts.asgi_bridge import Head, HttpCall
 from omnidraft.hosts.ray_worker import DecodeReplica, ReplicaUnhealthy
 from omnidraft.traces import codec
 from tests.tiny_engine import tiny_settings

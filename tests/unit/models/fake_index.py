@@ -6,7 +6,7 @@ import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from omnidraft.models.catalog import CatalogModel
+from omnidraft.models.catalog.known_models import CatalogModel
 
 PARTS = (b"GGUF first part", b"second", b"third and last")
 

@@ -7,9 +7,9 @@ import torch
 
 from omnidraft.errors import SnapshotCorrupt
 from omnidraft.models.acceptance_head import PREFIX, AcceptanceHead, separate
-from omnidraft.models.llama_drafter import LlamaDrafter
-from omnidraft.models.torch_drafter import TorchDrafter, load_drafter
-from omnidraft.models.toy import ToyDrafter, ToyTable
+from omnidraft.models.hf.drafter import TorchDrafter, load_drafter
+from omnidraft.models.native.drafter import LlamaDrafter
+from omnidraft.testing.toy_models import ToyDrafter, ToyTable
 from tests.unit.models.tiny import CONFIGS, SHAPE, text, tiny_model
 
 HIDDEN_SIZE = SHAPE["hidden_size"]

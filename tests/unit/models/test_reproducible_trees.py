@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from omnidraft.config import DecodeSettings
 from omnidraft.decode.loop import Decoder
 from omnidraft.errors import ConfigError, ContractError
-from omnidraft.models.transformers_target import TransformersTarget
+from omnidraft.models.hf.target import TransformersTarget
 from omnidraft.ports import DraftTree, Request, Sampling, TreeLimits
 from omnidraft.vocab.tokenizer import Vocabulary
 from tests.unit.decode.toys import emitted, tree

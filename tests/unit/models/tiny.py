@@ -15,7 +15,7 @@ from transformers import (
 
 from omnidraft.config import DecodeSettings
 from omnidraft.models import precision as precisions
-from omnidraft.models.transformers_target import TransformersTarget
+from omnidraft.models.hf.target import TransformersTarget
 
 VOCAB_SIZE = 300
 WINDOW = 5

@@ -7,8 +7,8 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from omnidraft.config import DecodeSettings
-from omnidraft.models.llamacpp_context import LlamaModel
-from omnidraft.models.llamacpp_target import LlamaCppTarget
+from omnidraft.models.llamacpp.context import LlamaModel
+from omnidraft.models.llamacpp.target import LlamaCppTarget
 from tests.tiny_gguf import write_gguf
 from tests.unit.models.tiny import SETTINGS, tiny_model
 

@@ -9,9 +9,9 @@ from fastapi.testclient import TestClient
 
 from omnidraft.config import WorkerSettings
 from omnidraft.decode.engine import Engine
-from omnidraft.decode.slot import SnapshotSlot
+from omnidraft.decode.snapshot.slot import SnapshotSlot
 from omnidraft.serving.app import ServedModel, application
-from omnidraft.serving.queue import RequestQueue
+from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.telemetry.metrics import CountingMetrics
 from tests.tiny_engine import PATIENCE_S, tiny_worker
 

@@ -6,7 +6,7 @@ from itertools import groupby
 import pytest
 from fastapi.testclient import TestClient
 
-from omnidraft.serving.schemas import CompletionRequest, seed_of
+from omnidraft.serving.request_schemas import CompletionRequest, seed_of
 from tests.http_server import events
 
 ASKED = {"prompt": "How many clips", "max_tokens": 10, "seed": 5}

@@ -11,8 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from omnidraft.config import MetricsSettings
 from omnidraft.telemetry.exposition import Exposition, Merged
+from omnidraft.telemetry.metric_definitions import DISTILLER
 from omnidraft.telemetry.metrics import PrometheusMetrics
-from omnidraft.telemetry.table import DISTILLER
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 

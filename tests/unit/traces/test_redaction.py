@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from omnidraft.distill.fates import name_of
+from omnidraft.distill.ingest.record_disposition import name_of
 from omnidraft.traces import codec
 from omnidraft.traces.redaction import hashed_tenant, without_prompts
 from tests.trace_records import make_record

@@ -7,7 +7,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from omnidraft.models.hf_tokenizer import HfTokenizer
+from omnidraft.models.hf.tokenizer import HfTokenizer
 from omnidraft.vocab.alignment import Alignment, align
 
 TEXT = [

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from omnidraft.errors import VocabularyError
-from omnidraft.models.hf_tokenizer import HfTokenizer
+from omnidraft.models.hf.tokenizer import HfTokenizer
 from omnidraft.vocab.alignment import Alignment, align, align_cached, pair_fingerprint
 from omnidraft.vocab.tokenizer import Vocabulary
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnidraft.models.hf_tokenizer import HfTokenizer
+from omnidraft.models.hf.tokenizer import HfTokenizer
 from omnidraft.vocab.boundaries import boundary_pattern
 from tests.unit.vocab.texts import TEXTS
 

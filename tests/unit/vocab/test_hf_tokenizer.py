@@ -7,8 +7,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from omnidraft.errors import ModelError, RequestError
-from omnidraft.models.hf_tokenizer import HfTokenizer
-from omnidraft.models.tokenizer_json import model_tokens, spelling
+from omnidraft.models.hf.tokenizer import HfTokenizer
+from omnidraft.models.hf.tokenizer_json import model_tokens, spelling
 
 QUESTION = [{"role": "user", "content": "Where does the river go?"}]
 

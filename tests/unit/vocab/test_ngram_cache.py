@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omnidraft.errors import VocabularyError
-from omnidraft.models.hf_tokenizer import HfTokenizer
+from omnidraft.models.hf.tokenizer import HfTokenizer
 from omnidraft.vocab.alignment import Alignment
 from omnidraft.vocab.ngram_cache import NgramCache
 from omnidraft.vocab.ngram_table import Eviction

@@ -2,7 +2,7 @@
 
 from hypothesis import HealthCheck, given, settings
 
-from omnidraft.models.hf_tokenizer import HfTokenizer
+from omnidraft.models.hf.tokenizer import HfTokenizer
 from omnidraft.vocab.retokenise import TailTokeniser, tokenise_bytes
 from tests.unit.vocab.texts import ODD
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omnidraft.errors import VocabularyError
-from omnidraft.models.hf_tokenizer import HfTokenizer
+from omnidraft.models.hf.tokenizer import HfTokenizer
 from omnidraft.vocab.retokenise import MAX_SEGMENT, TailTokeniser, tokenise_bytes
 from tests.unit.vocab.texts import DATA, TEXTS
 

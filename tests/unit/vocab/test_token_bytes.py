@@ -1,6 +1,6 @@
 """Every id spells the bytes that its tokenizer would write."""
 
-from omnidraft.models.hf_tokenizer import HfTokenizer
+from omnidraft.models.hf.tokenizer import HfTokenizer
 from omnidraft.vocab.token_bytes import Spelling, token_bytes
 
 

@@ -1,1 +1,0 @@
-"""Pure scoring that worker, learner and fleet share."""

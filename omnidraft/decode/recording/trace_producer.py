@@ -1,0 +1,208 @@
+"""Sends trace records to the log from a thread of its own, so that decoding never waits for it.
+
+While the log is down, records wait and the thread tries again; when the queue is full, records are dropped and
+counted. A retried batch may be in the log twice: (request_id, segment) names a record, and readers keep the first.
+"""
+
+import logging
+import queue
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from threading import Event, Lock
+
+from tenacity import RetryCallState, RetryError, Retrying, retry_if_exception_type, wait_exponential_jitter
+
+from omnidraft.config import RecorderSettings
+from omnidraft.decode.recording.redactor import Redacting, Redactor
+from omnidraft.errors import BusError, RecordTooLarge, WireError
+from omnidraft.ports import LogWriter, Metrics, Outgoing, Span, Tracing, Untold, Untraced
+from omnidraft.supervised_thread import VitalThread
+from omnidraft.traces import codec
+from omnidraft.traces.record import TraceRecord
+
+logger = logging.getLogger(__name__)
+
+BATCH_RECORDS = 128
+IDLE_S = 0.1
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 5.0
+DRAIN_WAIT_S = 0.1
+"""Between attempts while closing, when there is a deadline to meet."""
+
+EMITTED = "omnidraft_traces_emitted_total"
+DROPPED = "omnidraft_traces_dropped_total"
+ACKNOWLEDGED = "omnidraft_traces_acknowledged_total"
+
+
+class Recorder:
+    """Any thread may emit. Every emitted record ends as acknowledged or as dropped, in the counters too."""
+
+    def __init__(
+        self,
+        writer_factory: Callable[[], LogWriter],
+        settings: RecorderSettings,
+        metrics: Metrics,
+        redactor: Redactor | None = None,
+        tracing: Tracing | None = None,
+    ) -> None:
+        """The writer is made, used and closed on the recorder's thread; making it is retried. The redactor is called on
+        that thread too, for every record. A record's span begins with it and ends when the log has it; the record names
+        it as its traceparent."""
+        self._writer_factory, self._metrics = writer_factory, metrics
+        self._redact = Redacting(redactor) if redactor else None
+        self._tracing = tracing or Untraced()
+        self._queue: queue.Queue[_Waiting] = queue.Queue(settings.queue_records)
+        self._writer: LogWriter | None = None
+        self._lock = Lock()  # over _num_waiting and _is_closed
+        self._num_waiting = 0
+        self._is_closed = False
+        self._closing = Event()
+        self._deadline_s = float("inf")
+        self._thread = VitalThread(self._run, name="trace-recorder", is_over=self._closing.is_set)
+        self._thread.start()
+
+    def emit(self, record: TraceRecord) -> None:
+        """Hand over a record; returns at once, whatever the log does."""
+        self._metrics.add(EMITTED)
+        with self._lock:
+            is_late = self._is_closed or self._closing.is_set()
+            self._num_waiting += not is_late
+        if is_late:
+            self._metrics.add(DROPPED, reason="closed")
+            return
+        waiting = self._begun(record)
+        try:
+            self._queue.put_nowait(waiting)
+        except queue.Full:
+            self._drop(waiting, reason="queue_full")
+
+    @property
+    def problem(self) -> str | None:
+        """Why records do not reach the log any more; None while they do, or wait for it."""
+        return self._thread.problem
+
+    def close(self, timeout_s: float) -> int:
+        """Wait until the log has acknowledged all records, at most `timeout_s`; the number dropped for lack of time.
+
+        A second call changes nothing and returns 0.
+        """
+        self._deadline_s = min(self._deadline_s, time.monotonic() + timeout_s)
+        self._closing.set()
+        self._thread.join(timeout_s)
+        with self._lock:
+            num_dropped, self._num_waiting, self._is_closed = self._num_waiting, 0, True
+        if num_dropped:
+            self._metrics.add(DROPPED, num_dropped, reason="closed")
+            logger.warning("the log did not acknowledge %d trace records within %.1f s", num_dropped, timeout_s)
+        return num_dropped
+
+    def _run(self) -> None:
+        while batch := self._next_batch():
+            encoded = [(message, each.span) for each in batch if (message := self._encoded(each)) is not None]
+            if not encoded:
+                continue
+            try:
+                self._retrying()(self._append, [message for message, _ in encoded])
+            except RetryError:
+                break  # past the deadline; close() counts what is left
+            self._settle(len(encoded), ACKNOWLEDGED)
+            for message, span in encoded:
+                span.end(size_bytes=len(message.value))
+        self._close_writer()
+
+    def _begun(self, record: TraceRecord) -> "_Waiting":
+        if not self._tracing.is_on:
+            return _Waiting(record, Untold(None))
+        span = self._tracing.begin(
+            "trace record",
+            parent=record.traceparent,
+            request_id=record.request_id,
+            segment=record.segment,
+            tokens=len(record.emitted_ids),
+        )
+        return _Waiting(replace(record, traceparent=span.context), span)
+
+    def _next_batch(self) -> list["_Waiting"]:
+        """What waits, up to BATCH_RECORDS; empty when closing and nothing is left, or no time."""
+        batch: list[_Waiting] = []
+        while not batch and time.monotonic() < self._deadline_s:
+            is_last = self._closing.is_set()  # asked before the queue: what came earlier is seen below
+            try:
+                batch.append(self._queue.get(timeout=IDLE_S))
+                while len(batch) < BATCH_RECORDS:
+                    batch.append(self._queue.get_nowait())
+            except queue.Empty:
+                if is_last:
+                    break
+        return batch
+
+    def _encoded(self, waiting: "_Waiting") -> Outgoing | None:
+        record = self._redact(waiting.record) if self._redact else waiting.record
+        if isinstance(record, str):
+            self._drop(waiting, reason=record)
+            return None
+        try:
+            value = codec.encode(record)
+        except RecordTooLarge as exc:
+            logger.warning("dropped a trace record: %s", exc)
+            self._drop(waiting, reason="too_large")
+            return None
+        except WireError as exc:
+            logger.warning("dropped a trace record that nobody could read: %s", exc)
+            self._drop(waiting, reason="invalid")
+            return None
+        return Outgoing(codec.key(record), value, codec.headers(record))
+
+    def _drop(self, waiting: "_Waiting", *, reason: str) -> None:
+        self._settle(1, DROPPED, reason=reason)
+        waiting.span.end(error=reason)
+
+    def _append(self, messages: list[Outgoing]) -> None:
+        if self._writer is None:
+            self._writer = self._writer_factory()
+        self._writer.append(messages)
+
+    def _retrying(self) -> Retrying:
+        return Retrying(
+            retry=retry_if_exception_type(BusError),
+            wait=wait_exponential_jitter(multiplier=FIRST_WAIT_S, max=LONGEST_WAIT_S, jitter=FIRST_WAIT_S),
+            stop=lambda state: time.monotonic() >= self._deadline_s,
+            sleep=self._sleep,
+            before_sleep=_log_failure,
+        )
+
+    def _sleep(self, seconds: float) -> None:
+        """Cut short by close(), which has a deadline."""
+        if self._closing.wait(seconds):
+            time.sleep(min(seconds, DRAIN_WAIT_S))
+
+    def _settle(self, num_records: int, counter: str, **labels: str) -> None:
+        """Count records that were acknowledged or dropped, unless close() gave them up already."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._num_waiting -= num_records
+        self._metrics.add(counter, num_records, **labels)
+
+    def _close_writer(self) -> None:
+        if self._writer is None:
+            return
+        try:
+            self._writer.close()
+        except BusError as exc:
+            logger.warning("closing the log: %s", exc)
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A record on its way to the log."""
+
+    record: TraceRecord
+    span: Span
+
+
+def _log_failure(state: RetryCallState) -> None:
+    """One line for the first failure of an outage, then one per minute or so."""
+    if state.attempt_number == 1 or state.attempt_number % 12 == 0:
+        cause = state.outcome.exception() if state.outcome else None
+        logger.warning("trace records wait for the log, attempt %d: %s", state.attempt_number, cause)

@@ -1,0 +1,1 @@
+"""How a token is drawn: settings and their limits, logits processors, grammars, seeded noise."""

@@ -1,0 +1,104 @@
+"""Keep a text to a JSON schema or a regular expression, byte by byte, in the target's own vocabulary.
+
+A grammar is bounded, tried in a child process, then compiled here, and kept. Masks say which tokens may come next; no
+spelling is ever forced: every token whose bytes fit is left to the target's draw. The ends of a text are ours, so that
+any stop ids work.
+Shapes: V vocabulary.
+"""
+
+from dataclasses import replace
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from omnidraft.decode.sampling.grammar_compiler import CompiledGrammar, GrammarCompiler
+from omnidraft.decode.sampling.grammar_trial import GrammarTrial, TrialUnfinished
+from omnidraft.errors import RequestError
+from omnidraft.ports import Grammar
+from omnidraft.vocab.tokenizer import Vocabulary
+
+KEPT = 32
+"""Grammars that need not be compiled again, refused ones among them."""
+
+
+class Grammars:
+    """Compiles grammars for one vocabulary, and keeps the last ones. For any thread."""
+
+    def __init__(self, vocabulary: Vocabulary, trial: GrammarTrial | None = None) -> None:
+        """
+        Args:
+            trial: where each grammar is tried first; None trusts them, as one does one's own.
+        """
+        self._vocabulary = vocabulary
+        self._trial = trial
+        self._outcome = lru_cache(KEPT)(self._compile)
+
+    def prepare(self) -> None:
+        """Read the vocabulary now: half a second in which no other thread runs, for 150,000 tokens."""
+        _ = self._compiler
+
+    def compiled(self, grammar: Grammar) -> Grammar:
+        """Return the grammar ready to be followed; takes as long as compiling does, in the caller's thread.
+
+        Raises:
+            RequestError: it cannot be compiled.
+        """
+        if grammar.compiled is not None:
+            return grammar
+        outcome = self._outcome(replace(grammar))
+        if isinstance(outcome, str):
+            raise RequestError(outcome)
+        return replace(grammar, compiled=outcome)
+
+    def matcher(self, grammar: Grammar, stop_ids: frozenset[int]) -> "Matcher":
+        """A matcher at the beginning of a text; compiles a grammar that has not been.
+
+        Raises:
+            RequestError: the grammar cannot be compiled, or nothing could end its texts.
+        """
+        if not stop_ids:
+            raise RequestError("a grammar needs a target with an end-of-text token, and this one has none")
+        ready = self.compiled(grammar).compiled
+        assert isinstance(ready, CompiledGrammar)
+        return Matcher(ready.copy(), stop_ids)
+
+    def _compile(self, grammar: Grammar) -> CompiledGrammar | str:
+        """Return the grammar, or why it is refused. Raises TrialUnfinished, which is not kept."""
+        try:
+            if self._trial is not None:
+                self._trial.check(grammar.kind, grammar.text)
+            return self._compiler.compile(grammar.kind, grammar.text)
+        except TrialUnfinished:
+            raise
+        except RequestError as exc:
+            return str(exc)
+
+    @cached_property
+    def _compiler(self) -> GrammarCompiler:
+        return GrammarCompiler(self._vocabulary)
+
+
+class Matcher:
+    """Implements processors.Processor: -inf for every token that the grammar does not allow next."""
+
+    def __init__(self, grammar: CompiledGrammar, stop_ids: frozenset[int]) -> None:
+        self._grammar = grammar
+        self._stop_ids = np.array(sorted(stop_ids))
+
+    def apply(self, logits_V: np.ndarray) -> None:
+        """See processors.Processor. Stop ids are allowed where the text matches the whole grammar, and only there.
+
+        Raises:
+            RequestError: no token is left, or the grammar became too complex to follow.
+        """
+        is_allowed_V = self._grammar.mask(len(logits_V))
+        is_allowed_V[self._stop_ids] = self._grammar.is_accepting()
+        logits_V[~is_allowed_V] = -np.inf
+        if logits_V.max() == -np.inf:
+            kind = self._grammar.kind
+            raise RequestError(f"{kind}: no token of the target's vocabulary can follow; change the grammar")
+
+    def take(self, token: int) -> None:
+        """See processors.Processor."""
+        if token not in self._stop_ids:
+            self._grammar.take(token)

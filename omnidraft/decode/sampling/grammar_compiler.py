@@ -1,0 +1,145 @@
+"""From a JSON schema or a regular expression to masks over one vocabulary; the only file that knows llguidance.
+
+It releases Python's lock while it compiles and while it computes a mask, and holds it while it reads a vocabulary.
+Imports nothing heavy: the child process in which grammars are tried runs this very code. See grammar_trial.py.
+"""
+
+import json
+import random
+import re
+import time
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from omnidraft.decode.sampling.grammar_bounds import check_regex, checked_schema
+from omnidraft.errors import RequestError
+from omnidraft.vocab.tokenizer import Vocabulary
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+Kind = Literal["json_schema", "regex"]
+
+MAX_COMPLAINT = 300
+INITIAL_FUEL, STEP_FUEL = 500_000, 100_000
+"""What llguidance may spend on a lexer when it compiles, and in each step: about 10 ms for 140,000."""
+MAX_LEXER_STATES = 20_000
+"""About 2 kB each, of one text."""
+NUM_TRIED_MASKS = 16
+MAX_MASK_S = 0.01
+"""Of processor time: so long may one token's mask take."""
+_FREE_SPELLING = '%llguidance {"no_forcing": true}\nstart: '
+_DEAD_END = "NoExtensionBias"
+
+
+class GrammarCompiler:
+    """Compiles for one vocabulary. Making one takes half a second for 150,000 tokens."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        from llguidance import LLTokenizer
+
+        self._tokenizer = LLTokenizer(_Tokens(vocabulary))  # type: ignore[arg-type]
+
+    def compile(self, kind: Kind, text: str) -> "CompiledGrammar":
+        """Return the grammar at the beginning of a text.
+
+        Raises:
+            RequestError: it is beyond a bound, or cannot be compiled.
+        """
+        from llguidance import LLMatcher, LLParserLimits
+
+        limits = LLParserLimits(
+            initial_lexer_fuel=INITIAL_FUEL,
+            step_lexer_fuel=STEP_FUEL,
+            max_lexer_states=MAX_LEXER_STATES,
+            verbose_errors=False,
+        )
+        backend = LLMatcher(self._tokenizer, _FREE_SPELLING + _lark(kind, text), log_level=0, limits=limits)
+        if backend.is_error():
+            raise RequestError(f"{kind}: {_one_line(backend.get_error())}")
+        return CompiledGrammar(backend, kind)
+
+
+class CompiledGrammar:
+    """Follows one text token by token; a copy at the beginning costs next to nothing. One thread at a time."""
+
+    def __init__(self, backend: "LLMatcher", kind: Kind) -> None:
+        self._backend = backend
+        self.kind = kind
+
+    def copy(self) -> "CompiledGrammar":
+        """Another one that stands where this one does."""
+        return CompiledGrammar(self._backend.deep_copy(), self.kind)
+
+    def is_accepting(self) -> bool:
+        """Whether the text so far matches the whole grammar."""
+        return self._backend.is_accepting()
+
+    def take(self, token: int) -> None:
+        """The text goes on with this token."""
+        self._backend.consume_token(token)
+
+    def mask(self, vocab_size: int) -> np.ndarray:
+        """Return which tokens may come next, bool [V]; llguidance's own end of text is one bit more, and left out.
+
+        Raises:
+            RequestError: the grammar became too complex to follow.
+        """
+        bits = np.frombuffer(self._backend.compute_bitmask(), np.uint8)
+        complaint = self._backend.get_error()
+        if complaint and not complaint.startswith(_DEAD_END):
+            raise RequestError(f"{self.kind}: {_one_line(complaint)}")
+        return np.unpackbits(bits, count=vocab_size, bitorder="little").astype(bool)
+
+    def try_out(self, vocab_size: int) -> None:
+        """Go a few tokens into a text, always the same one.
+
+        Raises:
+            RequestError: the grammar becomes too complex, or its masks take too long.
+        """
+        chooser = random.Random(0)
+        for _ in range(NUM_TRIED_MASKS):
+            began_s = time.thread_time()
+            allowed = np.flatnonzero(self.mask(vocab_size))
+            mask_s = time.thread_time() - began_s
+            if mask_s > MAX_MASK_S:
+                raise RequestError(
+                    f"{self.kind}: {mask_s * 1000:.0f} ms for one token's mask, at most {MAX_MASK_S * 1000:.0f} are "
+                    "spent; ask for something simpler"
+                )
+            if not len(allowed):
+                return
+            self.take(int(chooser.choice(allowed)))
+
+
+class _Tokens:
+    """A vocabulary as llguidance reads it. Without an end of text, it adds one of its own behind the last id."""
+
+    is_tokenizer_wrapper = True
+    eos_token_id = None
+    bos_token_id = None
+    special_token_ids = ()
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.tokens = vocabulary.token_bytes
+        self._longest_match = vocabulary.byte_table.longest_match
+
+    def __call__(self, text: str) -> list[int]:
+        return self._longest_match(text.encode())
+
+
+def _lark(kind: Kind, text: str) -> str:
+    """Return the grammar as the right side of a rule of llguidance's own language."""
+    from llguidance import regex_to_lark
+
+    if kind == "json_schema":
+        return f"%json {json.dumps(checked_schema(text))}"
+    check_regex(text)
+    return f"/{regex_to_lark(text)}/"
+
+
+def _one_line(complaint: str) -> str:
+    """Without the lines that quote what was compiled."""
+    said = re.split(r"\n *1 \|", complaint)[0].removesuffix("<non-verbose/>")
+    return " ".join(said.split())[:MAX_COMPLAINT]

@@ -1,0 +1,82 @@
+"""What the steps of a text add to the metrics.
+
+A position counts as scored when something had been drafted there, and as agreed when the first-ranked candidate was the
+token that the target drew; its source and depth are those of that candidate. decode/step_stats.py counts the same.
+"""
+
+import time
+from collections.abc import Callable, Generator, Iterator
+from functools import partial
+
+from omnidraft.ports import DraftTree, Metrics, Step
+
+_PREFIX = "omnidraft_spec_decode_num_"
+
+_Add = Callable[..., None]
+
+
+def counted(
+    steps: Iterator[Step], metrics: Metrics, target: str, drafter_version: str, plain_pass_s: float | None
+) -> Generator[Step, None, None]:
+    """The steps of one text as they come, with the time between its tokens: those of one pass share its time."""
+    last_s: float | None = None
+    for step in steps:
+        count_step(metrics, step, target, drafter_version, plain_pass_s)
+        now_s = time.perf_counter()
+        if last_s is not None:
+            for _ in step.emitted:
+                gap_s = (now_s - last_s) / len(step.emitted)
+                metrics.observe("omnidraft_inter_token_latency_seconds", gap_s, target=target)
+        last_s = now_s
+        yield step
+
+
+def count_step(
+    metrics: Metrics, step: Step, target: str, drafter_version: str, plain_pass_s: float | None = None
+) -> None:
+    """One step. `plain_pass_s` is what a pass without a draft takes here; None: nobody measured it."""
+    add = partial(metrics.add, target=target, drafter_version=drafter_version)
+    add("omnidraft_target_passes_total")
+    add("omnidraft_emitted_tokens_total", len(step.emitted))
+    num_accepted = len(step.path)
+    name = "omnidraft_spec_decode_accepted_tokens_per_pass"
+    metrics.observe(name, num_accepted, target=target, drafter_version=drafter_version)
+    _count_seconds(add, step, plain_pass_s)
+    _count_sources(add, step)
+    _count_positions(add, step)
+
+
+def _count_seconds(add: _Add, step: Step, plain_pass_s: float | None) -> None:
+    spent = step.timings
+    for part, seconds in (("draft", spent.draft_s), ("target", spent.target_s), ("other", spent.other_s)):
+        add("omnidraft_decode_seconds_total", seconds, part=part)
+    if plain_pass_s is not None:
+        add("omnidraft_plain_decode_seconds_total", plain_pass_s * len(step.emitted))
+
+
+def _count_sources(add: _Add, step: Step) -> None:
+    for source in sorted({source for source in step.tree.sources if source}):
+        nodes = [node for node in range(1, len(step.tree)) if step.tree.sources[node] == source]
+        accepted = [node for node in step.path if step.tree.sources[node] == source]
+        add(_PREFIX + "drafts_total", source=source)
+        add(_PREFIX + "draft_tokens_total", len(nodes), source=source)
+        add(_PREFIX + "accepted_tokens_total", len(accepted), source=source)
+
+
+def _count_positions(add: _Add, step: Step) -> None:
+    for depth, node in enumerate(step.path):
+        source = str(step.tree.sources[node])
+        add(_PREFIX + "accepted_tokens_per_pos_total", source=source, position=str(depth))
+    for depth, (node, drawn) in enumerate(zip((0, *step.path), (*step.path, None), strict=True)):
+        first = _first_ranked(step.tree, node)
+        if first is None or depth == len(step.emitted):  # nothing drafted there, or nothing drawn: the text ended
+            continue
+        source, position = str(step.tree.sources[first]), str(depth)
+        add("omnidraft_scored_positions_total", source=source, position=position)
+        if drawn == first:
+            add("omnidraft_agreed_positions_total", source=source, position=position)
+
+
+def _first_ranked(tree: DraftTree, node: int) -> int | None:
+    """The best candidate behind a node: siblings stand in the order of their rank."""
+    return next((child for child in range(node + 1, len(tree)) if tree.parents[child] == node), None)

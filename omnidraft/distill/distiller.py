@@ -1,0 +1,300 @@
+"""The distiller: records in, steps, snapshots out, until it is told to stop.
+
+A snapshot carries master weights, optimizer, n-gram cache, held-out records and the offsets it has learned up to,
+and is made between two steps. So after a crash the newest snapshot is the whole truth: nothing is learned twice that
+anybody will ever see, and nothing is left out.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from omnidraft.distill.control import Guidance
+from omnidraft.distill.evaluation.held_out import HeldOut, Measured
+from omnidraft.distill.ingest.batch_reader import Reading
+from omnidraft.distill.ingest.batcher import Batch, Intake
+from omnidraft.distill.ingest.crash_journal import Journal, Place
+from omnidraft.distill.ingest.lag import Lag
+from omnidraft.distill.ingest.log_position import LogPosition
+from omnidraft.distill.ingest.trace_consumer import POISON, TraceSource
+from omnidraft.distill.publisher import INTAKE, LEARNER, Publisher, Restored
+from omnidraft.distill.retrying import Result, patiently, wait
+from omnidraft.distill.status import Status
+from omnidraft.distill.training.learner import Counters, Learner, StepReport
+from omnidraft.distill.training.step_metrics import count, mean_losses
+from omnidraft.distill.training_spans import LearningSpans
+from omnidraft.errors import BusError, LogReplaced
+from omnidraft.ports import Announcement, Metrics, Untraced
+from omnidraft.snapshots import bundle
+from omnidraft.vocab.ngram_cache import NgramCache
+
+PAUSED_S = 0.2
+WAITING_S = 2.0
+"""Between two looks whether a log that was replaced is back, or a restart was ordered."""
+
+logger = logging.getLogger(__name__)
+
+LoadCache = Callable[[Mapping[str, np.ndarray]], NgramCache]
+Stop = Callable[[], bool]
+
+
+class Distillation:
+    """One drafter that learns for one target. `run` belongs to one thread, `status` to any."""
+
+    def __init__(
+        self,
+        source: TraceSource,
+        intake: Intake,
+        learner: Learner,
+        publisher: Publisher,
+        *,
+        load_cache: LoadCache,
+        steps_per_snapshot: int,
+        max_lag_records: int | None = None,
+        lag_sample_records: int = 2_000,
+        journal: Journal | None = None,
+        metrics: Metrics,
+        guidance: Guidance | None = None,
+        compare_earlier: Callable[[str], None] = lambda tenant: None,
+        drift_haste: int = 1,
+        progress: Callable[[Status], None] = lambda status: None,
+        spans: LearningSpans | None = None,
+    ) -> None:
+        """
+        Args:
+            load_cache: the n-gram cache of a snapshot's arrays.
+            guidance: heard before every step; while learning is paused, nothing is read or learned.
+            compare_earlier: done once for each tenant whose traffic begins to drift; see earlier.py.
+            drift_haste: snapshots are so many times as frequent while any traffic drifts.
+            max_lag_records: see lag.py, `lag_sample_records` too.
+            journal: told of every step before it; its poison is the intake's. None: no death is noted.
+            progress: told after every step and every snapshot, in the thread of `run`.
+            spans: told of every step and every snapshot but the first.
+        """
+        self._source, self._intake, self._learner, self._publisher = source, intake, learner, publisher
+        self._load_cache, self._steps_per_snapshot = load_cache, steps_per_snapshot
+        self._guidance, self._compare_earlier = guidance or Guidance(), compare_earlier
+        self._drift_haste, self._metrics, self._progress = drift_haste, metrics, progress
+        self._journal = journal or Journal(Path(), tries=0)
+        self._lag = Lag(source, intake, metrics, max_records=max_lag_records, sample_records=lag_sample_records)
+        self._position = LogPosition(source, intake, metrics)
+        self._reading = Reading(source, intake, self._lag, self._position)
+        self._held_out = HeldOut(learner)
+        self._spans = spans or LearningSpans(Untraced(), "")
+        self._reports: list[StepReport] = []  # since the newest snapshot
+        self._unmeasured: list[Place] = []  # held out since then
+        self._status = Status()
+
+    def status(self) -> Status:
+        return self._status
+
+    def run(self, stop: Stop) -> None:
+        """Go on from the newest snapshot, or publish the base drafter as the first one; then learn until `stop`.
+
+        Order of effects: step; after `steps_per_snapshot` of them measure, write the snapshot, publish it. On `stop`
+        the step under way is finished and what was learned since the newest snapshot is published.
+
+        Raises:
+            SnapshotStale: another distiller published for this pair; what was learned since is dropped.
+            ConfigError, VocabularyError: the newest snapshot is not one that this learner can go on from.
+            BusError: the log was away for a dead letter when `stop` came, and what was learned since the newest
+                snapshot is dropped.
+        """
+        self._start(stop)
+        while not stop():
+            self._listen(stop)
+            if self._guidance.is_paused:
+                wait(PAUSED_S, stop)
+            elif batch := self._next_batch(stop):
+                self._learn(batch, stop)
+                if len(self._reports) >= self._num_steps_due():
+                    self._publish(stop)
+        if self._reports:
+            self._publish(stop)
+
+    def _start(self, stop: Stop) -> None:
+        restored = self._patiently(self._publisher.restore, stop)
+        if restored:
+            self._resume(restored)
+        self._held_out.parent_is(self._learner.serving_tensors(), {})
+        if restored is None:
+            self._guidance.listen()
+            self._position.set_aside(self._guidance.restart)  # it was meant for those who had learned something
+            self._publish_base(stop)
+        self._tell(version=self._publisher.parent and self._publisher.parent.version)
+        self._find_position(stop)
+
+    def _resume(self, restored: Restored) -> None:
+        manifest = restored.version.manifest
+        self._position.resume(manifest)
+        if restored.ngrams:
+            self._learner.cache = self._load_cache(restored.ngrams)
+        if restored.learner is not None and restored.intake is not None:
+            self._learner.load_state(restored.learner)
+            self._intake.load_state(restored.intake, manifest.offsets)
+        else:
+            self._learner.counters = Counters(
+                manifest.num_steps, manifest.num_records, manifest.num_tokens, dict(manifest.counts)
+            )
+            self._intake.start_at(manifest.offsets)
+            if restored.serving is not None:
+                self._learner.start_from(restored.serving)
+        logger.info("going on from snapshot %d at offsets %s", restored.version.version, manifest.offsets)
+
+    def _find_position(self, stop: Stop) -> None:
+        """Returns when the source stands where the intake goes on, or `stop` holds."""
+        while not stop():
+            try:
+                self._patiently(self._reading.find, stop)
+                return self._tell(waits_for=None)
+            except LogReplaced as exc:
+                if self._status.waits_for != str(exc):
+                    logger.error("learning stands still: %s", exc)
+                self._tell(waits_for=str(exc))
+            self._listen(stop)
+            wait(WAITING_S, stop)
+
+    def _restart(self, order: Announcement, stop: Stop) -> None:
+        """Order of effects: publish what was learned; move; publish where to. So it is carried out once, and the
+        snapshots before and after it each account for a stretch of one log."""
+        if self._reports:
+            self._publish(stop)
+        if self._patiently(lambda: self._reading.restart(order), stop):
+            self._journal.clear()
+            self._publish(stop)
+
+    def _listen(self, stop: Stop) -> None:
+        self._guidance.listen()
+        if (is_paused := self._guidance.is_paused) != self._status.is_paused:
+            logger.info("learning %s", "paused" if is_paused else "goes on")
+            self._tell(is_paused=is_paused)
+            if not is_paused:
+                self._find_position(stop)  # nobody looked at the log meanwhile
+        if (order := self._guidance.restart) is not None and self._position.is_new(order):
+            self._restart(order, stop)
+        for tenant in self._guidance.new_drifts():
+            self._compare_earlier(tenant)
+
+    def _num_steps_due(self) -> int:
+        """Weights do not depend on how often they are published."""
+        haste = self._drift_haste if self._guidance.is_drifting else 1
+        return max(1, self._steps_per_snapshot // haste)
+
+    def _next_batch(self, stop: Stop) -> Batch | None:
+        """A full batch; None after a poll that did not complete one."""
+        try:
+            return self._reading.next_batch(lambda poll: self._patiently(poll, stop))
+        except LogReplaced:
+            self._find_position(stop)
+        except BusError:  # stopping, and the log is away: what was learned can still be published
+            pass
+        finally:
+            self._learner.count_skipped(self._intake.take_skipped())
+        return None
+
+    def _learn(self, batch: Batch, stop: Stop) -> None:
+        if batch.poison:
+            self._patiently(lambda: self._source.give_up(batch.poison), stop)
+            logger.warning("%d records are dead letters: the process died over them", len(batch.poison))
+        apart = {"duplicate": batch.num_duplicates, "held_out": len(batch.held_out), POISON: len(batch.poison)}
+        self._learner.count_skipped(apart)
+        span = self._spans.step(batch, self._learner.counters.num_steps)
+        report = self._step(batch)
+        span.end(tokens=report.num_tokens, **{f"loss.{name}": loss for name, loss in report.losses.items()})
+        self._reports.append(report)
+        count(report, self._metrics)
+        self._tell(losses=report.losses, tokens_per_s=report.num_tokens / report.duration_s)
+
+    def _step(self, batch: Batch) -> StepReport:
+        """Noted before, so that a process that dies over it is the last one but so many."""
+        held_out = {(partition, offset): record for partition, offset, record in batch.held_out}
+        records = dict(zip(batch.places, batch.records, strict=True)) | held_out
+        for place in self._journal.suspects(records):
+            self._journal.begins([place], alone=True)
+            self._learner.rehearse(records[place])
+            self._journal.ended()
+        self._unmeasured += held_out
+        self._journal.begins(batch.places)
+        report = self._learner.step(batch.records)
+        self._journal.ended()
+        return report
+
+    def _measure(self, serving: Mapping[str, Tensor]) -> Measured:
+        """Noted before, as a step is. What was measured for the newest snapshot did no harm then."""
+        self._journal.begins(self._unmeasured)
+        measured = self._held_out.measure(self._intake.held_out, serving)
+        self._journal.ended()
+        self._unmeasured.clear()
+        return measured
+
+    def _publish_base(self, stop: Stop) -> None:
+        parts = {bundle.NGRAMS: self._learner.cache.to_arrays()}
+        staged = self._patiently(lambda: self._publisher.stage(parts, train="base", **self._position.facts()), stop)
+        version = self._patiently(lambda: self._publisher.publish(staged), stop).version
+        logger.info("published the base drafter as snapshot %d", version)
+
+    def _publish(self, stop: Stop) -> None:
+        span = self._spans.snapshot()
+        self._learner.count_skipped(self._intake.take_skipped())
+        learner, counters = self._learner, self._learner.counters
+        self._intake.admit()
+        serving, losses = learner.serving_tensors(), mean_losses(self._reports)
+        measured = self._measure(serving)
+        parts: dict[str, bundle.Tensors] = {
+            bundle.DRAFTER: serving,
+            bundle.NGRAMS: learner.cache.to_arrays(),
+            LEARNER: learner.state(),
+            INTAKE: self._intake.state(),
+        }
+        facts = {
+            **self._position.facts(),
+            **measured.facts(),
+            "offsets": self._intake.offsets(),
+            **{name: getattr(counters, name) for name in ("num_records", "num_tokens", "num_steps")},
+            "losses": losses,
+            "held_out_records": len(self._intake.held_out),
+            "counts": counters.skipped,
+            "lag_samples": self._lag.samples,
+            "traceparent": span.context,
+        }
+        staged = self._patiently(lambda: self._publisher.stage(parts, **facts), stop)
+        published = self._patiently(lambda: self._publisher.publish(staged), stop)
+        span.end(version=published.version, records=counters.num_records)
+        self._lag.published()
+        self._journal.published(self._intake.offsets())
+        self._held_out.parent_is(serving, measured.hits)
+        self._reports.clear()
+        self._announce(published.version, measured.before, measured.after, losses)
+        self._patiently(self._publisher.log_curves, stop)
+
+    def _announce(self, version: int, before: float | None, after: float | None, losses: Mapping[str, float]) -> None:
+        logger.info("published snapshot %d: losses %s, agreement %s -> %s", version, losses, before, after)
+        self._metrics.add("omnidraft_snapshots_published_total")
+        if after is not None:
+            self._metrics.set("omnidraft_held_out_agreement_ratio", after, drafter_version=str(version))
+        self._tell(version=version, agreement=after)
+
+    def _patiently(self, action: Callable[[], Result], stop: Stop) -> Result:
+        return patiently(action, stop, lambda: self._metrics.add("omnidraft_learner_errors_total"))
+
+    def _tell(self, **changes: Any) -> None:
+        if changes.get("version") is not None:
+            self._metrics.set("omnidraft_newest_version_info", changes["version"])
+        if "waits_for" in changes:
+            self._metrics.set("omnidraft_learner_blocked_info", float(changes["waits_for"] is not None))
+        counters = self._learner.counters
+        self._status = replace(
+            self._status,
+            num_steps=counters.num_steps,
+            num_records=counters.num_records,
+            num_tokens=counters.num_tokens,
+            offsets=self._intake.offsets(),
+            skipped=counters.skipped,
+            **changes,
+        )
+        self._progress(self._status)

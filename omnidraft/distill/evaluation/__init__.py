@@ -1,0 +1,1 @@
+"""Held-out agreement, its speed-up, and comparisons between snapshots."""

@@ -1,0 +1,92 @@
+"""Agreement of a snapshot and of its parent on the same held-out records, each record measured once per snapshot.
+
+What the parent had right is kept from when it was published; only records held out since
+are measured again with the parent's weights, which are kept in memory as they are served (bfloat16, or LoRA factors).
+Both sides are measured with serving weights: what is compared is what workers get.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from omnidraft.distill.evaluation import speedup_model
+from omnidraft.distill.evaluation.agreement import block_efficiency, share
+from omnidraft.distill.evaluation.paired import change_error
+from omnidraft.distill.training.learner import Learner
+from omnidraft.traces.record import TraceRecord
+
+Key = tuple[str, int]
+Hits = Mapping[Key, np.ndarray]
+"""Which positions [P] of a record agree, bool."""
+
+DEPTHS = (1, 2, 3, 4, 6, 8)
+"""Chain lengths, of which the best is foretold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Agreement before and after, None without a position to score; what it foretells; and the hits behind `after`."""
+
+    before: float | None
+    after: float | None
+    speedup_before: float | None
+    """Over plain decoding, foretold with the times in the records; None when these have none."""
+    speedup_after: float | None
+    change_error: float | None
+    """Standard error of after - before; None when too few requests were held out."""
+    hits: Hits
+
+    def facts(self) -> dict[str, float | None]:
+        """For the manifest."""
+        return {
+            "agreement_before": self.before,
+            "agreement_after": self.after,
+            "agreement_change_error": self.change_error,
+            "speedup_before": self.speedup_before,
+            "speedup_after": self.speedup_after,
+        }
+
+
+class HeldOut:
+    """Compares each snapshot with its parent."""
+
+    def __init__(self, learner: Learner) -> None:
+        self._learner = learner
+        self._parent_serving: Mapping[str, Tensor] = {}
+        self._parent_hits: Hits = {}
+
+    def parent_is(self, serving: Mapping[str, Tensor], hits: Hits) -> None:
+        """The snapshot that the next one is compared with, and what is known of it."""
+        self._parent_serving, self._parent_hits = serving, hits
+
+    def measure(self, records: Iterable[TraceRecord], serving: Mapping[str, Tensor]) -> Measured:
+        """The parent against these serving tensors; the learner's own weights stay as they are."""
+        by_key = {(record.request_id, record.segment): record for record in records}
+        missing = {key: record for key, record in by_key.items() if key not in self._parent_hits}
+        before = {**self._parent_hits, **self._hits(missing, self._parent_serving)}
+        after = self._hits(by_key, serving)
+        error = change_error((key[0], before[key], after[key]) for key in by_key)
+        parents = [before[key] for key in by_key]
+        costs = speedup_model.costs(by_key.values())
+        return Measured(
+            before=share(parents),
+            after=share(after.values()),
+            speedup_before=_speedup(parents, costs),
+            speedup_after=_speedup(after.values(), costs),
+            change_error=error,
+            hits=after,
+        )
+
+    def _hits(self, by_key: Mapping[Key, TraceRecord], serving: Mapping[str, Tensor]) -> dict[Key, np.ndarray]:
+        if not by_key:
+            return {}
+        with self._learner.serving(serving):
+            return dict(zip(by_key, self._learner.hits(list(by_key.values())), strict=True))
+
+
+def _speedup(hits: Collection[np.ndarray], costs: speedup_model.Costs | None) -> float | None:
+    told = {depth: block_efficiency(hits, depth) for depth in DEPTHS} if costs else {}
+    known = {depth: tokens for depth, tokens in told.items() if tokens is not None}
+    return costs.speedup(known) if costs and known else None

@@ -1,0 +1,1 @@
+"""From trace records to training examples and the targets of each loss."""

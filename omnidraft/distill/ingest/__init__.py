@@ -1,0 +1,1 @@
+"""From the trace log to batches of records: consumed, deduplicated, held out, dead-lettered, resumed after a crash."""

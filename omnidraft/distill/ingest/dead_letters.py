@@ -1,0 +1,103 @@
+"""Dead letters as their readers see them; source.py writes them.
+
+A letter's headers come from a log that anybody may write to, so none is taken for granted.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from omnidraft.distill.ingest import topic_scan
+from omnidraft.distill.ingest.trace_consumer import MAX_HEADER_BYTES, MAX_HEADERS
+from omnidraft.ports import LogReader, Message
+from omnidraft.traces.schema import ENCRYPTION
+
+ORIGINAL = "original."
+"""Before the names of the headers that the message had."""
+
+MOST_MESSAGES = 1 << 20
+"""That a letter is believed to stand for."""
+Place = tuple[int, int]
+"""(partition, offset)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """One dead letter."""
+
+    message: Message
+
+    @property
+    def place(self) -> Place:
+        """In the dead-letter topic."""
+        return self.message.partition, self.message.offset
+
+    @property
+    def reason(self) -> str:
+        return self._text("reason")
+
+    @property
+    def error(self) -> str:
+        return self.locked or self._text("error")
+
+    @property
+    def locked(self) -> str | None:
+        """Why the letter itself cannot be read; None when it can."""
+        is_locked = ENCRYPTION in self.message.headers
+        return "encrypted with a key that is not among log.encryption_keys" if is_locked else None
+
+    @property
+    def origin_topic(self) -> str:
+        return self._text("origin_topic")
+
+    @property
+    def origin(self) -> Place | None:
+        """Where the message stood; None when the letter does not say."""
+        partition, offset = self._number("origin_partition"), self._number("origin_offset")
+        return None if partition is None or offset is None else (partition, offset)
+
+    @property
+    def num_messages(self) -> int:
+        """Offsets that it stands for, from its origin on: more than one when a damaged batch cannot be taken apart."""
+        return min(self._number("origin_num_messages") or 1, MOST_MESSAGES)
+
+    @property
+    def original_headers(self) -> Mapping[str, bytes]:
+        headers = self.message.headers
+        return {name.removeprefix(ORIGINAL): headers[name] for name in headers if name.startswith(ORIGINAL)}
+
+    @property
+    def original_bytes(self) -> int:
+        """Of the message's value, before it was cut."""
+        return self._number("cut_from_bytes") or len(self.message.value)
+
+    @property
+    def cut(self) -> str | None:
+        """What of the message is missing; None when all of it is here.
+
+        Of a damaged batch there is no message at all. Keys and headers are cut without a note, so one that is exactly
+        as long as a letter keeps counts as cut.
+        """
+        if "raw" in self.message.headers:
+            return "the value is damaged bytes of the log, not a message"
+        if "cut_from_bytes" in self.message.headers:
+            return f"the value has {len(self.message.value)} of {self._text('cut_from_bytes')} bytes"
+        if len(self.message.key) >= MAX_HEADER_BYTES:
+            return f"the key is cut at {MAX_HEADER_BYTES} bytes"
+        headers = self.original_headers
+        if len(headers) >= MAX_HEADERS:
+            return f"headers behind the first {MAX_HEADERS} are missing"
+        if any(max(len(name), len(value)) >= MAX_HEADER_BYTES for name, value in headers.items()):
+            return f"a header is cut at {MAX_HEADER_BYTES} bytes"
+        return None
+
+    def _text(self, name: str) -> str:
+        return self.message.headers.get(name, b"").decode(errors="replace")
+
+    def _number(self, name: str) -> int | None:
+        text = self._text(name)
+        return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
+
+
+def read(reader: LogReader, *, idle_s: float = topic_scan.IDLE_S) -> Iterator[Letter]:
+    """All that are there now, in offset order within each partition. Raises BusError."""
+    return (Letter(message) for message in topic_scan.messages(reader, idle_s=idle_s))

@@ -1,0 +1,1 @@
+"""The learner: losses, gradients, the optimizer, the acceptance head, replay."""

@@ -1,0 +1,120 @@
+"""Losses at single positions: pure functions, logits in, one number per position out.
+
+Shapes: N positions, V the drafter's vocabulary, B buckets with the rest bucket last. Letters: p is the target's
+distribution and P its mass per bucket, q and Q the drafter's. No gradient flows through P.
+Which positions count, and their mean, is the learner's business.
+Source, where none is named: OmniDraft, https://arxiv.org/abs/2507.02659, section 4.2, over the buckets of
+belief_buckets.py instead of its renormalised intersection.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from omnidraft.distill.examples.buckets import LOG_P_FLOOR, Buckets, both_sides
+
+LK_ETA = 3.0
+"""How soon `lk` turns from KL to total variation as acceptance rises; the paper's."""
+
+
+def forward_kl(logits_NV: Tensor, buckets: Buckets) -> Tensor:
+    """sum P log(P / Q): asks for mass wherever the target has some. 0 when Q equals P."""
+    return _forward(*both_sides(logits_NV, buckets))
+
+
+def reverse_kl(logits_NV: Tensor, buckets: Buckets) -> Tensor:
+    """sum Q log(Q / P), the paper's direction: takes mass away where the target has none. 0 when Q equals P."""
+    return _reverse(*both_sides(logits_NV, buckets))
+
+
+def mixed_kl(logits_NV: Tensor, buckets: Buckets) -> Tensor:
+    """Half of each direction."""
+    log_p_NB, log_q_NB = both_sides(logits_NV, buckets)
+    return (_forward(log_p_NB, log_q_NB) + _reverse(log_p_NB, log_q_NB)) / 2
+
+
+def paper_kl(logits_NV: Tensor, buckets: Buckets) -> Tensor:
+    """OmniDraft's own L_DM: reverse KL between p and q, both renormalised on the draft tokens that are target tokens.
+
+    Of these the trace keeps p of a few; all others are the rest bucket, whose P is the trace's tail, an upper bound.
+    Args:
+        buckets: direct tokens alone, P renormalised over them, and `rest_V` the direct tokens.
+    """
+    return reverse_kl(logits_NV, buckets)
+
+
+def jensen_shannon(logits_NV: Tensor, buckets: Buckets) -> Tensor:
+    """KL(P || M) / 2 + KL(Q || M) / 2 with M = (P + Q) / 2. Range [0, log 2].
+
+    Source: Lin, Divergence measures based on the Shannon entropy, 1991.
+    """
+    log_p_NB, log_q_NB = both_sides(logits_NV, buckets)
+    log_m_NB = torch.logaddexp(log_p_NB, log_q_NB) - math.log(2)
+    return (_forward(log_p_NB, log_m_NB) + (log_q_NB.exp() * (log_q_NB - log_m_NB)).sum(dim=-1)) / 2
+
+
+def total_variation(logits_NV: Tensor, buckets: Buckets) -> Tensor:
+    """1 - sum min(P, Q): the probability that a ratio test rejects a draft token. Range [0, 1].
+
+    Source: Leviathan et al., https://arxiv.org/abs/2211.17192, section 3.
+    """
+    return _variation(*both_sides(logits_NV, buckets))
+
+
+def lk_hybrid(logits_NV: Tensor, buckets: Buckets) -> Tensor:
+    """w KL(P || Q) + (1 - w) TV(P, Q) with w = exp(-LK_ETA * acceptance) and acceptance = sum min(P, Q).
+
+    w is a number of each position, and no gradient flows through it. KL where the drafter is far off and the gradient
+    of TV vanishes, TV, which is what decoding pays for, where it is close.
+    Source: LK losses, https://arxiv.org/abs/2602.23881, the hybrid objective; w per position as in vllm's speculators.
+    """
+    log_p_NB, log_q_NB = both_sides(logits_NV, buckets)
+    variation_N = _variation(log_p_NB, log_q_NB)
+    weight_N = torch.exp(-LK_ETA * (1 - variation_N.detach()))
+    return weight_N * _forward(log_p_NB, log_q_NB) + (1 - weight_N) * variation_N
+
+
+def wrong_token_kl(logits_NV: Tensor, buckets: Buckets) -> Tensor:
+    """Forward KL where the drafter's most probable token is not the emitted one, 0 elsewhere.
+
+    Source: online speculative decoding, https://arxiv.org/abs/2310.07177: it learns from the tokens that the
+    drafter got wrong. The mean is over all positions, so the loss also falls when more of them are right.
+    """
+    is_wrong_N = logits_NV.argmax(dim=-1) != buckets.emitted_N
+    return forward_kl(logits_NV, buckets) * is_wrong_N
+
+
+def rejected_kl(logits_NV: Tensor, buckets: Buckets) -> Tensor:
+    """KL between p and q of one draft token, taken or not: p log(p / q) + (1 - p) log((1 - p) / (1 - q)).
+
+    Args:
+        buckets: one each, the first draft token of a target token that was drafted there and rejected.
+    """
+    return forward_kl(logits_NV, buckets)
+
+
+def emitted_nll(logits_NV: Tensor, buckets: Buckets) -> Tensor:
+    """-log q of the draft token that came next. 0 when q is certain of it. Needs no p."""
+    logits_NV = logits_NV.float()
+    return logits_NV.logsumexp(dim=-1) - logits_NV.gather(1, buckets.emitted_N[:, None])[:, 0]
+
+
+def weighted_nll(logits_NV: Tensor, buckets: Buckets) -> Tensor:
+    """-p log q of the draft token that came next, p of the emitted target token that it is a piece of.
+
+    The mean is over pieces, not over their weights: a piece counts at most as much as with a constant weight.
+    """
+    return buckets.log_p_NS[:, 0].exp() * emitted_nll(logits_NV, buckets)
+
+
+def _forward(log_p_NB: Tensor, log_q_NB: Tensor) -> Tensor:
+    return (log_p_NB.exp() * (log_p_NB.clamp_min(LOG_P_FLOOR) - log_q_NB)).sum(dim=-1)
+
+
+def _reverse(log_p_NB: Tensor, log_q_NB: Tensor) -> Tensor:
+    return (log_q_NB.exp() * (log_q_NB - log_p_NB.clamp_min(LOG_P_FLOOR))).sum(dim=-1)
+
+
+def _variation(log_p_NB: Tensor, log_q_NB: Tensor) -> Tensor:
+    return (log_q_NB.exp() - log_p_NB.exp()).relu().sum(dim=-1)

@@ -1,0 +1,95 @@
+"""Every check, in the order in which one would mend what they find."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from omnidraft.config import Settings, load
+from omnidraft.doctor import installation
+from omnidraft.doctor.finding import Finding, Verdict, examined, ok
+
+Check = tuple[str, Callable[[], Finding]]
+
+
+def examine(config_path: Path | None) -> Iterator[Finding]:
+    """One finding after the other, as they are made. Without settings or libraries the rest cannot be looked at."""
+    loaded: list[Settings] = []
+
+    def settings_load() -> Finding:
+        loaded.append(load(config_path))
+        return ok("settings", str(config_path or "defaults and environment"))
+
+    yield examined("settings", settings_load)
+    yield installation.python()
+    yield installation.libraries(loaded[0] if loaded else None)
+    if not loaded or installation.missing_libraries():
+        return
+    for name, look in _checks(loaded[0]):
+        yield examined(name, look)
+
+
+def _checks(settings: Settings) -> Iterator[Check]:
+    from omnidraft.doctor import machine
+
+    yield "kernels", partial(machine.kernels, settings)
+    yield "processor", machine.processor
+    yield "precision", partial(machine.precision, settings)
+    yield from _of_models(settings)
+    yield from _of_log(settings)
+    for target in settings.models.targets:
+        yield from _of_pair(settings.for_target(target))
+    for what, folder, needed_bytes in machine.folders(settings):
+        yield what, partial(machine.disk, what, folder, needed_bytes)
+    yield "memory", partial(_memory, settings)
+    yield "worker port", partial(machine.port, settings)
+
+
+def _of_models(settings: Settings) -> Iterator[Check]:
+    from omnidraft.doctor import models
+
+    section = settings.models
+    for name in dict.fromkeys((*section.targets, section.drafter)):
+        yield f"model {name}", partial(models.model, name)
+    if section.engine == "llamacpp":
+        for name in section.targets:
+            yield f"GGUF file of {name}", partial(models.gguf, name)
+
+
+def _of_log(settings: Settings) -> Iterator[Check]:
+    """What depends on an answer is looked at when there is one, so that a dead broker is waited for once."""
+    from omnidraft.doctor import log
+
+    answer = examined("log", partial(log.connection, settings))
+    yield "log", lambda: answer
+    if answer.verdict is not Verdict.OK:
+        return
+    section = settings.log
+    for name in (section.traces_topic, section.dead_letters_topic, section.control_topic):
+        yield f"topic {name}", partial(log.topic, settings, name)
+    yield "clock", partial(log.clocks, settings)
+
+
+def _of_pair(settings: Settings) -> Iterator[Check]:
+    from omnidraft.doctor import log, models, registry
+
+    target = settings.models.target
+    yield f"alignment of {target}", partial(models.alignment, settings)
+    answer = examined(f"registry of {target}", partial(registry.connection, settings))
+    yield f"registry of {target}", lambda: answer
+    if answer.verdict is not Verdict.OK:
+        return
+    yield f"aliases of {target}", partial(registry.aliases, settings)
+    yield f"files of {target}", partial(registry.files, settings)
+    yield f"champion's models of {target}", partial(models.champion_fits, settings)
+    yield f"position of {target}", partial(log.position, settings)
+
+
+def _memory(settings: Settings) -> Finding:
+    """A worker that runs already has what it needs."""
+    from omnidraft import wiring
+    from omnidraft.doctor import machine
+    from omnidraft.fleet.workers import look_at
+
+    if look_at(wiring.worker_url(settings)).served:
+        return ok("memory", "a worker has its models loaded already")
+    return machine.memory(settings)

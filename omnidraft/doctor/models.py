@@ -1,0 +1,137 @@
+"""The models: are they here and whole, and do the two vocabularies connect?"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from omnidraft.config import Settings
+from omnidraft.doctor.finding import Finding, ok, problem, warning
+
+if TYPE_CHECKING:
+    from omnidraft.models.catalog.atomic_dir import Origin
+
+
+def folder_of(name: str) -> Path | None:
+    """Where a model lies on this machine; asks nobody and pulls nothing."""
+    from omnidraft.models.catalog import store
+
+    local = Path(name).expanduser()
+    return local if local.is_dir() else store.installed(name.lower()) or store.installed(name)
+
+
+def weights_bytes(folder: Path) -> int:
+    """Size of its safetensors files."""
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+
+
+def model(name: str) -> Finding:
+    """Installed, made of the file that the catalog names, and every weight file readable to its end."""
+    from omnidraft.models.catalog import known_models
+    from omnidraft.models.catalog.atomic_dir import origin
+    from omnidraft.models.catalog.store import HUB_ID
+
+    check, folder, local = f"model {name}", folder_of(name), Path(name).expanduser()
+    if folder is None and local.suffix == ".gguf" and local.is_file():
+        return ok(check, f"{local} is there, converted when it is first used")
+    if folder is None and (name.lower() in known_models.names() or HUB_ID.fullmatch(name)):
+        return warning(check, "not on this machine; the first start fetches it", f"omnidraft models pull {name}")
+    if folder is None:
+        return problem(
+            check, known_models.unknown(name, known_models.names()), "correct models.target or models.drafter"
+        )
+    advice = f"remove {folder} and run `omnidraft models pull {name}`"
+    if broken := _broken_file(folder):
+        return problem(check, broken, advice)
+    made = origin(folder)
+    if made and (wanted := _other_than_catalog(name, made)):
+        return problem(check, f"{folder} was made from {made.fingerprint}, the catalog names {wanted}", advice)
+    return ok(check, f"{folder}, {weights_bytes(folder) / 1e9:.2f} GB of weights")
+
+
+def gguf(name: str) -> Finding:
+    """The file that llama.cpp runs, against the catalog's sha256."""
+    from omnidraft.models.catalog import known_models, store
+    from omnidraft.snapshots.files import sha256_of
+
+    check = f"GGUF file of {name}"
+    if name.lower() not in known_models.names():
+        return ok(check, str(store.gguf_path(name)))
+    file = store.default_home() / "models" / f"{name.lower()}.gguf"
+    if not file.exists():
+        return warning(check, "not on this machine; the first start fetches it", f"omnidraft models pull {name}")
+    found, wanted = sha256_of(file), known_models.find(name).sha256
+    if found != wanted:
+        return problem(check, f"{file} has sha256 {found}, the catalog names {wanted}", f"remove {file}, pull again")
+    return ok(check, f"{file} is the catalog's")
+
+
+def alignment(settings: Settings) -> Finding:
+    """Of one pair: it can be built, and drafting can use it."""
+    from omnidraft import wiring
+
+    check = f"alignment of {settings.models.target}"
+    if absent := _absent(settings):
+        return warning(check, f"not built: {absent} is not on this machine", f"omnidraft models pull {absent}")
+    built = wiring.vocabularies(settings).alignment
+    share = built.num_direct / max(built.num_draft, 1)
+    told = f"{built.num_direct:,} of {built.num_draft:,} draft tokens are one target token"
+    if share < 0.1:
+        return warning(check, told, "choose a drafter whose vocabulary has more in common with the target's")
+    return ok(check, told)
+
+
+def champion_fits(settings: Settings) -> Finding:
+    """Whether the champion was learned with the models that are installed."""
+    from omnidraft import wiring
+    from omnidraft.errors import SnapshotNotFound
+
+    check = f"champion's models of {settings.models.target}"
+    if absent := _absent(settings):
+        return warning(check, f"not compared: {absent} is not on this machine", f"omnidraft models pull {absent}")
+    try:
+        champion = wiring.existing_registry(settings).resolve("champion")
+    except SnapshotNotFound:
+        return ok(check, "there is no champion yet")
+    ours, its = wiring.identity(settings, wiring.vocabularies(settings)), champion.manifest
+    advice = "install the models it was learned with, or roll back to a version of these"
+    compared = {
+        "alignment": (its.alignment, ours.alignment),
+        "drafter": (its.drafter_hash, ours.drafter_hash),
+    }
+    for what, (made, here) in compared.items():
+        if made != here:
+            told = f"version {champion.version} was made with {what} {made[:12]}, installed is {here[:12]}"
+            return problem(check, told, advice)
+    return ok(check, f"version {champion.version} has the alignment and the drafter that are installed")
+
+
+def _absent(settings: Settings) -> str | None:
+    """A model of the pair that would have to be fetched or converted first."""
+    models = settings.models
+    return next((name for name in (models.target, models.drafter) if folder_of(name) is None), None)
+
+
+def _broken_file(folder: Path) -> str | None:
+    from safetensors import SafetensorError, safe_open
+
+    files = sorted(folder.glob("*.safetensors"))
+    if not (folder / "config.json").is_file():
+        return f"{folder} has no config.json"
+    if not files:
+        return f"{folder} has no weights (*.safetensors)"
+    for path in files:
+        try:
+            with safe_open(path, framework="numpy"):
+                pass
+        except (SafetensorError, OSError) as exc:  # the header names sizes: a file cut short shows here
+            return f"{path} cannot be read: {exc}"
+    return None
+
+
+def _other_than_catalog(name: str, made: "Origin") -> str | None:
+    """The catalog's sha256, where the folder was made from another file."""
+    from omnidraft.models.catalog import known_models
+
+    if name.lower() not in known_models.names() or made.source != "wheels":
+        return None
+    wanted = known_models.find(name).sha256
+    return None if made.fingerprint == wanted else wanted

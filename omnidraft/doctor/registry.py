@@ -1,0 +1,70 @@
+"""The registry of one pair: does it answer, do its aliases make sense, are the files of what serves intact?"""
+
+import tempfile
+from pathlib import Path
+
+from omnidraft.config import Settings, masked
+from omnidraft.doctor.finding import Finding, ok, problem, warning
+from omnidraft.errors import SnapshotCorrupt
+
+SERVING = ("champion", "previous")
+"""Aliases that workers load."""
+
+
+def connection(settings: Settings) -> Finding:
+    """Whether its versions can be listed; nothing is made by asking."""
+    from omnidraft import wiring
+
+    check = f"registry of {settings.models.target}"
+    if is_absent(settings):
+        advice = "start a controller or a distiller, or correct registry.url (MLFLOW_TRACKING_URI)"
+        return warning(check, f"nothing at {masked(settings.registry.url)} yet", advice)
+    versions = wiring.existing_registry(settings).versions()
+    return ok(check, f"it answers and has {len(versions)} versions")
+
+
+def aliases(settings: Settings) -> Finding:
+    """Champion, challenger and previous."""
+    from omnidraft import wiring
+
+    check = f"aliases of {settings.models.target}"
+    versions = () if is_absent(settings) else wiring.existing_registry(settings).versions()
+    if not versions:
+        return ok(check, "no version, no alias")
+    named = {alias: version.version for version in versions for alias in version.aliases}
+    told = ", ".join(f"{alias} is {version}" for alias, version in sorted(named.items())) or "none"
+    if "champion" not in named and "previous" in named:
+        advice = "`omnidraft snapshots promote VERSION` names one that exists"
+        return problem(check, f"there was a champion, and none of {len(versions)} versions is it: {told}", advice)
+    if "champion" not in named:
+        advice = "start the controller, or `omnidraft snapshots promote VERSION`"
+        return warning(check, f"no champion, so workers serve the base drafter: {told}", advice)
+    if named["champion"] == named.get("previous"):
+        advice = "`omnidraft snapshots promote VERSION` with another one, so that there is something to go back to"
+        return warning(check, f"a rollback would change nothing: {told}", advice)
+    return ok(check, told)
+
+
+def files(settings: Settings) -> Finding:
+    """What workers load, fetched and compared with the checksums of its manifest."""
+    from omnidraft import wiring
+
+    check = f"files of {settings.models.target}"
+    if is_absent(settings):
+        return ok(check, "no version to look at")
+    registry = wiring.existing_registry(settings)
+    named = [each for each in registry.versions() if set(SERVING) & set(each.aliases)]
+    with tempfile.TemporaryDirectory(prefix="omnidraft-doctor-") as staging:
+        for each in named:
+            try:
+                registry.fetch(each.version, Path(staging))
+            except SnapshotCorrupt as exc:
+                advice = "`omnidraft snapshots promote` an intact version; restore this one's files from a backup"
+                return problem(check, f"version {each.version} ({', '.join(each.aliases)}): {exc}", advice)
+    return ok(check, f"{len(named)} versions that serve are intact")
+
+
+def is_absent(settings: Settings) -> bool:
+    """A local registry that nobody made yet."""
+    url = settings.registry.url
+    return url.startswith(("sqlite:", "directory:")) and not Path(url.split(":///", 1)[1]).exists()

@@ -1,0 +1,120 @@
+"""The whole check of one engine: every prompt both ways, and the law, at each temperature and mode."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, reduce
+from operator import add
+
+from omnidraft.decode.engine import Engine, Question
+from omnidraft.exactness.compare import Comparer, Comparison
+from omnidraft.exactness.distribution_test import Law
+from omnidraft.exactness.rounding import Rounding, measure
+from omnidraft.exactness.sampling_test import LawTest
+from omnidraft.ports import Mode, Request, Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to check."""
+
+    prompts: Sequence[str]
+    max_new_tokens: int = 64
+    num_draft_tokens: int | None = None
+    """None: the deployment's."""
+    seed: int = 0
+    num_samples: int = 1000
+    """Of the law."""
+    num_measured: int = 3
+    """Prompts over whose answers the rounding is measured, at most."""
+    num_measured_tokens: int = 48
+    """... and tokens of each."""
+    num_law_prompts: int = 8
+    """Prompts among which the law's is chosen, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One temperature in one mode."""
+
+    temperature: float
+    mode: Mode
+    comparisons: tuple[Comparison, ...]
+    """One per prompt."""
+    laws: tuple[Law, ...]
+    law_prompt: int
+    """Index of the prompt that the law was tested on."""
+    rounding: Rounding | None
+    """None in reproducible mode, which allows none."""
+
+    @property
+    def passed(self) -> bool:
+        return all(law.passed for law in self.laws) and all(each.verdict != "unexplained" for each in self.comparisons)
+
+
+class Check:
+    """Checks the target and drafter of one engine."""
+
+    def __init__(self, engine: Engine, plan: Plan, advance: Callable[[], None] = lambda: None) -> None:
+        """
+        Args:
+            advance: called after each text, sample and measured answer.
+        """
+        self._engine = engine
+        self._plan = plan
+        self._advance = advance
+        self._proposer = engine.slot.current.proposer
+        self._law = LawTest(engine.decoder, self._proposer)
+
+    def num_steps(self, temperatures: Sequence[float], modes: Sequence[Mode]) -> int:
+        """How often `advance` will be called for these."""
+        plan = self._plan
+        measured = len(plan.prompts[: plan.num_measured]) if "fast" in modes else 0
+        return measured + len(temperatures) * len(modes) * (len(plan.prompts) + plan.num_samples)
+
+    def run(self, temperature: float, mode: Mode) -> Run:
+        """Raises RequestError, ConfigError: the engine cannot decode this, or not in this mode."""
+        rounding = self.rounding if mode == "fast" else None
+        limit = rounding.limit if rounding else 0.0
+        requests = [self._request(prompt, temperature, mode) for prompt in self._plan.prompts]
+        pair = self._engine.pair
+        comparer = Comparer(
+            self._engine.decoder,
+            self._proposer,
+            pair.target_tokenizer.vocabulary,
+            pair.drafter_tokenizer,
+            rounding=limit,
+        )
+        comparisons = []
+        for request in requests:
+            comparisons.append(comparer.compare(request))
+            self._advance()
+        chosen = self._law.least_certain(requests[: self._plan.num_law_prompts])
+        laws = self._law.run(chosen, self._plan.num_samples, rounding=limit, advance=self._advance)
+        return Run(temperature, mode, tuple(comparisons), tuple(laws), requests.index(chosen), rounding)
+
+    @cached_property
+    def rounding(self) -> Rounding:
+        """Of fast passes, measured once."""
+        measured = []
+        for prompt in self._plan.prompts[: self._plan.num_measured]:
+            request = self._request(prompt, 1.0, "fast")
+            short = replace(request, max_new_tokens=min(request.max_new_tokens, self._plan.num_measured_tokens))
+            measured.append(measure(self._engine.decoder, short))
+            self._advance()
+        return reduce(add, measured)
+
+    def _request(self, prompt: str, temperature: float, mode: Mode) -> Request:
+        """As messages where both models have a chat template."""
+        pair, plan = self._engine.pair, self._plan
+        is_chat = pair.target_tokenizer.has_chat_template and pair.drafter_tokenizer.has_chat_template
+        return self._engine.request(
+            Question(
+                prompt=None if is_chat else prompt,
+                messages=[{"role": "user", "content": prompt}] if is_chat else None,
+                max_new_tokens=plan.max_new_tokens,
+                sampling=Sampling(temperature),
+                seed=plan.seed,
+                mode=mode,
+                num_draft_tokens=plan.num_draft_tokens,
+            )
+        )

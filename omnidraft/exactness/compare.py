@@ -1,0 +1,151 @@
+"""Same seed, same text: speculation against plain decoding, token by token, and what explains a difference.
+
+Both texts are decoded side by side. Where they part, the logits of both passes are at hand. Rounding explains the
+difference when these logits lie no further apart than passes over one text are known to, and when each token is the
+target's own draw from its logits: then logits within rounding of plain's, drawn from honestly, gave the other token.
+Anything else is a failure. After an explained difference the comparison goes on from plain's text.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from typing import Literal
+
+import numpy as np
+
+from omnidraft.decode.loop import Decoder
+from omnidraft.decode.sampling.logits_pipeline import Shaper
+from omnidraft.decode.sampling.noise import SeededNoise
+from omnidraft.decode.step_stats import Figures
+from omnidraft.errors import VocabularyError
+from omnidraft.exactness.rounding import logit_difference
+from omnidraft.exactness.tracing_target import Drawn, overhear
+from omnidraft.ports import Proposer, Request
+from omnidraft.vocab.retokenise import tokenise_bytes
+from omnidraft.vocab.tokenizer import Tokenizer, Vocabulary
+
+Verdict = Literal["identical", "explained", "unexplained"]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where the two texts part."""
+
+    index: int
+    """Of the token in the answer, from 0."""
+    plain_token: int | None
+    """None: plain decoding had ended."""
+    drafted_token: int | None
+    logit_difference: float | None
+    """Largest, between the two passes; None when one of the texts had ended."""
+    problem: str | None
+    """What rounding cannot explain; None: it explains the difference."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One answer, both ways."""
+
+    answer: tuple[int, ...]
+    """Of plain decoding, as far as it was compared."""
+    differences: tuple[Difference, ...]
+    figures: Figures
+    """Of the speculating side."""
+
+    @property
+    def verdict(self) -> Verdict:
+        if not self.differences:
+            return "identical"
+        return "explained" if all(each.problem is None for each in self.differences) else "unexplained"
+
+
+class Comparer:
+    """Compares the texts of one decoder and proposer."""
+
+    def __init__(
+        self, decoder: Decoder, proposer: Proposer, target: Vocabulary, drafter: Tokenizer, *, rounding: float
+    ) -> None:
+        """
+        Args:
+            rounding: logits of two passes over one text may differ by this much; 0 allows no differing token.
+        """
+        self._decoder = decoder
+        self._proposer = proposer
+        self._target = target
+        self._drafter = drafter
+        self._rounding = rounding
+
+    def compare(self, request: Request) -> Comparison:
+        """Decode the request both ways, to the end or to the first difference that rounding does not explain."""
+        answer: list[int] = []
+        differences: list[Difference] = []
+        figures, left = Figures(), request
+        with closing(overhear(self._decoder, replace(request, num_draft_tokens=0), None)) as plain:
+            while (parted := self._parted(left, plain, answer, figures)) is not None:
+                differences.append(self._difference(request, answer, *parted))
+                if parted[1] is not None:
+                    answer.append(parted[1].token)
+                if differences[-1].problem or _is_over(request, answer):
+                    break
+                left = self._continued(request, answer)
+        return Comparison(tuple(answer), tuple(differences), figures)
+
+    def _parted(
+        self, request: Request, plain: Iterator[Drawn], answer: list[int], figures: Figures
+    ) -> tuple[Drawn | None, Drawn | None] | None:
+        """Where speculation and plain decoding part; what they share goes into `answer`. None: they end together."""
+        with closing(overhear(self._decoder, request, self._proposer, figures)) as drafted:
+            for ours, theirs in zip_longest(drafted, plain):
+                if ours is None or theirs is None or ours.token != theirs.token:
+                    return ours, theirs
+                answer.append(ours.token)
+        return None
+
+    def _difference(
+        self, request: Request, answer: Sequence[int], ours: Drawn | None, theirs: Drawn | None
+    ) -> Difference:
+        index = len(answer)
+        if ours is None or theirs is None:
+            first = "speculation" if ours is None else "plain decoding"
+            tokens = (theirs.token if theirs else None, ours.token if ours else None)
+            return Difference(index, *tokens, None, f"{first} ended the text here, the other went on")
+        apart = logit_difference(ours.logits_V, theirs.logits_V)
+        problem = None
+        if not apart <= self._rounding:
+            problem = f"the logits are {apart:.3g} apart, rounding explains {self._rounding:.3g}"
+        for name, drawn in (("plain decoding", theirs), ("speculation", ours)):
+            if (own := _own_draw(request, answer, drawn)) != drawn.token:
+                problem = f"{name} drew token {drawn.token}, its logits and noise give {own}"
+        return Difference(index, theirs.token, ours.token, apart, problem)
+
+    def _continued(self, request: Request, answer: Sequence[int]) -> Request:
+        """The same request with plain's answer so far as part of the prompt: noise goes by absolute position."""
+        drafter_ids = request.drafter_prompt_ids
+        with suppress(VocabularyError):  # the drafter cannot spell it: it drafts from the question alone
+            drafter_ids += tuple(tokenise_bytes(self._drafter, self._target.spell(answer)))
+        return replace(
+            request,
+            prompt_ids=(*request.prompt_ids, *answer),
+            drafter_prompt_ids=drafter_ids,
+            max_new_tokens=request.max_new_tokens - len(answer),
+        )
+
+
+def _is_over(request: Request, answer: Sequence[int]) -> bool:
+    return answer[-1] in request.stop_ids or len(answer) == request.max_new_tokens
+
+
+def _own_draw(request: Request, answer: Sequence[int], drawn: Drawn) -> int:
+    """The token that the rule gives for these logits behind this answer."""
+    logits_V = drawn.logits_V.float().cpu().numpy()
+    noise = SeededNoise(request.seed, request.choice, len(logits_V))
+    return noise.draw(*shaped(request, answer, logits_V), len(request.prompt_ids) + len(answer))
+
+
+def shaped(request: Request, answer: Sequence[int], logits_V: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Ids and probabilities of the token behind this answer, processors applied."""
+    shaper = Shaper(request)
+    for token in answer:
+        shaper.take(token)
+    return shaper.shape(logits_V)

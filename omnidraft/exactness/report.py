@@ -1,0 +1,92 @@
+"""A finished check as plain data: what `--json` writes, and what the table and the verdict are made of."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from omnidraft.decode.engine import Engine, Pair
+from omnidraft.decode.step_stats import Figures
+from omnidraft.exactness.check import Plan, Run
+from omnidraft.exactness.compare import Comparison, Difference
+from omnidraft.exactness.distribution_test import Law
+
+_CONTEXT_BYTES = 60
+
+
+def report(runs: Sequence[Run], plan: Plan, engine: Engine) -> dict[str, Any]:
+    """Totals over all runs, the worst law, and each run by itself."""
+    rows = [_run(run, plan.prompts, engine.pair) for run in runs]
+    return {
+        "passed": all(run.passed for run in runs),
+        "target": engine.pair.target,
+        "drafter": engine.pair.drafter,
+        "snapshot": engine.slot.current.snapshot_id,
+        "fingerprint": engine.decoder.target.fingerprint,
+        "seed": plan.seed,
+        "max_new_tokens": plan.max_new_tokens,
+        **{name: sum(row[name] for row in rows) for name in ("texts", "identical", "explained", "unexplained")},
+        "law": _worst([law for run in runs for law in run.laws]),
+        "runs": rows,
+    }
+
+
+def _run(run: Run, prompts: Sequence[str], pair: Pair) -> dict[str, Any]:
+    verdicts = [each.verdict for each in run.comparisons]
+    figures = sum((each.figures for each in run.comparisons), Figures())
+    return {
+        "passed": run.passed,
+        "temperature": run.temperature,
+        "mode": run.mode,
+        "texts": len(verdicts),
+        "identical": verdicts.count("identical"),
+        "explained": verdicts.count("explained"),
+        "unexplained": verdicts.count("unexplained"),
+        "tokens": sum(len(each.answer) for each in run.comparisons),
+        "scored": figures.num_scored,
+        "agreement": figures.agreement,
+        "tokens_per_pass": round(figures.tokens_per_pass, 4),
+        "accepted_by_source": dict(figures.accepted_by_source),
+        "rounding": asdict(run.rounding) | {"limit": run.rounding.limit} if run.rounding else None,
+        "law": _worst(run.laws),
+        "law_positions": [_law(law) for law in run.laws],
+        "law_prompt": prompts[run.law_prompt],
+        "differences": [
+            _difference(difference, comparison, prompt, pair)
+            for prompt, comparison in zip(prompts, run.comparisons, strict=True)
+            for difference in comparison.differences
+        ],
+    }
+
+
+def _worst(laws: Sequence[Law]) -> dict[str, Any]:
+    """The one that failed, or came nearest to its limit."""
+    return _law(max(laws, key=lambda law: (not law.passed, law.tv - law.tv_limit)))
+
+
+def _law(law: Law) -> dict[str, Any]:
+    return asdict(law) | {"passed": law.passed}
+
+
+def _difference(difference: Difference, comparison: Comparison, prompt: str, pair: Pair) -> dict[str, Any]:
+    """Where it is, in ids and in text."""
+    vocabulary = pair.target_tokenizer.vocabulary
+
+    def shown(token: int | None) -> str | None:
+        return None if token is None else vocabulary.spell([token]).decode(errors="backslashreplace")
+
+    index = difference.index
+    before = vocabulary.spell(comparison.answer[:index])[-_CONTEXT_BYTES:]
+    after = vocabulary.spell(comparison.answer[index + 1 :])[:_CONTEXT_BYTES]
+    return {
+        "prompt": prompt,
+        "position": index,
+        "is_explained": difference.problem is None,
+        "problem": difference.problem,
+        "logit_difference": difference.logit_difference,
+        "plain_token": difference.plain_token,
+        "plain_text": shown(difference.plain_token),
+        "drafted_token": difference.drafted_token,
+        "drafted_text": shown(difference.drafted_token),
+        "before": before.decode(errors="backslashreplace"),
+        "after": after.decode(errors="backslashreplace"),
+    }

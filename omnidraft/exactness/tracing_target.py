@@ -1,0 +1,74 @@
+"""A text token by token, each with the logits that it was drawn from.
+
+Shapes: N nodes of a tree, V vocabulary.
+"""
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from omnidraft.decode.loop import Decoder
+from omnidraft.decode.step_stats import Figures
+from omnidraft.ports import DraftTree, Mode, Proposer, Request, Target, TargetSession, TreeLimits
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """One emitted token."""
+
+    token: int
+    logits_V: torch.Tensor
+    """Raw, of the pass that the decoder drew from."""
+
+
+def overhear(
+    decoder: Decoder, request: Request, proposer: Proposer | None, figures: Figures | None = None
+) -> Generator[Drawn, None, None]:
+    """The tokens that this decoder emits. Closing it ends the text early; `figures` counts its steps."""
+    target = OverheardTarget(decoder.target)
+    for step in decoder.over(target).decode(request, proposer):
+        if figures is not None:
+            figures.take(step)
+        nodes = (0, *step.path)[: len(step.emitted)]
+        for token, node in zip(step.emitted, nodes, strict=True):
+            yield Drawn(token, target.logits_NV[node])
+
+
+class OverheardTarget:
+    """Implements ports.Target over another one; for one text at a time."""
+
+    logits_NV: torch.Tensor
+    """Of the last pass."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self.vocab_size = target.vocab_size
+        self.context_limit = target.context_limit
+        self.fingerprint = target.fingerprint
+
+    def limits(self, mode: Mode) -> TreeLimits:
+        """See ports.Target."""
+        return self._target.limits(mode)
+
+    def open(self, prompt_ids: Sequence[int], max_new_tokens: int, mode: Mode) -> TargetSession:
+        """See ports.Target."""
+        return _OverheardSession(self, self._target.open(prompt_ids, max_new_tokens, mode))
+
+
+class _OverheardSession:
+    """Implements ports.TargetSession."""
+
+    def __init__(self, target: OverheardTarget, session: TargetSession) -> None:
+        self._target = target
+        self._session = session
+
+    def score(self, tree: DraftTree) -> torch.Tensor:
+        self._target.logits_NV = self._session.score(tree)
+        return self._target.logits_NV
+
+    def keep(self, nodes: Sequence[int]) -> None:
+        self._session.keep(nodes)
+
+    def close(self) -> None:
+        self._session.close()

@@ -1,0 +1,53 @@
+"""What the control log says of one pair now: whether it learns, what is on trial, whose traffic drifts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from omnidraft.fleet.control_follower import ControlFollower
+from omnidraft.ports import Announcement, AnnouncementKind, LogReader, Metrics
+
+ALL_KINDS: tuple[AnnouncementKind, ...] = ("champion", "canary", "pause", "resume", "drift", "drift_over")
+
+
+@dataclass(frozen=True, slots=True)
+class OnTrial:
+    """A canary that is out."""
+
+    version: int
+    share: float
+    """Of the requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drifting:
+    """A tenant whose agreement fell."""
+
+    tenant: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """All of it."""
+
+    is_learning_paused: bool = False
+    canary: OnTrial | None = None
+    drifting: tuple[Drifting, ...] = ()
+
+
+def told(reader: LogReader, metrics: Metrics, *, target: str, drafter: str, timeout_s: float) -> Told:
+    """Reads the whole control log. Raises BusError."""
+    follower = ControlFollower(reader, metrics, kinds=ALL_KINDS, target=target, drafter=drafter)
+    return _state(follower.poll(timeout_s))
+
+
+def _state(holding: Sequence[Announcement]) -> Told:
+    """Of announcements none of which supersedes another."""
+    by_kind = {each.kind: each for each in holding}
+    canary = by_kind.get("canary")
+    drifting = [Drifting(each.tenant or "", each.reason or "") for each in holding if each.kind == "drift"]
+    return Told(
+        "pause" in by_kind,
+        OnTrial(canary.version or 0, canary.share or 0.0) if canary else None,
+        tuple(drifting),
+    )

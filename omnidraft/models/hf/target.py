@@ -1,0 +1,211 @@
+"""The target as a transformers model: scores trees, keeps what was accepted, and, padded, gives the same bits always.
+
+Reproducible mode: every pass is a batch of `chains` rows of `width` ids that reads all `capacity` slots; prefill runs
+in chunks of one size from position 0. Then no bit of a logit depends on what was drafted (algorithms.md section 3);
+`self_test` proves it here. A tree is laid out as chains, and after the pass all rows get the keys of the path's row.
+Fast mode: passes are as wide as the tree and read the slots in use.
+Shapes: N nodes of the tree, B rows of a batch, S ids of a row, C slots, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from omnidraft.config import DecodeSettings
+from omnidraft.errors import ConfigError, ContractError, ModelError
+from omnidraft.models import precision as precisions
+from omnidraft.models.context_check import ids_needed
+from omnidraft.models.determinism_check import bits_hold
+from omnidraft.models.hf import tree_attention
+from omnidraft.models.hf.gqa_attention import share_key_heads
+from omnidraft.models.hf.kv_slots import KvSlots
+from omnidraft.models.native import library as native
+from omnidraft.models.native.target import LlamaTarget
+from omnidraft.models.native.weights import is_supported
+from omnidraft.models.probe import choice
+from omnidraft.models.tree_layout import Chains, lay_out, padded
+from omnidraft.ports import DraftTree, Mode, Target, TreeLimits
+
+_MAX_NODES = 64
+
+
+class TransformersTarget:
+    """Implements ports.Target. One pass at a time."""
+
+    def __init__(self, model: PreTrainedModel, settings: DecodeSettings, *, name: str, precision: str) -> None:
+        self._model = model.eval()
+        share_key_heads(model)
+        self._settings = settings
+        self._attention = tree_attention.Attention(model)
+        config = model.config.get_text_config()
+        self.vocab_size: int = config.vocab_size
+        self.context_limit: int = config.max_position_embeddings
+        self._num_layers: int = config.num_hidden_layers
+        self._has_moving_rope = tree_attention.has_moving_rope(config)
+        self.fingerprint = (
+            f"{name}-{precision}-b{settings.chains}-w{settings.width}-p{settings.prefill_rows}-c{settings.capacity_step}"
+            f"-t{torch.get_num_threads()}-torch{torch.__version__}{_isa_suffix()}"
+        )
+        self._proved: set[int] = set()
+
+    def limits(self, mode: Mode) -> TreeLimits:
+        """See ports.Target."""
+        if mode == "fast":
+            return TreeLimits(_MAX_NODES)
+        chains, depth = self._settings.chains, self._settings.width - 1
+        return TreeLimits(chains * depth, num_chains=chains, depth=depth)
+
+    def open(self, prompt_ids: Sequence[int], max_new_tokens: int, mode: Mode) -> "_Session":
+        """See ports.Target. Raises ConfigError when reproducible mode does not hold on this machine."""
+        needed = ids_needed(prompt_ids, max_new_tokens, self.context_limit)
+        capacity = self._capacity(needed)
+        if mode == "reproducible" and capacity not in self._proved:
+            self._prove(capacity)
+        session = _Session(self, capacity, mode)
+        session.prefill(list(prompt_ids[:-1]))
+        return session
+
+    def _prove(self, capacity: int) -> None:
+        if self._has_moving_rope:
+            raise ConfigError("this model's rope depends on the length of the text: set decode.mode = 'fast'")
+        self.self_test(capacity)
+        self._proved.add(capacity)
+
+    def self_test(self, capacity: int) -> None:
+        """Compare full passes with one id at a time, bit by bit.
+
+        Raises:
+            ConfigError: some bit differs, so reproducible mode cannot be promised here.
+        """
+        chains, width = self._settings.chains, self._settings.width
+        alone, blocks = (_Session(self, capacity, "reproducible") for _ in range(2))
+        if not bits_hold(alone, blocks, vocab_size=self.vocab_size, chains=chains, width=width):
+            raise ConfigError(
+                f"reproducible mode does not hold for this model, precision and machine (chains {chains}, width "
+                f"{width}, capacity {capacity}): set decode.mode = 'fast', or other decode.chains and decode.width"
+            )
+
+    def _capacity(self, needed: int) -> int:
+        """Slots for `needed` ids, a padded pass and a padded prefill chunk behind them, in whole steps."""
+        step = self._settings.capacity_step
+        return -(-(needed + max(self._settings.width, self._settings.prefill_rows)) // step) * step
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        slots: KvSlots,
+        ids_BS: Sequence[Sequence[int]],
+        positions_S: torch.Tensor,
+        sees_SC: torch.Tensor,
+        num_logits: int,
+    ) -> torch.Tensor:
+        """Logits [B, num_logits, V] of the first ids of each row; keys go where `slots` was placed."""
+        device = self._model.device
+        positions_S, sees_SC = positions_S.to(device), sees_SC.to(device)
+        output = self._model(
+            input_ids=torch.tensor(ids_BS, device=device),
+            position_ids=positions_S[None].clamp(max=self.context_limit - 1),  # only padding can lie beyond
+            attention_mask=self._attention.masks(sees_SC, positions_S, slots.start),
+            past_key_values=slots,
+            use_cache=True,
+            logits_to_keep=torch.arange(num_logits, device=device),
+        )
+        logits_BSV: torch.Tensor = output.logits
+        return logits_BSV
+
+
+class _Session:
+    """Implements ports.TargetSession."""
+
+    def __init__(self, target: TransformersTarget, capacity: int, mode: Mode) -> None:
+        self._target = target
+        self._settings = target._settings
+        self._mode: Mode = mode
+        self._is_padded = mode == "reproducible"
+        self._slots = KvSlots(target._num_layers, capacity, num_rows=self._settings.chains if self._is_padded else 1)
+        self._chains: Chains | None = None
+        self._num_kept = 0
+
+    def prefill(self, ids: list[int]) -> None:
+        """Keys for these ids, in chunks; in reproducible mode padded to one size, and computed once for all rows."""
+        rows = self._settings.prefill_rows if self._is_padded else max(len(ids), 1)
+        for start in range(0, len(ids), rows):
+            chunk = ids[start : start + rows]
+            self._pass([padded(chunk, rows) if self._is_padded else chunk], None, num_logits=0)
+            self._num_kept += len(chunk)
+
+    def score(self, tree: DraftTree) -> torch.Tensor:
+        if not tree.fits(limits := self._target.limits(self._mode)):
+            raise ContractError(f"a tree of {len(tree) - 1} drafted nodes does not fit {limits} ({self._mode} mode)")
+        if not self._is_padded:
+            parents = None if tree.is_chain else tree.parents
+            return self._pass([tree.tokens], parents, num_logits=len(tree))[0].float()
+        width = self._settings.width
+        self._chains = lay_out(tree, rows=self._settings.chains, width=width)
+        # all columns are read, because the head's matrix product has one width too
+        return self._chains.pick(self._pass(self._chains.ids_BS, None, num_logits=width)).float()
+
+    def keep(self, nodes: Sequence[int]) -> None:
+        if self._chains is None:
+            self._slots.gather([self._num_kept + node for node in nodes], self._num_kept)
+        else:
+            self._slots.spread(self._chains.row_of(nodes), self._num_kept, len(nodes))
+        self._num_kept += len(nodes)
+
+    def close(self) -> None:
+        self._slots = KvSlots(0, 0)
+
+    def _pass(self, ids_BS: Sequence[Sequence[int]], parents: Sequence[int] | None, *, num_logits: int) -> torch.Tensor:
+        """Logits [B, num_logits, V]. No parents: chains, which padding continues, to look like any other id."""
+        start, width = self._num_kept, len(ids_BS[0])
+        visible = self._slots.capacity if self._is_padded else start + width
+        if parents is None:
+            positions_S, sees_SC = tree_attention.chain(start, width, visible)
+        else:
+            positions_S, sees_SC = tree_attention.tree(parents, start)
+        self._slots.place(start, visible)
+        return self._target.forward(self._slots, ids_BS, positions_S, sees_SC, num_logits)
+
+
+def load_target(folder: Path, settings: DecodeSettings, *, name: str, precision: str, kernels: str = "auto") -> Target:
+    """Read a model folder; our own kernels run the whole model if they can, else its matrices.
+
+    Raises:
+        ModelError: it is not one transformers can run as a causal language model, or there is no compiler for `int8`.
+    """
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    chosen = precisions.automatic(kernels) if precision == "auto" else precision
+    model = load_model(folder)
+    if chosen in native.PACKED and is_supported(model):
+        return LlamaTarget(model, name=name, precision=chosen, kernels=kernels)
+    changed = precisions.apply(model, chosen, kernels)
+    return TransformersTarget(changed, settings, name=name, precision=chosen)  # type: ignore[arg-type]
+
+
+def _isa_suffix() -> str:
+    """Names the instructions that oneDNN is kept to, on which bits depend."""
+    isa = choice.torch_products().isa
+    return f"-{isa}" if isa else ""
+
+
+def load_model(folder: Path) -> PreTrainedModel:
+    """A causal language model without gradients, with the weights as they are."""
+    choice.torch_products()
+    transformers_logging.disable_progress_bar()
+    try:
+        config = AutoConfig.from_pretrained(folder)
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype="auto",
+            attn_implementation="sdpa",
+            local_files_only=True,
+            use_safetensors=True,  # never a pickle
+        )
+    except (OSError, ValueError, KeyError) as exc:
+        raise ModelError(f"{folder} is not a model folder that transformers can load: {exc}") from exc
+    return model.requires_grad_(False)

@@ -1,0 +1,169 @@
+"""The tokenizer of a saved transformers folder, as the rest of omnidraft knows tokenizers (vocab/tokenizer.py).
+
+Two readings of one tokenizer: `encode` takes text that continues a text, so it adds nothing and recognises no special
+token; `chat_prompt_ids` takes messages, and there only the template's own special tokens count, whatever a user wrote.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from jinja2.exceptions import TemplateError
+from tokenizers import Tokenizer as Backend
+from transformers import AutoTokenizer
+
+from omnidraft.errors import ModelError, RequestError
+from omnidraft.models.hf.tokenizer_json import (
+    UNREACHABLE,
+    control_ids,
+    for_continuations,
+    literal_tokens,
+    model_tokens,
+    roles,
+    spelling,
+)
+from omnidraft.vocab.token_bytes import token_bytes
+from omnidraft.vocab.tokenizer import Vocabulary
+
+Message = Mapping[str, str]
+ENDS = ("eos", "end_of_turn", "end_of_text")
+
+
+class HfTokenizer:
+    """Immutable once made; may be shared between threads."""
+
+    def __init__(self, folder: Path | str, vocab_size: int | None = None) -> None:
+        """
+        Args:
+            vocab_size: rows of the model's head; the ids beyond the tokenizer's table spell nothing.
+
+        Raises:
+            ModelError: the folder holds no fast tokenizer, or one whose tokens cannot be spelled in bytes.
+        """
+        self._folder = Path(folder)
+        self._chat = _loaded(self._folder)
+        plain = json.loads(self._chat.backend_tokenizer.to_str())
+        self._special_of = {token["content"]: token["id"] for token in plain["added_tokens"] if token["special"]}
+        self.vocabulary = _vocabulary(plain, self._chat.special_tokens_map, vocab_size)
+        continuing = json.dumps(for_continuations(plain), ensure_ascii=False)
+        self._backend = Backend.from_str(continuing)
+        self._identity = hashlib.sha256(f"{len(self.vocabulary)}\n{continuing}\n{self._chat.chat_template}".encode())
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 of all that decides how texts and messages become ids."""
+        return self._identity.hexdigest()
+
+    @cached_property
+    def stop_ids(self) -> frozenset[int]:
+        """Ids that end a text: end of text, end of turn, and those that generation_config.json names."""
+        ends = {self.vocabulary.roles[role] for role in ENDS if role in self.vocabulary.roles}
+        return frozenset(ends | _generation_eos(self._folder))
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text that continues another; nothing is added, no special token is recognised."""
+        return self._backend.encode(text, add_special_tokens=False).ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The same for each text, faster."""
+        encoded = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [each.ids for each in encoded]
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether messages can be put to this model; a base model only goes on with plain text."""
+        return bool(self._chat.chat_template)
+
+    def chat_prompt_ids(self, messages: Sequence[Message]) -> list[int]:
+        """The messages in the tokenizer's own chat template, ready for the answer.
+
+        Raises:
+            RequestError: there is no chat template, or it refuses these messages.
+        """
+        if not self.has_chat_template:
+            raise RequestError(f"the tokenizer in {self._folder} has no chat template; send a plain prompt instead")
+        harmless = [{**message, "content": self._harmless(message["content"])} for message in messages]
+        try:
+            text = self._chat.apply_chat_template(harmless, tokenize=False, add_generation_prompt=True)
+        except TemplateError as exc:
+            raise RequestError(f"the chat template refuses these messages: {exc}") from exc
+        return self._prompt_ids(text)
+
+    def prompt_ids(self, text: str) -> list[int]:
+        """A plain prompt as the tokenizer begins texts: with its bos where it has one; special tokens stay text."""
+        return self._prefix_ids + self.encode(text)
+
+    @cached_property
+    def _prefix_ids(self) -> list[int]:
+        return self._chat.encode("", add_special_tokens=True)
+
+    @cached_property
+    def _specials(self) -> re.Pattern[str]:
+        longest_first = sorted(self._special_of, key=len, reverse=True)
+        return re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
+
+    def _harmless(self, content: str) -> str:
+        """Parted by a character that no text contains where it reads like a special token."""
+        if not self._special_of:
+            return content
+        return self._specials.sub(
+            lambda found: found[0][0] + UNREACHABLE + found[0][1:], content.replace(UNREACHABLE, "")
+        )
+
+    def _prompt_ids(self, text: str) -> list[int]:
+        """The template's special tokens by name, the text between them as text."""
+        parts = self._specials.split(text) if self._special_of else [text]
+        ids: list[int] = []
+        for part in parts:
+            special = self._special_of.get(part)
+            ids += [special] if special is not None else self.encode(part.replace(UNREACHABLE, ""))
+        return ids
+
+
+def _loaded(folder: Path) -> Any:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, use_fast=True, local_files_only=True)
+    except (OSError, ValueError) as exc:
+        raise ModelError(f"no tokenizer in {folder}: {exc}") from exc
+    if not tokenizer.is_fast:
+        raise ModelError(f"the tokenizer in {folder} has no tokenizer.json; convert it to a fast one")
+    return tokenizer
+
+
+def _vocabulary(plain: Mapping[str, Any], named: Mapping[str, Any], vocab_size: int | None) -> Vocabulary:
+    tokens, literal = model_tokens(plain), literal_tokens(plain)
+    named_ids = _named_ids(tokens | {text: index for index, text in literal.items()}, named)
+    special_ids = control_ids(plain) | set(named_ids.values())
+    size = vocab_size or 1 + max([*tokens.values(), *literal])
+    return Vocabulary(
+        token_bytes=token_bytes(tokens, spelling(plain), size=size, literal=literal, special_ids=special_ids),
+        roles=roles(plain, named_ids),
+        special_ids=special_ids,
+    )
+
+
+def _named_ids(ids: Mapping[str, int], named: Mapping[str, Any]) -> dict[str, int]:
+    """Role -> id of the special tokens that the tokenizer names."""
+    texts = {role: named.get(f"{role}_token") for role in ("bos", "eos", "pad", "unk")}
+    return {role: ids[str(text)] for role, text in texts.items() if text is not None and str(text) in ids}
+
+
+def _generation_eos(folder: Path) -> set[int]:
+    path = folder / "generation_config.json"
+    if not path.exists():
+        return set()
+    eos = json.loads(path.read_text()).get("eos_token_id")
+    return set(eos) if isinstance(eos, list) else {eos} - {None}
+
+
+def load_tokenizer(folder: Path) -> HfTokenizer:
+    """The tokenizer of a model folder, as wide as the model's head. Raises ModelError."""
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError) as exc:
+        raise ModelError(f"{folder} is not a model folder: {exc}") from exc
+    return HfTokenizer(folder, config.get("text_config", config).get("vocab_size"))

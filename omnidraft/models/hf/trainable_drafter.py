@@ -1,0 +1,176 @@
+"""The drafter as the learner holds it, over a transformers model in float32: all weights, or LoRA factors.
+
+Shapes: R rows of a pass over several texts, K rows that they see, N chosen rows, H hidden size, V the drafter's
+vocabulary; of LoRA factors, R is the rank.
+Nothing here is random after loading: dropout is off, so equal batches give equal gradients.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache
+
+from omnidraft import throttle
+from omnidraft.errors import ConfigError, SnapshotCorrupt
+from omnidraft.models.probe import choice
+from omnidraft.ports import PackedTexts
+
+Train = Literal["full", "lora"]
+LORA_SCALE = 2.0
+"""alpha / r; alpha is twice the rank at every rank."""
+_A, _B = ".lora_A.weight", ".lora_B.weight"
+
+
+class TransformersTrainable:
+    """Implements ports.TrainableDrafter."""
+
+    def __init__(self, model: Any, train: Train) -> None:
+        """
+        Args:
+            model: a causal language model, or that model inside a peft wrapper when `train` is lora.
+        """
+        self._train = train
+        self._model = model
+        causal = model.get_base_model() if train == "lora" else model
+        self._decoder = causal.get_decoder()
+        self._head = causal.get_output_embeddings()
+        is_sliding = "sliding_attention" in (getattr(causal.config, "layer_types", None) or ())
+        self._window: int | None = causal.config.sliding_window if is_sliding else None
+        self._softcap: float | None = getattr(causal.config, "final_logit_softcapping", None)
+        self.vocab_size: int = self._head.weight.shape[0]
+        self.context_limit: int = causal.config.get_text_config().max_position_embeddings
+        self.hidden_size: int = self._head.weight.shape[1]
+        self._trained = {
+            serving_name(name): parameter for name, parameter in model.named_parameters() if parameter.requires_grad
+        }
+
+    def trained(self) -> Mapping[str, nn.Parameter]:
+        return self._trained
+
+    def hidden(self, texts: PackedTexts) -> Tensor:
+        """A pass over the context without gradients, then one over the rest, which sees its keys and values."""
+        context = texts.num_context
+        cache = DynamicCache()
+        with torch.no_grad():
+            if context:
+                self._rows(texts, slice(0, context), cache)
+        return self._rows(texts, slice(context, len(texts.ids_R)), cache)
+
+    def _rows(self, texts: PackedTexts, rows: slice, cache: DynamicCache) -> Tensor:
+        out = self._decoder(
+            input_ids=texts.ids_R[None, rows],
+            position_ids=texts.position_R[None, rows],
+            attention_mask=self._masks(texts, rows),
+            past_key_values=cache,
+            use_cache=True,
+        )
+        return out.last_hidden_state[0]
+
+    def _masks(self, texts: PackedTexts, rows: slice) -> Tensor | dict[str, Tensor]:
+        """Which rows up to the last of `rows` each of them sees [1, 1, rows, up to the last]; by kind of layer where
+        some see only so far back."""
+        behind_RK = texts.position_R[rows, None] - texts.position_R[None, : rows.stop]
+        sees_RK = (texts.text_R[rows, None] == texts.text_R[None, : rows.stop]) & (behind_RK >= 0)
+        if self._window is None:
+            return sees_RK[None, None]
+        near_RK = sees_RK & (behind_RK < self._window)
+        return {"full_attention": sees_RK[None, None], "sliding_attention": near_RK[None, None]}
+
+    def logits(self, hidden_NH: Tensor) -> Tensor:
+        logits_NV = self._head(hidden_NH).float()
+        if self._softcap is None:
+            return logits_NV
+        return torch.tanh(logits_NV / self._softcap) * self._softcap
+
+    def serving_tensors(self) -> dict[str, Tensor]:
+        dtype = torch.bfloat16 if self._train == "full" else torch.float32
+        return {name: parameter.detach().to(dtype, copy=True) for name, parameter in self._trained.items()}
+
+
+def load_trainable(folder: Path, *, train: Train, rank: int, seed: int) -> TransformersTrainable:
+    """The drafter of a model folder, ready to learn. The seed decides the first LoRA factors, nothing else.
+
+    Raises:
+        ConfigError: the folder holds no causal language model that transformers can load.
+        ModelError: torch computes nothing right here.
+    """
+    from transformers import AutoModelForCausalLM
+
+    choice.torch_products().require("float32")
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, local_files_only=True, use_safetensors=True
+        )
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"{folder} holds no model that can learn: {exc}") from exc
+    model.eval()
+    model.requires_grad_(train == "full")
+    return TransformersTrainable(_with_lora(model, rank, seed) if train == "lora" else model, train)
+
+
+def apply_serving_tensors(model: nn.Module, tensors: Mapping[str, Tensor], *, train: Train) -> None:
+    """Put a snapshot's weights into a base model, in place; LoRA factors are merged: W += (alpha / r) B A.
+
+    Everything is checked before the first weight changes. LoRA needs the untouched base weights.
+
+    Args:
+        model: the drafter with the module names that transformers gives it, in any floating type.
+
+    Raises:
+        SnapshotCorrupt: names or shapes are not those of this model.
+    """
+    parameters = dict(model.named_parameters())
+    if train == "full":
+        _check_full(parameters, tensors)
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                parameters[name].copy_(tensor)
+                throttle.rest()
+        return
+    modules = _check_lora(parameters, tensors)
+    with torch.no_grad():
+        for module in modules:
+            weight = parameters[f"{module}.weight"]
+            delta = tensors[module + _B].float() @ tensors[module + _A].float()
+            weight.copy_(weight.float() + LORA_SCALE * delta)
+            throttle.rest()
+
+
+def serving_name(name: str) -> str:
+    """The name of a parameter without what peft puts around it."""
+    return name.removeprefix("base_model.model.").replace(".default.", ".")
+
+
+def _with_lora(model: nn.Module, rank: int, seed: int) -> nn.Module:
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(
+        r=rank, lora_alpha=int(LORA_SCALE * rank), target_modules="all-linear", lora_dropout=0.0, task_type="CAUSAL_LM"
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return get_peft_model(model, config).eval()
+
+
+def _check_full(parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]) -> None:
+    if tensors.keys() != parameters.keys():
+        differing = sorted(tensors.keys() ^ parameters.keys())
+        raise SnapshotCorrupt(f"snapshot and base drafter differ in {len(differing)} weights, first {differing[0]}")
+    for name, tensor in tensors.items():
+        if tensor.shape != parameters[name].shape:
+            raise SnapshotCorrupt(f"{name}: have {tuple(parameters[name].shape)}, was offered {tuple(tensor.shape)}")
+
+
+def _check_lora(parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]) -> list[str]:
+    """The modules that the factors change. The snapshot's own shapes say which rank it has."""
+    modules = sorted({name.removesuffix(_A).removesuffix(_B) for name in tensors})
+    for module in modules:
+        base, a, b = parameters.get(f"{module}.weight"), tensors.get(module + _A), tensors.get(module + _B)
+        if base is None or a is None or b is None:
+            raise SnapshotCorrupt(f"{module}: base weight, lora_A and lora_B must all be there")
+        if a.ndim != 2 or b.shape != (base.shape[0], a.shape[0]) or a.shape[1] != base.shape[1]:
+            raise SnapshotCorrupt(f"{module}: {tuple(b.shape)} x {tuple(a.shape)} does not fit {tuple(base.shape)}")
+    return modules

@@ -1,0 +1,1 @@
+"""The target as a GGUF file that llama.cpp runs."""

@@ -1,0 +1,200 @@
+"""The target as a GGUF file that llama.cpp runs, as it is: chains and trees in one pass, rejected drafts removed.
+
+Each leaf of a tree has a sequence of llama.cpp's; a node belongs to the sequences of all leaves behind it, the kept
+text to sequence 0. Its matrix kernels compute four rows otherwise than one, so in reproducible mode every pass has the
+same rows, a multiple of four; `self_test` proves that no bit of a logit then depends on what was drafted.
+Shapes: N nodes of the tree, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from omnidraft.config import DecodeSettings
+from omnidraft.errors import ConfigError, ContractError, VocabularyError
+from omnidraft.models.context_check import ids_needed
+from omnidraft.models.llamacpp.context import CELL_STEP, Context, Entry, LlamaModel
+from omnidraft.models.llamacpp.crash_probe import build
+from omnidraft.ports import DraftTree, Mode, TreeLimits
+from omnidraft.vocab.tokenizer import Vocabulary
+
+_MAX_NODES = 63
+_PREFILL_ROWS = 128
+_ROW_STEP = 4
+"""Kernels take rows in groups of so many, and the rest one by one."""
+_NUM_CHECKED = 1000
+"""Ids whose spelling is compared at loading."""
+
+
+class LlamaCppTarget:
+    """Implements ports.Target. One pass at a time; every session has a context of its own."""
+
+    def __init__(self, model: LlamaModel, settings: DecodeSettings, *, name: str, bits: int = 16) -> None:
+        """
+        Args:
+            bits: of keys and values.
+        """
+        self._model = model
+        self._rows = -(-settings.width // _ROW_STEP) * _ROW_STEP
+        self._threads = settings.threads or torch.get_num_threads()
+        self._bits = bits
+        self._is_proved = False
+        self.vocab_size = model.vocab_size
+        self.context_limit = model.context_limit
+        self.fingerprint = f"{name}-llamacpp-{build()}-kv{bits}-w{self._rows}-t{self._threads}"
+
+    def limits(self, mode: Mode) -> TreeLimits:
+        """See ports.Target."""
+        return TreeLimits(self._rows - 1, num_chains=1) if mode == "reproducible" else TreeLimits(_MAX_NODES)
+
+    def open(self, prompt_ids: Sequence[int], max_new_tokens: int, mode: Mode) -> "_Session":
+        """See ports.Target. Raises ConfigError when reproducible mode does not hold on this machine."""
+        needed = ids_needed(prompt_ids, max_new_tokens, self.context_limit)
+        if mode == "reproducible" and not self._is_proved:
+            self.self_test()
+            self._is_proved = True
+        session = self._session(needed, mode)
+        session.prefill(prompt_ids[:-1])
+        return session
+
+    def _session(self, num_ids: int, mode: Mode) -> "_Session":
+        num_cells = -(-(num_ids + _MAX_NODES + self._rows) // CELL_STEP) * CELL_STEP
+        context = Context(
+            self._model,
+            num_cells,
+            max_rows=max(_PREFILL_ROWS, self._rows),
+            num_sequences=_MAX_NODES,
+            threads=self._threads,
+            bits=self._bits,
+        )
+        return _Session(context, self.limits(mode), self._rows if mode == "reproducible" else None)
+
+    def self_test(self) -> None:
+        """Compare full blocks, begun at every offset, against one row at a time, bit by bit, where the number of cells
+        that a pass reads changes.
+
+        Raises:
+            ConfigError: some bit differs, so reproducible mode cannot be promised here.
+        """
+        width = self._rows
+        start = CELL_STEP - width - width // 2
+        ids = [(7 * i + 3) % self.vocab_size for i in range(start + 2 * width)]
+        session = self._session(len(ids), "reproducible")
+        session.prefill(ids[:start])
+        alone_NV = [session.extend(token) for token in ids[start:]]
+        session.rewind(start)
+        for first in range(width):
+            rows = ids[start + first : start + first + width]
+            block = DraftTree(tuple(rows), (0, *range(width - 1)), (None,) * width, (0.0,) * width)
+            if not torch.equal(session.score(block), torch.stack(alone_NV[first : first + width])):
+                raise ConfigError(
+                    f"reproducible mode does not hold for this model and this build of llama.cpp (width {width}): "
+                    "set decode.mode = 'fast'"
+                )
+            session.keep((0,))
+        session.close()
+
+
+class _Session:
+    """Implements ports.TargetSession."""
+
+    def __init__(self, context: Context, limits: TreeLimits, padded_rows: int | None) -> None:
+        self._context = context
+        self._limits = limits
+        self._padded_rows = padded_rows
+        self._num_kept = 0
+        self._sequences: list[tuple[int, ...]] = []
+        """Of the nodes that were scored and not kept yet."""
+
+    def prefill(self, ids: Sequence[int]) -> None:
+        """Keys for these ids, in chunks of one size from position 0."""
+        for start in range(0, len(ids), _PREFILL_ROWS):
+            chunk = ids[start : start + _PREFILL_ROWS]
+            entries = [Entry(token, self._num_kept + row) for row, token in enumerate(chunk)]
+            self._context.decode(entries, has_logits=False)
+            self._num_kept += len(chunk)
+
+    def extend(self, token: int) -> torch.Tensor:
+        """Score one id by itself and keep it. [V]"""
+        logits_NV = self.score(DraftTree.empty(token))
+        self.keep((0,))
+        return logits_NV[0]
+
+    def rewind(self, num_kept: int) -> None:
+        """Back to the first `num_kept` ids."""
+        self._context.cut(0, num_kept)
+        self._num_kept = num_kept
+
+    def score(self, tree: DraftTree) -> torch.Tensor:
+        if not tree.fits(self._limits):
+            raise ContractError(f"a tree of {len(tree) - 1} drafted nodes does not fit {self._limits}")
+        if self._sequences:
+            self.keep(())
+        self._sequences = sequences(tree)
+        for other in self._sequences[0][1:]:
+            self._context.share(0, other)
+        entries = [
+            Entry(token, self._num_kept + depth, members)
+            for token, depth, members in zip(tree.tokens, tree.depths, self._sequences, strict=True)
+        ]
+        padding = (self._padded_rows or len(entries)) - len(entries)
+        entries += [Entry(0, self._num_kept + len(entries) + row) for row in range(padding)]  # goes on with the chain
+        logits_NV = self._context.decode(entries, has_logits=True)
+        assert logits_NV is not None
+        return logits_NV[: len(tree)]
+
+    def keep(self, nodes: Sequence[int]) -> None:
+        start = self._num_kept
+        self._num_kept += len(nodes)
+        chosen = self._sequences[nodes[-1]][0] if nodes else 0
+        self._context.cut(chosen, self._num_kept)
+        if chosen:
+            self._context.cut(0, start)
+            self._context.share(chosen, 0, start)
+        if len(self._sequences[0]) > 1:
+            self._context.keep_only(0)
+        self._sequences = []
+
+    def close(self) -> None:
+        self._context.close()
+
+
+def sequences(tree: DraftTree) -> list[tuple[int, ...]]:
+    """Which sequences each node belongs to: leaf number i is the end of sequence i."""
+    members: list[list[int]] = [[] for _ in range(len(tree))]
+    for sequence, leaf in enumerate(tree.leaves or (0,)):
+        node = leaf
+        while node:
+            members[node].append(sequence)
+            node = tree.parents[node]
+        members[0].append(sequence)
+    return [tuple(each) for each in members]
+
+
+def load_target(gguf: Path, vocabulary: Vocabulary, settings: DecodeSettings, *, name: str) -> LlamaCppTarget:
+    """Read a GGUF file.
+
+    Raises:
+        ConfigError: llama-cpp-python is not installed.
+        ModelError: llama.cpp cannot load the file.
+        VocabularyError: its ids are not those of the tokenizer.
+    """
+    model = LlamaModel(gguf)
+    require_same_ids(model, vocabulary, gguf.name)
+    return LlamaCppTarget(model, settings, name=name)
+
+
+def require_same_ids(model: LlamaModel, vocabulary: Vocabulary, name: str) -> None:
+    """Raises VocabularyError when the file has other ids than the tokenizer, by their number or their spelling."""
+    if model.vocab_size != len(vocabulary):
+        raise VocabularyError(
+            f"{name} has {model.vocab_size} ids and the tokenizer {len(vocabulary)}: they are not of one model"
+        )
+    for token in range(0, len(vocabulary), max(len(vocabulary) // _NUM_CHECKED, 1)):
+        spelled = vocabulary.token_bytes[token]
+        if spelled and model.piece(token) != spelled:
+            raise VocabularyError(
+                f"id {token} is {model.piece(token)!r} in {name} and {spelled!r} in the tokenizer: "
+                "they are not of one model"
+            )

@@ -1,0 +1,64 @@
+"""A drafter of the Llama family whose passes native/kernels.cpp computes, near the time its memory takes to read.
+
+The drafter may compute in any precision, since it cannot change the text.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from omnidraft.models.acceptance_head import AcceptanceHead
+from omnidraft.models.kv_session import BranchingSession, Steps, Wanted, together
+from omnidraft.models.native import library as native
+from omnidraft.models.native.model import NativeLlama, NativeRows, compute_together
+
+
+class LlamaDrafter:
+    """Implements ports.DraftModel at one set of weights."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        precision: str,
+        kernels: str = "auto",
+        *,
+        head: AcceptanceHead | None = None,
+    ) -> None:
+        """See NativeLlama for precisions, library.load for kernels and errors."""
+        self._model = NativeLlama(model, precision, native.load(kernels))
+        self._head = head
+        self.vocab_size = self._model.vocab_size
+        self.context_limit = self._model.context_limit
+        self.has_head = head is not None
+
+    def open(self) -> "LlamaSession":
+        """See ports.DraftModel."""
+        return LlamaSession(self._model, self._head)
+
+    def advance_all(self, asked: Sequence[tuple[Any, int, Sequence[int]]]) -> list[torch.Tensor]:
+        """See ports.DraftModel; the sessions are this model's."""
+        return self._together(
+            [session for session, *_ in asked], [each.advancing(keep, ids) for each, keep, ids in asked]
+        )
+
+    def branch_all(self, asked: Sequence[tuple[Any, Sequence[int], Sequence[int]]]) -> list[torch.Tensor]:
+        """See ports.DraftModel."""
+        steps = [session.branching(ids, parents) for session, ids, parents in asked]
+        return self._together([session for session, *_ in asked], steps)
+
+    def _together(self, sessions: Sequence["LlamaSession"], steps: Sequence[Steps]) -> list[torch.Tensor]:
+        def compute(wanted: Sequence[tuple[int, Wanted]]) -> Sequence[torch.Tensor]:
+            return compute_together(self._model, [(sessions[number].rows, each) for number, each in wanted])
+
+        return together(steps, compute)
+
+
+class LlamaSession(BranchingSession):
+    """Implements ports.DraftSession."""
+
+    rows: NativeRows
+
+    def __init__(self, model: NativeLlama, head: AcceptanceHead | None) -> None:
+        super().__init__(NativeRows(model, keeps_hidden=head is not None), head)

@@ -1,0 +1,83 @@
+"""A target of the Llama family whose passes are computed by native/kernels.cpp.
+
+What it says after a text depends on that text only, bit for bit: not on the tree it was part of, nor on how many ids a
+pass had. So both modes take the same trees at the same price; `self_test` proves it here.
+Shapes: N nodes of the tree, V vocabulary.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedModel
+
+from omnidraft.errors import ConfigError
+from omnidraft.models.context_check import ids_needed
+from omnidraft.models.determinism_check import bits_hold
+from omnidraft.models.kv_session import ROOT
+from omnidraft.models.native import library as native
+from omnidraft.models.native.model import NativeLlama, NativeRows
+from omnidraft.ports import DraftTree, Mode, TreeLimits
+
+_MAX_NODES = 63
+_TESTED_CHAINS, _TESTED_WIDTH = 2, 4
+
+
+class LlamaTarget:
+    """Implements ports.Target. One pass at a time."""
+
+    def __init__(self, model: PreTrainedModel, *, name: str, precision: str, kernels: str = "auto") -> None:
+        """See NativeLlama for precisions, library.load for kernels and errors."""
+        self._model = NativeLlama(model, precision, native.load(kernels))
+        self.vocab_size = self._model.vocab_size
+        self.context_limit = self._model.context_limit
+        self.fingerprint = f"{name}-{precision}-{self._model.build}"
+        self._is_proved = False
+
+    def limits(self, mode: Mode) -> TreeLimits:
+        """See ports.Target."""
+        return TreeLimits(_MAX_NODES)
+
+    def open(self, prompt_ids: Sequence[int], max_new_tokens: int, mode: Mode) -> "_Session":
+        """See ports.Target. Raises ConfigError when reproducible mode does not hold on this machine."""
+        needed = ids_needed(prompt_ids, max_new_tokens, self.context_limit)
+        if mode == "reproducible" and not self._is_proved:
+            self.self_test()
+            self._is_proved = True
+        session = _Session(self._model, needed)
+        session.prefill(prompt_ids[:-1])
+        return session
+
+    def self_test(self) -> None:
+        """Compare passes over trees with one id at a time, bit by bit.
+
+        Raises:
+            ConfigError: some bit differs, so reproducible mode cannot be promised here.
+        """
+        chains, width = _TESTED_CHAINS, _TESTED_WIDTH
+        alone, blocks = (_Session(self._model, 2 * width + chains * width) for _ in range(2))
+        if not bits_hold(alone, blocks, vocab_size=self.vocab_size, chains=chains, width=width):
+            raise ConfigError(f"reproducible mode does not hold for {self.fingerprint}: set decode.mode = 'fast'")
+
+
+class _Session:
+    """Implements ports.TargetSession."""
+
+    def __init__(self, model: NativeLlama, capacity: int) -> None:
+        self._model = model
+        self._rows = NativeRows(model, capacity)
+        self._num_kept = 0
+
+    def prefill(self, ids: Sequence[int]) -> None:
+        """Keys for these ids."""
+        self._rows.fill(0, ids)
+        self._num_kept = len(ids)
+
+    def score(self, tree: DraftTree) -> torch.Tensor:
+        return self._rows.tree(self._num_kept, [ROOT, *tree.parents[1:]], tree.tokens)
+
+    def keep(self, nodes: Sequence[int]) -> None:
+        self._rows.move([self._num_kept + node for node in nodes], self._num_kept)
+        self._num_kept += len(nodes)
+
+    def close(self) -> None:
+        self._rows = NativeRows(self._model)

@@ -1,0 +1,163 @@
+"""Run what a processor may not survive in a process of its own, and remember what became of it.
+
+Processor flags are no proof: a hypervisor may announce instructions that trap. What a trial found is kept in a folder,
+by the trial, its arguments, the processor and whatever else it depends on.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import platform
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from filelock import FileLock
+
+from omnidraft.errors import ModelError
+from omnidraft.exit_status import CRASHES, describe_exit
+
+_TIMEOUT_S = 600.0
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a trial."""
+
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """The time of every part that ran and gave right numbers, by its name."""
+    wrong: list[str] = field(default_factory=list)
+    """What was wrong with the numbers of the other parts."""
+    died_of: str | None = None
+    """The signal that ended the process, which it brought upon itself; None when it lived."""
+
+    @property
+    def fault(self) -> str | None:
+        """What keeps this from being used, in words; None when nothing does."""
+        faults = ([f"dies of {self.died_of}"] if self.died_of else []) + self.wrong
+        return "; ".join(faults) or None
+
+
+def run_once(
+    command: Sequence[str],
+    *,
+    what: str,
+    home: Path,
+    depends_on: Sequence[object] = (),
+    environ: Mapping[str, str] | None = None,
+) -> Outcome:
+    """Run a trial, unless it ran before on this processor.
+
+    Args:
+        command: a program whose standard output is one JSON object a line, as `report_part` and `report_wrong` write.
+        what: names the trial in messages.
+        home: outcomes are remembered in a folder of it, as far as it can be written.
+        depends_on: everything the outcome depends on besides command and processor.
+        environ: variables of the trial's process beside those of this one.
+
+    Raises:
+        ModelError: the trial itself could not run, which says nothing about the processor.
+    """
+    remembered = home / "probes" / f"{_key(command, depends_on, environ or {})}.json"
+    with _one_process_at_a_time(remembered):
+        known = _recall(remembered)
+        if known is None:
+            known = _run(command, what, environ or {})
+            _remember(remembered, known)
+    return known
+
+
+def report_part(name: str, seconds: float) -> None:
+    """Called in a trial's process: this part gave right numbers, in so much time."""
+    print(json.dumps({"name": name, "seconds": seconds}), flush=True)
+
+
+def report_wrong(problem: str) -> None:
+    """Called in a trial's process: a part gave wrong numbers."""
+    print(json.dumps({"wrong": problem}), flush=True)
+
+
+def processor() -> str:
+    """Everything that the kernel says about this processor but its momentary speed."""
+    described = Path("/proc/cpuinfo")
+    if not described.exists():
+        return f"{platform.machine()} {platform.processor()}"
+    first = described.read_text(encoding="utf-8").split("\n\n")[0].splitlines()
+    return "\n".join(line for line in first if not line.lower().startswith(("cpu mhz", "bogomips", "processor")))
+
+
+def _run(command: Sequence[str], what: str, environ: Mapping[str, str]) -> Outcome:
+    logger.info("trying %s on this processor, once", what)
+    started = time.perf_counter()
+    inherited = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)} | dict(environ)
+    try:
+        ran = subprocess.run(
+            command,
+            env=inherited,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            preexec_fn=_without_core_file,
+        )
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        raise ModelError(f"{what} could not be tried on this processor: {exc}") from exc
+    if ran.returncode and -ran.returncode not in CRASHES:
+        said = " ".join(ran.stderr.strip().splitlines()[-1:])
+        raise ModelError(f"{what} could not be tried here, {describe_exit(ran.returncode)}: {said}")
+    outcome = _read(ran)
+    logger.info("%s: %s, tried in %.1f s", what, outcome.fault or "sound", time.perf_counter() - started)
+    return outcome
+
+
+def _without_core_file() -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _read(ran: "subprocess.CompletedProcess[str]") -> Outcome:
+    lines = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
+    return Outcome(
+        seconds={line["name"]: line["seconds"] for line in lines if "name" in line},
+        wrong=[line["wrong"] for line in lines if "wrong" in line],
+        died_of=describe_exit(ran.returncode).partition(";")[0] if ran.returncode else None,
+    )
+
+
+def _key(command: Sequence[str], depends_on: Sequence[object], environ: Mapping[str, str]) -> str:
+    facts = (tuple(command[1:]), tuple(map(str, depends_on)), sorted(environ.items()), processor())
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:24]
+
+
+@contextmanager
+def _one_process_at_a_time(remembered: Path) -> Iterator[None]:
+    """Several processes start together; one tries, and the others read what it found."""
+    with ExitStack() as held:
+        with suppress(OSError):  # nothing can be written there: each tries for itself
+            remembered.parent.mkdir(parents=True, exist_ok=True)
+            held.enter_context(FileLock(remembered.with_suffix(".lock")))
+        yield
+
+
+def _recall(remembered: Path) -> Outcome | None:
+    try:
+        return Outcome(**json.loads(remembered.read_text()))
+    except (OSError, ValueError, TypeError):  # not there, or half written by a process that was killed
+        return None
+
+
+def _remember(remembered: Path, outcome: Outcome) -> None:
+    try:
+        partial = remembered.with_suffix(f".{os.getpid()}")
+        partial.write_text(json.dumps(asdict(outcome)))
+        partial.rename(remembered)
+    except OSError as exc:
+        logger.warning("the next start has to try again, since %s cannot be written: %s", remembered.parent, exc)

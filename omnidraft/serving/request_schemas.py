@@ -1,0 +1,234 @@
+"""What clients send, in OpenAI's words, and how it becomes Questions.
+
+A field that is not here is refused by name, so that nobody believes it had an effect; of OpenAI's own fields that we do
+not have, those with a value that changes nothing are taken.
+"""
+
+import hashlib
+import secrets
+import uuid
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
+
+from omnidraft.decode.engine import Question
+from omnidraft.decode.sampling.validation import (
+    MAX_COUNT,
+    MAX_PENALTY,
+    MAX_REPETITION_PENALTY,
+    MAX_SEED,
+    MAX_TEMPERATURE,
+    MIN_REPETITION_PENALTY,
+    MIN_SEED,
+    unsigned_seed,
+)
+from omnidraft.errors import RequestError
+from omnidraft.ports import Grammar, Sampling
+from omnidraft.serving.strict_model import Few, FewTexts, StrictModel
+from omnidraft.serving.structured_output import ResponseFormat, StructuredOutputs
+
+USUAL_TOKENS = 256
+MAX_STOPS = 16
+MAX_USER_LETTERS = 256
+
+
+class TextPart(StrictModel):
+    type: Literal["text"]
+    text: str
+
+
+class Message(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)]
+
+    def plain(self) -> dict[str, str]:
+        """As chat templates take it; they know no developer, whom OpenAI lets speak as the system."""
+        role = "system" if self.role == "developer" else self.role
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return {"role": role, "content": text}
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(strict=True)
+    include_usage: bool = False
+
+
+class _Asked(StrictModel):
+    """What both endpoints share."""
+
+    model_config = ConfigDict(allow_inf_nan=False, use_attribute_docstrings=True)
+
+    model: str | None = None
+    temperature: float | None = Field(None, ge=0, le=MAX_TEMPERATURE)
+    """1 when it is not given."""
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=1, le=MAX_COUNT)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float = Field(1.0, ge=MIN_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)
+    presence_penalty: float | None = Field(None, ge=-MAX_PENALTY, le=MAX_PENALTY)
+    frequency_penalty: float | None = Field(None, ge=-MAX_PENALTY, le=MAX_PENALTY)
+    logit_bias: Annotated[dict[Annotated[int, Strict(False)], float], *Few] | None = None
+    """What is added to the logits of the target's ids, between -100 and 100."""
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    seed: int | None = Field(None, ge=MIN_SEED, le=MAX_SEED)
+    """The same seed gives the same text, whatever drafts. Choice 0 is the text that n = 1 gives."""
+    stop: str | Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = Field(None, ge=1, le=MAX_COUNT)
+    user: str | None = Field(None, max_length=MAX_USER_LETTERS)
+    """Whose the request is, unless the API key says it."""
+    store: bool | None = None
+    """False keeps the request out of the traces the drafter learns from."""
+    speculation: Literal["auto", "off"] | Annotated[int, Field(ge=0, le=MAX_COUNT)] = "auto"
+    """off, or the number of tokens drafted per pass; auto takes the deployment's."""
+    mode: Literal["fast", "reproducible"] | None = None
+    figures: bool = False
+    """Answer with what speculation did, as `omnidraft`."""
+    metadata: FewTexts | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    service_tier: Literal["auto", "default"] | None = None
+
+    @property
+    def wants_usage(self) -> bool:
+        """In a stream."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def num_log_probs(self) -> int | None:
+        raise NotImplementedError
+
+    @property
+    def num_tokens(self) -> int | None:
+        """None: not said."""
+        raise NotImplementedError
+
+    def prompts(self) -> Sequence[dict[str, Any]]:
+        """The part of a Question that differs from prompt to prompt."""
+        raise NotImplementedError
+
+    @property
+    def num_choices(self) -> int:
+        return len(self.prompts()) * (self.n or 1)
+
+    def questions(self, tenant: str, max_new_tokens: int) -> list[Question]:
+        """One for each choice, those of a prompt side by side. Raises RequestError.
+
+        Args:
+            max_new_tokens: at most.
+        """
+        num_tokens = min(USUAL_TOKENS, max_new_tokens) if self.num_tokens is None else self.num_tokens
+        if num_tokens > max_new_tokens:
+            raise RequestError(f"max_tokens may be {max_new_tokens} at most, got {num_tokens}")
+        request_id = uuid.uuid4().hex
+        seed = secrets.randbits(63) if self.seed is None else unsigned_seed(self.seed)
+        shared: dict[str, Any] = {
+            "max_new_tokens": num_tokens,
+            "sampling": self._sampling(),
+            "stop_strings": tuple([self.stop] if isinstance(self.stop, str) else self.stop or ()),
+            "mode": self.mode,
+            "num_draft_tokens": self._num_draft_tokens(),
+            "num_log_probs": self.num_log_probs,
+            "is_stored": self.store is not False,
+            "tenant": tenant,
+        }
+        choices = [(prompt, number) for prompt in self.prompts() for number in range(self.n or 1)]
+        return [
+            Question(**prompt, **shared, seed=seed_of(seed, number), request_id=_part(request_id, index))
+            for index, (prompt, number) in enumerate(choices)
+        ]
+
+    def _num_draft_tokens(self) -> int | None:
+        if self.speculation == "auto":
+            return None
+        return 0 if self.speculation == "off" else self.speculation
+
+    def _sampling(self) -> Sampling:
+        return Sampling(
+            1.0 if self.temperature is None else self.temperature,
+            self.top_k,
+            self.top_p,
+            self.min_p,
+            self.repetition_penalty,
+            self.presence_penalty or 0.0,
+            self.frequency_penalty or 0.0,
+            self.logit_bias or {},
+            self._grammar(),
+        )
+
+    def _grammar(self) -> Grammar | None:
+        asked = [part.grammar() for part in (self.response_format, self.structured_outputs) if part is not None]
+        grammars = [grammar for grammar in asked if grammar is not None]
+        if len(grammars) > 1:
+            raise RequestError("give either response_format or structured_outputs")
+        return grammars[0] if grammars else None
+
+
+class CompletionRequest(_Asked):
+    prompt: str | Annotated[list[str], Field(min_length=1, fail_fast=True)]
+    """Of several, each has `n` choices."""
+    max_tokens: int | None = Field(None, ge=1, le=MAX_COUNT)
+    logprobs: int | None = Field(None, ge=0, le=5)
+    """Tell each token's log-probability and those of so many likeliest ones: the target's own, before sampling
+    settings."""
+    echo: Literal[False] | None = None
+    best_of: Literal[1] | None = None
+    suffix: None = None
+
+    @property
+    def num_log_probs(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def num_tokens(self) -> int | None:
+        return self.max_tokens
+
+    def prompts(self) -> Sequence[dict[str, Any]]:
+        return [{"prompt": prompt} for prompt in ([self.prompt] if isinstance(self.prompt, str) else self.prompt)]
+
+
+class ChatRequest(_Asked):
+    messages: Annotated[list[Message], Field(fail_fast=True)]
+    max_tokens: int | None = Field(None, ge=1, le=MAX_COUNT)
+    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_COUNT)
+    logprobs: bool | None = None
+    """Tell each token's log-probability: the target's own, before sampling settings."""
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    """... and those of so many likeliest ones."""
+    tools: Annotated[list[Any], Field(max_length=0)] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: bool | None = None
+    modalities: list[Literal["text"]] | None = None
+
+    @model_validator(mode="after")
+    def _asks_for_log_probs(self) -> "ChatRequest":
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs: true")
+        return self
+
+    @property
+    def num_log_probs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def num_tokens(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+    def prompts(self) -> Sequence[dict[str, Any]]:
+        return [{"messages": [message.plain() for message in self.messages]}]
+
+
+def seed_of(seed: int, choice: int) -> int:
+    """Of one choice: the request's own for the first, and 63 bits of a hash for the others."""
+    if choice == 0:
+        return seed
+    return int.from_bytes(hashlib.sha256(f"{seed}/{choice}".encode()).digest()[:8], "big") >> 1
+
+
+def _part(request_id: str, index: int) -> str:
+    """The request's own id for the first text; what names a trace record has to differ."""
+    return request_id if index == 0 else f"{request_id}-{index}"

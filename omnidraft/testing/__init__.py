@@ -1,0 +1,1 @@
+"""Toy models, tiny models and a log in memory: fakes that keep the ports' promises."""

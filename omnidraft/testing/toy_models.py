@@ -1,0 +1,202 @@
+"""Models that are probability tables, for tests: exact, fast, and strict about what ports promises.
+
+What follows a text depends on its last `order` ids alone, so that anyone can compute the right answer. Sessions hold
+ids where real ones hold keys, and raise ContractError for every misuse that a real one would answer with wrong logits.
+Shapes: S states of a table, V vocabulary, N nodes of a tree.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import torch
+
+from omnidraft.errors import ContractError, RequestError, VocabularyError
+from omnidraft.ports import DraftSession, DraftTree, Mode, Odds, TreeLimits
+from omnidraft.vocab.tokenizer import Vocabulary
+
+_FACTOR = 1_000_003
+
+
+class ToyTable:
+    """Logits after a text: one of S rows, chosen by the last `order` ids."""
+
+    def __init__(self, logits_SV: torch.Tensor, order: int = 2) -> None:
+        self.logits_SV = logits_SV.float()
+        self.order = order
+        self.vocab_size = logits_SV.shape[1]
+
+    @classmethod
+    def random(
+        cls, vocab_size: int, seed: int, *, order: int = 2, num_states: int = 64, spread: float = 2.0
+    ) -> "ToyTable":
+        """Normal logits; a higher `spread` makes the next token more certain."""
+        generator = torch.Generator().manual_seed(seed)
+        return cls(spread * torch.randn(num_states, vocab_size, generator=generator), order)
+
+    def state(self, ids: Sequence[int]) -> int:
+        """The row that holds what comes after these ids."""
+        mixed = 0
+        for token in ids[max(len(ids) - self.order, 0) :]:
+            mixed = mixed * _FACTOR + token + 1
+        return mixed % len(self.logits_SV)
+
+    def logits(self, ids: Sequence[int]) -> torch.Tensor:
+        """Raw logits float32 [V]."""
+        return self.logits_SV[self.state(ids)]
+
+
+class ToyTarget:
+    """Implements ports.Target."""
+
+    def __init__(self, table: ToyTable, *, context_limit: int = 4096, limits: TreeLimits | None = None) -> None:
+        self.table = table
+        self.vocab_size = table.vocab_size
+        self.context_limit = context_limit
+        self._limits = limits or TreeLimits(64)
+        self.fingerprint = f"toy-{table.vocab_size}-{table.order}"
+
+    def limits(self, mode: Mode) -> TreeLimits:
+        """See ports.Target."""
+        return self._limits
+
+    def open(self, prompt_ids: Sequence[int], max_new_tokens: int, mode: Mode) -> "ToyTargetSession":
+        """See ports.Target."""
+        needed = len(prompt_ids) + max_new_tokens
+        if not prompt_ids or needed > self.context_limit:
+            raise RequestError(
+                f"{len(prompt_ids)} ids and {max_new_tokens} more, the context holds {self.context_limit}"
+            )
+        return ToyTargetSession(self, prompt_ids[:-1], needed)
+
+
+class ToyTargetSession:
+    """Implements ports.TargetSession over the ids it was told to keep."""
+
+    def __init__(self, target: ToyTarget, kept: Sequence[int], capacity: int) -> None:
+        self._target = target
+        self.kept = list(kept)
+        self._capacity = capacity
+        self._scored: DraftTree | None = None
+        self._is_closed = False
+
+    def score(self, tree: DraftTree) -> torch.Tensor:
+        """See ports.TargetSession. Raises ContractError for a tree that is none, or too large."""
+        self._check(tree)
+        self._scored = tree
+        table = self._target.table
+        texts: list[list[int]] = []
+        for node, token in enumerate(tree.tokens):
+            before = self.kept[-table.order :] if node == 0 else texts[tree.parents[node]]
+            texts.append([*before, token])
+        return table.logits_SV[[table.state(text) for text in texts]]
+
+    def keep(self, nodes: Sequence[int]) -> None:
+        """See ports.TargetSession. Raises ContractError when these nodes are no path, or nothing was scored."""
+        tree, self._scored = self._scored, None
+        if tree is None:
+            raise ContractError("keep: nothing was scored since the last keep")
+        if not nodes or nodes[0] != 0:
+            raise ContractError(f"keep: a path begins at the root, got {list(nodes)}")
+        if any(tree.parents[child] != parent for parent, child in pairwise(nodes)):
+            raise ContractError(f"keep: {list(nodes)} is no path of {tree.parents}")
+        self.kept += [tree.tokens[node] for node in nodes]
+
+    def close(self) -> None:
+        """See ports.TargetSession."""
+        self._is_closed = True
+
+    def _check(self, tree: DraftTree) -> None:
+        if self._is_closed:
+            raise ContractError("score: the session is closed")
+        if self._scored is not None:
+            raise ContractError("score: the last tree was not kept")
+        if len(self.kept) + len(tree) > self._capacity:
+            raise ContractError(f"score: {len(self.kept)} kept and {len(tree)} nodes, room for {self._capacity}")
+        if not tree.fits(self._target.limits("fast")):
+            raise RequestError(f"score: this target takes {self._target.limits('fast')}")
+        if any(not 0 <= parent < node for node, parent in enumerate(tree.parents) if node):
+            raise ContractError(f"score: a parent stands before its children, got {tree.parents}")
+        siblings = list(zip(tree.parents, tree.tokens, strict=True))[1:]
+        if len(set(siblings)) < len(siblings):
+            raise ContractError("score: two siblings are the same token")
+
+
+class ToyDrafter:
+    """Implements ports.DraftModel."""
+
+    def __init__(self, table: ToyTable, *, context_limit: int = 4096, odds: Odds | None = None) -> None:
+        """`odds` are those of every row; None is a drafter without a head."""
+        self.table = table
+        self.vocab_size = table.vocab_size
+        self.context_limit = context_limit
+        self.odds = odds
+        self.has_head = odds is not None
+
+    def open(self) -> "ToyDraftSession":
+        """See ports.DraftModel."""
+        return ToyDraftSession(self)
+
+    def advance_all(self, asked: Sequence[tuple[DraftSession, int, Sequence[int]]]) -> list[torch.Tensor]:
+        """See ports.DraftModel."""
+        return [session.advance(keep, ids) for session, keep, ids in asked]
+
+    def branch_all(self, asked: Sequence[tuple[DraftSession, Sequence[int], Sequence[int]]]) -> list[torch.Tensor]:
+        """See ports.DraftModel."""
+        return [session.branch(ids, parents) for session, ids, parents in asked]
+
+
+class ToyDraftSession:
+    """Implements ports.DraftSession over the ids it was fed."""
+
+    def __init__(self, drafter: ToyDrafter) -> None:
+        self._drafter = drafter
+        self.held: list[int] = []
+        self._branched: list[list[int]] = []
+        self._num_rows = 0
+
+    def advance(self, keep: int, ids: Sequence[int]) -> torch.Tensor:
+        """See ports.DraftSession. Raises ContractError for ids it cannot have."""
+        if not ids or not 0 <= keep <= len(self.held):
+            raise ContractError(f"advance: keep {keep} of {len(self.held)} and add {len(ids)} ids")
+        if keep + len(ids) > self._drafter.context_limit:
+            raise ContractError(f"advance: {keep + len(ids)} ids, the context holds {self._drafter.context_limit}")
+        if not all(0 <= token < self._drafter.vocab_size for token in ids):
+            raise ContractError(f"advance: ids {list(ids)} of a vocabulary of {self._drafter.vocab_size}")
+        self.held, self._branched, self._num_rows = [*self.held[:keep], *ids], [], 1
+        return self._drafter.table.logits(self.held)
+
+    def branch(self, ids: Sequence[int], parents: Sequence[int]) -> torch.Tensor:
+        """See ports.DraftSession. Raises ContractError for parents that are not there, and for too many ids."""
+        num_before = len(self._branched)
+        if (needed := len(self.held) + num_before + len(ids)) > self._drafter.context_limit:
+            raise ContractError(f"branch: {needed} ids, the context holds {self._drafter.context_limit}")
+        if not ids or len(ids) != len(parents) or not all(-1 <= parent < num_before for parent in parents):
+            raise ContractError(f"branch: {len(ids)} ids behind {list(parents)} of {num_before} branched ids")
+        for token, parent in zip(ids, parents, strict=True):
+            self._branched.append([*(self.held if parent < 0 else self._branched[parent]), token])
+        self._num_rows = len(ids)
+        return torch.stack([self._drafter.table.logits(text) for text in self._branched[num_before:]])
+
+    def odds(self) -> list[Odds] | None:
+        """See ports.DraftSession."""
+        return None if self._drafter.odds is None else [self._drafter.odds] * self._num_rows
+
+
+class ToyTokenizer:
+    """Implements vocab.tokenizer.Tokenizer: always the longest token that fits."""
+
+    def __init__(self, pieces: Sequence[bytes], roles: Mapping[str, int] | None = None) -> None:
+        """A piece b"" is a special token where `roles` names it, else an id that no text has."""
+        roles = roles or {}
+        self.vocabulary = Vocabulary(tuple(pieces), dict(roles), frozenset(roles.values()))
+
+    def encode(self, text: str) -> list[int]:
+        """See vocab.tokenizer.Tokenizer. Nothing for a text that no tokens spell."""
+        try:
+            return self.vocabulary.byte_table.longest_match(text.encode())
+        except VocabularyError:
+            return []
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """See vocab.tokenizer.Tokenizer."""
+        return [self.encode(text) for text in texts]

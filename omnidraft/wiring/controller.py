@@ -1,0 +1,85 @@
+"""The control log's ends, the controller, and what it and the distiller do when traffic drifts."""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from omnidraft.config import Settings
+from omnidraft.ports import AnnouncementKind, LogReader, Metrics
+from omnidraft.wiring.logs import log_reader, log_writer, registry, trace_source
+from omnidraft.wiring.models import Vocabularies
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from omnidraft.distill.evaluation.snapshot_comparison import Earlier
+    from omnidraft.distill.ingest.trace_consumer import TraceSource
+    from omnidraft.distill.training.learner import Learner
+    from omnidraft.fleet.control_follower import ControlFollower
+    from omnidraft.fleet.controller import Controller
+
+
+def teller(settings: Settings) -> Callable[..., None]:
+    """announcements.tell for `models.target` and its drafter. Raises BusError."""
+    from omnidraft.fleet.announcements import tell
+
+    writer, models = log_writer(settings, settings.log.control_topic), settings.models
+    return partial(tell, writer, target=models.target, drafter=models.drafter)
+
+
+def control_follower(
+    settings: Settings, metrics: Metrics, kinds: Iterable[AnnouncementKind], *, must_be_named: bool = False
+) -> "ControlFollower":
+    """What is told of `models.target` and its drafter. Raises BusError."""
+    from omnidraft.fleet.control_follower import ControlFollower
+    from omnidraft.telemetry.labelled_metrics import Labelled
+
+    reader, models = log_reader(settings, settings.log.control_topic), settings.models
+    metrics = Labelled(metrics, target=models.target)
+    pair = {"target": models.target, "drafter": models.drafter}
+    return ControlFollower(reader, metrics, kinds=kinds, must_be_named=must_be_named, **pair)
+
+
+def controller(settings: Settings, metrics: Metrics) -> "Controller":
+    """Of the drafter for `models.target`. Raises BusError, RegistryError."""
+    from omnidraft.fleet.controller import Controller
+    from omnidraft.fleet.drift import DriftWatch
+    from omnidraft.fleet.drift_recovery import Recovery
+    from omnidraft.fleet.request_stats import Traffic
+    from omnidraft.telemetry.labelled_metrics import Labelled
+
+    metrics = Labelled(metrics, target=settings.models.target)
+    snapshots, tell, models = registry(settings), teller(settings), settings.models
+    recovery = Recovery(snapshots, tell, DriftWatch(settings.drift), metrics, target=models.target)
+    return Controller(
+        snapshots,
+        tell,
+        settings.controller,
+        metrics,
+        target=models.target,
+        traffic=Traffic(log_reader(settings, settings.log.traces_topic), target=models.target, drafter=models.drafter),
+        recovery=recovery if settings.drift.enabled else None,
+        follower=control_follower(settings, metrics, ("best",)),
+    )
+
+
+def earlier(settings: Settings, words: Vocabularies, learner: "Learner", folder: Path) -> "Earlier":
+    """Compares the snapshots of `models.target` on the newest records of a tenant. Raises BusError, RegistryError."""
+    from omnidraft.audit.run import Unwritten
+    from omnidraft.distill.evaluation.snapshot_comparison import Earlier
+    from omnidraft.distill.ingest.recent_records import Recent
+    from omnidraft.models.hf.trainable_drafter import load_trainable
+    from omnidraft.telemetry.metrics import CountingMetrics
+
+    section = settings.learner
+
+    def source_over(reader: LogReader) -> "TraceSource":
+        return trace_source(settings, words.alignment.fingerprint, reader, Unwritten(), CountingMetrics())
+
+    def base() -> "dict[str, Tensor]":
+        made = load_trainable(words.drafter_folder, train=section.train, rank=section.lora_rank, seed=section.seed)
+        return made.serving_tensors()
+
+    recent = Recent(lambda: log_reader(settings, settings.log.traces_topic), source_over, section.drift_records)
+    return Earlier(registry(settings), learner, recent, teller(settings), base, folder / "earlier")

@@ -1,0 +1,125 @@
+"""What a distiller runs, for one pair; serving.py has the worker, control.py the controller."""
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omnidraft.config import Settings
+from omnidraft.ports import Metrics, Tracing, Untraced
+from omnidraft.wiring.controller import control_follower, earlier
+from omnidraft.wiring.logs import log_reader, log_writer, registry, trace_source
+from omnidraft.wiring.models import Vocabularies, ngram_cache, vocabularies
+
+if TYPE_CHECKING:
+    from omnidraft.distill.distiller import Distillation
+    from omnidraft.distill.ingest.crash_journal import Journal
+    from omnidraft.distill.publisher import Identity
+    from omnidraft.distill.training.learner import Learner
+    from omnidraft.snapshots.manifest import Manifest
+
+
+def distillation(
+    settings: Settings, metrics: Metrics, *, folder: Path, tracing: Tracing | None = None
+) -> "Distillation":
+    """The loop in which the drafter learns for `models.target`; `folder` is its own: snapshots are staged there, and
+    unless `learner.journal_folder` is set, what the process before this one died over is noted there.
+
+    Raises:
+        BusError, RegistryError, ModelError: log, registry or drafter cannot be used.
+    """
+    from omnidraft.distill.control import Guidance
+    from omnidraft.distill.distiller import Distillation
+    from omnidraft.distill.ingest.batcher import Intake
+    from omnidraft.distill.publisher import Publisher
+    from omnidraft.distill.training_spans import LearningSpans
+    from omnidraft.telemetry.labelled_metrics import Labelled
+
+    metrics = Labelled(metrics, target=settings.models.target)
+    words, section = vocabularies(settings), settings.learner
+    learning, alignment = learner(settings, words), words.alignment.fingerprint
+    reader = log_reader(settings, settings.log.traces_topic)
+    dead_letters = log_writer(settings, settings.log.dead_letters_topic)
+    journal = _journal(settings, folder)
+    return Distillation(
+        trace_source(settings, alignment, reader, dead_letters, metrics),
+        Intake(
+            reader.partitions(),
+            records_per_step=section.records_per_step,
+            held_out_every=section.held_out_every,
+            held_out_records=section.held_out_records,
+            poison=journal.poison,
+        ),
+        learning,
+        Publisher(registry(settings), identity(settings, words), folder / "staging"),
+        load_cache=lambda arrays: ngram_cache(settings, words, arrays),
+        steps_per_snapshot=section.steps_per_snapshot,
+        max_lag_records=section.max_lag_records,
+        lag_sample_records=section.lag_sample_records,
+        journal=journal,
+        metrics=metrics,
+        guidance=Guidance(control_follower(settings, metrics, ("pause", "resume", "restart", "drift", "drift_over"))),
+        compare_earlier=earlier(settings, words, learning, folder).compare,
+        drift_haste=section.drift_haste,
+        spans=LearningSpans(tracing or Untraced(), settings.models.target),
+    )
+
+
+def _journal(settings: Settings, folder: Path) -> "Journal":
+    """Named by what it is about, so that several distillers may share a folder."""
+    from omnidraft.distill.ingest.crash_journal import Journal
+
+    models, section = settings.models, settings.learner
+    about = (settings.log.url, settings.log.traces_topic, settings.registry.url, models.target, models.drafter)
+    name = hashlib.sha256("\n".join(map(str, about)).encode()).hexdigest()[:16]
+    return Journal((section.journal_folder or folder) / f"trying-{name}.json", tries=section.poison_tries)
+
+
+def learner(settings: Settings, words: Vocabularies) -> "Learner":
+    """The base drafter, ready to learn, with a fresh n-gram cache and head. Raises ConfigError, VocabularyError."""
+    from omnidraft.distill.training.learner import Learner
+    from omnidraft.models.acceptance_head import AcceptanceHead
+    from omnidraft.models.hf.trainable_drafter import load_trainable
+
+    section = settings.learner
+    model = load_trainable(words.drafter_folder, train=section.train, rank=section.lora_rank, seed=section.seed)
+    cache = ngram_cache(settings, words, None)
+    has_head = section.head != "off"
+    head = AcceptanceHead(model.hidden_size, num_blocks=section.head_blocks, seed=section.seed) if has_head else None
+    return Learner(model, words.drafter, words.target.vocabulary, words.alignment, cache, section, head)
+
+
+def learner_of(settings: Settings, words: Vocabularies, manifest: "Manifest", folder: Path) -> "Learner":
+    """A learner with the serving weights and the cache of a snapshot folder.
+
+    Raises:
+        ConfigError, SnapshotError, VocabularyError: the snapshot is of another pair or drafter.
+    """
+    from omnidraft.snapshots import bundle
+
+    tensors = bundle.serving_tensors(folder)
+    kind: dict[str, Any] = {} if manifest.train == "base" else {"train": manifest.train}
+    if manifest.train == "lora" and tensors:
+        kind["lora_rank"] = next(len(tensor) for name, tensor in tensors.items() if ".lora_A." in name)
+    section = settings.learner.model_copy(update=kind)
+    made = learner(settings.model_copy(update={"learner": section}), words)
+    if tensors is not None:
+        made.start_from(tensors)
+    made.cache = ngram_cache(settings, words, bundle.ngrams(folder))
+    return made
+
+
+def identity(settings: Settings, words: Vocabularies) -> "Identity":
+    """What all snapshots of `models.target` and its drafter have in common."""
+    from omnidraft import __version__
+    from omnidraft.distill.publisher import Identity
+    from omnidraft.models.catalog.atomic_dir import origin
+
+    made = origin(words.drafter_folder)
+    return Identity(
+        target=settings.models.target,
+        drafter=settings.models.drafter,
+        drafter_hash=made.fingerprint if made else words.drafter.fingerprint,
+        alignment=words.alignment.fingerprint,
+        train=settings.learner.train,
+        code_version=__version__,
+    )

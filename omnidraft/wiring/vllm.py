@@ -1,0 +1,230 @@
+"""What drafts inside somebody else's engine: rounds, the recorder, and who follows the champion."""
+
+import os
+import socket
+import tempfile
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from omnidraft.config import Settings
+from omnidraft.errors import ConfigError, ContractError, VocabularyError
+from omnidraft.ports import DraftModel, Metrics, Proposer, Request
+from omnidraft.wiring.controller import control_follower
+from omnidraft.wiring.logs import log_reader, log_writer, registry
+from omnidraft.wiring.models import SnapshotLoader, Vocabularies, loader_of, vocabularies
+from omnidraft.wiring.redaction import redactor
+from omnidraft.wiring.snapshots import named_snapshot
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from omnidraft.decode.drafting.drafter import Drafter
+    from omnidraft.decode.external.batch_policy import BatchPolicy, Seconds
+    from omnidraft.decode.external.round_scheduler import Rounds
+    from omnidraft.decode.external.sequence import Text
+    from omnidraft.decode.policy.cost_model import CostCurve
+    from omnidraft.decode.recording.record_builder import Tracer
+    from omnidraft.decode.recording.trace_producer import Recorder
+    from omnidraft.decode.snapshot.drift_throttle import Caution
+    from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
+    from omnidraft.decode.snapshot.updater import Refresher
+    from omnidraft.vocab.ngram_cache import NgramCache
+
+_LONGEST_PROMPT_SHARE = 0.75
+"""Of the drafter's context that a prompt may fill; the rest is for the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """Without a recorder nothing is learned from it; without a refresher its snapshot stays."""
+
+    rounds: "Rounds"
+    recorder: "Recorder | None"
+    refresher: "Refresher | None"
+    slot: "SnapshotSlot"
+
+
+def batching(settings: Settings, metrics: Metrics, *, num_tokens: int) -> Batching:
+    """Drafts of at most `num_tokens` for `models.target`, which another engine runs.
+
+    Raises:
+        BusError, RegistryError: log or registry cannot be reached at the start; later they may come and go.
+        ConfigError: there is no such redactor, or the policy is not for batches.
+        ModelError, SnapshotError, VocabularyError: models or snapshot cannot be had, or do not belong together.
+    """
+    from omnidraft.decode.drafting.safe_drafting import DraftingFailures
+    from omnidraft.decode.external.round_scheduler import Limits, Rounds
+    from omnidraft.decode.external.sequence_tracker import Followed
+    from omnidraft.decode.external.step_time_model import PassCosts
+    from omnidraft.decode.snapshot.drift_throttle import Caution
+    from omnidraft.decode.snapshot.slot import SnapshotSlot
+
+    recorder = _recorder(settings, metrics)
+    words, section = vocabularies(settings), settings.vllm
+    load = loader_of(settings, words, lambda model, ngrams: _proposer(settings, words, model, ngrams))
+    pinned = settings.worker.snapshot
+    slot = SnapshotSlot(load(None, None) if pinned is None else named_snapshot(settings, load, pinned))
+    passes, step_s = PassCosts(), _step_costs(slot.current)
+    caution = Caution(settings.decode.drifted_draft_tokens)
+    made = Rounds(
+        TextOpener(settings, words, slot, recorder),
+        Followed["Text"](keep_s=section.keep_left_s, most_left=section.most_left),
+        _policy(settings, passes, step_s),
+        passes,
+        step_s,
+        metrics,
+        target=settings.models.target,
+        stop_ids=words.target.stop_ids,
+        top_k=settings.recorder.top_k,
+        limits=Limits(
+            lambda: caution.limit(settings.worker.tenant, num_tokens),
+            section.drafter_ids,
+            section.trace_rows,
+            section.idle_s,
+        ),
+        failures=DraftingFailures(metrics, settings.models.target),
+    )
+    refresher = None if pinned is not None else _refresher(settings, metrics, slot, caution, load)
+    return Batching(made, recorder, refresher, slot)
+
+
+def _recorder(settings: Settings, metrics: Metrics) -> "Recorder | None":
+    from omnidraft.decode.recording.trace_producer import Recorder
+
+    if not settings.recorder.enabled or settings.worker.tenant in settings.recorder.opted_out:
+        return None
+    redact, topic = redactor(settings), settings.log.traces_topic
+    log_reader(settings, topic).close()
+    return Recorder(lambda: log_writer(settings, topic), settings.recorder, metrics, redact)
+
+
+def _proposer(settings: Settings, words: Vocabularies, model: DraftModel, ngrams: "NgramCache") -> Proposer:
+    """The drafter, which must not look at noise that it cannot know, and lookup."""
+    from omnidraft.decode.drafting.drafter import Drafter
+    from omnidraft.decode.drafting.noise_coupling import NoiseWeights
+    from omnidraft.decode.drafting.prompt_lookup import Lookup
+    from omnidraft.decode.drafting.tree_proposer import TreeProposer
+    from omnidraft.decode.policy.fixed import FixedPolicy
+
+    drafter = Drafter(model, words.drafter, words.target.vocabulary, words.alignment, ngrams, NoiseWeights((0.0,)))
+    contributors = (Lookup(), drafter) if settings.decode.lookup else (drafter,)
+    return TreeProposer(contributors, lambda mode, tenant: FixedPolicy())
+
+
+def _step_costs(snapshot: "LoadedSnapshot") -> "CostCurve":
+    from omnidraft.decode.policy.cost_model import measure_steps
+
+    return measure_steps(drafter_of(snapshot.proposer).model)
+
+
+def drafter_of(proposer: Proposer) -> "Drafter":
+    """The drafter among what a snapshot's trees are made from."""
+    from omnidraft.decode.drafting.drafter import Drafter
+    from omnidraft.decode.drafting.tree_proposer import TreeProposer
+
+    if isinstance(proposer, TreeProposer):
+        for each in proposer.contributors:
+            if isinstance(each, Drafter):
+                return each
+    raise ContractError(f"a snapshot for batches has a drafter, got {proposer}")
+
+
+def _policy(settings: Settings, pass_s: "Seconds", step_s: "Seconds") -> "BatchPolicy":
+    from omnidraft.decode.external.batch_policy import EverythingPolicy, LikelyPolicy, PayingPolicy
+
+    match settings.decode.policy:
+        case "fixed":
+            return EverythingPolicy()
+        case "threshold":
+            return LikelyPolicy(settings.decode.min_path_probability)
+        case "cost":
+            return PayingPolicy(pass_s, step_s)
+        case other:
+            raise ConfigError(f"decode.policy = {other!r} is not for batches: use cost, threshold or fixed")
+
+
+def _refresher(
+    settings: Settings, metrics: Metrics, slot: "SnapshotSlot", caution: "Caution", load: SnapshotLoader
+) -> "Refresher":
+    from omnidraft.decode.snapshot.updater import Refresher
+    from omnidraft.models.threads import beside_decoding
+
+    return Refresher(
+        registry(settings),
+        slot,
+        partial(beside_decoding, load),
+        control_follower(settings, metrics, ("champion", "canary", "drift", "drift_over")),
+        caution,
+        settings.worker,
+        metrics,
+        target=settings.models.target,
+        staging=Path(tempfile.mkdtemp(prefix="omnidraft-snapshots-")),
+    )
+
+
+class TextOpener:
+    """Implements rounds.Opener. Ids and names of requests are ours, since the engine tells none."""
+
+    def __init__(
+        self, settings: Settings, words: Vocabularies, slot: "SnapshotSlot", recorder: "Recorder | None"
+    ) -> None:
+        self._settings = settings
+        self._words = words
+        self._slot = slot
+        self._recorder = recorder
+        self._worker = f"{socket.gethostname()}-{os.getpid()}"
+
+    def open(self, prompt_ids: "np.ndarray") -> "Text":
+        """See rounds.Opener. A canary takes its share by the name."""
+        from omnidraft.decode.drafting.tree_proposer import TreeProposer
+        from omnidraft.decode.external.batch_drafting import DraftedText
+        from omnidraft.decode.external.sequence import Text
+        from omnidraft.decode.external.sequence_tracker import Grown
+
+        name = uuid.uuid4().hex
+        snapshot = self._slot.serving(name)
+        drafter, ids = drafter_of(snapshot.proposer), prompt_ids.tolist()
+        assert isinstance(snapshot.proposer, TreeProposer)
+        before, told = self._drafter_prompt(ids, drafter.model.context_limit)
+        table, with_lookup = snapshot.proposer.table, self._settings.decode.lookup
+        drafted = DraftedText(drafter, self._request(ids, before), told, table, with_lookup=with_lookup)
+        tracer = None
+        if self._recorder is not None:
+            tracer = self._tracer(name, self._request(ids, drafted.context.ids or before), snapshot)
+        return Text(Grown(prompt_ids), snapshot, drafted, tracer, len(ids))
+
+    def _drafter_prompt(self, prompt_ids: Sequence[int], context_limit: int) -> tuple[list[int], list[int]]:
+        from omnidraft.decode.external.prompt_mapping import drafter_prompt
+
+        words, longest = self._words, int(context_limit * _LONGEST_PROMPT_SHARE)
+        vocabulary = words.target.vocabulary
+        try:
+            prompt = drafter_prompt(prompt_ids, vocabulary, words.drafter, words.alignment, longest=longest)
+        except VocabularyError:  # some byte that the drafter cannot spell: it knows the answer only
+            return [], []
+        return prompt.ids, prompt.rest
+
+    def _request(self, prompt_ids: Sequence[int], drafter_ids: Sequence[int]) -> Request:
+        stop_ids = self._words.target.stop_ids
+        return Request(tuple(prompt_ids), tuple(drafter_ids), max_new_tokens=1, stop_ids=stop_ids, mode="fast")
+
+    def _tracer(self, name: str, request: Request, snapshot: "LoadedSnapshot") -> "Tracer":
+        from omnidraft.decode.recording.record_builder import Origin, Tracer
+
+        assert self._recorder is not None
+        settings, models = self._settings, self._settings.models
+        origin = Origin(
+            name,
+            settings.worker.tenant,
+            self._worker,
+            models.target,
+            models.drafter,
+            snapshot.version,
+            self._words.alignment.fingerprint,
+            has_settings=False,
+        )
+        return Tracer(request, origin, settings.recorder, self._recorder.emit)

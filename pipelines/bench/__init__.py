@@ -1,0 +1,1 @@
+"""Decoding speed, side by side in one process: `python -m pipelines.bench`."""

@@ -1,0 +1,171 @@
+"""Decoding speed, side by side in one process on the same prompts, interleaved.
+
+`python -m pipelines.bench --prompts FILE --json OUT`; the methods stand in bench_methods.py, the figures in
+bench_rows.py. What was measured so far is in OUT after every prompt.
+"""
+
+import os
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from omnidraft import config, prompts
+from omnidraft.errors import ConfigError, RequestError
+from omnidraft.hosts import process
+from pipelines.bench import page, summary
+from pipelines.bench.methods import NAMES, Loaded, Setup, load
+from pipelines.bench.runs import Failure, Method, Outcome, attempt
+from pipelines.lib import machine, report
+
+DEFAULT_PROMPTS = Path(__file__).parents[1] / "data" / "gsm8k.jsonl"
+DEFAULT_METHODS = "plain,omnidraft,hf-generate"
+WARM_UP_TOKENS = 16
+
+Outcomes = dict[str, list[Outcome]]
+
+
+def main(
+    prompts_paths: Annotated[
+        list[Path] | None, typer.Option("--prompts", help="JSON lines with prompt or question; may be given again.")
+    ] = None,
+    num_prompts: Annotated[int, typer.Option(min=1, help="Of each file, test split first.")] = 4,
+    max_new_tokens: Annotated[int, typer.Option(min=2)] = 64,
+    temperature: Annotated[float, typer.Option(min=0)] = 0.0,
+    methods: Annotated[str, typer.Option(help=f"Of {', '.join(NAMES)}, with commas.")] = DEFAULT_METHODS,
+    mode: Annotated[str | None, typer.Option(help="fast or reproducible, for omnidraft.")] = None,
+    target: Annotated[str | None, typer.Option()] = None,
+    drafter: Annotated[str | None, typer.Option()] = None,
+    snapshot: Annotated[str | None, typer.Option(help="Folder, version or alias; the base drafter without it.")] = None,
+    quantize: Annotated[str | None, typer.Option(help="int4 or int8: the target of our own engine.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; an accelerator is used if there is one.")] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Where rows and runs go.")] = None,
+    markdown_path: Annotated[Path | None, typer.Option("--markdown", help="A page, and a picture beside it.")] = None,
+    config_path: Annotated[Path | None, typer.Option("--config")] = None,
+) -> None:
+    """Compare decoding methods."""
+    names = _names(methods)
+    _choose_device(device)
+    models = {"target": target, "drafter": drafter, "precision": quantize}
+    settings = config.load(config_path, models=models, decode={"mode": mode})
+    tasks = _tasks(prompts_paths, num_prompts)
+    with ExitStack() as stack:
+        loaded = load(names, Setup(settings, temperature, snapshot), stack)
+        options = {
+            "command": shlex.join(["python", "-m", "pipelines.bench", *sys.argv[1:]]),
+            "fingerprint": loaded.target,
+            "snapshot": snapshot,
+            "temperature": temperature,
+            "max_new_tokens": max_new_tokens,
+            "num_prompts": {task: len(texts) for task, texts in tasks.items()},
+        }
+        about = {"machine": machine.describe(), "options": options, "settings": settings.model_dump(mode="json")}
+        outcomes: dict[str, Outcomes] = {task: {name: [] for name in names} for task in tasks}
+        publish = _publisher(about, outcomes, is_greedy=temperature == 0, json_path=json_path)
+        _measure_all(tasks, _runnable(names, loaded), max_new_tokens, outcomes, publish)
+    page.show(publish(), markdown_path)
+
+
+def _names(methods: str) -> list[str]:
+    names = list(dict.fromkeys(name.strip() for name in methods.split(",")))
+    if unknown := sorted(set(names) - set(NAMES)):
+        raise RequestError(f"no method {unknown[0]!r}; there are {', '.join(NAMES)}")
+    if "plain" not in names:
+        raise RequestError("--methods needs plain: speed-ups are quoted against it")
+    return names
+
+
+def _choose_device(device: str | None) -> None:
+    """Models go to the accelerator that they see."""
+    if device not in (None, "cpu", "cuda"):
+        raise ConfigError(f"--device must be cpu or cuda, got {device!r}")
+    if device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: torch sees no accelerator here")
+
+
+def _tasks(paths: Sequence[Path] | None, num_prompts: int) -> dict[str, list[str]]:
+    """The texts of each file, by the file's name."""
+    if not paths:
+        print(f"no --prompts: using {DEFAULT_PROMPTS}", file=sys.stderr)
+    tasks: dict[str, list[str]] = {}
+    for path in paths or [DEFAULT_PROMPTS]:
+        if path.stem in tasks:
+            raise RequestError(f"two prompt files are named {path.stem}; rename one")
+        tasks[path.stem] = [each.text for each in prompts.read(path, num_prompts, split="test")]
+    return tasks
+
+
+def _runnable(names: Sequence[str], loaded: Loaded) -> dict[str, Method | Failure]:
+    for name, reason in loaded.missing.items():
+        print(f"{name}: {reason}", file=sys.stderr)
+    return {name: loaded.methods.get(name) or Failure(loaded.missing[name]) for name in names}
+
+
+def _measure_all(
+    tasks: Mapping[str, Sequence[str]],
+    methods: Mapping[str, Method | Failure],
+    max_new_tokens: int,
+    outcomes: Mapping[str, Outcomes],
+    publish: Callable[[], Any],
+) -> None:
+    """Every method on every prompt; who comes first changes from prompt to prompt."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, *times, console=console, speed_estimate_period=600) as progress:
+        bar = progress.add_task("warming up", total=sum(map(len, tasks.values())) * len(methods))
+        first = next(iter(tasks.values()))[0]
+        for method in methods.values():
+            _outcome(method, first, min(WARM_UP_TOKENS, max_new_tokens))
+        for task, texts in tasks.items():
+            for number, text in enumerate(texts):
+                for name in rotated(list(methods), number):
+                    progress.update(bar, description=f"{task} {number + 1}/{len(texts)} {name}")
+                    outcomes[task][name].append(_outcome(methods[name], text, max_new_tokens))
+                    progress.advance(bar)
+                publish()
+                if not console.is_terminal:  # which shows no bar before the end
+                    console.print(f"{task}: measured {number + 1} of {len(texts)} prompts")
+
+
+def rotated(names: list[str], by: int) -> list[str]:
+    """The same names, another one first."""
+    start = by % len(names)
+    return names[start:] + names[:start]
+
+
+def _outcome(method: Method | Failure, text: str, max_new_tokens: int) -> Outcome:
+    return method if isinstance(method, Failure) else attempt(method, text, max_new_tokens)
+
+
+def _publisher(
+    about: Mapping[str, Any], outcomes: Mapping[str, Outcomes], *, is_greedy: bool, json_path: Path | None
+) -> Callable[[], dict[str, Any]]:
+    def publish() -> dict[str, Any]:
+        """The report so far, in its file too."""
+        rows = [row for task in outcomes for row in summary.rows(task, outcomes[task], is_greedy=is_greedy)]
+        runs = [
+            {"task": task, "method": name, "prompt": number} | outcome.plain_data()
+            for task, of_task in outcomes.items()
+            for name, of_method in of_task.items()
+            for number, outcome in enumerate(of_method)
+        ]
+        made = {**about, "rows": rows, "runs": runs}
+        if json_path is not None:
+            report.save(made, json_path)
+        return made
+
+    return publish
+
+
+if __name__ == "__main__":
+    process.entry("bench", main)

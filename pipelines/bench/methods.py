@@ -1,0 +1,152 @@
+"""The decoding methods that the benchmark compares, by name. Only what is asked for is loaded.
+
+plain                   our engine with speculation off, unpadded passes: what people have without us
+plain-reproducible      ... with padded passes: the price of reproducible mode
+omnidraft               our engine in the chosen mode; -fast and -reproducible name one
+omnidraft+traces        ... that also records traces into a SQLite log, as a serving worker does
+hf-generate             transformers' own generate, bfloat16
+hf-uad, hf-tli          transformers' assisted generation across tokenizers (models/hf/assisted.py)
+llamacpp                our engine over llama.cpp with speculation off
+llamacpp+omnidraft      ... with the drafter
+"""
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from omnidraft import config, wiring
+from omnidraft.decode.engine import Engine, Question
+from omnidraft.decode.loop import Decoder
+from omnidraft.decode.recording.trace_producer import Recorder
+from omnidraft.errors import OmnidraftError
+from omnidraft.ports import Mode, Sampling
+from omnidraft.telemetry.metrics import CountingMetrics
+from pipelines.bench.runs import Method, Run, told, watched
+
+OURS: Mapping[str, tuple[Mode | None, int | None]] = {
+    "plain": ("fast", 0),
+    "plain-reproducible": ("reproducible", 0),
+    "omnidraft": (None, None),
+    "omnidraft-fast": ("fast", None),
+    "omnidraft-reproducible": ("reproducible", None),
+    "omnidraft+traces": (None, None),
+}
+"""Name -> mode and drafted tokens; None is the setting's."""
+LLAMACPP: Mapping[str, tuple[Mode | None, int | None]] = {"llamacpp": ("fast", 0), "llamacpp+omnidraft": (None, None)}
+HUGGINGFACE = ("hf-generate", "hf-uad", "hf-tli")
+NAMES = (*OURS, *HUGGINGFACE, *LLAMACPP)
+
+BASELINES: Mapping[str, str] = {
+    "omnidraft+traces": "omnidraft",
+    "hf-uad": "hf-generate",
+    "hf-tli": "hf-generate",
+    "llamacpp+omnidraft": "llamacpp",
+}
+"""What a method is compared with besides plain: its own engine without it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What all methods share."""
+
+    settings: config.Settings
+    temperature: float
+    snapshot: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What can run, and why the rest cannot."""
+
+    methods: dict[str, Method]
+    target: str
+    """Names the model that `plain` runs, its precision and its threads."""
+    missing: dict[str, str]
+
+
+def load(names: Sequence[str], setup: Setup, stack: ExitStack) -> Loaded:
+    """The methods of these names; plain is one of them. `stack` closes what they opened.
+
+    Raises:
+        OmnidraftError: our own engine cannot be loaded. What other methods lack is told in `missing`.
+    """
+    worker = wiring.engine(setup.settings, CountingMetrics(), snapshot=setup.snapshot)
+    methods = _asking(names, OURS, worker.engine, setup)
+    if "omnidraft+traces" in names:
+        traced = _recording(worker, setup.settings, stack)
+        methods |= _asking(["omnidraft+traces"], OURS, traced, setup)
+    missing: dict[str, str] = {}
+    others: tuple[Callable[[Sequence[str], Setup], dict[str, Method]], ...] = (_huggingface, _llamacpp)
+    for group, loader in zip((HUGGINGFACE, tuple(LLAMACPP)), others, strict=True):
+        wanted = [name for name in names if name in group]
+        try:
+            methods |= loader(wanted, setup) if wanted else {}
+        except OmnidraftError as exc:
+            missing |= dict.fromkeys(wanted, str(exc))
+    return Loaded(methods, worker.target.fingerprint, missing)
+
+
+def _asking(
+    names: Sequence[str], asked: Mapping[str, tuple[Mode | None, int | None]], engine: Engine, setup: Setup
+) -> dict[str, Method]:
+    def method(mode: Mode | None, num_draft_tokens: int | None) -> Method:
+        def run(text: str, max_new_tokens: int) -> Run:
+            question = Question(
+                messages=[{"role": "user", "content": text}],
+                max_new_tokens=max_new_tokens,
+                sampling=Sampling(setup.temperature),
+                seed=0,
+                mode=mode,
+                num_draft_tokens=num_draft_tokens,
+            )
+            return watched(engine.answer(question).steps)
+
+        return run
+
+    return {name: method(*asked[name]) for name in names if name in asked}
+
+
+def _recording(worker: wiring.Worker, settings: config.Settings, stack: ExitStack) -> Engine:
+    """The same target and drafter in an engine that records, into a log that is gone afterwards."""
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="omnidraft-bench-")))
+    log = settings.log.model_copy(update={"url": f"sqlite:///{folder / 'log.db'}"})
+    there, topic = settings.model_copy(update={"log": log}), log.traces_topic
+    metrics, pair = CountingMetrics(), worker.engine.pair
+    recorder = Recorder(lambda: wiring.log_writer(there, topic), settings.recorder, metrics)
+    stack.callback(recorder.close, settings.recorder.drain_timeout_s)
+    vocabulary = pair.target_tokenizer.vocabulary
+    decoder = Decoder(worker.target, vocabulary, trace_top_k=settings.recorder.top_k)
+    slot, decode, recording = worker.engine.slot, settings.decode, settings.recorder
+    return Engine(decoder, pair, slot, recorder, metrics, decode=decode, recording=recording)
+
+
+def _huggingface(names: Sequence[str], setup: Setup) -> dict[str, Method]:
+    from omnidraft.models.hf.assisted import HfAssisted
+    from omnidraft.models.hf.generate import HfGenerate
+
+    words = wiring.vocabularies(setup.settings)
+    stop_ids, folders = sorted(words.target.stop_ids), (words.target_folder, words.drafter_folder)
+    target = HfGenerate(words.target_folder)
+
+    def method(model: HfGenerate | HfAssisted) -> Method:
+        def run(text: str, max_new_tokens: int) -> Run:
+            prompt_ids = words.target.chat_prompt_ids([{"role": "user", "content": text}])
+            return told(model.generate(prompt_ids, max_new_tokens, stop_ids=stop_ids, temperature=setup.temperature))
+
+        return run
+
+    makers: Mapping[str, Callable[[], HfGenerate | HfAssisted]] = {
+        "hf-generate": lambda: target,
+        "hf-uad": lambda: HfAssisted(target, *folders, "uad"),
+        "hf-tli": lambda: HfAssisted(target, *folders, "tli"),
+    }
+    return {name: method(makers[name]()) for name in names}
+
+
+def _llamacpp(names: Sequence[str], setup: Setup) -> dict[str, Method]:
+    told = setup.settings.model_dump()
+    told["models"] |= {"engine": "llamacpp", "precision": "auto"}
+    worker = wiring.engine(config.load(None, {}, **told), CountingMetrics(), snapshot=setup.snapshot)
+    return _asking(names, LLAMACPP, worker.engine, setup)

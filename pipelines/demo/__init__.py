@@ -1,0 +1,1 @@
+"""The whole circle on real models: `python -m pipelines.demo`."""

@@ -1,0 +1,1 @@
+"""Hostile messages through the real consumer: `python -m pipelines.fuzz`."""

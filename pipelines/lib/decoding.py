@@ -1,0 +1,99 @@
+"""One loaded target decodes prompts with one proposer after another, in turns, beside plain decoding."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from omnidraft import config, wiring
+from omnidraft.decode.loop import Decoder
+from omnidraft.decode.policy.cost_model import Costs
+from omnidraft.ports import Proposer, Step
+from omnidraft.prompts import Prompt
+from omnidraft.wiring.snapshots import named_snapshot
+from pipelines.bench.__main__ import rotated
+from pipelines.bench.runs import Run, watched
+from pipelines.lib.progress import bar
+from pipelines.lib.prompt_requests import request_for
+
+PLAIN = "plain"
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """Who drafts, and how much at most; nobody in plain decoding."""
+
+    proposer: Proposer | None
+    num_draft_tokens: int
+
+
+class Decoding:
+    """Raises what wiring raises when the models cannot be had."""
+
+    def __init__(self, settings: config.Settings) -> None:
+        self._settings = settings
+        self._words = wiring.vocabularies(settings)
+        target = wiring.target(settings, self._words)
+        self._costs = Costs(target)
+        self._costs.passes("fast")
+        self._decoder = Decoder(target, self._words.target.vocabulary, costs=self._costs)
+
+    def drafting(self, folder: Path | None, **decode: Any) -> "Drafting":
+        """With a snapshot folder, or the base drafter; `decode` changes settings of that section."""
+        section = self._settings.decode.model_copy(update=decode)
+        settings = self._settings.model_copy(update={"decode": section})
+        load = wiring.snapshot_loader(settings, self._words, self._costs)
+        loaded = load(None, None) if folder is None else named_snapshot(settings, load, str(folder))
+        return Drafting(loaded.proposer, section.num_draft_tokens)
+
+    def compare(
+        self, texts: Sequence[Prompt], drafts: Mapping[str, "Drafting"], max_new_tokens: int
+    ) -> dict[str, dict[str, Any]]:
+        """Figures of plain decoding and of each way to draft, in turns over the prompts."""
+        made = {PLAIN: Drafting(None, 0), **drafts}
+        runs: dict[str, list[_Counted]] = {name: [] for name in made}
+        with bar(f"{self._settings.models.target}: decoding", len(texts) * len(made)) as advance:
+            for number, prompt in enumerate(texts):
+                for name in rotated(list(made), number):
+                    runs[name].append(self._decode(prompt, made[name], max_new_tokens))
+                    advance()
+        return {name: _figures(each, runs[PLAIN]) for name, each in runs.items()}
+
+    def _decode(self, prompt: Prompt, drafting: "Drafting", max_new_tokens: int) -> "_Counted":
+        request = request_for(prompt, self._words, max_new_tokens, drafting.num_draft_tokens)
+        counts = {"drafted": 0, "accepted": 0}
+
+        def counted(steps: Iterator[Step]) -> Iterator[Step]:
+            for step in steps:
+                counts["drafted"] += len(step.tree) - 1
+                counts["accepted"] += len(step.path)
+                yield step
+
+        run = watched(counted(self._decoder.decode(request, drafting.proposer)))
+        return _Counted(run, counts["drafted"], counts["accepted"])
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    run: Run
+    drafted: int
+    accepted: int
+
+
+def _figures(runs: Sequence[_Counted], plain: Sequence[_Counted]) -> dict[str, Any]:
+    drafted, passes = sum(each.drafted for each in runs), sum(each.run.figures.num_passes for each in runs)
+    ratios = [
+        ours.run.figures.tokens_per_s / base.run.figures.tokens_per_s
+        for ours, base in zip(runs, plain, strict=True)
+        if base.run.figures.tokens_per_s
+    ]
+    scored = sum(each.run.figures.num_scored for each in runs)
+    return {
+        "acceptance": sum(each.accepted for each in runs) / drafted if drafted else None,
+        "agreement": sum(each.run.figures.num_agreed for each in runs) / scored if scored else None,
+        "tokens_per_pass": sum(each.run.figures.num_tokens for each in runs) / passes,
+        "speedup": median(ratios) if ratios else None,
+        "same_texts": sum(ours.run.ids == base.run.ids for ours, base in zip(runs, plain, strict=True)),
+        "num_texts": len(runs),
+    }

@@ -1,0 +1,158 @@
+"""Learning from a list of records: the learner of the service, without log, registry or clock.
+
+Deterministic: the same records, settings and seed give the same snapshot.
+"""
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from omnidraft import config, wiring
+from omnidraft.distill.evaluation.agreement import block_efficiency, share
+from omnidraft.distill.training.learner import Learner
+from omnidraft.errors import RequestError
+from omnidraft.snapshots import bundle
+from omnidraft.traces.record import TraceRecord
+
+DEPTHS = (1, 2, 3, 4, 6, 8, 10)
+"""Chains for which tokens per pass are foretold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Where a run stands."""
+
+    num_steps: int
+    num_tokens: int
+    """Target tokens learned."""
+    agreement: float
+    """On the held-out records."""
+    tokens_per_pass: dict[int, float]
+    """Foretold for chains of so many first candidates, on the held-out records."""
+    losses: dict[str, float] = field(default_factory=dict)
+    """Of the last step."""
+
+    def plain_data(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(slots=True)
+class Run:
+    """One learner, and what it did."""
+
+    learner: Learner
+    curve: list[Point] = field(default_factory=list)
+    seconds: float = 0.0
+    """Of learning alone."""
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        return self.learner.counters.num_tokens / self.seconds if self.seconds else None
+
+
+def split(records: Sequence[TraceRecord], every: int) -> tuple[list[TraceRecord], list[TraceRecord]]:
+    """Records to learn from, and about one request in `every` to judge by; a request's records stay together.
+
+    Raises:
+        RequestError: one of the two would be empty.
+    """
+    is_held_out = [_hash(record.request_id) % every == 0 for record in records]
+    chosen = [record for record, out in zip(records, is_held_out, strict=True) if not out]
+    held_out = [record for record, out in zip(records, is_held_out, strict=True) if out]
+    if not chosen or not held_out:
+        raise RequestError(f"{len(records)} records are too few to hold out one request in {every}")
+    return chosen, held_out
+
+
+def measured(learner: Learner, held_out: Sequence[TraceRecord], losses: dict[str, float] | None = None) -> Point:
+    """The learner as it is now. Raises RequestError when no record can be scored."""
+    hits = learner.hits(held_out, with_cache=True)
+    agreement = share(hits)
+    if agreement is None:
+        raise RequestError("no record has a position to score")
+    told = {depth: block_efficiency(hits, depth) or 1.0 for depth in DEPTHS}
+    counters = learner.counters
+    return Point(counters.num_steps, counters.num_tokens, agreement, told, losses or {})
+
+
+def learn(
+    run: Run,
+    records: Sequence[TraceRecord],
+    held_out: Sequence[TraceRecord],
+    settings: config.Settings,
+    *,
+    num_passes: int = 1,
+    measure_every: int | None = None,
+    saw: Callable[[Point], None] = lambda point: None,
+    advance: Callable[[int], None] = lambda num_records: None,
+) -> Run:
+    """Learn from all records, in order, `num_passes` times.
+
+    Args:
+        measure_every: steps between two points of the curve; None measures at the beginning and the end only.
+        advance: told how many records a step took.
+    """
+    batches = [
+        records[start : start + settings.learner.records_per_step]
+        for _ in range(num_passes)
+        for start in range(0, len(records), settings.learner.records_per_step)
+    ]
+
+    def point(losses: dict[str, float]) -> None:
+        run.curve.append(measured(run.learner, held_out, losses))
+        saw(run.curve[-1])
+
+    point({})
+    for number, batch in enumerate(batches, 1):
+        started = time.perf_counter()
+        report = run.learner.step(batch)
+        run.seconds += time.perf_counter() - started
+        advance(len(batch))
+        if number == len(batches) or (measure_every and number % measure_every == 0):
+            point(dict(report.losses))
+    return run
+
+
+def fresh(settings: config.Settings, words: wiring.Vocabularies) -> Run:
+    """A learner at the base drafter; with all threads unless the settings say how many, as nothing is served beside."""
+    torch.set_num_threads(settings.learner.threads or os.cpu_count() or 1)
+    return Run(wiring.learner(settings, words))
+
+
+def write_snapshot(
+    run: Run, folder: Path, settings: config.Settings, words: wiring.Vocabularies, *, num_held_out: int
+) -> None:
+    """What workers, `check` and the benchmark load. Raises SnapshotError when the folder exists.
+
+    Args:
+        num_held_out: records that the run's agreement was measured on.
+    """
+    learner, counters = run.learner, run.learner.counters
+    manifest = wiring.identity(settings, words).manifest(
+        None,
+        settings={name: str(value) for name, value in settings.learner.model_dump().items()},
+        num_records=counters.num_records,
+        num_tokens=counters.num_tokens,
+        num_steps=counters.num_steps,
+        losses=run.curve[-1].losses,
+        held_out_records=num_held_out,
+        agreement_before=run.curve[0].agreement,
+        agreement_after=run.curve[-1].agreement,
+        counts=counters.skipped,
+    )
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    parts: dict[str, Path | bundle.Tensors] = {
+        bundle.DRAFTER: learner.serving_tensors(),
+        bundle.NGRAMS: learner.cache.to_arrays(),
+    }
+    bundle.write(folder, manifest, parts, signing_key=wiring.signing_key(settings))
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")

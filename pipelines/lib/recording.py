@@ -1,0 +1,100 @@
+"""Trace records made offline: of texts that are given, or of a target's own answers at temperature 0.
+
+Shapes: as in traces/record.py.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from omnidraft import config, wiring
+from omnidraft.decode.loop import Decoder
+from omnidraft.decode.policy.cost_model import Costs
+from omnidraft.decode.recording.record_builder import Origin, Tracer
+from omnidraft.decode.teacher_forcing import forced
+from omnidraft.errors import RequestError
+from omnidraft.ports import Proposer, Request, Step, Target
+from omnidraft.prompts import Prompt
+from omnidraft.traces import archive
+from omnidraft.traces.record import TraceRecord
+from pipelines.lib.prompt_requests import request_for
+
+WORKER = "pipelines.record"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What of each answer is recorded."""
+
+    max_new_tokens: int
+    tenant: str
+
+
+class Recording:
+    """Answers of one target as trace records, kept in a folder until all are there."""
+
+    def __init__(self, settings: config.Settings, parts: Path, limits: Limits, *, is_given: bool) -> None:
+        """
+        Args:
+            parts: where finished answers wait; those that belong to this recording are not made again.
+            is_given: score the answers of the prompts; otherwise the target answers them.
+        """
+        self._settings, self._limits, self._is_given = settings, limits, is_given
+        self._parts = parts
+        self._words = wiring.vocabularies(settings)
+        self._target: Target | None = None
+        self._drafter: Proposer | None = None
+
+    def of(self, prompts: Sequence[Prompt]) -> Iterator[list[TraceRecord]]:
+        """The records of each prompt, in order; the models are loaded when the first is missing.
+
+        Raises:
+            RequestError: a prompt without an answer where answers are to be given, or too long for the target.
+        """
+        self._parts.mkdir(parents=True, exist_ok=True)
+        for number, prompt in enumerate(prompts):
+            part = self._parts / f"{self._name(number, prompt)}.avro"
+            if not part.exists():
+                archive.write(part, self._record(part.stem, prompt))
+            yield list(archive.read(part))
+
+    def _name(self, number: int, prompt: Prompt) -> str:
+        """Of the records, and of the request: everything they depend on."""
+        models = self._settings.models
+        made_of = (models.target, models.precision, models.drafter, self._is_given, self._limits, number, prompt)
+        return hashlib.sha256(repr(made_of).encode()).hexdigest()[:24]
+
+    def _record(self, name: str, prompt: Prompt) -> list[TraceRecord]:
+        models, limits = self._settings.models, self._limits
+        origin = Origin(
+            request_id=f"recorded-{name}",
+            tenant=limits.tenant,
+            worker=WORKER,
+            target=models.target,
+            drafter=models.drafter,
+            snapshot_version=None,
+            alignment=self._words.alignment.fingerprint,
+        )
+        num_draft_tokens = self._settings.decode.num_draft_tokens
+        request = request_for(prompt, self._words, limits.max_new_tokens, num_draft_tokens)
+        records: list[TraceRecord] = []
+        tracer = Tracer(request, origin, self._settings.recorder, records.append)
+        for step in self._steps(request, prompt):
+            tracer.take(step)
+        return records
+
+    def _steps(self, request: Request, prompt: Prompt) -> Iterator[Step]:
+        target = self._target = self._target or wiring.target(self._settings, self._words)
+        top_k = self._settings.recorder.top_k
+        if self._is_given:
+            return forced(target, request, self._answer_ids(prompt), top_k)
+        if self._drafter is None:
+            self._drafter = wiring.snapshot_loader(self._settings, self._words, Costs(target))(None, None).proposer
+        return Decoder(target, self._words.target.vocabulary, trace_top_k=top_k).decode(request, self._drafter)
+
+    def _answer_ids(self, prompt: Prompt) -> Sequence[int]:
+        ids = prompt.answer_ids or self._words.target.encode(prompt.answer or "")
+        if not ids:
+            raise RequestError(f"no answer_ids and no answer to score: {prompt.text[:60]!r}")
+        return ids

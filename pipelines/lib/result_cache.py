@@ -1,0 +1,48 @@
+"""Cells of a long experiment, each computed once: kept in a JSON file that an interrupted run goes on from."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from omnidraft.errors import ConfigError
+from pipelines.lib import report
+
+
+class Cells:
+    """Results by key, written after each."""
+
+    def __init__(self, path: Path, options: dict[str, Any]) -> None:
+        """
+        Args:
+            options: what every cell depends on; a file made with others is refused.
+
+        Raises:
+            ConfigError: the file is of another experiment, or none.
+        """
+        self._path = path
+        self.content: dict[str, Any] = {"options": options, "cells": {}}
+        if not path.exists():
+            return
+        try:
+            known = json.loads(path.read_text())
+            same = known["options"] == json.loads(json.dumps(options))
+        except (ValueError, KeyError, TypeError) as exc:
+            raise ConfigError(f"{path} is no file of this experiment: {exc!r}") from exc
+        if not same:
+            raise ConfigError(f"{path} was made with other options; name another file, or remove it")
+        self.content = known
+
+    def get(self, key: str, compute: Callable[[], Any]) -> Any:
+        """The cell of this key, computed if it is missing."""
+        cells = self.content["cells"]
+        if key not in cells:
+            cells[key] = compute()
+            report.save(self.content, self._path)
+        return cells[key]
+
+
+def name_of(*parts: object) -> str:
+    """A short file name that stands for these."""
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]

@@ -1,0 +1,99 @@
+"""What the cells of the paper's table are made of: records of a target's own answers, and what is learned from them.
+
+Everything large lies in one working folder and is found there again by an interrupted run.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omnidraft import config, prompts, wiring
+from omnidraft.prompts import Prompt
+from omnidraft.traces.record import TraceRecord
+from pipelines.lib.learning import fresh, learn, write_snapshot
+from pipelines.lib.progress import bar
+from pipelines.lib.recording import Limits, Recording
+from pipelines.lib.result_cache import name_of
+
+UNTRAINED = "dm-untrained"
+METHODS: dict[str, str | None] = {
+    UNTRAINED: None,
+    "dm": "dm",
+    "dm+ngram": "dm + 0.2 ngram",
+    "alm": "dm + 0.2 alm",
+}
+"""Method -> what its drafter learns; None learns nothing. All but `dm-untrained` and `dm` have the n-gram cache."""
+WITHOUT_CACHE = (UNTRAINED, "dm")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much of everything."""
+
+    data: Path
+    work: Path
+    num_train: int
+    num_test: int
+    max_new_tokens: int
+    drafter: str | None
+
+
+def settings_for(target: str, plan: Plan, **sections: dict[str, Any]) -> config.Settings:
+    """Of one target."""
+    return config.load(None, models={"target": target, "drafter": plan.drafter}, **sections)
+
+
+def asked(task: str, split: str, plan: Plan) -> list[Prompt]:
+    """The prompts of one task. Raises RequestError when the file is missing or too short."""
+    number = plan.num_train if split == "train" else plan.num_test
+    return prompts.read(plan.data / f"{task}.jsonl", number, split=split)
+
+
+def records(settings: config.Settings, task: str, split: str, plan: Plan) -> list[TraceRecord]:
+    """The target's own answers to a task's prompts, at temperature 0."""
+    recording = Recording(settings, plan.work / "records", Limits(plan.max_new_tokens, task), is_given=False)
+    found: list[TraceRecord] = []
+    wanted = asked(task, split, plan)
+    with bar(f"{settings.models.target}: {task} {split} answers", len(wanted)) as advance:
+        for of_prompt in recording.of(wanted):
+            found += of_prompt
+            advance()
+    return found
+
+
+def snapshot(settings: config.Settings, task: str, method: str, plan: Plan) -> Path | None:
+    """The folder of what this method learned from the task's train split; None is the base drafter."""
+    loss = METHODS[method]
+    if loss is None:
+        return None
+    section = settings.learner.model_copy(update={"loss": loss})
+    settings = settings.model_copy(update={"learner": section})
+    folder = plan.work / "snapshots" / name_of(settings.models, section, task, method, plan)
+    if folder.exists():
+        return folder
+    words = wiring.vocabularies(settings)
+    chosen, judging = records(settings, task, "train", plan), records(settings, task, "test", plan)
+    run = fresh(settings, words)
+    with bar(f"{settings.models.target}: {task} learning {method}", len(chosen)) as advance:
+        learn(run, chosen, judging, settings, advance=advance)
+    if method in WITHOUT_CACHE:
+        run.learner.cache = wiring.ngram_cache(settings, words, None)
+    write_snapshot(run, folder, settings, words, num_held_out=len(judging))
+    return folder
+
+
+def offline(settings: config.Settings, task: str, plan: Plan) -> dict[str, Any]:
+    """Agreement and tokens per pass on the test split after learning the train split; nothing is decoded."""
+    words = wiring.vocabularies(settings)
+    chosen, judging = records(settings, task, "train", plan), records(settings, task, "test", plan)
+    run = fresh(settings, words)
+    with bar(f"{settings.models.target}: {task} {_kind(settings)}", len(chosen)) as advance:
+        learn(run, chosen, judging, settings, advance=advance)
+    before, after = run.curve[0], run.curve[-1]
+    made = {"agreement_before": before.agreement, "agreement": after.agreement, "tokens_per_s": run.tokens_per_s}
+    return made | {"tokens_per_pass": after.tokens_per_pass, "num_ngrams": len(run.learner.cache)}
+
+
+def _kind(settings: config.Settings) -> str:
+    section = settings.learner
+    return f"LoRA rank {section.lora_rank}" if section.train == "lora" else "full weights"

@@ -1,0 +1,180 @@
+"""Does decoding notice that the log is away? The same prompts decoded with the broker up and down, in turns.
+
+Windows take turns: up, stopped (SIGSTOP: connections stay, nobody answers), up, killed (SIGKILL), up, so that a machine
+that slows down or speeds up meanwhile shows in both. One engine and one recorder live through all of them.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from omnidraft import prompts, wiring
+from omnidraft.config import Settings
+from omnidraft.decode.engine import Engine, Question
+from omnidraft.decode.recording import trace_producer
+from omnidraft.distill.ingest import topic_scan
+from omnidraft.ports import Sampling
+from omnidraft.telemetry.metrics import CountingMetrics
+from pipelines.lib.progress import bar
+from pipelines.soak import tiny_pair
+from pipelines.soak.cluster import BROKER, Cluster
+from pipelines.soak.part import Plan, Told, emptied
+
+PROMPTS = Path(__file__).parents[1] / "data" / "gsm8k.jsonl"
+NUM_PROMPTS = 3
+MAX_TOKENS = 48
+WINDOWS = ("up", "stopped", "up", "killed", "up")
+UP_SHARE = 0.5
+"""How long a window with the broker up is, beside an outage: there are more of them."""
+QUEUE_RECORDS = 4
+"""So few that an outage fills them: what then comes is dropped, and must be counted."""
+MOST_SLOWDOWN = 0.02
+RECOVERY_TIMEOUT_S = 60.0
+
+
+def run(plan: Plan) -> Told:
+    """Speeds, drops, and whether every record ended as acknowledged or as dropped."""
+    with Cluster(emptied(plan.out / "broker-down"), _toml(plan)) as cluster:
+        cluster.start(BROKER)
+        settings, metrics = _settings(cluster.settings, plan), CountingMetrics()
+        torch.set_num_threads(plan.threads)
+        worker = wiring.worker(settings, metrics)
+        assert worker.recorder is not None
+        speeds, recovered_s = _windows(cluster, worker.engine, metrics, plan)
+        num_given_up = worker.recorder.close(RECOVERY_TIMEOUT_S)
+        figures = _figures(speeds) | {
+            "recovered_s": [round(seconds, 1) for seconds in recovered_s],
+            "emitted": int(metrics.value(trace_producer.EMITTED)),
+            "acknowledged": int(metrics.value(trace_producer.ACKNOWLEDGED)),
+            "dropped": int(metrics.value(trace_producer.DROPPED)),
+            "given_up_at_the_end": num_given_up,
+            "records_in_log": _num_in_log(settings),
+            "outage_s": plan.outage_s,
+            "target": plan.target,
+            "drafter": plan.drafter,
+        }
+    return Told(figures, promises(figures))
+
+
+def promises(figures: dict[str, Any]) -> dict[str, bool]:
+    """From the figures of this part."""
+    accounted = figures["acknowledged"] + figures["dropped"] == figures["emitted"]
+    return {
+        f"with the broker down decoding keeps {1 - MOST_SLOWDOWN:.0%} of its speed": figures["speed_ratio"]
+        >= 1 - MOST_SLOWDOWN,
+        "what the queue cannot hold is dropped and counted, all else is acknowledged": accounted
+        and figures["dropped"] > 0
+        and figures["records_in_log"] >= figures["acknowledged"],
+        "sending goes on without a restart": len(figures["recovered_s"]) == len(WINDOWS) - WINDOWS.count("up")
+        and figures["given_up_at_the_end"] == 0,
+    }
+
+
+def _toml(plan: Plan) -> str:
+    if plan.target == "tiny":
+        return tiny_pair.make(plan.out / "models")
+    return f'[models]\ntarget = "{plan.target}"\ndrafter = "{plan.drafter}"\n[worker]'
+
+
+def _settings(settings: Settings, plan: Plan) -> Settings:
+    """Work that depends on nothing measured, a small queue, and no champion to be taken up meanwhile."""
+    decode = settings.decode.model_copy(update={"policy": "fixed", "num_draft_tokens": 4, "threads": plan.threads})
+    return settings.model_copy(
+        update={
+            "decode": decode,
+            "recorder": settings.recorder.model_copy(update={"queue_records": QUEUE_RECORDS}),
+            "registry": settings.registry.model_copy(update={"url": f"directory:///{plan.out}/broker-down/registry"}),
+        }
+    )
+
+
+def _windows(
+    cluster: Cluster, engine: Engine, metrics: CountingMetrics, plan: Plan
+) -> tuple[dict[str, list[dict[int, float]]], list[float]]:
+    """Kind of window -> its windows' tokens a second by prompt; and how long each recovery took."""
+    texts = [prompt.text for prompt in prompts.read(PROMPTS, NUM_PROMPTS)]
+    for text in texts:
+        _tokens_per_s(engine, text)
+    speeds: dict[str, list[dict[int, float]]] = defaultdict(list)
+    recovered_s: list[float] = []
+    with bar("windows with the broker up and down", len(WINDOWS)) as advance:
+        for kind in WINDOWS:
+            _take_away(cluster, kind)
+            speeds[kind].append(_window(engine, texts, plan.outage_s * (UP_SHARE if kind == "up" else 1)))
+            if kind != "up":
+                recovered_s.append(_bring_back(cluster, kind, metrics))
+            advance()
+    return speeds, recovered_s
+
+
+def _take_away(cluster: Cluster, kind: str) -> None:
+    match kind:
+        case "stopped":
+            cluster.fleet.pause(BROKER)
+        case "killed":
+            cluster.kill(BROKER)
+
+
+def _bring_back(cluster: Cluster, kind: str, metrics: CountingMetrics) -> float:
+    """Seconds until records are acknowledged again."""
+    before = metrics.value(trace_producer.ACKNOWLEDGED)
+    if kind == "stopped":
+        cluster.fleet.go_on(BROKER)
+    else:
+        cluster.start(BROKER)
+    started = time.monotonic()
+    cluster.wait_for(
+        lambda: metrics.value(trace_producer.ACKNOWLEDGED) > before, "record acknowledged again", RECOVERY_TIMEOUT_S
+    )
+    return time.monotonic() - started
+
+
+def _window(engine: Engine, texts: Sequence[str], seconds: float) -> dict[int, float]:
+    """The prompts in turn, whole rounds, for at least so long: the median speed of each."""
+    found: dict[int, list[float]] = defaultdict(list)
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        for number, text in enumerate(texts):
+            found[number].append(_tokens_per_s(engine, text))
+    return {number: median(each) for number, each in found.items()}
+
+
+def _tokens_per_s(engine: Engine, text: str) -> float:
+    question = Question(
+        messages=[{"role": "user", "content": text}], max_new_tokens=MAX_TOKENS, sampling=Sampling(0.0), seed=0
+    )
+    started = time.perf_counter()
+    num_tokens = sum(len(step.emitted) for step in engine.answer(question).steps)
+    return num_tokens / (time.perf_counter() - started)
+
+
+def _figures(speeds: dict[str, list[dict[int, float]]]) -> dict[str, Any]:
+    """Each prompt's speed in a kind of window, against its speed with the broker up."""
+    typical = {
+        kind: {number: median(window[number] for window in windows) for number in windows[0]}
+        for kind, windows in speeds.items()
+    }
+    ratios = {
+        kind: median(typical[kind][number] / typical["up"][number] for number in typical["up"]) for kind in typical
+    }
+    return {
+        "tokens_per_s": {kind: round(median(each.values()), 2) for kind, each in typical.items()},
+        "windows": [
+            {"kind": kind, "tokens_per_s": round(median(window.values()), 2)}
+            for kind, windows in speeds.items()
+            for window in windows
+        ],
+        "ratios": {kind: round(ratio, 4) for kind, ratio in ratios.items()},
+        "speed_ratio": round(min(ratios.values()), 4),
+    }
+
+
+def _num_in_log(settings: Settings) -> int:
+    with closing(wiring.log_reader(settings, settings.log.traces_topic)) as reader:
+        return sum(1 for _ in topic_scan.messages(reader))

@@ -1,0 +1,187 @@
+"""A whole fleet on this machine: a Kafka broker, an MLflow server, and our services in front of tiny or real models."""
+
+import importlib.util
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from types import ModuleType, TracebackType
+
+import httpx
+import psutil
+
+from omnidraft import config
+from pipelines.lib.local_cluster import Fleet, ServiceFailed, is_serving
+from pipelines.soak.part import free_port
+
+LOCAL_BROKER = Path(__file__).parents[2] / "deploy" / "kafka" / "local_broker.py"
+ACTOR = "ray::Distill"
+"""How Ray names the process in which the distiller learns."""
+BROKER, REGISTRY = "broker", "registry"
+SERVICES = ("controller", "distiller", "decode_worker")
+START_TIMEOUT_S = 240.0
+STOPPED_S = 10.0
+ENVIRON = {
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # ten processes that do nothing here
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_raylet_start_wait_time_s": "120",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+class Cluster(AbstractContextManager["Cluster"]):
+    """Everything lies below one folder, and a cluster opened there again goes on with it.
+
+    Args:
+        toml: sections of the settings beside log, registry, and the worker's port.
+    """
+
+    def __init__(self, folder: Path, toml: str) -> None:
+        self.folder = folder.absolute()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._broker_port, self._registry_port, worker_port = free_port(), free_port(), free_port()
+        path = self.folder / "settings.toml"
+        path.write_text(
+            f'{toml}\nport = {worker_port}\n[log]\nurl = "kafka://127.0.0.1:{self._broker_port}"\n'
+            f'topic_prefix = "soak"\nrequest_timeout_s = 5\n[registry]\nurl = "{self.registry_url}"\n'
+        )
+        self.settings = config.load(path, {})
+        self.url = f"http://127.0.0.1:{worker_port}"
+        self.fleet = Fleet(path, self.folder / "logs", ENVIRON | compiled_once())
+        self.on_end: Callable[[str], None] = lambda name: None
+        """Told who ended by itself, before it is started again."""
+        self._stack = ExitStack()
+
+    @property
+    def registry_url(self) -> str:
+        return f"http://127.0.0.1:{self._registry_port}"
+
+    def __enter__(self) -> "Cluster":
+        self._stack.enter_context(self.fleet)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    def start(self, name: str) -> None:
+        """Returns before it is ready, but for the broker."""
+        match name:
+            case "broker":
+                broker = load_local_broker().start(self._broker_port, self.folder / "kafka")
+                self.fleet.adopt(BROKER, broker.process)
+            case "registry":
+                self.fleet.start(REGISTRY, self._mlflow())
+            case _:
+                self.fleet.start(name)
+
+    def start_all(self, services: Sequence[str] = SERVICES) -> None:
+        """What services lean on comes first. Returns when all are ready."""
+        for name in (REGISTRY, BROKER, *services):
+            self.start(name)
+            self.wait_until_ready([name])
+
+    def wait_until_ready(self, names: Sequence[str]) -> None:
+        """Restarts what ends meanwhile. Raises ServiceFailed when it takes too long."""
+        for name in names:
+            self.wait_for(lambda name=name: self.is_ready(name), f"ready {name}", START_TIMEOUT_S)  # type: ignore[misc]
+
+    def wait_for(self, is_true: Callable[[], bool], what: str, timeout_s: float) -> None:
+        """Restarts what ends meanwhile. Raises ServiceFailed when it takes too long."""
+        deadline = time.monotonic() + timeout_s
+        while not is_true():
+            if time.monotonic() > deadline:
+                raise ServiceFailed(f"no {what} within {timeout_s:.0f} s; see the logs in {self.folder / 'logs'}")
+            self.supervise(time.monotonic() + 0.2)
+
+    def is_ready(self, name: str) -> bool:
+        """Whether it does its work."""
+        if not self.fleet.is_running(name):
+            return False
+        match name:
+            case "registry":
+                return _answers(f"{self.registry_url}/health")
+            case "decode_worker":
+                return is_serving(self.url)
+            case "distiller":
+                return self.actor() is not None
+            case _:
+                return True
+
+    def actor(self) -> psutil.Process | None:
+        """The process in which the distiller learns now."""
+        for child in self.fleet.children("distiller"):
+            try:
+                if ACTOR in " ".join(child.cmdline()):
+                    return child
+            except psutil.Error:
+                continue
+        return None
+
+    def kill(self, name: str) -> None:
+        """SIGKILL. `actor` is the learning process, `distiller` the one that started it."""
+        match name:
+            case "actor":
+                if (actor := self.actor()) is not None:
+                    actor.kill()
+                    psutil.wait_procs([actor], timeout=STOPPED_S)
+            case "registry":
+                self.fleet.kill_session(REGISTRY)
+            case _:
+                self.fleet.kill(name)
+
+    def restart_ended(self) -> list[str]:
+        """Start again whatever ended by itself, as a supervisor would; their names."""
+        ended = self.fleet.ended()
+        for name in ended:
+            self.on_end(name)
+            self.start(name)
+        return ended
+
+    def supervise(self, until_s: float) -> list[str]:
+        """`restart_ended` until that moment of the monotonic clock."""
+        ended: list[str] = []
+        while True:
+            ended += self.restart_ended()
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                return ended
+            time.sleep(min(0.1, left_s))
+
+    def _mlflow(self) -> list[str]:
+        store = f"sqlite:///{self.folder}/mlflow.db"
+        places = ["--backend-store-uri", store, "--artifacts-destination", str(self.folder / "artifacts")]
+        where = ["--host", "127.0.0.1", "--port", str(self._registry_port), "--workers", "1"]
+        return [sys.executable, "-m", "mlflow", "server", *places, *where]
+
+
+def compiled_once() -> dict[str, str]:
+    """Where Python may not write its bytecode beside the sources, beside our models: imports are most of a restart."""
+    if not os.environ.get("PYTHONDONTWRITEBYTECODE"):
+        return {}
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "omnidraft" / "bytecode"
+    return {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(cache)}
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=2.0).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def load_local_broker() -> ModuleType:
+    """deploy/kafka/local_broker.py, which is a program and not part of a package."""
+    name = "omnidraft_local_broker"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, LOCAL_BROKER)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+    return sys.modules[name]

@@ -1,0 +1,187 @@
+"""Traffic changes its task under a whole fleet with real models: agreement falls, is told, and comes back."""
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from omnidraft import prompts, wiring
+from omnidraft.config import DriftSettings, Settings
+from omnidraft.distill.ingest import topic_scan
+from omnidraft.fleet import announcements
+from omnidraft.fleet.drift import DriftWatch
+from omnidraft.fleet.request_stats import Served, served
+from omnidraft.traces import codec
+from pipelines.demo.measure import Client
+from pipelines.lib.progress import bar
+from pipelines.soak.cluster import Cluster
+from pipelines.soak.part import Plan, Told, emptied
+
+MAX_TOKENS = 64
+WINDOW = 8
+"""Requests whose mean is agreement at a time."""
+SETTLED = 15
+"""Last requests before the change, and first ones after it: what agreement was, and what it fell to."""
+RECOVERED = 0.9
+LEAST_FALL = 0.03
+SETTLE_S = 5.0
+"""For the controller to read the last records."""
+RESAMPLED_VALUES = 20_000
+RESAMPLED_FALLS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One that was served."""
+
+    figures: Served
+
+    @property
+    def time_ms(self) -> int:
+        return self.figures.time_ms
+
+    @property
+    def agreement(self) -> float:
+        return self.figures.num_agreed / max(self.figures.num_drafted, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One announcement."""
+
+    time_ms: int
+    kind: str
+    version: int | None
+    reason: str | None
+
+
+def run(plan: Plan) -> Told:
+    """Both tasks, one after the other, while the fleet learns."""
+    texts = [prompts.read(plan.data / f"{task}.jsonl", plan.phase_requests) for task in plan.tasks]
+    with Cluster(emptied(plan.out / "drift"), _toml(plan)) as cluster:
+        cluster.start_all()
+        client, changed_ms = Client(cluster.url, max_tokens=MAX_TOKENS), 0
+        with bar(f"requests, {' then '.join(plan.tasks)}", sum(map(len, texts))) as advance:
+            for of_task in texts:
+                changed_ms = time.time_ns() // 1_000_000
+                for prompt in of_task:
+                    client.ask(prompt.text, store=True)
+                    cluster.restart_ended()
+                    advance()
+        time.sleep(SETTLE_S)
+        requests, events = _requests(cluster.settings), _events(cluster.settings)
+    figures = told_by(requests, events, changed_ms) | {"tasks": list(plan.tasks), "target": plan.target}
+    return Told(figures, promises(figures))
+
+
+def promises(figures: dict[str, Any]) -> dict[str, bool]:
+    """From the figures of this part."""
+    return {
+        "no fall is told while traffic stays the same": figures["alarms_before"] == 0,
+        "agreement falls with the task, and that is told": figures["level"] - figures["fell_to"] >= LEAST_FALL
+        and figures["told_after_requests"] is not None,
+        f"agreement is back above {RECOVERED:.0%} of its level": figures["recovered_after_requests"] is not None,
+    }
+
+
+def told_by(requests: Sequence[Request], events: Sequence[Event], changed_ms: int) -> dict[str, Any]:
+    """What happened, counted in requests since the change."""
+    before = [each for each in requests if each.time_ms < changed_ms]
+    after = [each for each in requests if each.time_ms >= changed_ms]
+    level = fmean(each.agreement for each in before[-SETTLED:])
+    alarms = [each for each in events if each.kind == "drift"]
+    told_ms = next((each.time_ms for each in alarms if each.time_ms >= changed_ms), None)
+    over_ms = next((each.time_ms for each in events if each.kind == "drift_over"), None)
+    return {
+        "requests_before": len(before),
+        "requests_after": len(after),
+        "level": round(level, 4),
+        "fell_to": round(fmean(each.agreement for each in after[:WINDOW]), 4),
+        "end": round(fmean(each.agreement for each in after[-SETTLED:]), 4),
+        "alarms_before": sum(each.time_ms < changed_ms for each in alarms),
+        "told_after_requests": _num_until(after, told_ms),
+        "over_after_requests": _num_until(after, over_ms),
+        "recovered_after_requests": _recovered(after, RECOVERED * level),
+        "snapshots_served": sorted({each.figures.version for each in requests if each.figures.version is not None}),
+        "events": [f"{(each.time_ms - changed_ms) / 1000:+.0f} s {each.kind}: {each.reason}" for each in alarms],
+        "resampled": resampled(before[-2 * SETTLED :], after[:SETTLED]),
+        "agreements": [round(each.agreement, 4) for each in requests],
+        "changed_at": len(before),
+    }
+
+
+def resampled(calm: Sequence[Request], fallen: Sequence[Request]) -> dict[str, Any]:
+    """How the detector of the default settings does on requests drawn again and again from these."""
+    dice, settings = random.Random(0), DriftSettings()
+    watch, alarms = DriftWatch(settings), 0
+    for _ in range(RESAMPLED_VALUES):
+        change = watch.saw(dice.choice(calm).figures)
+        alarms += change is not None and change.kind == "drift"
+    delays = sorted(_delay(dice, calm, fallen, settings) for _ in range(RESAMPLED_FALLS))
+    return {
+        "false_alarms_per_10000_requests": round(alarms / RESAMPLED_VALUES * 10_000, 2),
+        "delay_median_requests": delays[len(delays) // 2],
+        "delay_p90_requests": delays[int(len(delays) * 0.9)],
+    }
+
+
+def _delay(dice: random.Random, calm: Sequence[Request], fallen: Sequence[Request], settings: DriftSettings) -> int:
+    """Requests after the change until it is told; as many as were tried when it is not."""
+    watch = DriftWatch(settings)
+    for _ in range(3 * settings.min_values):
+        watch.saw(dice.choice(calm).figures)
+    most = 10 * settings.min_values
+    for number in range(1, most):
+        change = watch.saw(dice.choice(fallen).figures)
+        if change is not None and change.kind == "drift":
+            return number
+    return most
+
+
+def _num_until(requests: Sequence[Request], time_ms: int | None) -> int | None:
+    return None if time_ms is None else sum(each.time_ms <= time_ms for each in requests)
+
+
+def _recovered(requests: Sequence[Request], level: float) -> int | None:
+    """Requests until the mean of the last WINDOW is there."""
+    agreements = [each.agreement for each in requests]
+    means = ((end, fmean(agreements[end - WINDOW : end])) for end in range(WINDOW, len(agreements) + 1))
+    return next((end for end, mean in means if mean >= level), None)
+
+
+def _requests(settings: Settings) -> list[Request]:
+    found = []
+    reader = wiring.log_reader(settings, settings.log.traces_topic)
+    for message in topic_scan.messages(reader):
+        found.append(Request(served(codec.decode(message.value, message.headers))))
+    return sorted(found, key=lambda each: each.time_ms)
+
+
+def _events(settings: Settings) -> list[Event]:
+    found = []
+    for message in topic_scan.messages(wiring.log_reader(settings, settings.log.control_topic)):
+        told = announcements.read(message)
+        found.append(Event(message.timestamp_ms, told.kind, told.version, told.reason))
+    return found
+
+
+def _toml(plan: Plan) -> str:
+    return f"""\
+[models]
+target = "{plan.target}"
+drafter = "{plan.drafter}"
+[decode]
+threads = {plan.threads}
+[learner]
+records_per_step = 2
+steps_per_snapshot = 6
+held_out_every = 8
+threads = 1
+[controller]
+poll_s = 0.5
+tolerance = 0.05
+[worker]
+poll_s = 0.5
+"""

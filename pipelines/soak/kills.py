@@ -1,0 +1,227 @@
+"""SIGKILL at random moments over worker, distiller, broker and registry, while clients ask and the drafter learns."""
+
+import random
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+from omnidraft import wiring
+from omnidraft.config import Settings
+from omnidraft.decode.engine import Question
+from omnidraft.distill.retrying import patiently
+from omnidraft.ports import Sampling
+from omnidraft.telemetry.metrics import CountingMetrics
+from pipelines.lib.local_cluster import ServiceFailed
+from pipelines.lib.progress import bar
+from pipelines.soak import kill_schedule, tiny_pair, uninterrupted, verdict
+from pipelines.soak.ack_monitor import Watch
+from pipelines.soak.cluster import BROKER, REGISTRY, SERVICES, START_TIMEOUT_S, Cluster
+from pipelines.soak.load_clients import QUESTIONS, Clients, Tally
+from pipelines.soak.part import Plan, Told, emptied
+
+NUM_CLIENTS = 2
+CLIENT_PAUSE_S = 0.3
+MAX_TOKENS = 24
+DOWN_S = 0.3
+"""Between a kill and the restart."""
+WHOLE_SHARE = 0.4
+"""Of the kills, that strike a fleet which is whole; the others may hit while somebody is still away."""
+DRAIN_TIMEOUT_S = 240.0
+EVIDENCE = "evidence.json"
+
+
+@dataclass(slots=True)
+class History:
+    """What happened to the processes."""
+
+    started_s: float = field(default_factory=time.monotonic)
+    killed: list[tuple[float, str]] = field(default_factory=list)
+    """(second since the start, victim)"""
+    ended: list[str] = field(default_factory=list)
+    """By themselves, because what they lean on was away; started again like the killed ones."""
+    recovery_s: dict[str, list[float]] = field(default_factory=dict)
+    """From the kill until it was seen ready again."""
+    seconds: float = 0.0
+
+
+def run(plan: Plan) -> Told:
+    """Kill, drain, judge, and learn the log once more without interruption."""
+    folder = emptied(plan.out / "kills")
+    with Cluster(folder, tiny_pair.make(plan.out / "models")) as cluster:
+        evidence, told = endure(cluster, plan)
+        evidence.save(folder / EVIDENCE)
+        figures = told | verdict.judge(cluster.settings, evidence)
+        compared = uninterrupted.compare(cluster.settings, folder / "uninterrupted")
+        figures["uninterrupted"] = compared.plain_data()
+    return Told(figures, promises(figures))
+
+
+def promises(figures: dict[str, Any]) -> dict[str, bool]:
+    """From the figures of this part."""
+    return {
+        "no acknowledged trace is lost": figures["acknowledged_lost"] == 0,
+        "no trace is learned twice": figures["learned_twice"] == 0 and figures["miscounted"] == 0,
+        "no corrupt snapshot is served, and every answer is plain decoding's": figures["corrupt_served"] == 0,
+        "every request is answered": figures["requests_failed"] == 0 and figures["answers"] > 0,
+        "everything in the log at the last kill is accounted for by the last snapshot": figures["unlearned"] == 0,
+        "the final weights are those of an uninterrupted run, bit for bit": figures["uninterrupted"][
+            "weights_equal_bit_for_bit"
+        ],
+    }
+
+
+def endure(cluster: Cluster, plan: Plan) -> tuple[verdict.Evidence, dict[str, Any]]:
+    """Run the fleet through all kills; what clients saw, and figures about the run. Broker and registry go on."""
+    plain = plain_texts(cluster.settings)
+    cluster.start_all()
+    watch = Watch(cluster.url)
+    cluster.on_end = watch.ended
+    watch.start()
+    clients = Clients(cluster.url, watch, num_clients=NUM_CLIENTS, pause_s=CLIENT_PAUSE_S, max_tokens=MAX_TOKENS)
+    history = _kill_all(cluster, watch, plan)
+    num_unlearned = _drain(cluster)
+    cluster.wait_for(lambda: _serves_champion(cluster, clients.tally), "champion served", DRAIN_TIMEOUT_S)
+    tally = clients.stop()
+    cluster.wait_for(lambda: _all_acknowledged(watch), "acknowledgement of the last records", DRAIN_TIMEOUT_S)
+    watch.stop()
+    exit_codes = {name: cluster.fleet.stop(name) for name in reversed(SERVICES)}
+    evidence = verdict.Evidence(
+        tally.replies, tally.beginnings, plain, frozenset(watch.acknowledged), watch.num_acknowledged
+    )
+    return evidence, {
+        "kills": len(history.killed),
+        "kills_by_victim": kill_schedule.counted([victim for _, victim in history.killed]),
+        "kills_at_s": [[round(second, 1), victim] for second, victim in history.killed],
+        "answers_per_10s": _per_10s([reply.at_s - history.started_s for _, reply in tally.replies]),
+        "ended_by_themselves": dict(Counter(history.ended)),
+        "minutes": round(history.seconds / 60, 1),
+        "recovery_s": {name: _spread(seconds) for name, seconds in history.recovery_s.items()},
+        "tries": tally.num_tries,
+        "streams_that_broke_off": len(tally.beginnings),
+        "traces_dropped": watch.num_dropped,
+        "requests_failed": len(tally.failures),
+        "failures": tally.failures[:5],
+        "unlearned": num_unlearned,
+        "exit_codes": exit_codes,
+    }
+
+
+def plain_texts(settings: Settings) -> list[str]:
+    """The answer to each question by plain decoding, computed before anything is killed."""
+    worker = wiring.engine(settings, CountingMetrics())
+    made = []
+    for number, text in enumerate(QUESTIONS):
+        question = Question(
+            messages=[{"role": "user", "content": text}],
+            max_new_tokens=MAX_TOKENS,
+            sampling=Sampling(temperature=0.0),
+            seed=number,
+            num_draft_tokens=0,
+        )
+        made.append("".join(step.text for step in worker.engine.answer(question).steps))
+    return made
+
+
+def _kill_all(cluster: Cluster, watch: Watch, plan: Plan) -> History:
+    dice, history = random.Random(plan.seed), History()
+    waiting = kill_schedule.order(plan.kills, dice)
+    recovering: dict[str, float] = {}
+    with bar("kills", plan.kills) as advance:
+        while waiting:
+            if dice.random() < WHOLE_SHARE:
+                _heal(cluster, history, recovering)
+            _supervise(cluster, history, recovering, time.monotonic() + kill_schedule.gap_s(plan.pace_s, dice))
+            while (victim := kill_schedule.pick(waiting, lambda name: _can_be_killed(cluster, name))) is None:
+                _supervise(cluster, history, recovering, time.monotonic() + 0.2)
+            recovering[victim] = time.monotonic()
+            _kill(cluster, watch, victim)
+            history.killed.append((time.monotonic() - history.started_s, victim))
+            advance()
+        _supervise(cluster, history, recovering, time.monotonic())
+    history.seconds = time.monotonic() - history.started_s
+    return history
+
+
+def _heal(cluster: Cluster, history: History, recovering: dict[str, float]) -> None:
+    """Until everybody is back, so that there is something to lose. Raises ServiceFailed when that takes too long."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not all(cluster.is_ready(name) for name in (BROKER, REGISTRY, *SERVICES)):
+        if _is_past(deadline):
+            raise ServiceFailed(f"the fleet is not whole again after {START_TIMEOUT_S:.0f} s; see its logs")
+        _supervise(cluster, history, recovering, time.monotonic() + 0.2)
+
+
+def _can_be_killed(cluster: Cluster, victim: str) -> bool:
+    return cluster.is_ready("distiller" if victim == "actor" else victim)
+
+
+def _kill(cluster: Cluster, watch: Watch, victim: str) -> None:
+    """And start it again, but for the actor: Ray does that."""
+    if victim == "decode_worker":
+        with watch.worker_dies():
+            cluster.kill(victim)
+    else:
+        cluster.kill(victim)
+    if victim != "actor":
+        time.sleep(DOWN_S)
+        cluster.start(victim)
+
+
+def _supervise(cluster: Cluster, history: History, recovering: dict[str, float], until_s: float) -> None:
+    """Restart what ends, and note who is back."""
+    while True:
+        history.ended += cluster.restart_ended()
+        for name in [name for name in recovering if _can_be_killed(cluster, name)]:
+            seconds = time.monotonic() - recovering.pop(name)
+            history.recovery_s.setdefault(name, []).append(seconds)
+        left_s = until_s - time.monotonic()
+        if left_s <= 0:
+            return
+        time.sleep(min(0.1, left_s))
+
+
+def _drain(cluster: Cluster) -> int:
+    """Until the newest snapshot covers all that is in the log now; clients go on asking, so that batches fill. How many
+    records it does not cover in time."""
+    cluster.wait_until_ready((BROKER, REGISTRY, *SERVICES))
+    topic = cluster.settings.log.traces_topic
+    deadline = time.monotonic() + DRAIN_TIMEOUT_S
+    with closing(patiently(lambda: wiring.log_reader(cluster.settings, topic), lambda: _is_past(deadline))) as reader:
+        ends = reader.end_offsets()
+    registry = wiring.registry(cluster.settings)
+
+    def num_uncovered() -> int:
+        offsets = registry.resolve("latest").manifest.offsets
+        return sum(max(0, end - offsets.get(partition, 0)) for partition, end in ends.items())
+
+    while (left := num_uncovered()) and not _is_past(deadline):
+        cluster.supervise(time.monotonic() + 0.5)
+    return left
+
+
+def _serves_champion(cluster: Cluster, tally: Tally) -> bool:
+    """As far as the last answer tells."""
+    champion = wiring.registry(cluster.settings).resolve("champion")
+    return bool(tally.replies) and tally.replies[-1][1].snapshot_id == champion.manifest.snapshot_id
+
+
+def _is_past(deadline: float) -> bool:
+    return time.monotonic() > deadline
+
+
+def _all_acknowledged(watch: Watch) -> bool:
+    found = watch.look()
+    return found is not None and found["acknowledged"] + found["dropped"] == found["emitted"]
+
+
+def _per_10s(seconds: Sequence[float]) -> list[int]:
+    counts = Counter(int(second // 10) for second in seconds if second >= 0)
+    return [counts[place] for place in range(max(counts, default=-1) + 1)]
+
+
+def _spread(seconds: Sequence[float]) -> dict[str, float]:
+    ordered = sorted(seconds)
+    return {"median": round(ordered[len(ordered) // 2], 1), "longest": round(ordered[-1], 1)}

@@ -1,0 +1,104 @@
+"""How long a rollback takes until every worker serves the snapshot before: several workers, again and again."""
+
+import sys
+import time
+from collections.abc import Sequence
+from statistics import median
+
+import httpx
+
+from omnidraft import wiring
+from omnidraft.config import Settings
+from omnidraft.fleet import announcements
+from omnidraft.ports import Registry
+from pipelines.lib.local_cluster import ServiceFailed, is_serving
+from pipelines.lib.progress import bar
+from pipelines.soak import tiny_pair
+from pipelines.soak.ack_monitor import Watch
+from pipelines.soak.cluster import START_TIMEOUT_S, Cluster
+from pipelines.soak.load_clients import Clients
+from pipelines.soak.part import Plan, Told, emptied, free_port
+
+NUM_WORKERS = 3
+NUM_ROLLBACKS = 10
+MOST_S = 2.0
+LEARN_TIMEOUT_S = 240.0
+TAKE_UP_TIMEOUT_S = 60.0
+LOOK_S = 0.02
+REST_S = 1.0
+"""Between two, so that they meet a follower at rest."""
+
+
+def run(plan: Plan) -> Told:
+    """Learn two snapshots, stop learning, then go back and forth between them."""
+    with Cluster(emptied(plan.out / "rollback"), tiny_pair.make(plan.out / "models")) as cluster:
+        cluster.start_all()
+        urls = [cluster.url, *(_one_more(cluster, number) for number in range(1, NUM_WORKERS))]
+        registry = wiring.registry(cluster.settings)
+        clients = Clients(cluster.url, Watch(cluster.url), num_clients=2, pause_s=0.1, max_tokens=16)
+        cluster.wait_for(lambda: len(registry.versions()) >= 2 and _has_previous(registry), "rollback", LEARN_TIMEOUT_S)
+        clients.stop()
+        cluster.fleet.stop("distiller")
+        seconds = _back_and_forth(cluster.settings, registry, urls)
+    figures = {
+        "workers": len(urls),
+        "rollbacks": len(seconds),
+        "median_s": round(median(seconds), 3),
+        "longest_s": round(max(seconds), 3),
+        "seconds": [round(each, 3) for each in seconds],
+    }
+    return Told(figures, promises(figures))
+
+
+def promises(figures: dict) -> dict[str, bool]:
+    """From the figures of this part."""
+    return {f"a rollback is in effect on every worker within {MOST_S:.0f} s": figures["longest_s"] <= MOST_S}
+
+
+def _one_more(cluster: Cluster, number: int) -> str:
+    """Another worker of the same settings, at a port of its own."""
+    port = free_port()
+    command = [sys.executable, "-m", "services.decode_worker", "--config", str(cluster.folder / "settings.toml")]
+    cluster.fleet.start(f"decode_worker-{number}", ["env", f"OMNIDRAFT_WORKER__PORT={port}", *command])
+    url = f"http://127.0.0.1:{port}"
+    cluster.wait_for(lambda: is_serving(url), f"ready worker {number}", START_TIMEOUT_S)
+    return url
+
+
+def _has_previous(registry: Registry) -> bool:
+    return any("previous" in each.aliases for each in registry.versions())
+
+
+def _back_and_forth(settings: Settings, registry: Registry, urls: Sequence[str]) -> list[float]:
+    """Seconds of each rollback, from the command to the last worker; all had both snapshots in memory."""
+    models, writer = settings.models, wiring.log_writer(settings, settings.log.control_topic)
+    _wait(urls, registry.resolve("champion").version)
+    seconds = []
+    with bar("rollbacks", NUM_ROLLBACKS) as advance:
+        for _ in range(NUM_ROLLBACKS):
+            time.sleep(REST_S)
+            started = time.monotonic()
+            previous = registry.resolve("previous").version
+            registry.promote(previous)
+            announcements.tell(writer, "champion", previous, target=models.target, drafter=models.drafter)
+            _wait(urls, previous)
+            seconds.append(time.monotonic() - started)
+            advance()
+    return seconds
+
+
+def _wait(urls: Sequence[str], version: int) -> None:
+    """Until all serve it. Raises ServiceFailed."""
+    deadline = time.monotonic() + TAKE_UP_TIMEOUT_S
+    while any(_served(url) != version for url in urls):
+        if time.monotonic() > deadline:
+            raise ServiceFailed(f"version {version} is not served everywhere after {TAKE_UP_TIMEOUT_S:.0f} s")
+        time.sleep(LOOK_S)
+
+
+def _served(url: str) -> int | None:
+    """By the version that a one-token answer names."""
+    body = {"prompt": "x", "max_tokens": 1, "temperature": 0, "store": False, "figures": True}
+    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=TAKE_UP_TIMEOUT_S)
+    version: int | None = answer.json()["omnidraft"]["snapshot_version"]
+    return version

@@ -1,0 +1,105 @@
+"""A growing tree: one node for one guess, values that multiply, and the best part of it that fits."""
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omnidraft.decode.drafting.draft_tree_builder import GrowingTree
+from omnidraft.ports import Source, TreeLimits
+
+GUESSES = st.lists(
+    st.tuples(st.integers(0, 30), st.integers(0, 4), st.floats(0.01, 0.99)), max_size=12
+)  # (parent modulo what is there, token, chance)
+
+
+def grown(guesses, depth=6) -> GrowingTree:
+    tree = GrowingTree(7, depth)
+    for parent, token, chance in guesses:
+        tree.add(parent % len(tree.nodes), token, Source.DIRECT, chance)
+    return tree
+
+
+def test_two_proposers_that_say_the_same_share_a_node_and_the_surer_one_counts():
+    tree = GrowingTree(7, 4)
+    node = tree.add(0, 3, Source.LOOKUP, 0.2)
+    assert tree.add(0, 3, Source.DIRECT, 0.6) == node
+    assert tree.num_drafted == 1
+    assert tree.nodes[node].source == Source.LOOKUP
+    assert tree.value(node) == 0.6
+
+
+def test_a_value_is_the_product_of_the_chances_on_the_way():
+    tree = GrowingTree(7, 4)
+    first = tree.add(0, 3, Source.DIRECT, 0.5)
+    second = tree.add(first, 4, Source.DIRECT, 0.5)
+    tree.add(second, 5, Source.DIRECT, 0.75)
+    assert tree.value(second) == 0.25
+    assert tree.open_value(second) == 0.0625
+    assert tree.open_value(0) == 0.5
+
+
+def test_a_guess_below_the_last_depth_is_not_added():
+    tree = GrowingTree(7, 1)
+    node = tree.add(0, 3, Source.DIRECT, 0.5)
+    assert tree.add(node, 4, Source.DIRECT, 0.5) is None
+    assert tree.num_drafted == 1
+
+
+def test_walking_ends_with_the_first_token_that_nobody_guessed():
+    tree = GrowingTree(7, 4)
+    first = tree.add(0, 3, Source.DIRECT, 0.5)
+    tree.add(first, 4, Source.DIRECT, 0.5)
+    assert tree.walk([3, 9]) == [(0, 3), (first, 9)]
+    assert tree.walk([8]) == [(0, 8)]
+    assert tree.walk([3, 4]) == [(0, 3), (first, 4)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(GUESSES, st.integers(0, 8), st.none() | st.integers(1, 3), st.none() | st.integers(1, 4))
+def test_every_front_of_the_ranking_is_a_tree_that_fits(guesses, num_nodes, num_chains, depth):
+    tree, limits = grown(guesses), TreeLimits(num_nodes, num_chains, depth)
+    order = tree.ranked(limits)
+    for length in range(len(order) + 1):
+        cut = tree.cut(order[:length])
+        assert cut.fits(limits)
+        assert all(parent < node for node, parent in enumerate(cut.parents) if node)
+        siblings = list(zip(cut.parents, cut.tokens, strict=True))[1:]
+        assert len(set(siblings)) == len(siblings)
+
+
+@settings(max_examples=100, deadline=None)
+@given(GUESSES, st.integers(1, 5))
+def test_without_a_limit_on_chains_no_other_tree_of_that_size_is_worth_more(guesses, num_nodes):
+    tree = grown(guesses)
+    order = tree.ranked(TreeLimits(num_nodes))
+    worth = sum(tree.value(node) for node in order)
+    for other in combinations(range(1, len(tree.nodes)), len(order)):
+        if all(tree.nodes[node].parent in (0, *other) for node in other):
+            assert sum(tree.value(node) for node in other) <= worth + 1e-9
+
+
+@settings(max_examples=100, deadline=None)
+@given(GUESSES)
+def test_a_single_chain_is_the_most_valuable_one(guesses):
+    tree = grown(guesses)
+    order = tree.ranked(TreeLimits(9, num_chains=1))
+    assert tree.cut(order).is_chain
+    worth = sum(tree.value(node) for node in order)
+    assert worth == pytest.approx(max(sum(map(tree.value, _path(tree, node))) for node in range(len(tree.nodes))))
+
+
+def _path(tree: GrowingTree, node: int) -> list[int]:
+    path = []
+    while node:
+        path.append(node)
+        node = tree.nodes[node].parent
+    return path
+
+
+def test_siblings_stand_in_the_order_of_their_value():
+    tree = GrowingTree(7, 4)
+    for token, chance in ((1, 0.2), (2, 0.6), (3, 0.1)):
+        tree.add(0, token, Source.DIRECT, chance)
+    assert tree.cut(tree.ranked(TreeLimits(8))).tokens == (7, 2, 1, 3)

@@ -1,0 +1,66 @@
+"""The ranking of target tokens from a drafter's logits, against its definition."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omnidraft.decode.drafting.ranking import Ranking
+from omnidraft.decode.sampling.noise import SeededNoise
+from tests.unit.decode.toys import ALIGNMENT, DRAFT_PIECES, TARGET_PIECES
+
+NOISE = SeededNoise(3, 0, len(TARGET_PIECES))
+
+
+def slow(logits, temperature, weight, position):
+    """All target ids by log q / T + w G, q summed over the draft tokens that begin with them."""
+    q_D = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
+    q = dict.fromkeys(range(len(TARGET_PIECES)), 0.0)
+    for draft_id in range(len(DRAFT_PIECES)):
+        if pieces := ALIGNMENT.pieces(draft_id):
+            q[pieces[0]] += q_D[draft_id]
+    q = {token: mass for token, mass in q.items() if mass > 0}
+    scores = {token: np.log(mass) for token, mass in q.items()}
+    if temperature and weight:
+        gumbel = {token: -np.log(NOISE.exponentials(position, np.array([token]))[0]) for token in q}
+        scores = {token: score / temperature + weight * gumbel[token] for token, score in scores.items()}
+    return q, sorted(q, key=lambda token: (-scores[token], token))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**31), st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([0.0, 0.5, 1.0]), st.integers(0, 50))
+def test_candidates_are_ranked_and_weighed_as_defined(seed, temperature, weight, position):
+    logits = np.random.default_rng(seed).normal(size=len(DRAFT_PIECES)) * 3
+    q, order = slow(logits, temperature, weight, position)
+    best = Ranking(torch.tensor(logits), ALIGNMENT, temperature).best(5, weight, NOISE, position)
+    assert [each.target_id for each in best] == order[:5]
+    for each in best:
+        assert each.q == pytest.approx(q[each.target_id])
+        assert ALIGNMENT.pieces(each.draft_id)[0] == each.target_id
+        rivals = [token for token in range(len(DRAFT_PIECES)) if ALIGNMENT.pieces(token)[:1] == (each.target_id,)]
+        assert each.draft_id == max(rivals, key=lambda token: logits[token])
+        assert each.draft_share <= 1 + 1e-9
+
+
+def test_confidence_is_q_as_the_temperature_makes_it():
+    logits = torch.zeros(len(DRAFT_PIECES))
+    logits[DRAFT_PIECES.index(b"a")] = 2.0
+    cold, warm = (Ranking(logits, ALIGNMENT, temperature).best(1, 0.0, NOISE, 0)[0] for temperature in (0.5, 2.0))
+    assert cold.q == pytest.approx(warm.q)
+    assert cold.confidence > cold.q > warm.confidence
+
+
+def test_each_weight_says_what_it_would_have_guessed_first():
+    logits = torch.zeros(len(DRAFT_PIECES))
+    ranking = Ranking(logits, ALIGNMENT, 1.0)
+    firsts = ranking.firsts((0.0, 0.5, 1.0), NOISE, 9)
+    assert firsts == [ranking.best(1, weight, NOISE, 9)[0].target_id for weight in (0.0, 0.5, 1.0)]
+
+
+def test_a_drafter_that_says_nothing_the_target_knows_has_no_candidates():
+    logits = torch.full((len(DRAFT_PIECES),), -torch.inf)
+    logits[DRAFT_PIECES.index(b"x")] = 0.0
+    ranking = Ranking(logits, ALIGNMENT, 1.0)
+    assert ranking.best(3, 1.0, NOISE, 0) == []
+    assert ranking.firsts((0.0, 1.0), NOISE, 0) == [None, None]

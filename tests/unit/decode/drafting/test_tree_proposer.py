@@ -1,0 +1,189 @@
+"""Trees from several proposers: readings side by side, runners-up, branches, copies; and what is learned of them."""
+
+from collections import defaultdict
+from dataclasses import replace
+
+import pytest
+import torch
+
+from omnidraft.decode.drafting.prompt_lookup import Lookup
+from omnidraft.decode.drafting.tree_proposer import TreeProposer
+from omnidraft.decode.loop import Decoder
+from omnidraft.decode.policy.cost import CostPolicy
+from omnidraft.decode.policy.cost_model import CostCurve
+from omnidraft.decode.policy.fixed import FixedPolicy
+from omnidraft.ports import Sampling, Source, TreeLimits
+from omnidraft.testing.toy_models import ToyTable, ToyTarget
+from tests.unit.decode.checks import spied
+from tests.unit.decode.toys import (
+    DRAFT_PIECES,
+    NOISE,
+    TABLE,
+    TARGET_PIECES,
+    TARGET_TOKENIZER,
+    D,
+    T,
+    emitted,
+    make_cache,
+    make_drafter,
+    make_request,
+    slow_decode,
+    table_of,
+    toy_decoder,
+)
+
+
+class Wide(FixedPolicy):
+    """So many candidates and rows, for so many steps."""
+
+    def __init__(self, num_candidates: int, num_rows: int, num_steps: int) -> None:
+        self.num_candidates = num_candidates
+        self._num_rows, self._num_steps = num_rows, num_steps
+        self.num_asked, self.seen = 0, []
+
+    def expand(self, values, num_nodes):
+        assert list(values) == sorted(values, reverse=True)
+        self.num_asked += 1
+        return self._num_rows if self.num_asked <= self._num_steps else 0
+
+    def saw(self, num_emitted, num_nodes, step_rows):
+        self.seen.append((num_emitted, num_nodes, list(step_rows)))
+        self.num_asked = 0
+
+
+def grow(proposer, limits=TreeLimits(30), sampling=None):  # noqa: B008
+    return proposer.open(make_request(sampling or Sampling(0.0))).propose(8, limits, NOISE)
+
+
+def texts_of(tree) -> set[bytes]:
+    """What each path from the root spells."""
+    spelled = [b""]
+    for token, parent in zip(tree.tokens[1:], tree.parents[1:], strict=True):
+        spelled.append(spelled[parent] + TARGET_PIECES[token])
+    return set(spelled[1:])
+
+
+def test_merged_and_direct_readings_of_the_same_text_stand_side_by_side():
+    cache = make_cache()
+    cache.insert((D[b"h"], D[b"e"]), T[b"he"])
+    table = table_of(len(DRAFT_PIECES), {D[b"\n"]: D[b"h"], D[b"h"]: D[b"e"], D[b"e"]: D[b"g"]}, D[b" "])
+    tree = grow(make_drafter(table, cache=cache, policy=Wide(1, 1, 3)))
+    children = {tree.tokens[node]: node for node in range(1, len(tree)) if tree.parents[node] == 0}
+    assert set(children) == {T[b"h"], T[b"he"]}
+    assert tree.sources[children[T[b"he"]]] == Source.MERGE
+    assert tree.child(children[T[b"he"]], T[b"g"]) is not None
+    direct = tree.child(children[T[b"h"]], T[b"e"])
+    assert direct is not None
+    assert tree.child(direct, T[b"g"]) is not None
+
+
+def test_runners_up_are_siblings_in_the_order_of_their_chance():
+    logits = torch.full((1, len(DRAFT_PIECES)), -20.0)
+    for piece, value in {b"a": 3.0, b"g": 2.0, b"f": 1.0}.items():
+        logits[0, D[piece]] = value
+    tree = grow(make_drafter(ToyTable(logits), policy=Wide(3, 1, 1)))
+    assert tree.tokens[1:] == (T[b"a"], T[b"g"], T[b"f"])
+    assert tree.parents == (0, 0, 0, 0)
+
+
+def test_several_branches_are_gone_on_from_in_one_step():
+    policy = Wide(2, 2, 3)
+    proposer, spy = spied(make_drafter(policy=policy))
+    session = proposer.open(make_request(Sampling(0.0)))
+    tree = session.propose(8, TreeLimits(30), NOISE)
+    session.observe([T[b"a"]])
+    assert policy.seen[0][2][1:] == [2, 2]
+    assert max(tree.depths) >= 3
+    assert len(spy.texts) == 5
+
+
+def test_the_log_of_q_and_the_draft_ids_lead_to_the_likeliest_text():
+    table = table_of(len(DRAFT_PIECES), {D[b"\n"]: D[b"abcd"], D[b"abcd"]: D[b"g"]}, D[b" "])
+    tree = grow(make_drafter(table, policy=Wide(1, 1, 2)))
+    assert tree.draft_ids == (D[b"abcd"], D[b"g"])
+    assert all(log_q <= 0 for log_q in tree.log_q)
+    assert tree.sources[1:] == (Source.SPLIT, Source.SPLIT, Source.DIRECT)
+
+
+def test_copied_text_is_proposed_from_where_it_stood_last():
+    request = replace(make_request(Sampling(0.0)), prompt_ids=(3, 4, 5, 6, 7, 3, 4, 5))
+    session = TreeProposer((Lookup(),), lambda mode, tenant: Wide(1, 1, 1)).open(request)
+    tree = session.propose(8, TreeLimits(4), NOISE)
+    assert tree.tokens == (5, 6, 7, 3, 4)
+    assert set(tree.sources[1:]) == {Source.LOOKUP}
+    session.observe([9, 8, 9])
+    assert len(session.propose(11, TreeLimits(4), NOISE)) == 1
+    session.observe([6, 7])
+    assert session.propose(13, TreeLimits(2), NOISE).tokens == (7, 3, 4)
+
+
+def test_two_proposers_that_agree_share_a_node_and_the_rest_are_siblings():
+    table = table_of(len(DRAFT_PIECES), {D[b"\n"]: D[b"a"]}, D[b"g"])
+    last = T[b"\n"]
+    request = replace(make_request(Sampling(0.0)), prompt_ids=(3, last, T[b"a"], T[b"f"], 3, last))
+    tree = make_drafter(table, policy=Wide(1, 1, 2), has_lookup=True).open(request).propose(6, TreeLimits(9), NOISE)
+    first = tree.child(0, T[b"a"])
+    assert tree.sources[first] == Source.LOOKUP
+    assert {tree.tokens[node] for node in range(len(tree)) if tree.parents[node] == first} >= {T[b"f"], T[b"g"]}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("limits", [TreeLimits(20), TreeLimits(5, 1), TreeLimits(6, 2, 3)], ids=str)
+def test_whatever_grows_the_text_is_the_targets_own(temperature, limits):
+    proposer = make_drafter(policy=Wide(3, 2, 4), has_lookup=True)
+    decoder = Decoder(ToyTarget(TABLE, limits=limits), TARGET_TOKENIZER.vocabulary)
+    for seed in range(6):
+        request = make_request(Sampling(temperature), seed=seed, num_draft_tokens=20, max_new_tokens=40)
+        assert emitted(decoder.decode(request, proposer)) == slow_decode(TABLE, request)
+
+
+def test_guesses_that_were_not_scored_are_judged_too():
+    """Nothing is kept, and still the table learns that the drafter is always wrong."""
+
+    class KeepsNothing(Wide):
+        def keep(self, values):
+            return 0
+
+    proposer = make_drafter(table_of(len(DRAFT_PIECES), {}, D[b"f"]), policy=KeepsNothing(1, 1, 1))
+    session = proposer.open(make_request(Sampling(0.0)))
+    session.propose(8, TreeLimits(5), NOISE)
+    session.observe([T[b"a"]])
+    assert list(proposer.table._counts.values()) == [[1.0, 0.0], [1.0, 0.0]]
+
+
+def test_the_noise_pays_when_the_drafter_is_the_target():
+    """Weights 0, a half and 1 are compared on every place; at T = 1 the whole noise wins, as theory says."""
+    proposer = make_drafter(policy=Wide(1, 1, 3))
+    drafter = proposer.contributors[0]
+    drafter = replace(drafter, weights=type(drafter.weights)((0.0, 0.5, 1.0)))
+    rows = [[TABLE.logits_SV[state, T[piece]] if piece in T else -9.0 for piece in DRAFT_PIECES] for state in range(64)]
+    drafter = replace(drafter, model=type(drafter.model)(ToyTable(torch.tensor(rows), order=0)))
+    proposer.contributors = (drafter,)
+    flat = ToyTable(TABLE.logits_SV[:1], order=0)
+    decoder = Decoder(ToyTarget(flat), TARGET_TOKENIZER.vocabulary)
+    for seed in range(30):
+        list(decoder.decode(make_request(Sampling(1.0), seed=seed, max_new_tokens=30), proposer))
+    assert drafter.weights.best(1.0) == 1.0
+
+
+def test_a_bad_drafter_is_left_alone_by_the_cost_policy_and_probed_now_and_then():
+    policy = CostPolicy(CostCurve({1: 0.18, 16: 0.3}), CostCurve({1: 0.05}))
+    proposer, spy = spied(make_drafter(table_of(len(DRAFT_PIECES), {}, D[b"q"]), policy=policy))
+    list(toy_decoder().decode(make_request(Sampling(1.0), max_new_tokens=400), proposer))
+    assert 3 < len(spy.texts) < 60
+
+
+def test_drafting_stops_for_the_tenant_whose_texts_it_loses_on_and_goes_on_for_the_other():
+    """The same prompt and the same guesses; one tenant's target draws them, the other's never does."""
+    pass_s, step_s = CostCurve({1: 1.0, 6: 1.3}), CostCurve({1: 0.1, 4: 0.12})
+    policies: dict[str, CostPolicy] = defaultdict(lambda: CostPolicy(pass_s, step_s))
+    drafter = make_drafter(table_of(len(DRAFT_PIECES), {}, D[b"g"]))
+    proposer = TreeProposer(drafter.contributors, lambda mode, tenant: policies[tenant])
+    sizes: dict[str, list[int]] = {"agrees": [], "differs": []}
+    for _ in range(60):
+        for tenant, sized in sizes.items():
+            session = proposer.open(make_request(Sampling(0.0), tenant=tenant))
+            sized.append(len(session.propose(8, TreeLimits(5), NOISE)) - 1)
+            session.observe([T[b"g"]] * (sized[-1] + 1) if tenant == "agrees" else [T[b"a"]])
+    assert sum(sizes["differs"][-20:]) <= 4  # a trial
+    assert min(sizes["agrees"][-20:]) >= 1

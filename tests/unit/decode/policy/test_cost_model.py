@@ -1,0 +1,72 @@
+"""What passes and steps cost: measured on models, read between the sizes, followed when the machine changes."""
+
+import time
+
+import pytest
+
+from omnidraft.decode.policy.cost_model import CostCurve, Costs, measure_steps
+from omnidraft.ports import TreeLimits
+from omnidraft.testing.toy_models import ToyDrafter, ToyTable, ToyTarget, ToyTargetSession
+
+TABLE = ToyTable.random(30, seed=1)
+
+
+class Slow(ToyTarget):
+    """A pass takes 2 ms and 2 ms more per row."""
+
+    def open(self, prompt_ids, max_new_tokens, mode):
+        class Session(ToyTargetSession):
+            def score(self, tree):
+                time.sleep(0.002 * (1 + len(tree)))
+                return super().score(tree)
+
+        return Session(self, prompt_ids[:-1], len(prompt_ids) + max_new_tokens)
+
+
+def test_between_two_sizes_and_beyond_the_last_the_line_goes_on():
+    curve = CostCurve({1: 1.0, 3: 2.0})
+    assert curve(2) == pytest.approx(1.5)
+    assert curve(5) == pytest.approx(3.0)
+    assert CostCurve({6: 2.0})(1) == CostCurve({6: 2.0})(60) == pytest.approx(2.0)
+
+
+def test_more_rows_are_never_cheaper():
+    curve = CostCurve({1: 1.0, 2: 0.7, 4: 2.0})
+    assert [curve(rows) for rows in (1, 2, 4)] == pytest.approx([1.0, 1.0, 2.0])
+
+
+def test_a_machine_that_became_slower_is_followed_at_every_size():
+    curve = CostCurve({1: 1.0, 8: 2.0})
+    for _ in range(60):
+        curve.saw(8, 4.0)
+    assert curve(8) == pytest.approx(4.0, rel=0.05)
+    assert curve(1) > 1.2
+
+
+def test_one_hiccup_moves_little():
+    curve = CostCurve({1: 1.0, 8: 2.0})
+    curve.saw(1, 50.0)
+    assert curve(1) < 1.2
+
+
+def test_passes_are_measured_as_wide_as_the_target_takes_them():
+    costs = Costs(Slow(TABLE, limits=TreeLimits(7)))
+    curve = costs.passes("fast")
+    assert curve(8) > 2 * curve(1)
+    assert curve is costs.passes("fast")
+
+
+def test_a_target_with_a_short_context_can_be_measured_too():
+    assert Costs(ToyTarget(TABLE, context_limit=48, limits=TreeLimits(15))).passes("fast")(1) > 0
+
+
+def test_passes_of_a_mode_that_nobody_measured_are_of_no_interest():
+    costs = Costs(ToyTarget(TABLE))
+    costs.saw_pass("fast", 4, 100.0)
+    assert costs.passes("fast")(4) < 1.0
+
+
+def test_steps_are_measured_once():
+    drafter, costs = ToyDrafter(TABLE), Costs(ToyTarget(TABLE))
+    assert costs.steps(drafter) is costs.steps(drafter)
+    assert measure_steps(ToyDrafter(TABLE, context_limit=9))(4) > 0

@@ -1,0 +1,188 @@
+"""What the recorder promises: decoding never waits, and every record is acknowledged or counted as dropped."""
+
+import time
+from collections.abc import Callable, Sequence
+from threading import Event
+
+import numpy as np
+import pytest
+
+from omnidraft.config import RecorderSettings
+from omnidraft.decode.recording.trace_producer import Recorder
+from omnidraft.errors import BusError
+from omnidraft.ports import Outgoing
+from omnidraft.telemetry.metrics import CountingMetrics
+from omnidraft.testing.memory_log import MemoryLog, MemoryReader, MemoryWriter
+from omnidraft.traces import codec
+from tests.trace_records import make_record
+
+PATIENCE_S = 5.0
+
+
+class HangingWriter:
+    """Never answers until told to."""
+
+    def __init__(self) -> None:
+        self.called, self.may_go_on = Event(), Event()
+
+    def append(self, messages: Sequence[Outgoing]) -> None:
+        self.called.set()
+        self.may_go_on.wait(PATIENCE_S)
+
+    def close(self) -> None: ...
+
+
+class FlakyWriter(MemoryWriter):
+    """Refuses the first `refusals` appends; `keeps` says whether a refused one is in the log all the same."""
+
+    def __init__(self, log: MemoryLog, refusals: float, keeps: bool = False) -> None:
+        super().__init__(log, "t")
+        self.refusals, self.keeps, self.attempts, self.is_closed = refusals, keeps, 0, False
+
+    def append(self, messages: Sequence[Outgoing]) -> None:
+        self.attempts += 1
+        if self.attempts > self.refusals:
+            super().append(messages)
+            return
+        if self.keeps:
+            super().append(messages)
+        raise BusError("the log is down")
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.fixture
+def metrics() -> CountingMetrics:
+    return CountingMetrics()
+
+
+def counts(metrics: CountingMetrics) -> tuple[float, float, float]:
+    names = ("emitted", "acknowledged", "dropped")
+    return tuple(metrics.value(f"omnidraft_traces_{name}_total") for name in names)
+
+
+def ids_in(log: MemoryLog) -> list[str]:
+    return [message.key.decode() for kept in log.topic("t") for message in kept]
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.005)
+
+
+def test_what_is_emitted_arrives_in_order_and_is_acknowledged(metrics):
+    log = MemoryLog()
+    recorder = Recorder(lambda: MemoryWriter(log, "t"), RecorderSettings(), metrics)
+    for number in range(50):
+        recorder.emit(make_record(f"request-{number}"))
+    assert recorder.close(PATIENCE_S) == 0
+    assert ids_in(log) == [f"request-{number}" for number in range(50)]
+    assert counts(metrics) == (50, 50, 0)
+    message = MemoryReader(log, "t").poll(1, timeout_s=0).messages[0]
+    assert codec.decode(message.value, message.headers).request_id == "request-0"
+
+
+def test_a_log_that_hangs_never_holds_up_decoding_and_overflow_is_counted(metrics):
+    writer = HangingWriter()
+    recorder = Recorder(lambda: writer, RecorderSettings(queue_records=4), metrics)
+    recorder.emit(make_record())
+    assert writer.called.wait(PATIENCE_S)
+    started_s = time.monotonic()
+    for _ in range(10):
+        recorder.emit(make_record())
+    assert time.monotonic() - started_s < 0.1
+    assert metrics.value("omnidraft_traces_dropped_total", reason="queue_full") == 6
+    writer.may_go_on.set()
+    assert recorder.close(PATIENCE_S) == 0
+    assert counts(metrics) == (11, 5, 6)
+
+
+def test_closing_on_a_log_that_hangs_ends_in_time_and_says_what_was_lost(metrics):
+    writer = HangingWriter()
+    recorder = Recorder(lambda: writer, RecorderSettings(), metrics)
+    for _ in range(3):
+        recorder.emit(make_record())
+    started_s = time.monotonic()
+    assert recorder.close(0.2) == 3
+    assert time.monotonic() - started_s < 1
+    writer.may_go_on.set()  # an acknowledgement that comes too late is not counted twice
+    time.sleep(0.05)
+    assert counts(metrics) == (3, 0, 3)
+
+
+def test_records_wait_while_the_log_is_down_and_arrive_when_it_is_back(metrics):
+    log = MemoryLog()
+    writer = FlakyWriter(log, refusals=2)
+    recorder = Recorder(lambda: writer, RecorderSettings(), metrics)
+    recorder.emit(make_record("a"))
+    wait_for(lambda: writer.attempts > 2)
+    assert recorder.close(PATIENCE_S) == 0
+    assert ids_in(log) == ["a"]
+    assert counts(metrics) == (1, 1, 0)
+    assert writer.is_closed
+
+
+def test_a_log_that_cannot_be_opened_at_first_is_tried_again(metrics):
+    log, attempts = MemoryLog(), []
+
+    def open_writer() -> MemoryWriter:
+        attempts.append(1)
+        if len(attempts) < 3:
+            raise BusError("no broker")
+        return MemoryWriter(log, "t")
+
+    recorder = Recorder(open_writer, RecorderSettings(), metrics)
+    recorder.emit(make_record("a"))
+    assert recorder.close(PATIENCE_S) == 0
+    assert ids_in(log) == ["a"]
+
+
+def test_closing_while_the_log_is_down_gives_up_at_the_deadline(metrics):
+    recorder = Recorder(lambda: FlakyWriter(MemoryLog(), refusals=float("inf")), RecorderSettings(), metrics)
+    recorder.emit(make_record())
+    started_s = time.monotonic()
+    assert recorder.close(0.3) == 1
+    assert time.monotonic() - started_s < 1
+    assert metrics.value("omnidraft_traces_dropped_total", reason="closed") == 1
+
+
+def test_an_append_that_failed_after_it_was_kept_is_a_duplicate_that_can_be_told(metrics):
+    log = MemoryLog()
+    writer = FlakyWriter(log, refusals=1, keeps=True)
+    recorder = Recorder(lambda: writer, RecorderSettings(), metrics)
+    recorder.emit(make_record("a", segment=3))
+    assert recorder.close(PATIENCE_S) == 0
+    messages = log.topic("t")[0]
+    names = {(r.request_id, r.segment) for r in (codec.decode(m.value, m.headers) for m in messages)}
+    assert len(messages) == 2
+    assert names == {("a", 3)}
+
+
+@pytest.mark.parametrize("broken", [{"mode": "slow"}, {"request_id": "\ud800"}, {"prompt_ids": None}])
+def test_a_record_that_nobody_could_read_is_dropped_and_the_next_one_arrives(metrics, broken):
+    log = MemoryLog()
+    recorder = Recorder(lambda: MemoryWriter(log, "t"), RecorderSettings(), metrics)
+    recorder.emit(make_record(**broken))
+    recorder.emit(make_record("b", emitted_ids=np.arange(6, dtype=np.uint32)))
+    assert recorder.close(PATIENCE_S) == 0
+    assert ids_in(log) == ["b"]
+    assert metrics.value("omnidraft_traces_dropped_total", reason="invalid") == 1
+
+
+def test_a_record_that_no_log_takes_is_counted_apart_from_broken_ones(metrics):
+    recorder = Recorder(lambda: MemoryWriter(MemoryLog(), "t"), RecorderSettings(), metrics)
+    recorder.emit(make_record(prompt_ids=np.arange(260_000, dtype=np.uint32)))
+    assert recorder.close(PATIENCE_S) == 0
+    assert metrics.value("omnidraft_traces_dropped_total", reason="too_large") == 1
+    assert metrics.value("omnidraft_traces_dropped_total", reason="invalid") == 0
+
+
+def test_what_is_emitted_after_closing_is_counted_as_dropped(metrics):
+    recorder = Recorder(lambda: MemoryWriter(MemoryLog(), "t"), RecorderSettings(), metrics)
+    assert recorder.close(PATIENCE_S) == 0
+    recorder.emit(make_record())
+    assert counts(metrics) == (1, 0, 1)
+    assert recorder.close(PATIENCE_S) == 0

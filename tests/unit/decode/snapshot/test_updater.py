@@ -1,0 +1,246 @@
+"""A worker follows the champion, and nothing that goes wrong on the way reaches the requests."""
+
+import threading
+
+import pytest
+
+from omnidraft.config import WorkerSettings
+from omnidraft.decode.snapshot.drift_throttle import Caution
+from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
+from omnidraft.decode.snapshot.updater import Refresher
+from omnidraft.errors import BusError, ModelError, RegistryError
+from omnidraft.ports import Announcement
+from omnidraft.registry.directory_registry import DirectoryRegistry
+from omnidraft.snapshots import bundle
+from omnidraft.snapshots.files import sha256_of
+from omnidraft.telemetry.metrics import CountingMetrics
+from tests.snapshot_folders import make_bundle
+
+FAILURES = "omnidraft_snapshot_load_failures_total"
+
+
+class Follower:
+    """Tells what the test put in; an error is a log that is down."""
+
+    def __init__(self):
+        self.told = []
+
+    def poll(self, timeout_s):
+        told, self.told = self.told, []
+        for each in told:
+            if isinstance(each, BusError):
+                raise each
+        return told
+
+
+class Fragile(DirectoryRegistry):
+    """A registry that can be switched off."""
+
+    is_down = False
+
+    def resolve(self, name):
+        if self.is_down:
+            raise RegistryError("down")
+        return super().resolve(name)
+
+
+class Worker:
+    """A refresher with everything around it; `loads` lists what the loader was asked for."""
+
+    def __init__(self, folder, num_versions=4, signing_key=None):
+        self.folder = folder
+        self.registry = Fragile(folder / "registry", "org/small", "big", keep_resume=2, signing_key=signing_key)
+        for version in range(1, num_versions + 1):
+            self.registry.publish(make_bundle(folder / "bundles", f"s{version}"), version - 1 or None)
+        self.slot = SnapshotSlot(LoadedSnapshot(None, "base", object(), None, None))
+        self.follower, self.metrics = Follower(), CountingMetrics()
+        self.caution = Caution(2)
+        self.loads, self.unfit, self.now = [], set(), 0.0
+        settings = WorkerSettings(poll_s=0.001)
+        self.refresher = Refresher(
+            self.registry,
+            self.slot,
+            self.load,
+            self.follower,
+            self.caution,
+            settings,
+            self.metrics,
+            target="big",
+            staging=folder / "staging",
+            clock=lambda: self.now,
+        )
+
+    def load(self, found, folder):
+        self.loads.append(found.version)
+        bundle.verify(folder, ["serving"])
+        if found.version in self.unfit:
+            raise ModelError("does not fit")
+        return LoadedSnapshot(found.version, found.manifest.snapshot_id, object(), None, found.manifest)
+
+    def step(self, *told):
+        self.follower.told.extend(told)
+        self.refresher.step(threading.Event())
+        return self.slot.current.version
+
+
+@pytest.fixture
+def worker(tmp_path):
+    return Worker(tmp_path)
+
+
+def champion(sequence, version):
+    return Announcement(sequence, "champion", version)
+
+
+def test_an_announced_snapshot_is_loaded_and_swapped_in(worker):
+    assert worker.step(champion(0, 1)) == 1
+    assert worker.step(champion(1, 2)) == 2
+    assert worker.slot.current.sequence == 1
+    assert len(worker.metrics.observed("omnidraft_snapshot_swap_seconds")) == 2
+    assert worker.metrics.value("omnidraft_snapshot_version_info", target="big", drafter="org/small") == 2
+
+
+def test_a_champion_that_nobody_announced_is_taken_from_the_registry(worker):
+    assert worker.step() is None
+    worker.registry.promote(2)
+    assert worker.step() == 2
+    assert worker.step(champion(5, 2)) == 2  # the announcement arrives late: nothing is loaded again
+    assert (worker.loads, worker.slot.current.sequence) == ([2], 5)
+    worker.registry.promote(1)
+    assert worker.step() == 1
+
+
+def test_a_rollback_to_the_previous_loads_nothing(worker):
+    worker.step(champion(0, 1))
+    worker.step(champion(1, 2))
+    assert worker.step(champion(2, 1)) == 1
+    assert worker.loads == [1, 2]
+
+
+def test_a_snapshot_that_cannot_be_loaded_is_counted_and_retried_with_growing_pauses(worker):
+    worker.registry.promote(2)
+    worker.step(champion(0, 1))
+    worker.unfit = {2}
+    assert [worker.step(champion(1, 2)), *[worker.step() for _ in range(5)]] == [1] * 6
+    assert (worker.loads, worker.metrics.value(FAILURES)) == ([1, 2], 1)
+    worker.now += 0.0015
+    worker.step()
+    worker.now += 0.0015  # the second pause is twice as long
+    worker.step()
+    assert worker.loads == [1, 2, 2]
+    worker.unfit = set()
+    worker.now += 1
+    assert worker.step() == 2
+
+
+def test_after_a_bad_snapshot_the_next_one_is_taken_at_once(worker):
+    worker.unfit = {1}
+    assert worker.step(champion(0, 1)) is None
+    assert worker.step(champion(1, 2)) == 2
+
+
+def test_a_corrupt_snapshot_leaves_the_old_one_in_place(worker):
+    worker.step(champion(0, 1))
+    (worker.folder / "bundles/s2" / bundle.DRAFTER).write_bytes(b"rotten")
+    assert worker.step(champion(1, 2)) == 1
+    assert worker.loads == [1]
+    assert worker.metrics.value(FAILURES) == 1
+
+
+def test_a_log_and_a_registry_that_are_down_are_survived(worker):
+    worker.step(champion(0, 1))
+    worker.registry.is_down = True
+    assert worker.step(BusError("down")) == 1
+    assert worker.step(champion(1, 2)) == 1
+    worker.registry.is_down = False
+    worker.registry.promote(2)
+    worker.now += 1
+    assert worker.step(BusError("down")) == 2
+    assert worker.metrics.value("omnidraft_refresh_errors_total") == 3
+
+
+def canary(sequence, version, share=0.5):
+    return Announcement(sequence, "canary", version, share=share)
+
+
+def test_a_canary_is_loaded_beside_the_champion_and_promoted_without_loading_it_again(worker):
+    worker.step(champion(0, 1))
+    assert worker.step(canary(1, 2)) == 1
+    assert (worker.slot.canary.snapshot.version, worker.slot.canary.share) == (2, 0.5)
+    assert worker.step(champion(2, 2)) == 2
+    assert (worker.slot.canary, worker.slot.previous.version, worker.loads) == (None, 1, [1, 2])
+
+
+def test_a_champion_that_is_announced_again_ends_the_canary_and_its_files_go(worker):
+    worker.step(champion(0, 1))
+    worker.step(canary(1, 2))
+    assert worker.step(champion(2, 1)) == 1
+    assert worker.slot.canary is None
+    assert [path.name for path in (worker.folder / "staging").iterdir() if path.is_dir()] == ["v000001-s1"]
+
+
+def test_a_worker_that_starts_while_a_canary_is_out_takes_both(worker):
+    worker.registry.promote(1)
+    assert worker.step(canary(5, 2)) == 1
+    assert worker.slot.canary.snapshot.version == 2
+    worker.step()  # nothing new: both stay
+    assert (worker.slot.canary.snapshot.version, worker.loads) == (2, [1, 2])
+
+
+def test_a_canary_that_cannot_be_loaded_is_tried_again_and_the_champion_serves_all(worker):
+    worker.step(champion(0, 1))
+    worker.unfit = {2}
+    assert worker.step(canary(1, 2)) == 1
+    assert (worker.slot.canary, worker.metrics.value(FAILURES)) == (None, 1)
+    worker.unfit, worker.now = set(), 1.0
+    worker.step()
+    assert worker.slot.canary.snapshot.version == 2
+
+
+def test_a_champion_promoted_by_hand_ends_the_canary(worker):
+    worker.step(champion(0, 1))
+    worker.step(canary(1, 2))
+    worker.registry.promote(3)
+    assert worker.step(champion(2, 3)) == 3
+    worker.step()
+    assert worker.slot.canary is None
+
+
+def test_while_traffic_drifts_less_is_drafted_for_that_tenant_alone(worker):
+    worker.step(Announcement(0, "drift", tenant="a"))
+    assert [worker.caution.limit(tenant, 5) for tenant in ("a", "b")] == [2, 5]
+    worker.step(Announcement(1, "drift_over", tenant="a"))
+    assert worker.caution.limit("a", 5) == 5
+
+
+def test_files_of_snapshots_that_are_no_longer_loaded_are_removed(worker):
+    for sequence, version in enumerate((1, 2, 3, 4)):
+        worker.step(champion(sequence, version))
+    folders = [path.name for path in (worker.folder / "staging").iterdir() if path.is_dir()]
+    assert sorted(folders) == ["v000003-s3", "v000004-s4"]
+
+
+def test_the_thread_ends_when_told(worker):
+    stop = threading.Event()
+    thread = threading.Thread(target=worker.refresher.run, args=(stop,))
+    thread.start()
+    stop.set()
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+def test_a_forged_snapshot_whose_checksums_fit_leaves_the_old_one_in_place(tmp_path):
+    worker = Worker(tmp_path, signing_key="k" * 44)
+    assert worker.step(champion(0, 1)) == 1
+    folder = tmp_path / "registry" / "omnidraft.org-small.big" / "v000002" / "snapshot"
+    weights = folder / bundle.DRAFTER
+    weights.write_bytes(weights.read_bytes()[:-1] + b"!")
+    told = bundle.read_manifest(folder)
+    bundle.write_manifest(
+        folder, told.model_copy(update={"sha256": {**told.sha256, bundle.DRAFTER: sha256_of(weights)}})
+    )
+    bundle.verify(folder, ["serving"])
+    assert worker.step(champion(1, 2)) == 1
+    assert worker.metrics.value(FAILURES, target="big") == 1
+    assert worker.loads == [1]
+    assert worker.step(champion(2, 3)) == 3

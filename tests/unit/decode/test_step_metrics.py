@@ -1,0 +1,66 @@
+"""Metrics of steps are the figures of answers, counted elsewhere."""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from omnidraft.decode.step_metrics import counted
+from omnidraft.decode.step_stats import Figures
+from omnidraft.ports import DraftTree, FinishReason, Source, Step, Timings
+from omnidraft.telemetry.metrics import CountingMetrics
+
+LABELS = {"target": "big", "drafter_version": "3"}
+
+
+def step(tree: DraftTree, path: tuple[int, ...], *, ends: bool = False) -> Step:
+    """The target goes along the path; a text that goes on has one token more."""
+    emitted = tuple(tree.tokens[node] for node in path) + (() if ends else (999,))
+    return Step(tree, emitted, path, "", FinishReason.STOP if ends else None, Timings(0.01, 0.02, 0.003), None)
+
+
+def random_steps(seed: int) -> Iterator[Step]:
+    """Trees of up to 12 nodes, and a path from the root."""
+    drawn = random.Random(seed)
+    for _ in range(50):
+        num_nodes = drawn.randrange(13)
+        parents = (0, *(drawn.randrange(node) for node in range(1, num_nodes + 1)))
+        sources = (None, *(drawn.choice(list(Source)) for _ in range(num_nodes)))
+        tree = DraftTree(tuple(range(num_nodes + 1)), parents, sources, (0.0,) * (num_nodes + 1))
+        path: list[int] = []
+        while children := [node for node in range(1, len(tree)) if parents[node] == (path or [0])[-1]]:
+            if drawn.random() < 0.3:
+                break
+            path.append(drawn.choice(children))
+        yield step(tree, tuple(path), ends=bool(path) and drawn.random() < 0.1)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_they_agree_with_the_figures_of_the_same_steps(seed: int) -> None:
+    metrics, figures = CountingMetrics(), Figures()
+    for each in counted(random_steps(seed), metrics, **LABELS, plain_pass_s=0.05):
+        figures.take(each)
+    assert metrics.value("omnidraft_target_passes_total", **LABELS) == figures.num_passes == 50
+    assert metrics.value("omnidraft_emitted_tokens_total", **LABELS) == figures.num_tokens
+    assert metrics.value("omnidraft_scored_positions_total", **LABELS) == figures.num_scored
+    assert metrics.value("omnidraft_agreed_positions_total", **LABELS) == figures.num_agreed
+    for depth, scored in figures.scored_by_depth.items():
+        assert metrics.value("omnidraft_scored_positions_total", position=str(depth - 1)) == scored
+    for source, accepted in figures.accepted_by_source.items():
+        assert metrics.value("omnidraft_spec_decode_num_accepted_tokens_total", source=source) == accepted
+    assert metrics.value("omnidraft_plain_decode_seconds_total") == pytest.approx(0.05 * figures.num_tokens)
+    spent = {part: metrics.value("omnidraft_decode_seconds_total", part=part) for part in ("draft", "target", "other")}
+    assert spent == pytest.approx({"draft": 0.5, "target": 1.0, "other": 0.15})
+    lengths = metrics.observed("omnidraft_spec_decode_accepted_tokens_per_pass", **LABELS)
+    assert sum(lengths) == sum(figures.accepted_by_source.values())
+
+
+def test_the_tokens_of_a_pass_share_its_time() -> None:
+    metrics = CountingMetrics()
+    chain = DraftTree.chain(0, [1, 2], [Source.DIRECT] * 2, [0.0] * 2)
+    steps = [step(chain, ()), step(chain, (1, 2)), step(chain, (1,), ends=True)]
+    list(counted(iter(steps), metrics, **LABELS, plain_pass_s=None))
+    gaps = metrics.observed("omnidraft_inter_token_latency_seconds", target="big")
+    assert len(gaps) == 3 + 1
+    assert gaps[0] == gaps[1] == gaps[2]
+    assert metrics.value("omnidraft_plain_decode_seconds_total") == 0

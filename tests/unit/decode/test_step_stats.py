@@ -1,0 +1,99 @@
+"""What the figures promise: agreement by position, speed without the first step, sums that add up."""
+
+import time
+
+import pytest
+
+from omnidraft.decode.step_stats import Figures
+from omnidraft.ports import DraftTree, Source, Step, Timings
+
+
+def step(drafted: list[int], emitted: list[int], num_accepted: int, *, source: Source = Source.DIRECT) -> Step:
+    tree = DraftTree.chain(0, drafted, [source] * len(drafted), [-1.0] * len(drafted))
+    path = tuple(range(1, num_accepted + 1))
+    return Step(tree, tuple(emitted), path, "", None, Timings(0.5, 0.25, 0.125), None)
+
+
+def figures_of(*steps: Step) -> Figures:
+    figures = Figures()
+    for each in steps:
+        figures.take(each)
+    return figures
+
+
+@pytest.mark.parametrize(
+    ("each", "scored", "agreed"),
+    [
+        (step([], [9], 0), 0, 0),
+        (step([1, 2, 3], [9], 0), 1, 0),
+        (step([1, 2, 3], [1, 9], 1), 2, 1),
+        (step([1, 2, 3], [1, 2, 3, 9], 3), 3, 3),
+        (step([1, 2, 3], [1, 2], 2), 2, 2),
+    ],
+    ids=["nothing drafted", "missed at once", "missed later", "all drawn and a bonus", "ended on a drafted token"],
+)
+def test_agreement_counts_positions_up_to_the_first_miss(each: Step, scored: int, agreed: int) -> None:
+    figures = figures_of(each)
+    assert (figures.num_scored, figures.num_agreed) == (scored, agreed)
+    assert figures.agreement == (agreed / scored if scored else None)
+
+
+def test_agreement_by_depth_counts_passes_that_came_so_far() -> None:
+    figures = figures_of(
+        step([1, 2, 3], [1, 9], 1), step([1, 2], [1, 2, 9], 2), step([1], [9], 0), step([], [9], 0), step([1], [1], 1)
+    )
+    assert figures.scored_by_depth == {1: 4, 2: 2}
+    assert figures.agreed_by_depth == {1: 3, 2: 1}
+    assert figures.agreement_by_depth == [3 / 4, 1 / 2]
+    assert (figures + figures).agreement_by_depth == figures.agreement_by_depth
+
+
+def test_any_accepted_sibling_agrees_at_its_depth() -> None:
+    sources = (None, Source.DIRECT, Source.DIRECT, Source.DIRECT)
+    tree = DraftTree((0, 5, 6, 7), (0, 0, 0, 2), sources, (0.0, -1.0, -2.0, -1.0))
+    second = Step(tree, (6, 9), (2,), "", None, Timings(), None)
+    first = Step(tree, (5, 9), (1,), "", None, Timings(), None)
+    assert figures_of(second, first).scored_by_depth == {1: 2, 2: 1}
+    assert figures_of(second, first).agreed_by_depth == {1: 2}
+
+
+def test_a_runner_up_that_was_drawn_is_accepted_and_no_agreement() -> None:
+    tree = DraftTree((0, 1, 2, 3), (0, 0, 0, 2), (None, *[Source.DIRECT] * 3), (0.0,) * 4)
+    figures = figures_of(Step(tree, (2, 3, 9), (2, 3), "", None, Timings(), None))
+    assert (figures.num_scored, figures.num_agreed) == (2, 1)
+    assert figures.accepted_by_source == {"direct": 2}
+
+
+def test_speed_leaves_out_the_first_step() -> None:
+    figures = Figures()
+    time.sleep(0.05)
+    figures.take(step([], [1, 2, 3], 0))
+    assert figures.tokens_per_s == 0.0
+    assert figures.first_token_s >= 0.05
+    time.sleep(0.02)
+    figures.take(step([], [4, 5], 0))
+    assert figures.num_later_tokens == 2
+    assert 0.02 <= figures.decode_s < 0.05 + figures.first_token_s
+    assert figures.tokens_per_s == pytest.approx(2 / figures.decode_s)
+
+
+def test_two_texts_together_have_the_sums_of_both() -> None:
+    one = figures_of(step([1, 2], [1, 9], 1), step([], [3], 0))
+    other = figures_of(step([1], [1, 2], 1, source=Source.MERGE), step([4], [5], 0))
+    both = one + other
+    assert (both.num_tokens, both.num_passes, both.num_later_tokens) == (6, 4, 2)
+    assert (both.num_scored, both.num_agreed) == (4, 2)
+    assert (both.draft_s, both.target_s, both.other_s) == (2.0, 1.0, 0.5)
+    assert both.decode_s == one.decode_s + other.decode_s
+    assert both.accepted_by_source == {"direct": 1, "merge": 1}
+    assert both.accepted_per_pass == {1: 2, 0: 2}
+    assert both.tokens_per_pass == 1.5
+    assert (one.num_tokens, one.accepted_by_source) == (3, {"direct": 1})
+
+
+def test_the_summary_is_plain_data_whose_counts_agree() -> None:
+    summary = figures_of(step([1, 2], [1, 9], 1), step([1], [2], 0)).summary()
+    assert summary["num_tokens"] == 3
+    assert summary["agreement"] == pytest.approx(1 / 3)
+    assert summary["accepted_per_pass"] == {"0": 1, "1": 1}
+    assert sum(summary["accepted_per_pass"].values()) == summary["num_passes"]  # type: ignore[attr-defined]

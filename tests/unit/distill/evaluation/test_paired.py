@@ -1,0 +1,52 @@
+"""The error of a paired change of agreement, against what repeated draws of requests show."""
+
+import numpy as np
+import pytest
+
+from omnidraft.distill.evaluation.paired import change_error
+
+Pairs = list[tuple[str, np.ndarray, np.ndarray]]
+
+
+def hits(num_agreed: int, num_scored: int) -> np.ndarray:
+    return np.arange(num_scored) < num_agreed
+
+
+def drawn(rng: np.random.Generator, num_requests: int) -> Pairs:
+    """Requests of several lengths, each easier or harder than others for the later snapshot."""
+    pairs = []
+    for request in range(num_requests):
+        gain = rng.normal(0.03, 0.05)
+        for _ in range(rng.integers(1, 3)):
+            length = int(rng.integers(10, 80))
+            before, after = rng.binomial(length, 0.6), rng.binomial(length, 0.6 + gain)
+            pairs.append((f"r{request}", hits(before, length), hits(after, length)))
+    return pairs
+
+
+def change(pairs: Pairs) -> float:
+    return sum(int(b.sum()) - int(a.sum()) for _, a, b in pairs) / sum(len(b) for _, _, b in pairs)
+
+
+def test_it_is_the_spread_of_the_change_over_repeated_draws() -> None:
+    rng = np.random.default_rng(0)
+    draws = [drawn(rng, 40) for _ in range(600)]
+    told = float(np.mean([change_error(pairs) for pairs in draws]))
+    seen = float(np.std([change(pairs) for pairs in draws]))
+    assert told == pytest.approx(seen, rel=0.1)
+
+
+def test_segments_of_one_request_are_one_draw() -> None:
+    whole = [
+        ("a", hits(10, 20), hits(14, 20)),
+        ("b", hits(9, 20), hits(9, 20)),
+        ("c", hits(3, 9), hits(3, 9)),
+    ]
+    halves = whole[1:]
+    halves += [("a", hits(5, 10), hits(7, 10)), ("a", hits(5, 10), hits(7, 10))]
+    assert change_error(halves) == pytest.approx(change_error(whole))
+
+
+def test_one_request_says_nothing_of_the_spread() -> None:
+    assert change_error([("a", hits(1, 9), hits(3, 9)), ("a", hits(1, 9), hits(3, 9))]) is None
+    assert change_error([("a", hits(1, 9), hits(3, 9)), ("b", hits(0, 0), hits(0, 0))]) is None

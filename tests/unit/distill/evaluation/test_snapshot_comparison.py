@@ -1,0 +1,126 @@
+"""When traffic drifts, the snapshot that agrees best with it is found on the tenant's newest records, and told."""
+
+from pathlib import Path
+
+import pytest
+
+from omnidraft.audit.run import Unwritten
+from omnidraft.distill.evaluation.snapshot_comparison import MOST_SNAPSHOTS, Earlier, candidates
+from omnidraft.distill.ingest.recent_records import Recent
+from omnidraft.distill.ingest.trace_consumer import TraceSource
+from omnidraft.errors import RegistryError
+from omnidraft.ports import Outgoing, SnapshotVersion
+from omnidraft.registry.directory_registry import DirectoryRegistry
+from omnidraft.snapshots import bundle
+from omnidraft.telemetry.metrics import CountingMetrics
+from omnidraft.testing.memory_log import MemoryLog, MemoryReader, MemoryWriter
+from omnidraft.traces import codec
+from tests.snapshot_folders import manifest
+from tests.unit.distill.conftest import TEXTS
+
+
+class Setting:
+    """A log, a registry and a learner that learns one text after another."""
+
+    def __init__(self, pair, folder: Path) -> None:
+        self.pair, self.folder = pair, folder
+        self.log = MemoryLog(2)
+        self.registry = DirectoryRegistry(folder / "registry", "drafter", "target", keep_resume=2)
+        self.learner = pair.learner()
+        self.told = []
+        self.base = self.learner.serving_tensors()
+
+    def publish(self, snapshot_id: str, serving=None, agreement=None) -> int:
+        versions = self.registry.versions()
+        told = {"target": "target", "drafter": "drafter", "agreement_after": agreement}
+        parts = {bundle.NGRAMS: self.learner.cache.to_arrays()} | ({bundle.DRAFTER: serving} if serving else {})
+        bundle.write(self.folder / snapshot_id, manifest(snapshot_id, **told), parts)
+        return self.registry.publish(self.folder / snapshot_id, versions[-1].version if versions else None).version
+
+    def learn(self, text: str, times: int = 30):
+        for number in range(times):
+            self.learner.step([self.pair.record(f"{number}-{text[:4]}", text)])
+        return self.learner.serving_tensors()
+
+    def emit(self, text: str, number: int, tenant: str, first: int = 0) -> None:
+        for count in range(first, first + number):
+            record = self.pair.record(f"{tenant}-{count}", text, tenant=tenant)
+            message = Outgoing(codec.key(record), codec.encode(record), codec.headers(record))
+            MemoryWriter(self.log, "t").append([message])
+
+    def earlier(self, registry=None, num_records=8) -> Earlier:
+        fingerprint, pair = self.pair.alignment.fingerprint, {"target": "target", "drafter": "drafter"}
+
+        def source_over(reader) -> TraceSource:
+            return TraceSource(reader, Unwritten(), fingerprint, CountingMetrics(), topic="t", **pair)
+
+        recent = Recent(lambda: MemoryReader(self.log, "t"), source_over, num_records)
+
+        def tell(kind, version, **what) -> None:
+            self.told.append((kind, version, what))
+
+        return Earlier(registry or self.registry, self.learner, recent, tell, lambda: self.base, self.folder / "f")
+
+
+@pytest.fixture
+def setting(pair, tmp_path: Path) -> Setting:
+    """Version 1 is the base drafter, 2 knows the first text, 3 the second and is the champion."""
+    made = Setting(pair, tmp_path)
+    made.publish("base")
+    made.publish("first", made.learn(TEXTS[0]))
+    made.learner = pair.learner()
+    made.registry.promote(made.publish("second", made.learn(TEXTS[1])))
+    return made
+
+
+def test_the_snapshot_that_knows_the_new_traffic_is_told_with_all_figures(setting: Setting) -> None:
+    setting.emit(TEXTS[1], 20, "t")
+    setting.emit(TEXTS[0], 10, "t", first=20)
+    setting.emit(TEXTS[1], 10, "other")
+    before = setting.learner.serving_tensors()
+    setting.earlier().compare("t")
+    ((kind, version, what),) = setting.told
+    assert (kind, version, what["tenant"]) == ("best", 2, "t")
+    assert "the 8 newest records of t, by version: 3: 0." in what["reason"]
+    assert all((before[name] == tensor).all() for name, tensor in setting.learner.serving_tensors().items())
+    assert [path for path in (setting.folder / "f").iterdir() if path.is_dir()] == []
+    curves = (setting.registry._folder(2) / "metrics.jsonl").read_text()
+    assert "agreement_on_drift" in curves
+
+
+def test_where_the_champion_agrees_best_nothing_is_told(setting: Setting) -> None:
+    setting.emit(TEXTS[1], 10, "t")
+    setting.earlier().compare("t")
+    assert setting.told == []
+
+
+def test_too_few_records_say_nothing(setting: Setting) -> None:
+    setting.emit(TEXTS[0], 3, "t")
+    setting.earlier().compare("t")
+    setting.earlier(num_records=0).compare("t")
+    assert setting.told == []
+
+
+class Down(DirectoryRegistry):
+    """A registry that is away."""
+
+    def fetch(self, *args, **options):
+        raise RegistryError("away")
+
+
+def test_a_registry_that_is_away_is_no_reason_to_stop_learning(setting: Setting, caplog) -> None:
+    setting.emit(TEXTS[0], 10, "t")
+    down = Down(setting.folder / "registry", "drafter", "target", keep_resume=2)
+    setting.earlier(down).compare("t")
+    assert (setting.told, "were not compared" in caplog.text) == ([], True)
+
+
+def test_few_snapshots_are_compared_and_those_with_a_part_to_play_among_them() -> None:
+    aliases = {3: ("champion",), 2: ("previous",)}
+    versions = [
+        SnapshotVersion(number, manifest(f"s{number}", agreement_after=1 / number), aliases.get(number, ()), 0)
+        for number in range(1, 12)
+    ]
+    chosen = [each.version for each in candidates(versions)]
+    assert chosen == [3, 2, 11, 1, 4, 5]
+    assert len(chosen) == MOST_SNAPSHOTS

@@ -1,0 +1,98 @@
+"""What a process knows of those that died before it; a death is a journal that nobody told of the end."""
+
+from pathlib import Path
+
+import pytest
+
+from omnidraft.distill.ingest.crash_journal import Journal
+
+STEP = [(0, 3), (1, 5)]
+OTHER = [(0, 4), (1, 6)]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "deep" / "trying.json"
+
+
+def die(path: Path, places, *, times: int, alone: bool = False) -> None:
+    for _ in range(times):
+        Journal(path, tries=2).begins(places, alone=alone)
+
+
+def test_a_step_that_ends_leaves_no_file(path: Path) -> None:
+    journal = Journal(path, tries=2)
+    journal.begins(STEP)
+    assert path.exists()
+    journal.ended()
+    assert not path.exists()
+
+
+def test_after_so_many_deaths_the_records_of_a_step_are_suspects(path: Path) -> None:
+    die(path, STEP, times=1)
+    assert Journal(path, tries=2).suspects(STEP) == []
+    Journal(path, tries=2).begins(STEP)
+    journal = Journal(path, tries=2)
+    assert journal.suspects([*OTHER, *STEP]) == STEP
+    assert journal.poison == frozenset()
+
+
+def test_who_dies_alone_as_often_is_poison_and_the_others_are_tried_again(path: Path) -> None:
+    die(path, STEP, times=2)
+    journal = Journal(path, tries=2)
+    journal.begins(STEP[:1], alone=True)
+    journal.ended()
+    assert journal.suspects(STEP) == STEP[1:]
+    die(path, STEP[1:], times=2, alone=True)
+    journal = Journal(path, tries=2)
+    assert journal.poison == {STEP[1]}
+    assert journal.suspects(STEP[:1]) == []
+
+
+def test_records_that_kill_only_together_are_poison_together(path: Path) -> None:
+    die(path, STEP, times=2)
+    journal = Journal(path, tries=2)
+    for place in STEP:
+        journal.begins([place], alone=True)
+        journal.ended()
+    assert journal.suspects(STEP) == []
+    die(path, STEP, times=2)
+    assert Journal(path, tries=2).poison == frozenset(STEP)
+
+
+def test_a_step_that_ends_at_last_is_forgotten_with_its_deaths(path: Path) -> None:
+    die(path, STEP, times=3)
+    journal = Journal(path, tries=2)
+    journal.begins(STEP)
+    journal.ended()
+    assert not path.exists()
+
+
+def test_poison_is_known_until_a_snapshot_is_past_it(path: Path) -> None:
+    die(path, STEP[1:], times=2, alone=True)
+    journal = Journal(path, tries=2)
+    journal.begins(OTHER)
+    journal.ended()
+    journal.published({0: 9, 1: 5})
+    assert Journal(path, tries=2).poison == {STEP[1]}
+    journal.published({0: 9, 1: 6})
+    assert not path.exists()
+    assert journal.poison == {STEP[1]}  # it may be in the intake's hands still
+
+
+@pytest.mark.parametrize("told", [b"", b"{", b"[]", b'{"together": 3}', b"\xff"])
+def test_a_journal_that_cannot_be_read_counts_anew(path: Path, told: bytes) -> None:
+    path.parent.mkdir()
+    path.write_bytes(told)
+    journal = Journal(path, tries=2)
+    assert journal.poison == frozenset()
+    journal.begins(STEP)
+    journal.ended()
+    assert not path.exists()
+
+
+def test_with_no_tries_nothing_is_written(path: Path) -> None:
+    journal = Journal(path, tries=0)
+    journal.begins(STEP)
+    assert not path.parent.exists()
+    assert journal.suspects(STEP) == []

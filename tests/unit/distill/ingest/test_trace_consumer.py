@@ -1,0 +1,172 @@
+"""What the source promises: every message is returned or dead-lettered, and no offset runs ahead of that."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omnidraft.distill.ingest.trace_consumer import MAX_VALUE_BYTES, TraceSource
+from omnidraft.errors import BusError
+from omnidraft.ports import Message, Outgoing
+from omnidraft.telemetry.metrics import CountingMetrics
+from omnidraft.testing.memory_log import MemoryLog, MemoryReader, MemoryWriter
+from omnidraft.traces import codec
+from tests.trace_records import make_record
+
+
+def outgoing(request_id: str, **fields) -> Outgoing:
+    record = make_record(request_id, **fields)
+    return Outgoing(codec.key(record), codec.encode(record), codec.headers(record))
+
+
+def make_source(
+    log: MemoryLog, dead_letters=None, expected: str | None = "aligned", metrics=None, **pair
+) -> TraceSource:
+    letters = dead_letters or MemoryWriter(log, "dead")
+    return TraceSource(MemoryReader(log, "t"), letters, expected, metrics or CountingMetrics(), topic="t", **pair)
+
+
+def dead_letters(log: MemoryLog) -> list[Message]:
+    return [message for kept in log.topic("dead") for message in kept]
+
+
+def read_all(source: TraceSource, at_once: int = 5) -> tuple[list[str], dict[int, int]]:
+    """Request ids, and where to read on."""
+    ids: list[str] = []
+    offsets: dict[int, int] = {}
+    while (polled := source.poll(at_once, timeout_s=0)).next_offsets:
+        ids += [record.request_id for _, _, record in polled.records]
+        offsets |= polled.next_offsets
+    return ids, offsets
+
+
+def test_records_come_with_partition_and_offset():
+    log = MemoryLog()
+    MemoryWriter(log, "t").append([outgoing("a"), outgoing("b")])
+    polled = make_source(log).poll(10, timeout_s=0)
+    assert [(partition, offset, r.request_id) for partition, offset, r in polled.records] == [(0, 0, "a"), (0, 1, "b")]
+    assert dict(polled.next_offsets) == {0: 2}
+    assert not polled.skipped
+
+
+def test_a_broken_message_is_dead_lettered_with_its_origin_and_offsets_move_past_it():
+    log, metrics = MemoryLog(), CountingMetrics()
+    broken = Outgoing(b"k", b"\xff\x00junk", {"schema": b"omnidraft.trace", "schema_version": b"1"})
+    MemoryWriter(log, "t").append([outgoing("a"), broken, outgoing("b")])
+    assert read_all(make_source(log, metrics=metrics)) == (["a", "b"], {0: 3})
+    (letter,) = dead_letters(log)
+    assert (letter.key, letter.value) == (b"k", b"\xff\x00junk")
+    assert letter.headers["reason"] == b"unreadable"
+    assert b"payload" in letter.headers["error"]
+    origin = [letter.headers[f"origin_{name}"] for name in ("topic", "partition", "offset")]
+    assert origin == [b"t", b"0", b"1"]
+    assert letter.headers["original.schema_version"] == b"1"
+    assert metrics.value("omnidraft_traces_skipped_total", reason="unreadable") == 1
+    assert metrics.value("omnidraft_traces_read_total") == 2
+
+
+def test_each_kind_of_dead_letter_has_its_reason():
+    log = MemoryLog()
+    other_version = outgoing("c")
+    other_version = Outgoing(b"c", other_version.value, {**other_version.headers, "schema_version": b"99"})
+    MemoryWriter(log, "t").append([outgoing("a", alignment="another"), Outgoing(b"", b""), other_version])
+    polled = make_source(log).poll(10, timeout_s=0)
+    assert polled.records == ()
+    assert polled.skipped == ((0, 0, "other_alignment", 1), (0, 1, "unknown_schema", 1), (0, 2, "unknown_schema", 1))
+    assert [m.headers["reason"] for m in dead_letters(log)] == [
+        *(b"other_alignment", b"unknown_schema", b"unknown_schema")
+    ]
+
+
+def test_records_of_other_pairs_are_passed_over_and_counted_and_are_no_dead_letters():
+    """Two targets of one family share an alignment, so the name decides; and a schema of theirs is their own affair."""
+    log, metrics = MemoryLog(), CountingMetrics()
+    theirs = outgoing("d", target="huge")
+    newer = Outgoing(b"d", theirs.value, {**theirs.headers, "schema_version": b"99"})
+    unnamed = Outgoing(b"e", theirs.value, {name: theirs.headers[name] for name in ("schema", "schema_version")})
+    MemoryWriter(log, "t").append(
+        [
+            *(outgoing("a"), outgoing("b", target="huge"), outgoing("c", drafter="other", alignment="x"), newer),
+            *(unnamed, outgoing("f", alignment="x")),
+        ]
+    )
+    source = make_source(log, metrics=metrics, target="target", drafter="drafter")
+    polls = [source.poll(10, timeout_s=0) for _ in range(3)]
+    assert [record.request_id for polled in polls for _, _, record in polled.records] == ["a"]
+    skipped = [each for polled in polls for each in polled.skipped]
+    assert skipped == [*[(0, offset, "other_pair", 1) for offset in range(1, 5)], (0, 5, "other_alignment", 1)]
+    assert dict(polls[1].next_offsets) == {0: 6}
+    assert [letter.headers["reason"] for letter in dead_letters(log)] == [b"other_alignment"]
+    assert metrics.value("omnidraft_traces_skipped_total", reason="other_pair") == 4
+
+
+def test_any_alignment_is_taken_when_none_is_expected():
+    log = MemoryLog()
+    MemoryWriter(log, "t").append([outgoing("a", alignment="x"), outgoing("b", alignment="y")])
+    assert read_all(make_source(log, expected=None))[0] == ["a", "b"]
+
+
+def test_a_message_comes_back_until_its_dead_letter_is_acknowledged():
+    class DownOnce(MemoryWriter):
+        is_down = True
+
+        def append(self, messages: Sequence[Outgoing]) -> None:
+            if self.is_down:
+                self.is_down = False
+                raise BusError("the dead-letter topic is down")
+            super().append(messages)
+
+    log = MemoryLog()
+    MemoryWriter(log, "t").append([outgoing("a"), Outgoing(b"k", b"junk")])
+    source = make_source(log, DownOnce(log, "dead"))
+    with pytest.raises(BusError):
+        source.poll(10, timeout_s=0)
+    assert read_all(source) == (["a"], {0: 2})
+    assert [m.value for m in dead_letters(log)] == [b"junk"]
+
+
+def test_seeking_forgets_what_a_failed_poll_had_in_hand():
+    class Down(MemoryWriter):
+        def append(self, messages: Sequence[Outgoing]) -> None:
+            raise BusError("down")
+
+    log = MemoryLog()
+    MemoryWriter(log, "t").append([Outgoing(b"k", b"junk"), outgoing("a")])
+    source = make_source(log, Down(log, "dead"))
+    with pytest.raises(BusError):
+        source.poll(1, timeout_s=0)
+    source.seek({0: 1})
+    assert read_all(source) == (["a"], {0: 2})
+
+
+def test_a_dead_letter_is_cut_to_fit_and_says_so():
+    log = MemoryLog()
+    headers = {f"header-{number}": bytes(5000) for number in range(100)}
+    MemoryWriter(log, "t").append([Outgoing(b"k" * 5000, bytes(MAX_VALUE_BYTES + 9), headers)])
+    make_source(log).poll(1, timeout_s=0)
+    (letter,) = dead_letters(log)
+    assert letter.headers["cut_from_bytes"] == str(MAX_VALUE_BYTES + 9).encode()
+    size = len(letter.key) + len(letter.value) + sum(len(name) + len(value) for name, value in letter.headers.items())
+    assert size < 1_000_000
+
+
+@given(sizes=st.lists(st.integers(1, 7), min_size=1, max_size=10), stop=st.integers(0, 12))
+@settings(max_examples=15, deadline=None)
+def test_what_a_partition_gives_does_not_depend_on_how_polls_fell_nor_on_a_restart(sizes, stop):
+    log = MemoryLog(partitions=2)
+    junk = [Outgoing(f"j{number}".encode(), b"junk") for number in range(4)]
+    MemoryWriter(log, "t").append([*(outgoing(f"r{number}") for number in range(12)), *junk])
+    expected, _ = read_all(make_source(log), 1)
+    source, ids, offsets = make_source(log), [], {}
+    for turn in range(40):
+        if turn == stop:
+            source = make_source(log)
+            source.seek(offsets)
+        polled = source.poll(sizes[turn % len(sizes)], timeout_s=0)
+        ids += [(partition, record.request_id) for partition, _, record in polled.records]
+        offsets |= polled.next_offsets
+    assert sorted(name for _, name in ids) == sorted(expected)
+    for partition in (0, 1):
+        ours = [name for its, name in ids if its == partition]
+        assert ours == [name for name in expected if name in ours]

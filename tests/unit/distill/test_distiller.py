@@ -1,0 +1,507 @@
+"""The distiller over a log in memory and a registry of folders: each record once, whatever happens."""
+
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+
+from omnidraft.distill.control import Guidance
+from omnidraft.distill.distiller import Distillation
+from omnidraft.distill.ingest.batcher import Intake
+from omnidraft.distill.ingest.trace_consumer import TraceSource
+from omnidraft.distill.publisher import LEARNER, Identity, Publisher
+from omnidraft.distill.training.learner import Learner, StepReport
+from omnidraft.errors import BusError, ConfigError, RegistryError, SnapshotStale
+from omnidraft.ports import Announcement, Outgoing, Polled
+from omnidraft.registry.directory_registry import DirectoryRegistry
+from omnidraft.snapshots import bundle
+from omnidraft.telemetry.metrics import CountingMetrics
+from omnidraft.testing.memory_log import MemoryLog, MemoryReader, MemoryWriter
+from omnidraft.traces import codec
+
+TEXTS = ("The river goes into the sea. ", "Where does the water go?", "def add(first, second): return first")
+
+
+class Killed(Exception):
+    """Stands for SIGKILL: nothing of the process goes on."""
+
+
+class SlowReader(MemoryReader):
+    """Gives at most `most` messages a poll, and only of one partition."""
+
+    def __init__(self, log: MemoryLog, topic: str, most: int) -> None:
+        super().__init__(log, topic)
+        self._most = most
+
+    def poll(self, max_messages: int, timeout_s: float) -> Polled:
+        return super().poll(min(max_messages, self._most), 0)
+
+
+class GrowingReader(SlowReader):
+    """Of a topic that gets its last partition after so many polls."""
+
+    def __init__(self, log: MemoryLog, topic: str, after: int) -> None:
+        super().__init__(log, topic, 3)
+        self._all, self._after = self._partitions, after
+        self._grow()
+
+    def poll(self, max_messages: int, timeout_s: float) -> Polled:
+        self._after -= 1
+        self._grow()
+        return super().poll(max_messages, timeout_s)
+
+    def _grow(self) -> None:
+        self._partitions = self._all if self._after <= 0 else self._all[:-1]
+        self._positions.setdefault(len(self._partitions) - 1, 0)
+
+
+@dataclass
+class Journal:
+    """What a learner was given, in order; `die_after` steps it dies."""
+
+    learner: Learner
+    batches: list[tuple[str, ...]] = field(default_factory=list)
+    die_after: int | None = None
+
+    def __getattr__(self, name: str):
+        return getattr(self.learner, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name == "cache":
+            self.learner.cache = value
+        elif name == "counters":
+            self.learner.counters = value
+        else:
+            object.__setattr__(self, name, value)
+
+    def step(self, records) -> StepReport:
+        if len(self.batches) == self.die_after:
+            raise Killed
+        self.batches.append(tuple(record.request_id for record in records))
+        return self.learner.step(records)
+
+
+class Setting:
+    """One log and one registry, and distillers that come and go."""
+
+    def __init__(self, pair, folder: Path, *, partitions: int = 1, head: str = "off") -> None:
+        self.pair, self.folder, self.head = pair, folder, head
+        self.log = MemoryLog(partitions)
+        self.registry = DirectoryRegistry(folder / "registry", "drafter", "target", keep_resume=2)
+
+    def emit(self, *names: str, **changes) -> None:
+        for name in names:
+            record = self.pair.record(name, TEXTS[len(name) % 3], **changes)
+            MemoryWriter(self.log, "t").append(
+                [Outgoing(codec.key(record), codec.encode(record), codec.headers(record))]
+            )
+
+    def distiller(self, *, die_after=None, registry=None, reader=None, held_out_every=0, intake=Intake, **changes):
+        learner = Journal(self.pair.learner(head=self.head), die_after=die_after)
+        reader = reader or SlowReader(self.log, "t", 3)
+        letters, fingerprint = MemoryWriter(self.log, "dead"), self.pair.alignment.fingerprint
+        names = {"target": "target", "drafter": "drafter"}
+        source = TraceSource(reader, letters, fingerprint, CountingMetrics(), topic="t", **names)
+        numbers = {"records_per_step": 2, "held_out_every": held_out_every, "held_out_records": 4}
+        intake = intake(reader.partitions(), **numbers)
+        identity = Identity("target", "drafter", "hash", self.pair.alignment.fingerprint, "full", "test")
+        publisher = Publisher(registry or self.registry, identity, self.folder / "staging")
+        options = {"load_cache": self.pair.load_cache, "steps_per_snapshot": 2} | changes
+        return Distillation(source, intake, learner, publisher, metrics=CountingMetrics(), **options), learner
+
+    def manifest(self, version: str = "latest"):
+        return self.registry.resolve(version).manifest
+
+    def masters(self) -> dict[str, torch.Tensor]:
+        newest = self.registry.resolve("latest").version
+        folder = self.registry.fetch(newest, self.folder / "look", ("serving", "resume"))
+        return bundle.tensors(folder, LEARNER)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("omnidraft.distill.retrying.WAITS_S", (0.0,))
+    monkeypatch.setattr("omnidraft.distill.distiller.PAUSED_S", 0.0)
+
+
+@pytest.fixture
+def setting(pair, tmp_path: Path) -> Setting:
+    return Setting(pair, tmp_path)
+
+
+def until_idle(num_idle: int = 5):
+    """Stops after this many checks in a row between which nothing was learned; for a drained log."""
+    seen = {"status": None, "num": 0}
+
+    def bind(distillation):
+        def stop() -> bool:
+            now = distillation.status().num_steps, distillation.status().version
+            seen["num"] = seen["num"] + 1 if now == seen["status"] else 0
+            seen["status"] = now
+            return seen["num"] > num_idle
+
+        return stop
+
+    return bind
+
+
+def run_until_idle(distillation, num_idle: int = 25) -> None:
+    distillation.run(until_idle(num_idle)(distillation))
+
+
+def names(num: int, start: int = 0) -> list[str]:
+    return [f"request-{n:03d}" for n in range(start, start + num)]
+
+
+def learned(*journals: Journal) -> list[str]:
+    return [name for journal in journals for batch in journal.batches for name in batch]
+
+
+def test_an_empty_registry_gets_the_base_drafter_first(setting) -> None:
+    distillation, _ = setting.distiller()
+    run_until_idle(distillation)
+    assert [version.version for version in setting.registry.versions()] == [1]
+    manifest = setting.manifest()
+    assert (manifest.train, manifest.offsets, manifest.parent_id) == ("base", {}, None)
+    assert bundle.DRAFTER not in manifest.sha256
+
+
+def test_a_snapshot_follows_every_so_many_steps_and_says_what_it_learned(setting) -> None:
+    setting.emit(*names(8))
+    distillation, _ = setting.distiller()
+    run_until_idle(distillation)
+    assert [version.version for version in setting.registry.versions()] == [1, 2, 3]
+    manifest = setting.manifest()
+    assert (manifest.num_steps, manifest.num_records, manifest.offsets) == (4, 8, {0: 8})
+    assert manifest.parent_id == setting.manifest("2").snapshot_id
+    assert set(manifest.losses) == {"dm", "ngram"}
+    assert distillation.status().version == 3
+
+
+def test_what_does_not_fill_a_batch_is_left_for_later(setting) -> None:
+    setting.emit(*names(5))
+    distillation, journal = setting.distiller()
+    run_until_idle(distillation)
+    assert setting.manifest().offsets == {0: 4}
+    setting.emit("request-005")
+    again, after = setting.distiller()
+    run_until_idle(again)
+    assert learned(journal, after) == names(6)
+    assert setting.manifest().offsets == {0: 6}
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_batches_do_not_depend_on_how_polls_fell(pair, tmp_path, partitions) -> None:
+    """As long as every partition has records waiting; here all are written before the first poll."""
+    found = []
+    for most in (1, 2, 3):
+        setting = Setting(pair, tmp_path / str(most), partitions=partitions)
+        setting.emit(*names(18))
+        distillation, journal = setting.distiller(reader=SlowReader(setting.log, "t", most))
+        run_until_idle(distillation)
+        found.append((journal.batches, {name: tensor.clone() for name, tensor in setting.masters().items()}))
+    assert len(found[0][0]) == 9
+    for batches, masters in found[1:]:
+        assert batches == found[0][0]
+        assert all(torch.equal(masters[name], found[0][1][name]) for name in masters)
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+@pytest.mark.parametrize("die_after", [0, 1, 3, 5])
+def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(pair, tmp_path, partitions, die_after) -> None:
+    whole, broken = (Setting(pair, tmp_path / name, partitions=partitions) for name in ("whole", "broken"))
+    for setting in (whole, broken):
+        setting.emit(*names(17))
+        setting.emit("request-003", "request-016")  # repeated by the recorder
+    one, _ = whole.distiller(held_out_every=4)
+    run_until_idle(one)
+    dying, _ = broken.distiller(held_out_every=4, die_after=die_after)
+    with pytest.raises(Killed):
+        run_until_idle(dying)
+    resumed, _ = broken.distiller(held_out_every=4)
+    run_until_idle(resumed)
+    left, right = whole.masters(), broken.masters()
+    assert left.keys() == right.keys()
+    assert all(torch.equal(left[name], right[name]) for name in left)
+    same = ("offsets", "num_records", "num_steps", "counts", "agreement_after", "held_out_records")
+    assert [getattr(whole.manifest(), name) for name in same] == [getattr(broken.manifest(), name) for name in same]
+
+
+@pytest.mark.parametrize("die_after", [4, 5, 6])
+def test_a_partition_that_is_added_changes_no_batch_of_a_killed_and_resumed_run(pair, tmp_path, die_after) -> None:
+    """It is added after the snapshot that the run resumes from; the resumed one sees it from its first poll on."""
+    whole, broken = (Setting(pair, tmp_path / name, partitions=3) for name in ("whole", "broken"))
+    for setting in (whole, broken):
+        setting.emit(*names(48))
+    options = {"steps_per_snapshot": 4}
+    one, learned_whole = whole.distiller(reader=GrowingReader(whole.log, "t", 5), **options)
+    run_until_idle(one)
+    dying, before = broken.distiller(reader=GrowingReader(broken.log, "t", 5), die_after=die_after, **options)
+    with pytest.raises(Killed):
+        run_until_idle(dying)
+    resumed, after = broken.distiller(reader=GrowingReader(broken.log, "t", 0), **options)
+    run_until_idle(resumed)
+    assert before.batches[:4] + after.batches == learned_whole.batches
+    assert sorted(learned(learned_whole)) == names(48)
+    assert all(torch.equal(tensor, broken.masters()[name]) for name, tensor in whole.masters().items())
+
+
+@pytest.mark.parametrize("die_after", [None, 1, 2, 4])
+def test_what_is_skipped_is_counted_once_so_that_all_counts_together_are_the_offsets(pair, tmp_path, die_after) -> None:
+    """Records of another pair and broken ones between ours, two partitions, a death in between."""
+    setting = Setting(pair, tmp_path, partitions=2)
+    for number, name in enumerate(names(20)):
+        setting.emit(name)
+        setting.emit(f"theirs-{number}", target="another")
+        if number % 4 == 0:
+            MemoryWriter(setting.log, "t").append([Outgoing(name.encode(), b"junk")])
+        if number == 3:
+            setting.emit("request-001")
+    if die_after is not None:
+        dying, _ = setting.distiller(held_out_every=5, die_after=die_after)
+        with pytest.raises(Killed):
+            run_until_idle(dying)
+    for _ in range(2):
+        distillation, journal = setting.distiller(held_out_every=5)
+        run_until_idle(distillation)
+    assert not any(name.startswith("theirs") for name in learned(journal))
+    manifest = setting.manifest()
+    apart = {name: manifest.counts[name] for name in ("held_out", "duplicate", "other_pair", "unknown_schema")}
+    assert all(apart.values())
+    assert manifest.num_records + sum(apart.values()) == sum(manifest.offsets.values())
+    assert len(setting.log.topic("dead")[0]) + len(setting.log.topic("dead")[1]) >= apart["unknown_schema"]
+
+
+def test_every_record_is_learned_once_across_many_deaths(pair, tmp_path) -> None:
+    """Steps between the newest snapshot and a death are lost with it, and done again."""
+    setting = Setting(pair, tmp_path, partitions=2)
+    setting.emit(*names(20))
+    kept: Counter[str] = Counter()
+    for _ in range(10):
+        distillation, journal = setting.distiller(die_after=3)
+        steps_before = setting.manifest().num_steps if setting.registry.versions() else 0
+        with suppress(Killed):
+            run_until_idle(distillation)
+        kept.update(name for batch in journal.batches[: setting.manifest().num_steps - steps_before] for name in batch)
+    assert kept == Counter(names(20))
+    assert setting.manifest().num_records == 20
+
+
+def test_held_out_records_are_never_learned_and_survive_a_restart(setting) -> None:
+    setting.emit(*names(24))
+    distillation, journal = setting.distiller(held_out_every=3)
+    run_until_idle(distillation)
+    manifest = setting.manifest()
+    num_held_out = manifest.counts["held_out"]
+    assert num_held_out > 2
+    assert len(set(learned(journal))) == manifest.num_records == len(learned(journal))
+    assert manifest.held_out_records == min(4, num_held_out)
+    assert None not in (manifest.agreement_before, manifest.agreement_after)
+    setting.emit(*names(24, start=24))
+    again, after = setting.distiller(held_out_every=3)
+    run_until_idle(again)
+    assert setting.manifest().held_out_records == 4
+    assert setting.manifest().counts["held_out"] > num_held_out
+    assert not set(learned(journal)) & set(learned(after))
+
+
+def test_segments_of_one_request_are_held_out_together(setting) -> None:
+    for name in names(12):
+        for segment in range(3):
+            setting.emit(name, segment=segment)
+    distillation, journal = setting.distiller(held_out_every=2)
+    run_until_idle(distillation)
+    times = Counter(learned(journal))
+    assert 0 < len(times) < 12
+    whole = [name for name in times if times[name] == 3]
+    assert len(whole) >= len(times) - 1  # the last one may wait for its batch
+
+
+def test_agreement_before_is_the_parents_on_the_same_records(setting) -> None:
+    setting.emit(*names(40))
+    distillation, _ = setting.distiller(held_out_every=3)
+    seen = []
+
+    def measured() -> None:
+        manifest = setting.manifest()
+        held_out = list(distillation._intake.held_out)
+        parent = setting.registry.fetch(manifest_version() - 1, setting.folder / "parents", ("serving",))
+        learner = setting.pair.learner()
+        if (tensors := bundle.serving_tensors(parent)) is not None:
+            learner.start_from(tensors)
+        seen.append((manifest.agreement_before, learner.agreement(held_out)))
+
+    def manifest_version() -> int:
+        return setting.registry.resolve("latest").version
+
+    stop = until_idle(25)(distillation)
+    last = {"version": 1}
+
+    def check_and_stop() -> bool:
+        version = distillation.status().version or 1
+        if version > last["version"]:
+            last["version"] = version
+            measured()
+        return stop()
+
+    distillation.run(check_and_stop)
+    assert len(seen) >= 4
+    assert any(before is not None for before, _ in seen)
+    assert all(before == pytest.approx(expected) for before, expected in seen)
+
+
+def test_duplicates_are_dropped_and_counted_also_across_a_restart(setting) -> None:
+    setting.emit(*names(4), *names(2), *names(2, start=4))
+    distillation, journal = setting.distiller()
+    run_until_idle(distillation)
+    setting.emit(*names(6), *names(2, start=6))
+    again, after = setting.distiller()
+    run_until_idle(again)
+    assert learned(journal, after) == names(8)
+    assert setting.manifest().counts["duplicate"] == 8
+
+
+def test_an_idle_partition_holds_nobody_up(pair, tmp_path) -> None:
+    setting = Setting(pair, tmp_path, partitions=3)
+    setting.emit(*["same-request"] * 1, *[])
+    for segment in range(1, 6):
+        setting.emit("same-request", segment=segment)
+    distillation, journal = setting.distiller()
+    run_until_idle(distillation)
+    assert learned(journal) == ["same-request"] * 6
+
+
+def test_a_dead_letter_is_passed_by_the_offsets(setting) -> None:
+    setting.emit(*names(2))
+    MemoryWriter(setting.log, "t").append([Outgoing(b"k", b"junk", {})])
+    setting.emit(*names(2, start=2))
+    distillation, journal = setting.distiller()
+    run_until_idle(distillation)
+    assert learned(journal) == names(4)
+    assert setting.manifest().offsets == {0: 5}
+
+
+def test_a_second_distiller_stops_the_first(setting) -> None:
+    setting.emit(*names(4))
+    zombie, _ = setting.distiller()
+    usurper, _ = setting.distiller()
+    steps = iter(range(1000))
+
+    def stop() -> bool:
+        if next(steps) == 1:
+            run_until_idle(usurper)
+        return False
+
+    with pytest.raises(SnapshotStale, match="another distiller"):
+        zombie.run(stop)
+    assert setting.manifest().num_records == 4
+
+
+class Flaky:
+    """A registry, or a log's reader, that fails at every other call."""
+
+    def __init__(self, inner: object, error: Exception, methods: tuple[str, ...]) -> None:
+        self._inner, self._error, self._methods = inner, error, methods
+        self._num_calls = 0
+
+    def __getattr__(self, name: str):
+        found = getattr(self._inner, name)
+        return self._sometimes(found) if name in self._methods else found
+
+    def _sometimes(self, method):
+        def call(*args, **kwargs):
+            self._num_calls += 1
+            if self._num_calls % 2:
+                raise self._error
+            return method(*args, **kwargs)
+
+        return call
+
+
+def test_a_log_or_registry_that_is_away_for_a_while_costs_nothing(setting) -> None:
+    setting.emit(*names(8))
+    registry = Flaky(setting.registry, RegistryError("away"), ("resolve", "publish", "log_metrics"))
+    reader = Flaky(SlowReader(setting.log, "t", 3), BusError("away"), ("poll",))
+    distillation, journal = setting.distiller(registry=registry, reader=reader)
+    run_until_idle(distillation)
+    assert learned(journal) == names(8)
+    assert [version.version for version in setting.registry.versions()] == [1, 2, 3]
+
+
+class Telling:
+    """Announces a kind at the poll of this number; `down` polls fail."""
+
+    def __init__(self, *, down=(), tenant=None, **polls: int) -> None:
+        self.kinds = {number: kind for kind, number in polls.items()}
+        self.down, self.tenant, self.num_polls = down, tenant, -1
+
+    def poll(self, timeout_s: float) -> list[Announcement]:
+        self.num_polls += 1
+        if self.num_polls in self.down:
+            raise BusError("down")
+        kind = self.kinds.get(self.num_polls)
+        return [Announcement(self.num_polls, kind, tenant=self.tenant)] if kind else []
+
+
+def test_while_traffic_drifts_snapshots_come_more_often_and_the_weights_are_the_same(setting, tmp_path, pair) -> None:
+    setting.emit(*names(12))
+    calm = Setting(pair, tmp_path / "calm")
+    calm.log = setting.log
+    noted = []
+    hasty, _ = setting.distiller(
+        guidance=Guidance(Telling(drift=0, drift_over=60, tenant="t", down=(1, 2))),
+        compare_earlier=noted.append,
+        drift_haste=2,
+    )
+    run_until_idle(hasty)
+    run_until_idle(calm.distiller()[0])
+    assert noted == ["t"]
+    assert [len(each.registry.versions()) for each in (setting, calm)] == [7, 4]
+    fast, slow = setting.masters(), calm.masters()
+    assert all(torch.equal(fast[name], slow[name]) for name in slow if name != "counters")
+
+
+def test_while_paused_nothing_is_learned(setting) -> None:
+    setting.emit(*names(4))
+    distillation, journal = setting.distiller(guidance=Guidance(Telling(pause=0, resume=10)))
+    seen = []
+    inner = until_idle(40)(distillation)
+
+    def stop() -> bool:
+        seen.append((distillation.status().is_paused, distillation.status().num_steps))
+        return inner()
+
+    distillation.run(stop)
+    assert (True, 0) in seen
+    assert all(num_steps == 0 for is_paused, num_steps in seen if is_paused)
+    assert learned(journal) == names(4)
+
+
+def test_stopping_publishes_what_was_learned_since(setting) -> None:
+    setting.emit(*names(2))
+    distillation, _ = setting.distiller(steps_per_snapshot=100)
+    distillation.run(lambda: distillation.status().num_steps == 1)
+    assert setting.manifest().num_records == 2
+    assert setting.registry.resolve("latest").version == 2
+
+
+def test_another_base_drafter_is_refused(setting) -> None:
+    run_until_idle(setting.distiller()[0])
+    distillation, _ = setting.distiller()
+    other = Identity("target", "drafter", "other", setting.pair.alignment.fingerprint, "full", "test")
+    distillation._publisher = Publisher(setting.registry, other, setting.folder / "staging")
+    with pytest.raises(ConfigError, match="drafter_hash"):
+        run_until_idle(distillation)
+
+
+def test_progress_is_told_after_every_step(setting) -> None:
+    setting.emit(*names(4))
+    told = []
+    distillation, _ = setting.distiller(progress=told.append)
+    run_until_idle(distillation)
+    assert [status.num_records for status in told if status.losses][:2] == [2, 4]
+    assert told[-1].version == 2
+    assert told[-1].offsets == {0: 4}

@@ -1,0 +1,237 @@
+"""What every loss at single positions promises, and the buckets they are made of.
+
+Every loss of the table is tested by standing in it.
+"""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from omnidraft.distill.examples.buckets import Buckets, log_q
+from omnidraft.distill.training.divergences import LK_ETA
+from omnidraft.distill.training.losses import LOSSES
+
+V = 9
+NAMES = [name for name, loss in LOSSES.items() if loss.positions != "chunk"]
+OF_BELIEFS = [name for name in NAMES if LOSSES[name].positions in ("boundary", "direct")]
+every_loss = pytest.mark.parametrize("name", NAMES)
+
+DIRECT_V = torch.tensor([1, 1, 1, 0, 1, 0, 0, 1, 1], dtype=torch.bool)
+"""For losses at direct positions: the draft tokens that are target tokens."""
+
+
+def make_buckets(
+    ids: list[list[int]], p: list[list[float]], rest: list[float], emitted: list[int], direct: Tensor | None = None
+) -> Buckets:
+    p_NS = torch.tensor(p)
+    real_NS = torch.ones_like(p_NS, dtype=torch.bool)
+    return Buckets(torch.tensor(ids), p_NS.log(), real_NS, torch.tensor(rest).log(), torch.tensor(emitted), direct)
+
+
+def asked_of(name: str) -> Buckets:
+    """Two positions as this loss meets them."""
+    match LOSSES[name].positions:
+        case "emitted" | "piece":
+            return make_buckets([[3], [5]], [[1.0], [1.0]], [0.0, 0.0], [3, 5])
+        case "believed piece":
+            return make_buckets([[3], [5]], [[0.7], [0.4]], [0.0, 0.0], [3, 5])
+        case "rejected":
+            return make_buckets([[3], [5]], [[0.2], [0.01]], [0.8, 0.99], [2, 1])
+        case kind:
+            direct_V = DIRECT_V if kind == "direct" else None
+            p, rest = [[0.5, 0.3, 0.1], [0.6, 0.2, 0.1]], [0.1, 0.1]
+            return make_buckets([[1, 4, 2], [0, 7, 8]], p, rest, [4, 0], direct_V)
+
+
+def logits_equal_to(buckets: Buckets) -> Tensor:
+    """q has exactly the asked mass in every bucket; the rest is spread over all other tokens that may be in it."""
+    in_rest_V = torch.ones(V, dtype=torch.bool) if buckets.rest_V is None else buckets.rest_V
+    outside_N = in_rest_V.sum() - buckets.real_NS.sum(dim=1)
+    spread_N = buckets.log_p_rest_N.clamp_min(-40) - outside_N.log()
+    spread_NV = spread_N[:, None].repeat(1, V).where(in_rest_V, 5.0)  # 5: what belongs nowhere may be anything
+    return spread_NV.scatter(1, buckets.ids_NS, buckets.log_p_NS)
+
+
+def best_logits(name: str) -> Tensor:
+    """The drafter that this loss asks for."""
+    if LOSSES[name].positions in ("emitted", "piece", "believed piece"):
+        return 40.0 * torch.nn.functional.one_hot(asked_of(name).emitted_N, V).float()
+    return logits_equal_to(asked_of(name))
+
+
+def losses_of(name: str, logits_NV: Tensor, asked: Buckets | None = None) -> Tensor:
+    return LOSSES[name].per_position(logits_NV, asked or asked_of(name))
+
+
+def random_logits(seed: int, num_rows: int = 2) -> Tensor:
+    return torch.randn(num_rows, V, generator=torch.Generator().manual_seed(seed))
+
+
+@every_loss
+def test_is_zero_when_the_drafter_believes_what_the_target_believes(name: str) -> None:
+    torch.testing.assert_close(losses_of(name, best_logits(name) + 3.0), torch.zeros(2), atol=1e-5, rtol=0)
+
+
+@every_loss
+def test_is_positive_elsewhere(name: str) -> None:
+    """`osd` only where the first token is the wrong one."""
+    for seed in range(50):
+        logits_NV = random_logits(seed)
+        is_asked_N = logits_NV.argmax(dim=-1) != asked_of(name).emitted_N if name == "osd" else torch.ones(2)
+        assert torch.equal(losses_of(name, logits_NV) > 0, is_asked_N.bool())
+
+
+@every_loss
+def test_falls_along_its_own_gradient(name: str) -> None:
+    for seed in range(50):
+        logits_NV = random_logits(seed).requires_grad_()
+        before_N = losses_of(name, logits_NV)
+        (grad_NV,) = torch.autograd.grad(before_N.sum(), logits_NV)
+        after_N = losses_of(name, (logits_NV - 0.1 * grad_NV).detach())
+        assert ((after_N < before_N) | (before_N == 0)).all()
+
+
+@every_loss
+def test_a_constant_added_to_the_logits_changes_nothing(name: str) -> None:
+    logits_NV = random_logits(0)
+    torch.testing.assert_close(losses_of(name, logits_NV + 100.0), losses_of(name, logits_NV), atol=1e-4, rtol=0)
+
+
+@every_loss
+def test_a_padded_bucket_counts_for_nothing(name: str) -> None:
+    logits_NV = random_logits(0).requires_grad_()
+    asked = asked_of(name)
+    padded = Buckets(
+        torch.cat([asked.ids_NS, asked.ids_NS[:, :1]], dim=1),
+        torch.cat([asked.log_p_NS, torch.full((2, 1), -torch.inf)], dim=1),
+        torch.cat([asked.real_NS, torch.zeros(2, 1, dtype=torch.bool)], dim=1),
+        asked.log_p_rest_N,
+        asked.emitted_N,
+        asked.rest_V,
+    )
+    plain_N, padded_N = losses_of(name, logits_NV), losses_of(name, logits_NV, padded)
+    torch.testing.assert_close(padded_N, plain_N)
+    (plain_grad,) = torch.autograd.grad(plain_N.sum(), logits_NV)
+    (padded_grad,) = torch.autograd.grad(padded_N.sum(), logits_NV)
+    torch.testing.assert_close(padded_grad, plain_grad)
+
+
+@every_loss
+@settings(deadline=None, max_examples=30)
+@given(logits=st.lists(st.sampled_from([-1e4, -100.0, 0.0, 3.0, 100.0, 1e4]), min_size=V, max_size=V))
+def test_extreme_logits_give_finite_gradients(name: str, logits: list[float]) -> None:
+    """float32 knows 1e4 to 1e-3."""
+    logits_NV = torch.tensor([logits, logits]).requires_grad_()
+    loss_N = losses_of(name, logits_NV)
+    (grad_NV,) = torch.autograd.grad(loss_N.sum(), logits_NV)
+    assert (loss_N > -5e-3).all()
+    assert loss_N.isfinite().all()
+    assert grad_NV.isfinite().all()
+
+
+@every_loss
+def test_a_bucket_without_mass_gives_finite_numbers(name: str) -> None:
+    asked = make_buckets([[1, 4]], [[1.0, 0.0]], [0.0], [1])
+    logits_NV = random_logits(0, 1).requires_grad_()
+    loss = losses_of(name, logits_NV, asked).sum()
+    (grad_NV,) = torch.autograd.grad(loss, logits_NV)
+    assert loss.isfinite()
+    assert grad_NV.isfinite().all()
+
+
+def plain(name: str, log_p_NV: Tensor, log_q_NV: Tensor) -> Tensor:
+    """The textbook divergence between two distributions over one vocabulary."""
+    p_NV, q_NV = log_p_NV.exp(), log_q_NV.exp()
+    forward_N = (p_NV * (log_p_NV - log_q_NV)).sum(dim=-1)
+    reverse_N = (q_NV * (log_q_NV - log_p_NV)).sum(dim=-1)
+    acceptance_N = torch.minimum(p_NV, q_NV).sum(dim=-1)
+    weight_N = torch.exp(-LK_ETA * acceptance_N).detach()
+    log_m_NV = ((p_NV + q_NV) / 2).log()
+    halves_NV = p_NV * (log_p_NV - log_m_NV) + q_NV * (log_q_NV - log_m_NV)
+    return {
+        "dm": forward_N,
+        "dm_reverse": reverse_N,
+        "dm_paper": reverse_N,
+        "dm_mixed": 0.5 * forward_N + 0.5 * reverse_N,
+        "jsd": halves_NV.sum(dim=-1) / 2,
+        "tv": 0.5 * (p_NV - q_NV).abs().sum(dim=-1),
+        "lk": weight_N * forward_N + (1 - weight_N) * (1 - acceptance_N),
+        "osd": forward_N,
+    }[name]
+
+
+@pytest.mark.parametrize("name", OF_BELIEFS)
+def test_equal_vocabularies_and_all_tokens_kept_give_the_textbook_divergence(name: str) -> None:
+    """K = V: every token is a bucket, and the rest, which is empty, has neither value nor gradient."""
+    logits_NV = random_logits(0, 3).requires_grad_()
+    log_p_NV = random_logits(1, 3).log_softmax(dim=-1)
+    asked = Buckets(
+        torch.arange(V).repeat(3, 1),
+        log_p_NV,
+        torch.ones(3, V, dtype=torch.bool),
+        torch.full((3,), -torch.inf),
+        logits_NV.argmin(dim=-1),
+        torch.ones(V, dtype=torch.bool) if LOSSES[name].positions == "direct" else None,
+    )
+    plain_N, loss_N = plain(name, log_p_NV, logits_NV.log_softmax(dim=-1)), losses_of(name, logits_NV, asked)
+    torch.testing.assert_close(loss_N, plain_N)
+    (grad,) = torch.autograd.grad(loss_N.sum(), logits_NV)
+    (plain_grad,) = torch.autograd.grad(plain_N.sum(), logits_NV)
+    torch.testing.assert_close(grad, plain_grad)
+
+
+def test_the_rest_bucket_is_all_other_mass_even_when_it_is_tiny() -> None:
+    logits_NV = torch.zeros(1, V).index_fill_(1, torch.tensor([0]), 60.0)
+    log_q_NS, log_q_rest_N = log_q(logits_NV, make_buckets([[0, 1]], [[0.5, 0.5]], [1e-9], [0]))
+    assert log_q_NS[0, 0] == 0.0
+    assert log_q_rest_N.item() == pytest.approx(torch.tensor(V - 2.0).log().item() - 60.0, abs=1e-4)
+
+
+def test_tokens_that_belong_nowhere_have_no_part_in_the_papers_loss() -> None:
+    logits_NV = random_logits(0).requires_grad_()
+    (grad_NV,) = torch.autograd.grad(losses_of("dm_paper", logits_NV).sum(), logits_NV)
+    assert (grad_NV[:, ~DIRECT_V] == 0).all()
+    assert (grad_NV[:, DIRECT_V] != 0).all()
+
+
+def test_a_wider_head_than_the_vocabulary_changes_nothing_where_only_direct_tokens_count() -> None:
+    logits_NV = random_logits(0)
+    wider_NV = torch.cat([logits_NV, torch.full((2, 3), 7.0)], dim=1)
+    torch.testing.assert_close(losses_of("dm_paper", wider_NV), losses_of("dm_paper", logits_NV))
+
+
+def test_wrong_token_weighting_asks_nothing_where_the_drafter_is_right() -> None:
+    asked = asked_of("osd")
+    right_NV = random_logits(0).scatter(1, asked.emitted_N[:, None], 9.0)
+    assert (losses_of("osd", right_NV) == 0).all()
+    wrong_NV = random_logits(0).scatter(1, asked.emitted_N[:, None], -9.0)
+    torch.testing.assert_close(losses_of("osd", wrong_NV), losses_of("dm", wrong_NV, asked))
+
+
+def test_an_ngram_weighs_what_the_target_believed_of_it() -> None:
+    logits_NV, asked = random_logits(0), asked_of("ngram_p")
+    torch.testing.assert_close(
+        losses_of("ngram_p", logits_NV), losses_of("ngram", logits_NV, asked) * torch.tensor([0.7, 0.4])
+    )
+
+
+def test_a_rejected_token_loses_what_the_target_does_not_give_it_and_no_other_token_is_told_apart() -> None:
+    logits_NV = random_logits(0).scatter(1, torch.tensor([[3], [5]]), 4.0).requires_grad_()
+    (grad_NV,) = torch.autograd.grad(losses_of("rejected", logits_NV).sum(), logits_NV)
+    q_NV = logits_NV.softmax(dim=-1).detach()
+    torch.testing.assert_close(grad_NV[0, 3], q_NV[0, 3] - 0.2)
+    shares_V = grad_NV[0] / q_NV[0]
+    assert shares_V[torch.arange(V) != 3].std() < 1e-5
+
+
+def test_kl_leads_far_off_and_total_variation_close_by() -> None:
+    certain = make_buckets([[1, 4]], [[0.6, 0.4]], [0.0], [1])
+    far_1V = torch.zeros(1, V).index_fill_(1, torch.tensor([6]), 30.0)
+    torch.testing.assert_close(losses_of("lk", far_1V, certain), losses_of("dm", far_1V, certain), rtol=1e-5, atol=0)
+    asked = asked_of("lk")
+    close_NV = logits_equal_to(asked) + 0.01 * random_logits(0)
+    weight = torch.exp(torch.tensor(-LK_ETA))
+    mixed_N = weight * losses_of("dm", close_NV, asked) + (1 - weight) * losses_of("tv", close_NV, asked)
+    torch.testing.assert_close(losses_of("lk", close_NV), mixed_N, rtol=1e-2, atol=0)

@@ -1,0 +1,210 @@
+"""The acceptance head learns in every way there is, and what is frozen stays as it is, bit for bit."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from omnidraft.config import LearnerSettings
+from omnidraft.distill.examples.training_example import PositionReader, Positions
+from omnidraft.distill.training.head import HeadTrainer
+from omnidraft.distill.training.packing import grouped
+from omnidraft.errors import ConfigError
+from omnidraft.models.acceptance_head import PREFIX, AcceptanceHead
+from omnidraft.models.hf.drafter import load_drafter
+from tests.unit.distill.conftest import no_rounds
+from tests.unit.distill.drafted import RIGHT_LOG_Q, WRONG_LOG_Q, with_drafts
+from tests.unit.distill.training.test_learner import assert_same, records_of
+
+HEADS = pytest.mark.parametrize("head", ["joint", "interleaved", "only"])
+WAYS = pytest.mark.parametrize("train", ["full", "lora"])
+
+
+def drafted(pair, num: int, first: int = 0) -> list:
+    return [with_drafts(pair, record, seed=first + n) for n, record in enumerate(records_of(pair, num, first))]
+
+
+def read(pair, record) -> Positions:
+    return PositionReader(pair.draft, pair.target.vocabulary, pair.alignment, max_tokens=128).read(record)
+
+
+def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in tensors.items() if name != "counters"}
+
+
+def of_head(learner) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in copies(learner.serving_tensors()).items() if name.startswith(PREFIX)}
+
+
+def of_drafter(learner) -> dict[str, Tensor]:
+    return copies({name: parameter.detach() for name, parameter in learner.model.trained().items()})
+
+
+def is_same(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
+    return all(torch.equal(left[name], right[name]) for name in left)
+
+
+@HEADS
+def test_its_loss_falls_on_repeated_records(pair, head) -> None:
+    learner = pair.learner(head=head, head_learning_rate=1e-2)
+    reports = [learner.step(drafted(pair, 4)) for _ in range(12)]
+    losses = [report.losses["head"] for report in reports if "head" in report.losses]
+    assert losses[-1] < 0.7 * losses[0]
+    assert all(report.is_update for report in reports)
+
+
+def test_alone_it_leaves_the_drafter_as_it_is(pair) -> None:
+    learner = pair.learner(head="only", weight_decay=0.1)
+    drafter, head = of_drafter(learner), of_head(learner)
+    report = learner.step(drafted(pair, 4))
+    assert set(report.losses) == {"head"}
+    assert_same(of_drafter(learner), drafter)
+    assert not is_same(of_head(learner), head)
+
+
+def test_interleaved_the_drafter_learns_from_every_record_as_if_it_were_alone(pair) -> None:
+    learner, alone = pair.learner(head="interleaved", weight_decay=0.1), pair.learner(weight_decay=0.1)
+    for first in (0, 4, 8, 12):
+        head = of_head(learner)
+        report, plain = learner.step(drafted(pair, 4, first)), alone.step(drafted(pair, 4, first))
+        assert set(report.losses) == {*plain.losses, "head"}
+        assert {name: report.losses[name] for name in plain.losses} == plain.losses
+        assert is_same(of_drafter(learner), of_drafter(alone))
+        assert not is_same(of_head(learner), head)
+
+
+def test_interleaved_the_head_learns_from_earlier_records_with_the_drafter_of_now(pair) -> None:
+    """Records without guesses teach the drafter; the head goes on with what the buffer has."""
+    learner = pair.learner(head="interleaved", records_per_step=2)
+    learner.step(drafted(pair, 2))
+    head = of_head(learner)
+    report = learner.step([replace(record, rounds=no_rounds()) for record in records_of(pair, 2, 20)])
+    assert set(report.losses) == {"dm", "ngram", "head"}
+    assert not is_same(of_head(learner), head)
+
+
+def test_interleaved_without_a_guess_the_head_waits(pair) -> None:
+    learner = pair.learner(head="interleaved")
+    records = [replace(record, rounds=no_rounds()) for record in records_of(pair, 2)]
+    head = of_head(learner)
+    reports = [learner.step(records) for _ in range(2)]
+    assert [set(report.losses) for report in reports] == [{"dm", "ngram"}] * 2
+    assert all(report.is_update for report in reports)
+    assert is_same(of_head(learner), head)
+
+
+def test_the_head_alone_can_be_refused_a_step_that_is_not_finite(pair) -> None:
+    learner = pair.learner(head="interleaved")
+    weight = learner._head._trained[PREFIX + "out.weight"]
+    handle = weight.register_hook(lambda grad: grad * float("nan"))
+    head, drafter = of_head(learner), of_drafter(learner)
+    report = learner.step(drafted(pair, 2))
+    handle.remove()
+    assert report.skipped["not_finite"] == 2
+    assert is_same(of_head(learner), head)
+    assert not is_same(of_drafter(learner), drafter)
+
+
+def test_jointly_the_drafter_learns_from_the_sum_of_both_losses(pair) -> None:
+    """A fresh head looks at no hidden state, so in the first step its loss says nothing to the drafter."""
+    joint, alone = pair.learner(head="joint"), pair.learner()
+    for number in range(3):
+        report, plain = joint.step(drafted(pair, 4)), alone.step(drafted(pair, 4))
+        assert set(report.losses) == {*plain.losses, "head"}
+        assert is_same(of_drafter(joint), of_drafter(alone)) == (number == 0)
+
+
+def test_without_a_head_drafts_in_records_change_nothing(pair) -> None:
+    with_them, without = pair.learner(), pair.learner()
+    with_them.step(drafted(pair, 4))
+    without.step(records_of(pair, 4))
+    assert_same(copies(with_them.state()), copies(without.state()))
+
+
+@pytest.mark.parametrize("weight", [1.0, 6.0])
+@pytest.mark.parametrize("labels", ["soft", "hard"])
+def test_rejected_guesses_weigh_as_much_as_is_said(pair, weight, labels) -> None:
+    """Where all guesses look the same, the best constant is y / (y + weight (1 - y)) for a mean label y."""
+    settings = LearnerSettings(
+        head="only", head_labels=labels, head_rejected_weight=weight, head_learning_rate=0.05, grad_clip=100.0
+    )
+    head = AcceptanceHead(8)
+    trainer, positions = HeadTrainer(head, settings), read(pair, drafted(pair, 1)[0])
+    positions.guesses.log_q_G[:] = -1.0
+    (group,) = grouped([positions])
+    for _ in range(200):
+        trainer.begin([positions])
+        trainer.backward(group, torch.arange(len(positions.ids_T)), torch.zeros(len(positions.ids_T), 8))
+        trainer.finish()
+        trainer.optimizer.step()
+    label = float((positions.guesses.soft_G if labels == "soft" else positions.guesses.right_G).mean())
+    learned = head.logits(torch.zeros(1, 8), torch.tensor([-1.0])).sigmoid().item()
+    assert learned == pytest.approx(label / (label + weight * (1 - label)), abs=0.01)
+
+
+@WAYS
+@HEADS
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(pair, head, train) -> None:
+    options = {"head": head, "train": train, "weight_decay": 0.1}
+    whole = pair.learner(**options)
+    for first in (0, 4, 8, 12):
+        whole.step(drafted(pair, 4, first))
+    killed = pair.learner(**options)
+    killed.step(drafted(pair, 4, 0))
+    resumed = pair.learner(**options)
+    resumed.load_state({name: tensor.clone() for name, tensor in killed.state().items()})
+    for first in (4, 8, 12):
+        resumed.step(drafted(pair, 4, first))
+    assert_same(resumed.state(), whole.state())
+    assert_same(resumed.serving_tensors(), whole.serving_tensors())
+    assert resumed.counters == whole.counters
+
+
+def test_a_head_begins_where_a_snapshot_had_none_and_goes_on_where_it_had(pair) -> None:
+    old, new = pair.learner(), pair.learner(head="joint")
+    old.step(drafted(pair, 2))
+    new.load_state({name: tensor.clone() for name, tensor in old.state().items()})
+    assert_same(of_drafter(new), of_drafter(old))
+    new.step(drafted(pair, 2))
+    fresh = pair.learner(head="joint")
+    fresh.start_from(new.serving_tensors())
+    assert_same(of_head(fresh), of_head(new))
+    fresh.start_from(old.serving_tensors())
+    assert_same(of_head(fresh), of_head(new))
+    with pytest.raises(ConfigError, match="head"):
+        pair.learner(head="joint", head_blocks=2).load_state(new.state())
+
+
+def test_a_worker_judges_guesses_as_the_learner_did(pair) -> None:
+    """What a served drafter says behind the texts of a record is what was learned, up to bfloat16 weights."""
+    learner = pair.learner(head="joint", head_learning_rate=1e-2)
+    records = drafted(pair, 3)
+    for _ in range(30):
+        learner.step(records)
+    tensors = learner.serving_tensors()
+    drafter = load_drafter(pair.folder, "float32", tensors, "full")
+    positions = read(pair, records[0])
+    assert drafter.has_head
+    chances = {True: [], False: []}
+    for at, log_q in zip(positions.guesses.at_G, positions.guesses.log_q_G, strict=True):
+        session = drafter.open()
+        session.advance(0, positions.ids_T[: at + 1].tolist())
+        (odds,) = session.odds()
+        chances[bool(log_q == np.float32(RIGHT_LOG_Q))].append(odds(float(log_q)))
+    assert {RIGHT_LOG_Q, WRONG_LOG_Q} == set(positions.guesses.log_q_G.tolist())
+    assert min(chances[True]) > max(chances[False])
+
+
+def test_a_step_that_is_not_finite_changes_neither(pair) -> None:
+    learner = pair.learner(head="joint")
+    learner.step(drafted(pair, 2))
+    before = copies(learner.state())
+    weight = learner._head._trained[PREFIX + "out.weight"]
+    handle = weight.register_hook(lambda grad: grad * float("nan"))
+    report = learner.step(drafted(pair, 2))
+    handle.remove()
+    assert not report.is_update
+    assert_same(copies(learner.state()), before)

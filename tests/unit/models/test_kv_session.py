@@ -1,0 +1,74 @@
+"""Branches are followed, moved and forgotten as ports.DraftSession says; the toy is the judge and is judged."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omnidraft.models.kv_session import BranchingSession, Wanted
+from omnidraft.testing.toy_models import ToyDrafter, ToyTable
+from tests.unit.models.drafting import drive
+
+VOCAB_SIZE = 3  # few enough for texts to run along branches by chance
+TABLE = ToyTable.random(VOCAB_SIZE, seed=1, order=6, num_states=997)
+
+
+class IdRows:
+    """Implements branches.Rows with ids for keys."""
+
+    def __init__(self) -> None:
+        self.slots: dict[int, int] = {}
+        self.num_computed = 0
+
+    def compute(self, wanted: Wanted) -> torch.Tensor:
+        length, parents, ids = wanted.length, wanted.parents, wanted.ids
+        if parents is None:
+            self._put(length, ids)
+            return TABLE.logits([self.slots[slot] for slot in range(length + len(ids))])[None]
+        self._put(length + len(parents) - len(ids), ids)
+        text = [self.slots[slot] for slot in range(length)]
+        behind: list[list[int]] = []
+        for node, parent in enumerate(parents):
+            behind.append([*(behind[parent] if parent >= 0 else text), self.slots[length + node]])
+        return torch.stack([TABLE.logits(each) for each in behind[-len(ids) :]])
+
+    def move(self, sources: Sequence[int], start: int) -> None:
+        for number, source in enumerate(sources):
+            assert start + number <= source
+            self.slots[start + number] = self.slots[source]
+
+    def _put(self, start: int, ids: Sequence[int]) -> None:
+        self.slots.update(enumerate(ids, start))
+        self.num_computed += len(ids)
+
+
+def assert_equal(got: torch.Tensor, expected: torch.Tensor) -> None:
+    assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize(
+    "open_session", [ToyDrafter(TABLE).open, lambda: BranchingSession(IdRows())], ids=["toy", "rows"]
+)
+@given(data=st.data())
+def test_any_calls_say_what_the_text_says(open_session, data):
+    drive(open_session(), data, TABLE.logits, assert_equal, vocab_size=VOCAB_SIZE)
+
+
+def test_a_text_along_branches_computes_only_what_nobody_branched():
+    rows = IdRows()
+    session = BranchingSession(rows)
+    session.advance(0, [0, 1])
+    session.branch([2, 1, 0], [-1, -1, 1])
+    session.advance(2, [1, 0, 2])
+    assert rows.num_computed == 2 + 3 + 1
+
+
+def test_a_text_that_ends_on_a_branch_computes_nothing():
+    rows = IdRows()
+    session = BranchingSession(rows)
+    session.advance(0, [0, 1])
+    branched = session.branch([2, 1, 0], [-1, -1, 1])
+    assert torch.equal(session.advance(2, [1, 0]), branched[2])
+    assert rows.num_computed == 2 + 3

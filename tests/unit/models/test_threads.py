@@ -1,0 +1,109 @@
+"""What is loaded apart leaves no thread behind and does not change how the caller computes."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+
+from omnidraft import throttle
+from omnidraft.models.threads import apart, beside_decoding, lower_priority
+
+only_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads have no priority of their own")
+
+COUNT_THREADS = """
+import os, time, torch
+from omnidraft.models.threads import apart
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+def compute():
+    torch.randn(800, 800) @ torch.randn(800, 800)
+    return threads()
+
+before, during = threads(), apart(compute)
+deadline = time.monotonic() + 10
+while threads() > before and time.monotonic() < deadline:
+    time.sleep(0.01)
+print(before, during, threads())
+"""
+
+FIRST_MEANWHILE = """
+from concurrent.futures import ThreadPoolExecutor
+import torch
+from omnidraft.models.threads import beside_decoding
+
+def load():
+    return torch.get_num_threads(), decoding.submit(torch.get_num_threads).result()
+
+with ThreadPoolExecutor(1) as decoding:
+    during = beside_decoding(load)
+    print(*during, decoding.submit(torch.get_num_threads).result(), torch.get_num_threads())
+"""
+
+
+def test_the_thread_is_gone_when_the_load_is_done():
+    threads = threading.active_count()
+    name = apart(lambda: threading.current_thread().name)
+    assert name.startswith("loading")
+    assert threading.active_count() == threads
+
+
+@only_linux
+def test_its_openmp_threads_are_gone_too():
+    env = os.environ | {"OMP_NUM_THREADS": "2"}
+    run = subprocess.run([sys.executable, "-c", COUNT_THREADS], env=env, capture_output=True, text=True, check=True)
+    before, during, after = map(int, run.stdout.split())
+    assert during >= before + 2, "the load had no OpenMP thread, so this shows nothing"
+    assert after == before
+
+
+def test_what_it_raises_is_raised():
+    def fail() -> None:
+        raise KeyError("gone")
+
+    with pytest.raises(KeyError, match="gone"):
+        apart(fail)
+
+
+def test_beside_decoding_it_computes_with_one_thread_and_rests() -> None:
+    usual = torch.get_num_threads()
+
+    def load() -> tuple[int, float]:
+        started_s, computed_s = time.perf_counter(), time.thread_time()
+        while time.thread_time() < computed_s + 0.05:
+            sum(range(1000))
+            throttle.rest()
+        return torch.get_num_threads(), time.perf_counter() - started_s
+
+    assert apart(load)[0] == usual
+    threads, took_s = beside_decoding(load)
+    assert threads == 1
+    assert took_s > 0.15
+    assert apart(load)[0] == torch.get_num_threads() == usual
+
+
+def test_a_thread_that_first_computes_during_a_load_computes_as_usual() -> None:
+    """As the one that decodes does, when its first request comes while the champion is loaded."""
+    env = os.environ | {"OMP_NUM_THREADS": "2"}
+    run = subprocess.run([sys.executable, "-c", FIRST_MEANWHILE], env=env, capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["1", "2", "2", "2"]
+
+
+@only_linux
+def test_a_lower_priority_is_the_threads_own() -> None:
+    def priority() -> int:
+        return os.getpriority(os.PRIO_PROCESS, 0)
+
+    def lowered(nice: int) -> int:
+        lower_priority(nice)
+        return priority()
+
+    before = priority()
+    assert apart(lambda: lowered(before + 3)) == before + 3
+    assert apart(priority) == before
+    assert priority() == before

@@ -8,7 +8,7 @@ from typing import Protocol
 logger = logging.getLogger(__name__)
 
 
-class Vital(Protocol):
+class Supervised(Protocol):
     """Part of a process that may be dead while the process is not."""
 
     @property
@@ -16,7 +16,7 @@ class Vital(Protocol):
         """Why it does not do its work any more, for people; None while it does, or when it was told to end."""
 
 
-class VitalThread(threading.Thread):
+class SupervisedThread(threading.Thread):
     """Started like any other, and ends with the process."""
 
     def __init__(self, run: Callable[[], None], *, name: str, is_over: Callable[[], bool]) -> None:
@@ -40,6 +40,6 @@ class VitalThread(threading.Thread):
             logger.exception("the %s thread ended", self.name)
 
 
-def first_problem(parts: Iterable[Vital]) -> str | None:
+def first_problem(parts: Iterable[Supervised]) -> str | None:
     """What is wrong with the first that has a problem."""
     return next((problem for part in parts if (problem := part.problem)), None)

@@ -23,13 +23,13 @@ from typing import Annotated, Any
 import typer
 
 from omnidraft import config, prompts
-from omnidraft.decode.step_stats import Figures
+from omnidraft.decode.step_stats import DecodeStats
 from omnidraft.errors import ModelError, RequestError
 from omnidraft.hosts import process
 from omnidraft.models.catalog import store
 from pipelines.bench import page, summary
 from pipelines.bench.__main__ import rotated
-from pipelines.bench.runs import Failure, Outcome, Run, attempt
+from pipelines.bench.runs import BenchRun, Failure, Outcome, attempt
 from pipelines.lib import machine, report
 from pipelines.lib.vllm_server import VllmServer, custom_class, serve
 
@@ -44,7 +44,7 @@ _WARM_UP_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Parting:
+class Divergence:
     """Where an answer is no longer plain vLLM's."""
 
     task: str
@@ -65,7 +65,7 @@ class Parting:
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class VllmSetup:
     """What all rows share."""
 
     venv: Path
@@ -111,8 +111,8 @@ def main(
     }
     outcomes: Outcomes = {name: {task: {} for task in tasks} for name in names[1:] or names}
     with tempfile.TemporaryDirectory(prefix="omnidraft-bench-vllm-") as folder:
-        setup = Setup(venv.resolve(), settings, snapshot, num_tokens, Path(folder), arguments)
-        partings: list[Parting] = []
+        setup = VllmSetup(venv.resolve(), settings, snapshot, num_tokens, Path(folder), arguments)
+        partings: list[Divergence] = []
         for parting in _measured(setup, tasks, max_new_tokens, outcomes):
             if parting is not None:
                 partings.append(parting)
@@ -134,8 +134,8 @@ def _names(methods: str) -> list[str]:
 
 
 def _measured(
-    setup: Setup, tasks: Mapping[str, Sequence[str]], max_new_tokens: int, outcomes: Outcomes
-) -> Iterator[Parting | None]:
+    setup: VllmSetup, tasks: Mapping[str, Sequence[str]], max_new_tokens: int, outcomes: Outcomes
+) -> Iterator[Divergence | None]:
     """Ask every prompt of plain vLLM and of the row beside it; yields after each prompt, with where the two part."""
     first = next(iter(tasks.values()))[0]
     with ExitStack() as whole:
@@ -158,7 +158,7 @@ def _measured(
 
 def _parting(
     task: str, name: str, number: int, text: str, plain: VllmServer | Failure, its: Mapping[str, Sequence[Outcome]]
-) -> Parting | None:
+) -> Divergence | None:
     """None where the answers are the same, or there are none to compare."""
     ours, theirs = its[name][number], its[PLAIN][number]
     if isinstance(ours, Failure) or isinstance(theirs, Failure) or isinstance(plain, Failure):
@@ -169,14 +169,14 @@ def _parting(
     log_probs = plain.log_probs_after(text, theirs.ids[:index])
     first, second = log_probs.get(theirs.ids[index]), log_probs.get(ours.ids[index])
     gap = None if first is None or second is None else abs(first - second)
-    return Parting(task, name, number, index, theirs.ids[index], ours.ids[index], gap)
+    return Divergence(task, name, number, index, theirs.ids[index], ours.ids[index], gap)
 
 
 def _outcome(server: VllmServer | Failure, text: str, max_new_tokens: int) -> Outcome:
     return server if isinstance(server, Failure) else attempt(partial(_ask, server), text, max_new_tokens)
 
 
-def _server(name: str, setup: Setup, stack: ExitStack) -> VllmServer | Failure:
+def _server(name: str, setup: VllmSetup, stack: ExitStack) -> VllmServer | Failure:
     """Starts the server of a row; why there is none."""
     target = store.resolve(setup.settings.models.target)
     speculation, environment = _speculation(name, setup)
@@ -199,7 +199,7 @@ def _server(name: str, setup: Setup, stack: ExitStack) -> VllmServer | Failure:
     return server
 
 
-def _speculation(name: str, setup: Setup) -> tuple[dict[str, Any] | None, dict[str, str]]:
+def _speculation(name: str, setup: VllmSetup) -> tuple[dict[str, Any] | None, dict[str, str]]:
     models = setup.settings.models
     if name == PLAIN:
         return None, {}
@@ -220,19 +220,19 @@ def _speculation(name: str, setup: Setup) -> tuple[dict[str, Any] | None, dict[s
     return custom_class(setup.num_tokens), environment
 
 
-def _ask(server: VllmServer, text: str, max_new_tokens: int) -> Run:
+def _ask(server: VllmServer, text: str, max_new_tokens: int) -> BenchRun:
     """An answer; passes are tokens less those that vLLM says were accepted drafts."""
     before = server.counters().get(_ACCEPTED, 0.0)
     heard = server.ask(text, max_new_tokens)
     accepted = server.counters().get(_ACCEPTED, 0.0) - before
-    figures = Figures(
+    figures = DecodeStats(
         num_tokens=len(heard.ids),
         num_passes=max(len(heard.ids) - int(accepted), 1),
         num_later_tokens=len(heard.ids) - heard.num_first,
         first_token_s=heard.first_token_s,
         decode_s=heard.decode_s,
     )
-    return Run(heard.ids, figures)
+    return BenchRun(heard.ids, figures)
 
 
 def _report(about: Mapping[str, Any], outcomes: Outcomes) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from omnidraft.hosts import process
 from omnidraft.traces.record import TraceRecord
 from pipelines.lib import report
 from pipelines.lib.progress import bar
-from pipelines.paper_table.parts import Plan, asked, records, settings_for
+from pipelines.paper_table.parts import TablePlan, answered, records, settings_for
 
 WITHOUT_CACHE, WITH_REPLAY, FROZEN = "without n-gram cache", "with replay", "frozen at the change"
 ARMS = ("with n-gram cache", WITHOUT_CACHE, WITH_REPLAY, FROZEN)
@@ -63,10 +63,10 @@ def main(
     phases = [Phase(target.strip(), task.strip()) for target in targets.split(",") for task in tasks.split(",")]
     if len(phases) < 2:
         raise RequestError("nothing drifts: name two targets or two tasks")
-    plan = Plan(data, work, num_answers, num_test, max_new_tokens, drafter)
+    plan = TablePlan(data, work, num_answers, num_test, max_new_tokens, drafter)
     for phase in phases:
-        asked(phase.task, "train", plan)
-    asked(phases[0].task, "test", plan)
+        answered(phase.task, "train", plan)
+    answered(phases[0].task, "test", plan)
     traffic = [(phase, records(settings_for(phase.target, plan), phase.task, "train", plan)) for phase in phases]
     kept = records(settings_for(phases[0].target, plan), phases[0].task, "test", plan)
     made: dict[str, Any] = {"phases": [str(phase) for phase in phases], "arms": {}, "kept": {}}
@@ -87,7 +87,7 @@ def main(
 class Following:
     """One arm: a learner on its way through the traffic."""
 
-    def __init__(self, arm: str, plan: Plan, replay_records: int) -> None:
+    def __init__(self, arm: str, plan: TablePlan, replay_records: int) -> None:
         self._arm, self._plan = arm, plan
         self._section = {"replay_records": replay_records} if arm == WITH_REPLAY else {}
         self._learner: Learner | None = None

@@ -47,7 +47,7 @@ def main(
     found = log_slice.read(log, settings, wanted.of_pair(settings), alignment=words.alignment.fingerprint)
     records = found.require()
     chosen = [*(names or []), *(more_names or [])] or [BASE]
-    costs = speedup_model.costs(records)
+    costs = speedup_model.fit(records)
     rows = {}
     with bar("evaluating", len(chosen)) as advance:
         for name in chosen:
@@ -68,7 +68,7 @@ def _loaded(name: str, settings: config.Settings, words: wiring.Vocabularies) ->
         return wiring.learner_of(settings, words, version.manifest, folder)
 
 
-def _row(learner: Learner, records: list[TraceRecord], costs: speedup_model.Costs | None) -> dict[str, Any]:
+def _row(learner: Learner, records: list[TraceRecord], costs: speedup_model.SpeedupModel | None) -> dict[str, Any]:
     point = measured(learner, records)
     tenants = sorted({record.tenant for record in records})
     return {

@@ -19,9 +19,9 @@ from omnidraft.hosts import process
 from omnidraft.traces import archive
 from omnidraft.traces.record import TraceRecord
 from pipelines.lib import report
-from pipelines.lib.learning import Point, Run, fresh, learn, split, write_snapshot
+from pipelines.lib.learning import Point, TrainingRun, fresh, learn, split, write_snapshot
 from pipelines.lib.progress import bar
-from pipelines.lib.recording import Limits, Recording
+from pipelines.lib.recording import Recording, RecordingLimits
 
 
 def main(
@@ -68,7 +68,7 @@ def _records(
         return list(archive.read(answers))[:num_answers]
     asked = prompts.read(answers, num_answers)
     parts = out.with_name(f"{out.name}.parts")
-    recording = Recording(settings, parts, Limits(max_new_tokens, answers.stem), is_given=True)
+    recording = Recording(settings, parts, RecordingLimits(max_new_tokens, answers.stem), is_given=True)
     records: list[TraceRecord] = []
     with bar("recording", len(asked)) as advance:
         for of_answer in recording.of(asked):
@@ -83,7 +83,7 @@ def _tell(point: Point) -> None:
     Console(stderr=True).print(f"{point.num_tokens} tokens learned: agreement {point.agreement:.3f}{losses}")
 
 
-def _finish(run: Run, out: Path, json_path: Path | None) -> None:
+def _finish(run: TrainingRun, out: Path, json_path: Path | None) -> None:
     table = Table("", "agreement", *(f"chain of {depth}" for depth in run.curve[0].tokens_per_pass), title=str(out))
     for name, point in (("before", run.curve[0]), ("after", run.curve[-1])):
         table.add_row(name, f"{point.agreement:.3f}", *(f"{told:.2f}" for told in point.tokens_per_pass.values()))

@@ -16,7 +16,7 @@ from omnidraft.hosts import process
 from omnidraft.traces import archive
 from omnidraft.traces.record import TraceRecord
 from pipelines.lib.progress import bar
-from pipelines.lib.recording import Limits, Recording
+from pipelines.lib.recording import Recording, RecordingLimits
 
 
 def main(
@@ -43,7 +43,9 @@ def main(
     settings = config.load(config_path, models={"target": target, "drafter": drafter})
     asked = prompts.read(source, num_prompts, skip=skip, split=split)
     parts = out.with_suffix(".parts")
-    recording = Recording(settings, parts, Limits(max_new_tokens, tenant or source.stem), is_given=answers is not None)
+    recording = Recording(
+        settings, parts, RecordingLimits(max_new_tokens, tenant or source.stem), is_given=answers is not None
+    )
     records: list[TraceRecord] = []
     with bar("recording", len(asked)) as advance:
         for of_prompt in recording.of(asked):

@@ -18,7 +18,7 @@ from omnidraft.errors import RequestError
 from omnidraft.hosts import process
 from omnidraft.traces.record import TraceRecord
 from pipelines.lib import log_slice, report
-from pipelines.lib.learning import Point, Run, fresh, learn, split, write_snapshot
+from pipelines.lib.learning import Point, TrainingRun, fresh, learn, split, write_snapshot
 from pipelines.lib.progress import bar
 
 EXPERIMENT = "omnidraft.replay"
@@ -50,7 +50,7 @@ def main(
         words = wiring.vocabularies(settings)
         found = log_slice.read(log, settings, wanted.of_pair(settings), alignment=words.alignment.fingerprint)
         chosen, held_out = split(found.require(), held_out_every)
-        with _Tracked(settings, path, speedup_model.costs(found.records)) as tracked:
+        with _Tracked(settings, path, speedup_model.fit(found.records)) as tracked:
             run = _learn(settings, words, chosen, held_out, tracked, (path.stem, num_passes, measure_every))
         if snapshots is not None:
             write_snapshot(run, snapshots / path.stem, settings, words, num_held_out=len(held_out))
@@ -67,7 +67,7 @@ def main(
 class _Tracked:
     """A run's curve in MLflow, where there is one."""
 
-    def __init__(self, settings: config.Settings, path: Path, costs: speedup_model.Costs | None) -> None:
+    def __init__(self, settings: config.Settings, path: Path, costs: speedup_model.SpeedupModel | None) -> None:
         self._costs = costs
         self._experiment = wiring.experiment(settings, EXPERIMENT)
         self.run_id: str | None = None
@@ -77,7 +77,7 @@ class _Tracked:
             self.run_id = self._experiment.start(path.stem, params)
             self._experiment.log_file(self.run_id, path)
 
-    def saw(self, point: Point) -> None:
+    def update(self, point: Point) -> None:
         if self._experiment is not None and self.run_id is not None:
             self._experiment.log(self.run_id, self._numbers(point), point.num_steps)
 
@@ -88,7 +88,7 @@ class _Tracked:
         if self._experiment is not None and self.run_id is not None:
             self._experiment.end(self.run_id, has_failed=kind is not None)
 
-    def figures(self, run: Run) -> dict[str, Any]:
+    def figures(self, run: TrainingRun) -> dict[str, Any]:
         """For the report."""
         return {
             "mlflow_run": self.run_id,
@@ -117,7 +117,7 @@ def _learn(
     held_out: Sequence[TraceRecord],
     tracked: _Tracked,
     plan: tuple[str, int, int],
-) -> Run:
+) -> TrainingRun:
     name, num_passes, measure_every = plan
     run = fresh(settings, words)
     with bar(name, num_passes * len(chosen)) as advance:
@@ -128,7 +128,7 @@ def _learn(
             settings,
             num_passes=num_passes,
             measure_every=measure_every,
-            saw=tracked.saw,
+            saw=tracked.update,
             advance=advance,
         )
 

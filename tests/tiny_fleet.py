@@ -13,7 +13,7 @@ from omnidraft import config, wiring
 from omnidraft.ports import Registry
 from omnidraft.serving.app import ServedModel, application
 from omnidraft.serving.request_queue import RequestQueue
-from omnidraft.serving.telemetry_middleware import Observed
+from omnidraft.serving.telemetry_middleware import TelemetryMiddleware
 from omnidraft.telemetry.exposition import Exposition
 from omnidraft.telemetry.metric_definitions import CONTROLLER, DISTILLER, WORKER
 from omnidraft.telemetry.metrics import PrometheusMetrics
@@ -83,7 +83,7 @@ def _worker(settings: config.Settings) -> Iterator[tuple[wiring.Worker, str]]:
     worker = wiring.worker(settings, metrics, tracing=tracing)
     requests = RequestQueue(metrics, max_waiting=settings.worker.max_queue)
     models = [ServedModel(each.engine, each.target.fingerprint) for each in worker.served]
-    app = Observed(application(requests, models, settings.worker, metrics.render), metrics, tracing)
+    app = TelemetryMiddleware(application(requests, models, settings.worker, metrics.render), metrics, tracing)
     refreshers = [each.refresher for each in worker.served if each.refresher is not None]
     with served(app) as url, _threads(*(refresher.run for refresher in refreshers)):
         yield worker, url

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from omnidraft.traces.record import Beliefs, Rounds, TraceRecord
+from omnidraft.traces.record import Rounds, TargetLogprobs, TraceRecord
 
 
 def make_record(
@@ -41,9 +41,9 @@ def make_record(
     return replace(record, **fields)
 
 
-def make_beliefs(rng: np.random.Generator, num_emitted: int, num_kept: int) -> Beliefs:
+def make_beliefs(rng: np.random.Generator, num_emitted: int, num_kept: int) -> TargetLogprobs:
     log_p_EK = -np.sort(rng.exponential(3.0, (num_emitted, num_kept)), axis=1)
-    return Beliefs(
+    return TargetLogprobs(
         top_ids_EK=rng.integers(0, 151_936, (num_emitted, num_kept), dtype=np.uint32),
         top_log_p_EK=log_p_EK.astype(np.float16),
         emitted_log_p_E=log_p_EK[:, 0].astype(np.float16),

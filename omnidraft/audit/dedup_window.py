@@ -13,7 +13,7 @@ Place = tuple[int, int]
 """(partition, offset)."""
 
 
-class Remembered:
+class DedupWindow:
     """Told every record that was learned or held out, in offset order within each partition."""
 
     def __init__(self, names: Set[int]) -> None:
@@ -21,7 +21,7 @@ class Remembered:
         self._found: set[int] = set()
         self._newest: defaultdict[int, deque[tuple[int, int]]] = defaultdict(lambda: deque(maxlen=SEEN_RECORDS))
 
-    def saw(self, place: Place, name: int) -> None:
+    def update(self, place: Place, name: int) -> None:
         partition, offset = place
         self._newest[partition].append((offset, name))
         if name in self._names:

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 
-class Kind(StrEnum):
+class FaultKind(StrEnum):
     """What a fault did to records."""
 
     LOST = "lost"  # acknowledged, passed over, and neither learned nor kept as a dead letter
@@ -18,7 +18,7 @@ class Kind(StrEnum):
 class Fault:
     """One contradiction."""
 
-    kind: Kind
+    kind: FaultKind
     num: int
     """Records."""
     what: str
@@ -60,7 +60,7 @@ class Report:
     """Messages that the log had deleted before the learner came to them, as the snapshots tell: nobody learned them,
     and that is no contradiction."""
 
-    def num(self, kind: Kind) -> int:
+    def num(self, kind: FaultKind) -> int:
         """Records with this fault."""
         return sum(fault.num for fault in self.faults if fault.kind is kind)
 
@@ -71,7 +71,7 @@ class Report:
             "num_snapshots": self.num_snapshots,
             "num_expired": self.num_expired,
             "num_to_learn": sum(each.num_to_learn for each in self.partitions),
-            **{f"num_{kind}": self.num(kind) for kind in Kind},
+            **{f"num_{kind}": self.num(kind) for kind in FaultKind},
             "partitions": [asdict(each) | {"num_to_learn": each.num_to_learn} for each in self.partitions],
             "faults": [asdict(fault) for fault in self.faults],
         }

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from omnidraft.audit.dedup_window import Place
-from omnidraft.distill.ingest.stratified_recent_sample import EvenSample
+from omnidraft.distill.ingest.stratified_recent_sample import StratifiedRecentSample
 from omnidraft.distill.ingest.trace_consumer import PolledRecords
 from omnidraft.snapshots.manifest import LagSample
 
 
 @dataclass(frozen=True, slots=True)
-class Redrawn:
+class ReplayedSample:
     """One sample."""
 
     range: LagSample
@@ -18,15 +18,15 @@ class Redrawn:
     """Places that were learned from like any other; None when the log lacks a part of the range by now."""
 
 
-class Resampled:
+class LagReplay:
     """Told every poll of a source, in order, from the first message to `end`."""
 
     def __init__(self, samples: Sequence[LagSample]) -> None:
         """A sample that several snapshots tell of counts once."""
-        self._drawn: list[tuple[LagSample, EvenSample[Place]]] = []
+        self._drawn: list[tuple[LagSample, StratifiedRecentSample[Place]]] = []
         for sample in samples:
             if all(sample != other for other, _ in self._drawn):
-                self._drawn.append((sample, EvenSample(sample.num_kept)))
+                self._drawn.append((sample, StratifiedRecentSample(sample.num_kept)))
         self._first: dict[int, int] = {}
 
     @property
@@ -38,7 +38,7 @@ class Resampled:
                 ends[partition] = max(end, ends.get(partition, 0))
         return ends
 
-    def saw(self, polled: PolledRecords) -> None:
+    def update(self, polled: PolledRecords) -> None:
         """What a poll gave."""
         firsts = [(partition, last - number + 1) for partition, last, _, number in polled.skipped]
         for partition, offset in sorted([*firsts, *(each[:2] for each in polled.records)]):
@@ -48,10 +48,10 @@ class Resampled:
                 if sample.holds(partition, offset):
                     drawn.add(record.tenant, (record.time_ms, partition, offset), (partition, offset))
 
-    def redrawn(self, samples: Sequence[LagSample]) -> tuple[Redrawn, ...]:
+    def redrawn(self, samples: Sequence[LagSample]) -> tuple[ReplayedSample, ...]:
         """These of all, once everything is read."""
         return tuple(
-            Redrawn(sample, frozenset(drawn) if self._is_whole(sample) else None)
+            ReplayedSample(sample, frozenset(drawn) if self._is_whole(sample) else None)
             for sample, drawn in self._drawn
             if sample in samples
         )

@@ -8,11 +8,11 @@ from bisect import bisect_right
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 
-from omnidraft.audit.dedup_window import Place, Remembered
-from omnidraft.audit.findings import Fault, Kind
-from omnidraft.audit.lag_replay import Redrawn
-from omnidraft.audit.snapshot_deltas import Stage
-from omnidraft.distill.ingest.record_disposition import Fate, fate, forget_oldest, is_held_out, name_of
+from omnidraft.audit.dedup_window import DedupWindow, Place
+from omnidraft.audit.findings import Fault, FaultKind
+from omnidraft.audit.lag_replay import ReplayedSample
+from omnidraft.audit.snapshot_deltas import SnapshotDelta
+from omnidraft.distill.ingest.record_disposition import Disposition, disposition, forget_oldest, is_held_out, record_key
 from omnidraft.distill.ingest.trace_consumer import OTHER_PAIR, PolledRecords
 from omnidraft.ports import Offsets
 
@@ -22,15 +22,15 @@ UNDECIDED = "undecided"
 """Fate of a record in a sample of which the log lacks a part by now."""
 
 
-class Walk:
+class LogReplay:
     """Told every poll of a source, in order. What it keeps of a record is its name and place."""
 
     def __init__(
         self,
-        stages: Sequence[Stage],
+        stages: Sequence[SnapshotDelta],
         letters: Letters,
-        remembered: Remembered | None,
-        samples: Sequence[Sequence[Redrawn]],
+        remembered: DedupWindow | None,
+        samples: Sequence[Sequence[ReplayedSample]],
         *,
         held_out_every: int,
     ) -> None:
@@ -55,7 +55,7 @@ class Walk:
         self._seen: dict[int, None] = {}
         self._learned_at: dict[int, Place] = {}
 
-    def saw(self, polled: PolledRecords) -> None:
+    def update(self, polled: PolledRecords) -> None:
         """What a poll gave."""
         records = {(partition, offset): record for partition, offset, record in polled.records}
         reasons = {
@@ -66,14 +66,16 @@ class Walk:
         for place in sorted({**records, **reasons}):
             if not self._arrives(place):
                 continue
-            fate_in_sample = self._fate_in_sample(place) if place in records else None
+            fate_in_sample = self._disposition_in_sample(place) if place in records else None
             if fate_in_sample:
                 self._count(place, fate_in_sample)
             elif place in self._letters:
                 self._count(place, self._letters[place])
             elif place in records:
                 record = records[place]
-                self._waiting[place[0]].append((place[1], name_of(record), is_held_out(record, self._held_out_every)))
+                self._waiting[place[0]].append(
+                    (place[1], record_key(record), is_held_out(record, self._held_out_every))
+                )
             else:
                 self._skipped(place, reasons[place])
         self._take_turns(is_drained=False)
@@ -91,7 +93,7 @@ class Walk:
             self.first.setdefault(partition, min(end, log_end) if is_empty else start)
         self._judge_memory()
 
-    def _fate_in_sample(self, place: Place) -> str | None:
+    def _disposition_in_sample(self, place: Place) -> str | None:
         """Of a record that a lagging learner passed over; None when it was learned from like any other."""
         stage = self._stage(*place)
         for sample in self._samples[stage]:
@@ -100,7 +102,7 @@ class Walk:
             if sample.kept is None:
                 self.num_gone[stage] += 1
                 return UNDECIDED
-            return None if place in sample.kept else Fate.SAMPLED_OUT.value
+            return None if place in sample.kept else Disposition.SAMPLED_OUT.value
         return None
 
     def _arrives(self, place: Place) -> bool:
@@ -120,7 +122,7 @@ class Walk:
     def _unlearned_expired(self, partition: int, end: int, first: int) -> None:
         if first > end:
             what = "deleted from the log before they were learned; the learner counts them as expired when it goes on"
-            self.faults.append(Fault(Kind.LOST, first - end, what, None, partition, end))
+            self.faults.append(Fault(FaultKind.LOST, first - end, what, None, partition, end))
 
     def _miss(self, partition: int, start: int, stop: int, *, is_retention: bool) -> None:
         """Offsets that the log lacks: at its beginning that is retention, anywhere else a loss."""
@@ -129,7 +131,7 @@ class Walk:
             self.num_known_lost[stage] += 0 if is_retention else number
         if start < stop and not is_retention:
             what = f"the log lacks offsets {start} to {stop - 1}"
-            self.faults.append(Fault(Kind.LOST, stop - start, what, None, partition, start))
+            self.faults.append(Fault(FaultKind.LOST, stop - start, what, None, partition, start))
 
     def _by_stage(self, partition: int, start: int, stop: int) -> Iterator[tuple[int, int]]:
         """Index of a stage, and how many of these offsets are its own."""
@@ -143,7 +145,7 @@ class Walk:
         self._count(place, reason)
         if reason != OTHER_PAIR:
             what = f"{reason}, and there is no dead letter of it"
-            self.faults.append(Fault(Kind.LOST, 1, what, None, *place))
+            self.faults.append(Fault(FaultKind.LOST, 1, what, None, *place))
 
     def _take_turns(self, *, is_drained: bool) -> None:
         """A record of each partition, as long as none has to be waited for."""
@@ -161,19 +163,19 @@ class Walk:
 
     def _decide(self, partition: int, offset: int, name: int, held_out: bool) -> None:
         place = (partition, offset)
-        decided = fate(name, held_out, self._seen)
+        decided = disposition(name, held_out, self._seen)
         self._count(place, decided)
-        if decided is Fate.DUPLICATE:
+        if decided is Disposition.DUPLICATE:
             return
         self._seen[name] = None
         forget_oldest(self._seen)
         if self._remembered is not None:
-            self._remembered.saw(place, name)
-        if decided is Fate.LEARNED:
+            self._remembered.update(place, name)
+        if decided is Disposition.LEARNED:
             earlier = self._learned_at.setdefault(name, place)
             if earlier != place:
                 what = f"the same record as at {earlier[0]}:{earlier[1]}, too far back to be known as a duplicate"
-                self.faults.append(Fault(Kind.LEARNED_TWICE, 1, what, None, *place))
+                self.faults.append(Fault(FaultKind.LEARNED_TWICE, 1, what, None, *place))
 
     def _judge_memory(self) -> None:
         if self._remembered is None:
@@ -181,11 +183,11 @@ class Walk:
         for place in self._remembered.forgotten():
             self.num_known_lost[self._stage(*place)] += 1
             what = "the newest snapshot does not remember it"
-            self.faults.append(Fault(Kind.LOST, 1, what, self._stages[-1].version, *place))
+            self.faults.append(Fault(FaultKind.LOST, 1, what, self._stages[-1].version, *place))
         unknown = self._remembered.num_unknown()
         if unknown and all(first <= self.start.get(partition, 0) for partition, first in self.first.items()):
             what = "the newest snapshot remembers records that lie at no offset before its own"
-            self.faults.append(Fault(Kind.MISCOUNTED, unknown, what, self._stages[-1].version))
+            self.faults.append(Fault(FaultKind.MISCOUNTED, unknown, what, self._stages[-1].version))
 
     def _count(self, place: Place, decided: str) -> None:
         self.found[self._stage(*place), place[0]][str(decided)] += 1
@@ -195,12 +197,12 @@ class Walk:
         return bisect_right(self._ends[partition], offset)
 
 
-def _ends_of_newest(stages: Sequence[Stage]) -> dict[int, int]:
+def _ends_of_newest(stages: Sequence[SnapshotDelta]) -> dict[int, int]:
     partitions = {partition for stage in stages for partition in stage.end}
     return {partition: stages[-1].end.get(partition, 0) for partition in sorted(partitions)}
 
 
-def _running_ends(stages: Sequence[Stage], partition: int) -> list[int]:
+def _running_ends(stages: Sequence[SnapshotDelta], partition: int) -> list[int]:
     """Never falling, so that every offset has its stage even where a snapshot went back."""
     ends: list[int] = []
     for stage in stages:

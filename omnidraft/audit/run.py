@@ -5,26 +5,26 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 
-from omnidraft.audit.dedup_window import Remembered
+from omnidraft.audit.dedup_window import DedupWindow
 from omnidraft.audit.findings import Fault, PartitionFigures, Report
-from omnidraft.audit.lag_replay import Resampled
-from omnidraft.audit.log_replay import Letters, Walk
-from omnidraft.audit.snapshot_deltas import Stage, compare, stages
+from omnidraft.audit.lag_replay import LagReplay
+from omnidraft.audit.log_replay import Letters, LogReplay
+from omnidraft.audit.snapshot_deltas import SnapshotDelta, compare, snapshot_deltas
 from omnidraft.distill.ingest import topic_scan
-from omnidraft.distill.ingest.dead_letters import Letter
+from omnidraft.distill.ingest.dead_letters import DeadLetter
 from omnidraft.distill.ingest.log_position import EXPIRED
-from omnidraft.distill.ingest.record_disposition import Fate
+from omnidraft.distill.ingest.record_disposition import Disposition
 from omnidraft.distill.ingest.trace_consumer import (
     DAMAGE_REASONS,
     DEAD_LETTER_REASONS,
     OTHER_PAIR,
     POISON,
     PolledRecords,
-    TraceSource,
+    TraceConsumer,
 )
 from omnidraft.ports import Offsets, Outgoing, SnapshotVersion
 
-_FATES = {Fate.HELD_OUT.value, Fate.DUPLICATE.value, Fate.SAMPLED_OUT.value}
+_FATES = {Disposition.HELD_OUT.value, Disposition.DUPLICATE.value, Disposition.SAMPLED_OUT.value}
 APART = {*_FATES, OTHER_PAIR, POISON, EXPIRED, *DEAD_LETTER_REASONS, *DAMAGE_REASONS}
 """Counts of a manifest that stand for one offset each, beside the reasons that dead letters name."""
 
@@ -38,7 +38,7 @@ class Unwritten:
     def close(self) -> None: ...
 
 
-def letters_of(topic: str, letters: Iterable[Letter]) -> Letters:
+def letters_of(topic: str, letters: Iterable[DeadLetter]) -> Letters:
     """Origin and reason of those that come from this topic."""
     from_topic = (letter for letter in letters if letter.origin_topic == topic)
     return {
@@ -50,7 +50,7 @@ def letters_of(topic: str, letters: Iterable[Letter]) -> Letters:
 
 
 def audit(
-    source: TraceSource,
+    source: TraceConsumer,
     log_ends: Offsets,
     versions: Sequence[SnapshotVersion],
     letters: Letters,
@@ -72,15 +72,15 @@ def audit(
     Raises:
         BusError: the log cannot be read.
     """
-    found = stages(versions, APART | set(letters.values()))
-    names = None if remembered is None else Remembered(remembered)
-    samples = Resampled([sample for stage in found for sample in stage.lag_samples])
+    found = snapshot_deltas(versions, APART | set(letters.values()))
+    names = None if remembered is None else DedupWindow(remembered)
+    samples = LagReplay([sample for stage in found for sample in stage.lag_samples])
     for polled in _polls(source, samples.end, log_ends, saw, idle_s):
-        samples.saw(polled)
+        samples.update(polled)
     redrawn = [samples.redrawn(stage.lag_samples) for stage in found]
-    walk = Walk(found, letters, names, redrawn, held_out_every=held_out_every)
+    walk = LogReplay(found, letters, names, redrawn, held_out_every=held_out_every)
     for polled in _polls(source, walk.end, log_ends, saw, idle_s):
-        walk.saw(polled)
+        walk.update(polled)
     walk.finish(log_ends)
     faults = (*walk.faults, *_contradictions(found, walk))
     version = versions[-1].version if versions else None
@@ -89,7 +89,7 @@ def audit(
 
 
 def _polls(
-    source: TraceSource, ends: Offsets, log_ends: Offsets, saw: Callable[[int], None], idle_s: float
+    source: TraceConsumer, ends: Offsets, log_ends: Offsets, saw: Callable[[int], None], idle_s: float
 ) -> Iterator[PolledRecords]:
     """From the beginning of the log to these ends."""
     there = {partition: min(end, log_ends.get(partition, 0)) for partition, end in ends.items()}
@@ -97,20 +97,20 @@ def _polls(
     return topic_scan.polls_until(lambda: _poll(source, saw), there, idle_s=idle_s)
 
 
-def _poll(source: TraceSource, saw: Callable[[int], None]) -> PolledRecords:
+def _poll(source: TraceConsumer, saw: Callable[[int], None]) -> PolledRecords:
     polled = source.poll(topic_scan.POLL_MESSAGES, topic_scan.POLL_TIMEOUT_S)
     saw(len(polled.records) + sum(number for *_, number in polled.skipped))
     return polled
 
 
-def _contradictions(found: Sequence[Stage], walk: Walk) -> Iterator[Fault]:
+def _contradictions(found: Sequence[SnapshotDelta], walk: LogReplay) -> Iterator[Fault]:
     for place, stage in enumerate(found):
         counts = sum((number for (its, _), number in walk.found.items() if its == place), Counter[str]())
         num_gone, num_known_lost = walk.num_gone[place], walk.num_known_lost[place]
         yield from compare(stage, counts, num_gone=num_gone, num_known_lost=num_known_lost)
 
 
-def _partitions(walk: Walk, log_ends: Offsets) -> Iterator[PartitionFigures]:
+def _partitions(walk: LogReplay, log_ends: Offsets) -> Iterator[PartitionFigures]:
     for partition, log_end in sorted(log_ends.items()):
         fates = sum((number for (_, its), number in walk.found.items() if its == partition), Counter[str]())
         first, end = walk.first.get(partition, 0), walk.end.get(partition, 0)

@@ -5,14 +5,14 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
 
-from omnidraft.audit.findings import Fault, Kind
-from omnidraft.distill.ingest.record_disposition import Fate
+from omnidraft.audit.findings import Fault, FaultKind
+from omnidraft.distill.ingest.record_disposition import Disposition
 from omnidraft.ports import Offsets, SnapshotVersion
 from omnidraft.snapshots.manifest import LagSample
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class SnapshotDelta:
     """From one snapshot to the next."""
 
     version: int
@@ -30,7 +30,7 @@ class Stage:
         return sum(self.end.values()) - sum(self.start.values())
 
 
-def stages(versions: Sequence[SnapshotVersion], fates: Set[str]) -> tuple[Stage, ...]:
+def snapshot_deltas(versions: Sequence[SnapshotVersion], fates: Set[str]) -> tuple[SnapshotDelta, ...]:
     """Since learning last began anew: at the start of the log with the base drafter or a folder learned elsewhere, or
     where an operator restarted it. Snapshots that nobody went on from are left out: they were damaged.
 
@@ -58,21 +58,23 @@ def _is_beginning(before: Sequence[SnapshotVersion], version: SnapshotVersion) -
     return not manifest.offsets or was_restarted
 
 
-def _stage(before: SnapshotVersion, after: SnapshotVersion, fates: Set[str]) -> Stage:
+def _stage(before: SnapshotVersion, after: SnapshotVersion, fates: Set[str]) -> SnapshotDelta:
     told = _counts(after, fates)
     told.subtract(_counts(before, fates))
     start = before.manifest.offsets
     told_apart = {name: number for name, number in told.items() if number}
-    return Stage(after.version, start, {**start, **after.manifest.offsets}, told_apart, after.manifest.lag_samples)
+    return SnapshotDelta(
+        after.version, start, {**start, **after.manifest.offsets}, told_apart, after.manifest.lag_samples
+    )
 
 
 def _counts(version: SnapshotVersion, fates: Set[str]) -> Counter[str]:
     manifest = version.manifest
     apart = {name: number for name, number in manifest.counts.items() if name in fates}
-    return Counter(apart | {Fate.LEARNED.value: manifest.num_records})
+    return Counter(apart | {Disposition.LEARNED.value: manifest.num_records})
 
 
-def compare(stage: Stage, found: Mapping[str, int], *, num_gone: int, num_known_lost: int) -> Iterator[Fault]:
+def compare(stage: SnapshotDelta, found: Mapping[str, int], *, num_gone: int, num_known_lost: int) -> Iterator[Fault]:
     """Told against found.
 
     Args:
@@ -81,29 +83,35 @@ def compare(stage: Stage, found: Mapping[str, int], *, num_gone: int, num_known_
         num_known_lost: records of this stage that are reported as lost one by one.
     """
     surplus = sum(stage.told.values()) - stage.num_offsets
-    over = _difference(stage.told, found, Fate.LEARNED)
-    over_duplicates = _difference(stage.told, found, Fate.DUPLICATE)
-    over_sampled = _difference(stage.told, found, Fate.SAMPLED_OUT)
-    what = f"{stage.num_offsets} offsets; the snapshot counts {_words(stage.told)}, the log says {_words(found)}"
+    over = _difference(stage.told, found, Disposition.LEARNED)
+    over_duplicates = _difference(stage.told, found, Disposition.DUPLICATE)
+    over_sampled = _difference(stage.told, found, Disposition.SAMPLED_OUT)
+    what = (
+        f"{stage.num_offsets} offsets; the snapshot counts {_described(stage.told)}, the log says {_described(found)}"
+    )
     if surplus < 0:
         if -surplus > num_known_lost:
-            yield Fault(Kind.LOST, -surplus - num_known_lost, what, stage.version)
+            yield Fault(FaultKind.LOST, -surplus - num_known_lost, what, stage.version)
     elif num_gone and not surplus:
         return
     elif over > 0 and (surplus or over_duplicates < 0):
-        yield Fault(Kind.LEARNED_TWICE, over, what, stage.version)
+        yield Fault(FaultKind.LEARNED_TWICE, over, what, stage.version)
     elif over < 0 < over_duplicates:
-        yield Fault(Kind.LOST, -over, f"dropped as duplicates: {what}", stage.version)
+        yield Fault(FaultKind.LOST, -over, f"dropped as duplicates: {what}", stage.version)
     elif over < 0 < over_sampled:
-        yield Fault(Kind.LOST, over_sampled, f"passed over beyond the sample: {what}", stage.version)
+        yield Fault(FaultKind.LOST, over_sampled, f"passed over beyond the sample: {what}", stage.version)
     elif wrong := sum(max(0, _difference(stage.told, found, name)) for name in {*stage.told, *found}):
-        hint = "; was learner.held_out_every another?" if over == -_difference(stage.told, found, Fate.HELD_OUT) else ""
-        yield Fault(Kind.MISCOUNTED, wrong, what + hint, stage.version)
+        hint = (
+            "; was learner.held_out_every another?"
+            if over == -_difference(stage.told, found, Disposition.HELD_OUT)
+            else ""
+        )
+        yield Fault(FaultKind.MISCOUNTED, wrong, what + hint, stage.version)
 
 
 def _difference(told: Mapping[str, int], found: Mapping[str, int], name: str) -> int:
     return told.get(name, 0) - found.get(name, 0)
 
 
-def _words(counts: Mapping[str, int]) -> str:
+def _described(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{counts[name]} {name}" for name in sorted(counts)) or "nothing"

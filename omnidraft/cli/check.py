@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from omnidraft.config import Settings
-    from omnidraft.exactness.check import Plan
+    from omnidraft.exactness.check import CheckPlan
     from omnidraft.ports import Mode
 
 MODES: "tuple[Mode, ...]" = ("reproducible", "fast")
@@ -48,7 +48,7 @@ def check(
     The first and second token of many seeds must follow the target's own probabilities.
     """
     from omnidraft import prompts
-    from omnidraft.exactness.check import Plan
+    from omnidraft.exactness.check import CheckPlan
 
     temperatures, modes = _temperatures(temperature), _modes(mode)
     if json_path is not None and not json_path.absolute().parent.is_dir():
@@ -56,7 +56,7 @@ def check(
     asked = prompts.read(prompts_path, num_prompts) if prompts_path else prompts.built_in(num_prompts)
     models = {"target": target, "drafter": drafter, "engine": engine, "precision": quantize}
     settings = config.load(config_path, models=models)
-    plan = Plan([prompt.text for prompt in asked], max_new_tokens, num_draft_tokens, seed, law_samples)
+    plan = CheckPlan([prompt.text for prompt in asked], max_new_tokens, num_draft_tokens, seed, law_samples)
     found = _checked(settings, plan, temperatures, modes, snapshot)
     _show(found)
     if json_path is not None:
@@ -84,11 +84,11 @@ def _modes(text: str) -> "list[Mode]":
 
 
 def _checked(
-    settings: "Settings", plan: "Plan", temperatures: list[float], modes: "list[Mode]", snapshot: str | None
+    settings: "Settings", plan: "CheckPlan", temperatures: list[float], modes: "list[Mode]", snapshot: str | None
 ) -> dict[str, Any]:
     """The whole check, under a progress bar."""
     from omnidraft import wiring
-    from omnidraft.exactness.check import Check
+    from omnidraft.exactness.check import ExactnessCheck
     from omnidraft.exactness.report import report
     from omnidraft.telemetry.metrics import CountingMetrics
 
@@ -96,7 +96,7 @@ def _checked(
         engine = wiring.engine(settings, CountingMetrics(), snapshot=snapshot, progress=progress).engine
     with _bar() as progress:
         task = progress.add_task("loading")
-        made = Check(engine, plan, lambda: progress.advance(task))
+        made = ExactnessCheck(engine, plan, lambda: progress.advance(task))
         progress.update(task, total=made.num_steps(temperatures, modes))
         runs = []
         for mode in modes:
@@ -122,7 +122,9 @@ def _show(found: dict[str, Any]) -> None:
         table.add_column(name, justify="left" if name in ("mode", "law") else "right")
     for run in found["runs"]:
         names = ("texts", "identical", "explained", "unexplained", "tokens_per_pass")
-        table.add_row(run["mode"], f"{run['temperature']:g}", *(f"{run[name]:g}" for name in names), _law_text(run))
+        table.add_row(
+            run["mode"], f"{run['temperature']:g}", *(f"{run[name]:g}" for name in names), _distribution_text(run)
+        )
     console.print(table)
     for run in found["runs"]:
         for each in run["differences"]:
@@ -130,7 +132,7 @@ def _show(found: dict[str, Any]) -> None:
                 console.print(_difference_text(run, each), markup=False, highlight=False)
         for law in run["law_positions"]:
             if not law["passed"]:
-                console.print(_law_failure(run, law), markup=False, highlight=False)
+                console.print(_distribution_failure(run, law), markup=False, highlight=False)
     if not all(run["scored"] for run in found["runs"]):
         console.print(
             "Nothing was drafted in some runs: drafting loses time on this pair. decode.policy = 'fixed' drafts."
@@ -142,13 +144,13 @@ def _name(run: dict[str, Any]) -> str:
     return f"{run['mode']}, temperature {run['temperature']:g}"
 
 
-def _law_text(run: dict[str, Any]) -> str:
+def _distribution_text(run: dict[str, Any]) -> str:
     law = run["law"]
     sign = "<=" if law["tv"] <= law["tv_limit"] else ">"
     return f"{'passed' if law['passed'] else 'FAILED'}: TV {law['tv']:.3f} {sign} {law['tv_limit']:.3f}"
 
 
-def _law_failure(run: dict[str, Any], law: dict[str, Any]) -> str:
+def _distribution_failure(run: dict[str, Any], law: dict[str, Any]) -> str:
     """One position whose law is not plain decoding's."""
     return (
         f"{_name(run)}: {law['samples']} samples of token {law['position']} of "

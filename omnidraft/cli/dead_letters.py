@@ -15,7 +15,7 @@ from omnidraft.cli.options import Config, printable
 from omnidraft.errors import RequestError
 
 if TYPE_CHECKING:
-    from omnidraft.distill.ingest.dead_letters import Letter
+    from omnidraft.distill.ingest.dead_letters import DeadLetter
     from omnidraft.distill.ingest.redrive import Choice, Redriven
     from omnidraft.ports import LogReader
 
@@ -106,7 +106,7 @@ def _redrive(settings: config.Settings, choice: "Choice", again: bool) -> "Redri
         return driving.run(_seen(dead_letters.read(reader), saw), choice, done)
 
 
-def _seen(letters: "Iterator[Letter]", saw: Callable[[], None]) -> "Iterator[Letter]":
+def _seen(letters: "Iterator[DeadLetter]", saw: Callable[[], None]) -> "Iterator[DeadLetter]":
     for letter in letters:
         saw()
         yield letter
@@ -133,8 +133,8 @@ def _dead_letters(settings: config.Settings) -> "LogReader":
     return wiring.log_reader(settings, settings.log.dead_letters_topic)
 
 
-def _find(reader: "LogReader", partition: int, offset: int) -> "Letter":
-    from omnidraft.distill.ingest.dead_letters import Letter
+def _find(reader: "LogReader", partition: int, offset: int) -> "DeadLetter":
+    from omnidraft.distill.ingest.dead_letters import DeadLetter
 
     ends = reader.end_offsets()
     if offset >= ends.get(partition, 0):
@@ -142,11 +142,11 @@ def _find(reader: "LogReader", partition: int, offset: int) -> "Letter":
     reader.seek({**ends, partition: offset})
     for message in reader.poll(1, timeout_s=10.0).messages:
         if (message.partition, message.offset) == (partition, offset):
-            return Letter(message)
+            return DeadLetter(message)
     raise RequestError(f"the dead letter at {partition}:{offset} is not there any more")
 
 
-def _summary(letter: "Letter") -> dict[str, Any]:
+def _summary(letter: "DeadLetter") -> dict[str, Any]:
     origin = letter.origin
     return {
         "partition": letter.place[0],
@@ -161,7 +161,7 @@ def _summary(letter: "Letter") -> dict[str, Any]:
     }
 
 
-def _content(letter: "Letter") -> dict[str, Any]:
+def _content(letter: "DeadLetter") -> dict[str, Any]:
     """The record, else its first fields, else its first bytes."""
     from omnidraft.errors import UnknownKey, UnknownSchema, WireError
     from omnidraft.traces import codec

@@ -45,8 +45,8 @@ def generate(
 ) -> None:
     """Answer a prompt with a drafter's help, and say what it gained."""
     from omnidraft import wiring
-    from omnidraft.decode.engine import Question
-    from omnidraft.decode.step_stats import Figures
+    from omnidraft.decode.engine import GenerationRequest
+    from omnidraft.decode.step_stats import DecodeStats
     from omnidraft.ports import Sampling
     from omnidraft.telemetry.metrics import CountingMetrics
 
@@ -66,7 +66,7 @@ def generate(
     text = _prompt(prompt, file)
     with download_bars() as progress:
         worker = wiring.engine(settings, CountingMetrics(), snapshot=snapshot, progress=progress)
-    question = Question(
+    question = GenerationRequest(
         prompt=text if raw else None,
         messages=None if raw else [{"role": "user", "content": text}],
         max_new_tokens=max_new_tokens,
@@ -75,9 +75,9 @@ def generate(
         stop_strings=tuple(stop or ()),
         num_draft_tokens=num_draft_tokens,
     )
-    figures = Figures()
+    figures = DecodeStats()
     shown = []
-    for step in worker.engine.answer(question).steps:
+    for step in worker.engine.stream(question).steps:
         figures.take(step)
         shown.append(step.text)
         if stream:

@@ -80,12 +80,14 @@ def rollback(target: Target = None, config_path: Config = None) -> None:
 
 
 def _put_in_place(name: str, settings: config.Settings) -> None:
-    from omnidraft.fleet.announcements import tell
+    from omnidraft.fleet.announcements import publish_announcement
 
     registry = _registry(settings)
     chosen = registry.resolve(name).version
     registry.promote(chosen)
-    tell(_control(settings), "champion", chosen, target=settings.models.target, drafter=settings.models.drafter)
+    publish_announcement(
+        _control(settings), "champion", chosen, target=settings.models.target, drafter=settings.models.drafter
+    )
     print(f"champion is version {chosen}")
 
 
@@ -121,17 +123,17 @@ OfTarget = Annotated[str | None, typer.Option("--target", help="For this target 
 @learning_app.command("pause")
 def pause_learning(target: OfTarget = None, config_path: Config = None) -> None:
     """Stop learning after the step under way; serving goes on."""
-    from omnidraft.fleet.announcements import tell
+    from omnidraft.fleet.announcements import publish_announcement
 
-    tell(_control(config.load(config_path)), "pause", target=target)
+    publish_announcement(_control(config.load(config_path)), "pause", target=target)
 
 
 @learning_app.command("resume")
 def resume_learning(target: OfTarget = None, config_path: Config = None) -> None:
     """Go on learning."""
-    from omnidraft.fleet.announcements import tell
+    from omnidraft.fleet.announcements import publish_announcement
 
-    tell(_control(config.load(config_path)), "resume", target=target)
+    publish_announcement(_control(config.load(config_path)), "resume", target=target)
 
 
 @learning_app.command("restart")
@@ -150,11 +152,13 @@ def restart_learning(
     """Go on learning from here, once: for a log that was created anew, or restored from a backup."""
     import uuid
 
-    from omnidraft.fleet.announcements import tell
+    from omnidraft.fleet.announcements import publish_announcement
 
     place = " ".join(start.replace(",", " ").split())
     try:
-        tell(_control(config.load(config_path)), "restart", target=target, start=place, restart_id=uuid.uuid4().hex)
+        publish_announcement(
+            _control(config.load(config_path)), "restart", target=target, start=place, restart_id=uuid.uuid4().hex
+        )
     except ValueError as exc:
         raise typer.BadParameter(f"{start!r} is not earliest, latest or offsets such as '0:120 1:96'") from exc
     print(f"ordered: learning restarts from {place}, as soon as the distiller hears of it")

@@ -59,11 +59,11 @@ def _print(report: "Report") -> None:
 
 
 def _summary(report: "Report") -> str:
-    from omnidraft.audit.findings import Kind
+    from omnidraft.audit.findings import FaultKind
 
     if report.version is None:
         return "no snapshot yet"
-    counts = ", ".join(f"{report.num(kind)} {kind.replace('_', ' ')}" for kind in Kind)
+    counts = ", ".join(f"{report.num(kind)} {kind.replace('_', ' ')}" for kind in FaultKind)
     expired = f"; {report.num_expired} expired before they were learned" if report.num_expired else ""
     return f"up to snapshot {report.version}: {counts}{expired}"
 

@@ -9,7 +9,7 @@ _HEIGHT = 64
 """Numbers of a column."""
 
 
-def largest(values_RV: torch.Tensor, num: int) -> tuple[torch.Tensor, torch.Tensor]:
+def blocked_topk(values_RV: torch.Tensor, num: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The `num` largest of each row and where they stand, both [R, K], largest first; as torch.topk.
 
     Where the largest stand, the columns with the largest tops stand too: as many columns as numbers are wanted hold

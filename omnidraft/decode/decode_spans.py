@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from omnidraft.ports import Span, Step, Tracing
 
 
-def traced(steps: Iterator[Step], tracing: Tracing, span: Span, *, has_passes: bool) -> Iterator[Step]:
+def span_steps(steps: Iterator[Step], tracing: Tracing, span: Span, *, has_passes: bool) -> Iterator[Step]:
     """The steps; `span` ends with the last one, or when nobody asks for more."""
     num_passes = num_tokens = num_drafted = num_accepted = 0
     ending: dict[str, str] = {"finish_reason": "abandoned"}

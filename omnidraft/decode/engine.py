@@ -7,17 +7,17 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from omnidraft.config import DecodeSettings, RecorderSettings
-from omnidraft.decode.decode_spans import traced
+from omnidraft.decode.decode_spans import span_steps
 from omnidraft.decode.loop import Decoder
-from omnidraft.decode.recording.record_builder import Origin, Tracer
-from omnidraft.decode.recording.trace_producer import Recorder
+from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
+from omnidraft.decode.recording.trace_producer import TraceProducer
 from omnidraft.decode.sampling.unicode_checks import require_text
 from omnidraft.decode.sampling.validation import check_sampling, unsigned_seed
-from omnidraft.decode.snapshot.drift_throttle import Caution
+from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
 from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
-from omnidraft.decode.step_metrics import counted
+from omnidraft.decode.step_metrics import count_steps
 from omnidraft.errors import RequestError
-from omnidraft.ports import Metrics, Mode, Request, Sampling, Span, Step, Tracing, Untraced
+from omnidraft.ports import Metrics, Mode, NoopTracing, Request, Sampling, Span, Step, Tracing
 from omnidraft.vocab.tokenizer import Tokenizer
 
 
@@ -36,7 +36,7 @@ class PromptTokenizer(Tokenizer, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class GenerationRequest:
     """What a client asks for; None takes the deployment's setting."""
 
     prompt: str | None = None
@@ -61,7 +61,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class GenerationStream:
     """A text under way."""
 
     snapshot: LoadedSnapshot
@@ -91,7 +91,7 @@ class Engine:
         decoder: Decoder,
         pair: Pair,
         slot: SnapshotSlot,
-        recorder: Recorder | None,
+        recorder: TraceProducer | None,
         metrics: Metrics,
         *,
         decode: DecodeSettings,
@@ -100,7 +100,7 @@ class Engine:
         has_pass_spans: bool = True,
     ) -> None:
         """`has_pass_spans`: where `tracing` is on, every pass is a span."""
-        self.caution = Caution(decode.drifted_draft_tokens)
+        self.caution = DriftThrottle(decode.drifted_draft_tokens)
         self.pair = pair
         self.slot = slot
         self.decoder = decoder
@@ -108,10 +108,10 @@ class Engine:
         self._metrics = metrics
         self._decode = decode
         self._recording = recording
-        self._tracing = tracing or Untraced()
+        self._tracing = tracing or NoopTracing()
         self._has_pass_spans = has_pass_spans
 
-    def answer(self, question: Question, snapshot: LoadedSnapshot | None = None) -> Answer:
+    def stream(self, question: GenerationRequest, snapshot: LoadedSnapshot | None = None) -> GenerationStream:
         """Start a text with this snapshot, or else the one that its id has now.
 
         Raises:
@@ -124,12 +124,12 @@ class Engine:
         if self._recorder is not None and question.is_stored and question.tenant not in self._recording.opted_out:
             steps = self._recorded(steps, self._tracer(question, request, snapshot, span.context))
         if self._tracing.is_on:
-            steps = traced(steps, self._tracing, span, has_passes=self._has_pass_spans)
+            steps = span_steps(steps, self._tracing, span, has_passes=self._has_pass_spans)
         plain_pass_s = self.decoder.plain_pass_s(request.mode)
-        told = counted(steps, self._metrics, self.pair.target, str(snapshot.version), plain_pass_s)
-        return Answer(snapshot, request.seed, len(request.prompt_ids), told)
+        told = count_steps(steps, self._metrics, self.pair.target, str(snapshot.version), plain_pass_s)
+        return GenerationStream(snapshot, request.seed, len(request.prompt_ids), told)
 
-    def prepared(self, question: Question) -> Question:
+    def prepared(self, question: GenerationRequest) -> GenerationRequest:
         """Return the question with its grammar compiled, in the caller's thread, so that decoding never waits for it.
 
         Raises:
@@ -141,7 +141,7 @@ class Engine:
         compiled = self.decoder.grammars.compiled(grammar)
         return replace(question, sampling=replace(question.sampling, grammar=compiled))
 
-    def request(self, question: Question) -> Request:
+    def request(self, question: GenerationRequest) -> Request:
         """The question in ids, with the deployment's settings. Raises RequestError."""
         require_text(_texts(question))
         check_sampling(question.sampling, len(self.pair.target_tokenizer.vocabulary))
@@ -165,7 +165,7 @@ class Engine:
             num_log_probs=question.num_log_probs,
         )
 
-    def _drafter_prompt_ids(self, question: Question) -> list[int]:
+    def _drafter_prompt_ids(self, question: GenerationRequest) -> list[int]:
         """None where the drafter has no template, or one that refuses these messages: it then knows the answer only."""
         try:
             return _prompt_ids(question, self.pair.drafter_tokenizer)
@@ -173,7 +173,7 @@ class Engine:
             self.decoder.failures.tell(exc)
             return []
 
-    def _begun(self, question: Question, request: Request, snapshot: LoadedSnapshot) -> Span:
+    def _begun(self, question: GenerationRequest, request: Request, snapshot: LoadedSnapshot) -> Span:
         return self._tracing.begin(
             "decode",
             parent=question.traceparent,
@@ -185,11 +185,11 @@ class Engine:
         )
 
     def _tracer(
-        self, question: Question, request: Request, snapshot: LoadedSnapshot, traceparent: str | None
-    ) -> Tracer:
+        self, question: GenerationRequest, request: Request, snapshot: LoadedSnapshot, traceparent: str | None
+    ) -> TraceRecordBuilder:
         assert self._recorder is not None
         pair = self.pair
-        origin = Origin(
+        origin = RecordContext(
             question.request_id,
             question.tenant,
             pair.worker,
@@ -199,15 +199,15 @@ class Engine:
             pair.alignment,
             traceparent,
         )
-        return Tracer(request, origin, self._recording, self._recorder.emit)
+        return TraceRecordBuilder(request, origin, self._recording, self._recorder.emit)
 
-    def _recorded(self, steps: Iterator[Step], tracer: Tracer) -> Iterator[Step]:
+    def _recorded(self, steps: Iterator[Step], tracer: TraceRecordBuilder) -> Iterator[Step]:
         for step in steps:
             tracer.take(step)
             yield step
 
 
-def _prompt_ids(question: Question, tokenizer: PromptTokenizer) -> list[int]:
+def _prompt_ids(question: GenerationRequest, tokenizer: PromptTokenizer) -> list[int]:
     if (question.prompt is None) == (question.messages is None):
         raise RequestError("give either a prompt or messages")
     if question.messages is not None:
@@ -219,7 +219,7 @@ def _prompt_ids(question: Question, tokenizer: PromptTokenizer) -> list[int]:
     return tokenizer.prompt_ids(question.prompt)
 
 
-def _texts(question: Question) -> Mapping[str, Iterable[str]]:
+def _texts(question: GenerationRequest) -> Mapping[str, Iterable[str]]:
     """All that a client wrote, by its name in the request."""
     messages = [text for message in question.messages or () for text in message.values()]
     texts = {"prompt": [question.prompt or ""], "stop": question.stop_strings, "user": [question.tenant]}

@@ -8,22 +8,22 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from omnidraft.decode.blocked_topk import largest
+from omnidraft.decode.blocked_topk import blocked_topk
 from omnidraft.ports import LogProbs
-from omnidraft.traces.record import Beliefs
+from omnidraft.traces.record import TargetLogprobs
 
 
-def believed(logits_NV: torch.Tensor, nodes: Sequence[int], emitted: Sequence[int], top_k: int) -> Beliefs:
+def top_k_logprobs(logits_NV: torch.Tensor, nodes: Sequence[int], emitted: Sequence[int], top_k: int) -> TargetLogprobs:
     """Top-k, the emitted token's and the tail's log-probabilities after each node that a token was drawn from."""
     logits_EV = logits_NV[list(nodes)]  # a copy, which the weights then take
-    top_EK, ids_EK = largest(logits_EV, top_k)
+    top_EK, ids_EK = blocked_topk(logits_EV, top_k)
     emitted_E = logits_EV.gather(1, torch.tensor(emitted, device=logits_EV.device)[:, None])[:, 0]
     most_E1 = top_EK[:, :1]
     weights_EV = logits_EV.sub_(most_E1).exp_()
     log_sum_E = weights_EV.sum(-1).log()
     tail_E = weights_EV.scatter_(1, ids_EK, 0.0).sum(-1).log()
     norm_E = most_E1[:, 0] + log_sum_E
-    return Beliefs(
+    return TargetLogprobs(
         top_ids_EK=ids_EK.cpu().numpy().astype(np.uint32),
         top_log_p_EK=(top_EK - norm_E[:, None]).cpu().numpy().astype(np.float16),
         emitted_log_p_E=(emitted_E - norm_E).cpu().numpy().astype(np.float16),
@@ -31,13 +31,13 @@ def believed(logits_NV: torch.Tensor, nodes: Sequence[int], emitted: Sequence[in
     )
 
 
-def log_probs(logits_NV: torch.Tensor, nodes: Sequence[int], emitted: Sequence[int], num: int) -> LogProbs:
+def client_logprobs(logits_NV: torch.Tensor, nodes: Sequence[int], emitted: Sequence[int], num: int) -> LogProbs:
     """The emitted tokens' log-probabilities and those of the `num` likeliest, in float32, for who asks."""
     logits_EV = logits_NV[list(nodes)].float()
     norm_E1 = logits_EV.logsumexp(-1, keepdim=True)
     emitted_E1 = logits_EV.gather(1, torch.tensor(emitted, device=logits_EV.device)[:, None]) - norm_E1
     if num == 0:
         return LogProbs(tuple(emitted_E1[:, 0].tolist()), ((),) * len(emitted))
-    top_EK, ids_EK = largest(logits_EV, num)
+    top_EK, ids_EK = blocked_topk(logits_EV, num)
     rows = zip(ids_EK.tolist(), (top_EK - norm_E1).tolist(), strict=True)
     return LogProbs(tuple(emitted_E1[:, 0].tolist()), tuple(tuple(zip(ids, log_p, strict=True)) for ids, log_p in rows))

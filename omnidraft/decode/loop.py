@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from omnidraft.decode.drafting.safe_drafting import DraftingFailures, SafeDrafting
-from omnidraft.decode.logprobs import believed, log_probs
-from omnidraft.decode.policy.cost_model import Costs
+from omnidraft.decode.logprobs import client_logprobs, top_k_logprobs
+from omnidraft.decode.policy.cost_model import MeasuredCosts
 from omnidraft.decode.sampling.grammar import Grammars
-from omnidraft.decode.sampling.logits_pipeline import Shaper
+from omnidraft.decode.sampling.logits_pipeline import LogitsPipeline
 from omnidraft.decode.sampling.noise import SeededNoise
-from omnidraft.decode.stop_checker import TextWatch
+from omnidraft.decode.stop_checker import StopChecker
 from omnidraft.decode.verification import draw_path
 from omnidraft.ports import (
     DraftTree,
@@ -38,7 +38,7 @@ class Decoder:
         vocabulary: Vocabulary,
         *,
         trace_top_k: int | None = None,
-        costs: Costs | None = None,
+        costs: MeasuredCosts | None = None,
         noise: Callable[[int, int, int], Noise] = SeededNoise,
         failures: DraftingFailures | None = None,
         grammars: Grammars | None = None,
@@ -77,7 +77,7 @@ class Decoder:
                 when no token can follow under the grammar.
         """
         grammar = request.sampling.grammar
-        shaper = Shaper(request, None if grammar is None else self.grammars.matcher(grammar, request.stop_ids))
+        shaper = LogitsPipeline(request, None if grammar is None else self.grammars.matcher(grammar, request.stop_ids))
         session = self.target.open(request.prompt_ids, request.max_new_tokens, request.mode)
         drafting = None
         if proposer is not None and request.num_draft_tokens:
@@ -88,10 +88,10 @@ class Decoder:
             session.close()
 
     def _steps(
-        self, request: Request, session: TargetSession, drafting: ProposerSession | None, shaper: Shaper
+        self, request: Request, session: TargetSession, drafting: ProposerSession | None, shaper: LogitsPipeline
     ) -> Iterator[Step]:
         noise = self._noise(request.seed, request.choice, self.target.vocab_size)
-        watch = TextWatch(request, self._vocabulary)
+        watch = StopChecker(request, self._vocabulary)
         root, position = request.prompt_ids[-1], len(request.prompt_ids)
         num_left = request.max_new_tokens
         while watch.finish_reason is None:
@@ -102,7 +102,7 @@ class Decoder:
                 tree = drafting.propose(position, limits, noise)
             step, target_s = self._step(session, tree, position, noise, shaper, watch, request.num_log_probs)
             if self._costs is not None:
-                self._costs.saw_pass(request.mode, len(tree), target_s)
+                self._costs.update_pass(request.mode, len(tree), target_s)
             if drafting is not None:
                 drafting.observe(step.emitted)
             root, position = step.emitted[-1], position + len(step.emitted)
@@ -123,8 +123,8 @@ class Decoder:
         tree: DraftTree,
         position: int,
         noise: Noise,
-        shaper: Shaper,
-        watch: TextWatch,
+        shaper: LogitsPipeline,
+        watch: StopChecker,
         num_log_probs: int | None,
     ) -> tuple[Step, float]:
         """Score the tree and let the target draw its path; returns the seconds of the target's pass too."""
@@ -144,7 +144,7 @@ class Decoder:
             session.keep(drawn_from)
         beliefs = None
         if self._trace_top_k is not None:
-            beliefs = believed(logits_NV, drawn_from, path.emitted, self._trace_top_k)
-        told = None if num_log_probs is None else log_probs(logits_NV, drawn_from, path.emitted, num_log_probs)
+            beliefs = top_k_logprobs(logits_NV, drawn_from, path.emitted, self._trace_top_k)
+        told = None if num_log_probs is None else client_logprobs(logits_NV, drawn_from, path.emitted, num_log_probs)
         step = Step(tree, path.emitted, path.nodes, watch.take(), watch.finish_reason, Timings(), beliefs, told)
         return step, target_s

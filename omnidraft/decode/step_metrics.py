@@ -15,7 +15,7 @@ _PREFIX = "omnidraft_spec_decode_num_"
 _Add = Callable[..., None]
 
 
-def counted(
+def count_steps(
     steps: Iterator[Step], metrics: Metrics, target: str, drafter_version: str, plain_pass_s: float | None
 ) -> Generator[Step, None, None]:
     """The steps of one text as they come, with the time between its tokens: those of one pass share its time."""

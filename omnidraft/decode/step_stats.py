@@ -8,7 +8,7 @@ from omnidraft.ports import Step
 
 
 @dataclass(slots=True)
-class Figures:
+class DecodeStats:
     """Counts of one or more texts; ratios are computed when asked for."""
 
     num_tokens: int = 0
@@ -58,9 +58,9 @@ class Figures:
         self.scored_by_depth.update(range(1, len(step.path) + missed + 1))
         self.agreed_by_depth.update(range(1, len(step.path) + 1))
 
-    def __add__(self, other: "Figures") -> "Figures":
+    def __add__(self, other: "DecodeStats") -> "DecodeStats":
         """Both together."""
-        both = Figures()
+        both = DecodeStats()
         for each in fields(self):
             if not each.name.startswith("_"):
                 setattr(both, each.name, getattr(self, each.name) + getattr(other, each.name))

@@ -9,7 +9,7 @@ from omnidraft.ports import FinishReason, Request
 from omnidraft.vocab.tokenizer import Vocabulary
 
 
-class TextWatch:
+class StopChecker:
     """Watches one answer grow; decides when it is over and which text may be shown already."""
 
     def __init__(self, request: Request, vocabulary: Vocabulary) -> None:

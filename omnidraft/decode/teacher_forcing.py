@@ -6,11 +6,11 @@ Shapes: E ids of the given answer, N nodes of a pass.
 import time
 from collections.abc import Iterator, Sequence
 
-from omnidraft.decode.logprobs import believed
+from omnidraft.decode.logprobs import top_k_logprobs
 from omnidraft.ports import DraftTree, FinishReason, Request, Source, Step, Target, Timings
 
 
-def forced(target: Target, request: Request, answer_ids: Sequence[int], top_k: int) -> Iterator[Step]:
+def force(target: Target, request: Request, answer_ids: Sequence[int], top_k: int) -> Iterator[Step]:
     """Steps in which these ids, at least one, are emitted with nothing drafted. `max_new_tokens` cuts them.
 
     Raises:
@@ -40,7 +40,7 @@ def forced(target: Target, request: Request, answer_ids: Sequence[int], top_k: i
                 text="",
                 finish_reason=_reason(request, emitted[-1]) if is_last else None,
                 timings=Timings(target_s=target_s),
-                beliefs=believed(logits_NV, nodes, emitted, top_k),
+                beliefs=top_k_logprobs(logits_NV, nodes, emitted, top_k),
             )
             root = emitted[-1]
     finally:

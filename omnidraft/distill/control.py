@@ -18,7 +18,7 @@ class ControlFollower(Protocol):
         """What holds and was not told yet, waiting so long for any. Raises BusError."""
 
 
-class Guidance:
+class TrainingControl:
     """One thread."""
 
     def __init__(self, follower: ControlFollower | None = None) -> None:

@@ -14,22 +14,22 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from omnidraft.distill.control import Guidance
-from omnidraft.distill.evaluation.held_out import HeldOut, Measured
-from omnidraft.distill.ingest.batch_reader import Reading
-from omnidraft.distill.ingest.batcher import Batch, Intake
-from omnidraft.distill.ingest.crash_journal import Journal, Place
+from omnidraft.distill.control import TrainingControl
+from omnidraft.distill.evaluation.held_out import HeldOut, HeldOutMeasurement
+from omnidraft.distill.ingest.batch_reader import BatchReader
+from omnidraft.distill.ingest.batcher import Batch, Batcher
+from omnidraft.distill.ingest.crash_journal import CrashJournal, Place
 from omnidraft.distill.ingest.lag import Lag
 from omnidraft.distill.ingest.log_position import LogPosition
-from omnidraft.distill.ingest.trace_consumer import POISON, TraceSource
+from omnidraft.distill.ingest.trace_consumer import POISON, TraceConsumer
 from omnidraft.distill.publisher import INTAKE, LEARNER, Publisher, Restored
-from omnidraft.distill.retrying import Result, patiently, wait
+from omnidraft.distill.retrying import Result, retry, wait
 from omnidraft.distill.status import Status
 from omnidraft.distill.training.learner import Counters, Learner, StepReport
 from omnidraft.distill.training.step_metrics import count, mean_losses
 from omnidraft.distill.training_spans import LearningSpans
 from omnidraft.errors import BusError, LogReplaced
-from omnidraft.ports import Announcement, Metrics, Untraced
+from omnidraft.ports import Announcement, Metrics, NoopTracing
 from omnidraft.snapshots import bundle
 from omnidraft.vocab.ngram_cache import NgramCache
 
@@ -43,13 +43,13 @@ LoadCache = Callable[[Mapping[str, np.ndarray]], NgramCache]
 Stop = Callable[[], bool]
 
 
-class Distillation:
+class Distiller:
     """One drafter that learns for one target. `run` belongs to one thread, `status` to any."""
 
     def __init__(
         self,
-        source: TraceSource,
-        intake: Intake,
+        source: TraceConsumer,
+        intake: Batcher,
         learner: Learner,
         publisher: Publisher,
         *,
@@ -57,9 +57,9 @@ class Distillation:
         steps_per_snapshot: int,
         max_lag_records: int | None = None,
         lag_sample_records: int = 2_000,
-        journal: Journal | None = None,
+        journal: CrashJournal | None = None,
         metrics: Metrics,
-        guidance: Guidance | None = None,
+        guidance: TrainingControl | None = None,
         compare_earlier: Callable[[str], None] = lambda tenant: None,
         drift_haste: int = 1,
         progress: Callable[[Status], None] = lambda status: None,
@@ -78,14 +78,14 @@ class Distillation:
         """
         self._source, self._intake, self._learner, self._publisher = source, intake, learner, publisher
         self._load_cache, self._steps_per_snapshot = load_cache, steps_per_snapshot
-        self._guidance, self._compare_earlier = guidance or Guidance(), compare_earlier
+        self._guidance, self._compare_earlier = guidance or TrainingControl(), compare_earlier
         self._drift_haste, self._metrics, self._progress = drift_haste, metrics, progress
-        self._journal = journal or Journal(Path(), tries=0)
+        self._journal = journal or CrashJournal(Path(), tries=0)
         self._lag = Lag(source, intake, metrics, max_records=max_lag_records, sample_records=lag_sample_records)
         self._position = LogPosition(source, intake, metrics)
-        self._reading = Reading(source, intake, self._lag, self._position)
+        self._reading = BatchReader(source, intake, self._lag, self._position)
         self._held_out = HeldOut(learner)
-        self._spans = spans or LearningSpans(Untraced(), "")
+        self._spans = spans or LearningSpans(NoopTracing(), "")
         self._reports: list[StepReport] = []  # since the newest snapshot
         self._unmeasured: list[Place] = []  # held out since then
         self._status = Status()
@@ -118,7 +118,7 @@ class Distillation:
             self._publish(stop)
 
     def _start(self, stop: Stop) -> None:
-        restored = self._patiently(self._publisher.restore, stop)
+        restored = self._retried(self._publisher.restore, stop)
         if restored:
             self._resume(restored)
         self._held_out.parent_is(self._learner.serving_tensors(), {})
@@ -150,7 +150,7 @@ class Distillation:
         """Returns when the source stands where the intake goes on, or `stop` holds."""
         while not stop():
             try:
-                self._patiently(self._reading.find, stop)
+                self._retried(self._reading.find, stop)
                 return self._tell(waits_for=None)
             except LogReplaced as exc:
                 if self._status.waits_for != str(exc):
@@ -164,7 +164,7 @@ class Distillation:
         snapshots before and after it each account for a stretch of one log."""
         if self._reports:
             self._publish(stop)
-        if self._patiently(lambda: self._reading.restart(order), stop):
+        if self._retried(lambda: self._reading.restart(order), stop):
             self._journal.clear()
             self._publish(stop)
 
@@ -188,7 +188,7 @@ class Distillation:
     def _next_batch(self, stop: Stop) -> Batch | None:
         """A full batch; None after a poll that did not complete one."""
         try:
-            return self._reading.next_batch(lambda poll: self._patiently(poll, stop))
+            return self._reading.next_batch(lambda poll: self._retried(poll, stop))
         except LogReplaced:
             self._find_position(stop)
         except BusError:  # stopping, and the log is away: what was learned can still be published
@@ -199,7 +199,7 @@ class Distillation:
 
     def _learn(self, batch: Batch, stop: Stop) -> None:
         if batch.poison:
-            self._patiently(lambda: self._source.give_up(batch.poison), stop)
+            self._retried(lambda: self._source.dead_letter(batch.poison), stop)
             logger.warning("%d records are dead letters: the process died over them", len(batch.poison))
         apart = {"duplicate": batch.num_duplicates, "held_out": len(batch.held_out), POISON: len(batch.poison)}
         self._learner.count_skipped(apart)
@@ -215,27 +215,27 @@ class Distillation:
         held_out = {(partition, offset): record for partition, offset, record in batch.held_out}
         records = dict(zip(batch.places, batch.records, strict=True)) | held_out
         for place in self._journal.suspects(records):
-            self._journal.begins([place], alone=True)
-            self._learner.rehearse(records[place])
-            self._journal.ended()
+            self._journal.start([place], alone=True)
+            self._learner.dry_run(records[place])
+            self._journal.finish()
         self._unmeasured += held_out
-        self._journal.begins(batch.places)
+        self._journal.start(batch.places)
         report = self._learner.step(batch.records)
-        self._journal.ended()
+        self._journal.finish()
         return report
 
-    def _measure(self, serving: Mapping[str, Tensor]) -> Measured:
+    def _measure(self, serving: Mapping[str, Tensor]) -> HeldOutMeasurement:
         """Noted before, as a step is. What was measured for the newest snapshot did no harm then."""
-        self._journal.begins(self._unmeasured)
+        self._journal.start(self._unmeasured)
         measured = self._held_out.measure(self._intake.held_out, serving)
-        self._journal.ended()
+        self._journal.finish()
         self._unmeasured.clear()
         return measured
 
     def _publish_base(self, stop: Stop) -> None:
         parts = {bundle.NGRAMS: self._learner.cache.to_arrays()}
-        staged = self._patiently(lambda: self._publisher.stage(parts, train="base", **self._position.facts()), stop)
-        version = self._patiently(lambda: self._publisher.publish(staged), stop).version
+        staged = self._retried(lambda: self._publisher.stage(parts, train="base", **self._position.facts()), stop)
+        version = self._retried(lambda: self._publisher.publish(staged), stop).version
         logger.info("published the base drafter as snapshot %d", version)
 
     def _publish(self, stop: Stop) -> None:
@@ -262,15 +262,15 @@ class Distillation:
             "lag_samples": self._lag.samples,
             "traceparent": span.context,
         }
-        staged = self._patiently(lambda: self._publisher.stage(parts, **facts), stop)
-        published = self._patiently(lambda: self._publisher.publish(staged), stop)
+        staged = self._retried(lambda: self._publisher.stage(parts, **facts), stop)
+        published = self._retried(lambda: self._publisher.publish(staged), stop)
         span.end(version=published.version, records=counters.num_records)
         self._lag.published()
         self._journal.published(self._intake.offsets())
         self._held_out.parent_is(serving, measured.hits)
         self._reports.clear()
         self._announce(published.version, measured.before, measured.after, losses)
-        self._patiently(self._publisher.log_curves, stop)
+        self._retried(self._publisher.log_curves, stop)
 
     def _announce(self, version: int, before: float | None, after: float | None, losses: Mapping[str, float]) -> None:
         logger.info("published snapshot %d: losses %s, agreement %s -> %s", version, losses, before, after)
@@ -279,8 +279,8 @@ class Distillation:
             self._metrics.set("omnidraft_held_out_agreement_ratio", after, drafter_version=str(version))
         self._tell(version=version, agreement=after)
 
-    def _patiently(self, action: Callable[[], Result], stop: Stop) -> Result:
-        return patiently(action, stop, lambda: self._metrics.add("omnidraft_learner_errors_total"))
+    def _retried(self, action: Callable[[], Result], stop: Stop) -> Result:
+        return retry(action, stop, lambda: self._metrics.add("omnidraft_learner_errors_total"))
 
     def _tell(self, **changes: Any) -> None:
         if changes.get("version") is not None:

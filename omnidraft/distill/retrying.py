@@ -16,9 +16,7 @@ Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
 
 
-def patiently(
-    action: Callable[[], Result], stop: Callable[[], bool], failed: Callable[[], None] = lambda: None
-) -> Result:
+def retry(action: Callable[[], Result], stop: Callable[[], bool], failed: Callable[[], None] = lambda: None) -> Result:
     """What `action` returns, tried again until the log and the registry answer and the disk has room; `failed` is told
     of every time that they did not.
 

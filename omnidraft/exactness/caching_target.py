@@ -45,7 +45,7 @@ class _Pass:
         return texts
 
 
-class RememberingTarget:
+class CachingTarget:
     """Implements ports.Target over another one; the oldest of many passes are forgotten."""
 
     def __init__(self, target: Target) -> None:
@@ -59,9 +59,9 @@ class RememberingTarget:
         """See ports.Target."""
         return self._target.limits(mode)
 
-    def open(self, prompt_ids: Sequence[int], max_new_tokens: int, mode: Mode) -> "_RememberingSession":
+    def open(self, prompt_ids: Sequence[int], max_new_tokens: int, mode: Mode) -> "_CachingSession":
         """See ports.Target."""
-        return _RememberingSession(self, tuple(prompt_ids), max_new_tokens, mode)
+        return _CachingSession(self, tuple(prompt_ids), max_new_tokens, mode)
 
     def logits(self, asked: _Pass) -> torch.Tensor:
         """[N, V] of this pass, by a real session that goes through all of its history."""
@@ -90,10 +90,10 @@ class RememberingTarget:
                 yield from (logits_NV[node] for node, before in enumerate(each.texts()) if before == text)
 
 
-class _RememberingSession:
+class _CachingSession:
     """Implements ports.TargetSession."""
 
-    def __init__(self, target: RememberingTarget, prompt_ids: tuple[int, ...], max_new_tokens: int, mode: Mode) -> None:
+    def __init__(self, target: CachingTarget, prompt_ids: tuple[int, ...], max_new_tokens: int, mode: Mode) -> None:
         self._target = target
         self._asked = (prompt_ids, max_new_tokens, mode)
         self._kept: tuple[_Kept, ...] = ()
@@ -110,7 +110,7 @@ class _RememberingSession:
         pass
 
 
-class RememberingProposer:
+class CachingProposer:
     """Implements ports.Proposer for many seeds of one request."""
 
     def __init__(self, proposer: Proposer) -> None:
@@ -120,14 +120,14 @@ class RememberingProposer:
 
     def open(self, request: Request) -> ProposerSession:
         """See ports.Proposer."""
-        return _RememberingProposals(self, request)
+        return _CachingProposals(self, request)
 
 
 @dataclass(slots=True)
-class _RememberingProposals:
+class _CachingProposals:
     """Implements ports.ProposerSession."""
 
-    proposer: RememberingProposer
+    proposer: CachingProposer
     request: Request
     asked: list[tuple[int, TreeLimits, Noise]] = field(default_factory=list)
     emitted: list[tuple[int, ...]] = field(default_factory=list)

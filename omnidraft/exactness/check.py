@@ -5,16 +5,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from operator import add
 
-from omnidraft.decode.engine import Engine, Question
-from omnidraft.exactness.compare import Comparer, Comparison
-from omnidraft.exactness.distribution_test import Law
+from omnidraft.decode.engine import Engine, GenerationRequest
+from omnidraft.exactness.compare import TextComparer, TextComparison
+from omnidraft.exactness.distribution_test import DistributionTest
 from omnidraft.exactness.rounding import Rounding, measure
-from omnidraft.exactness.sampling_test import LawTest
+from omnidraft.exactness.sampling_test import SamplingTest
 from omnidraft.ports import Mode, Request, Sampling
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CheckPlan:
     """What to check."""
 
     prompts: Sequence[str]
@@ -33,14 +33,14 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class CheckRun:
     """One temperature in one mode."""
 
     temperature: float
     mode: Mode
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[TextComparison, ...]
     """One per prompt."""
-    laws: tuple[Law, ...]
+    laws: tuple[DistributionTest, ...]
     law_prompt: int
     """Index of the prompt that the law was tested on."""
     rounding: Rounding | None
@@ -51,10 +51,10 @@ class Run:
         return all(law.passed for law in self.laws) and all(each.verdict != "unexplained" for each in self.comparisons)
 
 
-class Check:
+class ExactnessCheck:
     """Checks the target and drafter of one engine."""
 
-    def __init__(self, engine: Engine, plan: Plan, advance: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, engine: Engine, plan: CheckPlan, advance: Callable[[], None] = lambda: None) -> None:
         """
         Args:
             advance: called after each text, sample and measured answer.
@@ -63,7 +63,7 @@ class Check:
         self._plan = plan
         self._advance = advance
         self._proposer = engine.slot.current.proposer
-        self._law = LawTest(engine.decoder, self._proposer)
+        self._law = SamplingTest(engine.decoder, self._proposer)
 
     def num_steps(self, temperatures: Sequence[float], modes: Sequence[Mode]) -> int:
         """How often `advance` will be called for these."""
@@ -71,13 +71,13 @@ class Check:
         measured = len(plan.prompts[: plan.num_measured]) if "fast" in modes else 0
         return measured + len(temperatures) * len(modes) * (len(plan.prompts) + plan.num_samples)
 
-    def run(self, temperature: float, mode: Mode) -> Run:
+    def run(self, temperature: float, mode: Mode) -> CheckRun:
         """Raises RequestError, ConfigError: the engine cannot decode this, or not in this mode."""
         rounding = self.rounding if mode == "fast" else None
         limit = rounding.limit if rounding else 0.0
         requests = [self._request(prompt, temperature, mode) for prompt in self._plan.prompts]
         pair = self._engine.pair
-        comparer = Comparer(
+        comparer = TextComparer(
             self._engine.decoder,
             self._proposer,
             pair.target_tokenizer.vocabulary,
@@ -90,7 +90,7 @@ class Check:
             self._advance()
         chosen = self._law.least_certain(requests[: self._plan.num_law_prompts])
         laws = self._law.run(chosen, self._plan.num_samples, rounding=limit, advance=self._advance)
-        return Run(temperature, mode, tuple(comparisons), tuple(laws), requests.index(chosen), rounding)
+        return CheckRun(temperature, mode, tuple(comparisons), tuple(laws), requests.index(chosen), rounding)
 
     @cached_property
     def rounding(self) -> Rounding:
@@ -108,7 +108,7 @@ class Check:
         pair, plan = self._engine.pair, self._plan
         is_chat = pair.target_tokenizer.has_chat_template and pair.drafter_tokenizer.has_chat_template
         return self._engine.request(
-            Question(
+            GenerationRequest(
                 prompt=None if is_chat else prompt,
                 messages=[{"role": "user", "content": prompt}] if is_chat else None,
                 max_new_tokens=plan.max_new_tokens,

@@ -15,12 +15,12 @@ from typing import Literal
 import numpy as np
 
 from omnidraft.decode.loop import Decoder
-from omnidraft.decode.sampling.logits_pipeline import Shaper
+from omnidraft.decode.sampling.logits_pipeline import LogitsPipeline
 from omnidraft.decode.sampling.noise import SeededNoise
-from omnidraft.decode.step_stats import Figures
+from omnidraft.decode.step_stats import DecodeStats
 from omnidraft.errors import VocabularyError
 from omnidraft.exactness.rounding import logit_difference
-from omnidraft.exactness.tracing_target import Drawn, overhear
+from omnidraft.exactness.tracing_target import TracedToken, trace_tokens
 from omnidraft.ports import Proposer, Request
 from omnidraft.vocab.retokenise import tokenise_bytes
 from omnidraft.vocab.tokenizer import Tokenizer, Vocabulary
@@ -44,13 +44,13 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class TextComparison:
     """One answer, both ways."""
 
     answer: tuple[int, ...]
     """Of plain decoding, as far as it was compared."""
     differences: tuple[Difference, ...]
-    figures: Figures
+    figures: DecodeStats
     """Of the speculating side."""
 
     @property
@@ -60,7 +60,7 @@ class Comparison:
         return "explained" if all(each.problem is None for each in self.differences) else "unexplained"
 
 
-class Comparer:
+class TextComparer:
     """Compares the texts of one decoder and proposer."""
 
     def __init__(
@@ -76,12 +76,12 @@ class Comparer:
         self._drafter = drafter
         self._rounding = rounding
 
-    def compare(self, request: Request) -> Comparison:
+    def compare(self, request: Request) -> TextComparison:
         """Decode the request both ways, to the end or to the first difference that rounding does not explain."""
         answer: list[int] = []
         differences: list[Difference] = []
-        figures, left = Figures(), request
-        with closing(overhear(self._decoder, replace(request, num_draft_tokens=0), None)) as plain:
+        figures, left = DecodeStats(), request
+        with closing(trace_tokens(self._decoder, replace(request, num_draft_tokens=0), None)) as plain:
             while (parted := self._parted(left, plain, answer, figures)) is not None:
                 differences.append(self._difference(request, answer, *parted))
                 if parted[1] is not None:
@@ -89,13 +89,13 @@ class Comparer:
                 if differences[-1].problem or _is_over(request, answer):
                     break
                 left = self._continued(request, answer)
-        return Comparison(tuple(answer), tuple(differences), figures)
+        return TextComparison(tuple(answer), tuple(differences), figures)
 
     def _parted(
-        self, request: Request, plain: Iterator[Drawn], answer: list[int], figures: Figures
-    ) -> tuple[Drawn | None, Drawn | None] | None:
+        self, request: Request, plain: Iterator[TracedToken], answer: list[int], figures: DecodeStats
+    ) -> tuple[TracedToken | None, TracedToken | None] | None:
         """Where speculation and plain decoding part; what they share goes into `answer`. None: they end together."""
-        with closing(overhear(self._decoder, request, self._proposer, figures)) as drafted:
+        with closing(trace_tokens(self._decoder, request, self._proposer, figures)) as drafted:
             for ours, theirs in zip_longest(drafted, plain):
                 if ours is None or theirs is None or ours.token != theirs.token:
                     return ours, theirs
@@ -103,7 +103,7 @@ class Comparer:
         return None
 
     def _difference(
-        self, request: Request, answer: Sequence[int], ours: Drawn | None, theirs: Drawn | None
+        self, request: Request, answer: Sequence[int], ours: TracedToken | None, theirs: TracedToken | None
     ) -> Difference:
         index = len(answer)
         if ours is None or theirs is None:
@@ -136,16 +136,16 @@ def _is_over(request: Request, answer: Sequence[int]) -> bool:
     return answer[-1] in request.stop_ids or len(answer) == request.max_new_tokens
 
 
-def _own_draw(request: Request, answer: Sequence[int], drawn: Drawn) -> int:
+def _own_draw(request: Request, answer: Sequence[int], drawn: TracedToken) -> int:
     """The token that the rule gives for these logits behind this answer."""
     logits_V = drawn.logits_V.float().cpu().numpy()
     noise = SeededNoise(request.seed, request.choice, len(logits_V))
-    return noise.draw(*shaped(request, answer, logits_V), len(request.prompt_ids) + len(answer))
+    return noise.draw(*shape_logits(request, answer, logits_V), len(request.prompt_ids) + len(answer))
 
 
-def shaped(request: Request, answer: Sequence[int], logits_V: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def shape_logits(request: Request, answer: Sequence[int], logits_V: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Ids and probabilities of the token behind this answer, processors applied."""
-    shaper = Shaper(request)
+    shaper = LogitsPipeline(request)
     for token in answer:
         shaper.take(token)
     return shaper.shape(logits_V)

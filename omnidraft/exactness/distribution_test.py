@@ -15,13 +15,13 @@ from dataclasses import dataclass
 Cell = tuple[int, ...]
 """One token, or two."""
 
-ODDS = 1e-6
+FALSE_ALARM_PROBABILITY = 1e-6
 """Probability at most that honest samples exceed the limit."""
 MIN_EXPECTED = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Law:
+class DistributionTest:
     """What a test of one position found."""
 
     position: int
@@ -39,7 +39,7 @@ class Law:
     logit_difference: float
     """Largest, between the plain passes and those that drafted."""
     logit_limit: float
-    odds: float = ODDS
+    odds: float = FALSE_ALARM_PROBABILITY
 
     @property
     def passed(self) -> bool:
@@ -54,7 +54,7 @@ def total_variation(p: Mapping[Cell, float], counts: Mapping[Cell, int], num_sam
     return (apart + abs(rest)) / 2
 
 
-def limit(p: Mapping[Cell, float], num_samples: int, odds: float = ODDS) -> float:
+def limit(p: Mapping[Cell, float], num_samples: int, odds: float = FALSE_ALARM_PROBABILITY) -> float:
     """What honest samples of these cells and the rest exceed with probability `odds` at most."""
     cells = [*p.values(), max(0.0, 1 - math.fsum(p.values()))]
     n, x = num_samples, -math.log(odds)

@@ -5,15 +5,15 @@ from dataclasses import asdict
 from typing import Any
 
 from omnidraft.decode.engine import Engine, Pair
-from omnidraft.decode.step_stats import Figures
-from omnidraft.exactness.check import Plan, Run
-from omnidraft.exactness.compare import Comparison, Difference
-from omnidraft.exactness.distribution_test import Law
+from omnidraft.decode.step_stats import DecodeStats
+from omnidraft.exactness.check import CheckPlan, CheckRun
+from omnidraft.exactness.compare import Difference, TextComparison
+from omnidraft.exactness.distribution_test import DistributionTest
 
 _CONTEXT_BYTES = 60
 
 
-def report(runs: Sequence[Run], plan: Plan, engine: Engine) -> dict[str, Any]:
+def report(runs: Sequence[CheckRun], plan: CheckPlan, engine: Engine) -> dict[str, Any]:
     """Totals over all runs, the worst law, and each run by itself."""
     rows = [_run(run, plan.prompts, engine.pair) for run in runs]
     return {
@@ -30,9 +30,9 @@ def report(runs: Sequence[Run], plan: Plan, engine: Engine) -> dict[str, Any]:
     }
 
 
-def _run(run: Run, prompts: Sequence[str], pair: Pair) -> dict[str, Any]:
+def _run(run: CheckRun, prompts: Sequence[str], pair: Pair) -> dict[str, Any]:
     verdicts = [each.verdict for each in run.comparisons]
-    figures = sum((each.figures for each in run.comparisons), Figures())
+    figures = sum((each.figures for each in run.comparisons), DecodeStats())
     return {
         "passed": run.passed,
         "temperature": run.temperature,
@@ -48,7 +48,7 @@ def _run(run: Run, prompts: Sequence[str], pair: Pair) -> dict[str, Any]:
         "accepted_by_source": dict(figures.accepted_by_source),
         "rounding": asdict(run.rounding) | {"limit": run.rounding.limit} if run.rounding else None,
         "law": _worst(run.laws),
-        "law_positions": [_law(law) for law in run.laws],
+        "law_positions": [_distribution(law) for law in run.laws],
         "law_prompt": prompts[run.law_prompt],
         "differences": [
             _difference(difference, comparison, prompt, pair)
@@ -58,16 +58,16 @@ def _run(run: Run, prompts: Sequence[str], pair: Pair) -> dict[str, Any]:
     }
 
 
-def _worst(laws: Sequence[Law]) -> dict[str, Any]:
+def _worst(laws: Sequence[DistributionTest]) -> dict[str, Any]:
     """The one that failed, or came nearest to its limit."""
-    return _law(max(laws, key=lambda law: (not law.passed, law.tv - law.tv_limit)))
+    return _distribution(max(laws, key=lambda law: (not law.passed, law.tv - law.tv_limit)))
 
 
-def _law(law: Law) -> dict[str, Any]:
+def _distribution(law: DistributionTest) -> dict[str, Any]:
     return asdict(law) | {"passed": law.passed}
 
 
-def _difference(difference: Difference, comparison: Comparison, prompt: str, pair: Pair) -> dict[str, Any]:
+def _difference(difference: Difference, comparison: TextComparison, prompt: str, pair: Pair) -> dict[str, Any]:
     """Where it is, in ids and in text."""
     vocabulary = pair.target_tokenizer.vocabulary
 

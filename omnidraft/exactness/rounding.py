@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from omnidraft.decode.loop import Decoder
-from omnidraft.exactness.tracing_target import overhear
+from omnidraft.exactness.tracing_target import trace_tokens
 from omnidraft.ports import DraftTree, Request, Source, Target
 
 MARGIN = 2.0
@@ -36,7 +36,7 @@ class Rounding:
 def measure(decoder: Decoder, request: Request) -> Rounding:
     """Over the request's own plain answer: one row a pass, chains and trees up to the request's size, and prefill."""
     plain = replace(request, num_draft_tokens=0)
-    drawn = list(overhear(decoder, plain, None))
+    drawn = list(trace_tokens(decoder, plain, None))
     ids, rows = [each.token for each in drawn], [each.logits_V for each in drawn]
     half = len(ids) // 2
     pairs = [(_prefilled(decoder.target, plain, ids[:half]), rows[half])]

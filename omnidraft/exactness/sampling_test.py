@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from omnidraft.decode.loop import Decoder
-from omnidraft.exactness.caching_target import RememberingProposer, RememberingTarget
-from omnidraft.exactness.compare import shaped
-from omnidraft.exactness.distribution_test import MIN_EXPECTED, Cell, Law, limit, total_variation
+from omnidraft.exactness.caching_target import CachingProposer, CachingTarget
+from omnidraft.exactness.compare import shape_logits
+from omnidraft.exactness.distribution_test import MIN_EXPECTED, Cell, DistributionTest, limit, total_variation
 from omnidraft.exactness.rounding import logit_difference
 from omnidraft.ports import DraftTree, Proposer, Request
 
@@ -36,11 +36,11 @@ class _Expected:
     logit_difference: float
 
 
-class LawTest:
+class SamplingTest:
     """Tests one request of one decoder and proposer. Passes are remembered over tests, temperatures too."""
 
     def __init__(self, decoder: Decoder, proposer: Proposer) -> None:
-        self._target = RememberingTarget(decoder.target)
+        self._target = CachingTarget(decoder.target)
         self._decoder = decoder.over(self._target)
         self._proposer = proposer
 
@@ -50,7 +50,7 @@ class LawTest:
 
     def run(
         self, request: Request, num_samples: int, *, rounding: float, advance: Callable[[], None] = lambda: None
-    ) -> list[Law]:
+    ) -> list[DistributionTest]:
         """Test both positions; the request's seed is the first of `num_samples`.
 
         Args:
@@ -62,7 +62,7 @@ class LawTest:
         counts = Counter(self._samples(request, num_samples, followed, advance))
         expected = {ids: self._expected(request, ids) for ids in [(), *((token,) for token in followed)]}
         return [
-            _law(position, expected, counts, num_samples, logit_limit=rounding)
+            _distribution(position, expected, counts, num_samples, logit_limit=rounding)
             for position in (1, 2)
             if position == 1 or followed
         ]
@@ -71,7 +71,7 @@ class LawTest:
         self, request: Request, num_samples: int, followed: Sequence[int], advance: Callable[[], None]
     ) -> Iterator[Cell]:
         """The first two tokens of each seed; only the first where it is not followed, or ends the text."""
-        proposer = RememberingProposer(self._proposer)
+        proposer = CachingProposer(self._proposer)
         for seed in range(request.seed, request.seed + num_samples):
             ids: tuple[int, ...] = ()
             for step in self._decoder.decode(replace(request, seed=seed), proposer):
@@ -116,7 +116,7 @@ def _entropy(logits_V: torch.Tensor) -> float:
 def _p(request: Request, ids: Sequence[int], logits_V: torch.Tensor) -> np.ndarray:
     """Probabilities of all tokens behind these ids of the answer, processors applied. [V]"""
     p_V = np.zeros(len(logits_V))
-    possible, p_M = shaped(request, ids, logits_V.float().cpu().numpy())
+    possible, p_M = shape_logits(request, ids, logits_V.float().cpu().numpy())
     p_V[possible] = p_M
     return p_V
 
@@ -127,16 +127,16 @@ def _likeliest(p_V: np.ndarray, request: Request) -> list[int]:
     return [int(token) for token in front if p_V[token] > 0 and int(token) not in request.stop_ids]
 
 
-def _law(
+def _distribution(
     position: int, expected: Mapping[Cell, _Expected], counts: Counter[Cell], num_samples: int, *, logit_limit: float
-) -> Law:
+) -> DistributionTest:
     before = {ids: each for ids, each in expected.items() if len(ids) < position}
     p = _cells(position, expected, MIN_EXPECTED / num_samples)
     seen: Counter[Cell] = Counter()
     for ids, times in counts.items():
         seen[ids[:position]] += times
     rounding = sum((expected[()].p_V[ids[0]] if ids else 1.0) * each.rounding for ids, each in before.items())
-    return Law(
+    return DistributionTest(
         position=position,
         samples=num_samples,
         cells=len(p) + 1,

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import torch
 
 from omnidraft.decode.loop import Decoder
-from omnidraft.decode.step_stats import Figures
+from omnidraft.decode.step_stats import DecodeStats
 from omnidraft.ports import DraftTree, Mode, Proposer, Request, Target, TargetSession, TreeLimits
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class TracedToken:
     """One emitted token."""
 
     token: int
@@ -22,20 +22,20 @@ class Drawn:
     """Raw, of the pass that the decoder drew from."""
 
 
-def overhear(
-    decoder: Decoder, request: Request, proposer: Proposer | None, figures: Figures | None = None
-) -> Generator[Drawn, None, None]:
+def trace_tokens(
+    decoder: Decoder, request: Request, proposer: Proposer | None, figures: DecodeStats | None = None
+) -> Generator[TracedToken, None, None]:
     """The tokens that this decoder emits. Closing it ends the text early; `figures` counts its steps."""
-    target = OverheardTarget(decoder.target)
+    target = TracingTarget(decoder.target)
     for step in decoder.over(target).decode(request, proposer):
         if figures is not None:
             figures.take(step)
         nodes = (0, *step.path)[: len(step.emitted)]
         for token, node in zip(step.emitted, nodes, strict=True):
-            yield Drawn(token, target.logits_NV[node])
+            yield TracedToken(token, target.logits_NV[node])
 
 
-class OverheardTarget:
+class TracingTarget:
     """Implements ports.Target over another one; for one text at a time."""
 
     logits_NV: torch.Tensor
@@ -53,13 +53,13 @@ class OverheardTarget:
 
     def open(self, prompt_ids: Sequence[int], max_new_tokens: int, mode: Mode) -> TargetSession:
         """See ports.Target."""
-        return _OverheardSession(self, self._target.open(prompt_ids, max_new_tokens, mode))
+        return _TracingSession(self, self._target.open(prompt_ids, max_new_tokens, mode))
 
 
-class _OverheardSession:
+class _TracingSession:
     """Implements ports.TargetSession."""
 
-    def __init__(self, target: OverheardTarget, session: TargetSession) -> None:
+    def __init__(self, target: TracingTarget, session: TargetSession) -> None:
         self._target = target
         self._session = session
 

@@ -67,7 +67,7 @@ class _Wire(BaseModel):
         return self
 
 
-def tell(
+def publish_announcement(
     writer: LogWriter,
     kind: AnnouncementKind,
     version: int | None = None,
@@ -102,7 +102,7 @@ def tell(
     writer.append([Outgoing(KEY, json.dumps(wire.model_dump(exclude_none=True)).encode(), partition=PARTITION)])
 
 
-def read(message: Message) -> Announcement:
+def parse_announcement(message: Message) -> Announcement:
     """Raises WireError when it is not an announcement."""
     if message.damage is not None:
         raise WireError(f"control message {message.partition}:{message.offset}: {message.damage.error}")

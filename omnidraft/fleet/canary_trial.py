@@ -9,7 +9,7 @@ from statistics import NormalDist
 
 from omnidraft.config import ControllerSettings
 from omnidraft.fleet.promotion_gate import Decision
-from omnidraft.fleet.request_stats import Served
+from omnidraft.fleet.request_stats import RequestStats
 
 _LEAST_REQUESTS = 2
 
@@ -51,12 +51,12 @@ class _Arm:
     time: _Ratio = field(default_factory=_Ratio)
     agreement: _Ratio = field(default_factory=_Ratio)
 
-    def saw(self, request: Served) -> None:
+    def update(self, request: RequestStats) -> None:
         self.time.add(request.seconds, request.num_tokens)
         self.agreement.add(request.num_agreed, request.num_drafted)
 
 
-class Trial:
+class CanaryTrial:
     """One canary, from its announcement to the verdict."""
 
     def __init__(self, version: int, champion: int, settings: ControllerSettings, now_s: float, fence: str) -> None:
@@ -67,10 +67,10 @@ class Trial:
         self._until_s = now_s + settings.canary_timeout_s
         self._arms = {version: _Arm(), champion: _Arm()}
 
-    def saw(self, request: Served) -> None:
+    def update(self, request: RequestStats) -> None:
         """Requests of other snapshots count for nobody."""
         if request.version in self._arms:
-            self._arms[request.version].saw(request)
+            self._arms[request.version].update(request)
 
     def verdict(self, now_s: float) -> Decision | None:
         """None while too few requests were served, and there is time left."""

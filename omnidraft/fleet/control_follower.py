@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from omnidraft.errors import OffsetOutOfRange, WireError
-from omnidraft.fleet.announcements import PARTITION, about, read
+from omnidraft.fleet.announcements import PARTITION, about, parse_announcement
 from omnidraft.ports import Announcement, AnnouncementKind, LogReader, Message, Metrics
 
 logger = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ class ControlFollower:
 
     def _readable(self, message: Message) -> Announcement | None:
         try:
-            return read(message)
+            return parse_announcement(message)
         except WireError as exc:
             logger.warning("skipped %s", exc)
             self._metrics.add("omnidraft_control_messages_skipped_total")

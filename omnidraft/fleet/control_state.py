@@ -27,7 +27,7 @@ class Drifting:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ControlState:
     """All of it."""
 
     is_learning_paused: bool = False
@@ -35,18 +35,20 @@ class Told:
     drifting: tuple[Drifting, ...] = ()
 
 
-def told(reader: LogReader, metrics: Metrics, *, target: str, drafter: str, timeout_s: float) -> Told:
+def read_control_state(
+    reader: LogReader, metrics: Metrics, *, target: str, drafter: str, timeout_s: float
+) -> ControlState:
     """Reads the whole control log. Raises BusError."""
     follower = ControlFollower(reader, metrics, kinds=ALL_KINDS, target=target, drafter=drafter)
     return _state(follower.poll(timeout_s))
 
 
-def _state(holding: Sequence[Announcement]) -> Told:
+def _state(holding: Sequence[Announcement]) -> ControlState:
     """Of announcements none of which supersedes another."""
     by_kind = {each.kind: each for each in holding}
     canary = by_kind.get("canary")
     drifting = [Drifting(each.tenant or "", each.reason or "") for each in holding if each.kind == "drift"]
-    return Told(
+    return ControlState(
         "pause" in by_kind,
         OnTrial(canary.version or 0, canary.share or 0.0) if canary else None,
         tuple(drifting),

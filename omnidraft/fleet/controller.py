@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 from omnidraft.config import ControllerSettings
 from omnidraft.errors import BusError, SnapshotError, SnapshotNotFound, SnapshotStale
-from omnidraft.fleet.canary_trial import Trial
+from omnidraft.fleet.canary_trial import CanaryTrial
 from omnidraft.fleet.control_follower import ControlFollower
-from omnidraft.fleet.drift_recovery import Recovery
+from omnidraft.fleet.drift_recovery import DriftRecovery
 from omnidraft.fleet.promotion_gate import Decision, decide, lineage_between
-from omnidraft.fleet.request_stats import Traffic
+from omnidraft.fleet.request_stats import RequestStatsReader
 from omnidraft.ports import Metrics, Registry, SnapshotVersion
 
 logger = logging.getLogger(__name__)
@@ -36,8 +36,8 @@ class Controller:
         metrics: Metrics,
         *,
         target: str,
-        traffic: Traffic | None = None,
-        recovery: Recovery | None = None,
+        traffic: RequestStatsReader | None = None,
+        recovery: DriftRecovery | None = None,
         follower: ControlFollower | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -52,7 +52,7 @@ class Controller:
         self._traffic, self._recovery, self._follower = traffic, recovery, follower
         self._judged: int | None = None
         self._announced: int | None = None
-        self._trial: Trial | None = None
+        self._trial: CanaryTrial | None = None
 
     def run(self, stop: threading.Event) -> None:
         """Step until `stop` is set; a registry or log that is down is waited for."""
@@ -102,7 +102,7 @@ class Controller:
         share = self._settings.canary_share
         self._registry.annotate(version, {"judgement": f"canary at {share:.1%}: {decision.reason}"})
         self._tell("canary", version, share=share, reason=decision.reason)
-        self._trial = Trial(version, champion, self._settings, self._clock(), fence)
+        self._trial = CanaryTrial(version, champion, self._settings, self._clock(), fence)
         logger.info("%s: canary %d beside champion %d: %s", self._target, version, champion, decision.reason)
 
     def _watch(self) -> None:
@@ -110,12 +110,12 @@ class Controller:
             return
         for request in self._traffic.new():
             if self._trial:
-                self._trial.saw(request)
+                self._trial.update(request)
             if self._recovery:
-                self._recovery.saw(request)
+                self._recovery.update(request)
         for told in self._follower.poll(0.0) if self._follower else ():
             if self._recovery:
-                self._recovery.heard(told)
+                self._recovery.on_announcement(told)
 
     def _end_trial(self) -> None:
         """The champion is announced again after a canary that failed, which ends it on every worker."""

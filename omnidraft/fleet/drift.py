@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Literal
 
 from omnidraft.config import DriftSettings
-from omnidraft.fleet.request_stats import Served
+from omnidraft.fleet.request_stats import RequestStats
 
 if TYPE_CHECKING:
     from river.drift import PageHinkley
@@ -63,7 +63,7 @@ class Stream:
     def is_drifting(self) -> bool:
         return self._fell_from is not None
 
-    def saw(self, request: Served) -> Change | None:
+    def update(self, request: RequestStats) -> Change | None:
         """One more request; what became clear with it."""
         self._num_agreed += request.num_agreed
         self._num_drafted += request.num_drafted
@@ -124,20 +124,20 @@ class Stream:
             self._since_swap.clear()
 
 
-class DriftWatch:
+class DriftDetector:
     """The streams of one pair, those of the tenants that were heard of last."""
 
     def __init__(self, settings: DriftSettings) -> None:
         self._settings = settings
         self._streams: OrderedDict[str, Stream] = OrderedDict()
 
-    def saw(self, request: Served) -> Change | None:
+    def update(self, request: RequestStats) -> Change | None:
         """One more request, whosever it is; what became clear with it."""
         stream = self._streams.setdefault(request.tenant, Stream(request.tenant, self._settings))
         self._streams.move_to_end(request.tenant)
         if len(self._streams) > MOST_STREAMS:
             self._streams.popitem(last=False)
-        return stream.saw(request)
+        return stream.update(request)
 
     def is_drifting(self, tenant: str) -> bool:
         return tenant in self._streams and self._streams[tenant].is_drifting

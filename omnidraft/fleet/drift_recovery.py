@@ -11,21 +11,21 @@ import logging
 from collections.abc import Callable
 
 from omnidraft.errors import SnapshotNotFound, SnapshotStale
-from omnidraft.fleet.drift import Change, DriftWatch
-from omnidraft.fleet.request_stats import Served
+from omnidraft.fleet.drift import Change, DriftDetector
+from omnidraft.fleet.request_stats import RequestStats
 from omnidraft.ports import Announcement, Metrics, Registry
 
 logger = logging.getLogger(__name__)
 
 
-class Recovery:
+class DriftRecovery:
     """Of one pair."""
 
     def __init__(
         self,
         registry: Registry,
         tell: Callable[..., None],
-        watch: DriftWatch,
+        watch: DriftDetector,
         metrics: Metrics,
         *,
         target: str,
@@ -34,9 +34,9 @@ class Recovery:
         self._registry, self._tell, self._watch = registry, tell, watch
         self._metrics, self._target = metrics, target
 
-    def saw(self, request: Served) -> None:
+    def update(self, request: RequestStats) -> None:
         """One more request. Raises SnapshotError, BusError."""
-        change = self._watch.saw(request)
+        change = self._watch.update(request)
         if change is None or request.is_past:
             return
         logger.warning("%s: %s: %s", self._target, change.kind, change)
@@ -47,7 +47,7 @@ class Recovery:
         if change.suspect is not None:
             self._go_back(change.suspect, str(change))
 
-    def heard(self, told: Announcement) -> None:
+    def on_announcement(self, told: Announcement) -> None:
         """The distiller's `best`; too late when the drift is over. Raises SnapshotError."""
         if told.kind != "best" or told.version is None or not self._watch.is_drifting(told.tenant or ""):
             return

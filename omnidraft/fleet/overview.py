@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from omnidraft.config import Settings
 from omnidraft.errors import OmnidraftError
-from omnidraft.fleet.control_state import Drifting, OnTrial, Told, told
+from omnidraft.fleet.control_state import ControlState, Drifting, OnTrial, read_control_state
 from omnidraft.fleet.workers import WorkerFigures
 from omnidraft.ports import LogReader, Metrics, Offsets, Registry, SnapshotVersion
 
@@ -74,7 +74,7 @@ class Overview:
 
 
 @dataclass(frozen=True, slots=True)
-class Sources:
+class OverviewSources:
     """Where the figures come from. Each call but the last may raise an OmnidraftError; none makes what is not there."""
 
     registry: Callable[[str], Registry]
@@ -93,7 +93,7 @@ class _Log:
 
     trace_ends: Offsets | None = None
     dead_letters: DeadLetters | None = None
-    told: Mapping[str, Told] = field(default_factory=dict)
+    told: Mapping[str, ControlState] = field(default_factory=dict)
     """By target; empty when the control log could not be read."""
 
 
@@ -111,7 +111,9 @@ class _Problems:
             self.lines.append(f"{what}: {exc}")
 
 
-def overview(sources: Sources, settings: Settings, metrics: Metrics, workers: Sequence[str], now_ms: int) -> Overview:
+def overview(
+    sources: OverviewSources, settings: Settings, metrics: Metrics, workers: Sequence[str], now_ms: int
+) -> Overview:
     """Of all targets of the settings, and of the workers at these URLs. Never raises an OmnidraftError."""
     problems = _Problems()
     log = _log(sources, settings, metrics, problems)
@@ -121,35 +123,39 @@ def overview(sources: Sources, settings: Settings, metrics: Metrics, workers: Se
     return Overview(now_ms, pairs, log.trace_ends, log.dead_letters, asked, tuple(problems.lines))
 
 
-def _log(sources: Sources, settings: Settings, metrics: Metrics, problems: _Problems) -> _Log:
+def _log(sources: OverviewSources, settings: Settings, metrics: Metrics, problems: _Problems) -> _Log:
     """A topic that is not there yet holds nothing."""
     known: Collection[str] | None = None
     with problems.noted("log"):
         known = sources.topics()
     if known is None:
         return _Log()
-    log, silent = settings.log, dict.fromkeys(settings.models.targets, Told())
+    log, silent = settings.log, dict.fromkeys(settings.models.targets, ControlState())
     nothing: Offsets = {}
     ends: Offsets | None = None
     letters: DeadLetters | None = None
-    heard: Mapping[str, Told] = {}
+    heard: Mapping[str, ControlState] = {}
     with problems.noted("trace log"):
         ends = _read(log.traces_topic, known, sources, lambda reader: reader.end_offsets(), nothing)
     with problems.noted("dead letters"):
         letters = _read(log.dead_letters_topic, known, sources, _dead_letters, DeadLetters(0, {}))
     with problems.noted("control log"):
-        heard = _read(log.control_topic, known, sources, lambda reader: _heard(reader, settings, metrics), silent)
+        heard = _read(
+            log.control_topic, known, sources, lambda reader: _read_control_state(reader, settings, metrics), silent
+        )
     return _Log(ends, letters, heard)
 
 
-def _read(topic: str, known: Collection[str], sources: Sources, read: Callable[[LogReader], _T], default: _T) -> _T:
+def _read(
+    topic: str, known: Collection[str], sources: OverviewSources, read: Callable[[LogReader], _T], default: _T
+) -> _T:
     if topic not in known:
         return default
     with closing(sources.reader(topic)) as reader:
         return read(reader)
 
 
-def _pair(target: str, sources: Sources, problems: _Problems, log: _Log) -> TargetOverview:
+def _pair(target: str, sources: OverviewSources, problems: _Problems, log: _Log) -> TargetOverview:
     heard, ends = log.told.get(target), log.trace_ends
     state = (None, None, None) if heard is None else (heard.is_learning_paused, heard.canary, heard.drifting)
     versions: Sequence[SnapshotVersion] | None = None
@@ -175,12 +181,12 @@ def _standing(name: str, version: SnapshotVersion) -> Standing:
     )
 
 
-def _heard(reader: LogReader, settings: Settings, metrics: Metrics) -> dict[str, Told]:
+def _read_control_state(reader: LogReader, settings: Settings, metrics: Metrics) -> dict[str, ControlState]:
     """Of every target."""
     timeout_s = POLL_S if any(reader.end_offsets().values()) else 0.0
     drafter = settings.models.drafter
     return {
-        target: told(reader, metrics, target=target, drafter=drafter, timeout_s=timeout_s)
+        target: read_control_state(reader, metrics, target=target, drafter=drafter, timeout_s=timeout_s)
         for target in settings.models.targets
     }
 

@@ -69,7 +69,7 @@ def decide(
     least = change.least(settings.confidence)
     if least is None:
         return Decision(False, f"{verdict}, too few requests to be {settings.confidence:.0%} sure of anything")
-    foretold = _foretold([*between, challenger])
+    foretold = _predicted_speedup([*between, challenger])
     is_enough = least >= -settings.tolerance - 1e-9  # a sum of rounded differences
     is_fast = foretold is None or foretold >= 1 - settings.speed_tolerance
     speed = "" if foretold is None else f", foretold speed {foretold:.3f} of before"
@@ -77,7 +77,7 @@ def decide(
     return Decision(is_enough and is_fast, f"{verdict}{speed}, {bounds}")
 
 
-def _foretold(lineage: Sequence[Manifest]) -> float | None:
+def _predicted_speedup(lineage: Sequence[Manifest]) -> float | None:
     """Speed after the last of these snapshots, before the first 1; None where records told no times."""
     ratios = [
         each.speedup_after / each.speedup_before for each in lineage if each.speedup_before and each.speedup_after

@@ -21,7 +21,7 @@ MOST_MESSAGES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class RequestStats:
     """One record in figures."""
 
     time_ms: int
@@ -41,12 +41,12 @@ class Served:
     since the clocks of workers may be wrong."""
 
 
-def served(record: TraceRecord) -> Served:
+def request_stats(record: TraceRecord) -> RequestStats:
     """Within a round the first node is the first candidate behind the text."""
     rounds = record.rounds
     nodes_R = rounds.num_nodes_R.astype(np.int64)
     first_R = (np.cumsum(nodes_R) - nodes_R)[nodes_R > 0]
-    return Served(
+    return RequestStats(
         time_ms=record.time_ms,
         tenant=record.tenant,
         version=record.snapshot_version,
@@ -57,7 +57,7 @@ def served(record: TraceRecord) -> Served:
     )
 
 
-class Traffic:
+class RequestStatsReader:
     """The newest records of one pair, each once. One thread. Making it raises BusError when the log is away."""
 
     def __init__(self, reader: LogReader, *, target: str, drafter: str) -> None:
@@ -66,7 +66,7 @@ class Traffic:
         self._is_placed = False
         self._past: Offsets = reader.end_offsets()
 
-    def new(self) -> Iterator[Served]:
+    def new(self) -> Iterator[RequestStats]:
         """What came since the last call, MOST_MESSAGES of it at most. Raises BusError; then some may be lost."""
         try:
             self._place()
@@ -76,7 +76,7 @@ class Traffic:
                 for message in messages:
                     record = self._ours(message.value, message.headers)
                     if record is not None:
-                        yield replace(served(record), is_past=self._is_past(message))
+                        yield replace(request_stats(record), is_past=self._is_past(message))
         except BusError:
             self._is_placed = False
             raise

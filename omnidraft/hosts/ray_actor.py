@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from omnidraft.config import LearnerSettings, Settings
-from omnidraft.distill.distiller import Distillation
+from omnidraft.distill.distiller import Distiller
 from omnidraft.hosts.process import configure_logging
 from omnidraft.models.threads import lower_priority
 from omnidraft.telemetry.metric_definitions import DISTILLER
@@ -29,7 +29,7 @@ class DistillerActor:
         self._settings = settings
         self._folder = Path(folder)
         self._stop = threading.Event()
-        self._distillation: Distillation | None = None
+        self._distillation: Distiller | None = None
         self._metrics = PrometheusMetrics(DISTILLER, settings.models.targets)
 
     def run(self) -> None:

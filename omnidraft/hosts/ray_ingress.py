@@ -97,7 +97,7 @@ class Ingress:
 
     async def _passed_on(self, replicas: DeploymentHandle, call: HttpCall) -> Response:
         try:
-            return await _Passing(replicas, call).response()
+            return await _ForwardedCall(replicas, call).response()
         except BackPressureError as exc:
             headers = {"Retry-After": RETRY_AFTER_S}
             return JSONResponse(error(str(exc), "rate_limit_error"), status_code=429, headers=headers)
@@ -142,7 +142,7 @@ async def _of_all(replicas: DeploymentHandle, method: str) -> list[Any]:
     return [answer for answer in answers if not isinstance(answer, BaseException)]
 
 
-class _Passing:
+class _ForwardedCall:
     """One request on its way through a replica, and through another one if that dies."""
 
     def __init__(self, replicas: DeploymentHandle, call: HttpCall) -> None:

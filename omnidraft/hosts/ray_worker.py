@@ -50,7 +50,7 @@ class DecodeReplica:
         from omnidraft import wiring
         from omnidraft.serving.app import ServedModel, application
         from omnidraft.serving.request_queue import RequestQueue
-        from omnidraft.serving.telemetry_middleware import Observed
+        from omnidraft.serving.telemetry_middleware import TelemetryMiddleware
         from omnidraft.telemetry.metric_definitions import WORKER
         from omnidraft.telemetry.metrics import PrometheusMetrics
 
@@ -65,7 +65,7 @@ class DecodeReplica:
         self._refreshers = refresher_threads(self._worker, self._stop)
         self._vital = vital_parts(self._worker, self._refreshers)
         self._app = application(self._requests, served, settings.worker, self._metrics.render, self._vital)
-        self._observed = Observed(self._app, self._metrics, self._tracing)
+        self._observed = TelemetryMiddleware(self._app, self._metrics, self._tracing)
         settle()
         self._lifespan = AsyncExitStack()
         self._starting = asyncio.Lock()

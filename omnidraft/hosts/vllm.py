@@ -37,7 +37,7 @@ _TICK_S = 1.0
 logger = logging.getLogger(__name__)
 
 
-class Proposer:
+class VllmProposer:
     """vLLM's proposer interface, of which it documents `propose` and calls `load_model` too."""
 
     def __init__(self, vllm_config: VllmConfig) -> None:

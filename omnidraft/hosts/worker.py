@@ -12,7 +12,7 @@ from omnidraft.hosts.process import settle, stop_on_signals
 from omnidraft.hosts.worker_threads import refresher_threads, vital_parts
 from omnidraft.serving.app import ServedModel, application
 from omnidraft.serving.request_queue import RequestQueue
-from omnidraft.serving.telemetry_middleware import Observed
+from omnidraft.serving.telemetry_middleware import TelemetryMiddleware
 from omnidraft.telemetry.metric_definitions import WORKER
 from omnidraft.telemetry.metrics import PrometheusMetrics
 
@@ -41,7 +41,7 @@ def _serve(settings: Settings, listener: socket.socket) -> int:
     stop = stop_on_signals()
     refreshers = refresher_threads(worker, stop)
     app = application(requests, served, settings.worker, metrics.render, vital_parts(worker, refreshers))
-    server = http_server(Observed(app, metrics, tracing), settings.worker)
+    server = http_server(TelemetryMiddleware(app, metrics, tracing), settings.worker)
     settle()
     http = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="http")
     for thread in (http, *refreshers):

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from omnidraft.errors import SnapshotCorrupt
-from omnidraft.ports import Odds
+from omnidraft.ports import AcceptanceFn
 
 PREFIX = "acceptance_head."
 """Of its tensors among a snapshot's serving tensors; no parameter of a transformers model begins so."""
@@ -31,7 +31,7 @@ _LEAST_LOG_Q, _MOST_LOG_Q = -14.0, -1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class _RowOdds:
+class _RowAcceptance:
     """Implements ports.Odds."""
 
     bias: float
@@ -69,11 +69,11 @@ class AcceptanceHead(nn.Module):
         return self._bias(hidden_NH) + self.slope * (log_q_N - torch.log1p(-log_q_N.exp()))
 
     @torch.inference_mode()
-    def odds(self, hidden_RH: Tensor) -> list[Odds]:
+    def acceptance_probabilities(self, hidden_RH: Tensor) -> list[AcceptanceFn]:
         """Of the guesses behind each row."""
         biases = self._bias(hidden_RH.to(self.slope.device)).tolist()
         slope = self.slope.item()
-        return [_RowOdds(bias, slope) for bias in biases]
+        return [_RowAcceptance(bias, slope) for bias in biases]
 
     def _bias(self, hidden_NH: Tensor) -> Tensor:
         x_NH = nn.functional.rms_norm(hidden_NH.float(), hidden_NH.shape[-1:])

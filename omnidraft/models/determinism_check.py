@@ -7,7 +7,7 @@ import torch
 from omnidraft.ports import DraftTree, TargetSession
 
 
-def bits_hold(alone: TargetSession, blocks: TargetSession, *, vocab_size: int, chains: int, width: int) -> bool:
+def is_deterministic(alone: TargetSession, blocks: TargetSession, *, vocab_size: int, chains: int, width: int) -> bool:
     """Compare full passes, begun at every offset, with one id at a time, bit by bit.
 
     Each chain of the pass in turn holds the text, and all the others hold junk.

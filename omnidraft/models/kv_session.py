@@ -10,14 +10,14 @@ from typing import Protocol
 import torch
 
 from omnidraft.models.acceptance_head import AcceptanceHead
-from omnidraft.ports import Odds
+from omnidraft.ports import AcceptanceFn
 
 ROOT = -1
 """Parent of a branch that stands directly behind the text."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ForwardRequest:
     """Rows of one text that somebody wants computed."""
 
     length: int
@@ -28,17 +28,17 @@ class Wanted:
     ids: Sequence[int]
 
 
-Steps = Generator[Wanted, torch.Tensor, torch.Tensor]
+Steps = Generator[ForwardRequest, torch.Tensor, torch.Tensor]
 """Yields at most once what it wants computed, is sent the logits [R, V], and returns those that were asked for."""
 
 
-class Rows(Protocol):
+class KvBackend(Protocol):
     """Keys and values of one text; the row of id number n goes to slot n."""
 
     hidden_RH: torch.Tensor
     """float32, the normed last hidden states behind the logits of the last call; read by sessions with a head only."""
 
-    def compute(self, wanted: Wanted) -> torch.Tensor:
+    def compute(self, wanted: ForwardRequest) -> torch.Tensor:
         """Logits float32 of the last of a chain [1, V], or of the last R nodes of a tree [R, V]."""
 
     def move(self, sources: Sequence[int], start: int) -> None:
@@ -48,7 +48,7 @@ class Rows(Protocol):
 class BranchingSession:
     """Implements ports.DraftSession."""
 
-    def __init__(self, rows: Rows, head: AcceptanceHead | None = None) -> None:
+    def __init__(self, rows: KvBackend, head: AcceptanceHead | None = None) -> None:
         self.rows = rows
         self._head = head
         self._length = 0
@@ -68,7 +68,7 @@ class BranchingSession:
         path = self._follow(ids) if keep == self._length else []
         self.rows.move([keep + node for node in path], keep)
         rest = ids[len(path) :]
-        logits_V = (yield Wanted(keep + len(path), None, rest))[0] if rest else self._logits[path[-1]]
+        logits_V = (yield ForwardRequest(keep + len(path), None, rest))[0] if rest else self._logits[path[-1]]
         self._asked_RH = self._new_hidden() if rest else self._hidden[path[-1] : path[-1] + 1]
         self._length = keep + len(ids)
         self._forget()
@@ -76,7 +76,7 @@ class BranchingSession:
 
     def branching(self, ids: Sequence[int], parents: Sequence[int]) -> Steps:
         """`branch`, with somebody else who computes."""
-        logits_RV = yield Wanted(self._length, [*self._parents, *parents], ids)
+        logits_RV = yield ForwardRequest(self._length, [*self._parents, *parents], ids)
         self._parents += parents
         self._ids += ids
         self._logits += logits_RV
@@ -84,9 +84,9 @@ class BranchingSession:
         self._hidden += self._asked_RH
         return logits_RV
 
-    def odds(self) -> Sequence[Odds] | None:
+    def acceptance_probabilities(self) -> Sequence[AcceptanceFn] | None:
         """See ports.DraftSession."""
-        return None if self._head is None else self._head.odds(torch.stack(list(self._asked_RH)))
+        return None if self._head is None else self._head.acceptance_probabilities(torch.stack(list(self._asked_RH)))
 
     def _new_hidden(self) -> Sequence[torch.Tensor]:
         return () if self._head is None else list(self.rows.hidden_RH)
@@ -110,7 +110,7 @@ class BranchingSession:
         return path
 
 
-def _alone(steps: Steps, compute: Callable[[Wanted], torch.Tensor]) -> torch.Tensor:
+def _alone(steps: Steps, compute: Callable[[ForwardRequest], torch.Tensor]) -> torch.Tensor:
     try:
         steps.send(compute(next(steps)))
     except StopIteration as done:
@@ -120,11 +120,11 @@ def _alone(steps: Steps, compute: Callable[[Wanted], torch.Tensor]) -> torch.Ten
 
 
 def together(
-    all_steps: Sequence[Steps], compute: Callable[[Sequence[tuple[int, Wanted]]], Sequence[torch.Tensor]]
+    all_steps: Sequence[Steps], compute: Callable[[Sequence[tuple[int, ForwardRequest]]], Sequence[torch.Tensor]]
 ) -> list[torch.Tensor]:
     """What each of these returns; `compute` gets all that they want, with its place in the sequence, at once."""
     returned: dict[int, torch.Tensor] = {}
-    wanted: list[tuple[int, Wanted]] = []
+    wanted: list[tuple[int, ForwardRequest]] = []
     for number, steps in enumerate(all_steps):
         try:
             wanted.append((number, next(steps)))

@@ -17,7 +17,7 @@ from omnidraft import throttle
 Loaded = TypeVar("Loaded")
 
 
-def apart(load: Callable[[], Loaded]) -> Loaded:
+def in_own_thread(load: Callable[[], Loaded]) -> Loaded:
     """What `load` returns or raises."""
     with ThreadPoolExecutor(1, thread_name_prefix="loading") as thread:
         return thread.submit(load).result()
@@ -30,7 +30,7 @@ def beside_decoding(load: Callable[..., Loaded], *args: Any) -> Loaded:
         with _one_thread(), throttle.paced():
             return load(*args)
 
-    return apart(run)
+    return in_own_thread(run)
 
 
 @contextmanager

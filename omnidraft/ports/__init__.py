@@ -1,6 +1,7 @@
 """Every seam of omnidraft: the Protocols, and the few dataclasses that cross them. Read this package first."""
 
 from omnidraft.ports.decoding import (
+    AcceptanceFn,
     DraftModel,
     DraftSession,
     FinishReason,
@@ -8,7 +9,6 @@ from omnidraft.ports.decoding import (
     LogProbs,
     Mode,
     Noise,
-    Odds,
     Policy,
     Proposer,
     ProposerSession,
@@ -33,9 +33,10 @@ from omnidraft.ports.log import (
     TopicFacts,
 )
 from omnidraft.ports.registry import Announcement, AnnouncementKind, Registry, SnapshotVersion
-from omnidraft.ports.telemetry import Metrics, Span, Tracing, Untold, Untraced
+from omnidraft.ports.telemetry import Metrics, NoopSpan, NoopTracing, Span, Tracing
 
 __all__ = [
+    "AcceptanceFn",
     "Announcement",
     "AnnouncementKind",
     "Damage",
@@ -52,7 +53,8 @@ __all__ = [
     "Metrics",
     "Mode",
     "Noise",
-    "Odds",
+    "NoopSpan",
+    "NoopTracing",
     "Offsets",
     "Outgoing",
     "PackedTexts",
@@ -75,6 +77,4 @@ __all__ = [
     "TrainableDrafter",
     "TrainableHead",
     "TreeLimits",
-    "Untold",
-    "Untraced",
 ]

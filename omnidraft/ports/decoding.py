@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from omnidraft.ports.draft_tree import DraftTree, TreeLimits
-from omnidraft.traces.record import Beliefs
+from omnidraft.traces.record import TargetLogprobs
 
 Mode = Literal["fast", "reproducible"]
-Odds = Callable[[float], float]
+AcceptanceFn = Callable[[float], float]
 """log q of a guess -> the chance that the target draws it, given all that stands before it."""
 
 
@@ -117,7 +117,7 @@ class Step:
     """What these tokens add to the text, complete UTF-8 only; nothing of a stop token or stop string."""
     finish_reason: FinishReason | None
     timings: Timings
-    beliefs: Beliefs | None
+    beliefs: TargetLogprobs | None
     """None when nobody asked for traces."""
     log_probs: LogProbs | None = None
     """None unless the request asked for them."""
@@ -172,7 +172,7 @@ class DraftSession(Protocol):
         Parent -1 is the last id of the text; any other counts the ids branched since the last `advance`, from 0.
         """
 
-    def odds(self) -> Sequence[Odds] | None:
+    def acceptance_probabilities(self) -> Sequence[AcceptanceFn] | None:
         """Of the guesses behind each row of the last `advance` or `branch`; None without an acceptance head."""
 
 
@@ -231,20 +231,20 @@ class Policy(Protocol):
     asks_head: bool
     """Whether the drafter's guesses have their chances from its acceptance head, where it has one."""
 
-    def begins(self, max_new_tokens: int) -> None:
+    def start(self, max_new_tokens: int) -> None:
         """A request's text is next."""
 
-    def reads(self, num_ids: int) -> bool:
+    def should_draft(self, num_ids: int) -> bool:
         """Whether the drafter drafts in this pass, for which it has to read about so many ids first."""
 
-    def expand(self, values: Sequence[float], num_nodes: int) -> int:
+    def select_expansions(self, values: Sequence[float], num_nodes: int) -> int:
         """How many of these places, falling in value, the drafter goes on from in one step; 0 ends drafting.
 
         At first there is one place, the text itself; `num_nodes` were drafted so far.
         """
 
-    def keep(self, values: Sequence[float]) -> int:
+    def prune(self, values: Sequence[float]) -> int:
         """How many of these nodes, best first, the target scores."""
 
-    def saw(self, num_emitted: int, num_nodes: int, step_rows: Sequence[int]) -> None:
+    def update(self, num_emitted: int, num_nodes: int, step_rows: Sequence[int]) -> None:
         """The last step: what the target scored and emitted, and the rows of each of the drafter's steps."""

@@ -48,7 +48,7 @@ class Tracing(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Untold:
+class NoopSpan:
     """A Span that nobody sees: whoever goes on from it goes on from what came before."""
 
     context: str | None
@@ -56,12 +56,12 @@ class Untold:
     def end(self, **facts: str | float | bool) -> None: ...
 
 
-class Untraced:
+class NoopTracing:
     """The Tracing of a process that is not traced."""
 
     is_on = False
 
-    def begin(self, name: str, *, parent: str | None = None, **_: object) -> Untold:
-        return Untold(parent)
+    def begin(self, name: str, *, parent: str | None = None, **_: object) -> NoopSpan:
+        return NoopSpan(parent)
 
     def close(self, timeout_s: float) -> None: ...

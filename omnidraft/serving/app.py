@@ -12,13 +12,13 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from omnidraft import __version__
 from omnidraft.config import WorkerSettings
 from omnidraft.serving import openapi, response_schemas
-from omnidraft.serving.auth import Keys
+from omnidraft.serving.auth import ApiKeyAuth
 from omnidraft.serving.error_handlers import BodyLimit, ModelNotServed, add_errors
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.serving.request_schemas import ChatRequest, CompletionRequest
 from omnidraft.serving.response_formats import CHAT, CHAT_CHUNK, COMPLETION
 from omnidraft.serving.responses import Responder, ServedModel
-from omnidraft.supervised_thread import Vital, first_problem
+from omnidraft.supervised_thread import Supervised, first_problem
 
 __all__ = ["ServedModel", "application"]
 
@@ -28,7 +28,7 @@ def application(
     served: Sequence[ServedModel],
     settings: WorkerSettings,
     metrics_text: Callable[[], bytes],
-    vital: Sequence[Vital] = (),
+    vital: Sequence[Supervised] = (),
 ) -> FastAPI:
     """A request chooses one of the served models by `model`; the first answers those that name none.
 
@@ -42,7 +42,7 @@ def application(
     add_errors(app)
     app.add_middleware(BodyLimit, max_body_bytes=settings.max_body_bytes)
     if settings.api_keys:
-        app.add_middleware(Keys, keys=settings.api_keys)
+        app.add_middleware(ApiKeyAuth, keys=settings.api_keys)
     openapi.describe(app, has_keys=bool(settings.api_keys))
     return app
 
@@ -78,7 +78,7 @@ def _add_models(app: FastAPI, served: Sequence[ServedModel]) -> None:
 
 
 def _add_health(
-    app: FastAPI, requests: RequestQueue, vital: Sequence[Vital], metrics_text: Callable[[], bytes]
+    app: FastAPI, requests: RequestQueue, vital: Sequence[Supervised], metrics_text: Callable[[], bytes]
 ) -> None:
     unhealthy: dict[int | str, dict[str, Any]] = {503: {"model": response_schemas.Health, "description": "It is not."}}
 

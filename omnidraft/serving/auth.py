@@ -23,7 +23,7 @@ _CALLER = "omnidraft_caller"
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class ApiClient:
     """The holder of a key."""
 
     name: str
@@ -32,13 +32,13 @@ class Caller:
     """None: each request says its own."""
 
 
-class Keys:
+class ApiKeyAuth:
     """Middleware in front of everything that reads a body."""
 
     def __init__(self, app: ASGIApp, keys: Sequence[ApiKey]) -> None:
         self._app = app
         self._callers = [
-            (_digest(each.key.get_secret_value()), Caller(f"key {number}", each.tenant))
+            (_digest(each.key.get_secret_value()), ApiClient(f"key {number}", each.tenant))
             for number, each in enumerate(keys)
         ]
 
@@ -52,7 +52,7 @@ class Keys:
         scope.setdefault("state", {})[_CALLER] = caller
         await self._app(scope, receive, send)
 
-    def _holder(self, key: str) -> Caller | None:
+    def _holder(self, key: str) -> ApiClient | None:
         given, found = _digest(key), None
         for known, caller in self._callers:
             if hmac.compare_digest(known, given):
@@ -60,9 +60,9 @@ class Keys:
         return found
 
 
-def caller(request: Request) -> Caller | None:
+def caller(request: Request) -> ApiClient | None:
     """None where no keys are asked for."""
-    found: Caller | None = getattr(request.state, _CALLER, None)
+    found: ApiClient | None = getattr(request.state, _CALLER, None)
     return found
 
 

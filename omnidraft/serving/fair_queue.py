@@ -9,17 +9,17 @@ https://arxiv.org/abs/2401.00588.
 
 from collections import deque
 
-from omnidraft.serving.queued_request import Ticket
+from omnidraft.serving.queued_request import QueuedRequest
 
 REMEMBERED = 256
 """Payers who have nothing waiting, and whose time is remembered."""
 
 
-class FairLine:
+class FairQueue:
     """Not shared between threads; its owner holds a lock."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, deque[Ticket]] = {}
+        self._waiting: dict[str, deque[QueuedRequest]] = {}
         """Only payers with something waiting, in the order in which they came."""
         self._paid_s: dict[str, float] = {}
         self._floor_s = 0.0
@@ -28,14 +28,14 @@ class FairLine:
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
 
-    def add(self, ticket: Ticket) -> None:
+    def add(self, ticket: QueuedRequest) -> None:
         """Behind its payer's others."""
-        if ticket.payer not in self._waiting:
-            self._waiting[ticket.payer] = deque()
-            self._paid_s[ticket.payer] = max(self._paid_s.get(ticket.payer, 0.0), self._floor_s)
-        self._waiting[ticket.payer].append(ticket)
+        if ticket.client not in self._waiting:
+            self._waiting[ticket.client] = deque()
+            self._paid_s[ticket.client] = max(self._paid_s.get(ticket.client, 0.0), self._floor_s)
+        self._waiting[ticket.client].append(ticket)
 
-    def next(self) -> Ticket:
+    def next(self) -> QueuedRequest:
         """Take the next one out; there must be one."""
         payer = min(self._waiting, key=lambda each: self._paid_s[each])
         self._floor_s = self._paid_s[payer]
@@ -53,23 +53,23 @@ class FairLine:
             away = [other for other in self._paid_s if other not in self._waiting]
             del self._paid_s[min(away, key=lambda other: self._paid_s[other])]
 
-    def remove(self, ticket: Ticket) -> bool:
+    def remove(self, ticket: QueuedRequest) -> bool:
         """Take this one out; False when it does not wait here."""
-        waiting = self._waiting.get(ticket.payer, deque())
+        waiting = self._waiting.get(ticket.client, deque())
         if ticket not in waiting:
             return False
         waiting.remove(ticket)
-        self._leave_if_empty(ticket.payer)
+        self._leave_if_empty(ticket.client)
         return True
 
-    def make_room(self, payer: str) -> Ticket | None:
+    def make_room(self, payer: str) -> QueuedRequest | None:
         """The newest ticket of whoever has most waiting, taken out for this payer; None when it has no fewer itself."""
         most = max(self._waiting, key=lambda each: len(self._waiting[each]))
         if len(self._waiting[most]) <= len(self._waiting.get(payer, ())) + 1:
             return None
         return self._waiting[most].pop()
 
-    def clear(self) -> list[Ticket]:
+    def clear(self) -> list[QueuedRequest]:
         """Take all out."""
         tickets = [ticket for waiting in self._waiting.values() for ticket in waiting]
         self._waiting.clear()

@@ -3,7 +3,7 @@
 import asyncio
 from weakref import WeakValueDictionary
 
-from omnidraft.decode.engine import Engine, Question
+from omnidraft.decode.engine import Engine, GenerationRequest
 
 
 class GrammarTurns:
@@ -13,7 +13,7 @@ class GrammarTurns:
         self._of_payer: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._one = asyncio.Lock()  # waiters get it in the order in which they came
 
-    async def prepared(self, payer: str, engine: Engine, question: Question) -> Question:
+    async def prepared(self, payer: str, engine: Engine, question: GenerationRequest) -> GenerationRequest:
         """Return the question with its grammar compiled. Raises RequestError when that cannot be done."""
         if question.sampling.grammar is None:
             return question

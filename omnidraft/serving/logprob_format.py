@@ -21,7 +21,7 @@ BROKEN = "\ufffd"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LogprobEntry:
     """One emitted token."""
 
     token: int
@@ -31,7 +31,7 @@ class Entry:
     """Characters of the text before it; a character in several tokens begins with its first."""
 
 
-class Entries:
+class LogprobEntries:
     """Of one text, as it grows."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -39,13 +39,13 @@ class Entries:
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._num_spelled = 0
         self._num_shown = 0
-        self._held: deque[Entry] = deque()
+        self._held: deque[LogprobEntry] = deque()
 
-    def take(self, step: Step) -> list[Entry]:
+    def take(self, step: Step) -> list[LogprobEntry]:
         """Of the tokens that the text shown up to this step is made of, those not told before."""
         assert step.log_probs is not None
         for token, told in zip(step.emitted, _rows(step.log_probs), strict=True):
-            self._held.append(Entry(token, *told, offset=self._spell(token)))
+            self._held.append(LogprobEntry(token, *told, offset=self._spell(token)))
         self._num_shown += len(step.text)
         entries = []
         while self._held and self._held[0].offset < self._num_shown:
@@ -65,7 +65,7 @@ def _rows(told: LogProbs) -> Iterable[tuple[float, tuple[tuple[int, float], ...]
     return zip(told.emitted, told.likeliest, strict=True)
 
 
-def for_completion(entries: Sequence[Entry], vocabulary: Vocabulary) -> CompletionLogProbs:
+def for_completion(entries: Sequence[LogprobEntry], vocabulary: Vocabulary) -> CompletionLogProbs:
     """Four lists; the emitted token is among its `top_logprobs` whether it is one of the likeliest or not."""
     return CompletionLogProbs(
         tokens=[spelled(each.token, vocabulary) for each in entries],
@@ -75,7 +75,7 @@ def for_completion(entries: Sequence[Entry], vocabulary: Vocabulary) -> Completi
     )
 
 
-def for_chat(entries: Sequence[Entry], vocabulary: Vocabulary) -> ChatLogProbs:
+def for_chat(entries: Sequence[LogprobEntry], vocabulary: Vocabulary) -> ChatLogProbs:
     """An object a token, with its bytes."""
     content = []
     for each in entries:
@@ -96,7 +96,7 @@ def spelled(token: int, vocabulary: Vocabulary) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled_bytes)
 
 
-def _with_emitted(entry: Entry, vocabulary: Vocabulary) -> dict[str, float]:
+def _with_emitted(entry: LogprobEntry, vocabulary: Vocabulary) -> dict[str, float]:
     if not entry.likeliest:
         return {}
     told = dict(entry.likeliest) | {entry.token: entry.log_p}

@@ -4,28 +4,28 @@ import queue
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from omnidraft.decode.engine import Answer, Engine, Question
-from omnidraft.decode.step_stats import Figures
+from omnidraft.decode.engine import Engine, GenerationRequest, GenerationStream
+from omnidraft.decode.step_stats import DecodeStats
 from omnidraft.ports import Step
 
 
 @dataclass(slots=True)
-class Text:
+class QueuedText:
     """One of the texts that a request asks for."""
 
-    question: Question
-    figures: Figures = field(default_factory=Figures)
-    answer: Answer | None = None
+    question: GenerationRequest
+    figures: DecodeStats = field(default_factory=DecodeStats)
+    answer: GenerationStream | None = None
     """None before its turn."""
 
 
-class Ticket:
+class QueuedRequest:
     """A request's place in its engine's line. Its texts are decoded one after another, with one snapshot."""
 
     def __init__(
         self,
         engine: Engine,
-        questions: Sequence[Question],
+        questions: Sequence[GenerationRequest],
         *,
         payer: str = "default",
         wake: Callable[[], None] = lambda: None,
@@ -36,8 +36,8 @@ class Ticket:
             wake: called by the decoding thread whenever there is something to read; must return at once.
         """
         self.engine = engine
-        self.texts = tuple(Text(question) for question in questions)
-        self.payer = payer
+        self.texts = tuple(QueuedText(question) for question in questions)
+        self.client = payer
         self.is_abandoned = False
         """Nobody reads any more: the text under way is given up at its next step."""
         self._wake = wake
@@ -48,7 +48,7 @@ class Ticket:
         return self.texts[0].question.request_id
 
     @property
-    def figures(self) -> Figures:
+    def figures(self) -> DecodeStats:
         """Of all texts together."""
         return sum((text.figures for text in self.texts[1:]), self.texts[0].figures)
 

@@ -11,12 +11,12 @@ from math import ceil
 from statistics import fmean
 
 from omnidraft.decode.engine import Engine
-from omnidraft.decode.step_stats import Figures
+from omnidraft.decode.step_stats import DecodeStats
 from omnidraft.errors import OmnidraftError
 from omnidraft.ports import Metrics
-from omnidraft.serving.fair_queue import FairLine
-from omnidraft.serving.queued_request import Ticket
-from omnidraft.supervised_thread import VitalThread
+from omnidraft.serving.fair_queue import FairQueue
+from omnidraft.serving.queued_request import QueuedRequest
+from omnidraft.supervised_thread import SupervisedThread
 
 logger = logging.getLogger(__name__)
 
@@ -48,10 +48,10 @@ class Abandoned(OmnidraftError):
 class _Lane:
     """One engine's line, and what its last requests took."""
 
-    line: FairLine = field(default_factory=FairLine)
+    line: FairQueue = field(default_factory=FairQueue)
     took_s: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     """From a request's turn to its end."""
-    serving: Ticket | None = None
+    serving: QueuedRequest | None = None
     started_s: float = 0.0
     """When its turn came."""
     used_s: float = 0.0
@@ -79,10 +79,10 @@ class RequestQueue:
         self._is_closed = False
         self._is_cut = False
         self._changed = threading.Condition()  # over all of the above
-        self._thread = VitalThread(self._run, name="decoding", is_over=lambda: self._is_closed)
+        self._thread = SupervisedThread(self._run, name="decoding", is_over=lambda: self._is_closed)
         self._thread.start()
 
-    def submit(self, ticket: Ticket) -> Ticket:
+    def submit(self, ticket: QueuedRequest) -> QueuedRequest:
         """The same ticket. Raises QueueFull, Stopping."""
         with self._changed:
             lane = self._lanes[ticket.engine]
@@ -96,7 +96,7 @@ class RequestQueue:
             self._changed.notify()
         return ticket
 
-    def give_up(self, ticket: Ticket) -> None:
+    def give_up(self, ticket: QueuedRequest) -> None:
         """Its client went away: it leaves the line, or ends at its next step."""
         ticket.is_abandoned = True
         with self._changed:
@@ -137,14 +137,14 @@ class RequestQueue:
             self._end(ticket, Stopping("the worker stopped before this request's turn; ask another one"))
         self._thread.join(LAST_STEP_S)
 
-    def _let_in(self, lane: _Lane, ticket: Ticket) -> None:
+    def _let_in(self, lane: _Lane, ticket: QueuedRequest) -> None:
         """Raises QueueFull, Stopping; a full line may give up another payer's newest request instead."""
         if not self.is_open:
             raise Stopping("the worker is stopping; ask another one")
         if len(lane.line) < self._max_waiting:
             return
         full = QueueFull(f"{self._max_waiting} requests are waiting already; try again later", lane.retry_after_s())
-        pushed_out = lane.line.make_room(ticket.payer)
+        pushed_out = lane.line.make_room(ticket.client)
         if pushed_out is None:
             raise full
         self._end(pushed_out, full)
@@ -175,7 +175,7 @@ class RequestQueue:
     def _is_anyone_waiting(self) -> bool:
         return any(len(lane.line) for lane in self._lanes.values())
 
-    def _next_tickets(self, texts: dict[Engine, Generator[None, None, None]]) -> list[Ticket]:
+    def _next_tickets(self, texts: dict[Engine, Generator[None, None, None]]) -> list[QueuedRequest]:
         """The next of each line whose engine is free."""
         tickets = []
         with self._changed:
@@ -190,11 +190,11 @@ class RequestQueue:
         """Its ticket has ended."""
         with self._changed:
             assert lane.serving is not None
-            lane.line.pay(lane.serving.payer, lane.used_s)
+            lane.line.pay(lane.serving.client, lane.used_s)
             lane.took_s.append(time.monotonic() - lane.started_s)
             lane.serving = None
 
-    def _served(self, ticket: Ticket) -> Generator[None, None, None]:
+    def _served(self, ticket: QueuedRequest) -> Generator[None, None, None]:
         """Decodes one ticket, and stops after every pass but the last."""
         try:
             for index in range(len(ticket.texts)):
@@ -206,14 +206,14 @@ class RequestQueue:
         else:
             self._end(ticket, None)
 
-    def _decoded(self, ticket: Ticket, index: int) -> Generator[None, None, None]:
+    def _decoded(self, ticket: QueuedRequest, index: int) -> Generator[None, None, None]:
         """Raises what decoding raises, Abandoned at the first step after the client went away, Stopping at the first
         after the deadline."""
         self._check(ticket)
         text, first = ticket.texts[index], ticket.texts[0].answer
         if first is not None:
-            text.figures = Figures()  # its time begins now
-        text.answer = ticket.engine.answer(text.question, first.snapshot if first else None)
+            text.figures = DecodeStats()  # its time begins now
+        text.answer = ticket.engine.stream(text.question, first.snapshot if first else None)
         with closing(text.answer.steps) as steps:
             for step in steps:
                 text.figures.take(step)
@@ -223,13 +223,13 @@ class RequestQueue:
                 self._check(ticket)
                 yield
 
-    def _check(self, ticket: Ticket) -> None:
+    def _check(self, ticket: QueuedRequest) -> None:
         if ticket.is_abandoned:
             raise Abandoned("the client went away")
         if self._is_cut:
             raise Stopping("the worker stopped before this text's end; ask another one")
 
-    def _end(self, ticket: Ticket, how: Exception | None) -> None:
+    def _end(self, ticket: QueuedRequest, how: Exception | None) -> None:
         """The last that is heard of it, and its figures."""
         self._count(ticket, how)
         target, figures = ticket.engine.pair.target, ticket.figures
@@ -240,7 +240,7 @@ class RequestQueue:
             self._metrics.observe("omnidraft_agreement_ratio", figures.agreement, target=target)
         ticket.put(how)
 
-    def _count(self, ticket: Ticket, how: Exception | None) -> None:
+    def _count(self, ticket: QueuedRequest, how: Exception | None) -> None:
         self._metrics.add("omnidraft_requests_total", status=_status(how), target=ticket.engine.pair.target)
 
     def _tell_waiting(self, engine: Engine) -> None:

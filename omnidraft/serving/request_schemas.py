@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
 
-from omnidraft.decode.engine import Question
+from omnidraft.decode.engine import GenerationRequest
 from omnidraft.decode.sampling.validation import (
     MAX_COUNT,
     MAX_PENALTY,
@@ -38,7 +38,7 @@ class TextPart(StrictModel):
     text: str
 
 
-class Message(BaseModel):
+class RequestMessage(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)]
@@ -55,7 +55,7 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
-class _Asked(StrictModel):
+class _GenerationParams(StrictModel):
     """What both endpoints share."""
 
     model_config = ConfigDict(allow_inf_nan=False, use_attribute_docstrings=True)
@@ -115,7 +115,7 @@ class _Asked(StrictModel):
     def num_choices(self) -> int:
         return len(self.prompts()) * (self.n or 1)
 
-    def questions(self, tenant: str, max_new_tokens: int) -> list[Question]:
+    def questions(self, tenant: str, max_new_tokens: int) -> list[GenerationRequest]:
         """One for each choice, those of a prompt side by side. Raises RequestError.
 
         Args:
@@ -138,7 +138,7 @@ class _Asked(StrictModel):
         }
         choices = [(prompt, number) for prompt in self.prompts() for number in range(self.n or 1)]
         return [
-            Question(**prompt, **shared, seed=seed_of(seed, number), request_id=_part(request_id, index))
+            GenerationRequest(**prompt, **shared, seed=seed_of(seed, number), request_id=_part(request_id, index))
             for index, (prompt, number) in enumerate(choices)
         ]
 
@@ -168,7 +168,7 @@ class _Asked(StrictModel):
         return grammars[0] if grammars else None
 
 
-class CompletionRequest(_Asked):
+class CompletionRequest(_GenerationParams):
     prompt: str | Annotated[list[str], Field(min_length=1, fail_fast=True)]
     """Of several, each has `n` choices."""
     max_tokens: int | None = Field(None, ge=1, le=MAX_COUNT)
@@ -191,8 +191,8 @@ class CompletionRequest(_Asked):
         return [{"prompt": prompt} for prompt in ([self.prompt] if isinstance(self.prompt, str) else self.prompt)]
 
 
-class ChatRequest(_Asked):
-    messages: Annotated[list[Message], Field(fail_fast=True)]
+class ChatRequest(_GenerationParams):
+    messages: Annotated[list[RequestMessage], Field(fail_fast=True)]
     max_tokens: int | None = Field(None, ge=1, le=MAX_COUNT)
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_COUNT)
     logprobs: bool | None = None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pydantic import BaseModel
 
 from omnidraft.serving import response_schemas
-from omnidraft.serving.logprob_format import Entry, for_chat, for_completion
+from omnidraft.serving.logprob_format import LogprobEntry, for_chat, for_completion
 from omnidraft.vocab.tokenizer import Vocabulary
 
 
@@ -18,12 +18,12 @@ class Piece:
     is_first: bool
     text: str = ""
     finish_reason: response_schemas.FinishReason | None = None
-    entries: list[Entry] | None = None
+    entries: list[LogprobEntry] | None = None
     """Its tokens' log-probabilities; None when nobody asked for them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ResponseKind:
     """How one endpoint's responses look."""
 
     prefix: str
@@ -65,6 +65,6 @@ def _chat_log_probs(piece: Piece, vocabulary: Vocabulary) -> response_schemas.Ch
     return None if piece.entries is None else for_chat(piece.entries, vocabulary)
 
 
-COMPLETION = Kind("cmpl-", "text_completion", _completion)
-CHAT = Kind("chatcmpl-", "chat.completion", _message)
-CHAT_CHUNK = Kind("chatcmpl-", "chat.completion.chunk", _delta)
+COMPLETION = ResponseKind("cmpl-", "text_completion", _completion)
+CHAT = ResponseKind("chatcmpl-", "chat.completion", _message)
+CHAT_CHUNK = ResponseKind("chatcmpl-", "chat.completion.chunk", _delta)

@@ -114,7 +114,7 @@ class ModelList(BaseModel):
     data: list[Model]
 
 
-class Problem(BaseModel):
+class ErrorDetail(BaseModel):
     message: str
     type: str
     param: str | None
@@ -124,7 +124,7 @@ class Problem(BaseModel):
 class ErrorBody(BaseModel):
     """Of every 4xx and 5xx."""
 
-    error: Problem
+    error: ErrorDetail
 
 
 class Health(BaseModel):

@@ -16,11 +16,11 @@ from omnidraft.ports import Step
 from omnidraft.serving import auth, response_schemas
 from omnidraft.serving.error_handlers import ModelNotServed, error
 from omnidraft.serving.grammar_turns import GrammarTurns
-from omnidraft.serving.logprob_format import Entries
-from omnidraft.serving.queued_request import Ticket
+from omnidraft.serving.logprob_format import LogprobEntries
+from omnidraft.serving.queued_request import QueuedRequest
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.serving.request_schemas import ChatRequest, CompletionRequest
-from omnidraft.serving.response_formats import Kind, Piece
+from omnidraft.serving.response_formats import Piece, ResponseKind
 from omnidraft.traces.trace_context import accepted
 
 Body = CompletionRequest | ChatRequest
@@ -49,9 +49,9 @@ class Responder:
         self._settings = settings
         self._turns = GrammarTurns()
 
-    async def __call__(self, request: Request, body: Body, whole: Kind, chunk: Kind) -> Response:
+    async def __call__(self, request: Request, body: Body, whole: ResponseKind, chunk: ResponseKind) -> Response:
         """Raises what is a 4xx or 5xx: RequestError, QueueFull, Stopping, and what decoding raises."""
-        model = self._asked_for(body.model)
+        model = self._requested(body.model)
         ready = asyncio.Event()
         ticket = self._requests.submit(await self._ticket(request, body, model, _waker(ready)))
         gone = asyncio.create_task(self._give_up_with_client(request, ticket))
@@ -66,14 +66,16 @@ class Responder:
         stream = self._stream(answer, first, pieces)
         return StreamingResponse(stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
-    def _asked_for(self, name: str | None) -> ServedModel:
+    def _requested(self, name: str | None) -> ServedModel:
         model = self._served.get(self._first if name is None else name)
         if model is None:
             names = ", ".join(repr(known) for known in self._served)
             raise ModelNotServed(f"no model {name!r} here; this worker serves {names}")
         return model
 
-    async def _ticket(self, request: Request, body: Body, model: ServedModel, wake: Callable[[], None]) -> Ticket:
+    async def _ticket(
+        self, request: Request, body: Body, model: ServedModel, wake: Callable[[], None]
+    ) -> QueuedRequest:
         if body.num_choices > self._settings.max_choices:
             raise RequestError(f"n: {self._settings.max_choices} choices at most, got {body.num_choices}")
         caller = auth.caller(request)
@@ -83,9 +85,9 @@ class Responder:
         sampling = (await self._turns.prepared(payer, model.engine, first)).sampling
         traceparent = accepted(request.headers.get("traceparent"))
         questions = [replace(each, sampling=sampling, traceparent=traceparent) for each in (first, *others)]
-        return Ticket(model.engine, questions, payer=payer, wake=wake)
+        return QueuedRequest(model.engine, questions, payer=payer, wake=wake)
 
-    async def _give_up_with_client(self, request: Request, ticket: Ticket) -> None:
+    async def _give_up_with_client(self, request: Request, ticket: QueuedRequest) -> None:
         """Wait until the client goes away, then give its ticket up. The body has been read, nothing else can come."""
         while (await request.receive())["type"] != "http.disconnect":
             pass
@@ -97,8 +99,8 @@ class Responder:
             yield answer.event(first)
             async for piece in pieces:
                 yield answer.event(piece)
-            if answer.has_last_words:
-                yield answer.last_words()
+            if answer.has_final_event:
+                yield answer.final_event()
         except Exception as exc:  # the status line is out: all that is left is to say it in the stream
             yield _event(json.dumps(error(str(exc), "server_error")))
         finally:
@@ -109,7 +111,7 @@ class Responder:
 class _Answer:
     """One request's answer, as its steps come."""
 
-    def __init__(self, ticket: Ticket, model: ServedModel, body: Body, kind: Kind) -> None:
+    def __init__(self, ticket: QueuedRequest, model: ServedModel, body: Body, kind: ResponseKind) -> None:
         self.ticket = ticket
         self._model, self._body, self._kind = model, body, kind
         self._vocabulary = model.engine.pair.target_tokenizer.vocabulary
@@ -151,16 +153,16 @@ class _Answer:
         return _event(f"{self._frame()}[{said}]{usage}}}")
 
     @property
-    def has_last_words(self) -> bool:
+    def has_final_event(self) -> bool:
         return self._body.wants_usage or self._body.figures
 
-    def last_words(self) -> bytes:
+    def final_event(self) -> bytes:
         """The chunk without choices, when it was asked for."""
         tail = ({"usage": self._usage()} if self._body.wants_usage else {}) | self._figures()
         return _event(f"{self._frame()}[],{json.dumps(tail)[1:]}")
 
-    def _entries(self) -> Entries | None:
-        return None if self._body.num_log_probs is None else Entries(self._vocabulary)
+    def _entries(self) -> LogprobEntries | None:
+        return None if self._body.num_log_probs is None else LogprobEntries(self._vocabulary)
 
     def _frame(self) -> str:
         """All that stands before the choices; the same in every chunk."""
@@ -193,7 +195,7 @@ class _Answer:
         return {"omnidraft": self.ticket.figures.summary() | about}
 
 
-async def _steps(ticket: Ticket, ready: asyncio.Event) -> AsyncIterator[tuple[int, Step]]:
+async def _steps(ticket: QueuedRequest, ready: asyncio.Event) -> AsyncIterator[tuple[int, Step]]:
     while True:
         await ready.wait()
         ready.clear()

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from omnidraft.ports import Metrics, Span, Tracing, Untold
+from omnidraft.ports import Metrics, NoopSpan, Span, Tracing
 from omnidraft.traces.trace_context import accepted
 
 TRACED = ("/v1/completions", "/v1/chat/completions")
@@ -20,7 +20,7 @@ GONE = "499"
 TRACEPARENT = b"traceparent"
 
 
-class Observed:
+class TelemetryMiddleware:
     """An ASGI application around another one."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, tracing: Tracing) -> None:
@@ -51,7 +51,7 @@ class Observed:
     def _begun(self, scope: Scope) -> tuple[Span, Scope]:
         """The request's span, and the scope with its context in the place of the caller's."""
         if not self._tracing.is_on or scope["path"] not in TRACED:
-            return Untold(None), scope
+            return NoopSpan(None), scope
         parent = _traceparent(scope["headers"])
         span = self._tracing.begin("request", parent=parent, method=scope["method"], path=scope["path"])
         headers = [(name, value) for name, value in scope["headers"] if name != TRACEPARENT]

@@ -11,7 +11,7 @@ from itertools import pairwise
 import torch
 
 from omnidraft.errors import ContractError, RequestError, VocabularyError
-from omnidraft.ports import DraftSession, DraftTree, Mode, Odds, TreeLimits
+from omnidraft.ports import AcceptanceFn, DraftSession, DraftTree, Mode, TreeLimits
 from omnidraft.vocab.tokenizer import Vocabulary
 
 _FACTOR = 1_000_003
@@ -124,7 +124,7 @@ class ToyTargetSession:
 class ToyDrafter:
     """Implements ports.DraftModel."""
 
-    def __init__(self, table: ToyTable, *, context_limit: int = 4096, odds: Odds | None = None) -> None:
+    def __init__(self, table: ToyTable, *, context_limit: int = 4096, odds: AcceptanceFn | None = None) -> None:
         """`odds` are those of every row; None is a drafter without a head."""
         self.table = table
         self.vocab_size = table.vocab_size
@@ -177,7 +177,7 @@ class ToyDraftSession:
         self._num_rows = len(ids)
         return torch.stack([self._drafter.table.logits(text) for text in self._branched[num_before:]])
 
-    def odds(self) -> list[Odds] | None:
+    def acceptance_probabilities(self) -> list[AcceptanceFn] | None:
         """See ports.DraftSession."""
         return None if self._drafter.odds is None else [self._drafter.odds] * self._num_rows
 

@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 from omnidraft.errors import WireError
-from omnidraft.traces.record import SOURCES, Beliefs, Rounds, TraceRecord
+from omnidraft.traces.record import SOURCES, Rounds, TargetLogprobs, TraceRecord
 from omnidraft.traces.schema import MAX_EMITTED, MAX_ID, MAX_TOP_K
 
 LOG_P_ROUNDING = 1e-2
@@ -27,7 +27,7 @@ def check(record: TraceRecord) -> None:
     for name in ("drafter_prompt_ids", "prompt_ids", "before_ids", "emitted_ids"):
         _check_ids(name, getattr(record, name))
     if record.beliefs is not None:
-        _check_beliefs(record.beliefs, num_emitted)
+        _check_logprobs(record.beliefs, num_emitted)
     _check_rounds(record.rounds, num_emitted)
 
 
@@ -79,7 +79,7 @@ def _check_log_p(name: str, log_p: np.ndarray) -> None:
     _require(not (log_p > LOG_P_ROUNDING).any(), name, "holds a log-probability above 0")
 
 
-def _check_beliefs(beliefs: Beliefs, num_emitted: int) -> None:
+def _check_logprobs(beliefs: TargetLogprobs, num_emitted: int) -> None:
     shape = beliefs.top_ids_EK.shape
     _require(shape[0] == num_emitted, "top_ids_EK", f"{shape[0]} rows, expected {num_emitted}")
     _require(1 <= shape[1] <= MAX_TOP_K, "top_ids_EK", f"{shape[1]} columns, allowed are 1 to {MAX_TOP_K}")

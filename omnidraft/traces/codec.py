@@ -14,7 +14,7 @@ import numpy as np
 
 from omnidraft.errors import RecordTooLarge, UnknownKey, UnknownSchema, WireError
 from omnidraft.traces.checks import check
-from omnidraft.traces.record import Beliefs, Rounds, TraceRecord
+from omnidraft.traces.record import Rounds, TargetLogprobs, TraceRecord
 from omnidraft.traces.schema import (
     BELIEF_COLUMNS,
     ENCRYPTION,
@@ -133,7 +133,7 @@ def from_row(row: Any) -> TraceRecord:
     num_emitted = len(columns["emitted_ids"])
     record = TraceRecord(
         **(plain | columns),
-        beliefs=None if row["beliefs"] is None else _beliefs(row["beliefs"], num_emitted),
+        beliefs=None if row["beliefs"] is None else _logprobs(row["beliefs"], num_emitted),
         rounds=Rounds(**_unpack(row["rounds"], ROUND_COLUMNS)),
         seed=int.from_bytes(row["seed"], "little"),
     )
@@ -203,7 +203,7 @@ def _unpack(row: Mapping[str, bytes], columns: Mapping[str, str]) -> dict[str, n
     return unpacked
 
 
-def _beliefs(row: Mapping[str, bytes], num_emitted: int) -> Beliefs:
+def _logprobs(row: Mapping[str, bytes], num_emitted: int) -> TargetLogprobs:
     columns = _unpack(row, BELIEF_COLUMNS)
     if not 1 <= num_emitted <= MAX_EMITTED:
         raise WireError(f"emitted_ids: {num_emitted} ids, allowed are 1 to {MAX_EMITTED}")
@@ -211,4 +211,4 @@ def _beliefs(row: Mapping[str, bytes], num_emitted: int) -> Beliefs:
         if len(columns[name]) % num_emitted:
             raise WireError(f"{name}: {len(columns[name])} values are no whole number of rows for {num_emitted} ids")
         columns[name] = columns[name].reshape(num_emitted, -1)
-    return Beliefs(**columns)
+    return TargetLogprobs(**columns)

@@ -15,7 +15,7 @@ SOURCES = ("direct", "split", "merge", "lookup")
 
 
 @dataclass(frozen=True, slots=True)
-class Beliefs:
+class TargetLogprobs:
     """The target's distribution at each emitted position, as far as it is kept."""
 
     top_ids_EK: np.ndarray  # uint32, most probable first
@@ -68,7 +68,7 @@ class TraceRecord:
     before_ids: np.ndarray
     """uint32; target ids this answer emitted before the segment, the newest `window_tokens` of them."""
     emitted_ids: np.ndarray  # uint32 [E], E >= 1
-    beliefs: Beliefs | None
+    beliefs: TargetLogprobs | None
     """None when the target gives no log-probabilities."""
     rounds: Rounds
     finish_reason: str | None
@@ -93,7 +93,7 @@ class TraceRecord:
     in here are placeholders."""
 
     @property
-    def is_drawn_from_believed(self) -> bool:
+    def is_drawn_from_logprobs(self) -> bool:
         """Whether temperature, top-k, top-p and min-p are all that lies between the raw log-probabilities and the
         distribution that was drawn from; what penalties, bias and grammars did to it is not recorded."""
         has_penalty = self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0

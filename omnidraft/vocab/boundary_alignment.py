@@ -10,7 +10,7 @@ import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
+class BoundaryAlignment:
     """All arrays are int64 and in text order."""
 
     target_P: np.ndarray
@@ -23,7 +23,7 @@ class Walk:
     """draft position, first target position, one past the last: one draft token spells several target tokens."""
 
 
-def walk(draft_num_bytes_D: np.ndarray, target_num_bytes_T: np.ndarray) -> Walk:
+def align_boundaries(draft_num_bytes_D: np.ndarray, target_num_bytes_T: np.ndarray) -> BoundaryAlignment:
     """Meet at every byte where both have a boundary.
 
     One side may end earlier: what begins after its end is left out. A token without bytes stands where its
@@ -33,7 +33,7 @@ def walk(draft_num_bytes_D: np.ndarray, target_num_bytes_T: np.ndarray) -> Walk:
     target_ends_T = np.cumsum(target_num_bytes_T, dtype=np.int64)
     before_T = _tokens_before(draft_ends_D, target_ends_T - target_num_bytes_T)
     target_P = np.flatnonzero(before_T.reached)
-    return Walk(
+    return BoundaryAlignment(
         target_P=target_P,
         draft_P=before_T.count[target_P],
         merges_M3=_covers(draft_ends_D, target_ends_T, target_num_bytes_T),

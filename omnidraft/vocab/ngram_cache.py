@@ -13,7 +13,7 @@ import numpy as np
 
 from omnidraft.errors import VocabularyError
 from omnidraft.vocab.alignment import Alignment
-from omnidraft.vocab.boundary_alignment import walk
+from omnidraft.vocab.boundary_alignment import align_boundaries
 from omnidraft.vocab.ngram_table import ENTRY, Eviction, NgramTable
 from omnidraft.vocab.packed_lists import PackedLists
 from omnidraft.vocab.tokenizer import Vocabulary
@@ -91,7 +91,7 @@ class NgramCache:
             VocabularyError: they are not tokenisations of the same bytes.
         """
         self._require_same_text(draft_ids, target_ids)
-        met = walk(self._draft.num_bytes[list(draft_ids)], self._target.num_bytes[list(target_ids)])
+        met = align_boundaries(self._draft.num_bytes[list(draft_ids)], self._target.num_bytes[list(target_ids)])
         return sum(self.insert(draft_ids[first:end], target_ids[at]) for at, first, end in met.merges_M3.tolist())
 
     def warm(self, alignment: Alignment) -> int:

@@ -13,8 +13,8 @@ from omnidraft.wiring.models import Vocabularies
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from omnidraft.distill.evaluation.snapshot_comparison import Earlier
-    from omnidraft.distill.ingest.trace_consumer import TraceSource
+    from omnidraft.distill.evaluation.snapshot_comparison import SnapshotComparison
+    from omnidraft.distill.ingest.trace_consumer import TraceConsumer
     from omnidraft.distill.training.learner import Learner
     from omnidraft.fleet.control_follower import ControlFollower
     from omnidraft.fleet.controller import Controller
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 def teller(settings: Settings) -> Callable[..., None]:
     """announcements.tell for `models.target` and its drafter. Raises BusError."""
-    from omnidraft.fleet.announcements import tell
+    from omnidraft.fleet.announcements import publish_announcement
 
     writer, models = log_writer(settings, settings.log.control_topic), settings.models
-    return partial(tell, writer, target=models.target, drafter=models.drafter)
+    return partial(publish_announcement, writer, target=models.target, drafter=models.drafter)
 
 
 def control_follower(
@@ -44,42 +44,44 @@ def control_follower(
 def controller(settings: Settings, metrics: Metrics) -> "Controller":
     """Of the drafter for `models.target`. Raises BusError, RegistryError."""
     from omnidraft.fleet.controller import Controller
-    from omnidraft.fleet.drift import DriftWatch
-    from omnidraft.fleet.drift_recovery import Recovery
-    from omnidraft.fleet.request_stats import Traffic
+    from omnidraft.fleet.drift import DriftDetector
+    from omnidraft.fleet.drift_recovery import DriftRecovery
+    from omnidraft.fleet.request_stats import RequestStatsReader
     from omnidraft.telemetry.labelled_metrics import Labelled
 
     metrics = Labelled(metrics, target=settings.models.target)
     snapshots, tell, models = registry(settings), teller(settings), settings.models
-    recovery = Recovery(snapshots, tell, DriftWatch(settings.drift), metrics, target=models.target)
+    recovery = DriftRecovery(snapshots, tell, DriftDetector(settings.drift), metrics, target=models.target)
     return Controller(
         snapshots,
         tell,
         settings.controller,
         metrics,
         target=models.target,
-        traffic=Traffic(log_reader(settings, settings.log.traces_topic), target=models.target, drafter=models.drafter),
+        traffic=RequestStatsReader(
+            log_reader(settings, settings.log.traces_topic), target=models.target, drafter=models.drafter
+        ),
         recovery=recovery if settings.drift.enabled else None,
         follower=control_follower(settings, metrics, ("best",)),
     )
 
 
-def earlier(settings: Settings, words: Vocabularies, learner: "Learner", folder: Path) -> "Earlier":
+def earlier(settings: Settings, words: Vocabularies, learner: "Learner", folder: Path) -> "SnapshotComparison":
     """Compares the snapshots of `models.target` on the newest records of a tenant. Raises BusError, RegistryError."""
     from omnidraft.audit.run import Unwritten
-    from omnidraft.distill.evaluation.snapshot_comparison import Earlier
-    from omnidraft.distill.ingest.recent_records import Recent
+    from omnidraft.distill.evaluation.snapshot_comparison import SnapshotComparison
+    from omnidraft.distill.ingest.recent_records import RecentRecords
     from omnidraft.models.hf.trainable_drafter import load_trainable
     from omnidraft.telemetry.metrics import CountingMetrics
 
     section = settings.learner
 
-    def source_over(reader: LogReader) -> "TraceSource":
+    def source_over(reader: LogReader) -> "TraceConsumer":
         return trace_source(settings, words.alignment.fingerprint, reader, Unwritten(), CountingMetrics())
 
     def base() -> "dict[str, Tensor]":
         made = load_trainable(words.drafter_folder, train=section.train, rank=section.lora_rank, seed=section.seed)
         return made.serving_tensors()
 
-    recent = Recent(lambda: log_reader(settings, settings.log.traces_topic), source_over, section.drift_records)
-    return Earlier(registry(settings), learner, recent, teller(settings), base, folder / "earlier")
+    recent = RecentRecords(lambda: log_reader(settings, settings.log.traces_topic), source_over, section.drift_records)
+    return SnapshotComparison(registry(settings), learner, recent, teller(settings), base, folder / "earlier")

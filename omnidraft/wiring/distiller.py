@@ -5,31 +5,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omnidraft.config import Settings
-from omnidraft.ports import Metrics, Tracing, Untraced
+from omnidraft.ports import Metrics, NoopTracing, Tracing
 from omnidraft.wiring.controller import control_follower, earlier
 from omnidraft.wiring.logs import log_reader, log_writer, registry, trace_source
 from omnidraft.wiring.models import Vocabularies, ngram_cache, vocabularies
 
 if TYPE_CHECKING:
-    from omnidraft.distill.distiller import Distillation
-    from omnidraft.distill.ingest.crash_journal import Journal
+    from omnidraft.distill.distiller import Distiller
+    from omnidraft.distill.ingest.crash_journal import CrashJournal
     from omnidraft.distill.publisher import Identity
     from omnidraft.distill.training.learner import Learner
     from omnidraft.snapshots.manifest import Manifest
 
 
-def distillation(
-    settings: Settings, metrics: Metrics, *, folder: Path, tracing: Tracing | None = None
-) -> "Distillation":
+def distillation(settings: Settings, metrics: Metrics, *, folder: Path, tracing: Tracing | None = None) -> "Distiller":
     """The loop in which the drafter learns for `models.target`; `folder` is its own: snapshots are staged there, and
     unless `learner.journal_folder` is set, what the process before this one died over is noted there.
 
     Raises:
         BusError, RegistryError, ModelError: log, registry or drafter cannot be used.
     """
-    from omnidraft.distill.control import Guidance
-    from omnidraft.distill.distiller import Distillation
-    from omnidraft.distill.ingest.batcher import Intake
+    from omnidraft.distill.control import TrainingControl
+    from omnidraft.distill.distiller import Distiller
+    from omnidraft.distill.ingest.batcher import Batcher
     from omnidraft.distill.publisher import Publisher
     from omnidraft.distill.training_spans import LearningSpans
     from omnidraft.telemetry.labelled_metrics import Labelled
@@ -40,9 +38,9 @@ def distillation(
     reader = log_reader(settings, settings.log.traces_topic)
     dead_letters = log_writer(settings, settings.log.dead_letters_topic)
     journal = _journal(settings, folder)
-    return Distillation(
+    return Distiller(
         trace_source(settings, alignment, reader, dead_letters, metrics),
-        Intake(
+        Batcher(
             reader.partitions(),
             records_per_step=section.records_per_step,
             held_out_every=section.held_out_every,
@@ -57,21 +55,23 @@ def distillation(
         lag_sample_records=section.lag_sample_records,
         journal=journal,
         metrics=metrics,
-        guidance=Guidance(control_follower(settings, metrics, ("pause", "resume", "restart", "drift", "drift_over"))),
+        guidance=TrainingControl(
+            control_follower(settings, metrics, ("pause", "resume", "restart", "drift", "drift_over"))
+        ),
         compare_earlier=earlier(settings, words, learning, folder).compare,
         drift_haste=section.drift_haste,
-        spans=LearningSpans(tracing or Untraced(), settings.models.target),
+        spans=LearningSpans(tracing or NoopTracing(), settings.models.target),
     )
 
 
-def _journal(settings: Settings, folder: Path) -> "Journal":
+def _journal(settings: Settings, folder: Path) -> "CrashJournal":
     """Named by what it is about, so that several distillers may share a folder."""
-    from omnidraft.distill.ingest.crash_journal import Journal
+    from omnidraft.distill.ingest.crash_journal import CrashJournal
 
     models, section = settings.models, settings.learner
     about = (settings.log.url, settings.log.traces_topic, settings.registry.url, models.target, models.drafter)
     name = hashlib.sha256("\n".join(map(str, about)).encode()).hexdigest()[:16]
-    return Journal((section.journal_folder or folder) / f"trying-{name}.json", tries=section.poison_tries)
+    return CrashJournal((section.journal_folder or folder) / f"trying-{name}.json", tries=section.poison_tries)
 
 
 def learner(settings: Settings, words: Vocabularies) -> "Learner":

@@ -11,7 +11,7 @@ from omnidraft.errors import ConfigError, RegistryError
 from omnidraft.ports import LogReader, LogWriter, Metrics, Registry, TopicFacts
 
 if TYPE_CHECKING:
-    from omnidraft.distill.ingest.trace_consumer import TraceSource
+    from omnidraft.distill.ingest.trace_consumer import TraceConsumer
     from omnidraft.registry.mlflow_tracking import Experiment
 
 
@@ -107,11 +107,11 @@ def _plain_reader(settings: Settings, topic: str) -> LogReader:
 
 def trace_source(
     settings: Settings, alignment: str | None, reader: LogReader, dead_letters: LogWriter, metrics: Metrics
-) -> "TraceSource":
+) -> "TraceConsumer":
     """The records of this pair in the trace topic."""
-    from omnidraft.distill.ingest.trace_consumer import TraceSource
+    from omnidraft.distill.ingest.trace_consumer import TraceConsumer
 
-    return TraceSource(
+    return TraceConsumer(
         reader,
         dead_letters,
         alignment,

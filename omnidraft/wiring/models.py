@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     from rich.progress import Progress
 
-    from omnidraft.decode.policy.cost_model import Costs
+    from omnidraft.decode.policy.cost_model import MeasuredCosts
     from omnidraft.decode.snapshot.slot import LoadedSnapshot
     from omnidraft.models.hf.tokenizer import HfTokenizer
     from omnidraft.models.shared_drafter import SharedDrafter
@@ -70,14 +70,14 @@ def target(settings: Settings, words: Vocabularies) -> Target:
 def _llamacpp_target(settings: Settings, words: Vocabularies) -> Target:
     from omnidraft.models.catalog import store
     from omnidraft.models.llamacpp.context import library
-    from omnidraft.models.llamacpp.crash_probe import require_sound
+    from omnidraft.models.llamacpp.crash_probe import require_surviving_build
     from omnidraft.models.llamacpp.target import load_target
 
     if settings.models.precision != "auto":
         raise ConfigError("models.precision is for transformers; with models.engine = 'llamacpp' the GGUF file says it")
     library()
     gguf = store.gguf_path(settings.models.target)
-    require_sound(gguf, store.default_home())
+    require_surviving_build(gguf, store.default_home())
     return load_target(gguf, words.target.vocabulary, settings.decode, name=settings.models.target)
 
 
@@ -106,7 +106,7 @@ def base_drafter(settings: Settings, words: Vocabularies) -> "SharedDrafter":
 
 
 def snapshot_loader(
-    settings: Settings, words: Vocabularies, costs: "Costs", base: "SharedDrafter | None" = None
+    settings: Settings, words: Vocabularies, costs: "MeasuredCosts", base: "SharedDrafter | None" = None
 ) -> SnapshotLoader:
     """See loader_of; proposers are those of our own engine."""
     return loader_of(
@@ -151,25 +151,25 @@ def loader_of(
 
 
 def proposer(
-    settings: DecodeSettings, words: Vocabularies, model: DraftModel, ngrams: "NgramCache", costs: "Costs"
+    settings: DecodeSettings, words: Vocabularies, model: DraftModel, ngrams: "NgramCache", costs: "MeasuredCosts"
 ) -> Proposer:
     """The drafter and lookup, under the policy of the settings."""
     from omnidraft.decode.drafting.drafter import Drafter
-    from omnidraft.decode.drafting.noise_coupling import NoiseWeights
-    from omnidraft.decode.drafting.prompt_lookup import Lookup
+    from omnidraft.decode.drafting.noise_coupling import NoiseCoupling
+    from omnidraft.decode.drafting.prompt_lookup import PromptLookup
     from omnidraft.decode.drafting.tree_proposer import TreeProposer
 
-    weights = NoiseWeights((0.0, 0.5, 1.0) if settings.noise_weight is None else (settings.noise_weight,))
+    weights = NoiseCoupling((0.0, 0.5, 1.0) if settings.noise_weight is None else (settings.noise_weight,))
     step_s = costs.steps(model) if settings.policy == "cost" else None
     vocabulary = words.target.vocabulary
     drafter = Drafter(model, words.drafter, vocabulary, words.alignment, ngrams, weights, step_s)
-    contributors = (Lookup(), drafter) if settings.lookup else (drafter,)
+    contributors = (PromptLookup(), drafter) if settings.lookup else (drafter,)
     if settings.policy == "acceptance" and not model.has_head:
         logger.info("this drafter has no acceptance head: its chains end by measured agreement")
     return TreeProposer(contributors, _policies(settings, costs, model))
 
 
-def _policies(settings: DecodeSettings, costs: "Costs", model: DraftModel) -> Callable[[Mode, str], Policy]:
+def _policies(settings: DecodeSettings, costs: "MeasuredCosts", model: DraftModel) -> Callable[[Mode, str], Policy]:
     """One policy a mode and tenant."""
     from omnidraft.decode.policy.acceptance import AcceptancePolicy
     from omnidraft.decode.policy.cost import CostPolicy

@@ -17,12 +17,12 @@ def overview(settings: Settings, workers: Sequence[str] = ()) -> "Overview":
     Args:
         workers: their URLs; none means the one that the settings describe.
     """
-    from omnidraft.fleet.overview import Sources
+    from omnidraft.fleet.overview import OverviewSources
     from omnidraft.fleet.overview import overview as gather
     from omnidraft.fleet.workers import look_at
     from omnidraft.telemetry.metrics import CountingMetrics
 
-    sources = Sources(
+    sources = OverviewSources(
         registry=lambda target: existing_registry(settings.for_target(target)),
         topics=lambda: topics(settings),
         reader=lambda topic: log_reader(settings, topic),

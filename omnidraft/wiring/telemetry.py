@@ -2,7 +2,7 @@
 
 from omnidraft.config import Settings
 from omnidraft.errors import ConfigError
-from omnidraft.ports import Metrics, Tracing, Untraced
+from omnidraft.ports import Metrics, NoopTracing, Tracing
 
 
 def tracing(settings: Settings, role: str, metrics: Metrics) -> Tracing:
@@ -12,7 +12,7 @@ def tracing(settings: Settings, role: str, metrics: Metrics) -> Tracing:
         ConfigError: `tracing.endpoint` is set and OpenTelemetry is not installed.
     """
     if settings.tracing.endpoint is None:
-        return Untraced()
+        return NoopTracing()
     try:
         from omnidraft.telemetry.tracing import OtelTracing
     except ImportError as exc:

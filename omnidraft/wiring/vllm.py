@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
     from omnidraft.decode.drafting.drafter import Drafter
     from omnidraft.decode.external.batch_policy import BatchPolicy, Seconds
-    from omnidraft.decode.external.round_scheduler import Rounds
-    from omnidraft.decode.external.sequence import Text
+    from omnidraft.decode.external.round_scheduler import RoundScheduler
+    from omnidraft.decode.external.sequence import ExternalSequence
     from omnidraft.decode.policy.cost_model import CostCurve
-    from omnidraft.decode.recording.record_builder import Tracer
-    from omnidraft.decode.recording.trace_producer import Recorder
-    from omnidraft.decode.snapshot.drift_throttle import Caution
+    from omnidraft.decode.recording.record_builder import TraceRecordBuilder
+    from omnidraft.decode.recording.trace_producer import TraceProducer
+    from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
     from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
-    from omnidraft.decode.snapshot.updater import Refresher
+    from omnidraft.decode.snapshot.updater import SnapshotUpdater
     from omnidraft.vocab.ngram_cache import NgramCache
 
 _LONGEST_PROMPT_SHARE = 0.75
@@ -42,9 +42,9 @@ _LONGEST_PROMPT_SHARE = 0.75
 class Batching:
     """Without a recorder nothing is learned from it; without a refresher its snapshot stays."""
 
-    rounds: "Rounds"
-    recorder: "Recorder | None"
-    refresher: "Refresher | None"
+    rounds: "RoundScheduler"
+    recorder: "TraceProducer | None"
+    refresher: "SnapshotUpdater | None"
     slot: "SnapshotSlot"
 
 
@@ -57,10 +57,10 @@ def batching(settings: Settings, metrics: Metrics, *, num_tokens: int) -> Batchi
         ModelError, SnapshotError, VocabularyError: models or snapshot cannot be had, or do not belong together.
     """
     from omnidraft.decode.drafting.safe_drafting import DraftingFailures
-    from omnidraft.decode.external.round_scheduler import Limits, Rounds
-    from omnidraft.decode.external.sequence_tracker import Followed
-    from omnidraft.decode.external.step_time_model import PassCosts
-    from omnidraft.decode.snapshot.drift_throttle import Caution
+    from omnidraft.decode.external.round_scheduler import RoundLimits, RoundScheduler
+    from omnidraft.decode.external.sequence_tracker import SequenceTracker
+    from omnidraft.decode.external.step_time_model import StepTimeModel
+    from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
     from omnidraft.decode.snapshot.slot import SnapshotSlot
 
     recorder = _recorder(settings, metrics)
@@ -68,11 +68,11 @@ def batching(settings: Settings, metrics: Metrics, *, num_tokens: int) -> Batchi
     load = loader_of(settings, words, lambda model, ngrams: _proposer(settings, words, model, ngrams))
     pinned = settings.worker.snapshot
     slot = SnapshotSlot(load(None, None) if pinned is None else named_snapshot(settings, load, pinned))
-    passes, step_s = PassCosts(), _step_costs(slot.current)
-    caution = Caution(settings.decode.drifted_draft_tokens)
-    made = Rounds(
+    passes, step_s = StepTimeModel(), _step_costs(slot.current)
+    caution = DriftThrottle(settings.decode.drifted_draft_tokens)
+    made = RoundScheduler(
         TextOpener(settings, words, slot, recorder),
-        Followed["Text"](keep_s=section.keep_left_s, most_left=section.most_left),
+        SequenceTracker["ExternalSequence"](keep_s=section.keep_left_s, most_left=section.most_left),
         _policy(settings, passes, step_s),
         passes,
         step_s,
@@ -80,7 +80,7 @@ def batching(settings: Settings, metrics: Metrics, *, num_tokens: int) -> Batchi
         target=settings.models.target,
         stop_ids=words.target.stop_ids,
         top_k=settings.recorder.top_k,
-        limits=Limits(
+        limits=RoundLimits(
             lambda: caution.limit(settings.worker.tenant, num_tokens),
             section.drafter_ids,
             section.trace_rows,
@@ -92,26 +92,26 @@ def batching(settings: Settings, metrics: Metrics, *, num_tokens: int) -> Batchi
     return Batching(made, recorder, refresher, slot)
 
 
-def _recorder(settings: Settings, metrics: Metrics) -> "Recorder | None":
-    from omnidraft.decode.recording.trace_producer import Recorder
+def _recorder(settings: Settings, metrics: Metrics) -> "TraceProducer | None":
+    from omnidraft.decode.recording.trace_producer import TraceProducer
 
     if not settings.recorder.enabled or settings.worker.tenant in settings.recorder.opted_out:
         return None
     redact, topic = redactor(settings), settings.log.traces_topic
     log_reader(settings, topic).close()
-    return Recorder(lambda: log_writer(settings, topic), settings.recorder, metrics, redact)
+    return TraceProducer(lambda: log_writer(settings, topic), settings.recorder, metrics, redact)
 
 
 def _proposer(settings: Settings, words: Vocabularies, model: DraftModel, ngrams: "NgramCache") -> Proposer:
     """The drafter, which must not look at noise that it cannot know, and lookup."""
     from omnidraft.decode.drafting.drafter import Drafter
-    from omnidraft.decode.drafting.noise_coupling import NoiseWeights
-    from omnidraft.decode.drafting.prompt_lookup import Lookup
+    from omnidraft.decode.drafting.noise_coupling import NoiseCoupling
+    from omnidraft.decode.drafting.prompt_lookup import PromptLookup
     from omnidraft.decode.drafting.tree_proposer import TreeProposer
     from omnidraft.decode.policy.fixed import FixedPolicy
 
-    drafter = Drafter(model, words.drafter, words.target.vocabulary, words.alignment, ngrams, NoiseWeights((0.0,)))
-    contributors = (Lookup(), drafter) if settings.decode.lookup else (drafter,)
+    drafter = Drafter(model, words.drafter, words.target.vocabulary, words.alignment, ngrams, NoiseCoupling((0.0,)))
+    contributors = (PromptLookup(), drafter) if settings.decode.lookup else (drafter,)
     return TreeProposer(contributors, lambda mode, tenant: FixedPolicy())
 
 
@@ -134,26 +134,26 @@ def drafter_of(proposer: Proposer) -> "Drafter":
 
 
 def _policy(settings: Settings, pass_s: "Seconds", step_s: "Seconds") -> "BatchPolicy":
-    from omnidraft.decode.external.batch_policy import EverythingPolicy, LikelyPolicy, PayingPolicy
+    from omnidraft.decode.external.batch_policy import CostBatchPolicy, FixedBatchPolicy, ThresholdBatchPolicy
 
     match settings.decode.policy:
         case "fixed":
-            return EverythingPolicy()
+            return FixedBatchPolicy()
         case "threshold":
-            return LikelyPolicy(settings.decode.min_path_probability)
+            return ThresholdBatchPolicy(settings.decode.min_path_probability)
         case "cost":
-            return PayingPolicy(pass_s, step_s)
+            return CostBatchPolicy(pass_s, step_s)
         case other:
             raise ConfigError(f"decode.policy = {other!r} is not for batches: use cost, threshold or fixed")
 
 
 def _refresher(
-    settings: Settings, metrics: Metrics, slot: "SnapshotSlot", caution: "Caution", load: SnapshotLoader
-) -> "Refresher":
-    from omnidraft.decode.snapshot.updater import Refresher
+    settings: Settings, metrics: Metrics, slot: "SnapshotSlot", caution: "DriftThrottle", load: SnapshotLoader
+) -> "SnapshotUpdater":
+    from omnidraft.decode.snapshot.updater import SnapshotUpdater
     from omnidraft.models.threads import beside_decoding
 
-    return Refresher(
+    return SnapshotUpdater(
         registry(settings),
         slot,
         partial(beside_decoding, load),
@@ -170,7 +170,7 @@ class TextOpener:
     """Implements rounds.Opener. Ids and names of requests are ours, since the engine tells none."""
 
     def __init__(
-        self, settings: Settings, words: Vocabularies, slot: "SnapshotSlot", recorder: "Recorder | None"
+        self, settings: Settings, words: Vocabularies, slot: "SnapshotSlot", recorder: "TraceProducer | None"
     ) -> None:
         self._settings = settings
         self._words = words
@@ -178,12 +178,12 @@ class TextOpener:
         self._recorder = recorder
         self._worker = f"{socket.gethostname()}-{os.getpid()}"
 
-    def open(self, prompt_ids: "np.ndarray") -> "Text":
+    def open(self, prompt_ids: "np.ndarray") -> "ExternalSequence":
         """See rounds.Opener. A canary takes its share by the name."""
         from omnidraft.decode.drafting.tree_proposer import TreeProposer
-        from omnidraft.decode.external.batch_drafting import DraftedText
-        from omnidraft.decode.external.sequence import Text
-        from omnidraft.decode.external.sequence_tracker import Grown
+        from omnidraft.decode.external.batch_drafting import DraftedSequence
+        from omnidraft.decode.external.sequence import ExternalSequence
+        from omnidraft.decode.external.sequence_tracker import TokenBuffer
 
         name = uuid.uuid4().hex
         snapshot = self._slot.serving(name)
@@ -191,19 +191,19 @@ class TextOpener:
         assert isinstance(snapshot.proposer, TreeProposer)
         before, told = self._drafter_prompt(ids, drafter.model.context_limit)
         table, with_lookup = snapshot.proposer.table, self._settings.decode.lookup
-        drafted = DraftedText(drafter, self._request(ids, before), told, table, with_lookup=with_lookup)
+        drafted = DraftedSequence(drafter, self._request(ids, before), told, table, with_lookup=with_lookup)
         tracer = None
         if self._recorder is not None:
             tracer = self._tracer(name, self._request(ids, drafted.context.ids or before), snapshot)
-        return Text(Grown(prompt_ids), snapshot, drafted, tracer, len(ids))
+        return ExternalSequence(TokenBuffer(prompt_ids), snapshot, drafted, tracer, len(ids))
 
     def _drafter_prompt(self, prompt_ids: Sequence[int], context_limit: int) -> tuple[list[int], list[int]]:
-        from omnidraft.decode.external.prompt_mapping import drafter_prompt
+        from omnidraft.decode.external.prompt_mapping import map_prompt
 
         words, longest = self._words, int(context_limit * _LONGEST_PROMPT_SHARE)
         vocabulary = words.target.vocabulary
         try:
-            prompt = drafter_prompt(prompt_ids, vocabulary, words.drafter, words.alignment, longest=longest)
+            prompt = map_prompt(prompt_ids, vocabulary, words.drafter, words.alignment, longest=longest)
         except VocabularyError:  # some byte that the drafter cannot spell: it knows the answer only
             return [], []
         return prompt.ids, prompt.rest
@@ -212,12 +212,12 @@ class TextOpener:
         stop_ids = self._words.target.stop_ids
         return Request(tuple(prompt_ids), tuple(drafter_ids), max_new_tokens=1, stop_ids=stop_ids, mode="fast")
 
-    def _tracer(self, name: str, request: Request, snapshot: "LoadedSnapshot") -> "Tracer":
-        from omnidraft.decode.recording.record_builder import Origin, Tracer
+    def _tracer(self, name: str, request: Request, snapshot: "LoadedSnapshot") -> "TraceRecordBuilder":
+        from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
 
         assert self._recorder is not None
         settings, models = self._settings, self._settings.models
-        origin = Origin(
+        origin = RecordContext(
             name,
             settings.worker.tenant,
             self._worker,
@@ -227,4 +227,4 @@ class TextOpener:
             self._words.alignment.fingerprint,
             has_settings=False,
         )
-        return Tracer(request, origin, settings.recorder, self._recorder.emit)
+        return TraceRecordBuilder(request, origin, settings.recorder, self._recorder.emit)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omnidraft.config import Settings
-from omnidraft.ports import Metrics, Registry, Target, Tracing, Untraced
+from omnidraft.ports import Metrics, NoopTracing, Registry, Target, Tracing
 from omnidraft.wiring.controller import control_follower
 from omnidraft.wiring.logs import log_reader, log_writer, registry
 from omnidraft.wiring.models import SnapshotLoader, Vocabularies, base_drafter, snapshot_loader, target, vocabularies
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from omnidraft.decode.engine import Engine
-    from omnidraft.decode.policy.cost_model import Costs
-    from omnidraft.decode.recording.trace_producer import Recorder
+    from omnidraft.decode.policy.cost_model import MeasuredCosts
+    from omnidraft.decode.recording.trace_producer import TraceProducer
     from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
-    from omnidraft.decode.snapshot.updater import Refresher
+    from omnidraft.decode.snapshot.updater import SnapshotUpdater
     from omnidraft.models.shared_drafter import SharedDrafter
 
 
@@ -33,7 +33,7 @@ class ServedTarget:
 
     engine: "Engine"
     target: Target
-    refresher: "Refresher | None"
+    refresher: "SnapshotUpdater | None"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Worker:
 
     served: tuple[ServedTarget, ...]
     """In the order of `models.targets`."""
-    recorder: "Recorder | None"
+    recorder: "TraceProducer | None"
 
     @property
     def engine(self) -> "Engine":
@@ -86,23 +86,23 @@ def worker(
         BusError, RegistryError: log or registry cannot be reached at the start; later they may come and go.
         ConfigError: there is no such redactor.
     """
-    from omnidraft.decode.recording.trace_producer import Recorder
-    from omnidraft.models.threads import apart
+    from omnidraft.decode.recording.trace_producer import TraceProducer
+    from omnidraft.models.threads import in_own_thread
 
-    recorder, tracing = None, tracing or Untraced()
+    recorder, tracing = None, tracing or NoopTracing()
     if settings.recorder.enabled:
         redact = redactor(settings)
         topic = settings.log.traces_topic
         log_reader(settings, topic).close()
-        recorder = Recorder(lambda: log_writer(settings, topic), settings.recorder, metrics, redact, tracing)
-    return Worker(apart(lambda: _all_served(settings, metrics, tracing, recorder, progress)), recorder)
+        recorder = TraceProducer(lambda: log_writer(settings, topic), settings.recorder, metrics, redact, tracing)
+    return Worker(in_own_thread(lambda: _all_served(settings, metrics, tracing, recorder, progress)), recorder)
 
 
 def _all_served(
     settings: Settings,
     metrics: Metrics,
     tracing: Tracing,
-    recorder: "Recorder | None",
+    recorder: "TraceProducer | None",
     progress: "Progress | None",
 ) -> tuple[ServedTarget, ...]:
     pairs = [settings.for_target(name) for name in settings.models.targets]
@@ -120,7 +120,7 @@ def _served(
     words: Vocabularies,
     metrics: Metrics,
     tracing: Tracing,
-    recorder: "Recorder | None",
+    recorder: "TraceProducer | None",
     drafter: "SharedDrafter",
     snapshots: Registry,
     *,
@@ -148,11 +148,11 @@ def _first(settings: Settings, load: SnapshotLoader, name: str | None) -> "Loade
     return load(None, None) if name is None else named_snapshot(settings, load, name)
 
 
-def _costs(settings: Settings, loaded_target: Target) -> "Costs":
+def _costs(settings: Settings, loaded_target: Target) -> "MeasuredCosts":
     """Measured now for the mode that requests have unless they say otherwise."""
-    from omnidraft.decode.policy.cost_model import Costs
+    from omnidraft.decode.policy.cost_model import MeasuredCosts
 
-    costs = Costs(loaded_target)
+    costs = MeasuredCosts(loaded_target)
     if settings.decode.policy == "cost":
         costs.passes(settings.decode.mode)
     return costs
@@ -162,9 +162,9 @@ def _engine(
     settings: Settings,
     words: Vocabularies,
     loaded_target: Target,
-    costs: "Costs",
+    costs: "MeasuredCosts",
     metrics: Metrics,
-    recorder: "Recorder | None",
+    recorder: "TraceProducer | None",
     slot: "SnapshotSlot",
     tracing: Tracing | None = None,
 ) -> "Engine":
@@ -215,15 +215,15 @@ def _refresher(
     load: SnapshotLoader,
     *,
     is_alone: bool,
-) -> "Refresher":
-    from omnidraft.decode.snapshot.updater import Refresher
+) -> "SnapshotUpdater":
+    from omnidraft.decode.snapshot.updater import SnapshotUpdater
     from omnidraft.models.threads import beside_decoding
 
     follower = control_follower(
         settings, metrics, ("champion", "canary", "drift", "drift_over"), must_be_named=not is_alone
     )
     staging = Path(tempfile.mkdtemp(prefix="omnidraft-snapshots-"))
-    return Refresher(
+    return SnapshotUpdater(
         snapshots,
         made.slot,
         partial(beside_decoding, load),

@@ -21,7 +21,7 @@ from omnidraft import config, prompts
 from omnidraft.errors import ConfigError, RequestError
 from omnidraft.hosts import process
 from pipelines.bench import page, summary
-from pipelines.bench.methods import NAMES, Loaded, Setup, load
+from pipelines.bench.methods import NAMES, LoadedMethods, Setup, load
 from pipelines.bench.runs import Failure, Method, Outcome, attempt
 from pipelines.lib import machine, report
 
@@ -104,7 +104,7 @@ def _tasks(paths: Sequence[Path] | None, num_prompts: int) -> dict[str, list[str
     return tasks
 
 
-def _runnable(names: Sequence[str], loaded: Loaded) -> dict[str, Method | Failure]:
+def _runnable(names: Sequence[str], loaded: LoadedMethods) -> dict[str, Method | Failure]:
     for name, reason in loaded.missing.items():
         print(f"{name}: {reason}", file=sys.stderr)
     return {name: loaded.methods.get(name) or Failure(loaded.missing[name]) for name in names}

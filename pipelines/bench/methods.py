@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from omnidraft import config, wiring
-from omnidraft.decode.engine import Engine, Question
+from omnidraft.decode.engine import Engine, GenerationRequest
 from omnidraft.decode.loop import Decoder
-from omnidraft.decode.recording.trace_producer import Recorder
+from omnidraft.decode.recording.trace_producer import TraceProducer
 from omnidraft.errors import OmnidraftError
 from omnidraft.ports import Mode, Sampling
 from omnidraft.telemetry.metrics import CountingMetrics
-from pipelines.bench.runs import Method, Run, told, watched
+from pipelines.bench.runs import BenchRun, Method, run_of, watched
 
 OURS: Mapping[str, tuple[Mode | None, int | None]] = {
     "plain": ("fast", 0),
@@ -57,7 +57,7 @@ class Setup:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedMethods:
     """What can run, and why the rest cannot."""
 
     methods: dict[str, Method]
@@ -66,7 +66,7 @@ class Loaded:
     missing: dict[str, str]
 
 
-def load(names: Sequence[str], setup: Setup, stack: ExitStack) -> Loaded:
+def load(names: Sequence[str], setup: Setup, stack: ExitStack) -> LoadedMethods:
     """The methods of these names; plain is one of them. `stack` closes what they opened.
 
     Raises:
@@ -85,15 +85,15 @@ def load(names: Sequence[str], setup: Setup, stack: ExitStack) -> Loaded:
             methods |= loader(wanted, setup) if wanted else {}
         except OmnidraftError as exc:
             missing |= dict.fromkeys(wanted, str(exc))
-    return Loaded(methods, worker.target.fingerprint, missing)
+    return LoadedMethods(methods, worker.target.fingerprint, missing)
 
 
 def _asking(
     names: Sequence[str], asked: Mapping[str, tuple[Mode | None, int | None]], engine: Engine, setup: Setup
 ) -> dict[str, Method]:
     def method(mode: Mode | None, num_draft_tokens: int | None) -> Method:
-        def run(text: str, max_new_tokens: int) -> Run:
-            question = Question(
+        def run(text: str, max_new_tokens: int) -> BenchRun:
+            question = GenerationRequest(
                 messages=[{"role": "user", "content": text}],
                 max_new_tokens=max_new_tokens,
                 sampling=Sampling(setup.temperature),
@@ -101,7 +101,7 @@ def _asking(
                 mode=mode,
                 num_draft_tokens=num_draft_tokens,
             )
-            return watched(engine.answer(question).steps)
+            return watched(engine.stream(question).steps)
 
         return run
 
@@ -114,7 +114,7 @@ def _recording(worker: wiring.Worker, settings: config.Settings, stack: ExitStac
     log = settings.log.model_copy(update={"url": f"sqlite:///{folder / 'log.db'}"})
     there, topic = settings.model_copy(update={"log": log}), log.traces_topic
     metrics, pair = CountingMetrics(), worker.engine.pair
-    recorder = Recorder(lambda: wiring.log_writer(there, topic), settings.recorder, metrics)
+    recorder = TraceProducer(lambda: wiring.log_writer(there, topic), settings.recorder, metrics)
     stack.callback(recorder.close, settings.recorder.drain_timeout_s)
     vocabulary = pair.target_tokenizer.vocabulary
     decoder = Decoder(worker.target, vocabulary, trace_top_k=settings.recorder.top_k)
@@ -131,9 +131,9 @@ def _huggingface(names: Sequence[str], setup: Setup) -> dict[str, Method]:
     target = HfGenerate(words.target_folder)
 
     def method(model: HfGenerate | HfAssisted) -> Method:
-        def run(text: str, max_new_tokens: int) -> Run:
+        def run(text: str, max_new_tokens: int) -> BenchRun:
             prompt_ids = words.target.chat_prompt_ids([{"role": "user", "content": text}])
-            return told(model.generate(prompt_ids, max_new_tokens, stop_ids=stop_ids, temperature=setup.temperature))
+            return run_of(model.generate(prompt_ids, max_new_tokens, stop_ids=stop_ids, temperature=setup.temperature))
 
         return run
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from omnidraft.decode.step_stats import Figures
+from omnidraft.decode.step_stats import DecodeStats
 from omnidraft.errors import OmnidraftError
 from omnidraft.ports import Step
 
@@ -25,11 +25,11 @@ CRASHES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class BenchRun:
     """An answer."""
 
     ids: tuple[int, ...]
-    figures: Figures
+    figures: DecodeStats
     draft_s: float | None = None
     """In the passes that `figures.decode_s` covers; None where the method does not tell."""
     target_s: float | None = None
@@ -58,8 +58,8 @@ class Failure:
         return {"failure": self.reason}
 
 
-Outcome = Run | Failure
-Method = Callable[[str, int], Run]
+Outcome = BenchRun | Failure
+Method = Callable[[str, int], BenchRun]
 """(prompt, tokens at most) -> the answer."""
 
 
@@ -71,14 +71,14 @@ def attempt(method: Method, text: str, max_new_tokens: int) -> Outcome:
         return Failure(f"{type(exc).__name__}: {str(exc).strip().partition(chr(10))[0][:300]}")
 
 
-def watched(steps: Iterable[Step]) -> Run:
+def watched(steps: Iterable[Step]) -> BenchRun:
     """Take the steps of our own engine as they come."""
-    figures, taken = Figures(), []
+    figures, taken = DecodeStats(), []
     for step in steps:
         figures.take(step)
         taken.append(step)
     later = [step.timings for step in taken[1:]]
-    return Run(
+    return BenchRun(
         tuple(token for step in taken for token in step.emitted),
         figures,
         draft_s=sum(timings.draft_s for timings in later),
@@ -86,13 +86,13 @@ def watched(steps: Iterable[Step]) -> Run:
     )
 
 
-def told(generated: "Generated") -> Run:
+def run_of(generated: "Generated") -> BenchRun:
     """What transformers' generate tells: tokens, passes and times."""
-    figures = Figures(
+    figures = DecodeStats(
         num_tokens=len(generated.ids),
         num_passes=generated.num_passes,
         num_later_tokens=generated.num_later_tokens,
         first_token_s=generated.first_token_s,
         decode_s=generated.decode_s,
     )
-    return Run(generated.ids, figures)
+    return BenchRun(generated.ids, figures)

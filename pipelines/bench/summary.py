@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from omnidraft.decode.step_stats import Figures
+from omnidraft.decode.step_stats import DecodeStats
 from pipelines.bench.methods import BASELINES
-from pipelines.bench.runs import Failure, Outcome, Run
+from pipelines.bench.runs import BenchRun, Failure, Outcome
 
 Row = dict[str, Any]
 
@@ -23,11 +23,11 @@ def rows(
 
 
 def _row(task: str, name: str, outcomes: Mapping[str, Sequence[Outcome]], plain_name: str, *, is_greedy: bool) -> Row:
-    done = [each for each in outcomes[name] if isinstance(each, Run)]
+    done = [each for each in outcomes[name] if isinstance(each, BenchRun)]
     failures = [each.reason for each in outcomes[name] if isinstance(each, Failure)]
     base_name = BASELINES.get(name, plain_name)
     plain, base = _pairs(outcomes, name, plain_name), _pairs(outcomes, name, base_name)
-    total = sum((run.figures for run in done), Figures())
+    total = sum((run.figures for run in done), DecodeStats())
     return {
         "task": task,
         "method": name,
@@ -52,43 +52,43 @@ def _row(task: str, name: str, outcomes: Mapping[str, Sequence[Outcome]], plain_
     }
 
 
-def _pairs(outcomes: Mapping[str, Sequence[Outcome]], name: str, base: str) -> list[tuple[Run, Run]]:
+def _pairs(outcomes: Mapping[str, Sequence[Outcome]], name: str, base: str) -> list[tuple[BenchRun, BenchRun]]:
     """The prompts that both could do."""
     both = zip(outcomes[name], outcomes.get(base, ()), strict=False)
-    return [(mine, theirs) for mine, theirs in both if isinstance(mine, Run) and isinstance(theirs, Run)]
+    return [(mine, theirs) for mine, theirs in both if isinstance(mine, BenchRun) and isinstance(theirs, BenchRun)]
 
 
-def _timed(pairs: Sequence[tuple[Run, Run]]) -> list[tuple[Figures, Figures]]:
+def _timed(pairs: Sequence[tuple[BenchRun, BenchRun]]) -> list[tuple[DecodeStats, DecodeStats]]:
     """Those that took more than one pass in both."""
     figures = [(mine.figures, theirs.figures) for mine, theirs in pairs]
     return [(mine, theirs) for mine, theirs in figures if mine.tokens_per_s and theirs.tokens_per_s]
 
 
-def _speedup(pairs: Sequence[tuple[Run, Run]]) -> float | None:
+def _speedup(pairs: Sequence[tuple[BenchRun, BenchRun]]) -> float | None:
     return _median([mine.tokens_per_s / theirs.tokens_per_s for mine, theirs in _timed(pairs)])
 
 
-def _speedup_of_requests(pairs: Sequence[tuple[Run, Run]]) -> float | None:
+def _speedup_of_requests(pairs: Sequence[tuple[BenchRun, BenchRun]]) -> float | None:
     """With the first pass, so with what reading the prompt takes."""
     speeds = [(mine.figures.request_tokens_per_s, theirs.figures.request_tokens_per_s) for mine, theirs in pairs]
     return _median([mine / theirs for mine, theirs in speeds if mine and theirs])
 
 
-def _speedup_of_totals(pairs: Sequence[tuple[Run, Run]]) -> float | None:
+def _speedup_of_totals(pairs: Sequence[tuple[BenchRun, BenchRun]]) -> float | None:
     timed = _timed(pairs)
     if not timed:
         return None
-    mine, theirs = (sum(each, Figures()) for each in zip(*timed, strict=True))
+    mine, theirs = (sum(each, DecodeStats()) for each in zip(*timed, strict=True))
     return mine.tokens_per_s / theirs.tokens_per_s
 
 
-def _share(done: Sequence[Run], parts_s: Sequence[float | None]) -> float | None:
+def _share(done: Sequence[BenchRun], parts_s: Sequence[float | None]) -> float | None:
     known = [part_s for part_s in parts_s if part_s is not None]
     total_s = sum(run.figures.decode_s for run in done)
     return sum(known) / total_s if known and total_s else None
 
 
-def _tracing_share(pairs: Sequence[tuple[Run, Run]]) -> float | None:
+def _tracing_share(pairs: Sequence[tuple[BenchRun, BenchRun]]) -> float | None:
     """By how much recording lengthens a pass: of the overhead alone, for the models' times only add noise."""
     traced, untraced = ([pair[index] for pair in pairs] for index in (0, 1))
     per_pass_s = [
@@ -100,7 +100,7 @@ def _tracing_share(pairs: Sequence[tuple[Run, Run]]) -> float | None:
     return (per_pass_s[0] - per_pass_s[1]) * num_passes / total_s if total_s else None
 
 
-def _identical(pairs: Sequence[tuple[Run, Run]]) -> float | None:
+def _identical(pairs: Sequence[tuple[BenchRun, BenchRun]]) -> float | None:
     return sum(mine.ids == theirs.ids for mine, theirs in pairs) / len(pairs) if pairs else None
 
 

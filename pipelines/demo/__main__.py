@@ -20,14 +20,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from omnidraft import config, prompts, wiring
-from omnidraft.fleet.announcements import tell
+from omnidraft.fleet.announcements import publish_announcement
 from omnidraft.hosts import process
 from omnidraft.ports import Outgoing, Registry, SnapshotVersion
 from omnidraft.traces import archive, codec
 from omnidraft.traces.record import TraceRecord
-from pipelines.demo.measure import Client, Comparison, compare
+from pipelines.demo.measure import Client, SpeedComparison, compare
 from pipelines.lib import report
-from pipelines.lib.local_cluster import Fleet, is_serving
+from pipelines.lib.local_cluster import LocalCluster, is_serving
 
 DATA = Path(__file__).parents[1] / "data"
 QUESTIONS = DATA / "gsm8k.jsonl"
@@ -46,7 +46,7 @@ console = Console()
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DemoPlan:
     """What one run does."""
 
     out: Path
@@ -73,21 +73,23 @@ def main(
     num_snapshots: Annotated[int, typer.Option(min=1, help="Snapshots to learn.")] = 1,
 ) -> None:
     """Watch a drafter with another vocabulary learn from a target's traffic and speed it up."""
-    plan = Plan(out / time.strftime("%Y%m%d-%H%M%S"), num_questions, max_tokens, num_recorded, num_live, num_snapshots)
+    plan = DemoPlan(
+        out / time.strftime("%Y%m%d-%H%M%S"), num_questions, max_tokens, num_recorded, num_live, num_snapshots
+    )
     plan.out.mkdir(parents=True, exist_ok=True)
     config_path = _write_config(plan, log, target, drafter)
     settings = config.load(config_path, {})
     _pull(settings)
     started = time.monotonic()
-    with Fleet(config_path, plan.out / "logs") as fleet:
+    with LocalCluster(config_path, plan.out / "logs") as fleet:
         rows, extra = _run(plan, settings, fleet)
     _finish(out, plan, settings, rows, extra | {"seconds": round(time.monotonic() - started, 1)})
 
 
-def _run(plan: Plan, settings: config.Settings, fleet: Fleet) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def _run(plan: DemoPlan, settings: config.Settings, fleet: LocalCluster) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     url = f"http://{settings.worker.host}:{settings.worker.port}"
     control = wiring.log_writer(settings, settings.log.control_topic)
-    tell(control, "pause")
+    publish_announcement(control, "pause")
     with _spinner("starting controller, distiller and worker (loading both models)"):
         for name in ("controller", "distiller", "decode_worker"):
             fleet.start(name)
@@ -101,9 +103,9 @@ def _run(plan: Plan, settings: config.Settings, fleet: Fleet) -> tuple[list[dict
     traffic = _traffic(plan, settings, client)
     measured = [first]
     for number in range(2, plan.num_snapshots + 2):
-        tell(control, "resume")
+        publish_announcement(control, "resume")
         _learn(fleet, registry, number, settings)
-        tell(control, "pause")
+        publish_announcement(control, "pause")
         fleet.wait_until_idle("distiller", LEARN_TIMEOUT_S)
         serving = _wait_for_version(fleet, client, registry, number, held_out[0])
         if serving != number:
@@ -129,7 +131,7 @@ def _pull(settings: config.Settings) -> None:
             store.resolve(name, progress=progress)
 
 
-def _traffic(plan: Plan, settings: config.Settings, client: Client) -> dict[str, int]:
+def _traffic(plan: DemoPlan, settings: config.Settings, client: Client) -> dict[str, int]:
     """Replay recorded answers into the log, then serve live ones; nothing learns meanwhile."""
     records = _recorded(plan)
     writer = wiring.log_writer(settings, settings.log.traces_topic)
@@ -146,7 +148,7 @@ def _traffic(plan: Plan, settings: config.Settings, client: Client) -> dict[str,
     return {"recorded_answers": len(records), "live_answers": len(live), "live_tokens": num_tokens}
 
 
-def _learn(fleet: Fleet, registry: Registry, number: int, settings: config.Settings) -> None:
+def _learn(fleet: LocalCluster, registry: Registry, number: int, settings: config.Settings) -> None:
     per_snapshot = settings.learner.steps_per_snapshot * settings.learner.records_per_step
     with _spinner(f"the Ray actor learns from {per_snapshot} answers, then publishes version {number} to MLflow"):
         fleet.wait_for(lambda: _newest(registry).version >= number, f"version {number}", LEARN_TIMEOUT_S)
@@ -155,7 +157,7 @@ def _learn(fleet: Fleet, registry: Registry, number: int, settings: config.Setti
     console.print(f"version {number}: {manifest.num_tokens} tokens learned, {losses}")
 
 
-def _wait_for_version(fleet: Fleet, client: Client, registry: Registry, number: int, question: str) -> int:
+def _wait_for_version(fleet: LocalCluster, client: Client, registry: Registry, number: int, question: str) -> int:
     """Until the controller has judged this version and the worker serves the champion; the version served."""
 
     def is_judged() -> bool:
@@ -180,14 +182,14 @@ def _served(client: Client, question: str) -> int | None:
     return client.ask(question, store=False, max_tokens=1).version
 
 
-def _measure(client: Client, questions: Sequence[str], title: str) -> Comparison:
+def _measure(client: Client, questions: Sequence[str], title: str) -> SpeedComparison:
     with _bar(title, 2 * len(questions)) as advance:
         comparison = compare(client, questions, advance)
     console.print(report.table([comparison.row()]))
     return comparison
 
 
-def _identical(client: Client, questions: Sequence[str], drafted: Comparison) -> int:
+def _identical(client: Client, questions: Sequence[str], drafted: SpeedComparison) -> int:
     """How many drafted texts are plain decoding's, both with passes of one width."""
     same = 0
     with _bar("comparing texts with plain decoding, bit for bit", len(questions)) as advance:
@@ -197,12 +199,12 @@ def _identical(client: Client, questions: Sequence[str], drafted: Comparison) ->
     return same
 
 
-def _same_texts(measured: Comparison, first: Comparison) -> int:
+def _same_texts(measured: SpeedComparison, first: SpeedComparison) -> int:
     """Texts of a later snapshot that equal version 1's, and so plain decoding's where those do."""
     return sum(a.text == b.text for a, b in zip(measured.drafted, first.drafted, strict=True))
 
 
-def _publish_figures(registry: Registry, measured: Comparison) -> None:
+def _publish_figures(registry: Registry, measured: SpeedComparison) -> None:
     if measured.version is not None:
         names = ("agreement", "tokens_per_pass", "tokens_per_s", "speedup")
         row = measured.row()
@@ -214,7 +216,7 @@ def _newest(registry: Registry) -> SnapshotVersion:
 
 
 def _finish(
-    out: Path, plan: Plan, settings: config.Settings, rows: list[dict[str, Any]], extra: dict[str, Any]
+    out: Path, plan: DemoPlan, settings: config.Settings, rows: list[dict[str, Any]], extra: dict[str, Any]
 ) -> None:
     plain = sum(row["plain_tokens_per_s"] for row in rows) / len(rows)
     content = {"plain": {"tokens_per_s": plain}, "snapshots": rows} | extra | {"run": str(plan.out)}
@@ -228,7 +230,7 @@ def _finish(
     )
 
 
-def _write_config(plan: Plan, log: str | None, target: str | None, drafter: str | None) -> Path:
+def _write_config(plan: DemoPlan, log: str | None, target: str | None, drafter: str | None) -> Path:
     """The run's own settings: a fresh log, a fresh registry, a free port, snapshots as often as the plan says."""
     defaults = config.Settings()
     num_learned = (len(_recorded(plan)) + plan.num_live) * (HELD_OUT_EVERY - 2) // HELD_OUT_EVERY
@@ -256,7 +258,7 @@ def _write_config(plan: Plan, log: str | None, target: str | None, drafter: str 
     return path
 
 
-def _recorded(plan: Plan) -> list[TraceRecord]:
+def _recorded(plan: DemoPlan) -> list[TraceRecord]:
     return list(islice(archive.read(RECORDED), plan.num_recorded))
 
 

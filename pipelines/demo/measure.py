@@ -60,7 +60,7 @@ class Client:
 
 
 @dataclass(slots=True)
-class Comparison:
+class SpeedComparison:
     """One snapshot against plain decoding."""
 
     version: int | None
@@ -87,12 +87,12 @@ class Comparison:
         }
 
 
-def compare(client: Client, questions: Sequence[str], advance: Callable[[], None]) -> Comparison:
+def compare(client: Client, questions: Sequence[str], advance: Callable[[], None]) -> SpeedComparison:
     """Plain and drafted in turn, question by question; the first of the pair alternates.
 
     Plain is what people have without us: unpadded passes, nothing drafted.
     """
-    comparison: Comparison | None = None
+    comparison: SpeedComparison | None = None
     for number, question in enumerate(questions):
         replies = {}
         for kind in ("plain", "drafted") if number % 2 == 0 else ("drafted", "plain"):
@@ -101,7 +101,7 @@ def compare(client: Client, questions: Sequence[str], advance: Callable[[], None
             else:
                 replies[kind] = client.ask(question, store=False)
             advance()
-        comparison = comparison or Comparison(replies["drafted"].version)
+        comparison = comparison or SpeedComparison(replies["drafted"].version)
         comparison.plain.append(replies["plain"])
         comparison.drafted.append(replies["drafted"])
     if comparison is None:

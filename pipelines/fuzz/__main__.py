@@ -18,7 +18,7 @@ import typer
 
 from omnidraft.bus.sqlite_log import SqliteReader, SqliteWriter
 from omnidraft.distill.ingest import dead_letters, topic_scan
-from omnidraft.distill.ingest.trace_consumer import OTHER_PAIR, TraceSource
+from omnidraft.distill.ingest.trace_consumer import OTHER_PAIR, TraceConsumer
 from omnidraft.errors import ContractError
 from omnidraft.ports import Offsets, Outgoing
 from omnidraft.telemetry.metrics import CountingMetrics
@@ -46,7 +46,7 @@ def main(
 
 
 def run(num: int, *, seed: int, processes: int = 1) -> dict[str, Any]:
-    """Figures of so many messages; batches go to these processes in turn. Raises ContractError as `batch_fates`."""
+    """Figures of so many messages, in batches over these processes. Raises ContractError as `batch_dispositions`."""
     fates, started, peaks_mib = Counter[str](), time.perf_counter(), list[float]()
     batches = [(start, min(BATCH_MESSAGES, num - start)) for start in range(0, num, BATCH_MESSAGES)]
     with bar("messages", num) as advance, ProcessPoolExecutor(processes, get_context("spawn")) as pool:
@@ -72,11 +72,11 @@ def run(num: int, *, seed: int, processes: int = 1) -> dict[str, Any]:
 
 def _batch(size: int, seed: int) -> tuple[Counter[str], float]:
     """Fates, and the most memory that this process has had so far, in MiB."""
-    fates = batch_fates(list(corpus.messages(_sound(), size, seed=seed)))
+    fates = batch_dispositions(list(corpus.messages(_sound(), size, seed=seed)))
     return fates, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def batch_fates(messages: Sequence[Outgoing]) -> Counter[str]:
+def batch_dispositions(messages: Sequence[Outgoing]) -> Counter[str]:
     """What became of them. Raises ContractError when a message has no fate, or two."""
     with tempfile.TemporaryDirectory(prefix="omnidraft-fuzz-") as folder:
         path = Path(folder, "log.db")
@@ -85,7 +85,7 @@ def batch_fates(messages: Sequence[Outgoing]) -> Counter[str]:
         reader, letters = SqliteReader(path, "traces"), SqliteWriter(path, "dead")
         ours, ends = next(archive.read(RECORDED)), reader.end_offsets()
         pair = {"target": ours.target, "drafter": ours.drafter}
-        source = TraceSource(reader, letters, ours.alignment, CountingMetrics(), topic="traces", **pair)
+        source = TraceConsumer(reader, letters, ours.alignment, CountingMetrics(), topic="traces", **pair)
         fates, places = Counter[str](), Counter[tuple[int, int]]()
         for polled in topic_scan.polls_until(lambda: source.poll(topic_scan.POLL_MESSAGES, 0), ends, idle_s=0):
             places.update((partition, offset) for partition, offset, _ in polled.records)
@@ -95,11 +95,11 @@ def batch_fates(messages: Sequence[Outgoing]) -> Counter[str]:
         for letter in dead_letters.read(SqliteReader(path, "dead"), idle_s=0):
             fates[letter.reason] += 1
             places.update([letter.origin] if letter.origin else [])
-        _require_one_fate_each(places, ends)
+        _require_one_disposition_each(places, ends)
         return fates
 
 
-def _require_one_fate_each(places: Counter[tuple[int, int]], ends: Offsets) -> None:
+def _require_one_disposition_each(places: Counter[tuple[int, int]], ends: Offsets) -> None:
     expected = {(partition, offset) for partition, end in ends.items() for offset in range(end)}
     if wrong := [place for place in expected | set(places) if places[place] != 1]:
         raise ContractError(f"{len(wrong)} messages have no fate or several, the first is {min(wrong)}")

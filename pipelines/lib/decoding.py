@@ -8,12 +8,12 @@ from typing import Any
 
 from omnidraft import config, wiring
 from omnidraft.decode.loop import Decoder
-from omnidraft.decode.policy.cost_model import Costs
+from omnidraft.decode.policy.cost_model import MeasuredCosts
 from omnidraft.ports import Proposer, Step
 from omnidraft.prompts import Prompt
 from omnidraft.wiring.snapshots import named_snapshot
 from pipelines.bench.__main__ import rotated
-from pipelines.bench.runs import Run, watched
+from pipelines.bench.runs import BenchRun, watched
 from pipelines.lib.progress import bar
 from pipelines.lib.prompt_requests import request_for
 
@@ -35,7 +35,7 @@ class Decoding:
         self._settings = settings
         self._words = wiring.vocabularies(settings)
         target = wiring.target(settings, self._words)
-        self._costs = Costs(target)
+        self._costs = MeasuredCosts(target)
         self._costs.passes("fast")
         self._decoder = Decoder(target, self._words.target.vocabulary, costs=self._costs)
 
@@ -76,7 +76,7 @@ class Decoding:
 
 @dataclass(frozen=True, slots=True)
 class _Counted:
-    run: Run
+    run: BenchRun
     drafted: int
     accepted: int
 

@@ -43,7 +43,7 @@ class Point:
 
 
 @dataclass(slots=True)
-class Run:
+class TrainingRun:
     """One learner, and what it did."""
 
     learner: Learner
@@ -82,7 +82,7 @@ def measured(learner: Learner, held_out: Sequence[TraceRecord], losses: dict[str
 
 
 def learn(
-    run: Run,
+    run: TrainingRun,
     records: Sequence[TraceRecord],
     held_out: Sequence[TraceRecord],
     settings: config.Settings,
@@ -91,7 +91,7 @@ def learn(
     measure_every: int | None = None,
     saw: Callable[[Point], None] = lambda point: None,
     advance: Callable[[int], None] = lambda num_records: None,
-) -> Run:
+) -> TrainingRun:
     """Learn from all records, in order, `num_passes` times.
 
     Args:
@@ -119,14 +119,14 @@ def learn(
     return run
 
 
-def fresh(settings: config.Settings, words: wiring.Vocabularies) -> Run:
+def fresh(settings: config.Settings, words: wiring.Vocabularies) -> TrainingRun:
     """A learner at the base drafter; with all threads unless the settings say how many, as nothing is served beside."""
     torch.set_num_threads(settings.learner.threads or os.cpu_count() or 1)
-    return Run(wiring.learner(settings, words))
+    return TrainingRun(wiring.learner(settings, words))
 
 
 def write_snapshot(
-    run: Run, folder: Path, settings: config.Settings, words: wiring.Vocabularies, *, num_held_out: int
+    run: TrainingRun, folder: Path, settings: config.Settings, words: wiring.Vocabularies, *, num_held_out: int
 ) -> None:
     """What workers, `check` and the benchmark load. Raises SnapshotError when the folder exists.
 

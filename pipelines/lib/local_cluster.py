@@ -25,7 +25,7 @@ class ServiceFailed(OmnidraftError):
     """A service ended or did not become ready; its log says why."""
 
 
-class Fleet(AbstractContextManager["Fleet"]):
+class LocalCluster(AbstractContextManager["LocalCluster"]):
     """Starts `python -m services.NAME --config FILE`, each with its own log file, and stops them all at the end.
 
     Args:
@@ -71,7 +71,7 @@ class Fleet(AbstractContextManager["Fleet"]):
                 if process.poll() is not None:
                     how = describe_exit(process.returncode)
                     raise ServiceFailed(
-                        f"{name} ended before {what} by {how}. Its last words: {self._last_words(name)}"
+                        f"{name} ended before {what} by {how}. Its last words: {self._last_log_lines(name)}"
                     )
             if time.monotonic() > deadline:
                 raise ServiceFailed(f"no {what} within {timeout_s:.0f} s; see the logs in {self._logs}")
@@ -119,11 +119,11 @@ class Fleet(AbstractContextManager["Fleet"]):
         for process in self._processes.values():
             _wait(process)
 
-    def _last_words(self, name: str) -> str:
-        return last_words((self._logs / f"{name}.log").read_text(errors="replace").strip().splitlines())
+    def _last_log_lines(self, name: str) -> str:
+        return last_log_lines((self._logs / f"{name}.log").read_text(errors="replace").strip().splitlines())
 
 
-def last_words(log: Sequence[str]) -> str:
+def last_log_lines(log: Sequence[str]) -> str:
     """What a process was doing when it ended, by its log: the last line, and where a fatal signal struck."""
     fatal = next((at for at, line in enumerate(log) if line.startswith("Fatal Python error")), len(log))
     said = log[fatal - 1] if fatal else "it said nothing"

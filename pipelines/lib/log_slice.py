@@ -24,7 +24,7 @@ FILTERS = ("target", "drafter", "tenant", "worker", "mode", "snapshot_version", 
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class SliceFilter:
     """Which records of a log."""
 
     from_ms: int | None = None
@@ -33,10 +33,10 @@ class Wanted:
     equal: Mapping[str, str] = field(default_factory=dict)
     """Field -> what it must be, as text."""
 
-    def of_pair(self, settings: config.Settings) -> "Wanted":
+    def of_pair(self, settings: config.Settings) -> "SliceFilter":
         """Only records of the settings' target and drafter, unless the filter says otherwise."""
         pair = {"target": settings.models.target, "drafter": settings.models.drafter}
-        return Wanted(self.from_ms, self.to_ms, pair | dict(self.equal))
+        return SliceFilter(self.from_ms, self.to_ms, pair | dict(self.equal))
 
     def takes(self, record: TraceRecord) -> str | None:
         """Why the record is passed over; None when it is wanted."""
@@ -63,7 +63,7 @@ class Slice:
         return self.records
 
 
-def wanted(from_time: str | None, to_time: str | None, filters: Iterable[str]) -> Wanted:
+def wanted(from_time: str | None, to_time: str | None, filters: Iterable[str]) -> SliceFilter:
     """From what people write: ISO times or Unix milliseconds, and `name=value` with commas between.
 
     Raises:
@@ -73,10 +73,10 @@ def wanted(from_time: str | None, to_time: str | None, filters: Iterable[str]) -
     for name, sign, _ in pairs:
         if name not in FILTERS or not sign:
             raise RequestError(f"--filter takes name=value, names: {', '.join(FILTERS)}; got {name}{sign}")
-    return Wanted(_time_ms(from_time), _time_ms(to_time), {name: value for name, _, value in pairs})
+    return SliceFilter(_time_ms(from_time), _time_ms(to_time), {name: value for name, _, value in pairs})
 
 
-def read(source: str, settings: config.Settings, wanted: Wanted, *, alignment: str | None = None) -> Slice:
+def read(source: str, settings: config.Settings, wanted: SliceFilter, *, alignment: str | None = None) -> Slice:
     """Everything in the log or archive that is wanted.
 
     Args:

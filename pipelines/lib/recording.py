@@ -10,9 +10,9 @@ from pathlib import Path
 
 from omnidraft import config, wiring
 from omnidraft.decode.loop import Decoder
-from omnidraft.decode.policy.cost_model import Costs
-from omnidraft.decode.recording.record_builder import Origin, Tracer
-from omnidraft.decode.teacher_forcing import forced
+from omnidraft.decode.policy.cost_model import MeasuredCosts
+from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
+from omnidraft.decode.teacher_forcing import force
 from omnidraft.errors import RequestError
 from omnidraft.ports import Proposer, Request, Step, Target
 from omnidraft.prompts import Prompt
@@ -24,7 +24,7 @@ WORKER = "pipelines.record"
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RecordingLimits:
     """What of each answer is recorded."""
 
     max_new_tokens: int
@@ -34,7 +34,7 @@ class Limits:
 class Recording:
     """Answers of one target as trace records, kept in a folder until all are there."""
 
-    def __init__(self, settings: config.Settings, parts: Path, limits: Limits, *, is_given: bool) -> None:
+    def __init__(self, settings: config.Settings, parts: Path, limits: RecordingLimits, *, is_given: bool) -> None:
         """
         Args:
             parts: where finished answers wait; those that belong to this recording are not made again.
@@ -67,7 +67,7 @@ class Recording:
 
     def _record(self, name: str, prompt: Prompt) -> list[TraceRecord]:
         models, limits = self._settings.models, self._limits
-        origin = Origin(
+        origin = RecordContext(
             request_id=f"recorded-{name}",
             tenant=limits.tenant,
             worker=WORKER,
@@ -79,7 +79,7 @@ class Recording:
         num_draft_tokens = self._settings.decode.num_draft_tokens
         request = request_for(prompt, self._words, limits.max_new_tokens, num_draft_tokens)
         records: list[TraceRecord] = []
-        tracer = Tracer(request, origin, self._settings.recorder, records.append)
+        tracer = TraceRecordBuilder(request, origin, self._settings.recorder, records.append)
         for step in self._steps(request, prompt):
             tracer.take(step)
         return records
@@ -88,9 +88,11 @@ class Recording:
         target = self._target = self._target or wiring.target(self._settings, self._words)
         top_k = self._settings.recorder.top_k
         if self._is_given:
-            return forced(target, request, self._answer_ids(prompt), top_k)
+            return force(target, request, self._answer_ids(prompt), top_k)
         if self._drafter is None:
-            self._drafter = wiring.snapshot_loader(self._settings, self._words, Costs(target))(None, None).proposer
+            self._drafter = wiring.snapshot_loader(self._settings, self._words, MeasuredCosts(target))(
+                None, None
+            ).proposer
         return Decoder(target, self._words.target.vocabulary, trace_top_k=top_k).decode(request, self._drafter)
 
     def _answer_ids(self, prompt: Prompt) -> Sequence[int]:

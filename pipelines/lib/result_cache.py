@@ -10,7 +10,7 @@ from omnidraft.errors import ConfigError
 from pipelines.lib import report
 
 
-class Cells:
+class ResultCache:
     """Results by key, written after each."""
 
     def __init__(self, path: Path, options: dict[str, Any]) -> None:

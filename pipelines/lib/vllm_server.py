@@ -32,7 +32,7 @@ _TOP = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class VllmAnswer:
     """An answer as its client saw it come."""
 
     ids: tuple[int, ...]
@@ -52,7 +52,7 @@ class VllmServer:
     pid: int
     log_path: Path
 
-    def ask(self, text: str, max_new_tokens: int, *, temperature: float = 0.0) -> Heard:
+    def ask(self, text: str, max_new_tokens: int, *, temperature: float = 0.0) -> VllmAnswer:
         """One user message, streamed. Raises RequestError when the server refuses or breaks off."""
         asked = {
             "model": "target",
@@ -76,7 +76,7 @@ class VllmServer:
             said.append(choice["delta"].get("content") or "")
         if not times:
             raise RequestError("vLLM answered without a token")
-        return Heard(tuple(ids), "".join(said), times[0] - started, times[-1] - times[0], num_first)
+        return VllmAnswer(tuple(ids), "".join(said), times[0] - started, times[-1] - times[0], num_first)
 
     def complete(self, prompts: Sequence[str], num_tokens: int) -> list[tuple[int, ...]]:
         """What the target says after these texts as they are, at temperature 0, so many tokens each; all asked at once.

@@ -17,9 +17,18 @@ from omnidraft.hosts import process
 from omnidraft.snapshots import bundle
 from pipelines.lib.cache_comparison import caches
 from pipelines.lib.decoding import PLAIN, Decoding
-from pipelines.lib.result_cache import Cells
+from pipelines.lib.result_cache import ResultCache
 from pipelines.paper_table import report
-from pipelines.paper_table.parts import METHODS, UNTRAINED, Plan, asked, offline, records, settings_for, snapshot
+from pipelines.paper_table.parts import (
+    METHODS,
+    UNTRAINED,
+    TablePlan,
+    answered,
+    offline,
+    records,
+    settings_for,
+    snapshot,
+)
 
 RESULTS = Path("runs/paper_table.json")
 SWEEPS = ("lora", "cache", "adaptive")
@@ -56,12 +65,12 @@ def main(
     """Reproduce the paper's tables in shape."""
     chosen = _names(methods, (PLAIN, *METHODS), "method")
     wanted = _names(sweeps, SWEEPS, "sweep")
-    plan = Plan(data, work, num_train, num_test, max_new_tokens, drafter)
+    plan = TablePlan(data, work, num_train, num_test, max_new_tokens, drafter)
     pairs = [(target, task) for target in _names(targets) for task in _names(tasks)]
     for _, task in pairs:
         for split in ("train", "test"):
-            asked(task, split, plan)  # fails before hours of work, not after
-    cells = Cells(json_path, {"plan": str(plan), "methods": chosen, "num_decoded": num_decoded})
+            answered(task, split, plan)  # fails before hours of work, not after
+    cells = ResultCache(json_path, {"plan": str(plan), "methods": chosen, "num_decoded": num_decoded})
     for target, task in pairs:
         cells.get(f"table/{target}/{task}", partial(_cell, target, task, chosen, plan, num_decoded))
         cells.get(f"offline/{target}/{task}", partial(_offline, target, task, chosen, plan))
@@ -79,15 +88,15 @@ def _names(text: str, known: tuple[str, ...] | None = None, what: str = "") -> l
     return names
 
 
-def _cell(target: str, task: str, methods: list[str], plan: Plan, num_decoded: int) -> dict[str, Any]:
+def _cell(target: str, task: str, methods: list[str], plan: TablePlan, num_decoded: int) -> dict[str, Any]:
     settings = settings_for(target, plan)
     folders = {name: snapshot(settings, task, name, plan) for name in methods if name != PLAIN}
     decoding = Decoding(settings)
     drafts = {name: decoding.drafting(folder) for name, folder in folders.items()}
-    return decoding.compare(asked(task, "test", plan)[:num_decoded], drafts, plan.max_new_tokens)
+    return decoding.compare(answered(task, "test", plan)[:num_decoded], drafts, plan.max_new_tokens)
 
 
-def _offline(target: str, task: str, methods: list[str], plan: Plan) -> dict[str, float | None]:
+def _offline(target: str, task: str, methods: list[str], plan: TablePlan) -> dict[str, float | None]:
     """Agreement on the test answers: of each method's snapshot, and of the drafter that all began with."""
     settings, found = settings_for(target, plan), dict[str, float | None]()
     for name in methods:
@@ -98,7 +107,7 @@ def _offline(target: str, task: str, methods: list[str], plan: Plan) -> dict[str
     return found
 
 
-def _sweep(sweep: str, target: str, task: str, plan: Plan, cells: Cells) -> None:
+def _sweep(sweep: str, target: str, task: str, plan: TablePlan, cells: ResultCache) -> None:
     match sweep:
         case "lora":
             cells.get("lora/full", lambda: offline(settings_for(target, plan), task, plan))
@@ -112,18 +121,18 @@ def _sweep(sweep: str, target: str, task: str, plan: Plan, cells: Cells) -> None
             cells.get("adaptive", lambda: _adaptive(target, task, plan, cells.content["options"]["num_decoded"]))
 
 
-def _caches(target: str, task: str, plan: Plan) -> dict[str, Any]:
+def _caches(target: str, task: str, plan: TablePlan) -> dict[str, Any]:
     settings = settings_for(target, plan)
     return caches(settings, records(settings, task, "train", plan), records(settings, task, "test", plan))
 
 
-def _adaptive(target: str, task: str, plan: Plan, num_decoded: int) -> dict[str, Any]:
+def _adaptive(target: str, task: str, plan: TablePlan, num_decoded: int) -> dict[str, Any]:
     """The same snapshot under every policy."""
     settings = settings_for(target, plan, learner={"head": "joint"})
     folder = snapshot(settings, task, "dm+ngram", plan)
     decoding = Decoding(settings)
     drafts = {name: decoding.drafting(folder, **section) for name, section in POLICIES.items()}
-    return decoding.compare(asked(task, "test", plan)[:num_decoded], drafts, plan.max_new_tokens)
+    return decoding.compare(answered(task, "test", plan)[:num_decoded], drafts, plan.max_new_tokens)
 
 
 if __name__ == "__main__":

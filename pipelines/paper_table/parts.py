@@ -12,7 +12,7 @@ from omnidraft.prompts import Prompt
 from omnidraft.traces.record import TraceRecord
 from pipelines.lib.learning import fresh, learn, write_snapshot
 from pipelines.lib.progress import bar
-from pipelines.lib.recording import Limits, Recording
+from pipelines.lib.recording import Recording, RecordingLimits
 from pipelines.lib.result_cache import name_of
 
 UNTRAINED = "dm-untrained"
@@ -27,7 +27,7 @@ WITHOUT_CACHE = (UNTRAINED, "dm")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TablePlan:
     """How much of everything."""
 
     data: Path
@@ -38,22 +38,22 @@ class Plan:
     drafter: str | None
 
 
-def settings_for(target: str, plan: Plan, **sections: dict[str, Any]) -> config.Settings:
+def settings_for(target: str, plan: TablePlan, **sections: dict[str, Any]) -> config.Settings:
     """Of one target."""
     return config.load(None, models={"target": target, "drafter": plan.drafter}, **sections)
 
 
-def asked(task: str, split: str, plan: Plan) -> list[Prompt]:
+def answered(task: str, split: str, plan: TablePlan) -> list[Prompt]:
     """The prompts of one task. Raises RequestError when the file is missing or too short."""
     number = plan.num_train if split == "train" else plan.num_test
     return prompts.read(plan.data / f"{task}.jsonl", number, split=split)
 
 
-def records(settings: config.Settings, task: str, split: str, plan: Plan) -> list[TraceRecord]:
+def records(settings: config.Settings, task: str, split: str, plan: TablePlan) -> list[TraceRecord]:
     """The target's own answers to a task's prompts, at temperature 0."""
-    recording = Recording(settings, plan.work / "records", Limits(plan.max_new_tokens, task), is_given=False)
+    recording = Recording(settings, plan.work / "records", RecordingLimits(plan.max_new_tokens, task), is_given=False)
     found: list[TraceRecord] = []
-    wanted = asked(task, split, plan)
+    wanted = answered(task, split, plan)
     with bar(f"{settings.models.target}: {task} {split} answers", len(wanted)) as advance:
         for of_prompt in recording.of(wanted):
             found += of_prompt
@@ -61,7 +61,7 @@ def records(settings: config.Settings, task: str, split: str, plan: Plan) -> lis
     return found
 
 
-def snapshot(settings: config.Settings, task: str, method: str, plan: Plan) -> Path | None:
+def snapshot(settings: config.Settings, task: str, method: str, plan: TablePlan) -> Path | None:
     """The folder of what this method learned from the task's train split; None is the base drafter."""
     loss = METHODS[method]
     if loss is None:
@@ -82,7 +82,7 @@ def snapshot(settings: config.Settings, task: str, method: str, plan: Plan) -> P
     return folder
 
 
-def offline(settings: config.Settings, task: str, plan: Plan) -> dict[str, Any]:
+def offline(settings: config.Settings, task: str, plan: TablePlan) -> dict[str, Any]:
     """Agreement and tokens per pass on the test split after learning the train split; nothing is decoded."""
     words = wiring.vocabularies(settings)
     chosen, judging = records(settings, task, "train", plan), records(settings, task, "test", plan)

@@ -20,9 +20,9 @@ from omnidraft.errors import OmnidraftError, RequestError
 from omnidraft.hosts import process
 from pipelines.lib import machine, report
 from pipelines.serve_bench import load, overhead, swap
-from pipelines.serve_bench.plan import Plan, Told
+from pipelines.serve_bench.plan import ServeBenchPlan, Told
 
-PARTS: Mapping[str, Callable[[Plan], Told]] = {"overhead": overhead.run, "load": load.run, "swap": swap.run}
+PARTS: Mapping[str, Callable[[ServeBenchPlan], Told]] = {"overhead": overhead.run, "load": load.run, "swap": swap.run}
 LISTS = ("rss_mib",)
 """Figures that are too long for a table."""
 EXIT_BROKEN = 1
@@ -52,7 +52,7 @@ def main(
     names = [name.strip() for name in parts.split(",") if name.strip()]
     if unknown := sorted(set(names) - set(PARTS)):
         raise RequestError(f"no part {unknown[0]!r}; there are {', '.join(PARTS)}")
-    plan = Plan(out.absolute(), target, drafter, repeats, tokens, clients, seconds, swaps, seed)
+    plan = ServeBenchPlan(out.absolute(), target, drafter, repeats, tokens, clients, seconds, swaps, seed)
     command = shlex.join(["python", "-m", "pipelines.serve_bench", *sys.argv[1:]])
     made: dict[str, Any] = {"command": command, "machine": machine.describe(), "parts": {}}
     for name in names:
@@ -70,7 +70,7 @@ def main(
         raise typer.Exit(EXIT_BROKEN)
 
 
-def _run(name: str, plan: Plan) -> dict[str, Any]:
+def _run(name: str, plan: ServeBenchPlan) -> dict[str, Any]:
     """One part; one that could not be brought to its end is a broken promise."""
     print(f"{name} ...", file=sys.stderr)
     started = time.monotonic()

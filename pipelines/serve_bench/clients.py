@@ -18,7 +18,7 @@ SHOWN = 20
 
 
 @dataclass(slots=True)
-class Tally:
+class ClientTally:
     """What all clients have seen."""
 
     by_kind: Counter[str] = field(default_factory=Counter)
@@ -48,7 +48,7 @@ class Wrong(Exception):
 class Client:
     """Asks without end, one question after another."""
 
-    def __init__(self, http: httpx.AsyncClient, tally: Tally, seed: int) -> None:
+    def __init__(self, http: httpx.AsyncClient, tally: ClientTally, seed: int) -> None:
         self._http, self._tally, self._dice = http, tally, random.Random(seed)
         self._kinds: dict[str, Callable[[dict[str, Any]], Coroutine[Any, Any, None]]] = {
             "whole": self._whole,
@@ -150,7 +150,7 @@ async def _check(response: httpx.Response) -> None:
         raise Wrong(f"status {response.status_code}: {(await response.aread())[:200]!r}")
 
 
-async def ask_all(url: str, num: int, seconds: float, tally: Tally, seed: int) -> None:
+async def ask_all(url: str, num: int, seconds: float, tally: ClientTally, seed: int) -> None:
     """So many clients, each with a connection of its own, for so long."""
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, limits=limits) as http:

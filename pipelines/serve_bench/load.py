@@ -8,8 +8,8 @@ from typing import Any
 import psutil
 
 from pipelines.lib.progress import bar
-from pipelines.serve_bench.clients import Tally, ask_all
-from pipelines.serve_bench.plan import Plan, Told
+from pipelines.serve_bench.clients import ClientTally, ask_all
+from pipelines.serve_bench.plan import ServeBenchPlan, Told
 from pipelines.serve_bench.server import serving
 
 LOOK_EVERY_S = 1.0
@@ -19,9 +19,9 @@ QUEUE_SHARE = 0.75
 """Of the clients fit into the queue, so that some are refused."""
 
 
-def run(plan: Plan) -> Told:
+def run(plan: ServeBenchPlan) -> Told:
     """As many clients as the plan says, recording and queueing as by default."""
-    tally = Tally()
+    tally = ClientTally()
     with serving(plan, "load", f"max_queue = {int(plan.clients * QUEUE_SHARE)}") as server:
         rss_mib = asyncio.run(_ask_and_look(server.url, server.pid, plan, tally))
     figures = figures_of(tally, rss_mib, plan)
@@ -37,7 +37,7 @@ def promises(figures: dict[str, Any]) -> dict[str, bool]:
     }
 
 
-async def _ask_and_look(url: str, pid: int, plan: Plan, tally: Tally) -> list[float]:
+async def _ask_and_look(url: str, pid: int, plan: ServeBenchPlan, tally: ClientTally) -> list[float]:
     process, rss_mib = psutil.Process(pid), []
     asking = asyncio.create_task(ask_all(url, plan.clients, plan.seconds, tally, plan.seed))
     started = told_s = time.monotonic()
@@ -52,7 +52,7 @@ async def _ask_and_look(url: str, pid: int, plan: Plan, tally: Tally) -> list[fl
     return rss_mib
 
 
-def figures_of(tally: Tally, rss_mib: list[float], plan: Plan) -> dict[str, Any]:
+def figures_of(tally: ClientTally, rss_mib: list[float], plan: ServeBenchPlan) -> dict[str, Any]:
     """For the report."""
     quarter = max(1, len(rss_mib) // 4)
     second, last = fmean(rss_mib[quarter : 2 * quarter] or rss_mib), fmean(rss_mib[-quarter:])

@@ -13,12 +13,12 @@ from statistics import median
 from typing import Any
 
 from omnidraft import wiring
-from omnidraft.decode.engine import Engine, Question
+from omnidraft.decode.engine import Engine, GenerationRequest
 from omnidraft.ports import Sampling
 from omnidraft.telemetry.metrics import CountingMetrics
 from pipelines.bench.__main__ import rotated
 from pipelines.lib.progress import bar
-from pipelines.serve_bench.plan import Plan, Told, ms
+from pipelines.serve_bench.plan import ServeBenchPlan, Told, ms
 from pipelines.serve_bench.server import Server, serving
 
 REQUEST_MS, TOKEN_MS = 2.0, 0.2
@@ -29,7 +29,7 @@ Ask = Callable[[], str]
 """One way to get the text."""
 
 
-def run(plan: Plan) -> Told:
+def run(plan: ServeBenchPlan) -> Told:
     """Seconds of each way, and of what HTTP adds, question by question."""
     with serving(plan, "overhead", "[recorder]\nenabled = false") as server:
         engine = wiring.engine(server.settings, CountingMetrics()).engine
@@ -100,8 +100,8 @@ def figures_of(seconds: dict[str, list[float]], tokens: int) -> dict[str, Any]:
 
 
 def _library(engine: Engine, tokens: int) -> str:
-    question = Question(prompt=PROMPT, max_new_tokens=tokens, sampling=Sampling(0.0), seed=0, is_stored=False)
-    return "".join(step.text for step in engine.answer(question).steps)
+    question = GenerationRequest(prompt=PROMPT, max_new_tokens=tokens, sampling=Sampling(0.0), seed=0, is_stored=False)
+    return "".join(step.text for step in engine.stream(question).steps)
 
 
 def _body(tokens: int, *, stream: bool) -> bytes:

@@ -6,7 +6,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ServeBenchPlan:
     """Sizes of one measurement."""
 
     out: Path

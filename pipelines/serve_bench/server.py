@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from omnidraft import config
-from pipelines.lib.local_cluster import Fleet, is_serving
-from pipelines.serve_bench.plan import Plan
+from pipelines.lib.local_cluster import LocalCluster, is_serving
+from pipelines.serve_bench.plan import ServeBenchPlan
 from pipelines.soak.part import emptied, free_port
 
 START_TIMEOUT_S = 300.0
@@ -27,7 +27,7 @@ class Server:
 
 
 @contextmanager
-def serving(plan: Plan, part: str, more: str = "") -> Iterator[Server]:
+def serving(plan: ServeBenchPlan, part: str, more: str = "") -> Iterator[Server]:
     """Started, ready, and stopped at the end.
 
     Args:
@@ -42,13 +42,13 @@ def serving(plan: Plan, part: str, more: str = "") -> Iterator[Server]:
     )
     settings = config.load(path, {})
     url = f"http://127.0.0.1:{port}"
-    with Fleet(path, folder) as fleet:
+    with LocalCluster(path, folder) as fleet:
         fleet.start(NAME, [sys.executable, "-m", "omnidraft.cli", "serve", "--config", str(path)])
         fleet.wait_for(lambda: is_serving(url), "serving worker", START_TIMEOUT_S)
         yield Server(url, fleet.pid(NAME), settings, folder)
 
 
-def _models(plan: Plan) -> str:
+def _models(plan: ServeBenchPlan) -> str:
     """Reproducible mode and a fixed number of drafted tokens: two processes decode the same text in the same passes."""
     names = {"target": plan.target, "drafter": plan.drafter}
     lines = ["[models]"]
@@ -62,7 +62,7 @@ def _models(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def _tiny(plan: Plan) -> dict[str, Path]:
+def _tiny(plan: ServeBenchPlan) -> dict[str, Path]:
     from omnidraft.testing.tiny_models import make_drafter, make_target
 
     folders = {"target": plan.out.absolute() / "target", "drafter": plan.out.absolute() / "drafter"}

@@ -19,7 +19,7 @@ from omnidraft.fleet import announcements
 from pipelines.lib.local_cluster import ServiceFailed
 from pipelines.lib.progress import bar
 from pipelines.serve_bench import snapshots
-from pipelines.serve_bench.plan import Plan, Told, ms
+from pipelines.serve_bench.plan import ServeBenchPlan, Told, ms
 from pipelines.serve_bench.server import Server, serving
 
 DELAY_MS = 50.0
@@ -42,7 +42,7 @@ class Gaps:
     errors: list[str] = field(default_factory=list)
 
 
-def run(plan: Plan) -> Told:
+def run(plan: ServeBenchPlan) -> Told:
     """Streams without end, and as many swaps as the plan says."""
     more = "[recorder]\nenabled = true"
     with serving(plan, "swap", more) as server:
@@ -85,7 +85,9 @@ def _swap_all(server: Server, versions: Sequence[int]) -> list[tuple[float, floa
             time.sleep(REST_S)
             started = time.monotonic()
             registry.promote(version)
-            announcements.tell(writer, "champion", version, target=models.target, drafter=models.drafter)
+            announcements.publish_announcement(
+                writer, "champion", version, target=models.target, drafter=models.drafter
+            )
             while _in_place(server.url) != version:
                 if time.monotonic() - started > TAKE_UP_TIMEOUT_S:
                     raise ServiceFailed(f"version {version} was not taken up within {TAKE_UP_TIMEOUT_S:.0f} s")

@@ -18,7 +18,7 @@ import typer
 from omnidraft.errors import OmnidraftError, RequestError
 from omnidraft.hosts import process
 from pipelines.lib import report
-from pipelines.soak.part import Part, Plan
+from pipelines.soak.part import Part, SoakPlan
 
 PARTS = ("kills", "broker-down", "registry-down", "rollback", "fuzz", "throughput", "drift")
 EXIT_BROKEN = 1
@@ -72,7 +72,7 @@ def main(
     python -m pipelines.soak --parts broker-down --target tiny --drafter tiny --outage-s 5
     """
     chosen = _chosen(parts)
-    plan = Plan(
+    plan = SoakPlan(
         out.absolute(),
         seed=seed,
         kills=kills,
@@ -147,7 +147,7 @@ def _part(name: str) -> Part:
             return throughput.run
 
 
-def _run(name: str, plan: Plan) -> bool:
+def _run(name: str, plan: SoakPlan) -> bool:
     """One part, whose figures are saved; False when it could not be brought to its end."""
     from pipelines.lib import machine
 
@@ -171,11 +171,11 @@ def _run(name: str, plan: Plan) -> bool:
     return all(told_data["promises"].values())
 
 
-def _path(plan: Plan, name: str) -> Path:
+def _path(plan: SoakPlan, name: str) -> Path:
     return plan.out / "parts" / f"{name}.json"
 
 
-def _report(plan: Plan) -> dict[str, Any]:
+def _report(plan: SoakPlan) -> dict[str, Any]:
     """The newest of every part that was ever run into this folder."""
     parts = {name: json.loads(_path(plan, name).read_text()) for name in PARTS if _path(plan, name).exists()}
     kills = parts.get("kills", {}).get("figures", {})

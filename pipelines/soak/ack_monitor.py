@@ -26,7 +26,7 @@ def counters(metrics: str) -> dict[str, float]:
     return found
 
 
-class Watch:
+class AckMonitor:
     """Looks at one worker from a thread of its own."""
 
     def __init__(self, url: str) -> None:

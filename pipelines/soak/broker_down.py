@@ -16,7 +16,7 @@ import torch
 
 from omnidraft import prompts, wiring
 from omnidraft.config import Settings
-from omnidraft.decode.engine import Engine, Question
+from omnidraft.decode.engine import Engine, GenerationRequest
 from omnidraft.decode.recording import trace_producer
 from omnidraft.distill.ingest import topic_scan
 from omnidraft.ports import Sampling
@@ -24,7 +24,7 @@ from omnidraft.telemetry.metrics import CountingMetrics
 from pipelines.lib.progress import bar
 from pipelines.soak import tiny_pair
 from pipelines.soak.cluster import BROKER, Cluster
-from pipelines.soak.part import Plan, Told, emptied
+from pipelines.soak.part import SoakPlan, Told, emptied
 
 PROMPTS = Path(__file__).parents[1] / "data" / "gsm8k.jsonl"
 NUM_PROMPTS = 3
@@ -38,7 +38,7 @@ MOST_SLOWDOWN = 0.02
 RECOVERY_TIMEOUT_S = 60.0
 
 
-def run(plan: Plan) -> Told:
+def run(plan: SoakPlan) -> Told:
     """Speeds, drops, and whether every record ended as acknowledged or as dropped."""
     with Cluster(emptied(plan.out / "broker-down"), _toml(plan)) as cluster:
         cluster.start(BROKER)
@@ -76,13 +76,13 @@ def promises(figures: dict[str, Any]) -> dict[str, bool]:
     }
 
 
-def _toml(plan: Plan) -> str:
+def _toml(plan: SoakPlan) -> str:
     if plan.target == "tiny":
         return tiny_pair.make(plan.out / "models")
     return f'[models]\ntarget = "{plan.target}"\ndrafter = "{plan.drafter}"\n[worker]'
 
 
-def _settings(settings: Settings, plan: Plan) -> Settings:
+def _settings(settings: Settings, plan: SoakPlan) -> Settings:
     """Work that depends on nothing measured, a small queue, and no champion to be taken up meanwhile."""
     decode = settings.decode.model_copy(update={"policy": "fixed", "num_draft_tokens": 4, "threads": plan.threads})
     return settings.model_copy(
@@ -95,7 +95,7 @@ def _settings(settings: Settings, plan: Plan) -> Settings:
 
 
 def _windows(
-    cluster: Cluster, engine: Engine, metrics: CountingMetrics, plan: Plan
+    cluster: Cluster, engine: Engine, metrics: CountingMetrics, plan: SoakPlan
 ) -> tuple[dict[str, list[dict[int, float]]], list[float]]:
     """Kind of window -> its windows' tokens a second by prompt; and how long each recovery took."""
     texts = [prompt.text for prompt in prompts.read(PROMPTS, NUM_PROMPTS)]
@@ -146,11 +146,11 @@ def _window(engine: Engine, texts: Sequence[str], seconds: float) -> dict[int, f
 
 
 def _tokens_per_s(engine: Engine, text: str) -> float:
-    question = Question(
+    question = GenerationRequest(
         messages=[{"role": "user", "content": text}], max_new_tokens=MAX_TOKENS, sampling=Sampling(0.0), seed=0
     )
     started = time.perf_counter()
-    num_tokens = sum(len(step.emitted) for step in engine.answer(question).steps)
+    num_tokens = sum(len(step.emitted) for step in engine.stream(question).steps)
     return num_tokens / (time.perf_counter() - started)
 
 

@@ -13,7 +13,7 @@ import httpx
 import psutil
 
 from omnidraft import config
-from pipelines.lib.local_cluster import Fleet, ServiceFailed, is_serving
+from pipelines.lib.local_cluster import LocalCluster, ServiceFailed, is_serving
 from pipelines.soak.part import free_port
 
 LOCAL_BROKER = Path(__file__).parents[2] / "deploy" / "kafka" / "local_broker.py"
@@ -50,7 +50,7 @@ class Cluster(AbstractContextManager["Cluster"]):
         )
         self.settings = config.load(path, {})
         self.url = f"http://127.0.0.1:{worker_port}"
-        self.fleet = Fleet(path, self.folder / "logs", ENVIRON | compiled_once())
+        self.fleet = LocalCluster(path, self.folder / "logs", ENVIRON | compiled_once())
         self.on_end: Callable[[str], None] = lambda name: None
         """Told who ended by itself, before it is started again."""
         self._stack = ExitStack()

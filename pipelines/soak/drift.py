@@ -11,13 +11,13 @@ from omnidraft import prompts, wiring
 from omnidraft.config import DriftSettings, Settings
 from omnidraft.distill.ingest import topic_scan
 from omnidraft.fleet import announcements
-from omnidraft.fleet.drift import DriftWatch
-from omnidraft.fleet.request_stats import Served, served
+from omnidraft.fleet.drift import DriftDetector
+from omnidraft.fleet.request_stats import RequestStats, request_stats
 from omnidraft.traces import codec
 from pipelines.demo.measure import Client
 from pipelines.lib.progress import bar
 from pipelines.soak.cluster import Cluster
-from pipelines.soak.part import Plan, Told, emptied
+from pipelines.soak.part import SoakPlan, Told, emptied
 
 MAX_TOKENS = 64
 WINDOW = 8
@@ -33,10 +33,10 @@ RESAMPLED_FALLS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class DriftRequest:
     """One that was served."""
 
-    figures: Served
+    figures: RequestStats
 
     @property
     def time_ms(self) -> int:
@@ -57,7 +57,7 @@ class Event:
     reason: str | None
 
 
-def run(plan: Plan) -> Told:
+def run(plan: SoakPlan) -> Told:
     """Both tasks, one after the other, while the fleet learns."""
     texts = [prompts.read(plan.data / f"{task}.jsonl", plan.phase_requests) for task in plan.tasks]
     with Cluster(emptied(plan.out / "drift"), _toml(plan)) as cluster:
@@ -72,7 +72,7 @@ def run(plan: Plan) -> Told:
                     advance()
         time.sleep(SETTLE_S)
         requests, events = _requests(cluster.settings), _events(cluster.settings)
-    figures = told_by(requests, events, changed_ms) | {"tasks": list(plan.tasks), "target": plan.target}
+    figures = detected_by(requests, events, changed_ms) | {"tasks": list(plan.tasks), "target": plan.target}
     return Told(figures, promises(figures))
 
 
@@ -86,7 +86,7 @@ def promises(figures: dict[str, Any]) -> dict[str, bool]:
     }
 
 
-def told_by(requests: Sequence[Request], events: Sequence[Event], changed_ms: int) -> dict[str, Any]:
+def detected_by(requests: Sequence[DriftRequest], events: Sequence[Event], changed_ms: int) -> dict[str, Any]:
     """What happened, counted in requests since the change."""
     before = [each for each in requests if each.time_ms < changed_ms]
     after = [each for each in requests if each.time_ms >= changed_ms]
@@ -112,12 +112,12 @@ def told_by(requests: Sequence[Request], events: Sequence[Event], changed_ms: in
     }
 
 
-def resampled(calm: Sequence[Request], fallen: Sequence[Request]) -> dict[str, Any]:
+def resampled(calm: Sequence[DriftRequest], fallen: Sequence[DriftRequest]) -> dict[str, Any]:
     """How the detector of the default settings does on requests drawn again and again from these."""
     dice, settings = random.Random(0), DriftSettings()
-    watch, alarms = DriftWatch(settings), 0
+    watch, alarms = DriftDetector(settings), 0
     for _ in range(RESAMPLED_VALUES):
-        change = watch.saw(dice.choice(calm).figures)
+        change = watch.update(dice.choice(calm).figures)
         alarms += change is not None and change.kind == "drift"
     delays = sorted(_delay(dice, calm, fallen, settings) for _ in range(RESAMPLED_FALLS))
     return {
@@ -127,47 +127,49 @@ def resampled(calm: Sequence[Request], fallen: Sequence[Request]) -> dict[str, A
     }
 
 
-def _delay(dice: random.Random, calm: Sequence[Request], fallen: Sequence[Request], settings: DriftSettings) -> int:
+def _delay(
+    dice: random.Random, calm: Sequence[DriftRequest], fallen: Sequence[DriftRequest], settings: DriftSettings
+) -> int:
     """Requests after the change until it is told; as many as were tried when it is not."""
-    watch = DriftWatch(settings)
+    watch = DriftDetector(settings)
     for _ in range(3 * settings.min_values):
-        watch.saw(dice.choice(calm).figures)
+        watch.update(dice.choice(calm).figures)
     most = 10 * settings.min_values
     for number in range(1, most):
-        change = watch.saw(dice.choice(fallen).figures)
+        change = watch.update(dice.choice(fallen).figures)
         if change is not None and change.kind == "drift":
             return number
     return most
 
 
-def _num_until(requests: Sequence[Request], time_ms: int | None) -> int | None:
+def _num_until(requests: Sequence[DriftRequest], time_ms: int | None) -> int | None:
     return None if time_ms is None else sum(each.time_ms <= time_ms for each in requests)
 
 
-def _recovered(requests: Sequence[Request], level: float) -> int | None:
+def _recovered(requests: Sequence[DriftRequest], level: float) -> int | None:
     """Requests until the mean of the last WINDOW is there."""
     agreements = [each.agreement for each in requests]
     means = ((end, fmean(agreements[end - WINDOW : end])) for end in range(WINDOW, len(agreements) + 1))
     return next((end for end, mean in means if mean >= level), None)
 
 
-def _requests(settings: Settings) -> list[Request]:
+def _requests(settings: Settings) -> list[DriftRequest]:
     found = []
     reader = wiring.log_reader(settings, settings.log.traces_topic)
     for message in topic_scan.messages(reader):
-        found.append(Request(served(codec.decode(message.value, message.headers))))
+        found.append(DriftRequest(request_stats(codec.decode(message.value, message.headers))))
     return sorted(found, key=lambda each: each.time_ms)
 
 
 def _events(settings: Settings) -> list[Event]:
     found = []
     for message in topic_scan.messages(wiring.log_reader(settings, settings.log.control_topic)):
-        told = announcements.read(message)
+        told = announcements.parse_announcement(message)
         found.append(Event(message.timestamp_ms, told.kind, told.version, told.reason))
     return found
 
 
-def _toml(plan: Plan) -> str:
+def _toml(plan: SoakPlan) -> str:
     return f"""\
 [models]
 target = "{plan.target}"

@@ -3,13 +3,13 @@
 from statistics import median
 
 from pipelines.fuzz import __main__
-from pipelines.soak.part import Plan, Told
+from pipelines.soak.part import SoakPlan, Told
 
 MOST_GROWTH = 1.1
 """Of the peak memory, from the first tenth of the batches to the last."""
 
 
-def run(plan: Plan) -> Told:
+def run(plan: SoakPlan) -> Told:
     """A message without a fate, or with two, ends the part: ContractError."""
     figures = __main__.run(plan.fuzzed, seed=plan.seed, processes=plan.threads)
     peaks = figures["peaks_rss_mib"]

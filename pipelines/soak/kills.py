@@ -10,17 +10,17 @@ from typing import Any
 
 from omnidraft import wiring
 from omnidraft.config import Settings
-from omnidraft.decode.engine import Question
-from omnidraft.distill.retrying import patiently
+from omnidraft.decode.engine import GenerationRequest
+from omnidraft.distill.retrying import retry
 from omnidraft.ports import Sampling
 from omnidraft.telemetry.metrics import CountingMetrics
 from pipelines.lib.local_cluster import ServiceFailed
 from pipelines.lib.progress import bar
 from pipelines.soak import kill_schedule, tiny_pair, uninterrupted, verdict
-from pipelines.soak.ack_monitor import Watch
+from pipelines.soak.ack_monitor import AckMonitor
 from pipelines.soak.cluster import BROKER, REGISTRY, SERVICES, START_TIMEOUT_S, Cluster
 from pipelines.soak.load_clients import QUESTIONS, Clients, Tally
-from pipelines.soak.part import Plan, Told, emptied
+from pipelines.soak.part import SoakPlan, Told, emptied
 
 NUM_CLIENTS = 2
 CLIENT_PAUSE_S = 0.3
@@ -47,7 +47,7 @@ class History:
     seconds: float = 0.0
 
 
-def run(plan: Plan) -> Told:
+def run(plan: SoakPlan) -> Told:
     """Kill, drain, judge, and learn the log once more without interruption."""
     folder = emptied(plan.out / "kills")
     with Cluster(folder, tiny_pair.make(plan.out / "models")) as cluster:
@@ -73,11 +73,11 @@ def promises(figures: dict[str, Any]) -> dict[str, bool]:
     }
 
 
-def endure(cluster: Cluster, plan: Plan) -> tuple[verdict.Evidence, dict[str, Any]]:
+def endure(cluster: Cluster, plan: SoakPlan) -> tuple[verdict.Evidence, dict[str, Any]]:
     """Run the fleet through all kills; what clients saw, and figures about the run. Broker and registry go on."""
     plain = plain_texts(cluster.settings)
     cluster.start_all()
-    watch = Watch(cluster.url)
+    watch = AckMonitor(cluster.url)
     cluster.on_end = watch.ended
     watch.start()
     clients = Clients(cluster.url, watch, num_clients=NUM_CLIENTS, pause_s=CLIENT_PAUSE_S, max_tokens=MAX_TOKENS)
@@ -114,18 +114,18 @@ def plain_texts(settings: Settings) -> list[str]:
     worker = wiring.engine(settings, CountingMetrics())
     made = []
     for number, text in enumerate(QUESTIONS):
-        question = Question(
+        question = GenerationRequest(
             messages=[{"role": "user", "content": text}],
             max_new_tokens=MAX_TOKENS,
             sampling=Sampling(temperature=0.0),
             seed=number,
             num_draft_tokens=0,
         )
-        made.append("".join(step.text for step in worker.engine.answer(question).steps))
+        made.append("".join(step.text for step in worker.engine.stream(question).steps))
     return made
 
 
-def _kill_all(cluster: Cluster, watch: Watch, plan: Plan) -> History:
+def _kill_all(cluster: Cluster, watch: AckMonitor, plan: SoakPlan) -> History:
     dice, history = random.Random(plan.seed), History()
     waiting = kill_schedule.order(plan.kills, dice)
     recovering: dict[str, float] = {}
@@ -158,7 +158,7 @@ def _can_be_killed(cluster: Cluster, victim: str) -> bool:
     return cluster.is_ready("distiller" if victim == "actor" else victim)
 
 
-def _kill(cluster: Cluster, watch: Watch, victim: str) -> None:
+def _kill(cluster: Cluster, watch: AckMonitor, victim: str) -> None:
     """And start it again, but for the actor: Ray does that."""
     if victim == "decode_worker":
         with watch.worker_dies():
@@ -189,7 +189,7 @@ def _drain(cluster: Cluster) -> int:
     cluster.wait_until_ready((BROKER, REGISTRY, *SERVICES))
     topic = cluster.settings.log.traces_topic
     deadline = time.monotonic() + DRAIN_TIMEOUT_S
-    with closing(patiently(lambda: wiring.log_reader(cluster.settings, topic), lambda: _is_past(deadline))) as reader:
+    with closing(retry(lambda: wiring.log_reader(cluster.settings, topic), lambda: _is_past(deadline))) as reader:
         ends = reader.end_offsets()
     registry = wiring.registry(cluster.settings)
 
@@ -212,7 +212,7 @@ def _is_past(deadline: float) -> bool:
     return time.monotonic() > deadline
 
 
-def _all_acknowledged(watch: Watch) -> bool:
+def _all_acknowledged(watch: AckMonitor) -> bool:
     found = watch.look()
     return found is not None and found["acknowledged"] + found["dropped"] == found["emitted"]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from pipelines.soak.ack_monitor import Watch
+from pipelines.soak.ack_monitor import AckMonitor
 
 PATIENCE_S = 240.0
 RETRY_S = 0.1
@@ -67,7 +67,7 @@ class Clients:
         pause_s: of each client, between two questions.
     """
 
-    def __init__(self, url: str, watch: Watch, *, num_clients: int, pause_s: float, max_tokens: int) -> None:
+    def __init__(self, url: str, watch: AckMonitor, *, num_clients: int, pause_s: float, max_tokens: int) -> None:
         self._url, self._watch, self._pause_s, self._max_tokens = url, watch, pause_s, max_tokens
         self._stop = threading.Event()
         self._numbers = itertools.count()

@@ -10,7 +10,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SoakPlan:
     """Sizes of one soak."""
 
     out: Path
@@ -46,7 +46,7 @@ class Told:
         return {"figures": self.figures, "promises": self.promises}
 
 
-Part = Callable[[Plan], Told]
+Part = Callable[[SoakPlan], Told]
 
 
 def emptied(folder: Path) -> Path:

@@ -6,10 +6,10 @@ from typing import Any
 from omnidraft import wiring
 from pipelines.lib.progress import bar
 from pipelines.soak import kills, tiny_pair
-from pipelines.soak.ack_monitor import Watch
+from pipelines.soak.ack_monitor import AckMonitor
 from pipelines.soak.cluster import REGISTRY, SERVICES, Cluster
 from pipelines.soak.load_clients import Clients, Tally
-from pipelines.soak.part import Plan, Told, emptied
+from pipelines.soak.part import SoakPlan, Told, emptied
 
 PAUSE_S = 0.1
 SHARE = 0.5
@@ -17,14 +17,14 @@ SHARE = 0.5
 TIMEOUT_S = 240.0
 
 
-def run(plan: Plan) -> Told:
+def run(plan: SoakPlan) -> Told:
     """Kill it, wait, start it again; the worker is never restarted."""
     with Cluster(emptied(plan.out / "registry-down"), tiny_pair.make(plan.out / "models")) as cluster:
         plain = kills.plain_texts(cluster.settings)
         cluster.start_all()
         ended: list[str] = []
         cluster.on_end = ended.append
-        watch = Watch(cluster.url)
+        watch = AckMonitor(cluster.url)
         clients = Clients(cluster.url, watch, num_clients=2, pause_s=PAUSE_S, max_tokens=kills.MAX_TOKENS)
         figures = _outage(cluster, clients.tally, plan.outage_s * SHARE)
         tally = clients.stop()

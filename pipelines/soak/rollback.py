@@ -14,10 +14,10 @@ from omnidraft.ports import Registry
 from pipelines.lib.local_cluster import ServiceFailed, is_serving
 from pipelines.lib.progress import bar
 from pipelines.soak import tiny_pair
-from pipelines.soak.ack_monitor import Watch
+from pipelines.soak.ack_monitor import AckMonitor
 from pipelines.soak.cluster import START_TIMEOUT_S, Cluster
 from pipelines.soak.load_clients import Clients
-from pipelines.soak.part import Plan, Told, emptied, free_port
+from pipelines.soak.part import SoakPlan, Told, emptied, free_port
 
 NUM_WORKERS = 3
 NUM_ROLLBACKS = 10
@@ -29,13 +29,13 @@ REST_S = 1.0
 """Between two, so that they meet a follower at rest."""
 
 
-def run(plan: Plan) -> Told:
+def run(plan: SoakPlan) -> Told:
     """Learn two snapshots, stop learning, then go back and forth between them."""
     with Cluster(emptied(plan.out / "rollback"), tiny_pair.make(plan.out / "models")) as cluster:
         cluster.start_all()
         urls = [cluster.url, *(_one_more(cluster, number) for number in range(1, NUM_WORKERS))]
         registry = wiring.registry(cluster.settings)
-        clients = Clients(cluster.url, Watch(cluster.url), num_clients=2, pause_s=0.1, max_tokens=16)
+        clients = Clients(cluster.url, AckMonitor(cluster.url), num_clients=2, pause_s=0.1, max_tokens=16)
         cluster.wait_for(lambda: len(registry.versions()) >= 2 and _has_previous(registry), "rollback", LEARN_TIMEOUT_S)
         clients.stop()
         cluster.fleet.stop("distiller")
@@ -80,7 +80,9 @@ def _back_and_forth(settings: Settings, registry: Registry, urls: Sequence[str])
             started = time.monotonic()
             previous = registry.resolve("previous").version
             registry.promote(previous)
-            announcements.tell(writer, "champion", previous, target=models.target, drafter=models.drafter)
+            announcements.publish_announcement(
+                writer, "champion", previous, target=models.target, drafter=models.drafter
+            )
             _wait(urls, previous)
             seconds.append(time.monotonic() - started)
             advance()

@@ -18,7 +18,7 @@ from omnidraft.ports import Outgoing
 from omnidraft.traces import archive, codec
 from pipelines.lib.progress import bar
 from pipelines.soak.cluster import BROKER, Cluster
-from pipelines.soak.part import Plan, Told, emptied
+from pipelines.soak.part import SoakPlan, Told, emptied
 
 RECORDED = Path(__file__).parents[1] / "data" / "gsm8k_qwen1.5b.avro"
 RATES = {2_000: 5_000, 30_000: 300}
@@ -51,7 +51,7 @@ class Load:
         return round(self.per_s * self.seconds)
 
 
-def run(plan: Plan) -> Told:
+def run(plan: SoakPlan) -> Told:
     """Each rate in a topic of its own."""
     figures: dict[str, Any] = {}
     promises: dict[str, bool] = {}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from omnidraft import wiring
-from omnidraft.audit.findings import Kind, PartitionFigures
+from omnidraft.audit.findings import FaultKind, PartitionFigures
 from omnidraft.config import Settings
 from omnidraft.distill.ingest import topic_scan
 from omnidraft.errors import SnapshotCorrupt, SnapshotNotFound, WireError
@@ -65,10 +65,10 @@ def judge(settings: Settings, evidence: Evidence) -> dict[str, Any]:
         "acknowledged_by_count": evidence.num_acknowledged,
         "snapshots": found.num_snapshots,
         "snapshots_served": len({reply.snapshot_id for _, reply in evidence.replies} - {BASE}),
-        "fates": _fates(found.partitions),
-        "acknowledged_lost": max(len(missing), uncounted) + found.num(Kind.LOST),
-        "learned_twice": found.num(Kind.LEARNED_TWICE),
-        "miscounted": found.num(Kind.MISCOUNTED),
+        "fates": _dispositions(found.partitions),
+        "acknowledged_lost": max(len(missing), uncounted) + found.num(FaultKind.LOST),
+        "learned_twice": found.num(FaultKind.LEARNED_TWICE),
+        "miscounted": found.num(FaultKind.MISCOUNTED),
         "corrupt_served": len(corrupt),
         "faults": [fault.what for fault in found.faults][:SHOWN] + corrupt[:SHOWN] + sorted(missing)[:SHOWN],
     }
@@ -115,5 +115,5 @@ def _whole_snapshots(settings: Settings, served: Set[str]) -> dict[str, bool]:
     return whole
 
 
-def _fates(partitions: Sequence[PartitionFigures]) -> Mapping[str, int]:
+def _dispositions(partitions: Sequence[PartitionFigures]) -> Mapping[str, int]:
     return sum((Counter(partition.fates) for partition in partitions), Counter[str]())

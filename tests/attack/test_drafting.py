@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from omnidraft import wiring
 from omnidraft.config import Settings
-from omnidraft.decode.engine import Engine, Question
+from omnidraft.decode.engine import Engine, GenerationRequest
 from omnidraft.decode.policy.fixed import FixedPolicy
 from omnidraft.models.kv_session import BranchingSession
 from omnidraft.ports import Sampling, Step
@@ -82,7 +82,7 @@ def without_lookup(models: tuple[Path, Path], **sections: Any) -> Settings:
 
 def steps_of(engine: Engine, **fields: object) -> list[Step]:
     asked = {"prompt": PROMPT, "max_new_tokens": 3 * CONTEXT, "seed": 5, "sampling": Sampling(0.0)} | fields
-    return list(engine.answer(Question(**asked)).steps)  # type: ignore[arg-type]
+    return list(engine.stream(GenerationRequest(**asked)).steps)  # type: ignore[arg-type]
 
 
 def ids_of(steps: Sequence[Step]) -> list[int]:

@@ -29,20 +29,20 @@ from omnidraft.bus import kafka_log
 from omnidraft.bus.sqlite_expiry import MOST_EXPIRED
 from omnidraft.bus.sqlite_log import MALFORMED, SqliteReader, SqliteWriter
 from omnidraft.config import RecorderSettings, WorkerSettings
-from omnidraft.decode.recording.trace_producer import Recorder
-from omnidraft.distill.control import Guidance
+from omnidraft.decode.recording.trace_producer import TraceProducer
+from omnidraft.distill.control import TrainingControl
 from omnidraft.distill.ingest import dead_letters
-from omnidraft.distill.ingest.trace_consumer import TraceSource
+from omnidraft.distill.ingest.trace_consumer import TraceConsumer
 from omnidraft.errors import BusError, OffsetOutOfRange, RegistryError, SnapshotCorrupt, SnapshotNotFound, StorageError
 from omnidraft.fleet import announcements
 from omnidraft.fleet.control_follower import ControlFollower
-from omnidraft.fleet.request_stats import Traffic
+from omnidraft.fleet.request_stats import RequestStatsReader
 from omnidraft.ports import Outgoing, Polled
 from omnidraft.registry.directory_registry import DirectoryRegistry
 from omnidraft.serving.app import application
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.snapshots import bundle
-from omnidraft.supervised_thread import VitalThread
+from omnidraft.supervised_thread import SupervisedThread
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.memory_log import MemoryLog, MemoryReader, MemoryWriter
 from omnidraft.traces import codec
@@ -80,7 +80,7 @@ class Outage(Setting):
 
     def distiller(self, **changes):
         follower = ControlFollower(MemoryReader(self.control, "c"), CountingMetrics(), kinds=("pause", "restart"))
-        options = {"reader": PromptReader(self.path, "t"), "guidance": Guidance(follower)} | changes
+        options = {"reader": PromptReader(self.path, "t"), "guidance": TrainingControl(follower)} | changes
         return super().distiller(**options)
 
     def learn(self, **changes) -> list[str]:
@@ -91,13 +91,13 @@ class Outage(Setting):
 
     def order_restart(self, start: str) -> None:
         order = {"start": start, "restart_id": uuid.uuid4().hex}
-        announcements.tell(MemoryWriter(self.control, "c"), "restart", **order)
+        announcements.publish_announcement(MemoryWriter(self.control, "c"), "restart", **order)
 
     def audit(self) -> Report:
         letters = letters_of("t", dead_letters.read(MemoryReader(self.log, "dead"), idle_s=0))
         names_of_pair = {"target": "target", "drafter": "drafter"}
         with closing(SqliteReader(self.path, "t")) as reader:
-            source = TraceSource(
+            source = TraceConsumer(
                 reader, Unwritten(), self.pair.alignment.fingerprint, CountingMetrics(), topic="t", **names_of_pair
             )
             ends, versions = reader.end_offsets(), self.registry.versions()
@@ -239,13 +239,13 @@ def test_a_control_log_that_was_made_anew_is_followed_and_nothing_in_it_looks_st
     path = tmp_path / "log.db"
     with closing(SqliteWriter(path, "control")) as writer:
         for version in range(1, 6):
-            announcements.tell(writer, "champion", version)
+            announcements.publish_announcement(writer, "champion", version)
     follower = ControlFollower(SqliteReader(path, "control"), CountingMetrics(), kinds=("champion",))
     (before,) = follower.poll(0)
     for each in tmp_path.iterdir():
         each.unlink()
     with closing(SqliteWriter(path, "control")) as writer:
-        announcements.tell(writer, "champion", 3)
+        announcements.publish_announcement(writer, "champion", 3)
     (after,) = follower.poll(0)
     assert (after.version, before.version) == (3, 5)
     assert after.sequence > before.sequence
@@ -438,11 +438,11 @@ except StorageError as exc:
 
 
 def test_a_journal_that_cannot_be_written_stops_no_learning(outage, caplog):
-    from omnidraft.distill.ingest.crash_journal import Journal
+    from omnidraft.distill.ingest.crash_journal import CrashJournal
 
     (outage.folder / "file").write_text("in the way")
     outage.emit(*names(4))
-    assert outage.learn(journal=Journal(outage.folder / "file" / "trying.json", tries=2)) == names(4)
+    assert outage.learn(journal=CrashJournal(outage.folder / "file" / "trying.json", tries=2)) == names(4)
     assert caplog.text.count("cannot be noted") == 1
 
 
@@ -605,9 +605,9 @@ class Lethal(SqliteWriter):
 
 
 def test_a_dead_recorder_or_refresher_turns_health_red_and_one_that_was_told_to_end_does_not(tmp_path):
-    recorder = Recorder(lambda: Lethal(tmp_path / "log.db", "t"), RecorderSettings(), CountingMetrics())
+    recorder = TraceProducer(lambda: Lethal(tmp_path / "log.db", "t"), RecorderSettings(), CountingMetrics())
     stop = threading.Event()
-    fine = VitalThread(stop.wait, name="refresher of big", is_over=stop.is_set)
+    fine = SupervisedThread(stop.wait, name="refresher of big", is_over=stop.is_set)
     fine.start()
     requests = RequestQueue(CountingMetrics(), max_waiting=1)
     client = TestClient(
@@ -622,7 +622,7 @@ def test_a_dead_recorder_or_refresher_turns_health_red_and_one_that_was_told_to_
     stop.set()
     fine.join(5)
     assert fine.problem is None
-    early = VitalThread(lambda: None, name="refresher of big", is_over=lambda: False)
+    early = SupervisedThread(lambda: None, name="refresher of big", is_over=lambda: False)
     early.start()
     early.join(5)
     assert early.problem == "the refresher of big thread ended; restart this process"
@@ -712,7 +712,7 @@ def test_a_drift_is_answered_however_wrong_the_clock_of_the_workers_is():
         writer.append([Outgoing(codec.key(record), codec.encode(record), codec.headers(record))])
 
     write("before")
-    traffic = Traffic(MemoryReader(log, "t"), **pair_of)
+    traffic = RequestStatsReader(MemoryReader(log, "t"), **pair_of)
     write("after")
     assert [request.is_past for request in traffic.new()] == [True, False]
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from omnidraft.bus.sqlite_log import SqliteWriter
-from omnidraft.distill.ingest.crash_journal import Journal
+from omnidraft.distill.ingest.crash_journal import CrashJournal
 from omnidraft.distill.ingest.record_tensors import to_tensors
 from omnidraft.ports import Outgoing
 from omnidraft.registry.directory_registry import DirectoryRegistry
@@ -120,5 +120,5 @@ def test_what_a_server_sends_is_kept_to_oneself(tmp_path: Path) -> None:
 
 
 def test_the_learners_journal(tmp_path: Path) -> None:
-    Journal(tmp_path / "trying.json", tries=3).begins([(0, 1)])
+    CrashJournal(tmp_path / "trying.json", tries=3).start([(0, 1)])
     assert [stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()] == [0o600]

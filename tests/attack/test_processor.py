@@ -17,7 +17,7 @@ import pytest
 
 from omnidraft.models.probe.choice import ISA_VARIABLE
 from omnidraft.models.probe.subprocess_trial import Outcome, run_once
-from pipelines.lib.local_cluster import Fleet, ServiceFailed
+from pipelines.lib.local_cluster import LocalCluster, ServiceFailed
 from tests.homes import make_home
 
 HERE = Path(__file__).parent
@@ -234,7 +234,7 @@ def test_a_command_that_is_killed_leaves_nothing_running() -> None:
 
 def test_a_service_that_a_signal_ended_is_reported_by_name_with_its_last_words(tmp_path: Path) -> None:
     code = "import faulthandler, os, sys; faulthandler.enable(); print('loading models', file=sys.stderr); os.abort()"
-    with Fleet(tmp_path / "none.toml", tmp_path / "logs") as fleet:
+    with LocalCluster(tmp_path / "none.toml", tmp_path / "logs") as fleet:
         fleet.start("decode_worker", [sys.executable, "-u", "-c", code])
         with pytest.raises(ServiceFailed) as failed:
             fleet.wait_for(lambda: False, "serving worker", 30.0)

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from omnidraft.distill.ingest import dead_letters, topic_scan
-from omnidraft.distill.ingest.trace_consumer import TraceSource
+from omnidraft.distill.ingest.trace_consumer import TraceConsumer
 from omnidraft.fleet import announcements
 from omnidraft.fleet.control_follower import ControlFollower
 from omnidraft.telemetry.metrics import CountingMetrics
@@ -130,7 +130,7 @@ def test_a_header_name_that_is_not_utf8_is_a_dead_letter_and_its_neighbours_are_
         assert producer.produce(sent_records(["one", "two", "three"], bad=1)) == (0, 0)
     letters, metrics = KafkaWriter(kafka_bootstrap, f"{topic}-dead"), CountingMetrics()
     with closing(KafkaReader(kafka_bootstrap, topic)) as reader, closing(letters):
-        source = TraceSource(reader, letters, "aligned", metrics, topic=topic)
+        source = TraceConsumer(reader, letters, "aligned", metrics, topic=topic)
         polls = list(topic_scan.polls_until(lambda: source.poll(100, 1.0), reader.end_offsets()))
     assert [each.request_id for polled in polls for _, _, each in polled.records] == ["one", "three"]
     assert metrics.value("omnidraft_traces_skipped_total", reason="malformed_record") == 1
@@ -150,7 +150,7 @@ def test_a_batch_that_cannot_be_unpacked_is_one_dead_letter_of_all_its_offsets(k
         assert producer.produce(Batch(hostile_batches.PACKERS[4](plain), 4, attributes=4).encode()) == (0, 0)
     letters, metrics = KafkaWriter(kafka_bootstrap, f"{topic}-dead"), CountingMetrics()
     with closing(KafkaReader(kafka_bootstrap, topic)) as reader, closing(letters):
-        source = TraceSource(reader, letters, "aligned", metrics, topic=topic)
+        source = TraceConsumer(reader, letters, "aligned", metrics, topic=topic)
         (polled,) = topic_scan.polls_until(lambda: source.poll(100, 1.0), reader.end_offsets())
     assert polled.skipped == ((0, 3, "malformed_batch", 4),)
     assert metrics.value("omnidraft_traces_skipped_total", reason="malformed_batch") == 4
@@ -165,10 +165,10 @@ def test_a_control_topic_with_a_broken_record_still_tells_what_serves(kafka_boot
 
     metrics = CountingMetrics()
     with closing(KafkaWriter(kafka_bootstrap, topic)) as writer:
-        announcements.tell(writer, "champion", 1)
+        announcements.publish_announcement(writer, "champion", 1)
         with RawProducer(kafka_bootstrap, topic) as producer:
             producer.produce(batch([record(0, b'{"kind": "pause"}', b"control", [(b"\xff", b"")])]))
-        announcements.tell(writer, "champion", 2)
+        announcements.publish_announcement(writer, "champion", 2)
     with closing(KafkaReader(kafka_bootstrap, topic)) as reader:
         follower = ControlFollower(reader, metrics, kinds=("champion", "pause"))
         assert [(each.kind, each.version) for each in follower.poll(5.0)] == [("champion", 2)]
@@ -224,7 +224,7 @@ def test_a_control_topic_that_got_partitions_goes_on_in_its_first_and_the_others
 
     monkeypatch.setattr(kafka_log, "PARTITIONS_SEEN_S", 1)
     with closing(kafka_log.KafkaWriter(kafka_bootstrap, topic)) as writer:
-        announcements.tell(writer, "champion", 1)
+        announcements.publish_announcement(writer, "champion", 1)
         with closing(kafka_log.KafkaReader(kafka_bootstrap, topic)) as reader:
             follower = ControlFollower(reader, CountingMetrics(), kinds=("champion", "pause"))
             assert [each.version for each in follower.poll(5.0)] == [1]
@@ -234,7 +234,7 @@ def test_a_control_topic_that_got_partitions_goes_on_in_its_first_and_the_others
             with RawProducer(kafka_bootstrap, topic) as producer:
                 until_taken(producer, late, partition=4)
             assert told_within(follower, 15) == [("champion", 2, 0)]
-            announcements.tell(writer, "champion", 3)
+            announcements.publish_announcement(writer, "champion", 3)
             assert told_within(follower, 15) == [("champion", 3, 1)]
     with closing(kafka_log.KafkaReader(kafka_bootstrap, topic)) as reader:
         assert reader.end_offsets() == {0: 2, 1: 0, 2: 0, 3: 0, 4: 1}

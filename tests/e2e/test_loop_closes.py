@@ -15,7 +15,7 @@ from omnidraft import config, wiring
 from omnidraft.distill.ingest import topic_scan
 from omnidraft.fleet import announcements
 from omnidraft.ports import Registry, SnapshotVersion
-from pipelines.lib.local_cluster import Fleet, is_serving
+from pipelines.lib.local_cluster import LocalCluster, is_serving
 from tests.cli_runs import run_cli
 
 NUM_FIRST, NUM_SECOND = 14, 14
@@ -81,7 +81,7 @@ def test_a_killed_distiller_learns_every_acknowledged_record_once_and_workers_ta
     counted as skipped, once. Snapshots are tried out as canaries on the way, and no text changes."""
     settings = config.load(settings_path, {})
     url = f"http://127.0.0.1:{settings.worker.port}"
-    with Fleet(settings_path, settings_path.parent / "logs") as fleet:
+    with LocalCluster(settings_path, settings_path.parent / "logs") as fleet:
         for name in ("controller", "distiller", "decode_worker"):
             fleet.start(name)
         fleet.wait_for(lambda: is_serving(url), "serving worker", TIMEOUT_S)
@@ -149,7 +149,7 @@ def ask(url: str, number: int) -> dict[str, object]:
 def control_messages(settings: config.Settings) -> set[str]:
     """Kinds of all that was announced."""
     reader = wiring.log_reader(settings, settings.log.control_topic)
-    return {announcements.read(message).kind for message in topic_scan.messages(reader)}
+    return {announcements.parse_announcement(message).kind for message in topic_scan.messages(reader)}
 
 
 def newest(registry: Registry) -> SnapshotVersion:
@@ -165,7 +165,7 @@ def asks_until_read(url: str, registry: Registry, num_records: int) -> bool:
     return False
 
 
-def wait_for_learned_champion(fleet: Fleet, registry: Registry, url: str) -> None:
+def wait_for_learned_champion(fleet: LocalCluster, registry: Registry, url: str) -> None:
     """Wait until the worker serves a champion that was learned, not the first snapshot.
 
     Requests go on meanwhile: a canary may still be out, and its trial needs traffic.

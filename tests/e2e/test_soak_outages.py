@@ -8,23 +8,25 @@ import pytest
 
 from pipelines.soak import broker_down, registry_down, throughput
 from pipelines.soak.cluster import BROKER, Cluster
-from pipelines.soak.part import Plan
+from pipelines.soak.part import SoakPlan
 from tests.kafka_fixture import require_jars
 
 pytestmark = [pytest.mark.kafka, pytest.mark.long, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
-def plan(tmp_path_factory: pytest.TempPathFactory, omnidraft_home: Path) -> Iterator[Plan]:
+def plan(tmp_path_factory: pytest.TempPathFactory, omnidraft_home: Path) -> Iterator[SoakPlan]:
     """Tiny models and short outages."""
     require_jars()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))
         out, tiny = tmp_path_factory.mktemp("outages"), "tiny"
-        yield Plan(out, outage_s=2.0, hold_s=2.0, target=tiny, drafter=tiny, threads=1)
+        yield SoakPlan(out, outage_s=2.0, hold_s=2.0, target=tiny, drafter=tiny, threads=1)
 
 
-def test_while_the_broker_is_away_records_are_dropped_and_counted_and_sending_goes_on_afterwards(plan: Plan) -> None:
+def test_while_the_broker_is_away_records_are_dropped_and_counted_and_sending_goes_on_afterwards(
+    plan: SoakPlan,
+) -> None:
     """Speeds are not judged here: two seconds of a tiny model say nothing."""
     told = broker_down.run(plan)
     figures = told.figures
@@ -65,13 +67,15 @@ def test_a_broker_outage_that_went_wrong_breaks_its_promise(wrong: dict[str, obj
     assert list(broker_down.promises(FIGURES | wrong).values()).count(False) == 1
 
 
-def test_while_the_registry_is_away_the_snapshot_in_place_serves_and_the_next_one_comes_by_itself(plan: Plan) -> None:
+def test_while_the_registry_is_away_the_snapshot_in_place_serves_and_the_next_one_comes_by_itself(
+    plan: SoakPlan,
+) -> None:
     told = registry_down.run(plan)
     assert all(told.promises.values()), told
     assert told.figures["answers_while_down"] > 0
 
 
-def test_records_come_through_a_topic_whole_and_in_order_and_a_rate_that_is_not_reached_is_told(plan: Plan) -> None:
+def test_records_come_through_a_topic_whole_and_in_order_and_a_rate_that_is_not_reached_is_told(plan: SoakPlan) -> None:
     with Cluster(plan.out / "throughput", "[worker]") as cluster:
         cluster.start(BROKER)
         servers = cluster.settings.log.url.removeprefix("kafka://")

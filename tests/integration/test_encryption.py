@@ -13,9 +13,9 @@ import pytest
 
 from omnidraft import config, wiring
 from omnidraft.config import RecorderSettings
-from omnidraft.decode.recording.trace_producer import Recorder
+from omnidraft.decode.recording.trace_producer import TraceProducer
 from omnidraft.distill.ingest import dead_letters, topic_scan
-from omnidraft.distill.ingest.trace_consumer import TraceSource
+from omnidraft.distill.ingest.trace_consumer import TraceConsumer
 from omnidraft.errors import BusError
 from omnidraft.ports import LogReader, Outgoing
 from omnidraft.telemetry.metrics import CountingMetrics
@@ -44,7 +44,7 @@ def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
 
 def record(settings: config.Settings, *names: str) -> None:
     """As a worker does."""
-    recorder = Recorder(
+    recorder = TraceProducer(
         lambda: wiring.log_writer(settings, settings.log.traces_topic), RecorderSettings(), CountingMetrics()
     )
     for name in names:
@@ -59,7 +59,7 @@ def learn(settings: config.Settings) -> tuple[list[str], list[str]]:
         closing(wiring.log_reader(settings, log.traces_topic)) as reader,
         closing(wiring.log_writer(settings, log.dead_letters_topic)) as letters,
     ):
-        source = TraceSource(reader, letters, None, CountingMetrics(), topic=log.traces_topic)
+        source = TraceConsumer(reader, letters, None, CountingMetrics(), topic=log.traces_topic)
         source.seek({})
         polls = list(topic_scan.polls_until(lambda: source.poll(100, 1.0), reader.end_offsets()))
     records = [each.request_id for polled in polls for _, _, each in polled.records]

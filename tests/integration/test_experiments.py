@@ -10,7 +10,7 @@ import torch
 
 from omnidraft.errors import ConfigError, RequestError
 from pipelines import drift
-from pipelines.lib.result_cache import Cells
+from pipelines.lib.result_cache import ResultCache
 from pipelines.paper_table import __main__
 from tests.cli_runs import run_pipeline as run
 
@@ -100,13 +100,13 @@ def test_an_interrupted_table_goes_on_with_the_missing_cells(
 
 
 def test_cells_of_other_options_are_never_mixed(tmp_path: Path) -> None:
-    Cells(tmp_path / "a.json", {"n": 1}).get("x", lambda: 1)
-    assert Cells(tmp_path / "a.json", {"n": 1}).get("x", lambda: 2) == 1
+    ResultCache(tmp_path / "a.json", {"n": 1}).get("x", lambda: 1)
+    assert ResultCache(tmp_path / "a.json", {"n": 1}).get("x", lambda: 2) == 1
     with pytest.raises(ConfigError, match="other options"):
-        Cells(tmp_path / "a.json", {"n": 2})
+        ResultCache(tmp_path / "a.json", {"n": 2})
     (tmp_path / "b.json").write_text("[]")
     with pytest.raises(ConfigError, match="no file of this experiment"):
-        Cells(tmp_path / "b.json", {})
+        ResultCache(tmp_path / "b.json", {})
 
 
 def test_drift_follows_traffic_from_task_to_task(data: Path, tmp_path: Path, tiny_models: tuple[Path, Path]) -> None:

@@ -82,7 +82,7 @@ def test_an_interrupted_recording_goes_on_where_it_was(
 ) -> None:
     from pipelines.lib import recording
 
-    forced, calls = recording.forced, []
+    forced, calls = recording.force, []
 
     def dies(*arguments: Any) -> Any:
         calls.append(arguments)
@@ -236,7 +236,7 @@ def test_what_replay_cannot_do_is_said_in_one_line(
 
 
 def test_times_in_the_traces_foretell_the_speed(recorded: Path) -> None:
-    costs = speedup_model.Costs(pass_s=0.1, row_s=0.005, step_s=0.005)
+    costs = speedup_model.SpeedupModel(pass_s=0.1, row_s=0.005, step_s=0.005)
     assert costs.speedup({1: 1.0, 4: 1.0}) == 1.0
     assert costs.speedup({1: 1.5, 4: 2.8}) == pytest.approx(2.8 / 1.4)
-    assert speedup_model.costs(archive.read(recorded)) is None
+    assert speedup_model.fit(archive.read(recorded)) is None

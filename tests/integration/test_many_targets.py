@@ -13,11 +13,11 @@ import torch
 import uvicorn
 
 from omnidraft import config, wiring
-from omnidraft.decode.engine import Engine, Question
+from omnidraft.decode.engine import Engine, GenerationRequest
 from omnidraft.models.hf.trainable_drafter import load_trainable
 from omnidraft.ports import DraftTree, Noise, Request, Sampling
 from omnidraft.serving.app import ServedModel, application
-from omnidraft.serving.queued_request import Ticket
+from omnidraft.serving.queued_request import QueuedRequest
 from omnidraft.serving.request_queue import QueueFull, RequestQueue
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.manifest import Manifest
@@ -67,8 +67,8 @@ class Running:
     def names(self) -> list[str]:
         return [each.engine.pair.target for each in self.worker.served]
 
-    def submit(self, engine: Engine, question: Question) -> Ticket:
-        return self.requests.submit(Ticket(engine, [question]))
+    def submit(self, engine: Engine, question: GenerationRequest) -> QueuedRequest:
+        return self.requests.submit(QueuedRequest(engine, [question]))
 
     def ask(self, name: str, seed: int = 3, temperature: float = 1.0) -> openai.types.Completion:
         return self.client.completions.create(
@@ -128,8 +128,10 @@ def test_each_target_answers_as_if_it_were_alone_while_both_are_asked_at_once(
 
 
 def text_of(engine: Engine, temperature: float) -> str:
-    question = Question(prompt="How many clips", max_new_tokens=NUM_TOKENS, sampling=Sampling(temperature), seed=3)
-    return "".join(step.text for step in engine.answer(question).steps)
+    question = GenerationRequest(
+        prompt="How many clips", max_new_tokens=NUM_TOKENS, sampling=Sampling(temperature), seed=3
+    )
+    return "".join(step.text for step in engine.stream(question).steps)
 
 
 def test_a_model_that_is_not_served_is_not_found_and_no_name_means_the_first(running: Running) -> None:
@@ -199,8 +201,8 @@ def publish_lora(
 
 
 def drafted(engine: Engine) -> list[tuple[int, ...]]:
-    question = Question(prompt="How many clips", max_new_tokens=NUM_TOKENS, seed=3, is_stored=False)
-    return [step.tree.tokens for step in engine.answer(question).steps]
+    question = GenerationRequest(prompt="How many clips", max_new_tokens=NUM_TOKENS, seed=3, is_stored=False)
+    return [step.tree.tokens for step in engine.stream(question).steps]
 
 
 @dataclass
@@ -235,9 +237,9 @@ def test_a_long_text_of_one_target_takes_turns_with_the_texts_of_the_other(runni
     long, short = Noting("long", passes), Noting("short", passes)
     one.slot.swap(snapshot(1, long))
     other.slot.swap(snapshot(1, short))
-    first = running.submit(one, Question(prompt="a", max_new_tokens=400, seed=1, is_stored=False))
+    first = running.submit(one, GenerationRequest(prompt="a", max_new_tokens=400, seed=1, is_stored=False))
     assert long.has_begun.wait(PATIENCE_S)
-    second = running.submit(other, Question(prompt="b", max_new_tokens=5, seed=1, is_stored=False))
+    second = running.submit(other, GenerationRequest(prompt="b", max_new_tokens=5, seed=1, is_stored=False))
     assert sum(len(step.emitted) for _, step in second.pieces()) == 5
     first.is_abandoned = True
     begun, ended = passes.index("short"), len(passes) - passes[::-1].index("short")
@@ -247,7 +249,7 @@ def test_a_long_text_of_one_target_takes_turns_with_the_texts_of_the_other(runni
 
 def test_a_full_line_refuses_its_own_targets_requests_only(running: Running) -> None:
     one, other = (each.engine for each in running.worker.served)
-    gated, question = Gated(), Question(prompt="a", max_new_tokens=2, seed=1, is_stored=False)
+    gated, question = Gated(), GenerationRequest(prompt="a", max_new_tokens=2, seed=1, is_stored=False)
     one.slot.swap(snapshot(1, gated))
     tickets = [running.submit(one, question)]
     assert gated.is_reached.wait(PATIENCE_S)

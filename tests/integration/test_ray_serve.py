@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from omnidraft import config, wiring
-from omnidraft.decode.engine import Question
+from omnidraft.decode.engine import GenerationRequest
 from omnidraft.fleet import announcements
 from omnidraft.models.hf.trainable_drafter import load_trainable
 from omnidraft.ports import Sampling
@@ -92,8 +92,8 @@ def settings_of(sections: dict, target: str) -> config.Settings:
 
 
 def text_of(engine, seed: int) -> str:
-    question = Question("How many clips", max_new_tokens=NUM_TOKENS, sampling=Sampling(1.0), seed=seed)
-    return "".join(step.text for step in engine.answer(question).steps)
+    question = GenerationRequest("How many clips", max_new_tokens=NUM_TOKENS, sampling=Sampling(1.0), seed=seed)
+    return "".join(step.text for step in engine.stream(question).steps)
 
 
 def load_of(fleet: ServeFleet, target: str) -> Load:
@@ -195,7 +195,7 @@ def announce(fleet: ServeFleet, settings: config.Settings, registry, version: in
     """Seconds from the announcement until every replica serves it; the first time it has to be loaded."""
     models, writer = settings.models, wiring.log_writer(settings, settings.log.control_topic)
     registry.promote(version)
-    announcements.tell(writer, "champion", version, target=models.target, drafter=models.drafter)
+    announcements.publish_announcement(writer, "champion", version, target=models.target, drafter=models.drafter)
 
     def is_everywhere() -> bool:
         served = [each["snapshot_version"] for each in fleet.replicas(models.target).values()]

@@ -23,7 +23,7 @@ from langchain_openai import ChatOpenAI
 from transformers import AutoModelForCausalLM
 
 from omnidraft import wiring
-from omnidraft.decode.engine import Question
+from omnidraft.decode.engine import GenerationRequest
 from omnidraft.models.hf.tokenizer import load_tokenizer
 from omnidraft.ports import Sampling
 from omnidraft.telemetry.metrics import CountingMetrics
@@ -211,9 +211,11 @@ def test_64_clients_at_once_get_the_texts_that_they_get_alone(
 
     texts = asyncio.run(ask_all())
     engine = wiring.engine(tiny_settings(started.models), CountingMetrics()).engine
-    plain = Question(prompt="A robe takes", max_new_tokens=NUM_TOKENS, sampling=Sampling(1.0), num_draft_tokens=0)
+    plain = GenerationRequest(
+        prompt="A robe takes", max_new_tokens=NUM_TOKENS, sampling=Sampling(1.0), num_draft_tokens=0
+    )
     for seed, text in enumerate(texts):
-        assert text == "".join(step.text for step in engine.answer(replace(plain, seed=seed)).steps)
+        assert text == "".join(step.text for step in engine.stream(replace(plain, seed=seed)).steps)
     assert len(set(texts)) > NUM_CLIENTS / 2
 
 

@@ -76,9 +76,9 @@ def fill_log(settings: config.Settings) -> None:
     reasons = (b"unreadable", b"unreadable", b"other_alignment")
     letters.append([Outgoing(b"k", b"bytes", {"reason": reason}) for reason in reasons])
     control = wiring.log_writer(settings, settings.log.control_topic)
-    announcements.tell(control, "pause", target="somebody else's")
-    announcements.tell(control, "resume")
-    announcements.tell(control, "pause", target=settings.models.target)
+    announcements.publish_announcement(control, "pause", target="somebody else's")
+    announcements.publish_announcement(control, "resume")
+    announcements.publish_announcement(control, "pause", target=settings.models.target)
 
 
 def publish_two(settings: config.Settings, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from omnidraft import config, wiring
 from omnidraft.distill.ingest.record_disposition import is_held_out
 from omnidraft.errors import ConfigError
-from omnidraft.ports import Untraced
+from omnidraft.ports import NoopTracing
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.telemetry.tracing import OtelTracing
 from omnidraft.traces import codec
@@ -176,7 +176,7 @@ def test_where_nobody_listens_spans_are_lost_and_counted_and_one_line_says_so(ca
 def test_off_it_is_nothing_and_without_opentelemetry_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     metrics = CountingMetrics()
     off = wiring.tracing(config.Settings(), "worker", metrics)
-    assert isinstance(off, Untraced)
+    assert isinstance(off, NoopTracing)
     assert not off.is_on
     assert off.begin("request", parent=CLIENT, method="POST").context == CLIENT
     monkeypatch.setitem(__import__("sys").modules, "omnidraft.telemetry.tracing", None)

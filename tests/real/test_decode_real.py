@@ -7,7 +7,7 @@ import pytest
 from omnidraft import wiring
 from omnidraft.config import DecodeSettings
 from omnidraft.decode.loop import Decoder
-from omnidraft.decode.policy.cost_model import Costs
+from omnidraft.decode.policy.cost_model import MeasuredCosts
 from omnidraft.models.catalog.store import resolve
 from omnidraft.models.hf.drafter import load_drafter
 from omnidraft.models.hf.target import load_target
@@ -34,7 +34,7 @@ def pair():
     cache = NgramCache(alignment.fingerprint, draft_tokenizer.vocabulary, target_tokenizer.vocabulary, 10_000)
     words = wiring.Vocabularies(target_folder, draft_folder, target_tokenizer, draft_tokenizer, alignment)
     always = DecodeSettings(policy="fixed", num_draft_tokens=5)  # costs measured on a busy machine decide nothing here
-    proposer = wiring.proposer(always, words, model, cache, Costs(target))
+    proposer = wiring.proposer(always, words, model, cache, MeasuredCosts(target))
     return Decoder(target, target_tokenizer.vocabulary), proposer, target_tokenizer, draft_tokenizer
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from omnidraft import config, wiring
-from omnidraft.decode.engine import Question
+from omnidraft.decode.engine import GenerationRequest
 from omnidraft.ports import Sampling
 from omnidraft.telemetry.metrics import CountingMetrics
 from tests.unit.models.tiny_llamacpp import require_llamacpp
@@ -22,7 +22,7 @@ def worker() -> wiring.Worker:
 def test_the_drafter_never_shows_in_a_real_text_and_saves_passes(worker, temperature):
     texts, num_passes = {}, {}
     for num_draft_tokens in (0, 5):
-        question = Question(
+        question = GenerationRequest(
             messages=[{"role": "user", "content": "What is 12 times 12? Think step by step."}],
             max_new_tokens=32,
             sampling=Sampling(temperature),
@@ -30,7 +30,7 @@ def test_the_drafter_never_shows_in_a_real_text_and_saves_passes(worker, tempera
             mode="reproducible",
             num_draft_tokens=num_draft_tokens,
         )
-        steps = list(worker.engine.answer(question).steps)
+        steps = list(worker.engine.stream(question).steps)
         texts[num_draft_tokens] = "".join(step.text for step in steps)
         num_passes[num_draft_tokens] = len(steps)
     assert texts[5] == texts[0]

@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 
 from omnidraft import config, wiring
-from omnidraft.decode.engine import Question
-from omnidraft.serving.queued_request import Ticket
+from omnidraft.decode.engine import GenerationRequest
+from omnidraft.serving.queued_request import QueuedRequest
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.telemetry.metrics import CountingMetrics
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
 TARGETS = ("qwen2.5-coder-0.5b", "gemma3-270m")
-QUESTION = Question(prompt="def add(first, second):", max_new_tokens=16, seed=1, is_stored=False)
+QUESTION = GenerationRequest(prompt="def add(first, second):", max_new_tokens=16, seed=1, is_stored=False)
 
 
 def test_two_real_targets_share_a_drafter_and_give_the_texts_of_plain_decoding(tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_two_real_targets_share_a_drafter_and_give_the_texts_of_plain_decoding(t
     assert one is other
     requests = RequestQueue(CountingMetrics(), max_waiting=4)
     asked = [(engine, replace(QUESTION, num_draft_tokens=num)) for num in (0, None) for engine in engines]
-    tickets = [requests.submit(Ticket(engine, [question])) for engine, question in asked]
+    tickets = [requests.submit(QueuedRequest(engine, [question])) for engine, question in asked]
     texts = ["".join(step.text for _, step in ticket.pieces()) for ticket in tickets]
     requests.close(60.0)
     assert texts[:2] == texts[2:]

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from omnidraft import wiring
-from omnidraft.decode.engine import Question
-from omnidraft.decode.step_stats import Figures
+from omnidraft.decode.engine import GenerationRequest
+from omnidraft.decode.step_stats import DecodeStats
 from omnidraft.errors import ConfigError, RequestError
 from omnidraft.ports import DraftTree, Source, Step, Timings
 from omnidraft.telemetry.metrics import CountingMetrics
 from pipelines.bench import __main__, page
-from pipelines.bench.runs import Failure, Run, attempt, watched
+from pipelines.bench.runs import BenchRun, Failure, attempt, watched
 from pipelines.bench.summary import rows
 from pipelines.lib import machine
 from tests.tiny_engine import tiny_settings
@@ -78,10 +78,12 @@ def run_bench(
     return run
 
 
-def run_of(tokens: list[int], later_s: float, *, draft_s: float | None = None, target_s: float | None = None) -> Run:
+def run_of(
+    tokens: list[int], later_s: float, *, draft_s: float | None = None, target_s: float | None = None
+) -> BenchRun:
     """One token in the first pass, the others in a second one."""
-    figures = Figures(num_tokens=len(tokens), num_passes=2, num_later_tokens=len(tokens) - 1, decode_s=later_s)
-    return Run(tuple(tokens), figures, draft_s, target_s)
+    figures = DecodeStats(num_tokens=len(tokens), num_passes=2, num_later_tokens=len(tokens) - 1, decode_s=later_s)
+    return BenchRun(tuple(tokens), figures, draft_s, target_s)
 
 
 def step(num_drafted: int, num_accepted: int, timings: Timings) -> Step:
@@ -103,10 +105,10 @@ def test_every_method_answers_every_prompt_and_the_rows_follow_from_the_steps(
 
     worker = wiring.engine(tiny_settings(tiny_models), CountingMetrics())
     asked = [
-        Question(messages=[{"role": "user", "content": text}], max_new_tokens=NUM_TOKENS, mode="reproducible")
+        GenerationRequest(messages=[{"role": "user", "content": text}], max_new_tokens=NUM_TOKENS, mode="reproducible")
         for text in QUESTIONS
     ]
-    texts = [list(worker.engine.answer(question).steps) for question in asked]
+    texts = [list(worker.engine.stream(question).steps) for question in asked]
     ids = [[token for step in steps for token in step.emitted] for steps in texts]
     by_method = {row["method"]: row for row in report["rows"]}
     assert [run["ids"] for run in report["runs"] if run["method"] == "omnidraft"] == ids

@@ -2,17 +2,17 @@
 
 import pytest
 
-from omnidraft.decode.step_stats import Figures
+from omnidraft.decode.step_stats import DecodeStats
 from omnidraft.errors import ModelError, RequestError
 from pipelines import bench_vllm
-from pipelines.bench.runs import Failure, Run
+from pipelines.bench.runs import BenchRun, Failure
 from pipelines.lib.vllm_server import custom_class, serve
 
 
-def run_of(decode_s: float, num_tokens: int = 11, num_passes: int = 11) -> Run:
+def run_of(decode_s: float, num_tokens: int = 11, num_passes: int = 11) -> BenchRun:
     ids = tuple(range(num_tokens))
-    return Run(
-        ids, Figures(num_tokens, num_passes, num_later_tokens=num_tokens - 1, first_token_s=0.5, decode_s=decode_s)
+    return BenchRun(
+        ids, DecodeStats(num_tokens, num_passes, num_later_tokens=num_tokens - 1, first_token_s=0.5, decode_s=decode_s)
     )
 
 

@@ -14,12 +14,12 @@ from omnidraft.serving.app import ServedModel, application
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.telemetry.metrics import CountingMetrics
 from pipelines.serve_bench import load, overhead, swap
-from pipelines.serve_bench.clients import Tally, ask_all
-from pipelines.serve_bench.plan import Plan
+from pipelines.serve_bench.clients import ClientTally, ask_all
+from pipelines.serve_bench.plan import ServeBenchPlan
 from tests.http_server import served
 from tests.tiny_engine import PATIENCE_S, tiny_worker
 
-PLAN = Plan(Path("out"), "tiny", "tiny", repeats=3, tokens=11, clients=2, seconds=10, swaps=1)
+PLAN = ServeBenchPlan(Path("out"), "tiny", "tiny", repeats=3, tokens=11, clients=2, seconds=10, swaps=1)
 
 
 def test_what_http_adds_is_told_apart_by_request_and_by_token() -> None:
@@ -41,7 +41,7 @@ def test_what_http_adds_is_told_apart_by_request_and_by_token() -> None:
 
 
 def test_memory_that_grows_and_errors_break_a_promise() -> None:
-    tally = Tally(latencies_s=[0.1, 0.2], num_tokens=5)
+    tally = ClientTally(latencies_s=[0.1, 0.2], num_tokens=5)
     flat = load.figures_of(tally, [50.0] * 10 + [100.0] * 30, PLAN)
     assert flat["rss_growth_share"] == 0
     assert all(load.promises(flat).values())
@@ -71,7 +71,7 @@ def test_clients_of_all_kinds_find_nothing_wrong_with_our_server(
 ) -> None:
     engine = tiny_worker(tiny_models, omnidraft_home, CountingMetrics()).engine
     app = application(requests, [ServedModel(engine, "print")], WorkerSettings(), lambda: b"")
-    tally = Tally()
+    tally = ClientTally()
     with served(app) as url:
         asyncio.run(ask_all(url, 8, 4.0, tally, seed=1))
     assert tally.errors == []
@@ -88,7 +88,7 @@ def test_clients_find_what_is_wrong_with_another() -> None:
     async def broken(rest: str) -> JSONResponse:
         return JSONResponse({}, status_code=429 if "chat" in rest else 500)
 
-    tally = Tally()
+    tally = ClientTally()
     with served(app) as url:
         asyncio.run(ask_all(url, 2, 0.5, tally, seed=1))
     assert not tally.by_kind

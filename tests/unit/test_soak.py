@@ -11,9 +11,9 @@ from fastapi import FastAPI
 from fastapi.responses import PlainTextResponse
 
 from omnidraft.errors import RequestError
-from omnidraft.fleet.request_stats import Served
+from omnidraft.fleet.request_stats import RequestStats
 from pipelines.soak import __main__, drift, kill_schedule, page
-from pipelines.soak.ack_monitor import Watch
+from pipelines.soak.ack_monitor import AckMonitor
 from pipelines.soak.kills import promises
 from pipelines.soak.uninterrupted import _same
 from tests.cli_runs import run_pipeline
@@ -45,7 +45,7 @@ class Counters:
 def test_a_request_is_acknowledged_when_all_that_was_emitted_is() -> None:
     worker = Counters()
     with served(worker.app()) as url:
-        watch = Watch(url)
+        watch = AckMonitor(url)
         watch.answered("a", watch.life)
         worker.emitted = 1
         watch.look()
@@ -63,7 +63,7 @@ def test_what_another_life_of_the_worker_answered_is_never_taken_for_acknowledge
     """Its counters begin at nothing, where as many are acknowledged as emitted."""
     worker = Counters()
     with served(worker.app()) as url:
-        watch = Watch(url)
+        watch = AckMonitor(url)
         watch.answered("before", watch.life)
         asked_in = watch.life
         worker.emitted, worker.acknowledged = 5, 3
@@ -185,11 +185,11 @@ def test_the_page_tells_every_promise_and_figure(tmp_path: Path) -> None:
     assert "| groups: one of | 1.5 |" in text
 
 
-def _request(time_ms: int, agreed: int) -> drift.Request:
-    return drift.Request(Served(time_ms, "t", 1, 30 + agreed, 1.0, 30, agreed))
+def _request(time_ms: int, agreed: int) -> drift.DriftRequest:
+    return drift.DriftRequest(RequestStats(time_ms, "t", 1, 30 + agreed, 1.0, 30, agreed))
 
 
-def _traffic(*parts: tuple[int, int]) -> list[drift.Request]:
+def _traffic(*parts: tuple[int, int]) -> list[drift.DriftRequest]:
     """(passes that agreed of 30, number of requests), a second each."""
     agreed = [share for share, number in parts for _ in range(number)]
     return [_request(1000 * place, share) for place, share in enumerate(agreed)]
@@ -198,7 +198,7 @@ def _traffic(*parts: tuple[int, int]) -> list[drift.Request]:
 def test_a_fall_and_its_end_are_counted_in_requests_since_the_change() -> None:
     requests = _traffic((24, 40), (18, 12), (23, 20))
     events = [drift.Event(46_500, "drift", None, "fell"), drift.Event(60_500, "drift_over", None, "back")]
-    told = drift.told_by(requests, events, changed_ms=39_500)
+    told = drift.detected_by(requests, events, changed_ms=39_500)
     assert (told["level"], told["fell_to"]) == (0.8, 0.6)
     assert (told["told_after_requests"], told["over_after_requests"]) == (7, 21)
     assert told["recovered_after_requests"] == 12 + 6  # six of eight requests have to be good again for 0.72
@@ -207,7 +207,7 @@ def test_a_fall_and_its_end_are_counted_in_requests_since_the_change() -> None:
 
 def test_an_alarm_before_the_change_and_a_fall_that_nobody_told_are_broken_promises() -> None:
     requests = _traffic((24, 40), (18, 32))
-    told = drift.told_by(requests, [drift.Event(10_000, "drift", None, "fell")], changed_ms=39_500)
+    told = drift.detected_by(requests, [drift.Event(10_000, "drift", None, "fell")], changed_ms=39_500)
     assert (told["alarms_before"], told["told_after_requests"], told["recovered_after_requests"]) == (1, None, None)
     assert not any(drift.promises(told).values())
 

@@ -18,7 +18,7 @@ _MEMORY_GUESSES = 400.0
 _LEAST, _MOST = 0.001, 0.995
 
 
-class Kind(NamedTuple):
+class GuessKind(NamedTuple):
     """What guesses are counted together, besides their bin of q."""
 
     source: Source
@@ -28,19 +28,19 @@ class Kind(NamedTuple):
     """Temperature, and how much of the noise the ranking used."""
 
 
-class AgreementTable:
+class AcceptanceCalibrator:
     """Shared by all requests of one snapshot."""
 
     def __init__(self) -> None:
-        self._counts: dict[tuple[Kind, int, int | None], list[float]] = defaultdict(lambda: [0.0, 0.0])
+        self._counts: dict[tuple[GuessKind, int, int | None], list[float]] = defaultdict(lambda: [0.0, 0.0])
 
-    def chance(self, kind: Kind, q: float, depth: int) -> float:
+    def chance(self, kind: GuessKind, q: float, depth: int) -> float:
         """That such a guess is right, given that everything before it was."""
         place = bisect(_EDGES, q)
         at_any_depth = self._shrunk((kind, place, None), q)
         return min(max(self._shrunk((kind, place, bisect(_DEEP, depth)), at_any_depth), _LEAST), _MOST)
 
-    def saw(self, kind: Kind, q: float, depth: int, *, is_right: bool) -> None:
+    def update(self, kind: GuessKind, q: float, depth: int, *, is_right: bool) -> None:
         """One guess was judged by the target."""
         place = bisect(_EDGES, q)
         for key in ((kind, place, None), (kind, place, bisect(_DEEP, depth))):
@@ -49,6 +49,6 @@ class AgreementTable:
             counts[0] = counts[0] * fade + 1
             counts[1] = counts[1] * fade + is_right
 
-    def _shrunk(self, key: tuple[Kind, int, int | None], prior: float) -> float:
+    def _shrunk(self, key: tuple[GuessKind, int, int | None], prior: float) -> float:
         num, right = self._counts.get(key, (0.0, 0.0))
         return (right + _PRIOR_GUESSES * prior) / (num + _PRIOR_GUESSES)

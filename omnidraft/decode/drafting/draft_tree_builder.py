@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from omnidraft.decode.drafting.acceptance_stats import Kind
+from omnidraft.decode.drafting.acceptance_stats import GuessKind
 from omnidraft.ports import DraftTree, Source, TreeLimits
 
 
@@ -18,11 +18,11 @@ class Node:
     chance: float
     """That the target draws it, given its parent."""
     log_q: float = 0.0
-    guess: tuple[Kind, float] | None = None
+    guess: tuple[GuessKind, float] | None = None
     """What the chance was estimated from, to be judged later."""
 
 
-class GrowingTree:
+class DraftTreeBuilder:
     """Nodes in the order in which they were added; node 0 is the last emitted token."""
 
     def __init__(self, root_token: int, max_depth: int) -> None:
@@ -46,7 +46,7 @@ class GrowingTree:
         chance: float,
         *,
         log_q: float = 0.0,
-        guess: tuple[Kind, float] | None = None,
+        guess: tuple[GuessKind, float] | None = None,
     ) -> int | None:
         """The node; the one that is there already when two proposers say the same. None when it would be too deep."""
         known = self._children[parent].get(token)

@@ -13,14 +13,14 @@ from typing import TypeVar
 
 import torch
 
-from omnidraft.decode.drafting.acceptance_stats import AgreementTable
-from omnidraft.decode.drafting.draft_tree_builder import GrowingTree
+from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator
+from omnidraft.decode.drafting.draft_tree_builder import DraftTreeBuilder
 from omnidraft.decode.drafting.drafter_context import DrafterContext
-from omnidraft.decode.drafting.noise_coupling import NoiseWeights
-from omnidraft.decode.drafting.ranking import Ranking
-from omnidraft.decode.drafting.token_mapping import Place, Readings
+from omnidraft.decode.drafting.noise_coupling import NoiseCoupling
+from omnidraft.decode.drafting.ranking import CandidateRanker
+from omnidraft.decode.drafting.token_mapping import DraftPosition, TokenMapper
 from omnidraft.decode.policy.cost_model import CostCurve
-from omnidraft.ports import DraftModel, Noise, Odds, Policy, Request, TreeLimits
+from omnidraft.ports import AcceptanceFn, DraftModel, Noise, Policy, Request, TreeLimits
 from omnidraft.vocab.alignment import Alignment
 from omnidraft.vocab.ngram_cache import NgramCache
 from omnidraft.vocab.tokenizer import Tokenizer, Vocabulary
@@ -37,7 +37,7 @@ class Drafter:
     target_vocabulary: Vocabulary
     alignment: Alignment
     cache: NgramCache
-    weights: NoiseWeights
+    weights: NoiseCoupling
     step_s: CostCurve | None = None
     """Told what each step took; None: nobody wants to know."""
 
@@ -52,20 +52,20 @@ class Drafter:
             limit=self.model.context_limit,
         )
 
-    def open(self, request: Request, table: AgreementTable, policy: Policy) -> "DrafterSession":
+    def open(self, request: Request, table: AcceptanceCalibrator, policy: Policy) -> "DrafterSession":
         """See tree.Contributor."""
         return DrafterSession(self, request, table, policy)
 
 
 class DrafterSession:
-    """Implements tree.ContributorSession."""
+    """Implements tree.DraftSourceSession."""
 
-    def __init__(self, drafter: Drafter, request: Request, table: AgreementTable, policy: Policy) -> None:
+    def __init__(self, drafter: Drafter, request: Request, table: AcceptanceCalibrator, policy: Policy) -> None:
         self._drafter = drafter
         self._policy = policy
         self._temperature = request.sampling.temperature
         self._stop_ids = request.stop_ids
-        self._readings = Readings(drafter.alignment, drafter.cache, table)
+        self._readings = TokenMapper(drafter.alignment, drafter.cache, table)
         self.context = drafter.context(request)
         self._model = drafter.model.open()
         self._fed: list[int] = []
@@ -73,42 +73,46 @@ class DrafterSession:
         """Ids of the target's text that were fed."""
         self._firsts: dict[int, list[int | None]] = {}
 
-    def grow(self, tree: GrowingTree, position: int, limits: TreeLimits, noise: Noise) -> None:
-        """See tree.ContributorSession."""
+    def extend(self, tree: DraftTreeBuilder, position: int, limits: TreeLimits, noise: Noise) -> None:
+        """See tree.DraftSourceSession."""
         self._firsts = {}
-        if not limits.num_nodes or not self._policy.reads(position - self._read_to):
+        if not limits.num_nodes or not self._policy.should_draft(position - self._read_to):
             return
         ids = self.context.ids
         if ids is None or not self._reads_again(ids, position):
             return
-        if not self._policy.expand([tree.open_value(0)], tree.num_drafted):
+        if not self._policy.select_expansions([tree.open_value(0)], tree.num_drafted):
             return
         self._read_to = position
         logits_D = self._advance(tree, ids)
-        (odds,) = self._odds(1)
-        open_places = self._expand(tree, Place(odds=odds), logits_D, position, noise)
+        (odds,) = self._acceptance_probabilities(1)
+        open_places = self._expand(tree, DraftPosition(odds=odds), logits_D, position, noise)
         num_branched = 0
         while chosen := self._chosen(tree, open_places, limits, num_branched):
             logits_RD = self._branch(tree, chosen)
             open_places = [place for place in open_places if place not in chosen]
-            for place, logits_D, odds in zip(chosen, logits_RD, self._odds(len(chosen)), strict=True):
+            for place, logits_D, odds in zip(
+                chosen, logits_RD, self._acceptance_probabilities(len(chosen)), strict=True
+            ):
                 fed = replace(place, row=num_branched, odds=odds)
                 num_branched += 1
                 open_places += self._expand(tree, fed, logits_D, position, noise)
 
     def observe(self, emitted: Sequence[int], reached: Sequence[tuple[int, int]]) -> None:
-        """See tree.ContributorSession."""
+        """See tree.DraftSourceSession."""
         for node, token in reached:
             if node in self._firsts:
-                self._drafter.weights.saw(self._temperature, self._firsts[node], token)
+                self._drafter.weights.update(self._temperature, self._firsts[node], token)
         self.context.observe(emitted)
 
     def _reads_again(self, ids: list[int], position: int) -> bool:
         """Whether what the drafter has to read of a text that it followed so far pays: half a window where it slid."""
         num_missed = len(ids) - self._num_kept(ids)
-        return not self._fed or num_missed <= position - self._read_to or self._policy.reads(num_missed)
+        return not self._fed or num_missed <= position - self._read_to or self._policy.should_draft(num_missed)
 
-    def _chosen(self, tree: GrowingTree, places: Sequence[Place], limits: TreeLimits, num_branched: int) -> list[Place]:
+    def _chosen(
+        self, tree: DraftTreeBuilder, places: Sequence[DraftPosition], limits: TreeLimits, num_branched: int
+    ) -> list[DraftPosition]:
         """The places to go on from in the next step; none when drafting is over. Every id branched in this round has
         its place in the drafter's context, also beside others."""
         room = self._drafter.model.context_limit - len(self._fed) - num_branched
@@ -116,20 +120,20 @@ class DrafterSession:
         best = sorted((place for place, value in values.items() if value), key=lambda place: -values[place])
         if not best or not room or self._is_full(tree, limits):
             return []
-        return best[: min(self._policy.expand([values[place] for place in best], tree.num_drafted), room)]
+        return best[: min(self._policy.select_expansions([values[place] for place in best], tree.num_drafted), room)]
 
-    def _is_full(self, tree: GrowingTree, limits: TreeLimits) -> bool:
+    def _is_full(self, tree: DraftTreeBuilder, limits: TreeLimits) -> bool:
         """Whether what fits is drafted already."""
         if self._policy.num_candidates > 1 and limits.num_chains is None:
             return tree.num_drafted >= 4 * limits.num_nodes
         return len(tree.ranked(limits)) >= limits.num_nodes
 
     def _expand(
-        self, tree: GrowingTree, place: Place, logits_D: torch.Tensor, position: int, noise: Noise
-    ) -> list[Place]:
+        self, tree: DraftTreeBuilder, place: DraftPosition, logits_D: torch.Tensor, position: int, noise: Noise
+    ) -> list[DraftPosition]:
         """Add what the drafter would say here; returns the new places that may be gone on from."""
         weights, end = self._drafter.weights, max(place.ends, key=tree.value)
-        ranking = Ranking(logits_D, self._drafter.alignment, self._temperature)
+        ranking = CandidateRanker(logits_D, self._drafter.alignment, self._temperature)
         weight, at = weights.best(self._temperature), position + tree.nodes[end].depth
         tree.noise_weight = weight if self._temperature else 0.0
         if self._temperature:
@@ -145,7 +149,7 @@ class DrafterSession:
                 places.append(replace(behind, ends=going_on))
         return places
 
-    def _advance(self, tree: GrowingTree, ids: list[int]) -> torch.Tensor:
+    def _advance(self, tree: DraftTreeBuilder, ids: list[int]) -> torch.Tensor:
         """The drafter's logits after the text. [D]"""
         keep = self._num_kept(ids)
         self._fed = list(ids)
@@ -158,24 +162,24 @@ class DrafterSession:
             return limit
         return next(at for at in range(limit) if self._fed[at] != ids[at])
 
-    def _branch(self, tree: GrowingTree, places: Sequence[Place]) -> torch.Tensor:
+    def _branch(self, tree: DraftTreeBuilder, places: Sequence[DraftPosition]) -> torch.Tensor:
         """... and after each of these places. [R, D]"""
         ids = [place.draft_id for place in places if place.draft_id is not None]
         rows = [place.before.row for place in places if place.before is not None]
         parents = [-1 if row is None else row for row in rows]
         return self._timed(tree, len(ids), lambda: self._model.branch(ids, parents))
 
-    def _odds(self, num_rows: int) -> Sequence[Odds | None]:
+    def _acceptance_probabilities(self, num_rows: int) -> Sequence[AcceptanceFn | None]:
         """Of each row of the last step; None where chances are measured agreement."""
-        found = self._model.odds() if self._policy.asks_head else None
+        found = self._model.acceptance_probabilities() if self._policy.asks_head else None
         return list(repeat(None, num_rows)) if found is None else found
 
-    def _timed(self, tree: GrowingTree, num_rows: int, compute: Callable[[], Result]) -> Result:
+    def _timed(self, tree: DraftTreeBuilder, num_rows: int, compute: Callable[[], Result]) -> Result:
         started = time.perf_counter()
         result = compute()
         spent = time.perf_counter() - started
         tree.draft_s += spent
         tree.step_rows.append(num_rows)
         if self._drafter.step_s is not None and num_rows <= 4:
-            self._drafter.step_s.saw(num_rows, spent)
+            self._drafter.step_s.update(num_rows, spent)
         return result

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 _FADES = 0.99
 
 
-class NoiseWeights:
+class NoiseCoupling:
     """Shared by all requests of one snapshot; temperatures are kept apart, rounded to tenths."""
 
     def __init__(self, weights: Sequence[float]) -> None:
@@ -21,7 +21,7 @@ class NoiseWeights:
         right = self._right.get(round(temperature, 1))
         return self.weights[right.index(max(right))] if right else self.weights[0]
 
-    def saw(self, temperature: float, firsts: Sequence[int | None], token: int) -> None:
+    def update(self, temperature: float, firsts: Sequence[int | None], token: int) -> None:
         """What each weight would have guessed first, and what the target drew."""
         right = self._right[round(temperature, 1)]
         right[:] = [count * _FADES + (first == token) for count, first in zip(right, firsts, strict=True)]

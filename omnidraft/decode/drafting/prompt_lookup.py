@@ -5,8 +5,8 @@ Source: prompt lookup decoding, https://github.com/apoorvumang/prompt-lookup-dec
 
 from collections.abc import Sequence
 
-from omnidraft.decode.drafting.acceptance_stats import AgreementTable, Kind
-from omnidraft.decode.drafting.draft_tree_builder import GrowingTree
+from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator, GuessKind
+from omnidraft.decode.drafting.draft_tree_builder import DraftTreeBuilder
 from omnidraft.ports import Noise, Policy, Request, Source, TreeLimits
 
 _LONGEST, _SHORTEST = 4, 2
@@ -15,25 +15,25 @@ _MOST_COPIED = 10
 _PRIOR = 0.3
 
 
-class Lookup:
+class PromptLookup:
     """Implements tree.Contributor."""
 
-    def open(self, request: Request, table: AgreementTable, policy: Policy) -> "LookupSession":
+    def open(self, request: Request, table: AcceptanceCalibrator, policy: Policy) -> "PromptLookupSession":
         """See tree.Contributor."""
-        return LookupSession(request.prompt_ids, table)
+        return PromptLookupSession(request.prompt_ids, table)
 
 
-class LookupSession:
-    """Implements tree.ContributorSession."""
+class PromptLookupSession:
+    """Implements tree.DraftSourceSession."""
 
-    def __init__(self, prompt_ids: Sequence[int], table: AgreementTable) -> None:
+    def __init__(self, prompt_ids: Sequence[int], table: AcceptanceCalibrator) -> None:
         self._table = table
         self._ids: list[int] = []
         self._after: dict[tuple[int, ...], int] = {}
         self._add(prompt_ids)
 
-    def grow(self, tree: GrowingTree, position: int, limits: TreeLimits, noise: Noise) -> None:
-        """See tree.ContributorSession."""
+    def extend(self, tree: DraftTreeBuilder, position: int, limits: TreeLimits, noise: Noise) -> None:
+        """See tree.DraftSourceSession."""
         for length in range(_LONGEST, _SHORTEST - 1, -1):
             start = self._after.get(tuple(self._ids[-length:]))
             if start is not None and start < len(self._ids):
@@ -41,12 +41,12 @@ class LookupSession:
                 return
 
     def observe(self, emitted: Sequence[int], reached: Sequence[tuple[int, int]]) -> None:
-        """See tree.ContributorSession."""
+        """See tree.DraftSourceSession."""
         self._add(emitted)
 
-    def _copy(self, tree: GrowingTree, ids: Sequence[int], length: int) -> None:
+    def _copy(self, tree: DraftTreeBuilder, ids: Sequence[int], length: int) -> None:
         node: int | None = 0
-        kind = Kind(Source.LOOKUP, _LONGEST - length)
+        kind = GuessKind(Source.LOOKUP, _LONGEST - length)
         for token in ids:
             if node is None:
                 return

@@ -33,7 +33,7 @@ class Candidate:
     """q as the request's temperature makes it."""
 
 
-class Ranking:
+class CandidateRanker:
     """The drafter's next target tokens at one place."""
 
     def __init__(self, logits_D: torch.Tensor, alignment: Alignment, temperature: float) -> None:

@@ -11,27 +11,27 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from omnidraft.decode.drafting.acceptance_stats import AgreementTable
-from omnidraft.decode.drafting.draft_tree_builder import GrowingTree
+from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator
+from omnidraft.decode.drafting.draft_tree_builder import DraftTreeBuilder
 from omnidraft.decode.drafting.drafter import Drafter
-from omnidraft.decode.drafting.prompt_lookup import LookupSession
-from omnidraft.decode.drafting.ranking import Ranking
-from omnidraft.decode.drafting.token_mapping import Place, Readings
+from omnidraft.decode.drafting.prompt_lookup import PromptLookupSession
+from omnidraft.decode.drafting.ranking import CandidateRanker
+from omnidraft.decode.drafting.token_mapping import DraftPosition, TokenMapper
 from omnidraft.decode.external.batch_policy import BatchPolicy
-from omnidraft.decode.external.forbidden_noise import UnknownNoise
+from omnidraft.decode.external.forbidden_noise import ForbiddenNoise
 from omnidraft.decode.policy.cost_model import CostCurve
 from omnidraft.ports import DraftSession, DraftTree, Request, TreeLimits
 
 _STYLE = (0.0, 0.0)
 """Temperature and weight of the noise, as agreement is counted by."""
-_NOISE = UnknownNoise()
+_NOISE = ForbiddenNoise()
 
 
-class DraftedText:
+class DraftedSequence:
     """What one snapshot knows of one text."""
 
     def __init__(
-        self, drafter: Drafter, request: Request, told: Sequence[int], table: AgreementTable, *, with_lookup: bool
+        self, drafter: Drafter, request: Request, told: Sequence[int], table: AcceptanceCalibrator, *, with_lookup: bool
     ) -> None:
         """
         Args:
@@ -43,13 +43,13 @@ class DraftedText:
         self.stop_ids = request.stop_ids
         self.context = drafter.context(request)
         self.context.observe(told)
-        self.readings = Readings(drafter.alignment, drafter.cache, table)
-        self.lookup = LookupSession(request.prompt_ids, table) if with_lookup else None
+        self.readings = TokenMapper(drafter.alignment, drafter.cache, table)
+        self.lookup = PromptLookupSession(request.prompt_ids, table) if with_lookup else None
         self.model: DraftSession | None = None
         """None until it is drafted for, and while its memory was needed elsewhere."""
         self.fed: list[int] = []
         self.root = request.prompt_ids[-1]
-        self.tree: GrowingTree | None = None
+        self.tree: DraftTreeBuilder | None = None
         self.num_branched = 0
 
     def release(self) -> None:
@@ -75,7 +75,7 @@ class DraftedText:
             for child in self.tree.children(node):
                 if child.guess is not None:
                     kind, q = child.guess
-                    self.table.saw(kind, q, child.depth, is_right=child.token == token)
+                    self.table.update(kind, q, child.depth, is_right=child.token == token)
         self.context.observe(emitted)
         if self.lookup is not None:
             self.lookup.observe(emitted, reached)
@@ -93,7 +93,7 @@ class Drafted:
 
 
 def draft(
-    texts: Sequence[DraftedText],
+    texts: Sequence[DraftedSequence],
     num_tokens: int,
     policy: BatchPolicy,
     step_s: CostCurve | None,
@@ -108,9 +108,9 @@ def draft(
     """
     drafted, limits = Drafted(), TreeLimits(num_tokens, num_chains=1, depth=num_tokens)
     for text in texts:
-        text.tree, text.num_branched = GrowingTree(text.root, num_tokens), 0
+        text.tree, text.num_branched = DraftTreeBuilder(text.root, num_tokens), 0
         if text.lookup is not None:
-            text.lookup.grow(text.tree, 0, limits, _NOISE)
+            text.lookup.extend(text.tree, 0, limits, _NOISE)
     if num_tokens:
         _Steps(drafted, limits, policy, step_s).run(_readers(texts, policy, may_open))
     drafted.trees = _kept([text.tree for text in texts if text.tree is not None], limits, policy)
@@ -118,13 +118,13 @@ def draft(
 
 
 def _readers(
-    texts: Sequence[DraftedText], policy: BatchPolicy, may_open: Callable[[int], bool]
-) -> list[tuple[DraftedText, list[int]]]:
+    texts: Sequence[DraftedSequence], policy: BatchPolicy, may_open: Callable[[int], bool]
+) -> list[tuple[DraftedSequence, list[int]]]:
     """The texts that the drafter is to draft for, with all their draft ids."""
     readers = []
     for text in texts:
         ids = text.context.ids
-        if ids is None or not policy.reads(text.num_missed(ids)):
+        if ids is None or not policy.should_draft(text.num_missed(ids)):
             continue
         if text.model is None:
             if not may_open(len(ids)):
@@ -143,15 +143,15 @@ class _Steps:
         self._policy = policy
         self._step_s = step_s
 
-    def run(self, readers: Sequence[tuple[DraftedText, list[int]]]) -> None:
+    def run(self, readers: Sequence[tuple[DraftedSequence, list[int]]]) -> None:
         """Step until nothing more pays."""
-        at_root = [(text, Place()) for text, _ in readers]
+        at_root = [(text, DraftPosition()) for text, _ in readers]
         chosen = {id(text) for text, _ in self._worth(at_root)}
         readers = [(text, ids) for text, ids in readers if id(text) in chosen]
         if not readers:
             return
         logits = self._advance(readers)
-        places = [(text, _expand(text, Place(), each)) for (text, _), each in zip(readers, logits, strict=True)]
+        places = [(text, _expand(text, DraftPosition(), each)) for (text, _), each in zip(readers, logits, strict=True)]
         while going_on := self._worth([(text, place) for text, place in places if self._is_open(text, place)]):
             logits = self._branch(going_on)
             places = []
@@ -159,22 +159,24 @@ class _Steps:
                 row, text.num_branched = text.num_branched, text.num_branched + 1
                 places.append((text, _expand(text, replace(place, row=row), each)))
 
-    def _is_open(self, text: DraftedText, place: Place) -> bool:
+    def _is_open(self, text: DraftedSequence, place: DraftPosition) -> bool:
         """Whether anything can stand behind it, in the drafter's memory and in the chain."""
         assert text.tree is not None
         has_room = len(text.fed) + len(place.draft_ids) <= text.drafter.model.context_limit
         return has_room and any(text.tree.nodes[end].depth < self._limits.num_nodes for end in place.ends)
 
-    def _worth(self, places: Sequence[tuple[DraftedText, Place]]) -> list[tuple[DraftedText, Place]]:
+    def _worth(
+        self, places: Sequence[tuple[DraftedSequence, DraftPosition]]
+    ) -> list[tuple[DraftedSequence, DraftPosition]]:
         """Those that the policy goes on from, the best first."""
         values = [_value(text, place) for text, place in places]
         order = sorted((at for at, value in enumerate(values) if value), key=lambda at: -values[at])
         if not order:
             return []
         num_nodes = sum(min(text.tree.num_drafted, self._limits.num_nodes) for text, _ in places if text.tree)
-        return [places[at] for at in order[: self._policy.expand([values[at] for at in order], num_nodes)]]
+        return [places[at] for at in order[: self._policy.select_expansions([values[at] for at in order], num_nodes)]]
 
-    def _advance(self, readers: Sequence[tuple[DraftedText, list[int]]]) -> Sequence[torch.Tensor]:
+    def _advance(self, readers: Sequence[tuple[DraftedSequence, list[int]]]) -> Sequence[torch.Tensor]:
         asked = []
         for text, ids in readers:
             keep = text.common(ids)
@@ -184,7 +186,7 @@ class _Steps:
         model = readers[0][0].drafter.model
         return self._timed(sum(len(ids) for *_, ids in asked), lambda: model.advance_all(asked))
 
-    def _branch(self, going_on: Sequence[tuple[DraftedText, Place]]) -> list[torch.Tensor]:
+    def _branch(self, going_on: Sequence[tuple[DraftedSequence, DraftPosition]]) -> list[torch.Tensor]:
         asked = []
         for text, place in going_on:
             assert text.model is not None
@@ -202,34 +204,34 @@ class _Steps:
         self._drafted.draft_s += spent
         self._drafted.step_rows.append(num_rows)
         if self._step_s is not None and num_rows <= 16:
-            self._step_s.saw(num_rows, spent)
+            self._step_s.update(num_rows, spent)
         return result
 
 
-def _value(text: DraftedText, place: Place) -> float:
+def _value(text: DraftedSequence, place: DraftPosition) -> float:
     """Chance that the text comes here and that what follows has not been guessed."""
     assert text.tree is not None
     return sum(map(text.tree.open_value, place.ends))
 
 
-def _expand(text: DraftedText, place: Place, logits_D: torch.Tensor) -> Place:
+def _expand(text: DraftedSequence, place: DraftPosition, logits_D: torch.Tensor) -> DraftPosition:
     """Add what the drafter would say here; the place behind it, without ends when it says nothing to go on from."""
     assert text.tree is not None
-    candidates = Ranking(logits_D, text.drafter.alignment, _STYLE[0]).best(1, _STYLE[1], _NOISE, 0)
+    candidates = CandidateRanker(logits_D, text.drafter.alignment, _STYLE[0]).best(1, _STYLE[1], _NOISE, 0)
     if not candidates:
-        return Place(before=place, ends=())
+        return DraftPosition(before=place, ends=())
     text.tree.noise_weight = 0.0
     behind = text.readings.add(text.tree, place, candidates[0], 0, _STYLE)
     text.tree.draft_ids = max(text.tree.draft_ids, behind.draft_ids, key=len)
     return replace(behind, ends=tuple(end for end in behind.ends if text.tree.nodes[end].token not in text.stop_ids))
 
 
-def _kept(trees: Sequence[GrowingTree], limits: TreeLimits, policy: BatchPolicy) -> list[DraftTree]:
+def _kept(trees: Sequence[DraftTreeBuilder], limits: TreeLimits, policy: BatchPolicy) -> list[DraftTree]:
     """The best chain of each, as long as pays beside the others."""
     chains = [tree.ranked(limits) for tree in trees]
     nodes = [(trees[at].value(node), at) for at, chain in enumerate(chains) for node in chain]
     nodes.sort(key=lambda node: -node[0])  # stable: a chain's values never rise, so its nodes stay in order
     lengths = [0] * len(trees)
-    for _, at in nodes[: policy.keep([value for value, _ in nodes])]:
+    for _, at in nodes[: policy.prune([value for value, _ in nodes])]:
         lengths[at] += 1
     return [tree.cut(chain[:length]) for tree, chain, length in zip(trees, chains, lengths, strict=True)]

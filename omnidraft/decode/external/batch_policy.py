@@ -28,63 +28,63 @@ _MEMORY = 0.97
 class BatchPolicy(Protocol):
     """How much to draft. Values are estimated chances that a text goes through a place or a node."""
 
-    def begins(self, num_texts: int) -> None:
+    def start(self, num_texts: int) -> None:
         """A round with so many texts is next."""
 
-    def reads(self, num_ids: int) -> bool:
+    def should_draft(self, num_ids: int) -> bool:
         """Whether the drafter drafts for this text, for which it has to read about so many ids first."""
 
-    def expand(self, values: Sequence[float], num_nodes: int) -> int:
+    def select_expansions(self, values: Sequence[float], num_nodes: int) -> int:
         """How many of these places of all texts, falling in value, the drafter goes on from in one step; 0 ends
         drafting. `num_nodes` were drafted so far."""
 
-    def keep(self, values: Sequence[float]) -> int:
+    def prune(self, values: Sequence[float]) -> int:
         """How many of these nodes of all texts, best first, the target scores."""
 
-    def saw(self, num_emitted: int, num_nodes: int, step_rows: Sequence[int]) -> None:
+    def update(self, num_emitted: int, num_nodes: int, step_rows: Sequence[int]) -> None:
         """The last round: what the target emitted and scored, and the rows of each of the drafter's steps."""
 
-    def ended(self, num_emitted: int) -> None:
+    def finish(self, num_emitted: int) -> None:
         """A text is over, with so many tokens."""
 
 
-class EverythingPolicy:
+class FixedBatchPolicy:
     """Implements BatchPolicy: always as much as is allowed."""
 
-    def begins(self, num_texts: int) -> None:
+    def start(self, num_texts: int) -> None:
         """See BatchPolicy."""
 
-    def reads(self, num_ids: int) -> bool:
+    def should_draft(self, num_ids: int) -> bool:
         """See BatchPolicy."""
         return True
 
-    def expand(self, values: Sequence[float], num_nodes: int) -> int:
+    def select_expansions(self, values: Sequence[float], num_nodes: int) -> int:
         """See BatchPolicy."""
         return len(values)
 
-    def keep(self, values: Sequence[float]) -> int:
+    def prune(self, values: Sequence[float]) -> int:
         """See BatchPolicy."""
         return len(values)
 
-    def saw(self, num_emitted: int, num_nodes: int, step_rows: Sequence[int]) -> None:
+    def update(self, num_emitted: int, num_nodes: int, step_rows: Sequence[int]) -> None:
         """See BatchPolicy."""
 
-    def ended(self, num_emitted: int) -> None:
+    def finish(self, num_emitted: int) -> None:
         """See BatchPolicy."""
 
 
-class LikelyPolicy(EverythingPolicy):
+class ThresholdBatchPolicy(FixedBatchPolicy):
     """Implements BatchPolicy: chains, each until it is too unlikely that the target follows it to its end."""
 
     def __init__(self, min_path_probability: float) -> None:
         self._min_path_probability = min_path_probability
 
-    def expand(self, values: Sequence[float], num_nodes: int) -> int:
+    def select_expansions(self, values: Sequence[float], num_nodes: int) -> int:
         """See BatchPolicy. The token that made a chain unlikely stays in it."""
         return sum(value >= self._min_path_probability for value in values)
 
 
-class PayingPolicy:
+class CostBatchPolicy:
     """Implements BatchPolicy by what passes and steps cost."""
 
     def __init__(self, pass_s: Seconds, step_s: Seconds) -> None:
@@ -106,11 +106,11 @@ class PayingPolicy:
         """Over plain decoding, of recent rounds; never below it."""
         return max(self._plain_s / self._seconds, 1.0) if self._seconds else 1.0
 
-    def begins(self, num_texts: int) -> None:
+    def start(self, num_texts: int) -> None:
         """See BatchPolicy."""
         self._num_texts, self._last_value = num_texts, None
 
-    def reads(self, num_ids: int) -> bool:
+    def should_draft(self, num_ids: int) -> bool:
         """See BatchPolicy."""
         missed_s = max(self._step_s(num_ids) - self._step_s(_CATCH_UP), 0.0) if num_ids > _CATCH_UP else 0.0
         earned_s = self._gain * self._length / self._emits * self._token_s()
@@ -123,7 +123,7 @@ class PayingPolicy:
             self._trials_left, self._idle_s = _TRIAL_ROUNDS, 0.0
         return self._trials_left > 0
 
-    def expand(self, values: Sequence[float], num_nodes: int) -> int:
+    def select_expansions(self, values: Sequence[float], num_nodes: int) -> int:
         """See BatchPolicy."""
         is_first = self._follow(values)
         scored = self._num_texts + num_nodes
@@ -135,7 +135,7 @@ class PayingPolicy:
                 best, gain = rows, earned
         return best
 
-    def keep(self, values: Sequence[float]) -> int:
+    def prune(self, values: Sequence[float]) -> int:
         """See BatchPolicy."""
         is_trial = self._trials_left > 0 and self._last_value is not None
         best, gain, tokens = int(is_trial and len(values) > 0), 0.0, 0.0
@@ -147,7 +147,7 @@ class PayingPolicy:
                 best, gain = num_nodes, earned
         return best
 
-    def saw(self, num_emitted: int, num_nodes: int, step_rows: Sequence[int]) -> None:
+    def update(self, num_emitted: int, num_nodes: int, step_rows: Sequence[int]) -> None:
         """See BatchPolicy. Seconds are the curves', which are smoother than the clock's; what a drafter had missed
         was paid for when it was read."""
         steps_s = sum(self._step_s(min(rows, _CATCH_UP * self._num_texts)) for rows in step_rows)
@@ -159,7 +159,7 @@ class PayingPolicy:
         self._plain_s = self._plain_s * _MEMORY + plain_s
         self._seconds = self._seconds * _MEMORY + seconds
 
-    def ended(self, num_emitted: int) -> None:
+    def finish(self, num_emitted: int) -> None:
         """See BatchPolicy."""
         self._length += _FOLLOWS * (num_emitted - self._length)
 

@@ -5,7 +5,7 @@ import numpy as np
 from omnidraft.errors import ContractError
 
 
-class UnknownNoise:
+class ForbiddenNoise:
     """Implements ports.Noise for proposers that must not use any."""
 
     def draw(self, ids_M: np.ndarray, p_M: np.ndarray, position: int) -> int:

@@ -22,7 +22,7 @@ class DrafterPrompt:
     """The target's ids behind that, which the answer goes on from; they spell text."""
 
 
-def drafter_prompt(
+def map_prompt(
     prompt_ids: Sequence[int], target: Vocabulary, tokenizer: Tokenizer, alignment: Alignment, *, longest: int
 ) -> DrafterPrompt:
     """At most the last `longest` draft ids, so that a drafter with a short memory still knows the end.

@@ -17,11 +17,11 @@ import torch
 
 from omnidraft.decode.drafting.safe_drafting import DraftingFailures, require_harmless
 from omnidraft.decode.external.batch_drafting import Drafted, draft
-from omnidraft.decode.external.batch_policy import BatchPolicy, EverythingPolicy
-from omnidraft.decode.external.sequence import Text, groups
-from omnidraft.decode.external.sequence_tracker import Followed
-from omnidraft.decode.external.step_time_model import PassCosts
-from omnidraft.decode.logprobs import believed
+from omnidraft.decode.external.batch_policy import BatchPolicy, FixedBatchPolicy
+from omnidraft.decode.external.sequence import ExternalSequence, groups
+from omnidraft.decode.external.sequence_tracker import SequenceTracker
+from omnidraft.decode.external.step_time_model import StepTimeModel
+from omnidraft.decode.logprobs import top_k_logprobs
 from omnidraft.decode.policy.cost_model import CostCurve
 from omnidraft.decode.step_metrics import count_step
 from omnidraft.ports import DraftTree, FinishReason, Metrics, Step, Timings, TreeLimits
@@ -30,7 +30,7 @@ from omnidraft.ports import DraftTree, FinishReason, Metrics, Step, Timings, Tre
 class Opener(Protocol):
     """Begins texts."""
 
-    def open(self, prompt_ids: np.ndarray) -> Text:
+    def open(self, prompt_ids: np.ndarray) -> ExternalSequence:
         """One that nobody knows yet, with the snapshot that it keeps."""
 
 
@@ -39,7 +39,7 @@ LogitsOf = Callable[[Sequence[int]], Sequence[torch.Tensor] | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RoundLimits:
     """What a host may spend."""
 
     num_tokens: Callable[[], int]
@@ -56,28 +56,28 @@ class Limits:
 class _Given:
     """The last round."""
 
-    texts: tuple[Text, ...]
+    texts: tuple[ExternalSequence, ...]
     num_nodes: int
     step_rows: tuple[int, ...]
     at_s: float
 
 
-class Rounds:
+class RoundScheduler:
     """One thread at a time."""
 
     def __init__(
         self,
         opener: Opener,
-        followed: Followed[Text],
+        followed: SequenceTracker[ExternalSequence],
         policy: BatchPolicy,
-        passes: PassCosts,
+        passes: StepTimeModel,
         step_s: CostCurve | None,
         metrics: Metrics,
         *,
         target: str,
         stop_ids: frozenset[int],
         top_k: int,
-        limits: Limits,
+        limits: RoundLimits,
         failures: DraftingFailures,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -151,9 +151,11 @@ class Rounds:
         for text in self._followed.forget_all():
             text.drafted.release()
 
-    def _found(self, emitted: Sequence[Sequence[int]], ids_of: Callable[[int], np.ndarray]) -> list[Text | None]:
+    def _found(
+        self, emitted: Sequence[Sequence[int]], ids_of: Callable[[int], np.ndarray]
+    ) -> list[ExternalSequence | None]:
         """The text at each place; None where nothing was emitted."""
-        found: list[Text | None] = []
+        found: list[ExternalSequence | None] = []
         for place, new in enumerate(emitted):
             if not new:
                 found.append(None)
@@ -164,7 +166,7 @@ class Rounds:
             found.append(self._opened(before) if text is None else text)
         return found
 
-    def _opened(self, prompt_ids: np.ndarray) -> Text | None:
+    def _opened(self, prompt_ids: np.ndarray) -> ExternalSequence | None:
         """A new text; None, until the next round, where it cannot be opened."""
         try:
             text = self._opener.open(prompt_ids)
@@ -174,20 +176,22 @@ class Rounds:
         self._followed.add(text)
         return text
 
-    def _judge(self, texts: Sequence[Text | None], emitted: Sequence[Sequence[int]], came_s: float) -> float:
+    def _judge(
+        self, texts: Sequence[ExternalSequence | None], emitted: Sequence[Sequence[int]], came_s: float
+    ) -> float:
         """What the pass since the last round says of costs and drafts; returns its seconds, 0 where they say nothing:
         when it also read prompts, or when the engine waited."""
         given, self._given = self._given, None
         if given is None or {id(text) for text in texts} != {id(text) for text in given.texts}:
             return 0.0
         pass_s = came_s - given.at_s
-        self._passes.saw(len(given.texts) + given.num_nodes, pass_s)
-        self._policy.saw(sum(map(len, emitted)), given.num_nodes, given.step_rows)
+        self._passes.update(len(given.texts) + given.num_nodes, pass_s)
+        self._policy.update(sum(map(len, emitted)), given.num_nodes, given.step_rows)
         return pass_s
 
     def _observe(
         self,
-        texts: Sequence[Text | None],
+        texts: Sequence[ExternalSequence | None],
         emitted: Sequence[Sequence[int]],
         pass_s: float,
         logits_of: LogitsOf,
@@ -209,13 +213,13 @@ class Rounds:
                 self._drafter_observes(text, new)
             self._followed.append(text, new)
 
-    def _drafter_observes(self, text: Text, new: Sequence[int]) -> None:
+    def _drafter_observes(self, text: ExternalSequence, new: Sequence[int]) -> None:
         try:
             text.drafted.observe(new)
         except Exception as exc:  # the boundary: see safe_drafting.py
             self._failed([text], exc)
 
-    def _step(self, text: Text, new: Sequence[int], pass_s: float, logits_NV: torch.Tensor | None) -> Step:
+    def _step(self, text: ExternalSequence, new: Sequence[int], pass_s: float, logits_NV: torch.Tensor | None) -> Step:
         path, node = [], 0
         for token in new:
             child = text.tree.child(node, token)
@@ -225,14 +229,14 @@ class Rounds:
             node = child
         beliefs = None
         if text.tracer is not None and logits_NV is not None and len(new) <= len(logits_NV):
-            beliefs = believed(logits_NV.float(), range(len(new)), new, self._top_k)
+            beliefs = top_k_logprobs(logits_NV.float(), range(len(new)), new, self._top_k)
         timings = Timings(text.draft_s, pass_s)
         return Step(text.tree, tuple(new), tuple(path), "", None, timings, beliefs)
 
-    def _leave(self, left: Sequence[Text]) -> None:
+    def _leave(self, left: Sequence[ExternalSequence]) -> None:
         for text in left:
             text.tree = DraftTree.empty(text.drafted.root)
-            is_over = int(text.grown.ids[-1]) in self._stop_ids
+            is_over = int(text.tokens.ids[-1]) in self._stop_ids
             if text.tracer is not None:
                 text.tracer.end(FinishReason.STOP if is_over else None)
             if is_over:
@@ -243,19 +247,19 @@ class Rounds:
         for text in self._followed.forgotten():
             self._end(text)
 
-    def _end(self, text: Text) -> None:
+    def _end(self, text: ExternalSequence) -> None:
         text.drafted.release()
-        self._policy.ended(len(text.grown) - text.num_prompt)
+        self._policy.finish(len(text.tokens) - text.num_prompt)
 
-    def _draft(self, working_on: Sequence[Text]) -> dict[int, list[int]]:
+    def _draft(self, working_on: Sequence[ExternalSequence]) -> dict[int, list[int]]:
         """Drafted tokens by the identity of a text."""
         if not working_on:
             return {}
         policy, num_tokens = self._policy, self._limits.num_tokens()
-        policy.begins(len(working_on))
+        policy.start(len(working_on))
         untried = self._passes.untried(len(working_on), num_tokens)
         if untried is not None:
-            policy, num_tokens = EverythingPolicy(), untried
+            policy, num_tokens = FixedBatchPolicy(), untried
         num_nodes, step_rows = 0, []
         for group in groups(working_on):
             drafted = self._of_group(group, num_tokens, policy)
@@ -264,7 +268,7 @@ class Rounds:
         self._given = _Given(tuple(working_on), num_nodes, tuple(step_rows), self._clock())
         return {id(text): list(text.tree.tokens[1:]) for text in working_on}
 
-    def _of_group(self, group: Sequence[Text], num_tokens: int, policy: BatchPolicy) -> Drafted:
+    def _of_group(self, group: Sequence[ExternalSequence], num_tokens: int, policy: BatchPolicy) -> Drafted:
         try:
             drafted = draft([text.drafted for text in group], num_tokens, policy, self._step_s, may_open=self._has_room)
             for text, tree in zip(group, drafted.trees, strict=True):
@@ -276,7 +280,7 @@ class Rounds:
             return Drafted()
         return drafted
 
-    def _failed(self, group: Sequence[Text], error: Exception) -> None:
+    def _failed(self, group: Sequence[ExternalSequence], error: Exception) -> None:
         """Nobody knows what the drafter's keys of these texts hold now."""
         self._failures.tell(error)
         for text in group:

@@ -3,21 +3,21 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from omnidraft.decode.external.batch_drafting import DraftedText
-from omnidraft.decode.external.sequence_tracker import Grown
-from omnidraft.decode.recording.record_builder import Tracer
+from omnidraft.decode.external.batch_drafting import DraftedSequence
+from omnidraft.decode.external.sequence_tracker import TokenBuffer
+from omnidraft.decode.recording.record_builder import TraceRecordBuilder
 from omnidraft.decode.snapshot.slot import LoadedSnapshot
 from omnidraft.ports import DraftTree
 
 
 @dataclass(slots=True, eq=False)
-class Text:
+class ExternalSequence:
     """One text under way."""
 
-    grown: Grown
+    tokens: TokenBuffer
     snapshot: LoadedSnapshot
-    drafted: DraftedText
-    tracer: Tracer | None
+    drafted: DraftedSequence
+    tracer: TraceRecordBuilder | None
     num_prompt: int
     tree: DraftTree = field(default_factory=lambda: DraftTree.empty(0))
     """What the engine was given for it last, and scores now."""
@@ -34,9 +34,9 @@ class Text:
         self.is_suspect, self.is_given_up = True, is_alone
 
 
-def groups(texts: Sequence[Text]) -> list[list[Text]]:
+def groups(texts: Sequence[ExternalSequence]) -> list[list[ExternalSequence]]:
     """Texts that are drafted for together: those of one snapshot, suspects alone, and none that was given up."""
-    groups: dict[tuple[int, int], list[Text]] = {}
+    groups: dict[tuple[int, int], list[ExternalSequence]] = {}
     for text in texts:
         if not text.is_given_up:
             alone = id(text) if text.is_suspect else 0

@@ -14,7 +14,7 @@ _TAIL = 24
 """Ids at the end that stand for all of a text in the index; the others are compared when it is found."""
 
 
-class Grown:
+class TokenBuffer:
     """The ids of one text, which grow."""
 
     def __init__(self, ids: np.ndarray) -> None:
@@ -39,16 +39,16 @@ class Grown:
         self._num = end
 
 
-class Followable(Protocol):
+class TrackedSequence(Protocol):
     """What is kept of a text."""
 
-    grown: Grown
+    tokens: TokenBuffer
 
 
-Kept = TypeVar("Kept", bound=Followable)
+Kept = TypeVar("Kept", bound=TrackedSequence)
 
 
-class Followed(Generic[Kept]):
+class SequenceTracker(Generic[Kept]):
     """All texts that an engine works on, and those that it left a while ago and may come back to.
 
     An engine leaves a text when it is over, when its client went away, when it has no memory or no turn for it: it does
@@ -79,20 +79,20 @@ class Followed(Generic[Kept]):
         """The text that has exactly these ids and is not among those taken."""
         others = {id(each) for each in taken}
         for kept in self._index.get(_key(ids), ()):
-            if id(kept) not in others and np.array_equal(kept.grown.ids, ids):
+            if id(kept) not in others and np.array_equal(kept.tokens.ids, ids):
                 return kept
         return None
 
     def add(self, kept: Kept) -> None:
         """A text that is new."""
-        self._index.setdefault(_key(kept.grown.ids), []).append(kept)
+        self._index.setdefault(_key(kept.tokens.ids), []).append(kept)
         self._here[id(kept)] = kept
 
     def append(self, kept: Kept, ids: Sequence[int]) -> None:
         """It goes on with these."""
         self._unindex(kept)
-        kept.grown.append(ids)
-        self._index.setdefault(_key(kept.grown.ids), []).append(kept)
+        kept.tokens.append(ids)
+        self._index.setdefault(_key(kept.tokens.ids), []).append(kept)
 
     def here(self, working_on: Sequence[Kept]) -> list[Kept]:
         """The engine works on these and no others; returns those that it left since it was last asked."""
@@ -129,7 +129,7 @@ class Followed(Generic[Kept]):
         return forgotten
 
     def _unindex(self, kept: Kept) -> None:
-        key = _key(kept.grown.ids)
+        key = _key(kept.tokens.ids)
         same = [each for each in self._index.pop(key, ()) if each is not kept]
         if same:
             self._index[key] = same

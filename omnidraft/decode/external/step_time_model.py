@@ -30,7 +30,7 @@ class _Size:
     num_seen: int
 
 
-class PassCosts:
+class StepTimeModel:
     """Seconds by rows; never falls with more rows, because that can only be noise."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class PassCosts:
             return float(self._seconds[-1] + self._slope() * (rows - self._rows[-1]))
         return float(np.interp(rows, self._rows, self._seconds))
 
-    def saw(self, rows: int, seconds: float) -> None:
+    def update(self, rows: int, seconds: float) -> None:
         """A pass took so long."""
         told, size = math.log(max(seconds, 1e-9)), self._sizes.get(_size(rows))
         if size is None:

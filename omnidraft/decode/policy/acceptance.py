@@ -19,6 +19,6 @@ class AcceptancePolicy(FixedPolicy):
         """`max_rejection` is gamma."""
         self._max_rejection = max_rejection
 
-    def expand(self, values: Sequence[float], num_nodes: int) -> int:
+    def select_expansions(self, values: Sequence[float], num_nodes: int) -> int:
         """See ports.Policy. The token that made the chain doubtful stays in it."""
         return int(1 - values[0] <= self._max_rejection)

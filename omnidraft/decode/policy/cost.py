@@ -62,13 +62,13 @@ class CostPolicy:
         plain = 1 / self._pass_s(1)
         return max(self._tokens / self._seconds, plain) if self._seconds else plain
 
-    def begins(self, max_new_tokens: int) -> None:
+    def start(self, max_new_tokens: int) -> None:
         """See ports.Policy."""
         if self._num_emitted:
             self._length += _FOLLOWS * (self._num_emitted - self._length)
         self._num_emitted, self._longest, self._last_value = 0, max_new_tokens, None
 
-    def reads(self, num_ids: int) -> bool:
+    def should_draft(self, num_ids: int) -> bool:
         """See ports.Policy."""
         missed_s = self._step_s(num_ids) - self._step_s(min(num_ids, _CATCH_UP))
         rounds = min(self._length, self._longest) / self._emits
@@ -79,7 +79,7 @@ class CostPolicy:
             self._trials_left, self._idle_s = _TRIAL_ROUNDS, 0.0
         return self._trials_left > 0
 
-    def expand(self, values: Sequence[float], num_nodes: int) -> int:
+    def select_expansions(self, values: Sequence[float], num_nodes: int) -> int:
         """See ports.Policy. A step over more rows costs little more than one over a single row."""
         is_first, self._last_value = self._follow(values[0]), values[0]
         node_s = self._pass_s(num_nodes + 2) - self._pass_s(num_nodes + 1)
@@ -91,7 +91,7 @@ class CostPolicy:
                 best, gain = rows, earned
         return best
 
-    def keep(self, values: Sequence[float]) -> int:
+    def prune(self, values: Sequence[float]) -> int:
         """See ports.Policy."""
         is_trial = self._trials_left > 0 and self._last_value is not None
         best, gain, tokens = int(is_trial and len(values) > 0), 0.0, 0.0
@@ -102,7 +102,7 @@ class CostPolicy:
                 best, gain = num_nodes, earned
         return best
 
-    def saw(self, num_emitted: int, num_nodes: int, step_rows: Sequence[int]) -> None:
+    def update(self, num_emitted: int, num_nodes: int, step_rows: Sequence[int]) -> None:
         """See ports.Policy. Seconds are the curves', which are smoother than the clock's; what a drafter had missed
         was paid for when it was read.
         """

@@ -32,7 +32,7 @@ class CostCurve:
             return self._table[rows]
         return self._table[-1] + self._slope * (rows + 1 - len(self._table))
 
-    def saw(self, rows: int, seconds: float) -> None:
+    def update(self, rows: int, seconds: float) -> None:
         """All of the curve moves a little, the part nearest to `rows` twice as much."""
         surprise = math.log(max(seconds, 1e-9) / self(rows))
         moved = _FOLLOWS * min(max(surprise, -_LARGEST_SURPRISE), _LARGEST_SURPRISE)
@@ -48,7 +48,7 @@ class CostCurve:
         self._slope = float(beyond[0]) if len(beyond) else 0.0
 
 
-class Costs:
+class MeasuredCosts:
     """Of one target and its drafter on this machine; a mode is measured when it is first asked for."""
 
     def __init__(self, target: Target) -> None:
@@ -72,10 +72,10 @@ class Costs:
             self._steps = measure_steps(drafter)
         return self._steps
 
-    def saw_pass(self, mode: Mode, rows: int, seconds: float) -> None:
+    def update_pass(self, mode: Mode, rows: int, seconds: float) -> None:
         """A pass took so long; only of interest where the mode was measured."""
         if mode in self._passes:
-            self._passes[mode].saw(rows, seconds)
+            self._passes[mode].update(rows, seconds)
 
 
 def measure_passes(target: Target, mode: Mode) -> CostCurve:

@@ -9,20 +9,20 @@ class FixedPolicy:
     num_candidates = 1
     asks_head = False
 
-    def begins(self, max_new_tokens: int) -> None:
+    def start(self, max_new_tokens: int) -> None:
         """See ports.Policy."""
 
-    def reads(self, num_ids: int) -> bool:
+    def should_draft(self, num_ids: int) -> bool:
         """See ports.Policy."""
         return True
 
-    def expand(self, values: Sequence[float], num_nodes: int) -> int:
+    def select_expansions(self, values: Sequence[float], num_nodes: int) -> int:
         """See ports.Policy."""
         return 1
 
-    def keep(self, values: Sequence[float]) -> int:
+    def prune(self, values: Sequence[float]) -> int:
         """See ports.Policy."""
         return len(values)
 
-    def saw(self, num_emitted: int, num_nodes: int, step_rows: Sequence[int]) -> None:
+    def update(self, num_emitted: int, num_nodes: int, step_rows: Sequence[int]) -> None:
         """See ports.Policy."""

@@ -11,6 +11,6 @@ class ThresholdPolicy(FixedPolicy):
     def __init__(self, min_path_probability: float) -> None:
         self._min_path_probability = min_path_probability
 
-    def expand(self, values: Sequence[float], num_nodes: int) -> int:
+    def select_expansions(self, values: Sequence[float], num_nodes: int) -> int:
         """See ports.Policy. The token that made the chain unlikely stays in it."""
         return int(values[0] >= self._min_path_probability)

@@ -11,11 +11,11 @@ import numpy as np
 
 from omnidraft.config import RecorderSettings
 from omnidraft.ports import FinishReason, Request, Step
-from omnidraft.traces.record import SOURCES, Beliefs, Rounds, TraceRecord
+from omnidraft.traces.record import SOURCES, Rounds, TargetLogprobs, TraceRecord
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class RecordContext:
     """What every record of one request says about where it comes from."""
 
     request_id: str
@@ -30,11 +30,11 @@ class Origin:
     """Whether anybody knows how the request is to be decoded."""
 
 
-class Tracer:
+class TraceRecordBuilder:
     """Collects the steps of one request and emits a record whenever a segment is full or the text ends."""
 
     def __init__(
-        self, request: Request, origin: Origin, settings: RecorderSettings, emit: Callable[[TraceRecord], None]
+        self, request: Request, origin: RecordContext, settings: RecorderSettings, emit: Callable[[TraceRecord], None]
     ) -> None:
         self._request = request
         self._origin = origin
@@ -115,11 +115,11 @@ def _noise_weight(steps: Sequence[Step]) -> float | None:
     return max(used, default=None)
 
 
-def _joined(steps: Sequence[Step]) -> Beliefs | None:
+def _joined(steps: Sequence[Step]) -> TargetLogprobs | None:
     parts = [step.beliefs for step in steps if step.beliefs is not None]
     if len(parts) < len(steps):
         return None
-    return Beliefs(
+    return TargetLogprobs(
         top_ids_EK=np.concatenate([part.top_ids_EK for part in parts]),
         top_log_p_EK=np.concatenate([part.top_log_p_EK for part in parts]),
         emitted_log_p_E=np.concatenate([part.emitted_log_p_E for part in parts]),

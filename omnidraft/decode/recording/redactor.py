@@ -13,7 +13,7 @@ REDACTED = "redacted"
 FAILED = "redactor_failed"
 
 
-class Redacting:
+class SafeRedactor:
     """A redactor that cannot fail: it says why a record was lost instead. One thread at a time."""
 
     def __init__(self, redactor: Redactor) -> None:

@@ -14,10 +14,10 @@ from threading import Event, Lock
 from tenacity import RetryCallState, RetryError, Retrying, retry_if_exception_type, wait_exponential_jitter
 
 from omnidraft.config import RecorderSettings
-from omnidraft.decode.recording.redactor import Redacting, Redactor
+from omnidraft.decode.recording.redactor import Redactor, SafeRedactor
 from omnidraft.errors import BusError, RecordTooLarge, WireError
-from omnidraft.ports import LogWriter, Metrics, Outgoing, Span, Tracing, Untold, Untraced
-from omnidraft.supervised_thread import VitalThread
+from omnidraft.ports import LogWriter, Metrics, NoopSpan, NoopTracing, Outgoing, Span, Tracing
+from omnidraft.supervised_thread import SupervisedThread
 from omnidraft.traces import codec
 from omnidraft.traces.record import TraceRecord
 
@@ -34,7 +34,7 @@ DROPPED = "omnidraft_traces_dropped_total"
 ACKNOWLEDGED = "omnidraft_traces_acknowledged_total"
 
 
-class Recorder:
+class TraceProducer:
     """Any thread may emit. Every emitted record ends as acknowledged or as dropped, in the counters too."""
 
     def __init__(
@@ -49,8 +49,8 @@ class Recorder:
         that thread too, for every record. A record's span begins with it and ends when the log has it; the record names
         it as its traceparent."""
         self._writer_factory, self._metrics = writer_factory, metrics
-        self._redact = Redacting(redactor) if redactor else None
-        self._tracing = tracing or Untraced()
+        self._redact = SafeRedactor(redactor) if redactor else None
+        self._tracing = tracing or NoopTracing()
         self._queue: queue.Queue[_Waiting] = queue.Queue(settings.queue_records)
         self._writer: LogWriter | None = None
         self._lock = Lock()  # over _num_waiting and _is_closed
@@ -58,7 +58,7 @@ class Recorder:
         self._is_closed = False
         self._closing = Event()
         self._deadline_s = float("inf")
-        self._thread = VitalThread(self._run, name="trace-recorder", is_over=self._closing.is_set)
+        self._thread = SupervisedThread(self._run, name="trace-recorder", is_over=self._closing.is_set)
         self._thread.start()
 
     def emit(self, record: TraceRecord) -> None:
@@ -112,7 +112,7 @@ class Recorder:
 
     def _begun(self, record: TraceRecord) -> "_Waiting":
         if not self._tracing.is_on:
-            return _Waiting(record, Untold(None))
+            return _Waiting(record, NoopSpan(None))
         span = self._tracing.begin(
             "trace record",
             parent=record.traceparent,

@@ -32,14 +32,14 @@ class Processor(Protocol):
         """The target drew this token."""
 
 
-class Shaper:
+class LogitsPipeline:
     """Shapes the draws of one text. It follows the draws in order, so that the history of each is the prompt, all that
     was emitted before, and its own node's path: nothing that was only drafted."""
 
     def __init__(self, request: Request, grammar: Processor | None = None) -> None:
         self._sampling = request.sampling
         processors: list[Processor] = []
-        if Penalties.are_asked_for(request.sampling):
+        if Penalties.are_needed(request.sampling):
             processors.append(Penalties(request))
         if request.sampling.logit_bias:
             processors.append(Bias(request.sampling))

@@ -23,7 +23,7 @@ class Penalties:
         self._num_said: Counter[int] = Counter()
 
     @staticmethod
-    def are_asked_for(sampling: Sampling) -> bool:
+    def are_needed(sampling: Sampling) -> bool:
         return sampling.repetition_penalty != 1 or sampling.frequency_penalty != 0 or sampling.presence_penalty != 0
 
     def apply(self, logits_V: np.ndarray) -> None:

@@ -3,7 +3,7 @@
 from omnidraft.ports import Announcement
 
 
-class Caution:
+class DriftThrottle:
     """One thread hears, any thread asks."""
 
     def __init__(self, num_draft_tokens: int) -> None:
@@ -11,7 +11,7 @@ class Caution:
         self._num_draft_tokens = num_draft_tokens
         self._drifting: frozenset[str] = frozenset()
 
-    def heard(self, told: Announcement) -> None:
+    def on_announcement(self, told: Announcement) -> None:
         """Takes in `drift` and `drift_over`; anything else says nothing to it."""
         if told.tenant is not None and told.kind == "drift":
             self._drifting |= {told.tenant}

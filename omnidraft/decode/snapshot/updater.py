@@ -16,10 +16,10 @@ from typing import Protocol
 
 from omnidraft import throttle
 from omnidraft.config import WorkerSettings
-from omnidraft.decode.snapshot.drift_throttle import Caution
+from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
 from omnidraft.decode.snapshot.slot import Canary, LoadedSnapshot, SnapshotSlot
 from omnidraft.errors import BusError, OmnidraftError, SnapshotCorrupt, SnapshotError, SnapshotNotFound, SnapshotStale
-from omnidraft.ports import Announcement, Metrics, Registry, SnapshotVersion, Tracing, Untraced
+from omnidraft.ports import Announcement, Metrics, NoopTracing, Registry, SnapshotVersion, Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class _Failure:
     retry_at: float
 
 
-class Refresher:
+class SnapshotUpdater:
     """Keeps a slot at the fleet's champion and canary, from a thread of its own, and never stops serving.
 
     A snapshot that cannot be had or loaded leaves the old one in place, is counted, and is tried again with growing
@@ -61,7 +61,7 @@ class Refresher:
         slot: SnapshotSlot,
         loader: Loader,
         follower: ControlFollower,
-        caution: Caution,
+        caution: DriftThrottle,
         settings: WorkerSettings,
         metrics: Metrics,
         *,
@@ -80,7 +80,7 @@ class Refresher:
         self._target = target
         self._staging = staging
         self._clock = clock
-        self._tracing = tracing or Untraced()
+        self._tracing = tracing or NoopTracing()
         self._sequence = slot.current.sequence
         self._canary: Announcement | None = None
         self._failures: dict[int, _Failure] = {}
@@ -94,7 +94,7 @@ class Refresher:
 
     def step(self, stop: threading.Event) -> None:
         """Wait for announcements for up to `poll_s`, then serve what they, or else the registry, name."""
-        told = self._heard(stop)
+        told = self._on_announcement(stop)
         for each in told:
             self._hear(each)
         if not any(each.kind == "champion" for each in told) and (champion := self._champion()) is not None:
@@ -102,7 +102,7 @@ class Refresher:
         if self._canary is not None:
             self._try_out(self._canary)
 
-    def _heard(self, stop: threading.Event) -> Sequence[Announcement]:
+    def _on_announcement(self, stop: threading.Event) -> Sequence[Announcement]:
         try:
             return self._follower.poll(self._settings.poll_s)
         except BusError as exc:
@@ -119,7 +119,7 @@ class Refresher:
         elif told.kind == "canary":
             self._sequence, self._canary = told.sequence, told
         else:
-            self._caution.heard(told)
+            self._caution.on_announcement(told)
 
     def _champion(self) -> int | None:
         """None: nobody has been promoted yet, or the registry is down."""

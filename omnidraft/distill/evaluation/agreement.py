@@ -13,16 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from omnidraft.distill.examples.training_example import Positions
-from omnidraft.distill.training.packing import LOGIT_ROWS, grouped, hidden_rows
+from omnidraft.distill.examples.training_example import TrainingExample
+from omnidraft.distill.training.packing import LOGIT_ROWS, hidden_rows, pack
 from omnidraft.ports import TrainableDrafter
 from omnidraft.vocab.alignment import Alignment
 from omnidraft.vocab.ngram_cache import NgramCache
 
 
 @torch.no_grad()
-def hits(
-    model: TrainableDrafter, records: Sequence[Positions], alignment: Alignment, cache: NgramCache | None = None
+def first_candidate_matches(
+    model: TrainableDrafter, records: Sequence[TrainingExample], alignment: Alignment, cache: NgramCache | None = None
 ) -> list[np.ndarray]:
     """Which positions [P] of each record agree, bool.
 
@@ -31,7 +31,7 @@ def hits(
     """
     first_D = torch.from_numpy(alignment.first_D)
     found: dict[int, np.ndarray] = {}
-    for group in grouped(records):
+    for group in pack(records):
         hidden_NH = hidden_rows(model, group)
         for place, (index, record) in enumerate(zip(group.indices, group.records, strict=True)):
             at_NH = hidden_NH[group.rows(place, record.at_P)]
@@ -60,7 +60,7 @@ def block_efficiency(hits_of_records: Iterable[np.ndarray], depth: int) -> float
     return num_tokens / num_passes if num_passes else None
 
 
-def _spelled(record: Positions, greedy_M: np.ndarray, cache: NgramCache | None) -> np.ndarray:
+def _spelled(record: TrainingExample, greedy_M: np.ndarray, cache: NgramCache | None) -> np.ndarray:
     """Which positions [P] are merges whose pieces are all the drafter's most probable ones."""
     num_wrong_P = np.zeros(len(record.at_P), np.int64)
     np.add.at(num_wrong_P, record.piece_row_M, greedy_M != record.piece_ids_M)

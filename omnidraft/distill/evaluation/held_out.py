@@ -13,7 +13,7 @@ from torch import Tensor
 
 from omnidraft.distill.evaluation import speedup_model
 from omnidraft.distill.evaluation.agreement import block_efficiency, share
-from omnidraft.distill.evaluation.paired import change_error
+from omnidraft.distill.evaluation.paired import paired_standard_error
 from omnidraft.distill.training.learner import Learner
 from omnidraft.traces.record import TraceRecord
 
@@ -26,7 +26,7 @@ DEPTHS = (1, 2, 3, 4, 6, 8)
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class HeldOutMeasurement:
     """Agreement before and after, None without a position to score; what it foretells; and the hits behind `after`."""
 
     before: float | None
@@ -61,16 +61,16 @@ class HeldOut:
         """The snapshot that the next one is compared with, and what is known of it."""
         self._parent_serving, self._parent_hits = serving, hits
 
-    def measure(self, records: Iterable[TraceRecord], serving: Mapping[str, Tensor]) -> Measured:
+    def measure(self, records: Iterable[TraceRecord], serving: Mapping[str, Tensor]) -> HeldOutMeasurement:
         """The parent against these serving tensors; the learner's own weights stay as they are."""
         by_key = {(record.request_id, record.segment): record for record in records}
         missing = {key: record for key, record in by_key.items() if key not in self._parent_hits}
         before = {**self._parent_hits, **self._hits(missing, self._parent_serving)}
         after = self._hits(by_key, serving)
-        error = change_error((key[0], before[key], after[key]) for key in by_key)
+        error = paired_standard_error((key[0], before[key], after[key]) for key in by_key)
         parents = [before[key] for key in by_key]
-        costs = speedup_model.costs(by_key.values())
-        return Measured(
+        costs = speedup_model.fit(by_key.values())
+        return HeldOutMeasurement(
             before=share(parents),
             after=share(after.values()),
             speedup_before=_speedup(parents, costs),
@@ -86,7 +86,7 @@ class HeldOut:
             return dict(zip(by_key, self._learner.hits(list(by_key.values())), strict=True))
 
 
-def _speedup(hits: Collection[np.ndarray], costs: speedup_model.Costs | None) -> float | None:
+def _speedup(hits: Collection[np.ndarray], costs: speedup_model.SpeedupModel | None) -> float | None:
     told = {depth: block_efficiency(hits, depth) for depth in DEPTHS} if costs else {}
     known = {depth: tokens for depth, tokens in told.items() if tokens is not None}
     return costs.speedup(known) if costs and known else None

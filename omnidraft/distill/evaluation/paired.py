@@ -7,7 +7,7 @@ from math import sqrt
 import numpy as np
 
 
-def change_error(pairs: Iterable[tuple[str, np.ndarray, np.ndarray]]) -> float | None:
+def paired_standard_error(pairs: Iterable[tuple[str, np.ndarray, np.ndarray]]) -> float | None:
     """Standard error of the change in agreement, positions of one request taken as one draw.
 
     The linearised error of a ratio of sums over clusters; Cochran, Sampling Techniques (1977), section 9A.

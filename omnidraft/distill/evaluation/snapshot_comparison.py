@@ -15,8 +15,8 @@ import numpy as np
 from torch import Tensor
 
 from omnidraft.distill.evaluation.agreement import share
-from omnidraft.distill.evaluation.paired import change_error
-from omnidraft.distill.ingest.recent_records import Recent
+from omnidraft.distill.evaluation.paired import paired_standard_error
+from omnidraft.distill.ingest.recent_records import RecentRecords
 from omnidraft.distill.training.learner import Learner
 from omnidraft.errors import BusError, SnapshotError
 from omnidraft.ports import Registry, SnapshotVersion
@@ -42,14 +42,14 @@ class _Measured:
         return share(self.hits) or 0.0
 
 
-class Earlier:
+class SnapshotComparison:
     """Compares the snapshots of one pair. Belongs to the learner's thread."""
 
     def __init__(
         self,
         registry: Registry,
         learner: Learner,
-        recent: Recent,
+        recent: RecentRecords,
         tell: Callable[..., None],
         base: Callable[[], Mapping[str, Tensor]],
         folder: Path,
@@ -108,5 +108,5 @@ def candidates(versions: Sequence[SnapshotVersion]) -> list[SnapshotVersion]:
 
 def _is_surely_better(best: _Measured, present: _Measured, records: Sequence[TraceRecord]) -> bool:
     names = [record.request_id for record in records]
-    error = change_error(zip(names, present.hits, best.hits, strict=True))
+    error = paired_standard_error(zip(names, present.hits, best.hits, strict=True))
     return error is not None and best.agreement - present.agreement > _SURELY * error

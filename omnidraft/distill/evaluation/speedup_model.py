@@ -16,7 +16,7 @@ MIN_ROUNDS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class SpeedupModel:
     """Straight lines through the medians."""
 
     pass_s: float
@@ -35,7 +35,7 @@ class Costs:
         return max(1.0, *ratios)
 
 
-def costs(records: Iterable[TraceRecord]) -> Costs | None:
+def fit(records: Iterable[TraceRecord]) -> SpeedupModel | None:
     """None when these records have too few rounds with a draft, as texts that were only scored, or no times."""
     pass_s, step_s = defaultdict[int, list[float]](list), list[float]()
     for record in records:
@@ -46,7 +46,7 @@ def costs(records: Iterable[TraceRecord]) -> Costs | None:
     if len(step_s) < MIN_ROUNDS:
         return None
     base_s, row_s = _line({rows: median(seconds) for rows, seconds in pass_s.items()})
-    return Costs(base_s, row_s, median(step_s)) if base_s > 0 else None
+    return SpeedupModel(base_s, row_s, median(step_s)) if base_s > 0 else None
 
 
 def _line(seconds_by_rows: Mapping[int, float]) -> tuple[float, float]:

@@ -16,7 +16,7 @@ _SPLIT, _LOOKUP = SOURCES.index("split"), SOURCES.index("lookup")
 
 
 @dataclass(frozen=True, slots=True)
-class Guesses:
+class AcceptanceExamples:
     """In the order in which they were made."""
 
     at_G: np.ndarray
@@ -28,7 +28,9 @@ class Guesses:
     right_G: np.ndarray  # float32
 
 
-def guesses_of(record: TraceRecord, emitted_P: np.ndarray, at_P: np.ndarray, draft_first_T: np.ndarray) -> Guesses:
+def acceptance_examples(
+    record: TraceRecord, emitted_P: np.ndarray, at_P: np.ndarray, draft_first_T: np.ndarray
+) -> AcceptanceExamples:
     """
     Args:
         emitted_P: which of the record's emitted tokens, rising.
@@ -39,7 +41,7 @@ def guesses_of(record: TraceRecord, emitted_P: np.ndarray, at_P: np.ndarray, dra
     row_L = np.searchsorted(emitted_P, labels.position_L)
     is_position_L = np.append(emitted_P, len(record.emitted_ids))[row_L] == labels.position_L
     chosen_L = is_position_L & _is_drafters_M(record.rounds)[labels.node_L]
-    return Guesses(
+    return AcceptanceExamples(
         at_G=at_P[row_L[chosen_L]],
         log_q_G=record.rounds.log_q_M[labels.node_L[chosen_L]].astype(np.float32),
         soft_G=(labels.right_L if record.noise_weight else labels.soft_L)[chosen_L],

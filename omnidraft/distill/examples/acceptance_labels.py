@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from omnidraft.distill.examples.target_distribution import drawn
+from omnidraft.distill.examples.target_distribution import target_distribution
 from omnidraft.traces.record import SOURCES, Rounds, TraceRecord
 
 _DIRECT = SOURCES.index("direct")
@@ -42,9 +42,9 @@ def node_labels(record: TraceRecord, draft_first_T: np.ndarray) -> NodeLabels:
     position_L = position_M[node_L]
     counts = _Counting(rounds.node_ids_M[node_L], rounds.sources_M[node_L] == _DIRECT, draft_first_T)
     right_L = counts(record.emitted_ids[position_L]).astype(np.float32)
-    if record.beliefs is None or record.temperature == 0 or not record.is_drawn_from_believed:
+    if record.beliefs is None or record.temperature == 0 or not record.is_drawn_from_logprobs:
         return NodeLabels(node_L, position_L, right_L, right_L)
-    draws = drawn(record.beliefs, record.temperature, record.top_k, record.top_p, record.min_p)
+    draws = target_distribution(record.beliefs, record.temperature, record.top_k, record.top_p, record.min_p)
     counted_LK = counts(draws.ids_EK[position_L].T).T
     soft_L = np.where(counted_LK, draws.x_EK[position_L], 0.0).sum(axis=1)
     is_kept_L = (draws.ids_EK[position_L] == rounds.node_ids_M[node_L, None]).any(axis=1)

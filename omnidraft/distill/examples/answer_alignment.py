@@ -13,19 +13,19 @@ import numpy as np
 from omnidraft.errors import WireError
 from omnidraft.traces.record import TraceRecord
 from omnidraft.vocab.alignment import Alignment
-from omnidraft.vocab.boundary_alignment import Walk, walk
+from omnidraft.vocab.boundary_alignment import BoundaryAlignment, align_boundaries
 from omnidraft.vocab.retokenise import draft_ids
 from omnidraft.vocab.tokenizer import Tokenizer, Vocabulary
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AlignedAnswer:
     """An answer so far in both vocabularies. Positions count from its first token, this segment's or earlier."""
 
     draft_ids: np.ndarray
     target_ids: np.ndarray
     num_before: int  # target ids of earlier segments
-    met: Walk
+    met: BoundaryAlignment
     draft_ends: np.ndarray
     target_ends: np.ndarray
     target_lengths: np.ndarray
@@ -66,7 +66,7 @@ class Answer:
         ]
 
 
-def read_answer(tokenizer: Tokenizer, target: Vocabulary, alignment: Alignment, record: TraceRecord) -> Answer:
+def align_answer(tokenizer: Tokenizer, target: Vocabulary, alignment: Alignment, record: TraceRecord) -> AlignedAnswer:
     """
     Raises:
         VocabularyError: the drafter's vocabulary cannot spell the text.
@@ -79,11 +79,11 @@ def read_answer(tokenizer: Tokenizer, target: Vocabulary, alignment: Alignment, 
     is_partnered = alignment.drafts_of_target.lengths[target_ids] > 0
     target_lengths = np.maximum(target.num_bytes[target_ids], is_partnered)
     target_ends = np.cumsum(target_lengths)
-    return Answer(
+    return AlignedAnswer(
         draft_ids=drafted,
         target_ids=target_ids,
         num_before=len(record.before_ids),
-        met=walk(draft_lengths, target_lengths),
+        met=align_boundaries(draft_lengths, target_lengths),
         draft_ends=np.cumsum(draft_lengths),
         target_ends=target_ends,
         target_lengths=target_lengths,

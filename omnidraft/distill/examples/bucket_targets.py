@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from omnidraft.traces.record import Beliefs
+from omnidraft.traces.record import TargetLogprobs
 from omnidraft.vocab.alignment import Alignment
 
 
 @dataclass(frozen=True, slots=True)
-class BeliefBuckets:
+class BucketTargets:
     """buckets.Buckets of one record, as arrays."""
 
     ids_PS: np.ndarray  # int64
@@ -34,9 +34,9 @@ class Split:
     p: float
 
 
-def belief_buckets(
-    beliefs: Beliefs, emitted_P: np.ndarray, alignment: Alignment, splits: Sequence[Split]
-) -> BeliefBuckets:
+def bucket_targets(
+    beliefs: TargetLogprobs, emitted_P: np.ndarray, alignment: Alignment, splits: Sequence[Split]
+) -> BucketTargets:
     """Mass per draft token at these emitted positions.
 
     A target token's mass lies with the draft token that begins it; one that cannot be drafted counts as rest.
@@ -52,7 +52,7 @@ def belief_buckets(
     return _as_buckets(ids_PS, mass_PS, real_PS, rest_P)
 
 
-def direct_buckets(beliefs: Beliefs, emitted_P: np.ndarray, alignment: Alignment) -> BeliefBuckets:
+def direct_buckets(beliefs: TargetLogprobs, emitted_P: np.ndarray, alignment: Alignment) -> BucketTargets:
     """Mass per draft token that is a target token, renormalised over all of these; the whole tail counts as theirs."""
     ids_PK, mass_PK = _by_draft_token(beliefs, emitted_P, alignment.direct_draft_T, alignment.num_draft)
     real_PK = (ids_PK >= 0) & (ids_PK < alignment.num_draft)
@@ -63,9 +63,9 @@ def direct_buckets(beliefs: Beliefs, emitted_P: np.ndarray, alignment: Alignment
     return _as_buckets(ids_PK, mass_PK / total_P[:, None], real_PK, rest_P / total_P)
 
 
-def certain_buckets(ids_N: np.ndarray, log_p_N: np.ndarray) -> BeliefBuckets:
+def certain_buckets(ids_N: np.ndarray, log_p_N: np.ndarray) -> BucketTargets:
     """One bucket each and no rest."""
-    return BeliefBuckets(
+    return BucketTargets(
         ids_N[:, None],
         log_p_N.astype(np.float32)[:, None],
         np.ones((len(ids_N), 1), bool),
@@ -73,7 +73,7 @@ def certain_buckets(ids_N: np.ndarray, log_p_N: np.ndarray) -> BeliefBuckets:
     )
 
 
-def one_against_all(buckets: BeliefBuckets, row_N: np.ndarray, ids_N: np.ndarray) -> BeliefBuckets:
+def one_against_all(buckets: BucketTargets, row_N: np.ndarray, ids_N: np.ndarray) -> BucketTargets:
     """The bucket of one draft token in each of these rows, and all else as the rest; without mass when it is none."""
     is_it_NS = buckets.real_PS[row_N] & (buckets.ids_PS[row_N] == ids_N[:, None])
     mass_NS = np.where(buckets.real_PS[row_N], np.exp(buckets.log_p_PS[row_N].astype(np.float64)), 0.0)
@@ -82,11 +82,11 @@ def one_against_all(buckets: BeliefBuckets, row_N: np.ndarray, ids_N: np.ndarray
     return _as_buckets(ids_N[:, None], mass_N[:, None], np.ones((len(ids_N), 1), bool), rest_N)
 
 
-def _as_buckets(ids_PS: np.ndarray, mass_PS: np.ndarray, real_PS: np.ndarray, rest_P: np.ndarray) -> BeliefBuckets:
+def _as_buckets(ids_PS: np.ndarray, mass_PS: np.ndarray, real_PS: np.ndarray, rest_P: np.ndarray) -> BucketTargets:
     any_real_P = np.where(real_PS.any(axis=1), ids_PS[np.arange(len(ids_PS)), real_PS.argmax(axis=1)], 0)
     with np.errstate(divide="ignore"):
         log_p_PS, log_p_rest_P = np.log(np.where(real_PS, mass_PS, 0.0)), np.log(rest_P)
-    return BeliefBuckets(
+    return BucketTargets(
         np.where(real_PS, ids_PS, any_real_P[:, None]),
         log_p_PS.astype(np.float32),
         real_PS,
@@ -95,7 +95,7 @@ def _as_buckets(ids_PS: np.ndarray, mass_PS: np.ndarray, real_PS: np.ndarray, re
 
 
 def _by_draft_token(
-    beliefs: Beliefs, emitted_P: np.ndarray, draft_of_T: np.ndarray, num_draft: int
+    beliefs: TargetLogprobs, emitted_P: np.ndarray, draft_of_T: np.ndarray, num_draft: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Distinct draft tokens in front, and their mass; places left over hold -1.
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from omnidraft.config import AlmSettings
 from omnidraft.distill.examples.buckets import LOG_P_FLOOR
-from omnidraft.traces.record import Beliefs
+from omnidraft.traces.record import TargetLogprobs
 from omnidraft.vocab.tokenizer import Vocabulary
 
 MAX_CHUNK_IDS = 64
@@ -44,7 +44,7 @@ class Chunker:
         self._starts_T = np.append(word_starts(target), False)  # the last for ids outside the vocabulary
 
     def chunks(
-        self, beliefs: Beliefs, at_P: np.ndarray, emitted_P: np.ndarray, has_bytes_E: np.ndarray
+        self, beliefs: TargetLogprobs, at_P: np.ndarray, emitted_P: np.ndarray, has_bytes_E: np.ndarray
     ) -> RecordChunks:
         """
         Args:
@@ -65,7 +65,7 @@ class Chunker:
         num_ids_C = at_P[end_C] - at_P[first_C]
         return RecordChunks(at_P[first_C], num_ids_C, log_p_C.astype(np.float32), self._settings.tau, starts_D)
 
-    def _boundary_mass(self, beliefs: Beliefs, emitted_P: np.ndarray) -> np.ndarray:
+    def _boundary_mass(self, beliefs: TargetLogprobs, emitted_P: np.ndarray) -> np.ndarray:
         """Probability that a word starts at each place, as far as the kept tokens say."""
         top_PK = np.minimum(beliefs.top_ids_EK[emitted_P].astype(np.int64), len(self._starts_T) - 1)
         p_PK = np.exp(beliefs.top_log_p_EK[emitted_P].astype(np.float64))

@@ -10,16 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from omnidraft.distill.examples.bucket_targets import BeliefBuckets, certain_buckets
+from omnidraft.distill.examples.bucket_targets import BucketTargets, certain_buckets
 from omnidraft.distill.examples.buckets import Buckets
-from omnidraft.distill.examples.training_example import Positions
+from omnidraft.distill.examples.training_example import TrainingExample
 from omnidraft.distill.training.alm import Chunks
 from omnidraft.distill.training.losses import Kind
-from omnidraft.distill.training.packing import Group
+from omnidraft.distill.training.packing import PackedBatch
 
 
 @dataclass(frozen=True, slots=True)
-class AtRows:
+class PointTargets:
     """Positions that look at one row each."""
 
     first_row_N: Tensor
@@ -34,14 +34,14 @@ class AtRows:
         """What the loss of these positions takes; the logits begin at row `start`."""
         return logits_RV[self.first_row_N[here] - start], self.buckets[here]
 
-    def moved_to(self, rows_N: Tensor) -> "AtRows":
+    def moved_to(self, rows_N: Tensor) -> "PointTargets":
         """The same where of all rows only these are left; rising, and every one that is asked among them."""
         return replace(self, first_row_N=torch.searchsorted(rows_N, self.first_row_N))
 
 
 @dataclass(frozen=True, slots=True)
-class OfChunks:
-    """Chunks, each of which looks at several rows in a run; AtRows says what the rest means."""
+class ChunkTargets:
+    """Chunks, each of which looks at several rows in a run; PointTargets says what the rest means."""
 
     chunks: Chunks
 
@@ -57,22 +57,22 @@ class OfChunks:
         chunks = self.chunks[here]
         return logits_RV, replace(chunks, first_row_C=chunks.first_row_C - start)
 
-    def moved_to(self, rows_N: Tensor) -> "OfChunks":
-        return OfChunks(replace(self.chunks, first_row_C=torch.searchsorted(rows_N, self.chunks.first_row_C)))
+    def moved_to(self, rows_N: Tensor) -> "ChunkTargets":
+        return ChunkTargets(replace(self.chunks, first_row_C=torch.searchsorted(rows_N, self.chunks.first_row_C)))
 
 
-Asked = AtRows | OfChunks
+LossTargets = PointTargets | ChunkTargets
 
 
-def num_asked(record: Positions, kind: Kind) -> int:
+def num_targets(record: TrainingExample, kind: Kind) -> int:
     """Positions of this kind in one record."""
     if kind == "chunk":
-        return len(record.believed.chunks.at_C) if record.believed else 0
+        return len(record.distribution.chunks.at_C) if record.distribution else 0
     part = _part(record, kind)
     return len(part.at_N) if part else 0
 
 
-def asked(group: Group, kinds: Iterable[Kind]) -> tuple[Tensor, dict[Kind, Asked]]:
+def collate(group: PackedBatch, kinds: Iterable[Kind]) -> tuple[Tensor, dict[Kind, LossTargets]]:
     """The rows of a pass that are asked for, rising, and for each kind that occurs what is asked in terms of these."""
     found = {kind: _chunks(group) if kind == "chunk" else _at_rows(group, kind) for kind in kinds}
     known = {kind: what for kind, what in found.items() if what is not None}
@@ -80,7 +80,7 @@ def asked(group: Group, kinds: Iterable[Kind]) -> tuple[Tensor, dict[Kind, Asked
     return rows_N, {kind: what.moved_to(rows_N) for kind, what in known.items()}
 
 
-def _rows(what: Asked) -> Tensor:
+def _rows(what: LossTargets) -> Tensor:
     spans = zip(what.first_row_N.tolist(), what.last_row_N.tolist(), strict=True)
     return _joined([torch.arange(first, last + 1) for first, last in spans])
 
@@ -94,13 +94,13 @@ class _Part:
     """Of one record."""
 
     at_N: np.ndarray
-    buckets: BeliefBuckets
+    buckets: BucketTargets
     emitted_N: np.ndarray
     rest_D: np.ndarray | None = None
 
 
-def _part(record: Positions, kind: Kind) -> _Part | None:
-    believed = record.believed
+def _part(record: TrainingExample, kind: Kind) -> _Part | None:
+    believed = record.distribution
     match kind:
         case "emitted":
             ids_N = record.draft_P[record.is_draftable_P]
@@ -124,12 +124,12 @@ def _part(record: Positions, kind: Kind) -> _Part | None:
             raise AssertionError(f"{kind} looks at several rows")
 
 
-def _at_rows(group: Group, kind: Kind) -> AtRows | None:
+def _at_rows(group: PackedBatch, kind: Kind) -> PointTargets | None:
     parts = [(place, part) for place, record in enumerate(group.records) if (part := _part(record, kind))]
     if not parts:
         return None
     rest_D = parts[0][1].rest_D
-    return AtRows(
+    return PointTargets(
         _joined([group.rows(place, part.at_N) for place, part in parts]),
         Buckets(
             *_stacked([part.buckets for _, part in parts]),
@@ -139,7 +139,7 @@ def _at_rows(group: Group, kind: Kind) -> AtRows | None:
     )
 
 
-def _stacked(parts: Sequence[BeliefBuckets]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _stacked(parts: Sequence[BucketTargets]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Of all records of the pass; narrower ones padded with copies of their first column."""
     width = max(part.ids_PS.shape[1] for part in parts)
     return (
@@ -154,15 +154,15 @@ def _to(width: int, columns: np.ndarray) -> tuple[tuple[int, int], tuple[int, in
     return (0, 0), (0, width - columns.shape[1])
 
 
-def _chunks(group: Group) -> OfChunks | None:
-    parts = [(place, one, one.believed.chunks) for place, one in enumerate(group.records) if one.believed]
+def _chunks(group: PackedBatch) -> ChunkTargets | None:
+    parts = [(place, one, one.distribution.chunks) for place, one in enumerate(group.records) if one.distribution]
     if not parts:
         return None
     num_ids_C = np.concatenate([chunks.num_ids_C for _, _, chunks in parts])
     place_L = np.arange(1, num_ids_C.max(initial=1) + 1)
     ids = [one.ids_T[np.minimum(c.at_C[:, None] + place_L, len(one.ids_T) - 1)] for _, one, c in parts]
     _, _, first = parts[0]
-    return OfChunks(
+    return ChunkTargets(
         Chunks(
             first_row_C=_joined([group.rows(place, chunks.at_C) for place, _, chunks in parts]),
             ids_CL=torch.from_numpy(np.concatenate(ids)),

@@ -2,7 +2,7 @@
 
 Shapes: E emitted tokens, K log-probabilities kept. Letters: p is the target's raw distribution, x the shaped one.
 Temperature, top-k, top-p and min-p are shaped in as decode/sampling/logits_pipeline.py does. Penalties, bias and
-grammars are not: a record says that they were there (`is_drawn_from_believed`), not what they did.
+grammars are not: a record says that they were there (`is_drawn_from_logprobs`), not what they did.
 Where temperature meets the tail, the tail's tokens count as equally likely as the last one kept; a cut of top-p or
 min-p that falls behind the tokens kept leaves the tail whole.
 """
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from omnidraft.traces.record import Beliefs
+from omnidraft.traces.record import TargetLogprobs
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class TargetDistribution:
     """At each emitted position."""
 
     ids_EK: np.ndarray  # int64, the most probable tokens
@@ -23,9 +23,9 @@ class Drawn:
     other_E: np.ndarray  # float64, what any single other token can have at most
 
 
-def drawn(
-    beliefs: Beliefs, temperature: float, top_k: int | None, top_p: float | None, min_p: float | None = None
-) -> Drawn:
+def target_distribution(
+    beliefs: TargetLogprobs, temperature: float, top_k: int | None, top_p: float | None, min_p: float | None = None
+) -> TargetDistribution:
     """
     Args:
         temperature: above 0; at 0 one token is drawn for certain.
@@ -47,4 +47,4 @@ def drawn(
         tail_E = np.where(np.exp(least_E / temperature) >= least_allowed_E, tail_E, 0.0)
     total_E = weights_EK.sum(axis=1) + tail_E
     other_E = np.minimum(tail_E, np.exp(least_E / temperature)) / total_E
-    return Drawn(beliefs.top_ids_EK.astype(np.int64), weights_EK / total_E[:, None], other_E)
+    return TargetDistribution(beliefs.top_ids_EK.astype(np.int64), weights_EK / total_E[:, None], other_E)

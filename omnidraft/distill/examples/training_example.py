@@ -12,18 +12,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from omnidraft.config import AlmSettings
-from omnidraft.distill.examples.acceptance_examples import Guesses, guesses_of
-from omnidraft.distill.examples.answer_alignment import Answer, read_answer, require_inside
+from omnidraft.distill.examples.acceptance_examples import AcceptanceExamples, acceptance_examples
+from omnidraft.distill.examples.answer_alignment import AlignedAnswer, align_answer, require_inside
 from omnidraft.distill.examples.bucket_targets import (
-    BeliefBuckets,
+    BucketTargets,
     Split,
-    belief_buckets,
+    bucket_targets,
     direct_buckets,
     one_against_all,
 )
 from omnidraft.distill.examples.chunks import Chunker, RecordChunks
 from omnidraft.distill.examples.rejected_tokens import rejected_tokens
-from omnidraft.traces.record import Beliefs, Rounds, TraceRecord
+from omnidraft.traces.record import Rounds, TargetLogprobs, TraceRecord
 from omnidraft.vocab.alignment import Alignment
 from omnidraft.vocab.tokenizer import Tokenizer, Vocabulary
 
@@ -37,18 +37,18 @@ class Ngram:
 
 
 @dataclass(frozen=True, slots=True)
-class Believed:
+class DistributionTargets:
     """What a record teaches beyond its ids when the target told its beliefs."""
 
-    buckets: BeliefBuckets
+    buckets: BucketTargets
     """Of the P positions."""
-    direct: BeliefBuckets
+    direct: BucketTargets
     """Of the same, over the draft tokens that are target tokens."""
     is_direct_D: np.ndarray
     """bool; which draft ids are target tokens."""
     log_p_P: np.ndarray
     """float32; of the emitted target tokens."""
-    rejected: BeliefBuckets
+    rejected: BucketTargets
     """Of N drafted and refused tokens: their first draft token against all else."""
     rejected_row_N: np.ndarray
     """int64; row in P where each was refused."""
@@ -56,7 +56,7 @@ class Believed:
 
 
 @dataclass(frozen=True, slots=True)
-class Positions:
+class TrainingExample:
     """What one record teaches."""
 
     ids_T: np.ndarray
@@ -68,26 +68,26 @@ class Positions:
     draft_P: np.ndarray
     """int64; the draft ids that begin there, num_draft where the drafter has none."""
     is_draftable_P: np.ndarray  # bool
-    believed: Believed | None
+    distribution: DistributionTargets | None
     """None when the target told no log-probabilities."""
     piece_at_M: np.ndarray  # int64
     piece_ids_M: np.ndarray  # int64, the draft id that comes next there
     piece_row_M: np.ndarray  # int64, row in P of the target token that the piece belongs to
     ngrams: tuple[Ngram, ...]
     """For the n-gram cache; cut positions included."""
-    guesses: Guesses
+    guesses: AcceptanceExamples
     """For the acceptance head."""
     num_emitted: int
     skipped: Mapping[str, int]
     """Emitted tokens that are no position, by reason."""
 
     @property
-    def buckets(self) -> BeliefBuckets | None:
+    def buckets(self) -> BucketTargets | None:
         """Of the P positions; None when the target told no log-probabilities."""
-        return self.believed.buckets if self.believed else None
+        return self.distribution.buckets if self.distribution else None
 
 
-class PositionReader:
+class ExampleBuilder:
     """Reads records of one vocabulary pair."""
 
     def __init__(
@@ -103,14 +103,14 @@ class PositionReader:
         self._max_tokens = max_tokens
         self._chunker = Chunker(alm or AlmSettings(), draft_tokenizer.vocabulary, target_vocabulary)
 
-    def read(self, record: TraceRecord) -> Positions:
+    def build(self, record: TraceRecord) -> TrainingExample:
         """
         Raises:
             VocabularyError: the drafter's vocabulary cannot spell the text.
             WireError: an id lies outside its vocabulary.
         """
         require_inside(record.drafter_prompt_ids, self._alignment.num_draft, "draft")
-        answer = read_answer(self._tokenizer, self._target, self._alignment, record)
+        answer = align_answer(self._tokenizer, self._target, self._alignment, record)
         prompt_T = record.drafter_prompt_ids.astype(np.int64)
         ids_T = np.concatenate([prompt_T, answer.draft_ids])[-self._max_tokens :]
         shift = len(prompt_T) + len(answer.draft_ids) - len(ids_T)
@@ -121,13 +121,15 @@ class PositionReader:
         merges = answer.merges()
         pieces_M3 = _pieces(answer, merges, row_of, to_index)
         draft_P = self._emitted_draft_ids(answer, target_P, answer.met.draft_P[chosen])
-        return Positions(
+        return TrainingExample(
             ids_T=ids_T,
             at_P=at_P,
             emitted_P=answer.target_ids[target_P],
             draft_P=draft_P,
             is_draftable_P=draft_P < self._alignment.num_draft,
-            believed=self._believed(record.beliefs, record.rounds, answer, at_P, row_of) if record.beliefs else None,
+            distribution=self._distribution_targets(record.beliefs, record.rounds, answer, at_P, row_of)
+            if record.beliefs
+            else None,
             piece_at_M=pieces_M3[:, 0],
             piece_ids_M=pieces_M3[:, 1],
             piece_row_M=pieces_M3[:, 2],
@@ -135,25 +137,30 @@ class PositionReader:
                 Ngram(tuple(answer.draft_ids[first:end].tolist()), int(answer.target_ids[target]))
                 for target, first, end in merges
             ),
-            guesses=guesses_of(record, target_P - answer.num_before, at_P, self._alignment.draft_first_T),
+            guesses=acceptance_examples(record, target_P - answer.num_before, at_P, self._alignment.draft_first_T),
             num_emitted=len(record.emitted_ids),
             skipped=skipped,
         )
 
-    def _emitted_draft_ids(self, answer: Answer, target_P: np.ndarray, draft_P: np.ndarray) -> np.ndarray:
+    def _emitted_draft_ids(self, answer: AlignedAnswer, target_P: np.ndarray, draft_P: np.ndarray) -> np.ndarray:
         """The draft token that begins at each position; of a special id its partner."""
         partner_P = self._alignment.draft_first_T[answer.target_ids[target_P]]
         next_P = np.append(answer.draft_ids, self._alignment.num_draft)[draft_P]
         return np.where(answer.target_lengths[target_P] > 0, next_P, partner_P)
 
-    def _believed(
-        self, beliefs: Beliefs, rounds: Rounds, answer: Answer, at_P: np.ndarray, row_of: Mapping[int, int]
-    ) -> Believed:
+    def _distribution_targets(
+        self,
+        beliefs: TargetLogprobs,
+        rounds: Rounds,
+        answer: AlignedAnswer,
+        at_P: np.ndarray,
+        row_of: Mapping[int, int],
+    ) -> DistributionTargets:
         emitted_P = np.array(list(row_of), np.int64) - answer.num_before
-        buckets = belief_buckets(beliefs, emitted_P, self._alignment, _splits(beliefs, answer, row_of))
+        buckets = bucket_targets(beliefs, emitted_P, self._alignment, _splits(beliefs, answer, row_of))
         rejected_N2 = self._rejected(rounds, answer.num_before, row_of)
         has_bytes_E = self._target.num_bytes[answer.target_ids[answer.num_before :]] > 0
-        return Believed(
+        return DistributionTargets(
             buckets=buckets,
             direct=direct_buckets(beliefs, emitted_P, self._alignment),
             is_direct_D=self._alignment.is_direct_D,
@@ -175,7 +182,7 @@ class PositionReader:
         return np.array(known, np.int64).reshape(-1, 2)
 
 
-def _splits(beliefs: Beliefs, answer: Answer, row_of: Mapping[int, int]) -> list[Split]:
+def _splits(beliefs: TargetLogprobs, answer: AlignedAnswer, row_of: Mapping[int, int]) -> list[Split]:
     log_p_E = beliefs.emitted_log_p_E.astype(np.float64)
     return [
         Split(
@@ -190,7 +197,7 @@ def _splits(beliefs: Beliefs, answer: Answer, row_of: Mapping[int, int]) -> list
 
 
 def _pieces(
-    answer: Answer, merges: Sequence[tuple[int, int, int]], row_of: Mapping[int, int], to_index: int
+    answer: AlignedAnswer, merges: Sequence[tuple[int, int, int]], row_of: Mapping[int, int], to_index: int
 ) -> np.ndarray:
     """[M, 3]: at, draft id that comes next, row of the position."""
     pieces = [

@@ -7,26 +7,26 @@ sample, and a record that gives way joins the counts on both its sides.
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
-from omnidraft.distill.ingest.record_disposition import Fate
-from omnidraft.distill.ingest.stratified_recent_sample import EvenSample
-from omnidraft.distill.ingest.trace_consumer import Placed, PolledRecords, Skipped
+from omnidraft.distill.ingest.record_disposition import Disposition
+from omnidraft.distill.ingest.stratified_recent_sample import StratifiedRecentSample
+from omnidraft.distill.ingest.trace_consumer import PolledRecords, RecordAt, Skipped
 from omnidraft.ports import Offsets
 from omnidraft.snapshots.manifest import LagSample
 
 
-class Passing:
+class BacklogSampler:
     """One reading to the end of the log. Told every poll, in order."""
 
     def __init__(self, start: Offsets, until: Offsets, *, num_kept: int) -> None:
         """`until` has to be reached; the range ends where the poll that reaches it ends."""
         self._start, self._until, self._num_kept = dict(start), until, num_kept
-        self._sample: EvenSample[Placed] = EvenSample(num_kept)
+        self._sample: StratifiedRecentSample[RecordAt] = StratifiedRecentSample(num_kept)
         self._skips: defaultdict[int, _Skips] = defaultdict(_Skips)
         self._read_to = dict(start)
         self.num_passed = 0
         """Sound records."""
 
-    def saw(self, polled: PolledRecords) -> None:
+    def update(self, polled: PolledRecords) -> None:
         """What a poll gave."""
         reasons = {each[:2]: each[2:] for each in polled.skipped}
         records = {(partition, offset): record for partition, offset, record in polled.records}
@@ -51,7 +51,7 @@ class Passing:
     def num_tenants(self) -> int:
         return self._sample.num_tenants
 
-    def kept(self) -> list[Placed]:
+    def kept(self) -> list[RecordAt]:
         """The sample, in offset order within each partition."""
         return sorted(self._sample, key=lambda each: each[:2])
 
@@ -66,7 +66,7 @@ class Passing:
         """For the manifest."""
         return LagSample(start=self._start, end=self._read_to, num_kept=self._num_kept)
 
-    def _pass(self, kept: Placed) -> None:
+    def _pass(self, kept: RecordAt) -> None:
         partition, offset, record = kept
         self.num_passed += 1
         self._skips[partition].keep(offset)
@@ -102,7 +102,7 @@ class _Skips:
         previous, following = self._previous.pop(offset), self._next.pop(offset)
         self._next[previous], self._previous[following] = following, previous
         self._before[following] += self._before.pop(offset)
-        self._before[following][Fate.SAMPLED_OUT.value] += 1
+        self._before[following][Disposition.SAMPLED_OUT.value] += 1
 
     def runs(self) -> Iterator[tuple[int | None, str, int]]:
         """(the kept offset behind them or None, reason, number)."""

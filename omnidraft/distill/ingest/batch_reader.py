@@ -3,10 +3,10 @@
 import logging
 from collections.abc import Callable
 
-from omnidraft.distill.ingest.batcher import Batch, Intake
+from omnidraft.distill.ingest.batcher import Batch, Batcher
 from omnidraft.distill.ingest.lag import Lag
 from omnidraft.distill.ingest.log_position import LogPosition
-from omnidraft.distill.ingest.trace_consumer import PolledRecords, TraceSource
+from omnidraft.distill.ingest.trace_consumer import PolledRecords, TraceConsumer
 from omnidraft.errors import OffsetOutOfRange
 from omnidraft.ports import Announcement
 
@@ -19,10 +19,10 @@ Polling = Callable[[Callable[[], PolledRecords]], PolledRecords]
 """Polls until the log answers."""
 
 
-class Reading:
+class BatchReader:
     """One learner's. One thread."""
 
-    def __init__(self, source: TraceSource, intake: Intake, lag: Lag, position: LogPosition) -> None:
+    def __init__(self, source: TraceConsumer, intake: Batcher, lag: Lag, position: LogPosition) -> None:
         self._source, self._intake, self._lag, self._position = source, intake, lag, position
         self._is_drained = False
 
@@ -32,7 +32,7 @@ class Reading:
         Raises:
             LogReplaced: nobody but an operator knows where to go on; and whatever `patiently` raises.
         """
-        if not self._lag.is_passing():
+        if not self._lag.is_sampling():
             batch = self._intake.take(is_drained=self._is_drained)
             if batch is not None or not self._intake.has_room:
                 return batch

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from omnidraft.distill.ingest.record_disposition import Fate, fate, forget_oldest, is_held_out, name_of
+from omnidraft.distill.ingest.record_disposition import Disposition, disposition, forget_oldest, is_held_out, record_key
 from omnidraft.distill.ingest.record_tensors import of_tensors, to_tensors
-from omnidraft.distill.ingest.trace_consumer import Placed, PolledRecords, Skipped
+from omnidraft.distill.ingest.trace_consumer import PolledRecords, RecordAt, Skipped
 from omnidraft.ports import Offsets
 from omnidraft.traces.record import TraceRecord
 
@@ -38,9 +38,9 @@ class Batch:
     records: tuple[TraceRecord, ...]
     places: tuple[tuple[int, int], ...]
     """(partition, offset) of each record."""
-    poison: tuple[Placed, ...]
+    poison: tuple[RecordAt, ...]
     """Those to be dead-lettered instead."""
-    held_out: tuple[Placed, ...]
+    held_out: tuple[RecordAt, ...]
     num_duplicates: int
 
 
@@ -51,14 +51,14 @@ class _Draft:
     turn: int
     records: list[TraceRecord] = field(default_factory=list)
     places: list[tuple[int, int]] = field(default_factory=list)
-    poison: list[Placed] = field(default_factory=list)
-    held_out: list[Placed] = field(default_factory=list)
+    poison: list[RecordAt] = field(default_factory=list)
+    held_out: list[RecordAt] = field(default_factory=list)
     seen: dict[int, None] = field(default_factory=dict)
     num_duplicates: int = 0
     taken: dict[int, int] = field(default_factory=dict)
 
 
-class Intake:
+class Batcher:
     """Buffers of all partitions, and the memory of what went through."""
 
     def __init__(
@@ -99,14 +99,14 @@ class Intake:
         self._skipped += polled.skipped
         self._next_offsets |= polled.next_offsets
 
-    def add_sample(self, records: Iterable[Placed], skipped: Iterable[Skipped], next_offsets: Offsets) -> None:
+    def add_sample(self, records: Iterable[RecordAt], skipped: Iterable[Skipped], next_offsets: Offsets) -> None:
         """What is left of records that were passed over, and how many were not; nothing else is buffered."""
         for partition, offset, record in records:
             self._buffers[partition].append((offset, record))
         self._skipped += skipped
         self._next_offsets |= next_offsets
 
-    def give_back(self) -> PolledRecords:
+    def unread(self) -> PolledRecords:
         """All that is buffered, as if it had been polled now; `offsets` stays."""
         offsets, read_to = self.offsets(), dict(self._next_offsets)
         records = [(partition, *each) for partition, buffer in self._buffers.items() for each in buffer]
@@ -217,14 +217,14 @@ class Intake:
         if (partition, offset) in self._poison:
             draft.poison.append((partition, offset, record))
             return
-        name = name_of(record)
-        match fate(name, is_held_out(record, self._held_out_every), self._seen, draft.seen):
-            case Fate.DUPLICATE:
+        name = record_key(record)
+        match disposition(name, is_held_out(record, self._held_out_every), self._seen, draft.seen):
+            case Disposition.DUPLICATE:
                 draft.num_duplicates += 1
                 return
-            case Fate.HELD_OUT:
+            case Disposition.HELD_OUT:
                 draft.held_out.append((partition, offset, record))
-            case Fate.LEARNED:
+            case Disposition.LEARNED:
                 draft.records.append(record)
                 draft.places.append((partition, offset))
         draft.seen[name] = None

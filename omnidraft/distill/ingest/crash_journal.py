@@ -23,7 +23,7 @@ Place = tuple[int, int]
 logger = logging.getLogger(__name__)
 
 
-class Journal:
+class CrashJournal:
     """Of one distiller; the folder of `path` must outlive its process."""
 
     def __init__(self, path: Path, *, tries: int) -> None:
@@ -48,12 +48,12 @@ class Journal:
             if self._tries and self._together[place] >= self._tries and place not in self._survived
         ]
 
-    def begins(self, places: Sequence[Place], *, alone: bool = False) -> None:
+    def start(self, places: Sequence[Place], *, alone: bool = False) -> None:
         """These are tried next; on disk when this returns."""
         self._under_way, self._is_alone = tuple(places), alone
         self._save()
 
-    def ended(self) -> None:
+    def finish(self) -> None:
         """They did no harm."""
         if self._is_alone:
             self._survived.update(self._under_way)

@@ -21,7 +21,7 @@ Place = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class DeadLetter:
     """One dead letter."""
 
     message: Message
@@ -98,6 +98,6 @@ class Letter:
         return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
 
 
-def read(reader: LogReader, *, idle_s: float = topic_scan.IDLE_S) -> Iterator[Letter]:
+def read(reader: LogReader, *, idle_s: float = topic_scan.IDLE_S) -> Iterator[DeadLetter]:
     """All that are there now, in offset order within each partition. Raises BusError."""
-    return (Letter(message) for message in topic_scan.messages(reader, idle_s=idle_s))
+    return (DeadLetter(message) for message in topic_scan.messages(reader, idle_s=idle_s))

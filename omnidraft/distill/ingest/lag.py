@@ -9,10 +9,10 @@ costs the reading, and counts are exact at every snapshot. The next sample begin
 import logging
 import time
 
-from omnidraft.distill.ingest.backlog_sampler import Passing
-from omnidraft.distill.ingest.batcher import Intake
-from omnidraft.distill.ingest.record_disposition import Fate
-from omnidraft.distill.ingest.trace_consumer import SKIPPED, PolledRecords, TraceSource
+from omnidraft.distill.ingest.backlog_sampler import BacklogSampler
+from omnidraft.distill.ingest.batcher import Batcher
+from omnidraft.distill.ingest.record_disposition import Disposition
+from omnidraft.distill.ingest.trace_consumer import SKIPPED, PolledRecords, TraceConsumer
 from omnidraft.errors import BusError
 from omnidraft.ports import Metrics, Offsets
 from omnidraft.snapshots.manifest import LagSample
@@ -29,8 +29,8 @@ class Lag:
 
     def __init__(
         self,
-        source: TraceSource,
-        intake: Intake,
+        source: TraceConsumer,
+        intake: Batcher,
         metrics: Metrics,
         *,
         max_records: int | None,
@@ -43,7 +43,7 @@ class Lag:
         """
         self._source, self._intake, self._metrics = source, intake, metrics
         self._max_records, self._sample_records = max_records, sample_records
-        self._passing: Passing | None = None
+        self._passing: BacklogSampler | None = None
         self._samples: list[LagSample] = []  # whose records the newest snapshot's offsets are not past
         self._look_at_s = 0.0
         self._began_s = 0.0
@@ -57,7 +57,7 @@ class Lag:
         """A snapshot with the intake's offsets is there."""
         self._samples = self._unlearned()
 
-    def is_passing(self) -> bool:
+    def is_sampling(self) -> bool:
         """Whether records are being passed now; looks at the end of the log every CHECK_S."""
         if self._passing is None and time.monotonic() >= self._look_at_s:
             self._look_at_s = time.monotonic() + CHECK_S
@@ -69,7 +69,7 @@ class Lag:
         if self._passing is None:
             self._intake.add(polled)
             return
-        self._passing.saw(polled)
+        self._passing.update(polled)
         if self._passing.has_reached_the_end() or not polled.next_offsets:
             self._finish(self._passing)
             self._passing = None
@@ -108,15 +108,15 @@ class Lag:
         logger.info("%d messages wait, more than %d: reading to the end of the log", num_waiting, self._max_records)
         self._began_s = time.monotonic()
         start = self._intake.offsets()
-        self._passing = Passing(start, ends, num_kept=self._sample_records)
-        self._passing.saw(self._intake.give_back())
+        self._passing = BacklogSampler(start, ends, num_kept=self._sample_records)
+        self._passing.update(self._intake.unread())
 
-    def _finish(self, passing: Passing) -> None:
+    def _finish(self, passing: BacklogSampler) -> None:
         num_out = passing.num_passed - passing.num_kept
         self._intake.add_sample(passing.kept(), passing.skipped(), passing.range().end)
         self._samples.append(passing.range())
         if num_out:
-            self._metrics.add(SKIPPED, num_out, reason=Fate.SAMPLED_OUT.value)
+            self._metrics.add(SKIPPED, num_out, reason=Disposition.SAMPLED_OUT.value)
         logger.warning(
             "learning lags: of %d records passed in %.1f s the newest %d of %d tenants are learned, %d are not",
             passing.num_passed,

@@ -11,8 +11,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from omnidraft.distill.ingest.batcher import Intake
-from omnidraft.distill.ingest.trace_consumer import SKIPPED, TraceSource
+from omnidraft.distill.ingest.batcher import Batcher
+from omnidraft.distill.ingest.trace_consumer import SKIPPED, TraceConsumer
 from omnidraft.errors import LogReplaced
 from omnidraft.ports import Announcement, Metrics, Offsets
 from omnidraft.snapshots.manifest import Manifest
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 class LogPosition:
     """Between a source and its intake, as lag.py is."""
 
-    def __init__(self, source: TraceSource, intake: Intake, metrics: Metrics) -> None:
+    def __init__(self, source: TraceConsumer, intake: Batcher, metrics: Metrics) -> None:
         self._source, self._intake, self._metrics = source, intake, metrics
         self._log_id: str | None = None
         self._restarts: tuple[str, ...] = ()

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import closing
 
 from omnidraft.distill.ingest import topic_scan
-from omnidraft.distill.ingest.trace_consumer import TraceSource
+from omnidraft.distill.ingest.trace_consumer import TraceConsumer
 from omnidraft.ports import LogReader
 from omnidraft.traces.record import TraceRecord
 
@@ -13,11 +13,11 @@ LOOK_BACK = 400
 """Messages of each partition that are looked through."""
 
 
-class Recent:
+class RecentRecords:
     """One pair's. One thread."""
 
     def __init__(
-        self, open_reader: Callable[[], LogReader], source_over: Callable[[LogReader], TraceSource], num_records: int
+        self, open_reader: Callable[[], LogReader], source_over: Callable[[LogReader], TraceConsumer], num_records: int
     ) -> None:
         """
         Args:

@@ -14,7 +14,7 @@ SEEN_RECORDS = 4096
 """A record is a duplicate when it was among this many before it; the recorder repeats within seconds."""
 
 
-class Fate(StrEnum):
+class Disposition(StrEnum):
     """The values are the names under which a manifest counts."""
 
     LEARNED = "learned"
@@ -23,7 +23,7 @@ class Fate(StrEnum):
     SAMPLED_OUT = "sampled_out"
 
 
-def name_of(record: TraceRecord) -> int:
+def record_key(record: TraceRecord) -> int:
     """The same for every copy of a record, in every process."""
     return _hash(f"{record.request_id}\n{record.segment}")
 
@@ -33,11 +33,11 @@ def is_held_out(record: TraceRecord, held_out_every: int) -> bool:
     return held_out_every > 0 and _hash(record.request_id) % held_out_every == 0
 
 
-def fate(name: int, held_out: bool, *seen: Container[int]) -> Fate:
+def disposition(name: int, held_out: bool, *seen: Container[int]) -> Disposition:
     """Of a record with this name that was not passed over, after those that were seen."""
     if any(name in names for names in seen):
-        return Fate.DUPLICATE
-    return Fate.HELD_OUT if held_out else Fate.LEARNED
+        return Disposition.DUPLICATE
+    return Disposition.HELD_OUT if held_out else Disposition.LEARNED
 
 
 def forget_oldest(seen: dict[int, None]) -> None:

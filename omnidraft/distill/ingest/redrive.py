@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from omnidraft.distill.ingest import topic_scan
-from omnidraft.distill.ingest.dead_letters import Letter, Place
+from omnidraft.distill.ingest.dead_letters import DeadLetter, Place
 from omnidraft.ports import LogReader, LogWriter, Message, Outgoing
 
 REDRIVEN_FROM = "redriven_from"
@@ -28,7 +28,7 @@ class Choice:
     everything: bool = False
 
     def __contains__(self, letter: object) -> bool:
-        return isinstance(letter, Letter) and (
+        return isinstance(letter, DeadLetter) and (
             self.everything or letter.reason in self.reasons or letter.place in self.places
         )
 
@@ -53,7 +53,7 @@ class Redrive:
         self._origin, self._topic, self._dead_letters_topic = origin, topic, dead_letters_topic
         self.told = Redriven()
 
-    def run(self, letters: Iterable[Letter], choice: Choice, done: Container[str]) -> Redriven:
+    def run(self, letters: Iterable[DeadLetter], choice: Choice, done: Container[str]) -> Redriven:
         """Append the chosen letters; those in `done` are passed over.
 
         Raises:
@@ -64,7 +64,7 @@ class Redrive:
             self.told.num_redriven += len(batch)
         return self.told
 
-    def _wanted(self, letters: Iterable[Letter], choice: Choice, done: Container[str]) -> Iterator[Outgoing]:
+    def _wanted(self, letters: Iterable[DeadLetter], choice: Choice, done: Container[str]) -> Iterator[Outgoing]:
         for letter in letters:
             if letter not in choice:
                 continue
@@ -78,12 +78,12 @@ class Redrive:
                 headers = {**letter.original_headers, REDRIVEN_FROM: name.encode()}
                 yield Outgoing(letter.message.key, letter.message.value, headers)
 
-    def _refusal(self, letter: Letter) -> str | None:
+    def _refusal(self, letter: DeadLetter) -> str | None:
         if letter.origin_topic != self._topic:
             return f"comes from another topic than {self._topic}"
         return letter.locked or letter.cut
 
-    def _name(self, letter: Letter) -> str:
+    def _name(self, letter: DeadLetter) -> str:
         return "{}/{}/{}".format(self._dead_letters_topic, *letter.place)
 
 

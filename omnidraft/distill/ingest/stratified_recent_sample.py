@@ -15,7 +15,7 @@ Newness = tuple[int, int, int]
 """When a record ended in Unix milliseconds, partition, offset: no two records have the same."""
 
 
-class EvenSample(Generic[Item]):
+class StratifiedRecentSample(Generic[Item]):
     """At most `capacity` items."""
 
     def __init__(self, capacity: int) -> None:

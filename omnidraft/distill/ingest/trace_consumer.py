@@ -37,7 +37,7 @@ MAX_VALUE_BYTES = 950_000
 MAX_HEADERS = 16
 MAX_HEADER_BYTES = 512
 
-Placed = tuple[int, int, TraceRecord]
+RecordAt = tuple[int, int, TraceRecord]
 """(partition, offset, record)."""
 Skipped = tuple[int, int, str, int]
 """(partition, offset of the last one, reason, number of messages)."""
@@ -47,7 +47,7 @@ Skipped = tuple[int, int, str, int]
 class PolledRecords:
     """What a poll of the source gave."""
 
-    records: tuple[Placed, ...]
+    records: tuple[RecordAt, ...]
     """In offset order within each partition."""
     next_offsets: Offsets
     """Where to read on, for every partition that moved; past dead letters too."""
@@ -55,7 +55,7 @@ class PolledRecords:
     """Every dead letter and every record of another pair, in the same order."""
 
 
-class TraceSource:
+class TraceConsumer:
     """Reads one trace topic. One thread at a time."""
 
     def __init__(
@@ -122,7 +122,7 @@ class TraceSource:
         _log_damage(self._topic, polled.messages)
         return PolledRecords(tuple(records), polled.next_offsets, tuple(skipped))
 
-    def give_up(self, poison: Sequence[Placed]) -> None:
+    def dead_letter(self, poison: Sequence[RecordAt]) -> None:
         """Dead-letter these records, as (partition, offset, record); returns when that is acknowledged.
 
         Raises:
@@ -136,8 +136,8 @@ class TraceSource:
         self._dead_letters.append(letters)
         self._metrics.add(SKIPPED, len(letters), reason=POISON)
 
-    def _sorted(self, polled: Polled) -> tuple[list[Placed], list[Outgoing], list[Skipped]]:
-        records, letters, skipped = list[Placed](), list[Outgoing](), list[Skipped]()
+    def _sorted(self, polled: Polled) -> tuple[list[RecordAt], list[Outgoing], list[Skipped]]:
+        records, letters, skipped = list[RecordAt](), list[Outgoing](), list[Skipped]()
         for message in polled.messages:
             if (damage := message.damage) is not None:
                 skipped.append((message.partition, message.next_offset - 1, damage.reason, damage.num_messages))

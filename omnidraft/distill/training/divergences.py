@@ -4,7 +4,7 @@ Shapes: N positions, V the drafter's vocabulary, B buckets with the rest bucket 
 distribution and P its mass per bucket, q and Q the drafter's. No gradient flows through P.
 Which positions count, and their mean, is the learner's business.
 Source, where none is named: OmniDraft, https://arxiv.org/abs/2507.02659, section 4.2, over the buckets of
-belief_buckets.py instead of its renormalised intersection.
+bucket_targets.py instead of its renormalised intersection.
 """
 
 import math

@@ -11,25 +11,25 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from omnidraft.distill.examples.collate import Asked, asked, num_asked
-from omnidraft.distill.examples.training_example import Positions
+from omnidraft.distill.examples.collate import LossTargets, collate, num_targets
+from omnidraft.distill.examples.training_example import TrainingExample
 from omnidraft.distill.training.head import HeadTrainer
 from omnidraft.distill.training.losses import LOSSES, Kind
-from omnidraft.distill.training.packing import LOGIT_ROWS, grouped, hidden_rows
+from omnidraft.distill.training.packing import LOGIT_ROWS, hidden_rows, pack
 from omnidraft.ports import TrainableDrafter
 
 Terms = Sequence[tuple[str, float]]
 """(loss, weight) of a sum."""
 
 
-def num_positions(records: Sequence[Positions], terms: Terms) -> dict[str, int]:
+def num_positions(records: Sequence[TrainingExample], terms: Terms) -> dict[str, int]:
     """How many positions each loss has: the mean is over these."""
-    return {name: sum(num_asked(record, LOSSES[name].positions) for record in records) for name, _ in terms}
+    return {name: sum(num_targets(record, LOSSES[name].positions) for record in records) for name, _ in terms}
 
 
 def backward(
     model: TrainableDrafter,
-    records: Sequence[Positions],
+    records: Sequence[TrainingExample],
     terms: Terms,
     num_by_loss: Mapping[str, int],
     head: HeadTrainer | None = None,
@@ -41,8 +41,8 @@ def backward(
     """
     sums = dict.fromkeys(num_by_loss, 0.0)
     kinds = list(dict.fromkeys(LOSSES[name].positions for name, _ in terms))
-    for group in grouped(records):
-        rows_N, wanted = asked(group, kinds)
+    for group in pack(records):
+        rows_N, wanted = collate(group, kinds)
         if not len(rows_N):
             continue
         hidden_NH = hidden_rows(model, group)[rows_N]
@@ -61,7 +61,7 @@ def backward(
 
 
 def _losses_from(
-    model: TrainableDrafter, leaf_NH: Tensor, start: int, wanted: Mapping[Kind, Asked], terms: Terms
+    model: TrainableDrafter, leaf_NH: Tensor, start: int, wanted: Mapping[Kind, LossTargets], terms: Terms
 ) -> dict[str, Tensor]:
     """Sum over the positions of one stretch of rows, for each loss that has any there."""
     here = {kind: _between(what.first_row_N, start, start + LOGIT_ROWS) for kind, what in wanted.items()}

@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from omnidraft.config import LearnerSettings
-from omnidraft.distill.examples.acceptance_examples import Guesses
-from omnidraft.distill.examples.training_example import Positions
+from omnidraft.distill.examples.acceptance_examples import AcceptanceExamples
+from omnidraft.distill.examples.training_example import TrainingExample
 from omnidraft.distill.training.optimizer_state import adam_state, copy_into, load_adam_state
-from omnidraft.distill.training.packing import Group, grouped, hidden_rows
+from omnidraft.distill.training.packing import PackedBatch, hidden_rows, pack
 from omnidraft.ports import TrainableDrafter, TrainableHead
 
 LOSS = "head"
@@ -44,13 +44,13 @@ class HeadTrainer:
         )
         self._total_weight = self._sum = 0.0
 
-    def begin(self, records: Sequence[Positions]) -> None:
+    def begin(self, records: Sequence[TrainingExample]) -> None:
         """The records of this step."""
         self.optimizer.zero_grad(set_to_none=True)
         self._total_weight = sum(float(self._weights(record.guesses).sum()) for record in records)
         self._sum = 0.0
 
-    def backward(self, group: Group, row_N: Tensor, hidden_NH: Tensor) -> None:
+    def backward(self, group: PackedBatch, row_N: Tensor, hidden_NH: Tensor) -> None:
         """Add the gradient of these records' share of the loss, to the hidden states too if they ask for one.
 
         Args:
@@ -78,10 +78,10 @@ class HeadTrainer:
         norm = torch.nn.utils.clip_grad_norm_(list(self._trained.values()), self._settings.grad_clip).item()
         return {LOSS: self._sum}, norm
 
-    def gradients(self, model: TrainableDrafter, records: Sequence[Positions]) -> tuple[dict[str, float], float]:
+    def gradients(self, model: TrainableDrafter, records: Sequence[TrainingExample]) -> tuple[dict[str, float], float]:
         """`begin`, `backward` and `finish` with the drafter frozen."""
         self.begin(records)
-        for group in grouped(records) if self._total_weight else ():
+        for group in pack(records) if self._total_weight else ():
             with torch.no_grad():
                 hidden_NH = hidden_rows(model, group)
             self.backward(group, torch.arange(len(hidden_NH)), hidden_NH)
@@ -107,10 +107,10 @@ class HeadTrainer:
         else:
             logger.info("the snapshot has no acceptance head; one begins to learn")
 
-    def _labels(self, guesses: Guesses) -> np.ndarray:
+    def _labels(self, guesses: AcceptanceExamples) -> np.ndarray:
         return guesses.soft_G if self._settings.head_labels == "soft" else guesses.right_G
 
-    def _weights(self, guesses: Guesses) -> np.ndarray:
+    def _weights(self, guesses: AcceptanceExamples) -> np.ndarray:
         """Of each guess as far as it was accepted, and as far as it was rejected, together."""
         label_G = self._labels(guesses)
         weight_G: np.ndarray = label_G + np.float32(self._settings.head_rejected_weight) * (1 - label_G)

@@ -19,12 +19,12 @@ from torch import Tensor
 
 from omnidraft.config import LearnerSettings
 from omnidraft.distill.evaluation import agreement
-from omnidraft.distill.examples.training_example import PositionReader, Positions
+from omnidraft.distill.examples.training_example import ExampleBuilder, TrainingExample
 from omnidraft.distill.training.gradients import backward, num_positions
 from omnidraft.distill.training.head import HeadTrainer
 from omnidraft.distill.training.losses import parse
 from omnidraft.distill.training.optimizer_state import adam_state, copy_into, load_adam_state
-from omnidraft.distill.training.replay_buffer import Replay
+from omnidraft.distill.training.replay_buffer import ReplayBuffer
 from omnidraft.errors import ConfigError, VocabularyError, WireError
 from omnidraft.ports import TrainableDrafter, TrainableHead
 from omnidraft.traces.record import TraceRecord
@@ -92,7 +92,7 @@ class Learner:
         self.model, self.cache, self.alignment = model, cache, alignment
         self.counters = Counters()
         max_tokens = min(settings.max_tokens, model.context_limit)
-        self._reader = PositionReader(
+        self._reader = ExampleBuilder(
             draft_tokenizer, target_vocabulary, alignment, max_tokens=max_tokens, alm=settings.alm
         )
         self._terms = parse(settings.loss)
@@ -101,7 +101,7 @@ class Learner:
             model.trained().values(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
         )
         self._head = None if head is None else HeadTrainer(head, settings)
-        self._replay = Replay(
+        self._replay = ReplayBuffer(
             capacity=settings.replay_capacity,
             per_step=settings.replay_records,
             seed=settings.seed,
@@ -137,7 +137,7 @@ class Learner:
         self._count(report)
         return report
 
-    def rehearse(self, record: TraceRecord) -> None:
+    def dry_run(self, record: TraceRecord) -> None:
         """Compute what a step would from this record alone, and change nothing."""
         readable = self._readable([record], Counter())
         self._gradients(readable)
@@ -146,9 +146,9 @@ class Learner:
         for optimizer in self._optimizers():
             optimizer.zero_grad(set_to_none=True)
 
-    def read(self, record: TraceRecord) -> Positions:
+    def read(self, record: TraceRecord) -> TrainingExample:
         """What this record teaches. Raises VocabularyError, WireError when it is none that can be read."""
-        return self._reader.read(record)
+        return self._reader.build(record)
 
     def hits(self, records: Sequence[TraceRecord], *, with_cache: bool = False) -> list[np.ndarray]:
         """Which positions of each record agree, bool, none of one that cannot be read; agreement.py says what agrees.
@@ -157,7 +157,11 @@ class Learner:
         """
         cache = self.cache if with_cache else None
         readable = [self._readable([record], Counter()) for record in records]
-        found = iter(agreement.hits(self.model, [one for each in readable for one in each], self.alignment, cache))
+        found = iter(
+            agreement.first_candidate_matches(
+                self.model, [one for each in readable for one in each], self.alignment, cache
+            )
+        )
         return [next(found) if each else np.zeros(0, bool) for each in readable]
 
     def agreement(self, records: Sequence[TraceRecord]) -> float | None:
@@ -213,11 +217,11 @@ class Learner:
         self._replay.load_state(tensors)
         self.counters = Counters(**_of_json_tensor(tensors[_COUNTERS]))
 
-    def _readable(self, records: Sequence[TraceRecord], skipped: Counter[str]) -> list[Positions]:
+    def _readable(self, records: Sequence[TraceRecord], skipped: Counter[str]) -> list[TrainingExample]:
         readable = []
         for record in records:
             try:
-                readable.append(self._reader.read(record))
+                readable.append(self._reader.build(record))
             except (VocabularyError, WireError) as exc:
                 logger.warning("record %s of request %s skipped: %s", record.segment, record.request_id, exc)
                 skipped["unreadable_text"] += 1
@@ -253,7 +257,7 @@ class Learner:
     def _optimizers(self) -> list[torch.optim.Optimizer]:
         return [self._optimizer, *([self._head.optimizer] if self._head else [])]
 
-    def _gradients(self, readable: Sequence[Positions]) -> tuple[dict[str, float], list[float]]:
+    def _gradients(self, readable: Sequence[TrainingExample]) -> tuple[dict[str, float], list[float]]:
         """Mean losses, none when there is nothing to learn, and norms of the gradients before they were clipped."""
         if self._head and self._settings.head == "only":
             losses, norm = self._head.gradients(self.model, readable)
@@ -266,7 +270,7 @@ class Learner:
         return losses | heads_losses, [norm, heads_norm]
 
     def _drafters_gradients(
-        self, readable: Sequence[Positions], joint: HeadTrainer | None
+        self, readable: Sequence[TrainingExample], joint: HeadTrainer | None
     ) -> tuple[dict[str, float], float]:
         num_by_loss = num_positions(readable, self._terms)
         if not any(num_by_loss.values()):

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from omnidraft.distill.examples.training_example import Positions
+from omnidraft.distill.examples.training_example import TrainingExample
 from omnidraft.errors import ContractError
 from omnidraft.ports import PackedTexts, TrainableDrafter
 
@@ -23,12 +23,12 @@ LOGIT_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class PackedBatch:
     """Records of one pass."""
 
     indices: tuple[int, ...]
     """Which of the records, for results in their order."""
-    records: tuple[Positions, ...]
+    records: tuple[TrainingExample, ...]
 
     def rows(self, place: int, at: np.ndarray) -> Tensor:
         """Rows behind the context in which these ids of one record stand."""
@@ -39,22 +39,22 @@ class Group:
         return torch.from_numpy(at - starts[place] + before)
 
 
-def grouped(records: Sequence[Positions]) -> Iterator[Group]:
+def pack(records: Sequence[TrainingExample]) -> Iterator[PackedBatch]:
     """All records that are asked about anything, in order, as many to a group as PASS_ROWS holds."""
     taken: list[int] = []
     num_rows = 0
     for index, record in enumerate(records):
         rows = len(record.ids_T) - _num_context(record)
         if taken and num_rows + rows > PASS_ROWS:
-            yield Group(tuple(taken), tuple(records[one] for one in taken))
+            yield PackedBatch(tuple(taken), tuple(records[one] for one in taken))
             taken, num_rows = [], 0
         taken.append(index)
         num_rows += rows
     if taken:
-        yield Group(tuple(taken), tuple(records[one] for one in taken))
+        yield PackedBatch(tuple(taken), tuple(records[one] for one in taken))
 
 
-def hidden_rows(model: TrainableDrafter, group: Group) -> Tensor:
+def hidden_rows(model: TrainableDrafter, group: PackedBatch) -> Tensor:
     """Hidden states [N, H] of all rows behind the context."""
     starts = [_num_context(record) for record in group.records]
     places = [
@@ -73,7 +73,7 @@ def hidden_rows(model: TrainableDrafter, group: Group) -> Tensor:
     )
 
 
-def _num_context(record: Positions) -> int:
+def _num_context(record: TrainingExample) -> int:
     """Ids before the first that is asked about; one less than all when nothing is."""
     asked = [int(at.min()) for at in (record.at_P, record.piece_at_M) if len(at)]
     return min(asked, default=max(len(record.ids_T) - 1, 0))

@@ -18,7 +18,7 @@ from omnidraft.traces.record import TraceRecord
 _RECORD = "replay."
 
 
-class Replay:
+class ReplayBuffer:
     """A buffer of records by tenant. What is drawn depends on what was kept, the seed and the step, on nothing else."""
 
     def __init__(self, *, capacity: int, per_step: int, seed: int, for_head: int = 0) -> None:

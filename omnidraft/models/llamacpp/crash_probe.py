@@ -21,7 +21,7 @@ _FIX = (
 )
 
 
-def require_sound(gguf: Path, home: Path, command: Sequence[str] = (sys.executable, "-c", _TRY)) -> None:
+def require_surviving_build(gguf: Path, home: Path, command: Sequence[str] = (sys.executable, "-c", _TRY)) -> None:
     """Try the file once per build and processor.
 
     Args:
@@ -45,11 +45,11 @@ def require_sound(gguf: Path, home: Path, command: Sequence[str] = (sys.executab
 
 def try_passes(gguf: str) -> None:
     """Passes of several sizes over a GGUF file; run in a process that may die."""
-    from omnidraft.models.llamacpp.context import CELL_STEP, Context, Entry, LlamaModel
+    from omnidraft.models.llamacpp.context import CELL_STEP, BatchEntry, Context, LlamaModel
 
     context = Context(LlamaModel(Path(gguf)), CELL_STEP, max_rows=max(_ROWS), num_sequences=1, threads=1)
     for rows in _ROWS:
-        context.decode([Entry(row, row) for row in range(rows)], has_logits=True)
+        context.decode([BatchEntry(row, row) for row in range(rows)], has_logits=True)
         context.cut(0, 0)
     context.close()
 

@@ -14,7 +14,7 @@ import torch
 from omnidraft.config import DecodeSettings
 from omnidraft.errors import ConfigError, ContractError, VocabularyError
 from omnidraft.models.context_check import ids_needed
-from omnidraft.models.llamacpp.context import CELL_STEP, Context, Entry, LlamaModel
+from omnidraft.models.llamacpp.context import CELL_STEP, BatchEntry, Context, LlamaModel
 from omnidraft.models.llamacpp.crash_probe import build
 from omnidraft.ports import DraftTree, Mode, TreeLimits
 from omnidraft.vocab.tokenizer import Vocabulary
@@ -111,7 +111,7 @@ class _Session:
         """Keys for these ids, in chunks of one size from position 0."""
         for start in range(0, len(ids), _PREFILL_ROWS):
             chunk = ids[start : start + _PREFILL_ROWS]
-            entries = [Entry(token, self._num_kept + row) for row, token in enumerate(chunk)]
+            entries = [BatchEntry(token, self._num_kept + row) for row, token in enumerate(chunk)]
             self._context.decode(entries, has_logits=False)
             self._num_kept += len(chunk)
 
@@ -135,11 +135,13 @@ class _Session:
         for other in self._sequences[0][1:]:
             self._context.share(0, other)
         entries = [
-            Entry(token, self._num_kept + depth, members)
+            BatchEntry(token, self._num_kept + depth, members)
             for token, depth, members in zip(tree.tokens, tree.depths, self._sequences, strict=True)
         ]
         padding = (self._padded_rows or len(entries)) - len(entries)
-        entries += [Entry(0, self._num_kept + len(entries) + row) for row in range(padding)]  # goes on with the chain
+        entries += [
+            BatchEntry(0, self._num_kept + len(entries) + row) for row in range(padding)
+        ]  # goes on with the chain
         logits_NV = self._context.decode(entries, has_logits=True)
         assert logits_NV is not None
         return logits_NV[: len(tree)]

@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from omnidraft.models.acceptance_head import AcceptanceHead
-from omnidraft.models.kv_session import BranchingSession, Steps, Wanted, together
+from omnidraft.models.kv_session import BranchingSession, ForwardRequest, Steps, together
 from omnidraft.models.native import library as native
 from omnidraft.models.native.model import NativeLlama, NativeRows, compute_together
 
@@ -49,7 +49,7 @@ class LlamaDrafter:
         return self._together([session for session, *_ in asked], steps)
 
     def _together(self, sessions: Sequence["LlamaSession"], steps: Sequence[Steps]) -> list[torch.Tensor]:
-        def compute(wanted: Sequence[tuple[int, Wanted]]) -> Sequence[torch.Tensor]:
+        def compute(wanted: Sequence[tuple[int, ForwardRequest]]) -> Sequence[torch.Tensor]:
             return compute_together(self._model, [(sessions[number].rows, each) for number, each in wanted])
 
         return together(steps, compute)

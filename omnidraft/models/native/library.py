@@ -16,37 +16,37 @@ HEADS = {"int4": "int8"}
 """The head, which decides, keeps 8 bits where the others have 4; of all other kinds it is of the same."""
 
 
-class Layer(Structure):
+class LayerStruct(Structure):
     """Addresses of one layer's weights."""
 
     _fields_ = [(name, c_void_p) for name in ("norm", "mlp_norm", "bias", "qkv", "out", "gate_up", "down")]
 
 
-class Model(Structure):
+class ModelStruct(Structure):
     """Sizes and addresses of all weights."""
 
     _fields_ = [
         *((name, c_int) for name in ("kind", "layers", "hidden", "queries", "keys", "head_size", "mlp", "vocabulary")),
         ("eps", c_float),
         ("scaling", c_float),
-        ("layer", POINTER(Layer)),
+        ("layer", POINTER(LayerStruct)),
         *((name, c_void_p) for name in ("norm", "head", "embedding", "cos", "sin")),
     ]
 
 
-class Text(Structure):
+class TextStruct(Structure):
     """Where the rows of one text stand, and its keys."""
 
     _fields_ = [("length", c_int), ("capacity", c_int), ("parents", POINTER(c_int)), ("kv", c_void_p)]
 
 
-class Pass(Structure):
+class PassStruct(Structure):
     """The rows of one pass, of one or more texts."""
 
     _fields_ = [
         *((name, c_int) for name in ("rows", "logit_rows", "capacity", "threads")),
         *((name, POINTER(c_int)) for name in ("ids", "texts", "nodes")),
-        ("text", POINTER(Text)),
+        ("text", POINTER(TextStruct)),
         *((name, c_void_p) for name in ("scratch", "logits", "hidden")),
     ]
 
@@ -64,9 +64,9 @@ def open_library(path: Path) -> Library:
         "pack": ([c_int, c_void_p, c_int, c_int, c_void_p, c_int, c_int], None),
         "row_bytes": ([c_int, c_int], c_size_t),
         "linear": ([c_int, c_void_p, c_void_p, c_int, c_int, c_int, c_void_p, c_void_p, c_int], None),
-        "scratch_bytes": ([POINTER(Model), c_int, c_int, c_int], c_size_t),
-        "forward": ([POINTER(Model), POINTER(Pass)], None),
-        "move": ([POINTER(Model), c_void_p, c_int, POINTER(c_int), c_int, c_int], None),
+        "scratch_bytes": ([POINTER(ModelStruct), c_int, c_int, c_int], c_size_t),
+        "forward": ([POINTER(ModelStruct), POINTER(PassStruct)], None),
+        "move": ([POINTER(ModelStruct), c_void_p, c_int, POINTER(c_int), c_int, c_int], None),
     }
     for name, (arguments, result) in signatures.items():
         function = getattr(library, f"omnidraft_{name}")

@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from omnidraft.errors import ContractError
-from omnidraft.models.kv_session import Wanted
+from omnidraft.models.kv_session import ForwardRequest
 from omnidraft.models.native import library as native
 from omnidraft.models.native.weights import PackedLlama
 
@@ -68,7 +68,7 @@ class NativeLlama:
         largest = max((part.rows for part in parts), key=lambda rows: rows.capacity)
         self._library.omnidraft_forward(
             self._weights.struct,
-            native.Pass(
+            native.PassStruct(
                 rows=len(nodes),
                 logit_rows=len(heard),
                 capacity=largest.capacity,
@@ -76,7 +76,7 @@ class NativeLlama:
                 ids=_ints([parts[text].ids[node - parts[text].nodes[0]] for text, node in (*silent, *heard)]),
                 texts=_ints(texts),
                 nodes=_ints(nodes),
-                text=(native.Text * len(parts))(*(part.struct for part in parts)),
+                text=(native.TextStruct * len(parts))(*(part.struct for part in parts)),
                 scratch=largest.scratch.data_ptr(),
                 logits=logits_RV.data_ptr(),
                 hidden=hidden_RH.data_ptr() if len(hidden_RH) else None,
@@ -108,8 +108,8 @@ class Part:
         return len(self.ids) - self.num_logits
 
     @property
-    def struct(self) -> native.Text:
-        return native.Text(
+    def struct(self) -> native.TextStruct:
+        return native.TextStruct(
             length=self.length,
             capacity=self.rows.capacity,
             parents=_ints(self.parents),
@@ -117,7 +117,7 @@ class Part:
         )
 
 
-def compute_together(model: NativeLlama, wanted: Sequence[tuple["NativeRows", Wanted]]) -> list[torch.Tensor]:
+def compute_together(model: NativeLlama, wanted: Sequence[tuple["NativeRows", ForwardRequest]]) -> list[torch.Tensor]:
     """What `Rows.compute` gives for each of these texts, none of them twice, in as few passes as can be."""
     parts = [rows.last_part(each) for rows, each in wanted]
     logits: list[torch.Tensor] = []
@@ -157,12 +157,12 @@ class NativeRows:
         if capacity:
             self._make_room(capacity, torch.get_num_threads())
 
-    def compute(self, wanted: Wanted) -> torch.Tensor:
+    def compute(self, wanted: ForwardRequest) -> torch.Tensor:
         if wanted.parents is None:
             return self._chain(wanted.length, wanted.ids, 1)
         return self.tree(wanted.length, wanted.parents, wanted.ids)
 
-    def last_part(self, wanted: Wanted) -> Part:
+    def last_part(self, wanted: ForwardRequest) -> Part:
         """What one pass computes of it; of a long chain all but the end is computed now."""
         if wanted.parents is not None:
             return self.part(wanted.length, wanted.parents, wanted.ids, len(wanted.ids))

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from omnidraft.errors import ConfigError
 from omnidraft.models.context_check import ids_needed
-from omnidraft.models.determinism_check import bits_hold
+from omnidraft.models.determinism_check import is_deterministic
 from omnidraft.models.kv_session import ROOT
 from omnidraft.models.native import library as native
 from omnidraft.models.native.model import NativeLlama, NativeRows
@@ -55,7 +55,7 @@ class LlamaTarget:
         """
         chains, width = _TESTED_CHAINS, _TESTED_WIDTH
         alone, blocks = (_Session(self._model, 2 * width + chains * width) for _ in range(2))
-        if not bits_hold(alone, blocks, vocab_size=self.vocab_size, chains=chains, width=width):
+        if not is_deterministic(alone, blocks, vocab_size=self.vocab_size, chains=chains, width=width):
             raise ConfigError(f"reproducible mode does not hold for {self.fingerprint}: set decode.mode = 'fast'")
 
 

@@ -52,12 +52,12 @@ class PackedLlama:
         matrices = [module for module in model.modules() if isinstance(module, nn.Linear)]
         self._memory = memory(sum(self._packed_bytes(each) for each in matrices))
         self._next = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
-        self._layers = (native.Layer * len(model.model.layers))(*map(self._layer, model.model.layers))
+        self._layers = (native.LayerStruct * len(model.model.layers))(*map(self._layer, model.model.layers))
         self.struct = self._model(model)
 
-    def _layer(self, layer: Any) -> native.Layer:
+    def _layer(self, layer: Any) -> native.LayerStruct:
         attention, mlp = layer.self_attn, layer.mlp
-        return native.Layer(
+        return native.LayerStruct(
             norm=self._norm(layer.input_layernorm),
             mlp_norm=self._norm(layer.post_attention_layernorm),
             bias=self._bias(attention),
@@ -67,10 +67,10 @@ class PackedLlama:
             down=self._in_sequence(mlp.down_proj),
         )
 
-    def _model(self, model: Any) -> native.Model:
+    def _model(self, model: Any) -> native.ModelStruct:
         config, attention = model.config, model.model.layers[0].self_attn
         cos_CD, sin_CD = _rope(model)
-        return native.Model(
+        return native.ModelStruct(
             kind=self._kind,
             layers=len(self._layers),
             hidden=config.hidden_size,

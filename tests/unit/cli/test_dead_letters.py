@@ -8,7 +8,7 @@ from subprocess import CompletedProcess
 import pytest
 
 from omnidraft import config, wiring
-from omnidraft.distill.ingest.trace_consumer import MAX_VALUE_BYTES, TraceSource
+from omnidraft.distill.ingest.trace_consumer import MAX_VALUE_BYTES, TraceConsumer
 from omnidraft.ports import Outgoing
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import codec
@@ -35,7 +35,7 @@ def settings(tmp_path: Path) -> config.Settings:
         ]
     )
     reader, letters = wiring.log_reader(settings, log.traces_topic), wiring.log_writer(settings, log.dead_letters_topic)
-    TraceSource(reader, letters, None, CountingMetrics(), topic=log.traces_topic).poll(9, timeout_s=0)
+    TraceConsumer(reader, letters, None, CountingMetrics(), topic=log.traces_topic).poll(9, timeout_s=0)
     return settings
 
 

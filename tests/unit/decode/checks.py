@@ -45,8 +45,8 @@ class Spy:
         self.sent += ids
         return logits
 
-    def odds(self):
-        return self._session.odds()
+    def acceptance_probabilities(self):
+        return self._session.acceptance_probabilities()
 
 
 def check_text(

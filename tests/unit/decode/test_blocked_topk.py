@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnidraft.decode.blocked_topk import largest
+from omnidraft.decode.blocked_topk import blocked_topk
 
 
 @settings(max_examples=60, deadline=None)
@@ -18,7 +18,7 @@ from omnidraft.decode.blocked_topk import largest
 )
 def test_it_is_topk_but_for_the_order_of_equals(size, num, rows, levels, seed):
     values_RV = torch.randint(levels, (rows, size), generator=torch.Generator().manual_seed(seed)).float()
-    values_RK, ids_RK = largest(values_RV, num)
+    values_RK, ids_RK = blocked_topk(values_RV, num)
     assert torch.equal(values_RK, torch.topk(values_RV, min(num, size)).values)
     assert torch.equal(values_RV.gather(1, ids_RK), values_RK)
     assert all(len(set(ids)) == len(ids) for ids in ids_RK.tolist())
@@ -28,4 +28,4 @@ def test_it_is_topk_but_for_the_order_of_equals(size, num, rows, levels, seed):
 def test_the_ends_of_a_row_are_looked_at(at):
     values_1V = torch.zeros(1, 8200)
     values_1V[0, at] = 1.0
-    assert largest(values_1V, 4)[1][0, 0] == at
+    assert blocked_topk(values_1V, 4)[1][0, 0] == at

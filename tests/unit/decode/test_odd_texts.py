@@ -8,13 +8,13 @@ from hypothesis import HealthCheck, given, settings
 
 from omnidraft import prompts
 from omnidraft.decode.drafting.drafter import Drafter
-from omnidraft.decode.drafting.noise_coupling import NoiseWeights
-from omnidraft.decode.drafting.prompt_lookup import Lookup
+from omnidraft.decode.drafting.noise_coupling import NoiseCoupling
+from omnidraft.decode.drafting.prompt_lookup import PromptLookup
 from omnidraft.decode.drafting.tree_proposer import TreeProposer
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.loop import Decoder
 from omnidraft.decode.policy.fixed import FixedPolicy
-from omnidraft.exactness.check import Check, Plan
+from omnidraft.exactness.check import CheckPlan, ExactnessCheck
 from omnidraft.ports import Mode, Request, Sampling
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.toy_models import ToyDrafter, ToyTable, ToyTarget, ToyTokenizer
@@ -37,8 +37,8 @@ DECODER = Decoder(ToyTarget(ToyTable.random(len(TARGET.vocabulary), seed=1, spre
 def make_proposer(weight: float) -> TreeProposer:
     ngrams = NgramCache(ALIGNMENT.fingerprint, DRAFTER.vocabulary, TARGET.vocabulary, 1000)
     model = ToyDrafter(ToyTable.random(len(DRAFTER.vocabulary), seed=2, spread=3.0))
-    drafter = Drafter(model, DRAFTER, TARGET.vocabulary, ALIGNMENT, ngrams, NoiseWeights((weight,)))
-    return TreeProposer((Lookup(), drafter), lambda mode, tenant: FixedPolicy())
+    drafter = Drafter(model, DRAFTER, TARGET.vocabulary, ALIGNMENT, ngrams, NoiseCoupling((weight,)))
+    return TreeProposer((PromptLookup(), drafter), lambda mode, tenant: FixedPolicy())
 
 
 PROPOSER = make_proposer(1.0)
@@ -68,6 +68,6 @@ def engine(tiny_models: tuple[Path, Path], omnidraft_home: Path) -> Engine:
 def test_every_built_in_prompt_decodes_to_plain_decodings_text(engine: Engine, mode: Mode) -> None:
     """Emoji, scripts without spaces, tabs and newlines, a long word, through real tokenizers and templates."""
     texts = [prompt.text for prompt in prompts.built_in()]
-    run = Check(engine, Plan(texts, max_new_tokens=6, num_samples=100)).run(1.0, mode)
+    run = ExactnessCheck(engine, CheckPlan(texts, max_new_tokens=6, num_samples=100)).run(1.0, mode)
     assert [each.verdict for each in run.comparisons] == ["identical"] * len(texts)
     assert run.passed

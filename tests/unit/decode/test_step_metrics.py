@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from omnidraft.decode.step_metrics import counted
-from omnidraft.decode.step_stats import Figures
+from omnidraft.decode.step_metrics import count_steps
+from omnidraft.decode.step_stats import DecodeStats
 from omnidraft.ports import DraftTree, FinishReason, Source, Step, Timings
 from omnidraft.telemetry.metrics import CountingMetrics
 
@@ -37,8 +37,8 @@ def random_steps(seed: int) -> Iterator[Step]:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_they_agree_with_the_figures_of_the_same_steps(seed: int) -> None:
-    metrics, figures = CountingMetrics(), Figures()
-    for each in counted(random_steps(seed), metrics, **LABELS, plain_pass_s=0.05):
+    metrics, figures = CountingMetrics(), DecodeStats()
+    for each in count_steps(random_steps(seed), metrics, **LABELS, plain_pass_s=0.05):
         figures.take(each)
     assert metrics.value("omnidraft_target_passes_total", **LABELS) == figures.num_passes == 50
     assert metrics.value("omnidraft_emitted_tokens_total", **LABELS) == figures.num_tokens
@@ -59,7 +59,7 @@ def test_the_tokens_of_a_pass_share_its_time() -> None:
     metrics = CountingMetrics()
     chain = DraftTree.chain(0, [1, 2], [Source.DIRECT] * 2, [0.0] * 2)
     steps = [step(chain, ()), step(chain, (1, 2)), step(chain, (1,), ends=True)]
-    list(counted(iter(steps), metrics, **LABELS, plain_pass_s=None))
+    list(count_steps(iter(steps), metrics, **LABELS, plain_pass_s=None))
     gaps = metrics.observed("omnidraft_inter_token_latency_seconds", target="big")
     assert len(gaps) == 3 + 1
     assert gaps[0] == gaps[1] == gaps[2]

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from omnidraft.decode.step_stats import Figures
+from omnidraft.decode.step_stats import DecodeStats
 from omnidraft.ports import DraftTree, Source, Step, Timings
 
 
@@ -14,8 +14,8 @@ def step(drafted: list[int], emitted: list[int], num_accepted: int, *, source: S
     return Step(tree, tuple(emitted), path, "", None, Timings(0.5, 0.25, 0.125), None)
 
 
-def figures_of(*steps: Step) -> Figures:
-    figures = Figures()
+def figures_of(*steps: Step) -> DecodeStats:
+    figures = DecodeStats()
     for each in steps:
         figures.take(each)
     return figures
@@ -65,7 +65,7 @@ def test_a_runner_up_that_was_drawn_is_accepted_and_no_agreement() -> None:
 
 
 def test_speed_leaves_out_the_first_step() -> None:
-    figures = Figures()
+    figures = DecodeStats()
     time.sleep(0.05)
     figures.take(step([], [1, 2, 3], 0))
     assert figures.tokens_per_s == 0.0

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnidraft.decode.stop_checker import TextWatch
+from omnidraft.decode.stop_checker import StopChecker
 from omnidraft.ports import FinishReason, Request
 from omnidraft.vocab.tokenizer import Vocabulary
 
@@ -36,7 +36,7 @@ def ids_of(*pieces: bytes) -> list[int]:
 def watch(ids, *, stops=(), stop_ids=(EOS,), max_new_tokens=100, step=1):
     """Shown text of each step, and the watch; the rest of a step is discarded when the text ends in it."""
     request = Request((1,), (), max_new_tokens, stop_ids=frozenset(stop_ids), stop_strings=tuple(stops))
-    watching, shown = TextWatch(request, VOCABULARY), []
+    watching, shown = StopChecker(request, VOCABULARY), []
     for start in range(0, len(ids), step):
         for token in ids[start : start + step]:
             if watching.ends(token):

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from omnidraft.config import RecorderSettings
-from omnidraft.decode.recording.record_builder import Origin, Tracer
-from omnidraft.decode.teacher_forcing import forced
+from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
+from omnidraft.decode.teacher_forcing import force
 from omnidraft.errors import RequestError
 from omnidraft.ports import FinishReason, Sampling
 from omnidraft.traces import codec
@@ -19,7 +19,7 @@ def test_beliefs_are_those_of_decoding_the_same_text(max_new_tokens: int) -> Non
     decoder = toy_decoder(trace_top_k=TOP_K)
     request = make_request(Sampling(1.0), max_new_tokens=max_new_tokens)
     plain = list(decoder.decode(request, None))
-    steps = list(forced(decoder.target, request, emitted(plain), TOP_K))
+    steps = list(force(decoder.target, request, emitted(plain), TOP_K))
     assert emitted(steps) == emitted(plain)
     assert steps[-1].finish_reason == plain[-1].finish_reason
     assert not any(len(step.tree) - 1 for step in steps)
@@ -31,7 +31,7 @@ def test_beliefs_are_those_of_decoding_the_same_text(max_new_tokens: int) -> Non
 def test_texts_that_the_target_would_never_say_are_scored_to_their_end() -> None:
     decoder, request = toy_decoder(trace_top_k=TOP_K), make_request(Sampling(0.0), stop_ids=frozenset({TARGET_EOS}))
     said = [T[b"x"] if b"x" in T else T[b"a"], T[b"cd"], T[b"gh"], T[b"\n"]] * 5
-    steps = list(forced(decoder.target, request, [*said, TARGET_EOS], TOP_K))
+    steps = list(force(decoder.target, request, [*said, TARGET_EOS], TOP_K))
     assert emitted(steps) == [*said, TARGET_EOS]
     assert steps[-1].finish_reason == FinishReason.STOP
     assert all(step.finish_reason is None for step in steps[:-1])
@@ -40,9 +40,9 @@ def test_texts_that_the_target_would_never_say_are_scored_to_their_end() -> None
 def test_steps_make_records_that_readers_take() -> None:
     decoder, request = toy_decoder(trace_top_k=TOP_K), make_request(max_new_tokens=20)
     records = []
-    origin = Origin("r", "t", "w", "target", "drafter", None, "f")
-    tracer = Tracer(request, origin, RecorderSettings(segment_tokens=8), records.append)
-    for step in forced(decoder.target, request, [T[b"a"]] * 20, TOP_K):
+    origin = RecordContext("r", "t", "w", "target", "drafter", None, "f")
+    tracer = TraceRecordBuilder(request, origin, RecorderSettings(segment_tokens=8), records.append)
+    for step in force(decoder.target, request, [T[b"a"]] * 20, TOP_K):
         tracer.take(step)
     assert sum(len(record.emitted_ids) for record in records) == 20
     for record in records:
@@ -53,4 +53,4 @@ def test_an_answer_that_does_not_fit_is_refused() -> None:
     decoder = toy_decoder()
     too_long = decoder.target.context_limit
     with pytest.raises(RequestError):
-        list(forced(decoder.target, make_request(max_new_tokens=too_long), [T[b"a"]] * too_long, TOP_K))
+        list(force(decoder.target, make_request(max_new_tokens=too_long), [T[b"a"]] * too_long, TOP_K))

@@ -6,15 +6,26 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from omnidraft.decode.drafting.drafter import Drafter
-from omnidraft.decode.drafting.noise_coupling import NoiseWeights
-from omnidraft.decode.drafting.prompt_lookup import Lookup
+from omnidraft.decode.drafting.noise_coupling import NoiseCoupling
+from omnidraft.decode.drafting.prompt_lookup import PromptLookup
 from omnidraft.decode.drafting.safe_drafting import DraftingFailures
 from omnidraft.decode.drafting.tree_proposer import TreeProposer
 from omnidraft.decode.loop import Decoder
 from omnidraft.decode.policy.fixed import FixedPolicy
 from omnidraft.decode.policy.threshold import ThresholdPolicy
 from omnidraft.decode.sampling.noise import SeededNoise
-from omnidraft.ports import DraftTree, Noise, Odds, Policy, Proposer, Request, Sampling, Source, Step, TreeLimits
+from omnidraft.ports import (
+    AcceptanceFn,
+    DraftTree,
+    Noise,
+    Policy,
+    Proposer,
+    Request,
+    Sampling,
+    Source,
+    Step,
+    TreeLimits,
+)
 from omnidraft.testing.toy_models import ToyDrafter, ToyTable, ToyTarget, ToyTokenizer
 from omnidraft.vocab.alignment import Alignment, align
 from omnidraft.vocab.ngram_cache import NgramCache
@@ -59,7 +70,7 @@ def make_drafter(
     policy: Policy | None = None,
     has_lookup: bool = False,
     context_limit: int = 4096,
-    odds: Odds | None = None,
+    odds: AcceptanceFn | None = None,
 ) -> TreeProposer:
     """The real proposer over a toy drafter; random weights and chains unless told otherwise."""
     chosen = policy or (ThresholdPolicy(min_path_probability) if min_path_probability else FixedPolicy())
@@ -69,9 +80,9 @@ def make_drafter(
         TARGET_TOKENIZER.vocabulary,
         alignment,
         make_cache() if cache is None else cache,
-        NoiseWeights((noise_weight,)),
+        NoiseCoupling((noise_weight,)),
     )
-    return TreeProposer((Lookup(), drafter) if has_lookup else (drafter,), lambda mode, tenant: chosen)
+    return TreeProposer((PromptLookup(), drafter) if has_lookup else (drafter,), lambda mode, tenant: chosen)
 
 
 def table_of(num_ids: int, favourite_after: dict[int, int], favourite: int) -> ToyTable:

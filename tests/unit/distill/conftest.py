@@ -14,7 +14,7 @@ from omnidraft.distill.training.learner import Learner
 from omnidraft.models.acceptance_head import AcceptanceHead
 from omnidraft.models.hf.tokenizer import HfTokenizer
 from omnidraft.models.hf.trainable_drafter import load_trainable
-from omnidraft.traces.record import Beliefs, Rounds, TraceRecord
+from omnidraft.traces.record import Rounds, TargetLogprobs, TraceRecord
 from omnidraft.traces.schema import ROUND_COLUMNS
 from omnidraft.vocab.alignment import Alignment, align
 from omnidraft.vocab.ngram_cache import NgramCache
@@ -112,7 +112,7 @@ def no_rounds() -> Rounds:
     return Rounds(**{name: np.zeros(0, kind) for name, kind in ROUND_COLUMNS.items()})
 
 
-def make_rounds(emitted: list[int], beliefs: Beliefs) -> Rounds:
+def make_rounds(emitted: list[int], beliefs: TargetLogprobs) -> Rounds:
     """Two emitted tokens a round: the first was drafted, beside another; in the place of the second stood two others,
     one with a child. An odd last token had nothing drafted."""
     num_whole = len(emitted) // 2
@@ -139,14 +139,14 @@ def make_rounds(emitted: list[int], beliefs: Beliefs) -> Rounds:
     return Rounds(**{name: columns[name].astype(kind) for name, kind in ROUND_COLUMNS.items()})
 
 
-def make_beliefs(emitted: list[int], vocab_size: int, seed: int) -> Beliefs:
+def make_beliefs(emitted: list[int], vocab_size: int, seed: int) -> TargetLogprobs:
     draws = np.random.default_rng(seed)
     others_EK = np.stack(
         [draws.choice(np.setdiff1d(np.arange(vocab_size), [t]), K - 1, replace=False) for t in emitted]
     )
     p_K = np.array([0.7, 0.1, 0.06, 0.04, 0.03, 0.02])
     log_p_EK = np.tile(np.log(p_K), (len(emitted), 1))
-    return Beliefs(
+    return TargetLogprobs(
         top_ids_EK=np.concatenate([np.array(emitted)[:, None], others_EK], axis=1).astype(np.uint32),
         top_log_p_EK=log_p_EK.astype(np.float16),
         emitted_log_p_E=log_p_EK[:, 0].astype(np.float16),

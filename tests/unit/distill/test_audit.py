@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from omnidraft.audit.findings import Kind, Report
+from omnidraft.audit.findings import FaultKind, Report
 from omnidraft.audit.run import Unwritten, audit, letters_of
 from omnidraft.bus.sqlite_log import SqliteReader, SqliteWriter
 from omnidraft.distill.ingest import dead_letters
-from omnidraft.distill.ingest.batcher import Intake, seen_names
-from omnidraft.distill.ingest.trace_consumer import TraceSource
+from omnidraft.distill.ingest.batcher import Batcher, seen_names
+from omnidraft.distill.ingest.trace_consumer import TraceConsumer
 from omnidraft.distill.publisher import INTAKE
 from omnidraft.ports import Message, Outgoing, SnapshotVersion
 from omnidraft.snapshots import bundle
@@ -23,7 +23,7 @@ from omnidraft.testing.memory_log import MemoryReader, MemoryWriter
 from tests.unit.distill.test_distiller import Killed, Setting, names, run_until_idle
 
 HELD_OUT_EVERY = 5
-CLEAN = {Kind.LOST: 0, Kind.LEARNED_TWICE: 0, Kind.MISCOUNTED: 0}
+CLEAN = {FaultKind.LOST: 0, FaultKind.LEARNED_TWICE: 0, FaultKind.MISCOUNTED: 0}
 
 
 @pytest.fixture(autouse=True)
@@ -45,13 +45,13 @@ class Case:
         reader = SqliteReader(self.path, "t", partitions=self.num_partitions)
         letters = letters_of("t", dead_letters.read(SqliteReader(self.path, "dead"), idle_s=0))
         pair = {"target": "target", "drafter": "drafter"}
-        source = TraceSource(reader, Unwritten(), self.alignment, CountingMetrics(), topic="t", **pair)
+        source = TraceConsumer(reader, Unwritten(), self.alignment, CountingMetrics(), topic="t", **pair)
         options = {"remembered": self.remembered, "held_out_every": HELD_OUT_EVERY, "idle_s": 0}
         return audit(source, reader.end_offsets(), self.versions, letters, **options)
 
-    def kinds(self) -> dict[Kind, int]:
+    def kinds(self) -> dict[FaultKind, int]:
         report = self.audit()
-        return {kind: report.num(kind) for kind in Kind}
+        return {kind: report.num(kind) for kind in FaultKind}
 
     def execute(self, statement: str) -> None:
         with sqlite3.connect(self.path) as connection:
@@ -121,14 +121,14 @@ def test_without_the_memory_counts_alone_are_compared(case: Case) -> None:
 
 def test_a_message_that_the_log_lost_is_told(case: Case) -> None:
     case.execute("DELETE FROM messages WHERE topic = 't' AND partition = 0 AND offset = 3")
-    (fault,) = [fault for fault in case.audit().faults if fault.kind is Kind.LOST]
+    (fault,) = [fault for fault in case.audit().faults if fault.kind is FaultKind.LOST]
     assert (fault.partition, fault.offset, fault.num) == (0, 3, 1)
 
 
 def test_what_retention_deleted_after_it_was_learned_is_no_fault(case: Case) -> None:
     case.execute("DELETE FROM messages WHERE topic = 't' AND partition = 0 AND offset < 4")
     report = case.audit()
-    assert report.num(Kind.LOST) == 0
+    assert report.num(FaultKind.LOST) == 0
     assert report.partitions[0].first == 4
 
 
@@ -136,7 +136,7 @@ def test_what_retention_deleted_before_it_was_learned_is_lost(case: Case) -> Non
     end = case.versions[-1].manifest.offsets[0]
     SqliteWriter(case.path, "t").append([Outgoing(f"later-{number}".encode(), b"") for number in range(27)])
     case.execute(f"DELETE FROM messages WHERE topic = 't' AND partition = 0 AND offset < {end + 2}")
-    lost = [fault for fault in case.audit().faults if fault.kind is Kind.LOST]
+    lost = [fault for fault in case.audit().faults if fault.kind is FaultKind.LOST]
     assert [(fault.partition, fault.offset, fault.num) for fault in lost] == [(0, end, 2)]
 
 
@@ -150,21 +150,21 @@ def test_a_log_that_ends_before_its_snapshot_has_lost_the_rest(case: Case) -> No
 def test_a_missing_dead_letter_is_a_lost_record(case: Case) -> None:
     case.execute("DELETE FROM messages WHERE topic = 'dead' AND offset = 1")
     (fault,) = case.audit().faults
-    assert (fault.kind, fault.num) == (Kind.LOST, 1)
+    assert (fault.kind, fault.num) == (FaultKind.LOST, 1)
     assert "dead letter" in fault.what
 
 
 @pytest.mark.parametrize(
     ("changed", "by", "expected"),
     [
-        ({"learned": 1}, 1, {Kind.LEARNED_TWICE: 1}),
-        ({"learned": -1}, -1, {Kind.LOST: 1}),
-        ({"held_out": 1}, 1, {Kind.MISCOUNTED: 1}),
-        ({"unknown_schema": -1}, -1, {Kind.LOST: 1}),
-        ({"unreadable": 1}, 1, {Kind.MISCOUNTED: 1}),
-        ({"learned": 1, "duplicate": -1}, 0, {Kind.LEARNED_TWICE: 1}),
-        ({"learned": -1, "duplicate": 1}, 0, {Kind.LOST: 1}),
-        ({"learned": -1, "held_out": 1}, 0, {Kind.MISCOUNTED: 1}),
+        ({"learned": 1}, 1, {FaultKind.LEARNED_TWICE: 1}),
+        ({"learned": -1}, -1, {FaultKind.LOST: 1}),
+        ({"held_out": 1}, 1, {FaultKind.MISCOUNTED: 1}),
+        ({"unknown_schema": -1}, -1, {FaultKind.LOST: 1}),
+        ({"unreadable": 1}, 1, {FaultKind.MISCOUNTED: 1}),
+        ({"learned": 1, "duplicate": -1}, 0, {FaultKind.LEARNED_TWICE: 1}),
+        ({"learned": -1, "duplicate": 1}, 0, {FaultKind.LOST: 1}),
+        ({"learned": -1, "held_out": 1}, 0, {FaultKind.MISCOUNTED: 1}),
     ],
     ids=str,
 )
@@ -183,7 +183,7 @@ def test_a_snapshot_that_skipped_an_offset_lost_its_record(case: Case) -> None:
     writer = SqliteWriter(case.path, "t", partitions=case.num_partitions)
     writer.append([Outgoing(f"more-{number}".encode(), b"", {"target": b"another"}) for number in range(9)])
     case.remembered = None
-    assert case.kinds() == CLEAN | {Kind.LOST: 1}
+    assert case.kinds() == CLEAN | {FaultKind.LOST: 1}
 
 
 def test_a_record_that_went_by_unlearned_is_named_even_where_counts_were_made_to_fit(case: Case) -> None:
@@ -192,13 +192,13 @@ def test_a_record_that_went_by_unlearned_is_named_even_where_counts_were_made_to
     for name in learned_late:
         case.remembered = frozenset({*learned_late, 12345} - {name})
         kinds = case.kinds()
-        assert kinds[Kind.MISCOUNTED] == 1
-        assert kinds[Kind.LOST] <= 1
+        assert kinds[FaultKind.MISCOUNTED] == 1
+        assert kinds[FaultKind.LOST] <= 1
     # all but the first of each partition are known to be missing
     lost = 0
     for name in learned_late:
         case.remembered = frozenset({*learned_late, 12345} - {name})
-        lost += case.kinds()[Kind.LOST]
+        lost += case.kinds()[FaultKind.LOST]
     assert lost == len(learned_late) - case.num_partitions
 
 
@@ -214,11 +214,11 @@ def test_a_record_repeated_too_far_back_is_learned_twice_and_both_places_are_tol
     case = case_of(setting)
     monkeypatch.setattr("tests.unit.distill.test_audit.HELD_OUT_EVERY", 0)
     (fault,) = case.audit().faults
-    assert (fault.kind, fault.num, fault.partition, fault.offset) == (Kind.LEARNED_TWICE, 1, 0, 10)
+    assert (fault.kind, fault.num, fault.partition, fault.offset) == (FaultKind.LEARNED_TWICE, 1, 0, 10)
     assert "0:1," in fault.what
 
 
-class Behind(Intake):
+class Behind(Batcher):
     """Saves a position one record too early, and forgets what it saw: that record is learned again."""
 
     def offsets(self) -> dict[int, int]:
@@ -228,7 +228,7 @@ class Behind(Intake):
         return super().state() | {"seen": torch.zeros(0, dtype=torch.int64)}
 
 
-class Ahead(Intake):
+class Ahead(Batcher):
     """Saves a position one record too late: that record is never learned."""
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -238,9 +238,9 @@ class Ahead(Intake):
         super().start_at({partition: offset + 1 for partition, offset in offsets.items()})
 
 
-@pytest.mark.parametrize(("intake", "kind"), [(Behind, Kind.LEARNED_TWICE), (Ahead, Kind.LOST)])
+@pytest.mark.parametrize(("intake", "kind"), [(Behind, FaultKind.LEARNED_TWICE), (Ahead, FaultKind.LOST)])
 def test_a_distiller_with_its_position_off_by_one_is_found_out(
-    pair, tmp_path: Path, intake: Callable[..., Intake], kind: Kind
+    pair, tmp_path: Path, intake: Callable[..., Batcher], kind: FaultKind
 ) -> None:
     setting = Setting(pair, tmp_path)
     setting.emit(*names(20))
@@ -280,7 +280,7 @@ def test_before_the_first_snapshot_everything_is_still_to_learn(pair, tmp_path: 
     setting = Setting(pair, tmp_path)
     setting.emit(*names(3))
     ends = MemoryReader(setting.log, "t").end_offsets()
-    source = TraceSource(MemoryReader(setting.log, "t"), Unwritten(), None, CountingMetrics(), topic="t")
+    source = TraceConsumer(MemoryReader(setting.log, "t"), Unwritten(), None, CountingMetrics(), topic="t")
     report = audit(source, ends, [], {}, remembered=None, held_out_every=0)
     assert (report.version, report.faults, report.plain_data()["num_to_learn"]) == (None, (), 3)
 

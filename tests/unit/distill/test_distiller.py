@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from omnidraft.distill.control import Guidance
-from omnidraft.distill.distiller import Distillation
-from omnidraft.distill.ingest.batcher import Intake
-from omnidraft.distill.ingest.trace_consumer import TraceSource
+from omnidraft.distill.control import TrainingControl
+from omnidraft.distill.distiller import Distiller
+from omnidraft.distill.ingest.batcher import Batcher
+from omnidraft.distill.ingest.trace_consumer import TraceConsumer
 from omnidraft.distill.publisher import LEARNER, Identity, Publisher
 from omnidraft.distill.training.learner import Learner, StepReport
 from omnidraft.errors import BusError, ConfigError, RegistryError, SnapshotStale
@@ -99,18 +99,18 @@ class Setting:
                 [Outgoing(codec.key(record), codec.encode(record), codec.headers(record))]
             )
 
-    def distiller(self, *, die_after=None, registry=None, reader=None, held_out_every=0, intake=Intake, **changes):
+    def distiller(self, *, die_after=None, registry=None, reader=None, held_out_every=0, intake=Batcher, **changes):
         learner = Journal(self.pair.learner(head=self.head), die_after=die_after)
         reader = reader or SlowReader(self.log, "t", 3)
         letters, fingerprint = MemoryWriter(self.log, "dead"), self.pair.alignment.fingerprint
         names = {"target": "target", "drafter": "drafter"}
-        source = TraceSource(reader, letters, fingerprint, CountingMetrics(), topic="t", **names)
+        source = TraceConsumer(reader, letters, fingerprint, CountingMetrics(), topic="t", **names)
         numbers = {"records_per_step": 2, "held_out_every": held_out_every, "held_out_records": 4}
         intake = intake(reader.partitions(), **numbers)
         identity = Identity("target", "drafter", "hash", self.pair.alignment.fingerprint, "full", "test")
         publisher = Publisher(registry or self.registry, identity, self.folder / "staging")
         options = {"load_cache": self.pair.load_cache, "steps_per_snapshot": 2} | changes
-        return Distillation(source, intake, learner, publisher, metrics=CountingMetrics(), **options), learner
+        return Distiller(source, intake, learner, publisher, metrics=CountingMetrics(), **options), learner
 
     def manifest(self, version: str = "latest"):
         return self.registry.resolve(version).manifest
@@ -452,7 +452,7 @@ def test_while_traffic_drifts_snapshots_come_more_often_and_the_weights_are_the_
     calm.log = setting.log
     noted = []
     hasty, _ = setting.distiller(
-        guidance=Guidance(Telling(drift=0, drift_over=60, tenant="t", down=(1, 2))),
+        guidance=TrainingControl(Telling(drift=0, drift_over=60, tenant="t", down=(1, 2))),
         compare_earlier=noted.append,
         drift_haste=2,
     )
@@ -466,7 +466,7 @@ def test_while_traffic_drifts_snapshots_come_more_often_and_the_weights_are_the_
 
 def test_while_paused_nothing_is_learned(setting) -> None:
     setting.emit(*names(4))
-    distillation, journal = setting.distiller(guidance=Guidance(Telling(pause=0, resume=10)))
+    distillation, journal = setting.distiller(guidance=TrainingControl(Telling(pause=0, resume=10)))
     seen = []
     inner = until_idle(40)(distillation)
 

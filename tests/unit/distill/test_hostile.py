@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from omnidraft.bus.sqlite_log import SqliteReader, SqliteWriter
 from omnidraft.distill.ingest import dead_letters, topic_scan
-from omnidraft.distill.ingest.trace_consumer import DEAD_LETTER_REASONS, OTHER_PAIR, TraceSource
+from omnidraft.distill.ingest.trace_consumer import DEAD_LETTER_REASONS, OTHER_PAIR, TraceConsumer
 from omnidraft.ports import Outgoing
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import codec
@@ -47,7 +47,7 @@ def test_every_message_is_returned_or_dead_lettered_or_of_another_pair_and_never
         SqliteWriter(path, "t", partitions=2).append(messages)
         reader, metrics = SqliteReader(path, "t"), CountingMetrics()
         pair = {"target": "target", "drafter": "drafter"}
-        source = TraceSource(reader, SqliteWriter(path, "dead"), "aligned", metrics, topic="t", **pair)
+        source = TraceConsumer(reader, SqliteWriter(path, "dead"), "aligned", metrics, topic="t", **pair)
         places: Counter[tuple[int, int]] = Counter()
         ends = reader.end_offsets()
         for polled in topic_scan.polls_until(lambda: source.poll(at_once, 0), ends, idle_s=0):

@@ -6,7 +6,7 @@ import pytest
 
 from omnidraft.decode.loop import Decoder
 from omnidraft.decode.sampling.noise import SeededNoise
-from omnidraft.exactness.compare import Comparer, Comparison
+from omnidraft.exactness.compare import TextComparer, TextComparison
 from omnidraft.exactness.rounding import measure
 from omnidraft.ports import Proposer, Request, Sampling
 from omnidraft.testing.toy_models import ToyTable
@@ -34,8 +34,8 @@ BAD_BUT_COUPLED = TableProposer(ToyTable.random(len(TABLE.logits_SV[0]), seed=99
 
 def compared(
     request: Request, *, decoder: Decoder | None = None, proposer: Proposer = GOOD, rounding: float = 0.0
-) -> Comparison:
-    comparer = Comparer(
+) -> TextComparison:
+    comparer = TextComparer(
         decoder or toy_decoder(), proposer, TARGET_TOKENIZER.vocabulary, DRAFT_TOKENIZER, rounding=rounding
     )
     return comparer.compare(request)

@@ -7,7 +7,7 @@ import pytest
 
 from omnidraft.decode.loop import Decoder
 from omnidraft.decode.sampling.noise import SeededNoise
-from omnidraft.exactness.sampling_test import LawTest
+from omnidraft.exactness.sampling_test import SamplingTest
 from omnidraft.ports import Proposer, Sampling
 from omnidraft.testing.toy_models import ToyTarget
 from tests.unit.decode.test_planted_bugs import RootRowForAll
@@ -37,7 +37,7 @@ class CountingTarget(ToyTarget):
 @pytest.mark.parametrize("sampling", [Sampling(0.0), Sampling(0.7), Sampling(1.0), Sampling(1.0, top_k=3)])
 def test_honest_decoding_follows_the_law_with_every_proposer(any_proposer: Proposer, sampling: Sampling) -> None:
     """A false alarm has odds of 2e-6 (and the seeds are fixed)."""
-    laws = LawTest(toy_decoder(), any_proposer).run(make_request(sampling), NUM_SAMPLES, rounding=0.0)
+    laws = SamplingTest(toy_decoder(), any_proposer).run(make_request(sampling), NUM_SAMPLES, rounding=0.0)
     assert [law.position for law in laws] == [1, 2]
     for law in laws:
         assert law.passed, law
@@ -51,7 +51,7 @@ def test_many_samples_cost_few_passes(noise_weight: float, most: int) -> None:
     """A drafter that looks at the noise makes several trees for one text."""
     target = CountingTarget(TABLE)
     proposer = make_drafter(noise_weight=noise_weight)
-    LawTest(toy_decoder().over(target), proposer).run(make_request(Sampling(1.0)), NUM_SAMPLES, rounding=0.0)
+    SamplingTest(toy_decoder().over(target), proposer).run(make_request(Sampling(1.0)), NUM_SAMPLES, rounding=0.0)
     assert target.num_passes < most
 
 
@@ -67,7 +67,7 @@ class HalfTheFirst(SeededNoise):
 def test_noise_that_favours_some_token_is_found(proposer: str) -> None:
     """Every draw of half of the seeds is greedy: total variation (1 - max p) / 2, far beyond chance."""
     decoder = Decoder(ToyTarget(TABLE), TARGET_TOKENIZER.vocabulary, noise=HalfTheFirst)
-    laws = LawTest(decoder, PROPOSERS[proposer]).run(make_request(Sampling(1.0)), NUM_SAMPLES, rounding=0.0)
+    laws = SamplingTest(decoder, PROPOSERS[proposer]).run(make_request(Sampling(1.0)), NUM_SAMPLES, rounding=0.0)
     assert not all(law.passed for law in laws)
     assert max(law.tv - law.tv_limit for law in laws) > 0
 
@@ -92,7 +92,7 @@ class Flattering(ToyTarget):
 @pytest.mark.parametrize("proposer", ["good", "bad"])
 def test_probabilities_that_depend_on_the_draft_are_found(proposer: str) -> None:
     decoder = toy_decoder().over(Flattering(TABLE))
-    laws = LawTest(decoder, PROPOSERS[proposer]).run(make_request(Sampling(1.0)), NUM_SAMPLES, rounding=0.5)
+    laws = SamplingTest(decoder, PROPOSERS[proposer]).run(make_request(Sampling(1.0)), NUM_SAMPLES, rounding=0.5)
     assert not any(law.passed for law in laws)
     assert laws[0].logit_difference == pytest.approx(2.0)
     assert max(law.tv - (law.tv_limit - law.rounding) for law in laws) > 0
@@ -100,7 +100,7 @@ def test_probabilities_that_depend_on_the_draft_are_found(proposer: str) -> None
 
 def test_a_second_token_from_the_wrong_row_is_found() -> None:
     """The first token's law is right, the second's is not; its logits are too far from plain's as well."""
-    first, second = LawTest(toy_decoder().over(RootRowForAll(TABLE)), PROPOSERS["good tree"]).run(
+    first, second = SamplingTest(toy_decoder().over(RootRowForAll(TABLE)), PROPOSERS["good tree"]).run(
         make_request(Sampling(1.0)), NUM_SAMPLES, rounding=0.5
     )
     assert first.passed
@@ -110,14 +110,14 @@ def test_a_second_token_from_the_wrong_row_is_found() -> None:
 
 def test_rounding_is_allowed_for_by_what_it_changes() -> None:
     """Two ways to round give two laws; their distance is computed and no more than that is allowed."""
-    laws = LawTest(rounded_decoder(0.3), PROPOSERS["good tree"]).run(
+    laws = SamplingTest(rounded_decoder(0.3), PROPOSERS["good tree"]).run(
         make_request(Sampling(1.0)), NUM_SAMPLES, rounding=0.7
     )
     for law in laws:
         assert law.passed
         assert 0 < law.rounding < 0.4
         assert law.tv_limit == pytest.approx(law.rounding, abs=0.25)
-    strict = LawTest(rounded_decoder(0.3), PROPOSERS["good tree"]).run(
+    strict = SamplingTest(rounded_decoder(0.3), PROPOSERS["good tree"]).run(
         make_request(Sampling(1.0)), NUM_SAMPLES, rounding=0.0
     )
     assert not any(law.passed for law in strict)
@@ -127,5 +127,5 @@ def test_the_prompt_that_leaves_most_open_is_chosen() -> None:
     requests = [replace(make_request(Sampling(1.0)), prompt_ids=(token, token)) for token in range(2, 12)]
     log_p = [TABLE.logits(request.prompt_ids).log_softmax(-1) for request in requests]
     entropies = [float(-(each.exp() * each).sum()) for each in log_p]
-    chosen = LawTest(toy_decoder(), PROPOSERS["empty"]).least_certain(requests)
+    chosen = SamplingTest(toy_decoder(), PROPOSERS["empty"]).least_certain(requests)
     assert requests.index(chosen) == int(np.argmax(entropies))

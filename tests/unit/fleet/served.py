@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 
-from omnidraft.fleet.request_stats import Served
+from omnidraft.fleet.request_stats import RequestStats
 from omnidraft.ports import Outgoing
 from omnidraft.testing.memory_log import MemoryWriter
 from omnidraft.traces import codec
@@ -17,7 +17,7 @@ def requests(dice: random.Random, agreement: float, number: int, *, version=1, t
         agreed = sum(dice.random() < agreement for _ in range(passes))
         tokens = passes + agreed
         seconds = sum(dice.gauss(ms, ms / 5) for _ in range(tokens)) / 1000
-        yield Served(0, tenant, version, tokens, seconds, passes, agreed)
+        yield RequestStats(0, tenant, version, tokens, seconds, passes, agreed)
 
 
 def serve(writer: MemoryWriter, version: int, number: int, *, seconds: float, first: int = 0, target: str = "big"):

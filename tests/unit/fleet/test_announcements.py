@@ -31,28 +31,28 @@ def follow(log, metrics, kinds=("champion",), **pair):
 
 def test_after_a_long_absence_only_the_last_champion_is_told(log, writer, metrics):
     for version in range(1, 10):  # the memory log gives three messages a poll
-        announcements.tell(writer, "champion", version)
-    announcements.tell(writer, "champion", 4)  # a rollback
+        announcements.publish_announcement(writer, "champion", version)
+    announcements.publish_announcement(writer, "champion", 4)  # a rollback
     follower = follow(log, metrics)
     assert follower.poll(0) == (Announcement(9, "champion", 4),)
     assert follower.poll(0) == ()
-    announcements.tell(writer, "champion", 10)
+    announcements.publish_announcement(writer, "champion", 10)
     assert follower.poll(0) == (Announcement(10, "champion", 10),)
 
 
 def test_each_follower_hears_its_kinds_only(log, writer, metrics):
-    announcements.tell(writer, "pause")
-    announcements.tell(writer, "champion", 1)
-    announcements.tell(writer, "resume")
+    announcements.publish_announcement(writer, "pause")
+    announcements.publish_announcement(writer, "champion", 1)
+    announcements.publish_announcement(writer, "resume")
     learner, worker = follow(log, metrics, ("pause", "resume")), follow(log, metrics)
     assert learner.poll(0) == (Announcement(2, "resume"),)
     assert worker.poll(0) == (Announcement(1, "champion", 1),)
 
 
 def test_pairs_on_one_topic_hear_their_own_champion_only(log, writer, metrics):
-    announcements.tell(writer, "champion", 3, target="big", drafter="small")
-    announcements.tell(writer, "champion", 9, target="huge", drafter="small")
-    announcements.tell(writer, "champion", 5, target="big", drafter="other")
+    announcements.publish_announcement(writer, "champion", 3, target="big", drafter="small")
+    announcements.publish_announcement(writer, "champion", 9, target="huge", drafter="small")
+    announcements.publish_announcement(writer, "champion", 5, target="big", drafter="other")
     followers = [follow(log, metrics, target=target, drafter="small") for target in ("big", "huge", "unheard of")]
     heard = [follower.poll(0) for follower in followers]
     assert heard == [
@@ -64,8 +64,8 @@ def test_pairs_on_one_topic_hear_their_own_champion_only(log, writer, metrics):
 
 
 def test_a_message_that_names_no_pair_is_for_all_but_those_who_serve_several(log, writer, metrics):
-    announcements.tell(writer, "champion", 2, target="big", drafter="small")
-    announcements.tell(writer, "champion", 3)
+    announcements.publish_announcement(writer, "champion", 2, target="big", drafter="small")
+    announcements.publish_announcement(writer, "champion", 3)
     alone, among = (
         follow(log, metrics, target="big", drafter="small", must_be_named=several) for several in (False, True)
     )
@@ -76,9 +76,9 @@ def test_a_message_that_names_no_pair_is_for_all_but_those_who_serve_several(log
 def test_learning_is_paused_for_one_target_or_for_all(log, writer, metrics):
     kinds = ("pause", "resume")
     big, huge = (follow(log, metrics, kinds, target=target, drafter="small") for target in ("big", "huge"))
-    announcements.tell(writer, "pause")
+    announcements.publish_announcement(writer, "pause")
     assert [told.kind for told in (*big.poll(0), *huge.poll(0))] == ["pause", "pause"]
-    announcements.tell(writer, "resume", target="huge")
+    announcements.publish_announcement(writer, "resume", target="huge")
     assert (big.poll(0), [told.kind for told in huge.poll(0)]) == ((), ["resume"])
 
 
@@ -90,7 +90,7 @@ def test_learning_is_paused_for_one_target_or_for_all(log, writer, metrics):
     ],
 )
 def test_a_malformed_message_is_skipped_and_counted(log, writer, metrics, value):
-    announcements.tell(writer, "champion", 1)
+    announcements.publish_announcement(writer, "champion", 1)
     writer.append([Outgoing(announcements.KEY, value)])
     assert follow(log, metrics).poll(0) == (Announcement(0, "champion", 1),)
     assert metrics.value("omnidraft_control_messages_skipped_total") == 1
@@ -115,9 +115,9 @@ class FailsOnce(MemoryReader):
 
 def test_what_was_read_before_the_log_went_down_is_told_when_it_is_back(log, writer, metrics):
     for version in (1, 2, 3):
-        announcements.tell(writer, "champion", version)
+        announcements.publish_announcement(writer, "champion", version)
     for _ in range(3):
-        announcements.tell(writer, "pause")
+        announcements.publish_announcement(writer, "pause")
     follower = ControlFollower(FailsOnce(log, "control"), metrics, kinds=("champion",))
     with pytest.raises(BusError):
         follower.poll(0)
@@ -125,11 +125,11 @@ def test_what_was_read_before_the_log_went_down_is_told_when_it_is_back(log, wri
 
 
 def test_a_champion_after_a_canary_supersedes_it_and_drifts_of_tenants_hold_side_by_side(log, writer, metrics):
-    announcements.tell(writer, "champion", 1)
-    announcements.tell(writer, "canary", 2, share=0.1)
-    announcements.tell(writer, "drift", tenant="a", reason="fell")
-    announcements.tell(writer, "drift", tenant="b")
-    announcements.tell(writer, "drift_over", tenant="b")
+    announcements.publish_announcement(writer, "champion", 1)
+    announcements.publish_announcement(writer, "canary", 2, share=0.1)
+    announcements.publish_announcement(writer, "drift", tenant="a", reason="fell")
+    announcements.publish_announcement(writer, "drift", tenant="b")
+    announcements.publish_announcement(writer, "drift_over", tenant="b")
     kinds = ("champion", "canary", "drift", "drift_over")
     follower = follow(log, metrics, kinds)
     assert follower.poll(0) == (
@@ -137,11 +137,11 @@ def test_a_champion_after_a_canary_supersedes_it_and_drifts_of_tenants_hold_side
         Announcement(2, "drift", tenant="a", reason="fell"),
         Announcement(4, "drift_over", tenant="b"),
     )
-    announcements.tell(writer, "champion", 1)
+    announcements.publish_announcement(writer, "champion", 1)
     assert [told.kind for told in follow(log, metrics, kinds).poll(0)] == ["drift", "drift_over", "champion"]
 
 
 def test_a_message_that_lacks_what_its_kind_needs_is_not_written(log, writer, metrics):
     with pytest.raises(ValueError, match="a canary has a share"):
-        announcements.tell(writer, "canary", 2)
+        announcements.publish_announcement(writer, "canary", 2)
     assert follow(log, metrics).poll(0) == ()

@@ -11,10 +11,10 @@ from omnidraft.errors import BusError
 from omnidraft.fleet import announcements
 from omnidraft.fleet.control_follower import ControlFollower
 from omnidraft.fleet.controller import Controller
-from omnidraft.fleet.drift import DriftWatch
-from omnidraft.fleet.drift_recovery import Recovery
+from omnidraft.fleet.drift import DriftDetector
+from omnidraft.fleet.drift_recovery import DriftRecovery
 from omnidraft.fleet.promotion_gate import decide
-from omnidraft.fleet.request_stats import Traffic
+from omnidraft.fleet.request_stats import RequestStatsReader
 from omnidraft.ports import Outgoing
 from omnidraft.registry.directory_registry import DirectoryRegistry
 from omnidraft.telemetry.metrics import CountingMetrics
@@ -117,7 +117,7 @@ class Fleet:
 
     def controller(self, writer=None):
         settings = ControllerSettings(poll_s=0.001)
-        tell = partial(announcements.tell, writer or self.writer, target="big", drafter="org/small")
+        tell = partial(announcements.publish_announcement, writer or self.writer, target="big", drafter="org/small")
         return Controller(self.registry, tell, settings, self.metrics, target="big")
 
     def publish(self, snapshot_id, parent, before=None, after=None):
@@ -218,17 +218,17 @@ class Canaries(Fleet):
 
     def controller(self, writer=None):
         settings = ControllerSettings(canary_share=0.1, canary_requests=20, confidence=0.95)
-        tell = partial(announcements.tell, writer or self.writer, target="big", drafter="org/small")
+        tell = partial(announcements.publish_announcement, writer or self.writer, target="big", drafter="org/small")
         pair = {"target": "big", "drafter": "org/small"}
-        watch = DriftWatch(DriftSettings())
+        watch = DriftDetector(DriftSettings())
         return Controller(
             self.registry,
             tell,
             settings,
             self.metrics,
             target="big",
-            traffic=Traffic(MemoryReader(self.log, "traces"), **pair),
-            recovery=Recovery(self.registry, tell, watch, self.metrics, target="big"),
+            traffic=RequestStatsReader(MemoryReader(self.log, "traces"), **pair),
+            recovery=DriftRecovery(self.registry, tell, watch, self.metrics, target="big"),
             follower=ControlFollower(MemoryReader(self.log, "control"), self.metrics, kinds=("best",)),
             clock=lambda: self.now,
         )
@@ -352,7 +352,9 @@ def test_a_snapshot_whose_first_requests_fall_is_rolled_back_at_once(canaries):
 
 def test_the_snapshot_that_agrees_best_with_the_drifted_traffic_is_taken_while_it_drifts_and_not_after(canaries):
     controller = champion_two(canaries)
-    best = partial(announcements.tell, canaries.writer, "best", 1, tenant="default", reason="0.6 on 16 records")
+    best = partial(
+        announcements.publish_announcement, canaries.writer, "best", 1, tenant="default", reason="0.6 on 16 records"
+    )
     best()
     controller.step()
     assert canaries.champion() == 2
@@ -434,6 +436,6 @@ def test_a_comparison_from_before_an_operators_promotion_is_void(canaries):
     fence = canaries.registry.fence()
     drift_of(canaries, controller, 2, is_good=0, number=40)
     canaries.registry.promote(2)
-    announcements.tell(canaries.writer, "best", 1, tenant="default", reason="0.6", fence=fence)
+    announcements.publish_announcement(canaries.writer, "best", 1, tenant="default", reason="0.6", fence=fence)
     controller.step()
     assert canaries.champion() == 2

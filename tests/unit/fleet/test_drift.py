@@ -5,8 +5,8 @@ import random
 import pytest
 
 from omnidraft.config import DriftSettings
-from omnidraft.fleet.drift import RECENT, DriftWatch, Stream
-from omnidraft.fleet.request_stats import Served
+from omnidraft.fleet.drift import RECENT, DriftDetector, Stream
+from omnidraft.fleet.request_stats import RequestStats
 from tests.unit.fleet.served import requests
 
 SETTINGS = DriftSettings()
@@ -17,7 +17,7 @@ def changes(watch, *parts, seed=0, **told):
     dice, found, index = random.Random(seed), [], 0
     for agreement, number, version in parts:
         for request in requests(dice, agreement, number, version=version, **told):
-            change = watch.saw(request)
+            change = watch.update(request)
             if change is not None:
                 found.append((index, change))
             index += 1
@@ -25,7 +25,7 @@ def changes(watch, *parts, seed=0, **told):
 
 
 def test_a_fall_and_its_recovery_are_told_once_each():
-    watch = DriftWatch(SETTINGS)
+    watch = DriftDetector(SETTINGS)
     (fell_at, fall), (back_at, back) = changes(watch, (0.75, 120, 1), (0.5, 100, 1), (0.74, 60, 1))
     assert (fall.kind, back.kind) == ("drift", "drift_over")
     assert 120 <= fell_at < 140
@@ -36,56 +36,56 @@ def test_a_fall_and_its_recovery_are_told_once_each():
 
 
 def test_stationary_traffic_raises_an_alarm_less_than_once_in_ten_thousand_requests():
-    found = [changes(DriftWatch(SETTINGS), (0.72, 1000, 1), seed=seed) for seed in range(10)]
+    found = [changes(DriftDetector(SETTINGS), (0.72, 1000, 1), seed=seed) for seed in range(10)]
     assert sum(len(each) for each in found) <= 1
 
 
 def test_a_rise_is_no_drift_and_the_fall_from_it_is():
-    found = changes(DriftWatch(SETTINGS), (0.6, 200, 1), (0.8, 200, 1), (0.6, 60, 1))
+    found = changes(DriftDetector(SETTINGS), (0.6, 200, 1), (0.8, 200, 1), (0.6, 60, 1))
     assert [change.kind for _, change in found[:1]] == ["drift"]
     assert 400 <= found[0][0] < 430
     assert found[0][1].level == pytest.approx(0.8, abs=0.03)
 
 
 def test_what_stays_low_becomes_normal():
-    found = changes(DriftWatch(SETTINGS), (0.75, 100, 1), (0.5, 400, 1))
+    found = changes(DriftDetector(SETTINGS), (0.75, 100, 1), (0.5, 400, 1))
     (fell_at, _), (over_at, over) = found
     assert over_at - fell_at == SETTINGS.settled_values
     assert "stayed" in str(over)
 
 
 def test_a_fall_after_a_snapshot_served_well_is_not_put_down_to_it():
-    ((_, fall),) = changes(DriftWatch(SETTINGS), (0.75, 100, 1), (0.75, 15, 2), (0.5, 30, 2))
+    ((_, fall),) = changes(DriftDetector(SETTINGS), (0.75, 100, 1), (0.75, 15, 2), (0.5, 30, 2))
     assert fall.suspect is None
 
 
 def test_a_fall_with_the_first_requests_of_a_snapshot_names_it():
-    ((_, fall),) = changes(DriftWatch(SETTINGS), (0.75, 100, 1), (0.5, 30, 2))
+    ((_, fall),) = changes(DriftDetector(SETTINGS), (0.75, 100, 1), (0.5, 30, 2))
     assert fall.suspect == 2
-    ((_, later),) = changes(DriftWatch(SETTINGS), (0.75, 100, 1), (0.75, 100, 2), (0.5, 30, 2))
+    ((_, later),) = changes(DriftDetector(SETTINGS), (0.75, 100, 1), (0.75, 100, 2), (0.5, 30, 2))
     assert later.suspect is None
 
 
 def test_tenants_are_watched_apart():
-    watch, dice = DriftWatch(SETTINGS), random.Random(3)
+    watch, dice = DriftDetector(SETTINGS), random.Random(3)
     falls = set()
     for agreement in (0.75, 0.5):
         both = zip(requests(dice, agreement, 60, tenant="a"), requests(dice, 0.75, 60, tenant="b"), strict=True)
         for pair in both:
-            falls |= {change.tenant for request in pair if (change := watch.saw(request))}
+            falls |= {change.tenant for request in pair if (change := watch.update(request))}
     assert falls == {"a"}
     assert watch.is_drifting("a")
     assert not watch.is_drifting("b")
 
 
 def test_requests_without_a_draft_say_nothing():
-    watch = DriftWatch(SETTINGS)
+    watch = DriftDetector(SETTINGS)
     assert changes(watch, (0.75, 200, 1)) == []
     assert changes(watch, (0.0, 200, 1), passes=0) == []
 
 
 def test_short_requests_count_together():
-    watch = DriftWatch(SETTINGS)
+    watch = DriftDetector(SETTINGS)
     assert changes(watch, (0.75, 1000, 1), passes=3) == []
     ((fell_at, fall),) = changes(watch, (0.5, 300, 1), passes=3)
     assert fell_at < 200
@@ -94,11 +94,11 @@ def test_short_requests_count_together():
 
 def test_recovery_needs_full_recent_values_after_the_fall():
     stream = Stream("t", SETTINGS)
-    good, bad = (Served(0, "t", 1, 54, 1.0, 30, right) for right in (24, 12))
+    good, bad = (RequestStats(0, "t", 1, 54, 1.0, 30, right) for right in (24, 12))
     for _ in range(60):
-        stream.saw(good)
+        stream.update(good)
     while not stream.is_drifting:
-        stream.saw(bad)
-    told = [stream.saw(good) for _ in range(RECENT)]
+        stream.update(bad)
+    told = [stream.update(good) for _ in range(RECENT)]
     assert told[:-1] == [None] * (RECENT - 1)
     assert told[-1].kind == "drift_over"

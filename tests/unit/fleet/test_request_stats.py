@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from omnidraft.fleet.request_stats import HISTORY_MESSAGES, Traffic, served
+from omnidraft.fleet.request_stats import HISTORY_MESSAGES, RequestStatsReader, request_stats
 from omnidraft.ports import Outgoing
 from omnidraft.testing.memory_log import MemoryLog, MemoryReader, MemoryWriter
 from tests.trace_records import make_record
@@ -10,14 +10,14 @@ from tests.unit.fleet.served import serve
 
 
 def traffic(log):
-    return Traffic(MemoryReader(log, "traces"), target="big", drafter="org/small")
+    return RequestStatsReader(MemoryReader(log, "traces"), target="big", drafter="org/small")
 
 
 def test_a_record_counts_the_passes_whose_first_candidate_was_right():
     record = make_record(num_emitted=6)
     record.rounds.num_nodes_R[1] = 0  # nothing was drafted in the second of three passes
     record.rounds.accepted_M[:] = [1, 0, 0, 0, 0, 0]
-    told = served(record)
+    told = request_stats(record)
     assert (told.num_drafted, told.num_agreed, told.num_tokens) == (2, 1, 6)
     assert np.isclose(told.seconds, 3 * (0.05 + 0.18))
 

@@ -33,7 +33,7 @@ def hidden_of(name: str, ids: list[int]) -> torch.Tensor:
 
 
 def test_an_untrained_head_believes_the_drafter() -> None:
-    (odds,) = AcceptanceHead(8).odds(torch.randn(1, 8))
+    (odds,) = AcceptanceHead(8).acceptance_probabilities(torch.randn(1, 8))
     for q in (0.001, 0.3, 0.9):
         assert odds(math.log(q)) == pytest.approx(q, abs=1e-6)
 
@@ -41,7 +41,9 @@ def test_an_untrained_head_believes_the_drafter() -> None:
 def test_odds_are_those_that_were_trained() -> None:
     head, hidden_NH = trained_head(), torch.randn(5, HIDDEN_SIZE)
     log_q_N = torch.tensor([-30.0, -2.0, -0.5, -1e-4, 0.0])
-    served = [odds(log_q) for odds, log_q in zip(head.odds(hidden_NH), log_q_N.tolist(), strict=True)]
+    served = [
+        odds(log_q) for odds, log_q in zip(head.acceptance_probabilities(hidden_NH), log_q_N.tolist(), strict=True)
+    ]
     torch.testing.assert_close(torch.tensor(served), head.logits(hidden_NH, log_q_N).sigmoid())
 
 
@@ -92,8 +94,10 @@ def test_odds_belong_to_the_rows_of_the_last_call(name, kind) -> None:
     session, ids = drafter.open(), text(9)
 
     def assert_odds_of(texts: list[list[int]]) -> None:
-        wanted = head.odds(torch.stack([hidden_of(name, each) for each in texts]))
-        assert [odds(-1.0) for odds in session.odds()] == pytest.approx([odds(-1.0) for odds in wanted], abs=1e-4)
+        wanted = head.acceptance_probabilities(torch.stack([hidden_of(name, each) for each in texts]))
+        assert [odds(-1.0) for odds in session.acceptance_probabilities()] == pytest.approx(
+            [odds(-1.0) for odds in wanted], abs=1e-4
+        )
 
     session.advance(0, ids)
     assert_odds_of([ids])
@@ -112,16 +116,16 @@ def test_without_a_head_there_are_no_odds_and_no_hidden_states() -> None:
         session = drafter.open()
         session.advance(0, text(5))
         assert not drafter.has_head
-        assert session.odds() is None
+        assert session.acceptance_probabilities() is None
         assert not len(session.rows.hidden_RH)
 
 
 def test_a_toy_drafter_keeps_the_promises_of_one_with_a_head() -> None:
     session = ToyDrafter(ToyTable.random(4, 1), odds=lambda log_q: 0.25).open()
     session.advance(0, [1, 2])
-    assert [odds(-1.0) for odds in session.odds()] == [0.25]
+    assert [odds(-1.0) for odds in session.acceptance_probabilities()] == [0.25]
     session.branch([1, 2, 3], [-1, -1, -1])
-    assert len(session.odds()) == 3
+    assert len(session.acceptance_probabilities()) == 3
 
 
 def base_tensors() -> dict[str, torch.Tensor]:
@@ -140,9 +144,9 @@ def test_a_snapshots_head_comes_with_its_drafter(folder) -> None:
     drafter = load_drafter(folder, "float32", base_tensors() | dict(head.trained()), "full")
     session, ids = drafter.open(), text(6)
     session.advance(0, ids)
-    (wanted,) = head.odds(hidden_of("llama", ids)[None])
+    (wanted,) = head.acceptance_probabilities(hidden_of("llama", ids)[None])
     assert drafter.has_head
-    assert session.odds()[0](-0.5) == pytest.approx(wanted(-0.5), abs=1e-4)
+    assert session.acceptance_probabilities()[0](-0.5) == pytest.approx(wanted(-0.5), abs=1e-4)
 
 
 def test_an_old_snapshot_has_no_head(folder) -> None:

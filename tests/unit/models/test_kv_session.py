@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnidraft.models.kv_session import BranchingSession, Wanted
+from omnidraft.models.kv_session import BranchingSession, ForwardRequest
 from omnidraft.testing.toy_models import ToyDrafter, ToyTable
 from tests.unit.models.drafting import drive
 
@@ -22,7 +22,7 @@ class IdRows:
         self.slots: dict[int, int] = {}
         self.num_computed = 0
 
-    def compute(self, wanted: Wanted) -> torch.Tensor:
+    def compute(self, wanted: ForwardRequest) -> torch.Tensor:
         length, parents, ids = wanted.length, wanted.parents, wanted.ids
         if parents is None:
             self._put(length, ids)

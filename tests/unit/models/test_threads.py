@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from omnidraft import throttle
-from omnidraft.models.threads import apart, beside_decoding, lower_priority
+from omnidraft.models.threads import beside_decoding, in_own_thread, lower_priority
 
 only_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads have no priority of their own")
 
@@ -48,7 +48,7 @@ with ThreadPoolExecutor(1) as decoding:
 
 def test_the_thread_is_gone_when_the_load_is_done():
     threads = threading.active_count()
-    name = apart(lambda: threading.current_thread().name)
+    name = in_own_thread(lambda: threading.current_thread().name)
     assert name.startswith("loading")
     assert threading.active_count() == threads
 
@@ -67,7 +67,7 @@ def test_what_it_raises_is_raised():
         raise KeyError("gone")
 
     with pytest.raises(KeyError, match="gone"):
-        apart(fail)
+        in_own_thread(fail)
 
 
 def test_beside_decoding_it_computes_with_one_thread_and_rests() -> None:
@@ -80,11 +80,11 @@ def test_beside_decoding_it_computes_with_one_thread_and_rests() -> None:
             throttle.rest()
         return torch.get_num_threads(), time.perf_counter() - started_s
 
-    assert apart(load)[0] == usual
+    assert in_own_thread(load)[0] == usual
     threads, took_s = beside_decoding(load)
     assert threads == 1
     assert took_s > 0.15
-    assert apart(load)[0] == torch.get_num_threads() == usual
+    assert in_own_thread(load)[0] == torch.get_num_threads() == usual
 
 
 def test_a_thread_that_first_computes_during_a_load_computes_as_usual() -> None:
@@ -104,6 +104,6 @@ def test_a_lower_priority_is_the_threads_own() -> None:
         return priority()
 
     before = priority()
-    assert apart(lambda: lowered(before + 3)) == before + 3
-    assert apart(priority) == before
+    assert in_own_thread(lambda: lowered(before + 3)) == before + 3
+    assert in_own_thread(priority) == before
     assert priority() == before

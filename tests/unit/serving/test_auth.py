@@ -9,10 +9,10 @@ from fastapi.testclient import TestClient
 
 from omnidraft import config
 from omnidraft.config import ApiKey, WorkerSettings
-from omnidraft.decode.engine import Engine, Question
+from omnidraft.decode.engine import Engine, GenerationRequest
 from omnidraft.errors import ConfigError
 from omnidraft.serving.app import ServedModel, application
-from omnidraft.serving.queued_request import Ticket
+from omnidraft.serving.queued_request import QueuedRequest
 from omnidraft.serving.request_queue import RequestQueue
 
 KEY, OTHER = "sk-of-acme-0123456789", "sk-of-anybody-0123456789"
@@ -22,7 +22,7 @@ ASKED = {"prompt": "clips", "max_tokens": 2, "user": "someone"}
 class Watched(RequestQueue):
     """Keeps what was submitted."""
 
-    def submit(self, ticket: Ticket) -> Ticket:
+    def submit(self, ticket: QueuedRequest) -> QueuedRequest:
         self.last = ticket
         return super().submit(ticket)
 
@@ -85,8 +85,8 @@ def test_a_key_says_whose_the_request_is_whatever_the_request_says(client: TestC
     said = []
     for key in (KEY, OTHER):
         assert client.post("/v1/completions", json=ASKED, headers=bearer(key)).status_code == 200
-        question: Question = watched.last.texts[0].question
-        said.append((question.tenant, watched.last.payer))
+        question: GenerationRequest = watched.last.texts[0].question
+        said.append((question.tenant, watched.last.client))
     assert said == [("acme", "key 0"), ("someone", "key 1")]
     assert client.get("/v1/models", headers={"authorization": f"bearer {KEY}"}).status_code == 200
 

@@ -5,30 +5,30 @@ from typing import cast
 
 import pytest
 
-from omnidraft.decode.engine import Engine, Question
-from omnidraft.serving.fair_queue import REMEMBERED, FairLine
-from omnidraft.serving.queued_request import Ticket
+from omnidraft.decode.engine import Engine, GenerationRequest
+from omnidraft.serving.fair_queue import REMEMBERED, FairQueue
+from omnidraft.serving.queued_request import QueuedRequest
 
 NO_ENGINE = cast(Engine, Path())
 """Tickets only carry it."""
 
 
-def ticket(payer: str) -> Ticket:
-    return Ticket(NO_ENGINE, [Question(prompt="x")], payer=payer)
+def ticket(payer: str) -> QueuedRequest:
+    return QueuedRequest(NO_ENGINE, [GenerationRequest(prompt="x")], payer=payer)
 
 
-def serve(line: FairLine, num: int, costs_s: dict[str, float]) -> list[str]:
+def serve(line: FairQueue, num: int, costs_s: dict[str, float]) -> list[str]:
     """Payers in the order in which they are served."""
     payers = []
     for _ in range(num):
         served = line.next()
-        line.pay(served.payer, costs_s[served.payer])
-        payers.append(served.payer)
+        line.pay(served.client, costs_s[served.client])
+        payers.append(served.client)
     return payers
 
 
 def test_one_request_is_not_starved_by_a_hundred_of_another_client():
-    line = FairLine()
+    line = FairQueue()
     for _ in range(100):
         line.add(ticket("many"))
     assert serve(line, 3, {"many": 1.0}) == ["many"] * 3
@@ -38,7 +38,7 @@ def test_one_request_is_not_starved_by_a_hundred_of_another_client():
 
 def test_payers_share_the_time_and_not_the_number_of_requests():
     """Texts of one take four times as long: it is served once for four of the other."""
-    line = FairLine()
+    line = FairQueue()
     for _ in range(100):
         line.add(ticket("long"))
         line.add(ticket("short"))
@@ -47,14 +47,14 @@ def test_payers_share_the_time_and_not_the_number_of_requests():
 
 
 def test_a_payers_own_requests_are_served_in_order():
-    line, tickets = FairLine(), [ticket("a") for _ in range(5)]
+    line, tickets = FairQueue(), [ticket("a") for _ in range(5)]
     for each in tickets:
         line.add(each)
     assert [line.next() for _ in tickets] == tickets
 
 
 def test_nobody_saves_up_time_by_staying_away():
-    line = FairLine()
+    line = FairQueue()
     for _ in range(60):
         line.add(ticket("busy"))
     serve(line, 50, {"busy": 1.0})
@@ -65,7 +65,7 @@ def test_nobody_saves_up_time_by_staying_away():
 
 
 def test_a_full_line_makes_room_at_the_cost_of_whoever_has_most():
-    line, tickets = FairLine(), [ticket("many") for _ in range(4)]
+    line, tickets = FairQueue(), [ticket("many") for _ in range(4)]
     for each in tickets:
         line.add(each)
     assert line.make_room("many") is None
@@ -78,7 +78,7 @@ def test_a_full_line_makes_room_at_the_cost_of_whoever_has_most():
 
 
 def test_who_leaves_is_not_served():
-    line, gone, stays = FairLine(), ticket("a"), ticket("a")
+    line, gone, stays = FairQueue(), ticket("a"), ticket("a")
     line.add(gone)
     line.add(stays)
     assert line.remove(gone)
@@ -89,11 +89,11 @@ def test_who_leaves_is_not_served():
 
 @pytest.mark.parametrize("is_idle_between", [True, False])
 def test_payers_who_never_come_again_are_forgotten(is_idle_between):
-    line = FairLine()
+    line = FairQueue()
     if not is_idle_between:
         for _ in range(2000):
             line.add(ticket("busy"))
     for number in range(1000):
         line.add(ticket(f"user {number}"))
-        line.pay(line.next().payer, 1.0)
+        line.pay(line.next().client, 1.0)
     assert len(line._paid_s) <= (1 if is_idle_between else REMEMBERED + 2)

@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 
 from omnidraft.decode.engine import Engine
 from omnidraft.ports import DraftTree, LogProbs, Step, Timings
-from omnidraft.serving.logprob_format import LEAST, Entries, Entry, for_chat, for_completion, spelled
+from omnidraft.serving.logprob_format import LEAST, LogprobEntries, LogprobEntry, for_chat, for_completion, spelled
 from omnidraft.vocab.tokenizer import Vocabulary
 from tests.http_server import events
 
@@ -25,7 +25,7 @@ def step(tokens: list[int], text: str, likeliest: tuple[tuple[int, float], ...] 
 
 
 def test_entries_go_out_with_the_text_that_their_tokens_are_in() -> None:
-    entries = Entries(WORDS)
+    entries = LogprobEntries(WORDS)
     assert [(each.token, each.offset) for each in entries.take(step([0, 1, 2], "abc"))] == [(0, 0), (1, 1)]
     assert entries.take(step([3], "")) == []
     assert [(each.token, each.offset) for each in entries.take(step([4], "\u20ac"))] == [(2, 3), (3, 3), (4, 3)]
@@ -35,7 +35,7 @@ def test_entries_go_out_with_the_text_that_their_tokens_are_in() -> None:
 
 
 def test_a_token_behind_a_broken_character_begins_behind_it() -> None:
-    entries = Entries(WORDS)
+    entries = LogprobEntries(WORDS)
     told = entries.take(step([2, 0, 2, 3, 6, 1], "\ufffda\ufffd\ufffdbc"))
     assert [(each.token, each.offset) for each in told] == [(2, 0), (0, 1), (2, 2), (3, 2), (6, 3), (1, 4)]
 
@@ -46,7 +46,7 @@ def test_tokens_are_spelled_so_that_no_two_look_alike() -> None:
 
 
 def test_both_shapes_tell_the_emitted_token_and_the_likeliest() -> None:
-    entries = [Entry(1, -2.0, ((0, -0.5), (2, -math.inf)), 7)]
+    entries = [LogprobEntry(1, -2.0, ((0, -0.5), (2, -math.inf)), 7)]
     completion = for_completion(entries, WORDS)
     assert completion.model_dump() == {
         "tokens": ["bc"],

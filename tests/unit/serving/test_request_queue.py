@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from omnidraft.decode.engine import Engine, Question
+from omnidraft.decode.engine import Engine, GenerationRequest
 from omnidraft.errors import ContractError, RequestError
-from omnidraft.serving.queued_request import Ticket
+from omnidraft.serving.queued_request import QueuedRequest
 from omnidraft.serving.request_queue import Abandoned, QueueFull, RequestQueue, Stopping
 from omnidraft.telemetry.metrics import CountingMetrics
 from tests.tiny_engine import PATIENCE_S, Gated, Slow, broken_target, snapshot
 
-QUESTION = Question(prompt="How many clips", max_new_tokens=4, seed=1)
+QUESTION = GenerationRequest(prompt="How many clips", max_new_tokens=4, seed=1)
 
 
 def gated(engine: Engine) -> Gated:
@@ -22,11 +22,11 @@ def gated(engine: Engine) -> Gated:
     return proposer
 
 
-def ticket(engine: Engine, payer: str = "default") -> Ticket:
-    return Ticket(engine, [QUESTION], payer=payer)
+def ticket(engine: Engine, payer: str = "default") -> QueuedRequest:
+    return QueuedRequest(engine, [QUESTION], payer=payer)
 
 
-def num_tokens(ticket: Ticket) -> int:
+def num_tokens(ticket: QueuedRequest) -> int:
     return sum(len(step.emitted) for _, step in ticket.pieces())
 
 
@@ -83,7 +83,7 @@ def test_the_thread_survives_what_decoding_raises(
     with broken_target(engine, error, num_good=2), pytest.raises(type(error), match=str(error)):
         list(requests.submit(ticket(engine)).pieces())
     with pytest.raises(RequestError, match="prompt is empty"):
-        list(requests.submit(Ticket(engine, [Question(prompt="")])).pieces())
+        list(requests.submit(QueuedRequest(engine, [GenerationRequest(prompt="")])).pieces())
     assert num_tokens(requests.submit(ticket(engine))) == 4
     wait_for(metrics, "ok")
     assert metrics.value("omnidraft_requests_total", status=type(error).__name__) == 1
@@ -147,7 +147,7 @@ def test_texts_of_one_request_come_one_after_another_and_keep_its_snapshot(
     base = engine.slot.current
     engine.slot.swap(snapshot(1, base.proposer))
     questions = [replace(QUESTION, seed=seed, max_new_tokens=12) for seed in (1, 2, 3)]
-    asked = Ticket(engine, questions)
+    asked = QueuedRequest(engine, questions)
     pieces = requests.submit(asked).pieces()
     indices = [next(pieces)[0]]
     engine.slot.swap(snapshot(2, base.proposer))
@@ -165,7 +165,7 @@ def test_texts_of_one_request_come_one_after_another_and_keep_its_snapshot(
 def test_what_is_not_finished_by_the_deadline_ends_with_an_error(engine: Engine, metrics: CountingMetrics) -> None:
     engine.slot.swap(snapshot(1, Slow(0.05)))
     requests = RequestQueue(metrics, max_waiting=4)
-    running = requests.submit(Ticket(engine, [replace(QUESTION, max_new_tokens=400)]))
+    running = requests.submit(QueuedRequest(engine, [replace(QUESTION, max_new_tokens=400)]))
     waiting = requests.submit(ticket(engine))
     pieces = running.pieces()
     next(pieces)

@@ -8,8 +8,8 @@ from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
 from starlette.testclient import TestClient
 
-from omnidraft.ports import Untraced
-from omnidraft.serving.telemetry_middleware import Observed
+from omnidraft.ports import NoopTracing
+from omnidraft.serving.telemetry_middleware import TelemetryMiddleware
 from omnidraft.telemetry.metrics import CountingMetrics
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -57,13 +57,13 @@ def application() -> FastAPI:
     return app
 
 
-def client(tracing: Told | Untraced, metrics: CountingMetrics) -> TestClient:
-    return TestClient(Observed(application(), metrics, tracing), raise_server_exceptions=False)
+def client(tracing: Told | NoopTracing, metrics: CountingMetrics) -> TestClient:
+    return TestClient(TelemetryMiddleware(application(), metrics, tracing), raise_server_exceptions=False)
 
 
 def test_every_response_is_counted_by_path_and_code_and_strangers_paths_are_one() -> None:
     metrics = CountingMetrics()
-    ask = client(Untraced(), metrics)
+    ask = client(NoopTracing(), metrics)
     assert ask.post("/v1/completions").status_code == 200
     assert ask.post("/v1/chat/completions").text == "onetwo"
     assert ask.get("/healthz").status_code == 500
@@ -104,5 +104,5 @@ def test_looks_at_health_are_no_traces() -> None:
 
 
 def test_untraced_the_callers_header_is_left_alone() -> None:
-    answer = client(Untraced(), CountingMetrics()).post("/v1/completions", headers={"traceparent": PARENT})
+    answer = client(NoopTracing(), CountingMetrics()).post("/v1/completions", headers={"traceparent": PARENT})
     assert answer.json() == {"seen": [PARENT]}

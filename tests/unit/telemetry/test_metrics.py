@@ -7,7 +7,7 @@ import pytest
 
 from omnidraft.decode.recording import redactor
 from omnidraft.distill.ingest import log_position, trace_consumer
-from omnidraft.distill.ingest.record_disposition import Fate
+from omnidraft.distill.ingest.record_disposition import Disposition
 from omnidraft.serving import telemetry_middleware
 from omnidraft.telemetry import metric_definitions
 from omnidraft.telemetry.labelled_metrics import Labelled
@@ -89,7 +89,7 @@ def test_the_table_knows_the_reasons_and_paths_that_are_given():
         *trace_consumer.DAMAGE_REASONS,
         trace_consumer.POISON,
     }
-    passed_over = {trace_consumer.OTHER_PAIR, Fate.SAMPLED_OUT.value, log_position.EXPIRED}
+    passed_over = {trace_consumer.OTHER_PAIR, Disposition.SAMPLED_OUT.value, log_position.EXPIRED}
     assert set(metric_definitions.SKIP_REASONS) == {*metric_definitions.DEAD_LETTER_REASONS, *passed_over}
 
 

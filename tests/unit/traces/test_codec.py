@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from omnidraft.errors import UnknownSchema, WireError
 from omnidraft.traces import archive, codec
-from omnidraft.traces.record import Beliefs, Rounds, TraceRecord
+from omnidraft.traces.record import Rounds, TargetLogprobs, TraceRecord
 from omnidraft.traces.schema import MAX_PAYLOAD_BYTES
 from tests.trace_records import make_record
 
@@ -37,7 +37,7 @@ def assert_same(left: TraceRecord, right: TraceRecord) -> None:
             if isinstance(value, np.ndarray):
                 assert value.dtype == other.dtype, field.name
                 assert np.array_equal(value, other), field.name
-            elif not isinstance(value, Beliefs | Rounds):
+            elif not isinstance(value, TargetLogprobs | Rounds):
                 assert value == other, field.name
 
 

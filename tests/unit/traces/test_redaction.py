@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from omnidraft.distill.ingest.record_disposition import name_of
+from omnidraft.distill.ingest.record_disposition import record_key
 from omnidraft.traces import codec
 from omnidraft.traces.redaction import hashed_tenant, without_prompts
 from tests.trace_records import make_record
@@ -31,4 +31,4 @@ def test_a_record_without_prompts_keeps_the_answer_and_its_name():
     assert (len(read.prompt_ids), len(read.drafter_prompt_ids)) == (0, 0)
     assert read.emitted_ids.tolist() == record.emitted_ids.tolist()
     assert read.before_ids.tolist() == [5, 6]
-    assert name_of(read) == name_of(record)
+    assert record_key(read) == record_key(record)

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnidraft.vocab.boundary_alignment import walk
+from omnidraft.vocab.boundary_alignment import align_boundaries
 
 LENGTHS = st.lists(st.integers(1, 4), max_size=20)
 
@@ -28,7 +28,7 @@ def covered(parts: list[int], wholes: list[int]) -> list[list[int]]:
 
 @given(LENGTHS, LENGTHS)
 def test_positions_merges_and_splits_are_those_of_the_definition(draft: list[int], target: list[int]) -> None:
-    met = walk(np.array(draft, np.int64), np.array(target, np.int64))
+    met = align_boundaries(np.array(draft, np.int64), np.array(target, np.int64))
     draft_starts = [0, *ends(draft)]
     expected = [
         (position, draft_starts.index(end - target[position]))
@@ -41,18 +41,18 @@ def test_positions_merges_and_splits_are_those_of_the_definition(draft: list[int
 
 
 def test_a_token_without_bytes_at_the_end_follows_all_draft_tokens() -> None:
-    met = walk(np.array([2, 1]), np.array([3, 0]))
+    met = align_boundaries(np.array([2, 1]), np.array([3, 0]))
     assert met.target_P.tolist() == [0, 1]
     assert met.draft_P.tolist() == [0, 2]
     assert met.merges_M3.tolist() == [[0, 0, 2]]
 
 
 def test_what_begins_after_the_shorter_text_is_left_out() -> None:
-    met = walk(np.array([2]), np.array([2, 2, 2]))
+    met = align_boundaries(np.array([2]), np.array([2, 2, 2]))
     assert met.target_P.tolist() == [0, 1]
     assert met.draft_P.tolist() == [0, 1]
 
 
 def test_nothing_meets_nothing() -> None:
-    met = walk(np.array([], np.int64), np.array([], np.int64))
+    met = align_boundaries(np.array([], np.int64), np.array([], np.int64))
     assert len(met.target_P) == len(met.merges_M3) == len(met.splits_S3) == 0

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from omnidraft import config, wiring
-from omnidraft.decode.engine import Question
+from omnidraft.decode.engine import GenerationRequest
 from omnidraft.errors import ConfigError
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import codec
@@ -73,7 +73,7 @@ def test_what_a_worker_writes_went_through_the_operators_redactor(
     settings = tiny_settings(tiny_models, recorder={"redactor": "operators_own:redact"}, **where)
     worker = wiring.worker(settings, CountingMetrics())
     for tenant in ("open", "secret"):
-        list(worker.engine.answer(Question("Natalia", max_new_tokens=4, tenant=tenant)).steps)
+        list(worker.engine.stream(GenerationRequest("Natalia", max_new_tokens=4, tenant=tenant)).steps)
     assert worker.recorder is not None
     assert worker.recorder.close(5.0) == 0
     messages = wiring.log_reader(settings, settings.log.traces_topic).poll(10, timeout_s=1.0).messages

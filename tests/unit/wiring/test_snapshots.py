@@ -8,7 +8,7 @@ from pydantic import SecretStr
 
 from omnidraft import config, wiring
 from omnidraft.config import LearnerSettings, Settings
-from omnidraft.decode.engine import Question
+from omnidraft.decode.engine import GenerationRequest
 from omnidraft.errors import SnapshotCorrupt, SnapshotNotFound, VocabularyError
 from omnidraft.snapshots import bundle
 from omnidraft.telemetry.metrics import CountingMetrics
@@ -69,8 +69,8 @@ def with_head(settings: Settings, tmp_path: Path) -> Path:
 
 
 def text_of(worker: wiring.Worker, num_draft_tokens: int = 5) -> str:
-    question = Question("Natalia sold clips", max_new_tokens=24, seed=1, num_draft_tokens=num_draft_tokens)
-    return "".join(step.text for step in worker.engine.answer(question).steps)
+    question = GenerationRequest("Natalia sold clips", max_new_tokens=24, seed=1, num_draft_tokens=num_draft_tokens)
+    return "".join(step.text for step in worker.engine.stream(question).steps)
 
 
 def test_a_snapshots_head_judges_for_the_acceptance_policy_and_the_text_is_the_targets(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnidraft.decode.drafting.draft_tree_builder import GrowingTree
+from omnidraft.decode.drafting.draft_tree_builder import DraftTreeBuilder
 from omnidraft.ports import Source, TreeLimits
 
 GUESSES = st.lists(
@@ -14,15 +14,15 @@ GUESSES = st.lists(
 )  # (parent modulo what is there, token, chance)
 
 
-def grown(guesses, depth=6) -> GrowingTree:
-    tree = GrowingTree(7, depth)
+def grown(guesses, depth=6) -> DraftTreeBuilder:
+    tree = DraftTreeBuilder(7, depth)
     for parent, token, chance in guesses:
         tree.add(parent % len(tree.nodes), token, Source.DIRECT, chance)
     return tree
 
 
 def test_two_proposers_that_say_the_same_share_a_node_and_the_surer_one_counts():
-    tree = GrowingTree(7, 4)
+    tree = DraftTreeBuilder(7, 4)
     node = tree.add(0, 3, Source.LOOKUP, 0.2)
     assert tree.add(0, 3, Source.DIRECT, 0.6) == node
     assert tree.num_drafted == 1
@@ -31,7 +31,7 @@ def test_two_proposers_that_say_the_same_share_a_node_and_the_surer_one_counts()
 
 
 def test_a_value_is_the_product_of_the_chances_on_the_way():
-    tree = GrowingTree(7, 4)
+    tree = DraftTreeBuilder(7, 4)
     first = tree.add(0, 3, Source.DIRECT, 0.5)
     second = tree.add(first, 4, Source.DIRECT, 0.5)
     tree.add(second, 5, Source.DIRECT, 0.75)
@@ -41,14 +41,14 @@ def test_a_value_is_the_product_of_the_chances_on_the_way():
 
 
 def test_a_guess_below_the_last_depth_is_not_added():
-    tree = GrowingTree(7, 1)
+    tree = DraftTreeBuilder(7, 1)
     node = tree.add(0, 3, Source.DIRECT, 0.5)
     assert tree.add(node, 4, Source.DIRECT, 0.5) is None
     assert tree.num_drafted == 1
 
 
 def test_walking_ends_with_the_first_token_that_nobody_guessed():
-    tree = GrowingTree(7, 4)
+    tree = DraftTreeBuilder(7, 4)
     first = tree.add(0, 3, Source.DIRECT, 0.5)
     tree.add(first, 4, Source.DIRECT, 0.5)
     assert tree.walk([3, 9]) == [(0, 3), (first, 9)]
@@ -90,7 +90,7 @@ def test_a_single_chain_is_the_most_valuable_one(guesses):
     assert worth == pytest.approx(max(sum(map(tree.value, _path(tree, node))) for node in range(len(tree.nodes))))
 
 
-def _path(tree: GrowingTree, node: int) -> list[int]:
+def _path(tree: DraftTreeBuilder, node: int) -> list[int]:
     path = []
     while node:
         path.append(node)
@@ -99,7 +99,7 @@ def _path(tree: GrowingTree, node: int) -> list[int]:
 
 
 def test_siblings_stand_in_the_order_of_their_value():
-    tree = GrowingTree(7, 4)
+    tree = DraftTreeBuilder(7, 4)
     for token, chance in ((1, 0.2), (2, 0.6), (3, 0.1)):
         tree.add(0, token, Source.DIRECT, chance)
     assert tree.cut(tree.ranked(TreeLimits(8))).tokens == (7, 2, 1, 3)

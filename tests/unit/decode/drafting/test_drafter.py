@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnidraft.decode.drafting.drafter import Drafter
-from omnidraft.decode.drafting.noise_coupling import NoiseWeights
+from omnidraft.decode.drafting.noise_coupling import NoiseCoupling
 from omnidraft.decode.drafting.tree_proposer import TreeProposer
 from omnidraft.decode.loop import Decoder
 from omnidraft.decode.policy.acceptance import AcceptancePolicy
@@ -365,7 +365,7 @@ class Bushy(FixedPolicy):
 
     num_candidates = 4
 
-    def expand(self, values, num_nodes):
+    def select_expansions(self, values, num_nodes):
         return len(values)
 
 
@@ -378,7 +378,7 @@ def agreement(noise_weight: float, temperature: float) -> float:
     mask = torch.full_like(table.logits_SV, -math.inf)
     mask[:, pieces] = 0
     table = ToyTable(table.logits_SV + mask, order=1)
-    weights = NoiseWeights((noise_weight,))
+    weights = NoiseCoupling((noise_weight,))
     drafter = Drafter(ToyDrafter(table), _SingleBytes(), TARGET_TOKENIZER.vocabulary, own, cache, weights)
     proposer = TreeProposer((drafter,), lambda mode, tenant: FixedPolicy())
     decoder, drawn, drafted = Decoder(ToyTarget(table), TARGET_TOKENIZER.vocabulary), 0, 0

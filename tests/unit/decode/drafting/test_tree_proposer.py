@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from omnidraft.decode.drafting.prompt_lookup import Lookup
+from omnidraft.decode.drafting.prompt_lookup import PromptLookup
 from omnidraft.decode.drafting.tree_proposer import TreeProposer
 from omnidraft.decode.loop import Decoder
 from omnidraft.decode.policy.cost import CostPolicy
@@ -41,12 +41,12 @@ class Wide(FixedPolicy):
         self._num_rows, self._num_steps = num_rows, num_steps
         self.num_asked, self.seen = 0, []
 
-    def expand(self, values, num_nodes):
+    def select_expansions(self, values, num_nodes):
         assert list(values) == sorted(values, reverse=True)
         self.num_asked += 1
         return self._num_rows if self.num_asked <= self._num_steps else 0
 
-    def saw(self, num_emitted, num_nodes, step_rows):
+    def update(self, num_emitted, num_nodes, step_rows):
         self.seen.append((num_emitted, num_nodes, list(step_rows)))
         self.num_asked = 0
 
@@ -107,7 +107,7 @@ def test_the_log_of_q_and_the_draft_ids_lead_to_the_likeliest_text():
 
 def test_copied_text_is_proposed_from_where_it_stood_last():
     request = replace(make_request(Sampling(0.0)), prompt_ids=(3, 4, 5, 6, 7, 3, 4, 5))
-    session = TreeProposer((Lookup(),), lambda mode, tenant: Wide(1, 1, 1)).open(request)
+    session = TreeProposer((PromptLookup(),), lambda mode, tenant: Wide(1, 1, 1)).open(request)
     tree = session.propose(8, TreeLimits(4), NOISE)
     assert tree.tokens == (5, 6, 7, 3, 4)
     assert set(tree.sources[1:]) == {Source.LOOKUP}
@@ -141,7 +141,7 @@ def test_guesses_that_were_not_scored_are_judged_too():
     """Nothing is kept, and still the table learns that the drafter is always wrong."""
 
     class KeepsNothing(Wide):
-        def keep(self, values):
+        def prune(self, values):
             return 0
 
     proposer = make_drafter(table_of(len(DRAFT_PIECES), {}, D[b"f"]), policy=KeepsNothing(1, 1, 1))

@@ -11,14 +11,14 @@ from omnidraft.config import RecorderSettings
 from omnidraft.decode.drafting.drafter import Drafter
 from omnidraft.decode.drafting.safe_drafting import DraftingFailures
 from omnidraft.decode.drafting.tree_proposer import TreeProposer
-from omnidraft.decode.external.batch_drafting import DraftedText
-from omnidraft.decode.external.batch_policy import BatchPolicy, EverythingPolicy
-from omnidraft.decode.external.prompt_mapping import drafter_prompt
-from omnidraft.decode.external.round_scheduler import Limits, Rounds
-from omnidraft.decode.external.sequence import Text
-from omnidraft.decode.external.sequence_tracker import Followed, Grown
-from omnidraft.decode.external.step_time_model import PassCosts
-from omnidraft.decode.recording.record_builder import Origin, Tracer
+from omnidraft.decode.external.batch_drafting import DraftedSequence
+from omnidraft.decode.external.batch_policy import BatchPolicy, FixedBatchPolicy
+from omnidraft.decode.external.prompt_mapping import map_prompt
+from omnidraft.decode.external.round_scheduler import RoundLimits, RoundScheduler
+from omnidraft.decode.external.sequence import ExternalSequence
+from omnidraft.decode.external.sequence_tracker import SequenceTracker, TokenBuffer
+from omnidraft.decode.external.step_time_model import StepTimeModel
+from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
 from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
 from omnidraft.ports import Request
 from omnidraft.telemetry.metrics import CountingMetrics
@@ -69,7 +69,7 @@ class BatchingEngine:
 
     def __init__(
         self,
-        rounds: Rounds,
+        rounds: RoundScheduler,
         table: ToyTable,
         *,
         max_seqs: int = 4,
@@ -164,21 +164,21 @@ class ToyOpener:
         self._is_traced = is_traced
         self._num_opened = 0
 
-    def open(self, prompt_ids: np.ndarray) -> Text:
+    def open(self, prompt_ids: np.ndarray) -> ExternalSequence:
         assert self.slot is not None
         snapshot = self.slot.current
         assert isinstance(snapshot.proposer, TreeProposer)
         drafter = next(each for each in snapshot.proposer.contributors if isinstance(each, Drafter))
         ids = prompt_ids.tolist()
-        prompt = drafter_prompt(ids, TARGET_TOKENIZER.vocabulary, DRAFT_TOKENIZER, ALIGNMENT, longest=2048)
+        prompt = map_prompt(ids, TARGET_TOKENIZER.vocabulary, DRAFT_TOKENIZER, ALIGNMENT, longest=2048)
         request = Request(tuple(ids), tuple(prompt.ids), 1, stop_ids=STOP_IDS, mode="fast")
-        drafted = DraftedText(drafter, request, prompt.rest, snapshot.proposer.table, with_lookup=True)
+        drafted = DraftedSequence(drafter, request, prompt.rest, snapshot.proposer.table, with_lookup=True)
         self._num_opened += 1
         tracer = None
         if self._is_traced:
-            origin = Origin(f"text-{self._num_opened}", "default", "w", "t", "d", snapshot.version, "a")
-            tracer = Tracer(request, origin, RecorderSettings(segment_tokens=8), self.records.append)
-        return Text(Grown(prompt_ids), snapshot, drafted, tracer, len(ids))
+            origin = RecordContext(f"text-{self._num_opened}", "default", "w", "t", "d", snapshot.version, "a")
+            tracer = TraceRecordBuilder(request, origin, RecorderSettings(segment_tokens=8), self.records.append)
+        return ExternalSequence(TokenBuffer(prompt_ids), snapshot, drafted, tracer, len(ids))
 
 
 def make_rounds(
@@ -186,31 +186,31 @@ def make_rounds(
     proposer: TreeProposer | None = None,
     opener: ToyOpener | None = None,
     policy: BatchPolicy | None = None,
-    passes: PassCosts | None = None,
+    passes: StepTimeModel | None = None,
     metrics: CountingMetrics | None = None,
     clock: Clock | None = None,
     drafter_ids: int = 100_000,
     keep_left_s: float = 100.0,
     most_left: int = 50,
     failures: DraftingFailures | None = None,
-) -> tuple[Rounds, SnapshotSlot, Followed[Text]]:
+) -> tuple[RoundScheduler, SnapshotSlot, SequenceTracker[ExternalSequence]]:
     """The real rounds over toys; what fails ends the test unless `failures` are counted."""
     clock = clock or Clock()
     slot = SnapshotSlot(LoadedSnapshot(None, "base", proposer or make_drafter(), None, None))
-    followed: Followed[Text] = Followed(keep_s=keep_left_s, most_left=most_left, clock=clock)
+    followed: SequenceTracker[ExternalSequence] = SequenceTracker(keep_s=keep_left_s, most_left=most_left, clock=clock)
     opener = opener or ToyOpener()
     opener.slot = slot
-    rounds = Rounds(
+    rounds = RoundScheduler(
         opener,
         followed,
-        policy or EverythingPolicy(),
-        passes or PassCosts(),
+        policy or FixedBatchPolicy(),
+        passes or StepTimeModel(),
         None,
         metrics or CountingMetrics(),
         target="t",
         stop_ids=STOP_IDS,
         top_k=4,
-        limits=Limits(lambda: NUM_TOKENS, drafter_ids, trace_rows=64, idle_s=5.0),
+        limits=RoundLimits(lambda: NUM_TOKENS, drafter_ids, trace_rows=64, idle_s=5.0),
         failures=failures or Strict(),
         clock=clock,
     )

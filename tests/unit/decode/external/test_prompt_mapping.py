@@ -3,14 +3,14 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnidraft.decode.external.prompt_mapping import drafter_prompt
+from omnidraft.decode.external.prompt_mapping import map_prompt
 from tests.unit.decode.toys import ALIGNMENT, DRAFT_EOS, DRAFT_TOKENIZER, TARGET_EOS, TARGET_PIECES, TARGET_TOKENIZER
 
 SPECIAL = TARGET_TOKENIZER.vocabulary.special_ids
 
 
 def prompt_of(ids, longest=1000):
-    return drafter_prompt(ids, TARGET_TOKENIZER.vocabulary, DRAFT_TOKENIZER, ALIGNMENT, longest=longest)
+    return map_prompt(ids, TARGET_TOKENIZER.vocabulary, DRAFT_TOKENIZER, ALIGNMENT, longest=longest)
 
 
 @given(ids=st.lists(st.integers(0, len(TARGET_PIECES) - 1), min_size=1, max_size=30))

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from omnidraft.decode.external.batch_policy import LikelyPolicy, PayingPolicy
-from omnidraft.decode.external.sequence import Text
-from omnidraft.decode.external.step_time_model import PassCosts
-from omnidraft.decode.logprobs import believed
+from omnidraft.decode.external.batch_policy import CostBatchPolicy, ThresholdBatchPolicy
+from omnidraft.decode.external.sequence import ExternalSequence
+from omnidraft.decode.external.step_time_model import StepTimeModel
+from omnidraft.decode.logprobs import top_k_logprobs
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.toy_models import ToyTable
 from omnidraft.traces import codec
@@ -50,7 +50,7 @@ def test_a_text_goes_on_where_it_was_after_preemption_in_any_row():
 def test_ten_thousand_requests_leave_nothing_behind():
     """Ended, aborted and preempted ones, short and long; memory is bounded while they come and free afterwards."""
     clock = Clock()
-    rounds, _, followed = make_rounds(clock=clock, keep_left_s=50.0, most_left=20, policy=LikelyPolicy(0.3))
+    rounds, _, followed = make_rounds(clock=clock, keep_left_s=50.0, most_left=20, policy=ThresholdBatchPolicy(0.3))
     engine = BatchingEngine(rounds, TABLE, clock=clock, trouble=0.02, max_seqs=8)
     most = 0
     for batch in range(100):
@@ -65,7 +65,7 @@ def test_ten_thousand_requests_leave_nothing_behind():
     assert len(followed) == 0
     assert not followed._index
     gc.collect()
-    assert not [each for each in gc.get_objects() if isinstance(each, Text)]
+    assert not [each for each in gc.get_objects() if isinstance(each, ExternalSequence)]
 
 
 def test_an_idle_engine_holds_nothing_after_a_while():
@@ -113,7 +113,7 @@ def test_records_say_what_the_target_believed():
         text = [*record.prompt_ids.tolist(), *record.before_ids.tolist()]
         emitted = record.emitted_ids.tolist()
         logits = np.stack([TABLE.logits([*text, *emitted[:end]]).numpy() for end in range(len(emitted))])
-        wanted = believed(torch.tensor(logits), range(len(emitted)), emitted, 4)
+        wanted = top_k_logprobs(torch.tensor(logits), range(len(emitted)), emitted, 4)
         np.testing.assert_array_equal(record.beliefs.top_ids_EK, wanted.top_ids_EK)
         np.testing.assert_array_equal(record.beliefs.emitted_log_p_E, wanted.emitted_log_p_E)
 
@@ -128,7 +128,7 @@ def test_a_text_keeps_its_snapshot_and_the_next_takes_the_new_one():
     engine.ask([*prompts(1)[0], 3], 30)
     for _ in range(3):
         engine.step()
-    versions = {len(text.grown.ids[: text.num_prompt]): text.snapshot.version for text in followed}
+    versions = {len(text.tokens.ids[: text.num_prompt]): text.snapshot.version for text in followed}
     assert sorted(versions.items()) == [(len(prompts(1)[0]), None), (len(prompts(1)[0]) + 1, 2)]
 
 
@@ -139,8 +139,8 @@ def test_a_text_keeps_its_snapshot_and_the_next_takes_the_new_one():
 )
 def test_drafts_are_as_many_as_pay(pass_s, is_worth_it):
     """Texts that soon repeat themselves, where rows cost nearly nothing or all: it knows neither before."""
-    clock, passes, metrics = Clock(), PassCosts(), CountingMetrics()
-    policy = PayingPolicy(passes, lambda rows: 0.01)
+    clock, passes, metrics = Clock(), StepTimeModel(), CountingMetrics()
+    policy = CostBatchPolicy(passes, lambda rows: 0.01)
     rounds, _, _ = make_rounds(policy=policy, passes=passes, clock=clock, metrics=metrics)
     engine = BatchingEngine(rounds, TABLE, clock=clock, pass_s=pass_s, max_seqs=1)
     for prompt in prompts(30):

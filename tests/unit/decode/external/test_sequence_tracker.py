@@ -4,14 +4,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from omnidraft.decode.external.sequence_tracker import Followed, Grown
+from omnidraft.decode.external.sequence_tracker import SequenceTracker, TokenBuffer
 from tests.unit.decode.external.engines import Clock
 
 
 @dataclass(eq=False)
 class Kept:
     name: str
-    grown: Grown = field(default_factory=lambda: Grown(ids([1])))
+    grown: TokenBuffer = field(default_factory=lambda: TokenBuffer(ids([1])))
 
 
 def ids(numbers):
@@ -19,11 +19,11 @@ def ids(numbers):
 
 
 def kept(name, numbers):
-    return Kept(name, Grown(ids(numbers)))
+    return Kept(name, TokenBuffer(ids(numbers)))
 
 
-def follow(**options) -> Followed[Kept]:
-    return Followed(**({"keep_s": 10.0, "most_left": 5, "clock": Clock()} | options))
+def follow(**options) -> SequenceTracker[Kept]:
+    return SequenceTracker(**({"keep_s": 10.0, "most_left": 5, "clock": Clock()} | options))
 
 
 def test_a_text_is_found_by_all_of_its_ids():
@@ -42,8 +42,8 @@ def test_a_text_that_went_on_is_found_where_it_is_now():
     followed.add(text)
     for number in range(600):  # beyond the memory it began with
         followed.append(text, [number, number])
-    assert len(text.grown) == 1202
-    assert followed.find(text.grown.ids, []) is text
+    assert len(text.tokens) == 1202
+    assert followed.find(text.tokens.ids, []) is text
     assert followed.find(ids([1, 2]), []) is None
 
 

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from omnidraft.decode.policy.cost_model import CostCurve, Costs, measure_steps
+from omnidraft.decode.policy.cost_model import CostCurve, MeasuredCosts, measure_steps
 from omnidraft.ports import TreeLimits
 from omnidraft.testing.toy_models import ToyDrafter, ToyTable, ToyTarget, ToyTargetSession
 
@@ -38,35 +38,35 @@ def test_more_rows_are_never_cheaper():
 def test_a_machine_that_became_slower_is_followed_at_every_size():
     curve = CostCurve({1: 1.0, 8: 2.0})
     for _ in range(60):
-        curve.saw(8, 4.0)
+        curve.update(8, 4.0)
     assert curve(8) == pytest.approx(4.0, rel=0.05)
     assert curve(1) > 1.2
 
 
 def test_one_hiccup_moves_little():
     curve = CostCurve({1: 1.0, 8: 2.0})
-    curve.saw(1, 50.0)
+    curve.update(1, 50.0)
     assert curve(1) < 1.2
 
 
 def test_passes_are_measured_as_wide_as_the_target_takes_them():
-    costs = Costs(Slow(TABLE, limits=TreeLimits(7)))
+    costs = MeasuredCosts(Slow(TABLE, limits=TreeLimits(7)))
     curve = costs.passes("fast")
     assert curve(8) > 2 * curve(1)
     assert curve is costs.passes("fast")
 
 
 def test_a_target_with_a_short_context_can_be_measured_too():
-    assert Costs(ToyTarget(TABLE, context_limit=48, limits=TreeLimits(15))).passes("fast")(1) > 0
+    assert MeasuredCosts(ToyTarget(TABLE, context_limit=48, limits=TreeLimits(15))).passes("fast")(1) > 0
 
 
 def test_passes_of_a_mode_that_nobody_measured_are_of_no_interest():
-    costs = Costs(ToyTarget(TABLE))
-    costs.saw_pass("fast", 4, 100.0)
+    costs = MeasuredCosts(ToyTarget(TABLE))
+    costs.update_pass("fast", 4, 100.0)
     assert costs.passes("fast")(4) < 1.0
 
 
 def test_steps_are_measured_once():
-    drafter, costs = ToyDrafter(TABLE), Costs(ToyTarget(TABLE))
+    drafter, costs = ToyDrafter(TABLE), MeasuredCosts(ToyTarget(TABLE))
     assert costs.steps(drafter) is costs.steps(drafter)
     assert measure_steps(ToyDrafter(TABLE, context_limit=9))(4) > 0

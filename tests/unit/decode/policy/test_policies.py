@@ -34,7 +34,7 @@ class Machine:
         for number in range(num_rounds):
             if position >= self.length:
                 position, read_to = 0, -self.prompt
-                policy.begins(2 * self.length)
+                policy.start(2 * self.length)
             emitted, spent, num_steps = self._round(policy, rng, position - read_to)
             if num_steps:
                 spent, read_to = spent + self.step_s(position - read_to) - self.step_s(1), position
@@ -46,12 +46,16 @@ class Machine:
     def _round(self, policy: Policy, rng: np.random.Generator, num_unread: int) -> tuple[int, float, int]:
         """Tokens, seconds but for reading, and the drafter's steps."""
         values: list[float] = []
-        is_drafted = policy.reads(num_unread)
-        while is_drafted and len(values) < self.depth and policy.expand([values[-1] if values else 1.0], len(values)):
+        is_drafted = policy.should_draft(num_unread)
+        while (
+            is_drafted
+            and len(values) < self.depth
+            and policy.select_expansions([values[-1] if values else 1.0], len(values))
+        ):
             values.append((values[-1] if values else 1.0) * self.agreement)
-        num_nodes = policy.keep(values)
+        num_nodes = policy.prune(values)
         num_accepted = int(np.argmin([*(rng.random(num_nodes) < self.agreement), False]))
-        policy.saw(num_accepted + 1, num_nodes, [num_unread, *[1] * (len(values) - 1)] if values else [])
+        policy.update(num_accepted + 1, num_nodes, [num_unread, *[1] * (len(values) - 1)] if values else [])
         return num_accepted + 1, self.pass_s(num_nodes + 1) + len(values) * self.step_s(1), len(values)
 
 
@@ -88,11 +92,11 @@ def test_speculation_that_loses_is_turned_off_and_costs_next_to_nothing(step_s, 
 def test_drafts_that_are_never_worth_scoring_are_given_up():
     """A first guess looks worth a step, and what comes of it is not worth a row: no later question corrects it."""
     policy = CostPolicy(CostCurve({1: 0.1, 2: 0.14}), flat(0.008, 0.008))
-    policy.begins(400)
+    policy.start(400)
     steps = []
     for _ in range(400):
-        step_rows = [1] * (policy.reads(1) and policy.expand([1.0], 0))
-        policy.saw(1, policy.keep([0.3] if step_rows else []), step_rows)
+        step_rows = [1] * (policy.should_draft(1) and policy.select_expansions([1.0], 0))
+        policy.update(1, policy.prune([0.3] if step_rows else []), step_rows)
         steps.append(len(step_rows))
     assert steps[0] == 1
     assert sum(steps[200:]) * 0.008 <= 200 * 0.1 * TRIAL_SHARE
@@ -101,8 +105,8 @@ def test_drafts_that_are_never_worth_scoring_are_given_up():
 def test_where_no_likely_drafter_pays_the_first_round_is_plain():
     """llama.cpp on AVX2: a second row costs as much as a pass."""
     policy = CostPolicy(CostCurve({1: 0.045, 2: 0.081, 16: 0.36}), flat(0.005, 0.006))
-    policy.begins(100)
-    assert not policy.reads(1)
+    policy.start(100)
+    assert not policy.should_draft(1)
 
 
 @pytest.mark.parametrize(("prompt", "length"), [(400, 20), (4000, 200), (40, 2)])
@@ -126,36 +130,36 @@ def test_a_drafter_that_recovers_is_taken_up_again():
 
 def test_a_surer_place_is_gone_on_from_where_a_doubtful_one_is_not():
     policy = CostPolicy(flat(0.18, 0.2), flat(0.04, 0.05))
-    assert policy.expand([0.9], 1) == 1
-    policy.saw(1, 1, [1])
-    assert policy.expand([0.05], 1) == 0
+    assert policy.select_expansions([0.9], 1) == 1
+    policy.update(1, 1, [1])
+    assert policy.select_expansions([0.05], 1) == 0
 
 
 def test_several_places_share_a_step_when_rows_are_cheap():
     cheap = CostPolicy(flat(0.18, 0.19), CostCurve({1: 0.010, 4: 0.011}))
     dear = CostPolicy(flat(0.18, 0.19), CostCurve({1: 0.010, 4: 0.2}))
-    assert cheap.expand([0.4, 0.3, 0.3], 3) == 3
-    assert dear.expand([0.4, 0.3, 0.3], 3) == 1
+    assert cheap.select_expansions([0.4, 0.3, 0.3], 3) == 3
+    assert dear.select_expansions([0.4, 0.3, 0.3], 3) == 1
 
 
 def test_nodes_are_kept_until_the_next_costs_more_than_it_brings():
     policy = CostPolicy(CostCurve({1: 0.1, 3: 0.11, 4: 0.3, 5: 0.5}), flat(0.01, 0.01))
-    assert policy.keep([0.9, 0.5, 0.4, 0.3]) == 2
-    assert policy.keep([]) == 0
+    assert policy.prune([0.9, 0.5, 0.4, 0.3]) == 2
+    assert policy.prune([]) == 0
 
 
 def test_threshold_goes_on_while_the_chain_is_likely_and_keeps_its_last_token():
     policy = ThresholdPolicy(0.3)
-    assert [policy.expand([value], 1) for value in (1.0, 0.3, 0.29)] == [1, 1, 0]
-    assert policy.keep([0.9, 0.1]) == 2
+    assert [policy.select_expansions([value], 1) for value in (1.0, 0.3, 0.29)] == [1, 1, 0]
+    assert policy.prune([0.9, 0.1]) == 2
 
 
 def test_fixed_never_stops_by_itself():
-    assert FixedPolicy().expand([1e-9], 40) == 1
-    assert FixedPolicy().keep([0.1] * 9) == 9
+    assert FixedPolicy().select_expansions([1e-9], 40) == 1
+    assert FixedPolicy().prune([0.1] * 9) == 9
 
 
 def test_acceptance_stops_once_the_chain_is_doubtful_and_keeps_its_last_token():
     policy = AcceptancePolicy(0.75)
-    assert [policy.expand([value], 1) for value in (1.0, 0.25, 0.24)] == [1, 1, 0]
-    assert policy.keep([0.9, 0.1]) == 2
+    assert [policy.select_expansions([value], 1) for value in (1.0, 0.25, 0.24)] == [1, 1, 0]
+    assert policy.prune([0.9, 0.1]) == 2

@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 
 from omnidraft.config import RecorderSettings
-from omnidraft.decode.recording.record_builder import Origin, Tracer
+from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
 from omnidraft.ports import Grammar, Sampling
 from omnidraft.traces.record import SOURCES
 from tests.unit.decode.toys import PROPOSERS, TARGET_EOS, emitted, make_drafter, make_request, toy_decoder
 
 ENDS = frozenset({TARGET_EOS})
-ORIGIN = Origin("request-1", "tenant", "worker", "target", "drafter", 7, "aligned")
+ORIGIN = RecordContext("request-1", "tenant", "worker", "target", "drafter", 7, "aligned")
 
 
 def traced(request, proposer, *, segment_tokens=256, window_tokens=1024, top_k=4):
     """The steps of a request and its records."""
     records = []
     settings = RecorderSettings(segment_tokens=segment_tokens, window_tokens=window_tokens)
-    tracer = Tracer(request, ORIGIN, settings, records.append)
+    tracer = TraceRecordBuilder(request, ORIGIN, settings, records.append)
     steps = list(toy_decoder(trace_top_k=top_k).decode(request, proposer))
     for step in steps:
         tracer.take(step)
@@ -42,14 +42,14 @@ def test_a_short_answer_is_one_record_that_says_where_it_comes_from():
 def test_a_record_says_how_its_draws_were_shaped():
     plain = make_request(Sampling(0.0))
     _, [record] = traced(plain, make_drafter(noise_weight=0.5))
-    assert record.is_drawn_from_believed
+    assert record.is_drawn_from_logprobs
     assert record.noise_weight == 0.0  # greedy draws have no noise
     shaped = Sampling(0.8, min_p=0.05, repetition_penalty=1.1, presence_penalty=-0.5, frequency_penalty=0.25)
     _, [record] = traced(make_request(replace(shaped, logit_bias={3: 1.0})), make_drafter(noise_weight=0.5))
     assert (record.min_p, record.repetition_penalty) == (0.05, 1.1)
     assert (record.presence_penalty, record.frequency_penalty) == (-0.5, 0.25)
     assert (record.has_logit_bias, record.has_grammar, record.noise_weight) == (True, False, 0.5)
-    assert not record.is_drawn_from_believed
+    assert not record.is_drawn_from_logprobs
     _, [record] = traced(make_request(Sampling(0.0, grammar=Grammar("regex", "[a-h ]*")), stop_ids=ENDS), None)
     assert (record.has_grammar, record.noise_weight) == (True, None)
 

@@ -9,7 +9,7 @@ import pytest
 
 from omnidraft.config import RecorderSettings
 from omnidraft.decode.recording.redactor import Redactor
-from omnidraft.decode.recording.trace_producer import Recorder
+from omnidraft.decode.recording.trace_producer import TraceProducer
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.memory_log import MemoryLog, MemoryReader, MemoryWriter
 from omnidraft.traces import codec
@@ -22,7 +22,7 @@ DROPPED = "omnidraft_traces_dropped_total"
 
 def recorded(redactor: Redactor | None, *names: str) -> tuple[list[TraceRecord], CountingMetrics]:
     log, metrics = MemoryLog(), CountingMetrics()
-    recorder = Recorder(lambda: MemoryWriter(log, "t"), RecorderSettings(), metrics, redactor)
+    recorder = TraceProducer(lambda: MemoryWriter(log, "t"), RecorderSettings(), metrics, redactor)
     for name in names:
         recorder.emit(make_record(name))
     assert recorder.close(5.0) == 0
@@ -84,7 +84,7 @@ def test_decoding_does_not_wait_for_the_redactor():
         return record
 
     log, metrics = MemoryLog(), CountingMetrics()
-    recorder = Recorder(lambda: MemoryWriter(log, "t"), RecorderSettings(queue_records=2), metrics, slow)
+    recorder = TraceProducer(lambda: MemoryWriter(log, "t"), RecorderSettings(queue_records=2), metrics, slow)
     recorder.emit(make_record())
     assert called.wait(5.0)
     for _ in range(10):

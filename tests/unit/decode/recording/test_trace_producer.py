@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from omnidraft.config import RecorderSettings
-from omnidraft.decode.recording.trace_producer import Recorder
+from omnidraft.decode.recording.trace_producer import TraceProducer
 from omnidraft.errors import BusError
 from omnidraft.ports import Outgoing
 from omnidraft.telemetry.metrics import CountingMetrics
@@ -75,7 +75,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 def test_what_is_emitted_arrives_in_order_and_is_acknowledged(metrics):
     log = MemoryLog()
-    recorder = Recorder(lambda: MemoryWriter(log, "t"), RecorderSettings(), metrics)
+    recorder = TraceProducer(lambda: MemoryWriter(log, "t"), RecorderSettings(), metrics)
     for number in range(50):
         recorder.emit(make_record(f"request-{number}"))
     assert recorder.close(PATIENCE_S) == 0
@@ -87,7 +87,7 @@ def test_what_is_emitted_arrives_in_order_and_is_acknowledged(metrics):
 
 def test_a_log_that_hangs_never_holds_up_decoding_and_overflow_is_counted(metrics):
     writer = HangingWriter()
-    recorder = Recorder(lambda: writer, RecorderSettings(queue_records=4), metrics)
+    recorder = TraceProducer(lambda: writer, RecorderSettings(queue_records=4), metrics)
     recorder.emit(make_record())
     assert writer.called.wait(PATIENCE_S)
     started_s = time.monotonic()
@@ -102,7 +102,7 @@ def test_a_log_that_hangs_never_holds_up_decoding_and_overflow_is_counted(metric
 
 def test_closing_on_a_log_that_hangs_ends_in_time_and_says_what_was_lost(metrics):
     writer = HangingWriter()
-    recorder = Recorder(lambda: writer, RecorderSettings(), metrics)
+    recorder = TraceProducer(lambda: writer, RecorderSettings(), metrics)
     for _ in range(3):
         recorder.emit(make_record())
     started_s = time.monotonic()
@@ -116,7 +116,7 @@ def test_closing_on_a_log_that_hangs_ends_in_time_and_says_what_was_lost(metrics
 def test_records_wait_while_the_log_is_down_and_arrive_when_it_is_back(metrics):
     log = MemoryLog()
     writer = FlakyWriter(log, refusals=2)
-    recorder = Recorder(lambda: writer, RecorderSettings(), metrics)
+    recorder = TraceProducer(lambda: writer, RecorderSettings(), metrics)
     recorder.emit(make_record("a"))
     wait_for(lambda: writer.attempts > 2)
     assert recorder.close(PATIENCE_S) == 0
@@ -134,14 +134,14 @@ def test_a_log_that_cannot_be_opened_at_first_is_tried_again(metrics):
             raise BusError("no broker")
         return MemoryWriter(log, "t")
 
-    recorder = Recorder(open_writer, RecorderSettings(), metrics)
+    recorder = TraceProducer(open_writer, RecorderSettings(), metrics)
     recorder.emit(make_record("a"))
     assert recorder.close(PATIENCE_S) == 0
     assert ids_in(log) == ["a"]
 
 
 def test_closing_while_the_log_is_down_gives_up_at_the_deadline(metrics):
-    recorder = Recorder(lambda: FlakyWriter(MemoryLog(), refusals=float("inf")), RecorderSettings(), metrics)
+    recorder = TraceProducer(lambda: FlakyWriter(MemoryLog(), refusals=float("inf")), RecorderSettings(), metrics)
     recorder.emit(make_record())
     started_s = time.monotonic()
     assert recorder.close(0.3) == 1
@@ -152,7 +152,7 @@ def test_closing_while_the_log_is_down_gives_up_at_the_deadline(metrics):
 def test_an_append_that_failed_after_it_was_kept_is_a_duplicate_that_can_be_told(metrics):
     log = MemoryLog()
     writer = FlakyWriter(log, refusals=1, keeps=True)
-    recorder = Recorder(lambda: writer, RecorderSettings(), metrics)
+    recorder = TraceProducer(lambda: writer, RecorderSettings(), metrics)
     recorder.emit(make_record("a", segment=3))
     assert recorder.close(PATIENCE_S) == 0
     messages = log.topic("t")[0]
@@ -164,7 +164,7 @@ def test_an_append_that_failed_after_it_was_kept_is_a_duplicate_that_can_be_told
 @pytest.mark.parametrize("broken", [{"mode": "slow"}, {"request_id": "\ud800"}, {"prompt_ids": None}])
 def test_a_record_that_nobody_could_read_is_dropped_and_the_next_one_arrives(metrics, broken):
     log = MemoryLog()
-    recorder = Recorder(lambda: MemoryWriter(log, "t"), RecorderSettings(), metrics)
+    recorder = TraceProducer(lambda: MemoryWriter(log, "t"), RecorderSettings(), metrics)
     recorder.emit(make_record(**broken))
     recorder.emit(make_record("b", emitted_ids=np.arange(6, dtype=np.uint32)))
     assert recorder.close(PATIENCE_S) == 0
@@ -173,7 +173,7 @@ def test_a_record_that_nobody_could_read_is_dropped_and_the_next_one_arrives(met
 
 
 def test_a_record_that_no_log_takes_is_counted_apart_from_broken_ones(metrics):
-    recorder = Recorder(lambda: MemoryWriter(MemoryLog(), "t"), RecorderSettings(), metrics)
+    recorder = TraceProducer(lambda: MemoryWriter(MemoryLog(), "t"), RecorderSettings(), metrics)
     recorder.emit(make_record(prompt_ids=np.arange(260_000, dtype=np.uint32)))
     assert recorder.close(PATIENCE_S) == 0
     assert metrics.value("omnidraft_traces_dropped_total", reason="too_large") == 1
@@ -181,7 +181,7 @@ def test_a_record_that_no_log_takes_is_counted_apart_from_broken_ones(metrics):
 
 
 def test_what_is_emitted_after_closing_is_counted_as_dropped(metrics):
-    recorder = Recorder(lambda: MemoryWriter(MemoryLog(), "t"), RecorderSettings(), metrics)
+    recorder = TraceProducer(lambda: MemoryWriter(MemoryLog(), "t"), RecorderSettings(), metrics)
     assert recorder.close(PATIENCE_S) == 0
     recorder.emit(make_record())
     assert counts(metrics) == (1, 0, 1)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.generation import logits_process as theirs
 
-from omnidraft.decode.sampling.logits_pipeline import Shaper, shape
+from omnidraft.decode.sampling.logits_pipeline import LogitsPipeline, shape
 from omnidraft.errors import ContractError
 from omnidraft.ports import Request, Sampling
 from tests.unit.decode.toys import slow_logits, slow_shape
@@ -138,8 +138,8 @@ def test_probabilities_are_float64_and_sum_to_one_at_full_vocabulary_size():
 # ---------------------------------------------------------------- what depends on the history
 
 
-def shaper_after(sampling: Sampling, prompt: list[int], said: list[int]) -> Shaper:
-    shaper = Shaper(Request(tuple(prompt), (), 100, sampling))
+def shaper_after(sampling: Sampling, prompt: list[int], said: list[int]) -> LogitsPipeline:
+    shaper = LogitsPipeline(Request(tuple(prompt), (), 100, sampling))
     for token in said:
         shaper.take(token)
     return shaper
@@ -193,7 +193,7 @@ def test_the_row_of_the_target_is_left_as_it_is():
 
 def test_settings_that_ask_for_nothing_do_nothing():
     """No copy of the row, no work per token: the very array is shaped."""
-    assert Shaper(Request((1,), (), 5, Sampling(1.0, top_k=3)))._processors == ()
+    assert LogitsPipeline(Request((1,), (), 5, Sampling(1.0, top_k=3)))._processors == ()
 
 
 # ---------------------------------------------------------------- as transformers has it
@@ -227,7 +227,7 @@ def test_logits_that_are_no_numbers_are_never_drawn_from(temperature, broken, ha
     """A bias of -100 on the broken one hides nothing."""
     sampling = Sampling(temperature, logit_bias={1: -100.0} if has_processors else {}, top_k=2)
     with pytest.raises(ContractError, match=r"the target's largest logit is (nan|inf|-inf)"):
-        Shaper(Request((0,), (), 1, sampling)).shape(np.array(broken, np.float32))
+        LogitsPipeline(Request((0,), (), 1, sampling)).shape(np.array(broken, np.float32))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 5e-324, 1.0])

@@ -5,9 +5,9 @@ import threading
 import pytest
 
 from omnidraft.config import WorkerSettings
-from omnidraft.decode.snapshot.drift_throttle import Caution
+from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
 from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
-from omnidraft.decode.snapshot.updater import Refresher
+from omnidraft.decode.snapshot.updater import SnapshotUpdater
 from omnidraft.errors import BusError, ModelError, RegistryError
 from omnidraft.ports import Announcement
 from omnidraft.registry.directory_registry import DirectoryRegistry
@@ -54,10 +54,10 @@ class Worker:
             self.registry.publish(make_bundle(folder / "bundles", f"s{version}"), version - 1 or None)
         self.slot = SnapshotSlot(LoadedSnapshot(None, "base", object(), None, None))
         self.follower, self.metrics = Follower(), CountingMetrics()
-        self.caution = Caution(2)
+        self.caution = DriftThrottle(2)
         self.loads, self.unfit, self.now = [], set(), 0.0
         settings = WorkerSettings(poll_s=0.001)
-        self.refresher = Refresher(
+        self.refresher = SnapshotUpdater(
             self.registry,
             self.slot,
             self.load,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from omnidraft.distill.evaluation.paired import change_error
+from omnidraft.distill.evaluation.paired import paired_standard_error
 
 Pairs = list[tuple[str, np.ndarray, np.ndarray]]
 
@@ -31,7 +31,7 @@ def change(pairs: Pairs) -> float:
 def test_it_is_the_spread_of_the_change_over_repeated_draws() -> None:
     rng = np.random.default_rng(0)
     draws = [drawn(rng, 40) for _ in range(600)]
-    told = float(np.mean([change_error(pairs) for pairs in draws]))
+    told = float(np.mean([paired_standard_error(pairs) for pairs in draws]))
     seen = float(np.std([change(pairs) for pairs in draws]))
     assert told == pytest.approx(seen, rel=0.1)
 
@@ -44,9 +44,9 @@ def test_segments_of_one_request_are_one_draw() -> None:
     ]
     halves = whole[1:]
     halves += [("a", hits(5, 10), hits(7, 10)), ("a", hits(5, 10), hits(7, 10))]
-    assert change_error(halves) == pytest.approx(change_error(whole))
+    assert paired_standard_error(halves) == pytest.approx(paired_standard_error(whole))
 
 
 def test_one_request_says_nothing_of_the_spread() -> None:
-    assert change_error([("a", hits(1, 9), hits(3, 9)), ("a", hits(1, 9), hits(3, 9))]) is None
-    assert change_error([("a", hits(1, 9), hits(3, 9)), ("b", hits(0, 0), hits(0, 0))]) is None
+    assert paired_standard_error([("a", hits(1, 9), hits(3, 9)), ("a", hits(1, 9), hits(3, 9))]) is None
+    assert paired_standard_error([("a", hits(1, 9), hits(3, 9)), ("b", hits(0, 0), hits(0, 0))]) is None

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from omnidraft.audit.run import Unwritten
-from omnidraft.distill.evaluation.snapshot_comparison import MOST_SNAPSHOTS, Earlier, candidates
-from omnidraft.distill.ingest.recent_records import Recent
-from omnidraft.distill.ingest.trace_consumer import TraceSource
+from omnidraft.distill.evaluation.snapshot_comparison import MOST_SNAPSHOTS, SnapshotComparison, candidates
+from omnidraft.distill.ingest.recent_records import RecentRecords
+from omnidraft.distill.ingest.trace_consumer import TraceConsumer
 from omnidraft.errors import RegistryError
 from omnidraft.ports import Outgoing, SnapshotVersion
 from omnidraft.registry.directory_registry import DirectoryRegistry
@@ -48,18 +48,20 @@ class Setting:
             message = Outgoing(codec.key(record), codec.encode(record), codec.headers(record))
             MemoryWriter(self.log, "t").append([message])
 
-    def earlier(self, registry=None, num_records=8) -> Earlier:
+    def earlier(self, registry=None, num_records=8) -> SnapshotComparison:
         fingerprint, pair = self.pair.alignment.fingerprint, {"target": "target", "drafter": "drafter"}
 
-        def source_over(reader) -> TraceSource:
-            return TraceSource(reader, Unwritten(), fingerprint, CountingMetrics(), topic="t", **pair)
+        def source_over(reader) -> TraceConsumer:
+            return TraceConsumer(reader, Unwritten(), fingerprint, CountingMetrics(), topic="t", **pair)
 
-        recent = Recent(lambda: MemoryReader(self.log, "t"), source_over, num_records)
+        recent = RecentRecords(lambda: MemoryReader(self.log, "t"), source_over, num_records)
 
         def tell(kind, version, **what) -> None:
             self.told.append((kind, version, what))
 
-        return Earlier(registry or self.registry, self.learner, recent, tell, lambda: self.base, self.folder / "f")
+        return SnapshotComparison(
+            registry or self.registry, self.learner, recent, tell, lambda: self.base, self.folder / "f"
+        )
 
 
 @pytest.fixture

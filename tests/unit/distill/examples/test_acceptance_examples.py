@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from omnidraft.distill.examples.training_example import PositionReader, Positions
+from omnidraft.distill.examples.training_example import ExampleBuilder, TrainingExample
 from omnidraft.traces.checks import check
 from omnidraft.traces.record import SOURCES, TraceRecord
 from tests.unit.distill.conftest import no_rounds
@@ -14,8 +14,8 @@ from tests.unit.distill.drafted import RIGHT_LOG_Q, WRONG_LOG_Q, with_drafts
 TEXT = "The water of the river goes into the sea, and the river itself stays."
 
 
-def read(pair, record: TraceRecord) -> Positions:
-    return PositionReader(pair.draft, pair.target.vocabulary, pair.alignment, max_tokens=256).read(record)
+def read(pair, record: TraceRecord) -> TrainingExample:
+    return ExampleBuilder(pair.draft, pair.target.vocabulary, pair.alignment, max_tokens=256).build(record)
 
 
 def test_every_guess_stands_behind_the_draft_id_it_was_drafted_from(pair) -> None:
@@ -67,8 +67,8 @@ def test_what_the_drafter_did_not_choose_teaches_nothing(pair) -> None:
 
 def test_guesses_outside_the_window_are_left_out(pair) -> None:
     record = with_drafts(pair, pair.record(text=TEXT))
-    reader = PositionReader(pair.draft, pair.target.vocabulary, pair.alignment, max_tokens=12)
-    cut, whole = reader.read(record), read(pair, record)
+    reader = ExampleBuilder(pair.draft, pair.target.vocabulary, pair.alignment, max_tokens=12)
+    cut, whole = reader.build(record), read(pair, record)
     assert 0 < len(cut.guesses.at_G) < len(whole.guesses.at_G)
     shift = len(whole.ids_T) - len(cut.ids_T)
     num = len(cut.guesses.at_G)

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from omnidraft.config import RecorderSettings
-from omnidraft.decode.recording.record_builder import Origin, Tracer
+from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
 from omnidraft.distill.examples.acceptance_labels import NodeLabels, node_labels
-from omnidraft.distill.examples.target_distribution import drawn
+from omnidraft.distill.examples.target_distribution import target_distribution
 from omnidraft.ports import Grammar, Proposer, Request, Sampling
 from omnidraft.testing.toy_models import ToyTable
-from omnidraft.traces.record import SOURCES, Beliefs, TraceRecord
+from omnidraft.traces.record import SOURCES, TargetLogprobs, TraceRecord
 from tests.trace_records import make_record
 from tests.unit.decode.drafting.test_tree_proposer import Wide
 from tests.unit.decode.toys import (
@@ -47,8 +47,8 @@ SHAPES = [
 def trace(request: Request, proposer: Proposer, num_kept: int = V) -> TraceRecord:
     """The request's only record, decoded for real."""
     records: list[TraceRecord] = []
-    origin = Origin("r", "t", "w", "target", "drafter", 1, ALIGNMENT.fingerprint)
-    tracer = Tracer(request, origin, RecorderSettings(top_k=num_kept), records.append)
+    origin = RecordContext("r", "t", "w", "target", "drafter", 1, ALIGNMENT.fingerprint)
+    tracer = TraceRecordBuilder(request, origin, RecorderSettings(top_k=num_kept), records.append)
     for step in toy_decoder(trace_top_k=num_kept).decode(request, proposer):
         tracer.take(step)
     (record,) = records
@@ -63,7 +63,7 @@ def tree_proposer(seed: int = 3) -> Proposer:
     table = ToyTable.random(len(DRAFT_PIECES), seed=seed)
 
     class Policy(Wide):
-        def saw(self, num_emitted: int, num_nodes: int, step_rows: list[int]) -> None:
+        def update(self, num_emitted: int, num_nodes: int, step_rows: list[int]) -> None:
             self.num_asked = 0
 
     return make_drafter(table, cache=cache, policy=Policy(4, 3, 5), has_lookup=True)
@@ -217,7 +217,7 @@ def test_where_no_record_has_the_distribution_what_was_drawn_is_the_label(sampli
 def test_a_few_kept_tokens_say_what_all_of_them_say_at_temperature_1(num_kept, sampling) -> None:
     record = trace(make_request(sampling, max_new_tokens=30), make_drafter(), num_kept)
     assert record.beliefs is not None
-    draws = drawn(record.beliefs, 1.0, sampling.top_k, sampling.top_p, sampling.min_p)
+    draws = target_distribution(record.beliefs, 1.0, sampling.top_k, sampling.top_p, sampling.min_p)
     for position, row in enumerate(draws.x_EK):
         text = [*record.prompt_ids.tolist(), *record.emitted_ids.tolist()[:position]]
         p = slow_shape(TABLE.logits(text).tolist(), sampling)
@@ -233,11 +233,11 @@ def test_a_record_without_rounds_has_no_labels() -> None:
     assert not len(node_labels(replace(record, rounds=replace(record.rounds, **empty)), FIRST_T).node_L)
 
 
-def believe(p: dict[int, float], tail: float = 0.0) -> Beliefs:
+def believe(p: dict[int, float], tail: float = 0.0) -> TargetLogprobs:
     """At the only position of `one_round`."""
     with np.errstate(divide="ignore"):
         log_p_1K, log_tail_1 = np.log([list(p.values())]), np.log([tail])
-    return Beliefs(
+    return TargetLogprobs(
         np.array([list(p)], np.uint32),
         log_p_1K.astype(np.float16),
         log_p_1K[:, 0].astype(np.float16),
@@ -245,7 +245,7 @@ def believe(p: dict[int, float], tail: float = 0.0) -> Beliefs:
     )
 
 
-def one_round(token: int, source: str, *, emitted: int, beliefs: Beliefs) -> TraceRecord:
+def one_round(token: int, source: str, *, emitted: int, beliefs: TargetLogprobs) -> TraceRecord:
     """One drafted node and one emitted token, at temperature 1."""
     record = make_record(num_emitted=1, temperature=1.0, top_p=None, beliefs=beliefs)
     rounds = replace(

@@ -8,7 +8,7 @@ import pytest
 from omnidraft.config import AlmSettings
 from omnidraft.distill.examples import chunks
 from omnidraft.distill.examples.chunks import word_starts
-from omnidraft.distill.examples.training_example import PositionReader, Positions
+from omnidraft.distill.examples.training_example import ExampleBuilder, TrainingExample
 from omnidraft.traces.record import TraceRecord
 from omnidraft.vocab.alignment import align
 
@@ -17,13 +17,13 @@ P_EMITTED = 0.7  # of every token, as conftest.make_beliefs has it
 EVERY_PLACE = AlmSettings(debias=False, merge_below=0.0)
 
 
-def read(pair, record: TraceRecord, settings: AlmSettings = EVERY_PLACE, max_tokens: int = 500) -> Positions:
-    reader = PositionReader(pair.draft, pair.target.vocabulary, pair.alignment, max_tokens=max_tokens, alm=settings)
-    return reader.read(record)
+def read(pair, record: TraceRecord, settings: AlmSettings = EVERY_PLACE, max_tokens: int = 500) -> TrainingExample:
+    reader = ExampleBuilder(pair.draft, pair.target.vocabulary, pair.alignment, max_tokens=max_tokens, alm=settings)
+    return reader.build(record)
 
 
-def spelled(pair, positions: Positions) -> list[bytes]:
-    chunks = positions.believed.chunks
+def spelled(pair, positions: TrainingExample) -> list[bytes]:
+    chunks = positions.distribution.chunks
     spans = zip(chunks.at_C + 1, chunks.at_C + 1 + chunks.num_ids_C, strict=True)
     return [pair.draft.vocabulary.spell(positions.ids_T[first:end].tolist()) for first, end in spans]
 
@@ -37,7 +37,7 @@ def ends_in_target(pair, record: TraceRecord) -> dict[int, int]:
 def test_chunks_are_the_text_in_order_and_as_likely_as_their_target_tokens(pair) -> None:
     record = pair.record(text=TEXT)
     positions = read(pair, record)
-    chunks = positions.believed.chunks
+    chunks = positions.distribution.chunks
     assert b"".join(spelled(pair, positions)) == TEXT.encode()
     ends = ends_in_target(pair, record)
     before, num_bytes = 0, 0
@@ -50,14 +50,14 @@ def test_chunks_are_the_text_in_order_and_as_likely_as_their_target_tokens(pair)
 
 def test_without_merging_a_chunk_ends_wherever_both_tokenisations_do(pair) -> None:
     positions = read(pair, pair.record(text=TEXT))
-    assert positions.believed.chunks.at_C.tolist() == positions.at_P[:-1].tolist()
+    assert positions.distribution.chunks.at_C.tolist() == positions.at_P[:-1].tolist()
 
 
 def test_equal_vocabularies_have_one_token_a_chunk(pair) -> None:
     same = replace(pair, draft=pair.target, alignment=align(pair.target, pair.target))
     positions = read(same, same.record(text=TEXT))
-    assert (positions.believed.chunks.num_ids_C == 1).all()
-    np.testing.assert_allclose(positions.believed.chunks.log_p_C, np.log(P_EMITTED), rtol=1e-3)
+    assert (positions.distribution.chunks.num_ids_C == 1).all()
+    np.testing.assert_allclose(positions.distribution.chunks.log_p_C, np.log(P_EMITTED), rtol=1e-3)
 
 
 def test_merged_chunks_end_where_a_word_probably_starts(pair) -> None:
@@ -67,7 +67,7 @@ def test_merged_chunks_end_where_a_word_probably_starts(pair) -> None:
     assert len(spelled(pair, merged)) < len(spelled(pair, apart))
     texts = spelled(pair, merged)
     assert all(text.startswith(b" ") for text in texts[1:])
-    assert merged.believed.chunks.log_p_C.sum() == pytest.approx(apart.believed.chunks.log_p_C.sum())
+    assert merged.distribution.chunks.log_p_C.sum() == pytest.approx(apart.distribution.chunks.log_p_C.sum())
 
 
 def test_a_debiased_chunk_counts_the_kept_tokens_that_start_a_word_after_it(pair) -> None:
@@ -78,10 +78,10 @@ def test_a_debiased_chunk_counts_the_kept_tokens_that_start_a_word_after_it(pair
     after = np.cumsum([len(text) for text in spelled(pair, plain)]).tolist()
     ends = ends_in_target(pair, record)
     mass = [p_EK[ends[end]][starts_T[top_EK[ends[end]]]].sum() for end in after]
-    added = debiased.believed.chunks.log_p_C - plain.believed.chunks.log_p_C
+    added = debiased.distribution.chunks.log_p_C - plain.distribution.chunks.log_p_C
     np.testing.assert_allclose(added, np.log(mass), atol=1e-5)
-    assert plain.believed.chunks.starts_D is None
-    assert (debiased.believed.chunks.starts_D == word_starts(pair.draft.vocabulary)).all()
+    assert plain.distribution.chunks.starts_D is None
+    assert (debiased.distribution.chunks.starts_D == word_starts(pair.draft.vocabulary)).all()
 
 
 def test_no_chunk_reaches_over_a_special_id(pair) -> None:
@@ -96,19 +96,19 @@ def test_a_text_without_words_is_cut_into_bounded_chunks(pair, monkeypatch) -> N
     monkeypatch.setattr(chunks, "MAX_CHUNK_IDS", 8)
     record = pair.record(text="xyz" * 20)
     positions = read(pair, record, AlmSettings(debias=True, merge_below=0.9))
-    assert len(positions.believed.chunks.at_C) > 2
-    assert positions.believed.chunks.num_ids_C.max() <= 8
-    assert np.isfinite(positions.believed.chunks.log_p_C).all()
+    assert len(positions.distribution.chunks.at_C) > 2
+    assert positions.distribution.chunks.num_ids_C.max() <= 8
+    assert np.isfinite(positions.distribution.chunks.log_p_C).all()
 
 
 def test_chunks_lie_inside_the_window_and_the_segment(pair) -> None:
     positions = read(pair, pair.record(text=TEXT), max_tokens=10)
-    chunks = positions.believed.chunks
+    chunks = positions.distribution.chunks
     assert len(chunks.at_C) > 0
     assert chunks.at_C.min() >= 0
     assert (chunks.at_C + chunks.num_ids_C).max() < 10
-    going_on = read(pair, pair.record(emitted=pair.target.encode(TEXT), finish_reason=None)).believed.chunks
-    assert going_on.at_C.max() < read(pair, pair.record(text=TEXT)).believed.chunks.at_C.max()
+    going_on = read(pair, pair.record(emitted=pair.target.encode(TEXT), finish_reason=None)).distribution.chunks
+    assert going_on.at_C.max() < read(pair, pair.record(text=TEXT)).distribution.chunks.at_C.max()
 
 
 def test_words_start_with_white_space_or_are_special(pair) -> None:

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from omnidraft.decode.drafting.drafter_context import DrafterContext
-from omnidraft.distill.examples.bucket_targets import Split, belief_buckets, direct_buckets, one_against_all
-from omnidraft.distill.examples.training_example import PositionReader, Positions
+from omnidraft.distill.examples.bucket_targets import Split, bucket_targets, direct_buckets, one_against_all
+from omnidraft.distill.examples.training_example import ExampleBuilder, TrainingExample
 from omnidraft.errors import WireError
 from omnidraft.ports import Request
-from omnidraft.traces.record import Beliefs, TraceRecord
+from omnidraft.traces.record import TargetLogprobs, TraceRecord
 from omnidraft.traces.redaction import hashed_tenant, without_prompts
 from omnidraft.vocab.alignment import Alignment
 from omnidraft.vocab.packed_lists import PackedLists
@@ -19,11 +19,11 @@ from tests.unit.distill.conftest import no_rounds
 TEXT = "The water of the river goes. Where does the river itself go? into the sea"
 
 
-def read(pair, record: TraceRecord, max_tokens: int = 500) -> Positions:
-    return PositionReader(pair.draft, pair.target.vocabulary, pair.alignment, max_tokens=max_tokens).read(record)
+def read(pair, record: TraceRecord, max_tokens: int = 500) -> TrainingExample:
+    return ExampleBuilder(pair.draft, pair.target.vocabulary, pair.alignment, max_tokens=max_tokens).build(record)
 
 
-def spelled_before(pair, positions: Positions, record: TraceRecord) -> list[bytes]:
+def spelled_before(pair, positions: TrainingExample, record: TraceRecord) -> list[bytes]:
     """The text of the answer before each position, as the drafter's ids spell it."""
     num_prompt = len(record.drafter_prompt_ids)
     return [pair.draft.vocabulary.spell(positions.ids_T[num_prompt : at + 1].tolist()) for at in positions.at_P]
@@ -52,7 +52,7 @@ def test_the_end_of_the_text_is_asked_for_by_role(pair) -> None:
 def test_an_earlier_segment_is_context_and_no_position(pair) -> None:
     whole = pair.record(text=TEXT)
     cut = 12
-    beliefs = Beliefs(*(getattr(whole.beliefs, name)[cut:] for name in Beliefs.__dataclass_fields__))
+    beliefs = TargetLogprobs(*(getattr(whole.beliefs, name)[cut:] for name in TargetLogprobs.__dataclass_fields__))
     later = replace(whole, before_ids=whole.emitted_ids[:cut], emitted_ids=whole.emitted_ids[cut:], beliefs=beliefs)
     later = replace(later, rounds=no_rounds())
     first, second = read(pair, whole), read(pair, later)
@@ -151,14 +151,14 @@ def test_a_refused_token_is_asked_about_by_its_first_draft_token_where_it_was_re
         for target in beliefs.top_ids_EK[own, 1:3]
         if own in row_of and first_T[target] < pair.alignment.num_draft
     }
-    believed = positions.believed
+    believed = positions.distribution
     assert set(zip(believed.rejected_row_N, believed.rejected.ids_PS[:, 0], strict=True)) == expected
     assert len(expected) == len(believed.rejected_row_N) > 5
     mass_N = np.exp(believed.rejected.log_p_PS[:, 0]) + np.exp(believed.rejected.log_p_rest_P)
     np.testing.assert_allclose(mass_N, 1.0, atol=2e-3)
 
 
-def emitted_indices(pair, record: TraceRecord, positions: Positions) -> list[int]:
+def emitted_indices(pair, record: TraceRecord, positions: TrainingExample) -> list[int]:
     texts = [pair.target.vocabulary.spell(record.emitted_ids[:n].tolist()) for n in range(len(record.emitted_ids))]
     before = spelled_before(pair, positions, record)
     return [index for index, text in enumerate(texts) if text in before]
@@ -169,7 +169,7 @@ def test_beliefs_of_emitted_tokens_follow_the_positions(pair) -> None:
     falling = np.linspace(-1, -3, len(record.emitted_ids)).astype(np.float16)
     record = replace(record, beliefs=replace(record.beliefs, emitted_log_p_E=falling))
     positions = read(pair, record)
-    assert positions.believed.log_p_P.tolist() == falling[emitted_indices(pair, record, positions)].tolist()
+    assert positions.distribution.log_p_P.tolist() == falling[emitted_indices(pair, record, positions)].tolist()
 
 
 def test_no_prompt_means_no_first_position(pair) -> None:
@@ -188,8 +188,8 @@ def test_an_id_outside_its_vocabulary_is_refused(pair) -> None:
 TOY = Alignment("toy", PackedLists.of([(0,), (1,), (0, 1), ()]), PackedLists.of([(0,), (1,), (0, 3), (), (1, 3)]))
 
 
-def toy_beliefs(top: list[int], p: list[float], tail: float, emitted: float) -> Beliefs:
-    return Beliefs(np.array([top]), np.log([p]), np.log([emitted]), np.log([tail]))
+def toy_beliefs(top: list[int], p: list[float], tail: float, emitted: float) -> TargetLogprobs:
+    return TargetLogprobs(np.array([top]), np.log([p]), np.log([emitted]), np.log([tail]))
 
 
 def as_masses(buckets) -> dict[int | str, float]:
@@ -203,25 +203,25 @@ def as_masses(buckets) -> dict[int | str, float]:
 
 def test_a_target_token_lies_with_the_draft_token_that_begins_it() -> None:
     beliefs = toy_beliefs([0, 2, 1, 3], [0.4, 0.2, 0.2, 0.1], 0.1, 0.4)
-    masses = as_masses(belief_buckets(beliefs, np.array([0]), TOY, []))
+    masses = as_masses(bucket_targets(beliefs, np.array([0]), TOY, []))
     assert masses == pytest.approx({0: 0.6, 1: 0.2, "rest": 0.2})
 
 
 def test_a_text_that_one_draft_token_spells_moves_to_that_token() -> None:
     beliefs = toy_beliefs([0, 2, 1, 3], [0.4, 0.2, 0.2, 0.1], 0.1, 0.4)
-    masses = as_masses(belief_buckets(beliefs, np.array([0]), TOY, [Split(0, draft_id=2, first_target=0, p=0.3)]))
+    masses = as_masses(bucket_targets(beliefs, np.array([0]), TOY, [Split(0, draft_id=2, first_target=0, p=0.3)]))
     assert masses == pytest.approx({0: 0.3, 1: 0.2, 2: 0.3, "rest": 0.2})
 
 
 def test_what_moves_comes_from_the_rest_when_its_first_token_was_not_kept() -> None:
     beliefs = toy_beliefs([1, 4], [0.5, 0.3], 0.2, 0.1)
-    masses = as_masses(belief_buckets(beliefs, np.array([0]), TOY, [Split(0, draft_id=2, first_target=0, p=0.05)]))
+    masses = as_masses(bucket_targets(beliefs, np.array([0]), TOY, [Split(0, draft_id=2, first_target=0, p=0.05)]))
     assert masses == pytest.approx({1: 0.8, 2: 0.05, "rest": 0.15})
 
 
 def test_an_empty_tail_is_an_empty_rest() -> None:
-    beliefs = Beliefs(np.array([[0]]), np.zeros((1, 1)), np.zeros(1), np.array([-np.inf]))
-    assert as_masses(belief_buckets(beliefs, np.array([0]), TOY, [])) == pytest.approx({0: 1.0, "rest": 0.0})
+    beliefs = TargetLogprobs(np.array([[0]]), np.zeros((1, 1)), np.zeros(1), np.array([-np.inf]))
+    assert as_masses(bucket_targets(beliefs, np.array([0]), TOY, [])) == pytest.approx({0: 1.0, "rest": 0.0})
 
 
 def test_the_papers_form_is_renormalised_on_direct_tokens() -> None:
@@ -239,7 +239,7 @@ def test_where_no_direct_token_was_kept_all_of_it_is_rest() -> None:
 
 def test_one_draft_token_stands_against_all_else_and_has_no_mass_when_it_was_not_kept() -> None:
     beliefs = toy_beliefs([0, 2, 1, 3], [0.4, 0.2, 0.2, 0.1], 0.1, 0.4)
-    buckets = belief_buckets(beliefs, np.array([0]), TOY, [])
+    buckets = bucket_targets(beliefs, np.array([0]), TOY, [])
     assert as_masses(one_against_all(buckets, np.array([0]), np.array([1]))) == pytest.approx({1: 0.2, "rest": 0.8})
     assert as_masses(one_against_all(buckets, np.array([0]), np.array([3]))) == pytest.approx({3: 0.0, "rest": 1.0})
 
@@ -273,12 +273,12 @@ def test_the_learner_reads_the_answer_as_it_was_served(pair, num_before) -> None
         context.ids  # noqa: B018 -- drafting looks at it in every round
     record = pair.record(emitted=said)
     if num_before:
-        cut = {name: getattr(record.beliefs, name)[num_before:] for name in Beliefs.__dataclass_fields__}
+        cut = {name: getattr(record.beliefs, name)[num_before:] for name in TargetLogprobs.__dataclass_fields__}
         record = replace(
             record,
             before_ids=record.emitted_ids[:num_before],
             emitted_ids=record.emitted_ids[num_before:],
-            beliefs=Beliefs(**cut),
+            beliefs=TargetLogprobs(**cut),
             rounds=no_rounds(),
         )
     positions = read(pair, record)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from omnidraft.distill.ingest.crash_journal import Journal
+from omnidraft.distill.ingest.crash_journal import CrashJournal
 
 STEP = [(0, 3), (1, 5)]
 OTHER = [(0, 4), (1, 6)]
@@ -17,64 +17,64 @@ def path(tmp_path: Path) -> Path:
 
 def die(path: Path, places, *, times: int, alone: bool = False) -> None:
     for _ in range(times):
-        Journal(path, tries=2).begins(places, alone=alone)
+        CrashJournal(path, tries=2).start(places, alone=alone)
 
 
 def test_a_step_that_ends_leaves_no_file(path: Path) -> None:
-    journal = Journal(path, tries=2)
-    journal.begins(STEP)
+    journal = CrashJournal(path, tries=2)
+    journal.start(STEP)
     assert path.exists()
-    journal.ended()
+    journal.finish()
     assert not path.exists()
 
 
 def test_after_so_many_deaths_the_records_of_a_step_are_suspects(path: Path) -> None:
     die(path, STEP, times=1)
-    assert Journal(path, tries=2).suspects(STEP) == []
-    Journal(path, tries=2).begins(STEP)
-    journal = Journal(path, tries=2)
+    assert CrashJournal(path, tries=2).suspects(STEP) == []
+    CrashJournal(path, tries=2).start(STEP)
+    journal = CrashJournal(path, tries=2)
     assert journal.suspects([*OTHER, *STEP]) == STEP
     assert journal.poison == frozenset()
 
 
 def test_who_dies_alone_as_often_is_poison_and_the_others_are_tried_again(path: Path) -> None:
     die(path, STEP, times=2)
-    journal = Journal(path, tries=2)
-    journal.begins(STEP[:1], alone=True)
-    journal.ended()
+    journal = CrashJournal(path, tries=2)
+    journal.start(STEP[:1], alone=True)
+    journal.finish()
     assert journal.suspects(STEP) == STEP[1:]
     die(path, STEP[1:], times=2, alone=True)
-    journal = Journal(path, tries=2)
+    journal = CrashJournal(path, tries=2)
     assert journal.poison == {STEP[1]}
     assert journal.suspects(STEP[:1]) == []
 
 
 def test_records_that_kill_only_together_are_poison_together(path: Path) -> None:
     die(path, STEP, times=2)
-    journal = Journal(path, tries=2)
+    journal = CrashJournal(path, tries=2)
     for place in STEP:
-        journal.begins([place], alone=True)
-        journal.ended()
+        journal.start([place], alone=True)
+        journal.finish()
     assert journal.suspects(STEP) == []
     die(path, STEP, times=2)
-    assert Journal(path, tries=2).poison == frozenset(STEP)
+    assert CrashJournal(path, tries=2).poison == frozenset(STEP)
 
 
 def test_a_step_that_ends_at_last_is_forgotten_with_its_deaths(path: Path) -> None:
     die(path, STEP, times=3)
-    journal = Journal(path, tries=2)
-    journal.begins(STEP)
-    journal.ended()
+    journal = CrashJournal(path, tries=2)
+    journal.start(STEP)
+    journal.finish()
     assert not path.exists()
 
 
 def test_poison_is_known_until_a_snapshot_is_past_it(path: Path) -> None:
     die(path, STEP[1:], times=2, alone=True)
-    journal = Journal(path, tries=2)
-    journal.begins(OTHER)
-    journal.ended()
+    journal = CrashJournal(path, tries=2)
+    journal.start(OTHER)
+    journal.finish()
     journal.published({0: 9, 1: 5})
-    assert Journal(path, tries=2).poison == {STEP[1]}
+    assert CrashJournal(path, tries=2).poison == {STEP[1]}
     journal.published({0: 9, 1: 6})
     assert not path.exists()
     assert journal.poison == {STEP[1]}  # it may be in the intake's hands still
@@ -84,15 +84,15 @@ def test_poison_is_known_until_a_snapshot_is_past_it(path: Path) -> None:
 def test_a_journal_that_cannot_be_read_counts_anew(path: Path, told: bytes) -> None:
     path.parent.mkdir()
     path.write_bytes(told)
-    journal = Journal(path, tries=2)
+    journal = CrashJournal(path, tries=2)
     assert journal.poison == frozenset()
-    journal.begins(STEP)
-    journal.ended()
+    journal.start(STEP)
+    journal.finish()
     assert not path.exists()
 
 
 def test_with_no_tries_nothing_is_written(path: Path) -> None:
-    journal = Journal(path, tries=0)
-    journal.begins(STEP)
+    journal = CrashJournal(path, tries=0)
+    journal.start(STEP)
     assert not path.parent.exists()
     assert journal.suspects(STEP) == []

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnidraft.distill.ingest.backlog_sampler import Passing
-from omnidraft.distill.ingest.stratified_recent_sample import EvenSample
+from omnidraft.distill.ingest.backlog_sampler import BacklogSampler
+from omnidraft.distill.ingest.stratified_recent_sample import StratifiedRecentSample
 from omnidraft.distill.ingest.trace_consumer import PolledRecords
 from omnidraft.ports import Outgoing
 from omnidraft.testing.memory_log import MemoryWriter
@@ -42,7 +42,7 @@ def test_a_sample_does_not_depend_on_the_order_and_is_even_and_of_each_tenant_th
     numbered = [(tenant, (time_ms, 0, at), (tenant, time_ms, at)) for at, (tenant, time_ms) in enumerate(items)]
     found = []
     for _ in range(2):
-        sample: EvenSample[tuple[str, int, int]] = EvenSample(capacity)
+        sample: StratifiedRecentSample[tuple[str, int, int]] = StratifiedRecentSample(capacity)
         gone = [sample.add(*each) for each in numbered]
         found.append(frozenset(sample))
         assert len(sample) + sum(each is not None for each in gone) == len(numbered)
@@ -60,11 +60,11 @@ def test_a_sample_does_not_depend_on_the_order_and_is_even_and_of_each_tenant_th
 def test_passing_a_million_records_keeps_no_more_than_the_sample() -> None:
     """Counted in what is held; a record here is one object, so that making them takes no time."""
     record, num, at_once = make_record(num_emitted=1, num_kept=1), 100_000, 1000
-    passing = Passing({}, {0: num}, num_kept=50)
+    passing = BacklogSampler({}, {0: num}, num_kept=50)
     for first in range(0, num, at_once):
         records = [(0, offset, record) for offset in range(first, first + at_once) if offset % 7]
         others = [(0, offset, "other_pair", 1) for offset in range(first, first + at_once) if offset % 7 == 0]
-        passing.saw(PolledRecords(tuple(records), {0: first + at_once}, tuple(others)))
+        passing.update(PolledRecords(tuple(records), {0: first + at_once}, tuple(others)))
         assert len(passing._skips[0]._before) <= 51
         assert len(passing._sample._largest_first) < 100
     assert passing.has_reached_the_end()

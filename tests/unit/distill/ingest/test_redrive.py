@@ -6,7 +6,7 @@ import pytest
 
 from omnidraft.distill.ingest import dead_letters
 from omnidraft.distill.ingest.redrive import REDRIVEN_FROM, Choice, Redrive, Redriven, redriven_before
-from omnidraft.distill.ingest.trace_consumer import MAX_HEADER_BYTES, MAX_HEADERS, MAX_VALUE_BYTES, TraceSource
+from omnidraft.distill.ingest.trace_consumer import MAX_HEADER_BYTES, MAX_HEADERS, MAX_VALUE_BYTES, TraceConsumer
 from omnidraft.errors import BusError
 from omnidraft.ports import Message, Outgoing
 from omnidraft.telemetry.metrics import CountingMetrics
@@ -33,7 +33,7 @@ def lettered(*messages: Outgoing, partitions: int = 1) -> MemoryLog:
 def read(log: MemoryLog) -> list[str]:
     """Request ids that a fresh source returns of all of the topic; the rest becomes dead letters."""
     writer, metrics = MemoryWriter(log, "dead"), CountingMetrics()
-    source = TraceSource(MemoryReader(log, "t"), writer, "aligned", metrics, topic="t")
+    source = TraceConsumer(MemoryReader(log, "t"), writer, "aligned", metrics, topic="t")
     ids = []
     while (polled := source.poll(5, timeout_s=0)).next_offsets:
         ids += [record.request_id for _, _, record in polled.records]

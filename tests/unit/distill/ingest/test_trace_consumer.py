@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnidraft.distill.ingest.trace_consumer import MAX_VALUE_BYTES, TraceSource
+from omnidraft.distill.ingest.trace_consumer import MAX_VALUE_BYTES, TraceConsumer
 from omnidraft.errors import BusError
 from omnidraft.ports import Message, Outgoing
 from omnidraft.telemetry.metrics import CountingMetrics
@@ -22,16 +22,16 @@ def outgoing(request_id: str, **fields) -> Outgoing:
 
 def make_source(
     log: MemoryLog, dead_letters=None, expected: str | None = "aligned", metrics=None, **pair
-) -> TraceSource:
+) -> TraceConsumer:
     letters = dead_letters or MemoryWriter(log, "dead")
-    return TraceSource(MemoryReader(log, "t"), letters, expected, metrics or CountingMetrics(), topic="t", **pair)
+    return TraceConsumer(MemoryReader(log, "t"), letters, expected, metrics or CountingMetrics(), topic="t", **pair)
 
 
 def dead_letters(log: MemoryLog) -> list[Message]:
     return [message for kept in log.topic("dead") for message in kept]
 
 
-def read_all(source: TraceSource, at_once: int = 5) -> tuple[list[str], dict[int, int]]:
+def read_all(source: TraceConsumer, at_once: int = 5) -> tuple[list[str], dict[int, int]]:
     """Request ids, and where to read on."""
     ids: list[str] = []
     offsets: dict[int, int] = {}

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from omnidraft.config import AlmSettings
 from omnidraft.distill.examples.buckets import Buckets
-from omnidraft.distill.examples.collate import asked
-from omnidraft.distill.examples.training_example import PositionReader, Positions
+from omnidraft.distill.examples.collate import collate
+from omnidraft.distill.examples.training_example import ExampleBuilder, TrainingExample
 from omnidraft.distill.training import gradients as fast
 from omnidraft.distill.training import packing
 from omnidraft.distill.training.losses import LOSSES
@@ -26,9 +26,9 @@ SUM = tuple((name, 0.1 + 0.2 * index) for index, name in enumerate(LOSSES))
 """All of them, each with its own weight."""
 
 
-def positions_of(pair, alm: AlmSettings) -> list[Positions]:
+def positions_of(pair, alm: AlmSettings) -> list[TrainingExample]:
     """Several records with beliefs of unlike width, one of them without any."""
-    reader = PositionReader(pair.draft, pair.target.vocabulary, pair.alignment, max_tokens=60, alm=alm)
+    reader = ExampleBuilder(pair.draft, pair.target.vocabulary, pair.alignment, max_tokens=60, alm=alm)
     records = [pair.record(f"r{n}", text, seed=n) for n, text in enumerate(TEXTS)]
     narrow = replace(
         records[1].beliefs,
@@ -37,10 +37,10 @@ def positions_of(pair, alm: AlmSettings) -> list[Positions]:
     )
     records[1] = replace(records[1], beliefs=narrow)
     records[2] = replace(records[2], beliefs=None)
-    return [reader.read(record) for record in records]
+    return [reader.build(record) for record in records]
 
 
-def slow_losses(model, record: Positions, name: str) -> list[Tensor]:
+def slow_losses(model, record: TrainingExample, name: str) -> list[Tensor]:
     """One forward over the record alone, and every position by itself."""
     logits_TV = all_logits(model, record)
     loss = LOSSES[name]
@@ -49,9 +49,9 @@ def slow_losses(model, record: Positions, name: str) -> list[Tensor]:
         ats = record.at_P[record.is_draftable_P] if kind == "emitted" else record.piece_at_M
         ids = record.draft_P[record.is_draftable_P] if kind == "emitted" else record.piece_ids_M
         return [-logits_TV[at].log_softmax(dim=-1)[token] for at, token in zip(ats, ids, strict=True)]
-    if record.believed is None:
+    if record.distribution is None:
         return []
-    believed = record.believed
+    believed = record.distribution
     match loss.positions:
         case "boundary":
             return [
@@ -72,7 +72,7 @@ def slow_losses(model, record: Positions, name: str) -> list[Tensor]:
             return slow_chunks(name, logits_TV, record)
 
 
-def all_logits(model, record: Positions) -> Tensor:
+def all_logits(model, record: TrainingExample) -> Tensor:
     """At every id; what stands before the first position is context, and 0 here."""
     num_context = int(min(record.at_P.min(), record.piece_at_M.min(initial=len(record.ids_T))))
     ids_T = torch.from_numpy(record.ids_T)
@@ -95,8 +95,8 @@ def one(loss, logits_V: Tensor, buckets, row: int, emitted: int, rest_V: Tensor 
     return loss.per_position(logits_V[None], asked)[0]
 
 
-def slow_chunks(name: str, logits_TV: Tensor, record: Positions) -> list[Tensor]:
-    chunks = record.believed.chunks
+def slow_chunks(name: str, logits_TV: Tensor, record: TrainingExample) -> list[Tensor]:
+    chunks = record.distribution.chunks
     log_q_TV = logits_TV.log_softmax(dim=-1)
     losses = []
     for at, num, log_p in zip(chunks.at_C, chunks.num_ids_C, chunks.log_p_C, strict=True):
@@ -135,11 +135,11 @@ def test_the_gradient_of_all_losses_at_once_is_the_naive_one(
 
 
 def test_only_rows_that_a_loss_looks_at_are_asked_for(pair) -> None:
-    (group,) = packing.grouped(positions_of(pair, AlmSettings())[:1])
+    (group,) = packing.pack(positions_of(pair, AlmSettings())[:1])
     (record,) = group.records
     pieces, positions = (group.rows(0, at).tolist() for at in (record.piece_at_M, record.at_P))
-    rows_N, _ = asked(group, ["piece"])
+    rows_N, _ = collate(group, ["piece"])
     assert rows_N.tolist() == pieces
-    rows_N, what = asked(group, ["piece", "emitted"])
+    rows_N, what = collate(group, ["piece", "emitted"])
     assert rows_N.tolist() == sorted({*pieces, *positions})
     assert rows_N[what["piece"].first_row_N].tolist() == pieces

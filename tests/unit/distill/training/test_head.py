@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from omnidraft.config import LearnerSettings
-from omnidraft.distill.examples.training_example import PositionReader, Positions
+from omnidraft.distill.examples.training_example import ExampleBuilder, TrainingExample
 from omnidraft.distill.training.head import HeadTrainer
-from omnidraft.distill.training.packing import grouped
+from omnidraft.distill.training.packing import pack
 from omnidraft.errors import ConfigError
 from omnidraft.models.acceptance_head import PREFIX, AcceptanceHead
 from omnidraft.models.hf.drafter import load_drafter
@@ -27,8 +27,8 @@ def drafted(pair, num: int, first: int = 0) -> list:
     return [with_drafts(pair, record, seed=first + n) for n, record in enumerate(records_of(pair, num, first))]
 
 
-def read(pair, record) -> Positions:
-    return PositionReader(pair.draft, pair.target.vocabulary, pair.alignment, max_tokens=128).read(record)
+def read(pair, record) -> TrainingExample:
+    return ExampleBuilder(pair.draft, pair.target.vocabulary, pair.alignment, max_tokens=128).build(record)
 
 
 def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -134,7 +134,7 @@ def test_rejected_guesses_weigh_as_much_as_is_said(pair, weight, labels) -> None
     head = AcceptanceHead(8)
     trainer, positions = HeadTrainer(head, settings), read(pair, drafted(pair, 1)[0])
     positions.guesses.log_q_G[:] = -1.0
-    (group,) = grouped([positions])
+    (group,) = pack([positions])
     for _ in range(200):
         trainer.begin([positions])
         trainer.backward(group, torch.arange(len(positions.ids_T)), torch.zeros(len(positions.ids_T), 8))
@@ -192,7 +192,7 @@ def test_a_worker_judges_guesses_as_the_learner_did(pair) -> None:
     for at, log_q in zip(positions.guesses.at_G, positions.guesses.log_q_G, strict=True):
         session = drafter.open()
         session.advance(0, positions.ids_T[: at + 1].tolist())
-        (odds,) = session.odds()
+        (odds,) = session.acceptance_probabilities()
         chances[bool(log_q == np.float32(RIGHT_LOG_Q))].append(odds(float(log_q)))
     assert {RIGHT_LOG_Q, WRONG_LOG_Q} == set(positions.guesses.log_q_G.tolist())
     assert min(chances[True]) > max(chances[False])

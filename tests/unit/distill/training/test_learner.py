@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from omnidraft.distill.evaluation.agreement import block_efficiency, hits, share
-from omnidraft.distill.examples.training_example import PositionReader
+from omnidraft.distill.evaluation.agreement import block_efficiency, first_candidate_matches, share
+from omnidraft.distill.examples.training_example import ExampleBuilder
 from omnidraft.distill.training import gradients, packing
 from omnidraft.distill.training.losses import LOSSES
 from omnidraft.errors import ConfigError, SnapshotCorrupt
@@ -57,8 +57,8 @@ def test_a_step_teaches_the_cache_the_merges_that_were_emitted(pair) -> None:
     learner = pair.learner()
     (record,) = records_of(pair, 1)
     learner.step([record])
-    reader = PositionReader(pair.draft, pair.target.vocabulary, pair.alignment, max_tokens=128)
-    ngrams = reader.read(record).ngrams
+    reader = ExampleBuilder(pair.draft, pair.target.vocabulary, pair.alignment, max_tokens=128)
+    ngrams = reader.build(record).ngrams
     assert ngrams
     assert all(learner.cache.lookup(ngram.draft_ids) == ngram.target_id for ngram in ngrams)
 
@@ -183,11 +183,11 @@ class Oracle:
 def test_a_drafter_that_knows_the_next_draft_token_agrees_everywhere(pair) -> None:
     """Direct tokens, the end of the text by role, and merges by their pieces; a split token's first target token is
     the first candidate too."""
-    reader = PositionReader(pair.draft, pair.target.vocabulary, pair.alignment, max_tokens=128)
-    positions = reader.read(pair.record(text="The water of the river. Where does the river go?"))
+    reader = ExampleBuilder(pair.draft, pair.target.vocabulary, pair.alignment, max_tokens=128)
+    positions = reader.build(pair.record(text="The water of the river. Where does the river go?"))
     next_T = torch.cat([torch.from_numpy(positions.ids_T[1:]), torch.tensor([pair.draft.vocabulary.roles["eos"]])])
     knows, knows_not = (Oracle(pair.alignment.num_draft, ids) for ids in (next_T, torch.zeros_like(next_T)))
-    (all_P,), (none_P,) = (hits(model, [positions], pair.alignment) for model in (knows, knows_not))
+    (all_P,), (none_P,) = (first_candidate_matches(model, [positions], pair.alignment) for model in (knows, knows_not))
     assert len(all_P) == len(none_P) == len(positions.at_P)
     assert all_P.all()
     assert not none_P.any()
@@ -195,11 +195,11 @@ def test_a_drafter_that_knows_the_next_draft_token_agrees_everywhere(pair) -> No
 
 
 def test_a_merge_with_one_wrong_piece_does_not_agree(pair) -> None:
-    reader = PositionReader(pair.draft, pair.target.vocabulary, pair.alignment, max_tokens=128)
-    positions = reader.read(pair.record(text="The water of the river."))
+    reader = ExampleBuilder(pair.draft, pair.target.vocabulary, pair.alignment, max_tokens=128)
+    positions = reader.build(pair.record(text="The water of the river."))
     next_T = torch.cat([torch.from_numpy(positions.ids_T[1:]), torch.tensor([pair.draft.vocabulary.roles["eos"]])])
     next_T[positions.piece_at_M[0] + 1] = 0
-    (hits_P,) = hits(Oracle(pair.alignment.num_draft, next_T), [positions], pair.alignment)
+    (hits_P,) = first_candidate_matches(Oracle(pair.alignment.num_draft, next_T), [positions], pair.alignment)
     assert hits_P.sum() == len(hits_P) - 1
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnidraft.distill.training.replay_buffer import Replay
+from omnidraft.distill.training.replay_buffer import ReplayBuffer
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def ids(records) -> list[str]:
 
 
 def test_a_task_of_few_records_is_drawn_as_often_as_one_of_many(record) -> None:
-    replay = Replay(capacity=100, per_step=2, seed=0)
+    replay = ReplayBuffer(capacity=100, per_step=2, seed=0)
     replay.keep([*of(record, "few", 3), *of(record, "many", 80)], 0)
     drawn = [replay.draw(step) for step in range(200)]
     assert all(sorted(each.tenant for each in pair) == ["few", "many"] for pair in drawn)
@@ -32,7 +32,7 @@ def test_a_task_of_few_records_is_drawn_as_often_as_one_of_many(record) -> None:
 
 
 def test_the_largest_task_gives_way_and_its_newest_do_not_push_all_old_ones_out(record) -> None:
-    replay = Replay(capacity=20, per_step=20, seed=0)
+    replay = ReplayBuffer(capacity=20, per_step=20, seed=0)
     replay.keep(of(record, "old", 10), 0)
     for step, each in enumerate(of(record, "new", 200), 1):
         replay.keep([each], step)
@@ -43,7 +43,7 @@ def test_the_largest_task_gives_way_and_its_newest_do_not_push_all_old_ones_out(
 
 
 def test_none_is_kept_when_none_is_drawn(record) -> None:
-    replay = Replay(capacity=9, per_step=0, seed=0)
+    replay = ReplayBuffer(capacity=9, per_step=0, seed=0)
     replay.keep([record], 0)
     assert replay.draw(1) == []
     assert replay.state() == {}
@@ -52,8 +52,8 @@ def test_none_is_kept_when_none_is_drawn(record) -> None:
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.lists(st.sampled_from("abc"), max_size=4), max_size=12), st.integers(1, 6), st.integers(0, 12))
 def test_a_restored_buffer_goes_on_like_the_one_that_was_never_stopped(record, steps, capacity, stopped_at) -> None:
-    def made() -> Replay:
-        return Replay(capacity=capacity, per_step=3, seed=5)
+    def made() -> ReplayBuffer:
+        return ReplayBuffer(capacity=capacity, per_step=3, seed=5)
 
     whole, other = made(), made()
     for step, tenants in enumerate(steps):

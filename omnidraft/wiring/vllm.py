@@ -104,11 +104,11 @@ def _recorder(settings: Settings, metrics: Metrics) -> "TraceProducer | None":
 
 def _proposer(settings: Settings, words: Vocabularies, model: DraftModel, ngrams: "NgramCache") -> Proposer:
     """The drafter, which must not look at noise that it cannot know, and lookup."""
+    from omnidraft.decode.drafting.acceptance_stats import NoiseCoupling
     from omnidraft.decode.drafting.drafter import Drafter
-    from omnidraft.decode.drafting.noise_coupling import NoiseCoupling
     from omnidraft.decode.drafting.prompt_lookup import PromptLookup
     from omnidraft.decode.drafting.tree_proposer import TreeProposer
-    from omnidraft.decode.policy.fixed import FixedPolicy
+    from omnidraft.decode.policy.chain import FixedPolicy
 
     drafter = Drafter(model, words.drafter, words.target.vocabulary, words.alignment, ngrams, NoiseCoupling((0.0,)))
     contributors = (PromptLookup(), drafter) if settings.decode.lookup else (drafter,)

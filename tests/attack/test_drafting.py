@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from omnidraft import wiring
 from omnidraft.config import Settings
 from omnidraft.decode.engine import Engine, GenerationRequest
-from omnidraft.decode.policy.fixed import FixedPolicy
+from omnidraft.decode.policy.chain import FixedPolicy
 from omnidraft.models.kv_session import BranchingSession
 from omnidraft.ports import Sampling, Step
 from omnidraft.telemetry.metrics import CountingMetrics

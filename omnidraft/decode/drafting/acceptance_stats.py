@@ -6,6 +6,7 @@ Old guesses fade, so that the table follows the traffic.
 
 from bisect import bisect
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from omnidraft.ports import Source
@@ -16,6 +17,7 @@ _PRIOR_GUESSES = 6.0
 """What a proposer's own q counts for, in guesses."""
 _MEMORY_GUESSES = 400.0
 _LEAST, _MOST = 0.001, 0.995
+_FADES = 0.99
 
 
 class GuessKind(NamedTuple):
@@ -52,3 +54,21 @@ class AcceptanceCalibrator:
     def _shrunk(self, key: tuple[GuessKind, int, int | None], prior: float) -> float:
         num, right = self._counts.get(key, (0.0, 0.0))
         return (right + _PRIOR_GUESSES * prior) / (num + _PRIOR_GUESSES)
+
+
+class NoiseCoupling:
+    """Shared by all requests of one snapshot; temperatures are kept apart, rounded to tenths."""
+
+    def __init__(self, weights: Sequence[float]) -> None:
+        """The first weight is used until another has been right more often."""
+        self.weights = tuple(weights)
+        self._right: dict[float, list[float]] = defaultdict(lambda: [0.0] * len(self.weights))
+
+    def best(self, temperature: float) -> float:
+        right = self._right.get(round(temperature, 1))
+        return self.weights[right.index(max(right))] if right else self.weights[0]
+
+    def update(self, temperature: float, firsts: Sequence[int | None], token: int) -> None:
+        """What each weight would have guessed first, and what the target drew."""
+        right = self._right[round(temperature, 1)]
+        right[:] = [count * _FADES + (first == token) for count, first in zip(right, firsts, strict=True)]

@@ -13,10 +13,9 @@ from typing import TypeVar
 
 import torch
 
-from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator
+from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator, NoiseCoupling
 from omnidraft.decode.drafting.draft_tree_builder import DraftTreeBuilder
 from omnidraft.decode.drafting.drafter_context import DrafterContext
-from omnidraft.decode.drafting.noise_coupling import NoiseCoupling
 from omnidraft.decode.drafting.ranking import CandidateRanker
 from omnidraft.decode.drafting.token_mapping import DraftPosition, TokenMapper
 from omnidraft.decode.policy.cost_model import CostCurve

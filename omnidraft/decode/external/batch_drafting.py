@@ -18,8 +18,8 @@ from omnidraft.decode.drafting.prompt_lookup import PromptLookupSession
 from omnidraft.decode.drafting.ranking import CandidateRanker
 from omnidraft.decode.drafting.token_mapping import DraftPosition, TokenMapper
 from omnidraft.decode.external.batch_policy import BatchPolicy
-from omnidraft.decode.external.forbidden_noise import ForbiddenNoise
 from omnidraft.decode.policy.cost_model import CostCurve
+from omnidraft.decode.sampling.noise import ForbiddenNoise
 from omnidraft.ports import DraftSession, DraftTree, Request, TreeLimits
 
 _STYLE = (0.0, 0.0)

@@ -9,6 +9,8 @@ Shapes: M ids that take part, V the vocabulary.
 
 import numpy as np
 
+from omnidraft.errors import ContractError
+
 _UNIT = 2.0**-52
 _ONE = np.float64(1).view(np.uint64)
 _REMEMBERED_POSITIONS = 32
@@ -51,6 +53,18 @@ class SeededNoise:
             words = np.random.Philox(key=self._key, counter=[0, position, 0, 0]).random_raw(self._vocab_size)
             self._uniforms[position] = uniform_of(words)
         return self._uniforms[position]
+
+
+class ForbiddenNoise:
+    """Implements ports.Noise for proposers that must not use any."""
+
+    def draw(self, ids_M: np.ndarray, p_M: np.ndarray, position: int) -> int:
+        """Raises ContractError."""
+        raise ContractError("the engine draws with its own noise, which nobody here knows")
+
+    def exponentials(self, position: int, ids: np.ndarray) -> np.ndarray:
+        """Raises ContractError."""
+        raise ContractError("the engine draws with its own noise, which nobody here knows")
 
 
 def uniform_of(words: np.ndarray) -> np.ndarray:

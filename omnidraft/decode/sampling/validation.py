@@ -4,6 +4,7 @@ What is served can be recorded: no range here is wider than that of traces/schem
 """
 
 import math
+from collections.abc import Iterable, Mapping
 
 from omnidraft.errors import RequestError
 from omnidraft.ports import Sampling
@@ -31,6 +32,16 @@ def check_sampling(sampling: Sampling, vocab_size: int) -> None:
     _require(sampling.min_p is None or 0 <= sampling.min_p <= 1, "min_p", "between 0 and 1", sampling.min_p)
     _check_penalties(sampling)
     _check_bias(sampling, vocab_size)
+
+
+def require_text(texts: Mapping[str, Iterable[str]]) -> None:
+    """Raises RequestError with the name of what cannot be encoded."""
+    for name, given in texts.items():
+        for text in given:
+            try:
+                text.encode()
+            except UnicodeEncodeError as exc:
+                raise RequestError(f"{name}: character {exc.start} is half of a surrogate pair, not text") from exc
 
 
 def unsigned_seed(seed: int) -> int:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from omnidraft.decode.policy.acceptance import AcceptancePolicy
+from omnidraft.decode.policy.chain import AcceptancePolicy
 from omnidraft.decode.policy.cost import CostPolicy
 from omnidraft.decode.policy.cost_model import CostCurve
 from omnidraft.ports import Proposer

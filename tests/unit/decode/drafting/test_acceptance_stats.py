@@ -1,9 +1,9 @@
-"""The estimate of a guess: at first what its proposer says, then what the target said of guesses like it."""
+"""The estimate of a guess, and the weight of the noise: at first what is set, then what was right most often."""
 
 import numpy as np
 import pytest
 
-from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator, GuessKind
+from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator, GuessKind, NoiseCoupling
 from omnidraft.ports import Source
 
 KIND = GuessKind(Source.DIRECT, 0)
@@ -57,3 +57,25 @@ def test_no_guess_is_certain_or_hopeless():
     seen(table, 1.0, 3000, q=0.99)
     seen(table, 0.0, 3000, q=0.01)
     assert 0 < table.chance(KIND, 0.01, 1) < table.chance(KIND, 0.99, 1) < 1
+
+
+def test_the_first_weight_is_used_until_another_was_right_more_often():
+    weights = NoiseCoupling((0.0, 1.0))
+    assert weights.best(0.7) == 0.0
+    weights.update(0.7, [4, 5], 5)
+    assert weights.best(0.7) == 1.0
+
+
+def test_temperatures_are_kept_apart():
+    weights = NoiseCoupling((0.0, 1.0))
+    weights.update(1.0, [4, 5], 5)
+    assert weights.best(0.3) == 0.0
+
+
+def test_what_was_right_long_ago_fades():
+    weights = NoiseCoupling((0.0, 1.0))
+    for _ in range(1000):
+        weights.update(1.0, [4, None], 4)
+    for _ in range(200):
+        weights.update(1.0, [4, 5], 5)
+    assert weights.best(1.0) == 1.0

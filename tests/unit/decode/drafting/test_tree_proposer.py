@@ -9,9 +9,9 @@ import torch
 from omnidraft.decode.drafting.prompt_lookup import PromptLookup
 from omnidraft.decode.drafting.tree_proposer import TreeProposer
 from omnidraft.decode.loop import Decoder
+from omnidraft.decode.policy.chain import FixedPolicy
 from omnidraft.decode.policy.cost import CostPolicy
 from omnidraft.decode.policy.cost_model import CostCurve
-from omnidraft.decode.policy.fixed import FixedPolicy
 from omnidraft.ports import Sampling, Source, TreeLimits
 from omnidraft.testing.toy_models import ToyTable, ToyTarget
 from tests.unit.decode.checks import spied

@@ -97,7 +97,7 @@ def test_released_keys_are_computed_again():
 
 
 def test_noise_that_nobody_knows_is_never_looked_at():
-    from omnidraft.decode.external.forbidden_noise import ForbiddenNoise
+    from omnidraft.decode.sampling.noise import ForbiddenNoise
 
     with pytest.raises(ContractError, match="nobody here knows"):
         ForbiddenNoise().exponentials(0, None)

@@ -5,11 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from omnidraft.decode.policy.acceptance import AcceptancePolicy
+from omnidraft.decode.policy.chain import AcceptancePolicy, FixedPolicy, ThresholdPolicy
 from omnidraft.decode.policy.cost import TRIAL_SHARE, CostPolicy
 from omnidraft.decode.policy.cost_model import CostCurve
-from omnidraft.decode.policy.fixed import FixedPolicy
-from omnidraft.decode.policy.threshold import ThresholdPolicy
 from omnidraft.ports import Policy
 
 

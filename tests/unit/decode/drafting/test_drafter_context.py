@@ -2,7 +2,7 @@
 
 import pytest
 
-from omnidraft.decode.drafting.sliding_window import SlidingWindow
+from omnidraft.decode.drafting.drafter_context import SlidingWindow
 from omnidraft.testing.toy_models import ToyTokenizer
 
 PIECES = [b"", b"", *[bytes([byte]) for byte in b"abcdefgh .\n"], b"ab", b" a", b"bc"]

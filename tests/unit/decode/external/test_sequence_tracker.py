@@ -11,7 +11,7 @@ from tests.unit.decode.external.engines import Clock
 @dataclass(eq=False)
 class Kept:
     name: str
-    grown: TokenBuffer = field(default_factory=lambda: TokenBuffer(ids([1])))
+    tokens: TokenBuffer = field(default_factory=lambda: TokenBuffer(ids([1])))
 
 
 def ids(numbers):

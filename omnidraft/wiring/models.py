@@ -163,10 +163,10 @@ def proposer(
     step_s = costs.steps(model) if settings.policy == "cost" else None
     vocabulary = words.target.vocabulary
     drafter = Drafter(model, words.drafter, vocabulary, words.alignment, ngrams, weights, step_s)
-    contributors = (PromptLookup(), drafter) if settings.lookup else (drafter,)
+    sources = (PromptLookup(), drafter) if settings.lookup else (drafter,)
     if settings.policy == "acceptance" and not model.has_head:
         logger.info("this drafter has no acceptance head: its chains end by measured agreement")
-    return TreeProposer(contributors, _policies(settings, costs, model))
+    return TreeProposer(sources, _policies(settings, costs, model))
 
 
 def _policies(settings: DecodeSettings, costs: "MeasuredCosts", model: DraftModel) -> Callable[[Mode, str], Policy]:

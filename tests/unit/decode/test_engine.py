@@ -199,39 +199,39 @@ def test_in_reproducible_mode_a_canary_never_changes_an_answer(engine: Engine, t
     alone = [ids(engine.stream(each)) for each in asked]
     versions = set()
     for canary in (Foretold(alone[0]), Foretold([1] * 12)):
-        engine.slot.try_out(Canary(snapshot(2, canary), 0.5))
+        engine.slot.set_canary(Canary(snapshot(2, canary), 0.5))
         try:
             answers = [engine.stream(each) for each in asked]
             versions |= {answer.snapshot.version for answer in answers}
             assert [ids(answer) for answer in answers] == alone
         finally:
-            engine.slot.try_out(None)
+            engine.slot.set_canary(None)
     assert versions == {2, engine.slot.current.version}
 
 
 def test_all_texts_of_one_request_id_have_the_same_snapshot(engine: Engine) -> None:
-    engine.slot.try_out(Canary(snapshot(2, Foretold([])), 0.5))
+    engine.slot.set_canary(Canary(snapshot(2, Foretold([])), 0.5))
     try:
         found = {
             number: {engine.stream(question(request_id=f"r{number}", seed=seed)).snapshot.version for seed in (1, 2)}
             for number in range(8)
         }
     finally:
-        engine.slot.try_out(None)
+        engine.slot.set_canary(None)
     assert all(len(versions) == 1 for versions in found.values())
     assert len(set.union(*found.values())) == 2
 
 
 def test_while_a_tenants_traffic_drifts_less_is_drafted_for_it_and_the_text_is_the_same(engine: Engine) -> None:
     def drafted(**fields: object) -> int:
-        return engine.request(question(**fields)).num_draft_tokens
+        return engine.decode_request(question(**fields)).num_draft_tokens
 
     before = ids(engine.stream(question(tenant="drifting")))
-    engine.caution.on_announcement(Announcement(0, "drift", tenant="drifting"))
+    engine.drift_throttle.on_announcement(Announcement(0, "drift", tenant="drifting"))
     try:
         assert (drafted(tenant="other"), drafted(tenant="drifting")) == (5, 3)
         assert drafted(tenant="drifting", num_draft_tokens=4) == 4  # asked for is asked for
         assert ids(engine.stream(question(tenant="drifting"))) == before
     finally:
-        engine.caution.on_announcement(Announcement(1, "drift_over", tenant="drifting"))
+        engine.drift_throttle.on_announcement(Announcement(1, "drift_over", tenant="drifting"))
     assert drafted(tenant="drifting") == 5

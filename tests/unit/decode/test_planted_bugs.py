@@ -1,6 +1,6 @@
 """Where naive speculative decoding silently goes wrong: the check that healthy code passes fails for each planted bug.
 
-The numbers are those of algorithms.md section 3. Numbers 9 and 11 over a real model: the last two tests.
+Bugs 9 and 11 are planted in a real model: the last two tests.
 """
 
 from dataclasses import replace
@@ -99,7 +99,7 @@ class RootHistoryForAll:
 
     def __init__(self, shaper, tree):
         self._shaper, self._drawn = shaper, []
-        self.shape = shaper.shape
+        self.distribution = shaper.distribution
 
     def take(self, token):
         self._drawn.append(token)
@@ -113,7 +113,7 @@ class AllDraftedIsHistory:
     """The whole tree counts as said."""
 
     def __init__(self, shaper, tree):
-        self.shape, self.take = shaper.shape, shaper.take
+        self.distribution, self.take = shaper.distribution, shaper.take
         for token in tree.tokens[1:]:
             shaper.take(token)
 

@@ -1,14 +1,19 @@
-"""Metrics of steps are the figures of answers, counted elsewhere."""
+"""Agreement is one number, whether a tree, the metrics, the stats of a text or its trace records say it."""
 
 import random
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
+from omnidraft.config import RecorderSettings
+from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
 from omnidraft.decode.step_metrics import count_steps
 from omnidraft.decode.step_stats import DecodeStats
-from omnidraft.ports import DraftTree, FinishReason, Source, Step, Timings
+from omnidraft.fleet.request_stats import request_stats
+from omnidraft.ports import DraftTree, FinishReason, Request, Source, Step, Timings
 from omnidraft.telemetry.metrics import CountingMetrics
+from omnidraft.traces.record import TraceRecord
 
 LABELS = {"target": "big", "drafter_version": "3"}
 
@@ -35,8 +40,50 @@ def random_steps(seed: int) -> Iterator[Step]:
         yield step(tree, tuple(path), ends=bool(path) and drawn.random() < 0.1)
 
 
+def scored_by_definition(step: Step) -> list[tuple[int, bool]]:
+    """Follow the emitted tokens from the root: the first child of each node, and whether it is the next token."""
+    scored, node, tree = [], 0, step.tree
+    for token in step.emitted:
+        children = [child for child in range(1, len(tree)) if tree.parents[child] == node]
+        if not children:
+            break
+        scored.append((children[0], tree.tokens[children[0]] == token))
+        node = next((child for child in children if tree.tokens[child] == token), len(tree))
+    return scored
+
+
+def test_a_position_is_scored_when_a_token_was_drafted_and_one_was_drawn() -> None:
+    branchy = DraftTree((9, 1, 2, 3), (0, 0, 0, 2), (None, *[Source.DIRECT] * 3), (0.0,) * 4)
+    assert branchy.scored_positions((), 1) == [(1, False)]
+    assert branchy.scored_positions((1,), 2) == [(1, True)]  # no token was drafted after it
+    assert branchy.scored_positions((2,), 2) == [(1, False), (3, False)]
+    assert branchy.scored_positions((2, 3), 3) == [(1, False), (3, True)]
+    assert branchy.scored_positions((2,), 1) == [(1, False)]  # the text ended there
+    assert DraftTree.empty(9).scored_positions((), 1) == []
+
+
 @pytest.mark.parametrize("seed", range(5))
-def test_they_agree_with_the_figures_of_the_same_steps(seed: int) -> None:
+def test_a_record_of_the_same_steps_agrees_at_the_first_position_of_each_pass(seed: int) -> None:
+    steps, metrics, records = list(random_steps(seed)), CountingMetrics(), list[TraceRecord]()
+    list(count_steps(iter(steps), metrics, **LABELS, plain_pass_s=None))
+    context = RecordContext("request", "tenant", "worker", "target", "drafter", 3, "aligned")
+    builder = TraceRecordBuilder(Request((1,), (1,), 1), context, RecorderSettings(segment_tokens=20), records.append)
+    for each in steps:
+        builder.take(each)
+    builder.end(None)
+    scored = [each.tree.scored_positions(each.path, len(each.emitted)) for each in steps]
+    assert scored == [scored_by_definition(each) for each in steps]
+    first_agreed = [each[0][1] for each in scored if each]
+    assert 0 < sum(first_agreed) < len(first_agreed)
+    assert len(records) > 1
+    assert np.concatenate([record.rounds.first_agreed for record in records]).tolist() == first_agreed
+    stats = [request_stats(record) for record in records]
+    assert sum(each.num_drafted for each in stats) == metrics.value("omnidraft_scored_positions_total", position="0")
+    assert sum(each.num_agreed for each in stats) == metrics.value("omnidraft_agreed_positions_total", position="0")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_metrics_agree_with_the_stats_of_the_same_steps(seed: int) -> None:
     metrics, figures = CountingMetrics(), DecodeStats()
     for each in count_steps(random_steps(seed), metrics, **LABELS, plain_pass_s=0.05):
         figures.take(each)

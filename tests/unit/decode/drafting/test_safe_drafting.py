@@ -76,12 +76,12 @@ def test_an_outage_is_told_once_and_every_failure_is_counted(caplog):
     with caplog.at_level(logging.INFO):
         for _ in range(50):
             now_s[0] += 59.0
-            failures.tell(RuntimeError("broken weights"))
+            failures.report(RuntimeError("broken weights"))
     assert len(caplog.records) == 1
     assert "broken weights" in str(caplog.records[0].exc_info)
     assert "roll back" in caplog.text
     now_s[0] += 61.0
-    failures.tell(RuntimeError())
+    failures.report(RuntimeError())
     assert len(caplog.records) == 2
     assert metrics.value(FAILURES) == 51
 

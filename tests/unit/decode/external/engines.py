@@ -11,7 +11,7 @@ from omnidraft.config import RecorderSettings
 from omnidraft.decode.drafting.drafter import Drafter
 from omnidraft.decode.drafting.safe_drafting import DraftingFailures
 from omnidraft.decode.drafting.tree_proposer import TreeProposer
-from omnidraft.decode.external.batch_drafting import DraftedSequence
+from omnidraft.decode.external.batch_drafting import DraftingState
 from omnidraft.decode.external.batch_policy import BatchPolicy, FixedBatchPolicy
 from omnidraft.decode.external.prompt_mapping import map_prompt
 from omnidraft.decode.external.round_scheduler import RoundLimits, RoundScheduler
@@ -168,11 +168,11 @@ class ToyOpener:
         assert self.slot is not None
         snapshot = self.slot.current
         assert isinstance(snapshot.proposer, TreeProposer)
-        drafter = next(each for each in snapshot.proposer.contributors if isinstance(each, Drafter))
+        drafter = next(each for each in snapshot.proposer.sources if isinstance(each, Drafter))
         ids = prompt_ids.tolist()
         prompt = map_prompt(ids, TARGET_TOKENIZER.vocabulary, DRAFT_TOKENIZER, ALIGNMENT, longest=2048)
         request = Request(tuple(ids), tuple(prompt.ids), 1, stop_ids=STOP_IDS, mode="fast")
-        drafted = DraftedSequence(drafter, request, prompt.rest, snapshot.proposer.table, with_lookup=True)
+        drafted = DraftingState(drafter, request, prompt.rest, snapshot.proposer.calibrator, with_lookup=True)
         self._num_opened += 1
         tracer = None
         if self._is_traced:
@@ -191,13 +191,15 @@ def make_rounds(
     clock: Clock | None = None,
     drafter_ids: int = 100_000,
     keep_left_s: float = 100.0,
-    most_left: int = 50,
+    max_inactive: int = 50,
     failures: DraftingFailures | None = None,
 ) -> tuple[RoundScheduler, SnapshotSlot, SequenceTracker[ExternalSequence]]:
     """The real rounds over toys; what fails ends the test unless `failures` are counted."""
     clock = clock or Clock()
     slot = SnapshotSlot(LoadedSnapshot(None, "base", proposer or make_drafter(), None, None))
-    followed: SequenceTracker[ExternalSequence] = SequenceTracker(keep_s=keep_left_s, most_left=most_left, clock=clock)
+    followed: SequenceTracker[ExternalSequence] = SequenceTracker(
+        keep_s=keep_left_s, max_inactive=max_inactive, clock=clock
+    )
     opener = opener or ToyOpener()
     opener.slot = slot
     rounds = RoundScheduler(

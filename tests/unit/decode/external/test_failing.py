@@ -44,9 +44,9 @@ class Breaking(ToyDrafter):
 
 def rounds_over(model: ToyDrafter, **options):
     proposer = make_drafter()
-    *_, drafter = proposer.contributors
+    *_, drafter = proposer.sources
     assert isinstance(drafter, Drafter)
-    proposer.contributors = (replace(drafter, model=model),)
+    proposer.sources = (replace(drafter, model=model),)
     metrics = CountingMetrics()
     rounds, _, followed = make_rounds(proposer=proposer, failures=DraftingFailures(metrics, "t"), **options)
     return rounds, followed, metrics
@@ -62,7 +62,7 @@ def test_a_failure_costs_one_rounds_drafts_and_is_drafted_from_afresh(call, at):
     assert all(each.emitted == plain(TABLE, each) for each in asked)
     assert metrics.value(FAILURES, target="t") == 1
     assert engine.num_rows > engine.num_passes * 3  # it went on drafting
-    assert not any(text.is_suspect for text in followed) or any(text.is_given_up for text in followed)
+    assert not any(text.is_suspect for text in followed) or any(text.is_disabled for text in followed)
 
 
 def test_a_text_that_kills_every_round_loses_its_drafts_and_the_others_keep_theirs():
@@ -72,13 +72,13 @@ def test_a_text_that_kills_every_round_loses_its_drafts_and_the_others_keep_thei
     asked = [engine.ask(prompt, 30) for prompt in prompts(8)]
     while engine.waiting or engine.running:
         engine.step()
-        poisoned = [text for text in followed if text.is_given_up]
+        poisoned = [text for text in followed if text.is_disabled]
         assert all(not text.tree.tokens[1:] for text in poisoned)
     assert all(each.emitted == plain(TABLE, each) for each in asked)
     assert 0 < metrics.value(FAILURES) <= 2 * len(asked)
 
 
-@pytest.mark.parametrize("broken", ["find", "append", "here"])
+@pytest.mark.parametrize("broken", ["find", "append", "set_active"])
 def test_a_round_that_fails_on_the_way_gives_empty_lists_and_the_next_begins_anew(broken, monkeypatch):
     rounds, followed, metrics = rounds_over(Breaking())
     engine = BatchingEngine(rounds, TABLE)
@@ -126,7 +126,7 @@ def test_a_text_that_cannot_be_opened_has_no_drafts_and_the_others_have():
 def test_the_thread_that_ticks_survives(monkeypatch):
     rounds, followed, metrics = rounds_over(Breaking())
     rounds.next([[3]], lambda place: np.array([2, 3], np.int32), lambda rows: None)
-    monkeypatch.setattr(followed, "forgotten", lambda: 1 / 0)
+    monkeypatch.setattr(followed, "evict", lambda: 1 / 0)
     rounds.tick()
     assert metrics.value(FAILURES) == 1
     assert len(followed) == 0

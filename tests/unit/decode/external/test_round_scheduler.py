@@ -50,7 +50,7 @@ def test_a_text_goes_on_where_it_was_after_preemption_in_any_row():
 def test_ten_thousand_requests_leave_nothing_behind():
     """Ended, aborted and preempted ones, short and long; memory is bounded while they come and free afterwards."""
     clock = Clock()
-    rounds, _, followed = make_rounds(clock=clock, keep_left_s=50.0, most_left=20, policy=ThresholdBatchPolicy(0.3))
+    rounds, _, followed = make_rounds(clock=clock, keep_left_s=50.0, max_inactive=20, policy=ThresholdBatchPolicy(0.3))
     engine = BatchingEngine(rounds, TABLE, clock=clock, trouble=0.02, max_seqs=8)
     most = 0
     for batch in range(100):
@@ -167,7 +167,7 @@ def test_texts_beyond_the_drafters_memory_are_decoded_all_the_same():
         held = []
         while engine.running or engine.waiting:
             engine.step()
-            held.append(sum(len(text.drafted.fed) for text in followed))
+            held.append(sum(len(text.drafting.fed) for text in followed))
         assert all(each.emitted == plain(TABLE, each) for each in asked)
         most[drafter_ids] = max(held)
     assert most[40] < 0.5 * most[100_000]

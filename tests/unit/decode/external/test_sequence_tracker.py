@@ -23,7 +23,7 @@ def kept(name, numbers):
 
 
 def follow(**options) -> SequenceTracker[Kept]:
-    return SequenceTracker(**({"keep_s": 10.0, "most_left": 5, "clock": Clock()} | options))
+    return SequenceTracker(**({"keep_s": 10.0, "max_inactive": 5, "clock": Clock()} | options))
 
 
 def test_a_text_is_found_by_all_of_its_ids():
@@ -60,22 +60,22 @@ def test_what_was_left_comes_back_until_it_is_forgotten():
     clock = Clock()
     followed, text = follow(clock=clock), kept("text", [1, 2])
     followed.add(text)
-    assert followed.here([]) == [text]
+    assert followed.set_active([]) == [text]
     clock.now_s = 9.0
-    assert followed.forgotten() == []
+    assert followed.evict() == []
     assert followed.find(ids([1, 2]), []) is text
-    assert followed.here([text]) == []
-    assert followed.here([]) == [text]
+    assert followed.set_active([text]) == []
+    assert followed.set_active([]) == [text]
     clock.now_s = 19.5
-    assert followed.forgotten() == [text]
+    assert followed.evict() == [text]
     assert followed.find(ids([1, 2]), []) is None
     assert len(followed) == 0
 
 
 def test_of_too_many_the_one_that_was_left_first_goes():
-    followed = follow(most_left=2)
+    followed = follow(max_inactive=2)
     texts = [kept(str(number), [number]) for number in range(4)]
     for text in texts:
         followed.add(text)
-        followed.here([])
-    assert [text.name for text in followed.forgotten()] == ["0", "1"]
+        followed.set_active([])
+    assert [text.name for text in followed.evict()] == ["0", "1"]

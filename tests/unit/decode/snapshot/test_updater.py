@@ -54,7 +54,7 @@ class Worker:
             self.registry.publish(make_bundle(folder / "bundles", f"s{version}"), version - 1 or None)
         self.slot = SnapshotSlot(LoadedSnapshot(None, "base", object(), None, None))
         self.follower, self.metrics = Follower(), CountingMetrics()
-        self.caution = DriftThrottle(2)
+        self.drift_throttle = DriftThrottle(2)
         self.loads, self.unfit, self.now = [], set(), 0.0
         settings = WorkerSettings(poll_s=0.001)
         self.refresher = SnapshotUpdater(
@@ -62,7 +62,7 @@ class Worker:
             self.slot,
             self.load,
             self.follower,
-            self.caution,
+            self.drift_throttle,
             settings,
             self.metrics,
             target="big",
@@ -208,9 +208,9 @@ def test_a_champion_promoted_by_hand_ends_the_canary(worker):
 
 def test_while_traffic_drifts_less_is_drafted_for_that_tenant_alone(worker):
     worker.step(Announcement(0, "drift", tenant="a"))
-    assert [worker.caution.limit(tenant, 5) for tenant in ("a", "b")] == [2, 5]
+    assert [worker.drift_throttle.limit(tenant, 5) for tenant in ("a", "b")] == [2, 5]
     worker.step(Announcement(1, "drift_over", tenant="a"))
-    assert worker.caution.limit("a", 5) == 5
+    assert worker.drift_throttle.limit("a", 5) == 5
 
 
 def test_files_of_snapshots_that_are_no_longer_loaded_are_removed(worker):

@@ -1,4 +1,4 @@
-"""The engine takes a text request to steps: prompt templates, checks, one snapshot to the last token, traces and
+"""The engine takes a request in text to steps: templates, checks, one snapshot to the last token, traces and
 metrics."""
 
 import secrets
@@ -99,7 +99,7 @@ class Engine:
         tracing: Tracing | None = None,
         has_pass_spans: bool = True,
     ) -> None:
-        """Set up the engine. With `has_pass_spans` every pass is a span of its own, where `tracing` is on."""
+        """Serve one pair. With `has_pass_spans` every pass is a span of its own, where `tracing` is on."""
         self.drift_throttle = DriftThrottle(decode.drifted_draft_tokens)
         self.pair = pair
         self.slot = slot

@@ -1,5 +1,4 @@
-"""The decoding loop: propose a tree, score it, draw the target's path, keep it. Plain decoding is the loop with empty
-trees."""
+"""The decoding loop: propose a tree, score it, draw the target's path, keep it; plain decoding has empty trees."""
 
 import copy
 import time
@@ -44,14 +43,14 @@ class Decoder:
         failures: DraftingFailures | None = None,
         grammars: Grammars | None = None,
     ) -> None:
-        """Set up decoding; nothing is computed yet.
+        """Decode with this target and its vocabulary.
 
         Args:
             trace_top_k: log-probabilities to keep per emitted token; None keeps none.
-            costs: is updated with the duration of each pass; None measures nothing.
+            costs: updated with the duration of each pass; None measures nothing.
             noise: (seed, choice, size of the target's vocabulary) -> the noise of one text.
             failures: counts and logs drafting failures, which end no text; None logs only.
-            grammars: None compiles grammars without a trial, for trusted requests.
+            grammars: compiles the grammars of requests; None compiles them without a trial, for trusted requests.
         """
         self.target = target
         self._vocabulary = vocabulary

@@ -37,6 +37,6 @@ def draw_path(tree: DraftTree, draw: Callable[[int, int], int], ends: Callable[[
         child = tree.child(node, token)
         if child is not None:
             nodes.append(child)
-        if ends(token) or child is None:  # nobody drafted it, so nothing behind it was scored
+        if ends(token) or child is None:  # not drafted, so nothing after it was scored
             return AcceptedPath(tuple(emitted), tuple(nodes))
         node = child

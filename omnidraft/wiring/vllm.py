@@ -167,7 +167,7 @@ def _refresher(
 
 
 class TextOpener:
-    """Implements rounds.Opener. Ids and names of requests are ours, since the engine tells none."""
+    """Implements round_scheduler.SequenceFactory. Ids and names of requests are ours, since the engine tells none."""
 
     def __init__(
         self, settings: Settings, words: Vocabularies, slot: "SnapshotSlot", recorder: "TraceProducer | None"
@@ -179,7 +179,7 @@ class TextOpener:
         self._worker = f"{socket.gethostname()}-{os.getpid()}"
 
     def open(self, prompt_ids: "np.ndarray") -> "ExternalSequence":
-        """See rounds.Opener. A canary takes its share by the name."""
+        """See round_scheduler.SequenceFactory. A canary takes its share by the name."""
         from omnidraft.decode.drafting.tree_proposer import TreeProposer
         from omnidraft.decode.external.batch_drafting import DraftingState
         from omnidraft.decode.external.sequence import ExternalSequence

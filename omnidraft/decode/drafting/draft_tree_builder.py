@@ -1,5 +1,4 @@
-"""A draft tree under construction: every node has the estimated probability that the target's text passes through
-it."""
+"""A draft tree under construction: every node has the estimated probability that the target's text reaches it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -64,7 +63,7 @@ class DraftTreeBuilder:
         return self.num_drafted
 
     def value(self, node: int) -> float:
-        """Return the probability that the target's text passes through this node."""
+        """Return the probability that the target's text reaches this node."""
         value = 1.0
         while node:
             value *= self.nodes[node].acceptance

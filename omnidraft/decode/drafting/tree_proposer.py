@@ -33,7 +33,7 @@ class TreeProposer:
     """Implements ports.Proposer for one snapshot, which keeps its measured acceptance."""
 
     def __init__(self, sources: Sequence[DraftSource], policy_for: Callable[[Mode, str], Policy]) -> None:
-        """Open nothing yet.
+        """Combine draft sources under the policy of a request.
 
         Args:
             sources: in the order in which they draft, cheap ones first.

@@ -27,8 +27,7 @@ _DECAY = 0.97
 
 
 class BatchPolicy(Protocol):
-    """Decides how much to draft. Values are estimated probabilities that a sequence passes through a prefix or a
-    node."""
+    """Decides how much to draft. Values are estimated probabilities that a sequence reaches a prefix or a node."""
 
     def start(self, num_seqs: int) -> None:
         """Begin a round with this number of sequences."""
@@ -77,7 +76,7 @@ class FixedBatchPolicy:
 
 
 class ThresholdBatchPolicy(FixedBatchPolicy):
-    """Implements BatchPolicy: drafts each chain until the target probably leaves it before its end."""
+    """Implements BatchPolicy: extends each chain whose end the target reaches with a probability above a threshold."""
 
     def __init__(self, min_path_probability: float) -> None:
         self._min_path_probability = min_path_probability

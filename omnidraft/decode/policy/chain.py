@@ -1,5 +1,4 @@
-"""Policies that draft one chain: as deep as the limits, until it is improbable, or until the acceptance head stops
-it."""
+"""Policies that draft one chain: to the limits, until it is improbable, or until the acceptance head stops it."""
 
 from collections.abc import Sequence
 
@@ -30,7 +29,8 @@ class FixedPolicy:
 
 
 class ThresholdPolicy(FixedPolicy):
-    """Implements ports.Policy: drafts until the target probably leaves the chain before its end."""
+    """Implements ports.Policy: extends the chain while the target reaches its end with a probability above a
+    threshold."""
 
     def __init__(self, min_path_probability: float) -> None:
         self._min_path_probability = min_path_probability

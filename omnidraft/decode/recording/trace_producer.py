@@ -105,7 +105,7 @@ class TraceProducer:
             try:
                 self._retrying()(self._append, [message for message, _ in encoded])
             except RetryError:
-                break  # past the deadline; close() counts what is left
+                break  # past the deadline; close() counts the rest
             self._settle(len(encoded), ACKNOWLEDGED)
             for message, span in encoded:
                 span.end(size_bytes=len(message.value))
@@ -128,7 +128,7 @@ class TraceProducer:
         passed."""
         batch: list[_QueuedRecord] = []
         while not batch and time.monotonic() < self._deadline_s:
-            is_last = self._closing.is_set()  # asked before the queue: what came earlier is seen below
+            is_last = self._closing.is_set()  # read before the queue: earlier records are seen below
             try:
                 batch.append(self._queue.get(timeout=IDLE_S))
                 while len(batch) < BATCH_RECORDS:

@@ -25,7 +25,7 @@ class Grammars:
     """Compiles grammars for one vocabulary, and caches the last ones. For any thread."""
 
     def __init__(self, vocabulary: Vocabulary, trial: GrammarTrial | None = None) -> None:
-        """Compile nothing yet.
+        """Compile for this vocabulary, which is read on first use.
 
         Args:
             trial: tries each grammar first; None trusts them.

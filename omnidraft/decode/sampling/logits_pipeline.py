@@ -1,8 +1,7 @@
-"""Turns the target's logits into the distribution to draw from: penalties, bias, grammar, temperature, top-k, top-p,
-min-p.
+"""Turns the target's raw logits into the distribution that the request's sampling settings ask for.
 
-Applied in this order to one row of raw logits, for the nodes that the target's draws visit and no others. Only ids that
-can be drawn are returned. Sorts are stable: probability down, id up.
+In this order: penalties, bias, grammar, temperature, top-k, top-p, min-p; for the nodes that the target's draws visit
+and no others. Only ids that can be drawn are returned. Sorts are stable: probability down, id up.
 Shapes: V vocabulary, M ids left.
 """
 

@@ -1,5 +1,4 @@
-"""Updates snapshots while serving: follows the announcements, loads beside the old snapshot, then swaps or starts a
-canary.
+"""Updates the served snapshot: follows announcements, loads beside the old snapshot, then swaps or starts a canary.
 
 An announcement names the version to serve at once; the registry's alias `champion` is read whenever no announcement
 came for `poll_s`, and is authoritative. A champion read from the registry takes the sequence of the newest announcement

@@ -1,4 +1,4 @@
-"""What must hold of the decoding core, as functions: the healthy code passes them, planted bugs must not."""
+"""Invariants of the decoding core, as functions: the healthy code passes them, planted bugs must not."""
 
 from dataclasses import replace
 

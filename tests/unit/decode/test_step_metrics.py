@@ -19,7 +19,7 @@ LABELS = {"target": "big", "drafter_version": "3"}
 
 
 def step(tree: DraftTree, path: tuple[int, ...], *, ends: bool = False) -> Step:
-    """The target goes along the path; a text that goes on has one token more."""
+    """Return a step along the path; a text that continues has one token more."""
     emitted = tuple(tree.tokens[node] for node in path) + (() if ends else (999,))
     return Step(tree, emitted, path, "", FinishReason.STOP if ends else None, Timings(0.01, 0.02, 0.003), None)
 
@@ -84,22 +84,22 @@ def test_a_record_of_the_same_steps_agrees_at_the_first_position_of_each_pass(se
 
 @pytest.mark.parametrize("seed", range(5))
 def test_metrics_agree_with_the_stats_of_the_same_steps(seed: int) -> None:
-    metrics, figures = CountingMetrics(), DecodeStats()
+    metrics, stats = CountingMetrics(), DecodeStats()
     for each in count_steps(random_steps(seed), metrics, **LABELS, plain_pass_s=0.05):
-        figures.take(each)
-    assert metrics.value("omnidraft_target_passes_total", **LABELS) == figures.num_passes == 50
-    assert metrics.value("omnidraft_emitted_tokens_total", **LABELS) == figures.num_tokens
-    assert metrics.value("omnidraft_scored_positions_total", **LABELS) == figures.num_scored
-    assert metrics.value("omnidraft_agreed_positions_total", **LABELS) == figures.num_agreed
-    for depth, scored in figures.scored_by_depth.items():
+        stats.take(each)
+    assert metrics.value("omnidraft_target_passes_total", **LABELS) == stats.num_passes == 50
+    assert metrics.value("omnidraft_emitted_tokens_total", **LABELS) == stats.num_tokens
+    assert metrics.value("omnidraft_scored_positions_total", **LABELS) == stats.num_scored
+    assert metrics.value("omnidraft_agreed_positions_total", **LABELS) == stats.num_agreed
+    for depth, scored in stats.scored_by_depth.items():
         assert metrics.value("omnidraft_scored_positions_total", position=str(depth - 1)) == scored
-    for source, accepted in figures.accepted_by_source.items():
+    for source, accepted in stats.accepted_by_source.items():
         assert metrics.value("omnidraft_spec_decode_num_accepted_tokens_total", source=source) == accepted
-    assert metrics.value("omnidraft_plain_decode_seconds_total") == pytest.approx(0.05 * figures.num_tokens)
+    assert metrics.value("omnidraft_plain_decode_seconds_total") == pytest.approx(0.05 * stats.num_tokens)
     spent = {part: metrics.value("omnidraft_decode_seconds_total", part=part) for part in ("draft", "target", "other")}
     assert spent == pytest.approx({"draft": 0.5, "target": 1.0, "other": 0.15})
     lengths = metrics.observed("omnidraft_spec_decode_accepted_tokens_per_pass", **LABELS)
-    assert sum(lengths) == sum(figures.accepted_by_source.values())
+    assert sum(lengths) == sum(stats.accepted_by_source.values())
 
 
 def test_the_tokens_of_a_pass_share_its_time() -> None:

@@ -69,19 +69,19 @@ def make_drafter(
     policy: Policy | None = None,
     has_lookup: bool = False,
     context_limit: int = 4096,
-    odds: AcceptanceFn | None = None,
+    acceptance: AcceptanceFn | None = None,
 ) -> TreeProposer:
-    """The real proposer over a toy drafter; random weights and chains unless told otherwise."""
-    chosen = policy or (ThresholdPolicy(min_path_probability) if min_path_probability else FixedPolicy())
+    """The real proposer over a toy drafter; random weights and chains by default."""
+    chosen_policy = policy or (ThresholdPolicy(min_path_probability) if min_path_probability else FixedPolicy())
     drafter = Drafter(
-        ToyDrafter(table or ToyTable.random(len(DRAFT_PIECES), seed=3), context_limit=context_limit, odds=odds),
+        ToyDrafter(table or ToyTable.random(len(DRAFT_PIECES), seed=3), context_limit=context_limit, odds=acceptance),
         DRAFT_TOKENIZER,
         TARGET_TOKENIZER.vocabulary,
         alignment,
         make_cache() if cache is None else cache,
         NoiseCoupling((noise_weight,)),
     )
-    return TreeProposer((PromptLookup(), drafter) if has_lookup else (drafter,), lambda mode, tenant: chosen)
+    return TreeProposer((PromptLookup(), drafter) if has_lookup else (drafter,), lambda mode, tenant: chosen_policy)
 
 
 def table_of(num_ids: int, favourite_after: dict[int, int], favourite: int) -> ToyTable:
@@ -101,7 +101,7 @@ def table_of(num_ids: int, favourite_after: dict[int, int], favourite: int) -> T
 
 
 def slow_uniform(seed: int, choice: int, position: int, token: int) -> float:
-    """One Philox word of numpy's 4 x 64 generator, asked for by itself."""
+    """One Philox word of numpy's 4 x 64 generator, computed alone."""
     key = np.array([seed, choice], np.uint64)
     words = np.random.Philox(key=key, counter=[token // 4, position, 0, 0]).random_raw(4)
     return (2 * (int(words[token % 4]) >> 12) + 1) * 2.0**-53
@@ -278,9 +278,9 @@ PROPOSERS: dict[str, Proposer] = {
 
 
 class Strict(DraftingFailures):
-    """For tests that look for what a proposer does wrong: it ends the text."""
+    """Raises the failure, for tests of faulty proposers."""
 
-    def tell(self, error: Exception) -> None:
+    def report(self, error: Exception) -> None:
         raise error
 
 

@@ -1,4 +1,4 @@
-"""The estimate of a guess, and the weight of the noise: at first what is set, then what was right most often."""
+"""Estimated acceptance and the weight of the noise: priors at first, then the measured agreement."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""A growing tree: one node for one guess, values that multiply, and the best part of it that fits."""
+"""A tree under construction: one node per draft token, values that multiply, and the best part of it that fits."""
 
 from itertools import combinations
 
@@ -14,9 +14,9 @@ GUESSES = st.lists(
 )  # (parent modulo what is there, token, chance)
 
 
-def grown(guesses, depth=6) -> DraftTreeBuilder:
+def built(nodes, depth=6) -> DraftTreeBuilder:
     tree = DraftTreeBuilder(7, depth)
-    for parent, token, chance in guesses:
+    for parent, token, chance in nodes:
         tree.add(parent % len(tree.nodes), token, Source.DIRECT, chance)
     return tree
 
@@ -58,8 +58,8 @@ def test_walking_ends_with_the_first_token_that_nobody_guessed():
 
 @settings(max_examples=150, deadline=None)
 @given(GUESSES, st.integers(0, 8), st.none() | st.integers(1, 3), st.none() | st.integers(1, 4))
-def test_every_front_of_the_ranking_is_a_tree_that_fits(guesses, num_nodes, num_chains, depth):
-    tree, limits = grown(guesses), TreeLimits(num_nodes, num_chains, depth)
+def test_every_front_of_the_ranking_is_a_tree_that_fits(nodes, num_nodes, num_chains, depth):
+    tree, limits = built(nodes), TreeLimits(num_nodes, num_chains, depth)
     order = tree.ranked(limits)
     for length in range(len(order) + 1):
         cut = tree.build(order[:length])
@@ -71,8 +71,8 @@ def test_every_front_of_the_ranking_is_a_tree_that_fits(guesses, num_nodes, num_
 
 @settings(max_examples=100, deadline=None)
 @given(GUESSES, st.integers(1, 5))
-def test_without_a_limit_on_chains_no_other_tree_of_that_size_is_worth_more(guesses, num_nodes):
-    tree = grown(guesses)
+def test_without_a_limit_on_chains_no_other_tree_of_that_size_is_worth_more(nodes, num_nodes):
+    tree = built(nodes)
     order = tree.ranked(TreeLimits(num_nodes))
     worth = sum(tree.value(node) for node in order)
     for other in combinations(range(1, len(tree.nodes)), len(order)):
@@ -82,8 +82,8 @@ def test_without_a_limit_on_chains_no_other_tree_of_that_size_is_worth_more(gues
 
 @settings(max_examples=100, deadline=None)
 @given(GUESSES)
-def test_a_single_chain_is_the_most_valuable_one(guesses):
-    tree = grown(guesses)
+def test_a_single_chain_is_the_most_valuable_one(nodes):
+    tree = built(nodes)
     order = tree.ranked(TreeLimits(9, num_chains=1))
     assert tree.build(order).is_chain
     worth = sum(tree.value(node) for node in order)

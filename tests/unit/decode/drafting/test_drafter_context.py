@@ -37,8 +37,8 @@ def test_every_id_is_read_about_twice_however_long_the_text(limit):
 
 
 def test_it_begins_where_a_word_does_and_a_special_id_parts_words():
-    words = [*TOKENIZER.encode("abc def gh"), SPACE] * 10
-    for read in visible_parts(40, words)[40:]:
+    ids = [*TOKENIZER.encode("abc def gh"), SPACE] * 10
+    for read in visible_parts(40, ids)[40:]:
         assert TOKENIZER.vocabulary.token_bytes[read[0]][:1] == b" "
     parted = ([A] * 9 + [1]) * 10
     assert all(read[0] == 1 or read[1:2] != [1] for read in visible_parts(40, parted)[40:])

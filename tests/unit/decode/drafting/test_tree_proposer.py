@@ -56,7 +56,7 @@ def grow(proposer, limits=TreeLimits(30), sampling=None):  # noqa: B008
 
 
 def texts_of(tree) -> set[bytes]:
-    """What each path from the root spells."""
+    """Return the text of each path from the root."""
     spelled = [b""]
     for token, parent in zip(tree.tokens[1:], tree.parents[1:], strict=True):
         spelled.append(spelled[parent] + TARGET_PIECES[token])
@@ -152,7 +152,7 @@ def test_guesses_that_were_not_scored_are_judged_too():
 
 
 def test_the_noise_pays_when_the_drafter_is_the_target():
-    """Weights 0, a half and 1 are compared on every place; at T = 1 the whole noise wins, as theory says."""
+    """Weights 0, a half and 1 are compared at every position; at T = 1 the whole noise wins, as theory says."""
     proposer = make_drafter(policy=Wide(1, 1, 3))
     drafter = proposer.sources[0]
     drafter = replace(drafter, noise_coupling=type(drafter.noise_coupling)((0.0, 0.5, 1.0)))
@@ -174,7 +174,7 @@ def test_a_bad_drafter_is_left_alone_by_the_cost_policy_and_probed_now_and_then(
 
 
 def test_drafting_stops_for_the_tenant_whose_texts_it_loses_on_and_goes_on_for_the_other():
-    """The same prompt and the same guesses; one tenant's target draws them, the other's never does."""
+    """The same prompt and the same drafts; one tenant's target draws them, the other's never does."""
     pass_s, step_s = CostCurve({1: 1.0, 6: 1.3}), CostCurve({1: 0.1, 4: 0.12})
     policies: dict[str, CostPolicy] = defaultdict(lambda: CostPolicy(pass_s, step_s))
     drafter = make_drafter(table_of(len(DRAFT_PIECES), {}, D[b"g"]))

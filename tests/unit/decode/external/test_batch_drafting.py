@@ -38,7 +38,7 @@ def chains(texts, policy=None, num_tokens=NUM_TOKENS, **options):
 
 @pytest.mark.parametrize("policy", [FixedBatchPolicy(), ThresholdBatchPolicy(0.05)], ids=["everything", "likely"])
 def test_a_text_is_drafted_for_as_if_it_were_alone(policy):
-    """For several rounds, in which texts grow by tokens that nobody drafted."""
+    """Draft several rounds, in which sequences grow by tokens that were not drafted."""
     together = [drafted_text(make_drafter(), prompt, with_lookup=True) for prompt in prompts(8)]
     for other in together[1:]:
         other.drafter, other.calibrator = together[0].drafter, together[0].calibrator
@@ -106,7 +106,7 @@ def test_noise_that_nobody_knows_is_never_looked_at():
 
 
 class CountingDrafter:
-    """A toy that counts the steps that it was asked for."""
+    """A toy that counts its steps."""
 
     def __init__(self) -> None:
         self.num_calls = 0
@@ -118,12 +118,12 @@ class CountingDrafter:
         counting, model = self, drafter.model
 
         class Counted(ToyDrafter):
-            def advance_all(self, asked):
+            def advance_all(self, requests):
                 counting.num_calls += 1
-                return super().advance_all(asked)
+                return super().advance_all(requests)
 
-            def branch_all(self, asked):
+            def branch_all(self, requests):
                 counting.num_calls += 1
-                return super().branch_all(asked)
+                return super().branch_all(requests)
 
         return replace(drafter, model=Counted(model.table))

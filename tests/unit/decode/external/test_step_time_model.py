@@ -1,4 +1,4 @@
-"""What a pass costs is learned from passes alone."""
+"""The cost of a pass is learned from passes alone."""
 
 import pytest
 
@@ -25,9 +25,9 @@ def test_more_rows_never_cost_less():
     costs = StepTimeModel()
     for rows, seconds in ((1, 0.2), (2, 0.1), (4, 0.15), (8, 0.12), (40, 0.5)):
         costs.update(rows, seconds)
-    told = [costs(rows) for rows in range(1, 80)]
-    assert told == sorted(told)
-    assert told[-1] > told[40]
+    predicted = [costs(rows) for rows in range(1, 80)]
+    assert predicted == sorted(predicted)
+    assert predicted[-1] > predicted[40]
 
 
 def test_a_machine_that_slows_down_does_so_for_all_sizes():

@@ -1,4 +1,4 @@
-"""The child that tries grammars: what ends it is a refusal that says so, and it dies with its parent."""
+"""The child that tries grammars: a crash is a refusal with its reason, and the child ends with its parent."""
 
 import json
 import os
@@ -38,8 +38,8 @@ def trial() -> GrammarTrial:
 
 
 def test_what_ends_the_child_is_refused_by_name_and_the_next_grammar_is_tried(trial: GrammarTrial) -> None:
-    for text, words in ((chained(450), r"too deeply \(SIGSEGV\)"), (SLOW, r"0.3 s of processor time \(SIGPROF\)")):
-        with pytest.raises(RequestError, match="json_schema: cannot be compiled: .*" + words):
+    for text, message in ((chained(450), r"too deeply \(SIGSEGV\)"), (SLOW, r"0.3 s of processor time \(SIGPROF\)")):
+        with pytest.raises(RequestError, match="json_schema: cannot be compiled: .*" + message):
             trial.check("json_schema", text)
         trial.check("json_schema", chained(50))
 

@@ -138,11 +138,11 @@ def test_probabilities_are_float64_and_sum_to_one_at_full_vocabulary_size():
 # ---------------------------------------------------------------- what depends on the history
 
 
-def shaper_after(sampling: Sampling, prompt: list[int], said: list[int]) -> LogitsPipeline:
-    shaper = LogitsPipeline(Request(tuple(prompt), (), 100, sampling))
+def pipeline_after(sampling: Sampling, prompt: list[int], said: list[int]) -> LogitsPipeline:
+    pipeline = LogitsPipeline(Request(tuple(prompt), (), 100, sampling))
     for token in said:
-        shaper.take(token)
-    return shaper
+        pipeline.take(token)
+    return pipeline
 
 
 @settings(max_examples=200, deadline=None)
@@ -151,7 +151,7 @@ def test_penalties_and_bias_equal_their_definitions(seed, sampling, prompt, said
     logits = np.random.default_rng(seed).normal(0, 3, 40).astype(np.float32)
     if has_ties:
         logits = np.round(logits)
-    ids, p = shaper_after(sampling, prompt, said).distribution(logits)
+    ids, p = pipeline_after(sampling, prompt, said).distribution(logits)
     expected = slow_shape(slow_logits(logits.tolist(), sampling, prompt, said), sampling)
     assert dict(zip(ids.tolist(), p.tolist(), strict=True)) == pytest.approx(expected, rel=1e-9)
 
@@ -160,7 +160,7 @@ def test_repetition_counts_the_prompt_and_the_others_only_the_answer():
     logits, prompt, said = np.array([1.0, 2.0, 3.0], np.float32), [0], [1, 1]
 
     def ratios(**penalty: float) -> list[float]:
-        _, p = shaper_after(Sampling(1.0, **penalty), prompt, said).distribution(logits)
+        _, p = pipeline_after(Sampling(1.0, **penalty), prompt, said).distribution(logits)
         return (np.log(p) - np.log(p[2])).tolist()
 
     assert ratios(repetition_penalty=2.0) == pytest.approx([0.5 - 3, 1 - 3, 0])
@@ -171,7 +171,7 @@ def test_repetition_counts_the_prompt_and_the_others_only_the_answer():
 def test_penalties_come_before_the_bias_and_both_before_temperature_and_truncation():
     """-1 * 2 + 3.4 = 1.4 stays; with the bias first it would be 2.4 / 2 = 1.2 and fall out of the two."""
     sampling = Sampling(0.5, top_k=2, repetition_penalty=2.0, logit_bias={0: 3.4})
-    ids, p = shaper_after(sampling, [0], []).distribution(np.array([-1.0, 2.0, 1.3], np.float32))
+    ids, p = pipeline_after(sampling, [0], []).distribution(np.array([-1.0, 2.0, 1.3], np.float32))
     assert ids.tolist() == [1, 0]
     assert p[0] / p[1] == pytest.approx(np.exp((2.0 - 1.4) / 0.5))
 
@@ -187,7 +187,7 @@ def test_min_p_is_a_share_of_the_most_probable_after_top_p():
 def test_the_row_of_the_target_is_left_as_it_is():
     """Traces read the same memory."""
     logits = np.array([1.0, 2.0], np.float32)
-    shaper_after(Sampling(1.0, logit_bias={0: 5.0}, repetition_penalty=3.0), [0, 1], [1]).distribution(logits)
+    pipeline_after(Sampling(1.0, logit_bias={0: 5.0}, repetition_penalty=3.0), [0, 1], [1]).distribution(logits)
     assert logits.tolist() == [1.0, 2.0]
 
 
@@ -215,7 +215,7 @@ def test_each_processor_equals_that_of_transformers(name, seed):
     sampling, processor = THEIRS[name]
     logits = np.random.default_rng(seed).normal(0, 2, 40).astype(np.float32)
     expected_V = torch.softmax(processor(torch.tensor([PROMPT + SAID]), torch.from_numpy(logits)[None]), dim=-1)[0]
-    ids, p = shaper_after(sampling, PROMPT, SAID).distribution(logits)
+    ids, p = pipeline_after(sampling, PROMPT, SAID).distribution(logits)
     assert sorted(ids.tolist()) == expected_V.nonzero()[:, 0].tolist()
     assert p == pytest.approx(expected_V[ids].numpy(), rel=1e-4)
 

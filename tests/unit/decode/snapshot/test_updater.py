@@ -23,14 +23,14 @@ class Follower:
     """Tells what the test put in; an error is a log that is down."""
 
     def __init__(self):
-        self.told = []
+        self.announcements = []
 
     def poll(self, timeout_s):
-        told, self.told = self.told, []
-        for each in told:
+        announcements, self.announcements = self.announcements, []
+        for each in announcements:
             if isinstance(each, BusError):
                 raise each
-        return told
+        return announcements
 
 
 class Fragile(DirectoryRegistry):
@@ -45,7 +45,7 @@ class Fragile(DirectoryRegistry):
 
 
 class Worker:
-    """A refresher with everything around it; `loads` lists what the loader was asked for."""
+    """An updater with everything around it; `loads` lists the versions that were loaded."""
 
     def __init__(self, folder, num_versions=4, signing_key=None):
         self.folder = folder
@@ -70,15 +70,17 @@ class Worker:
             clock=lambda: self.now,
         )
 
-    def load(self, found, folder):
-        self.loads.append(found.version)
+    def load(self, snapshot_version, folder):
+        self.loads.append(snapshot_version.version)
         bundle.verify(folder, ["serving"])
-        if found.version in self.unfit:
+        if snapshot_version.version in self.unfit:
             raise ModelError("does not fit")
-        return LoadedSnapshot(found.version, found.manifest.snapshot_id, object(), None, found.manifest)
+        return LoadedSnapshot(
+            snapshot_version.version, snapshot_version.manifest.snapshot_id, object(), None, snapshot_version.manifest
+        )
 
-    def step(self, *told):
-        self.follower.told.extend(told)
+    def step(self, *announcements):
+        self.follower.announcements.extend(announcements)
         self.refresher.step(threading.Event())
         return self.slot.current.version
 
@@ -235,9 +237,9 @@ def test_a_forged_snapshot_whose_checksums_fit_leaves_the_old_one_in_place(tmp_p
     folder = tmp_path / "registry" / "omnidraft.org-small.big" / "v000002" / "snapshot"
     weights = folder / bundle.DRAFTER
     weights.write_bytes(weights.read_bytes()[:-1] + b"!")
-    told = bundle.read_manifest(folder)
+    manifest = bundle.read_manifest(folder)
     bundle.write_manifest(
-        folder, told.model_copy(update={"sha256": {**told.sha256, bundle.DRAFTER: sha256_of(weights)}})
+        folder, manifest.model_copy(update={"sha256": {**manifest.sha256, bundle.DRAFTER: sha256_of(weights)}})
     )
     bundle.verify(folder, ["serving"])
     assert worker.step(champion(1, 2)) == 1

@@ -101,8 +101,7 @@ class TraceRecordBuilder:
             )
         )
         self._before += emitted
-        self._steps = []
-        self._segment += 1
+        self._steps, self._segment = [], self._segment + 1
 
 
 def _ids(ids: Sequence[int]) -> np.ndarray:

@@ -139,7 +139,7 @@ def test_acceptance_behind_the_drafters_limit_stays_what_it_was(engine: Engine, 
 def bushy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Extends all prefixes at once, with four candidates each."""
     monkeypatch.setattr(FixedPolicy, "num_candidates", 4)
-    monkeypatch.setattr(FixedPolicy, "expand", lambda self, values, num_nodes: len(values))
+    monkeypatch.setattr(FixedPolicy, "select_expansions", lambda self, values, num_nodes: len(values))
 
 
 @pytest.mark.usefixtures("bushy")

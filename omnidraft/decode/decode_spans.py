@@ -1,4 +1,4 @@
-"""The spans of one text: its passes, told when they are over, and what came of it."""
+"""OpenTelemetry spans of one text and of its passes."""
 
 import sys
 from collections.abc import Iterator
@@ -7,26 +7,26 @@ from omnidraft.ports import Span, Step, Tracing
 
 
 def span_steps(steps: Iterator[Step], tracing: Tracing, span: Span, *, has_passes: bool) -> Iterator[Step]:
-    """The steps; `span` ends with the last one, or when nobody asks for more."""
+    """Yield the steps; `span` ends with the last one, or when the caller stops reading."""
     num_passes = num_tokens = num_drafted = num_accepted = 0
-    ending: dict[str, str] = {"finish_reason": "abandoned"}
+    outcome: dict[str, str] = {"finish_reason": "abandoned"}
     try:
         for step in steps:
             num_passes, num_tokens = num_passes + 1, num_tokens + len(step.emitted)
             num_drafted, num_accepted = num_drafted + len(step.tree) - 1, num_accepted + len(step.path)
             if has_passes:
-                _tell_pass(step, tracing, span)
+                _add_pass_span(step, tracing, span)
             if step.finish_reason is not None:
-                ending = {"finish_reason": step.finish_reason.value}
+                outcome = {"finish_reason": step.finish_reason.value}
             yield step
     finally:
-        failure = sys.exception()
-        if failure is not None and not isinstance(failure, GeneratorExit):
-            ending = {"error": type(failure).__name__}
-        span.end(passes=num_passes, tokens=num_tokens, drafted=num_drafted, accepted=num_accepted, **ending)
+        error = sys.exception()
+        if error is not None and not isinstance(error, GeneratorExit):
+            outcome = {"error": type(error).__name__}
+        span.end(passes=num_passes, tokens=num_tokens, drafted=num_drafted, accepted=num_accepted, **outcome)
 
 
-def _tell_pass(step: Step, tracing: Tracing, span: Span) -> None:
+def _add_pass_span(step: Step, tracing: Tracing, span: Span) -> None:
     spent = step.timings
     sources = ",".join(sorted({str(source) for source in step.tree.sources if source}))
     tracing.begin(

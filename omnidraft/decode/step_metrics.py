@@ -1,14 +1,10 @@
-"""What the steps of a text add to the metrics.
-
-A position counts as scored when something had been drafted there, and as agreed when the first-ranked candidate was the
-token that the target drew; its source and depth are those of that candidate. decode/step_stats.py counts the same.
-"""
+"""Metrics of decoding steps. DraftTree.scored_positions says which positions are scored and which agreed."""
 
 import time
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
 
-from omnidraft.ports import DraftTree, Metrics, Step
+from omnidraft.ports import Metrics, Step
 
 _PREFIX = "omnidraft_spec_decode_num_"
 
@@ -18,7 +14,8 @@ _Add = Callable[..., None]
 def count_steps(
     steps: Iterator[Step], metrics: Metrics, target: str, drafter_version: str, plain_pass_s: float | None
 ) -> Generator[Step, None, None]:
-    """The steps of one text as they come, with the time between its tokens: those of one pass share its time."""
+    """Yield the steps of one text and count each, with the time between its tokens; the tokens of one pass share its
+    time."""
     last_s: float | None = None
     for step in steps:
         count_step(metrics, step, target, drafter_version, plain_pass_s)
@@ -34,7 +31,7 @@ def count_steps(
 def count_step(
     metrics: Metrics, step: Step, target: str, drafter_version: str, plain_pass_s: float | None = None
 ) -> None:
-    """One step. `plain_pass_s` is what a pass without a draft takes here; None: nobody measured it."""
+    """Count one step. `plain_pass_s` is the duration of a pass without a draft; None where it was not measured."""
     add = partial(metrics.add, target=target, drafter_version=drafter_version)
     add("omnidraft_target_passes_total")
     add("omnidraft_emitted_tokens_total", len(step.emitted))
@@ -67,16 +64,8 @@ def _count_positions(add: _Add, step: Step) -> None:
     for depth, node in enumerate(step.path):
         source = str(step.tree.sources[node])
         add(_PREFIX + "accepted_tokens_per_pos_total", source=source, position=str(depth))
-    for depth, (node, drawn) in enumerate(zip((0, *step.path), (*step.path, None), strict=True)):
-        first = _first_ranked(step.tree, node)
-        if first is None or depth == len(step.emitted):  # nothing drafted there, or nothing drawn: the text ended
-            continue
-        source, position = str(step.tree.sources[first]), str(depth)
+    for depth, (candidate, is_agreed) in enumerate(step.tree.scored_positions(step.path, len(step.emitted))):
+        source, position = str(step.tree.sources[candidate]), str(depth)
         add("omnidraft_scored_positions_total", source=source, position=position)
-        if drawn == first:
+        if is_agreed:
             add("omnidraft_agreed_positions_total", source=source, position=position)
-
-
-def _first_ranked(tree: DraftTree, node: int) -> int | None:
-    """The best candidate behind a node: siblings stand in the order of their rank."""
-    return next((child for child in range(node + 1, len(tree)) if tree.parents[child] == node), None)

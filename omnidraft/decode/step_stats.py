@@ -1,4 +1,4 @@
-"""What a decoded text cost and gained, added up over its steps."""
+"""Counts and timings of decoded texts, added up over their steps."""
 
 import time
 from collections import Counter
@@ -9,34 +9,35 @@ from omnidraft.ports import Step
 
 @dataclass(slots=True)
 class DecodeStats:
-    """Counts of one or more texts; ratios are computed when asked for."""
+    """Counts of one or more texts; ratios are computed on access."""
 
     num_tokens: int = 0
     num_passes: int = 0
     num_scored: int = 0
-    """Positions where something had been drafted."""
+    """Positions where at least one token was drafted; see DraftTree.scored_positions."""
     num_agreed: int = 0
-    """... and the first-ranked candidate was the token the target drew."""
+    """Scored positions whose first-ranked candidate is the token that the target drew."""
     draft_s: float = 0.0
     target_s: float = 0.0
     other_s: float = 0.0
     first_token_s: float = 0.0
-    """From the request to the first step's tokens: prefill and queueing, not decoding speed."""
+    """Seconds from the request to the first step's tokens: prefill and queueing, not decoding speed."""
     decode_s: float = 0.0
-    """From the first step to the last."""
+    """Seconds from the first step to the last."""
     num_later_tokens: int = 0
-    """Tokens of the steps after the first: what `decode_s` paid for."""
+    """Tokens of the steps after the first, which `decode_s` was spent on."""
     accepted_by_source: Counter[str] = field(default_factory=Counter)
     accepted_per_pass: Counter[int] = field(default_factory=Counter)
     scored_by_depth: Counter[int] = field(default_factory=Counter)
-    """Passes that reached this depth of the tree and had something drafted there; a tree's first nodes are depth 1."""
+    """Passes that reached this depth of the tree and had at least one token drafted there; a tree's first nodes are
+    depth 1."""
     agreed_by_depth: Counter[int] = field(default_factory=Counter)
-    """... and the target drew one of those tokens."""
+    """Passes in which the target drew one of those tokens."""
     _started: float = field(default_factory=time.perf_counter)
     _first: float | None = None
 
     def take(self, step: Step) -> None:
-        """Add one step, now."""
+        """Add one step that has just ended."""
         now = time.perf_counter()
         if self._first is None:
             self._first, self.first_token_s = now, now - self._started
@@ -45,21 +46,19 @@ class DecodeStats:
         self.decode_s = now - self._first
         self.num_tokens += len(step.emitted)
         self.num_passes += 1
-        first_ranked = {parent: node for node, parent in reversed(list(enumerate(step.tree.parents))[1:])}
-        self.num_agreed += sum(node in first_ranked.values() for node in step.path)
-        last = step.path[-1] if step.path else 0
-        missed = len(step.emitted) > len(step.path) and last in step.tree.parents[1:]
-        self.num_scored += len(step.path) + missed
+        scored = step.tree.scored_positions(step.path, len(step.emitted))
+        self.num_scored += len(scored)
+        self.num_agreed += sum(is_agreed for _, is_agreed in scored)
         self.draft_s += step.timings.draft_s
         self.target_s += step.timings.target_s
         self.other_s += step.timings.other_s
         self.accepted_by_source.update(str(step.tree.sources[node]) for node in step.path)
         self.accepted_per_pass[len(step.path)] += 1
-        self.scored_by_depth.update(range(1, len(step.path) + missed + 1))
+        self.scored_by_depth.update(range(1, len(scored) + 1))
         self.agreed_by_depth.update(range(1, len(step.path) + 1))
 
     def __add__(self, other: "DecodeStats") -> "DecodeStats":
-        """Both together."""
+        """Return the sum of both."""
         both = DecodeStats()
         for each in fields(self):
             if not each.name.startswith("_"):
@@ -68,32 +67,32 @@ class DecodeStats:
 
     @property
     def tokens_per_pass(self) -> float:
-        """Block efficiency."""
+        """Block efficiency: emitted tokens per target pass."""
         return self.num_tokens / max(self.num_passes, 1)
 
     @property
     def tokens_per_s(self) -> float:
-        """Of decoding alone: tokens after the first step over the time they took."""
+        """Tokens after the first step per second of decoding."""
         return self.num_later_tokens / self.decode_s if self.decode_s else 0.0
 
     @property
     def request_tokens_per_s(self) -> float:
-        """Of the whole request, with both models' reading of the prompt."""
+        """All tokens per second of the whole request, prefill of both models included."""
         spent_s = self.first_token_s + self.decode_s
         return self.num_tokens / spent_s if spent_s else 0.0
 
     @property
     def agreement(self) -> float | None:
-        """None when nothing was drafted."""
+        """Share of scored positions that agreed; None when nothing was drafted."""
         return self.num_agreed / self.num_scored if self.num_scored else None
 
     @property
     def agreement_by_depth(self) -> list[float]:
-        """Share of passes that went on, of those that could, at depth 1, 2, ..."""
+        """Accepted passes over scored passes at depth 1, 2, ..."""
         return [self.agreed_by_depth[depth] / self.scored_by_depth[depth] for depth in sorted(self.scored_by_depth)]
 
     def summary(self) -> dict[str, object]:
-        """Plain data, for responses and reports."""
+        """Return plain data for responses and reports."""
         return {
             "num_tokens": self.num_tokens,
             "num_passes": self.num_passes,

@@ -1,6 +1,6 @@
-"""What a reader sees of the emitted ids: complete UTF-8, and nothing of the stop token or stop string.
+"""Stop conditions and the text that may be shown: complete UTF-8, without the stop token or stop string.
 
-Stop strings are looked for in bytes, so they are found across token borders.
+Stop strings are matched on bytes, so they are found across token boundaries.
 """
 
 import codecs
@@ -10,44 +10,44 @@ from omnidraft.vocab.tokenizer import Vocabulary
 
 
 class StopChecker:
-    """Watches one answer grow; decides when it is over and which text may be shown already."""
+    """Follows the tokens of one answer, decides when it ends and which text may be shown."""
 
     def __init__(self, request: Request, vocabulary: Vocabulary) -> None:
         self._request = request
         self._vocabulary = vocabulary
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._held = b""
+        self._pending = b""
         self._num_emitted = 0
         self._longest_stop = max((len(stop) for stop in request.stop_strings), default=0)
         self.finish_reason: FinishReason | None = None
 
     def ends(self, token: int) -> bool:
-        """Take one emitted token; True when the answer is over with it."""
+        """Add one emitted token; return True when the answer ends with it."""
         self._num_emitted += 1
         if token in self._request.stop_ids:
             self.finish_reason = FinishReason.STOP
             return True
-        self._held += self._vocabulary.spell((token,))
-        found = [at for stop in self._request.stop_strings if (at := self._held.find(stop)) >= 0]
-        if found:
-            self._held = self._held[: min(found)]
+        self._pending += self._vocabulary.spell((token,))
+        matches = [at for stop in self._request.stop_strings if (at := self._pending.find(stop)) >= 0]
+        if matches:
+            self._pending = self._pending[: min(matches)]
             self.finish_reason = FinishReason.STOP
         elif self._num_emitted >= self._request.max_new_tokens:
             self.finish_reason = FinishReason.LENGTH
         return self.finish_reason is not None
 
     def take(self) -> str:
-        """Text that can be shown now; a beginning that may yet become a stop string is held back."""
-        cut = len(self._held)
+        """Return the text that can be shown now; a suffix that may become a stop string is held back."""
+        cut = len(self._pending)
         if self.finish_reason is None:
             cut -= self._possible_stop_length()
-        shown, self._held = self._held[:cut], self._held[cut:]
+        shown, self._pending = self._pending[:cut], self._pending[cut:]
         return self._utf8.decode(shown, final=self.finish_reason is not None)
 
     def _possible_stop_length(self) -> int:
-        """Length of the longest tail that is the beginning of a stop string."""
-        for length in range(min(self._longest_stop, len(self._held)), 0, -1):
-            tail = self._held[-length:]
+        """Return the length of the longest suffix that is a prefix of a stop string."""
+        for length in range(min(self._longest_stop, len(self._pending)), 0, -1):
+            tail = self._pending[-length:]
             if any(stop.startswith(tail) for stop in self._request.stop_strings):
                 return length
         return 0

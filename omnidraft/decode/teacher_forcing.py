@@ -1,4 +1,4 @@
-"""A given text as if the target had emitted it (teacher forcing): what it believed at each place, and no draws.
+"""Teacher forcing: a given answer as steps of the target, with its log-probabilities at each position and no draws.
 
 Shapes: E ids of the given answer, N nodes of a pass.
 """
@@ -11,7 +11,7 @@ from omnidraft.ports import DraftTree, FinishReason, Request, Source, Step, Targ
 
 
 def force(target: Target, request: Request, answer_ids: Sequence[int], top_k: int) -> Iterator[Step]:
-    """Steps in which these ids, at least one, are emitted with nothing drafted. `max_new_tokens` cuts them.
+    """Yield steps that emit these ids, at least one, with nothing drafted. `max_new_tokens` cuts them.
 
     Raises:
         RequestError: the target cannot take the prompt with the answer.

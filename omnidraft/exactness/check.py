@@ -107,7 +107,7 @@ class ExactnessCheck:
         """As messages where both models have a chat template."""
         pair, plan = self._engine.pair, self._plan
         is_chat = pair.target_tokenizer.has_chat_template and pair.drafter_tokenizer.has_chat_template
-        return self._engine.request(
+        return self._engine.decode_request(
             GenerationRequest(
                 prompt=None if is_chat else prompt,
                 messages=[{"role": "user", "content": prompt}] if is_chat else None,

@@ -148,4 +148,4 @@ def shape_logits(request: Request, answer: Sequence[int], logits_V: np.ndarray) 
     shaper = LogitsPipeline(request)
     for token in answer:
         shaper.take(token)
-    return shaper.shape(logits_V)
+    return shaper.distribution(logits_V)

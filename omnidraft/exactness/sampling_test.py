@@ -41,7 +41,7 @@ class SamplingTest:
 
     def __init__(self, decoder: Decoder, proposer: Proposer) -> None:
         self._target = CachingTarget(decoder.target)
-        self._decoder = decoder.over(self._target)
+        self._decoder = decoder.with_target(self._target)
         self._proposer = proposer
 
     def least_certain(self, requests: Sequence[Request]) -> Request:

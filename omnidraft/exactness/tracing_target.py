@@ -27,7 +27,7 @@ def trace_tokens(
 ) -> Generator[TracedToken, None, None]:
     """The tokens that this decoder emits. Closing it ends the text early; `figures` counts its steps."""
     target = TracingTarget(decoder.target)
-    for step in decoder.over(target).decode(request, proposer):
+    for step in decoder.with_target(target).decode(request, proposer):
         if figures is not None:
             figures.take(step)
         nodes = (0, *step.path)[: len(step.emitted)]

@@ -6,8 +6,6 @@ Every trace record is one served request, or a stretch of a long one.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from omnidraft.errors import BusError, WireError
 from omnidraft.ports import LogReader, Message, Offsets
 from omnidraft.traces import codec
@@ -42,18 +40,17 @@ class RequestStats:
 
 
 def request_stats(record: TraceRecord) -> RequestStats:
-    """Within a round the first node is the first candidate behind the text."""
+    """Return the stats of one record."""
     rounds = record.rounds
-    nodes_R = rounds.num_nodes_R.astype(np.int64)
-    first_R = (np.cumsum(nodes_R) - nodes_R)[nodes_R > 0]
+    first_agreed = rounds.first_agreed
     return RequestStats(
         time_ms=record.time_ms,
         tenant=record.tenant,
         version=record.snapshot_version,
         num_tokens=len(record.emitted_ids),
         seconds=float(rounds.draft_s_R.sum() + rounds.target_s_R.sum()),
-        num_drafted=len(first_R),
-        num_agreed=int(rounds.accepted_M[first_R].sum()),
+        num_drafted=len(first_agreed),
+        num_agreed=int(first_agreed.sum()),
     )
 
 

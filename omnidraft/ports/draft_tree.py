@@ -66,6 +66,22 @@ class DraftTree:
                 return candidate
         return None
 
+    def scored_positions(self, path: Sequence[int], num_emitted: int) -> list[tuple[int, bool]]:
+        """Return the first-ranked candidate of each scored position of a pass, and whether the target drew it.
+
+        This is the one rule behind every `agreement`. A position is scored when at least one token was drafted there
+        and the target drew a token. Siblings stand in the order of their rank, so the first one is the first-ranked.
+
+        Args:
+            path: accepted nodes, in order, the root left out.
+            num_emitted: tokens that the target drew: one more than `path`, or as many when the text ended on a draft.
+        """
+        drawn_from = (0, *path)[:num_emitted]
+        firsts = (
+            next((at for at in range(node + 1, len(self)) if self.parents[at] == node), None) for node in drawn_from
+        )
+        return [(first, first in path) for first in firsts if first is not None]
+
     @property
     def is_chain(self) -> bool:
         return all(parent == max(node - 1, 0) for node, parent in enumerate(self.parents))

@@ -19,4 +19,4 @@ class GrammarTurns:
             return question
         own = self._of_payer.setdefault(payer, asyncio.Lock())
         async with own, self._one:
-            return await asyncio.to_thread(engine.prepared, question)
+            return await asyncio.to_thread(engine.prepare, question)

@@ -43,6 +43,15 @@ class Rounds:
     draft_s_R: np.ndarray  # float32, seconds
     target_s_R: np.ndarray  # float32, seconds
 
+    @property
+    def first_agreed(self) -> np.ndarray:
+        """bool, one for each round that drafted: whether the target drew the first-ranked candidate at the round's
+        first position. The rule is that of ports.DraftTree.scored_positions: a round's first node is that candidate."""
+        nodes_R = self.num_nodes_R.astype(np.int64)
+        first_R = (np.cumsum(nodes_R) - nodes_R)[nodes_R > 0]
+        is_agreed: np.ndarray = self.accepted_M[first_R] == 1
+        return is_agreed
+
 
 @dataclass(frozen=True, slots=True)
 class TraceRecord:
@@ -86,8 +95,8 @@ class TraceRecord:
     has_logit_bias: bool = False
     has_grammar: bool = False
     noise_weight: float | None = None
-    """Largest share of the target's noise that a guess of this segment looked at (w of algorithms.md section 3); None
-    where the drafter guessed nothing, or the record does not say."""
+    """Largest weight of the target's noise in ranking the drafts of this segment (w of docs/algorithms.md section 4);
+    None where nothing was drafted, or the record does not say."""
     has_settings: bool = True
     """False: the engine told nobody how the request was to be decoded; mode, temperature, seed and the other settings
     in here are placeholders."""

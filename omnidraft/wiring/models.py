@@ -154,8 +154,8 @@ def proposer(
     settings: DecodeSettings, words: Vocabularies, model: DraftModel, ngrams: "NgramCache", costs: "MeasuredCosts"
 ) -> Proposer:
     """The drafter and lookup, under the policy of the settings."""
+    from omnidraft.decode.drafting.acceptance_stats import NoiseCoupling
     from omnidraft.decode.drafting.drafter import Drafter
-    from omnidraft.decode.drafting.noise_coupling import NoiseCoupling
     from omnidraft.decode.drafting.prompt_lookup import PromptLookup
     from omnidraft.decode.drafting.tree_proposer import TreeProposer
 
@@ -163,18 +163,16 @@ def proposer(
     step_s = costs.steps(model) if settings.policy == "cost" else None
     vocabulary = words.target.vocabulary
     drafter = Drafter(model, words.drafter, vocabulary, words.alignment, ngrams, weights, step_s)
-    contributors = (PromptLookup(), drafter) if settings.lookup else (drafter,)
+    sources = (PromptLookup(), drafter) if settings.lookup else (drafter,)
     if settings.policy == "acceptance" and not model.has_head:
         logger.info("this drafter has no acceptance head: its chains end by measured agreement")
-    return TreeProposer(contributors, _policies(settings, costs, model))
+    return TreeProposer(sources, _policies(settings, costs, model))
 
 
 def _policies(settings: DecodeSettings, costs: "MeasuredCosts", model: DraftModel) -> Callable[[Mode, str], Policy]:
     """One policy a mode and tenant."""
-    from omnidraft.decode.policy.acceptance import AcceptancePolicy
+    from omnidraft.decode.policy.chain import AcceptancePolicy, FixedPolicy, ThresholdPolicy
     from omnidraft.decode.policy.cost import CostPolicy
-    from omnidraft.decode.policy.fixed import FixedPolicy
-    from omnidraft.decode.policy.threshold import ThresholdPolicy
 
     @lru_cache(_MOST_STREAMS)
     def policy(mode: Mode, tenant: str) -> Policy:

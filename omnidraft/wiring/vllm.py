@@ -72,7 +72,7 @@ def batching(settings: Settings, metrics: Metrics, *, num_tokens: int) -> Batchi
     caution = DriftThrottle(settings.decode.drifted_draft_tokens)
     made = RoundScheduler(
         TextOpener(settings, words, slot, recorder),
-        SequenceTracker["ExternalSequence"](keep_s=section.keep_left_s, most_left=section.most_left),
+        SequenceTracker["ExternalSequence"](keep_s=section.keep_left_s, max_inactive=section.most_left),
         _policy(settings, passes, step_s),
         passes,
         step_s,
@@ -104,15 +104,15 @@ def _recorder(settings: Settings, metrics: Metrics) -> "TraceProducer | None":
 
 def _proposer(settings: Settings, words: Vocabularies, model: DraftModel, ngrams: "NgramCache") -> Proposer:
     """The drafter, which must not look at noise that it cannot know, and lookup."""
+    from omnidraft.decode.drafting.acceptance_stats import NoiseCoupling
     from omnidraft.decode.drafting.drafter import Drafter
-    from omnidraft.decode.drafting.noise_coupling import NoiseCoupling
     from omnidraft.decode.drafting.prompt_lookup import PromptLookup
     from omnidraft.decode.drafting.tree_proposer import TreeProposer
-    from omnidraft.decode.policy.fixed import FixedPolicy
+    from omnidraft.decode.policy.chain import FixedPolicy
 
     drafter = Drafter(model, words.drafter, words.target.vocabulary, words.alignment, ngrams, NoiseCoupling((0.0,)))
-    contributors = (PromptLookup(), drafter) if settings.decode.lookup else (drafter,)
-    return TreeProposer(contributors, lambda mode, tenant: FixedPolicy())
+    sources = (PromptLookup(), drafter) if settings.decode.lookup else (drafter,)
+    return TreeProposer(sources, lambda mode, tenant: FixedPolicy())
 
 
 def _step_costs(snapshot: "LoadedSnapshot") -> "CostCurve":
@@ -127,7 +127,7 @@ def drafter_of(proposer: Proposer) -> "Drafter":
     from omnidraft.decode.drafting.tree_proposer import TreeProposer
 
     if isinstance(proposer, TreeProposer):
-        for each in proposer.contributors:
+        for each in proposer.sources:
             if isinstance(each, Drafter):
                 return each
     raise ContractError(f"a snapshot for batches has a drafter, got {proposer}")
@@ -167,7 +167,7 @@ def _refresher(
 
 
 class TextOpener:
-    """Implements rounds.Opener. Ids and names of requests are ours, since the engine tells none."""
+    """Implements round_scheduler.SequenceFactory. Ids and names of requests are ours, since the engine tells none."""
 
     def __init__(
         self, settings: Settings, words: Vocabularies, slot: "SnapshotSlot", recorder: "TraceProducer | None"
@@ -179,19 +179,19 @@ class TextOpener:
         self._worker = f"{socket.gethostname()}-{os.getpid()}"
 
     def open(self, prompt_ids: "np.ndarray") -> "ExternalSequence":
-        """See rounds.Opener. A canary takes its share by the name."""
+        """See round_scheduler.SequenceFactory. A canary takes its share by the name."""
         from omnidraft.decode.drafting.tree_proposer import TreeProposer
-        from omnidraft.decode.external.batch_drafting import DraftedSequence
+        from omnidraft.decode.external.batch_drafting import DraftingState
         from omnidraft.decode.external.sequence import ExternalSequence
         from omnidraft.decode.external.sequence_tracker import TokenBuffer
 
         name = uuid.uuid4().hex
-        snapshot = self._slot.serving(name)
+        snapshot = self._slot.snapshot_for(name)
         drafter, ids = drafter_of(snapshot.proposer), prompt_ids.tolist()
         assert isinstance(snapshot.proposer, TreeProposer)
         before, told = self._drafter_prompt(ids, drafter.model.context_limit)
-        table, with_lookup = snapshot.proposer.table, self._settings.decode.lookup
-        drafted = DraftedSequence(drafter, self._request(ids, before), told, table, with_lookup=with_lookup)
+        table, with_lookup = snapshot.proposer.calibrator, self._settings.decode.lookup
+        drafted = DraftingState(drafter, self._request(ids, before), told, table, with_lookup=with_lookup)
         tracer = None
         if self._recorder is not None:
             tracer = self._tracer(name, self._request(ids, drafted.context.ids or before), snapshot)

@@ -228,7 +228,7 @@ def _refresher(
         made.slot,
         partial(beside_decoding, load),
         follower,
-        made.caution,
+        made.drift_throttle,
         settings.worker,
         metrics,
         target=settings.models.target,

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from omnidraft import wiring
 from omnidraft.config import Settings
 from omnidraft.decode.engine import Engine, GenerationRequest
-from omnidraft.decode.policy.fixed import FixedPolicy
+from omnidraft.decode.policy.chain import FixedPolicy
 from omnidraft.models.kv_session import BranchingSession
 from omnidraft.ports import Sampling, Step
 from omnidraft.telemetry.metrics import CountingMetrics
@@ -66,7 +66,7 @@ def _teach(folder: Path, text: str, num_steps: int, length: int = 320) -> None:
 def engine(
     request: pytest.FixtureRequest, models: tuple[Path, Path], omnidraft_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Engine:
-    """Over both ways in which a drafter computes."""
+    """An engine for each way in which a drafter computes."""
     monkeypatch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))
     if request.param == "torch":
         monkeypatch.setattr("omnidraft.models.hf.drafter.is_supported", lambda model: False)
@@ -74,15 +74,15 @@ def engine(
 
 
 def without_lookup(models: tuple[Path, Path], **sections: Any) -> Settings:
-    """Its guesses would hide what the drafter's are worth."""
+    """Return settings without prompt lookup, whose drafts would hide the drafter's."""
     settings = tiny_settings(models, **sections)
     decode = settings.decode.model_copy(update={"lookup": False, "noise_weight": 1.0})
     return settings.model_copy(update={"decode": decode})
 
 
 def steps_of(engine: Engine, **fields: object) -> list[Step]:
-    asked = {"prompt": PROMPT, "max_new_tokens": 3 * CONTEXT, "seed": 5, "sampling": Sampling(0.0)} | fields
-    return list(engine.stream(GenerationRequest(**asked)).steps)  # type: ignore[arg-type]
+    fields = {"prompt": PROMPT, "max_new_tokens": 3 * CONTEXT, "seed": 5, "sampling": Sampling(0.0)} | fields
+    return list(engine.stream(GenerationRequest(**fields)).steps)  # type: ignore[arg-type]
 
 
 def ids_of(steps: Sequence[Step]) -> list[int]:
@@ -90,12 +90,12 @@ def ids_of(steps: Sequence[Step]) -> list[int]:
 
 
 def acceptance(steps: Sequence[Step]) -> float:
-    """Of the drafted tokens."""
+    """Return the accepted share of the drafted tokens."""
     return sum(len(step.path) for step in steps) / sum(len(step.tree) - 1 for step in steps)
 
 
 def halves(engine: Engine, steps: Sequence[Step]) -> tuple[list[Step], list[Step]]:
-    """Steps until the text fills the drafter's context, and those behind."""
+    """Steps until the text fills the drafter's context, and the steps after that."""
     length, before, behind = len(engine.pair.drafter_tokenizer.prompt_ids(PROMPT)), [], []
     for step in steps:
         (before if length < CONTEXT else behind).append(step)
@@ -137,9 +137,9 @@ def test_acceptance_behind_the_drafters_limit_stays_what_it_was(engine: Engine, 
 
 @pytest.fixture
 def bushy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Goes on from all places at once, four guesses behind each."""
+    """Extends all prefixes at once, with four candidates each."""
     monkeypatch.setattr(FixedPolicy, "num_candidates", 4)
-    monkeypatch.setattr(FixedPolicy, "expand", lambda self, values, num_nodes: len(values))
+    monkeypatch.setattr(FixedPolicy, "select_expansions", lambda self, values, num_nodes: len(values))
 
 
 @pytest.mark.usefixtures("bushy")
@@ -148,9 +148,9 @@ def test_no_prompt_near_the_drafters_limit_kills_its_request(engine: Engine) -> 
     """Trees branch more ids than they are deep; six prompts that fill the context to its last ids, and beyond."""
     failed, num_trees = METRICS.value(FAILURES), 0
     for length in (CONTEXT - 12, CONTEXT - 5, CONTEXT - 2, CONTEXT - 1, CONTEXT, CONTEXT + 1):
-        asked = {"prompt": PROMPT[:1] * length, "max_new_tokens": 24, "sampling": endless(engine, 1.0), "mode": "fast"}
-        steps = steps_of(engine, **asked)
-        assert ids_of(steps) == ids_of(steps_of(engine, num_draft_tokens=0, **asked))
+        fields = {"prompt": PROMPT[:1] * length, "max_new_tokens": 24, "sampling": endless(engine, 1.0), "mode": "fast"}
+        steps = steps_of(engine, **fields)
+        assert ids_of(steps) == ids_of(steps_of(engine, num_draft_tokens=0, **fields))
         num_trees += sum(len(step.tree.leaves) > 1 for step in steps)
     assert METRICS.value(FAILURES) == failed
     assert num_trees > 20
@@ -180,34 +180,34 @@ def test_messages_that_the_drafters_template_refuses_are_answered(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     messages = [{"role": "user", "content": PROMPT}]
-    asked = {"prompt": None, "messages": messages, "max_new_tokens": 12}
-    plain = ids_of(steps_of(engine, num_draft_tokens=0, **asked))
+    fields = {"prompt": None, "messages": messages, "max_new_tokens": 12}
+    plain = ids_of(steps_of(engine, num_draft_tokens=0, **fields))
     monkeypatch.setattr(engine.pair.drafter_tokenizer._chat, "chat_template", None)
-    assert ids_of(steps_of(engine, **asked)) == plain
+    assert ids_of(steps_of(engine, **fields)) == plain
 
 
 @pytest.mark.parametrize("engine", ["native"], indirect=True)
 def test_inside_another_engine_texts_outgrow_the_drafter_too(
     engine: Engine, models: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """Texts of three times its context, in rounds as vLLM has them; the engine's part is played from their ids."""
+    """Texts of three times its context, in rounds as vLLM has them; the engine's part is replayed from their ids."""
     local = {"log": {"url": f"sqlite:///{tmp_path}/log.db"}, "registry": {"url": f"directory:///{tmp_path}/registry"}}
     settings, metrics = without_lookup(models, recorder={"enabled": False}, **local), CountingMetrics()
     rounds = wiring.batching(settings, metrics, num_tokens=NUM_TOKENS).rounds
-    played = [_Played(engine, PROMPT[:length]) for length in range(9, 31, 5)]
-    while any(each.goes_on for each in played):
-        emitted = [each.emit() for each in played]
-        drafts = rounds.next(emitted, lambda place: played[place].ids, lambda num_rows: None)
-        for each, drafted in zip(played, drafts, strict=True):
+    replayed = [_Replayed(engine, PROMPT[:length]) for length in range(9, 31, 5)]
+    while any(each.is_running for each in replayed):
+        emitted = [each.emit() for each in replayed]
+        drafts = rounds.next(emitted, lambda index: replayed[index].ids, lambda num_rows: None)
+        for each, drafted in zip(replayed, drafts, strict=True):
             each.drafted = drafted
     assert metrics.value(FAILURES) == 0
-    before, behind = (float(np.mean([share for each in played for share in each.accepted[past]])) for past in (0, 1))
+    before, behind = (float(np.mean([share for each in replayed for share in each.accepted[past]])) for past in (0, 1))
     print(f"in rounds: acceptance {before:.3f} before the limit, {behind:.3f} behind it")
-    assert sum(len(each.accepted[1]) for each in played) > 100
+    assert sum(len(each.accepted[1]) for each in replayed) > 100
     assert behind > 0.5 * before > 0.05
 
 
-class _Played:
+class _Replayed:
     """A known text that another engine decodes again."""
 
     def __init__(self, engine: Engine, prompt: str) -> None:
@@ -219,7 +219,7 @@ class _Played:
         """Shares of the rounds in which the text fits into the drafter's context, and of those behind."""
 
     @property
-    def goes_on(self) -> bool:
+    def is_running(self) -> bool:
         return self._length < len(self._text)
 
     @property
@@ -227,7 +227,7 @@ class _Played:
         return np.array(self._text[: self._length], np.int32)
 
     def emit(self) -> list[int]:
-        """What was drafted as far as it is right, and the next token."""
+        """Emit the accepted part of the draft and the next token."""
         rest = self._text[self._length :]
         wrong = (at for at, token in enumerate(self.drafted) if rest[at : at + 1] != [token])
         num_right = next(wrong, len(self.drafted))

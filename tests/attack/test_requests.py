@@ -457,7 +457,7 @@ def test_logits_that_are_no_numbers_end_their_request_and_no_other(
 ) -> None:
     engine = worker.worker.engine
     asked = json.dumps(ASKED | {"max_tokens": 8, "speculation": "off", "temperature": temperature}).encode()
-    whole, engine.decoder = engine.decoder, engine.decoder.over(BrokenAfter(engine.decoder.target, broken))
+    whole, engine.decoder = engine.decoder, engine.decoder.with_target(BrokenAfter(engine.decoder.target, broken))
     try:
         response = worker.ask(asked)
     finally:

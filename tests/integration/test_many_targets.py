@@ -145,7 +145,7 @@ def test_a_model_that_is_not_served_is_not_found_and_no_name_means_the_first(run
 
 def test_both_targets_share_the_base_drafter_and_keep_alignment_and_cache_apart(running: Running) -> None:
     one, other = (each.engine.slot.current for each in running.worker.served)
-    mine, its = (each.proposer.contributors[-1] for each in (one, other))
+    mine, its = (each.proposer.sources[-1] for each in (one, other))
     assert mine.model is its.model
     assert one.cache is not other.cache
     assert mine.alignment.fingerprint != its.alignment.fingerprint
@@ -172,7 +172,7 @@ def test_each_target_takes_up_its_own_lora_and_its_swap_leaves_the_other_alone(
         drafts.append(drafted(each.engine))
     assert drafts[0] != drafts[2]
     assert drafts[1] != drafts[3]
-    models = [each.engine.slot.current.proposer.contributors[-1].model for each in served]
+    models = [each.engine.slot.current.proposer.sources[-1].model for each in served]
     assert models[0] is not models[1]
     assert [running.ask(name).choices[0].text for name in running.names] == before
     ids = [running.ask(name).system_fingerprint.split("/")[0] for name in running.names]

@@ -29,7 +29,7 @@ def test_two_real_targets_share_a_drafter_and_give_the_texts_of_plain_decoding(t
     )
     worker = wiring.worker(settings, CountingMetrics())
     engines = [each.engine for each in worker.served]
-    one, other = (each.slot.current.proposer.contributors[-1].model for each in engines)
+    one, other = (each.slot.current.proposer.sources[-1].model for each in engines)
     assert one is other
     requests = RequestQueue(CountingMetrics(), max_waiting=4)
     asked = [(engine, replace(QUESTION, num_draft_tokens=num)) for num in (0, None) for engine in engines]

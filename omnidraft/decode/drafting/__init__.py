@@ -1,1 +1,1 @@
-"""Who guesses what the target will draw; each proposer is one file behind ports.Proposer."""
+"""Drafting: proposers that fill the draft tree, each one file behind ports.Proposer."""

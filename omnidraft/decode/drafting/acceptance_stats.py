@@ -1,54 +1,80 @@
-"""How often a guess of some kind was right, by how sure its proposer was: from it the chance of the next such guess.
+"""Measured acceptance of draft tokens, which estimates that of the next ones, and the noise weight that drafts best.
 
-What a proposer says of itself (q) is only the beginning: a bin of q that was right 60 times in 100 counts as 0.6.
-Old guesses fade, so that the table follows the traffic.
+A source's own probability (q) is only the prior: a bin of q whose tokens were accepted 60 times in 100 counts as 0.6.
+Old observations fade, so that the estimates follow the traffic.
 """
 
 from bisect import bisect
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from omnidraft.ports import Source
 
 _EDGES = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)
 _DEEP = (2, 3, 5)
-_PRIOR_GUESSES = 6.0
-"""What a proposer's own q counts for, in guesses."""
-_MEMORY_GUESSES = 400.0
-_LEAST, _MOST = 0.001, 0.995
+_PRIOR_COUNT = 6.0
+"""Observations that a source's own q counts for."""
+_MAX_COUNT = 400.0
+_MIN_ESTIMATE, _MAX_ESTIMATE = 0.001, 0.995
+_DECAY = 0.99
 
 
-class GuessKind(NamedTuple):
-    """What guesses are counted together, besides their bin of q."""
+class CandidateKind(NamedTuple):
+    """Draft tokens that are counted together, besides their bin of q."""
 
     source: Source
     rank: int
-    """0 is the proposer's first choice."""
+    """0 is the source's first choice."""
     style: tuple[float, float] = (0.0, 0.0)
-    """Temperature, and how much of the noise the ranking used."""
+    """Temperature, and the weight of the noise in the ranking."""
 
 
 class AcceptanceCalibrator:
-    """Shared by all requests of one snapshot."""
+    """Acceptance by kind, bin of q and depth. Shared by all requests of one snapshot."""
 
     def __init__(self) -> None:
-        self._counts: dict[tuple[GuessKind, int, int | None], list[float]] = defaultdict(lambda: [0.0, 0.0])
+        self._counts: dict[tuple[CandidateKind, int, int | None], list[float]] = defaultdict(lambda: [0.0, 0.0])
 
-    def chance(self, kind: GuessKind, q: float, depth: int) -> float:
-        """That such a guess is right, given that everything before it was."""
-        place = bisect(_EDGES, q)
-        at_any_depth = self._shrunk((kind, place, None), q)
-        return min(max(self._shrunk((kind, place, bisect(_DEEP, depth)), at_any_depth), _LEAST), _MOST)
+    def estimate(self, kind: CandidateKind, q: float, depth: int) -> float:
+        """Return the probability that such a draft token is accepted, given that everything before it was."""
+        bin_index = bisect(_EDGES, q)
+        at_any_depth = self._shrink((kind, bin_index, None), q)
+        estimate = self._shrink((kind, bin_index, bisect(_DEEP, depth)), at_any_depth)
+        return min(max(estimate, _MIN_ESTIMATE), _MAX_ESTIMATE)
 
-    def update(self, kind: GuessKind, q: float, depth: int, *, is_right: bool) -> None:
-        """One guess was judged by the target."""
-        place = bisect(_EDGES, q)
-        for key in ((kind, place, None), (kind, place, bisect(_DEEP, depth))):
+    def update(self, kind: CandidateKind, q: float, depth: int, *, is_right: bool) -> None:
+        """Count one draft token that the target accepted or rejected."""
+        bin_index = bisect(_EDGES, q)
+        for key in ((kind, bin_index, None), (kind, bin_index, bisect(_DEEP, depth))):
             counts = self._counts[key]
-            fade = min(1.0, _MEMORY_GUESSES / (counts[0] + 1))
+            fade = min(1.0, _MAX_COUNT / (counts[0] + 1))
             counts[0] = counts[0] * fade + 1
             counts[1] = counts[1] * fade + is_right
 
-    def _shrunk(self, key: tuple[GuessKind, int, int | None], prior: float) -> float:
-        num, right = self._counts.get(key, (0.0, 0.0))
-        return (right + _PRIOR_GUESSES * prior) / (num + _PRIOR_GUESSES)
+    def _shrink(self, key: tuple[CandidateKind, int, int | None], prior: float) -> float:
+        num, num_accepted = self._counts.get(key, (0.0, 0.0))
+        return (num_accepted + _PRIOR_COUNT * prior) / (num + _PRIOR_COUNT)
+
+
+class NoiseCoupling:
+    """Chooses the drafter's weight of the target's noise (w of docs/algorithms.md section 4) by measured agreement.
+
+    At every scored position the first candidate of each weight is known, so no weight has to be tried out. Shared by
+    all requests of one snapshot; temperatures are counted separately, rounded to tenths.
+    """
+
+    def __init__(self, weights: Sequence[float]) -> None:
+        """Use the first weight until another has agreed more often."""
+        self.weights = tuple(weights)
+        self._num_agreed: dict[float, list[float]] = defaultdict(lambda: [0.0] * len(self.weights))
+
+    def best(self, temperature: float) -> float:
+        """Return the weight whose first candidate agreed most often of late."""
+        agreed = self._num_agreed.get(round(temperature, 1))
+        return self.weights[agreed.index(max(agreed))] if agreed else self.weights[0]
+
+    def update(self, temperature: float, first_ids: Sequence[int | None], token: int) -> None:
+        """Compare each weight's first candidate with the token that the target drew."""
+        agreed = self._num_agreed[round(temperature, 1)]
+        agreed[:] = [count * _DECAY + (first == token) for count, first in zip(agreed, first_ids, strict=True)]

@@ -1,25 +1,25 @@
-"""A tree while proposers add to it: every node with the estimated chance that the target's text goes through it."""
+"""A draft tree under construction: every node has the estimated probability that the target's text reaches it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from omnidraft.decode.drafting.acceptance_stats import GuessKind
+from omnidraft.decode.drafting.acceptance_stats import CandidateKind
 from omnidraft.ports import DraftTree, Source, TreeLimits
 
 
 @dataclass(slots=True)
 class Node:
-    """One guess."""
+    """One draft token."""
 
     token: int
     parent: int
     depth: int
     source: Source | None
-    chance: float
-    """That the target draws it, given its parent."""
+    acceptance: float
+    """Probability that the target draws it, given its parent."""
     log_q: float = 0.0
-    guess: tuple[GuessKind, float] | None = None
-    """What the chance was estimated from, to be judged later."""
+    estimated_from: tuple[CandidateKind, float] | None = None
+    """The kind and q that the acceptance was estimated from, for the calibrator; None for the root."""
 
 
 class DraftTreeBuilder:
@@ -43,42 +43,43 @@ class DraftTreeBuilder:
         parent: int,
         token: int,
         source: Source,
-        chance: float,
+        acceptance: float,
         *,
         log_q: float = 0.0,
-        guess: tuple[GuessKind, float] | None = None,
+        estimated_from: tuple[CandidateKind, float] | None = None,
     ) -> int | None:
-        """The node; the one that is there already when two proposers say the same. None when it would be too deep."""
-        known = self._children[parent].get(token)
-        if known is not None:
-            self.nodes[known].chance = max(self.nodes[known].chance, chance)
-            return known
+        """Add a node and return its number; the existing one when two sources draft the same token. None when it would
+        be too deep."""
+        existing = self._children[parent].get(token)
+        if existing is not None:
+            self.nodes[existing].acceptance = max(self.nodes[existing].acceptance, acceptance)
+            return existing
         depth = self.nodes[parent].depth + 1
         if depth > self._max_depth:
             return None
-        self.nodes.append(Node(token, parent, depth, source, chance, log_q, guess))
+        self.nodes.append(Node(token, parent, depth, source, acceptance, log_q, estimated_from))
         self._children.append({})
         self._children[parent][token] = self.num_drafted
         return self.num_drafted
 
     def value(self, node: int) -> float:
-        """Chance that the target's text goes through this node."""
+        """Return the probability that the target's text reaches this node."""
         value = 1.0
         while node:
-            value *= self.nodes[node].chance
+            value *= self.nodes[node].acceptance
             node = self.nodes[node].parent
         return value
 
     def open_value(self, node: int) -> float:
-        """Chance that it does, and that what comes next has not been guessed."""
-        guessed = sum(self.nodes[child].chance for child in self._children[node].values())
-        return self.value(node) * max(1.0 - guessed, 0.0)
+        """Return the probability that it does and continues with a token that is not drafted yet."""
+        covered = sum(self.nodes[child].acceptance for child in self._children[node].values())
+        return self.value(node) * max(1.0 - covered, 0.0)
 
     def children(self, node: int) -> list[Node]:
         return [self.nodes[child] for child in self._children[node].values()]
 
-    def walk(self, emitted: Sequence[int]) -> list[tuple[int, int]]:
-        """The nodes that the emitted text reached, each with the token that came next."""
+    def follow(self, emitted: Sequence[int]) -> list[tuple[int, int]]:
+        """Return the nodes that the emitted text reached, each with the token that came next."""
         reached, node = [], 0
         for token in emitted:
             reached.append((node, token))
@@ -88,11 +89,11 @@ class DraftTreeBuilder:
         return reached
 
     def ranked(self, limits: TreeLimits) -> list[int]:
-        """The nodes that fit, best first; every front of this list is a tree that fits."""
+        """Return the nodes that fit, best first; every prefix of this list is a tree that fits."""
         depth = self._max_depth if limits.depth is None else limits.depth
         values = [1.0]
         for node in self.nodes[1:]:
-            values.append(values[node.parent] * node.chance)
+            values.append(values[node.parent] * node.acceptance)
         fitting = [number for number in range(1, len(self.nodes)) if self.nodes[number].depth <= depth]
         if limits.num_chains is None:
             order = sorted(fitting, key=lambda number: (-values[number], number))
@@ -100,8 +101,8 @@ class DraftTreeBuilder:
             order = self._chains(fitting, values, limits.num_chains)
         return order[: limits.num_nodes]
 
-    def cut(self, order: Sequence[int]) -> DraftTree:
-        """The tree of these nodes; a parent stands before its children."""
+    def build(self, order: Sequence[int]) -> DraftTree:
+        """Return the tree of these nodes; a parent stands before its children."""
         number_of = {0: 0} | {node: number for number, node in enumerate(order, 1)}
         nodes = [self.nodes[0], *(self.nodes[node] for node in order)]
         return DraftTree(
@@ -115,17 +116,17 @@ class DraftTreeBuilder:
         )
 
     def _chains(self, fitting: Sequence[int], values: Sequence[float], num_chains: int) -> list[int]:
-        """Chain after chain, each the one that adds the most value to those before."""
-        chosen: list[int] = []
+        """Return chain after chain, each the one that adds the most value to those before it."""
+        picked: list[int] = []
         for _ in range(num_chains):
             added = [0.0] * len(self.nodes)
             for node in fitting:
-                added[node] = added[self.nodes[node].parent] + (0.0 if node in chosen else values[node])
+                added[node] = added[self.nodes[node].parent] + (0.0 if node in picked else values[node])
             leaf = max(fitting, key=lambda node: added[node], default=0)
             if not added[leaf]:
                 break
-            chosen += [node for node in self._path(leaf) if node not in chosen]
-        return chosen
+            picked += [node for node in self._path(leaf) if node not in picked]
+        return picked
 
     def _path(self, node: int) -> list[int]:
         path: list[int] = []

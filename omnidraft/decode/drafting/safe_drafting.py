@@ -1,8 +1,8 @@
-"""The boundary behind which drafting may fail: no exception of a proposer ends a text.
+"""The exception boundary of drafting: no exception of a proposer ends a text.
 
-A guess is never needed, so here, and in the rounds of other engines (batch/rounds.py), everything is caught, whatever
-its kind: a bug, a broken snapshot, no memory. The text goes on as plain decoding gives it, without a draft to its end,
-because after a failure nobody knows what the drafter's keys hold; the next text drafts again.
+A draft is never needed, so here, and in the rounds of other engines (external/round_scheduler.py), every exception is
+caught: a bug, a broken snapshot, out of memory. The text continues as plain decoding gives it, without drafts to its
+end, because after a failure the state of the drafter's KV cache is unknown; the next text drafts again.
 """
 
 import logging
@@ -15,21 +15,21 @@ from omnidraft.ports import DraftTree, Metrics, Noise, Proposer, ProposerSession
 logger = logging.getLogger(__name__)
 
 _OUTAGE_S = 60.0
-"""Failures that are no further apart are one outage."""
+"""Failures that are no further apart belong to one outage."""
 
 
 class DraftingFailures:
-    """Counts every failure and logs every outage once. Any thread may tell one."""
+    """Counts every failure and logs every outage once. Any thread may report one."""
 
     def __init__(
         self, metrics: Metrics | None = None, target: str = "", clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`metrics` None: nobody counts."""
+        """Log failures only where `metrics` is None."""
         self._metrics, self._target, self._clock = metrics, target, clock
         self._last_s: float | None = None
 
-    def tell(self, error: Exception) -> None:
-        """Drafting raised this."""
+    def report(self, error: Exception) -> None:
+        """Count an exception that drafting raised; log it when it begins an outage."""
         if self._metrics is not None:
             self._metrics.add("omnidraft_drafting_failures_total", target=self._target)
         last_s, self._last_s = self._last_s, self._clock()
@@ -45,10 +45,10 @@ class DraftingFailures:
 
 
 class SafeDrafting:
-    """Implements ports.ProposerSession over another proposer's, and never raises."""
+    """Implements ports.ProposerSession over another proposer's session, and never raises."""
 
     def __init__(self, proposer: Proposer, request: Request, vocab_size: int, failures: DraftingFailures) -> None:
-        """`vocab_size`: of the target."""
+        """Open the proposer's session; `vocab_size` is the target's."""
         self._vocab_size, self._failures = vocab_size, failures
         self._root = request.prompt_ids[-1]
         self._session: ProposerSession | None = None
@@ -58,7 +58,7 @@ class SafeDrafting:
             self._stop(exc)
 
     def propose(self, position: int, limits: TreeLimits, noise: Noise) -> DraftTree:
-        """See ports.ProposerSession; an empty tree in the place of one that would change the text."""
+        """See ports.ProposerSession; an empty tree replaces one that would change the text."""
         if self._session is None:
             return DraftTree.empty(self._root)
         try:
@@ -81,11 +81,11 @@ class SafeDrafting:
 
     def _stop(self, error: Exception) -> None:
         self._session = None
-        self._failures.tell(error)
+        self._failures.report(error)
 
 
 def require_harmless(tree: DraftTree, root: int, limits: TreeLimits, vocab_size: int) -> None:
-    """Raises ContractError for a tree that would change the text or leave the target's memory."""
+    """Raise ContractError for a tree that would change the text or leave the target's memory."""
     if tree.tokens[0] != root:
         raise ContractError(f"the tree's root is token {tree.tokens[0]}, but {root} was emitted last")
     if not tree.fits(limits):

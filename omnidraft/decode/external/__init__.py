@@ -1,1 +1,1 @@
-"""Drafting for an engine that is not ours and batches: chains for all its texts at once, which it tells by ids only."""
+"""Drafting for another engine's batches: chains for all its sequences at once, of which it passes token ids only."""

@@ -1,7 +1,8 @@
-"""Chains for several texts at once: one step of the drafter goes on from the places of all of them that pay.
+"""Chains for several sequences at once: one step of the drafter extends every prefix, of all of them, that pays.
 
-As drafting/drafter.py, with the policy's questions put for all texts together. Without noise and without temperature:
-an engine that draws with its own noise accepts a guess with the target's probability of it, so the likeliest is best.
+Like drafting/drafter.py, with one decision of the policy for all sequences together. It uses no noise and no
+temperature: an engine that draws with its own noise accepts a token with the target's probability of it, so the most
+probable token is best.
 Shapes: D the drafter's vocabulary.
 """
 
@@ -16,66 +17,73 @@ from omnidraft.decode.drafting.draft_tree_builder import DraftTreeBuilder
 from omnidraft.decode.drafting.drafter import Drafter
 from omnidraft.decode.drafting.prompt_lookup import PromptLookupSession
 from omnidraft.decode.drafting.ranking import CandidateRanker
-from omnidraft.decode.drafting.token_mapping import DraftPosition, TokenMapper
+from omnidraft.decode.drafting.token_mapping import DraftPrefix, TokenMapper
 from omnidraft.decode.external.batch_policy import BatchPolicy
-from omnidraft.decode.external.forbidden_noise import ForbiddenNoise
 from omnidraft.decode.policy.cost_model import CostCurve
+from omnidraft.decode.sampling.noise import ForbiddenNoise
 from omnidraft.ports import DraftSession, DraftTree, Request, TreeLimits
 
 _STYLE = (0.0, 0.0)
-"""Temperature and weight of the noise, as agreement is counted by."""
-_NOISE = ForbiddenNoise()
+"""Temperature and noise weight that acceptance is counted by."""
+_NO_NOISE = ForbiddenNoise()
 
 
-class DraftedSequence:
-    """What one snapshot knows of one text."""
+class DraftingState:
+    """One snapshot's drafting state of one sequence."""
 
     def __init__(
-        self, drafter: Drafter, request: Request, told: Sequence[int], table: AcceptanceCalibrator, *, with_lookup: bool
+        self,
+        drafter: Drafter,
+        request: Request,
+        prompt_tail_ids: Sequence[int],
+        calibrator: AcceptanceCalibrator,
+        *,
+        with_lookup: bool,
     ) -> None:
-        """
+        """Begin at the end of the prompt.
+
         Args:
-            request: its drafter's prompt ids end before `told`, its prompt ids behind them.
-            told: target ids at the end of the prompt, which the text goes on from.
+            request: its drafter's prompt ids end before `prompt_tail_ids`, its prompt ids after them.
+            prompt_tail_ids: target ids at the end of the prompt, which the answer continues.
         """
         self.drafter = drafter
-        self.table = table
+        self.calibrator = calibrator
         self.stop_ids = request.stop_ids
         self.context = drafter.context(request)
-        self.context.observe(told)
-        self.readings = TokenMapper(drafter.alignment, drafter.cache, table)
-        self.lookup = PromptLookupSession(request.prompt_ids, table) if with_lookup else None
+        self.context.observe(prompt_tail_ids)
+        self.mapper = TokenMapper(drafter.alignment, drafter.cache, calibrator)
+        self.lookup = PromptLookupSession(request.prompt_ids, calibrator) if with_lookup else None
         self.model: DraftSession | None = None
-        """None until it is drafted for, and while its memory was needed elsewhere."""
+        """None until the sequence is drafted for, and while its KV cache was released."""
         self.fed: list[int] = []
         self.root = request.prompt_ids[-1]
         self.tree: DraftTreeBuilder | None = None
         self.num_branched = 0
 
     def release(self) -> None:
-        """Free the drafter's keys; they are computed again when the text is drafted for again."""
+        """Free the drafter's KV cache; it is computed again when the sequence is drafted for again."""
         self.model, self.fed = None, []
 
     def num_missed(self, ids: Sequence[int]) -> int:
-        """How many of the text's draft ids have to be read."""
+        """Return the number of draft ids that the drafter has to read."""
         return len(ids) - self.common(ids)
 
     def common(self, ids: Sequence[int]) -> int:
-        """Leading ids that are read; the last one is always read again."""
+        """Return the number of leading ids that were read; the last one is always read again."""
         limit = min(len(self.fed), len(ids) - 1)
         if self.fed[:limit] == ids[:limit]:
             return limit
         return next(at for at in range(limit) if self.fed[at] != ids[at])
 
     def observe(self, emitted: Sequence[int]) -> Sequence[tuple[int, int]]:
-        """The text goes on; returns the nodes that it went through, each with the id that came next."""
-        reached = self.tree.walk(emitted) if self.tree is not None else []
+        """Append emitted ids; return the nodes that they passed through, each with the id that came next."""
+        reached = self.tree.follow(emitted) if self.tree is not None else []
         for node, token in reached:
             assert self.tree is not None
             for child in self.tree.children(node):
-                if child.guess is not None:
-                    kind, q = child.guess
-                    self.table.update(kind, q, child.depth, is_right=child.token == token)
+                if child.estimated_from is not None:
+                    kind, q = child.estimated_from
+                    self.calibrator.update(kind, q, child.depth, is_right=child.token == token)
         self.context.observe(emitted)
         if self.lookup is not None:
             self.lookup.observe(emitted, reached)
@@ -84,154 +92,156 @@ class DraftedSequence:
 
 
 @dataclass(slots=True)
-class Drafted:
-    """The chains of one round, and what they cost the drafter."""
+class BatchDraft:
+    """The chains of one round, and the drafter's steps for them."""
 
     trees: list[DraftTree] = field(default_factory=list)
     step_rows: list[int] = field(default_factory=list)
     draft_s: float = 0.0
 
 
-def draft(
-    texts: Sequence[DraftedSequence],
+def draft_batch(
+    seqs: Sequence[DraftingState],
     num_tokens: int,
     policy: BatchPolicy,
     step_s: CostCurve | None,
     *,
     may_open: Callable[[int], bool],
-) -> Drafted:
-    """A chain of at most `num_tokens` for each of these texts, which have one snapshot.
+) -> BatchDraft:
+    """Return a chain of at most `num_tokens` for each of these sequences, which have one snapshot.
 
     Args:
-        step_s: told what each step took; None: nobody wants to know.
+        step_s: updated with the duration of each step; None measures nothing.
         may_open: whether there is memory for the keys of so many more ids.
     """
-    drafted, limits = Drafted(), TreeLimits(num_tokens, num_chains=1, depth=num_tokens)
-    for text in texts:
-        text.tree, text.num_branched = DraftTreeBuilder(text.root, num_tokens), 0
-        if text.lookup is not None:
-            text.lookup.extend(text.tree, 0, limits, _NOISE)
+    batch_draft, limits = BatchDraft(), TreeLimits(num_tokens, num_chains=1, depth=num_tokens)
+    for seq in seqs:
+        seq.tree, seq.num_branched = DraftTreeBuilder(seq.root, num_tokens), 0
+        if seq.lookup is not None:
+            seq.lookup.extend(seq.tree, 0, limits, _NO_NOISE)
     if num_tokens:
-        _Steps(drafted, limits, policy, step_s).run(_readers(texts, policy, may_open))
-    drafted.trees = _kept([text.tree for text in texts if text.tree is not None], limits, policy)
-    return drafted
+        _DraftSteps(batch_draft, limits, policy, step_s).run(_readers(seqs, policy, may_open))
+    batch_draft.trees = _prune([seq.tree for seq in seqs if seq.tree is not None], limits, policy)
+    return batch_draft
 
 
 def _readers(
-    texts: Sequence[DraftedSequence], policy: BatchPolicy, may_open: Callable[[int], bool]
-) -> list[tuple[DraftedSequence, list[int]]]:
-    """The texts that the drafter is to draft for, with all their draft ids."""
+    seqs: Sequence[DraftingState], policy: BatchPolicy, may_open: Callable[[int], bool]
+) -> list[tuple[DraftingState, list[int]]]:
+    """Return the sequences that the drafter is to draft for, with all their draft ids."""
     readers = []
-    for text in texts:
-        ids = text.context.ids
-        if ids is None or not policy.should_draft(text.num_missed(ids)):
+    for seq in seqs:
+        ids = seq.context.ids
+        if ids is None or not policy.should_draft(seq.num_missed(ids)):
             continue
-        if text.model is None:
+        if seq.model is None:
             if not may_open(len(ids)):
                 continue
-            text.model = text.drafter.model.open()
-        readers.append((text, ids))
+            seq.model = seq.drafter.model.open()
+        readers.append((seq, ids))
     return readers
 
 
-class _Steps:
+class _DraftSteps:
     """The drafter's steps of one round."""
 
-    def __init__(self, drafted: Drafted, limits: TreeLimits, policy: BatchPolicy, step_s: CostCurve | None) -> None:
-        self._drafted = drafted
+    def __init__(
+        self, batch_draft: BatchDraft, limits: TreeLimits, policy: BatchPolicy, step_s: CostCurve | None
+    ) -> None:
+        self._batch_draft = batch_draft
         self._limits = limits
         self._policy = policy
         self._step_s = step_s
 
-    def run(self, readers: Sequence[tuple[DraftedSequence, list[int]]]) -> None:
-        """Step until nothing more pays."""
-        at_root = [(text, DraftPosition()) for text, _ in readers]
-        chosen = {id(text) for text, _ in self._worth(at_root)}
-        readers = [(text, ids) for text, ids in readers if id(text) in chosen]
+    def run(self, readers: Sequence[tuple[DraftingState, list[int]]]) -> None:
+        """Step until no further step pays."""
+        at_root = [(seq, DraftPrefix()) for seq, _ in readers]
+        chosen = {id(seq) for seq, _ in self._select(at_root)}
+        readers = [(seq, ids) for seq, ids in readers if id(seq) in chosen]
         if not readers:
             return
         logits = self._advance(readers)
-        places = [(text, _expand(text, DraftPosition(), each)) for (text, _), each in zip(readers, logits, strict=True)]
-        while going_on := self._worth([(text, place) for text, place in places if self._is_open(text, place)]):
-            logits = self._branch(going_on)
-            places = []
-            for (text, place), each in zip(going_on, logits, strict=True):
-                row, text.num_branched = text.num_branched, text.num_branched + 1
-                places.append((text, _expand(text, replace(place, row=row), each)))
+        prefixes = [(seq, _expand(seq, DraftPrefix(), each)) for (seq, _), each in zip(readers, logits, strict=True)]
+        while selected := self._select([(seq, prefix) for seq, prefix in prefixes if self._is_open(seq, prefix)]):
+            logits = self._branch(selected)
+            prefixes = []
+            for (seq, prefix), each in zip(selected, logits, strict=True):
+                row, seq.num_branched = seq.num_branched, seq.num_branched + 1
+                prefixes.append((seq, _expand(seq, replace(prefix, row=row), each)))
 
-    def _is_open(self, text: DraftedSequence, place: DraftPosition) -> bool:
-        """Whether anything can stand behind it, in the drafter's memory and in the chain."""
-        assert text.tree is not None
-        has_room = len(text.fed) + len(place.draft_ids) <= text.drafter.model.context_limit
-        return has_room and any(text.tree.nodes[end].depth < self._limits.num_nodes for end in place.ends)
+    def _is_open(self, seq: DraftingState, prefix: DraftPrefix) -> bool:
+        """Return whether a token after it fits the drafter's context and the chain."""
+        assert seq.tree is not None
+        fits_context = len(seq.fed) + len(prefix.draft_ids) <= seq.drafter.model.context_limit
+        return fits_context and any(seq.tree.nodes[end].depth < self._limits.num_nodes for end in prefix.ends)
 
-    def _worth(
-        self, places: Sequence[tuple[DraftedSequence, DraftPosition]]
-    ) -> list[tuple[DraftedSequence, DraftPosition]]:
-        """Those that the policy goes on from, the best first."""
-        values = [_value(text, place) for text, place in places]
+    def _select(self, prefixes: Sequence[tuple[DraftingState, DraftPrefix]]) -> list[tuple[DraftingState, DraftPrefix]]:
+        """Return the prefixes that the policy extends, best first."""
+        values = [_value(seq, prefix) for seq, prefix in prefixes]
         order = sorted((at for at, value in enumerate(values) if value), key=lambda at: -values[at])
         if not order:
             return []
-        num_nodes = sum(min(text.tree.num_drafted, self._limits.num_nodes) for text, _ in places if text.tree)
-        return [places[at] for at in order[: self._policy.select_expansions([values[at] for at in order], num_nodes)]]
+        num_nodes = sum(min(seq.tree.num_drafted, self._limits.num_nodes) for seq, _ in prefixes if seq.tree)
+        return [prefixes[at] for at in order[: self._policy.select_expansions([values[at] for at in order], num_nodes)]]
 
-    def _advance(self, readers: Sequence[tuple[DraftedSequence, list[int]]]) -> Sequence[torch.Tensor]:
-        asked = []
-        for text, ids in readers:
-            keep = text.common(ids)
-            text.fed = list(ids)
-            assert text.model is not None
-            asked.append((text.model, keep, ids[keep:]))
+    def _advance(self, readers: Sequence[tuple[DraftingState, list[int]]]) -> Sequence[torch.Tensor]:
+        requests = []
+        for seq, ids in readers:
+            keep = seq.common(ids)
+            seq.fed = list(ids)
+            assert seq.model is not None
+            requests.append((seq.model, keep, ids[keep:]))
         model = readers[0][0].drafter.model
-        return self._timed(sum(len(ids) for *_, ids in asked), lambda: model.advance_all(asked))
+        return self._timed(sum(len(ids) for *_, ids in requests), lambda: model.advance_all(requests))
 
-    def _branch(self, going_on: Sequence[tuple[DraftedSequence, DraftPosition]]) -> list[torch.Tensor]:
-        asked = []
-        for text, place in going_on:
-            assert text.model is not None
-            assert place.draft_id is not None
-            assert place.before is not None
-            parent = -1 if place.before.row is None else place.before.row
-            asked.append((text.model, [place.draft_id], [parent]))
-        model = going_on[0][0].drafter.model
-        return [rows[0] for rows in self._timed(len(asked), lambda: model.branch_all(asked))]
+    def _branch(self, selected: Sequence[tuple[DraftingState, DraftPrefix]]) -> list[torch.Tensor]:
+        requests = []
+        for seq, prefix in selected:
+            assert seq.model is not None
+            assert prefix.draft_id is not None
+            assert prefix.before is not None
+            parent = -1 if prefix.before.row is None else prefix.before.row
+            requests.append((seq.model, [prefix.draft_id], [parent]))
+        model = selected[0][0].drafter.model
+        return [rows[0] for rows in self._timed(len(requests), lambda: model.branch_all(requests))]
 
     def _timed(self, num_rows: int, compute: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
         started = time.perf_counter()
         result = compute()
         spent = time.perf_counter() - started
-        self._drafted.draft_s += spent
-        self._drafted.step_rows.append(num_rows)
+        self._batch_draft.draft_s += spent
+        self._batch_draft.step_rows.append(num_rows)
         if self._step_s is not None and num_rows <= 16:
             self._step_s.update(num_rows, spent)
         return result
 
 
-def _value(text: DraftedSequence, place: DraftPosition) -> float:
-    """Chance that the text comes here and that what follows has not been guessed."""
-    assert text.tree is not None
-    return sum(map(text.tree.open_value, place.ends))
+def _value(seq: DraftingState, prefix: DraftPrefix) -> float:
+    """Return the probability that the text reaches this prefix and continues with a token that is not drafted yet."""
+    assert seq.tree is not None
+    return sum(map(seq.tree.open_value, prefix.ends))
 
 
-def _expand(text: DraftedSequence, place: DraftPosition, logits_D: torch.Tensor) -> DraftPosition:
-    """Add what the drafter would say here; the place behind it, without ends when it says nothing to go on from."""
-    assert text.tree is not None
-    candidates = CandidateRanker(logits_D, text.drafter.alignment, _STYLE[0]).best(1, _STYLE[1], _NOISE, 0)
+def _expand(seq: DraftingState, prefix: DraftPrefix, logits_D: torch.Tensor) -> DraftPrefix:
+    """Add the drafter's best candidate; return the prefix after it, without ends where drafting cannot continue."""
+    assert seq.tree is not None
+    candidates = CandidateRanker(logits_D, seq.drafter.alignment, _STYLE[0]).best(1, _STYLE[1], _NO_NOISE, 0)
     if not candidates:
-        return DraftPosition(before=place, ends=())
-    text.tree.noise_weight = 0.0
-    behind = text.readings.add(text.tree, place, candidates[0], 0, _STYLE)
-    text.tree.draft_ids = max(text.tree.draft_ids, behind.draft_ids, key=len)
-    return replace(behind, ends=tuple(end for end in behind.ends if text.tree.nodes[end].token not in text.stop_ids))
+        return DraftPrefix(before=prefix, ends=())
+    seq.tree.noise_weight = 0.0
+    next_prefix = seq.mapper.add(seq.tree, prefix, candidates[0], 0, _STYLE)
+    seq.tree.draft_ids = max(seq.tree.draft_ids, next_prefix.draft_ids, key=len)
+    return replace(
+        next_prefix, ends=tuple(end for end in next_prefix.ends if seq.tree.nodes[end].token not in seq.stop_ids)
+    )
 
 
-def _kept(trees: Sequence[DraftTreeBuilder], limits: TreeLimits, policy: BatchPolicy) -> list[DraftTree]:
-    """The best chain of each, as long as pays beside the others."""
+def _prune(trees: Sequence[DraftTreeBuilder], limits: TreeLimits, policy: BatchPolicy) -> list[DraftTree]:
+    """Return the best chain of each tree, as long as it pays beside the others."""
     chains = [tree.ranked(limits) for tree in trees]
     nodes = [(trees[at].value(node), at) for at, chain in enumerate(chains) for node in chain]
     nodes.sort(key=lambda node: -node[0])  # stable: a chain's values never rise, so its nodes stay in order
     lengths = [0] * len(trees)
     for _, at in nodes[: policy.prune([value for value, _ in nodes])]:
         lengths[at] += 1
-    return [tree.cut(chain[:length]) for tree, chain, length in zip(trees, chains, lengths, strict=True)]
+    return [tree.build(chain[:length]) for tree, chain, length in zip(trees, chains, lengths, strict=True)]

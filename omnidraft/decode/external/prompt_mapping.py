@@ -1,7 +1,7 @@
-"""The drafter's ids of a prompt that is known in the target's ids only.
+"""Maps a prompt from target ids to the drafter's ids.
 
-What is said between special tokens is tokenised again; a special token becomes the drafter's of the same role, and is
-left out where the drafter has none. So a chat in a template that both models share reads as both were taught.
+Text between special tokens is tokenised again; a special token becomes the drafter's of the same role, and is left out
+where the drafter has none. So a chat in a template that both models share reads as both were trained.
 """
 
 from collections.abc import Sequence
@@ -17,15 +17,15 @@ class DrafterPrompt:
     """A prompt in two parts."""
 
     ids: list[int]
-    """The drafter's, up to the last special token."""
+    """Drafter ids up to the last special token."""
     rest: list[int]
-    """The target's ids behind that, which the answer goes on from; they spell text."""
+    """Target ids after that, which the answer continues; they spell text."""
 
 
 def map_prompt(
     prompt_ids: Sequence[int], target: Vocabulary, tokenizer: Tokenizer, alignment: Alignment, *, longest: int
 ) -> DrafterPrompt:
-    """At most the last `longest` draft ids, so that a drafter with a short memory still knows the end.
+    """Return at most the last `longest` draft ids, so that a drafter with a short context still reads the end.
 
     Raises:
         VocabularyError: the drafter cannot spell it.

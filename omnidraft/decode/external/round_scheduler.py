@@ -1,10 +1,10 @@
-"""Rounds of an engine that is not ours: it tells what it emitted for each text it works on, and is given drafts.
+"""Rounds of another engine: it passes the tokens that it emitted for each sequence, and receives drafts.
 
-It tells no ids of requests, no settings and no ends (followed.py says how texts are known all the same). A text keeps
-its snapshot as long as it is followed, so that no swap makes the drafter read running texts again.
-As in safe_drafting.py, no exception gets out: the engine is given nothing to score. Texts that failed together are
-drafted for one by one in the next round, so that the one that is to blame is found; it gets no drafts any more.
-Shapes: N rows of logits of one text, V vocabulary.
+It passes no request ids, no settings and no ends (sequence_tracker.py identifies sequences all the same). A sequence
+keeps its snapshot as long as it is tracked, so that no swap makes the drafter read running sequences again.
+Like in safe_drafting.py, no exception gets out: the engine receives no drafts. Sequences that failed together are
+drafted for one by one in the next round, so that the one at fault is found; it gets no more drafts.
+Shapes: N rows of logits of one sequence, V vocabulary.
 """
 
 import time
@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from omnidraft.decode.drafting.safe_drafting import DraftingFailures, require_harmless
-from omnidraft.decode.external.batch_drafting import Drafted, draft
+from omnidraft.decode.external.batch_drafting import BatchDraft, draft_batch
 from omnidraft.decode.external.batch_policy import BatchPolicy, FixedBatchPolicy
-from omnidraft.decode.external.sequence import ExternalSequence, groups
+from omnidraft.decode.external.sequence import ExternalSequence, draft_groups
 from omnidraft.decode.external.sequence_tracker import SequenceTracker
 from omnidraft.decode.external.step_time_model import StepTimeModel
 from omnidraft.decode.logprobs import top_k_logprobs
@@ -27,48 +27,48 @@ from omnidraft.decode.step_metrics import count_step
 from omnidraft.ports import DraftTree, FinishReason, Metrics, Step, Timings, TreeLimits
 
 
-class Opener(Protocol):
-    """Begins texts."""
+class SequenceFactory(Protocol):
+    """Begins sequences."""
 
     def open(self, prompt_ids: np.ndarray) -> ExternalSequence:
-        """One that nobody knows yet, with the snapshot that it keeps."""
+        """Return a new sequence with the snapshot that it keeps."""
 
 
 LogitsOf = Callable[[Sequence[int]], Sequence[torch.Tensor] | None]
-"""How many rows each text of this round had -> the logits [N, V] of each; None where they cannot be had."""
+"""Number of rows of each sequence of this round -> the logits [N, V] of each; None where they are not available."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundLimits:
-    """What a host may spend."""
+    """Resource limits of a host."""
 
     num_tokens: Callable[[], int]
-    """Drafted for a text in a round, at most; asked in each."""
+    """Draft tokens per sequence and round at most; read in each round."""
     drafter_ids: int
-    """Ids of all texts together whose keys the drafter holds, at most."""
+    """Ids of all sequences together in the drafter's KV cache at most."""
     trace_rows: int
-    """Rows of a round whose logits are looked at for traces, at most; more are recorded without."""
+    """Rows of a round whose logits are read for traces at most; rounds with more are recorded without."""
     idle_s: float
-    """Without a round for so long, all texts count as left."""
+    """Seconds without a round after which all sequences count as inactive."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
+class _Round:
     """The last round."""
 
-    texts: tuple[ExternalSequence, ...]
+    seqs: tuple[ExternalSequence, ...]
     num_nodes: int
     step_rows: tuple[int, ...]
     at_s: float
 
 
 class RoundScheduler:
-    """One thread at a time."""
+    """Drafts round by round. One thread at a time."""
 
     def __init__(
         self,
-        opener: Opener,
-        followed: SequenceTracker[ExternalSequence],
+        factory: SequenceFactory,
+        tracker: SequenceTracker[ExternalSequence],
         policy: BatchPolicy,
         passes: StepTimeModel,
         step_s: CostCurve | None,
@@ -81,8 +81,8 @@ class RoundScheduler:
         failures: DraftingFailures,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._opener = opener
-        self._followed = followed
+        self._factory = factory
+        self._tracker = tracker
         self._policy = policy
         self._passes = passes
         self._step_s = step_s
@@ -93,208 +93,207 @@ class RoundScheduler:
         self._limits = limits
         self._failures = failures
         self._clock = clock
-        self._given: _Given | None = None
+        self._last_round: _Round | None = None
 
     def next(
         self, emitted: Sequence[Sequence[int]], ids_of: Callable[[int], np.ndarray], logits_of: LogitsOf
     ) -> list[list[int]]:
-        """The engine emitted these tokens for each of its texts, none where it still reads a prompt; returns as many
-        lists of drafted tokens.
+        """Return draft tokens per sequence, given the tokens that the engine emitted; none while it reads a prompt.
 
         Args:
-            ids_of: place among the texts -> all ids of that text, those just emitted included.
+            ids_of: index of a sequence -> all its ids, those just emitted included.
         """
         try:
             return self._next(emitted, ids_of, logits_of)
         except Exception as exc:  # the boundary: see safe_drafting.py
-            self._begin_anew(exc)
+            self._reset(exc)
             return [[] for _ in emitted]
 
     def _next(
         self, emitted: Sequence[Sequence[int]], ids_of: Callable[[int], np.ndarray], logits_of: LogitsOf
     ) -> list[list[int]]:
-        came_s = self._clock()
-        texts = self._found(emitted, ids_of)
-        working_on = [text for text in texts if text is not None]
-        pass_s = self._judge(texts, emitted, came_s)
-        self._observe(texts, emitted, pass_s, logits_of)
-        self._leave(self._followed.here(working_on))
-        self._forget()
-        drafts = self._draft(working_on)
-        return [drafts.get(id(text), []) for text in texts]
+        now_s = self._clock()
+        seqs = self._match(emitted, ids_of)
+        active = [seq for seq in seqs if seq is not None]
+        pass_s = self._update_costs(seqs, emitted, now_s)
+        self._observe(seqs, emitted, pass_s, logits_of)
+        self._end_records(self._tracker.set_active(active))
+        self._evict()
+        drafts = self._draft(active)
+        return [drafts.get(id(seq), []) for seq in seqs]
 
     def tick(self) -> None:
-        """Called every second or so: what is left is written down and in time forgotten, also when no round comes."""
+        """End and evict inactive sequences, also when no round comes; called about every second."""
         try:
             self._tick()
         except Exception as exc:  # the boundary: see safe_drafting.py
-            self._begin_anew(exc)
+            self._reset(exc)
 
     def _tick(self) -> None:
-        if self._given is None or self._clock() - self._given.at_s > self._limits.idle_s:
-            self._given = None
-            self._leave(self._followed.here(()))
-        self._forget()
-        self._metrics.set("omnidraft_followed_texts", len(self._followed), target=self._target)
-        self._metrics.set("omnidraft_drafter_ids", self._num_held(), target=self._target)
+        if self._last_round is None or self._clock() - self._last_round.at_s > self._limits.idle_s:
+            self._last_round = None
+            self._end_records(self._tracker.set_active(()))
+        self._evict()
+        self._metrics.set("omnidraft_followed_texts", len(self._tracker), target=self._target)
+        self._metrics.set("omnidraft_drafter_ids", self._num_cached_ids(), target=self._target)
 
     def close(self) -> None:
-        """No more rounds come: all records are written."""
-        self._given = None
-        self._leave(self._followed.here(()))
+        """Write all records; no more rounds come."""
+        self._last_round = None
+        self._end_records(self._tracker.set_active(()))
 
-    def _begin_anew(self, error: Exception) -> None:
-        """Nobody knows how far the round came: all texts are forgotten, with what is not recorded of them yet, and
-        those that go on are opened again."""
-        self._failures.tell(error)
-        self._given = None
-        for text in self._followed.forget_all():
-            text.drafted.release()
+    def _reset(self, error: Exception) -> None:
+        """Forget all sequences, with their unrecorded steps, because the state of the failed round is unknown; those
+        that continue are opened again."""
+        self._failures.report(error)
+        self._last_round = None
+        for seq in self._tracker.clear():
+            seq.drafting.release()
 
-    def _found(
+    def _match(
         self, emitted: Sequence[Sequence[int]], ids_of: Callable[[int], np.ndarray]
     ) -> list[ExternalSequence | None]:
-        """The text at each place; None where nothing was emitted."""
-        found: list[ExternalSequence | None] = []
-        for place, new in enumerate(emitted):
-            if not new:
-                found.append(None)
+        """Return the sequence at each index; None where nothing was emitted."""
+        matches: list[ExternalSequence | None] = []
+        for index, new_ids in enumerate(emitted):
+            if not new_ids:
+                matches.append(None)
                 continue
-            ids = ids_of(place)
-            before = ids[: len(ids) - len(new)]
-            text = self._followed.find(before, [each for each in found if each is not None])
-            found.append(self._opened(before) if text is None else text)
-        return found
+            ids = ids_of(index)
+            before = ids[: len(ids) - len(new_ids)]
+            seq = self._tracker.find(before, [each for each in matches if each is not None])
+            matches.append(self._open(before) if seq is None else seq)
+        return matches
 
-    def _opened(self, prompt_ids: np.ndarray) -> ExternalSequence | None:
-        """A new text; None, until the next round, where it cannot be opened."""
+    def _open(self, prompt_ids: np.ndarray) -> ExternalSequence | None:
+        """Return a new sequence; None, until the next round, where it cannot be opened."""
         try:
-            text = self._opener.open(prompt_ids)
+            seq = self._factory.open(prompt_ids)
         except Exception as exc:  # the boundary: see safe_drafting.py
-            self._failures.tell(exc)
+            self._failures.report(exc)
             return None
-        self._followed.add(text)
-        return text
+        self._tracker.add(seq)
+        return seq
 
-    def _judge(
-        self, texts: Sequence[ExternalSequence | None], emitted: Sequence[Sequence[int]], came_s: float
+    def _update_costs(
+        self, seqs: Sequence[ExternalSequence | None], emitted: Sequence[Sequence[int]], now_s: float
     ) -> float:
-        """What the pass since the last round says of costs and drafts; returns its seconds, 0 where they say nothing:
-        when it also read prompts, or when the engine waited."""
-        given, self._given = self._given, None
-        if given is None or {id(text) for text in texts} != {id(text) for text in given.texts}:
+        """Update costs and policy with the pass since the last round; return its seconds, 0 when it is no sample
+        because it also read prompts or the engine waited."""
+        last, self._last_round = self._last_round, None
+        if last is None or {id(seq) for seq in seqs} != {id(seq) for seq in last.seqs}:
             return 0.0
-        pass_s = came_s - given.at_s
-        self._passes.update(len(given.texts) + given.num_nodes, pass_s)
-        self._policy.update(sum(map(len, emitted)), given.num_nodes, given.step_rows)
+        pass_s = now_s - last.at_s
+        self._passes.update(len(last.seqs) + last.num_nodes, pass_s)
+        self._policy.update(sum(map(len, emitted)), last.num_nodes, last.step_rows)
         return pass_s
 
     def _observe(
         self,
-        texts: Sequence[ExternalSequence | None],
+        seqs: Sequence[ExternalSequence | None],
         emitted: Sequence[Sequence[int]],
         pass_s: float,
         logits_of: LogitsOf,
     ) -> None:
-        num_rows = [1 if text is None else len(text.tree) for text in texts]
-        is_traced = any(text is not None and text.tracer is not None for text in texts)
-        has_room = sum(num_rows) <= self._limits.trace_rows
-        logits = logits_of(num_rows) if is_traced and has_room else None
-        for place, (text, new) in enumerate(zip(texts, emitted, strict=True)):
-            if text is None:
+        num_rows = [1 if seq is None else len(seq.tree) for seq in seqs]
+        is_traced = any(seq is not None and seq.record_builder is not None for seq in seqs)
+        is_traced = is_traced and sum(num_rows) <= self._limits.trace_rows
+        logits = logits_of(num_rows) if is_traced else None
+        for index, (seq, new_ids) in enumerate(zip(seqs, emitted, strict=True)):
+            if seq is None:
                 continue
-            step = self._step(text, new, pass_s, None if logits is None else logits[place])
-            count_step(self._metrics, step, self._target, str(text.snapshot.version))
-            if text.tracer is not None:
-                text.tracer.take(step)
-                if new[-1] in self._stop_ids:  # most likely over: the engine may not come back to say so
-                    text.tracer.end(FinishReason.STOP)
-            if not text.is_given_up:
-                self._drafter_observes(text, new)
-            self._followed.append(text, new)
+            step = self._step(seq, new_ids, pass_s, None if logits is None else logits[index])
+            count_step(self._metrics, step, self._target, str(seq.snapshot.version))
+            if seq.record_builder is not None:
+                seq.record_builder.take(step)
+                if new_ids[-1] in self._stop_ids:  # most likely over: the engine may not come back to say so
+                    seq.record_builder.end(FinishReason.STOP)
+            if not seq.is_disabled:
+                self._drafter_observes(seq, new_ids)
+            self._tracker.append(seq, new_ids)
 
-    def _drafter_observes(self, text: ExternalSequence, new: Sequence[int]) -> None:
+    def _drafter_observes(self, seq: ExternalSequence, new_ids: Sequence[int]) -> None:
         try:
-            text.drafted.observe(new)
+            seq.drafting.observe(new_ids)
         except Exception as exc:  # the boundary: see safe_drafting.py
-            self._failed([text], exc)
+            self._on_failure([seq], exc)
 
-    def _step(self, text: ExternalSequence, new: Sequence[int], pass_s: float, logits_NV: torch.Tensor | None) -> Step:
+    def _step(self, seq: ExternalSequence, ids: Sequence[int], pass_s: float, logits_NV: torch.Tensor | None) -> Step:
         path, node = [], 0
-        for token in new:
-            child = text.tree.child(node, token)
+        for token in ids:
+            child = seq.tree.child(node, token)
             if child is None:
                 break
             path.append(child)
             node = child
-        beliefs = None
-        if text.tracer is not None and logits_NV is not None and len(new) <= len(logits_NV):
-            beliefs = top_k_logprobs(logits_NV.float(), range(len(new)), new, self._top_k)
-        timings = Timings(text.draft_s, pass_s)
-        return Step(text.tree, tuple(new), tuple(path), "", None, timings, beliefs)
+        traced = None
+        if seq.record_builder is not None and logits_NV is not None and len(ids) <= len(logits_NV):
+            traced = top_k_logprobs(logits_NV.float(), range(len(ids)), ids, self._top_k)
+        return Step(seq.tree, tuple(ids), tuple(path), "", None, Timings(seq.draft_s, pass_s), traced)
 
-    def _leave(self, left: Sequence[ExternalSequence]) -> None:
-        for text in left:
-            text.tree = DraftTree.empty(text.drafted.root)
-            is_over = int(text.tokens.ids[-1]) in self._stop_ids
-            if text.tracer is not None:
-                text.tracer.end(FinishReason.STOP if is_over else None)
+    def _end_records(self, inactive: Sequence[ExternalSequence]) -> None:
+        for seq in inactive:
+            seq.tree = DraftTree.empty(seq.drafting.root)
+            is_over = int(seq.tokens.ids[-1]) in self._stop_ids
+            if seq.record_builder is not None:
+                seq.record_builder.end(FinishReason.STOP if is_over else None)
             if is_over:
-                self._end(text)
-                self._followed.forget(text)
+                self._end(seq)
+                self._tracker.remove(seq)
 
-    def _forget(self) -> None:
-        for text in self._followed.forgotten():
-            self._end(text)
+    def _evict(self) -> None:
+        for seq in self._tracker.evict():
+            self._end(seq)
 
-    def _end(self, text: ExternalSequence) -> None:
-        text.drafted.release()
-        self._policy.finish(len(text.tokens) - text.num_prompt)
+    def _end(self, seq: ExternalSequence) -> None:
+        seq.drafting.release()
+        self._policy.finish(len(seq.tokens) - seq.num_prompt)
 
-    def _draft(self, working_on: Sequence[ExternalSequence]) -> dict[int, list[int]]:
-        """Drafted tokens by the identity of a text."""
-        if not working_on:
+    def _draft(self, active: Sequence[ExternalSequence]) -> dict[int, list[int]]:
+        """Return the draft tokens by the identity of a sequence."""
+        if not active:
             return {}
         policy, num_tokens = self._policy, self._limits.num_tokens()
-        policy.start(len(working_on))
-        untried = self._passes.untried(len(working_on), num_tokens)
-        if untried is not None:
-            policy, num_tokens = FixedBatchPolicy(), untried
+        policy.start(len(active))
+        probe_length = self._passes.probe_length(len(active), num_tokens)
+        if probe_length is not None:
+            policy, num_tokens = FixedBatchPolicy(), probe_length
         num_nodes, step_rows = 0, []
-        for group in groups(working_on):
-            drafted = self._of_group(group, num_tokens, policy)
-            num_nodes += sum(len(tree) - 1 for tree in drafted.trees)
-            step_rows += drafted.step_rows
-        self._given = _Given(tuple(working_on), num_nodes, tuple(step_rows), self._clock())
-        return {id(text): list(text.tree.tokens[1:]) for text in working_on}
+        for group in draft_groups(active):
+            batch_draft = self._draft_group(group, num_tokens, policy)
+            num_nodes += sum(len(tree) - 1 for tree in batch_draft.trees)
+            step_rows += batch_draft.step_rows
+        self._last_round = _Round(tuple(active), num_nodes, tuple(step_rows), self._clock())
+        return {id(seq): list(seq.tree.tokens[1:]) for seq in active}
 
-    def _of_group(self, group: Sequence[ExternalSequence], num_tokens: int, policy: BatchPolicy) -> Drafted:
+    def _draft_group(self, group: Sequence[ExternalSequence], num_tokens: int, policy: BatchPolicy) -> BatchDraft:
         try:
-            drafted = draft([text.drafted for text in group], num_tokens, policy, self._step_s, may_open=self._has_room)
-            for text, tree in zip(group, drafted.trees, strict=True):
-                size = len(text.drafted.drafter.target_vocabulary)
-                require_harmless(tree, text.drafted.root, TreeLimits(num_tokens, num_chains=1), size)
-                text.tree, text.draft_s, text.is_suspect = tree, drafted.draft_s, False
+            states = [seq.drafting for seq in group]
+            batch_draft = draft_batch(states, num_tokens, policy, self._step_s, may_open=self._fits_memory)
+            for seq, tree in zip(group, batch_draft.trees, strict=True):
+                size = len(seq.drafting.drafter.target_vocabulary)
+                require_harmless(tree, seq.drafting.root, TreeLimits(num_tokens, num_chains=1), size)
+                seq.tree, seq.draft_s, seq.is_suspect = tree, batch_draft.draft_s, False
         except Exception as exc:  # the boundary: see safe_drafting.py
-            self._failed(group, exc)
-            return Drafted()
-        return drafted
+            self._on_failure(group, exc)
+            return BatchDraft()
+        return batch_draft
 
-    def _failed(self, group: Sequence[ExternalSequence], error: Exception) -> None:
-        """Nobody knows what the drafter's keys of these texts hold now."""
-        self._failures.tell(error)
-        for text in group:
-            text.failed(is_alone=len(group) == 1)
+    def _on_failure(self, group: Sequence[ExternalSequence], error: Exception) -> None:
+        """Report the exception and release the sequences, whose KV cache in the drafter is in an unknown state."""
+        self._failures.report(error)
+        for seq in group:
+            seq.failed(is_alone=len(group) == 1)
 
-    def _has_room(self, num_ids: int) -> bool:
-        """Whether the drafter may hold the keys of so many more; texts that were left give up theirs first."""
-        held = self._num_held()
-        for text in self._followed.left:
-            if held + num_ids <= self._limits.drafter_ids:
+    def _fits_memory(self, num_ids: int) -> bool:
+        """Return whether the drafter may cache so many more ids; inactive sequences are released first."""
+        num_cached = self._num_cached_ids()
+        for seq in self._tracker.inactive:
+            if num_cached + num_ids <= self._limits.drafter_ids:
                 break
-            held -= len(text.drafted.fed)
-            text.drafted.release()
-        return held + num_ids <= self._limits.drafter_ids
+            num_cached -= len(seq.drafting.fed)
+            seq.drafting.release()
+        return num_cached + num_ids <= self._limits.drafter_ids
 
-    def _num_held(self) -> int:
-        return sum(len(text.drafted.fed) for text in self._followed)
+    def _num_cached_ids(self) -> int:
+        return sum(len(seq.drafting.fed) for seq in self._tracker)

@@ -1,7 +1,7 @@
-"""Which text is which, when an engine tells only the ids of each and moves them about: a text is known by its ids.
+"""Identifies the sequences of an engine that passes token ids only, in any order: a sequence is known by its ids.
 
-A text that the engine had so far and that goes on has exactly the ids that it had. Two texts of the same ids cannot be
-told apart and need not be: what is drafted for one is right for the other.
+A sequence that continues has exactly the ids that it had in the round before. Two sequences of the same ids cannot be
+told apart and need not be: a draft for one is right for the other.
 """
 
 import time
@@ -11,11 +11,11 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 
 _TAIL = 24
-"""Ids at the end that stand for all of a text in the index; the others are compared when it is found."""
+"""Ids at the end that stand for the whole sequence in the index; a match is then compared in full."""
 
 
 class TokenBuffer:
-    """The ids of one text, which grow."""
+    """The growing ids of one sequence."""
 
     def __init__(self, ids: np.ndarray) -> None:
         self._buffer = np.empty(max(2 * len(ids), 256), np.int32)
@@ -27,11 +27,11 @@ class TokenBuffer:
 
     @property
     def ids(self) -> np.ndarray:
-        """int32; a view that the next `append` may leave behind."""
+        """int32; a view that the next `append` may leave stale."""
         return self._buffer[: self._num]
 
     def append(self, ids: Sequence[int]) -> None:
-        """The text goes on."""
+        """Append ids."""
         end = self._num + len(ids)
         if end > len(self._buffer):
             self._buffer = np.concatenate([self.ids, np.empty(end, np.int32)])
@@ -40,97 +40,97 @@ class TokenBuffer:
 
 
 class TrackedSequence(Protocol):
-    """What is kept of a text."""
+    """A sequence with its ids."""
 
     tokens: TokenBuffer
 
 
-Kept = TypeVar("Kept", bound=TrackedSequence)
+Tracked = TypeVar("Tracked", bound=TrackedSequence)
 
 
-class SequenceTracker(Generic[Kept]):
-    """All texts that an engine works on, and those that it left a while ago and may come back to.
+class SequenceTracker(Generic[Tracked]):
+    """All sequences that an engine works on, and inactive ones that it may resume.
 
-    An engine leaves a text when it is over, when its client went away, when it has no memory or no turn for it: it does
-    not say which. So what was left is kept for a while, a bounded number of texts.
+    An engine drops a sequence when it ends, when its client disconnects, or when it is preempted, and does not say
+    which. So inactive sequences are held for a while, a bounded number of them.
     """
 
-    def __init__(self, *, keep_s: float, most_left: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, *, keep_s: float, max_inactive: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._keep_s = keep_s
-        self._most_left = most_left
+        self._max_inactive = max_inactive
         self._clock = clock
-        self._index: dict[tuple[int, bytes], list[Kept]] = {}
-        self._here: dict[int, Kept] = {}
-        self._left: dict[int, tuple[Kept, float]] = {}  # the one that was left first comes first
+        self._index: dict[tuple[int, bytes], list[Tracked]] = {}
+        self._active: dict[int, Tracked] = {}
+        self._inactive: dict[int, tuple[Tracked, float]] = {}  # in the order in which they became inactive
 
     def __len__(self) -> int:
-        return len(self._here) + len(self._left)
+        return len(self._active) + len(self._inactive)
 
-    def __iter__(self) -> Iterator[Kept]:
-        yield from self._here.values()
-        yield from self.left
+    def __iter__(self) -> Iterator[Tracked]:
+        yield from self._active.values()
+        yield from self.inactive
 
     @property
-    def left(self) -> list[Kept]:
-        """Those that the engine does not work on, the one that was left first comes first."""
-        return [kept for kept, _ in self._left.values()]
+    def inactive(self) -> list[Tracked]:
+        """Sequences that the engine does not work on, the one inactive the longest first."""
+        return [seq for seq, _ in self._inactive.values()]
 
-    def find(self, ids: np.ndarray, taken: Iterable[Kept]) -> Kept | None:
-        """The text that has exactly these ids and is not among those taken."""
+    def find(self, ids: np.ndarray, taken: Iterable[Tracked]) -> Tracked | None:
+        """Return the sequence that has exactly these ids and is not in `taken`."""
         others = {id(each) for each in taken}
-        for kept in self._index.get(_key(ids), ()):
-            if id(kept) not in others and np.array_equal(kept.tokens.ids, ids):
-                return kept
+        for seq in self._index.get(_key(ids), ()):
+            if id(seq) not in others and np.array_equal(seq.tokens.ids, ids):
+                return seq
         return None
 
-    def add(self, kept: Kept) -> None:
-        """A text that is new."""
-        self._index.setdefault(_key(kept.tokens.ids), []).append(kept)
-        self._here[id(kept)] = kept
+    def add(self, seq: Tracked) -> None:
+        """Add a new sequence as active."""
+        self._index.setdefault(_key(seq.tokens.ids), []).append(seq)
+        self._active[id(seq)] = seq
 
-    def append(self, kept: Kept, ids: Sequence[int]) -> None:
-        """It goes on with these."""
-        self._unindex(kept)
-        kept.tokens.append(ids)
-        self._index.setdefault(_key(kept.tokens.ids), []).append(kept)
+    def append(self, seq: Tracked, ids: Sequence[int]) -> None:
+        """Append ids to a sequence and index it anew."""
+        self._unindex(seq)
+        seq.tokens.append(ids)
+        self._index.setdefault(_key(seq.tokens.ids), []).append(seq)
 
-    def here(self, working_on: Sequence[Kept]) -> list[Kept]:
-        """The engine works on these and no others; returns those that it left since it was last asked."""
+    def set_active(self, seqs: Sequence[Tracked]) -> list[Tracked]:
+        """Set the sequences that the engine works on; return those that became inactive."""
         now = self._clock()
-        still = {id(kept): kept for kept in working_on}
-        gone = [kept for number, kept in self._here.items() if number not in still]
-        for number in still:
-            self._left.pop(number, None)
-        self._here = still
-        self._left |= {id(kept): (kept, now) for kept in gone}
-        return gone
+        active = {id(seq): seq for seq in seqs}
+        dropped = [seq for number, seq in self._active.items() if number not in active]
+        for number in active:
+            self._inactive.pop(number, None)
+        self._active = active
+        self._inactive |= {id(seq): (seq, now) for seq in dropped}
+        return dropped
 
-    def forgotten(self) -> list[Kept]:
-        """Those that were left too long ago, or are too many; they are forgotten now."""
-        now, given_up = self._clock(), []
-        for number, (kept, since) in list(self._left.items()):
-            if now - since < self._keep_s and len(self._left) <= self._most_left:
+    def evict(self) -> list[Tracked]:
+        """Remove and return the sequences that were inactive too long, or are too many."""
+        now, evicted = self._clock(), []
+        for number, (seq, since) in list(self._inactive.items()):
+            if now - since < self._keep_s and len(self._inactive) <= self._max_inactive:
                 break
-            del self._left[number]
-            self._unindex(kept)
-            given_up.append(kept)
-        return given_up
+            del self._inactive[number]
+            self._unindex(seq)
+            evicted.append(seq)
+        return evicted
 
-    def forget(self, kept: Kept) -> None:
-        """It is over for good."""
-        self._here.pop(id(kept), None)
-        self._left.pop(id(kept), None)
-        self._unindex(kept)
+    def remove(self, seq: Tracked) -> None:
+        """Remove a sequence that has ended."""
+        self._active.pop(id(seq), None)
+        self._inactive.pop(id(seq), None)
+        self._unindex(seq)
 
-    def forget_all(self) -> list[Kept]:
-        """Those that were followed; none is any more."""
-        forgotten = list(self)
-        self._index, self._here, self._left = {}, {}, {}
-        return forgotten
+    def clear(self) -> list[Tracked]:
+        """Remove and return all sequences."""
+        removed = list(self)
+        self._index, self._active, self._inactive = {}, {}, {}
+        return removed
 
-    def _unindex(self, kept: Kept) -> None:
-        key = _key(kept.tokens.ids)
-        same = [each for each in self._index.pop(key, ()) if each is not kept]
+    def _unindex(self, seq: Tracked) -> None:
+        key = _key(seq.tokens.ids)
+        same = [each for each in self._index.pop(key, ()) if each is not seq]
         if same:
             self._index[key] = same
 

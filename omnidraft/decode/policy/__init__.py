@@ -1,1 +1,1 @@
-"""How much to draft; each policy is one file behind ports.Policy."""
+"""Policies decide the number of tokens to draft; each implements ports.Policy."""

@@ -1,4 +1,4 @@
-"""What a target pass and a drafter's step cost here, by their number of rows: measured at the start, followed since."""
+"""Costs of target passes and drafter steps on this machine by number of rows: measured at the start, updated since."""
 
 import math
 import time
@@ -9,18 +9,18 @@ import numpy as np
 
 from omnidraft.ports import DraftModel, DraftSession, DraftTree, Mode, Source, Target, TargetSession
 
-_FOLLOWS = 0.1
-"""Share of a surprise that is believed at once."""
-_LARGEST_SURPRISE = math.log(2)
+_EMA_WEIGHT = 0.1
+"""Share of the error that one observation corrects."""
+_MAX_LOG_ERROR = math.log(2)
 _REPEATS = 3
 _PASS_ROWS = (1, 2, 4, 6, 8, 12, 16)
 _STEP_ROWS = (1, 2, 4)
 _CONTEXT = 64
-"""Ids before them."""
+"""Ids in the context of the measured rows."""
 
 
 class CostCurve:
-    """Seconds by rows; never falls with more rows, because that can only be noise."""
+    """Seconds by number of rows; never falls with more rows, because that can only be noise."""
 
     def __init__(self, seconds_by_rows: Mapping[int, float]) -> None:
         self._rows = np.array(sorted(seconds_by_rows), np.float64)
@@ -33,15 +33,15 @@ class CostCurve:
         return self._table[-1] + self._slope * (rows + 1 - len(self._table))
 
     def update(self, rows: int, seconds: float) -> None:
-        """All of the curve moves a little, the part nearest to `rows` twice as much."""
-        surprise = math.log(max(seconds, 1e-9) / self(rows))
-        moved = _FOLLOWS * min(max(surprise, -_LARGEST_SURPRISE), _LARGEST_SURPRISE)
-        self._log_s += moved
-        self._log_s[np.abs(self._rows - rows).argmin()] += moved
+        """Move the whole curve towards one observation, the point nearest to `rows` twice as far."""
+        log_error = math.log(max(seconds, 1e-9) / self(rows))
+        shift = _EMA_WEIGHT * min(max(log_error, -_MAX_LOG_ERROR), _MAX_LOG_ERROR)
+        self._log_s += shift
+        self._log_s[np.abs(self._rows - rows).argmin()] += shift
         self._tabulate()
 
     def _tabulate(self) -> None:
-        """Seconds of every number of rows up to the last one measured, and what each more costs."""
+        """Tabulate the seconds up to the largest measured number of rows, and the slope beyond it."""
         seconds = np.maximum.accumulate(np.exp(self._log_s))
         self._table: list[float] = np.interp(np.arange(self._rows[-1] + 1), self._rows, seconds).tolist()
         beyond = np.diff(seconds)[-1:] / np.diff(self._rows)[-1:]
@@ -49,7 +49,7 @@ class CostCurve:
 
 
 class MeasuredCosts:
-    """Of one target and its drafter on this machine; a mode is measured when it is first asked for."""
+    """Costs of one target and its drafter on this machine; a mode is measured on first use."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -57,46 +57,47 @@ class MeasuredCosts:
         self._steps: CostCurve | None = None
 
     def passes(self, mode: Mode) -> CostCurve:
-        """Raises ConfigError when the target cannot serve this mode."""
+        """Return the cost curve of this mode's passes. Raises ConfigError when the target cannot serve the mode."""
         if mode not in self._passes:
             self._passes[mode] = measure_passes(self._target, mode)
         return self._passes[mode]
 
     def plain_pass_s(self, mode: Mode) -> float | None:
-        """Of a pass over one row; None while the mode is not measured."""
+        """Return the seconds of a pass over one row; None while the mode is not measured."""
         return self._passes[mode](1) if mode in self._passes else None
 
     def steps(self, drafter: DraftModel) -> CostCurve:
-        """Measured with the first drafter; later ones differ in their weights only."""
+        """Return the cost curve of drafter steps, measured with the first drafter; later ones differ in their weights
+        only."""
         if self._steps is None:
             self._steps = measure_steps(drafter)
         return self._steps
 
     def update_pass(self, mode: Mode, rows: int, seconds: float) -> None:
-        """A pass took so long; only of interest where the mode was measured."""
+        """Add the duration of one pass; ignored where the mode was not measured."""
         if mode in self._passes:
             self._passes[mode].update(rows, seconds)
 
 
 def measure_passes(target: Target, mode: Mode) -> CostCurve:
-    """Passes over chains of several lengths; over one length where passes are padded to one width."""
+    """Time passes over chains of several lengths; over one length where passes are padded to one width."""
     limits = target.limits(mode)
     longest = 1 + min(limits.num_nodes, limits.depth or limits.num_nodes)
     sizes = [longest] if limits.num_chains else [rows for rows in _PASS_ROWS if rows <= longest]
     num_ids = longest + _REPEATS * len(sizes)
     session = target.open([0] * max(min(_CONTEXT, target.context_limit - num_ids), 1), num_ids, mode)
     try:
-        return CostCurve({rows: _least(partial(_pass_s, session, rows)) for rows in sizes})
+        return CostCurve({rows: _fastest_s(partial(_pass_s, session, rows)) for rows in sizes})
     finally:
         session.close()
 
 
 def measure_steps(drafter: DraftModel) -> CostCurve:
-    """Steps over several branches behind a short text, and reading that text."""
+    """Time steps over several branches after a short text, and reading that text."""
     session = drafter.open()
     text = [0] * max(min(_CONTEXT, drafter.context_limit - max(_STEP_ROWS)), 1)
-    read_s = _least(partial(_read_s, session, text))
-    steps_s = {rows: _least(partial(_step_s, session, len(text), rows)) for rows in _STEP_ROWS}
+    read_s = _fastest_s(partial(_read_s, session, text))
+    steps_s = {rows: _fastest_s(partial(_step_s, session, len(text), rows)) for rows in _STEP_ROWS}
     return CostCurve({len(text): read_s} | steps_s)
 
 
@@ -122,6 +123,6 @@ def _step_s(session: DraftSession, num_ids: int, rows: int) -> float:
     return time.perf_counter() - started
 
 
-def _least(timed: Callable[[], float]) -> float:
-    """Noise only ever adds."""
-    return max(min(timed() for _ in range(_REPEATS)), 1e-9)
+def _fastest_s(run_s: Callable[[], float]) -> float:
+    """Return the shortest of several runs, because noise only ever adds."""
+    return max(min(run_s() for _ in range(_REPEATS)), 1e-9)

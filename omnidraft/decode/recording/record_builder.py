@@ -1,4 +1,4 @@
-"""Steps become trace records: one per request, or one per `segment_tokens` emitted tokens of a long one.
+"""Builds trace records from steps: one per request, or one per `segment_tokens` emitted tokens of a long one.
 
 Shapes: as in traces/record.py.
 """
@@ -16,7 +16,7 @@ from omnidraft.traces.record import SOURCES, Rounds, TargetLogprobs, TraceRecord
 
 @dataclass(frozen=True, slots=True)
 class RecordContext:
-    """What every record of one request says about where it comes from."""
+    """The fields that all records of one request share."""
 
     request_id: str
     tenant: str
@@ -27,17 +27,17 @@ class RecordContext:
     alignment: str
     traceparent: str | None = None
     has_settings: bool = True
-    """Whether anybody knows how the request is to be decoded."""
+    """Whether the decoding settings of the request are known."""
 
 
 class TraceRecordBuilder:
     """Collects the steps of one request and emits a record whenever a segment is full or the text ends."""
 
     def __init__(
-        self, request: Request, origin: RecordContext, settings: RecorderSettings, emit: Callable[[TraceRecord], None]
+        self, request: Request, context: RecordContext, settings: RecorderSettings, emit: Callable[[TraceRecord], None]
     ) -> None:
         self._request = request
-        self._origin = origin
+        self._context = context
         self._settings = settings
         self._emit = emit
         self._steps: list[Step] = []
@@ -45,8 +45,8 @@ class TraceRecordBuilder:
         self._segment = 0
 
     def take(self, step: Step) -> None:
-        """Add a step; emits the segment it does not fit into, and the last one. Steps stay whole, so a segment may end
-        a few tokens early."""
+        """Add a step; emit the segment that it does not fit into, and the last one. Steps stay whole, so a segment may
+        end a few tokens early."""
         if self._num_emitted() + len(step.emitted) > self._settings.segment_tokens and self._steps:
             self._flush(None)
         self._steps.append(step)
@@ -54,7 +54,7 @@ class TraceRecordBuilder:
             self._flush(step.finish_reason.value)
 
     def end(self, reason: FinishReason | None) -> None:
-        """Emit what is left of a text that ends without a step that says so; None where nobody knows why. Steps may
+        """Emit the rest of a text that ends without a finishing step; `reason` is None where it is unknown. Steps may
         still follow."""
         if self._steps:
             self._flush(None if reason is None else reason.value)
@@ -64,24 +64,24 @@ class TraceRecordBuilder:
 
     def _flush(self, finish_reason: str | None) -> None:
         emitted = [token for step in self._steps for token in step.emitted]
-        request, origin, sampling = self._request, self._origin, self._request.sampling
+        request, context, sampling = self._request, self._context, self._request.sampling
         window = self._settings.window_tokens
         self._emit(
             TraceRecord(
-                request_id=origin.request_id,
+                request_id=context.request_id,
                 segment=self._segment,
                 time_ms=int(time.time() * 1000),
-                tenant=origin.tenant,
-                worker=origin.worker,
-                target=origin.target,
-                drafter=origin.drafter,
-                snapshot_version=origin.snapshot_version,
-                alignment=origin.alignment,
+                tenant=context.tenant,
+                worker=context.worker,
+                target=context.target,
+                drafter=context.drafter,
+                snapshot_version=context.snapshot_version,
+                alignment=context.alignment,
                 drafter_prompt_ids=_ids(request.drafter_prompt_ids),
                 prompt_ids=_ids(request.prompt_ids),
                 before_ids=_ids(self._before[-window:] if window else ()),
                 emitted_ids=_ids(emitted),
-                beliefs=_joined(self._steps),
+                beliefs=_concatenate(self._steps),
                 rounds=_rounds(self._steps),
                 finish_reason=finish_reason,
                 mode=request.mode,
@@ -96,13 +96,12 @@ class TraceRecordBuilder:
                 has_logit_bias=bool(sampling.logit_bias),
                 has_grammar=sampling.grammar is not None,
                 noise_weight=_noise_weight(self._steps),
-                traceparent=origin.traceparent,
-                has_settings=origin.has_settings,
+                traceparent=context.traceparent,
+                has_settings=context.has_settings,
             )
         )
         self._before += emitted
-        self._steps = []
-        self._segment += 1
+        self._steps, self._segment = [], self._segment + 1
 
 
 def _ids(ids: Sequence[int]) -> np.ndarray:
@@ -110,12 +109,12 @@ def _ids(ids: Sequence[int]) -> np.ndarray:
 
 
 def _noise_weight(steps: Sequence[Step]) -> float | None:
-    """The largest; None when nothing was guessed."""
-    used = [step.tree.noise_weight for step in steps if step.tree.noise_weight is not None]
-    return max(used, default=None)
+    """Return the largest weight; None when nothing was drafted."""
+    weights = [step.tree.noise_weight for step in steps if step.tree.noise_weight is not None]
+    return max(weights, default=None)
 
 
-def _joined(steps: Sequence[Step]) -> TargetLogprobs | None:
+def _concatenate(steps: Sequence[Step]) -> TargetLogprobs | None:
     parts = [step.beliefs for step in steps if step.beliefs is not None]
     if len(parts) < len(steps):
         return None

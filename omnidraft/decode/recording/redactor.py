@@ -1,4 +1,4 @@
-"""Code of the operator's between a record and the log: what it returns is written, and no failure stops serving."""
+"""Runs the operator's redactor on a record before it is logged: its result is written, and no failure stops serving."""
 
 import logging
 from collections.abc import Callable
@@ -14,14 +14,14 @@ FAILED = "redactor_failed"
 
 
 class SafeRedactor:
-    """A redactor that cannot fail: it says why a record was lost instead. One thread at a time."""
+    """A redactor that never raises: it returns the reason why a record is dropped instead. One thread at a time."""
 
     def __init__(self, redactor: Redactor) -> None:
         self._redactor = redactor
-        self._told: set[str] = set()
+        self._logged_failures: set[str] = set()
 
     def __call__(self, record: TraceRecord) -> TraceRecord | str:
-        """What may be written, or the reason why nothing may."""
+        """Return the record to write, or the reason why it is dropped."""
         try:
             redacted = self._redactor(record)
         except Exception as exc:  # not our code: it may raise anything
@@ -30,9 +30,9 @@ class SafeRedactor:
             return REDACTED
         return redacted if isinstance(redacted, TraceRecord) else self._failed(f"it returned {type(redacted).__name__}")
 
-    def _failed(self, what: str) -> str:
-        """One line for each kind of failure, without its message, which may hold what the record holds."""
-        if what not in self._told:
-            self._told.add(what)
-            logger.warning("recorder.redactor failed, the record is dropped: %s", what)
+    def _failed(self, failure: str) -> str:
+        """Log one line for each kind of failure, without its message, which may contain the record's text."""
+        if failure not in self._logged_failures:
+            self._logged_failures.add(failure)
+            logger.warning("recorder.redactor failed, the record is dropped: %s", failure)
         return FAILED

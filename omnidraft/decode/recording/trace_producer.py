@@ -1,7 +1,7 @@
-"""Sends trace records to the log from a thread of its own, so that decoding never waits for it.
+"""Produces trace records to the log from a thread of its own, so that decoding never waits for it.
 
-While the log is down, records wait and the thread tries again; when the queue is full, records are dropped and
-counted. A retried batch may be in the log twice: (request_id, segment) names a record, and readers keep the first.
+While the log is down, records wait and the thread retries; when the queue is full, records are dropped and counted. A
+retried batch may be in the log twice: (request_id, segment) identifies a record, and readers keep the first.
 """
 
 import logging
@@ -27,7 +27,7 @@ BATCH_RECORDS = 128
 IDLE_S = 0.1
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 5.0
 DRAIN_WAIT_S = 0.1
-"""Between attempts while closing, when there is a deadline to meet."""
+"""Seconds between attempts while closing with a deadline."""
 
 EMITTED = "omnidraft_traces_emitted_total"
 DROPPED = "omnidraft_traces_dropped_total"
@@ -45,13 +45,13 @@ class TraceProducer:
         redactor: Redactor | None = None,
         tracing: Tracing | None = None,
     ) -> None:
-        """The writer is made, used and closed on the recorder's thread; making it is retried. The redactor is called on
-        that thread too, for every record. A record's span begins with it and ends when the log has it; the record names
-        it as its traceparent."""
+        """Start the thread. It makes the writer, with retries, uses and closes it, and calls the redactor for every
+        record. A record's span begins with the record and ends when the log has acknowledged it; the record's
+        traceparent names it."""
         self._writer_factory, self._metrics = writer_factory, metrics
         self._redact = SafeRedactor(redactor) if redactor else None
         self._tracing = tracing or NoopTracing()
-        self._queue: queue.Queue[_Waiting] = queue.Queue(settings.queue_records)
+        self._queue: queue.Queue[_QueuedRecord] = queue.Queue(settings.queue_records)
         self._writer: LogWriter | None = None
         self._lock = Lock()  # over _num_waiting and _is_closed
         self._num_waiting = 0
@@ -62,7 +62,7 @@ class TraceProducer:
         self._thread.start()
 
     def emit(self, record: TraceRecord) -> None:
-        """Hand over a record; returns at once, whatever the log does."""
+        """Queue a record; returns at once, whatever the log does."""
         self._metrics.add(EMITTED)
         with self._lock:
             is_late = self._is_closed or self._closing.is_set()
@@ -70,19 +70,20 @@ class TraceProducer:
         if is_late:
             self._metrics.add(DROPPED, reason="closed")
             return
-        waiting = self._begun(record)
+        queued = self._begin_span(record)
         try:
-            self._queue.put_nowait(waiting)
+            self._queue.put_nowait(queued)
         except queue.Full:
-            self._drop(waiting, reason="queue_full")
+            self._drop(queued, reason="queue_full")
 
     @property
     def problem(self) -> str | None:
-        """Why records do not reach the log any more; None while they do, or wait for it."""
+        """The reason why records do not reach the log any more; None while they do, or wait for it."""
         return self._thread.problem
 
     def close(self, timeout_s: float) -> int:
-        """Wait until the log has acknowledged all records, at most `timeout_s`; the number dropped for lack of time.
+        """Wait until the log has acknowledged all records, at most `timeout_s`; return the number dropped for lack of
+        time.
 
         A second call changes nothing and returns 0.
         """
@@ -98,21 +99,21 @@ class TraceProducer:
 
     def _run(self) -> None:
         while batch := self._next_batch():
-            encoded = [(message, each.span) for each in batch if (message := self._encoded(each)) is not None]
+            encoded = [(message, each.span) for each in batch if (message := self._encode(each)) is not None]
             if not encoded:
                 continue
             try:
                 self._retrying()(self._append, [message for message, _ in encoded])
             except RetryError:
-                break  # past the deadline; close() counts what is left
+                break  # past the deadline; close() counts the rest
             self._settle(len(encoded), ACKNOWLEDGED)
             for message, span in encoded:
                 span.end(size_bytes=len(message.value))
         self._close_writer()
 
-    def _begun(self, record: TraceRecord) -> "_Waiting":
+    def _begin_span(self, record: TraceRecord) -> "_QueuedRecord":
         if not self._tracing.is_on:
-            return _Waiting(record, NoopSpan(None))
+            return _QueuedRecord(record, NoopSpan(None))
         span = self._tracing.begin(
             "trace record",
             parent=record.traceparent,
@@ -120,13 +121,14 @@ class TraceProducer:
             segment=record.segment,
             tokens=len(record.emitted_ids),
         )
-        return _Waiting(replace(record, traceparent=span.context), span)
+        return _QueuedRecord(replace(record, traceparent=span.context), span)
 
-    def _next_batch(self) -> list["_Waiting"]:
-        """What waits, up to BATCH_RECORDS; empty when closing and nothing is left, or no time."""
-        batch: list[_Waiting] = []
+    def _next_batch(self) -> list["_QueuedRecord"]:
+        """Return up to BATCH_RECORDS queued records; none when closing and the queue is empty, or the deadline has
+        passed."""
+        batch: list[_QueuedRecord] = []
         while not batch and time.monotonic() < self._deadline_s:
-            is_last = self._closing.is_set()  # asked before the queue: what came earlier is seen below
+            is_last = self._closing.is_set()  # read before the queue: earlier records are seen below
             try:
                 batch.append(self._queue.get(timeout=IDLE_S))
                 while len(batch) < BATCH_RECORDS:
@@ -136,26 +138,26 @@ class TraceProducer:
                     break
         return batch
 
-    def _encoded(self, waiting: "_Waiting") -> Outgoing | None:
-        record = self._redact(waiting.record) if self._redact else waiting.record
+    def _encode(self, queued: "_QueuedRecord") -> Outgoing | None:
+        record = self._redact(queued.record) if self._redact else queued.record
         if isinstance(record, str):
-            self._drop(waiting, reason=record)
+            self._drop(queued, reason=record)
             return None
         try:
             value = codec.encode(record)
         except RecordTooLarge as exc:
             logger.warning("dropped a trace record: %s", exc)
-            self._drop(waiting, reason="too_large")
+            self._drop(queued, reason="too_large")
             return None
         except WireError as exc:
-            logger.warning("dropped a trace record that nobody could read: %s", exc)
-            self._drop(waiting, reason="invalid")
+            logger.warning("dropped a trace record that is not readable: %s", exc)
+            self._drop(queued, reason="invalid")
             return None
         return Outgoing(codec.key(record), value, codec.headers(record))
 
-    def _drop(self, waiting: "_Waiting", *, reason: str) -> None:
+    def _drop(self, queued: "_QueuedRecord", *, reason: str) -> None:
         self._settle(1, DROPPED, reason=reason)
-        waiting.span.end(error=reason)
+        queued.span.end(error=reason)
 
     def _append(self, messages: list[Outgoing]) -> None:
         if self._writer is None:
@@ -172,12 +174,12 @@ class TraceProducer:
         )
 
     def _sleep(self, seconds: float) -> None:
-        """Cut short by close(), which has a deadline."""
+        """Sleep; close(), which has a deadline, cuts it short."""
         if self._closing.wait(seconds):
             time.sleep(min(seconds, DRAIN_WAIT_S))
 
     def _settle(self, num_records: int, counter: str, **labels: str) -> None:
-        """Count records that were acknowledged or dropped, unless close() gave them up already."""
+        """Count records as acknowledged or dropped, unless close() has counted them already."""
         with self._lock:
             if self._is_closed:
                 return
@@ -194,7 +196,7 @@ class TraceProducer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
+class _QueuedRecord:
     """A record on its way to the log."""
 
     record: TraceRecord
@@ -202,7 +204,7 @@ class _Waiting:
 
 
 def _log_failure(state: RetryCallState) -> None:
-    """One line for the first failure of an outage, then one per minute or so."""
+    """Log the first failure of an outage, then one about every minute."""
     if state.attempt_number == 1 or state.attempt_number % 12 == 0:
         cause = state.outcome.exception() if state.outcome else None
         logger.warning("trace records wait for the log, attempt %d: %s", state.attempt_number, cause)

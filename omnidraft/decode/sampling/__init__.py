@@ -1,1 +1,1 @@
-"""How a token is drawn: settings and their limits, logits processors, grammars, seeded noise."""
+"""Sampling: settings and their bounds, logits processors, grammars, seeded noise."""

@@ -1,8 +1,8 @@
-"""Keep a text to a JSON schema or a regular expression, byte by byte, in the target's own vocabulary.
+"""Constrains a text to a JSON schema or a regular expression, byte by byte, in the target's own vocabulary.
 
-A grammar is bounded, tried in a child process, then compiled here, and kept. Masks say which tokens may come next; no
-spelling is ever forced: every token whose bytes fit is left to the target's draw. The ends of a text are ours, so that
-any stop ids work.
+A grammar is checked against bounds, tried in a child process, compiled here, and cached. Masks say which tokens may
+come next; no spelling is ever forced: every token whose bytes fit is left to the target's draw. The engine ends texts
+itself, so that any stop ids work.
 Shapes: V vocabulary.
 """
 
@@ -17,28 +17,29 @@ from omnidraft.errors import RequestError
 from omnidraft.ports import Grammar
 from omnidraft.vocab.tokenizer import Vocabulary
 
-KEPT = 32
-"""Grammars that need not be compiled again, refused ones among them."""
+CACHE_SIZE = 32
+"""Compiled and refused grammars that are cached."""
 
 
 class Grammars:
-    """Compiles grammars for one vocabulary, and keeps the last ones. For any thread."""
+    """Compiles grammars for one vocabulary, and caches the last ones. For any thread."""
 
     def __init__(self, vocabulary: Vocabulary, trial: GrammarTrial | None = None) -> None:
-        """
+        """Compile for this vocabulary, which is read on first use.
+
         Args:
-            trial: where each grammar is tried first; None trusts them, as one does one's own.
+            trial: tries each grammar first; None trusts them.
         """
         self._vocabulary = vocabulary
         self._trial = trial
-        self._outcome = lru_cache(KEPT)(self._compile)
+        self._outcome = lru_cache(CACHE_SIZE)(self._compile)
 
     def prepare(self) -> None:
         """Read the vocabulary now: half a second in which no other thread runs, for 150,000 tokens."""
         _ = self._compiler
 
-    def compiled(self, grammar: Grammar) -> Grammar:
-        """Return the grammar ready to be followed; takes as long as compiling does, in the caller's thread.
+    def compile(self, grammar: Grammar) -> Grammar:
+        """Return the grammar compiled, in the caller's thread.
 
         Raises:
             RequestError: it cannot be compiled.
@@ -51,19 +52,19 @@ class Grammars:
         return replace(grammar, compiled=outcome)
 
     def matcher(self, grammar: Grammar, stop_ids: frozenset[int]) -> "Matcher":
-        """A matcher at the beginning of a text; compiles a grammar that has not been.
+        """Return a matcher at the beginning of a text; compiles the grammar where that was not done.
 
         Raises:
-            RequestError: the grammar cannot be compiled, or nothing could end its texts.
+            RequestError: the grammar cannot be compiled, or the target has no stop id that could end its texts.
         """
         if not stop_ids:
             raise RequestError("a grammar needs a target with an end-of-text token, and this one has none")
-        ready = self.compiled(grammar).compiled
-        assert isinstance(ready, CompiledGrammar)
-        return Matcher(ready.copy(), stop_ids)
+        compiled = self.compile(grammar).compiled
+        assert isinstance(compiled, CompiledGrammar)
+        return Matcher(compiled.copy(), stop_ids)
 
     def _compile(self, grammar: Grammar) -> CompiledGrammar | str:
-        """Return the grammar, or why it is refused. Raises TrialUnfinished, which is not kept."""
+        """Return the grammar, or the reason for its refusal. Raises TrialUnfinished, which is not cached."""
         try:
             if self._trial is not None:
                 self._trial.check(grammar.kind, grammar.text)
@@ -79,14 +80,14 @@ class Grammars:
 
 
 class Matcher:
-    """Implements processors.Processor: -inf for every token that the grammar does not allow next."""
+    """Implements logits_pipeline.Processor: -inf for every token that the grammar does not allow next."""
 
     def __init__(self, grammar: CompiledGrammar, stop_ids: frozenset[int]) -> None:
         self._grammar = grammar
         self._stop_ids = np.array(sorted(stop_ids))
 
     def apply(self, logits_V: np.ndarray) -> None:
-        """See processors.Processor. Stop ids are allowed where the text matches the whole grammar, and only there.
+        """See logits_pipeline.Processor. Stop ids are allowed where the text matches the whole grammar, and only there.
 
         Raises:
             RequestError: no token is left, or the grammar became too complex to follow.
@@ -99,6 +100,6 @@ class Matcher:
             raise RequestError(f"{kind}: no token of the target's vocabulary can follow; change the grammar")
 
     def take(self, token: int) -> None:
-        """See processors.Processor."""
+        """See logits_pipeline.Processor."""
         if token not in self._stop_ids:
             self._grammar.take(token)

@@ -1,4 +1,4 @@
-"""Bounds of a grammar: bytes, depth, properties and references, checked before native code sees it."""
+"""Bounds of a grammar: bytes, depth, properties and references, checked before native code reads it."""
 
 import json
 from typing import Any
@@ -8,19 +8,19 @@ from omnidraft.errors import RequestError
 
 MAX_BYTES = 65_536
 MAX_PROPERTIES = 1_000
-"""Keys under `properties`, `patternProperties` and the like, and definitions, in all of a schema."""
+"""Keys under `properties`, `patternProperties` and the like, and definitions, in the whole schema."""
 MAX_REFS = 1_000
 SCHEMA_LIMITS = JsonLimits(num_values=20_000, depth=64)
 _NAMED = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
 
 
 def check_regex(text: str) -> None:
-    """Raises RequestError for one that is too long, or holds half of a surrogate pair."""
+    """Raise RequestError for a regular expression that is too long, or contains half of a surrogate pair."""
     _check_bytes("regex", text)
 
 
 def checked_schema(text: str) -> dict[str, Any]:
-    """Return the schema. Raises RequestError for a text that is none, or beyond a bound."""
+    """Return the schema. Raises RequestError for text that is no schema, or beyond a bound."""
     SCHEMA_LIMITS.check(_check_bytes("json_schema", text), "json_schema")
     try:
         schema = json.loads(text)
@@ -44,15 +44,15 @@ def _check_bytes(kind: str, text: str) -> bytes:
 
 def _check_counts(schema: dict[str, Any]) -> None:
     num_properties = num_refs = 0
-    left: list[Any] = [schema]
-    while left:
-        node = left.pop()
+    pending: list[Any] = [schema]
+    while pending:
+        node = pending.pop()
         if isinstance(node, dict):
             num_refs += "$ref" in node
-            num_properties += sum(len(node[name]) for name in _NAMED if isinstance(node.get(name), dict))
-            left += node.values()
+            num_properties += sum(len(node[key]) for key in _NAMED if isinstance(node.get(key), dict))
+            pending += node.values()
         elif isinstance(node, list):
-            left += node
-    for found, allowed, what in ((num_properties, MAX_PROPERTIES, "properties"), (num_refs, MAX_REFS, "$ref")):
-        if found > allowed:
-            raise RequestError(f"json_schema: {found} {what}, at most {allowed} are compiled; ask for less at once")
+            pending += node
+    for count, limit, name in ((num_properties, MAX_PROPERTIES, "properties"), (num_refs, MAX_REFS, "$ref")):
+        if count > limit:
+            raise RequestError(f"json_schema: {count} {name}, at most {limit} are compiled; ask for less at once")

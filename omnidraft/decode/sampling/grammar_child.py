@@ -1,8 +1,8 @@
 """The child process that tries grammars, so that one which crashes the compiler ends this process and no other.
 
-A line of JSON in, a line out: first the vocabulary and the limits, then one grammar after another. Each is compiled in
-a thread with a small stack, with a limit on processor time and on memory, both of which end the process by a signal.
-Imports nothing heavy. Ends with its parent, at the latest when the grammar under way does.
+It reads and writes one line of JSON at a time: first the vocabulary and the limits, then one grammar after another.
+Each is compiled in a thread with a small stack, with a limit on processor time and on memory, both of which end the
+process by a signal. Imports nothing heavy. Ends with its parent, at the latest when the current grammar does.
 """
 
 import json
@@ -19,10 +19,10 @@ from omnidraft.errors import RequestError
 from omnidraft.vocab.tokenizer import Vocabulary
 
 STACK_BYTES = 1 << 20
-"""An eighth of what the worker's threads have: what fits here fits there."""
+"""An eighth of the stack of the worker's threads: a grammar that fits here fits there."""
 PARENT_CHECK_S = 0.2
 NICENESS = 10
-"""Decoding goes first."""
+"""Decoding has priority."""
 
 
 def main() -> None:
@@ -30,29 +30,29 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.nice(NICENESS)
     parent = os.getppid()
-    told = json.loads(sys.stdin.readline())
-    vocabulary = Vocabulary(tuple(token.encode("latin-1") for token in told["tokens"]), {}, frozenset())
+    setup = json.loads(sys.stdin.readline())
+    vocabulary = Vocabulary(tuple(token.encode("latin-1") for token in setup["tokens"]), {}, frozenset())
     compiler = GrammarCompiler(vocabulary)
-    _answer({"is_ready": True})
+    _reply({"is_ready": True})
     threading.stack_size(STACK_BYTES)
     for line in sys.stdin:
-        _limit_memory(told["memory_bytes"])
-        signal.setitimer(signal.ITIMER_PROF, told["processor_s"])
-        _answer(_tried(compiler, json.loads(line), len(vocabulary), parent))
+        _limit_memory(setup["memory_bytes"])
+        signal.setitimer(signal.ITIMER_PROF, setup["processor_s"])
+        _reply(_try_compile(compiler, json.loads(line), len(vocabulary), parent))
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
-def _tried(compiler: GrammarCompiler, grammar: dict[str, Any], vocab_size: int, parent: int) -> dict[str, Any]:
-    """Return what is wrong with a grammar, or None for nothing."""
-    answers: list[dict[str, Any]] = []
+def _try_compile(compiler: GrammarCompiler, grammar: dict[str, Any], vocab_size: int, parent: int) -> dict[str, Any]:
+    """Return the refusal of a grammar, or None where it compiles."""
+    replies: list[dict[str, Any]] = []
 
     def run() -> None:
         try:
             compiler.compile(grammar["kind"], grammar["text"]).try_out(vocab_size)
         except RequestError as exc:
-            answers.append({"refusal": str(exc)})
+            replies.append({"refusal": str(exc)})
         else:
-            answers.append({"refusal": None})
+            replies.append({"refusal": None})
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -60,17 +60,17 @@ def _tried(compiler: GrammarCompiler, grammar: dict[str, Any], vocab_size: int, 
         thread.join(PARENT_CHECK_S)
         if os.getppid() != parent:
             os._exit(1)
-    return answers[0]
+    return replies[0]
 
 
 def _limit_memory(num_bytes: int) -> None:
-    """So much more than what is mapped now."""
+    """Allow `num_bytes` more than is mapped now."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + num_bytes, resource.RLIM_INFINITY))
 
 
-def _answer(answer: dict[str, Any]) -> None:
-    print(json.dumps(answer), flush=True)
+def _reply(reply: dict[str, Any]) -> None:
+    print(json.dumps(reply), flush=True)
 
 
 if __name__ == "__main__":

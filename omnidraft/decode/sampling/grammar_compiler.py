@@ -1,7 +1,8 @@
-"""From a JSON schema or a regular expression to masks over one vocabulary; the only file that knows llguidance.
+"""Compiles a JSON schema or a regular expression to masks over one vocabulary; the only file that knows llguidance.
 
-It releases Python's lock while it compiles and while it computes a mask, and holds it while it reads a vocabulary.
-Imports nothing heavy: the child process in which grammars are tried runs this very code. See grammar_trial.py.
+llguidance releases Python's lock while it compiles and while it computes a mask, and holds it while it reads a
+vocabulary. Imports nothing heavy: the child process in which grammars are tried runs this very code. See
+grammar_trial.py.
 """
 
 import json
@@ -21,14 +22,14 @@ if TYPE_CHECKING:
 
 Kind = Literal["json_schema", "regex"]
 
-MAX_COMPLAINT = 300
+MAX_ERROR_CHARS = 300
 INITIAL_FUEL, STEP_FUEL = 500_000, 100_000
-"""What llguidance may spend on a lexer when it compiles, and in each step: about 10 ms for 140,000."""
+"""llguidance's limits for a lexer when it compiles, and in each step: about 10 ms for 140,000."""
 MAX_LEXER_STATES = 20_000
-"""About 2 kB each, of one text."""
+"""About 2 kB each, per text."""
 NUM_TRIED_MASKS = 16
 MAX_MASK_S = 0.01
-"""Of processor time: so long may one token's mask take."""
+"""Seconds of processor time for one token's mask at most."""
 _FREE_SPELLING = '%llguidance {"no_forcing": true}\nstart: '
 _DEAD_END = "NoExtensionBias"
 
@@ -69,15 +70,15 @@ class CompiledGrammar:
         self.kind = kind
 
     def copy(self) -> "CompiledGrammar":
-        """Another one that stands where this one does."""
+        """Return another one in the same state."""
         return CompiledGrammar(self._backend.deep_copy(), self.kind)
 
     def is_accepting(self) -> bool:
-        """Whether the text so far matches the whole grammar."""
+        """Return whether the text so far matches the whole grammar."""
         return self._backend.is_accepting()
 
     def take(self, token: int) -> None:
-        """The text goes on with this token."""
+        """Continue the text with this token."""
         self._backend.consume_token(token)
 
     def mask(self, vocab_size: int) -> np.ndarray:
@@ -87,22 +88,22 @@ class CompiledGrammar:
             RequestError: the grammar became too complex to follow.
         """
         bits = np.frombuffer(self._backend.compute_bitmask(), np.uint8)
-        complaint = self._backend.get_error()
-        if complaint and not complaint.startswith(_DEAD_END):
-            raise RequestError(f"{self.kind}: {_one_line(complaint)}")
+        error = self._backend.get_error()
+        if error and not error.startswith(_DEAD_END):
+            raise RequestError(f"{self.kind}: {_one_line(error)}")
         return np.unpackbits(bits, count=vocab_size, bitorder="little").astype(bool)
 
     def try_out(self, vocab_size: int) -> None:
-        """Go a few tokens into a text, always the same one.
+        """Generate a few tokens, always the same ones.
 
         Raises:
             RequestError: the grammar becomes too complex, or its masks take too long.
         """
-        chooser = random.Random(0)
+        rng = random.Random(0)
         for _ in range(NUM_TRIED_MASKS):
-            began_s = time.thread_time()
+            started_s = time.thread_time()
             allowed = np.flatnonzero(self.mask(vocab_size))
-            mask_s = time.thread_time() - began_s
+            mask_s = time.thread_time() - started_s
             if mask_s > MAX_MASK_S:
                 raise RequestError(
                     f"{self.kind}: {mask_s * 1000:.0f} ms for one token's mask, at most {MAX_MASK_S * 1000:.0f} are "
@@ -110,11 +111,12 @@ class CompiledGrammar:
                 )
             if not len(allowed):
                 return
-            self.take(int(chooser.choice(allowed)))
+            self.take(int(rng.choice(allowed)))
 
 
 class _Tokens:
-    """A vocabulary as llguidance reads it. Without an end of text, it adds one of its own behind the last id."""
+    """A vocabulary in llguidance's interface. Without an end of text, llguidance adds one of its own after the last
+    id."""
 
     is_tokenizer_wrapper = True
     eos_token_id = None
@@ -139,7 +141,7 @@ def _lark(kind: Kind, text: str) -> str:
     return f"/{regex_to_lark(text)}/"
 
 
-def _one_line(complaint: str) -> str:
-    """Without the lines that quote what was compiled."""
-    said = re.split(r"\n *1 \|", complaint)[0].removesuffix("<non-verbose/>")
-    return " ".join(said.split())[:MAX_COMPLAINT]
+def _one_line(error: str) -> str:
+    """Return the message without the lines that quote the grammar."""
+    message = re.split(r"\n *1 \|", error)[0].removesuffix("<non-verbose/>")
+    return " ".join(message.split())[:MAX_ERROR_CHARS]

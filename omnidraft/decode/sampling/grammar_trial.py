@@ -1,6 +1,6 @@
-"""Proves in a child process that a grammar can be compiled: bounded in time, memory and stack, crashes and all.
+"""Tries grammars in a child process: compilation is bounded in time, memory and stack, and may crash.
 
-The child starts with the first grammar, stays, and is started again when a grammar ended it.
+The child starts with the first grammar, stays, and is restarted when a grammar ended it.
 """
 
 import json
@@ -25,22 +25,22 @@ logger = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 60.0
 WAIT_FACTOR = 20
-"""Times the processor time: so long does a trial have on a busy machine."""
+"""Wall time of a trial over its processor time, at most, on a busy machine."""
 CHILD = "omnidraft.decode.sampling.grammar_child"
 
 
 class TrialUnfinished(RequestError):
-    """The trial ended from outside and says nothing about the grammar; the same one may be tried again."""
+    """The trial was ended from outside and says nothing about the grammar; the same one may be tried again."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrialLimits:
-    """What one grammar may take."""
+    """Resources that one grammar may use."""
 
     processor_s: float = 1.0
-    """Turned up, slower grammars compile, and those who ask for one wait longer for each other."""
+    """Turned up, slower grammars compile, and their clients wait longer for each other."""
     memory_bytes: int = 256 << 20
-    """On top of the vocabulary; turned up, so may the worker's own memory grow for each grammar it keeps."""
+    """On top of the vocabulary; turned up, the worker's own memory may grow as much for each grammar it caches."""
 
 
 class GrammarTrial:
@@ -63,41 +63,41 @@ class GrammarTrial:
         """
         line = json.dumps({"kind": kind, "text": text}).encode() + b"\n"
         with self._lock:
-            child = self._running()
-            answer = _asked(child, line, self._limits.processor_s * WAIT_FACTOR)
-            if answer is None:
+            child = self._running_child()
+            reply = _ask(child, line, self._limits.processor_s * WAIT_FACTOR)
+            if reply is None:
                 self._child = None
                 self._kill_child.detach()
-                code = _ended(child)
+                code = _reap(child)
                 refusal = TrialUnfinished if code == -signal.SIGKILL else RequestError
-                raise refusal(f"{kind}: cannot be compiled: {self._said_of(code)}")
-        if answer["refusal"] is not None:
-            raise RequestError(answer["refusal"])
+                raise refusal(f"{kind}: cannot be compiled: {self._describe_exit(code)}")
+        if reply["refusal"] is not None:
+            raise RequestError(reply["refusal"])
 
-    def _running(self) -> "subprocess.Popen[bytes]":
-        """Raises OmnidraftError."""
+    def _running_child(self) -> "subprocess.Popen[bytes]":
+        """Return the child, started if needed. Raises OmnidraftError."""
         if self._child is None or self._child.poll() is not None:
-            child = _started()
-            if _asked(child, self._first_line, START_TIMEOUT_S) is None:
+            child = _start_child()
+            if _ask(child, self._first_line, START_TIMEOUT_S) is None:
                 command = f"{sys.executable} -m {CHILD}"
-                raise OmnidraftError(f"the process that tries grammars ended with {_ended(child)}; run {command}")
+                raise OmnidraftError(f"the process that tries grammars ended with {_reap(child)}; run {command}")
             self._kill_child = weakref.finalize(self, _kill, child)
             self._child = child
         return self._child
 
-    def _said_of(self, code: int) -> str:
-        """Return what an exit code means to whoever asked for the grammar."""
+    def _describe_exit(self, code: int) -> str:
+        """Return the meaning of an exit code for the client."""
         name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        means = {
+        meanings = {
             "SIGPROF": f"it takes more than {self._limits.processor_s:g} s of processor time",
             "SIGABRT": f"it takes more than {self._limits.memory_bytes >> 20} MB of memory",
             "SIGSEGV": "it is nested or chained too deeply",
             "SIGKILL": f"it took more than {self._limits.processor_s * WAIT_FACTOR:g} s, or memory ran out",
         }
-        return f"{means.get(name, 'the compiler crashed')} ({name}); ask for something simpler"
+        return f"{meanings.get(name, 'the compiler crashed')} ({name}); ask for something simpler"
 
 
-def _started() -> "subprocess.Popen[bytes]":
+def _start_child() -> "subprocess.Popen[bytes]":
     environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(omnidraft.__path__[0]).parent), *sys.path[1:]])}
     return subprocess.Popen(
         [sys.executable, "-m", CHILD],
@@ -109,8 +109,8 @@ def _started() -> "subprocess.Popen[bytes]":
     )
 
 
-def _asked(child: "subprocess.Popen[bytes]", line: bytes, timeout_s: float) -> dict[str, Any] | None:
-    """Return the child's answer; None when it ended, or gave none in time."""
+def _ask(child: "subprocess.Popen[bytes]", line: bytes, timeout_s: float) -> dict[str, Any] | None:
+    """Return the child's reply; None when it ended, or sent none in time."""
     assert child.stdin is not None
     assert child.stdout is not None
     try:
@@ -120,12 +120,12 @@ def _asked(child: "subprocess.Popen[bytes]", line: bytes, timeout_s: float) -> d
         return None
     poll = select.poll()
     poll.register(child.stdout, select.POLLIN)
-    answer = child.stdout.readline() if poll.poll(timeout_s * 1000) else b""
-    return json.loads(answer) if answer else None
+    reply = child.stdout.readline() if poll.poll(timeout_s * 1000) else b""
+    return json.loads(reply) if reply else None
 
 
-def _ended(child: "subprocess.Popen[bytes]") -> int:
-    """Return the exit code, minus the signal's number; ends a child that does not end by itself."""
+def _reap(child: "subprocess.Popen[bytes]") -> int:
+    """Return the exit code, minus the signal's number; kills a child that does not end by itself."""
     with suppress(subprocess.TimeoutExpired):
         child.wait(1.0)
     code = _kill(child)

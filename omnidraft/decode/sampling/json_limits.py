@@ -1,7 +1,7 @@
-"""How large and how deep a JSON text is, told from its bytes in a few milliseconds, before anything parses it.
+"""Checks size and depth of a JSON text from its bytes in a few milliseconds, before anything parses it.
 
 Parsers recurse and hold Python's interpreter lock: a text of brackets overflows stacks, and a megabyte of tiny values
-holds every thread up for 60 ms.
+blocks every thread for 60 ms.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class JsonLimits:
     """Bounds of one JSON text."""
 
     num_values: int
-    """Values of arrays and objects together, nested ones too."""
+    """Values of arrays and objects together, nested ones included."""
     depth: int
     """Arrays and objects inside each other."""
 
@@ -29,7 +29,7 @@ class JsonLimits:
         """Return for a JSON text within these bounds, and for any text that is no JSON.
 
         Raises:
-            RequestError: it has more values, or is deeper; `name` says what it is.
+            RequestError: it has more values, or is deeper; `name` says which text.
         """
         bare = text.replace(b"\\\\", b"").replace(b'\\"', b"")
         is_large = bare.count(b'"') > 4 * self.num_values  # a key and a value have two each
@@ -42,4 +42,4 @@ class JsonLimits:
 
 
 BODY_LIMITS = JsonLimits(num_values=20_000, depth=100)
-"""Of a request's whole body."""
+"""Limits of a request's whole body."""

@@ -1,7 +1,7 @@
-"""Shape the target's distribution as the request asks: penalties, bias, grammar, temperature, top-k, top-p, min-p.
+"""Turns the target's raw logits into the distribution that the request's sampling settings ask for.
 
-In this order, on one row of raw logits, for the nodes that the target's draws visit and no others. What can be drawn
-is all that is returned. Sorts are stable: probability down, id up.
+In this order: penalties, bias, grammar, temperature, top-k, top-p, min-p; for the nodes that the target's draws visit
+and no others. Only ids that can be drawn are returned. Sorts are stable: probability down, id up.
 Shapes: V vocabulary, M ids left.
 """
 
@@ -15,11 +15,11 @@ from omnidraft.decode.sampling.penalties import Bias, Penalties
 from omnidraft.errors import ContractError
 from omnidraft.ports import Request, Sampling
 
-_NUCLEUS_GUESS = 1024
+_NUCLEUS_START = 1024
 
 
 class Processor(Protocol):
-    """What changes the logits of one text before temperature; holds that text's history."""
+    """Changes the logits of one text before temperature; holds that text's history."""
 
     def apply(self, logits_V: np.ndarray) -> None:
         """Change float64 logits in place, for the draw after all tokens taken.
@@ -29,11 +29,11 @@ class Processor(Protocol):
         """
 
     def take(self, token: int) -> None:
-        """The target drew this token."""
+        """Add the token that the target drew."""
 
 
 class LogitsPipeline:
-    """Shapes the draws of one text. It follows the draws in order, so that the history of each is the prompt, all that
+    """The distributions of one text. It follows the draws in order, so that the history of each is the prompt, all that
     was emitted before, and its own node's path: nothing that was only drafted."""
 
     def __init__(self, request: Request, grammar: Processor | None = None) -> None:
@@ -47,40 +47,41 @@ class LogitsPipeline:
             processors.append(grammar)
         self._processors = tuple(processors)
 
-    def shape(self, logits_V: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and probabilities of the next draw, as the function `shape`.
+    def distribution(self, logits_V: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return ids and probabilities of the next draw; see sampling_distribution.
 
         Raises:
             RequestError: no token is left.
-            ContractError: see `shape`; processors hide nothing of what the target gave.
+            ContractError: see sampling_distribution; processors hide nothing of the target's logits.
         """
         if self._processors:
             _require_finite(logits_V.max())
             logits_V = logits_V.astype(np.float64)
         for processor in self._processors:
             processor.apply(logits_V)
-        return shape(logits_V, self._sampling)
+        return sampling_distribution(logits_V, self._sampling)
 
     def take(self, token: int) -> None:
-        """The target drew this token from what was shaped last."""
+        """Add the token that the target drew from the last distribution."""
         for processor in self._processors:
             processor.take(token)
 
 
-def shape(logits_V: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and float64 probabilities, summing to 1, none of them 0. Temperature 0: the most probable id alone.
+def sampling_distribution(logits_V: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, np.ndarray]:
+    """Return ids and float64 probabilities, summing to 1, none of them 0. Temperature 0 returns the most probable id
+    alone.
 
     Raises:
-        ContractError: the largest logit is no finite number: one of them is NaN or +inf, or all are -inf.
+        ContractError: the largest logit is not finite: one of them is NaN or +inf, or all are -inf.
     """
     if sampling.temperature == 0:
         best = logits_V.argmax()  # the first NaN, where there is one
         _require_finite(logits_V[best])
         return np.array([best]), np.ones(1)
     x_V = torch.from_numpy(logits_V).double()
-    most = x_V.max()  # NaN, where there is one
-    _require_finite(most.item())
-    x_V -= most  # before the temperature, which may be tiny
+    max_logit = x_V.max()  # NaN, where there is one
+    _require_finite(max_logit.item())
+    x_V -= max_logit  # before the temperature, which may be tiny
     p_V = torch.softmax(x_V.div_(sampling.temperature), 0).numpy()
     ids = np.arange(len(p_V)) if p_V.all() else np.flatnonzero(p_V)
     if sampling.top_k is None and sampling.top_p is None and sampling.min_p is None:
@@ -95,28 +96,30 @@ def shape(logits_V: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, np.ndar
     return ids, p_M / p_M.sum()
 
 
-def _require_finite(most: float) -> None:
-    if not math.isfinite(most):
+def _require_finite(max_logit: float) -> None:
+    if not math.isfinite(max_logit):
         raise ContractError(
-            f"the target's largest logit is {most}: its weights or its computation are broken; see `omnidraft check`"
+            f"the target's largest logit is {max_logit}: its weights or its computation are broken; see "
+            "`omnidraft check`"
         )
 
 
 def _most_probable(p_V: np.ndarray, num_ids: int) -> np.ndarray:
-    """The first `num_ids` ids of the stable order, in that order, without sorting the vocabulary; none of them 0."""
+    """Return the first `num_ids` ids of the stable order, in that order, without sorting the vocabulary; none of them
+    0."""
     threshold = np.partition(p_V, len(p_V) - num_ids)[len(p_V) - num_ids] if num_ids < len(p_V) else 0.0
     ids = np.flatnonzero(p_V >= threshold) if threshold else np.flatnonzero(p_V)
     return ids[np.argsort(-p_V[ids], kind="stable")][:num_ids]
 
 
 def _nucleus(p_V: np.ndarray, ids: np.ndarray, top_p: float) -> np.ndarray:
-    """The shortest front of the stable order that holds `top_p` of the mass of `ids`."""
+    """Return the shortest prefix of the stable order that holds `top_p` of the mass of `ids`."""
     total = p_V[ids].sum()
     ids = np.sort(ids)
     p_M = p_V[ids] / total
-    for num_ids in (_NUCLEUS_GUESS, len(ids)):
-        front = _most_probable(p_M, num_ids)
-        mass = np.cumsum(p_M[front])
+    for num_ids in (_NUCLEUS_START, len(ids)):
+        prefix = _most_probable(p_M, num_ids)
+        mass = np.cumsum(p_M[prefix])
         if mass[-1] >= top_p or num_ids >= len(ids):
             break
-    return ids[front[: int(np.searchsorted(mass, top_p)) + 1]]
+    return ids[prefix[: int(np.searchsorted(mass, top_p)) + 1]]

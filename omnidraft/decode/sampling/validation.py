@@ -1,36 +1,48 @@
-"""Which sampling settings can be served; every refusal names field, value and range. Grammars: see grammar.py.
+"""Bounds of the sampling settings that can be served; every refusal names field, value and range.
 
-What is served can be recorded: no range here is wider than that of traces/schema.py and traces/checks.py.
+Served settings can be recorded: no range here is wider than that of traces/schema.py and traces/checks.py. Grammars
+have bounds of their own: see grammar_bounds.py.
 """
 
 import math
+from collections.abc import Iterable, Mapping
 
 from omnidraft.errors import RequestError
 from omnidraft.ports import Sampling
 
 MAX_TEMPERATURE = 100
 MAX_PENALTY = 2
-"""Presence and frequency, as OpenAI has it."""
+"""Presence and frequency penalty, as in OpenAI's API."""
 MIN_REPETITION_PENALTY = 0.01
-"""Much smaller ones take logits beyond what can be computed with."""
+"""Much smaller ones produce logits that overflow."""
 MAX_REPETITION_PENALTY = 100
 MAX_BIAS = 100
 MAX_COUNT = 2**31 - 1
-"""The largest number of things that a request may name, such as `top_k`."""
+"""The largest count that a request may name, such as `top_k`."""
 MIN_SEED, MAX_SEED = -(2**63), 2**64 - 1
 """A negative seed is the unsigned 64 bit number with the same bits."""
 
 
 def check_sampling(sampling: Sampling, vocab_size: int) -> None:
-    """Raises RequestError for the first setting out of its range, NaN among them."""
-    warmth = sampling.temperature
-    _require(0 <= warmth <= MAX_TEMPERATURE, "temperature", f"between 0 and {MAX_TEMPERATURE}", warmth)
+    """Raise RequestError for the first setting out of its range, NaN included."""
+    temperature = sampling.temperature
+    _require(0 <= temperature <= MAX_TEMPERATURE, "temperature", f"between 0 and {MAX_TEMPERATURE}", temperature)
     top_k, counts = sampling.top_k, f"between 1 and {MAX_COUNT}"
     _require(top_k is None or 1 <= top_k <= MAX_COUNT, "top_k", counts, top_k)
     _require(sampling.top_p is None or 0 < sampling.top_p <= 1, "top_p", "above 0 and at most 1", sampling.top_p)
     _require(sampling.min_p is None or 0 <= sampling.min_p <= 1, "min_p", "between 0 and 1", sampling.min_p)
     _check_penalties(sampling)
     _check_bias(sampling, vocab_size)
+
+
+def require_text(texts: Mapping[str, Iterable[str]]) -> None:
+    """Raise RequestError for half of a surrogate pair, which JSON can carry and no tokenizer or codec can encode."""
+    for name, strings in texts.items():
+        for text in strings:
+            try:
+                text.encode()
+            except UnicodeEncodeError as exc:
+                raise RequestError(f"{name}: character {exc.start} is half of a surrogate pair, not text") from exc
 
 
 def unsigned_seed(seed: int) -> int:
@@ -54,6 +66,6 @@ def _check_bias(sampling: Sampling, vocab_size: int) -> None:
         _require(is_allowed, f"logit_bias of {token}", f"between -{MAX_BIAS} and {MAX_BIAS}", bias)
 
 
-def _require(kept: bool, field: str, allowed: str, value: float | None) -> None:
-    if not kept:
+def _require(is_valid: bool, field: str, allowed: str, value: float | None) -> None:
+    if not is_valid:
         raise RequestError(f"{field} must be {allowed}, got {value}")

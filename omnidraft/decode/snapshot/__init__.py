@@ -1,1 +1,1 @@
-"""The snapshot that a worker serves, and the updater that takes up new ones."""
+"""The snapshot that a worker serves, and the updater that loads new ones."""

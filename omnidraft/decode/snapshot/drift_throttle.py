@@ -1,23 +1,23 @@
-"""Whose traffic drifted: little is drafted for them until that is over, for most of it would be wrong."""
+"""Drafts less for tenants whose traffic drifts, because most draft tokens would be rejected."""
 
 from omnidraft.ports import Announcement
 
 
 class DriftThrottle:
-    """One thread hears, any thread asks."""
+    """One thread updates it, any thread reads it."""
 
     def __init__(self, num_draft_tokens: int) -> None:
-        """`num_draft_tokens` per pass at most, while traffic drifts."""
+        """Draft at most `num_draft_tokens` per pass while traffic drifts."""
         self._num_draft_tokens = num_draft_tokens
         self._drifting: frozenset[str] = frozenset()
 
-    def on_announcement(self, told: Announcement) -> None:
-        """Takes in `drift` and `drift_over`; anything else says nothing to it."""
-        if told.tenant is not None and told.kind == "drift":
-            self._drifting |= {told.tenant}
-        elif told.tenant is not None and told.kind == "drift_over":
-            self._drifting -= {told.tenant}
+    def on_announcement(self, announcement: Announcement) -> None:
+        """Apply a `drift` or `drift_over` announcement; ignore all others."""
+        if announcement.tenant is not None and announcement.kind == "drift":
+            self._drifting |= {announcement.tenant}
+        elif announcement.tenant is not None and announcement.kind == "drift_over":
+            self._drifting -= {announcement.tenant}
 
     def limit(self, tenant: str, num_draft_tokens: int) -> int:
-        """Of these, as many as may be drafted for this tenant."""
+        """Return the number of tokens, `num_draft_tokens` at most, that may be drafted for this tenant."""
         return min(num_draft_tokens, self._num_draft_tokens) if tenant in self._drifting else num_draft_tokens

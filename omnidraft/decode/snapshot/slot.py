@@ -1,4 +1,4 @@
-"""The snapshot that new requests take, the one before it, ready for a rollback, and the one that is on trial."""
+"""The snapshot that serves new requests, the previous one for a rollback, and the canary."""
 
 import hashlib
 from dataclasses import dataclass, replace
@@ -13,86 +13,86 @@ class LoadedSnapshot:
     """Weights, n-gram cache and alignment in memory, made for each other and swapped together."""
 
     version: int | None
-    """None for the base drafter that a worker starts with when the registry has nothing."""
+    """None for the base drafter that a worker starts with when the registry is empty."""
     snapshot_id: str
     proposer: Proposer
     cache: object
-    """The n-gram cache the proposer translates with."""
+    """The proposer's n-gram cache."""
     manifest: Manifest | None
     """None for the base drafter."""
     sequence: int = 0
-    """Of the announcement it was put in place for; set by who swaps, loaders leave it."""
+    """Sequence of the announcement it serves for; set by the swap, not by loaders."""
 
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """A snapshot on trial."""
+    """A snapshot that serves a share of the requests on trial."""
 
     snapshot: LoadedSnapshot
     share: float
-    """Of the requests, that it serves."""
+    """Share of requests, from 0 to 1."""
 
     def takes(self, request_id: str) -> bool:
-        """The same on every worker."""
+        """Return whether it serves this request; the same on every worker."""
         drawn = int.from_bytes(hashlib.sha256(request_id.encode()).digest()[:8], "big") / 2**64
         return drawn < self.share
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _SlotState:
     current: LoadedSnapshot
     previous: LoadedSnapshot | None = None
     canary: Canary | None = None
 
 
 class SnapshotSlot:
-    """One reference, swapped whole. A request is given its snapshot once and keeps it to its last token.
+    """One reference, swapped whole. A request takes its snapshot once and uses it to its last token.
 
     Swapping is one attribute assignment, so readers need no lock and can never see half a snapshot. One thread swaps,
     any thread reads. The snapshot before the previous one is freed when the last request that holds it ends.
     """
 
     def __init__(self, first: LoadedSnapshot) -> None:
-        self._held = _Held(first)
+        self._state = _SlotState(first)
 
     @property
     def current(self) -> LoadedSnapshot:
-        return self._held.current
+        return self._state.current
 
     @property
     def previous(self) -> LoadedSnapshot | None:
         """Still loaded, so that a rollback is a swap."""
-        return self._held.previous
+        return self._state.previous
 
     @property
     def canary(self) -> Canary | None:
-        return self._held.canary
+        return self._state.canary
 
     @property
     def loaded(self) -> tuple[LoadedSnapshot, ...]:
-        """All that are in memory."""
-        held = self._held
-        return tuple(each for each in (held.current, held.previous, held.canary and held.canary.snapshot) if each)
+        """All snapshots in memory."""
+        state = self._state
+        return tuple(each for each in (state.current, state.previous, state.canary and state.canary.snapshot) if each)
 
-    def serving(self, request_id: str) -> LoadedSnapshot:
-        """The snapshot of this request, the same for all texts of one id."""
-        held = self._held
-        return held.canary.snapshot if held.canary and held.canary.takes(request_id) else held.current
+    def snapshot_for(self, request_id: str) -> LoadedSnapshot:
+        """Return the snapshot of this request, the same for all texts of one id."""
+        state = self._state
+        return state.canary.snapshot if state.canary and state.canary.takes(request_id) else state.current
 
     def swap(self, offered: LoadedSnapshot) -> None:
-        """Put it in place, which ends any canary; the same version again only takes the later sequence.
+        """Serve this snapshot, which ends any canary; the same version again only updates the sequence.
 
         Raises:
-            SnapshotStale: a later announcement is in place: two loaders raced, keep the winner.
+            SnapshotStale: a later announcement already serves: two loaders raced, the later one stays.
         """
-        held = self._held
-        if offered.sequence < held.current.sequence:
-            raise SnapshotStale(f"have announcement {held.current.sequence}, was offered {offered.sequence}")
-        if offered.version == held.current.version:
-            self._held = replace(held, current=offered)
+        state = self._state
+        if offered.sequence < state.current.sequence:
+            raise SnapshotStale(f"have announcement {state.current.sequence}, was offered {offered.sequence}")
+        if offered.version == state.current.version:
+            self._state = replace(state, current=offered)
         else:
-            self._held = _Held(offered, held.current)
+            self._state = _SlotState(offered, state.current)
 
-    def try_out(self, canary: Canary | None) -> None:
-        """Serve its share with it; None ends the trial."""
-        self._held = replace(self._held, canary=canary)
+    def set_canary(self, canary: Canary | None) -> None:
+        """Serve a share of requests with the canary; None ends the trial."""
+        self._state = replace(self._state, canary=canary)

@@ -1,8 +1,8 @@
-"""Take up new snapshots while serving: follow the announcements, stage beside the old one, swap or try out.
+"""Updates the served snapshot: follows announcements, loads beside the old snapshot, then swaps or starts a canary.
 
-The announcement says at once which version serves; the registry's alias `champion` is asked whenever no announcement
-came for `poll_s`, and is the truth. A champion found by asking takes the sequence of the newest announcement heard, so
-every later announcement still wins over it.
+An announcement names the version to serve at once; the registry's alias `champion` is read whenever no announcement
+came for `poll_s`, and is authoritative. A champion read from the registry takes the sequence of the newest announcement
+received, so every later announcement still wins over it.
 """
 
 import logging
@@ -26,14 +26,14 @@ logger = logging.getLogger(__name__)
 MAX_RETRY_S = 300.0
 
 Loader = Callable[[SnapshotVersion, Path], LoadedSnapshot]
-"""From a verified snapshot folder. Raises an OmnidraftError when it does not fit."""
+"""Loads a verified snapshot folder. Raises an OmnidraftError when it does not fit."""
 
 
 class ControlFollower(Protocol):
-    """The reading end of the announcements; see fleet/control_follower.py."""
+    """The consumer of announcements; see fleet/control_follower.py."""
 
     def poll(self, timeout_s: float) -> Sequence[Announcement]:
-        """What holds and was not told yet, waiting so long for any. Raises BusError."""
+        """Return announcements in force that were not returned yet, after at most `timeout_s`. Raises BusError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +45,14 @@ class _Failure:
 class SnapshotUpdater:
     """Keeps a slot at the fleet's champion and canary, from a thread of its own, and never stops serving.
 
-    A snapshot that cannot be had or loaded leaves the old one in place, is counted, and is tried again with growing
-    pauses; another version is tried at once. Where that old one is the base drafter, because the process has just
-    begun, the champion before serves meanwhile. A registry or log that is down is asked again; nothing is raised.
+    A snapshot that cannot be fetched or loaded leaves the old one in place, is counted, and is retried with growing
+    pauses; another version is tried at once. Where the old one is the base drafter, because the process has just
+    started, the previous champion serves meanwhile. A registry or log that is down is retried; nothing is raised.
 
     Args:
-        caution: told of traffic that drifts.
-        target: of this slot, for log lines and metrics.
-        staging: a folder of this process alone; of a snapshot that is no longer loaded the files are removed.
+        drift_throttle: receives the announcements of drift.
+        target: name of the slot's target, for log lines and metrics.
+        staging: a folder of this process alone; the files of snapshots that are no longer loaded are removed.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class SnapshotUpdater:
         slot: SnapshotSlot,
         loader: Loader,
         follower: ControlFollower,
-        caution: DriftThrottle,
+        drift_throttle: DriftThrottle,
         settings: WorkerSettings,
         metrics: Metrics,
         *,
@@ -74,7 +74,7 @@ class SnapshotUpdater:
         self._slot = slot
         self._loader = loader
         self._follower = follower
-        self._caution = caution
+        self._drift_throttle = drift_throttle
         self._settings = settings
         self._metrics = metrics
         self._target = target
@@ -88,62 +88,62 @@ class SnapshotUpdater:
         self._is_connected = True
 
     def run(self, stop: threading.Event) -> None:
-        """Step until `stop` is set; returns within `poll_s`, or when the load under way ends."""
+        """Step until `stop` is set; return within `poll_s`, or when the current load ends."""
         while not stop.is_set():
             self.step(stop)
 
     def step(self, stop: threading.Event) -> None:
-        """Wait for announcements for up to `poll_s`, then serve what they, or else the registry, name."""
-        told = self._on_announcement(stop)
-        for each in told:
-            self._hear(each)
-        if not any(each.kind == "champion" for each in told) and (champion := self._champion()) is not None:
-            self._take(champion)
+        """Wait for announcements for up to `poll_s`, then serve the version that they, or else the registry, name."""
+        announcements = self._poll(stop)
+        for each in announcements:
+            self._on_announcement(each)
+        if not any(each.kind == "champion" for each in announcements) and (champion := self._champion()) is not None:
+            self._serve(champion)
         if self._canary is not None:
-            self._try_out(self._canary)
+            self._start_canary(self._canary)
 
-    def _on_announcement(self, stop: threading.Event) -> Sequence[Announcement]:
+    def _poll(self, stop: threading.Event) -> Sequence[Announcement]:
         try:
             return self._follower.poll(self._settings.poll_s)
         except BusError as exc:
-            self._disconnected(exc)
+            self._report_disconnected(exc)
             stop.wait(self._settings.poll_s)
             return ()
 
-    def _hear(self, told: Announcement) -> None:
-        if told.kind == "champion" and told.version is not None:
-            self._sequence, self._canary = told.sequence, None
-            self._take(told.version)
-            self._slot.try_out(None)
-            self._forget()
-        elif told.kind == "canary":
-            self._sequence, self._canary = told.sequence, told
+    def _on_announcement(self, announcement: Announcement) -> None:
+        if announcement.kind == "champion" and announcement.version is not None:
+            self._sequence, self._canary = announcement.sequence, None
+            self._serve(announcement.version)
+            self._slot.set_canary(None)
+            self._remove_unloaded_files()
+        elif announcement.kind == "canary":
+            self._sequence, self._canary = announcement.sequence, announcement
         else:
-            self._caution.on_announcement(told)
+            self._drift_throttle.on_announcement(announcement)
 
     def _champion(self) -> int | None:
-        """None: nobody has been promoted yet, or the registry is down."""
+        """Return the champion's version; None when nothing was promoted yet, or the registry is down."""
         try:
             champion = self._registry.resolve("champion").version
         except SnapshotNotFound:
             return None
         except SnapshotCorrupt as exc:
-            self._disconnected(exc)
-            self._take_previous()
+            self._report_disconnected(exc)
+            self._serve_previous()
             return None
         except SnapshotError as exc:
-            self._disconnected(exc)
+            self._report_disconnected(exc)
             return None
         self._is_connected = True
         return champion
 
-    def _take(self, version: int) -> None:
-        self._put(version, self._swap)
+    def _serve(self, version: int) -> None:
+        self._load_and(version, self._swap)
         if version in self._failures:
-            self._take_previous()
+            self._serve_previous()
 
-    def _take_previous(self) -> None:
-        """Rather than the base drafter: the champion before the one that cannot be had."""
+    def _serve_previous(self) -> None:
+        """Serve the previous champion rather than the base drafter while the champion cannot be loaded."""
         if self._slot.current.version is not None:
             return
         try:
@@ -151,47 +151,54 @@ class SnapshotUpdater:
         except SnapshotError:
             return
         logger.warning(
-            "%s: the champion cannot be had; snapshot %d, which was before it, serves", self._target, previous
+            "%s: the champion cannot be loaded; the previous one, snapshot %d, serves", self._target, previous
         )
-        self._put(previous, self._swap)
+        self._load_and(previous, self._swap)
 
-    def _try_out(self, told: Announcement) -> None:
-        """Nothing to do when it is on trial already, or serves as the champion."""
+    def _start_canary(self, announcement: Announcement) -> None:
+        """Serve a canary, unless it is on trial already or serves as the champion."""
         on_trial = self._slot.canary and self._slot.canary.snapshot.version
-        if told.version is None or told.share is None or told.version in (on_trial, self._slot.current.version):
+        if (
+            announcement.version is None
+            or announcement.share is None
+            or announcement.version in (on_trial, self._slot.current.version)
+        ):
             return
-        share = told.share
-        self._put(told.version, lambda loaded: self._slot.try_out(Canary(loaded, share)))
+        share = announcement.share
+        self._load_and(announcement.version, lambda loaded: self._slot.set_canary(Canary(loaded, share)))
         if self._slot.canary:
-            logger.info("%s: snapshot %d serves %.1f %% of the requests", self._target, told.version, share * 100)
+            logger.info(
+                "%s: snapshot %d serves %.1f %% of the requests", self._target, announcement.version, share * 100
+            )
 
-    def _put(self, version: int, put: Callable[[LoadedSnapshot], None]) -> None:
-        """The refresh boundary: whatever is wrong with this snapshot, the old one goes on serving."""
+    def _load_and(self, version: int, apply: Callable[[LoadedSnapshot], None]) -> None:
+        """Load a version and apply it. This is the refresh boundary: whatever is wrong with it, the old snapshot keeps
+        serving."""
         failure = self._failures.get(version)
         if failure and self._clock() < failure.retry_at:
             return
         try:
-            put(self._loaded(version))
+            apply(self._load(version))
             self._failures.pop(version, None)
-            self._forget()
+            self._remove_unloaded_files()
         except SnapshotStale as exc:
             logger.info("%s: kept the later snapshot: %s", self._target, exc)
-        except Exception as exc:  # of the registry's or the loader's parts: none of it may end this thread
-            self._failed(version, exc)
+        except Exception as exc:  # whatever the registry or the loader raises must not end this thread
+            self._record_failure(version, exc)
 
-    def _loaded(self, version: int) -> LoadedSnapshot:
-        """From memory when it is there, so that a rollback is a swap."""
-        for held in self._slot.loaded:
-            if held.version == version:
-                return held
+    def _load(self, version: int) -> LoadedSnapshot:
+        """Return the snapshot, from memory when it is still loaded, so that a rollback is a swap."""
+        for slotted in self._slot.loaded:
+            if slotted.version == version:
+                return slotted
         started = self._clock()
-        found = self._registry.resolve(str(version))
-        made_by = found.manifest.traceparent
-        span = self._tracing.begin("load snapshot", links=[made_by] if made_by else [], version=version)
+        snapshot_version = self._registry.resolve(str(version))
+        loaded_from = snapshot_version.manifest.traceparent
+        span = self._tracing.begin("load snapshot", links=[loaded_from] if loaded_from else [], version=version)
         try:
             with throttle.paced():
                 folder = self._folders[version] = self._registry.fetch(version, self._staging)
-            loaded = self._loader(found, folder)
+            loaded = self._loader(snapshot_version, folder)
         except Exception as exc:
             span.end(model=self._target, error=type(exc).__name__)
             raise
@@ -207,24 +214,24 @@ class SnapshotUpdater:
         if loaded.version == before:
             return
         self._metrics.observe("omnidraft_snapshot_swap_seconds", swap_s, target=self._target)
-        if loaded.version is not None and (told := loaded.manifest) is not None:
-            labels = {"target": told.target, "drafter": told.drafter}
+        if loaded.version is not None and (manifest := loaded.manifest) is not None:
+            labels = {"target": manifest.target, "drafter": manifest.drafter}
             self._metrics.set("omnidraft_snapshot_version_info", loaded.version, **labels)
         logger.info("%s: swapped snapshot %s -> %s in %.3f ms", self._target, before, loaded.version, swap_s * 1000)
 
-    def _forget(self) -> None:
+    def _remove_unloaded_files(self) -> None:
         """Remove the files of snapshots that are no longer loaded."""
-        held = {each.version for each in self._slot.loaded}
-        for version in [version for version in self._folders if version not in held]:
+        slotted = {each.version for each in self._slot.loaded}
+        for version in [version for version in self._folders if version not in slotted]:
             shutil.rmtree(self._folders.pop(version), ignore_errors=True)
 
-    def _failed(self, version: int, exc: BaseException) -> None:
+    def _record_failure(self, version: int, exc: BaseException) -> None:
         known = self._failures.get(version)
         retry_s = min(known.retry_s * 2 if known else self._settings.poll_s, MAX_RETRY_S)
         self._failures[version] = _Failure(retry_s, self._clock() + retry_s)
         self._metrics.add("omnidraft_snapshot_load_failures_total", target=self._target)
         logger.warning(
-            "%s: snapshot %d cannot be loaded, %s goes on serving, next try in %.0f s: %s",
+            "%s: snapshot %d cannot be loaded, %s keeps serving, next try in %.0f s: %s",
             self._target,
             version,
             self._slot.current.version,
@@ -232,9 +239,9 @@ class SnapshotUpdater:
             exc,
         )
 
-    def _disconnected(self, exc: OmnidraftError) -> None:
+    def _report_disconnected(self, exc: OmnidraftError) -> None:
         self._metrics.add("omnidraft_refresh_errors_total", target=self._target)
         if self._is_connected:
             version = self._slot.current.version
-            logger.warning("%s: cannot hear of new snapshots, %s goes on serving: %s", self._target, version, exc)
+            logger.warning("%s: cannot receive new snapshots, %s keeps serving: %s", self._target, version, exc)
         self._is_connected = False

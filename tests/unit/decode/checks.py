@@ -1,4 +1,4 @@
-"""What must hold of the decoding core, as functions: the healthy code passes them, planted bugs must not."""
+"""Invariants of the decoding core, as functions: the healthy code passes them, planted bugs must not."""
 
 from dataclasses import replace
 
@@ -59,7 +59,7 @@ def check_text(
 
 def spied(proposer):
     """The proposer with its draft model watched."""
-    *others, drafter = proposer.contributors
+    *others, drafter = proposer.sources
     spy = Spy(drafter.model)
-    proposer.contributors = (*others, replace(drafter, model=spy))
+    proposer.sources = (*others, replace(drafter, model=spy))
     return proposer, spy

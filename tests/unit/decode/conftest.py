@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from omnidraft.decode.policy.acceptance import AcceptancePolicy
+from omnidraft.decode.policy.chain import AcceptancePolicy
 from omnidraft.decode.policy.cost import CostPolicy
 from omnidraft.decode.policy.cost_model import CostCurve
 from omnidraft.ports import Proposer
@@ -22,5 +22,5 @@ def any_proposer(request) -> Proposer:
         policy = CostPolicy(CostCurve({1: 1.0, 8: 1.1}), CostCurve({1: 0.01, 4: 0.02}))
         return make_drafter(policy=policy, has_lookup=True)
     if request.param == "acceptance policy":
-        return make_drafter(policy=AcceptancePolicy(0.7), has_lookup=True, odds=lambda log_q: math.exp(log_q / 2))
+        return make_drafter(policy=AcceptancePolicy(0.7), has_lookup=True, acceptance=lambda log_q: math.exp(log_q / 2))
     return PROPOSERS[request.param]

@@ -1,4 +1,4 @@
-"""What the engine promises: one snapshot per text, the same text for the same seed, clear refusals, traces, counts."""
+"""The engine: one snapshot per text, the same text for the same seed, clear refusals, traces, counts."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -50,9 +50,9 @@ def _recording(models: tuple[Path, Path], root: Path):
     )
 
 
-def question(**fields: object) -> GenerationRequest:
-    asked = {"prompt": PROMPT, "max_new_tokens": 12, "sampling": Sampling(1.0), "seed": 5} | fields
-    return GenerationRequest(**asked)  # type: ignore[arg-type]
+def make_request(**fields: object) -> GenerationRequest:
+    values = {"prompt": PROMPT, "max_new_tokens": 12, "sampling": Sampling(1.0), "seed": 5} | fields
+    return GenerationRequest(**values)  # type: ignore[arg-type]
 
 
 def ids(answer: GenerationStream) -> list[int]:
@@ -64,14 +64,14 @@ def test_a_text_keeps_its_snapshot_although_the_slot_is_swapped_in_the_middle(
     engine: Engine, metrics: CountingMetrics
 ) -> None:
     first = engine.slot.current
-    plain = ids(engine.stream(question(num_draft_tokens=0)))
-    answer = engine.stream(question())
+    plain = ids(engine.stream(make_request(num_draft_tokens=0)))
+    answer = engine.stream(make_request())
     begun = list(next(answer.steps).emitted)
-    engine.slot.swap(snapshot(1, Failing(RuntimeError("the swapped-in drafter was asked"))))
+    engine.slot.swap(snapshot(1, Failing(RuntimeError("the swapped-in drafter was used"))))
     try:
         assert begun + ids(answer) == plain
         assert answer.snapshot is first
-        after = engine.stream(question())
+        after = engine.stream(make_request())
         assert after.snapshot.version == 1
         assert metrics.value("omnidraft_drafting_failures_total") == 0
         assert ids(after) == plain
@@ -83,20 +83,20 @@ def test_a_text_keeps_its_snapshot_although_the_slot_is_swapped_in_the_middle(
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_same_seed_gives_the_same_text_with_and_without_a_drafter(engine: Engine, temperature: float) -> None:
     sampling = Sampling(temperature)
-    drafted = engine.stream(question(sampling=sampling))
-    plain = engine.stream(question(sampling=sampling, num_draft_tokens=0))
+    drafted = engine.stream(make_request(sampling=sampling))
+    plain = engine.stream(make_request(sampling=sampling, num_draft_tokens=0))
     assert ids(drafted) == ids(plain)
     assert drafted.seed == plain.seed == 5
 
 
 def test_without_a_seed_every_text_gets_one_that_reproduces_it(engine: Engine) -> None:
-    one, other = engine.stream(question(seed=None)), engine.stream(question(seed=None))
+    one, other = engine.stream(make_request(seed=None)), engine.stream(make_request(seed=None))
     assert one.seed != other.seed
-    assert ids(engine.stream(question(seed=one.seed))) == ids(one)
+    assert ids(engine.stream(make_request(seed=one.seed))) == ids(one)
 
 
 def test_seeds_change_the_text_and_negative_ones_are_seeds_too(engine: Engine) -> None:
-    texts = [ids(engine.stream(question(seed=seed))) for seed in (5, 6, -5)]
+    texts = [ids(engine.stream(make_request(seed=seed))) for seed in (5, 6, -5)]
     assert texts[0] != texts[1] != texts[2] != texts[0]
 
 
@@ -133,17 +133,17 @@ def test_seeds_change_the_text_and_negative_ones_are_seeds_too(engine: Engine) -
 )
 def test_what_cannot_be_served_is_refused_before_the_first_token(engine: Engine, fields: dict, message: str) -> None:
     with pytest.raises(RequestError, match=message) as refused:
-        next(engine.stream(question(**fields)).steps)
+        next(engine.stream(make_request(**fields)).steps)
     assert "\n" not in str(refused.value)
 
 
 def test_drafted_and_accepted_tokens_are_counted_by_source(engine: Engine, metrics: CountingMetrics) -> None:
     before = engine.slot.current
-    answer = ids(engine.stream(question(num_draft_tokens=0)))
+    answer = ids(engine.stream(make_request(num_draft_tokens=0)))
     wrong_from_6 = [*answer[:6], *[token ^ 1 for token in answer[6:]]]
     engine.slot.swap(snapshot(7, Foretold(wrong_from_6)))
     try:
-        steps = list(engine.stream(question(max_new_tokens=8)).steps)
+        steps = list(engine.stream(make_request(max_new_tokens=8)).steps)
     finally:
         engine.slot.swap(replace(before, sequence=7))
     labels = {"drafter_version": "7", "target": engine.pair.target}
@@ -164,9 +164,9 @@ def test_drafted_and_accepted_tokens_are_counted_by_source(engine: Engine, metri
 def test_records_cover_the_answer_and_one_that_is_not_stored_or_whose_tenant_opted_out_leaves_none(
     worker: wiring.Worker, tiny_models: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    hidden = ids(worker.engine.stream(question(is_stored=False, request_id="hidden", max_new_tokens=20)))
-    shown = ids(worker.engine.stream(question(request_id="shown", tenant="me", max_new_tokens=20)))
-    private = ids(worker.engine.stream(question(tenant="private", max_new_tokens=20)))
+    hidden = ids(worker.engine.stream(make_request(is_stored=False, request_id="hidden", max_new_tokens=20)))
+    shown = ids(worker.engine.stream(make_request(request_id="shown", tenant="me", max_new_tokens=20)))
+    private = ids(worker.engine.stream(make_request(tenant="private", max_new_tokens=20)))
     assert hidden == private == shown
     assert worker.recorder is not None
     assert worker.recorder.close(5.0) == 0
@@ -192,46 +192,48 @@ def _records(models: tuple[Path, Path], root: Path) -> list[TraceRecord]:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_in_reproducible_mode_a_canary_never_changes_an_answer(engine: Engine, temperature: float) -> None:
     """A proposer that knows the text, one that is always wrong, and none give the same ids to the same requests."""
-    asked = [
-        question(seed=seed, sampling=Sampling(temperature), mode="reproducible", request_id=f"request-{seed}")
+    requests = [
+        make_request(seed=seed, sampling=Sampling(temperature), mode="reproducible", request_id=f"request-{seed}")
         for seed in range(8)
     ]
-    alone = [ids(engine.stream(each)) for each in asked]
+    alone = [ids(engine.stream(each)) for each in requests]
     versions = set()
     for canary in (Foretold(alone[0]), Foretold([1] * 12)):
-        engine.slot.try_out(Canary(snapshot(2, canary), 0.5))
+        engine.slot.set_canary(Canary(snapshot(2, canary), 0.5))
         try:
-            answers = [engine.stream(each) for each in asked]
+            answers = [engine.stream(each) for each in requests]
             versions |= {answer.snapshot.version for answer in answers}
             assert [ids(answer) for answer in answers] == alone
         finally:
-            engine.slot.try_out(None)
+            engine.slot.set_canary(None)
     assert versions == {2, engine.slot.current.version}
 
 
 def test_all_texts_of_one_request_id_have_the_same_snapshot(engine: Engine) -> None:
-    engine.slot.try_out(Canary(snapshot(2, Foretold([])), 0.5))
+    engine.slot.set_canary(Canary(snapshot(2, Foretold([])), 0.5))
     try:
-        found = {
-            number: {engine.stream(question(request_id=f"r{number}", seed=seed)).snapshot.version for seed in (1, 2)}
+        versions_of = {
+            number: {
+                engine.stream(make_request(request_id=f"r{number}", seed=seed)).snapshot.version for seed in (1, 2)
+            }
             for number in range(8)
         }
     finally:
-        engine.slot.try_out(None)
-    assert all(len(versions) == 1 for versions in found.values())
-    assert len(set.union(*found.values())) == 2
+        engine.slot.set_canary(None)
+    assert all(len(versions) == 1 for versions in versions_of.values())
+    assert len(set.union(*versions_of.values())) == 2
 
 
 def test_while_a_tenants_traffic_drifts_less_is_drafted_for_it_and_the_text_is_the_same(engine: Engine) -> None:
     def drafted(**fields: object) -> int:
-        return engine.request(question(**fields)).num_draft_tokens
+        return engine.decode_request(make_request(**fields)).num_draft_tokens
 
-    before = ids(engine.stream(question(tenant="drifting")))
-    engine.caution.on_announcement(Announcement(0, "drift", tenant="drifting"))
+    before = ids(engine.stream(make_request(tenant="drifting")))
+    engine.drift_throttle.on_announcement(Announcement(0, "drift", tenant="drifting"))
     try:
         assert (drafted(tenant="other"), drafted(tenant="drifting")) == (5, 3)
-        assert drafted(tenant="drifting", num_draft_tokens=4) == 4  # asked for is asked for
-        assert ids(engine.stream(question(tenant="drifting"))) == before
+        assert drafted(tenant="drifting", num_draft_tokens=4) == 4  # the request decides
+        assert ids(engine.stream(make_request(tenant="drifting"))) == before
     finally:
-        engine.caution.on_announcement(Announcement(1, "drift_over", tenant="drifting"))
+        engine.drift_throttle.on_announcement(Announcement(1, "drift_over", tenant="drifting"))
     assert drafted(tenant="drifting") == 5

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from omnidraft.decode.logprobs import client_logprobs, top_k_logprobs
+from omnidraft.decode.logprobs import blocked_topk, client_logprobs, top_k_logprobs
 
 HALF = 2e-3
 """float16 keeps three digits; log-probabilities here lie within -16 and 0, where its steps are below 0.016."""
@@ -13,8 +15,8 @@ HALF = 2e-3
 @pytest.mark.parametrize("top_k", [1, 4, 16])
 def test_what_is_kept_and_the_tail_sum_to_one(top_k):
     logits_NV = torch.randn(3, 500, generator=torch.Generator().manual_seed(1)) * 2
-    beliefs = top_k_logprobs(logits_NV, (0, 2), (5, 6), top_k)
-    mass = np.exp(beliefs.top_log_p_EK.astype(float)).sum(axis=1) + np.exp(beliefs.tail_log_p_E.astype(float))
+    logprobs = top_k_logprobs(logits_NV, (0, 2), (5, 6), top_k)
+    mass = np.exp(logprobs.top_log_p_EK.astype(float)).sum(axis=1) + np.exp(logprobs.tail_log_p_E.astype(float))
     assert mass == pytest.approx(np.ones(2), abs=HALF * 4)
 
 
@@ -22,16 +24,16 @@ def test_the_emitted_token_has_its_own_log_probability_wherever_it_ranks():
     logits_NV = torch.randn(3, 50, generator=torch.Generator().manual_seed(2)) * 3
     log_p_NV = torch.log_softmax(logits_NV, dim=-1)
     emitted = (int(logits_NV[0].argmin()), int(logits_NV[1].argmax()))
-    beliefs = top_k_logprobs(logits_NV, (0, 1), emitted, 2)
+    logprobs = top_k_logprobs(logits_NV, (0, 1), emitted, 2)
     expected = [float(log_p_NV[node, token]) for node, token in enumerate(emitted)]
-    assert beliefs.emitted_log_p_E.tolist() == pytest.approx(expected, abs=1e-2)
-    assert beliefs.emitted_log_p_E[1] == beliefs.top_log_p_EK[1, 0]
+    assert logprobs.emitted_log_p_E.tolist() == pytest.approx(expected, abs=1e-2)
+    assert logprobs.emitted_log_p_E[1] == logprobs.top_log_p_EK[1, 0]
 
 
 def test_rows_are_those_of_the_nodes_drawn_from():
     logits_NV = torch.eye(4) * 8
-    beliefs = top_k_logprobs(logits_NV, (0, 3, 1), (0, 0, 0), 1)
-    assert beliefs.top_ids_EK[:, 0].tolist() == [0, 3, 1]
+    logprobs = top_k_logprobs(logits_NV, (0, 3, 1), (0, 0, 0), 1)
+    assert logprobs.top_ids_EK[:, 0].tolist() == [0, 3, 1]
 
 
 def test_the_most_probable_comes_first():
@@ -41,22 +43,22 @@ def test_the_most_probable_comes_first():
 
 
 def test_a_vocabulary_that_is_kept_whole_has_no_tail():
-    beliefs = top_k_logprobs(torch.randn(1, 5), (0,), (1,), 8)
-    assert beliefs.top_ids_EK.shape == (1, 5)
-    assert beliefs.tail_log_p_E.tolist() == [-np.inf]
+    logprobs = top_k_logprobs(torch.randn(1, 5), (0,), (1,), 8)
+    assert logprobs.top_ids_EK.shape == (1, 5)
+    assert logprobs.tail_log_p_E.tolist() == [-np.inf]
 
 
 def test_a_tail_far_below_float32_rounding_is_still_seen():
     logits_NV = torch.full((1, 1001), -26.0)
     logits_NV[0, 7] = 0.0
-    beliefs = top_k_logprobs(logits_NV, (0,), (7,), 1)
-    assert float(beliefs.tail_log_p_E[0]) == pytest.approx(-26 + np.log(1000), abs=2e-2)
+    logprobs = top_k_logprobs(logits_NV, (0,), (7,), 1)
+    assert float(logprobs.tail_log_p_E[0]) == pytest.approx(-26 + np.log(1000), abs=2e-2)
 
 
 def test_columns_have_the_records_types():
-    beliefs = top_k_logprobs(torch.randn(2, 9), (0, 1), (1, 1), 3)
-    assert beliefs.top_ids_EK.dtype == np.uint32
-    for column in (beliefs.top_log_p_EK, beliefs.emitted_log_p_E, beliefs.tail_log_p_E):
+    logprobs = top_k_logprobs(torch.randn(2, 9), (0, 1), (1, 1), 3)
+    assert logprobs.top_ids_EK.dtype == np.uint32
+    for column in (logprobs.top_log_p_EK, logprobs.emitted_log_p_E, logprobs.tail_log_p_E):
         assert column.dtype == np.float16
 
 
@@ -64,10 +66,33 @@ def test_columns_have_the_records_types():
 def test_a_client_gets_the_log_softmax_of_the_rows_drawn_from(num):
     logits_NV = torch.randn(3, 2000, generator=torch.Generator().manual_seed(4)) * 3
     before_NV, log_p_NV = logits_NV.clone(), torch.log_softmax(logits_NV.double(), dim=-1)
-    told = client_logprobs(logits_NV, (0, 2), (5, 6), num)
-    assert told.emitted == pytest.approx([float(log_p_NV[0, 5]), float(log_p_NV[2, 6])], abs=1e-5)
-    for node, likeliest in zip((0, 2), told.likeliest, strict=True):
+    log_probs = client_logprobs(logits_NV, (0, 2), (5, 6), num)
+    assert log_probs.emitted == pytest.approx([float(log_p_NV[0, 5]), float(log_p_NV[2, 6])], abs=1e-5)
+    for node, likeliest in zip((0, 2), log_probs.likeliest, strict=True):
         values, ids = torch.topk(log_p_NV[node], num)
         assert [token for token, _ in likeliest] == ids.tolist()
         assert [log_p for _, log_p in likeliest] == pytest.approx(values.tolist(), abs=1e-5)
     assert torch.equal(logits_NV, before_NV)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    size=st.integers(1, 9000),
+    num=st.integers(1, 40),
+    rows=st.integers(1, 3),
+    levels=st.sampled_from([3, 50, 10**6]),
+    seed=st.integers(0, 99),
+)
+def test_it_is_topk_but_for_the_order_of_equals(size, num, rows, levels, seed):
+    values_RV = torch.randint(levels, (rows, size), generator=torch.Generator().manual_seed(seed)).float()
+    values_RK, ids_RK = blocked_topk(values_RV, num)
+    assert torch.equal(values_RK, torch.topk(values_RV, min(num, size)).values)
+    assert torch.equal(values_RV.gather(1, ids_RK), values_RK)
+    assert all(len(set(ids)) == len(ids) for ids in ids_RK.tolist())
+
+
+@pytest.mark.parametrize("at", [0, 8191, 8192, 8199])
+def test_the_ends_of_a_row_are_looked_at(at):
+    values_1V = torch.zeros(1, 8200)
+    values_1V[0, at] = 1.0
+    assert blocked_topk(values_1V, 4)[1][0, 0] == at

@@ -129,7 +129,7 @@ def test_a_step_says_what_was_drafted_and_what_was_drawn():
 
 
 def four_tokens(p_4: list[float], p_after_44: list[list[float]]) -> ToyTable:
-    """What follows the prompt (4,) and what follows each of four tokens."""
+    """A table of the tokens that follow the prompt (4,) and each of four tokens."""
     rows = torch.log(torch.tensor([p_4, *p_after_44], dtype=torch.float64)).float()
     table = ToyTable(torch.zeros(6, 5), order=1)
     table.logits_SV[:] = -30.0

@@ -1,4 +1,4 @@
-"""Odd texts decode as always: 2,000 byte strings and a target that says broken UTF-8, and the package's odd prompts."""
+"""Odd texts decode alike: 2,000 byte strings and a target that emits broken UTF-8, and the package's odd prompts."""
 
 import zlib
 from pathlib import Path
@@ -7,13 +7,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from omnidraft import prompts
+from omnidraft.decode.drafting.acceptance_stats import NoiseCoupling
 from omnidraft.decode.drafting.drafter import Drafter
-from omnidraft.decode.drafting.noise_coupling import NoiseCoupling
 from omnidraft.decode.drafting.prompt_lookup import PromptLookup
 from omnidraft.decode.drafting.tree_proposer import TreeProposer
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.loop import Decoder
-from omnidraft.decode.policy.fixed import FixedPolicy
+from omnidraft.decode.policy.chain import FixedPolicy
 from omnidraft.exactness.check import CheckPlan, ExactnessCheck
 from omnidraft.ports import Mode, Request, Sampling
 from omnidraft.telemetry.metrics import CountingMetrics
@@ -47,7 +47,7 @@ PROPOSER = make_proposer(1.0)
 @settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(data=ODD)
 def test_any_bytes_decode_to_plain_decodings_text(data: bytes) -> None:
-    """The target says any byte at any place, so that characters break off and go on in the middle of trees."""
+    """The target emits any byte at any position, so that characters break off and continue in the middle of trees."""
     prompt = tuple(TARGET.vocabulary.byte_table.longest_match(data))[-32:] or (1,)
     drafter_prompt = tuple(DRAFTER.vocabulary.byte_table.longest_match(data))[-32:]
     seed = zlib.crc32(data)

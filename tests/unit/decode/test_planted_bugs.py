@@ -1,6 +1,6 @@
-"""Where naive speculative decoding silently goes wrong: the check that healthy code passes fails for each planted bug.
+"""Bugs of naive speculative decoding that stay silent: the check that healthy code passes fails for each planted bug.
 
-The numbers are those of algorithms.md section 3. Numbers 9 and 11 over a real model: the last two tests.
+Bugs 9 and 11 are planted in a real model: the last two tests.
 """
 
 from dataclasses import replace
@@ -95,27 +95,27 @@ def test_bug_2_a_nodes_distribution_from_the_wrong_history():
 
 
 class RootHistoryForAll:
-    """What a pass emits counts from the next pass on."""
+    """Tokens of a pass join the history only after it."""
 
-    def __init__(self, shaper, tree):
-        self._shaper, self._drawn = shaper, []
-        self.shape = shaper.shape
+    def __init__(self, pipeline, tree):
+        self._pipeline, self._drawn = pipeline, []
+        self.distribution = pipeline.distribution
 
     def take(self, token):
         self._drawn.append(token)
 
     def end(self):
         for token in self._drawn:
-            self._shaper.take(token)
+            self._pipeline.take(token)
 
 
 class AllDraftedIsHistory:
     """The whole tree counts as said."""
 
-    def __init__(self, shaper, tree):
-        self.shape, self.take = shaper.shape, shaper.take
+    def __init__(self, pipeline, tree):
+        self.distribution, self.take = pipeline.distribution, pipeline.take
         for token in tree.tokens[1:]:
-            shaper.take(token)
+            pipeline.take(token)
 
     def end(self):
         pass
@@ -128,9 +128,9 @@ class Misremembering(Decoder):
         super().__init__(ToyTarget(TABLE), TARGET_TOKENIZER.vocabulary)
         self._wrong = wrong
 
-    def _step(self, session, tree, position, noise, shaper, watch, num_log_probs):
-        history = self._wrong(shaper, tree)
-        scored = super()._step(session, tree, position, noise, history, watch, num_log_probs)
+    def _step(self, session, tree, position, noise, pipeline, stop_checker, num_log_probs):
+        history = self._wrong(pipeline, tree)
+        scored = super()._step(session, tree, position, noise, history, stop_checker, num_log_probs)
         history.end()
         return scored
 
@@ -294,7 +294,7 @@ def test_bug_7_the_targets_own_context_tokenised_again():
 
 
 class Stopping(Decoder):
-    """Stops are looked for by the reader of the steps, as `ended` says."""
+    """Stops are found by the reader of the steps, with `ended`."""
 
     def __init__(self, ended):
         super().__init__(ToyTarget(TABLE), TARGET_TOKENIZER.vocabulary)
@@ -319,7 +319,7 @@ def looks_at_the_last_token_only(ids, stop_ids):
 
 
 def check_stops(decoder) -> None:
-    """Many seeds: a stop token falls on every place of a step."""
+    """Many seeds: a stop token falls on every position of a step."""
     for seed in range(8):
         request = make_request(Sampling(1.0), seed=seed, stop_ids=frozenset({TARGET_EOS, 5, 9}), max_new_tokens=60)
         check_text(PROPOSERS["coupled"], request, decoder=decoder)
@@ -371,7 +371,7 @@ def test_bug_10_a_stop_inside_an_accepted_path_is_run_past():
 
 
 class Keeps(ToyTarget):
-    """Keeps other nodes than it was told."""
+    """Keeps other nodes than those it received."""
 
     wrong: ClassVar[dict] = {
         "rejected branch left": lambda tree, nodes: range(len(tree)),

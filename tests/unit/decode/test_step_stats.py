@@ -1,4 +1,4 @@
-"""What the figures promise: agreement by position, speed without the first step, sums that add up."""
+"""Stats of texts: agreement by position, speed without the first step, sums that add up."""
 
 import time
 
@@ -15,10 +15,10 @@ def step(drafted: list[int], emitted: list[int], num_accepted: int, *, source: S
 
 
 def figures_of(*steps: Step) -> DecodeStats:
-    figures = DecodeStats()
+    stats = DecodeStats()
     for each in steps:
-        figures.take(each)
-    return figures
+        stats.take(each)
+    return stats
 
 
 @pytest.mark.parametrize(
@@ -33,19 +33,19 @@ def figures_of(*steps: Step) -> DecodeStats:
     ids=["nothing drafted", "missed at once", "missed later", "all drawn and a bonus", "ended on a drafted token"],
 )
 def test_agreement_counts_positions_up_to_the_first_miss(each: Step, scored: int, agreed: int) -> None:
-    figures = figures_of(each)
-    assert (figures.num_scored, figures.num_agreed) == (scored, agreed)
-    assert figures.agreement == (agreed / scored if scored else None)
+    stats = figures_of(each)
+    assert (stats.num_scored, stats.num_agreed) == (scored, agreed)
+    assert stats.agreement == (agreed / scored if scored else None)
 
 
 def test_agreement_by_depth_counts_passes_that_came_so_far() -> None:
-    figures = figures_of(
+    stats = figures_of(
         step([1, 2, 3], [1, 9], 1), step([1, 2], [1, 2, 9], 2), step([1], [9], 0), step([], [9], 0), step([1], [1], 1)
     )
-    assert figures.scored_by_depth == {1: 4, 2: 2}
-    assert figures.agreed_by_depth == {1: 3, 2: 1}
-    assert figures.agreement_by_depth == [3 / 4, 1 / 2]
-    assert (figures + figures).agreement_by_depth == figures.agreement_by_depth
+    assert stats.scored_by_depth == {1: 4, 2: 2}
+    assert stats.agreed_by_depth == {1: 3, 2: 1}
+    assert stats.agreement_by_depth == [3 / 4, 1 / 2]
+    assert (stats + stats).agreement_by_depth == stats.agreement_by_depth
 
 
 def test_any_accepted_sibling_agrees_at_its_depth() -> None:
@@ -59,22 +59,22 @@ def test_any_accepted_sibling_agrees_at_its_depth() -> None:
 
 def test_a_runner_up_that_was_drawn_is_accepted_and_no_agreement() -> None:
     tree = DraftTree((0, 1, 2, 3), (0, 0, 0, 2), (None, *[Source.DIRECT] * 3), (0.0,) * 4)
-    figures = figures_of(Step(tree, (2, 3, 9), (2, 3), "", None, Timings(), None))
-    assert (figures.num_scored, figures.num_agreed) == (2, 1)
-    assert figures.accepted_by_source == {"direct": 2}
+    stats = figures_of(Step(tree, (2, 3, 9), (2, 3), "", None, Timings(), None))
+    assert (stats.num_scored, stats.num_agreed) == (2, 1)
+    assert stats.accepted_by_source == {"direct": 2}
 
 
 def test_speed_leaves_out_the_first_step() -> None:
-    figures = DecodeStats()
+    stats = DecodeStats()
     time.sleep(0.05)
-    figures.take(step([], [1, 2, 3], 0))
-    assert figures.tokens_per_s == 0.0
-    assert figures.first_token_s >= 0.05
+    stats.take(step([], [1, 2, 3], 0))
+    assert stats.tokens_per_s == 0.0
+    assert stats.first_token_s >= 0.05
     time.sleep(0.02)
-    figures.take(step([], [4, 5], 0))
-    assert figures.num_later_tokens == 2
-    assert 0.02 <= figures.decode_s < 0.05 + figures.first_token_s
-    assert figures.tokens_per_s == pytest.approx(2 / figures.decode_s)
+    stats.take(step([], [4, 5], 0))
+    assert stats.num_later_tokens == 2
+    assert 0.02 <= stats.decode_s < 0.05 + stats.first_token_s
+    assert stats.tokens_per_s == pytest.approx(2 / stats.decode_s)
 
 
 def test_two_texts_together_have_the_sums_of_both() -> None:

@@ -1,4 +1,4 @@
-"""What a reader sees: never half a character, never a stop string, never anything taken back."""
+"""The shown text: never half a character, never a stop string, never retracted."""
 
 import pytest
 from hypothesis import given
@@ -36,15 +36,15 @@ def ids_of(*pieces: bytes) -> list[int]:
 def watch(ids, *, stops=(), stop_ids=(EOS,), max_new_tokens=100, step=1):
     """Shown text of each step, and the watch; the rest of a step is discarded when the text ends in it."""
     request = Request((1,), (), max_new_tokens, stop_ids=frozenset(stop_ids), stop_strings=tuple(stops))
-    watching, shown = StopChecker(request, VOCABULARY), []
+    checker, shown = StopChecker(request, VOCABULARY), []
     for start in range(0, len(ids), step):
         for token in ids[start : start + step]:
-            if watching.ends(token):
+            if checker.ends(token):
                 break
-        shown.append(watching.take())
-        if watching.finish_reason is not None:
+        shown.append(checker.take())
+        if checker.finish_reason is not None:
             break
-    return shown, watching.finish_reason
+    return shown, checker.finish_reason
 
 
 def test_a_stop_string_is_found_across_token_borders():

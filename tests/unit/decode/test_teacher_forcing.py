@@ -1,4 +1,4 @@
-"""A given text is believed in as it would be if the target had emitted it."""
+"""A given text has the log-probabilities that it would have if the target had emitted it."""
 
 import numpy as np
 import pytest
@@ -24,8 +24,8 @@ def test_beliefs_are_those_of_decoding_the_same_text(max_new_tokens: int) -> Non
     assert steps[-1].finish_reason == plain[-1].finish_reason
     assert not any(len(step.tree) - 1 for step in steps)
     for name in ("top_ids_EK", "top_log_p_EK", "emitted_log_p_E", "tail_log_p_E"):
-        told, expected = (np.concatenate([getattr(step.beliefs, name) for step in each]) for each in (steps, plain))
-        np.testing.assert_allclose(told.astype(np.float64), expected.astype(np.float64), rtol=2e-3, err_msg=name)
+        forced, expected = (np.concatenate([getattr(step.beliefs, name) for step in each]) for each in (steps, plain))
+        np.testing.assert_allclose(forced.astype(np.float64), expected.astype(np.float64), rtol=2e-3, err_msg=name)
 
 
 def test_texts_that_the_target_would_never_say_are_scored_to_their_end() -> None:
@@ -40,10 +40,10 @@ def test_texts_that_the_target_would_never_say_are_scored_to_their_end() -> None
 def test_steps_make_records_that_readers_take() -> None:
     decoder, request = toy_decoder(trace_top_k=TOP_K), make_request(max_new_tokens=20)
     records = []
-    origin = RecordContext("r", "t", "w", "target", "drafter", None, "f")
-    tracer = TraceRecordBuilder(request, origin, RecorderSettings(segment_tokens=8), records.append)
+    context = RecordContext("r", "t", "w", "target", "drafter", None, "f")
+    builder = TraceRecordBuilder(request, context, RecorderSettings(segment_tokens=8), records.append)
     for step in force(decoder.target, request, [T[b"a"]] * 20, TOP_K):
-        tracer.take(step)
+        builder.take(step)
     assert sum(len(record.emitted_ids) for record in records) == 20
     for record in records:
         assert codec.decode(codec.encode(record), codec.headers(record)).request_id == "r"

@@ -5,14 +5,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from omnidraft.decode.drafting.acceptance_stats import NoiseCoupling
 from omnidraft.decode.drafting.drafter import Drafter
-from omnidraft.decode.drafting.noise_coupling import NoiseCoupling
 from omnidraft.decode.drafting.prompt_lookup import PromptLookup
 from omnidraft.decode.drafting.safe_drafting import DraftingFailures
 from omnidraft.decode.drafting.tree_proposer import TreeProposer
 from omnidraft.decode.loop import Decoder
-from omnidraft.decode.policy.fixed import FixedPolicy
-from omnidraft.decode.policy.threshold import ThresholdPolicy
+from omnidraft.decode.policy.chain import FixedPolicy, ThresholdPolicy
 from omnidraft.decode.sampling.noise import SeededNoise
 from omnidraft.ports import (
     AcceptanceFn,
@@ -70,19 +69,19 @@ def make_drafter(
     policy: Policy | None = None,
     has_lookup: bool = False,
     context_limit: int = 4096,
-    odds: AcceptanceFn | None = None,
+    acceptance: AcceptanceFn | None = None,
 ) -> TreeProposer:
-    """The real proposer over a toy drafter; random weights and chains unless told otherwise."""
-    chosen = policy or (ThresholdPolicy(min_path_probability) if min_path_probability else FixedPolicy())
+    """The real proposer over a toy drafter; random weights and chains by default."""
+    chosen_policy = policy or (ThresholdPolicy(min_path_probability) if min_path_probability else FixedPolicy())
     drafter = Drafter(
-        ToyDrafter(table or ToyTable.random(len(DRAFT_PIECES), seed=3), context_limit=context_limit, odds=odds),
+        ToyDrafter(table or ToyTable.random(len(DRAFT_PIECES), seed=3), context_limit=context_limit, odds=acceptance),
         DRAFT_TOKENIZER,
         TARGET_TOKENIZER.vocabulary,
         alignment,
         make_cache() if cache is None else cache,
         NoiseCoupling((noise_weight,)),
     )
-    return TreeProposer((PromptLookup(), drafter) if has_lookup else (drafter,), lambda mode, tenant: chosen)
+    return TreeProposer((PromptLookup(), drafter) if has_lookup else (drafter,), lambda mode, tenant: chosen_policy)
 
 
 def table_of(num_ids: int, favourite_after: dict[int, int], favourite: int) -> ToyTable:
@@ -102,7 +101,7 @@ def table_of(num_ids: int, favourite_after: dict[int, int], favourite: int) -> T
 
 
 def slow_uniform(seed: int, choice: int, position: int, token: int) -> float:
-    """One Philox word of numpy's 4 x 64 generator, asked for by itself."""
+    """One Philox word of numpy's 4 x 64 generator, computed alone."""
     key = np.array([seed, choice], np.uint64)
     words = np.random.Philox(key=key, counter=[token // 4, position, 0, 0]).random_raw(4)
     return (2 * (int(words[token % 4]) >> 12) + 1) * 2.0**-53
@@ -279,9 +278,9 @@ PROPOSERS: dict[str, Proposer] = {
 
 
 class Strict(DraftingFailures):
-    """For tests that look for what a proposer does wrong: it ends the text."""
+    """Raises the failure, for tests of faulty proposers."""
 
-    def tell(self, error: Exception) -> None:
+    def report(self, error: Exception) -> None:
         raise error
 
 

@@ -96,9 +96,9 @@ BUGS: dict[str, tuple[Decoder, Proposer]] = {
     "noise by order of asking": (toy_decoder(noise=StreamNoise), PROPOSERS["coupled"]),
     "noise of a dropped branch": (toy_decoder(noise=LeftoverNoise), BAD_BUT_COUPLED),
     "a draw that depends on the draft": (toy_decoder(noise=PrefersTheDraft), PROPOSERS["coupled"]),
-    "rows of the wrong node": (toy_decoder().over(RootRowForAll(TABLE)), GOOD),
-    "rejected branch left": (toy_decoder().over(Keeps("rejected branch left")), GOOD),
-    "first nodes instead of the path": (toy_decoder().over(Keeps("first nodes instead of the path")), GOOD),
+    "rows of the wrong node": (toy_decoder().with_target(RootRowForAll(TABLE)), GOOD),
+    "rejected branch left": (toy_decoder().with_target(Keeps("rejected branch left")), GOOD),
+    "first nodes instead of the path": (toy_decoder().with_target(Keeps("first nodes instead of the path")), GOOD),
 }
 
 

@@ -34,12 +34,12 @@ def test_every_size_of_tree_is_measured() -> None:
             session.score = lambda tree: score(tree) + 0.25 * (len(tree) == 6)
             return session
 
-    decoder = toy_decoder().over(SixRows(TABLE))
+    decoder = toy_decoder().with_target(SixRows(TABLE))
     assert measure(decoder, make_request(Sampling(1.0), num_draft_tokens=5)).largest == pytest.approx(0.25)
 
 
 def test_a_target_of_chains_is_given_no_others() -> None:
-    decoder = toy_decoder().over(ToyTarget(TABLE, limits=TreeLimits(3, num_chains=1)))
+    decoder = toy_decoder().with_target(ToyTarget(TABLE, limits=TreeLimits(3, num_chains=1)))
     assert measure(decoder, make_request(Sampling(1.0), num_draft_tokens=8)).largest == 0.0
 
 

@@ -51,7 +51,9 @@ def test_many_samples_cost_few_passes(noise_weight: float, most: int) -> None:
     """A drafter that looks at the noise makes several trees for one text."""
     target = CountingTarget(TABLE)
     proposer = make_drafter(noise_weight=noise_weight)
-    SamplingTest(toy_decoder().over(target), proposer).run(make_request(Sampling(1.0)), NUM_SAMPLES, rounding=0.0)
+    SamplingTest(toy_decoder().with_target(target), proposer).run(
+        make_request(Sampling(1.0)), NUM_SAMPLES, rounding=0.0
+    )
     assert target.num_passes < most
 
 
@@ -91,7 +93,7 @@ class Flattering(ToyTarget):
 
 @pytest.mark.parametrize("proposer", ["good", "bad"])
 def test_probabilities_that_depend_on_the_draft_are_found(proposer: str) -> None:
-    decoder = toy_decoder().over(Flattering(TABLE))
+    decoder = toy_decoder().with_target(Flattering(TABLE))
     laws = SamplingTest(decoder, PROPOSERS[proposer]).run(make_request(Sampling(1.0)), NUM_SAMPLES, rounding=0.5)
     assert not any(law.passed for law in laws)
     assert laws[0].logit_difference == pytest.approx(2.0)
@@ -100,7 +102,7 @@ def test_probabilities_that_depend_on_the_draft_are_found(proposer: str) -> None
 
 def test_a_second_token_from_the_wrong_row_is_found() -> None:
     """The first token's law is right, the second's is not; its logits are too far from plain's as well."""
-    first, second = SamplingTest(toy_decoder().over(RootRowForAll(TABLE)), PROPOSERS["good tree"]).run(
+    first, second = SamplingTest(toy_decoder().with_target(RootRowForAll(TABLE)), PROPOSERS["good tree"]).run(
         make_request(Sampling(1.0)), NUM_SAMPLES, rounding=0.5
     )
     assert first.passed

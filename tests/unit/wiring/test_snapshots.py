@@ -86,7 +86,7 @@ def test_a_snapshots_head_judges_for_the_acceptance_policy_and_the_text_is_the_t
     plain = text_of(judged, num_draft_tokens=0)
     assert plain
     assert text_of(judged) == text_of(measured) == plain
-    heads = [worker.engine.slot.current.proposer.contributors[-1].model.has_head for worker in (judged, measured)]
+    heads = [worker.engine.slot.current.proposer.sources[-1].model.has_head for worker in (judged, measured)]
     assert heads == [True, False]
 
 

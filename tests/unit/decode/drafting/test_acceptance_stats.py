@@ -1,16 +1,16 @@
-"""The estimate of a guess: at first what its proposer says, then what the target said of guesses like it."""
+"""Estimated acceptance and the weight of the noise: priors at first, then the measured agreement."""
 
 import numpy as np
 import pytest
 
-from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator, GuessKind
+from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator, CandidateKind, NoiseCoupling
 from omnidraft.ports import Source
 
-KIND = GuessKind(Source.DIRECT, 0)
+KIND = CandidateKind(Source.DIRECT, 0)
 
 
 def seen(
-    table: AcceptanceCalibrator, share: float, num: int, *, q: float = 0.9, kind: GuessKind = KIND, depth: int = 1
+    table: AcceptanceCalibrator, share: float, num: int, *, q: float = 0.9, kind: CandidateKind = KIND, depth: int = 1
 ) -> None:
     rng = np.random.default_rng(0)
     for is_right in rng.random(num) < share:
@@ -19,41 +19,67 @@ def seen(
 
 @pytest.mark.parametrize("q", [0.03, 0.5, 0.9])
 def test_an_unknown_guess_is_as_good_as_its_proposer_says(q):
-    assert AcceptanceCalibrator().chance(KIND, q, 1) == pytest.approx(q)
+    assert AcceptanceCalibrator().estimate(KIND, q, 1) == pytest.approx(q)
 
 
 def test_a_proposer_that_is_too_sure_of_itself_is_found_out():
     table = AcceptanceCalibrator()
     seen(table, 0.4, 300)
-    assert table.chance(KIND, 0.9, 1) == pytest.approx(0.4, abs=0.08)
-    assert table.chance(KIND, 0.3, 1) == pytest.approx(0.3)
+    assert table.estimate(KIND, 0.9, 1) == pytest.approx(0.4, abs=0.08)
+    assert table.estimate(KIND, 0.3, 1) == pytest.approx(0.3)
 
 
 def test_kinds_are_counted_apart():
     table = AcceptanceCalibrator()
     seen(table, 0.1, 200)
-    for other in (GuessKind(Source.MERGE, 0), GuessKind(Source.DIRECT, 1), GuessKind(Source.DIRECT, 0, (1.0, 0.0))):
-        assert table.chance(other, 0.9, 1) == pytest.approx(0.9)
+    for other in (
+        CandidateKind(Source.MERGE, 0),
+        CandidateKind(Source.DIRECT, 1),
+        CandidateKind(Source.DIRECT, 0, (1.0, 0.0)),
+    ):
+        assert table.estimate(other, 0.9, 1) == pytest.approx(0.9)
 
 
 def test_depths_share_what_they_know_until_each_knows_better():
     table = AcceptanceCalibrator()
     seen(table, 0.3, 200, depth=1)
-    assert table.chance(KIND, 0.9, 6) == pytest.approx(0.33, abs=0.08)
+    assert table.estimate(KIND, 0.9, 6) == pytest.approx(0.33, abs=0.08)
     seen(table, 0.9, 200, depth=6)
-    assert table.chance(KIND, 0.9, 6) > 0.8
-    assert table.chance(KIND, 0.9, 1) < 0.4
+    assert table.estimate(KIND, 0.9, 6) > 0.8
+    assert table.estimate(KIND, 0.9, 1) < 0.4
 
 
 def test_traffic_that_changes_is_followed():
     table = AcceptanceCalibrator()
     seen(table, 0.95, 5000)
     seen(table, 0.1, 1200)
-    assert table.chance(KIND, 0.9, 1) < 0.2
+    assert table.estimate(KIND, 0.9, 1) < 0.2
 
 
 def test_no_guess_is_certain_or_hopeless():
     table = AcceptanceCalibrator()
     seen(table, 1.0, 3000, q=0.99)
     seen(table, 0.0, 3000, q=0.01)
-    assert 0 < table.chance(KIND, 0.01, 1) < table.chance(KIND, 0.99, 1) < 1
+    assert 0 < table.estimate(KIND, 0.01, 1) < table.estimate(KIND, 0.99, 1) < 1
+
+
+def test_the_first_weight_is_used_until_another_was_right_more_often():
+    weights = NoiseCoupling((0.0, 1.0))
+    assert weights.best(0.7) == 0.0
+    weights.update(0.7, [4, 5], 5)
+    assert weights.best(0.7) == 1.0
+
+
+def test_temperatures_are_kept_apart():
+    weights = NoiseCoupling((0.0, 1.0))
+    weights.update(1.0, [4, 5], 5)
+    assert weights.best(0.3) == 0.0
+
+
+def test_what_was_right_long_ago_fades():
+    weights = NoiseCoupling((0.0, 1.0))
+    for _ in range(1000):
+        weights.update(1.0, [4, None], 4)
+    for _ in range(200):
+        weights.update(1.0, [4, 5], 5)
+    assert weights.best(1.0) == 1.0

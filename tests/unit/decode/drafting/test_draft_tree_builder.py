@@ -1,4 +1,4 @@
-"""A growing tree: one node for one guess, values that multiply, and the best part of it that fits."""
+"""A tree under construction: one node per draft token, values that multiply, and the best part of it that fits."""
 
 from itertools import combinations
 
@@ -14,9 +14,9 @@ GUESSES = st.lists(
 )  # (parent modulo what is there, token, chance)
 
 
-def grown(guesses, depth=6) -> DraftTreeBuilder:
+def built(nodes, depth=6) -> DraftTreeBuilder:
     tree = DraftTreeBuilder(7, depth)
-    for parent, token, chance in guesses:
+    for parent, token, chance in nodes:
         tree.add(parent % len(tree.nodes), token, Source.DIRECT, chance)
     return tree
 
@@ -51,18 +51,18 @@ def test_walking_ends_with_the_first_token_that_nobody_guessed():
     tree = DraftTreeBuilder(7, 4)
     first = tree.add(0, 3, Source.DIRECT, 0.5)
     tree.add(first, 4, Source.DIRECT, 0.5)
-    assert tree.walk([3, 9]) == [(0, 3), (first, 9)]
-    assert tree.walk([8]) == [(0, 8)]
-    assert tree.walk([3, 4]) == [(0, 3), (first, 4)]
+    assert tree.follow([3, 9]) == [(0, 3), (first, 9)]
+    assert tree.follow([8]) == [(0, 8)]
+    assert tree.follow([3, 4]) == [(0, 3), (first, 4)]
 
 
 @settings(max_examples=150, deadline=None)
 @given(GUESSES, st.integers(0, 8), st.none() | st.integers(1, 3), st.none() | st.integers(1, 4))
-def test_every_front_of_the_ranking_is_a_tree_that_fits(guesses, num_nodes, num_chains, depth):
-    tree, limits = grown(guesses), TreeLimits(num_nodes, num_chains, depth)
+def test_every_front_of_the_ranking_is_a_tree_that_fits(nodes, num_nodes, num_chains, depth):
+    tree, limits = built(nodes), TreeLimits(num_nodes, num_chains, depth)
     order = tree.ranked(limits)
     for length in range(len(order) + 1):
-        cut = tree.cut(order[:length])
+        cut = tree.build(order[:length])
         assert cut.fits(limits)
         assert all(parent < node for node, parent in enumerate(cut.parents) if node)
         siblings = list(zip(cut.parents, cut.tokens, strict=True))[1:]
@@ -71,8 +71,8 @@ def test_every_front_of_the_ranking_is_a_tree_that_fits(guesses, num_nodes, num_
 
 @settings(max_examples=100, deadline=None)
 @given(GUESSES, st.integers(1, 5))
-def test_without_a_limit_on_chains_no_other_tree_of_that_size_is_worth_more(guesses, num_nodes):
-    tree = grown(guesses)
+def test_without_a_limit_on_chains_no_other_tree_of_that_size_is_worth_more(nodes, num_nodes):
+    tree = built(nodes)
     order = tree.ranked(TreeLimits(num_nodes))
     worth = sum(tree.value(node) for node in order)
     for other in combinations(range(1, len(tree.nodes)), len(order)):
@@ -82,10 +82,10 @@ def test_without_a_limit_on_chains_no_other_tree_of_that_size_is_worth_more(gues
 
 @settings(max_examples=100, deadline=None)
 @given(GUESSES)
-def test_a_single_chain_is_the_most_valuable_one(guesses):
-    tree = grown(guesses)
+def test_a_single_chain_is_the_most_valuable_one(nodes):
+    tree = built(nodes)
     order = tree.ranked(TreeLimits(9, num_chains=1))
-    assert tree.cut(order).is_chain
+    assert tree.build(order).is_chain
     worth = sum(tree.value(node) for node in order)
     assert worth == pytest.approx(max(sum(map(tree.value, _path(tree, node))) for node in range(len(tree.nodes))))
 
@@ -102,4 +102,4 @@ def test_siblings_stand_in_the_order_of_their_value():
     tree = DraftTreeBuilder(7, 4)
     for token, chance in ((1, 0.2), (2, 0.6), (3, 0.1)):
         tree.add(0, token, Source.DIRECT, chance)
-    assert tree.cut(tree.ranked(TreeLimits(8))).tokens == (7, 2, 1, 3)
+    assert tree.build(tree.ranked(TreeLimits(8))).tokens == (7, 2, 1, 3)

@@ -8,13 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from omnidraft.decode.drafting.acceptance_stats import NoiseCoupling
 from omnidraft.decode.drafting.drafter import Drafter
-from omnidraft.decode.drafting.noise_coupling import NoiseCoupling
 from omnidraft.decode.drafting.tree_proposer import TreeProposer
 from omnidraft.decode.loop import Decoder
-from omnidraft.decode.policy.acceptance import AcceptancePolicy
-from omnidraft.decode.policy.fixed import FixedPolicy
-from omnidraft.decode.policy.threshold import ThresholdPolicy
+from omnidraft.decode.policy.chain import AcceptancePolicy, FixedPolicy, ThresholdPolicy
 from omnidraft.ports import Sampling, Source, TreeLimits
 from omnidraft.testing.toy_models import ToyDrafter, ToyTable, ToyTarget
 from omnidraft.vocab.alignment import align
@@ -189,7 +187,7 @@ def test_what_nobody_looked_at_meanwhile_is_followed_at_once():
 
 
 def test_merges_are_learned_from_what_the_target_emits_and_used_afterwards():
-    """The drafter says h, e; the target says he. After the target said it once, the guess is one token."""
+    """The drafter emits h, e; the target emits he. After the target emitted it once, the draft is one token."""
     cache = make_cache()
     proposer = make_drafter(drafter_that_says(b"h", b"e", b"g"), cache=cache)
     session = proposer.open(make_request(Sampling(0.0)))
@@ -292,49 +290,51 @@ def test_drafting_stops_with_the_token_that_made_the_chain_unlikely():
 
 
 def test_a_head_that_is_asked_decides_where_a_chain_ends():
-    """Each token believed in to 0.8: four of them are 0.41, five 0.33, which is where 1 - 0.4 is passed."""
+    """Each token has a probability of 0.8: four of them are 0.41, five 0.33, which is where 1 - 0.4 is passed."""
     table = drafter_that_says(b"a", b"d", b"f", b"g")
-    proposer, spy = spied(make_drafter(table, policy=AcceptancePolicy(0.6), odds=lambda log_q: 0.8))
+    proposer, spy = spied(make_drafter(table, policy=AcceptancePolicy(0.6), acceptance=lambda log_q: 0.8))
     tree = tree_of(proposer, budget=12)
     assert max(tree.depths) == 5
     assert len(spy.texts) == 5  # no step was spent behind the fifth
 
 
 def test_the_odds_of_a_guess_see_how_sure_the_drafter_is():
-    asked = []
+    seen_log_q = []
     logits = torch.full((1, len(DRAFT_PIECES)), -20.0)
     logits[0, D[b"a"]], logits[0, D[b"g"]] = math.log(0.6), math.log(0.4)
-    proposer = make_drafter(ToyTable(logits), policy=AcceptancePolicy(0.9), odds=lambda q: asked.append(q) or 0.9)
+    proposer = make_drafter(
+        ToyTable(logits), policy=AcceptancePolicy(0.9), acceptance=lambda q: seen_log_q.append(q) or 0.9
+    )
     tree_of(proposer, budget=3)
-    assert asked == pytest.approx([math.log(0.6)] * 3)
+    assert seen_log_q == pytest.approx([math.log(0.6)] * 3)
 
 
 def test_a_merge_is_judged_where_it_begins_by_the_q_of_all_its_pieces():
-    cache, asked = make_cache(), []
+    cache, seen_log_q = make_cache(), []
     cache.insert((D[b"h"], D[b"e"]), T[b"he"])
     table = table_of(len(DRAFT_PIECES), {D[b"\n"]: D[b"h"], D[b"h"]: D[b"e"]}, D[b"g"])
     proposer = make_drafter(
-        table, cache=cache, policy=AcceptancePolicy(0.9), odds=lambda q: asked.append(round(q, 3)) or 0.9
+        table, cache=cache, policy=AcceptancePolicy(0.9), acceptance=lambda q: seen_log_q.append(round(q, 3)) or 0.9
     )
     session = proposer.open(make_request(Sampling(0.0)))
     tree = session.propose(8, TreeLimits(2), NOISE)
     assert T[b"he"] in tree.tokens
     sure = math.log(math.exp(9) / (math.exp(9) + len(DRAFT_PIECES) - 1))
-    assert asked[:2] == pytest.approx([sure, 2 * sure], abs=2e-3)
+    assert seen_log_q[:2] == pytest.approx([sure, 2 * sure], abs=2e-3)
 
 
 def test_without_a_head_chains_end_by_measured_agreement():
-    """Whoever asks, and whoever has a head that nobody asks."""
+    """With an acceptance head, and with one that the policy does not use."""
     table = ToyTable.random(len(DRAFT_PIECES), seed=5)
 
-    def texts(policy, odds=None):
-        decoder, proposer = toy_decoder(), make_drafter(table, policy=policy, odds=odds)
+    def texts(policy, acceptance=None):
+        decoder, proposer = toy_decoder(), make_drafter(table, policy=policy, acceptance=acceptance)
         return [step.tree for step in decoder.decode(make_request(seed=4, max_new_tokens=60), proposer)]
 
     measured = texts(ThresholdPolicy(0.25))
     assert texts(AcceptancePolicy(0.75)) == measured
-    assert texts(ThresholdPolicy(0.25), odds=lambda log_q: 0.01) == measured
-    assert texts(AcceptancePolicy(0.75), odds=lambda log_q: 0.01) != measured
+    assert texts(ThresholdPolicy(0.25), acceptance=lambda log_q: 0.01) == measured
+    assert texts(AcceptancePolicy(0.75), acceptance=lambda log_q: 0.01) != measured
 
 
 @pytest.mark.parametrize("context_limit", [1, 2, 3, 5, 8, 9, 12, 17])
@@ -355,13 +355,13 @@ def test_the_drafters_context_is_never_overrun(context_limit, num_candidates):
     steps = list(toy_decoder().decode(request, proposer))
     assert emitted(steps) == slow_decode(TABLE, request)
     assert all(len(step.tree.draft_ids) <= context_limit for step in steps)
-    assert len(steps[-2].tree) > 1  # the last may have no room for a draft
+    assert len(steps[-2].tree) > 1  # the last may have no space for a draft
     if num_candidates > 1 and context_limit > 9:
         assert any(len(step.tree.leaves) > 1 for step in steps)
 
 
 class Bushy(FixedPolicy):
-    """Goes on from all places at once."""
+    """Extends all prefixes at once."""
 
     num_candidates = 4
 

@@ -56,7 +56,7 @@ def test_confidence_is_q_as_the_temperature_makes_it():
 def test_each_weight_says_what_it_would_have_guessed_first():
     logits = torch.zeros(len(DRAFT_PIECES))
     ranking = CandidateRanker(logits, ALIGNMENT, 1.0)
-    firsts = ranking.firsts((0.0, 0.5, 1.0), NOISE, 9)
+    firsts = ranking.first_ids((0.0, 0.5, 1.0), NOISE, 9)
     assert firsts == [ranking.best(1, weight, NOISE, 9)[0].target_id for weight in (0.0, 0.5, 1.0)]
 
 
@@ -65,4 +65,4 @@ def test_a_drafter_that_says_nothing_the_target_knows_has_no_candidates():
     logits[DRAFT_PIECES.index(b"x")] = 0.0
     ranking = CandidateRanker(logits, ALIGNMENT, 1.0)
     assert ranking.best(3, 1.0, NOISE, 0) == []
-    assert ranking.firsts((0.0, 1.0), NOISE, 0) == [None, None]
+    assert ranking.first_ids((0.0, 1.0), NOISE, 0) == [None, None]

@@ -1,4 +1,4 @@
-"""Whatever drafting raises, the text is the target's own; failures are counted, outages are told."""
+"""Whatever drafting raises, the text is the target's own; failures are counted, outages are logged."""
 
 import logging
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ class Breaking:
     call: str
     error: Exception
     num_good: int = 0
-    asked: list[str] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
 
     def open(self, request):
         self.left, self.session = self.num_good, TableProposer(TABLE).open(request)
@@ -38,7 +38,7 @@ class Breaking:
         self.session.observe(ids)
 
     def _called(self, name):
-        self.asked.append(name)
+        self.calls.append(name)
         if name == self.call:
             if not self.left:
                 raise self.error
@@ -59,8 +59,8 @@ def test_a_text_whose_drafting_fails_is_plain_decodings(call, num_good, error):
 def test_after_a_failure_nothing_is_drafted_from_keys_that_nobody_knows():
     proposer = Breaking("propose", RuntimeError("half a pass"), 2)
     steps = list(toy_decoder(failures=DraftingFailures()).decode(make_request(), proposer))
-    assert proposer.asked.count("propose") == 3
-    assert proposer.asked[-1] == "propose"
+    assert proposer.calls.count("propose") == 3
+    assert proposer.calls[-1] == "propose"
     assert all(len(step.tree) == 1 for step in steps[2:])
 
 
@@ -76,12 +76,12 @@ def test_an_outage_is_told_once_and_every_failure_is_counted(caplog):
     with caplog.at_level(logging.INFO):
         for _ in range(50):
             now_s[0] += 59.0
-            failures.tell(RuntimeError("broken weights"))
+            failures.report(RuntimeError("broken weights"))
     assert len(caplog.records) == 1
     assert "broken weights" in str(caplog.records[0].exc_info)
     assert "roll back" in caplog.text
     now_s[0] += 61.0
-    failures.tell(RuntimeError())
+    failures.report(RuntimeError())
     assert len(caplog.records) == 2
     assert metrics.value(FAILURES) == 51
 
@@ -113,7 +113,7 @@ def test_a_tree_that_would_change_the_text_is_an_empty_one(tokens, parents):
 
 
 def test_a_drafter_that_cannot_read_the_prompt_only_costs_the_draft():
-    """Its keys are wanted at the first proposal: that raises, and the text does not."""
+    """The first proposal needs its keys and raises; the text does not."""
     proposer = make_drafter()
     request = make_request(seed=1)
     too_large = tuple(token + 1000 for token in request.drafter_prompt_ids)

@@ -9,9 +9,9 @@ import torch
 from omnidraft.decode.drafting.prompt_lookup import PromptLookup
 from omnidraft.decode.drafting.tree_proposer import TreeProposer
 from omnidraft.decode.loop import Decoder
+from omnidraft.decode.policy.chain import FixedPolicy
 from omnidraft.decode.policy.cost import CostPolicy
 from omnidraft.decode.policy.cost_model import CostCurve
-from omnidraft.decode.policy.fixed import FixedPolicy
 from omnidraft.ports import Sampling, Source, TreeLimits
 from omnidraft.testing.toy_models import ToyTable, ToyTarget
 from tests.unit.decode.checks import spied
@@ -56,7 +56,7 @@ def grow(proposer, limits=TreeLimits(30), sampling=None):  # noqa: B008
 
 
 def texts_of(tree) -> set[bytes]:
-    """What each path from the root spells."""
+    """Return the text of each path from the root."""
     spelled = [b""]
     for token, parent in zip(tree.tokens[1:], tree.parents[1:], strict=True):
         spelled.append(spelled[parent] + TARGET_PIECES[token])
@@ -148,22 +148,22 @@ def test_guesses_that_were_not_scored_are_judged_too():
     session = proposer.open(make_request(Sampling(0.0)))
     session.propose(8, TreeLimits(5), NOISE)
     session.observe([T[b"a"]])
-    assert list(proposer.table._counts.values()) == [[1.0, 0.0], [1.0, 0.0]]
+    assert list(proposer.calibrator._counts.values()) == [[1.0, 0.0], [1.0, 0.0]]
 
 
 def test_the_noise_pays_when_the_drafter_is_the_target():
-    """Weights 0, a half and 1 are compared on every place; at T = 1 the whole noise wins, as theory says."""
+    """Weights 0, a half and 1 are compared at every position; at T = 1 the whole noise wins, as theory says."""
     proposer = make_drafter(policy=Wide(1, 1, 3))
-    drafter = proposer.contributors[0]
-    drafter = replace(drafter, weights=type(drafter.weights)((0.0, 0.5, 1.0)))
+    drafter = proposer.sources[0]
+    drafter = replace(drafter, noise_coupling=type(drafter.noise_coupling)((0.0, 0.5, 1.0)))
     rows = [[TABLE.logits_SV[state, T[piece]] if piece in T else -9.0 for piece in DRAFT_PIECES] for state in range(64)]
     drafter = replace(drafter, model=type(drafter.model)(ToyTable(torch.tensor(rows), order=0)))
-    proposer.contributors = (drafter,)
+    proposer.sources = (drafter,)
     flat = ToyTable(TABLE.logits_SV[:1], order=0)
     decoder = Decoder(ToyTarget(flat), TARGET_TOKENIZER.vocabulary)
     for seed in range(30):
         list(decoder.decode(make_request(Sampling(1.0), seed=seed, max_new_tokens=30), proposer))
-    assert drafter.weights.best(1.0) == 1.0
+    assert drafter.noise_coupling.best(1.0) == 1.0
 
 
 def test_a_bad_drafter_is_left_alone_by_the_cost_policy_and_probed_now_and_then():
@@ -174,11 +174,11 @@ def test_a_bad_drafter_is_left_alone_by_the_cost_policy_and_probed_now_and_then(
 
 
 def test_drafting_stops_for_the_tenant_whose_texts_it_loses_on_and_goes_on_for_the_other():
-    """The same prompt and the same guesses; one tenant's target draws them, the other's never does."""
+    """The same prompt and the same drafts; one tenant's target draws them, the other's never does."""
     pass_s, step_s = CostCurve({1: 1.0, 6: 1.3}), CostCurve({1: 0.1, 4: 0.12})
     policies: dict[str, CostPolicy] = defaultdict(lambda: CostPolicy(pass_s, step_s))
     drafter = make_drafter(table_of(len(DRAFT_PIECES), {}, D[b"g"]))
-    proposer = TreeProposer(drafter.contributors, lambda mode, tenant: policies[tenant])
+    proposer = TreeProposer(drafter.sources, lambda mode, tenant: policies[tenant])
     sizes: dict[str, list[int]] = {"agrees": [], "differs": []}
     for _ in range(60):
         for tenant, sized in sizes.items():

@@ -11,7 +11,7 @@ from omnidraft.config import RecorderSettings
 from omnidraft.decode.drafting.drafter import Drafter
 from omnidraft.decode.drafting.safe_drafting import DraftingFailures
 from omnidraft.decode.drafting.tree_proposer import TreeProposer
-from omnidraft.decode.external.batch_drafting import DraftedSequence
+from omnidraft.decode.external.batch_drafting import DraftingState
 from omnidraft.decode.external.batch_policy import BatchPolicy, FixedBatchPolicy
 from omnidraft.decode.external.prompt_mapping import map_prompt
 from omnidraft.decode.external.round_scheduler import RoundLimits, RoundScheduler
@@ -41,7 +41,7 @@ STOP_IDS = frozenset({TARGET_EOS})
 
 @dataclass
 class Clock:
-    """Stands still until somebody moves it."""
+    """A clock that a test moves."""
 
     now_s: float = 0.0
 
@@ -50,7 +50,7 @@ class Clock:
 
 
 @dataclass(eq=False)
-class Asked:
+class EngineRequest:
     """A request as the engine has it."""
 
     ids: list[int]
@@ -79,8 +79,8 @@ class BatchingEngine:
         trouble: float = 0.0,
     ) -> None:
         self.rounds = rounds
-        self.waiting: list[Asked] = []
-        self.running: list[Asked] = []
+        self.waiting: list[EngineRequest] = []
+        self.running: list[EngineRequest] = []
         self.num_passes = self.num_rows = 0
         self.width = max_seqs
         self._table = table
@@ -89,10 +89,10 @@ class BatchingEngine:
         self._random = random.Random(seed)
         self._trouble = trouble
 
-    def ask(self, prompt: Sequence[int], max_tokens: int) -> Asked:
-        asked = Asked(list(prompt), len(prompt), max_tokens, unread=self._random.randint(1, 2))
-        self.waiting.append(asked)
-        return asked
+    def ask(self, prompt: Sequence[int], max_tokens: int) -> EngineRequest:
+        request = EngineRequest(list(prompt), len(prompt), max_tokens, unread=self._random.randint(1, 2))
+        self.waiting.append(request)
+        return request
 
     def run(self) -> None:
         while self.waiting or self.running:
@@ -115,7 +115,7 @@ class BatchingEngine:
         emitted = [self._emit(each, rows) for each, rows in zip(batch, logits, strict=True)]
         drafts = self.rounds.next(
             emitted,
-            lambda place: np.array(batch[place].ids, np.int32),
+            lambda index: np.array(batch[index].ids, np.int32),
             lambda num_rows: logits if num_rows == [len(rows) for rows in logits] else None,
         )
         assert len(drafts) == len(batch)
@@ -133,30 +133,30 @@ class BatchingEngine:
             elif self._random.random() < self._trouble / 4:
                 self.running.remove(each)  # its client went away
 
-    def _logits(self, asked: Asked) -> torch.Tensor:
-        texts = [asked.ids + asked.drafts[:length] for length in range(len(asked.drafts) + 1)]
+    def _logits(self, request: EngineRequest) -> torch.Tensor:
+        texts = [request.ids + request.drafts[:length] for length in range(len(request.drafts) + 1)]
         return torch.stack([self._table.logits(text) for text in texts])
 
-    def _emit(self, asked: Asked, rows: torch.Tensor) -> list[int]:
-        if asked.unread:
-            asked.unread -= 1
-            if asked.unread:
+    def _emit(self, request: EngineRequest, rows: torch.Tensor) -> list[int]:
+        if request.unread:
+            request.unread -= 1
+            if request.unread:
                 return []
         new: list[int] = []
         for row in rows:
             new.append(int(row.argmax()))
-            if len(new) > len(asked.drafts) or new[-1] != asked.drafts[len(new) - 1]:
+            if len(new) > len(request.drafts) or new[-1] != request.drafts[len(new) - 1]:
                 break
-        asked.ids += new
-        asked.emitted += new
+        request.ids += new
+        request.emitted += new
         return new
 
-    def _is_over(self, asked: Asked) -> bool:
-        return len(asked.emitted) >= asked.max_tokens or bool(STOP_IDS & set(asked.emitted))
+    def _is_over(self, request: EngineRequest) -> bool:
+        return len(request.emitted) >= request.max_tokens or bool(STOP_IDS & set(request.emitted))
 
 
-class ToyOpener:
-    """Implements rounds.Opener."""
+class ToyFactory:
+    """Implements round_scheduler.SequenceFactory."""
 
     def __init__(self, *, is_traced: bool = False) -> None:
         self.slot: SnapshotSlot | None = None
@@ -168,41 +168,43 @@ class ToyOpener:
         assert self.slot is not None
         snapshot = self.slot.current
         assert isinstance(snapshot.proposer, TreeProposer)
-        drafter = next(each for each in snapshot.proposer.contributors if isinstance(each, Drafter))
+        drafter = next(each for each in snapshot.proposer.sources if isinstance(each, Drafter))
         ids = prompt_ids.tolist()
         prompt = map_prompt(ids, TARGET_TOKENIZER.vocabulary, DRAFT_TOKENIZER, ALIGNMENT, longest=2048)
         request = Request(tuple(ids), tuple(prompt.ids), 1, stop_ids=STOP_IDS, mode="fast")
-        drafted = DraftedSequence(drafter, request, prompt.rest, snapshot.proposer.table, with_lookup=True)
+        state = DraftingState(drafter, request, prompt.rest, snapshot.proposer.calibrator, with_lookup=True)
         self._num_opened += 1
-        tracer = None
+        builder = None
         if self._is_traced:
-            origin = RecordContext(f"text-{self._num_opened}", "default", "w", "t", "d", snapshot.version, "a")
-            tracer = TraceRecordBuilder(request, origin, RecorderSettings(segment_tokens=8), self.records.append)
-        return ExternalSequence(TokenBuffer(prompt_ids), snapshot, drafted, tracer, len(ids))
+            context = RecordContext(f"text-{self._num_opened}", "default", "w", "t", "d", snapshot.version, "a")
+            builder = TraceRecordBuilder(request, context, RecorderSettings(segment_tokens=8), self.records.append)
+        return ExternalSequence(TokenBuffer(prompt_ids), snapshot, state, builder, len(ids))
 
 
 def make_rounds(
     *,
     proposer: TreeProposer | None = None,
-    opener: ToyOpener | None = None,
+    factory: ToyFactory | None = None,
     policy: BatchPolicy | None = None,
     passes: StepTimeModel | None = None,
     metrics: CountingMetrics | None = None,
     clock: Clock | None = None,
     drafter_ids: int = 100_000,
     keep_left_s: float = 100.0,
-    most_left: int = 50,
+    max_inactive: int = 50,
     failures: DraftingFailures | None = None,
 ) -> tuple[RoundScheduler, SnapshotSlot, SequenceTracker[ExternalSequence]]:
     """The real rounds over toys; what fails ends the test unless `failures` are counted."""
     clock = clock or Clock()
     slot = SnapshotSlot(LoadedSnapshot(None, "base", proposer or make_drafter(), None, None))
-    followed: SequenceTracker[ExternalSequence] = SequenceTracker(keep_s=keep_left_s, most_left=most_left, clock=clock)
-    opener = opener or ToyOpener()
-    opener.slot = slot
+    tracker: SequenceTracker[ExternalSequence] = SequenceTracker(
+        keep_s=keep_left_s, max_inactive=max_inactive, clock=clock
+    )
+    factory = factory or ToyFactory()
+    factory.slot = slot
     rounds = RoundScheduler(
-        opener,
-        followed,
+        factory,
+        tracker,
         policy or FixedBatchPolicy(),
         passes or StepTimeModel(),
         None,
@@ -214,22 +216,21 @@ def make_rounds(
         failures=failures or Strict(),
         clock=clock,
     )
-    return rounds, slot, followed
+    return rounds, slot, tracker
 
 
-def plain(table: ToyTable, asked: Asked) -> list[int]:
-    """What the target says alone, as long as what was emitted."""
-    ids = asked.ids[: asked.num_prompt]
-    while len(ids) < len(asked.ids):
+def plain(table: ToyTable, request: EngineRequest) -> list[int]:
+    """Return the text of plain decoding, as long as the emitted one."""
+    ids = request.ids[: request.num_prompt]
+    while len(ids) < len(request.ids):
         ids.append(int(table.logits(ids).argmax()))
-    return ids[asked.num_prompt :]
+    return ids[request.num_prompt :]
 
 
 def prompts(num: int, seed: int = 0) -> list[tuple[int, ...]]:
     """Different texts; some are the same."""
-    chosen = random.Random(seed)
-    words = ["abc ", "he.", "cd\n", "ab", "fgh ", "\u20ac "]
+    rng = random.Random(seed)
+    pieces = ["abc ", "he.", "cd\n", "ab", "fgh ", "\u20ac "]
     return [
-        PROMPT + tuple(TARGET_TOKENIZER.encode("".join(chosen.choices(words, k=chosen.randint(0, 4)))))
-        for _ in range(num)
+        PROMPT + tuple(TARGET_TOKENIZER.encode("".join(rng.choices(pieces, k=rng.randint(0, 4))))) for _ in range(num)
     ]

@@ -4,7 +4,7 @@ import pytest
 
 from omnidraft.decode.drafting.drafter import Drafter
 from omnidraft.decode.drafting.tree_proposer import TreeProposer
-from omnidraft.decode.external.batch_drafting import DraftedSequence, draft
+from omnidraft.decode.external.batch_drafting import DraftingState, draft_batch
 from omnidraft.decode.external.batch_policy import FixedBatchPolicy, ThresholdBatchPolicy
 from omnidraft.errors import ContractError
 from omnidraft.ports import Request, Source
@@ -22,24 +22,26 @@ from tests.unit.decode.toys import (
 )
 
 
-def drafted_text(proposer: TreeProposer, prompt_ids, *, with_lookup: bool = False) -> DraftedSequence:
-    drafter = next(each for each in proposer.contributors if isinstance(each, Drafter))
+def drafted_text(proposer: TreeProposer, prompt_ids, *, with_lookup: bool = False) -> DraftingState:
+    drafter = next(each for each in proposer.sources if isinstance(each, Drafter))
     text = TARGET_TOKENIZER.vocabulary.spell(prompt_ids).decode()
     request = Request(tuple(prompt_ids), (1, *DRAFT_TOKENIZER.encode(text)), 1, stop_ids=STOP_IDS)
-    return DraftedSequence(drafter, request, (), proposer.table, with_lookup=with_lookup)
+    return DraftingState(drafter, request, (), proposer.calibrator, with_lookup=with_lookup)
 
 
 def chains(texts, policy=None, num_tokens=NUM_TOKENS, **options):
-    drafted = draft(texts, num_tokens, policy or FixedBatchPolicy(), None, **({"may_open": lambda num: True} | options))
+    drafted = draft_batch(
+        texts, num_tokens, policy or FixedBatchPolicy(), None, **({"may_open": lambda num: True} | options)
+    )
     return [tree.tokens for tree in drafted.trees]
 
 
 @pytest.mark.parametrize("policy", [FixedBatchPolicy(), ThresholdBatchPolicy(0.05)], ids=["everything", "likely"])
 def test_a_text_is_drafted_for_as_if_it_were_alone(policy):
-    """For several rounds, in which texts grow by tokens that nobody drafted."""
+    """Draft several rounds, in which sequences grow by tokens that were not drafted."""
     together = [drafted_text(make_drafter(), prompt, with_lookup=True) for prompt in prompts(8)]
     for other in together[1:]:
-        other.drafter, other.table = together[0].drafter, together[0].table
+        other.drafter, other.calibrator = together[0].drafter, together[0].calibrator
     alone = [drafted_text(make_drafter(), prompt, with_lookup=True) for prompt in prompts(8)]
     for said in ([3, 4], [5], [6, 7, 8]):
         got = chains(together, policy)
@@ -64,7 +66,7 @@ def test_merges_and_splits_are_read_as_the_target_says_them():
     cache.insert([D[b"a"], D[b"bc"]], T[b"abc"])
     table = table_of(len(DRAFT_PIECES), {D[b"a"]: D[b"bc"], D[b"bc"]: D[b"de"]}, favourite=D[b"a"])
     text = drafted_text(make_drafter(table, cache=cache), TARGET_TOKENIZER.encode("."))
-    tree = draft([text], 3, FixedBatchPolicy(), None, may_open=lambda num: True).trees[0]
+    tree = draft_batch([text], 3, FixedBatchPolicy(), None, may_open=lambda num: True).trees[0]
     assert tree.tokens[1:] == (T[b"abc"], T[b"d"], T[b"e"])
     assert tree.sources[1:] == (Source.MERGE, Source.SPLIT, Source.SPLIT)
 
@@ -97,14 +99,14 @@ def test_released_keys_are_computed_again():
 
 
 def test_noise_that_nobody_knows_is_never_looked_at():
-    from omnidraft.decode.external.forbidden_noise import ForbiddenNoise
+    from omnidraft.decode.sampling.noise import ForbiddenNoise
 
-    with pytest.raises(ContractError, match="nobody here knows"):
+    with pytest.raises(ContractError, match="unknown here"):
         ForbiddenNoise().exponentials(0, None)
 
 
 class CountingDrafter:
-    """A toy that counts the steps that it was asked for."""
+    """A toy that counts its steps."""
 
     def __init__(self) -> None:
         self.num_calls = 0
@@ -116,12 +118,12 @@ class CountingDrafter:
         counting, model = self, drafter.model
 
         class Counted(ToyDrafter):
-            def advance_all(self, asked):
+            def advance_all(self, requests):
                 counting.num_calls += 1
-                return super().advance_all(asked)
+                return super().advance_all(requests)
 
-            def branch_all(self, asked):
+            def branch_all(self, requests):
                 counting.num_calls += 1
-                return super().branch_all(asked)
+                return super().branch_all(requests)
 
         return replace(drafter, model=Counted(model.table))

@@ -1,4 +1,4 @@
-"""What pays is drafted, for all texts of a pass together."""
+"""Drafts that pay, for all sequences of a pass together."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def test_of_two_texts_the_likelier_nodes_are_kept():
     assert policy.prune([0.9, 0.5, 0.3, 0.2]) == 2
 
 
-def test_a_drafter_slower_than_the_target_is_not_asked():
+def test_a_drafter_slower_than_the_target_does_not_draft():
     policy = paying(lambda rows: 1.0, lambda rows: 3.0)
     assert policy.select_expansions([1.0, 1.0], 0) == 0
 

@@ -9,7 +9,7 @@ from omnidraft.decode.drafting.drafter import Drafter
 from omnidraft.decode.drafting.safe_drafting import DraftingFailures
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.toy_models import ToyDrafter, ToyTable
-from tests.unit.decode.external.engines import BatchingEngine, ToyOpener, make_rounds, plain, prompts
+from tests.unit.decode.external.engines import BatchingEngine, ToyFactory, make_rounds, plain, prompts
 from tests.unit.decode.toys import DRAFT_PIECES, TARGET_PIECES, D, make_drafter
 
 pytestmark = pytest.mark.drafting_fails
@@ -24,15 +24,15 @@ class Breaking(ToyDrafter):
         super().__init__(ToyTable.random(len(DRAFT_PIECES), seed=3))
         self._poison, self._call, self._left = poison, call, at
 
-    def advance_all(self, asked):
+    def advance_all(self, requests):
         self._calls("advance")
-        if any(self._poison in (*session.held[:keep], *ids) for session, keep, ids in asked):
+        if any(self._poison in (*session.held[:keep], *ids) for session, keep, ids in requests):
             raise RuntimeError("this text is poison")
-        return super().advance_all(asked)
+        return super().advance_all(requests)
 
-    def branch_all(self, asked):
+    def branch_all(self, requests):
         self._calls("branch")
-        return super().branch_all(asked)
+        return super().branch_all(requests)
 
     def _calls(self, name: str) -> None:
         if name == self._call:
@@ -44,48 +44,48 @@ class Breaking(ToyDrafter):
 
 def rounds_over(model: ToyDrafter, **options):
     proposer = make_drafter()
-    *_, drafter = proposer.contributors
+    *_, drafter = proposer.sources
     assert isinstance(drafter, Drafter)
-    proposer.contributors = (replace(drafter, model=model),)
+    proposer.sources = (replace(drafter, model=model),)
     metrics = CountingMetrics()
-    rounds, _, followed = make_rounds(proposer=proposer, failures=DraftingFailures(metrics, "t"), **options)
-    return rounds, followed, metrics
+    rounds, _, tracker = make_rounds(proposer=proposer, failures=DraftingFailures(metrics, "t"), **options)
+    return rounds, tracker, metrics
 
 
 @pytest.mark.parametrize("call", ["advance", "branch"])
 @pytest.mark.parametrize("at", [0, 1, 5])
 def test_a_failure_costs_one_rounds_drafts_and_is_drafted_from_afresh(call, at):
-    rounds, followed, metrics = rounds_over(Breaking(call=call, at=at))
+    rounds, tracker, metrics = rounds_over(Breaking(call=call, at=at))
     engine = BatchingEngine(rounds, TABLE)
-    asked = [engine.ask(prompt, 20) for prompt in prompts(12)]
+    requests = [engine.ask(prompt, 20) for prompt in prompts(12)]
     engine.run()
-    assert all(each.emitted == plain(TABLE, each) for each in asked)
+    assert all(each.emitted == plain(TABLE, each) for each in requests)
     assert metrics.value(FAILURES, target="t") == 1
     assert engine.num_rows > engine.num_passes * 3  # it went on drafting
-    assert not any(text.is_suspect for text in followed) or any(text.is_given_up for text in followed)
+    assert not any(text.is_suspect for text in tracker) or any(text.is_disabled for text in tracker)
 
 
 def test_a_text_that_kills_every_round_loses_its_drafts_and_the_others_keep_theirs():
     """Euro signs are poison; the texts without go on in common steps two rounds later."""
-    rounds, followed, metrics = rounds_over(Breaking(poison=D["\u20ac".encode()]))
+    rounds, tracker, metrics = rounds_over(Breaking(poison=D["\u20ac".encode()]))
     engine = BatchingEngine(rounds, TABLE, max_seqs=8)
-    asked = [engine.ask(prompt, 30) for prompt in prompts(8)]
+    requests = [engine.ask(prompt, 30) for prompt in prompts(8)]
     while engine.waiting or engine.running:
         engine.step()
-        poisoned = [text for text in followed if text.is_given_up]
+        poisoned = [text for text in tracker if text.is_disabled]
         assert all(not text.tree.tokens[1:] for text in poisoned)
-    assert all(each.emitted == plain(TABLE, each) for each in asked)
-    assert 0 < metrics.value(FAILURES) <= 2 * len(asked)
+    assert all(each.emitted == plain(TABLE, each) for each in requests)
+    assert 0 < metrics.value(FAILURES) <= 2 * len(requests)
 
 
-@pytest.mark.parametrize("broken", ["find", "append", "here"])
+@pytest.mark.parametrize("broken", ["find", "append", "set_active"])
 def test_a_round_that_fails_on_the_way_gives_empty_lists_and_the_next_begins_anew(broken, monkeypatch):
-    rounds, followed, metrics = rounds_over(Breaking())
+    rounds, tracker, metrics = rounds_over(Breaking())
     engine = BatchingEngine(rounds, TABLE)
-    asked = [engine.ask(prompt, 40) for prompt in prompts(8)]
+    requests = [engine.ask(prompt, 40) for prompt in prompts(8)]
     for _ in range(4):
         engine.step()
-    whole, calls = getattr(followed, broken), []
+    whole, calls = getattr(tracker, broken), []
 
     def breaks(*args):
         calls.append(args)
@@ -93,40 +93,40 @@ def test_a_round_that_fails_on_the_way_gives_empty_lists_and_the_next_begins_ane
             raise KeyError("a bug of ours")
         return whole(*args)
 
-    monkeypatch.setattr(followed, broken, breaks)
+    monkeypatch.setattr(tracker, broken, breaks)
     while len(calls) < 2:
         engine.step()
     assert [each.drafts for each in engine.running] == [[]] * len(engine.running)
-    assert len(followed) == 0
+    assert len(tracker) == 0
     drafted = 0
     while engine.waiting or engine.running:
         engine.step()
         drafted += sum(bool(each.drafts) for each in engine.running)
     assert drafted > 5
-    assert all(each.emitted == plain(TABLE, each) for each in asked)
+    assert all(each.emitted == plain(TABLE, each) for each in requests)
     assert metrics.value(FAILURES) == 1
 
 
 def test_a_text_that_cannot_be_opened_has_no_drafts_and_the_others_have():
-    class Picky(ToyOpener):
+    class Picky(ToyFactory):
         def open(self, prompt_ids):
             if len(prompt_ids) % 2:
                 raise RuntimeError("the tokenizer fell over")
             return super().open(prompt_ids)
 
-    rounds, _, metrics = rounds_over(Breaking(), opener=Picky())
+    rounds, _, metrics = rounds_over(Breaking(), factory=Picky())
     engine = BatchingEngine(rounds, TABLE)
-    asked = [engine.ask(prompt, 12) for prompt in prompts(10)]
+    requests = [engine.ask(prompt, 12) for prompt in prompts(10)]
     engine.run()
-    assert all(each.emitted == plain(TABLE, each) for each in asked)
+    assert all(each.emitted == plain(TABLE, each) for each in requests)
     assert metrics.value(FAILURES) > 0
     assert engine.num_rows > engine.num_passes
 
 
 def test_the_thread_that_ticks_survives(monkeypatch):
-    rounds, followed, metrics = rounds_over(Breaking())
+    rounds, tracker, metrics = rounds_over(Breaking())
     rounds.next([[3]], lambda place: np.array([2, 3], np.int32), lambda rows: None)
-    monkeypatch.setattr(followed, "forgotten", lambda: 1 / 0)
+    monkeypatch.setattr(tracker, "evict", lambda: 1 / 0)
     rounds.tick()
     assert metrics.value(FAILURES) == 1
-    assert len(followed) == 0
+    assert len(tracker) == 0

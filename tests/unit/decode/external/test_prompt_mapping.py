@@ -1,4 +1,4 @@
-"""The drafter's prompt says what the target's says."""
+"""The drafter's prompt is the target's in other tokens."""
 
 from hypothesis import given
 from hypothesis import strategies as st

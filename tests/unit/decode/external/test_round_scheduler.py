@@ -1,4 +1,4 @@
-"""Rounds over an engine that moves rows, preempts, aborts and says nothing of it."""
+"""Rounds over an engine that moves rows, preempts and aborts without notice."""
 
 import gc
 from collections import defaultdict
@@ -15,7 +15,7 @@ from omnidraft.decode.logprobs import top_k_logprobs
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.toy_models import ToyTable
 from omnidraft.traces import codec
-from tests.unit.decode.external.engines import BatchingEngine, Clock, ToyOpener, make_rounds, plain, prompts
+from tests.unit.decode.external.engines import BatchingEngine, Clock, ToyFactory, make_rounds, plain, prompts
 from tests.unit.decode.toys import TARGET_PIECES, make_drafter
 
 TABLE = ToyTable.random(len(TARGET_PIECES), seed=7)
@@ -25,17 +25,17 @@ TABLE = ToyTable.random(len(TARGET_PIECES), seed=7)
 def test_texts_are_those_of_plain_decoding(trouble):
     rounds, _, _ = make_rounds()
     engine = BatchingEngine(rounds, TABLE, trouble=trouble)
-    asked = [engine.ask(prompt, 20) for prompt in prompts(40)]
+    requests = [engine.ask(prompt, 20) for prompt in prompts(40)]
     engine.run()
-    assert all(each.emitted == plain(TABLE, each) for each in asked)
+    assert all(each.emitted == plain(TABLE, each) for each in requests)
 
 
 def test_a_text_goes_on_where_it_was_after_preemption_in_any_row():
-    """Without aborts every request is opened once, however often it went away and came back."""
-    opener = ToyOpener()
-    rounds, _, followed = make_rounds(opener=opener)
+    """Without aborts every request is opened once, however often it was preempted."""
+    factory = ToyFactory()
+    rounds, _, tracker = make_rounds(factory=factory)
     engine = BatchingEngine(rounds, TABLE, trouble=0.0, max_seqs=6)
-    asked = [engine.ask([*prompt, *[3] * number], 20) for number, prompt in enumerate(prompts(30))]
+    requests = [engine.ask([*prompt, *[3] * number], 20) for number, prompt in enumerate(prompts(30))]
     for turn in range(1000):
         engine.step()
         if turn % 7 == 0:
@@ -43,71 +43,71 @@ def test_a_text_goes_on_where_it_was_after_preemption_in_any_row():
                 each.away, each.drafts = 2, []
     assert not engine.running
     assert not engine.waiting
-    assert opener._num_opened == len(asked)
-    assert len(followed) <= len(asked)
+    assert factory._num_opened == len(requests)
+    assert len(tracker) <= len(requests)
 
 
 def test_ten_thousand_requests_leave_nothing_behind():
     """Ended, aborted and preempted ones, short and long; memory is bounded while they come and free afterwards."""
     clock = Clock()
-    rounds, _, followed = make_rounds(clock=clock, keep_left_s=50.0, most_left=20, policy=ThresholdBatchPolicy(0.3))
+    rounds, _, tracker = make_rounds(clock=clock, keep_left_s=50.0, max_inactive=20, policy=ThresholdBatchPolicy(0.3))
     engine = BatchingEngine(rounds, TABLE, clock=clock, trouble=0.02, max_seqs=8)
     most = 0
     for batch in range(100):
         for number, prompt in enumerate(prompts(100, seed=batch)):
             engine.ask(prompt, 1 + number % 7)
         engine.run()
-        most = max(most, len(followed))
+        most = max(most, len(tracker))
     assert most <= 20 + 8
     for _ in range(2):  # what was worked on last is left, then forgotten
         clock.now_s += 100.0
         rounds.tick()
-    assert len(followed) == 0
-    assert not followed._index
+    assert len(tracker) == 0
+    assert not tracker._index
     gc.collect()
     assert not [each for each in gc.get_objects() if isinstance(each, ExternalSequence)]
 
 
 def test_an_idle_engine_holds_nothing_after_a_while():
     clock = Clock()
-    opener = ToyOpener(is_traced=True)
-    rounds, _, followed = make_rounds(clock=clock, opener=opener)
+    factory = ToyFactory(is_traced=True)
+    rounds, _, tracker = make_rounds(clock=clock, factory=factory)
     engine = BatchingEngine(rounds, TABLE, clock=clock)
     engine.ask(prompts(1)[0], 5)
     engine.run()
-    num_written = len(opener.records)
+    num_written = len(factory.records)
     clock.now_s += 6.0
     rounds.tick()
-    assert len(opener.records) == num_written + 1
+    assert len(factory.records) == num_written + 1
     clock.now_s += 100.0
     rounds.tick()
-    assert len(followed) == 0
+    assert len(tracker) == 0
 
 
 def test_every_emitted_token_is_recorded_once():
     """Also of texts that were preempted or whose clients went away."""
-    opener = ToyOpener(is_traced=True)
-    rounds, _, _ = make_rounds(opener=opener)
+    factory = ToyFactory(is_traced=True)
+    rounds, _, _ = make_rounds(factory=factory)
     engine = BatchingEngine(rounds, TABLE, trouble=0.05)
-    asked = [engine.ask([*prompt, *[4] * number], 20) for number, prompt in enumerate(prompts(30))]
+    requests = [engine.ask([*prompt, *[4] * number], 20) for number, prompt in enumerate(prompts(30))]
     engine.run()
     rounds.close()
     said = defaultdict(list)
-    for record in sorted(opener.records, key=lambda record: record.segment):
+    for record in sorted(factory.records, key=lambda record: record.segment):
         said[record.request_id] += record.emitted_ids.tolist()
         codec.encode(record)
-    assert sorted(said.values()) == sorted(each.emitted for each in asked if each.emitted)
+    assert sorted(said.values()) == sorted(each.emitted for each in requests if each.emitted)
 
 
 def test_records_say_what_the_target_believed():
-    opener = ToyOpener(is_traced=True)
-    rounds, _, _ = make_rounds(opener=opener)
+    factory = ToyFactory(is_traced=True)
+    rounds, _, _ = make_rounds(factory=factory)
     engine = BatchingEngine(rounds, TABLE, max_seqs=3)
     for number, prompt in enumerate(prompts(6)):
         engine.ask([*prompt, *[5] * number], 12)
     engine.run()
     rounds.close()
-    with_beliefs = [record for record in opener.records if record.beliefs is not None]
+    with_beliefs = [record for record in factory.records if record.beliefs is not None]
     assert with_beliefs
     for record in with_beliefs:
         text = [*record.prompt_ids.tolist(), *record.before_ids.tolist()]
@@ -119,7 +119,7 @@ def test_records_say_what_the_target_believed():
 
 
 def test_a_text_keeps_its_snapshot_and_the_next_takes_the_new_one():
-    rounds, slot, followed = make_rounds()
+    rounds, slot, tracker = make_rounds()
     engine = BatchingEngine(rounds, TABLE, max_seqs=2)
     engine.ask(prompts(1)[0], 30)
     engine.step()
@@ -128,7 +128,7 @@ def test_a_text_keeps_its_snapshot_and_the_next_takes_the_new_one():
     engine.ask([*prompts(1)[0], 3], 30)
     for _ in range(3):
         engine.step()
-    versions = {len(text.tokens.ids[: text.num_prompt]): text.snapshot.version for text in followed}
+    versions = {len(text.tokens.ids[: text.num_prompt]): text.snapshot.version for text in tracker}
     assert sorted(versions.items()) == [(len(prompts(1)[0]), None), (len(prompts(1)[0]) + 1, 2)]
 
 
@@ -148,10 +148,10 @@ def test_drafts_are_as_many_as_pay(pass_s, is_worth_it):
     engine.run()
     passed = engine.num_passes
     started, rows = clock.now_s, engine.num_rows
-    asked = [engine.ask(prompt, 40) for prompt in prompts(30, seed=1)]
+    requests = [engine.ask(prompt, 40) for prompt in prompts(30, seed=1)]
     engine.run()
     num_drafted = engine.num_rows - rows - (engine.num_passes - passed)
-    num_emitted = sum(len(each.emitted) for each in asked)
+    num_emitted = sum(len(each.emitted) for each in requests)
     plain_s = num_emitted * pass_s(1)
     assert (clock.now_s - started) < plain_s * (0.9 if is_worth_it else 1.06)
     assert (num_drafted > 0.5 * (engine.num_passes - passed)) == is_worth_it
@@ -161,13 +161,13 @@ def test_texts_beyond_the_drafters_memory_are_decoded_all_the_same():
     """Memory is given to texts as they begin; what they grow by comes on top."""
     most = {}
     for drafter_ids in (40, 100_000):
-        rounds, _, followed = make_rounds(drafter_ids=drafter_ids)
+        rounds, _, tracker = make_rounds(drafter_ids=drafter_ids)
         engine = BatchingEngine(rounds, TABLE, max_seqs=8)
-        asked = [engine.ask([*prompt, *[3] * (number % 4)], 12) for number, prompt in enumerate(prompts(20))]
+        requests = [engine.ask([*prompt, *[3] * (number % 4)], 12) for number, prompt in enumerate(prompts(20))]
         held = []
         while engine.running or engine.waiting:
             engine.step()
-            held.append(sum(len(text.drafted.fed) for text in followed))
-        assert all(each.emitted == plain(TABLE, each) for each in asked)
+            held.append(sum(len(text.drafting.fed) for text in tracker))
+        assert all(each.emitted == plain(TABLE, each) for each in requests)
         most[drafter_ids] = max(held)
     assert most[40] < 0.5 * most[100_000]

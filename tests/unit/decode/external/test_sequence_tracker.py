@@ -11,7 +11,7 @@ from tests.unit.decode.external.engines import Clock
 @dataclass(eq=False)
 class Kept:
     name: str
-    grown: TokenBuffer = field(default_factory=lambda: TokenBuffer(ids([1])))
+    tokens: TokenBuffer = field(default_factory=lambda: TokenBuffer(ids([1])))
 
 
 def ids(numbers):
@@ -23,59 +23,59 @@ def kept(name, numbers):
 
 
 def follow(**options) -> SequenceTracker[Kept]:
-    return SequenceTracker(**({"keep_s": 10.0, "most_left": 5, "clock": Clock()} | options))
+    return SequenceTracker(**({"keep_s": 10.0, "max_inactive": 5, "clock": Clock()} | options))
 
 
 def test_a_text_is_found_by_all_of_its_ids():
-    followed, long = follow(), list(range(100))
+    tracker, long = follow(), list(range(100))
     first, second = kept("first", long), kept("second", [7, *long[1:]])
-    followed.add(first)
-    followed.add(second)
-    assert followed.find(ids(long), []) is first
-    assert followed.find(ids([7, *long[1:]]), []) is second
-    assert followed.find(ids([8, *long[1:]]), []) is None
-    assert followed.find(ids(long[:-1]), []) is None
+    tracker.add(first)
+    tracker.add(second)
+    assert tracker.find(ids(long), []) is first
+    assert tracker.find(ids([7, *long[1:]]), []) is second
+    assert tracker.find(ids([8, *long[1:]]), []) is None
+    assert tracker.find(ids(long[:-1]), []) is None
 
 
 def test_a_text_that_went_on_is_found_where_it_is_now():
-    followed, text = follow(), kept("text", [1, 2])
-    followed.add(text)
+    tracker, text = follow(), kept("text", [1, 2])
+    tracker.add(text)
     for number in range(600):  # beyond the memory it began with
-        followed.append(text, [number, number])
+        tracker.append(text, [number, number])
     assert len(text.tokens) == 1202
-    assert followed.find(text.tokens.ids, []) is text
-    assert followed.find(ids([1, 2]), []) is None
+    assert tracker.find(text.tokens.ids, []) is text
+    assert tracker.find(ids([1, 2]), []) is None
 
 
 def test_two_texts_of_the_same_ids_are_given_once_each():
-    followed, first, second = follow(), kept("first", [1, 2]), kept("second", [1, 2])
-    followed.add(first)
-    followed.add(second)
-    found = followed.find(ids([1, 2]), [])
-    assert {found, followed.find(ids([1, 2]), [found])} == {first, second}
-    assert followed.find(ids([1, 2]), [first, second]) is None
+    tracker, first, second = follow(), kept("first", [1, 2]), kept("second", [1, 2])
+    tracker.add(first)
+    tracker.add(second)
+    found = tracker.find(ids([1, 2]), [])
+    assert {found, tracker.find(ids([1, 2]), [found])} == {first, second}
+    assert tracker.find(ids([1, 2]), [first, second]) is None
 
 
 def test_what_was_left_comes_back_until_it_is_forgotten():
     clock = Clock()
-    followed, text = follow(clock=clock), kept("text", [1, 2])
-    followed.add(text)
-    assert followed.here([]) == [text]
+    tracker, text = follow(clock=clock), kept("text", [1, 2])
+    tracker.add(text)
+    assert tracker.set_active([]) == [text]
     clock.now_s = 9.0
-    assert followed.forgotten() == []
-    assert followed.find(ids([1, 2]), []) is text
-    assert followed.here([text]) == []
-    assert followed.here([]) == [text]
+    assert tracker.evict() == []
+    assert tracker.find(ids([1, 2]), []) is text
+    assert tracker.set_active([text]) == []
+    assert tracker.set_active([]) == [text]
     clock.now_s = 19.5
-    assert followed.forgotten() == [text]
-    assert followed.find(ids([1, 2]), []) is None
-    assert len(followed) == 0
+    assert tracker.evict() == [text]
+    assert tracker.find(ids([1, 2]), []) is None
+    assert len(tracker) == 0
 
 
 def test_of_too_many_the_one_that_was_left_first_goes():
-    followed = follow(most_left=2)
+    tracker = follow(max_inactive=2)
     texts = [kept(str(number), [number]) for number in range(4)]
     for text in texts:
-        followed.add(text)
-        followed.here([])
-    assert [text.name for text in followed.forgotten()] == ["0", "1"]
+        tracker.add(text)
+        tracker.set_active([])
+    assert [text.name for text in tracker.evict()] == ["0", "1"]

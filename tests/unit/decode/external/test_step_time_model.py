@@ -1,4 +1,4 @@
-"""What a pass costs is learned from passes alone."""
+"""The cost of a pass is learned from passes alone."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from omnidraft.decode.external.step_time_model import StepTimeModel
 
 def test_every_size_of_interest_is_tried_and_then_no_more():
     costs, tried = StepTimeModel(), []
-    while (length := costs.untried(1, 5)) is not None:
+    while (length := costs.probe_length(1, 5)) is not None:
         tried.append(length)
         costs.update(1 + length, 1.0 + 0.1 * length)
     assert set(tried) == {5, 0, 2, 1}
@@ -18,16 +18,16 @@ def test_every_size_of_interest_is_tried_and_then_no_more():
 
 def test_sizes_that_are_never_seen_are_given_up():
     costs = StepTimeModel()
-    assert sum(costs.untried(64, 5) is not None for _ in range(1000)) < 50
+    assert sum(costs.probe_length(64, 5) is not None for _ in range(1000)) < 50
 
 
 def test_more_rows_never_cost_less():
     costs = StepTimeModel()
     for rows, seconds in ((1, 0.2), (2, 0.1), (4, 0.15), (8, 0.12), (40, 0.5)):
         costs.update(rows, seconds)
-    told = [costs(rows) for rows in range(1, 80)]
-    assert told == sorted(told)
-    assert told[-1] > told[40]
+    predicted = [costs(rows) for rows in range(1, 80)]
+    assert predicted == sorted(predicted)
+    assert predicted[-1] > predicted[40]
 
 
 def test_a_machine_that_slows_down_does_so_for_all_sizes():

@@ -1,4 +1,4 @@
-"""What passes and steps cost: measured on models, read between the sizes, followed when the machine changes."""
+"""Costs of passes and steps: measured on models, interpolated between sizes, updated when the machine changes."""
 
 import time
 

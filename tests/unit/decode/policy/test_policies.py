@@ -5,11 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from omnidraft.decode.policy.acceptance import AcceptancePolicy
+from omnidraft.decode.policy.chain import AcceptancePolicy, FixedPolicy, ThresholdPolicy
 from omnidraft.decode.policy.cost import TRIAL_SHARE, CostPolicy
 from omnidraft.decode.policy.cost_model import CostCurve
-from omnidraft.decode.policy.fixed import FixedPolicy
-from omnidraft.decode.policy.threshold import ThresholdPolicy
 from omnidraft.ports import Policy
 
 
@@ -90,7 +88,7 @@ def test_speculation_that_loses_is_turned_off_and_costs_next_to_nothing(step_s, 
 
 
 def test_drafts_that_are_never_worth_scoring_are_given_up():
-    """A first guess looks worth a step, and what comes of it is not worth a row: no later question corrects it."""
+    """A first draft token looks worth a step, and its successors are not worth a row: no later step corrects it."""
     policy = CostPolicy(CostCurve({1: 0.1, 2: 0.14}), flat(0.008, 0.008))
     policy.start(400)
     steps = []

@@ -19,10 +19,10 @@ def traced(request, proposer, *, segment_tokens=256, window_tokens=1024, top_k=4
     """The steps of a request and its records."""
     records = []
     settings = RecorderSettings(segment_tokens=segment_tokens, window_tokens=window_tokens)
-    tracer = TraceRecordBuilder(request, ORIGIN, settings, records.append)
+    builder = TraceRecordBuilder(request, ORIGIN, settings, records.append)
     steps = list(toy_decoder(trace_top_k=top_k).decode(request, proposer))
     for step in steps:
-        tracer.take(step)
+        builder.take(step)
     return steps, records
 
 

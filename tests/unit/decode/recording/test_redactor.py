@@ -1,4 +1,4 @@
-"""What a redactor may do to a record, and that none of its failures reaches serving or shows what a record held."""
+"""A redactor may change or drop a record; none of its failures reaches serving or shows the content of a record."""
 
 import logging
 import threading
@@ -26,15 +26,17 @@ def recorded(redactor: Redactor | None, *names: str) -> tuple[list[TraceRecord],
     for name in names:
         recorder.emit(make_record(name))
     assert recorder.close(5.0) == 0
-    reader, found = MemoryReader(log, "t"), []
+    reader, written = MemoryReader(log, "t"), []
     while messages := reader.poll(100, timeout_s=0).messages:
-        found += [codec.decode(message.value, message.headers) for message in messages]
-    return found, metrics
+        written += [codec.decode(message.value, message.headers) for message in messages]
+    return written, metrics
 
 
 def test_what_the_redactor_returns_is_what_is_written():
-    found, metrics = recorded(lambda record: replace(record, tenant="x", prompt_ids=np.array([], np.uint32)), "a", "b")
-    assert [(record.request_id, record.tenant, len(record.prompt_ids)) for record in found] == [
+    written, metrics = recorded(
+        lambda record: replace(record, tenant="x", prompt_ids=np.array([], np.uint32)), "a", "b"
+    )
+    assert [(record.request_id, record.tenant, len(record.prompt_ids)) for record in written] == [
         ("a", "x", 0),
         ("b", "x", 0),
     ]
@@ -42,8 +44,8 @@ def test_what_the_redactor_returns_is_what_is_written():
 
 
 def test_none_is_not_recorded_and_counted():
-    found, metrics = recorded(lambda record: None if record.request_id == "a" else record, "a", "b", "a")
-    assert [record.request_id for record in found] == ["b"]
+    written, metrics = recorded(lambda record: None if record.request_id == "a" else record, "a", "b", "a")
+    assert [record.request_id for record in written] == ["b"]
     assert metrics.value(DROPPED, reason="redacted") == 2
     assert metrics.value("omnidraft_traces_emitted_total") == 3
 
@@ -61,16 +63,16 @@ def forgets_to_return(record: TraceRecord) -> TraceRecord:
 @pytest.mark.parametrize(("redactor", "said"), [(raises, "ValueError"), (forgets_to_return, "it returned str")])
 def test_a_redactor_that_fails_loses_that_record_only_and_says_no_more_than_how(redactor, said, caplog):
     with caplog.at_level(logging.DEBUG):
-        found, metrics = recorded(redactor, "a", "b", "a", "b")
-    assert [record.request_id for record in found] == ["b", "b"]
+        written, metrics = recorded(redactor, "a", "b", "a", "b")
+    assert [record.request_id for record in written] == ["b", "b"]
     assert metrics.value(DROPPED, reason="redactor_failed") == 2
     assert caplog.text.count(said) == 1
     assert SECRET not in caplog.text
 
 
 def test_a_redacted_record_that_nobody_could_read_is_dropped_as_any_other():
-    found, metrics = recorded(lambda record: replace(record, emitted_ids=np.array([], np.uint32)), "a")
-    assert found == []
+    written, metrics = recorded(lambda record: replace(record, emitted_ids=np.array([], np.uint32)), "a")
+    assert written == []
     assert metrics.value(DROPPED, reason="invalid") == 1
 
 

@@ -1,4 +1,4 @@
-"""What the recorder promises: decoding never waits, and every record is acknowledged or counted as dropped."""
+"""Decoding never waits for the producer, and every record is acknowledged or counted as dropped."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ PATIENCE_S = 5.0
 
 
 class HangingWriter:
-    """Never answers until told to."""
+    """Blocks until it is released."""
 
     def __init__(self) -> None:
         self.called, self.may_go_on = Event(), Event()
@@ -33,7 +33,7 @@ class HangingWriter:
 
 
 class FlakyWriter(MemoryWriter):
-    """Refuses the first `refusals` appends; `keeps` says whether a refused one is in the log all the same."""
+    """Refuses the first `refusals` appends; with `keeps` a refused one is in the log all the same."""
 
     def __init__(self, log: MemoryLog, refusals: float, keeps: bool = False) -> None:
         super().__init__(log, "t")

@@ -36,8 +36,8 @@ def request(grammar: Grammar, temperature: float = 1.0, seed: int = 0, **fields:
     return Request((5, 6), (), sampling=Sampling(temperature, grammar=grammar), seed=seed, **(defaults | fields))
 
 
-def decoded(asked: Request, proposer=None, table=TABLE):
-    return list(Decoder(ToyTarget(table), TOKENIZER.vocabulary).decode(asked, proposer))
+def decoded(decode_request: Request, proposer=None, table=TABLE):
+    return list(Decoder(ToyTarget(table), TOKENIZER.vocabulary).decode(decode_request, proposer))
 
 
 def text_of(steps) -> str:
@@ -91,12 +91,12 @@ PATTERNS = [r"[a-c]{2,5}-\d+", r"(ab|true)+", "\u20ac{1,3}", r"a/b\n?", r"x?"]
 def test_any_tree_gives_the_text_of_plain_decoding_and_it_matches(
     pattern, trees, seed, temperature, budget, max_new_tokens
 ):
-    asked = request(
+    decode_request = request(
         Grammar("regex", pattern), temperature, seed, num_draft_tokens=budget, max_new_tokens=max_new_tokens
     )
-    plain = decoded(asked)
+    plain = decoded(decode_request)
     for proposer in (RandomTrees(trees, len(PIECES)), TableProposer(TABLE, width=2)):
-        steps = decoded(asked, proposer)
+        steps = decoded(decode_request, proposer)
         assert emitted(steps) == emitted(plain)
         assert text_of(steps) == text_of(plain)
     if plain[-1].finish_reason is FinishReason.STOP:
@@ -118,9 +118,9 @@ def test_an_end_is_allowed_where_the_text_matches_and_only_there():
 
 
 def test_a_stop_id_that_spells_something_still_ends_only_a_whole_text():
-    letter, grammar = PIECES.index(b"a"), Grammar("regex", "a?b!")
-    assert allowed(grammar, b"", frozenset({letter})) == ids_of(b"b", b"ab")
-    assert allowed(grammar, b"b!", frozenset({letter})) == {letter}
+    token_a, grammar = PIECES.index(b"a"), Grammar("regex", "a?b!")
+    assert allowed(grammar, b"", frozenset({token_a})) == ids_of(b"b", b"ab")
+    assert allowed(grammar, b"b!", frozenset({token_a})) == {token_a}
 
 
 def test_special_tokens_are_never_part_of_a_text():
@@ -133,7 +133,7 @@ def test_a_character_of_several_tokens_is_allowed_byte_by_byte():
 
 
 @pytest.mark.parametrize(
-    ("grammar", "words"),
+    ("grammar", "message"),
     [
         (Grammar("regex", "("), "regex: .*unclosed group"),
         (Grammar("regex", "(?=a)b"), "regex: .*look-around"),
@@ -144,8 +144,8 @@ def test_a_character_of_several_tokens_is_allowed_byte_by_byte():
         (Grammar("json_schema", '{"enum": []}'), "json_schema: .*Unsatisfiable"),
     ],
 )
-def test_a_grammar_that_is_none_is_refused_before_the_first_token(grammar, words):
-    with pytest.raises(RequestError, match=words) as refused:
+def test_a_grammar_that_is_none_is_refused_before_the_first_token(grammar, message):
+    with pytest.raises(RequestError, match=message) as refused:
         decoded(request(grammar))
     assert "\n" not in str(refused.value)
     assert len(str(refused.value)) < 400
@@ -173,5 +173,5 @@ def test_other_processors_work_beside_a_grammar():
     """A bias cannot bring in what the grammar rules out, and chooses among what it allows."""
     bias = {PIECES.index(b"z"): 100.0, PIECES.index(b"b"): 90.0}
     sampling = Sampling(1.0, top_k=1, logit_bias=bias, grammar=Grammar("regex", "[abc]{3}"))
-    asked = Request((5,), (), 20, sampling, stop_ids=STOPS, mode="fast")
-    assert text_of(decoded(asked, RandomTrees(2, len(PIECES)))) == "bbb"
+    decode_request = Request((5,), (), 20, sampling, stop_ids=STOPS, mode="fast")
+    assert text_of(decoded(decode_request, RandomTrees(2, len(PIECES)))) == "bbb"

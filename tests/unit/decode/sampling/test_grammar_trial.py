@@ -1,4 +1,4 @@
-"""The child that tries grammars: what ends it is a refusal that says so, and it dies with its parent."""
+"""The child that tries grammars: a crash is a refusal with its reason, and the child ends with its parent."""
 
 import json
 import os
@@ -38,8 +38,8 @@ def trial() -> GrammarTrial:
 
 
 def test_what_ends_the_child_is_refused_by_name_and_the_next_grammar_is_tried(trial: GrammarTrial) -> None:
-    for text, words in ((chained(450), r"too deeply \(SIGSEGV\)"), (SLOW, r"0.3 s of processor time \(SIGPROF\)")):
-        with pytest.raises(RequestError, match="json_schema: cannot be compiled: .*" + words):
+    for text, message in ((chained(450), r"too deeply \(SIGSEGV\)"), (SLOW, r"0.3 s of processor time \(SIGPROF\)")):
+        with pytest.raises(RequestError, match="json_schema: cannot be compiled: .*" + message):
             trial.check("json_schema", text)
         trial.check("json_schema", chained(50))
 
@@ -70,9 +70,9 @@ def test_a_killed_child_says_nothing_about_the_grammar() -> None:
     os.kill(child.pid, signal.SIGSTOP)
     killer = subprocess.Popen([sys.executable, "-c", f"import os, time; time.sleep(0.5); os.kill({child.pid}, 9)"])
     with pytest.raises(TrialUnfinished, match="SIGKILL"):
-        grammars.compiled(Grammar("regex", "c+"))
+        grammars.compile(Grammar("regex", "c+"))
     killer.wait()
-    assert grammars.compiled(Grammar("regex", "c+")).compiled is not None
+    assert grammars.compile(Grammar("regex", "c+")).compiled is not None
 
 
 def test_it_dies_with_its_parent() -> None:
@@ -108,10 +108,10 @@ def test_a_grammar_is_tried_and_compiled_once(trial: GrammarTrial) -> None:
             super().check(kind, text)
 
     grammars = Grammars(VOCABULARY, Counting(VOCABULARY))
-    first = grammars.compiled(Grammar("regex", "a+"))
-    assert grammars.compiled(Grammar("regex", "a+")).compiled is first.compiled
+    first = grammars.compile(Grammar("regex", "a+"))
+    assert grammars.compile(Grammar("regex", "a+")).compiled is first.compiled
     for _ in range(2):
         with pytest.raises(RequestError, match="unclosed group"):
-            grammars.compiled(Grammar("regex", "("))
+            grammars.compile(Grammar("regex", "("))
     grammars.matcher(first, frozenset({1}))
     assert Counting.num == 2

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.generation import logits_process as theirs
 
-from omnidraft.decode.sampling.logits_pipeline import LogitsPipeline, shape
+from omnidraft.decode.sampling.logits_pipeline import LogitsPipeline, sampling_distribution
 from omnidraft.errors import ContractError
 from omnidraft.ports import Request, Sampling
 from tests.unit.decode.toys import slow_logits, slow_shape
@@ -31,7 +31,7 @@ PENALISED = st.builds(
 
 
 def shaped(logits: np.ndarray, sampling: Sampling) -> dict[int, float]:
-    ids, p = shape(logits, sampling)
+    ids, p = sampling_distribution(logits, sampling)
     return dict(zip(ids.tolist(), p.tolist(), strict=True))
 
 
@@ -84,7 +84,7 @@ def test_top_k_with_top_p_are_those_of_sorting_everything_bit_for_bit(seed, top_
     if has_ties:
         logits = np.round(logits)
     sampling = Sampling(temperature, top_k, top_p)
-    for ours, whole in zip(shape(logits, sampling), sorted_whole(logits, sampling), strict=True):
+    for ours, whole in zip(sampling_distribution(logits, sampling), sorted_whole(logits, sampling), strict=True):
         assert ours.tobytes() == whole.tobytes()
 
 
@@ -94,7 +94,7 @@ def test_top_k_with_top_p_are_those_of_sorting_everything_bit_for_bit(seed, top_
 def test_top_k_with_top_p_sorts_what_top_k_left_and_no_vocabulary(sampling, monkeypatch):
     sizes, whole = [], np.argsort
     monkeypatch.setattr(np, "argsort", lambda values, **options: sizes.append(len(values)) or whole(values, **options))
-    shape(np.random.default_rng(0).normal(0, 3, 151_936).astype(np.float32), sampling)
+    sampling_distribution(np.random.default_rng(0).normal(0, 3, 151_936).astype(np.float32), sampling)
     assert 0 < max(sizes) <= sampling.top_k
 
 
@@ -129,7 +129,7 @@ def test_a_huge_temperature_is_uniform():
 def test_probabilities_are_float64_and_sum_to_one_at_full_vocabulary_size():
     logits = np.random.default_rng(0).normal(0, 4, 151_936).astype(np.float32)
     for sampling in (Sampling(1.0), Sampling(0.7, top_p=0.95), Sampling(1.0, top_k=50)):
-        ids, p = shape(logits, sampling)
+        ids, p = sampling_distribution(logits, sampling)
         assert p.dtype == np.float64
         assert p.sum() == pytest.approx(1.0, abs=1e-12)
         assert len(set(ids.tolist())) == len(ids)
@@ -138,11 +138,11 @@ def test_probabilities_are_float64_and_sum_to_one_at_full_vocabulary_size():
 # ---------------------------------------------------------------- what depends on the history
 
 
-def shaper_after(sampling: Sampling, prompt: list[int], said: list[int]) -> LogitsPipeline:
-    shaper = LogitsPipeline(Request(tuple(prompt), (), 100, sampling))
+def pipeline_after(sampling: Sampling, prompt: list[int], said: list[int]) -> LogitsPipeline:
+    pipeline = LogitsPipeline(Request(tuple(prompt), (), 100, sampling))
     for token in said:
-        shaper.take(token)
-    return shaper
+        pipeline.take(token)
+    return pipeline
 
 
 @settings(max_examples=200, deadline=None)
@@ -151,7 +151,7 @@ def test_penalties_and_bias_equal_their_definitions(seed, sampling, prompt, said
     logits = np.random.default_rng(seed).normal(0, 3, 40).astype(np.float32)
     if has_ties:
         logits = np.round(logits)
-    ids, p = shaper_after(sampling, prompt, said).shape(logits)
+    ids, p = pipeline_after(sampling, prompt, said).distribution(logits)
     expected = slow_shape(slow_logits(logits.tolist(), sampling, prompt, said), sampling)
     assert dict(zip(ids.tolist(), p.tolist(), strict=True)) == pytest.approx(expected, rel=1e-9)
 
@@ -160,7 +160,7 @@ def test_repetition_counts_the_prompt_and_the_others_only_the_answer():
     logits, prompt, said = np.array([1.0, 2.0, 3.0], np.float32), [0], [1, 1]
 
     def ratios(**penalty: float) -> list[float]:
-        _, p = shaper_after(Sampling(1.0, **penalty), prompt, said).shape(logits)
+        _, p = pipeline_after(Sampling(1.0, **penalty), prompt, said).distribution(logits)
         return (np.log(p) - np.log(p[2])).tolist()
 
     assert ratios(repetition_penalty=2.0) == pytest.approx([0.5 - 3, 1 - 3, 0])
@@ -171,7 +171,7 @@ def test_repetition_counts_the_prompt_and_the_others_only_the_answer():
 def test_penalties_come_before_the_bias_and_both_before_temperature_and_truncation():
     """-1 * 2 + 3.4 = 1.4 stays; with the bias first it would be 2.4 / 2 = 1.2 and fall out of the two."""
     sampling = Sampling(0.5, top_k=2, repetition_penalty=2.0, logit_bias={0: 3.4})
-    ids, p = shaper_after(sampling, [0], []).shape(np.array([-1.0, 2.0, 1.3], np.float32))
+    ids, p = pipeline_after(sampling, [0], []).distribution(np.array([-1.0, 2.0, 1.3], np.float32))
     assert ids.tolist() == [1, 0]
     assert p[0] / p[1] == pytest.approx(np.exp((2.0 - 1.4) / 0.5))
 
@@ -187,7 +187,7 @@ def test_min_p_is_a_share_of_the_most_probable_after_top_p():
 def test_the_row_of_the_target_is_left_as_it_is():
     """Traces read the same memory."""
     logits = np.array([1.0, 2.0], np.float32)
-    shaper_after(Sampling(1.0, logit_bias={0: 5.0}, repetition_penalty=3.0), [0, 1], [1]).shape(logits)
+    pipeline_after(Sampling(1.0, logit_bias={0: 5.0}, repetition_penalty=3.0), [0, 1], [1]).distribution(logits)
     assert logits.tolist() == [1.0, 2.0]
 
 
@@ -215,7 +215,7 @@ def test_each_processor_equals_that_of_transformers(name, seed):
     sampling, processor = THEIRS[name]
     logits = np.random.default_rng(seed).normal(0, 2, 40).astype(np.float32)
     expected_V = torch.softmax(processor(torch.tensor([PROMPT + SAID]), torch.from_numpy(logits)[None]), dim=-1)[0]
-    ids, p = shaper_after(sampling, PROMPT, SAID).shape(logits)
+    ids, p = pipeline_after(sampling, PROMPT, SAID).distribution(logits)
     assert sorted(ids.tolist()) == expected_V.nonzero()[:, 0].tolist()
     assert p == pytest.approx(expected_V[ids].numpy(), rel=1e-4)
 
@@ -227,7 +227,7 @@ def test_logits_that_are_no_numbers_are_never_drawn_from(temperature, broken, ha
     """A bias of -100 on the broken one hides nothing."""
     sampling = Sampling(temperature, logit_bias={1: -100.0} if has_processors else {}, top_k=2)
     with pytest.raises(ContractError, match=r"the target's largest logit is (nan|inf|-inf)"):
-        LogitsPipeline(Request((0,), (), 1, sampling)).shape(np.array(broken, np.float32))
+        LogitsPipeline(Request((0,), (), 1, sampling)).distribution(np.array(broken, np.float32))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 5e-324, 1.0])

@@ -96,7 +96,7 @@ def test_no_word_gives_an_infinite_or_a_zero_time():
 
 
 def tail_wins(make_noise, num_seeds: int) -> int:
-    """How often any token of a tail of mass 1e-6 is drawn, at the size of a real vocabulary."""
+    """Return how often any token of a tail of mass 1e-6 is drawn, at the size of a real vocabulary."""
     p_V = np.full(QWEN_IDS, TAIL_MASS / (QWEN_IDS - 2))
     p_V[:2] = (1 - TAIL_MASS) / 2
     ids = np.arange(QWEN_IDS)

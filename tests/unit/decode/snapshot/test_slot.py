@@ -39,9 +39,9 @@ def test_the_same_version_again_only_takes_the_later_sequence():
 def test_a_canary_serves_its_share_of_the_requests_and_the_same_ones_on_every_worker():
     slots = [SnapshotSlot(loaded(1)) for _ in range(2)]
     for slot in slots:
-        slot.try_out(Canary(loaded(2), 0.1))
+        slot.set_canary(Canary(loaded(2), 0.1))
     ids = [f"request-{number}" for number in range(4000)]
-    first, second = ([slot.serving(name).version for name in ids] for slot in slots)
+    first, second = ([slot.snapshot_for(name).version for name in ids] for slot in slots)
     assert first == second
     assert 320 < first.count(2) < 480  # 400 +- 4 standard deviations
 
@@ -54,7 +54,7 @@ def test_a_wider_canary_keeps_the_requests_it_had():
 
 def test_another_champion_ends_the_canary_and_the_same_one_does_not():
     slot = SnapshotSlot(loaded(1))
-    slot.try_out(Canary(loaded(2), 0.1))
+    slot.set_canary(Canary(loaded(2), 0.1))
     slot.swap(loaded(1, sequence=1))
     assert [each.version for each in slot.loaded] == [1, 2]
     slot.swap(loaded(3, sequence=2))

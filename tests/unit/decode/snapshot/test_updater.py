@@ -23,14 +23,14 @@ class Follower:
     """Tells what the test put in; an error is a log that is down."""
 
     def __init__(self):
-        self.told = []
+        self.announcements = []
 
     def poll(self, timeout_s):
-        told, self.told = self.told, []
-        for each in told:
+        announcements, self.announcements = self.announcements, []
+        for each in announcements:
             if isinstance(each, BusError):
                 raise each
-        return told
+        return announcements
 
 
 class Fragile(DirectoryRegistry):
@@ -45,7 +45,7 @@ class Fragile(DirectoryRegistry):
 
 
 class Worker:
-    """A refresher with everything around it; `loads` lists what the loader was asked for."""
+    """An updater with everything around it; `loads` lists the versions that were loaded."""
 
     def __init__(self, folder, num_versions=4, signing_key=None):
         self.folder = folder
@@ -54,7 +54,7 @@ class Worker:
             self.registry.publish(make_bundle(folder / "bundles", f"s{version}"), version - 1 or None)
         self.slot = SnapshotSlot(LoadedSnapshot(None, "base", object(), None, None))
         self.follower, self.metrics = Follower(), CountingMetrics()
-        self.caution = DriftThrottle(2)
+        self.drift_throttle = DriftThrottle(2)
         self.loads, self.unfit, self.now = [], set(), 0.0
         settings = WorkerSettings(poll_s=0.001)
         self.refresher = SnapshotUpdater(
@@ -62,7 +62,7 @@ class Worker:
             self.slot,
             self.load,
             self.follower,
-            self.caution,
+            self.drift_throttle,
             settings,
             self.metrics,
             target="big",
@@ -70,15 +70,17 @@ class Worker:
             clock=lambda: self.now,
         )
 
-    def load(self, found, folder):
-        self.loads.append(found.version)
+    def load(self, snapshot_version, folder):
+        self.loads.append(snapshot_version.version)
         bundle.verify(folder, ["serving"])
-        if found.version in self.unfit:
+        if snapshot_version.version in self.unfit:
             raise ModelError("does not fit")
-        return LoadedSnapshot(found.version, found.manifest.snapshot_id, object(), None, found.manifest)
+        return LoadedSnapshot(
+            snapshot_version.version, snapshot_version.manifest.snapshot_id, object(), None, snapshot_version.manifest
+        )
 
-    def step(self, *told):
-        self.follower.told.extend(told)
+    def step(self, *announcements):
+        self.follower.announcements.extend(announcements)
         self.refresher.step(threading.Event())
         return self.slot.current.version
 
@@ -208,9 +210,9 @@ def test_a_champion_promoted_by_hand_ends_the_canary(worker):
 
 def test_while_traffic_drifts_less_is_drafted_for_that_tenant_alone(worker):
     worker.step(Announcement(0, "drift", tenant="a"))
-    assert [worker.caution.limit(tenant, 5) for tenant in ("a", "b")] == [2, 5]
+    assert [worker.drift_throttle.limit(tenant, 5) for tenant in ("a", "b")] == [2, 5]
     worker.step(Announcement(1, "drift_over", tenant="a"))
-    assert worker.caution.limit("a", 5) == 5
+    assert worker.drift_throttle.limit("a", 5) == 5
 
 
 def test_files_of_snapshots_that_are_no_longer_loaded_are_removed(worker):
@@ -235,9 +237,9 @@ def test_a_forged_snapshot_whose_checksums_fit_leaves_the_old_one_in_place(tmp_p
     folder = tmp_path / "registry" / "omnidraft.org-small.big" / "v000002" / "snapshot"
     weights = folder / bundle.DRAFTER
     weights.write_bytes(weights.read_bytes()[:-1] + b"!")
-    told = bundle.read_manifest(folder)
+    manifest = bundle.read_manifest(folder)
     bundle.write_manifest(
-        folder, told.model_copy(update={"sha256": {**told.sha256, bundle.DRAFTER: sha256_of(weights)}})
+        folder, manifest.model_copy(update={"sha256": {**manifest.sha256, bundle.DRAFTER: sha256_of(weights)}})
     )
     bundle.verify(folder, ["serving"])
     assert worker.step(champion(1, 2)) == 1

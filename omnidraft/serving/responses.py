@@ -15,12 +15,12 @@ from omnidraft.errors import RequestError
 from omnidraft.ports import Step
 from omnidraft.serving import auth, response_schemas
 from omnidraft.serving.error_handlers import ModelNotServed, error
-from omnidraft.serving.grammar_turns import GrammarTurns
 from omnidraft.serving.logprob_format import LogprobEntries
 from omnidraft.serving.queued_request import QueuedRequest
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.serving.request_schemas import ChatRequest, CompletionRequest
 from omnidraft.serving.response_formats import Piece, ResponseKind
+from omnidraft.serving.structured_output import GrammarTurns
 from omnidraft.traces.trace_context import accepted
 
 Body = CompletionRequest | ChatRequest

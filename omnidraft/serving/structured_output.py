@@ -1,10 +1,13 @@
 """The two ways to ask for a text that keeps to a grammar: OpenAI's response_format and vLLM's structured_outputs."""
 
+import asyncio
 import json
 from typing import Any, Literal
+from weakref import WeakValueDictionary
 
 from pydantic import ConfigDict, Field, model_validator
 
+from omnidraft.decode.engine import Engine, GenerationRequest
 from omnidraft.errors import RequestError
 from omnidraft.ports import Grammar
 from omnidraft.serving.strict_model import StrictModel
@@ -48,3 +51,19 @@ class StructuredOutputs(StrictModel):
         if self.regex is not None:
             return Grammar("regex", self.regex)
         return None if self.json_ is None else Grammar("json_schema", json.dumps(self.json_))
+
+
+class GrammarTurns:
+    """Clients wait for one grammar of each other client, not for the hundred that one of them sent."""
+
+    def __init__(self) -> None:
+        self._of_payer: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._one = asyncio.Lock()  # waiters get it in the order in which they came
+
+    async def prepared(self, payer: str, engine: Engine, question: GenerationRequest) -> GenerationRequest:
+        """Return the question with its grammar compiled. Raises RequestError when that cannot be done."""
+        if question.sampling.grammar is None:
+            return question
+        own = self._of_payer.setdefault(payer, asyncio.Lock())
+        async with own, self._one:
+            return await asyncio.to_thread(engine.prepared, question)

@@ -17,8 +17,7 @@ from pydantic import ValidationError
 
 from omnidraft.errors import SnapshotCorrupt, SnapshotError, StorageError
 from omnidraft.private_files import PRIVATE, USUAL, create
-from omnidraft.snapshots import durable_files
-from omnidraft.snapshots.files import link_or_copy, sha256_of
+from omnidraft.snapshots.files import link_or_copy, put_in_place, sha256_of, sync_tree
 from omnidraft.snapshots.manifest import Manifest
 from omnidraft.snapshots.signature import signed
 
@@ -56,8 +55,8 @@ def write(
         checksums = {name: _write_file(partial, name, content) for name, content in parts.items()}
         complete = signed(manifest.model_copy(update={"sha256": checksums}), signing_key)
         write_manifest(partial, complete)
-        durable_files.sync_tree(partial)
-        durable_files.put_in_place(partial, folder)
+        sync_tree(partial)
+        put_in_place(partial, folder)
     except (OSError, SafetensorError) as exc:  # safetensors says in its own words that a disk is full
         raise StorageError(f"the snapshot {folder} cannot be written: {exc}; free space there") from exc
     finally:

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.metrics import MetricWrapperBase
 
 from omnidraft import __version__
+from omnidraft.ports import Metrics
 from omnidraft.telemetry.metric_definitions import COMMON, TABLE, Metric
 
 logger = logging.getLogger(__name__)
@@ -146,3 +147,19 @@ class CountingMetrics:
         with self._lock:
             found = [values for (known, its), values in self._observed.items() if known == name and asked <= its]
         return tuple(value for values in found for value in values)
+
+
+class Labelled:
+    """Other Metrics, with these labels added to every name."""
+
+    def __init__(self, metrics: Metrics, **labels: str) -> None:
+        self._metrics, self._labels = metrics, labels
+
+    def add(self, name: str, amount: float = 1.0, **labels: str) -> None:
+        self._metrics.add(name, amount, **(self._labels | labels))
+
+    def observe(self, name: str, value: float, **labels: str) -> None:
+        self._metrics.observe(name, value, **(self._labels | labels))
+
+    def set(self, name: str, value: float, **labels: str) -> None:
+        self._metrics.set(name, value, **(self._labels | labels))

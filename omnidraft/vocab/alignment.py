@@ -3,11 +3,14 @@
 Shapes: D draft ids, T target ids.
 Direct: one draft token is one target token. Split: one draft token is several target tokens. Several draft tokens
 for one target token are learned while serving: ngram_cache.py.
+Tokens match by bytes, not by strings: two ids with the same bytes are one token, the lower id stands for it and the
+other is masked. Special tokens match by role only, each at most once; a control token without a partner is unmapped.
 """
 
 import hashlib
 import os
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,11 +19,14 @@ from typing import Self
 import numpy as np
 
 from omnidraft.errors import VocabularyError
-from omnidraft.vocab.matching import partners_by_role, spelled_by
+from omnidraft.vocab.byte_table import ByteTable
 from omnidraft.vocab.packed_lists import PackedLists
 from omnidraft.vocab.tokenizer import Tokenizer, Vocabulary
 
 _FORMAT = "1"
+_NEVER_MATCHED = "unk"
+_GENERAL_ROLES = ("eos", "end_of_text", "bos", "pad")
+"""Matched last, in this order: an id that is both end_of_turn and eos is the end of a turn first."""
 
 
 @dataclass(frozen=True)
@@ -116,9 +122,9 @@ class Alignment:
 
 def align(draft: Tokenizer, target: Tokenizer) -> Alignment:
     """Every draft token as target tokens, and every target token as draft tokens."""
-    targets_of_draft = spelled_by(target, draft.vocabulary)
-    drafts_of_target = spelled_by(draft, target.vocabulary)
-    for draft_id, target_id in partners_by_role(draft.vocabulary, target.vocabulary).items():
+    targets_of_draft = _spelled_by(target, draft.vocabulary)
+    drafts_of_target = _spelled_by(draft, target.vocabulary)
+    for draft_id, target_id in _partners_by_role(draft.vocabulary, target.vocabulary).items():
         targets_of_draft[draft_id] = (target_id,)
         drafts_of_target[target_id] = (draft_id,)
     return Alignment(
@@ -155,3 +161,55 @@ def _checked(alignment: Alignment, fingerprint: str, path: Path) -> Alignment:
     if alignment.fingerprint != fingerprint:
         raise VocabularyError(f"{path} holds alignment {alignment.fingerprint}, not {fingerprint}: delete it")
     return alignment
+
+
+def _spelled_by(speller: Tokenizer, vocabulary: Vocabulary) -> list[tuple[int, ...]]:
+    """Each id of the vocabulary in the speller's ids; () for special, masked and unspellable ones."""
+    table, mine = speller.vocabulary.byte_table, vocabulary.byte_table
+    pieces: list[tuple[int, ...]] = [()] * len(vocabulary)
+    without_partner = []
+    for token, spelled in enumerate(vocabulary.token_bytes):
+        if mine.get(spelled) != token:
+            continue
+        partner = table.get(spelled)
+        if partner is None:
+            without_partner.append(token)
+        else:
+            pieces[token] = (partner,)
+    spelled_out = _spell_out(speller, [vocabulary.token_bytes[token] for token in without_partner])
+    for token, several in zip(without_partner, spelled_out, strict=True):
+        pieces[token] = several
+    return pieces
+
+
+def _spell_out(speller: Tokenizer, texts: Sequence[bytes]) -> list[tuple[int, ...]]:
+    """What the speller's tokenizer makes of each; its byte table where that would spell something else."""
+    vocabulary = speller.vocabulary
+    proposals = speller.encode_batch([text.decode("utf-8", "replace") for text in texts])
+    return [
+        tuple(ids) if vocabulary.spell(ids) == text else _longest_match(vocabulary.byte_table, text)
+        for text, ids in zip(texts, proposals, strict=True)
+    ]
+
+
+def _longest_match(table: ByteTable, text: bytes) -> tuple[int, ...]:
+    try:
+        return tuple(table.longest_match(text))
+    except VocabularyError:  # this vocabulary has no token for some byte
+        return ()
+
+
+def _partners_by_role(draft: Vocabulary, target: Vocabulary) -> dict[int, int]:
+    """Special draft ids -> special target ids."""
+    partners: dict[int, int] = {}
+    for role in _in_order(draft.roles.keys() & target.roles.keys()):
+        draft_id, target_id = draft.roles[role], target.roles[role]
+        both_special = draft_id in draft.special_ids and target_id in target.special_ids
+        if both_special and draft_id not in partners and target_id not in partners.values():
+            partners[draft_id] = target_id
+    return partners
+
+
+def _in_order(roles: set[str]) -> list[str]:
+    particular = sorted(roles - {*_GENERAL_ROLES, _NEVER_MATCHED})
+    return particular + [role for role in _GENERAL_ROLES if role in roles]

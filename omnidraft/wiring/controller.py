@@ -33,7 +33,7 @@ def control_follower(
 ) -> "ControlFollower":
     """What is told of `models.target` and its drafter. Raises BusError."""
     from omnidraft.fleet.control_follower import ControlFollower
-    from omnidraft.telemetry.labelled_metrics import Labelled
+    from omnidraft.telemetry.metrics import Labelled
 
     reader, models = log_reader(settings, settings.log.control_topic), settings.models
     metrics = Labelled(metrics, target=models.target)
@@ -47,7 +47,7 @@ def controller(settings: Settings, metrics: Metrics) -> "Controller":
     from omnidraft.fleet.drift import DriftDetector
     from omnidraft.fleet.drift_recovery import DriftRecovery
     from omnidraft.fleet.request_stats import RequestStatsReader
-    from omnidraft.telemetry.labelled_metrics import Labelled
+    from omnidraft.telemetry.metrics import Labelled
 
     metrics = Labelled(metrics, target=settings.models.target)
     snapshots, tell, models = registry(settings), teller(settings), settings.models

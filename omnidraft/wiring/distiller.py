@@ -30,7 +30,7 @@ def distillation(settings: Settings, metrics: Metrics, *, folder: Path, tracing:
     from omnidraft.distill.ingest.batcher import Batcher
     from omnidraft.distill.publisher import Publisher
     from omnidraft.distill.training_spans import LearningSpans
-    from omnidraft.telemetry.labelled_metrics import Labelled
+    from omnidraft.telemetry.metrics import Labelled
 
     metrics = Labelled(metrics, target=settings.models.target)
     words, section = vocabularies(settings), settings.learner

@@ -1,4 +1,4 @@
-"""Scrapes of processes that have no HTTP side of their own."""
+"""Scrapes of processes that have no HTTP side of their own, and of several workers as one."""
 
 import logging
 import socket
@@ -10,9 +10,11 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from omnidraft.config import MetricsSettings
-from omnidraft.telemetry.exposition import Exposition, Merged
+from omnidraft.telemetry.exposition import Exposition, Merged, merged
 from omnidraft.telemetry.metric_definitions import DISTILLER
 from omnidraft.telemetry.metrics import PrometheusMetrics
+
+COUNTER, HISTOGRAM = "omnidraft_requests_total", "omnidraft_time_to_first_token_seconds"
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -70,3 +72,29 @@ def test_a_port_that_is_taken_is_told_and_the_process_goes_on(caplog: pytest.Log
 def test_it_can_be_turned_off() -> None:
     with closing(Exposition(CollectorRegistry(), MetricsSettings(enabled=False), 0)) as exposition:
         assert exposition.port is None
+
+
+def worker_scrape(num: int) -> str:
+    metrics = PrometheusMetrics()
+    metrics.add(COUNTER, num, status="ok", target="t")
+    metrics.observe(HISTOGRAM, 0.03, target='odd "name"')
+    return metrics.render().decode()
+
+
+def test_every_sample_has_its_worker_and_its_value() -> None:
+    text = merged("worker", [("one", worker_scrape(1)), ("two", worker_scrape(2))]).decode()
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    counted = {
+        each.labels["worker"]: each.value for each in families["omnidraft_requests"].samples if each.name == COUNTER
+    }
+    assert counted == {"one": 1, "two": 2}
+    buckets = [each for each in families[HISTOGRAM].samples if each.name.endswith("_count")]
+    assert {(each.labels["worker"], each.labels["target"], each.value) for each in buckets} == {
+        ("one", 'odd "name"', 1),
+        ("two", 'odd "name"', 1),
+    }
+    assert text.count(f"# TYPE {HISTOGRAM} histogram") == 1
+
+
+def test_without_workers_there_is_nothing() -> None:
+    assert merged("worker", []) == b""

@@ -10,9 +10,8 @@ from omnidraft.distill.ingest import log_position, trace_consumer
 from omnidraft.distill.ingest.record_disposition import Disposition
 from omnidraft.serving import telemetry_middleware
 from omnidraft.telemetry import metric_definitions
-from omnidraft.telemetry.labelled_metrics import Labelled
 from omnidraft.telemetry.metric_definitions import CONTROLLER, DISTILLER, TABLE, WORKER
-from omnidraft.telemetry.metrics import MOST_VERSIONS, CountingMetrics, PrometheusMetrics
+from omnidraft.telemetry.metrics import MOST_VERSIONS, CountingMetrics, Labelled, PrometheusMetrics
 
 
 @pytest.mark.parametrize("name", TABLE)

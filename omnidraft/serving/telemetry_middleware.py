@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from omnidraft.ports import Metrics, NoopSpan, Span, Tracing
+from omnidraft.telemetry.metric_definitions import GENERATION_PATHS
 from omnidraft.traces.trace_context import accepted
 
-TRACED = ("/v1/completions", "/v1/chat/completions")
-KNOWN = (*TRACED, "/v1/models", "/healthz", "/readyz", "/metrics")
+KNOWN = (*GENERATION_PATHS, "/v1/models", "/healthz", "/readyz", "/metrics")
 OTHER = "other"
 GONE = "499"
 """Code of a request whose client went away before the first byte, as nginx has it."""
@@ -50,7 +50,7 @@ class TelemetryMiddleware:
 
     def _begun(self, scope: Scope) -> tuple[Span, Scope]:
         """The request's span, and the scope with its context in the place of the caller's."""
-        if not self._tracing.is_on or scope["path"] not in TRACED:
+        if not self._tracing.is_on or scope["path"] not in GENERATION_PATHS:
             return NoopSpan(None), scope
         parent = _traceparent(scope["headers"])
         span = self._tracing.begin("request", parent=parent, method=scope["method"], path=scope["path"])

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from omnidraft.ports.trace_reasons import DROP_REASONS, SKIP_REASONS
+
 SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 120.0)
 TOKENS = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0)
 RATIOS = tuple(tenth / 20 for tenth in range(21))
@@ -44,11 +46,7 @@ _VERSION = ("target", "drafter_version")
 _DRAFTED = (*_VERSION, "source")
 _POSITION = (*_DRAFTED, "position")
 
-ASKED_PATHS = ("/v1/completions", "/v1/chat/completions")
-DROP_REASONS = ("queue_full", "closed", "invalid", "too_large", "redacted", "redactor_failed")
-DAMAGE_REASONS = ("malformed_record", "malformed_batch", "corrupt_batch", "missing")
-DEAD_LETTER_REASONS = ("unknown_schema", "unknown_key", "other_alignment", "unreadable", *DAMAGE_REASONS, "poison")
-SKIP_REASONS = (*DEAD_LETTER_REASONS, "other_pair", "sampled_out", "expired")
+GENERATION_PATHS = ("/v1/completions", "/v1/chat/completions")
 
 COMMON: Mapping[str, Metric] = {
     "omnidraft_build_info": _gauge("1, with the version of the code.", "version"),
@@ -64,7 +62,7 @@ WORKER: Mapping[str, Metric] = {
         "Responses by their status code; 499: the client went away before the first byte.",
         "path",
         "code",
-        path=ASKED_PATHS,
+        path=GENERATION_PATHS,
         code=("200", "400", "429", "499", "500", "503"),
     ),
     "omnidraft_http_request_seconds": _seconds("From a request's first byte to its response's last.", "path"),

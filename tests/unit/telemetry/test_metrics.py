@@ -5,12 +5,8 @@ import re
 
 import pytest
 
-from omnidraft.decode.recording import redactor
-from omnidraft.distill.ingest import log_position, trace_consumer
-from omnidraft.distill.ingest.record_disposition import Disposition
-from omnidraft.serving import telemetry_middleware
-from omnidraft.telemetry import metric_definitions
-from omnidraft.telemetry.metric_definitions import CONTROLLER, DISTILLER, TABLE, WORKER
+from omnidraft.ports.trace_reasons import SKIP_REASONS
+from omnidraft.telemetry.metric_definitions import COMMON, CONTROLLER, DISTILLER, TABLE, WORKER
 from omnidraft.telemetry.metrics import MOST_VERSIONS, CountingMetrics, Labelled, PrometheusMetrics
 
 
@@ -74,27 +70,14 @@ def test_counting_metrics_keep_gauges_and_distributions():
 def test_what_can_be_foretold_begins_at_zero_so_that_the_first_event_is_an_increase():
     scraped = PrometheusMetrics(DISTILLER, ["t"]).render().decode()
     assert 'omnidraft_training_steps_total{target="t"} 0.0' in scraped
-    for reason in metric_definitions.SKIP_REASONS:
+    for reason in SKIP_REASONS:
         assert f'omnidraft_traces_skipped_total{{reason="{reason}",target="t"}} 0.0' in scraped
     assert 'drafter_version="' not in scraped
 
 
-def test_the_table_knows_the_reasons_and_paths_that_are_given():
-    assert metric_definitions.ASKED_PATHS == telemetry_middleware.TRACED
-    dropped = {redactor.REDACTED, redactor.FAILED, "queue_full", "closed", "invalid", "too_large"}
-    assert set(metric_definitions.DROP_REASONS) == dropped
-    assert set(metric_definitions.DEAD_LETTER_REASONS) == {
-        *trace_consumer.DEAD_LETTER_REASONS,
-        *trace_consumer.DAMAGE_REASONS,
-        trace_consumer.POISON,
-    }
-    passed_over = {trace_consumer.OTHER_PAIR, Disposition.SAMPLED_OUT.value, log_position.EXPIRED}
-    assert set(metric_definitions.SKIP_REASONS) == {*metric_definitions.DEAD_LETTER_REASONS, *passed_over}
-
-
 def test_a_process_shows_the_metrics_of_its_role_and_itself():
     names = {name for name in TABLE if f"# HELP {name.removesuffix('_total')}" in _scraped(CONTROLLER)}
-    assert names == {*CONTROLLER, *metric_definitions.COMMON}
+    assert names == {*CONTROLLER, *COMMON}
     assert not set(WORKER) & set(DISTILLER) | set(WORKER) & set(CONTROLLER) | set(DISTILLER) & set(CONTROLLER)
     assert "process_resident_memory_bytes" in _scraped(WORKER)
     assert "omnidraft_build_info{version=" in _scraped(WORKER)

@@ -1,4 +1,4 @@
-"""The two ways to ask for a text that keeps to a grammar: OpenAI's response_format and vLLM's structured_outputs."""
+"""Structured output: OpenAI's `response_format`, vLLM's `structured_outputs`, and fair turns at compiling grammars."""
 
 import asyncio
 import json
@@ -53,17 +53,20 @@ class StructuredOutputs(StrictModel):
         return None if self.json_ is None else Grammar("json_schema", json.dumps(self.json_))
 
 
-class GrammarTurns:
-    """Clients wait for one grammar of each other client, not for the hundred that one of them sent."""
+class GrammarScheduler:
+    """Compiles one grammar at a time, beside the event loop and beside decoding, and lets clients take turns.
+
+    A client waits for one grammar of each other client, not for the hundred that one of them sent.
+    """
 
     def __init__(self) -> None:
-        self._of_payer: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._one = asyncio.Lock()  # waiters get it in the order in which they came
+        self._lock_of_client: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._lock = asyncio.Lock()  # first come, first served
 
-    async def prepared(self, payer: str, engine: Engine, question: GenerationRequest) -> GenerationRequest:
-        """Return the question with its grammar compiled. Raises RequestError when that cannot be done."""
-        if question.sampling.grammar is None:
-            return question
-        own = self._of_payer.setdefault(payer, asyncio.Lock())
-        async with own, self._one:
-            return await asyncio.to_thread(engine.prepared, question)
+    async def prepare(self, client: str, engine: Engine, request: GenerationRequest) -> GenerationRequest:
+        """Return the request with its grammar compiled. Raises RequestError when that cannot be done."""
+        if request.sampling.grammar is None:
+            return request
+        own = self._lock_of_client.setdefault(client, asyncio.Lock())
+        async with own, self._lock:
+            return await asyncio.to_thread(engine.prepared, request)

@@ -85,7 +85,7 @@ def test_a_key_says_whose_the_request_is_whatever_the_request_says(client: TestC
     said = []
     for key in (KEY, OTHER):
         assert client.post("/v1/completions", json=ASKED, headers=bearer(key)).status_code == 200
-        question: GenerationRequest = watched.last.texts[0].question
+        question: GenerationRequest = watched.last.texts[0].request
         said.append((question.tenant, watched.last.client))
     assert said == [("acme", "key 0"), ("someone", "key 1")]
     assert client.get("/v1/models", headers={"authorization": f"bearer {KEY}"}).status_code == 200

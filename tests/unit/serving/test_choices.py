@@ -6,7 +6,7 @@ from itertools import groupby
 import pytest
 from fastapi.testclient import TestClient
 
-from omnidraft.serving.request_schemas import CompletionRequest, seed_of
+from omnidraft.serving.request_schemas import CompletionRequest, choice_seed
 from tests.http_server import events
 
 ASKED = {"prompt": "How many clips", "max_tokens": 10, "seed": 5}
@@ -24,13 +24,13 @@ def test_the_first_choice_is_the_text_of_one_and_every_other_that_of_its_own_see
     several = texts(client, ASKED | {"n": 3})
     assert len(set(several)) == 3
     for number, text in enumerate(several):
-        assert texts(client, ASKED | {"seed": seed_of(5, number)}) == [text]
+        assert texts(client, ASKED | {"seed": choice_seed(5, number)}) == [text]
     response = client.post("/v1/completions", json=ASKED | {"n": 3, "figures": True}).json()
-    assert response["omnidraft"]["seeds"] == [seed_of(5, number) for number in range(3)]
+    assert response["omnidraft"]["seeds"] == [choice_seed(5, number) for number in range(3)]
 
 
 def test_derived_seeds_are_seeds_that_can_be_asked_for() -> None:
-    seeds = {seed_of(seed, choice) for seed in (-(2**63), -1, 0, 1, 2**63 - 1) for choice in range(100)}
+    seeds = {choice_seed(seed, choice) for seed in (-(2**63), -1, 0, 1, 2**63 - 1) for choice in range(100)}
     assert len(seeds) == 500
     for seed in seeds:
         CompletionRequest(prompt="x", seed=seed)

@@ -6,7 +6,7 @@ from typing import cast
 import pytest
 
 from omnidraft.decode.engine import Engine, GenerationRequest
-from omnidraft.serving.fair_queue import REMEMBERED, FairQueue
+from omnidraft.serving.fair_queue import MAX_IDLE_CLIENTS, FairQueue
 from omnidraft.serving.queued_request import QueuedRequest
 
 NO_ENGINE = cast(Engine, Path())
@@ -14,7 +14,7 @@ NO_ENGINE = cast(Engine, Path())
 
 
 def ticket(payer: str) -> QueuedRequest:
-    return QueuedRequest(NO_ENGINE, [GenerationRequest(prompt="x")], payer=payer)
+    return QueuedRequest(NO_ENGINE, [GenerationRequest(prompt="x")], client=payer)
 
 
 def serve(line: FairQueue, num: int, costs_s: dict[str, float]) -> list[str]:
@@ -22,7 +22,7 @@ def serve(line: FairQueue, num: int, costs_s: dict[str, float]) -> list[str]:
     payers = []
     for _ in range(num):
         served = line.next()
-        line.pay(served.client, costs_s[served.client])
+        line.charge(served.client, costs_s[served.client])
         payers.append(served.client)
     return payers
 
@@ -68,12 +68,12 @@ def test_a_full_line_makes_room_at_the_cost_of_whoever_has_most():
     line, tickets = FairQueue(), [ticket("many") for _ in range(4)]
     for each in tickets:
         line.add(each)
-    assert line.make_room("many") is None
-    assert line.make_room("new") is tickets[-1]
+    assert line.evict_for("many") is None
+    assert line.evict_for("new") is tickets[-1]
     line.add(ticket("new"))
-    assert line.make_room("new") is tickets[-2]
+    assert line.evict_for("new") is tickets[-2]
     line.add(ticket("new"))
-    assert line.make_room("new") is None  # two each
+    assert line.evict_for("new") is None  # two each
     assert len(line) == 4
 
 
@@ -95,5 +95,5 @@ def test_payers_who_never_come_again_are_forgotten(is_idle_between):
             line.add(ticket("busy"))
     for number in range(1000):
         line.add(ticket(f"user {number}"))
-        line.pay(line.next().client, 1.0)
-    assert len(line._paid_s) <= (1 if is_idle_between else REMEMBERED + 2)
+        line.charge(line.next().client, 1.0)
+    assert len(line._served_s) <= (1 if is_idle_between else MAX_IDLE_CLIENTS + 2)

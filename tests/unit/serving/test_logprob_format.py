@@ -9,7 +9,14 @@ from fastapi.testclient import TestClient
 
 from omnidraft.decode.engine import Engine
 from omnidraft.ports import DraftTree, LogProbs, Step, Timings
-from omnidraft.serving.logprob_format import LEAST, LogprobEntries, LogprobEntry, for_chat, for_completion, spelled
+from omnidraft.serving.logprob_format import (
+    MIN_LOGPROB,
+    LogprobCollector,
+    LogprobEntry,
+    for_chat,
+    for_completion,
+    token_text,
+)
 from omnidraft.vocab.tokenizer import Vocabulary
 from tests.http_server import events
 
@@ -25,7 +32,7 @@ def step(tokens: list[int], text: str, likeliest: tuple[tuple[int, float], ...] 
 
 
 def test_entries_go_out_with_the_text_that_their_tokens_are_in() -> None:
-    entries = LogprobEntries(WORDS)
+    entries = LogprobCollector(WORDS)
     assert [(each.token, each.offset) for each in entries.take(step([0, 1, 2], "abc"))] == [(0, 0), (1, 1)]
     assert entries.take(step([3], "")) == []
     assert [(each.token, each.offset) for each in entries.take(step([4], "\u20ac"))] == [(2, 3), (3, 3), (4, 3)]
@@ -35,13 +42,13 @@ def test_entries_go_out_with_the_text_that_their_tokens_are_in() -> None:
 
 
 def test_a_token_behind_a_broken_character_begins_behind_it() -> None:
-    entries = LogprobEntries(WORDS)
+    entries = LogprobCollector(WORDS)
     told = entries.take(step([2, 0, 2, 3, 6, 1], "\ufffda\ufffd\ufffdbc"))
     assert [(each.token, each.offset) for each in told] == [(2, 0), (0, 1), (2, 2), (3, 2), (6, 3), (1, 4)]
 
 
 def test_tokens_are_spelled_so_that_no_two_look_alike() -> None:
-    names = [spelled(token, WORDS) for token in range(7)]
+    names = [token_text(token, WORDS) for token in range(7)]
     assert names == ["a", "bc", "bytes:\\xe2", "bytes:\\x82", "bytes:\\xac", "id:5", "bytes:\\xff"]
 
 
@@ -51,14 +58,14 @@ def test_both_shapes_tell_the_emitted_token_and_the_likeliest() -> None:
     assert completion.model_dump() == {
         "tokens": ["bc"],
         "token_logprobs": [-2.0],
-        "top_logprobs": [{"a": -0.5, "bytes:\\xe2": LEAST, "bc": -2.0}],
+        "top_logprobs": [{"a": -0.5, "bytes:\\xe2": MIN_LOGPROB, "bc": -2.0}],
         "text_offset": [7],
     }
     (told,) = for_chat(entries, WORDS).content
     assert (told.token, told.logprob, told.bytes) == ("bc", -2.0, [98, 99])
     assert [(each.token, each.logprob, each.bytes) for each in told.top_logprobs] == [
         ("a", -0.5, [97]),
-        ("bytes:\\xe2", LEAST, [0xE2]),
+        ("bytes:\\xe2", MIN_LOGPROB, [0xE2]),
     ]
 
 
@@ -76,7 +83,7 @@ def test_a_completion_tells_as_many_as_were_asked_for(client: TestClient, num: i
     for token, log_p, top, offset in zip(
         told["tokens"], told["token_logprobs"], told["top_logprobs"], told["text_offset"], strict=True
     ):
-        assert LEAST <= log_p < 0
+        assert MIN_LOGPROB <= log_p < 0
         assert num <= len(top) <= num + (num > 0)
         assert num == 0 or top[token] == log_p
         if not token.startswith(("bytes:", "id:")):
@@ -136,7 +143,7 @@ def test_they_are_logarithms_of_a_distribution(engine: Engine, client: TestClien
     best = sorted(range(len(log_p_V)), key=lambda token: -log_p_V[token])[:5]
     told = choice["logprobs"]["top_logprobs"][0]
     for token in best:
-        assert told[spelled(token, vocabulary)] == pytest.approx(log_p_V[token], abs=1e-5)
+        assert told[token_text(token, vocabulary)] == pytest.approx(log_p_V[token], abs=1e-5)
 
 
 @pytest.mark.parametrize(

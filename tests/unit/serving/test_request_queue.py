@@ -23,11 +23,11 @@ def gated(engine: Engine) -> Gated:
 
 
 def ticket(engine: Engine, payer: str = "default") -> QueuedRequest:
-    return QueuedRequest(engine, [QUESTION], payer=payer)
+    return QueuedRequest(engine, [QUESTION], client=payer)
 
 
 def num_tokens(ticket: QueuedRequest) -> int:
-    return sum(len(step.emitted) for _, step in ticket.pieces())
+    return sum(len(step.emitted) for _, step in ticket.steps())
 
 
 def wait_for(metrics: CountingMetrics, status: str) -> None:
@@ -59,17 +59,17 @@ def test_a_client_that_goes_away_frees_the_queue(
     running, waiting = requests.submit(ticket(engine)), None
     assert proposer.is_reached.wait(PATIENCE_S)
     waiting, last = requests.submit(ticket(engine)), requests.submit(ticket(engine))
-    requests.give_up(running)
-    requests.give_up(waiting)
+    requests.abandon(running)
+    requests.abandon(waiting)
     proposer.gate.set()
     assert num_tokens(last) == 4
-    assert running.figures.num_passes == 1
-    assert waiting.figures.num_passes == 0
+    assert running.stats.num_passes == 1
+    assert waiting.stats.num_passes == 0
     wait_for(metrics, "ok")
     assert metrics.value("omnidraft_requests_total", status="abandoned") == 2
     for each in (running, waiting):
         with pytest.raises(Abandoned, match="went away"):
-            list(each.pieces())
+            list(each.steps())
 
 
 @pytest.mark.parametrize(
@@ -81,9 +81,9 @@ def test_the_thread_survives_what_decoding_raises(
     engine: Engine, requests: RequestQueue, metrics: CountingMetrics, error: Exception
 ) -> None:
     with broken_target(engine, error, num_good=2), pytest.raises(type(error), match=str(error)):
-        list(requests.submit(ticket(engine)).pieces())
+        list(requests.submit(ticket(engine)).steps())
     with pytest.raises(RequestError, match="prompt is empty"):
-        list(requests.submit(QueuedRequest(engine, [GenerationRequest(prompt="")])).pieces())
+        list(requests.submit(QueuedRequest(engine, [GenerationRequest(prompt="")])).steps())
     assert num_tokens(requests.submit(ticket(engine))) == 4
     wait_for(metrics, "ok")
     assert metrics.value("omnidraft_requests_total", status=type(error).__name__) == 1
@@ -117,7 +117,7 @@ def test_a_full_line_gives_up_the_newest_request_of_who_has_most_for_another_cli
     first, newest = requests.submit(ticket(engine, "many")), requests.submit(ticket(engine, "many"))
     other = requests.submit(ticket(engine, "other"))
     with pytest.raises(QueueFull, match="try again later"):
-        list(newest.pieces())
+        list(newest.steps())
     with pytest.raises(QueueFull):
         requests.submit(ticket(engine, "other"))
     proposer.gate.set()
@@ -137,7 +137,7 @@ def test_when_to_come_again_is_told_from_how_long_requests_took(engine: Engine, 
         requests.submit(ticket(engine))
     assert refused.value.retry_after_s in (4, 5, 6)
     for each in tickets:
-        requests.give_up(each)
+        requests.abandon(each)
     requests.close(PATIENCE_S)
 
 
@@ -148,18 +148,18 @@ def test_texts_of_one_request_come_one_after_another_and_keep_its_snapshot(
     engine.slot.swap(snapshot(1, base.proposer))
     questions = [replace(QUESTION, seed=seed, max_new_tokens=12) for seed in (1, 2, 3)]
     asked = QueuedRequest(engine, questions)
-    pieces = requests.submit(asked).pieces()
+    pieces = requests.submit(asked).steps()
     indices = [next(pieces)[0]]
     engine.slot.swap(snapshot(2, base.proposer))
     indices += [index for index, _ in pieces]
     assert indices == sorted(indices)
     assert set(indices) == {0, 1, 2}
-    assert {text.answer.snapshot.version for text in asked.texts if text.answer} == {1}
-    assert asked.figures.num_tokens == sum(text.figures.num_tokens for text in asked.texts)
+    assert {text.stream.snapshot.version for text in asked.texts if text.stream} == {1}
+    assert asked.stats.num_tokens == sum(text.stats.num_tokens for text in asked.texts)
     later = requests.submit(ticket(engine))
     assert num_tokens(later) == 4
-    assert later.texts[0].answer is not None
-    assert later.texts[0].answer.snapshot.version == 2
+    assert later.texts[0].stream is not None
+    assert later.texts[0].stream.snapshot.version == 2
 
 
 def test_what_is_not_finished_by_the_deadline_ends_with_an_error(engine: Engine, metrics: CountingMetrics) -> None:
@@ -167,13 +167,13 @@ def test_what_is_not_finished_by_the_deadline_ends_with_an_error(engine: Engine,
     requests = RequestQueue(metrics, max_waiting=4)
     running = requests.submit(QueuedRequest(engine, [replace(QUESTION, max_new_tokens=400)]))
     waiting = requests.submit(ticket(engine))
-    pieces = running.pieces()
+    pieces = running.steps()
     next(pieces)
     began_s = time.monotonic()
     requests.close(0.3)
     assert time.monotonic() - began_s < PATIENCE_S / 4
     assert not requests.is_alive
-    for asked in (pieces, waiting.pieces()):
+    for asked in (pieces, waiting.steps()):
         with pytest.raises(Stopping, match="ask another one"):
             list(asked)
     assert metrics.value("omnidraft_requests_total", status="Stopping") == 2

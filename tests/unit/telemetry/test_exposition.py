@@ -45,15 +45,15 @@ def test_learners_of_two_targets_are_one_scrape_and_nothing_is_lost() -> None:
     registry.register(Merged("target", lambda: [(name, each.render().decode()) for name, each in learners.items()]))
     with closing(Exposition(registry, MetricsSettings(), 0)) as exposition:
         text = scraped(exposition)
-    found = samples(text)
+    scraped_samples = samples(text)
     for name, metrics in learners.items():
         for (sample, labels), value in samples(metrics.render().decode()).items():
             if sample.startswith("omnidraft_"):
-                assert found[sample, labels | {("target", name)}] == value
+                assert scraped_samples[sample, labels | {("target", name)}] == value
     assert text.count("# TYPE omnidraft_training_step_seconds ") == 1
-    assert {dict(labels)["target"] for name, labels in found if name == "process_resident_memory_bytes"} == set(
-        learners
-    )
+    assert {
+        dict(labels)["target"] for name, labels in scraped_samples if name == "process_resident_memory_bytes"
+    } == set(learners)
 
 
 def test_a_port_that_is_taken_is_told_and_the_process_goes_on(caplog: pytest.LogCaptureFixture) -> None:

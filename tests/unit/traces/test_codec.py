@@ -189,8 +189,8 @@ def test_random_bytes_never_raise_anything_but_wire_error(payload):
 def test_a_damaged_record_decodes_to_a_sound_one_or_raises_wire_error(data):
     payload = bytearray(codec.encode(make_record()))
     for _ in range(data.draw(st.integers(1, 4))):
-        place = data.draw(st.integers(0, len(payload) - 1))
-        payload[place] = data.draw(st.integers(0, 255))
+        offset = data.draw(st.integers(0, len(payload) - 1))
+        payload[offset] = data.draw(st.integers(0, 255))
     try:
         record = codec.decode(bytes(payload), HEADERS)
     except WireError:

@@ -21,7 +21,7 @@ from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.serving.request_schemas import ChatRequest, CompletionRequest
 from omnidraft.serving.response_formats import ChoicePart, ResponseKind
 from omnidraft.serving.structured_output import GrammarScheduler
-from omnidraft.traces.trace_context import accepted
+from omnidraft.traces.trace_context import valid_traceparent
 
 Body = CompletionRequest | ChatRequest
 
@@ -87,7 +87,7 @@ class Responder:
         client = api_client.name if api_client else tenant
         first, *others = body.generation_requests(tenant, self._settings.max_new_tokens)
         sampling = (await self._grammars.prepare(client, model.engine, first)).sampling
-        traceparent = accepted(request.headers.get("traceparent"))
+        traceparent = valid_traceparent(request.headers.get("traceparent"))
         generations = [replace(each, sampling=sampling, traceparent=traceparent) for each in (first, *others)]
         return QueuedRequest(model.engine, generations, client=client, wake=wake)
 

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from omnidraft.ports import Metrics, NoopSpan, Span, Tracing
 from omnidraft.telemetry.metric_definitions import GENERATION_PATHS
-from omnidraft.traces.trace_context import accepted
+from omnidraft.traces.trace_context import valid_traceparent
 
 KNOWN_PATHS = (*GENERATION_PATHS, "/v1/models", "/healthz", "/readyz", "/metrics")
 OTHER_PATH = "other"
@@ -64,4 +64,4 @@ class TelemetryMiddleware:
 def _traceparent(headers: Sequence[tuple[bytes, bytes]]) -> str | None:
     """Return the caller's traceparent; None if it is invalid or there are several."""
     values = [value.decode("latin-1") for name, value in headers if name == TRACEPARENT]
-    return accepted(values[0]) if len(values) == 1 else None
+    return valid_traceparent(values[0]) if len(values) == 1 else None

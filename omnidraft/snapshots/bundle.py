@@ -19,7 +19,7 @@ from omnidraft.errors import SnapshotCorrupt, SnapshotError, StorageError
 from omnidraft.private_files import PRIVATE, USUAL, create
 from omnidraft.snapshots.files import link_or_copy, put_in_place, sha256_of, sync_tree
 from omnidraft.snapshots.manifest import Manifest
-from omnidraft.snapshots.signature import signed
+from omnidraft.snapshots.signature import sign
 
 if TYPE_CHECKING:
     import torch
@@ -53,7 +53,7 @@ def write(
     partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.partial")
     try:
         checksums = {name: _write_file(partial, name, content) for name, content in parts.items()}
-        complete = signed(manifest.model_copy(update={"sha256": checksums}), signing_key)
+        complete = sign(manifest.model_copy(update={"sha256": checksums}), signing_key)
         write_manifest(partial, complete)
         sync_tree(partial)
         put_in_place(partial, folder)

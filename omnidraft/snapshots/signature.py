@@ -11,7 +11,7 @@ from omnidraft.errors import SnapshotCorrupt
 from omnidraft.snapshots.manifest import Manifest
 
 
-def signed(manifest: Manifest, key: str | None) -> Manifest:
+def sign(manifest: Manifest, key: str | None) -> Manifest:
     """The manifest with its signature; as it is without a key."""
     return manifest if key is None else manifest.model_copy(update={"signature": _signature(manifest, key)})
 

@@ -7,9 +7,9 @@ from typing import Any
 import fastavro
 import numpy as np
 
-from omnidraft.traces.schema import BELIEF_COLUMNS, RECORD_COLUMNS, ROUND_COLUMNS, SCHEMA_VERSION, SCHEMAS
+from omnidraft.traces.schema import LOGPROB_COLUMNS, RECORD_COLUMNS, ROUND_COLUMNS, SCHEMA_VERSION, SCHEMAS
 
-COLUMNS: Mapping[str, str] = {**RECORD_COLUMNS, **BELIEF_COLUMNS, **ROUND_COLUMNS}
+COLUMNS: Mapping[str, str] = {**RECORD_COLUMNS, **LOGPROB_COLUMNS, **ROUND_COLUMNS}
 
 
 def readable_fields(payload: bytes, version: int = SCHEMA_VERSION) -> dict[str, Any]:

@@ -31,8 +31,8 @@ def check(record: TraceRecord) -> None:
     _check_rounds(record.rounds, num_emitted)
 
 
-def _require(kept: bool, field: str, problem: str) -> None:
-    if not kept:
+def _require(is_valid: bool, field: str, problem: str) -> None:
+    if not is_valid:
         raise WireError(f"{field}: {problem}")
 
 
@@ -79,17 +79,17 @@ def _check_log_p(name: str, log_p: np.ndarray) -> None:
     _require(not (log_p > LOG_P_ROUNDING).any(), name, "holds a log-probability above 0")
 
 
-def _check_logprobs(beliefs: TargetLogprobs, num_emitted: int) -> None:
-    shape = beliefs.top_ids_EK.shape
+def _check_logprobs(logprobs: TargetLogprobs, num_emitted: int) -> None:
+    shape = logprobs.top_ids_EK.shape
     _require(shape[0] == num_emitted, "top_ids_EK", f"{shape[0]} rows, expected {num_emitted}")
     _require(1 <= shape[1] <= MAX_TOP_K, "top_ids_EK", f"{shape[1]} columns, allowed are 1 to {MAX_TOP_K}")
-    _require(beliefs.top_log_p_EK.shape == shape, "top_log_p_EK", f"shape {beliefs.top_log_p_EK.shape}, not {shape}")
-    _check_length("emitted_log_p_E", beliefs.emitted_log_p_E, num_emitted)
-    _check_length("tail_log_p_E", beliefs.tail_log_p_E, num_emitted)
-    _check_ids("top_ids_EK", beliefs.top_ids_EK.ravel())
+    _require(logprobs.top_log_p_EK.shape == shape, "top_log_p_EK", f"shape {logprobs.top_log_p_EK.shape}, not {shape}")
+    _check_length("emitted_log_p_E", logprobs.emitted_log_p_E, num_emitted)
+    _check_length("tail_log_p_E", logprobs.tail_log_p_E, num_emitted)
+    _check_ids("top_ids_EK", logprobs.top_ids_EK.ravel())
     for name in ("top_log_p_EK", "emitted_log_p_E", "tail_log_p_E"):
-        _check_log_p(name, getattr(beliefs, name))
-    best_first = (beliefs.top_log_p_EK[:, 1:] <= beliefs.top_log_p_EK[:, :-1]).all()
+        _check_log_p(name, getattr(logprobs, name))
+    best_first = (logprobs.top_log_p_EK[:, 1:] <= logprobs.top_log_p_EK[:, :-1]).all()
     _require(bool(best_first), "top_log_p_EK", "a row does not fall from its most probable id on")
 
 

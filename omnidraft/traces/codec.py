@@ -16,8 +16,8 @@ from omnidraft.errors import RecordTooLarge, UnknownKey, UnknownSchema, WireErro
 from omnidraft.traces.checks import check
 from omnidraft.traces.record import Rounds, TargetLogprobs, TraceRecord
 from omnidraft.traces.schema import (
-    BELIEF_COLUMNS,
     ENCRYPTION,
+    LOGPROB_COLUMNS,
     MAX_EMITTED,
     MAX_PAYLOAD_BYTES,
     MAX_WRITTEN_BYTES,
@@ -115,7 +115,7 @@ def to_row(record: TraceRecord) -> dict[str, Any]:
     """
     row = {name: getattr(record, name) for name in _PLAIN_FIELDS}
     row |= _pack(record, RECORD_COLUMNS)
-    row["beliefs"] = None if record.beliefs is None else _pack(record.beliefs, BELIEF_COLUMNS)
+    row["beliefs"] = None if record.beliefs is None else _pack(record.beliefs, LOGPROB_COLUMNS)
     row["rounds"] = _pack(record.rounds, ROUND_COLUMNS)
     check(record)
     row["seed"] = record.seed.to_bytes(SEED_BYTES, "little")
@@ -144,14 +144,14 @@ def from_row(row: Any) -> TraceRecord:
 def to_json(record: TraceRecord) -> dict[str, Any]:
     """The record for people: lists and rounded numbers; -inf becomes null, which JSON can say."""
     fields = {name: getattr(record, name) for name in _PLAIN_FIELDS} | {"seed": record.seed}
-    fields |= {name: _plain(getattr(record, name)) for name in RECORD_COLUMNS}
+    fields |= {name: _to_list(getattr(record, name)) for name in RECORD_COLUMNS}
     beliefs = record.beliefs
-    fields["beliefs"] = beliefs and {name: _plain(getattr(beliefs, name)) for name in BELIEF_COLUMNS}
-    fields["rounds"] = {name: _plain(getattr(record.rounds, name)) for name in ROUND_COLUMNS}
+    fields["beliefs"] = beliefs and {name: _to_list(getattr(beliefs, name)) for name in LOGPROB_COLUMNS}
+    fields["rounds"] = {name: _to_list(getattr(record.rounds, name)) for name in ROUND_COLUMNS}
     return fields
 
 
-def _plain(column: np.ndarray) -> list[Any]:
+def _to_list(column: np.ndarray) -> list[Any]:
     if column.dtype.kind != "f":
         return column.tolist()
     flat = [round(number, 4) if np.isfinite(number) else None for number in column.ravel().tolist()]
@@ -204,7 +204,7 @@ def _unpack(row: Mapping[str, bytes], columns: Mapping[str, str]) -> dict[str, n
 
 
 def _logprobs(row: Mapping[str, bytes], num_emitted: int) -> TargetLogprobs:
-    columns = _unpack(row, BELIEF_COLUMNS)
+    columns = _unpack(row, LOGPROB_COLUMNS)
     if not 1 <= num_emitted <= MAX_EMITTED:
         raise WireError(f"emitted_ids: {num_emitted} ids, allowed are 1 to {MAX_EMITTED}")
     for name in ("top_ids_EK", "top_log_p_EK"):

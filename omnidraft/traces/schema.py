@@ -32,7 +32,7 @@ RECORD_COLUMNS: Mapping[str, str] = {
 }
 """Column -> numpy type of its packed values."""
 
-BELIEF_COLUMNS: Mapping[str, str] = {
+LOGPROB_COLUMNS: Mapping[str, str] = {
     "top_ids_EK": "<u4",
     "top_log_p_EK": "<f2",
     "emitted_log_p_E": "<f2",

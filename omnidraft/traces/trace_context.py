@@ -8,7 +8,7 @@ import re
 _FORM = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
-def accepted(header: str | None) -> str | None:
+def valid_traceparent(header: str | None) -> str | None:
     """What a stranger sent, if it is a traceparent; None otherwise, as the standard asks."""
     return header if header is not None and _FORM.fullmatch(header) else None
 

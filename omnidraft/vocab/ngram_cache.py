@@ -61,7 +61,7 @@ class NgramCache:
         Raises:
             VocabularyError: fewer than two draft tokens, or they do not spell the target token.
         """
-        if not self._is_right(draft_ids, target_id):
+        if not self._spells(draft_ids, target_id):
             raise VocabularyError(
                 f"draft tokens {list(draft_ids)} spell {self._draft.spell(draft_ids)!r}, "
                 f"target token {target_id} spells {self._target_bytes[target_id]!r}"
@@ -71,14 +71,14 @@ class NgramCache:
 
     def lookup(self, draft_ids: Sequence[int]) -> int | None:
         """The target token that these draft tokens spell, if the cache knows it; it then counts as used."""
-        return self._checked(draft_ids, _key(draft_ids))
+        return self._use(draft_ids, _key(draft_ids))
 
     def longest(self, draft_ids: Sequence[int]) -> tuple[int, int] | None:
         """(length, target id) of the longest n-gram at the start of these draft tokens."""
         keys = list(accumulate(draft_ids[: self._max_length], _next_key, initial=_SEED))[MIN_LENGTH:]
-        for index in reversed(self._table.known(keys)):
+        for index in reversed(self._table.contained(keys)):
             length = index + MIN_LENGTH
-            target_id = self._checked(draft_ids[:length], keys[index])
+            target_id = self._use(draft_ids[:length], keys[index])
             if target_id is not None:
                 return length, target_id
         return None
@@ -90,16 +90,16 @@ class NgramCache:
         Raises:
             VocabularyError: they are not tokenisations of the same bytes.
         """
-        self._require_same_text(draft_ids, target_ids)
+        self._require_same_bytes(draft_ids, target_ids)
         met = align_boundaries(self._draft.num_bytes[list(draft_ids)], self._target.num_bytes[list(target_ids)])
         return sum(self.insert(draft_ids[first:end], target_ids[at]) for at, first, end in met.merges_M3.tolist())
 
     def warm(self, alignment: Alignment) -> int:
         """Insert, as unused, how the drafter spells every target token that it has no token for."""
-        self._require(alignment.fingerprint)
+        self._require_alignment(alignment.fingerprint)
         lists = alignment.drafts_of_target
         targets = np.flatnonzero(lists.lengths >= MIN_LENGTH)
-        wrong = [target for target in targets.tolist() if not self._is_right(lists[target], target)]
+        wrong = [target for target in targets.tolist() if not self._spells(lists[target], target)]
         if wrong:
             raise VocabularyError(f"the alignment spells {len(wrong)} target tokens wrongly, the first is {wrong[0]}")
         self._max_length = max(self._max_length, int(lists.lengths[targets].max(initial=MIN_LENGTH)))
@@ -107,13 +107,13 @@ class NgramCache:
 
     def merge(self, other: Self) -> None:
         """Take over what the other knows. Raises VocabularyError when it belongs to another pair."""
-        self._require(other.alignment_fingerprint)
+        self._require_alignment(other.alignment_fingerprint)
         self._max_length = max(self._max_length, other._max_length)
         self._table.merge(other._table)
 
     def copy(self) -> "NgramCache":
         """Same entries, no shared memory."""
-        return self._with(self._table.entries(), self._max_length)
+        return self._with_entries(self._table.entries(), self._max_length)
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """For a snapshot; equal histories give equal arrays."""
@@ -137,27 +137,27 @@ class NgramCache:
         if missing:
             raise VocabularyError(f"these arrays are no n-gram cache: {sorted(missing)} missing")
         empty = cls(alignment_fingerprint, draft_vocab, target_vocab, capacity, eviction)
-        empty._require(arrays["alignment"].tobytes().decode("utf-8", "replace"))
-        return empty._with(_entries(arrays, len(target_vocab)), int(arrays["max_length"][0]))
+        empty._require_alignment(arrays["alignment"].tobytes().decode("utf-8", "replace"))
+        return empty._with_entries(_entries(arrays, len(target_vocab)), int(arrays["max_length"][0]))
 
-    def _checked(self, draft_ids: Sequence[int], key: int) -> int | None:
+    def _use(self, draft_ids: Sequence[int], key: int) -> int | None:
         target_id = self._table.use(key)
-        return target_id if target_id is not None and self._is_right(draft_ids, target_id) else None
+        return target_id if target_id is not None and self._spells(draft_ids, target_id) else None
 
-    def _is_right(self, draft_ids: Sequence[int], target_id: int) -> bool:
+    def _spells(self, draft_ids: Sequence[int], target_id: int) -> bool:
         parts = [self._draft_bytes[token] for token in draft_ids]
         return len(parts) >= MIN_LENGTH and all(parts) and b"".join(parts) == self._target_bytes[target_id]
 
-    def _require_same_text(self, draft_ids: Sequence[int], target_ids: Sequence[int]) -> None:
+    def _require_same_bytes(self, draft_ids: Sequence[int], target_ids: Sequence[int]) -> None:
         drafted, emitted = self._draft.spell(draft_ids), self._target.spell(target_ids)
         if not drafted.startswith(emitted) and not emitted.startswith(drafted):
             raise VocabularyError(f"not the same text: draft ids spell {drafted[:80]!r}, target ids {emitted[:80]!r}")
 
-    def _require(self, fingerprint: str) -> None:
+    def _require_alignment(self, fingerprint: str) -> None:
         if fingerprint != self.alignment_fingerprint:
             raise VocabularyError(f"n-grams of alignment {fingerprint}, here it is {self.alignment_fingerprint}")
 
-    def _with(self, entries: np.ndarray, max_length: int) -> "NgramCache":
+    def _with_entries(self, entries: np.ndarray, max_length: int) -> "NgramCache":
         table = self._table
         other = NgramCache(self.alignment_fingerprint, self._draft, self._target, table.capacity, table.eviction)
         other._table = NgramTable(table.capacity, table.eviction, entries)

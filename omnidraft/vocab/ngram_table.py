@@ -14,7 +14,7 @@ Eviction = Literal["lru", "lfu"]
 
 MAX_RECENT = 1024
 ENTRY = np.dtype([("key", "<u8"), ("last_used", "<u8"), ("target", "<u4"), ("num_uses", "<u4")])
-_MOST_USES = 2**32 - 1
+_MAX_USES = 2**32 - 1
 
 
 class NgramTable:
@@ -31,8 +31,8 @@ class NgramTable:
         self._max_recent = max(1, min(MAX_RECENT, capacity // 16))
         self._recent: dict[int, tuple[int, int, int]] = {}  # key -> last used, target, number of uses
         self._clock = 0
-        self._put(np.empty(0, ENTRY) if entries is None else entries)
-        self._keep_most_valuable(capacity)
+        self._replace_all(np.empty(0, ENTRY) if entries is None else entries)
+        self._evict_down_to(capacity)
 
     def __len__(self) -> int:
         return len(self._keys) + len(self._recent)
@@ -49,13 +49,13 @@ class NgramTable:
         if recent is not None:
             self._use_recent(key, recent[1])
             return recent[1]
-        place = self._place(key)
+        place = self._index_of(key)
         if place is None:
             return None
-        self._use_place(place)
+        self._use_stored(place)
         return self._targets.item(place)
 
-    def known(self, keys: Sequence[int]) -> list[int]:
+    def contained(self, keys: Sequence[int]) -> list[int]:
         """Which of the keys are in the table, as indices into `keys`; nothing counts as used."""
         wanted = np.array(keys, np.uint64)
         places = np.minimum(self._keys.searchsorted(wanted), max(len(self._keys) - 1, 0))
@@ -67,12 +67,12 @@ class NgramTable:
         if key in self._recent:
             self._use_recent(key, target)
             return False
-        place = self._place(key)
+        place = self._index_of(key)
         if place is not None:
             self._targets[place] = target
-            self._use_place(place)
+            self._use_stored(place)
             return False
-        self._make_room()
+        self._evict_if_full()
         self._clock += 1
         self._recent[key] = (self._clock, target, 1)
         return True
@@ -83,8 +83,8 @@ class NgramTable:
         _, first = np.unique(keys, return_index=True)
         fresh = first[~np.isin(keys[first], mine["key"])]
         zeros = np.zeros(len(fresh), np.uint64)
-        self._put(np.concatenate([mine, _table(len(fresh), (keys[fresh], zeros, targets[fresh], zeros))]))
-        self._keep_most_valuable(self.capacity)
+        self._replace_all(np.concatenate([mine, _table(len(fresh), (keys[fresh], zeros, targets[fresh], zeros))]))
+        self._evict_down_to(self.capacity)
         return int(np.isin(keys[fresh], self._keys).sum())
 
     def merge(self, other: Self) -> None:
@@ -92,29 +92,29 @@ class NgramTable:
         mine, theirs = self.entries(), other.entries()
         common, at_mine, at_theirs = np.intersect1d(mine["key"], theirs["key"], return_indices=True)
         num_uses = mine["num_uses"][at_mine].astype(np.int64) + theirs["num_uses"][at_theirs]
-        mine["num_uses"][at_mine] = np.minimum(num_uses, _MOST_USES)
+        mine["num_uses"][at_mine] = np.minimum(num_uses, _MAX_USES)
         mine["last_used"][at_mine] = np.maximum(mine["last_used"][at_mine], theirs["last_used"][at_theirs])
-        self._put(np.concatenate([mine, theirs[~np.isin(theirs["key"], common)]]))
-        self._keep_most_valuable(self.capacity)
+        self._replace_all(np.concatenate([mine, theirs[~np.isin(theirs["key"], common)]]))
+        self._evict_down_to(self.capacity)
 
-    def _place(self, key: int) -> int | None:
+    def _index_of(self, key: int) -> int | None:
         place = bisect_left(self._keys.data, key)  # faster than searchsorted for a single key
         return place if place < len(self._keys) and self._keys.item(place) == key else None
 
-    def _use_place(self, place: int) -> None:
+    def _use_stored(self, index: int) -> None:
         self._clock += 1
-        self._last_used[place] = self._clock
-        self._num_uses[place] = min(self._num_uses.item(place) + 1, _MOST_USES)
+        self._last_used[index] = self._clock
+        self._num_uses[index] = min(self._num_uses.item(index) + 1, _MAX_USES)
 
     def _use_recent(self, key: int, target: int) -> None:
         self._clock += 1
         num_uses = self._recent[key][2]
-        self._recent[key] = (self._clock, target, min(num_uses + 1, _MOST_USES))
+        self._recent[key] = (self._clock, target, min(num_uses + 1, _MAX_USES))
 
-    def _make_room(self) -> None:
+    def _evict_if_full(self) -> None:
         if len(self) >= self.capacity:
             self._flush()
-            self._keep_most_valuable(self.capacity - self._max_recent)
+            self._evict_down_to(self.capacity - self._max_recent)
         elif len(self._recent) == self._max_recent:
             self._flush()
 
@@ -130,7 +130,7 @@ class NgramTable:
         self._num_uses = np.insert(self._num_uses, places, recent["num_uses"])
         self._recent = {}
 
-    def _put(self, entries: np.ndarray) -> None:
+    def _replace_all(self, entries: np.ndarray) -> None:
         """These in the place of all entries."""
         entries = entries[np.argsort(entries["key"], kind="stable")]
         self._keys = entries["key"].copy()
@@ -139,7 +139,7 @@ class NgramTable:
         self._num_uses = entries["num_uses"].copy()
         self._clock = max(self._clock, int(entries["last_used"].max(initial=0)))
 
-    def _keep_most_valuable(self, num_entries: int) -> None:
+    def _evict_down_to(self, num_entries: int) -> None:
         """Drop the least used, or least recently used, of the sorted entries."""
         surplus = len(self._keys) - num_entries
         if surplus <= 0:

@@ -36,7 +36,7 @@ def runs(ids: Sequence[int], vocabulary: Vocabulary) -> Iterator[tuple[bool, lis
         yield is_special, list(run)
 
 
-def draft_ids(target_ids: Sequence[int], target: Vocabulary, tokenizer: Tokenizer, alignment: Alignment) -> list[int]:
+def retokenise(target_ids: Sequence[int], target: Vocabulary, tokenizer: Tokenizer, alignment: Alignment) -> list[int]:
     """A text of the target as the drafter reads it: the same ids as of a TailTokeniser that followed it.
 
     Raises:
@@ -44,11 +44,11 @@ def draft_ids(target_ids: Sequence[int], target: Vocabulary, tokenizer: Tokenize
     """
     ids: list[int] = []
     for is_special, run in runs(target_ids, target):
-        ids += partners(run, alignment) if is_special else tokenise_bytes(tokenizer, target.spell(run))
+        ids += map_special_ids(run, alignment) if is_special else tokenise_bytes(tokenizer, target.spell(run))
     return ids
 
 
-def partners(special_ids: Sequence[int], alignment: Alignment) -> list[int]:
+def map_special_ids(special_ids: Sequence[int], alignment: Alignment) -> list[int]:
     """The drafter's special ids of the same roles; those of the target without one are left out."""
     return [partner for token in special_ids for partner in alignment.draft_pieces(token)]
 
@@ -79,27 +79,27 @@ class TailTokeniser:
         Raises:
             VocabularyError: some byte cannot be spelled at all; nothing may be appended afterwards.
         """
-        return self._go_on(self._decoder.decode(data))
+        return self._append_text(self._decoder.decode(data))
 
-    def part(self, special_ids: Sequence[int]) -> int:
+    def append_special(self, special_ids: Sequence[int]) -> int:
         """The text is over here; these ids follow, and another text may. Returns how many ids stand before them.
 
         Raises:
             VocabularyError: a byte of a character that never ended cannot be spelled.
         """
-        self._go_on(self._decoder.decode(b"", final=True))
+        self._append_text(self._decoder.decode(b"", final=True))
         num_before = len(self._ids)
         self._ids += special_ids
         self._num_settled, self._tail = len(self._ids), ""
         return num_before
 
-    def _go_on(self, text: str) -> int:
+    def _append_text(self, text: str) -> int:
         if not text:
             return len(self._ids)
         segments = _segments(self._tail + text, self._tokenizer.vocabulary.boundary)
         settled = _tokenise(self._tokenizer, segments[:-1])
         after = settled + _tokenise(self._tokenizer, segments[-1:])
-        unchanged = self._num_settled + _num_common(self._ids[self._num_settled :], after)
+        unchanged = self._num_settled + _num_equal(self._ids[self._num_settled :], after)
         self._ids[self._num_settled :] = after
         self._num_settled += len(settled)
         self._tail = segments[-1]
@@ -121,7 +121,7 @@ def _segments(text: str, boundary: re.Pattern[str]) -> list[str]:
 def _tokenise(tokenizer: Tokenizer, segments: Sequence[str]) -> list[int]:
     if not segments:
         return []
-    readable = [segment if not _is_broken(segment) else "" for segment in segments]
+    readable = [segment if not _is_invalid_utf8(segment) else "" for segment in segments]
     is_long = len(readable) >= MIN_BATCH
     proposals = tokenizer.encode_batch(readable) if is_long else [tokenizer.encode(each) for each in readable]
     ids: list[int] = []
@@ -132,12 +132,12 @@ def _tokenise(tokenizer: Tokenizer, segments: Sequence[str]) -> list[int]:
     return ids
 
 
-def _is_broken(segment: str) -> bool:
+def _is_invalid_utf8(segment: str) -> bool:
     """Boundaries stand around bytes that are no UTF-8, so a segment is all broken or not at all."""
     return "\ud800" <= segment[0] <= "\udfff"
 
 
-def _num_common(before: Sequence[int], after: Sequence[int]) -> int:
+def _num_equal(before: Sequence[int], after: Sequence[int]) -> int:
     for index, (old, new) in enumerate(zip(before, after, strict=False)):
         if old != new:
             return index

@@ -11,7 +11,7 @@ from omnidraft.errors import VocabularyError
 from omnidraft.ports import Request
 from omnidraft.vocab.alignment import Alignment
 from omnidraft.vocab.ngram_cache import NgramCache
-from omnidraft.vocab.retokenise import TailTokeniser, partners, runs
+from omnidraft.vocab.retokenise import TailTokeniser, map_special_ids, runs
 from omnidraft.vocab.tokenizer import Tokenizer, Vocabulary
 
 
@@ -78,7 +78,7 @@ class DrafterContext:
 
     def _part(self, special_ids: Sequence[int]) -> None:
         """Behind a special id the text before it is tokenised for good."""
-        self._learn(self._tail.part(partners(special_ids, self._alignment)))
+        self._learn(self._tail.append_special(map_special_ids(special_ids, self._alignment)))
         self._learned_to = len(self._tail.ids)
 
     def _learn(self, end: int) -> None:

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from omnidraft.config import MetricsSettings
-from omnidraft.telemetry.exposition import Exposition, Merged, merged
+from omnidraft.telemetry.exposition import Exposition, MergedCollector, merge_scrapes
 from omnidraft.telemetry.metric_definitions import DISTILLER
 from omnidraft.telemetry.metrics import PrometheusMetrics
 
@@ -42,7 +42,9 @@ def test_learners_of_two_targets_are_one_scrape_and_nothing_is_lost() -> None:
         metrics.observe("omnidraft_training_step_seconds", 0.3, target=name)
         metrics.set("omnidraft_training_loss", 1.5, target=name, loss="dm")
     registry = CollectorRegistry()
-    registry.register(Merged("target", lambda: [(name, each.render().decode()) for name, each in learners.items()]))
+    registry.register(
+        MergedCollector("target", lambda: [(name, each.render().decode()) for name, each in learners.items()])
+    )
     with closing(Exposition(registry, MetricsSettings(), 0)) as exposition:
         text = scraped(exposition)
     scraped_samples = samples(text)
@@ -56,7 +58,7 @@ def test_learners_of_two_targets_are_one_scrape_and_nothing_is_lost() -> None:
     } == set(learners)
 
 
-def test_a_port_that_is_taken_is_told_and_the_process_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_port_that_is_taken_is_logged_and_the_process_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -82,7 +84,7 @@ def worker_scrape(num: int) -> str:
 
 
 def test_every_sample_has_its_worker_and_its_value() -> None:
-    text = merged("worker", [("one", worker_scrape(1)), ("two", worker_scrape(2))]).decode()
+    text = merge_scrapes("worker", [("one", worker_scrape(1)), ("two", worker_scrape(2))]).decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
     counted = {
         each.labels["worker"]: each.value for each in families["omnidraft_requests"].samples if each.name == COUNTER
@@ -97,4 +99,4 @@ def test_every_sample_has_its_worker_and_its_value() -> None:
 
 
 def test_without_workers_there_is_nothing() -> None:
-    assert merged("worker", []) == b""
+    assert merge_scrapes("worker", []) == b""

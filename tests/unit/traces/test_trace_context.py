@@ -2,13 +2,13 @@
 
 import pytest
 
-from omnidraft.traces.trace_context import accepted, is_sampled
+from omnidraft.traces.trace_context import is_sampled, valid_traceparent
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
 def test_a_sound_header_is_taken_as_it_is() -> None:
-    assert accepted(f"00-{TRACE}-{SPAN}-01") == f"00-{TRACE}-{SPAN}-01"
+    assert valid_traceparent(f"00-{TRACE}-{SPAN}-01") == f"00-{TRACE}-{SPAN}-01"
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_a_sound_header_is_taken_as_it_is() -> None:
     ],
 )
 def test_anything_else_is_nothing(header: str | None) -> None:
-    assert accepted(header) is None
+    assert valid_traceparent(header) is None
 
 
 @pytest.mark.parametrize(("flags", "kept"), [("00", False), ("01", True), ("02", False), ("03", True), ("ff", True)])

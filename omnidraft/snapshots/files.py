@@ -1,8 +1,8 @@
-"""Files that are written once, checked by their sum, shared without copying, and there after the machine lost power.
+"""Files of snapshots: checksums, hard links instead of copies, and writes that survive a power failure.
 
-A hard link costs no space and no time, and is safe because a snapshot's files are never written to again.
-A rename is atomic for whoever looks, but a disk may keep the new name and lose what it names. So: every file, the
-folders from the innermost outwards, the rename, the folder in which it happened.
+A hard link costs no space and no time, and is safe because a snapshot's files are never written again.
+A rename is atomic for readers, but after a power failure a disk may have the new name without its content. So the order
+is: sync every file, then the folders from the innermost outwards, rename, sync the folder of the rename.
 """
 
 import errno
@@ -17,11 +17,11 @@ from omnidraft.private_files import USUAL, create
 
 _PIECE_BYTES = 2**20
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP)
-"""What file systems answer that cannot do it for folders."""
+"""Errors of file systems that cannot sync folders."""
 
 
 def sha256_of(path: Path) -> str:
-    """Checksum of a file's bytes, in hex."""
+    """Return the SHA-256 of a file in hex."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while piece := file.read(_PIECE_BYTES):
@@ -31,26 +31,26 @@ def sha256_of(path: Path) -> str:
 
 
 def link_or_copy(source: Path, destination: Path) -> None:
-    """The same bytes under another name: a hard link where the disk allows it, else a copy."""
+    """Give a file another name: a hard link where the disk allows it, else a copy."""
     destination.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(source, destination)
     except FileExistsError:
         raise
-    except OSError:  # another disk, a file system without links, or somebody else's file
+    except OSError:  # another disk, a file system without links, or another user's file
         create(destination, stat.S_IMODE(source.stat().st_mode))
         shutil.copyfile(source, destination)
 
 
 def link_folder(source: Path, destination: Path) -> None:
-    """Every file below `source` under the same relative name below `destination`, linked or copied."""
+    """Link or copy every file below `source` to the same relative name below `destination`."""
     for path in sorted(source.rglob("*")):
         if path.is_file():
             link_or_copy(path, destination / path.relative_to(source))
 
 
 def sync(path: Path) -> None:
-    """Returns when what this file holds, or the names in this folder, are on the disk."""
+    """Wait until the content of this file, or the names in this folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -62,7 +62,7 @@ def sync(path: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """The same for everything below, and the folder itself."""
+    """Sync everything below a folder, and the folder itself."""
     for parent, _, names in os.walk(folder, topdown=False):
         for name in names:
             sync(Path(parent, name))
@@ -70,7 +70,7 @@ def sync_tree(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """With the folders above it, where they are missing."""
+    """Create a folder and its missing parents, and sync each."""
     if folder.is_dir():
         return
     make_folder(folder.parent)
@@ -79,13 +79,13 @@ def make_folder(folder: Path) -> None:
 
 
 def put_in_place(partial: Path, final: Path) -> None:
-    """Rename a file or folder that is on the disk already; a file may be there in its place."""
+    """Rename a file or folder that is already synced; a file may be replaced."""
     os.replace(partial, final)
     sync(final.parent)
 
 
 def write_text(path: Path, text: str, rights: int = USUAL) -> None:
-    """The file holds all of this or what it held before. `rights`: see private_files."""
+    """Replace the text of a file, all or nothing. `rights`: see private_files."""
     partial = path.with_name(f".{path.name}.partial")
     create(partial, rights)
     partial.write_text(text)

@@ -1,7 +1,7 @@
-"""Trace records to bytes and back; the only way a record enters or leaves this process.
+"""Encoding and decoding of trace records; every record enters and leaves the process through this module.
 
-What is written was checked by the rules it will be read by, so a record that a learner would refuse fails where it
-was made. Arrays of a decoded record are read-only views into its payload.
+A record is checked by the same rules before it is written and after it is read, so a record that a learner would refuse
+fails where it was made. Arrays of a decoded record are read-only views into its payload.
 """
 
 import io
@@ -36,16 +36,16 @@ _PLAIN_FIELDS = (
     *("presence_penalty", "frequency_penalty", "has_logit_bias", "has_grammar", "noise_weight"),
     "has_settings",
 )
-"""Fields that Avro writes as they are."""
+"""Fields that Avro writes without conversion."""
 
 
 def key(record: TraceRecord) -> bytes:
-    """Message key: one request stays in one partition, in order."""
+    """Return the message key: one request stays in one partition, in order."""
     return record.request_id.encode()
 
 
 def headers(record: TraceRecord) -> dict[str, bytes]:
-    """What can be known about the message without parsing it; facts the record does not have are left out."""
+    """Return the headers, for readers that do not parse the message; facts that the record lacks are left out."""
     facts = {
         "schema": SCHEMA_NAME,
         "schema_version": str(SCHEMA_VERSION),
@@ -58,7 +58,7 @@ def headers(record: TraceRecord) -> dict[str, bytes]:
 
 
 def encode(record: TraceRecord) -> bytes:
-    """The message value.
+    """Return the message value.
 
     Raises:
         WireError: the record breaks a rule of checks.py; names the field.
@@ -78,10 +78,10 @@ def encode(record: TraceRecord) -> bytes:
 
 
 def decode(payload: bytes, headers: Mapping[str, bytes]) -> TraceRecord:
-    """The record in a message.
+    """Return the record in a message.
 
     Raises:
-        UnknownKey: it is encrypted, and the log reader could not open it.
+        UnknownKey: it is encrypted, and the log reader could not decrypt it.
         UnknownSchema: another program or another version wrote it.
         WireError: it is broken; names the field.
     """
@@ -103,12 +103,12 @@ def decode(payload: bytes, headers: Mapping[str, bytes]) -> TraceRecord:
 
 @cache
 def parsed_schema(version: int) -> Any:
-    """A schema as fastavro wants it."""
+    """Return a schema, parsed by fastavro."""
     return fastavro.parse_schema(dict(SCHEMAS[version]))
 
 
 def to_row(record: TraceRecord) -> dict[str, Any]:
-    """The record as Avro fields.
+    """Return the record as Avro fields.
 
     Raises:
         WireError: it breaks a rule of checks.py; names the field.
@@ -123,7 +123,7 @@ def to_row(record: TraceRecord) -> dict[str, Any]:
 
 
 def from_row(row: Any) -> TraceRecord:
-    """The record of a mapping of Avro fields.
+    """Return the record of a mapping of Avro fields.
 
     Raises:
         WireError: it breaks a rule of checks.py; names the field.
@@ -142,7 +142,7 @@ def from_row(row: Any) -> TraceRecord:
 
 
 def to_json(record: TraceRecord) -> dict[str, Any]:
-    """The record for people: lists and rounded numbers; -inf becomes null, which JSON can say."""
+    """Return the record for people: lists and rounded numbers; -inf becomes null, as JSON has no infinity."""
     fields = {name: getattr(record, name) for name in _PLAIN_FIELDS} | {"seed": record.seed}
     fields |= {name: _to_list(getattr(record, name)) for name in RECORD_COLUMNS}
     beliefs = record.beliefs
@@ -173,7 +173,7 @@ def _written_version(headers: Mapping[str, bytes]) -> int:
 
 
 def _pack(holder: object, columns: Mapping[str, str]) -> dict[str, bytes]:
-    """Packed columns; a number that does not fit its type is refused, never wrapped."""
+    """Pack columns into bytes; a number that does not fit its type is refused, never wrapped."""
     packed = {}
     for name, kind in columns.items():
         column = np.asarray(getattr(holder, name))

@@ -1,4 +1,4 @@
-"""What a signature covers, and what it survives."""
+"""A signature covers every field, and survives fields that are added later."""
 
 import pytest
 

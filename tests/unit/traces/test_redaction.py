@@ -1,4 +1,4 @@
-"""The redactors that stand ready: what they take away, and that a record stays one that a learner reads."""
+"""The redactors remove what they name, and leave a record that a learner reads."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Whose trace context is believed."""
+"""Only a valid traceparent is accepted."""
 
 import pytest
 
@@ -30,6 +30,6 @@ def test_anything_else_is_nothing(header: str | None) -> None:
     assert valid_traceparent(header) is None
 
 
-@pytest.mark.parametrize(("flags", "kept"), [("00", False), ("01", True), ("02", False), ("03", True), ("ff", True)])
-def test_the_last_bit_says_whether_it_is_kept(flags: str, kept: bool) -> None:
-    assert is_sampled(f"00-{TRACE}-{SPAN}-{flags}") is kept
+@pytest.mark.parametrize(("flags", "is_kept"), [("00", False), ("01", True), ("02", False), ("03", True), ("ff", True)])
+def test_the_last_bit_is_the_sampled_flag(flags: str, is_kept: bool) -> None:
+    assert is_sampled(f"00-{TRACE}-{SPAN}-{flags}") is is_kept

@@ -1,4 +1,4 @@
-"""Where two tokenisations of the same bytes meet, against a plain loop over bytes."""
+"""Common boundaries of two tokenisations, against a plain loop over bytes."""
 
 import numpy as np
 from hypothesis import given

@@ -87,13 +87,13 @@ def for_chat(entries: Sequence[LogprobEntry], vocabulary: Vocabulary) -> ChatLog
 
 def token_text(token: int, vocabulary: Vocabulary) -> str:
     """Return the text of a token; `bytes:` and escapes if it is not UTF-8, `id:` and its id if it spells nothing."""
-    spelled_bytes = vocabulary.spell((token,))
-    if not spelled_bytes:
+    token_bytes = vocabulary.spell((token,))
+    if not token_bytes:
         return f"id:{token}"
     try:
-        return spelled_bytes.decode()
+        return token_bytes.decode()
     except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled_bytes)
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token_bytes)
 
 
 def _with_emitted(entry: LogprobEntry, vocabulary: Vocabulary) -> dict[str, float]:

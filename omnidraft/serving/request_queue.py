@@ -77,7 +77,7 @@ class RequestQueue:
         self._max_waiting = max_waiting
         self._queues: defaultdict[Engine, _EngineQueue] = defaultdict(_EngineQueue)
         self._is_closed = False
-        self._is_cut = False
+        self._is_past_deadline = False
         self._changed = threading.Condition()  # over all of the above
         self._thread = SupervisedThread(self._run, name="decoding", is_over=lambda: self._is_closed)
         self._thread.start()
@@ -131,7 +131,7 @@ class RequestQueue:
         self.stop_accepting()
         self._thread.join(timeout_s)
         with self._changed:
-            self._is_cut = True
+            self._is_past_deadline = True
             late = [request for queue in self._queues.values() for request in queue.waiting.clear()]
         for request in late:
             self._end(request, Stopping("the worker stopped before this request's turn; ask another one"))
@@ -230,7 +230,7 @@ class RequestQueue:
     def _check_aborted(self, request: QueuedRequest) -> None:
         if request.is_abandoned:
             raise Abandoned("the client went away")
-        if self._is_cut:
+        if self._is_past_deadline:
             raise Stopping("the worker stopped before this text's end; ask another one")
 
     def _end(self, request: QueuedRequest, error: Exception | None) -> None:

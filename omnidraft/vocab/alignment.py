@@ -169,10 +169,10 @@ def _spellings(speller: Tokenizer, vocabulary: Vocabulary) -> list[tuple[int, ..
     speller_table, own_table = speller.vocabulary.byte_table, vocabulary.byte_table
     pieces: list[tuple[int, ...]] = [()] * len(vocabulary)
     without_partner = []
-    for token, spelled in enumerate(vocabulary.token_bytes):
-        if own_table.get(spelled) != token:
+    for token, data in enumerate(vocabulary.token_bytes):
+        if own_table.get(data) != token:
             continue
-        partner = speller_table.get(spelled)
+        partner = speller_table.get(data)
         if partner is None:
             without_partner.append(token)
         else:

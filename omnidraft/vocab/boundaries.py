@@ -24,7 +24,7 @@ _TEXT = r"[^\udc80-\udcff]"
 
 def boundary_pattern(token_bytes: Sequence[bytes]) -> re.Pattern[str]:
     """Return a pattern that matches at every safe cut, and around bytes that are not UTF-8 (as surrogates, PEP 383)."""
-    tokens = _BETWEEN_TOKENS.join(spelled.decode("utf-8", "replace") for spelled in token_bytes)
+    tokens = _BETWEEN_TOKENS.join(data.decode("utf-8", "replace") for data in token_bytes)
     safe = [pair for pair in _CUTS if re.search("".join(pair), tokens) is None]
     return re.compile("|".join(_between(*pair) for pair in [*safe, (_SURROGATE, _TEXT), (_TEXT, _SURROGATE)]))
 

@@ -12,15 +12,15 @@ class ByteTable:
     def __init__(self, token_bytes: Sequence[bytes]) -> None:
         self._id_of: dict[bytes, int] = {}
         lengths: defaultdict[int, set[int]] = defaultdict(set)
-        for token, spelled in enumerate(token_bytes):
-            if spelled:
-                self._id_of.setdefault(spelled, token)
-                lengths[spelled[0]].add(len(spelled))
+        for token, data in enumerate(token_bytes):
+            if data:
+                self._id_of.setdefault(data, token)
+                lengths[data[0]].add(len(data))
         self._lengths = {first: sorted(sizes, reverse=True) for first, sizes in lengths.items()}
 
-    def get(self, spelled: bytes) -> int | None:
+    def get(self, data: bytes) -> int | None:
         """Return the token that spells exactly these bytes."""
-        return self._id_of.get(spelled)
+        return self._id_of.get(data)
 
     def longest_match(self, data: bytes) -> list[int]:
         """Return ids that spell the data: the longest token that matches, then the same for the rest.

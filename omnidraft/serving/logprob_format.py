@@ -66,7 +66,7 @@ def _rows(log_probs: LogProbs) -> Iterable[tuple[float, tuple[tuple[int, float],
 
 
 def for_completion(entries: Sequence[LogprobEntry], vocabulary: Vocabulary) -> CompletionLogProbs:
-    """Return the four lists of a completion; `top_logprobs` always has the emitted token."""
+    """Return the four lists of a completion; a `top_logprobs` that is not empty includes the emitted token."""
     return CompletionLogProbs(
         tokens=[token_text(each.token, vocabulary) for each in entries],
         token_logprobs=[max(each.log_p, MIN_LOGPROB) for each in entries],

@@ -41,7 +41,7 @@ class Stopping(OmnidraftError):
 
 
 class Abandoned(OmnidraftError):
-    """The client went away; nobody reads the answer."""
+    """The client went away; nobody reads the response."""
 
 
 @dataclass(slots=True)

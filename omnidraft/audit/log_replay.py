@@ -13,8 +13,9 @@ from omnidraft.audit.findings import Fault, FaultKind
 from omnidraft.audit.lag_replay import ReplayedSample
 from omnidraft.audit.snapshot_deltas import SnapshotDelta
 from omnidraft.distill.ingest.record_disposition import Disposition, disposition, forget_oldest, is_held_out, record_key
-from omnidraft.distill.ingest.trace_consumer import OTHER_PAIR, PolledRecords
+from omnidraft.distill.ingest.trace_consumer import PolledRecords
 from omnidraft.ports import Offsets
+from omnidraft.ports.trace_reasons import OTHER_PAIR
 
 Letters = Mapping[Place, str]
 """Every offset that a dead letter stands for -> its reason."""

@@ -12,20 +12,12 @@ from omnidraft.audit.log_replay import Letters, LogReplay
 from omnidraft.audit.snapshot_deltas import SnapshotDelta, compare, snapshot_deltas
 from omnidraft.distill.ingest import topic_scan
 from omnidraft.distill.ingest.dead_letters import DeadLetter
-from omnidraft.distill.ingest.log_position import EXPIRED
 from omnidraft.distill.ingest.record_disposition import Disposition
-from omnidraft.distill.ingest.trace_consumer import (
-    DAMAGE_REASONS,
-    DEAD_LETTER_REASONS,
-    OTHER_PAIR,
-    POISON,
-    PolledRecords,
-    TraceConsumer,
-)
+from omnidraft.distill.ingest.trace_consumer import PolledRecords, TraceConsumer
 from omnidraft.ports import Offsets, Outgoing, SnapshotVersion
+from omnidraft.ports.trace_reasons import EXPIRED, SKIP_REASONS
 
-_FATES = {Disposition.HELD_OUT.value, Disposition.DUPLICATE.value, Disposition.SAMPLED_OUT.value}
-APART = {*_FATES, OTHER_PAIR, POISON, EXPIRED, *DEAD_LETTER_REASONS, *DAMAGE_REASONS}
+APART = {Disposition.HELD_OUT.value, Disposition.DUPLICATE.value, *SKIP_REASONS}
 """Counts of a manifest that stand for one offset each, beside the reasons that dead letters name."""
 
 

@@ -21,7 +21,7 @@ from omnidraft.distill.ingest.batcher import Batch, Batcher
 from omnidraft.distill.ingest.crash_journal import CrashJournal, Place
 from omnidraft.distill.ingest.lag import Lag
 from omnidraft.distill.ingest.log_position import LogPosition
-from omnidraft.distill.ingest.trace_consumer import POISON, TraceConsumer
+from omnidraft.distill.ingest.trace_consumer import TraceConsumer
 from omnidraft.distill.publisher import INTAKE, LEARNER, Publisher, Restored
 from omnidraft.distill.retrying import Result, retry, wait
 from omnidraft.distill.status import Status
@@ -29,7 +29,7 @@ from omnidraft.distill.training.learner import Counters, Learner, StepReport
 from omnidraft.distill.training.step_metrics import count, mean_losses
 from omnidraft.distill.training_spans import LearningSpans
 from omnidraft.errors import BusError, LogReplaced
-from omnidraft.ports import Announcement, Metrics, NoopTracing
+from omnidraft.ports import POISON, Announcement, Metrics, NoopTracing
 from omnidraft.snapshots import bundle
 from omnidraft.vocab.ngram_cache import NgramCache
 

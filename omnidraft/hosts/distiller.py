@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 
 from omnidraft.config import Settings
 from omnidraft.hosts.process import stop_on_signals
-from omnidraft.telemetry.exposition import Exposition, Merged
+from omnidraft.telemetry.exposition import Exposition, MergedCollector
 
 NAMESPACE = "omnidraft"
 WATCH_S = 1.0
@@ -104,7 +104,7 @@ def _num_cpus(settings: Settings) -> int:
 def _exposed(at_work: Sequence["_Learning"], settings: Settings) -> Exposition:
     """The metrics of all actors at one port of this process, wherever they run and however often they are replaced."""
     registry = CollectorRegistry()
-    registry.register(Merged("target", lambda: [(each.target, each.metrics) for each in at_work]))
+    registry.register(MergedCollector("target", lambda: [(each.target, each.metrics) for each in at_work]))
     return Exposition(registry, settings.metrics, settings.metrics.distiller_port)
 
 

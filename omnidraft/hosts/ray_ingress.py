@@ -23,7 +23,7 @@ from omnidraft.decode.sampling.json_limits import BODY_LIMITS
 from omnidraft.errors import RequestError
 from omnidraft.hosts.asgi_bridge import Head, HttpCall
 from omnidraft.serving.error_object import error
-from omnidraft.telemetry.exposition import merged
+from omnidraft.telemetry.exposition import merge_scrapes
 
 TRIES = 4
 """Replicas that may die under one request before it is given up."""
@@ -63,7 +63,7 @@ class Ingress:
                 return JSONResponse([asdict(each) for each in await self._ask_all("facts")])
             case "/metrics":
                 scrapes = [(worker, text.decode()) for worker, text in await self._ask_all("metrics_text")]
-                return Response(merged("worker", scrapes), media_type="text/plain; version=0.0.4")
+                return Response(merge_scrapes("worker", scrapes), media_type="text/plain; version=0.0.4")
         call = await self._call_of(request)
         if call is None:
             what = f"the body may have {self._max_body_bytes} bytes at most"

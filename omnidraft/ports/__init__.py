@@ -34,8 +34,10 @@ from omnidraft.ports.log import (
 )
 from omnidraft.ports.registry import Announcement, AnnouncementKind, Registry, SnapshotVersion
 from omnidraft.ports.telemetry import Metrics, NoopSpan, NoopTracing, Span, Tracing
+from omnidraft.ports.trace_reasons import POISON
 
 __all__ = [
+    "POISON",
     "AcceptanceFn",
     "Announcement",
     "AnnouncementKind",

@@ -19,8 +19,7 @@ from filelock import FileLock, Timeout
 from omnidraft.errors import RegistryError, SnapshotCorrupt, SnapshotNotFound, SnapshotStale
 from omnidraft.ports import SnapshotVersion
 from omnidraft.registry import manifest_export, staging
-from omnidraft.snapshots import bundle, durable_files
-from omnidraft.snapshots.files import link_folder
+from omnidraft.snapshots import bundle, files
 from omnidraft.snapshots.manifest import Manifest
 
 LOCK_TIMEOUT_S = 60.0
@@ -81,7 +80,7 @@ class DirectoryRegistry:
             source = self._folder(version) / "snapshot" / part
             if not source.is_dir():
                 raise SnapshotNotFound(f"version {version} has no {part} part any more (registry.keep_resume)")
-            link_folder(source, destination / part)
+            files.link_folder(source, destination / part)
 
         with _translated(self._root):
             place = into / manifest_export.folder_name(version, manifest)
@@ -106,7 +105,7 @@ class DirectoryRegistry:
     def annotate(self, version: int, notes: Mapping[str, str]) -> None:
         with self._locked():
             path = self._folder(version) / "notes.json"
-            durable_files.write_text(path, json.dumps({**_object(path), **notes}, indent=2))
+            files.write_text(path, json.dumps({**_object(path), **notes}, indent=2))
 
     def log_metrics(self, version: int, metrics: Mapping[str, float], step: int) -> None:
         with self._locked(), (self._folder(version) / "metrics.jsonl").open("a") as file:
@@ -149,10 +148,10 @@ class DirectoryRegistry:
         partial = self._root / f".v{version:06d}.partial"
         shutil.rmtree(partial, ignore_errors=True)  # of a publisher that died
         for part in bundle.parts_of(manifest):
-            link_folder(source / part, partial / "snapshot" / part)
+            files.link_folder(source / part, partial / "snapshot" / part)
         bundle.write_manifest(partial / "snapshot", manifest)
-        durable_files.sync_tree(partial)
-        durable_files.put_in_place(partial, self._folder(version))
+        files.sync_tree(partial)
+        files.put_in_place(partial, self._folder(version))
 
     def _prune(self) -> None:
         for version in self.versions()[: -self._keep_resume]:
@@ -169,12 +168,12 @@ class DirectoryRegistry:
         return found
 
     def _write_state(self, state: Mapping[str, int]) -> None:
-        durable_files.write_text(self._root / "aliases.json", json.dumps(state, indent=2))
+        files.write_text(self._root / "aliases.json", json.dumps(state, indent=2))
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
         with _translated(self._root):
-            durable_files.make_folder(self._root)
+            files.make_folder(self._root)
             with FileLock(self._root / ".lock", timeout=LOCK_TIMEOUT_S):
                 yield
 

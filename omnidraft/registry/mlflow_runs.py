@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from omnidraft.errors import SnapshotNotFound
 from omnidraft.registry import manifest_export
 from omnidraft.registry.mlflow_store import experiment_id, local_folder
-from omnidraft.snapshots import bundle, durable_files
-from omnidraft.snapshots.files import link_folder
+from omnidraft.snapshots import bundle, files
 from omnidraft.snapshots.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ class Runs:
         if not is_there:
             raise SnapshotNotFound(f"run {run_id} has no {part} part any more (registry.keep_resume)")
         if folder:
-            link_folder(folder / part, destination / part)
+            files.link_folder(folder / part, destination / part)
         else:
             self._client.download_artifacts(run_id, part, str(destination))
 
@@ -87,9 +86,9 @@ class Runs:
         folder = local_folder(artifact_uri)
         for part in bundle.parts_of(manifest):
             if folder:
-                durable_files.make_folder(folder)
-                link_folder(source / part, folder / part)
-                durable_files.sync_tree(folder)
+                files.make_folder(folder)
+                files.link_folder(source / part, folder / part)
+                files.sync_tree(folder)
             else:
                 self._client.log_artifacts(run_id, str(source / part), part)
         self._client.log_text(run_id, bundle.manifest_text(manifest), bundle.MANIFEST)

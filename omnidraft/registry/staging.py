@@ -13,7 +13,7 @@ from omnidraft.ports import SnapshotVersion
 from omnidraft.private_files import PRIVATE
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.manifest import Manifest
-from omnidraft.snapshots.signature import require_signature, signed
+from omnidraft.snapshots.signature import require_signature, sign
 
 VOID = "an operator promoted, or the champion became another, since that was decided"
 
@@ -46,7 +46,7 @@ def check_incoming(folder: Path, drafter: str, target: str, signing_key: str | N
         )
     if manifest.signature is not None:
         require_signature(manifest, signing_key)
-    return signed(manifest, signing_key)
+    return sign(manifest, signing_key)
 
 
 def is_published(newest: SnapshotVersion, manifest: Manifest) -> bool:

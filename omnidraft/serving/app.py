@@ -1,6 +1,6 @@
 """The HTTP application: OpenAI's completions and chat completions, health, metrics.
 
-Every response names its snapshot (`system_fingerprint`) and says on request what speculation did (`omnidraft`).
+Every response names its snapshot (`system_fingerprint`) and on request has statistics of speculation (`omnidraft`).
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from omnidraft import __version__
 from omnidraft.config import WorkerSettings
 from omnidraft.serving import openapi, response_schemas
 from omnidraft.serving.auth import ApiKeyAuth
-from omnidraft.serving.error_handlers import BodyLimit, ModelNotServed, add_errors
+from omnidraft.serving.error_handlers import BodyLimit, ModelNotServed, add_error_handlers
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.serving.request_schemas import ChatRequest, CompletionRequest
 from omnidraft.serving.response_formats import CHAT, CHAT_CHUNK, COMPLETION
@@ -30,16 +30,16 @@ def application(
     metrics_text: Callable[[], bytes],
     vital: Sequence[Supervised] = (),
 ) -> FastAPI:
-    """A request chooses one of the served models by `model`; the first answers those that name none.
+    """Return the application. A request chooses a served model by `model`; the first is the default.
 
     Args:
-        vital: what the process cannot do without, beside the queue.
+        vital: threads that the process cannot do without, beside the queue.
     """
     app = FastAPI(title="omnidraft", description="Speculative decoding across tokenizers.", version=__version__)
-    _add_answers(app, Responder(requests, served, settings))
+    _add_completions(app, Responder(requests, served, settings))
     _add_models(app, served)
     _add_health(app, requests, vital, metrics_text)
-    add_errors(app)
+    add_error_handlers(app)
     app.add_middleware(BodyLimit, max_body_bytes=settings.max_body_bytes)
     if settings.api_keys:
         app.add_middleware(ApiKeyAuth, keys=settings.api_keys)
@@ -47,14 +47,18 @@ def application(
     return app
 
 
-def _add_answers(app: FastAPI, respond: Responder) -> None:
-    @app.post("/v1/completions", responses=openapi.answers(response_schemas.Completion, response_schemas.Completion))
+def _add_completions(app: FastAPI, respond: Responder) -> None:
+    @app.post(
+        "/v1/completions",
+        responses=openapi.completion_responses(response_schemas.Completion, response_schemas.Completion),
+    )
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Go on with a text, as it is."""
         return await respond(request, body, COMPLETION, COMPLETION)
 
     @app.post(
-        "/v1/chat/completions", responses=openapi.answers(response_schemas.ChatCompletion, response_schemas.ChatChunk)
+        "/v1/chat/completions",
+        responses=openapi.completion_responses(response_schemas.ChatCompletion, response_schemas.ChatChunk),
     )
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Answer messages, in the target's own chat template."""
@@ -69,7 +73,7 @@ def _add_models(app: FastAPI, served: Sequence[ServedModel]) -> None:
         """What is served here."""
         return response_schemas.ModelList(data=list(known.values()))
 
-    @app.get("/v1/models/{name:path}", responses=openapi.refusals(404))
+    @app.get("/v1/models/{name:path}", responses=openapi.error_responses(404))
     async def model(name: str) -> response_schemas.Model:
         """One of them."""
         if name not in known:

@@ -1,7 +1,7 @@
-"""Who asks: the middleware that lets in only holders of an API key, and says whose requests those are.
+"""Authentication by API key: middleware that admits only holders of a key, and names the client of each request.
 
-Keys are compared as SHA-256 digests, every one of them each time and in constant time, so that how long a refusal takes
-tells nothing. The body of a request without a key is never read.
+Keys are compared as SHA-256 digests, every one of them each time and in constant time, so that the time that a
+refusal takes reveals nothing. The body of a request without a key is never read.
 """
 
 import hashlib
@@ -17,9 +17,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from omnidraft.config import ApiKey
 from omnidraft.serving.error_handlers import error
 
-OPEN = frozenset({"/healthz", "/readyz", "/metrics", "/openapi.json", "/docs", "/redoc"})
-"""What probes, Prometheus and readers of the document need no key for."""
-_CALLER = "omnidraft_caller"
+PUBLIC_PATHS = frozenset({"/healthz", "/readyz", "/metrics", "/openapi.json", "/docs", "/redoc"})
+"""Paths that need no key: for probes, Prometheus and readers of the document."""
+_STATE_KEY = "omnidraft_caller"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,9 @@ class ApiClient:
     """The holder of a key."""
 
     name: str
-    """Of its share of the queue."""
+    """The client in the fair queue."""
     tenant: str | None
-    """None: each request says its own."""
+    """None: each request names its own tenant."""
 
 
 class ApiKeyAuth:
@@ -37,40 +37,40 @@ class ApiKeyAuth:
 
     def __init__(self, app: ASGIApp, keys: Sequence[ApiKey]) -> None:
         self._app = app
-        self._callers = [
+        self._clients = [
             (_digest(each.key.get_secret_value()), ApiClient(f"key {number}", each.tenant))
             for number, each in enumerate(keys)
         ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"].removeprefix(scope.get("root_path", "")) in OPEN:
+        if scope["type"] != "http" or scope["path"].removeprefix(scope.get("root_path", "")) in PUBLIC_PATHS:
             return await self._app(scope, receive, send)
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-        caller = self._holder(key.strip()) if scheme.lower() == "bearer" else None
-        if caller is None:
-            return await _refusal()(scope, receive, send)
-        scope.setdefault("state", {})[_CALLER] = caller
+        client = self._find_client(key.strip()) if scheme.lower() == "bearer" else None
+        if client is None:
+            return await _unauthorized()(scope, receive, send)
+        scope.setdefault("state", {})[_STATE_KEY] = client
         await self._app(scope, receive, send)
 
-    def _holder(self, key: str) -> ApiClient | None:
-        given, found = _digest(key), None
-        for known, caller in self._callers:
-            if hmac.compare_digest(known, given):
-                found = caller
-        return found
+    def _find_client(self, key: str) -> ApiClient | None:
+        digest, match = _digest(key), None
+        for known, client in self._clients:
+            if hmac.compare_digest(known, digest):
+                match = client
+        return match
 
 
-def caller(request: Request) -> ApiClient | None:
-    """None where no keys are asked for."""
-    found: ApiClient | None = getattr(request.state, _CALLER, None)
-    return found
+def authenticated_client(request: Request) -> ApiClient | None:
+    """Return the holder of the request's key; None where the worker has no keys."""
+    client: ApiClient | None = getattr(request.state, _STATE_KEY, None)
+    return client
 
 
 def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("latin-1", "replace")).digest()
 
 
-def _refusal() -> JSONResponse:
+def _unauthorized() -> JSONResponse:
     message = "no such API key; send one as 'Authorization: Bearer KEY'"
     content = error(message, "invalid_request_error", code="invalid_api_key")
     return JSONResponse(content, status_code=401, headers={"WWW-Authenticate": "Bearer"})

@@ -1,4 +1,6 @@
-"""Every refusal in OpenAI's shape, and the middleware that refuses bodies that are too large or too deep."""
+"""Errors in OpenAI's shape, and the middleware that refuses bodies that are too large or too deep."""
+
+from collections.abc import Mapping
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -12,9 +14,9 @@ from omnidraft.serving.error_object import error
 from omnidraft.serving.request_queue import Abandoned, QueueFull, Stopping
 
 STOPPING_RETRY_S = "1"
-"""Another worker can be asked at once."""
-NOBODY_READS = 499
-"""As nginx logs a client that closed its connection."""
+"""Clients may retry at once: another worker takes the request."""
+CLIENT_CLOSED_REQUEST = 499
+"""The status that nginx logs for a client that closed its connection."""
 
 
 class ModelNotServed(RequestError):
@@ -22,10 +24,10 @@ class ModelNotServed(RequestError):
 
 
 class BodyLimit:
-    """Middleware: reads a body whole, before anything parses it.
+    """Middleware that reads the whole body before anything parses it.
 
-    One over the limit is a 413, whether its length is announced or it comes in chunks; one that is not UTF-8, or of too
-    many or too deeply nested values, is a 400.
+    A body over the limit is a 413, whether its length is announced or it comes in chunks; one that is not UTF-8, or has
+    too many or too deeply nested values, is a 400.
     """
 
     def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
@@ -45,10 +47,10 @@ class BodyLimit:
         except RequestError as exc:
             await JSONResponse(error(str(exc), "invalid_request_error"), 400)(scope, receive, send)
         else:
-            await self._app(scope, _again(body, receive), send)
+            await self._app(scope, _replay(body, receive), send)
 
     async def _read(self, receive: Receive) -> bytes | None:
-        """Return None when the client goes away before the body's end. Raises HTTPException."""
+        """Return the body; None when the client goes away before its end. Raises HTTPException."""
         body = bytearray()
         has_more = True
         while has_more:
@@ -62,16 +64,16 @@ class BodyLimit:
         return bytes(body)
 
 
-def _again(body: bytes, receive: Receive) -> Receive:
-    """Return the body in one piece; what comes after it as it comes."""
-    left = [body]
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Return a channel that gives the body as one message, and after it the messages of `receive`."""
+    unread = [body]
 
-    async def received() -> Message:
-        if left:
-            return {"type": "http.request", "body": left.pop(), "more_body": False}
+    async def replayed() -> Message:
+        if unread:
+            return {"type": "http.request", "body": unread.pop(), "more_body": False}
         return await receive()
 
-    return received
+    return replayed
 
 
 def check_body(body: bytes) -> None:
@@ -83,46 +85,39 @@ def check_body(body: bytes) -> None:
     BODY_LIMITS.check(body, "body")
 
 
-def add_errors(app: FastAPI) -> None:
-    """What the application raises, as responses."""
+def add_error_handlers(app: FastAPI) -> None:
+    """Answer every exception of the application with an error in OpenAI's shape."""
+    for exception in (RequestValidationError, HTTPException, OmnidraftError, Exception):
+        app.add_exception_handler(exception, _on_error)
 
-    @app.exception_handler(RequestValidationError)
-    async def invalid(_request: Request, exc: RequestValidationError) -> JSONResponse:
-        problem = exc.errors()[0]
-        path = ".".join(str(part) for part in problem["loc"] if part != "body")
-        where = path.encode("utf-8", "backslashreplace").decode() or None
-        message = f"{where or 'body'}: {problem['msg']}"
-        return JSONResponse(error(message, "invalid_request_error", where), status_code=400)
 
-    @app.exception_handler(HTTPException)
-    async def unserved(_request: Request, exc: HTTPException) -> JSONResponse:
-        content = error(exc.detail, "invalid_request_error")
-        return JSONResponse(content, status_code=exc.status_code, headers=exc.headers)
+async def _on_error(_request: Request, exc: Exception) -> Response:
+    match exc:
+        case RequestValidationError():
+            return _invalid(exc)
+        case HTTPException():
+            return _refusal(exc.status_code, error(exc.detail, "invalid_request_error"), exc.headers)
+        case ModelNotServed():
+            return _refusal(404, error(str(exc), "invalid_request_error", "model", "model_not_found"))
+        case RequestError():
+            return _refusal(400, error(str(exc), "invalid_request_error"))
+        case QueueFull():
+            retry = {"Retry-After": str(exc.retry_after_s)}
+            return _refusal(429, error(str(exc), "rate_limit_error", code="queue_full"), retry)
+        case Stopping():
+            return _refusal(503, error(str(exc), "server_error", code="stopping"), {"Retry-After": STOPPING_RETRY_S})
+        case Abandoned():
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        case _:
+            return _refusal(500, error(str(exc), "server_error"))
 
-    @app.exception_handler(ModelNotServed)
-    async def unknown(_request: Request, exc: ModelNotServed) -> JSONResponse:
-        content = error(str(exc), "invalid_request_error", "model", "model_not_found")
-        return JSONResponse(content, status_code=404)
 
-    @app.exception_handler(RequestError)
-    async def refused(_request: Request, exc: RequestError) -> JSONResponse:
-        return JSONResponse(error(str(exc), "invalid_request_error"), status_code=400)
+def _invalid(exc: RequestValidationError) -> JSONResponse:
+    problem = exc.errors()[0]
+    path = ".".join(str(part) for part in problem["loc"] if part != "body")
+    field = path.encode("utf-8", "backslashreplace").decode() or None
+    return _refusal(400, error(f"{field or 'body'}: {problem['msg']}", "invalid_request_error", field))
 
-    @app.exception_handler(QueueFull)
-    async def busy(_request: Request, exc: QueueFull) -> JSONResponse:
-        content = error(str(exc), "rate_limit_error", code="queue_full")
-        return JSONResponse(content, status_code=429, headers={"Retry-After": str(exc.retry_after_s)})
 
-    @app.exception_handler(Stopping)
-    async def stopping(_request: Request, exc: Stopping) -> JSONResponse:
-        content = error(str(exc), "server_error", code="stopping")
-        return JSONResponse(content, status_code=503, headers={"Retry-After": STOPPING_RETRY_S})
-
-    @app.exception_handler(Abandoned)
-    async def gone(_request: Request, _exc: Abandoned) -> Response:
-        return Response(status_code=NOBODY_READS)
-
-    @app.exception_handler(OmnidraftError)
-    @app.exception_handler(Exception)
-    async def failed(_request: Request, exc: Exception) -> JSONResponse:
-        return JSONResponse(error(str(exc), "server_error"), status_code=500)
+def _refusal(status: int, content: dict[str, object], headers: Mapping[str, str] | None = None) -> JSONResponse:
+    return JSONResponse(content, status_code=status, headers=headers)

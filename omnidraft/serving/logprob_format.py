@@ -1,8 +1,8 @@
-"""Log-probabilities in OpenAI's two shapes: one entry a token, with its spelling and where it stands in the text.
+"""Log-probabilities in OpenAI's two shapes: one entry for each token, with its text and its offset in the response.
 
-They are those of the target itself: before penalties, biases, grammar, temperature and cuts, as OpenAI's and vLLM's. A
-token's entry goes out with the text that it put something into; a stop token, and what lies wholly behind a stop
-string's beginning, has none. An entry whose token is cut by a stop string spells all of the token.
+They are the target's own: before penalties, biases, grammar, temperature and cuts, as OpenAI's and vLLM's. The entry of
+a token is sent with the text that the token contributes to. A stop token has none, nor has a token wholly behind the
+beginning of a stop string. An entry whose token is cut by a stop string spells the whole token.
 """
 
 import codecs
@@ -14,10 +14,10 @@ from omnidraft.ports import LogProbs, Step
 from omnidraft.serving.response_schemas import ChatLogProbs, ChatToken, CompletionLogProbs, TokenLogProb
 from omnidraft.vocab.tokenizer import Vocabulary
 
-LEAST = -9999.0
-"""Stands for anything below, as OpenAI writes what is next to impossible."""
-BROKEN = "\ufffd"
-"""What a reader sees of bytes that are no text."""
+MIN_LOGPROB = -9999.0
+"""The value that stands for all smaller ones, as in OpenAI's API."""
+REPLACEMENT_CHARACTER = "\ufffd"
+"""The character that replaces bytes that are not UTF-8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,55 +28,55 @@ class LogprobEntry:
     log_p: float
     likeliest: tuple[tuple[int, float], ...]
     offset: int
-    """Characters of the text before it; a character in several tokens begins with its first."""
+    """Number of characters of the text before it; a character of several tokens begins with the first of them."""
 
 
-class LogprobEntries:
-    """Of one text, as it grows."""
+class LogprobCollector:
+    """Collects the entries of one text while it is decoded."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._num_spelled = 0
-        self._num_shown = 0
-        self._held: deque[LogprobEntry] = deque()
+        self._num_decoded = 0
+        self._num_sent = 0
+        self._pending: deque[LogprobEntry] = deque()
 
     def take(self, step: Step) -> list[LogprobEntry]:
-        """Of the tokens that the text shown up to this step is made of, those not told before."""
+        """Return the entries of tokens that the text sent up to this step contains, each of them once."""
         assert step.log_probs is not None
-        for token, told in zip(step.emitted, _rows(step.log_probs), strict=True):
-            self._held.append(LogprobEntry(token, *told, offset=self._spell(token)))
-        self._num_shown += len(step.text)
+        for token, logprobs in zip(step.emitted, _rows(step.log_probs), strict=True):
+            self._pending.append(LogprobEntry(token, *logprobs, offset=self._offset(token)))
+        self._num_sent += len(step.text)
         entries = []
-        while self._held and self._held[0].offset < self._num_shown:
-            entries.append(self._held.popleft())
+        while self._pending and self._pending[0].offset < self._num_sent:
+            entries.append(self._pending.popleft())
         return entries
 
-    def _spell(self, token: int) -> int:
-        """Where the token begins: inside a character that it goes on with, behind one that it leaves broken."""
+    def _offset(self, token: int) -> int:
+        """Return the offset of the token: within a character that it continues, behind one that it leaves broken."""
         token_bytes, was_inside = self._vocabulary.spell((token,)), bool(self._utf8.getstate()[0])
         first = self._utf8.decode(token_bytes[:1])
-        offset = self._num_spelled + (was_inside and first.startswith(BROKEN))
-        self._num_spelled += len(first) + len(self._utf8.decode(token_bytes[1:]))
+        offset = self._num_decoded + (was_inside and first.startswith(REPLACEMENT_CHARACTER))
+        self._num_decoded += len(first) + len(self._utf8.decode(token_bytes[1:]))
         return offset
 
 
-def _rows(told: LogProbs) -> Iterable[tuple[float, tuple[tuple[int, float], ...]]]:
-    return zip(told.emitted, told.likeliest, strict=True)
+def _rows(log_probs: LogProbs) -> Iterable[tuple[float, tuple[tuple[int, float], ...]]]:
+    return zip(log_probs.emitted, log_probs.likeliest, strict=True)
 
 
 def for_completion(entries: Sequence[LogprobEntry], vocabulary: Vocabulary) -> CompletionLogProbs:
-    """Four lists; the emitted token is among its `top_logprobs` whether it is one of the likeliest or not."""
+    """Return the four lists of a completion; a `top_logprobs` that is not empty includes the emitted token."""
     return CompletionLogProbs(
-        tokens=[spelled(each.token, vocabulary) for each in entries],
-        token_logprobs=[max(each.log_p, LEAST) for each in entries],
+        tokens=[token_text(each.token, vocabulary) for each in entries],
+        token_logprobs=[max(each.log_p, MIN_LOGPROB) for each in entries],
         top_logprobs=[_with_emitted(each, vocabulary) for each in entries],
         text_offset=[each.offset for each in entries],
     )
 
 
 def for_chat(entries: Sequence[LogprobEntry], vocabulary: Vocabulary) -> ChatLogProbs:
-    """An object a token, with its bytes."""
+    """Return an object for each token, with its bytes."""
     content = []
     for each in entries:
         likeliest = [_token(token, log_p, vocabulary) for token, log_p in each.likeliest]
@@ -85,24 +85,24 @@ def for_chat(entries: Sequence[LogprobEntry], vocabulary: Vocabulary) -> ChatLog
     return ChatLogProbs(content=content)
 
 
-def spelled(token: int, vocabulary: Vocabulary) -> str:
-    """Its text; `bytes:` and escapes when it is no whole text, `id:` and its number when it spells nothing."""
-    spelled_bytes = vocabulary.spell((token,))
-    if not spelled_bytes:
+def token_text(token: int, vocabulary: Vocabulary) -> str:
+    """Return the text of a token; `bytes:` and escapes if it is not UTF-8, `id:` and its id if it spells nothing."""
+    token_bytes = vocabulary.spell((token,))
+    if not token_bytes:
         return f"id:{token}"
     try:
-        return spelled_bytes.decode()
+        return token_bytes.decode()
     except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled_bytes)
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token_bytes)
 
 
 def _with_emitted(entry: LogprobEntry, vocabulary: Vocabulary) -> dict[str, float]:
     if not entry.likeliest:
         return {}
-    told = dict(entry.likeliest) | {entry.token: entry.log_p}
-    return {spelled(token, vocabulary): max(log_p, LEAST) for token, log_p in told.items()}
+    log_p_of = dict(entry.likeliest) | {entry.token: entry.log_p}
+    return {token_text(token, vocabulary): max(log_p, MIN_LOGPROB) for token, log_p in log_p_of.items()}
 
 
 def _token(token: int, log_p: float, vocabulary: Vocabulary) -> TokenLogProb:
     own_bytes = list(vocabulary.spell((token,)))
-    return TokenLogProb(token=spelled(token, vocabulary), logprob=max(log_p, LEAST), bytes=own_bytes)
+    return TokenLogProb(token=token_text(token, vocabulary), logprob=max(log_p, MIN_LOGPROB), bytes=own_bytes)

@@ -1,4 +1,4 @@
-"""One request on its way: the texts it asks for, and the steps that the decoding thread hands to whoever reads them."""
+"""A request in the queue of its engine, and the steps that the decoding thread hands to its reader."""
 
 import queue
 from collections.abc import Callable, Iterator, Sequence
@@ -13,59 +13,59 @@ from omnidraft.ports import Step
 class QueuedText:
     """One of the texts that a request asks for."""
 
-    question: GenerationRequest
-    figures: DecodeStats = field(default_factory=DecodeStats)
-    answer: GenerationStream | None = None
-    """None before its turn."""
+    request: GenerationRequest
+    stats: DecodeStats = field(default_factory=DecodeStats)
+    stream: GenerationStream | None = None
+    """None until decoding begins."""
 
 
 class QueuedRequest:
-    """A request's place in its engine's line. Its texts are decoded one after another, with one snapshot."""
+    """The texts of one HTTP request; they are decoded one after another, with one snapshot."""
 
     def __init__(
         self,
         engine: Engine,
-        questions: Sequence[GenerationRequest],
+        requests: Sequence[GenerationRequest],
         *,
-        payer: str = "default",
+        client: str = "default",
         wake: Callable[[], None] = lambda: None,
     ) -> None:
         """
         Args:
-            payer: whose share of the engine's time it takes.
-            wake: called by the decoding thread whenever there is something to read; must return at once.
+            client: the fair queue charges the decoding time to it.
+            wake: the decoding thread calls it whenever there is something to read; it must return at once.
         """
         self.engine = engine
-        self.texts = tuple(QueuedText(question) for question in questions)
-        self.client = payer
+        self.texts = tuple(QueuedText(request) for request in requests)
+        self.client = client
         self.is_abandoned = False
-        """Nobody reads any more: the text under way is given up at its next step."""
+        """The client went away: decoding ends at its next step."""
         self._wake = wake
         self._results: queue.SimpleQueue[tuple[int, Step] | Exception | None] = queue.SimpleQueue()
 
     @property
     def request_id(self) -> str:
-        return self.texts[0].question.request_id
+        return self.texts[0].request.request_id
 
     @property
-    def figures(self) -> DecodeStats:
-        """Of all texts together."""
-        return sum((text.figures for text in self.texts[1:]), self.texts[0].figures)
+    def stats(self) -> DecodeStats:
+        """The sums over all texts."""
+        return sum((text.stats for text in self.texts[1:]), self.texts[0].stats)
 
     def put(self, result: tuple[int, Step] | Exception | None) -> None:
-        """The next step with its text's index; an exception or None is the last one."""
+        """Hand over the next step with the index of its text; an exception or None ends the request."""
         self._results.put(result)
         self._wake()
 
-    def pieces(self) -> Iterator[tuple[int, Step]]:
-        """Steps as they come, with the index of their text; for a thread. Raises what decoding raised."""
+    def steps(self) -> Iterator[tuple[int, Step]]:
+        """Yield (index of the text, step) and block until the next one. Raises what decoding raised."""
         while (result := self._results.get()) is not None:
             if isinstance(result, Exception):
                 raise result
             yield result
 
-    def arrived(self) -> Iterator[tuple[int, Step] | None]:
-        """What can be read without waiting; None is the end. Raises what decoding raised."""
+    def ready_steps(self) -> Iterator[tuple[int, Step] | None]:
+        """Yield what can be read without blocking; None is the end. Raises what decoding raised."""
         while not self._results.empty():
             result = self._results.get_nowait()
             if isinstance(result, Exception):

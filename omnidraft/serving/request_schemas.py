@@ -1,7 +1,7 @@
-"""What clients send, in OpenAI's words, and how it becomes Questions.
+"""Request bodies of OpenAI's API, and their conversion into generation requests.
 
-A field that is not here is refused by name, so that nobody believes it had an effect; of OpenAI's own fields that we do
-not have, those with a value that changes nothing are taken.
+A field that is not here is refused by name, so that nobody believes it had an effect. OpenAI's fields without a
+counterpart here are accepted with those values that change nothing.
 """
 
 import hashlib
@@ -25,12 +25,12 @@ from omnidraft.decode.sampling.validation import (
 )
 from omnidraft.errors import RequestError
 from omnidraft.ports import Grammar, Sampling
-from omnidraft.serving.strict_model import Few, FewTexts, StrictModel
+from omnidraft.serving.strict_model import MAPPING_LIMITS, StrictModel, TextMapping
 from omnidraft.serving.structured_output import ResponseFormat, StructuredOutputs
 
-USUAL_TOKENS = 256
+DEFAULT_MAX_TOKENS = 256
 MAX_STOPS = 16
-MAX_USER_LETTERS = 256
+MAX_USER_CHARACTERS = 256
 
 
 class TextPart(StrictModel):
@@ -44,7 +44,7 @@ class RequestMessage(BaseModel):
     content: str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)]
 
     def plain(self) -> dict[str, str]:
-        """As chat templates take it; they know no developer, whom OpenAI lets speak as the system."""
+        """Return the message for a chat template; the role `developer` becomes `system`, as at OpenAI."""
         role = "system" if self.role == "developer" else self.role
         text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
         return {"role": role, "content": text}
@@ -56,7 +56,7 @@ class StreamOptions(BaseModel):
 
 
 class _GenerationParams(StrictModel):
-    """What both endpoints share."""
+    """Fields of both endpoints."""
 
     model_config = ConfigDict(allow_inf_nan=False, use_attribute_docstrings=True)
 
@@ -69,7 +69,7 @@ class _GenerationParams(StrictModel):
     repetition_penalty: float = Field(1.0, ge=MIN_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)
     presence_penalty: float | None = Field(None, ge=-MAX_PENALTY, le=MAX_PENALTY)
     frequency_penalty: float | None = Field(None, ge=-MAX_PENALTY, le=MAX_PENALTY)
-    logit_bias: Annotated[dict[Annotated[int, Strict(False)], float], *Few] | None = None
+    logit_bias: Annotated[dict[Annotated[int, Strict(False)], float], *MAPPING_LIMITS] | None = None
     """What is added to the logits of the target's ids, between -100 and 100."""
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -79,7 +79,7 @@ class _GenerationParams(StrictModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = Field(None, ge=1, le=MAX_COUNT)
-    user: str | None = Field(None, max_length=MAX_USER_LETTERS)
+    user: str | None = Field(None, max_length=MAX_USER_CHARACTERS)
     """Whose the request is, unless the API key says it."""
     store: bool | None = None
     """False keeps the request out of the traces the drafter learns from."""
@@ -88,14 +88,14 @@ class _GenerationParams(StrictModel):
     mode: Literal["fast", "reproducible"] | None = None
     figures: bool = False
     """Answer with what speculation did, as `omnidraft`."""
-    metadata: FewTexts | None = None
+    metadata: TextMapping | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     service_tier: Literal["auto", "default"] | None = None
 
     @property
     def wants_usage(self) -> bool:
-        """In a stream."""
+        """Whether the stream ends with a chunk of usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
@@ -104,24 +104,24 @@ class _GenerationParams(StrictModel):
 
     @property
     def num_tokens(self) -> int | None:
-        """None: not said."""
+        """The requested maximum; None: the default."""
         raise NotImplementedError
 
     def prompts(self) -> Sequence[dict[str, Any]]:
-        """The part of a Question that differs from prompt to prompt."""
+        """Return the fields of a GenerationRequest that differ between prompts."""
         raise NotImplementedError
 
     @property
     def num_choices(self) -> int:
         return len(self.prompts()) * (self.n or 1)
 
-    def questions(self, tenant: str, max_new_tokens: int) -> list[GenerationRequest]:
-        """One for each choice, those of a prompt side by side. Raises RequestError.
+    def generation_requests(self, tenant: str, max_new_tokens: int) -> list[GenerationRequest]:
+        """Return a request for each choice, the choices of a prompt next to each other. Raises RequestError.
 
         Args:
-            max_new_tokens: at most.
+            max_new_tokens: upper limit, from the settings.
         """
-        num_tokens = min(USUAL_TOKENS, max_new_tokens) if self.num_tokens is None else self.num_tokens
+        num_tokens = min(DEFAULT_MAX_TOKENS, max_new_tokens) if self.num_tokens is None else self.num_tokens
         if num_tokens > max_new_tokens:
             raise RequestError(f"max_tokens may be {max_new_tokens} at most, got {num_tokens}")
         request_id = uuid.uuid4().hex
@@ -138,7 +138,9 @@ class _GenerationParams(StrictModel):
         }
         choices = [(prompt, number) for prompt in self.prompts() for number in range(self.n or 1)]
         return [
-            GenerationRequest(**prompt, **shared, seed=seed_of(seed, number), request_id=_part(request_id, index))
+            GenerationRequest(
+                **prompt, **shared, seed=choice_seed(seed, number), request_id=_choice_request_id(request_id, index)
+            )
             for index, (prompt, number) in enumerate(choices)
         ]
 
@@ -161,8 +163,8 @@ class _GenerationParams(StrictModel):
         )
 
     def _grammar(self) -> Grammar | None:
-        asked = [part.grammar() for part in (self.response_format, self.structured_outputs) if part is not None]
-        grammars = [grammar for grammar in asked if grammar is not None]
+        fields = (self.response_format, self.structured_outputs)
+        grammars = [grammar for field in fields if field is not None and (grammar := field.grammar()) is not None]
         if len(grammars) > 1:
             raise RequestError("give either response_format or structured_outputs")
         return grammars[0] if grammars else None
@@ -205,7 +207,7 @@ class ChatRequest(_GenerationParams):
     modalities: list[Literal["text"]] | None = None
 
     @model_validator(mode="after")
-    def _asks_for_log_probs(self) -> "ChatRequest":
+    def _has_logprobs(self) -> "ChatRequest":
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs: true")
         return self
@@ -222,13 +224,13 @@ class ChatRequest(_GenerationParams):
         return [{"messages": [message.plain() for message in self.messages]}]
 
 
-def seed_of(seed: int, choice: int) -> int:
-    """Of one choice: the request's own for the first, and 63 bits of a hash for the others."""
+def choice_seed(seed: int, choice: int) -> int:
+    """Return the seed of a choice: the request's own for the first, 63 bits of a hash for the others."""
     if choice == 0:
         return seed
     return int.from_bytes(hashlib.sha256(f"{seed}/{choice}".encode()).digest()[:8], "big") >> 1
 
 
-def _part(request_id: str, index: int) -> str:
-    """The request's own id for the first text; what names a trace record has to differ."""
+def _choice_request_id(request_id: str, index: int) -> str:
+    """Return the id of a choice: the request's own for the first; ids of trace records must differ."""
     return request_id if index == 0 else f"{request_id}-{index}"

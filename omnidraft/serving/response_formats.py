@@ -1,4 +1,4 @@
-"""How the choices of each kind of response look: whole completions and chats, and the chunks of both."""
+"""Formats of the choices in each kind of response: whole completions and chats, and the chunks of both."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from omnidraft.vocab.tokenizer import Vocabulary
 
 
 @dataclass(slots=True)
-class Piece:
+class ChoicePart:
     """A part of one choice, or all of it."""
 
     index: int
@@ -19,50 +19,50 @@ class Piece:
     text: str = ""
     finish_reason: response_schemas.FinishReason | None = None
     entries: list[LogprobEntry] | None = None
-    """Its tokens' log-probabilities; None when nobody asked for them."""
+    """Log-probabilities of its tokens; None unless the request asks for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseKind:
-    """How one endpoint's responses look."""
+    """The format of one endpoint's responses, whole or as chunks."""
 
     prefix: str
     name: str
-    choice: Callable[[Piece, Vocabulary], BaseModel]
+    choice: Callable[[ChoicePart, Vocabulary], BaseModel]
 
 
-def _completion(piece: Piece, vocabulary: Vocabulary) -> BaseModel:
+def _completion(part: ChoicePart, vocabulary: Vocabulary) -> BaseModel:
     return response_schemas.CompletionChoice.model_construct(
-        index=piece.index,
-        text=piece.text,
-        logprobs=None if piece.entries is None else for_completion(piece.entries, vocabulary),
-        finish_reason=piece.finish_reason,
+        index=part.index,
+        text=part.text,
+        logprobs=None if part.entries is None else for_completion(part.entries, vocabulary),
+        finish_reason=part.finish_reason,
     )
 
 
-def _message(piece: Piece, vocabulary: Vocabulary) -> BaseModel:
+def _message(part: ChoicePart, vocabulary: Vocabulary) -> BaseModel:
     return response_schemas.ChatChoice.model_construct(
-        index=piece.index,
-        message=response_schemas.ChatMessage.model_construct(role="assistant", content=piece.text),
-        logprobs=_chat_log_probs(piece, vocabulary),
-        finish_reason=piece.finish_reason,
+        index=part.index,
+        message=response_schemas.ChatMessage.model_construct(role="assistant", content=part.text),
+        logprobs=_chat_log_probs(part, vocabulary),
+        finish_reason=part.finish_reason,
     )
 
 
-def _delta(piece: Piece, vocabulary: Vocabulary) -> BaseModel:
-    delta = response_schemas.ChatDelta.model_construct(content=piece.text)
-    if piece.is_first:
-        delta = response_schemas.ChatDelta.model_construct(role="assistant", content=piece.text)
+def _delta(part: ChoicePart, vocabulary: Vocabulary) -> BaseModel:
+    delta = response_schemas.ChatDelta.model_construct(content=part.text)
+    if part.is_first:
+        delta = response_schemas.ChatDelta.model_construct(role="assistant", content=part.text)
     return response_schemas.ChatChunkChoice.model_construct(
-        index=piece.index,
+        index=part.index,
         delta=delta,
-        logprobs=_chat_log_probs(piece, vocabulary),
-        finish_reason=piece.finish_reason,
+        logprobs=_chat_log_probs(part, vocabulary),
+        finish_reason=part.finish_reason,
     )
 
 
-def _chat_log_probs(piece: Piece, vocabulary: Vocabulary) -> response_schemas.ChatLogProbs | None:
-    return None if piece.entries is None else for_chat(piece.entries, vocabulary)
+def _chat_log_probs(part: ChoicePart, vocabulary: Vocabulary) -> response_schemas.ChatLogProbs | None:
+    return None if part.entries is None else for_chat(part.entries, vocabulary)
 
 
 COMPLETION = ResponseKind("cmpl-", "text_completion", _completion)

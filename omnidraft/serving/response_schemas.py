@@ -1,4 +1,4 @@
-"""What clients get, in OpenAI's words: the OpenAPI document shows these models, and responses are made of them."""
+"""Response bodies of OpenAI's API; the OpenAPI document shows these models, and responses are made of them."""
 
 from typing import Any, Literal
 
@@ -10,7 +10,7 @@ FinishReason = Literal["stop", "length"]
 class Usage(BaseModel):
     prompt_tokens: int
     completion_tokens: int
-    """The token that ended a text included."""
+    """This includes the token that ended a text."""
     total_tokens: int
 
 
@@ -21,7 +21,7 @@ class CompletionLogProbs(BaseModel):
     token_logprobs: list[float]
     top_logprobs: list[dict[str, float]]
     text_offset: list[int]
-    """Where each token begins in this choice's text, in characters."""
+    """Offset of each token in the text of this choice, in characters."""
 
 
 class TokenLogProb(BaseModel):
@@ -62,7 +62,7 @@ class ChatChoice(BaseModel):
 
 class ChatDelta(BaseModel):
     role: Literal["assistant"] | None = None
-    """In a choice's first chunk."""
+    """It is set in the first chunk of a choice."""
     content: str
 
 
@@ -73,31 +73,31 @@ class ChatChunkChoice(BaseModel):
     finish_reason: FinishReason | None
 
 
-class _Answer(BaseModel):
+class _Response(BaseModel):
     id: str
     created: int
     model: str
     system_fingerprint: str
-    """The snapshot that drafted, and the target's fingerprint: all that a text depends on besides the request."""
+    """The snapshot that drafted, and the fingerprint of all that a text depends on besides the request."""
     usage: Usage | None = None
-    """Of a stream: in its last chunk, if `stream_options.include_usage` asks for it."""
+    """In a stream only the last chunk has it, if `stream_options.include_usage` is set."""
     omnidraft: dict[str, Any] | None = Field(None)
-    """What speculation did, the snapshot's version and the seed of each choice; when `figures` asks for it."""
+    """Statistics of speculation, the snapshot's version and the seed of each choice, if `figures` is set."""
 
 
-class Completion(_Answer):
+class Completion(_Response):
     """A chunk of a stream looks the same."""
 
     object: Literal["text_completion"] = "text_completion"
     choices: list[CompletionChoice]
 
 
-class ChatCompletion(_Answer):
+class ChatCompletion(_Response):
     object: Literal["chat.completion"] = "chat.completion"
     choices: list[ChatChoice]
 
 
-class ChatChunk(_Answer):
+class ChatChunk(_Response):
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     choices: list[ChatChunkChoice]
 

@@ -1,4 +1,4 @@
-"""From a client's body to its answer, whole or as server-sent events. Runs on the event loop and never blocks it."""
+"""HTTP responses to completion requests, whole or as server-sent events. It runs on the event loop and never blocks."""
 
 import asyncio
 import json
@@ -15,13 +15,13 @@ from omnidraft.errors import RequestError
 from omnidraft.ports import Step
 from omnidraft.serving import auth, response_schemas
 from omnidraft.serving.error_handlers import ModelNotServed, error
-from omnidraft.serving.grammar_turns import GrammarTurns
-from omnidraft.serving.logprob_format import LogprobEntries
+from omnidraft.serving.logprob_format import LogprobCollector
 from omnidraft.serving.queued_request import QueuedRequest
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.serving.request_schemas import ChatRequest, CompletionRequest
-from omnidraft.serving.response_formats import Piece, ResponseKind
-from omnidraft.traces.trace_context import accepted
+from omnidraft.serving.response_formats import ChoicePart, ResponseKind
+from omnidraft.serving.structured_output import GrammarScheduler
+from omnidraft.traces.trace_context import valid_traceparent
 
 Body = CompletionRequest | ChatRequest
 
@@ -32,7 +32,7 @@ class ServedModel:
 
     engine: Engine
     fingerprint: str
-    """Names all that a text depends on besides the request; see ports.Target."""
+    """It identifies all that a text depends on besides the request; see ports.Target."""
 
     @property
     def name(self) -> str:
@@ -40,173 +40,179 @@ class ServedModel:
 
 
 class Responder:
-    """Answers one body."""
+    """Turns the body of a request into its response."""
 
     def __init__(self, requests: RequestQueue, served: Sequence[ServedModel], settings: WorkerSettings) -> None:
         self._requests = requests
         self._served = {each.name: each for each in served}
         self._first = served[0].name
         self._settings = settings
-        self._turns = GrammarTurns()
+        self._grammars = GrammarScheduler()
 
     async def __call__(self, request: Request, body: Body, whole: ResponseKind, chunk: ResponseKind) -> Response:
-        """Raises what is a 4xx or 5xx: RequestError, QueueFull, Stopping, and what decoding raises."""
-        model = self._requested(body.model)
+        """Queue a request and return its response.
+
+        Raises:
+            RequestError, QueueFull, Stopping, and what decoding raises: error_handlers.py makes them a 4xx or 5xx.
+        """
+        model = self._model(body.model)
         ready = asyncio.Event()
-        ticket = self._requests.submit(await self._ticket(request, body, model, _waker(ready)))
-        gone = asyncio.create_task(self._give_up_with_client(request, ticket))
-        answer = _Answer(ticket, model, body, chunk if body.stream else whole)
-        pieces = answer.pieces(ready)
+        queued = self._requests.submit(await self._queued_request(request, body, model, _waker(ready)))
+        disconnect = asyncio.create_task(self._abandon_on_disconnect(request, queued))
+        writer = _ResponseWriter(queued, model, body, chunk if body.stream else whole)
+        parts = writer.parts(ready)
         try:
             if not body.stream:
-                return Response(await answer.whole(pieces), media_type="application/json")
-            first = await anext(pieces)  # so that a bad request is still a 4xx
+                return Response(await writer.whole(parts), media_type="application/json")
+            first = await anext(parts)  # so that a bad request is still a 4xx
         finally:
-            gone.cancel()
-        stream = self._stream(answer, first, pieces)
+            disconnect.cancel()
+        stream = self._stream(writer, first, parts)
         return StreamingResponse(stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
-    def _requested(self, name: str | None) -> ServedModel:
+    def _model(self, name: str | None) -> ServedModel:
         model = self._served.get(self._first if name is None else name)
         if model is None:
             names = ", ".join(repr(known) for known in self._served)
             raise ModelNotServed(f"no model {name!r} here; this worker serves {names}")
         return model
 
-    async def _ticket(
+    async def _queued_request(
         self, request: Request, body: Body, model: ServedModel, wake: Callable[[], None]
     ) -> QueuedRequest:
         if body.num_choices > self._settings.max_choices:
             raise RequestError(f"n: {self._settings.max_choices} choices at most, got {body.num_choices}")
-        caller = auth.caller(request)
-        tenant = (caller and caller.tenant) or body.user or self._settings.tenant
-        payer = caller.name if caller else tenant
-        first, *others = body.questions(tenant, self._settings.max_new_tokens)
-        sampling = (await self._turns.prepared(payer, model.engine, first)).sampling
-        traceparent = accepted(request.headers.get("traceparent"))
-        questions = [replace(each, sampling=sampling, traceparent=traceparent) for each in (first, *others)]
-        return QueuedRequest(model.engine, questions, payer=payer, wake=wake)
+        api_client = auth.authenticated_client(request)
+        tenant = (api_client and api_client.tenant) or body.user or self._settings.tenant
+        client = api_client.name if api_client else tenant
+        first, *others = body.generation_requests(tenant, self._settings.max_new_tokens)
+        sampling = (await self._grammars.prepare(client, model.engine, first)).sampling
+        traceparent = valid_traceparent(request.headers.get("traceparent"))
+        generations = [replace(each, sampling=sampling, traceparent=traceparent) for each in (first, *others)]
+        return QueuedRequest(model.engine, generations, client=client, wake=wake)
 
-    async def _give_up_with_client(self, request: Request, ticket: QueuedRequest) -> None:
-        """Wait until the client goes away, then give its ticket up. The body has been read, nothing else can come."""
+    async def _abandon_on_disconnect(self, request: Request, queued: QueuedRequest) -> None:
+        """Abandon the request when its client goes away. The body has been read, so nothing else can come."""
         while (await request.receive())["type"] != "http.disconnect":
             pass
-        self._requests.give_up(ticket)
+        self._requests.abandon(queued)
 
-    async def _stream(self, answer: "_Answer", first: Piece, pieces: AsyncIterator[Piece]) -> AsyncIterator[bytes]:
-        """Closed early, because the client went away, it gives the request up."""
+    async def _stream(
+        self, writer: "_ResponseWriter", first: ChoicePart, parts: AsyncIterator[ChoicePart]
+    ) -> AsyncIterator[bytes]:
+        """Yield the events of a stream. Closing it early, because the client went away, abandons the request."""
         try:
-            yield answer.event(first)
-            async for piece in pieces:
-                yield answer.event(piece)
-            if answer.has_final_event:
-                yield answer.final_event()
+            yield writer.event(first)
+            async for part in parts:
+                yield writer.event(part)
+            if writer.has_final_event:
+                yield writer.final_event()
         except Exception as exc:  # the status line is out: all that is left is to say it in the stream
             yield _event(json.dumps(error(str(exc), "server_error")))
         finally:
-            self._requests.give_up(answer.ticket)
+            self._requests.abandon(writer.queued)
         yield b"data: [DONE]\n\n"
 
 
-class _Answer:
-    """One request's answer, as its steps come."""
+class _ResponseWriter:
+    """Formats the response to one request from its steps."""
 
-    def __init__(self, ticket: QueuedRequest, model: ServedModel, body: Body, kind: ResponseKind) -> None:
-        self.ticket = ticket
+    def __init__(self, queued: QueuedRequest, model: ServedModel, body: Body, kind: ResponseKind) -> None:
+        self.queued = queued
         self._model, self._body, self._kind = model, body, kind
         self._vocabulary = model.engine.pair.target_tokenizer.vocabulary
         self._created = int(time.time())
         self._head: str | None = None
 
-    async def pieces(self, ready: asyncio.Event) -> AsyncIterator[Piece]:
-        """What is worth an event. Raises what decoding raised."""
-        index, is_first, entries = 0, True, self._entries()
-        async for number, step in _steps(self.ticket, ready):
+    async def parts(self, ready: asyncio.Event) -> AsyncIterator[ChoicePart]:
+        """Yield every step that has something to show. Raises what decoding raised."""
+        index, is_first, logprobs = 0, True, self._logprobs()
+        async for number, step in _steps(self.queued, ready):
             if number != index:
-                index, is_first, entries = number, True, self._entries()
-            piece = Piece(index, is_first, step.text)
+                index, is_first, logprobs = number, True, self._logprobs()
+            part = ChoicePart(index, is_first, step.text)
             if step.finish_reason is not None:
-                piece.finish_reason = step.finish_reason.value
-            piece.entries = None if entries is None else entries.take(step)
-            if not (piece.text or piece.finish_reason or piece.entries):
+                part.finish_reason = step.finish_reason.value
+            part.entries = None if logprobs is None else logprobs.take(step)
+            if not (part.text or part.finish_reason or part.entries):
                 continue
             is_first = False
-            yield piece
+            yield part
 
-    async def whole(self, pieces: AsyncIterator[Piece]) -> bytes:
-        """The body of a response."""
-        choices = [Piece(index, True) for index in range(len(self.ticket.texts))]
-        async for piece in pieces:
-            choice = choices[piece.index]
-            choice.text += piece.text
-            choice.finish_reason = piece.finish_reason
-            if piece.entries is not None:
-                choice.entries = (choice.entries or []) + piece.entries
-        said = ",".join(self._kind.choice(choice, self._vocabulary).model_dump_json() for choice in choices)
-        tail = {"usage": self._usage()} | self._figures()
-        return f"{self._frame()}[{said}],{json.dumps(tail)[1:]}".encode()
+    async def whole(self, parts: AsyncIterator[ChoicePart]) -> bytes:
+        """Return the body of a response that is not streamed."""
+        choices = [ChoicePart(index, True) for index in range(len(self.queued.texts))]
+        async for part in parts:
+            choice = choices[part.index]
+            choice.text += part.text
+            choice.finish_reason = part.finish_reason
+            if part.entries is not None:
+                choice.entries = (choice.entries or []) + part.entries
+        dumped = ",".join(self._kind.choice(choice, self._vocabulary).model_dump_json() for choice in choices)
+        tail = {"usage": self._usage()} | self._stats()
+        return f"{self._frame()}[{dumped}],{json.dumps(tail)[1:]}".encode()
 
-    def event(self, piece: Piece) -> bytes:
-        """One chunk of a stream."""
-        said = self._kind.choice(piece, self._vocabulary).model_dump_json(exclude_unset=True)
+    def event(self, part: ChoicePart) -> bytes:
+        """Return one chunk of a stream."""
+        choice = self._kind.choice(part, self._vocabulary).model_dump_json(exclude_unset=True)
         usage = ',"usage":null' if self._body.wants_usage else ""
-        return _event(f"{self._frame()}[{said}]{usage}}}")
+        return _event(f"{self._frame()}[{choice}]{usage}}}")
 
     @property
     def has_final_event(self) -> bool:
         return self._body.wants_usage or self._body.figures
 
     def final_event(self) -> bytes:
-        """The chunk without choices, when it was asked for."""
-        tail = ({"usage": self._usage()} if self._body.wants_usage else {}) | self._figures()
+        """Return the chunk without choices."""
+        tail = ({"usage": self._usage()} if self._body.wants_usage else {}) | self._stats()
         return _event(f"{self._frame()}[],{json.dumps(tail)[1:]}")
 
-    def _entries(self) -> LogprobEntries | None:
-        return None if self._body.num_log_probs is None else LogprobEntries(self._vocabulary)
+    def _logprobs(self) -> LogprobCollector | None:
+        return None if self._body.num_log_probs is None else LogprobCollector(self._vocabulary)
 
     def _frame(self) -> str:
-        """All that stands before the choices; the same in every chunk."""
+        """Return the JSON before the choices, which is the same in every chunk."""
         if self._head is None:
-            answer = self.ticket.texts[0].answer
-            assert answer is not None  # a step has come
+            stream = self.queued.texts[0].stream
+            assert stream is not None  # a step has come
             frame = {
-                "id": self._kind.prefix + self.ticket.request_id,
+                "id": self._kind.prefix + self.queued.request_id,
                 "object": self._kind.name,
                 "created": self._created,
                 "model": self._model.name,
-                "system_fingerprint": f"{answer.snapshot.snapshot_id}/{self._model.fingerprint}",
+                "system_fingerprint": f"{stream.snapshot.snapshot_id}/{self._model.fingerprint}",
             }
             self._head = json.dumps(frame)[:-1] + ',"choices":'
         return self._head
 
     def _usage(self) -> dict[str, int]:
-        texts, num_per_prompt = self.ticket.texts, self._body.n or 1
-        num_prompt = sum(text.answer.num_prompt_tokens for text in texts[::num_per_prompt] if text.answer)
-        num_said = sum(text.figures.num_tokens for text in texts)
+        texts, num_per_prompt = self.queued.texts, self._body.n or 1
+        num_prompt = sum(text.stream.num_prompt_tokens for text in texts[::num_per_prompt] if text.stream)
+        num_completion = sum(text.stats.num_tokens for text in texts)
         return response_schemas.Usage(
-            prompt_tokens=num_prompt, completion_tokens=num_said, total_tokens=num_prompt + num_said
+            prompt_tokens=num_prompt, completion_tokens=num_completion, total_tokens=num_prompt + num_completion
         ).model_dump()
 
-    def _figures(self) -> dict[str, object]:
+    def _stats(self) -> dict[str, object]:
         if not self._body.figures:
             return {}
-        answers = [text.answer for text in self.ticket.texts if text.answer]
-        about = {"snapshot_version": answers[0].snapshot.version, "seeds": [answer.seed for answer in answers]}
-        return {"omnidraft": self.ticket.figures.summary() | about}
+        streams = [text.stream for text in self.queued.texts if text.stream]
+        origin = {"snapshot_version": streams[0].snapshot.version, "seeds": [stream.seed for stream in streams]}
+        return {"omnidraft": self.queued.stats.summary() | origin}
 
 
-async def _steps(ticket: QueuedRequest, ready: asyncio.Event) -> AsyncIterator[tuple[int, Step]]:
+async def _steps(queued: QueuedRequest, ready: asyncio.Event) -> AsyncIterator[tuple[int, Step]]:
     while True:
         await ready.wait()
         ready.clear()
-        for arrived in ticket.arrived():
-            if arrived is None:
+        for step in queued.ready_steps():
+            if step is None:
                 return
-            yield arrived
+            yield step
 
 
 def _waker(ready: asyncio.Event) -> Callable[[], None]:
-    """For the decoding thread. After the loop's end nobody is left to be told."""
+    """Return a function that sets the event from the decoding thread; it does nothing once the loop is closed."""
     loop = asyncio.get_running_loop()
 
     def wake() -> None:

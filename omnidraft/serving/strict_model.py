@@ -1,6 +1,6 @@
-"""What every part of a request's body shares: no field is ignored, no value converted, and errors are few.
+"""Base of all models in a request's body: no field is ignored, no value converted, and the errors are few.
 
-Pydantic tells every error there is, and a client could ask for a hundred thousand of them, a second of work.
+Pydantic reports every error, and a client could cause a hundred thousand of them, a second of work.
 """
 
 from typing import Annotated, Any
@@ -18,19 +18,19 @@ class StrictModel(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _has_few_fields(cls, given: Any) -> Any:
-        if isinstance(given, dict) and len(given) > MAX_FIELDS:
-            raise ValueError(f"{len(given)} fields, there are not as many")
-        return given
+    def _has_few_fields(cls, value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > MAX_FIELDS:
+            raise ValueError(f"{len(value)} fields, there are not as many")
+        return value
 
 
-def _few(given: Any) -> Any:
-    if isinstance(given, dict) and len(given) > MAX_ENTRIES:
-        raise ValueError(f"{len(given)} entries, at most {MAX_ENTRIES} are taken")
-    return given
+def _check_num_entries(value: Any) -> Any:
+    if isinstance(value, dict) and len(value) > MAX_ENTRIES:
+        raise ValueError(f"{len(value)} entries, at most {MAX_ENTRIES} are taken")
+    return value
 
 
-Few = (BeforeValidator(_few), Field(max_length=MAX_ENTRIES))
-"""Of a mapping: refused before its entries are looked at, and documented."""
+MAPPING_LIMITS = (BeforeValidator(_check_num_entries), Field(max_length=MAX_ENTRIES))
+"""Annotations of a mapping that bound its entries: checked before the entries are, and documented."""
 
-FewTexts = Annotated[dict[str, str], *Few]
+TextMapping = Annotated[dict[str, str], *MAPPING_LIMITS]

@@ -1,10 +1,13 @@
-"""The two ways to ask for a text that keeps to a grammar: OpenAI's response_format and vLLM's structured_outputs."""
+"""Structured output: OpenAI's `response_format`, vLLM's `structured_outputs`, and fair turns at compiling grammars."""
 
+import asyncio
 import json
 from typing import Any, Literal
+from weakref import WeakValueDictionary
 
 from pydantic import ConfigDict, Field, model_validator
 
+from omnidraft.decode.engine import Engine, GenerationRequest
 from omnidraft.errors import RequestError
 from omnidraft.ports import Grammar
 from omnidraft.serving.strict_model import StrictModel
@@ -48,3 +51,22 @@ class StructuredOutputs(StrictModel):
         if self.regex is not None:
             return Grammar("regex", self.regex)
         return None if self.json_ is None else Grammar("json_schema", json.dumps(self.json_))
+
+
+class GrammarScheduler:
+    """Compiles one grammar at a time, beside the event loop and beside decoding, and lets clients take turns.
+
+    A client waits for one grammar of each other client, not for the hundred that one of them sent.
+    """
+
+    def __init__(self) -> None:
+        self._lock_of_client: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._lock = asyncio.Lock()  # first come, first served
+
+    async def prepare(self, client: str, engine: Engine, request: GenerationRequest) -> GenerationRequest:
+        """Return the request with its grammar compiled. Raises RequestError when that cannot be done."""
+        if request.sampling.grammar is None:
+            return request
+        own = self._lock_of_client.setdefault(client, asyncio.Lock())
+        async with own, self._lock:
+            return await asyncio.to_thread(engine.prepare, request)

@@ -1,1 +1,1 @@
-"""What a snapshot is: a check-summed folder with a manifest, a serving part and a resume part."""
+"""Snapshots: check-summed folders with a manifest, a serving part and a resume part."""

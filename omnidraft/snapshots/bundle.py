@@ -1,7 +1,7 @@
-"""Write, check and read a snapshot folder; its layout stands in manifest.py.
+"""Write, verify and read snapshot folders; manifest.py describes their layout.
 
-Written aside, checksums into the manifest, manifest last, onto the disk, then renamed: readers see all of a snapshot or
-none of it, also after the machine lost power.
+A folder is written under another name, with the checksums in the manifest and the manifest last, synced to disk, then
+renamed: readers see all of a snapshot or none of it, even after a power failure.
 Tensors are safetensors files, never pickle. torch is imported only where a tensor needs it.
 """
 
@@ -17,10 +17,9 @@ from pydantic import ValidationError
 
 from omnidraft.errors import SnapshotCorrupt, SnapshotError, StorageError
 from omnidraft.private_files import PRIVATE, USUAL, create
-from omnidraft.snapshots import durable_files
-from omnidraft.snapshots.files import link_or_copy, sha256_of
+from omnidraft.snapshots.files import link_or_copy, put_in_place, sha256_of, sync_tree
 from omnidraft.snapshots.manifest import Manifest
-from omnidraft.snapshots.signature import signed
+from omnidraft.snapshots.signature import sign
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +28,7 @@ MANIFEST = "manifest.json"
 DRAFTER = "serving/drafter.safetensors"
 NGRAMS = "serving/ngrams.safetensors"
 RESUME = "resume/"
-"""Where records lie: those held out and those that are learned again."""
+"""The part with users' records: held-out ones and those that are learned again."""
 
 Tensors = Mapping[str, "np.ndarray | torch.Tensor"]
 
@@ -37,7 +36,7 @@ Tensors = Mapping[str, "np.ndarray | torch.Tensor"]
 def write(
     folder: Path, manifest: Manifest, parts: Mapping[str, Path | Tensors], *, signing_key: str | None = None
 ) -> Manifest:
-    """Make a snapshot folder and return the manifest with its checksums, and signed where there is a key.
+    """Write a snapshot folder and return its manifest with checksums, and with a signature if there is a key.
 
     Args:
         parts: relative name such as `serving/drafter.safetensors` -> a file, which is linked and must not change
@@ -45,7 +44,7 @@ def write(
 
     Raises:
         SnapshotError: the folder exists, or a name leaves it.
-        StorageError: the disk is full, or takes no files for another reason; nothing of it stays.
+        StorageError: the disk is full, or the files cannot be written for another reason; nothing of them stays.
     """
     from safetensors import SafetensorError
 
@@ -54,11 +53,11 @@ def write(
     partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.partial")
     try:
         checksums = {name: _write_file(partial, name, content) for name, content in parts.items()}
-        complete = signed(manifest.model_copy(update={"sha256": checksums}), signing_key)
+        complete = sign(manifest.model_copy(update={"sha256": checksums}), signing_key)
         write_manifest(partial, complete)
-        durable_files.sync_tree(partial)
-        durable_files.put_in_place(partial, folder)
-    except (OSError, SafetensorError) as exc:  # safetensors says in its own words that a disk is full
+        sync_tree(partial)
+        put_in_place(partial, folder)
+    except (OSError, SafetensorError) as exc:  # safetensors has its own error for a full disk
         raise StorageError(f"the snapshot {folder} cannot be written: {exc}; free space there") from exc
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -66,18 +65,18 @@ def write(
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Make or replace the folder's manifest."""
+    """Write or replace the manifest of a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MANIFEST).write_text(manifest_text(manifest))
 
 
 def manifest_text(manifest: Manifest) -> str:
-    """JSON that people can read."""
+    """Return the manifest as indented JSON."""
     return manifest.model_dump_json(indent=2) + "\n"
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """What the snapshot says about itself.
+    """Return the manifest of a folder.
 
     Raises:
         SnapshotCorrupt: there is none, it is not a manifest, or it names files outside the folder.
@@ -89,7 +88,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def parse_manifest(text: str | bytes) -> Manifest:
-    """Raises SnapshotCorrupt when this is not a manifest, or names files outside the snapshot's folder."""
+    """Parse a manifest. Raises SnapshotCorrupt when it is none, or names files outside the snapshot's folder."""
     try:
         manifest = Manifest.model_validate_json(text)
     except ValidationError as exc:
@@ -101,20 +100,20 @@ def parse_manifest(text: str | bytes) -> Manifest:
 
 
 def parts_of(manifest: Manifest) -> tuple[str, ...]:
-    """The parts (`serving`, `resume`) that this snapshot has files in."""
+    """Return the parts (`serving`, `resume`) that have files in this snapshot."""
     return tuple(sorted({_part_of(name) for name in manifest.sha256}))
 
 
 def verify(folder: Path, parts: Sequence[str]) -> Manifest:
-    """The manifest, after checking that these parts hold exactly the files it lists, byte for byte.
+    """Check that these parts hold exactly the files of the manifest, byte for byte, and return the manifest.
 
     Raises:
         SnapshotCorrupt: a file is missing, differs, or is not listed.
     """
     manifest = read_manifest(folder)
     expected = {name for name in manifest.sha256 if _part_of(name) in parts}
-    found = {name for part in parts for name in _files_below(folder, part)}
-    if extra := sorted(found - expected):
+    present = {name for part in parts for name in _files_below(folder, part)}
+    if extra := sorted(present - expected):
         raise SnapshotCorrupt(f"{folder} holds {extra[0]}, which its manifest does not list")
     for name in sorted(expected):
         _check_file(folder, name, manifest.sha256[name])
@@ -122,12 +121,12 @@ def verify(folder: Path, parts: Sequence[str]) -> Manifest:
 
 
 def serving_tensors(folder: Path) -> dict[str, "torch.Tensor"] | None:
-    """What the drafter is on top of the base drafter; None: the base drafter as it is. Raises SnapshotCorrupt."""
+    """Return the drafter's tensors; None: it is the base drafter, unchanged. Raises SnapshotCorrupt."""
     return tensors(folder, DRAFTER) if (folder / DRAFTER).exists() else None
 
 
 def ngrams(folder: Path) -> dict[str, np.ndarray]:
-    """The packed arrays of the n-gram cache; empty when the snapshot has none. Raises SnapshotCorrupt."""
+    """Return the packed arrays of the n-gram cache; empty if the snapshot has none. Raises SnapshotCorrupt."""
     from safetensors import SafetensorError, numpy
 
     if not (folder / NGRAMS).exists():
@@ -139,7 +138,7 @@ def ngrams(folder: Path) -> dict[str, np.ndarray]:
 
 
 def tensors(folder: Path, name: str) -> dict[str, "torch.Tensor"]:
-    """The tensors of one file of the snapshot, for example `resume/optimizer.safetensors`. Raises SnapshotCorrupt."""
+    """Return the tensors of one file, for example `resume/optimizer.safetensors`. Raises SnapshotCorrupt."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

@@ -1,8 +1,11 @@
-"""Files that are written once and never changed: checksums, and sharing them without copying.
+"""Files of snapshots: checksums, hard links instead of copies, and writes that survive a power failure.
 
-A hard link costs no space and no time, and is safe because a snapshot's files are never written to again.
+A hard link costs no space and no time, and is safe because a snapshot's files are never written again.
+A rename is atomic for readers, but after a power failure a disk may have the new name without its content. So the order
+is: sync every file, then the folders from the innermost outwards, rename, sync the folder of the rename.
 """
 
+import errno
 import hashlib
 import os
 import shutil
@@ -10,13 +13,15 @@ import stat
 from pathlib import Path
 
 from omnidraft import throttle
-from omnidraft.private_files import create
+from omnidraft.private_files import USUAL, create
 
 _PIECE_BYTES = 2**20
+_NO_SYNC = (errno.EINVAL, errno.ENOTSUP)
+"""Errors of file systems that cannot sync folders."""
 
 
 def sha256_of(path: Path) -> str:
-    """Checksum of a file's bytes, in hex."""
+    """Return the SHA-256 of a file in hex."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while piece := file.read(_PIECE_BYTES):
@@ -26,19 +31,63 @@ def sha256_of(path: Path) -> str:
 
 
 def link_or_copy(source: Path, destination: Path) -> None:
-    """The same bytes under another name: a hard link where the disk allows it, else a copy."""
+    """Give a file another name: a hard link where the disk allows it, else a copy."""
     destination.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(source, destination)
     except FileExistsError:
         raise
-    except OSError:  # another disk, a file system without links, or somebody else's file
+    except OSError:  # another disk, a file system without links, or another user's file
         create(destination, stat.S_IMODE(source.stat().st_mode))
         shutil.copyfile(source, destination)
 
 
 def link_folder(source: Path, destination: Path) -> None:
-    """Every file below `source` under the same relative name below `destination`, linked or copied."""
+    """Link or copy every file below `source` to the same relative name below `destination`."""
     for path in sorted(source.rglob("*")):
         if path.is_file():
             link_or_copy(path, destination / path.relative_to(source))
+
+
+def sync(path: Path) -> None:
+    """Wait until the content of this file, or the names in this folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as exc:
+        if exc.errno not in _NO_SYNC:
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def sync_tree(folder: Path) -> None:
+    """Sync everything below a folder, and the folder itself."""
+    for parent, _, names in os.walk(folder, topdown=False):
+        for name in names:
+            sync(Path(parent, name))
+        sync(Path(parent))
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder and its missing parents, and sync each."""
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    sync(folder.parent)
+
+
+def put_in_place(partial: Path, final: Path) -> None:
+    """Rename a file or folder that is already synced; a file may be replaced."""
+    os.replace(partial, final)
+    sync(final.parent)
+
+
+def write_text(path: Path, text: str, rights: int = USUAL) -> None:
+    """Replace the text of a file, all or nothing. `rights`: see private_files."""
+    partial = path.with_name(f".{path.name}.partial")
+    create(partial, rights)
+    partial.write_text(text)
+    sync(partial)
+    put_in_place(partial, path)

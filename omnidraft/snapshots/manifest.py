@@ -1,4 +1,4 @@
-"""What a snapshot says about itself.
+"""The manifest of a snapshot.
 
 Folder layout (bundle.py reads and writes it):
     manifest.json
@@ -11,9 +11,8 @@ from pydantic import BaseModel, ConfigDict
 
 
 class LagSample(BaseModel):
-    """Records that a learner which lagged passed over, but for a sample. With the log this says which: of the records
-    of its pair in this range the `num_kept` newest ones, evenly over tenants
-    (distill/ingest/stratified_recent_sample.py)."""
+    """A range of the log of which a lagging learner learned only a sample: the `num_kept` newest records of its pair,
+    evenly over tenants (distill/ingest/stratified_recent_sample.py)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -22,14 +21,14 @@ class LagSample(BaseModel):
     end: dict[int, int]
     """Partition -> one past the last offset."""
     num_kept: int
-    """At most."""
+    """Upper limit of the sample."""
 
     def holds(self, partition: int, offset: int) -> bool:
         return self.start.get(partition, 0) <= offset < self.end.get(partition, 0)
 
 
 class Manifest(BaseModel):
-    """Written last; a folder without it is not a snapshot."""
+    """The metadata of a snapshot. It is written last: a folder without it is not a snapshot."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -39,15 +38,15 @@ class Manifest(BaseModel):
     target: str
     drafter: str
     drafter_hash: str
-    """Names the base drafter's weights; another base cannot take this snapshot's."""
+    """Hash of the base drafter's weights; the snapshot fits no other base."""
     alignment: str
     """Fingerprint of the vocabulary pair; see vocab/alignment.py."""
     train: str = "base"
-    """base, full or lora: what serving/drafter.safetensors holds."""
+    """base, full or lora: the content of serving/drafter.safetensors."""
     settings: dict[str, str] = {}
-    """How it was learned: loss, learning rate, batch; parameters in the registry."""
+    """Training settings: loss, learning rate, batch; they are parameters in the registry."""
     offsets: dict[int, int] = {}
-    """Partition -> next offset of the trace topic: everything before it is learned or counted in `counts`."""
+    """Partition -> next offset of the trace topic: every record before it is learned or counted in `counts`."""
     num_records: int = 0
     """Records learned since the base drafter."""
     num_tokens: int = 0
@@ -61,23 +60,23 @@ class Manifest(BaseModel):
     agreement_change_error: float | None = None
     """Standard error of agreement_after - agreement_before, which were measured on the same records."""
     speedup_before: float | None = None
-    """Of the parent over plain decoding, foretold from its hits on the same records and the times in them."""
+    """Predicted speedup of the parent over plain decoding, from its hits on the same records and the times in them."""
     speedup_after: float | None = None
-    """As speedup_before, of this snapshot."""
+    """The same prediction for this snapshot."""
     log_id: str | None = None
-    """Identity of the log that the offsets are of; None: the snapshot is older than that, or nothing was read."""
+    """Identity of the log of the offsets; None: the snapshot is older than this field, or nothing was read."""
     restarts: tuple[str, ...] = ()
-    """Names of the `learning restart` orders that were carried out. Where there is one more than in the parent,
-    learning began anew at these offsets."""
+    """Names of the executed `learning restart` orders. If there is one more than in the parent, learning restarted at
+    these offsets."""
     counts: dict[str, int] = {}
     """Records skipped, by reason, since the base drafter."""
     lag_samples: tuple[LagSample, ...] = ()
-    """Of what lies between the parent's offsets and these."""
+    """Samples of the records between the parent's offsets and these."""
     traceparent: str | None = None
-    """W3C trace context of its publication; None: the distiller was not traced."""
+    """W3C trace context of the publication; None: the distiller was not traced."""
     code_version: str = ""
     created_ms: int = 0
     sha256: dict[str, str] = {}
     """Relative path -> checksum of every other file."""
     signature: str | None = None
-    """Of all the other fields; see signature.py. None: published without registry.signing_key."""
+    """Signature of all other fields, see signature.py; None: published without registry.signing_key."""

@@ -1,7 +1,7 @@
-"""Who published a snapshot: HMAC-SHA256 over its manifest, which holds the checksum of every file.
+"""Signatures of snapshots: HMAC-SHA256 over the manifest, which has the checksum of every file.
 
-Signed is the manifest as JSON with sorted keys, without `signature` and without fields at their defaults, so that a
-field that is added later does not undo old signatures. A signature does not say which version number a snapshot has.
+The signed text is the manifest as JSON with sorted keys, without `signature` and without fields at their defaults, so
+that fields added later do not invalidate old signatures. The signature does not cover the version number.
 """
 
 import hmac
@@ -11,13 +11,13 @@ from omnidraft.errors import SnapshotCorrupt
 from omnidraft.snapshots.manifest import Manifest
 
 
-def signed(manifest: Manifest, key: str | None) -> Manifest:
-    """The manifest with its signature; as it is without a key."""
+def sign(manifest: Manifest, key: str | None) -> Manifest:
+    """Return the manifest with its signature, or unchanged without a key."""
     return manifest if key is None else manifest.model_copy(update={"signature": _signature(manifest, key)})
 
 
 def require_signature(manifest: Manifest, key: str | None) -> None:
-    """Raises SnapshotCorrupt unless the manifest was signed with this key; without a key nothing is required."""
+    """Raise SnapshotCorrupt unless the manifest was signed with this key; without a key nothing is required."""
     if key is None:
         return
     name, advice = f"snapshot {manifest.snapshot_id}", "publish it again from a copy that you trust"
@@ -28,5 +28,5 @@ def require_signature(manifest: Manifest, key: str | None) -> None:
 
 
 def _signature(manifest: Manifest, key: str) -> str:
-    told = manifest.model_dump(mode="json", exclude={"signature"}, exclude_defaults=True)
-    return hmac.digest(key.encode(), json.dumps(told, sort_keys=True).encode(), "sha256").hex()
+    fields = manifest.model_dump(mode="json", exclude={"signature"}, exclude_defaults=True)
+    return hmac.digest(key.encode(), json.dumps(fields, sort_keys=True).encode(), "sha256").hex()

@@ -1,1 +1,1 @@
-"""What operators see: counters and distributions."""
+"""Metrics and traces for operators."""

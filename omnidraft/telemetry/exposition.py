@@ -1,4 +1,4 @@
-"""Where Prometheus asks a process that has no HTTP side of its own, and one that answers for several."""
+"""`/metrics` for Prometheus: of a process without an HTTP server of its own, and of one that answers for several."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
@@ -14,10 +14,10 @@ logger = logging.getLogger(__name__)
 
 
 class Exposition:
-    """A `/metrics` in a thread of its own."""
+    """An HTTP server for `/metrics`, in a thread of its own."""
 
     def __init__(self, registry: CollectorRegistry, settings: MetricsSettings, port: int) -> None:
-        """Where the port is taken nothing is exposed: a service does not stop for its figures."""
+        """Serve the registry; if the port is taken, only log a warning: a service does not stop for its metrics."""
         self.port: int | None = None
         self._server = None
         if not settings.enabled:
@@ -37,14 +37,14 @@ class Exposition:
             self._thread.join()
 
 
-class Merged(Collector):
-    """Metrics that other processes rendered, as one; nothing is added up."""
+class MergedCollector(Collector):
+    """The metrics that several processes rendered, in one registry; nothing is added up."""
 
     def __init__(self, label: str, rendered: Callable[[], Iterable[tuple[str, str]]]) -> None:
         """
         Args:
             label: samples without it get the name of their process as its value.
-            rendered: asked at every scrape; name and text of each process.
+            rendered: called at every scrape; returns the name and the text of each process.
         """
         self._label, self._rendered = label, rendered
 
@@ -57,8 +57,8 @@ class Merged(Collector):
         yield from families.values()
 
 
-def merged(label: str, rendered: Iterable[tuple[str, str]]) -> bytes:
-    """What several processes say of themselves, as one text in the same format."""
+def merge_scrapes(label: str, rendered: Iterable[tuple[str, str]]) -> bytes:
+    """Return the scrapes of several processes, given by name and text, as one text in the same format."""
     registry, texts = CollectorRegistry(), tuple(rendered)
-    registry.register(Merged(label, lambda: texts))
+    registry.register(MergedCollector(label, lambda: texts))
     return generate_latest(registry)

@@ -1,13 +1,15 @@
-"""Everything that is measured, by the process that shows it, with help texts and labels. Counts only: ratios are for
-dashboards.
+"""Definitions of all metrics by the process that exposes them, with help texts and labels. They are counts: ratios are
+for dashboards.
 
-What a label may say is listed where it is known beforehand: such series begin at 0, so that a first event is an
+The values of a label are listed if they are known beforehand: such series begin at 0, so that the first event is an
 increase. Values of `drafter_version` are kept for the newest versions only; see metrics.py.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
+
+from omnidraft.ports.trace_reasons import DROP_REASONS, SKIP_REASONS
 
 SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 120.0)
 TOKENS = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0)
@@ -17,40 +19,36 @@ Values = Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Metric:
-    """One line of the table."""
+class MetricDefinition:
+    """The kind, help text and labels of one metric."""
 
     kind: Literal["counter", "gauge", "histogram"]
     help: str
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = SECONDS
     values: Values = field(default_factory=dict)
-    """Label -> what it may say, as far as that is known."""
+    """Label -> its values, for labels whose values are known beforehand."""
 
 
-def _counter(text: str, *labels: str, **values: tuple[str, ...]) -> Metric:
-    return Metric("counter", text, labels, values=values)
+def _counter(text: str, *labels: str, **values: tuple[str, ...]) -> MetricDefinition:
+    return MetricDefinition("counter", text, labels, values=values)
 
 
-def _gauge(text: str, *labels: str) -> Metric:
-    return Metric("gauge", text, labels)
+def _gauge(text: str, *labels: str) -> MetricDefinition:
+    return MetricDefinition("gauge", text, labels)
 
 
-def _seconds(text: str, *labels: str) -> Metric:
-    return Metric("histogram", text, labels)
+def _seconds(text: str, *labels: str) -> MetricDefinition:
+    return MetricDefinition("histogram", text, labels)
 
 
 _VERSION = ("target", "drafter_version")
 _DRAFTED = (*_VERSION, "source")
 _POSITION = (*_DRAFTED, "position")
 
-ASKED_PATHS = ("/v1/completions", "/v1/chat/completions")
-DROP_REASONS = ("queue_full", "closed", "invalid", "too_large", "redacted", "redactor_failed")
-DAMAGE_REASONS = ("malformed_record", "malformed_batch", "corrupt_batch", "missing")
-DEAD_LETTER_REASONS = ("unknown_schema", "unknown_key", "other_alignment", "unreadable", *DAMAGE_REASONS, "poison")
-SKIP_REASONS = (*DEAD_LETTER_REASONS, "other_pair", "sampled_out", "expired")
+GENERATION_PATHS = ("/v1/completions", "/v1/chat/completions")
 
-COMMON: Mapping[str, Metric] = {
+COMMON: Mapping[str, MetricDefinition] = {
     "omnidraft_build_info": _gauge("1, with the version of the code.", "version"),
     "omnidraft_spans_ended_total": _counter("Spans that were put into the queue for the collector."),
     "omnidraft_spans_exported_total": _counter(
@@ -59,12 +57,12 @@ COMMON: Mapping[str, Metric] = {
     "omnidraft_control_messages_skipped_total": _counter("Control messages that could not be read.", "target"),
 }
 
-WORKER: Mapping[str, Metric] = {
+WORKER: Mapping[str, MetricDefinition] = {
     "omnidraft_http_responses_total": _counter(
         "Responses by their status code; 499: the client went away before the first byte.",
         "path",
         "code",
-        path=ASKED_PATHS,
+        path=GENERATION_PATHS,
         code=("200", "400", "429", "499", "500", "503"),
     ),
     "omnidraft_http_request_seconds": _seconds("From a request's first byte to its response's last.", "path"),
@@ -84,7 +82,7 @@ WORKER: Mapping[str, Metric] = {
     "omnidraft_spec_decode_num_draft_tokens_total": _counter("Drafted nodes scored.", *_DRAFTED),
     "omnidraft_spec_decode_num_accepted_tokens_total": _counter("Drafted nodes on the path.", *_DRAFTED),
     "omnidraft_spec_decode_num_accepted_tokens_per_pos_total": _counter("Nodes on the path, by depth.", *_POSITION),
-    "omnidraft_spec_decode_accepted_tokens_per_pass": Metric(
+    "omnidraft_spec_decode_accepted_tokens_per_pass": MetricDefinition(
         "histogram", "Nodes on the path of one pass.", _VERSION, TOKENS
     ),
     "omnidraft_drafting_failures_total": _counter("Exceptions while drafting, which ended no text.", "target"),
@@ -92,7 +90,7 @@ WORKER: Mapping[str, Metric] = {
         "Positions where something was drafted, by depth and source of the first-ranked candidate.", *_POSITION
     ),
     "omnidraft_agreed_positions_total": _counter("... and the target drew that candidate.", *_POSITION),
-    "omnidraft_agreement_ratio": Metric("histogram", "Agreement of a request.", ("target",), RATIOS),
+    "omnidraft_agreement_ratio": MetricDefinition("histogram", "Agreement of a request.", ("target",), RATIOS),
     "omnidraft_traces_emitted_total": _counter("Trace records handed to the recorder."),
     "omnidraft_traces_dropped_total": _counter(
         "Trace records that never reached the log.", "reason", reason=DROP_REASONS
@@ -105,7 +103,7 @@ WORKER: Mapping[str, Metric] = {
     "omnidraft_refresh_errors_total": _counter("Times log or registry did not answer a worker.", "target"),
 }
 
-DISTILLER: Mapping[str, Metric] = {
+DISTILLER: Mapping[str, MetricDefinition] = {
     "omnidraft_traces_read_total": _counter("Trace records read by the learner.", "target"),
     "omnidraft_traces_skipped_total": _counter(
         "Trace records not learned from; expired: messages that the log had deleted by then.",
@@ -127,13 +125,13 @@ DISTILLER: Mapping[str, Metric] = {
     "omnidraft_learner_errors_total": _counter("Times log or registry did not answer the learner.", "target"),
 }
 
-PROPOSER: Mapping[str, Metric] = {
+PROPOSER: Mapping[str, MetricDefinition] = {
     "omnidraft_followed_texts": _gauge("Texts that a proposer inside another engine remembers.", "target"),
     "omnidraft_drafter_ids": _gauge("Ids whose keys the drafter holds there.", "target"),
 }
-"""Beside the worker's."""
+"""In addition to the worker's."""
 
-CONTROLLER: Mapping[str, Metric] = {
+CONTROLLER: Mapping[str, MetricDefinition] = {
     "omnidraft_champion_version_info": _gauge("Champion that was announced last.", "target"),
     "omnidraft_promotions_total": _counter("Challengers that became champion.", "target"),
     "omnidraft_refusals_total": _counter("Challengers that were not promoted.", "target"),
@@ -143,5 +141,5 @@ CONTROLLER: Mapping[str, Metric] = {
     "omnidraft_controller_errors_total": _counter("Times log or registry did not answer the controller.", "target"),
 }
 
-TABLE: Mapping[str, Metric] = {**COMMON, **WORKER, **PROPOSER, **DISTILLER, **CONTROLLER}
-"""Name -> what it is. A counter's name ends in _total."""
+DEFINITIONS: Mapping[str, MetricDefinition] = {**COMMON, **WORKER, **PROPOSER, **DISTILLER, **CONTROLLER}
+"""Name -> definition. The name of a counter ends in _total."""

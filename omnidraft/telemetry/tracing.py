@@ -1,7 +1,7 @@
-"""The Tracing of ports over OpenTelemetry: spans in batches to a collector, OTLP over HTTP.
+"""ports.Tracing over OpenTelemetry: spans in batches to a collector, OTLP over HTTP.
 
-Nothing here is global: another library's OpenTelemetry in the same process is left alone. Ending a span puts it into a
-bounded queue; a thread of the SDK empties it, and what finds no collector within `timeout_s` is lost and counted.
+Nothing here is global: another library's OpenTelemetry in the same process is unaffected. Ending a span puts it into a
+bounded queue, which a thread of the SDK empties; spans that no collector takes within `timeout_s` are lost and counted.
 """
 
 import logging
@@ -20,14 +20,14 @@ from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from omnidraft import __version__
 from omnidraft.config import TracingSettings
 from omnidraft.ports import Metrics
-from omnidraft.traces.trace_context import accepted, is_sampled
+from omnidraft.traces.trace_context import is_sampled, valid_traceparent
 
 logger = logging.getLogger(__name__)
 
 PATH = "/v1/traces"
 BATCH_SPANS = 512
 DELAY_MS = 1000
-"""How long a span waits for company."""
+"""The longest time that a span waits for its batch to fill."""
 ENDED = "omnidraft_spans_ended_total"
 EXPORTED = "omnidraft_spans_exported_total"
 
@@ -36,7 +36,7 @@ _KINDS = {
     "trace record": trace.SpanKind.PRODUCER,
     "learning step": trace.SpanKind.CONSUMER,
 }
-"""By the span's name; all others are internal."""
+"""Kinds by the name of the span; all others are internal."""
 
 
 class OtelTracing:
@@ -56,7 +56,7 @@ class OtelTracing:
         )
         self._provider.add_span_processor(
             BatchSpanProcessor(
-                _Counted(exporter, metrics),
+                _CountingExporter(exporter, metrics),
                 max_queue_size=settings.queue_spans,
                 schedule_delay_millis=DELAY_MS,
                 max_export_batch_size=BATCH_SPANS,
@@ -74,11 +74,11 @@ class OtelTracing:
         ago_s: float = 0.0,
         **facts: str | float | bool,
     ) -> "OtelSpan":
-        """As ports.Tracing. Links to what nobody kept are left out."""
-        above = _context(parent)
+        """Begin a span, see ports.Tracing. Links to spans that were not sampled are left out."""
+        remote = _context(parent)
         span = self._tracer.start_span(
             name,
-            Context() if above is None else trace.set_span_in_context(trace.NonRecordingSpan(above), Context()),
+            Context() if remote is None else trace.set_span_in_context(trace.NonRecordingSpan(remote), Context()),
             kind=_KINDS.get(name, trace.SpanKind.INTERNAL),
             attributes=_attributes(facts),
             links=[trace.Link(one) for link in links if is_sampled(link) and (one := _context(link)) is not None],
@@ -87,7 +87,7 @@ class OtelTracing:
         return OtelSpan(span, self._metrics)
 
     def close(self, timeout_s: float) -> None:
-        """As ports.Tracing; the SDK alone would wait for 30 s."""
+        """Send the last spans, see ports.Tracing; the SDK alone would wait for 30 s."""
         closing = threading.Thread(target=self._provider.shutdown, name="tracing-close", daemon=True)
         closing.start()
         closing.join(timeout_s)
@@ -96,17 +96,17 @@ class OtelTracing:
 
 
 class OtelSpan:
-    """As ports.Span."""
+    """An OpenTelemetry span behind ports.Span."""
 
     def __init__(self, span: trace.Span, metrics: Metrics) -> None:
         self._span, self._metrics = span, metrics
 
     @property
     def context(self) -> str | None:
-        named = self._span.get_span_context()
-        if not named.is_valid:
+        context = self._span.get_span_context()
+        if not context.is_valid:
             return None
-        return f"00-{named.trace_id:032x}-{named.span_id:016x}-{int(named.trace_flags):02x}"
+        return f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
 
     def end(self, **facts: str | float | bool) -> None:
         if not self._span.is_recording():
@@ -118,8 +118,8 @@ class OtelSpan:
         self._metrics.add(ENDED)
 
 
-class _Counted(SpanExporter):
-    """Another exporter, whose outages are one line in the log and a count."""
+class _CountingExporter(SpanExporter):
+    """Wraps an exporter; an outage is one warning in the log, and its spans are counted."""
 
     def __init__(self, exporter: SpanExporter, metrics: Metrics) -> None:
         self._exporter, self._metrics = exporter, metrics
@@ -139,19 +139,19 @@ class _Counted(SpanExporter):
 
 
 def _context(traceparent: str | None) -> trace.SpanContext | None:
-    """None for what is no traceparent."""
-    if accepted(traceparent) is None or traceparent is None:
+    """Parse a traceparent; None if it is invalid."""
+    if valid_traceparent(traceparent) is None or traceparent is None:
         return None
     _, trace_id, span_id, flags = traceparent.split("-")
     return trace.SpanContext(int(trace_id, 16), int(span_id, 16), True, trace.TraceFlags(int(flags, 16)))
 
 
 def _attributes(facts: Mapping[str, str | float | bool]) -> dict[str, str | float | bool]:
-    """Those that OpenTelemetry has a name for keep it; all others are ours."""
-    return {_STANDARD.get(name, f"omnidraft.{name}"): value for name, value in facts.items()}
+    """Return facts under OpenTelemetry's names where it has one, else under `omnidraft.`."""
+    return {_SEMANTIC_CONVENTIONS.get(name, f"omnidraft.{name}"): value for name, value in facts.items()}
 
 
-_STANDARD = {
+_SEMANTIC_CONVENTIONS = {
     "method": "http.request.method",
     "path": "url.path",
     "status": "http.response.status_code",

@@ -1,6 +1,6 @@
-"""Recorded traffic as a file: an Avro object container (deflate), readable by any Avro tool.
+"""Archives of trace records: Avro object containers (deflate), readable by any Avro tool.
 
-The file carries its writer's schema, so it needs no headers and outlives versions.
+A file contains its writer's schema, so it needs no headers, and later versions can read it.
 """
 
 import zlib
@@ -16,7 +16,7 @@ from omnidraft.traces.record import TraceRecord
 from omnidraft.traces.schema import SCHEMA_NAME, SCHEMA_VERSION
 
 _SYNC_MARKER = b"omnidraft.trace."
-"""Fixed, so that the same records always give the same file."""
+"""It is fixed, so that the same records always give the same file."""
 
 
 def write(path: Path, records: Iterable[TraceRecord]) -> None:
@@ -38,7 +38,7 @@ def write(path: Path, records: Iterable[TraceRecord]) -> None:
 
 
 def read(path: Path) -> Iterator[TraceRecord]:
-    """The records of a file, in order.
+    """Yield the records of a file, in order.
 
     Raises:
         UnknownSchema: the file holds something else.

@@ -1,4 +1,4 @@
-"""As much as can be read of a broken record, for people who look for what broke it. Nobody learns from it."""
+"""Best-effort decoding of a broken record, for people who search for the cause. Nothing is learned from it."""
 
 import io
 from collections.abc import Mapping
@@ -7,13 +7,13 @@ from typing import Any
 import fastavro
 import numpy as np
 
-from omnidraft.traces.schema import BELIEF_COLUMNS, RECORD_COLUMNS, ROUND_COLUMNS, SCHEMA_VERSION, SCHEMAS
+from omnidraft.traces.schema import LOGPROB_COLUMNS, RECORD_COLUMNS, ROUND_COLUMNS, SCHEMA_VERSION, SCHEMAS
 
-COLUMNS: Mapping[str, str] = {**RECORD_COLUMNS, **BELIEF_COLUMNS, **ROUND_COLUMNS}
+COLUMNS: Mapping[str, str] = {**RECORD_COLUMNS, **LOGPROB_COLUMNS, **ROUND_COLUMNS}
 
 
 def readable_fields(payload: bytes, version: int = SCHEMA_VERSION) -> dict[str, Any]:
-    """Field by field as the schema has them, up to the first that cannot be read; plain data for JSON."""
+    """Return the fields in the order of the schema, up to the first that cannot be read, as plain data for JSON."""
     source, fields = io.BytesIO(payload), dict[str, Any]()
     for field in SCHEMAS[version]["fields"]:
         try:

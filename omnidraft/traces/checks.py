@@ -1,6 +1,6 @@
-"""What a record must fulfil before anybody learns from it; every refusal names the field.
+"""Checks that a record must pass before it is written or learned from; every error names the field.
 
-Shapes as in record.py: E emitted tokens, K log-probabilities kept, R rounds, M drafted nodes, D draft tokens.
+Shapes as in record.py: E emitted tokens, K log-probabilities recorded, R rounds, M drafted nodes, D draft tokens.
 """
 
 import math
@@ -16,10 +16,10 @@ LOG_P_ROUNDING = 1e-2
 
 
 def check(record: TraceRecord) -> None:
-    """Return when `record` keeps every promise of record.py.
+    """Check a record against record.py.
 
     Raises:
-        WireError: names the field that does not.
+        WireError: names the field that is wrong.
     """
     _check_settings(record)
     num_emitted = len(record.emitted_ids)
@@ -31,8 +31,8 @@ def check(record: TraceRecord) -> None:
     _check_rounds(record.rounds, num_emitted)
 
 
-def _require(kept: bool, field: str, problem: str) -> None:
-    if not kept:
+def _require(is_valid: bool, field: str, problem: str) -> None:
+    if not is_valid:
         raise WireError(f"{field}: {problem}")
 
 
@@ -47,18 +47,19 @@ def _check_settings(record: TraceRecord) -> None:
     _require(record.finish_reason in reasons, "finish_reason", f"{record.finish_reason!r} is none of {reasons}")
     modes = ("fast", "reproducible")
     _require(record.mode in modes, "mode", f"{record.mode!r} is none of {modes}")
-    warmth = record.temperature
-    _require(math.isfinite(warmth) and warmth >= 0, "temperature", f"{warmth} is not a finite number from 0")
+    temperature = record.temperature
+    is_temperature = math.isfinite(temperature) and temperature >= 0
+    _require(is_temperature, "temperature", f"{temperature} is not a finite number from 0")
     _require(record.top_k is None or record.top_k >= 1, "top_k", f"{record.top_k} is below 1")
     _require(record.top_p is None or 0 < record.top_p <= 1, "top_p", f"{record.top_p} is not in (0, 1]")
     _require(0 <= record.seed < 1 << 64, "seed", f"{record.seed} is not an unsigned 64 bit number")
-    _check_shaping(record)
+    _check_penalties(record)
 
 
-def _check_shaping(record: TraceRecord) -> None:
+def _check_penalties(record: TraceRecord) -> None:
     for name in ("min_p", "noise_weight"):
-        share = getattr(record, name)
-        _require(share is None or 0 <= share <= 1, name, f"{share} is not in [0, 1]")
+        ratio = getattr(record, name)
+        _require(ratio is None or 0 <= ratio <= 1, name, f"{ratio} is not in [0, 1]")
     repetition = record.repetition_penalty
     _require(math.isfinite(repetition) and repetition > 0, "repetition_penalty", f"{repetition} is not above 0")
     for name in ("presence_penalty", "frequency_penalty"):
@@ -79,17 +80,17 @@ def _check_log_p(name: str, log_p: np.ndarray) -> None:
     _require(not (log_p > LOG_P_ROUNDING).any(), name, "holds a log-probability above 0")
 
 
-def _check_logprobs(beliefs: TargetLogprobs, num_emitted: int) -> None:
-    shape = beliefs.top_ids_EK.shape
+def _check_logprobs(logprobs: TargetLogprobs, num_emitted: int) -> None:
+    shape = logprobs.top_ids_EK.shape
     _require(shape[0] == num_emitted, "top_ids_EK", f"{shape[0]} rows, expected {num_emitted}")
     _require(1 <= shape[1] <= MAX_TOP_K, "top_ids_EK", f"{shape[1]} columns, allowed are 1 to {MAX_TOP_K}")
-    _require(beliefs.top_log_p_EK.shape == shape, "top_log_p_EK", f"shape {beliefs.top_log_p_EK.shape}, not {shape}")
-    _check_length("emitted_log_p_E", beliefs.emitted_log_p_E, num_emitted)
-    _check_length("tail_log_p_E", beliefs.tail_log_p_E, num_emitted)
-    _check_ids("top_ids_EK", beliefs.top_ids_EK.ravel())
+    _require(logprobs.top_log_p_EK.shape == shape, "top_log_p_EK", f"shape {logprobs.top_log_p_EK.shape}, not {shape}")
+    _check_length("emitted_log_p_E", logprobs.emitted_log_p_E, num_emitted)
+    _check_length("tail_log_p_E", logprobs.tail_log_p_E, num_emitted)
+    _check_ids("top_ids_EK", logprobs.top_ids_EK.ravel())
     for name in ("top_log_p_EK", "emitted_log_p_E", "tail_log_p_E"):
-        _check_log_p(name, getattr(beliefs, name))
-    best_first = (beliefs.top_log_p_EK[:, 1:] <= beliefs.top_log_p_EK[:, :-1]).all()
+        _check_log_p(name, getattr(logprobs, name))
+    best_first = (logprobs.top_log_p_EK[:, 1:] <= logprobs.top_log_p_EK[:, :-1]).all()
     _require(bool(best_first), "top_log_p_EK", "a row does not fall from its most probable id on")
 
 
@@ -109,7 +110,7 @@ def _check_rounds(rounds: Rounds, num_emitted: int) -> None:
 
 
 def _check_nodes(rounds: Rounds) -> None:
-    """Every tree is one: a node's parent stands before it in its own round."""
+    """Check that every round is a tree: the parent of a node precedes it in the same round."""
     num_nodes_R = rounds.num_nodes_R.astype(np.int64)
     num_nodes = int(num_nodes_R.sum())
     for name in ("node_ids_M", "parents_M", "sources_M", "log_q_M", "accepted_M"):
@@ -121,7 +122,7 @@ def _check_nodes(rounds: Rounds) -> None:
     starts_R = np.cumsum(num_nodes_R) - num_nodes_R
     index_M = np.arange(num_nodes) - np.repeat(starts_R, num_nodes_R) + 1
     _require(not (rounds.parents_M >= index_M).any(), "parents_M", "a parent does not stand before its child")
-    running = np.concatenate(([0], np.cumsum(rounds.accepted_M, dtype=np.int64)))
-    accepted_R = running[starts_R + num_nodes_R] - running[starts_R]
-    same = bool((accepted_R == rounds.num_accepted_R).all())
-    _require(same, "num_accepted_R", "does not count the accepted nodes of its rounds")
+    num_before = np.concatenate(([0], np.cumsum(rounds.accepted_M, dtype=np.int64)))
+    accepted_R = num_before[starts_R + num_nodes_R] - num_before[starts_R]
+    is_equal = bool((accepted_R == rounds.num_accepted_R).all())
+    _require(is_equal, "num_accepted_R", "does not count the accepted nodes of its rounds")

@@ -1,7 +1,7 @@
-"""Trace records to bytes and back; the only way a record enters or leaves this process.
+"""Encoding and decoding of trace records; every record enters and leaves the process through this module.
 
-What is written was checked by the rules it will be read by, so a record that a learner would refuse fails where it
-was made. Arrays of a decoded record are read-only views into its payload.
+A record is checked by the same rules before it is written and after it is read, so a record that a learner would refuse
+fails where it was made. Arrays of a decoded record are read-only views into its payload.
 """
 
 import io
@@ -16,8 +16,8 @@ from omnidraft.errors import RecordTooLarge, UnknownKey, UnknownSchema, WireErro
 from omnidraft.traces.checks import check
 from omnidraft.traces.record import Rounds, TargetLogprobs, TraceRecord
 from omnidraft.traces.schema import (
-    BELIEF_COLUMNS,
     ENCRYPTION,
+    LOGPROB_COLUMNS,
     MAX_EMITTED,
     MAX_PAYLOAD_BYTES,
     MAX_WRITTEN_BYTES,
@@ -36,16 +36,16 @@ _PLAIN_FIELDS = (
     *("presence_penalty", "frequency_penalty", "has_logit_bias", "has_grammar", "noise_weight"),
     "has_settings",
 )
-"""Fields that Avro writes as they are."""
+"""Fields that Avro writes without conversion."""
 
 
 def key(record: TraceRecord) -> bytes:
-    """Message key: one request stays in one partition, in order."""
+    """Return the message key: one request stays in one partition, in order."""
     return record.request_id.encode()
 
 
 def headers(record: TraceRecord) -> dict[str, bytes]:
-    """What can be known about the message without parsing it; facts the record does not have are left out."""
+    """Return the headers, for readers that do not parse the message; facts that the record lacks are left out."""
     facts = {
         "schema": SCHEMA_NAME,
         "schema_version": str(SCHEMA_VERSION),
@@ -58,7 +58,7 @@ def headers(record: TraceRecord) -> dict[str, bytes]:
 
 
 def encode(record: TraceRecord) -> bytes:
-    """The message value.
+    """Return the message value.
 
     Raises:
         WireError: the record breaks a rule of checks.py; names the field.
@@ -78,10 +78,10 @@ def encode(record: TraceRecord) -> bytes:
 
 
 def decode(payload: bytes, headers: Mapping[str, bytes]) -> TraceRecord:
-    """The record in a message.
+    """Return the record in a message.
 
     Raises:
-        UnknownKey: it is encrypted, and the log reader could not open it.
+        UnknownKey: it is encrypted, and the log reader could not decrypt it.
         UnknownSchema: another program or another version wrote it.
         WireError: it is broken; names the field.
     """
@@ -103,19 +103,19 @@ def decode(payload: bytes, headers: Mapping[str, bytes]) -> TraceRecord:
 
 @cache
 def parsed_schema(version: int) -> Any:
-    """A schema as fastavro wants it."""
+    """Return a schema, parsed by fastavro."""
     return fastavro.parse_schema(dict(SCHEMAS[version]))
 
 
 def to_row(record: TraceRecord) -> dict[str, Any]:
-    """The record as Avro fields.
+    """Return the record as Avro fields.
 
     Raises:
         WireError: it breaks a rule of checks.py; names the field.
     """
     row = {name: getattr(record, name) for name in _PLAIN_FIELDS}
     row |= _pack(record, RECORD_COLUMNS)
-    row["beliefs"] = None if record.beliefs is None else _pack(record.beliefs, BELIEF_COLUMNS)
+    row["beliefs"] = None if record.beliefs is None else _pack(record.beliefs, LOGPROB_COLUMNS)
     row["rounds"] = _pack(record.rounds, ROUND_COLUMNS)
     check(record)
     row["seed"] = record.seed.to_bytes(SEED_BYTES, "little")
@@ -123,7 +123,7 @@ def to_row(record: TraceRecord) -> dict[str, Any]:
 
 
 def from_row(row: Any) -> TraceRecord:
-    """The record of a mapping of Avro fields.
+    """Return the record of a mapping of Avro fields.
 
     Raises:
         WireError: it breaks a rule of checks.py; names the field.
@@ -142,16 +142,16 @@ def from_row(row: Any) -> TraceRecord:
 
 
 def to_json(record: TraceRecord) -> dict[str, Any]:
-    """The record for people: lists and rounded numbers; -inf becomes null, which JSON can say."""
+    """Return the record for people: lists and rounded numbers; -inf becomes null, as JSON has no infinity."""
     fields = {name: getattr(record, name) for name in _PLAIN_FIELDS} | {"seed": record.seed}
-    fields |= {name: _plain(getattr(record, name)) for name in RECORD_COLUMNS}
+    fields |= {name: _to_list(getattr(record, name)) for name in RECORD_COLUMNS}
     beliefs = record.beliefs
-    fields["beliefs"] = beliefs and {name: _plain(getattr(beliefs, name)) for name in BELIEF_COLUMNS}
-    fields["rounds"] = {name: _plain(getattr(record.rounds, name)) for name in ROUND_COLUMNS}
+    fields["beliefs"] = beliefs and {name: _to_list(getattr(beliefs, name)) for name in LOGPROB_COLUMNS}
+    fields["rounds"] = {name: _to_list(getattr(record.rounds, name)) for name in ROUND_COLUMNS}
     return fields
 
 
-def _plain(column: np.ndarray) -> list[Any]:
+def _to_list(column: np.ndarray) -> list[Any]:
     if column.dtype.kind != "f":
         return column.tolist()
     flat = [round(number, 4) if np.isfinite(number) else None for number in column.ravel().tolist()]
@@ -173,7 +173,7 @@ def _written_version(headers: Mapping[str, bytes]) -> int:
 
 
 def _pack(holder: object, columns: Mapping[str, str]) -> dict[str, bytes]:
-    """Packed columns; a number that does not fit its type is refused, never wrapped."""
+    """Pack columns into bytes; a number that does not fit its type is refused, never wrapped."""
     packed = {}
     for name, kind in columns.items():
         column = np.asarray(getattr(holder, name))
@@ -204,7 +204,7 @@ def _unpack(row: Mapping[str, bytes], columns: Mapping[str, str]) -> dict[str, n
 
 
 def _logprobs(row: Mapping[str, bytes], num_emitted: int) -> TargetLogprobs:
-    columns = _unpack(row, BELIEF_COLUMNS)
+    columns = _unpack(row, LOGPROB_COLUMNS)
     if not 1 <= num_emitted <= MAX_EMITTED:
         raise WireError(f"emitted_ids: {num_emitted} ids, allowed are 1 to {MAX_EMITTED}")
     for name in ("top_ids_EK", "top_log_p_EK"):

@@ -1,6 +1,6 @@
-"""What a worker tells the learner: up to `segment_tokens` emitted tokens of one request, and what the target believed.
+"""The trace record: up to `segment_tokens` emitted tokens of one request, with the target's log-probabilities.
 
-Shapes: E emitted target tokens of this segment, K log-probabilities kept, R rounds (target passes),
+Shapes: E emitted target tokens of this segment, K log-probabilities recorded, R rounds (target passes),
 M drafted nodes of all rounds together (roots left out), D draft tokens of all rounds together.
 Ids are vocabulary ids; log-probabilities are natural logs, raw (temperature 1, before processors).
 codec.py turns records into bytes and back.
@@ -16,18 +16,18 @@ SOURCES = ("direct", "split", "merge", "lookup")
 
 @dataclass(frozen=True, slots=True)
 class TargetLogprobs:
-    """The target's distribution at each emitted position, as far as it is kept."""
+    """The K largest log-probabilities of the target at each emitted position."""
 
     top_ids_EK: np.ndarray  # uint32, most probable first
     top_log_p_EK: np.ndarray  # float16
     emitted_log_p_E: np.ndarray  # float16
     tail_log_p_E: np.ndarray
-    """float16; log of the probability outside the K kept, by logsumexp; -inf when nothing is outside."""
+    """float16; log of the probability outside the K ids, by logsumexp; -inf when nothing is outside."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """What was drafted and what came of it."""
+    """The drafted trees of all rounds, and the nodes that were accepted."""
 
     num_nodes_R: np.ndarray  # uint16, drafted nodes of each round, the root not counted
     num_accepted_R: np.ndarray  # uint16, nodes on the target's path
@@ -55,33 +55,33 @@ class Rounds:
 
 @dataclass(frozen=True, slots=True)
 class TraceRecord:
-    """Self-contained: a learner needs no other record and no target model to learn from it."""
+    """A segment of one request. A learner needs no other record and no target model to learn from it."""
 
     request_id: str
     segment: int
     """0 for a request's first."""
     time_ms: int
-    """When the segment ended, Unix milliseconds."""
+    """End of the segment, Unix milliseconds."""
     tenant: str
     worker: str
     target: str
     drafter: str
     snapshot_version: int | None
-    """Snapshot that drafted it; None for recorded traffic without a drafter."""
+    """The snapshot that drafted it; None for recorded traffic without a drafter."""
     alignment: str
     """Fingerprint of the vocabulary pair; a learner for another pair must refuse the record."""
     drafter_prompt_ids: np.ndarray
-    """uint32; the drafter's own template, as served. Of prompt and answer together the drafter read the last that its
-    context held; empty where it could not read the prompt."""
+    """uint32; the prompt in the drafter's own template, as served. The drafter read the last part of prompt and text
+    that its context holds; empty if it could not read the prompt."""
     prompt_ids: np.ndarray  # uint32, the target's
     before_ids: np.ndarray
-    """uint32; target ids this answer emitted before the segment, the newest `window_tokens` of them."""
+    """uint32; target ids emitted before the segment, the newest `window_tokens` of them."""
     emitted_ids: np.ndarray  # uint32 [E], E >= 1
     beliefs: TargetLogprobs | None
     """None when the target gives no log-probabilities."""
     rounds: Rounds
     finish_reason: str | None
-    """stop or length when the answer ends with this segment, else None."""
+    """stop or length if the text ends with this segment, else None."""
     mode: str
     temperature: float
     top_k: int | None
@@ -98,12 +98,12 @@ class TraceRecord:
     """Largest weight of the target's noise in ranking the drafts of this segment (w of docs/algorithms.md section 4);
     None where nothing was drafted, or the record does not say."""
     has_settings: bool = True
-    """False: the engine told nobody how the request was to be decoded; mode, temperature, seed and the other settings
-    in here are placeholders."""
+    """False: the engine did not report the settings of the request; mode, temperature, seed and the other settings here
+    are placeholders."""
 
     @property
     def is_drawn_from_logprobs(self) -> bool:
-        """Whether temperature, top-k, top-p and min-p are all that lies between the raw log-probabilities and the
-        distribution that was drawn from; what penalties, bias and grammars did to it is not recorded."""
+        """Whether the target sampled from the raw log-probabilities after temperature, top-k, top-p and min-p only; the
+        effect of penalties, bias and grammars is not recorded."""
         has_penalty = self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
         return self.has_settings and not (has_penalty or self.has_logit_bias or self.has_grammar)

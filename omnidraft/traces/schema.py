@@ -1,4 +1,4 @@
-"""The wire format of the trace topic: Avro, one message per trace record, and how it may grow.
+"""The wire format of the trace topic: Avro, one message per trace record, and the rules of its evolution.
 
 Columns of numbers are `bytes`, packed little-endian: plain Avro arrays decode 300 times slower. Shapes and
 meanings are those of record.py, under the same names. Ids are vocabulary ids; log-probabilities natural logs.
@@ -14,7 +14,7 @@ SCHEMA_NAME = "omnidraft.trace"
 SCHEMA_VERSION = 3
 
 ENCRYPTION = "encryption"
-"""Header of a message whose value is encrypted."""
+"""The header of a message whose value is encrypted."""
 MAX_PAYLOAD_BYTES = 1 << 20
 """Larger messages are refused before they are parsed."""
 MAX_WRITTEN_BYTES = 1_000_000
@@ -32,7 +32,7 @@ RECORD_COLUMNS: Mapping[str, str] = {
 }
 """Column -> numpy type of its packed values."""
 
-BELIEF_COLUMNS: Mapping[str, str] = {
+LOGPROB_COLUMNS: Mapping[str, str] = {
     "top_ids_EK": "<u4",
     "top_log_p_EK": "<f2",
     "emitted_log_p_E": "<f2",

@@ -1,13 +1,17 @@
-"""Which tokens of two vocabularies spell the same bytes; built once per pair of tokenizers, never changed.
+"""The alignment of two vocabularies: tokens that spell the same bytes. It is built once per pair and never changed.
 
 Shapes: D draft ids, T target ids.
 Direct: one draft token is one target token. Split: one draft token is several target tokens. Several draft tokens
 for one target token are learned while serving: ngram_cache.py.
+Source: docs/algorithms.md section 1.
+Tokens match by bytes, not by strings: two ids with the same bytes are one token, the lower id stands for it and the
+other is masked. Special tokens match by role only, each at most once; a control token without a partner is unmapped.
 """
 
 import hashlib
 import os
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,23 +20,26 @@ from typing import Self
 import numpy as np
 
 from omnidraft.errors import VocabularyError
-from omnidraft.vocab.matching import partners_by_role, spelled_by
+from omnidraft.vocab.byte_table import ByteTable
 from omnidraft.vocab.packed_lists import PackedLists
 from omnidraft.vocab.tokenizer import Tokenizer, Vocabulary
 
 _FORMAT = "1"
+_NEVER_MATCHED = "unk"
+_GENERAL_ROLES = ("eos", "end_of_text", "bos", "pad")
+"""Matched last, in this order: an id that is both end_of_turn and eos is the end of a turn first."""
 
 
 @dataclass(frozen=True)
 class Alignment:
-    """Read it by id; the arrays are for code that works on whole distributions."""
+    """A map of token ids in both directions; the arrays are for code that works on whole distributions."""
 
     fingerprint: str
     """sha256 over both byte tables and roles; a trace, a cache and a snapshot must agree on it."""
     targets_of_draft: PackedLists
-    """For each draft id the target ids it becomes."""
+    """The target ids that each draft id becomes."""
     drafts_of_target: PackedLists
-    """For each target id the draft ids that spell it."""
+    """The draft ids that spell each target id."""
 
     @property
     def num_draft(self) -> int:
@@ -64,11 +71,11 @@ class Alignment:
         return np.where(self.drafts_of_target.lengths == 1, self.draft_first_T, self.num_draft)
 
     def pieces(self, draft_id: int) -> tuple[int, ...]:
-        """Target ids that a draft token becomes: one when direct, more when split, () when unmapped."""
+        """Return the target ids that a draft token becomes: one if direct, more if split, () if unmapped."""
         return self.targets_of_draft[draft_id]
 
     def draft_pieces(self, target_id: int) -> tuple[int, ...]:
-        """Draft ids that spell a target token: one when direct, () when there is no way to draft it."""
+        """Return the draft ids that spell a target token: one if direct, () if it cannot be drafted."""
         return self.drafts_of_target[target_id]
 
     @cached_property
@@ -84,7 +91,7 @@ class Alignment:
         return int((self.targets_of_draft.lengths == 0).sum())
 
     def save(self, path: Path) -> None:
-        """Written aside and renamed: a reader sees all of the file or none."""
+        """Write a file; it appears whole or not at all."""
         partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
         with partial.open("wb") as file:
             np.savez(
@@ -100,7 +107,7 @@ class Alignment:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Raises VocabularyError when the file is no alignment of this format."""
+        """Read a file. Raises VocabularyError if it is no alignment of this format."""
         try:
             with np.load(path, allow_pickle=False) as arrays:
                 if str(arrays["format"]) != _FORMAT:
@@ -115,10 +122,10 @@ class Alignment:
 
 
 def align(draft: Tokenizer, target: Tokenizer) -> Alignment:
-    """Every draft token as target tokens, and every target token as draft tokens."""
-    targets_of_draft = spelled_by(target, draft.vocabulary)
-    drafts_of_target = spelled_by(draft, target.vocabulary)
-    for draft_id, target_id in partners_by_role(draft.vocabulary, target.vocabulary).items():
+    """Map every draft token to target tokens, and every target token to draft tokens."""
+    targets_of_draft = _spellings(target, draft.vocabulary)
+    drafts_of_target = _spellings(draft, target.vocabulary)
+    for draft_id, target_id in _partners_by_role(draft.vocabulary, target.vocabulary).items():
         targets_of_draft[draft_id] = (target_id,)
         drafts_of_target[target_id] = (draft_id,)
     return Alignment(
@@ -129,11 +136,11 @@ def align(draft: Tokenizer, target: Tokenizer) -> Alignment:
 
 
 def align_cached(draft: Tokenizer, target: Tokenizer, folder: Path) -> Alignment:
-    """`align`, kept in a file of this folder that is named by the fingerprint."""
+    """Return `align` of both, from a file in this folder that is named by the fingerprint; write it if it is absent."""
     fingerprint = pair_fingerprint(draft.vocabulary, target.vocabulary)
     path = folder / f"{fingerprint}.npz"
     if path.exists():
-        return _checked(Alignment.load(path), fingerprint, path)
+        return _require_fingerprint(Alignment.load(path), fingerprint, path)
     alignment = align(draft, target)
     folder.mkdir(parents=True, exist_ok=True)
     alignment.save(path)
@@ -141,7 +148,7 @@ def align_cached(draft: Tokenizer, target: Tokenizer, folder: Path) -> Alignment
 
 
 def pair_fingerprint(draft: Vocabulary, target: Vocabulary) -> str:
-    """sha256 over bytes, roles and special ids of both, in this order."""
+    """Return the sha256 over bytes, roles and special ids of both, in this order."""
     digest = hashlib.sha256()
     for vocabulary in (draft, target):
         digest.update(len(vocabulary).to_bytes(8, "little"))
@@ -151,7 +158,59 @@ def pair_fingerprint(draft: Vocabulary, target: Vocabulary) -> str:
     return digest.hexdigest()
 
 
-def _checked(alignment: Alignment, fingerprint: str, path: Path) -> Alignment:
+def _require_fingerprint(alignment: Alignment, fingerprint: str, path: Path) -> Alignment:
     if alignment.fingerprint != fingerprint:
         raise VocabularyError(f"{path} holds alignment {alignment.fingerprint}, not {fingerprint}: delete it")
     return alignment
+
+
+def _spellings(speller: Tokenizer, vocabulary: Vocabulary) -> list[tuple[int, ...]]:
+    """Return each id of the vocabulary in the speller's ids; () for special, masked and unspellable ones."""
+    speller_table, own_table = speller.vocabulary.byte_table, vocabulary.byte_table
+    pieces: list[tuple[int, ...]] = [()] * len(vocabulary)
+    without_partner = []
+    for token, data in enumerate(vocabulary.token_bytes):
+        if own_table.get(data) != token:
+            continue
+        partner = speller_table.get(data)
+        if partner is None:
+            without_partner.append(token)
+        else:
+            pieces[token] = (partner,)
+    split = _tokenise_exactly(speller, [vocabulary.token_bytes[token] for token in without_partner])
+    for token, ids in zip(without_partner, split, strict=True):
+        pieces[token] = ids
+    return pieces
+
+
+def _tokenise_exactly(speller: Tokenizer, texts: Sequence[bytes]) -> list[tuple[int, ...]]:
+    """Tokenise each text; where the tokenizer changes the bytes, its byte table spells them instead."""
+    vocabulary = speller.vocabulary
+    proposals = speller.encode_batch([text.decode("utf-8", "replace") for text in texts])
+    return [
+        tuple(ids) if vocabulary.spell(ids) == text else _longest_match(vocabulary.byte_table, text)
+        for text, ids in zip(texts, proposals, strict=True)
+    ]
+
+
+def _longest_match(table: ByteTable, text: bytes) -> tuple[int, ...]:
+    try:
+        return tuple(table.longest_match(text))
+    except VocabularyError:  # this vocabulary has no token for some byte
+        return ()
+
+
+def _partners_by_role(draft: Vocabulary, target: Vocabulary) -> dict[int, int]:
+    """Return special draft ids -> special target ids."""
+    partners: dict[int, int] = {}
+    for role in _in_order(draft.roles.keys() & target.roles.keys()):
+        draft_id, target_id = draft.roles[role], target.roles[role]
+        both_special = draft_id in draft.special_ids and target_id in target.special_ids
+        if both_special and draft_id not in partners and target_id not in partners.values():
+            partners[draft_id] = target_id
+    return partners
+
+
+def _in_order(roles: set[str]) -> list[str]:
+    particular = sorted(roles - {*_GENERAL_ROLES, _NEVER_MATCHED})
+    return particular + [role for role in _GENERAL_ROLES if role in roles]

@@ -1,7 +1,7 @@
-"""Where two tokenisations of the same bytes meet.
+"""Boundaries that two tokenisations of the same bytes have in common.
 
 Shapes: T target tokens, D draft tokens, P target positions that begin at a draft boundary, M merges, S splits.
-Works on byte lengths only; that the bytes are the same is the caller's knowledge.
+It works on byte lengths only: the caller ensures that the bytes are the same.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class BoundaryAlignment:
-    """All arrays are int64 and in text order."""
+    """Common boundaries, merges and splits. All arrays are int64 and in text order."""
 
     target_P: np.ndarray
     """Target positions whose first byte is a draft boundary."""
@@ -24,10 +24,10 @@ class BoundaryAlignment:
 
 
 def align_boundaries(draft_num_bytes_D: np.ndarray, target_num_bytes_T: np.ndarray) -> BoundaryAlignment:
-    """Meet at every byte where both have a boundary.
+    """Find every byte where both have a boundary.
 
-    One side may end earlier: what begins after its end is left out. A token without bytes stands where its
-    neighbours meet and belongs to no merge or split.
+    One side may end earlier: tokens that begin after its end are left out. A token without bytes stands between its
+    neighbours and belongs to no merge or split.
     """
     draft_ends_D = np.cumsum(draft_num_bytes_D, dtype=np.int64)
     target_ends_T = np.cumsum(target_num_bytes_T, dtype=np.int64)
@@ -54,10 +54,10 @@ def _tokens_before(ends: np.ndarray, at: np.ndarray) -> _Before:
 
 
 def _covers(part_ends: np.ndarray, whole_ends: np.ndarray, whole_num_bytes: np.ndarray) -> np.ndarray:
-    """[whole, first part, one past the last part] where two or more parts make up exactly one whole."""
+    """Return [whole, first part, one past the last part] where two or more parts make up exactly one whole."""
     starts = _tokens_before(part_ends, whole_ends - whole_num_bytes)
     ends = _tokens_before(part_ends, whole_ends)
     last = np.searchsorted(part_ends, whole_ends, side="left") + 1  # parts without bytes after the end stay outside
-    found = starts.reached & ends.reached & (whole_num_bytes > 0) & (last - starts.count >= 2)
-    wholes = np.flatnonzero(found)
+    is_cover = starts.reached & ends.reached & (whole_num_bytes > 0) & (last - starts.count >= 2)
+    wholes = np.flatnonzero(is_cover)
     return np.stack([wholes, starts.count[wholes], last[wholes]], axis=1)

@@ -1,4 +1,4 @@
-"""From bytes to ids: exact tokens, and a spelling for bytes that no tokenizer call can spell."""
+"""The inverse of a vocabulary: from bytes to ids, also for bytes that no tokenizer call can spell."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -7,23 +7,23 @@ from omnidraft.errors import VocabularyError
 
 
 class ByteTable:
-    """The tokens of one vocabulary by their bytes. Where two ids spell the same, the lower one is meant."""
+    """The tokens of one vocabulary by their bytes. If two ids spell the same bytes, the lower one is used."""
 
     def __init__(self, token_bytes: Sequence[bytes]) -> None:
         self._id_of: dict[bytes, int] = {}
         lengths: defaultdict[int, set[int]] = defaultdict(set)
-        for token, spelled in enumerate(token_bytes):
-            if spelled:
-                self._id_of.setdefault(spelled, token)
-                lengths[spelled[0]].add(len(spelled))
-        self._lengths = {first: sorted(found, reverse=True) for first, found in lengths.items()}
+        for token, data in enumerate(token_bytes):
+            if data:
+                self._id_of.setdefault(data, token)
+                lengths[data[0]].add(len(data))
+        self._lengths = {first: sorted(sizes, reverse=True) for first, sizes in lengths.items()}
 
-    def get(self, spelled: bytes) -> int | None:
-        """The token that spells exactly this."""
-        return self._id_of.get(spelled)
+    def get(self, data: bytes) -> int | None:
+        """Return the token that spells exactly these bytes."""
+        return self._id_of.get(data)
 
     def longest_match(self, data: bytes) -> list[int]:
-        """Ids that spell the data: the longest token first, then the rest likewise.
+        """Return ids that spell the data: the longest token that matches, then the same for the rest.
 
         Raises:
             VocabularyError: at some byte no token matches.
@@ -31,12 +31,12 @@ class ByteTable:
         ids: list[int] = []
         start = 0
         while start < len(data):
-            token, num_bytes = self._first(data, start)
+            token, num_bytes = self._longest_token_at(data, start)
             ids.append(token)
             start += num_bytes
         return ids
 
-    def _first(self, data: bytes, start: int) -> tuple[int, int]:
+    def _longest_token_at(self, data: bytes, start: int) -> tuple[int, int]:
         for num_bytes in self._lengths.get(data[start], ()):
             token = self._id_of.get(data[start : start + num_bytes])
             if token is not None and start + num_bytes <= len(data):

@@ -1,8 +1,9 @@
-"""Several draft tokens that spell one target token, as far as the target really emitted it.
+"""The n-gram cache: several draft tokens that spell one target token, learned from emitted text.
 
-An entry is a hash of the draft ids and a target id. What it says is checked against the bytes of both vocabularies
-when it goes in and again when it comes out, so a wrong entry or a collision can cost a guess, never give a token that
+An entry is a hash of the draft ids and a target id. It is checked against the bytes of both vocabularies when it is
+inserted and again when it is looked up, so a wrong entry or a collision can cost a guess, but never give a token that
 spells something else.
+Source: docs/algorithms.md section 2.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,7 @@ _MASK = 0xFFFFFFFFFFFFFFFF
 
 
 class NgramCache:
-    """Bounded; one thread at a time: who shares it takes a `copy`."""
+    """A bounded cache. It is not thread-safe: another thread takes a `copy`."""
 
     def __init__(
         self,
@@ -52,16 +53,16 @@ class NgramCache:
 
     @property
     def max_length(self) -> int:
-        """No n-gram in here is longer."""
+        """An upper bound on the length of the n-grams."""
         return self._max_length
 
     def insert(self, draft_ids: Sequence[int], target_id: int) -> bool:
-        """True when it is new.
+        """Insert an n-gram or count a use of it; return whether it is new.
 
         Raises:
             VocabularyError: fewer than two draft tokens, or they do not spell the target token.
         """
-        if not self._is_right(draft_ids, target_id):
+        if not self._spells(draft_ids, target_id):
             raise VocabularyError(
                 f"draft tokens {list(draft_ids)} spell {self._draft.spell(draft_ids)!r}, "
                 f"target token {target_id} spells {self._target_bytes[target_id]!r}"
@@ -70,53 +71,53 @@ class NgramCache:
         return self._table.add(_key(draft_ids), target_id)
 
     def lookup(self, draft_ids: Sequence[int]) -> int | None:
-        """The target token that these draft tokens spell, if the cache knows it; it then counts as used."""
-        return self._checked(draft_ids, _key(draft_ids))
+        """Return the target token that these draft tokens spell, or None; the entry counts as used."""
+        return self._use(draft_ids, _key(draft_ids))
 
     def longest(self, draft_ids: Sequence[int]) -> tuple[int, int] | None:
-        """(length, target id) of the longest n-gram at the start of these draft tokens."""
+        """Return (length, target id) of the longest n-gram at the start of these draft tokens."""
         keys = list(accumulate(draft_ids[: self._max_length], _next_key, initial=_SEED))[MIN_LENGTH:]
-        for index in reversed(self._table.known(keys)):
+        for index in reversed(self._table.stored_indices(keys)):
             length = index + MIN_LENGTH
-            target_id = self._checked(draft_ids[:length], keys[index])
+            target_id = self._use(draft_ids[:length], keys[index])
             if target_id is not None:
                 return length, target_id
         return None
 
     def learn(self, draft_ids: Sequence[int], target_ids: Sequence[int]) -> int:
-        """Insert every merge of two tokenisations of the same bytes, of which one may end earlier; returns how many
-        were new.
+        """Insert every merge of two tokenisations of the same bytes, one of which may end earlier; return the number of
+        new ones.
 
         Raises:
             VocabularyError: they are not tokenisations of the same bytes.
         """
-        self._require_same_text(draft_ids, target_ids)
-        met = align_boundaries(self._draft.num_bytes[list(draft_ids)], self._target.num_bytes[list(target_ids)])
-        return sum(self.insert(draft_ids[first:end], target_ids[at]) for at, first, end in met.merges_M3.tolist())
+        self._require_same_bytes(draft_ids, target_ids)
+        common = align_boundaries(self._draft.num_bytes[list(draft_ids)], self._target.num_bytes[list(target_ids)])
+        return sum(self.insert(draft_ids[first:end], target_ids[at]) for at, first, end in common.merges_M3.tolist())
 
     def warm(self, alignment: Alignment) -> int:
-        """Insert, as unused, how the drafter spells every target token that it has no token for."""
-        self._require(alignment.fingerprint)
+        """Insert, as unused, the spelling in draft tokens of every target token that is no single draft token."""
+        self._require_alignment(alignment.fingerprint)
         lists = alignment.drafts_of_target
         targets = np.flatnonzero(lists.lengths >= MIN_LENGTH)
-        wrong = [target for target in targets.tolist() if not self._is_right(lists[target], target)]
+        wrong = [target for target in targets.tolist() if not self._spells(lists[target], target)]
         if wrong:
             raise VocabularyError(f"the alignment spells {len(wrong)} target tokens wrongly, the first is {wrong[0]}")
         self._max_length = max(self._max_length, int(lists.lengths[targets].max(initial=MIN_LENGTH)))
         return self._table.add_all(_keys(lists, targets), targets)
 
     def merge(self, other: Self) -> None:
-        """Take over what the other knows. Raises VocabularyError when it belongs to another pair."""
-        self._require(other.alignment_fingerprint)
+        """Add the entries of another cache. Raises VocabularyError when it belongs to another pair."""
+        self._require_alignment(other.alignment_fingerprint)
         self._max_length = max(self._max_length, other._max_length)
         self._table.merge(other._table)
 
     def copy(self) -> "NgramCache":
-        """Same entries, no shared memory."""
-        return self._with(self._table.entries(), self._max_length)
+        """Return a cache with the same entries and no shared memory."""
+        return self._with_entries(self._table.entries(), self._max_length)
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """For a snapshot; equal histories give equal arrays."""
+        """Return the arrays for a snapshot; equal histories give equal arrays."""
         entries = self._table.entries()
         columns = {name: np.ascontiguousarray(entries[name]) for name in ENTRY.names or ()}
         fingerprint = np.frombuffer(self.alignment_fingerprint.encode(), np.uint8).copy()
@@ -132,32 +133,32 @@ class NgramCache:
         capacity: int,
         eviction: Eviction = "lfu",
     ) -> "NgramCache":
-        """Raises VocabularyError when arrays are missing or belong to another pair."""
+        """Return the cache of a snapshot. Raises VocabularyError when arrays are missing or belong to another pair."""
         missing = {"alignment", "max_length", *(ENTRY.names or ())} - arrays.keys()
         if missing:
             raise VocabularyError(f"these arrays are no n-gram cache: {sorted(missing)} missing")
         empty = cls(alignment_fingerprint, draft_vocab, target_vocab, capacity, eviction)
-        empty._require(arrays["alignment"].tobytes().decode("utf-8", "replace"))
-        return empty._with(_entries(arrays, len(target_vocab)), int(arrays["max_length"][0]))
+        empty._require_alignment(arrays["alignment"].tobytes().decode("utf-8", "replace"))
+        return empty._with_entries(_entries(arrays, len(target_vocab)), int(arrays["max_length"][0]))
 
-    def _checked(self, draft_ids: Sequence[int], key: int) -> int | None:
+    def _use(self, draft_ids: Sequence[int], key: int) -> int | None:
         target_id = self._table.use(key)
-        return target_id if target_id is not None and self._is_right(draft_ids, target_id) else None
+        return target_id if target_id is not None and self._spells(draft_ids, target_id) else None
 
-    def _is_right(self, draft_ids: Sequence[int], target_id: int) -> bool:
+    def _spells(self, draft_ids: Sequence[int], target_id: int) -> bool:
         parts = [self._draft_bytes[token] for token in draft_ids]
         return len(parts) >= MIN_LENGTH and all(parts) and b"".join(parts) == self._target_bytes[target_id]
 
-    def _require_same_text(self, draft_ids: Sequence[int], target_ids: Sequence[int]) -> None:
+    def _require_same_bytes(self, draft_ids: Sequence[int], target_ids: Sequence[int]) -> None:
         drafted, emitted = self._draft.spell(draft_ids), self._target.spell(target_ids)
         if not drafted.startswith(emitted) and not emitted.startswith(drafted):
             raise VocabularyError(f"not the same text: draft ids spell {drafted[:80]!r}, target ids {emitted[:80]!r}")
 
-    def _require(self, fingerprint: str) -> None:
+    def _require_alignment(self, fingerprint: str) -> None:
         if fingerprint != self.alignment_fingerprint:
             raise VocabularyError(f"n-grams of alignment {fingerprint}, here it is {self.alignment_fingerprint}")
 
-    def _with(self, entries: np.ndarray, max_length: int) -> "NgramCache":
+    def _with_entries(self, entries: np.ndarray, max_length: int) -> "NgramCache":
         table = self._table
         other = NgramCache(self.alignment_fingerprint, self._draft, self._target, table.capacity, table.eviction)
         other._table = NgramTable(table.capacity, table.eviction, entries)
@@ -166,7 +167,7 @@ class NgramCache:
 
 
 def _entries(arrays: Mapping[str, np.ndarray], num_target: int) -> np.ndarray:
-    """The table's entries from arrays that come from outside."""
+    """Check the arrays of a snapshot and return them as the table's entries."""
     if len({len(arrays[name]) for name in ENTRY.names or ()}) != 1:
         raise VocabularyError("the n-gram cache's arrays differ in length")
     if arrays["target"].max(initial=0) >= num_target:
@@ -180,7 +181,7 @@ def _entries(arrays: Mapping[str, np.ndarray], num_target: int) -> np.ndarray:
 
 
 def _next_key(key: int, token: int) -> int:
-    """Depends on all ids and their order; multiply and fold as in splitmix64."""
+    """Extend a hash of draft ids by one more id; multiply and fold as in splitmix64."""
     mixed = ((key ^ (token + 1)) * _FACTOR) & _MASK
     return mixed ^ (mixed >> 29)
 
@@ -193,12 +194,12 @@ def _key(draft_ids: Sequence[int]) -> int:
 
 
 def _keys(lists: PackedLists, chosen: np.ndarray) -> np.ndarray:
-    """`_key` of many lists at once."""
+    """Return `_key` of many lists at once."""
     lengths, starts = lists.lengths[chosen], lists.offsets[:-1][chosen]
     keys = np.full(len(chosen), _SEED, np.uint64)
-    for place in range(int(lengths.max(initial=0))):
-        going_on = np.flatnonzero(lengths > place)
-        tokens = lists.ids[starts[going_on] + place].astype(np.uint64) + np.uint64(1)
-        mixed = (keys[going_on] ^ tokens) * np.uint64(_FACTOR)
-        keys[going_on] = mixed ^ (mixed >> np.uint64(29))
+    for position in range(int(lengths.max(initial=0))):
+        longer = np.flatnonzero(lengths > position)
+        tokens = lists.ids[starts[longer] + position].astype(np.uint64) + np.uint64(1)
+        mixed = (keys[longer] ^ tokens) * np.uint64(_FACTOR)
+        keys[longer] = mixed ^ (mixed >> np.uint64(29))
     return keys

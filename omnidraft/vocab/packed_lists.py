@@ -1,4 +1,4 @@
-"""Many short lists of ids in two arrays."""
+"""Many short lists of ids, packed into two arrays."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,8 +32,8 @@ class PackedLists:
         return np.diff(self.offsets)
 
     def firsts(self, default: int) -> np.ndarray:
-        """int64: the first id of each list, `default` for an empty one."""
-        found = np.full(len(self), default, np.int64)
+        """Return the first id of each list as int64, `default` for an empty one."""
+        firsts = np.full(len(self), default, np.int64)
         filled = self.lengths > 0
-        found[filled] = self.ids[self.offsets[:-1][filled]]
-        return found
+        firsts[filled] = self.ids[self.offsets[:-1][filled]]
+        return firsts

@@ -1,11 +1,12 @@
-"""Text in one vocabulary's ids, kept in step with bytes that another model emits.
+"""Incremental retokenisation: the ids in one vocabulary of a text that another model emits.
 
 A text is cut at safe boundaries (boundaries.py) into segments, and each segment is tokenised by itself; so a text
-that grows is tokenised again only from the beginning of its last segment. A segment is never longer than
-MAX_SEGMENT characters, which bounds the work for a word, or a run of spaces, without end.
-Bytes that are no UTF-8 travel through the text as surrogates (PEP 383).
-A special id parts a text: what stands before it and behind it is tokenised by itself, and in its place stands the other
-vocabulary's special id of the same role, or nothing where there is none.
+that grows is tokenised again only from the beginning of its last segment. A segment has at most MAX_SEGMENT characters,
+which bounds the work for an endless run of letters or spaces.
+Bytes that are not UTF-8 are surrogates in the text (PEP 383).
+A special id divides a text: the parts before and after it are tokenised by themselves, and it becomes the other
+vocabulary's special id of the same role, or nothing if there is none.
+Source: docs/algorithms.md section 5.
 """
 
 import codecs
@@ -21,7 +22,7 @@ MIN_BATCH = 32  # fewer segments are tokenised sooner one by one than by waking 
 
 
 def tokenise_bytes(tokenizer: Tokenizer, data: bytes) -> list[int]:
-    """Ids that spell exactly these bytes: the tokenizer's own where it keeps them, else from its byte table.
+    """Return ids that spell exactly these bytes: the tokenizer's own if they do, else those of its byte table.
 
     Raises:
         VocabularyError: some byte cannot be spelled at all.
@@ -31,75 +32,75 @@ def tokenise_bytes(tokenizer: Tokenizer, data: bytes) -> list[int]:
 
 
 def runs(ids: Sequence[int], vocabulary: Vocabulary) -> Iterator[tuple[bool, list[int]]]:
-    """The ids in runs that are special or text throughout, and which of both each is."""
+    """Split ids into runs of special ids and runs of text; yield (whether it is special, run)."""
     for is_special, run in groupby(ids, key=vocabulary.special_ids.__contains__):
         yield is_special, list(run)
 
 
-def draft_ids(target_ids: Sequence[int], target: Vocabulary, tokenizer: Tokenizer, alignment: Alignment) -> list[int]:
-    """A text of the target as the drafter reads it: the same ids as of a TailTokeniser that followed it.
+def retokenise(target_ids: Sequence[int], target: Vocabulary, tokenizer: Tokenizer, alignment: Alignment) -> list[int]:
+    """Return a text of the target in the drafter's ids: the same as those of a TailTokeniser.
 
     Raises:
         VocabularyError: some byte cannot be spelled at all.
     """
     ids: list[int] = []
     for is_special, run in runs(target_ids, target):
-        ids += partners(run, alignment) if is_special else tokenise_bytes(tokenizer, target.spell(run))
+        ids += map_special_ids(run, alignment) if is_special else tokenise_bytes(tokenizer, target.spell(run))
     return ids
 
 
-def partners(special_ids: Sequence[int], alignment: Alignment) -> list[int]:
-    """The drafter's special ids of the same roles; those of the target without one are left out."""
+def map_special_ids(special_ids: Sequence[int], alignment: Alignment) -> list[int]:
+    """Return the drafter's special ids of the same roles; ids without a counterpart are left out."""
     return [partner for token in special_ids for partner in alignment.draft_pieces(token)]
 
 
 class TailTokeniser:
-    """The ids of a prompt and of the text after it, while the text grows."""
+    """The ids of a prompt and of a growing text after it."""
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
         self._ids = list(prompt_ids)
-        self._tail = ""  # the last segment, which may go on
+        self._tail = ""  # the last segment, which may still grow
         self._num_settled = len(self._ids)  # ids before the tail
 
     @property
     def ids(self) -> list[int]:
-        """Prompt and text so far, without the pending bytes. The tokeniser's own list: copy it to keep it."""
+        """The ids of prompt and text without the pending bytes. It is the internal list: copy it to keep it."""
         return self._ids
 
     @property
     def pending(self) -> bytes:
-        """Bytes at the end that are the beginning of a character; they are spelled when it is complete."""
+        """Bytes at the end that begin a character; they are tokenised when it is complete."""
         return self._decoder.getstate()[0]
 
     def append(self, data: bytes) -> int:
-        """Add bytes to the text; returns how many leading ids are as they were before.
+        """Add bytes to the text; return the number of leading ids that did not change.
 
         Raises:
             VocabularyError: some byte cannot be spelled at all; nothing may be appended afterwards.
         """
-        return self._go_on(self._decoder.decode(data))
+        return self._append_text(self._decoder.decode(data))
 
-    def part(self, special_ids: Sequence[int]) -> int:
-        """The text is over here; these ids follow, and another text may. Returns how many ids stand before them.
+    def append_special(self, special_ids: Sequence[int]) -> int:
+        """End the text and append special ids; another text may follow. Return the number of ids before them.
 
         Raises:
             VocabularyError: a byte of a character that never ended cannot be spelled.
         """
-        self._go_on(self._decoder.decode(b"", final=True))
+        self._append_text(self._decoder.decode(b"", final=True))
         num_before = len(self._ids)
         self._ids += special_ids
         self._num_settled, self._tail = len(self._ids), ""
         return num_before
 
-    def _go_on(self, text: str) -> int:
+    def _append_text(self, text: str) -> int:
         if not text:
             return len(self._ids)
         segments = _segments(self._tail + text, self._tokenizer.vocabulary.boundary)
         settled = _tokenise(self._tokenizer, segments[:-1])
         after = settled + _tokenise(self._tokenizer, segments[-1:])
-        unchanged = self._num_settled + _num_common(self._ids[self._num_settled :], after)
+        unchanged = self._num_settled + _num_equal(self._ids[self._num_settled :], after)
         self._ids[self._num_settled :] = after
         self._num_settled += len(settled)
         self._tail = segments[-1]
@@ -107,7 +108,7 @@ class TailTokeniser:
 
 
 def _segments(text: str, boundary: re.Pattern[str]) -> list[str]:
-    """The text, cut. Each cut depends on the segment before it and one character after, so growth moves none."""
+    """Cut a text. A cut depends on the segment before it and one character after it, so appending moves none."""
     segments: list[str] = []
     start = 0
     while start < len(text):
@@ -121,9 +122,9 @@ def _segments(text: str, boundary: re.Pattern[str]) -> list[str]:
 def _tokenise(tokenizer: Tokenizer, segments: Sequence[str]) -> list[int]:
     if not segments:
         return []
-    readable = [segment if not _is_broken(segment) else "" for segment in segments]
-    is_long = len(readable) >= MIN_BATCH
-    proposals = tokenizer.encode_batch(readable) if is_long else [tokenizer.encode(each) for each in readable]
+    valid = [segment if not _is_invalid_utf8(segment) else "" for segment in segments]
+    is_long = len(valid) >= MIN_BATCH
+    proposals = tokenizer.encode_batch(valid) if is_long else [tokenizer.encode(each) for each in valid]
     ids: list[int] = []
     for segment, proposed in zip(segments, proposals, strict=True):
         data = segment.encode("utf-8", "surrogateescape")
@@ -132,12 +133,12 @@ def _tokenise(tokenizer: Tokenizer, segments: Sequence[str]) -> list[int]:
     return ids
 
 
-def _is_broken(segment: str) -> bool:
-    """Boundaries stand around bytes that are no UTF-8, so a segment is all broken or not at all."""
+def _is_invalid_utf8(segment: str) -> bool:
+    """Return whether the first character is a surrogate; boundaries surround these, so a segment has only or none."""
     return "\ud800" <= segment[0] <= "\udfff"
 
 
-def _num_common(before: Sequence[int], after: Sequence[int]) -> int:
+def _num_equal(before: Sequence[int], after: Sequence[int]) -> int:
     for index, (old, new) in enumerate(zip(before, after, strict=False)):
         if old != new:
             return index

@@ -1,4 +1,4 @@
-"""The exact bytes that every id of a vocabulary spells, from a tokenizer's plain data. Knows no tokenizer library."""
+"""The exact bytes that every id of a vocabulary spells, from a tokenizer's plain data, without a tokenizer library."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -10,7 +10,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Spelling(StrEnum):
-    """How the strings of a vocabulary stand for bytes."""
+    """The encoding of bytes in the strings of a vocabulary."""
 
     BYTE_LEVEL = "byte_level"  # GPT-2's alphabet: one visible character for each byte
     SENTENCEPIECE = "sentencepiece"  # text with a marker for the space, and <0x0A> for single bytes; Unigram too
@@ -24,10 +24,10 @@ def token_bytes(
     literal: Mapping[int, str],
     special_ids: Collection[int],
 ) -> tuple[bytes, ...]:
-    """What each of `size` ids spells; b"" for special ids and for ids without a token.
+    """Return the bytes of each of `size` ids; b"" for special ids and for ids without a token.
 
     Args:
-        tokens: the model's own table.
+        tokens: the vocabulary of the tokenizer's model.
         size: rows of the model's embedding; may be more than there are tokens.
         literal: tokens added beside the table, which stand for themselves whatever the spelling.
     """
@@ -46,7 +46,7 @@ def token_bytes(
 
 
 def _from_byte_level(token: str) -> bytes:
-    alphabet = _byte_of_character()
+    alphabet = _byte_alphabet()
     try:
         return bytes([alphabet[character] for character in token])
     except KeyError:  # a character outside the alphabet: the whole token is plain text
@@ -61,8 +61,8 @@ def _from_sentencepiece(token: str) -> bytes:
 
 
 @lru_cache(maxsize=1)
-def _byte_of_character() -> Mapping[str, int]:
-    """GPT-2's alphabet: visible Latin-1 characters stand for themselves, the others for U+0100 and up."""
+def _byte_alphabet() -> Mapping[str, int]:
+    """Return GPT-2's alphabet: visible Latin-1 characters are bytes themselves, U+0100 and up are the other bytes."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in set(visible)]
     return {chr(byte): byte for byte in visible} | {chr(0x100 + n): byte for n, byte in enumerate(hidden)}

@@ -1,4 +1,4 @@
-"""What the rest of omnidraft knows of a tokenizer: the bytes of every id, and how a text becomes ids."""
+"""Vocabularies and tokenizers: the bytes of every id, and the ids of a text."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,10 +14,10 @@ from omnidraft.vocab.byte_table import ByteTable
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The ids of one tokenizer. Immutable; what is derived from it is computed once, on first use."""
+    """The ids of one tokenizer. It is immutable; derived tables are computed once, on first use."""
 
     token_bytes: tuple[bytes, ...]
-    """What each id spells; b"" for special tokens and for ids that no text has."""
+    """The bytes that each id spells; b"" for special tokens and for ids that no text has."""
     roles: Mapping[str, int]
     """bos, eos, pad, unk, end_of_turn, start_of_turn, think_start, ... -> id."""
     special_ids: frozenset[int]
@@ -26,7 +26,7 @@ class Vocabulary:
         return len(self.token_bytes)
 
     def spell(self, ids: Iterable[int]) -> bytes:
-        """The bytes of these ids, one after another."""
+        """Return the concatenated bytes of these ids."""
         return b"".join([self.token_bytes[token] for token in ids])
 
     @cached_property
@@ -36,22 +36,22 @@ class Vocabulary:
 
     @cached_property
     def byte_table(self) -> ByteTable:
-        """From bytes back to ids."""
+        """The map from bytes to ids."""
         return ByteTable(self.token_bytes)
 
     @cached_property
     def boundary(self) -> re.Pattern[str]:
-        """Where a text can be cut so that both parts are tokenised as in one piece."""
+        """A pattern that matches where a cut does not change the tokenisation; see boundaries.py."""
         return boundary_pattern(self.token_bytes)
 
 
 class Tokenizer(Protocol):
-    """Text to ids. Adds no special token and recognises none: "<|im_end|>" in a text stays text."""
+    """Converts text to ids. It adds no special token and recognises none: "<|im_end|>" in a text stays text."""
 
     vocabulary: Vocabulary
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text that continues another: nothing is put before its first word."""
+        """Return the ids of a text that continues another: nothing is added before its first word."""
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The same for each text, faster."""
+        """Return `encode` of each text; faster than one by one."""

@@ -33,10 +33,10 @@ def control_follower(
 ) -> "ControlFollower":
     """What is told of `models.target` and its drafter. Raises BusError."""
     from omnidraft.fleet.control_follower import ControlFollower
-    from omnidraft.telemetry.labelled_metrics import Labelled
+    from omnidraft.telemetry.metrics import LabelledMetrics
 
     reader, models = log_reader(settings, settings.log.control_topic), settings.models
-    metrics = Labelled(metrics, target=models.target)
+    metrics = LabelledMetrics(metrics, target=models.target)
     pair = {"target": models.target, "drafter": models.drafter}
     return ControlFollower(reader, metrics, kinds=kinds, must_be_named=must_be_named, **pair)
 
@@ -47,9 +47,9 @@ def controller(settings: Settings, metrics: Metrics) -> "Controller":
     from omnidraft.fleet.drift import DriftDetector
     from omnidraft.fleet.drift_recovery import DriftRecovery
     from omnidraft.fleet.request_stats import RequestStatsReader
-    from omnidraft.telemetry.labelled_metrics import Labelled
+    from omnidraft.telemetry.metrics import LabelledMetrics
 
-    metrics = Labelled(metrics, target=settings.models.target)
+    metrics = LabelledMetrics(metrics, target=settings.models.target)
     snapshots, tell, models = registry(settings), teller(settings), settings.models
     recovery = DriftRecovery(snapshots, tell, DriftDetector(settings.drift), metrics, target=models.target)
     return Controller(

@@ -30,9 +30,9 @@ def distillation(settings: Settings, metrics: Metrics, *, folder: Path, tracing:
     from omnidraft.distill.ingest.batcher import Batcher
     from omnidraft.distill.publisher import Publisher
     from omnidraft.distill.training_spans import LearningSpans
-    from omnidraft.telemetry.labelled_metrics import Labelled
+    from omnidraft.telemetry.metrics import LabelledMetrics
 
-    metrics = Labelled(metrics, target=settings.models.target)
+    metrics = LabelledMetrics(metrics, target=settings.models.target)
     words, section = vocabularies(settings), settings.learner
     learning, alignment = learner(settings, words), words.alignment.fingerprint
     reader = log_reader(settings, settings.log.traces_topic)

@@ -18,9 +18,10 @@ import typer
 
 from omnidraft.bus.sqlite_log import SqliteReader, SqliteWriter
 from omnidraft.distill.ingest import dead_letters, topic_scan
-from omnidraft.distill.ingest.trace_consumer import OTHER_PAIR, TraceConsumer
+from omnidraft.distill.ingest.trace_consumer import TraceConsumer
 from omnidraft.errors import ContractError
 from omnidraft.ports import Offsets, Outgoing
+from omnidraft.ports.trace_reasons import OTHER_PAIR
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import archive, codec
 from pipelines.fuzz import corpus

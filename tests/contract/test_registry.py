@@ -13,7 +13,7 @@ from omnidraft.registry.directory_registry import DirectoryRegistry
 from omnidraft.registry.mlflow_registry import MANIFEST_TAG, READY_TAG, MlflowRegistry
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.files import sha256_of
-from omnidraft.snapshots.signature import signed
+from omnidraft.snapshots.signature import sign
 from tests.snapshot_folders import make_bundle
 
 MLFLOW_URLS = {"mlflow": "mlflow_url", "postgres": "postgres_mlflow_url"}
@@ -410,7 +410,7 @@ def test_a_snapshot_from_before_the_key_is_refused_until_it_is_published_again(o
 def test_a_folder_that_somebody_else_signed_is_not_published(opened, tmp_path):
     open_registry, bundle_of = opened
     folder = bundle_of("s1")
-    bundle.write_manifest(folder, signed(bundle.read_manifest(folder), OTHER_KEY))
+    bundle.write_manifest(folder, sign(bundle.read_manifest(folder), OTHER_KEY))
     with pytest.raises(SnapshotCorrupt, match="another key"):
         open_registry(signing_key=KEY).publish(folder, None)
     assert open_registry().versions() == ()

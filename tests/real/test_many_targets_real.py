@@ -34,11 +34,11 @@ def test_two_real_targets_share_a_drafter_and_give_the_texts_of_plain_decoding(t
     requests = RequestQueue(CountingMetrics(), max_waiting=4)
     asked = [(engine, replace(QUESTION, num_draft_tokens=num)) for num in (0, None) for engine in engines]
     tickets = [requests.submit(QueuedRequest(engine, [question])) for engine, question in asked]
-    texts = ["".join(step.text for _, step in ticket.pieces()) for ticket in tickets]
+    texts = ["".join(step.text for _, step in ticket.steps()) for ticket in tickets]
     requests.close(60.0)
     assert texts[:2] == texts[2:]
     assert texts[0] != texts[1]
     for plain, drafted in zip(tickets[:2], tickets[2:], strict=True):
-        assert plain.figures.num_passes == plain.figures.num_tokens
-        print(f"{drafted.engine.pair.target}: {drafted.figures.tokens_per_pass:.2f} tokens per pass")
-        assert drafted.figures.num_scored > 0
+        assert plain.stats.num_passes == plain.stats.num_tokens
+        print(f"{drafted.engine.pair.target}: {drafted.stats.tokens_per_pass:.2f} tokens per pass")
+        assert drafted.stats.num_scored > 0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from omnidraft.telemetry.metric_definitions import TABLE
+from omnidraft.telemetry.metric_definitions import DEFINITIONS
 from tests.dashboards import ALERTS, BOARDS, DEPLOY, alerts, board, metric_names, queries
 
 ROOT = DEPLOY.parent
@@ -50,8 +50,8 @@ def test_panels_have_ids_and_places_of_their_own(path: Path) -> None:
 @pytest.mark.parametrize(("where", "expr"), [*queries(), *((name, rule["expr"]) for name, rule in alerts().items())])
 def test_a_query_asks_for_metrics_and_labels_that_there_are(where: str, expr: str) -> None:
     names = metric_names(expr)
-    assert names <= set(TABLE)
-    labels = {label for name in names for label in TABLE[name].labels} | LABELS_OF_PROMETHEUS
+    assert names <= set(DEFINITIONS)
+    labels = {label for name in names for label in DEFINITIONS[name].labels} | LABELS_OF_PROMETHEUS
     if "process_" in expr:
         labels.add("target")  # the distiller adds it to what its learners say of themselves
     for kind in ("by", "on", "ignoring"):
@@ -69,7 +69,7 @@ def test_a_legend_names_labels_that_the_query_keeps(where: str, expr: str) -> No
 
 def test_every_metric_is_shown() -> None:
     shown = set().union(*(metric_names(expr) for _, expr in queries()))
-    assert set(TABLE) - shown == UNSHOWN
+    assert set(DEFINITIONS) - shown == UNSHOWN
 
 
 @pytest.mark.parametrize("name", alerts())

@@ -10,7 +10,7 @@ from omnidraft.errors import VocabularyError
 from omnidraft.ports import Request
 from omnidraft.vocab.alignment import Alignment
 from omnidraft.vocab.ngram_cache import NgramCache
-from omnidraft.vocab.retokenise import TailTokeniser, partners, runs
+from omnidraft.vocab.retokenise import TailTokeniser, map_special_ids, runs
 from omnidraft.vocab.tokenizer import Tokenizer, Vocabulary
 
 _RESERVED_IDS = 64
@@ -83,7 +83,7 @@ class DrafterContext:
 
     def _append_special(self, special_ids: Sequence[int]) -> None:
         """Append special ids, which make the tokenisation of the text before them final."""
-        self._learn(self._tail.part(partners(special_ids, self._alignment)))
+        self._learn(self._tail.append_special(map_special_ids(special_ids, self._alignment)))
         self._learned_to = len(self._tail.ids)
 
     def _learn(self, end: int) -> None:

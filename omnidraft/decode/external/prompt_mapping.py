@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from omnidraft.vocab.alignment import Alignment
-from omnidraft.vocab.retokenise import draft_ids
+from omnidraft.vocab.retokenise import retokenise
 from omnidraft.vocab.tokenizer import Tokenizer, Vocabulary
 
 
@@ -31,6 +31,6 @@ def map_prompt(
         VocabularyError: the drafter cannot spell it.
     """
     last = max((at for at, token in enumerate(prompt_ids) if token in target.special_ids), default=-1)
-    ids = draft_ids(prompt_ids[: last + 1], target, tokenizer, alignment)
+    ids = retokenise(prompt_ids[: last + 1], target, tokenizer, alignment)
     rest = list(prompt_ids[last + 1 :])
     return DrafterPrompt(ids[max(len(ids) - longest, 0) :], rest[max(len(rest) - longest, 0) :])

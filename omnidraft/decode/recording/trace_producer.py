@@ -17,6 +17,7 @@ from omnidraft.config import RecorderSettings
 from omnidraft.decode.recording.redactor import Redactor, SafeRedactor
 from omnidraft.errors import BusError, RecordTooLarge, WireError
 from omnidraft.ports import LogWriter, Metrics, NoopSpan, NoopTracing, Outgoing, Span, Tracing
+from omnidraft.ports.trace_reasons import DropReason
 from omnidraft.supervised_thread import SupervisedThread
 from omnidraft.traces import codec
 from omnidraft.traces.record import TraceRecord
@@ -155,7 +156,7 @@ class TraceProducer:
             return None
         return Outgoing(codec.key(record), value, codec.headers(record))
 
-    def _drop(self, queued: "_QueuedRecord", *, reason: str) -> None:
+    def _drop(self, queued: "_QueuedRecord", *, reason: DropReason) -> None:
         self._settle(1, DROPPED, reason=reason)
         queued.span.end(error=reason)
 

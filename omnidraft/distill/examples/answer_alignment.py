@@ -14,7 +14,7 @@ from omnidraft.errors import WireError
 from omnidraft.traces.record import TraceRecord
 from omnidraft.vocab.alignment import Alignment
 from omnidraft.vocab.boundary_alignment import BoundaryAlignment, align_boundaries
-from omnidraft.vocab.retokenise import draft_ids
+from omnidraft.vocab.retokenise import retokenise
 from omnidraft.vocab.tokenizer import Tokenizer, Vocabulary
 
 
@@ -74,7 +74,7 @@ def align_answer(tokenizer: Tokenizer, target: Vocabulary, alignment: Alignment,
     """
     target_ids = np.concatenate([record.before_ids, record.emitted_ids]).astype(np.int64)
     require_inside(target_ids, len(target), "target")
-    drafted = np.array(draft_ids(target_ids.tolist(), target, tokenizer, alignment), np.int64)
+    drafted = np.array(retokenise(target_ids.tolist(), target, tokenizer, alignment), np.int64)
     draft_lengths = np.maximum(tokenizer.vocabulary.num_bytes[drafted], 1)
     is_partnered = alignment.drafts_of_target.lengths[target_ids] > 0
     target_lengths = np.maximum(target.num_bytes[target_ids], is_partnered)

@@ -15,7 +15,7 @@ from typing import Any
 
 from omnidraft.ports import Offsets
 from omnidraft.private_files import PRIVATE
-from omnidraft.snapshots import durable_files
+from omnidraft.snapshots import files
 
 Place = tuple[int, int]
 """(partition, offset)."""
@@ -118,8 +118,8 @@ class CrashJournal:
         if not (self._under_way or self._together or self._alone or self._survived):
             self._path.unlink(missing_ok=True)
             return
-        durable_files.make_folder(self._path.parent)
-        durable_files.write_text(self._path, json.dumps(self._plain_data()), PRIVATE)
+        files.make_folder(self._path.parent)
+        files.write_text(self._path, json.dumps(self._plain_data()), PRIVATE)
 
     def _plain_data(self) -> dict[str, Any]:
         return {

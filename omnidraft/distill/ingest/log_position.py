@@ -15,9 +15,9 @@ from omnidraft.distill.ingest.batcher import Batcher
 from omnidraft.distill.ingest.trace_consumer import SKIPPED, TraceConsumer
 from omnidraft.errors import LogReplaced
 from omnidraft.ports import Announcement, Metrics, Offsets
+from omnidraft.ports.trace_reasons import EXPIRED
 from omnidraft.snapshots.manifest import Manifest
 
-EXPIRED = "expired"
 """Reason of messages that the log had deleted before the learner came to them."""
 ADVICE = (
     "name the log that it learned from (log.url), restore that one whole, or say where to go on in this one: "

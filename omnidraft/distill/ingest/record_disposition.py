@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Container
 from enum import StrEnum
 
+from omnidraft.ports import trace_reasons
 from omnidraft.traces.record import TraceRecord
 
 SEEN_RECORDS = 4096
@@ -20,7 +21,7 @@ class Disposition(StrEnum):
     LEARNED = "learned"
     HELD_OUT = "held_out"
     DUPLICATE = "duplicate"
-    SAMPLED_OUT = "sampled_out"
+    SAMPLED_OUT = trace_reasons.SAMPLED_OUT
 
 
 def record_key(record: TraceRecord) -> int:

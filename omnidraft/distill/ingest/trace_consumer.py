@@ -12,10 +12,10 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import get_args
 
 from omnidraft.errors import UnknownKey, UnknownSchema, VocabularyError, WireError
-from omnidraft.ports import Damage, DamageReason, LogReader, LogWriter, Message, Metrics, Offsets, Outgoing, Polled
+from omnidraft.ports import Damage, LogReader, LogWriter, Message, Metrics, Offsets, Outgoing, Polled
+from omnidraft.ports.trace_reasons import OTHER_PAIR, POISON, RejectReason
 from omnidraft.traces import codec
 from omnidraft.traces.record import TraceRecord
 
@@ -24,14 +24,6 @@ logger = logging.getLogger(__name__)
 READ = "omnidraft_traces_read_total"
 SKIPPED = "omnidraft_traces_skipped_total"
 
-OTHER_PAIR = "other_pair"
-"""Reason of a sound record that another distiller learns from."""
-POISON = "poison"
-"""Reason of a sound record over which the learner's process died again and again."""
-DEAD_LETTER_REASONS = ("unknown_schema", "unknown_key", "other_alignment", "unreadable")
-"""Of messages that a poll refuses."""
-DAMAGE_REASONS: tuple[str, ...] = get_args(DamageReason)
-"""Of what the log could not give whole."""
 MAX_VALUE_BYTES = 950_000
 """Of a dead letter: a longer message is cut, so that it fits into any log with its headers."""
 MAX_HEADERS = 16
@@ -215,7 +207,7 @@ def _is(named: str | None, ours: str | None) -> bool:
     return named is None or ours is None or named == ours
 
 
-def _reason(exc: WireError | VocabularyError) -> str:
+def _reason(exc: WireError | VocabularyError) -> RejectReason:
     match exc:
         case UnknownSchema():
             return "unknown_schema"

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from omnidraft.bus.sqlite_log import SqliteReader, SqliteWriter
 from omnidraft.distill.ingest import dead_letters, topic_scan
-from omnidraft.distill.ingest.trace_consumer import DEAD_LETTER_REASONS, OTHER_PAIR, TraceConsumer
+from omnidraft.distill.ingest.trace_consumer import TraceConsumer
 from omnidraft.ports import Outgoing
+from omnidraft.ports.trace_reasons import OTHER_PAIR, REJECT_REASONS
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import codec
 from tests.trace_records import make_record
@@ -56,7 +57,7 @@ def test_every_message_is_returned_or_dead_lettered_or_of_another_pair_and_never
         letters = list(dead_letters.read(SqliteReader(path, "dead"), idle_s=0))
     places.update(letter.origin for letter in letters)
     assert places == Counter((partition, offset) for partition, end in ends.items() for offset in range(end))
-    assert {letter.reason for letter in letters} <= set(DEAD_LETTER_REASONS)
+    assert {letter.reason for letter in letters} <= set(REJECT_REASONS)
 
 
 def test_the_fuzz_pipeline_accounts_for_every_message(tmp_path: Path):
@@ -68,4 +69,4 @@ def test_the_fuzz_pipeline_accounts_for_every_message(tmp_path: Path):
     run_pipeline(__main__.main, "--num", 1200, "--seed", 3, "--json", tmp_path / "fuzz.json")
     told = json.loads((tmp_path / "fuzz.json").read_text())
     assert sum(told["fates"].values()) == told["messages"] == 1200
-    assert {"returned", *DEAD_LETTER_REASONS} <= set(told["fates"])
+    assert {"returned", *REJECT_REASONS} <= set(told["fates"])

@@ -1,4 +1,4 @@
-"""What HTTP clients are promised: OpenAI's shapes, refusals in OpenAI's shape, and a queue that clients cannot clog."""
+"""HTTP clients get OpenAI's shapes, errors in OpenAI's shape, and a queue that no client can clog."""
 
 import json
 import threading
@@ -17,8 +17,8 @@ from omnidraft.telemetry.metrics import CountingMetrics
 from tests.http_server import events, served
 from tests.tiny_engine import PATIENCE_S, Gated, broken_target, snapshot
 
-ASKED = {"prompt": "How many clips", "max_tokens": 8, "seed": 5}
-TOLD = ASKED | {"figures": True}
+BODY = {"prompt": "How many clips", "max_tokens": 8, "seed": 5}
+WITH_STATS = BODY | {"figures": True}
 CHAT = {"messages": [{"role": "user", "content": "How many clips"}], "max_tokens": 8, "seed": 5}
 JSON = {"content-type": "application/json"}
 
@@ -42,47 +42,47 @@ def test_the_openai_client_gets_the_same_text_whole_and_streamed(url: str, engin
     name = engine.pair.target
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         assert [model.id for model in client.models.list()] == [name]
-        whole = client.completions.create(model=name, **ASKED)
-        parts = list(client.completions.create(model=name, stream=True, **ASKED))
+        whole = client.completions.create(model=name, **BODY)
+        parts = list(client.completions.create(model=name, stream=True, **BODY))
         assert "".join(part.choices[0].text for part in parts) == whole.choices[0].text != ""
         assert parts[-1].choices[0].finish_reason == whole.choices[0].finish_reason
         assert whole.system_fingerprint == "base/print"
-        said = client.chat.completions.create(model=name, **CHAT)
-        pieces = list(
+        chat = client.chat.completions.create(model=name, **CHAT)
+        chunks = list(
             client.chat.completions.create(model=name, stream=True, stream_options={"include_usage": True}, **CHAT)
         )
-        text = "".join(piece.choices[0].delta.content for piece in pieces[:-1])
-        assert text == said.choices[0].message.content != whole.choices[0].text
-        assert pieces[-1].choices == []
-        assert pieces[-1].usage == said.usage
+        text = "".join(chunk.choices[0].delta.content for chunk in chunks[:-1])
+        assert text == chat.choices[0].message.content != whole.choices[0].text
+        assert chunks[-1].choices == []
+        assert chunks[-1].usage == chat.usage
         with pytest.raises(openai.NotFoundError, match="no model 'other'"):
-            client.completions.create(model="other", **ASKED)
+            client.completions.create(model="other", **BODY)
 
 
 def test_a_response_says_what_it_cost_and_how_to_get_it_again(client: TestClient) -> None:
-    assert "omnidraft" not in client.post("/v1/completions", json=ASKED).json()
-    body = client.post("/v1/completions", json=TOLD | {"seed": None}).json()
+    assert "omnidraft" not in client.post("/v1/completions", json=BODY).json()
+    body = client.post("/v1/completions", json=WITH_STATS | {"seed": None}).json()
     assert body["usage"]["completion_tokens"] == body["omnidraft"]["num_tokens"] <= 8
     assert body["usage"]["total_tokens"] == body["usage"]["prompt_tokens"] + body["usage"]["completion_tokens"]
-    other = client.post("/v1/completions", json=TOLD | {"seed": None, "temperature": 1.0}).json()
+    other = client.post("/v1/completions", json=WITH_STATS | {"seed": None, "temperature": 1.0}).json()
     assert other["omnidraft"]["seeds"] != body["omnidraft"]["seeds"]
-    again = client.post("/v1/completions", json=ASKED | {"seed": other["omnidraft"]["seeds"][0]}).json()
+    again = client.post("/v1/completions", json=BODY | {"seed": other["omnidraft"]["seeds"][0]}).json()
     assert again["choices"] == other["choices"] != body["choices"]
-    plain = client.post("/v1/completions", json=TOLD | {"speculation": "off"}).json()
-    drafted = client.post("/v1/completions", json=TOLD).json()
+    plain = client.post("/v1/completions", json=WITH_STATS | {"speculation": "off"}).json()
+    drafted = client.post("/v1/completions", json=WITH_STATS).json()
     assert plain["choices"] == drafted["choices"]
     assert plain["omnidraft"]["num_scored"] == 0
 
 
 def test_a_text_ends_before_its_stop_string_and_after_max_tokens(client: TestClient) -> None:
-    whole = client.post("/v1/completions", json=ASKED | {"max_tokens": 40}).json()["choices"][0]
+    whole = client.post("/v1/completions", json=BODY | {"max_tokens": 40}).json()["choices"][0]
     assert whole["finish_reason"] == "length"
     stop = whole["text"][10:13]
-    for asked in (stop, [stop, "never said"]):
-        cut = client.post("/v1/completions", json=ASKED | {"max_tokens": 40, "stop": asked}).json()["choices"][0]
+    for stops in (stop, [stop, "never said"]):
+        cut = client.post("/v1/completions", json=BODY | {"max_tokens": 40, "stop": stops}).json()["choices"][0]
         assert cut["text"] == whole["text"][: whole["text"].index(stop)]
         assert cut["finish_reason"] == "stop"
-    one = client.post("/v1/completions", json=ASKED | {"max_tokens": 1}).json()
+    one = client.post("/v1/completions", json=BODY | {"max_tokens": 1}).json()
     assert one["usage"]["completion_tokens"] == 1
 
 
@@ -90,25 +90,25 @@ def test_penalties_and_biases_of_the_openai_client_shape_the_text_whoever_drafts
     """A bias of 100 says one token over and over, until a frequency penalty of 2 has taken it back 50 times."""
     name = engine.pair.target
     favourite = engine.pair.target_tokenizer.encode("clips")[0]
-    asked = ASKED | {"max_tokens": 60, "logit_bias": {str(favourite): 100}}
-    asked_back = asked | {"frequency_penalty": 2.0}
+    body = BODY | {"max_tokens": 60, "logit_bias": {str(favourite): 100}}
+    with_penalty = body | {"frequency_penalty": 2.0}
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         spelled = engine.pair.target_tokenizer.vocabulary.spell([favourite]).decode()
-        text = client.completions.create(model=name, **asked).choices[0].text
+        text = client.completions.create(model=name, **body).choices[0].text
         assert text == spelled * 60
-        text = client.completions.create(model=name, **asked_back).choices[0].text
+        text = client.completions.create(model=name, **with_penalty).choices[0].text
         assert text.startswith(spelled * 40)
         assert text != spelled * 60
-        plain = client.completions.create(model=name, extra_body={"speculation": "off"}, **asked_back)
+        plain = client.completions.create(model=name, extra_body={"speculation": "off"}, **with_penalty)
         assert plain.choices[0].text == text
         unusual = {"min_p": 0.3, "top_k": 9, "repetition_penalty": 1.5}
-        said = [
+        chats = [
             client.chat.completions.create(
                 model=name, presence_penalty=1.0, extra_body=unusual | {"speculation": speculation}, **CHAT
             )
             for speculation in ("auto", "off")
         ]
-        assert said[0].choices[0].message.content == said[1].choices[0].message.content
+        assert chats[0].choices[0].message.content == chats[1].choices[0].message.content
 
 
 def test_a_schema_or_pattern_of_the_openai_client_is_kept_to_whoever_drafts(url: str, engine: Engine) -> None:
@@ -120,19 +120,19 @@ def test_a_schema_or_pattern_of_the_openai_client_is_kept_to_whoever_drafts(url:
         "additionalProperties": False,
         "x-guidance": {"whitespace_flexible": False},
     }
-    asked = CHAT | {"max_tokens": 40, "response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
+    body = CHAT | {"max_tokens": 40, "response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-        said = [
-            client.chat.completions.create(model=name, extra_body={"speculation": speculation}, **asked).choices[0]
+        chats = [
+            client.chat.completions.create(model=name, extra_body={"speculation": speculation}, **body).choices[0]
             for speculation in ("auto", "off")
         ]
-        assert json.loads(said[0].message.content)["many"] in (7, 12)
-        assert said[0].message.content == said[1].message.content
-        assert said[0].finish_reason == "stop"
-        body = {"structured_outputs": {"regex": "(yes|no)!{3}"}}
-        assert client.completions.create(model=name, extra_body=body, **ASKED).choices[0].text in ("yes!!!", "no!!!")
-        asked["response_format"] = {"type": "json_object"}
-        assert client.chat.completions.create(model=name, **asked).choices[0].message.content.lstrip().startswith("{")
+        assert json.loads(chats[0].message.content)["many"] in (7, 12)
+        assert chats[0].message.content == chats[1].message.content
+        assert chats[0].finish_reason == "stop"
+        extra = {"structured_outputs": {"regex": "(yes|no)!{3}"}}
+        assert client.completions.create(model=name, extra_body=extra, **BODY).choices[0].text in ("yes!!!", "no!!!")
+        body["response_format"] = {"type": "json_object"}
+        assert client.chat.completions.create(model=name, **body).choices[0].message.content.lstrip().startswith("{")
 
 
 def test_health_models_and_metrics_answer(client: TestClient) -> None:
@@ -143,7 +143,7 @@ def test_health_models_and_metrics_answer(client: TestClient) -> None:
 
 @pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize(
-    ("fields", "words"),
+    ("fields", "message_part"),
     [
         ({"prompt": ""}, "prompt is empty"),
         ({"prompt": 5}, "prompt."),
@@ -187,10 +187,12 @@ def test_health_models_and_metrics_answer(client: TestClient) -> None:
         ({"prompt": "clips " * 2000}, "1024"),
     ],
 )
-def test_a_bad_question_is_refused_by_name(client: TestClient, fields: dict, words: str, is_streamed: bool) -> None:
-    body = json.dumps(ASKED | {"stream": is_streamed} | fields)
+def test_a_bad_request_is_refused_by_name(
+    client: TestClient, fields: dict, message_part: str, is_streamed: bool
+) -> None:
+    body = json.dumps(BODY | {"stream": is_streamed} | fields)
     message = refusal(client.post("/v1/completions", content=body, headers=JSON), 400)
-    assert words in message
+    assert message_part in message
     assert "\n" not in message
 
 
@@ -229,7 +231,7 @@ def test_a_body_in_chunks_is_refused_as_soon_as_it_is_too_large(url: str) -> Non
 def test_what_is_not_served_is_refused_in_the_same_shape(client: TestClient) -> None:
     refusal(client.get("/v1/nothing"), 404)
     refusal(client.get("/v1/completions"), 405)
-    unknown = client.post("/v1/completions", json=ASKED | {"model": "other", "stream": True})
+    unknown = client.post("/v1/completions", json=BODY | {"model": "other", "stream": True})
     assert "no model 'other' here" in refusal(unknown, 404)
     assert unknown.json()["error"]["code"] == "model_not_found"
     no_role = {"messages": [{"role": "robot", "content": "x"}]}
@@ -242,9 +244,9 @@ def test_a_full_queue_says_when_to_come_again_and_health_still_answers(
 ) -> None:
     proposer = Gated()
     engine.slot.swap(snapshot(1, proposer))
-    answers: list[int] = []
+    statuses: list[int] = []
     threads = [
-        threading.Thread(target=lambda: answers.append(client.post("/v1/completions", json=ASKED).status_code))
+        threading.Thread(target=lambda: statuses.append(client.post("/v1/completions", json=BODY).status_code))
         for _ in range(3)
     ]
     threads[0].start()
@@ -254,14 +256,14 @@ def test_a_full_queue_says_when_to_come_again_and_health_still_answers(
     deadline = time.monotonic() + PATIENCE_S
     while metrics.value("omnidraft_requests_waiting") < 2 and time.monotonic() < deadline:
         time.sleep(0.005)
-    response = client.post("/v1/completions", json=ASKED)
+    response = client.post("/v1/completions", json=BODY)
     assert "try again later" in refusal(response, 429)
     assert int(response.headers["retry-after"]) > 0
     assert client.get("/healthz").status_code == 200
     proposer.gate.set()
     for thread in threads:
         thread.join(PATIENCE_S)
-    assert answers == [200, 200, 200]
+    assert statuses == [200, 200, 200]
 
 
 @pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])
@@ -270,18 +272,18 @@ def test_a_client_that_goes_away_does_not_hold_the_target(
 ) -> None:
     base, proposer = engine.slot.current.proposer, Gated()
     engine.slot.swap(snapshot(1, proposer))
-    body = ASKED | {"stream": is_streamed, "max_tokens": 64, "temperature": 1.0}
+    body = BODY | {"stream": is_streamed, "max_tokens": 64, "temperature": 1.0}
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{url}/v1/completions", json=body, timeout=0.2)
     engine.slot.swap(snapshot(2, base))
     time.sleep(0.1)
     proposer.gate.set()
-    assert httpx.post(f"{url}/v1/completions", json=ASKED, timeout=PATIENCE_S).status_code == 200
+    assert httpx.post(f"{url}/v1/completions", json=BODY, timeout=PATIENCE_S).status_code == 200
     assert metrics.value("omnidraft_requests_total", status="abandoned") == 1
 
 
-def test_a_stream_that_its_client_closes_is_given_up(url: str, metrics: CountingMetrics) -> None:
-    body = ASKED | {"stream": True, "max_tokens": 64, "temperature": 1.0}
+def test_a_stream_that_its_client_closes_is_abandoned(url: str, metrics: CountingMetrics) -> None:
+    body = BODY | {"stream": True, "max_tokens": 64, "temperature": 1.0}
     with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE_S) as response:
         next(response.iter_lines())
     deadline = time.monotonic() + PATIENCE_S
@@ -295,9 +297,9 @@ def test_a_decoding_failure_is_a_500_and_the_next_request_is_served(
     engine: Engine, client: TestClient, error: Exception
 ) -> None:
     with broken_target(engine, error, num_good=2):
-        assert str(error) in refusal(client.post("/v1/completions", json=ASKED), 500)
-        streamed = events(client.post("/v1/completions", json=ASKED | {"stream": True}))
+        assert str(error) in refusal(client.post("/v1/completions", json=BODY), 500)
+        streamed = events(client.post("/v1/completions", json=BODY | {"stream": True}))
     assert [set(event) == {"error"} for event in streamed] == [*[False] * (len(streamed) - 1), True]
     assert len(streamed) > 1
     assert streamed[-1]["error"]["message"] == str(error)
-    assert client.post("/v1/completions", json=ASKED).status_code == 200
+    assert client.post("/v1/completions", json=BODY).status_code == 200

@@ -1,4 +1,4 @@
-"""API keys: who has none learns nothing, who has one is its tenant, and no key is ever shown."""
+"""API keys: a client without one learns nothing, a client with one is its tenant, and no key is ever shown."""
 
 import json
 import logging
@@ -16,15 +16,15 @@ from omnidraft.serving.queued_request import QueuedRequest
 from omnidraft.serving.request_queue import RequestQueue
 
 KEY, OTHER = "sk-of-acme-0123456789", "sk-of-anybody-0123456789"
-ASKED = {"prompt": "clips", "max_tokens": 2, "user": "someone"}
+BODY = {"prompt": "clips", "max_tokens": 2, "user": "someone"}
 
 
 class Watched(RequestQueue):
     """Keeps what was submitted."""
 
-    def submit(self, ticket: QueuedRequest) -> QueuedRequest:
-        self.last = ticket
-        return super().submit(ticket)
+    def submit(self, request: QueuedRequest) -> QueuedRequest:
+        self.last = request
+        return super().submit(request)
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def bearer(key: str) -> dict[str, str]:
 )
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/models", "/v1/nothing", "/nothing"])
 def test_without_a_key_there_is_nothing_but_a_401(client: TestClient, path: str, headers: dict) -> None:
-    response = client.post(path, json=ASKED, headers=headers)
+    response = client.post(path, json=BODY, headers=headers)
     assert response.status_code == 401
     assert response.headers["www-authenticate"] == "Bearer"
     assert response.json()["error"]["code"] == "invalid_api_key"
@@ -82,12 +82,12 @@ def test_a_body_without_a_key_is_never_read(client: TestClient) -> None:
 
 
 def test_a_key_says_whose_the_request_is_whatever_the_request_says(client: TestClient, watched: Watched) -> None:
-    said = []
+    clients = []
     for key in (KEY, OTHER):
-        assert client.post("/v1/completions", json=ASKED, headers=bearer(key)).status_code == 200
-        question: GenerationRequest = watched.last.texts[0].question
-        said.append((question.tenant, watched.last.client))
-    assert said == [("acme", "key 0"), ("someone", "key 1")]
+        assert client.post("/v1/completions", json=BODY, headers=bearer(key)).status_code == 200
+        generation: GenerationRequest = watched.last.texts[0].request
+        clients.append((generation.tenant, watched.last.client))
+    assert clients == [("acme", "key 0"), ("someone", "key 1")]
     assert client.get("/v1/models", headers={"authorization": f"bearer {KEY}"}).status_code == 200
 
 
@@ -103,7 +103,7 @@ def test_keys_come_from_the_environment_and_are_never_shown(caplog: pytest.LogCa
 
 
 @pytest.mark.parametrize(
-    ("keys", "words"),
+    ("keys", "message_part"),
     [
         ([{"key": "sk-too-short"}], "worker.api_keys.0.key: a key has 16 printable ASCII letters or more"),
         ([{"key": "sk-with space-0123456789"}], "worker.api_keys.0.key"),
@@ -114,9 +114,9 @@ def test_keys_come_from_the_environment_and_are_never_shown(caplog: pytest.LogCa
         ([{"key": KEY, "tenant": ""}], "worker.api_keys.0.tenant"),
     ],
 )
-def test_a_bad_key_is_refused_without_being_shown(keys: object, words: str) -> None:
+def test_a_bad_key_is_refused_without_being_shown(keys: object, message_part: str) -> None:
     with pytest.raises(ConfigError) as refused:
         config.load(None, {"OMNIDRAFT_WORKER__API_KEYS": json.dumps(keys)})
-    assert words in str(refused.value)
+    assert message_part in str(refused.value)
     for secret in (KEY, "sk-too-short", "sk-with"):
         assert secret not in str(refused.value)

@@ -6,10 +6,10 @@ from itertools import groupby
 import pytest
 from fastapi.testclient import TestClient
 
-from omnidraft.serving.request_schemas import CompletionRequest, seed_of
+from omnidraft.serving.request_schemas import CompletionRequest, choice_seed
 from tests.http_server import events
 
-ASKED = {"prompt": "How many clips", "max_tokens": 10, "seed": 5}
+BODY = {"prompt": "How many clips", "max_tokens": 10, "seed": 5}
 
 
 def texts(client: TestClient, body: dict) -> list[str]:
@@ -21,23 +21,23 @@ def texts(client: TestClient, body: dict) -> list[str]:
 
 
 def test_the_first_choice_is_the_text_of_one_and_every_other_that_of_its_own_seed(client: TestClient) -> None:
-    several = texts(client, ASKED | {"n": 3})
+    several = texts(client, BODY | {"n": 3})
     assert len(set(several)) == 3
     for number, text in enumerate(several):
-        assert texts(client, ASKED | {"seed": seed_of(5, number)}) == [text]
-    response = client.post("/v1/completions", json=ASKED | {"n": 3, "figures": True}).json()
-    assert response["omnidraft"]["seeds"] == [seed_of(5, number) for number in range(3)]
+        assert texts(client, BODY | {"seed": choice_seed(5, number)}) == [text]
+    response = client.post("/v1/completions", json=BODY | {"n": 3, "figures": True}).json()
+    assert response["omnidraft"]["seeds"] == [choice_seed(5, number) for number in range(3)]
 
 
 def test_derived_seeds_are_seeds_that_can_be_asked_for() -> None:
-    seeds = {seed_of(seed, choice) for seed in (-(2**63), -1, 0, 1, 2**63 - 1) for choice in range(100)}
+    seeds = {choice_seed(seed, choice) for seed in (-(2**63), -1, 0, 1, 2**63 - 1) for choice in range(100)}
     assert len(seeds) == 500
     for seed in seeds:
         CompletionRequest(prompt="x", seed=seed)
 
 
 def test_streamed_choices_carry_their_index_and_come_one_after_another(client: TestClient) -> None:
-    body = ASKED | {"n": 3, "stream": True, "stream_options": {"include_usage": True}}
+    body = BODY | {"n": 3, "stream": True, "stream_options": {"include_usage": True}}
     chunks = events(client.post("/v1/completions", json=body))
     joined, reasons = defaultdict(str), {}
     for chunk in chunks[:-1]:
@@ -45,7 +45,7 @@ def test_streamed_choices_carry_their_index_and_come_one_after_another(client: T
         joined[choice["index"]] += choice["text"]
         reasons[choice["index"]] = choice["finish_reason"]
         assert chunk["usage"] is None
-    assert list(joined.values()) == texts(client, ASKED | {"n": 3})
+    assert list(joined.values()) == texts(client, BODY | {"n": 3})
     assert set(reasons.values()) <= {"length", "stop"}
     order = [index for index, _ in groupby(chunk["choices"][0]["index"] for chunk in chunks[:-1])]
     assert order == [0, 1, 2]
@@ -64,11 +64,11 @@ def test_each_chats_choice_begins_with_its_role(client: TestClient) -> None:
 
 @pytest.mark.parametrize("num", [1, 2])
 def test_of_several_prompts_each_has_its_choices(client: TestClient, num: int) -> None:
-    together = texts(client, ASKED | {"prompt": ["How many clips", "A robe takes"], "n": num})
-    apart = texts(client, ASKED | {"n": num}) + texts(client, ASKED | {"prompt": "A robe takes", "n": num})
+    together = texts(client, BODY | {"prompt": ["How many clips", "A robe takes"], "n": num})
+    apart = texts(client, BODY | {"n": num}) + texts(client, BODY | {"prompt": "A robe takes", "n": num})
     assert together == apart
     counts = [
-        client.post("/v1/completions", json=ASKED | {"prompt": prompt, "n": num}).json()["usage"]["prompt_tokens"]
+        client.post("/v1/completions", json=BODY | {"prompt": prompt, "n": num}).json()["usage"]["prompt_tokens"]
         for prompt in ("How many clips", "A robe takes", ["How many clips", "A robe takes"])
     ]
     assert counts[0] + counts[1] == counts[2]
@@ -77,12 +77,12 @@ def test_of_several_prompts_each_has_its_choices(client: TestClient, num: int) -
 def test_parts_of_a_message_and_a_developers_message_are_what_they_say(client: TestClient) -> None:
     parts = [{"type": "text", "text": "How many "}, {"type": "text", "text": "clips"}]
 
-    def said(messages: list[dict]) -> str:
+    def content(messages: list[dict]) -> str:
         body = {"messages": messages, "max_tokens": 8, "seed": 2}
         return client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
 
     user = {"role": "user", "content": "How many clips"}
-    assert said([{"role": "user", "content": parts}]) == said([user])
-    assert said([{"role": "developer", "content": "Be brief"}, user]) == said(
+    assert content([{"role": "user", "content": parts}]) == content([user])
+    assert content([{"role": "developer", "content": "Be brief"}, user]) == content(
         [{"role": "system", "content": "Be brief"}, user]
     )

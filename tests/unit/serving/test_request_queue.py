@@ -1,4 +1,4 @@
-"""What the queue promises: order, a bound, one text at a time, and a thread that outlives every failure."""
+"""The queue promises order, a bound, one text at a time, and a thread that outlives every failure."""
 
 import threading
 import time
@@ -13,7 +13,7 @@ from omnidraft.serving.request_queue import Abandoned, QueueFull, RequestQueue, 
 from omnidraft.telemetry.metrics import CountingMetrics
 from tests.tiny_engine import PATIENCE_S, Gated, Slow, broken_target, snapshot
 
-QUESTION = GenerationRequest(prompt="How many clips", max_new_tokens=4, seed=1)
+GENERATION = GenerationRequest(prompt="How many clips", max_new_tokens=4, seed=1)
 
 
 def gated(engine: Engine) -> Gated:
@@ -22,12 +22,12 @@ def gated(engine: Engine) -> Gated:
     return proposer
 
 
-def ticket(engine: Engine, payer: str = "default") -> QueuedRequest:
-    return QueuedRequest(engine, [QUESTION], payer=payer)
+def queued(engine: Engine, client: str = "default") -> QueuedRequest:
+    return QueuedRequest(engine, [GENERATION], client=client)
 
 
-def num_tokens(ticket: QueuedRequest) -> int:
-    return sum(len(step.emitted) for _, step in ticket.pieces())
+def num_tokens(queued: QueuedRequest) -> int:
+    return sum(len(step.emitted) for _, step in queued.steps())
 
 
 def wait_for(metrics: CountingMetrics, status: str) -> None:
@@ -41,35 +41,35 @@ def test_a_full_queue_refuses_and_takes_again_when_there_is_room(
     engine: Engine, requests: RequestQueue, metrics: CountingMetrics
 ) -> None:
     proposer = gated(engine)
-    running = requests.submit(ticket(engine))
+    running = requests.submit(queued(engine))
     assert proposer.is_reached.wait(PATIENCE_S)
-    waiting = [requests.submit(ticket(engine)), requests.submit(ticket(engine))]
+    waiting = [requests.submit(queued(engine)), requests.submit(queued(engine))]
     with pytest.raises(QueueFull, match="2 requests are waiting already; try again later"):
-        requests.submit(ticket(engine))
+        requests.submit(queued(engine))
     assert metrics.value("omnidraft_requests_total", status="QueueFull") == 1
     proposer.gate.set()
     assert [num_tokens(each) for each in (running, *waiting)] == [4, 4, 4]
-    assert num_tokens(requests.submit(ticket(engine))) == 4
+    assert num_tokens(requests.submit(queued(engine))) == 4
 
 
 def test_a_client_that_goes_away_frees_the_queue(
     engine: Engine, requests: RequestQueue, metrics: CountingMetrics
 ) -> None:
     proposer = gated(engine)
-    running, waiting = requests.submit(ticket(engine)), None
+    running, waiting = requests.submit(queued(engine)), None
     assert proposer.is_reached.wait(PATIENCE_S)
-    waiting, last = requests.submit(ticket(engine)), requests.submit(ticket(engine))
-    requests.give_up(running)
-    requests.give_up(waiting)
+    waiting, last = requests.submit(queued(engine)), requests.submit(queued(engine))
+    requests.abandon(running)
+    requests.abandon(waiting)
     proposer.gate.set()
     assert num_tokens(last) == 4
-    assert running.figures.num_passes == 1
-    assert waiting.figures.num_passes == 0
+    assert running.stats.num_passes == 1
+    assert waiting.stats.num_passes == 0
     wait_for(metrics, "ok")
     assert metrics.value("omnidraft_requests_total", status="abandoned") == 2
     for each in (running, waiting):
         with pytest.raises(Abandoned, match="went away"):
-            list(each.pieces())
+            list(each.steps())
 
 
 @pytest.mark.parametrize(
@@ -81,10 +81,10 @@ def test_the_thread_survives_what_decoding_raises(
     engine: Engine, requests: RequestQueue, metrics: CountingMetrics, error: Exception
 ) -> None:
     with broken_target(engine, error, num_good=2), pytest.raises(type(error), match=str(error)):
-        list(requests.submit(ticket(engine)).pieces())
+        list(requests.submit(queued(engine)).steps())
     with pytest.raises(RequestError, match="prompt is empty"):
-        list(requests.submit(QueuedRequest(engine, [GenerationRequest(prompt="")])).pieces())
-    assert num_tokens(requests.submit(ticket(engine))) == 4
+        list(requests.submit(QueuedRequest(engine, [GenerationRequest(prompt="")])).steps())
+    assert num_tokens(requests.submit(queued(engine))) == 4
     wait_for(metrics, "ok")
     assert metrics.value("omnidraft_requests_total", status=type(error).__name__) == 1
     assert metrics.value("omnidraft_requests_total", status="RequestError") == 1
@@ -94,50 +94,50 @@ def test_the_thread_survives_what_decoding_raises(
 def test_closing_finishes_what_was_accepted_and_refuses_the_rest(engine: Engine, metrics: CountingMetrics) -> None:
     proposer = gated(engine)
     requests = RequestQueue(metrics, max_waiting=4)
-    tickets = [requests.submit(ticket(engine)) for _ in range(3)]
+    submitted = [requests.submit(queued(engine)) for _ in range(3)]
     assert proposer.is_reached.wait(PATIENCE_S)
     closing = threading.Thread(target=requests.close, args=(PATIENCE_S,))
     closing.start()
     deadline = time.monotonic() + PATIENCE_S
     with pytest.raises(Stopping):  # noqa: PT012 -- the one line that may raise stands in a loop
         while time.monotonic() < deadline:
-            tickets.append(requests.submit(ticket(engine)))
+            submitted.append(requests.submit(queued(engine)))
             time.sleep(0.001)
     proposer.gate.set()
     closing.join(PATIENCE_S)
-    assert [num_tokens(each) for each in tickets] == [4] * len(tickets)
+    assert [num_tokens(each) for each in submitted] == [4] * len(submitted)
 
 
-def test_a_full_line_gives_up_the_newest_request_of_who_has_most_for_another_client(
+def test_a_full_queue_evicts_the_newest_request_of_the_client_with_most_for_another_client(
     engine: Engine, requests: RequestQueue
 ) -> None:
     proposer = gated(engine)
-    running = requests.submit(ticket(engine, "many"))
+    running = requests.submit(queued(engine, "many"))
     assert proposer.is_reached.wait(PATIENCE_S)
-    first, newest = requests.submit(ticket(engine, "many")), requests.submit(ticket(engine, "many"))
-    other = requests.submit(ticket(engine, "other"))
+    first, newest = requests.submit(queued(engine, "many")), requests.submit(queued(engine, "many"))
+    other = requests.submit(queued(engine, "other"))
     with pytest.raises(QueueFull, match="try again later"):
-        list(newest.pieces())
+        list(newest.steps())
     with pytest.raises(QueueFull):
-        requests.submit(ticket(engine, "other"))
+        requests.submit(queued(engine, "other"))
     proposer.gate.set()
     assert [num_tokens(each) for each in (running, first, other)] == [4, 4, 4]
 
 
-def test_when_to_come_again_is_told_from_how_long_requests_took(engine: Engine, metrics: CountingMetrics) -> None:
+def test_retry_after_is_estimated_from_the_durations_of_requests(engine: Engine, metrics: CountingMetrics) -> None:
     """A pass of this proposer takes a quarter of a second, a request four: with 7 waiting, half are served in 4 s."""
     engine.slot.swap(snapshot(1, Slow(0.25)))
     requests = RequestQueue(metrics, max_waiting=7)
-    assert num_tokens(requests.submit(ticket(engine))) == 4
-    tickets = [requests.submit(ticket(engine))]
+    assert num_tokens(requests.submit(queued(engine))) == 4
+    submitted = [requests.submit(queued(engine))]
     while metrics.value("omnidraft_requests_waiting"):
         time.sleep(0.005)
-    tickets += [requests.submit(ticket(engine)) for _ in range(7)]
+    submitted += [requests.submit(queued(engine)) for _ in range(7)]
     with pytest.raises(QueueFull) as refused:
-        requests.submit(ticket(engine))
+        requests.submit(queued(engine))
     assert refused.value.retry_after_s in (4, 5, 6)
-    for each in tickets:
-        requests.give_up(each)
+    for each in submitted:
+        requests.abandon(each)
     requests.close(PATIENCE_S)
 
 
@@ -146,34 +146,34 @@ def test_texts_of_one_request_come_one_after_another_and_keep_its_snapshot(
 ) -> None:
     base = engine.slot.current
     engine.slot.swap(snapshot(1, base.proposer))
-    questions = [replace(QUESTION, seed=seed, max_new_tokens=12) for seed in (1, 2, 3)]
-    asked = QueuedRequest(engine, questions)
-    pieces = requests.submit(asked).pieces()
-    indices = [next(pieces)[0]]
+    generations = [replace(GENERATION, seed=seed, max_new_tokens=12) for seed in (1, 2, 3)]
+    three_texts = QueuedRequest(engine, generations)
+    steps = requests.submit(three_texts).steps()
+    indices = [next(steps)[0]]
     engine.slot.swap(snapshot(2, base.proposer))
-    indices += [index for index, _ in pieces]
+    indices += [index for index, _ in steps]
     assert indices == sorted(indices)
     assert set(indices) == {0, 1, 2}
-    assert {text.answer.snapshot.version for text in asked.texts if text.answer} == {1}
-    assert asked.figures.num_tokens == sum(text.figures.num_tokens for text in asked.texts)
-    later = requests.submit(ticket(engine))
+    assert {text.stream.snapshot.version for text in three_texts.texts if text.stream} == {1}
+    assert three_texts.stats.num_tokens == sum(text.stats.num_tokens for text in three_texts.texts)
+    later = requests.submit(queued(engine))
     assert num_tokens(later) == 4
-    assert later.texts[0].answer is not None
-    assert later.texts[0].answer.snapshot.version == 2
+    assert later.texts[0].stream is not None
+    assert later.texts[0].stream.snapshot.version == 2
 
 
 def test_what_is_not_finished_by_the_deadline_ends_with_an_error(engine: Engine, metrics: CountingMetrics) -> None:
     engine.slot.swap(snapshot(1, Slow(0.05)))
     requests = RequestQueue(metrics, max_waiting=4)
-    running = requests.submit(QueuedRequest(engine, [replace(QUESTION, max_new_tokens=400)]))
-    waiting = requests.submit(ticket(engine))
-    pieces = running.pieces()
-    next(pieces)
+    running = requests.submit(QueuedRequest(engine, [replace(GENERATION, max_new_tokens=400)]))
+    waiting = requests.submit(queued(engine))
+    steps = running.steps()
+    next(steps)
     began_s = time.monotonic()
     requests.close(0.3)
     assert time.monotonic() - began_s < PATIENCE_S / 4
     assert not requests.is_alive
-    for asked in (pieces, waiting.pieces()):
+    for unfinished in (steps, waiting.steps()):
         with pytest.raises(Stopping, match="ask another one"):
-            list(asked)
+            list(unfinished)
     assert metrics.value("omnidraft_requests_total", status="Stopping") == 2

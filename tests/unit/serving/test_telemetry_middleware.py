@@ -1,4 +1,4 @@
-"""Around the HTTP application: what is counted, and whose trace a request goes on from."""
+"""The telemetry middleware counts every response, and continues the trace of a sound traceparent only."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ OURS = "00-0af7651916cd43dd8448eb211c80319c-00f067aa0ba902b7-01"
 
 
 @dataclass
-class Told:
+class RecordingTracing:
     """A Tracing that remembers, and a span of it."""
 
     is_on: bool = True
@@ -25,7 +25,7 @@ class Told:
     begun: list[dict[str, object]] = field(default_factory=list)
     ended: list[dict[str, object]] = field(default_factory=list)
 
-    def begin(self, name: str, **facts: object) -> "Told":
+    def begin(self, name: str, **facts: object) -> "RecordingTracing":
         self.begun.append({"name": name, **facts})
         return self
 
@@ -57,7 +57,7 @@ def application() -> FastAPI:
     return app
 
 
-def client(tracing: Told | NoopTracing, metrics: CountingMetrics) -> TestClient:
+def client(tracing: RecordingTracing | NoopTracing, metrics: CountingMetrics) -> TestClient:
     return TestClient(TelemetryMiddleware(application(), metrics, tracing), raise_server_exceptions=False)
 
 
@@ -88,21 +88,21 @@ def test_every_response_is_counted_by_path_and_code_and_strangers_paths_are_one(
 def test_a_request_goes_on_from_a_sound_traceparent_and_the_application_sees_ours(
     sent: list[str], parent: str | None
 ) -> None:
-    tracing = Told()
-    answer = client(tracing, CountingMetrics()).post(
+    tracing = RecordingTracing()
+    response = client(tracing, CountingMetrics()).post(
         "/v1/completions", headers=[("traceparent", each) for each in sent]
     )
-    assert answer.json() == {"seen": [OURS]}
+    assert response.json() == {"seen": [OURS]}
     assert tracing.begun == [{"name": "request", "parent": parent, "method": "POST", "path": "/v1/completions"}]
     assert tracing.ended == [{"status": 200}]
 
 
 def test_looks_at_health_are_no_traces() -> None:
-    tracing = Told()
+    tracing = RecordingTracing()
     client(tracing, CountingMetrics()).get("/healthz")
     assert tracing.begun == []
 
 
 def test_untraced_the_callers_header_is_left_alone() -> None:
-    answer = client(NoopTracing(), CountingMetrics()).post("/v1/completions", headers={"traceparent": PARENT})
-    assert answer.json() == {"seen": [PARENT]}
+    response = client(NoopTracing(), CountingMetrics()).post("/v1/completions", headers={"traceparent": PARENT})
+    assert response.json() == {"seen": [PARENT]}

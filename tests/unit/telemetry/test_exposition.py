@@ -1,4 +1,4 @@
-"""Scrapes of processes that have no HTTP side of their own."""
+"""Scrapes of processes that have no HTTP side of their own, and of several workers as one."""
 
 import logging
 import socket
@@ -10,9 +10,11 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from omnidraft.config import MetricsSettings
-from omnidraft.telemetry.exposition import Exposition, Merged
+from omnidraft.telemetry.exposition import Exposition, MergedCollector, merge_scrapes
 from omnidraft.telemetry.metric_definitions import DISTILLER
 from omnidraft.telemetry.metrics import PrometheusMetrics
+
+COUNTER, HISTOGRAM = "omnidraft_requests_total", "omnidraft_time_to_first_token_seconds"
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -40,21 +42,23 @@ def test_learners_of_two_targets_are_one_scrape_and_nothing_is_lost() -> None:
         metrics.observe("omnidraft_training_step_seconds", 0.3, target=name)
         metrics.set("omnidraft_training_loss", 1.5, target=name, loss="dm")
     registry = CollectorRegistry()
-    registry.register(Merged("target", lambda: [(name, each.render().decode()) for name, each in learners.items()]))
+    registry.register(
+        MergedCollector("target", lambda: [(name, each.render().decode()) for name, each in learners.items()])
+    )
     with closing(Exposition(registry, MetricsSettings(), 0)) as exposition:
         text = scraped(exposition)
-    found = samples(text)
+    scraped_samples = samples(text)
     for name, metrics in learners.items():
         for (sample, labels), value in samples(metrics.render().decode()).items():
             if sample.startswith("omnidraft_"):
-                assert found[sample, labels | {("target", name)}] == value
+                assert scraped_samples[sample, labels | {("target", name)}] == value
     assert text.count("# TYPE omnidraft_training_step_seconds ") == 1
-    assert {dict(labels)["target"] for name, labels in found if name == "process_resident_memory_bytes"} == set(
-        learners
-    )
+    assert {
+        dict(labels)["target"] for name, labels in scraped_samples if name == "process_resident_memory_bytes"
+    } == set(learners)
 
 
-def test_a_port_that_is_taken_is_told_and_the_process_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_port_that_is_taken_is_logged_and_the_process_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -70,3 +74,29 @@ def test_a_port_that_is_taken_is_told_and_the_process_goes_on(caplog: pytest.Log
 def test_it_can_be_turned_off() -> None:
     with closing(Exposition(CollectorRegistry(), MetricsSettings(enabled=False), 0)) as exposition:
         assert exposition.port is None
+
+
+def worker_scrape(num: int) -> str:
+    metrics = PrometheusMetrics()
+    metrics.add(COUNTER, num, status="ok", target="t")
+    metrics.observe(HISTOGRAM, 0.03, target='odd "name"')
+    return metrics.render().decode()
+
+
+def test_every_sample_has_its_worker_and_its_value() -> None:
+    text = merge_scrapes("worker", [("one", worker_scrape(1)), ("two", worker_scrape(2))]).decode()
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    counted = {
+        each.labels["worker"]: each.value for each in families["omnidraft_requests"].samples if each.name == COUNTER
+    }
+    assert counted == {"one": 1, "two": 2}
+    buckets = [each for each in families[HISTOGRAM].samples if each.name.endswith("_count")]
+    assert {(each.labels["worker"], each.labels["target"], each.value) for each in buckets} == {
+        ("one", 'odd "name"', 1),
+        ("two", 'odd "name"', 1),
+    }
+    assert text.count(f"# TYPE {HISTOGRAM} histogram") == 1
+
+
+def test_without_workers_there_is_nothing() -> None:
+    assert merge_scrapes("worker", []) == b""

@@ -1,27 +1,22 @@
-"""What both kinds of metrics promise, and what a scrape shows."""
+"""Metrics in a Prometheus registry, in memory and with fixed labels, and the text of a scrape."""
 
 import logging
 import re
 
 import pytest
 
-from omnidraft.decode.recording import redactor
-from omnidraft.distill.ingest import log_position, trace_consumer
-from omnidraft.distill.ingest.record_disposition import Disposition
-from omnidraft.serving import telemetry_middleware
-from omnidraft.telemetry import metric_definitions
-from omnidraft.telemetry.labelled_metrics import Labelled
-from omnidraft.telemetry.metric_definitions import CONTROLLER, DISTILLER, TABLE, WORKER
-from omnidraft.telemetry.metrics import MOST_VERSIONS, CountingMetrics, PrometheusMetrics
+from omnidraft.ports.trace_reasons import SKIP_REASONS
+from omnidraft.telemetry.metric_definitions import COMMON, CONTROLLER, DEFINITIONS, DISTILLER, WORKER
+from omnidraft.telemetry.metrics import MAX_VERSIONS, CountingMetrics, LabelledMetrics, PrometheusMetrics
 
 
-@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize("name", DEFINITIONS)
 def test_a_name_says_what_it_counts_in(name):
     endings = {"counter": ("_total",), "gauge": ("_ratio", "_records", "_info", "_loss", "_waiting", "_texts", "_ids")}
-    ends = endings.get(TABLE[name].kind, ("_seconds", "_pass", "_ratio"))
+    ends = endings.get(DEFINITIONS[name].kind, ("_seconds", "_pass", "_ratio"))
     assert re.fullmatch(r"omnidraft_[a-z_]+", name)
     assert name.endswith(ends)
-    assert TABLE[name].help.endswith(".")
+    assert DEFINITIONS[name].help.endswith(".")
 
 
 def test_a_scrape_shows_counters_gauges_and_histograms():
@@ -55,7 +50,7 @@ def test_a_mistaken_name_label_or_kind_is_logged_and_never_raises(caplog):
     assert "omnidraft_traces_emitted_total 0.0" in metrics.render().decode()
 
 
-def test_counting_metrics_add_up_over_labels_that_are_not_asked_for():
+def test_counting_metrics_add_up_over_labels_that_are_left_out():
     metrics = CountingMetrics()
     metrics.add("n_total", 2, reason="a")
     metrics.add("n_total", 3, reason="b")
@@ -72,30 +67,17 @@ def test_counting_metrics_keep_gauges_and_distributions():
     assert metrics.observed("seconds") == (0.5, 0.25)
 
 
-def test_what_can_be_foretold_begins_at_zero_so_that_the_first_event_is_an_increase():
+def test_series_with_known_labels_begin_at_zero_so_that_the_first_event_is_an_increase():
     scraped = PrometheusMetrics(DISTILLER, ["t"]).render().decode()
     assert 'omnidraft_training_steps_total{target="t"} 0.0' in scraped
-    for reason in metric_definitions.SKIP_REASONS:
+    for reason in SKIP_REASONS:
         assert f'omnidraft_traces_skipped_total{{reason="{reason}",target="t"}} 0.0' in scraped
     assert 'drafter_version="' not in scraped
 
 
-def test_the_table_knows_the_reasons_and_paths_that_are_given():
-    assert metric_definitions.ASKED_PATHS == telemetry_middleware.TRACED
-    dropped = {redactor.REDACTED, redactor.FAILED, "queue_full", "closed", "invalid", "too_large"}
-    assert set(metric_definitions.DROP_REASONS) == dropped
-    assert set(metric_definitions.DEAD_LETTER_REASONS) == {
-        *trace_consumer.DEAD_LETTER_REASONS,
-        *trace_consumer.DAMAGE_REASONS,
-        trace_consumer.POISON,
-    }
-    passed_over = {trace_consumer.OTHER_PAIR, Disposition.SAMPLED_OUT.value, log_position.EXPIRED}
-    assert set(metric_definitions.SKIP_REASONS) == {*metric_definitions.DEAD_LETTER_REASONS, *passed_over}
-
-
 def test_a_process_shows_the_metrics_of_its_role_and_itself():
-    names = {name for name in TABLE if f"# HELP {name.removesuffix('_total')}" in _scraped(CONTROLLER)}
-    assert names == {*CONTROLLER, *metric_definitions.COMMON}
+    names = {name for name in DEFINITIONS if f"# HELP {name.removesuffix('_total')}" in _scraped(CONTROLLER)}
+    assert names == {*CONTROLLER, *COMMON}
     assert not set(WORKER) & set(DISTILLER) | set(WORKER) & set(CONTROLLER) | set(DISTILLER) & set(CONTROLLER)
     assert "process_resident_memory_bytes" in _scraped(WORKER)
     assert "omnidraft_build_info{version=" in _scraped(WORKER)
@@ -111,13 +93,13 @@ def test_series_of_old_drafters_do_not_pile_up():
         metrics.add("omnidraft_target_passes_total", target="t", drafter_version=str(version))
         metrics.observe("omnidraft_spec_decode_accepted_tokens_per_pass", 1, target="t", drafter_version=str(version))
     shown = set(re.findall(r'passes_total{drafter_version="(\d+)"', metrics.render().decode()))
-    assert shown == {str(version) for version in range(1000 - MOST_VERSIONS, 1000)}
+    assert shown == {str(version) for version in range(1000 - MAX_VERSIONS, 1000)}
     assert len(metrics.render()) < 100_000
 
 
 def test_labels_that_are_given_once_are_on_every_name():
     metrics = CountingMetrics()
-    part = Labelled(metrics, target="t")
+    part = LabelledMetrics(metrics, target="t")
     part.add("n_total", 2, reason="a")
     part.set("g", 3)
     part.observe("s", 0.5)

@@ -1,4 +1,4 @@
-"""What the trace codec promises: a faithful round trip, small messages, and WireError for everything broken."""
+"""The trace codec: a faithful round trip, small messages, and WireError for everything broken."""
 
 import json
 from dataclasses import fields, replace
@@ -23,7 +23,7 @@ SINCE_V2 = {
     **{"min_p": None, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
     **{"has_logit_bias": False, "has_grammar": False, "noise_weight": None},
 }
-"""What a record of version 1 is taken to say."""
+"""Values of the fields that a record of version 1 does not have."""
 
 
 def assert_same(left: TraceRecord, right: TraceRecord) -> None:
@@ -69,7 +69,7 @@ def test_the_golden_bytes_of_version_3_never_change():
 
 
 @pytest.mark.parametrize(("version", "since"), [("1", SINCE_V2), ("2", SINCE_V3)])
-def test_the_golden_bytes_of_earlier_versions_are_read_with_what_they_did_not_say_left_open(version, since):
+def test_the_golden_bytes_of_earlier_versions_are_read_with_defaults_for_later_fields(version, since):
     golden = (GOLDEN / f"trace_v{version}.bin").read_bytes()
     record = codec.decode(golden, HEADERS | {"schema_version": version.encode()})
     assert codec.to_json(record) == json.loads((GOLDEN / f"trace_v{version}.json").read_text()) | since
@@ -189,8 +189,8 @@ def test_random_bytes_never_raise_anything_but_wire_error(payload):
 def test_a_damaged_record_decodes_to_a_sound_one_or_raises_wire_error(data):
     payload = bytearray(codec.encode(make_record()))
     for _ in range(data.draw(st.integers(1, 4))):
-        place = data.draw(st.integers(0, len(payload) - 1))
-        payload[place] = data.draw(st.integers(0, 255))
+        offset = data.draw(st.integers(0, len(payload) - 1))
+        payload[offset] = data.draw(st.integers(0, 255))
     try:
         record = codec.decode(bytes(payload), HEADERS)
     except WireError:

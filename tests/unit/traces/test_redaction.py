@@ -1,4 +1,4 @@
-"""The redactors that stand ready: what they take away, and that a record stays one that a learner reads."""
+"""The redactors remove what they name, and leave a record that a learner reads."""
 
 import numpy as np
 
@@ -17,10 +17,10 @@ def test_a_hashed_tenant_is_the_same_for_all_its_records_and_another_for_others(
 
 
 def test_a_hashed_record_names_neither_tenant_nor_machine_nor_other_systems_records():
-    told = codec.encode(hashed_tenant(make_record(tenant="acme", worker="host-17")))
-    assert b"acme" not in told
-    assert b"host-17" not in told
-    assert b"0af7651916cd43dd" not in told
+    payload = codec.encode(hashed_tenant(make_record(tenant="acme", worker="host-17")))
+    assert b"acme" not in payload
+    assert b"host-17" not in payload
+    assert b"0af7651916cd43dd" not in payload
     assert "traceparent" not in codec.headers(hashed_tenant(make_record()))
 
 

@@ -1,14 +1,14 @@
-"""Whose trace context is believed."""
+"""Only a valid traceparent is accepted."""
 
 import pytest
 
-from omnidraft.traces.trace_context import accepted, is_sampled
+from omnidraft.traces.trace_context import is_sampled, valid_traceparent
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
 def test_a_sound_header_is_taken_as_it_is() -> None:
-    assert accepted(f"00-{TRACE}-{SPAN}-01") == f"00-{TRACE}-{SPAN}-01"
+    assert valid_traceparent(f"00-{TRACE}-{SPAN}-01") == f"00-{TRACE}-{SPAN}-01"
 
 
 @pytest.mark.parametrize(
@@ -27,9 +27,9 @@ def test_a_sound_header_is_taken_as_it_is() -> None:
     ],
 )
 def test_anything_else_is_nothing(header: str | None) -> None:
-    assert accepted(header) is None
+    assert valid_traceparent(header) is None
 
 
-@pytest.mark.parametrize(("flags", "kept"), [("00", False), ("01", True), ("02", False), ("03", True), ("ff", True)])
-def test_the_last_bit_says_whether_it_is_kept(flags: str, kept: bool) -> None:
-    assert is_sampled(f"00-{TRACE}-{SPAN}-{flags}") is kept
+@pytest.mark.parametrize(("flags", "is_kept"), [("00", False), ("01", True), ("02", False), ("03", True), ("ff", True)])
+def test_the_last_bit_is_the_sampled_flag(flags: str, is_kept: bool) -> None:
+    assert is_sampled(f"00-{TRACE}-{SPAN}-{flags}") is is_kept

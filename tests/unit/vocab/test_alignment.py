@@ -1,4 +1,4 @@
-"""What the map between two vocabularies promises."""
+"""The alignment maps tokens to tokens that spell the same bytes, and refuses files of another pair."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,7 +43,7 @@ def test_every_mapped_text_token_spells_the_same_on_both_sides(
         assert not pieces or mine.spell(pieces) == theirs.token_bytes[token]
 
 
-def test_arrays_and_pieces_tell_the_same(alignment: Alignment) -> None:
+def test_arrays_and_pieces_agree(alignment: Alignment) -> None:
     for token in range(alignment.num_draft):
         assert alignment.first_D[token] == (*alignment.pieces(token), alignment.num_target)[0]
     for token in range(alignment.num_target):
@@ -119,7 +119,7 @@ def test_a_broken_file_is_refused(tmp_path: Path) -> None:
         Alignment.load(tmp_path / "pair.npz")
 
 
-def test_the_fingerprint_tells_bytes_roles_and_direction_apart() -> None:
+def test_the_fingerprint_depends_on_bytes_roles_and_direction() -> None:
     a, b = Vocabulary((b"ab", b"c"), {}, frozenset()), Vocabulary((b"a", b"bc"), {}, frozenset())
     with_role = Vocabulary((b"ab", b"c"), {"eos": 1}, frozenset())
     pairs = [(a, b), (b, a), (a, a), (b, b), (with_role, b)]

@@ -1,4 +1,4 @@
-"""Where two tokenisations of the same bytes meet, against a plain loop over bytes."""
+"""Common boundaries of two tokenisations, against a plain loop over bytes."""
 
 import numpy as np
 from hypothesis import given
@@ -15,15 +15,15 @@ def ends(lengths: list[int]) -> list[int]:
 
 def covered(parts: list[int], wholes: list[int]) -> list[list[int]]:
     """By definition: [whole, first part, end] where two or more parts fill one whole."""
-    found = []
+    covers = []
     starts_of_parts = [0, *ends(parts)]
     for whole, end in enumerate(ends(wholes)):
         start = end - wholes[whole]
         if start in starts_of_parts and end in starts_of_parts:
             first, last = starts_of_parts.index(start), starts_of_parts.index(end)
             if last - first >= 2:
-                found.append([whole, first, last])
-    return found
+                covers.append([whole, first, last])
+    return covers
 
 
 @given(LENGTHS, LENGTHS)

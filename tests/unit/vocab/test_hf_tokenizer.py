@@ -10,7 +10,7 @@ from omnidraft.errors import ModelError, RequestError
 from omnidraft.models.hf.tokenizer import HfTokenizer
 from omnidraft.models.hf.tokenizer_json import model_tokens, spelling
 
-QUESTION = [{"role": "user", "content": "Where does the river go?"}]
+MESSAGES = [{"role": "user", "content": "Where does the river go?"}]
 
 
 def test_special_tokens_in_a_text_stay_text(tokenizer: HfTokenizer) -> None:
@@ -47,8 +47,8 @@ def test_ids_beyond_the_tokenizers_table_spell_nothing(folders: dict[str, Path])
 
 def test_chat_prompts_are_those_of_the_tokenizers_own_template(small: HfTokenizer, folders: dict[str, Path]) -> None:
     own = AutoTokenizer.from_pretrained(folders["small"])
-    expected = own.apply_chat_template(QUESTION, add_generation_prompt=True, return_dict=False)
-    assert small.chat_prompt_ids(QUESTION) == expected
+    expected = own.apply_chat_template(MESSAGES, add_generation_prompt=True, return_dict=False)
+    assert small.chat_prompt_ids(MESSAGES) == expected
 
 
 def test_a_user_cannot_end_a_turn_by_writing_its_token(small: HfTokenizer) -> None:
@@ -60,7 +60,7 @@ def test_a_user_cannot_end_a_turn_by_writing_its_token(small: HfTokenizer) -> No
 
 def test_without_a_chat_template_messages_are_refused(tokenizers: dict[str, HfTokenizer]) -> None:
     with pytest.raises(RequestError, match="no chat template"):
-        tokenizers["unigram"].chat_prompt_ids(QUESTION)
+        tokenizers["unigram"].chat_prompt_ids(MESSAGES)
 
 
 def test_what_the_template_refuses_is_refused(small: HfTokenizer) -> None:

@@ -75,9 +75,9 @@ def test_known_finds_stored_and_recent_keys_and_counts_nothing() -> None:
         table.add(key, 0)
     before = table.entries()
     table.add(2**64 - 1, 0)
-    assert table.known([500, 3, 2**64 - 1, 2**63]) == [1, 2]
+    assert table.stored_indices([500, 3, 2**64 - 1, 2**63]) == [1, 2]
     np.testing.assert_array_equal(table.entries()[:20], before)
-    assert NgramTable(4, "lru").known([1]) == []
+    assert NgramTable(4, "lru").stored_indices([1]) == []
 
 
 def test_an_entry_takes_24_bytes() -> None:

@@ -44,8 +44,8 @@ def test_a_text_that_grows_gets_the_ids_of_the_whole(
 ) -> None:
     tokenizer = tokenizers[name]
     tail = TailTokeniser(tokenizer, PROMPT)
-    places = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
-    for start, end in pairwise(places):
+    cut_offsets = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
+    for start, end in pairwise(cut_offsets):
         tail.append(data[start:end])
         spelled = data[:end].removesuffix(tail.pending)
         assert tail.ids == PROMPT + tokenise_bytes(tokenizer, spelled)

@@ -17,7 +17,7 @@ from omnidraft.ports import Sampling, Source, TreeLimits
 from omnidraft.testing.toy_models import ToyDrafter, ToyTable, ToyTarget
 from omnidraft.vocab.alignment import align
 from omnidraft.vocab.ngram_cache import NgramCache
-from omnidraft.vocab.retokenise import TailTokeniser, draft_ids, partners, runs
+from omnidraft.vocab.retokenise import TailTokeniser, map_special_ids, retokenise, runs
 from tests.unit.decode.checks import spied
 from tests.unit.decode.toys import (
     ALIGNMENT,
@@ -142,7 +142,7 @@ def test_a_chain_keeps_to_its_budget_and_every_answer_is_that_of_a_fresh_drafter
     whole = TailTokeniser(DRAFT_TOKENIZER, request.drafter_prompt_ids)
     for is_special, run in runs(emitted(steps[:-1]), TARGET_TOKENIZER.vocabulary):
         if is_special:
-            whole.part(partners(run, ALIGNMENT))
+            whole.append_special(map_special_ids(run, ALIGNMENT))
         else:
             whole.append(TARGET_TOKENIZER.vocabulary.spell(run))
     if spy.texts and not whole.pending and len(steps[-1].tree) > 1:
@@ -278,7 +278,7 @@ def test_a_text_that_grew_is_read_as_the_whole_text_is(steps):
     for ids in steps:
         session.observe(ids)
     said = [token for ids in steps for token in ids]
-    whole = draft_ids(said, TARGET_TOKENIZER.vocabulary, DRAFT_TOKENIZER, ALIGNMENT)
+    whole = retokenise(said, TARGET_TOKENIZER.vocabulary, DRAFT_TOKENIZER, ALIGNMENT)
     assert session.sessions[-1].context.ids in (None, [*request.drafter_prompt_ids, *whole])
 
 

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from omnidraft.errors import RequestError
-from omnidraft.models.hf.assisted import HfAssisted
-from omnidraft.models.hf.generate import Generated, HfGenerate
+from omnidraft.models.hf.generate import Generated, HfAssisted, HfGenerate
 from omnidraft.models.hf.tokenizer import load_tokenizer
 from omnidraft.testing.tiny_models import make_drafter, make_target
 

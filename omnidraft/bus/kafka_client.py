@@ -20,13 +20,13 @@ MAX_MESSAGE_BYTES = 2 << 20
 RECONNECT_MAX_MS = 1_000
 FOR_EVER = "-1"
 """In a topic's settings."""
-SEGMENTS_KEPT = 8
+SEGMENTS_PER_RETENTION = 8
 """Kafka deletes whole segments, so messages stay for up to an eighth longer than they are kept."""
-LEAST_SEGMENT_MS, LONGEST_SEGMENT_MS = 60_000, 7 * 24 * 3_600_000
+MIN_SEGMENT_MS, MAX_SEGMENT_MS = 60_000, 7 * 24 * 3_600_000
 
 
 @contextmanager
-def translated(doing: str, servers: str) -> Iterator[None]:
+def translate_errors(doing: str, servers: str) -> Iterator[None]:
     """Turns what the client raises into BusError."""
     try:
         yield
@@ -70,7 +70,7 @@ def _credentials(access: KafkaSettings) -> dict[str, Any]:
     """In the client's words."""
     made: dict[str, Any] = {"security_protocol": access.security.upper()}
     if access.security.startswith("sasl"):
-        _keep_client_from_showing_them()
+        _hide_credentials_from_client_logs()
         made |= {"sasl_mechanism": access.mechanism, "sasl_plain_username": access.username}
         made["sasl_plain_password"] = access.password.get_secret_value() if access.password else None
     if access.security.endswith("ssl"):
@@ -80,7 +80,7 @@ def _credentials(access: KafkaSettings) -> dict[str, Any]:
     return made
 
 
-def _keep_client_from_showing_them() -> None:
+def _hide_credentials_from_client_logs() -> None:
     """Its debug lines hold the settings and every request, so the password."""
     client = logging.getLogger("kafka")
     if client.getEffectiveLevel() < logging.INFO:
@@ -122,13 +122,13 @@ def _configs(keep_s: float | None) -> dict[str, str]:
     if math.isinf(keep_s):
         return configs | {"retention.ms": FOR_EVER, "retention.bytes": FOR_EVER}
     keep_ms = int(keep_s * 1000)
-    segment_ms = min(max(keep_ms // SEGMENTS_KEPT, LEAST_SEGMENT_MS), LONGEST_SEGMENT_MS)
+    segment_ms = min(max(keep_ms // SEGMENTS_PER_RETENTION, MIN_SEGMENT_MS), MAX_SEGMENT_MS)
     return configs | {"retention.ms": str(keep_ms), "segment.ms": str(segment_ms)}
 
 
 def topic_id(servers: str, topic: str, access: KafkaSettings, timeout_s: float) -> str:
     """What the cluster calls this topic beside its name. Raises BusError when it does not answer or has none."""
-    with translated(f"asking for the identity of {topic}", servers):
+    with translate_errors(f"asking for the identity of {topic}", servers):
         with connection(servers, timeout_s, access) as settings:
             admin = KafkaAdminClient(**settings, request_timeout_ms=int(timeout_s * 1000))
         try:
@@ -142,7 +142,7 @@ def topic_id(servers: str, topic: str, access: KafkaSettings, timeout_s: float) 
 
 def describe(servers: str, topics: Sequence[str], access: KafkaSettings, timeout_s: float) -> dict[str, TopicFacts]:
     """Those of these topics that exist; none is made. Raises BusError when no broker answers within the timeout."""
-    with translated(f"describing {', '.join(topics)}", servers):
+    with translate_errors(f"describing {', '.join(topics)}", servers):
         with connection(servers, timeout_s, access) as settings:
             admin = KafkaAdminClient(**settings, request_timeout_ms=int(timeout_s * 1000))
         try:

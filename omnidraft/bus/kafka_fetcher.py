@@ -11,11 +11,11 @@ from kafka.record import MemoryRecords
 from omnidraft.bus.kafka_records import FetchedRecords, Marker
 from omnidraft.ports import Message
 
-MOST_BYTES_AT_ONCE = 32 << 20
+MAX_POLL_BYTES = 32 << 20
 """Of one poll: a fetch of 2 MiB can unpack to a thousand times as much."""
 
 
-class WholeRecords(Fetcher.PartitionRecords):  # type: ignore[misc]
+class TolerantRecords(Fetcher.PartitionRecords):  # type: ignore[misc]
     """What one fetch gave of a partition: a Message, or a Marker, where kafka-python has a ConsumerRecord."""
 
     end_offset: int
@@ -30,7 +30,7 @@ class WholeRecords(Fetcher.PartitionRecords):  # type: ignore[misc]
         for item in islice(self.record_iterator, n):
             taken.append(item)
             self.num_bytes_taken += len(item.value)
-            if self.num_bytes_taken >= MOST_BYTES_AT_ONCE:
+            if self.num_bytes_taken >= MAX_POLL_BYTES:
                 break
         return taken
 
@@ -44,23 +44,23 @@ class WholeRecords(Fetcher.PartitionRecords):  # type: ignore[misc]
         self.drain()
 
 
-class WholeFetcher(Fetcher):  # type: ignore[misc]
+class TolerantFetcher(Fetcher):  # type: ignore[misc]
     """Gives all that a broker sends, no more at once than MOST_BYTES_AT_ONCE and a message. Where a broker cannot read
     its own files it raises, or gives nothing; see kafka_gaps.py."""
 
-    PartitionRecords = WholeRecords
+    PartitionRecords = TolerantRecords
 
     def fetched_records(self, max_records: int | None = None, update_offsets: bool = True) -> Any:
         self._num_bytes = 0
         return super().fetched_records(max_records, update_offsets)
 
-    def _append(self, drained: Any, part: WholeRecords, max_records: int, update_offsets: bool) -> int:
+    def _append(self, drained: Any, part: TolerantRecords, max_records: int, update_offsets: bool) -> int:
         """Returns all that was asked for when there is enough, which ends the asking."""
         num_taken: int = super()._append(drained, part, max_records, update_offsets)
         self._num_bytes += part.num_bytes_taken
-        return max_records if self._num_bytes >= MOST_BYTES_AT_ONCE else num_taken
+        return max_records if self._num_bytes >= MAX_POLL_BYTES else num_taken
 
-    def _parse_fetched_data(self, completed_fetch: CompletedFetch) -> WholeRecords | None:
+    def _parse_fetched_data(self, completed_fetch: CompletedFetch) -> TolerantRecords | None:
         try:
             parsed = super()._parse_fetched_data(completed_fetch)
         except KafkaError as exc:

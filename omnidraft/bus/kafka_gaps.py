@@ -10,17 +10,17 @@ from contextlib import suppress
 from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import CorruptRecordError, OffsetOutOfRangeError
 
-UNREADABLE = (CorruptRecordError, OffsetOutOfRangeError)
+UNREADABLE_ERRORS = (CorruptRecordError, OffsetOutOfRangeError)
 """What is raised at an offset that lies between the ends of its partition."""
-PATIENCE_MS = 2_000
+START_TIMEOUT_MS = 2_000
 """For the offset in doubt, each time."""
-PROBE_MS = 300
+PROBE_TIMEOUT_MS = 300
 """For one behind it."""
-STRIDE = 8
+STRIDE_DIVISOR = 8
 """Steps grow with the distance, by this part of it."""
 
 
-def readable_from(consumer: KafkaConsumer, partition: TopicPartition, start: int, end: int) -> int:
+def first_readable_offset(consumer: KafkaConsumer, partition: TopicPartition, start: int, end: int) -> int:
     """The first offset from `start` on that can be read; `start` too when none before `end` can.
 
     Args:
@@ -30,30 +30,30 @@ def readable_from(consumer: KafkaConsumer, partition: TopicPartition, start: int
         KafkaError: the broker cannot be reached.
     """
     consumer.assign([partition])
-    if _is_readable(consumer, partition, start, PATIENCE_MS):
+    if _is_readable(consumer, partition, start, START_TIMEOUT_MS):
         return start
     unreadable, readable = _next_readable(consumer, partition, start, end)
     while readable - unreadable > 1:
         between = (unreadable + readable) // 2
-        if _is_readable(consumer, partition, between, PROBE_MS):
+        if _is_readable(consumer, partition, between, PROBE_TIMEOUT_MS):
             readable = between
         else:
             unreadable = between
-    return start if _is_readable(consumer, partition, start, PATIENCE_MS) else readable
+    return start if _is_readable(consumer, partition, start, START_TIMEOUT_MS) else readable
 
 
 def _next_readable(consumer: KafkaConsumer, partition: TopicPartition, start: int, end: int) -> tuple[int, int]:
     """The last offset that was tried in vain, and one that can be read; `start` twice when there is none."""
     unreadable, tried = start, start + 1
     while tried < end:
-        if _is_readable(consumer, partition, tried, PROBE_MS):
+        if _is_readable(consumer, partition, tried, PROBE_TIMEOUT_MS):
             return unreadable, tried
-        unreadable, tried = tried, tried + 1 + (tried - start) // STRIDE
+        unreadable, tried = tried, tried + 1 + (tried - start) // STRIDE_DIVISOR
     return start, start
 
 
-def _is_readable(consumer: KafkaConsumer, partition: TopicPartition, offset: int, patience_ms: int) -> bool:
+def _is_readable(consumer: KafkaConsumer, partition: TopicPartition, offset: int, timeout_ms: int) -> bool:
     consumer.seek(partition, offset)
-    with suppress(*UNREADABLE):
-        return bool(consumer.poll(timeout_ms=patience_ms, max_records=1))
+    with suppress(*UNREADABLE_ERRORS):
+        return bool(consumer.poll(timeout_ms=timeout_ms, max_records=1))
     return False

@@ -14,8 +14,8 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.errors import KafkaError, KafkaTimeoutError
 
 from omnidraft.bus import kafka_gaps
-from omnidraft.bus.kafka_client import MAX_MESSAGE_BYTES, connection, ensure_topic, topic_id, translated
-from omnidraft.bus.kafka_fetcher import WholeFetcher
+from omnidraft.bus.kafka_client import MAX_MESSAGE_BYTES, connection, ensure_topic, topic_id, translate_errors
+from omnidraft.bus.kafka_fetcher import TolerantFetcher
 from omnidraft.config import KafkaSettings
 from omnidraft.errors import BusError, OffsetOutOfRange
 from omnidraft.ports import Damage, Message, Offsets, Outgoing, Polled
@@ -23,7 +23,7 @@ from omnidraft.ports import Damage, Message, Offsets, Outgoing, Polled
 logger = logging.getLogger(__name__)
 
 BATCH_BYTES = 256 << 10
-PARTITIONS_SEEN_S = 10
+METADATA_MAX_AGE_S = 10
 """A partition that is added is noticed within so many seconds."""
 
 
@@ -51,13 +51,13 @@ class KafkaWriter:
         self._linger_ms, self._timeout_s = linger_ms, request_timeout_s
         self._access = access or KafkaSettings()
         self._producer: KafkaProducer | None = None
-        with translated(f"opening {topic}", servers):
+        with translate_errors(f"opening {topic}", servers):
             ensure_topic(servers, topic, partitions, request_timeout_s, self._access, keep_s)
             self._producer = self._connect()
 
     def append(self, messages: Sequence[Outgoing]) -> None:
         deadline = time.monotonic() + self._timeout_s
-        with translated(f"appending to {self._topic}", self._servers):
+        with translate_errors(f"appending to {self._topic}", self._servers):
             self._producer = self._producer or self._connect()
             try:
                 self._send(self._producer, messages, deadline)
@@ -67,7 +67,7 @@ class KafkaWriter:
 
     def close(self) -> None:
         if self._producer is not None:
-            with translated(f"closing {self._topic}", self._servers):
+            with translate_errors(f"closing {self._topic}", self._servers):
                 self._producer.close(timeout=self._timeout_s)
             self._producer = None
 
@@ -128,16 +128,16 @@ class KafkaReader:
         """
         self._servers, self._topic, self._timeout_s = servers, topic, request_timeout_s
         self._access = access or KafkaSettings()
-        with translated(f"opening {topic}", servers):
+        with translate_errors(f"opening {topic}", servers):
             ensure_topic(servers, topic, partitions, request_timeout_s, self._access, keep_s)
             self._consumer = self._connect()
             names = self._consumer.partitions_for_topic(topic)
             if not names:
                 raise KafkaTimeoutError(f"topic {topic} has no partition with a leader")
         self._assign(names)
-        self._heard: set[int] = set()
+        self._active_partitions: set[int] = set()
         """Partitions that gave something since the end of the topic was asked for."""
-        self._looked_s = time.monotonic()
+        self._last_gap_check_s = time.monotonic()
         self.seek({})
 
     def partitions(self) -> tuple[int, ...]:
@@ -161,16 +161,18 @@ class KafkaReader:
 
     def poll(self, max_messages: int, timeout_s: float) -> Polled:
         self._read_added_partitions()
-        if time.monotonic() - self._looked_s > self._timeout_s and (gap := self._gap(self._silent())):
+        if time.monotonic() - self._last_gap_check_s > self._timeout_s and (
+            gap := self._skip_gap(self._idle_partitions())
+        ):
             return gap
         try:
-            with translated(f"polling {self._topic}", self._servers):
+            with translate_errors(f"polling {self._topic}", self._servers):
                 polled = self._consumer.poll(timeout_ms=int(timeout_s * 1000), max_records=max_messages)
         except BusError as exc:
-            if isinstance(exc.__cause__, kafka_gaps.UNREADABLE) and (gap := self._gap(self._partitions)):
+            if isinstance(exc.__cause__, kafka_gaps.UNREADABLE_ERRORS) and (gap := self._skip_gap(self._partitions)):
                 return gap
             raise
-        self._heard |= {name.partition for name in polled}
+        self._active_partitions |= {name.partition for name in polled}
         messages = tuple(item for items in polled.values() for item in items if isinstance(item, Message))
         return Polled(messages, {name.partition: items[-1].next_offset for name, items in polled.items()})
 
@@ -181,51 +183,55 @@ class KafkaReader:
         return topic_id(self._servers, self._topic, self._access, self._timeout_s)
 
     def end_offsets(self) -> Offsets:
-        with translated(f"asking for the end of {self._topic}", self._servers):
+        with translate_errors(f"asking for the end of {self._topic}", self._servers):
             found = self._consumer.end_offsets(list(self._partitions.values()))
         return {name.partition: offset for name, offset in found.items()}
 
     def close(self) -> None:
-        with translated(f"closing {self._topic}", self._servers):
+        with translate_errors(f"closing {self._topic}", self._servers):
             self._consumer.close(autocommit=False)
 
-    def _silent(self) -> set[int]:
+    def _idle_partitions(self) -> set[int]:
         """Partitions that gave nothing for a while."""
-        silent, self._heard = self._partitions.keys() - self._heard, set()
+        silent, self._active_partitions = self._partitions.keys() - self._active_partitions, set()
         return silent
 
-    def _gap(self, partitions: Iterable[int]) -> Polled | None:
+    def _skip_gap(self, partitions: Iterable[int]) -> Polled | None:
         """Offsets that the broker cannot read, where one of these partitions stands; reading goes on behind them.
 
         Raises:
             BusError: the broker is gone, which the client hides as silence.
         """
-        firsts, ends, self._looked_s = self._first_offsets(self._partitions), self.end_offsets(), time.monotonic()
+        firsts, ends, self._last_gap_check_s = (
+            self._first_offsets(self._partitions),
+            self.end_offsets(),
+            time.monotonic(),
+        )
         for partition in partitions:
             position = self._position(partition)
             if position is not None and firsts[partition] <= position < ends[partition]:
-                readable = self._readable_from(partition, position, ends[partition])
+                readable = self._first_readable_offset(partition, position, ends[partition])
                 if readable > position:
                     self._consumer.seek(self._partitions[partition], readable)
-                    return _lost(partition, position, readable)
+                    return _gap_polled(partition, position, readable)
         return None
 
     def _position(self, partition: int) -> int | None:
-        with translated(f"asking for the position in {self._topic}", self._servers):
+        with translate_errors(f"asking for the position in {self._topic}", self._servers):
             position: int | None = self._consumer.position(self._partitions[partition], int(self._timeout_s * 1000))
         return position
 
-    def _readable_from(self, partition: int, position: int, end: int) -> int:
+    def _first_readable_offset(self, partition: int, position: int, end: int) -> int:
         with (
-            translated(f"looking for what can be read of {self._topic}", self._servers),
+            translate_errors(f"looking for what can be read of {self._topic}", self._servers),
             closing(self._connect()) as own,
         ):
-            readable = kafka_gaps.readable_from(own, self._partitions[partition], position, end)
+            readable = kafka_gaps.first_readable_offset(own, self._partitions[partition], position, end)
         return readable
 
     def _read_added_partitions(self) -> None:
         """From their first message on."""
-        with translated(f"asking for the partitions of {self._topic}", self._servers):
+        with translate_errors(f"asking for the partitions of {self._topic}", self._servers):
             known = self._consumer.partitions_for_topic(self._topic)
         if added := known - self._partitions.keys():
             logger.info("%s has more partitions: %s are read from their first message", self._topic, sorted(added))
@@ -239,7 +245,7 @@ class KafkaReader:
         self._consumer.assign(list(self._partitions.values()))
 
     def _first_offsets(self, partitions: Iterable[int]) -> Offsets:
-        with translated(f"asking for the start of {self._topic}", self._servers):
+        with translate_errors(f"asking for the start of {self._topic}", self._servers):
             found = self._consumer.beginning_offsets([TopicPartition(self._topic, each) for each in partitions])
         return {name.partition: offset for name, offset in found.items()}
 
@@ -254,13 +260,13 @@ class KafkaReader:
                 allow_auto_create_topics=False,
                 max_partition_fetch_bytes=MAX_MESSAGE_BYTES,
                 fetch_max_wait_ms=200,
-                metadata_max_age_ms=PARTITIONS_SEEN_S * 1000,
+                metadata_max_age_ms=METADATA_MAX_AGE_S * 1000,
                 request_timeout_ms=int(self._timeout_s * 1000),
             )
-        consumer._fetcher = WholeFetcher(consumer._client, consumer._subscription, **consumer.config)
+        consumer._fetcher = TolerantFetcher(consumer._client, consumer._subscription, **consumer.config)
         return consumer
 
 
-def _lost(partition: int, first: int, until: int) -> Polled:
+def _gap_polled(partition: int, first: int, until: int) -> Polled:
     damage = Damage("corrupt_batch", "the broker cannot read these offsets", until - first)
     return Polled((Message(partition, first, b"", b"", {}, 0, damage),), {partition: until})

@@ -11,21 +11,21 @@ from dataclasses import dataclass, replace
 
 from kafka.record.util import calc_crc32c, decode_varint
 
-from omnidraft.bus.decompression import UnpackError, unpacked
+from omnidraft.bus.decompression import DecompressionError, decompress
 from omnidraft.ports import Damage, DamageReason, Message
 
 HEADER = struct.Struct(">qiibIhiqqqhii")
 LENGTH = struct.Struct(">qi")
 """Base offset, and the number of bytes that follow it."""
-CHECKED_FROM = struct.calcsize(">qiibI")
-MAGIC_AT = struct.calcsize(">qii")
-LEAST_BYTES = LENGTH.size + 14
+CHECKSUM_START = struct.calcsize(">qiibI")
+MAGIC_OFFSET = struct.calcsize(">qii")
+MIN_BATCH_BYTES = LENGTH.size + 14
 """Of a batch of any format."""
 CODEC, APPEND_TIME, CONTROL = 0x07, 0x08, 0x20
 MAX_RECORD_BYTES = 2 << 20
 """What our writers send at most; a compressed batch can hold far larger ones."""
 MAX_HEADERS = 1_000
-KEPT_BYTES = 1 << 20
+MAX_DAMAGE_BYTES = 1 << 20
 """Of what is damaged, in memory; a dead letter holds less."""
 
 
@@ -73,7 +73,7 @@ class _Batch:
                 "malformed_batch",
                 f"record format v{self.magic} is not read; write with a client of Kafka 0.11 or later",
             )
-        if self.magic != 2 or calc_crc32c(self.raw[CHECKED_FROM:]) != self.crc:
+        if self.magic != 2 or calc_crc32c(self.raw[CHECKSUM_START:]) != self.crc:
             return "corrupt_batch", "wrong checksum"
         if not 0 <= self.num_records <= self.last_delta + 1:
             return "malformed_batch", f"{self.num_records} records for {self.last_delta + 1} offsets"
@@ -82,7 +82,7 @@ class _Batch:
             return "corrupt_batch", f"offsets to {self.next_offset} overlap what follows"
         return None
 
-    def lost_until(self, position: int, end: int) -> int:
+    def resume_offset(self, position: int, end: int) -> int:
         """Where to read on behind it when its header is not believed: the nearest offset that something vouches for."""
         if self.following is not None and position < self.following <= end:
             return self.following
@@ -103,12 +103,12 @@ class FetchedRecords:
         """In offset order, without a gap, and at least one where a batch was fetched; `end`: of the partition."""
         position = self._start
         for raw, following in self._slices():
-            for item in self._of_batch(_header(raw, following), position, end):
+            for item in self._batch_items(_parse_batch(raw, following), position, end):
                 if item.next_offset <= position:
                     continue
                 if item.offset > position:
                     yield self._missing(position, item.offset)
-                yield _from(position, item)
+                yield _trimmed(position, item)
                 position = item.next_offset
         if position == self._start and len(self._data):
             yield self._damaged(position, position + 1, "corrupt_batch", "no batch can be made out", self._data)
@@ -116,26 +116,26 @@ class FetchedRecords:
     def _slices(self) -> Iterator[tuple[memoryview, int | None]]:
         """Complete batches, each with the next one's base offset; the last of a fetch may be cut off."""
         at = 0
-        while at + LEAST_BYTES <= len(self._data):
+        while at + MIN_BATCH_BYTES <= len(self._data):
             _, length = LENGTH.unpack_from(self._data, at)
             until = at + LENGTH.size + length
-            if not at + LEAST_BYTES <= until <= len(self._data):
+            if not at + MIN_BATCH_BYTES <= until <= len(self._data):
                 return
-            has_next = until + LEAST_BYTES <= len(self._data)
+            has_next = until + MIN_BATCH_BYTES <= len(self._data)
             yield self._data[at:until], LENGTH.unpack_from(self._data, until)[0] if has_next else None
             at = until
 
-    def _of_batch(self, batch: _Batch, position: int, end: int) -> Iterator[Message | Marker]:
+    def _batch_items(self, batch: _Batch, position: int, end: int) -> Iterator[Message | Marker]:
         if fault := batch.fault(position, end):
-            yield self._damaged(position, batch.lost_until(position, end), *fault, batch.raw)
+            yield self._damaged(position, batch.resume_offset(position, end), *fault, batch.raw)
             return
         self.leader_epoch = batch.leader_epoch
         if batch.attributes & CONTROL:
             yield from map(Marker, range(max(position, batch.base_offset), batch.next_offset))
             return
         try:
-            plain = unpacked(batch.attributes & CODEC, bytes(batch.raw[HEADER.size :]))
-        except UnpackError as exc:
+            plain = decompress(batch.attributes & CODEC, bytes(batch.raw[HEADER.size :]))
+        except DecompressionError as exc:
             first = max(position, batch.base_offset)
             yield self._damaged(first, batch.next_offset, "malformed_batch", str(exc), batch.raw)
             return
@@ -163,7 +163,7 @@ class FetchedRecords:
     def _record(self, batch: _Batch, plain: bytes, within: tuple[int, int], first: int, last: int) -> Message:
         """Args: first, last: between which of the batch's offsets its own must lie, if it can be believed."""
         try:
-            delta, message = _parsed(plain, *within, batch, self._partition)
+            delta, message = _parse_record(plain, *within, batch, self._partition)
             if not first <= delta <= last:
                 raise _MalformedRecord(f"says that it is number {delta}, and is {first}")
         except (IndexError, ValueError) as exc:
@@ -178,10 +178,10 @@ class FetchedRecords:
     def _damaged(self, first: int, until: int, reason: DamageReason, error: str, left: memoryview | bytes) -> Message:
         size = f" ({len(left):,} bytes)" if len(left) else ""
         damage = Damage(reason, f"{error}{size}", until - first)
-        return Message(self._partition, first, b"", bytes(left[:KEPT_BYTES]), {}, 0, damage)
+        return Message(self._partition, first, b"", bytes(left[:MAX_DAMAGE_BYTES]), {}, 0, damage)
 
 
-def _from(position: int, item: Message | Marker) -> Message | Marker:
+def _trimmed(position: int, item: Message | Marker) -> Message | Marker:
     """Without what stands before this offset."""
     if isinstance(item, Marker) or item.damage is None or item.offset >= position:
         return item
@@ -189,32 +189,32 @@ def _from(position: int, item: Message | Marker) -> Message | Marker:
     return replace(item, offset=position, damage=damage)
 
 
-def _header(raw: memoryview, following: int | None) -> _Batch:
+def _parse_batch(raw: memoryview, following: int | None) -> _Batch:
     if len(raw) < HEADER.size:  # of an older format, or not a batch
         base, _ = LENGTH.unpack_from(raw)
-        return _Batch(raw, following, base, -1, min(raw[MAGIC_AT], 1), 0, 0, 0, 0, 0, 0)
+        return _Batch(raw, following, base, -1, min(raw[MAGIC_OFFSET], 1), 0, 0, 0, 0, 0, 0)
     base, _, epoch, magic, crc, attributes, last_delta, first_ms, last_ms, _, _, _, number = HEADER.unpack_from(raw)
     return _Batch(raw, following, base, epoch, magic, crc, attributes, last_delta, first_ms, last_ms, number)
 
 
-def _parsed(plain: bytes, start: int, until: int, batch: _Batch, partition: int) -> tuple[int, Message]:
+def _parse_record(plain: bytes, start: int, until: int, batch: _Batch, partition: int) -> tuple[int, Message]:
     """Its place in the batch, and the message. Raises IndexError, ValueError."""
     if until - start > MAX_RECORD_BYTES:
         raise _MalformedRecord(f"is larger than {MAX_RECORD_BYTES:,} bytes")
     later_ms, at = decode_varint(plain, start + 1)  # behind the attributes, which mean nothing yet
     delta, at = decode_varint(plain, at)
-    key, at = _nullable(plain, at, until)
-    value, at = _nullable(plain, at, until)
-    headers, damage, at = _headers(plain, at, until)
+    key, at = _parse_field(plain, at, until)
+    value, at = _parse_field(plain, at, until)
+    headers, damage, at = _parse_headers(plain, at, until)
     if at != until:
         raise _MalformedRecord(f"its fields end {until - at} bytes before it does")
     timestamp_ms = batch.last_ms if batch.attributes & APPEND_TIME else batch.first_ms + later_ms
     return delta, Message(partition, batch.base_offset + delta, key, value, headers, timestamp_ms, damage)
 
 
-def _headers(plain: bytes, at: int, until: int) -> tuple[dict[str, bytes], Damage | None, int]:
+def _parse_headers(plain: bytes, at: int, until: int) -> tuple[dict[str, bytes], Damage | None, int]:
     """The headers and where they end; those with names that are none are part of the damage."""
-    named, at = _named(plain, at, until)
+    named, at = _header_pairs(plain, at, until)
     try:
         return {name.decode(): value for name, value in named}, None, at
     except UnicodeDecodeError as exc:
@@ -223,20 +223,20 @@ def _headers(plain: bytes, at: int, until: int) -> tuple[dict[str, bytes], Damag
         return {}, Damage("malformed_record", error, is_raw=False, headers=headers), at
 
 
-def _named(plain: bytes, at: int, until: int) -> tuple[list[tuple[bytes, bytes]], int]:
+def _header_pairs(plain: bytes, at: int, until: int) -> tuple[list[tuple[bytes, bytes]], int]:
     """Names and contents of the headers, and where they end."""
     number, at = decode_varint(plain, at)
     if not 0 <= number <= MAX_HEADERS:
         raise _MalformedRecord(f"has {number} headers, {MAX_HEADERS} are read")
     named = []
     for _ in range(number):
-        name, at = _nullable(plain, at, until)
-        value, at = _nullable(plain, at, until)
+        name, at = _parse_field(plain, at, until)
+        value, at = _parse_field(plain, at, until)
         named.append((name, value))
     return named, at
 
 
-def _nullable(plain: bytes, at: int, until: int) -> tuple[bytes, int]:
+def _parse_field(plain: bytes, at: int, until: int) -> tuple[bytes, int]:
     """A field behind its length; nothing is the same as empty."""
     length, at = decode_varint(plain, at)
     if length < 0:

@@ -9,9 +9,9 @@ import time
 
 from omnidraft.bus.sqlite_topic import SqliteTopic
 
-MOST_EXPIRED = 256
+MAX_EXPIRED = 256
 """Messages of a partition that one append deletes; more than the recorder appends at once, so that old ones dwindle."""
-LONGEST_HOLD_MS = 3_600_000
+MAX_HOLD_MS = 3_600_000
 """How long a clock is not believed that would delete everything; the time that messages are kept, if that is less."""
 SKEW_MS = 2_000
 """A clock may be so much ahead of another."""
@@ -35,7 +35,7 @@ def _is_held(topic: SqliteTopic, now_ms: int, keep_ms: int) -> bool:
     """Whether the clock is not believed yet."""
     query = "SELECT CAST(held_from_ms AS INTEGER) FROM topics WHERE topic = ?"
     (held_from_ms,) = topic.connection.execute(query, (topic.name,)).fetchone() or (None,)
-    if held_from_ms is not None and held_from_ms - SKEW_MS <= now_ms < held_from_ms + min(keep_ms, LONGEST_HOLD_MS):
+    if held_from_ms is not None and held_from_ms - SKEW_MS <= now_ms < held_from_ms + min(keep_ms, MAX_HOLD_MS):
         return True
     newest_ms = _newest_ms(topic)
     is_all_expired = newest_ms is not None and newest_ms < now_ms - keep_ms
@@ -65,18 +65,18 @@ def _expired_end(topic: SqliteTopic, place: tuple[str, int], now_ms: int, kept_f
         " ORDER BY offset LIMIT ?"
     )
     end, offset, claimed_ms = None, 0, 0
-    for offset, claimed_ms in topic.connection.execute(query, (*place, MOST_EXPIRED)):
+    for offset, claimed_ms in topic.connection.execute(query, (*place, MAX_EXPIRED)):
         if claimed_ms < kept_from_ms:
             end = offset + 1
         elif claimed_ms <= now_ms + SKEW_MS:
             return end
     if claimed_ms <= now_ms + SKEW_MS:
         return end
-    later_ms = _next_believable_ms(topic, place, offset, now_ms)
+    later_ms = _next_plausible_ms(topic, place, offset, now_ms)
     return offset + 1 if later_ms is not None and later_ms < kept_from_ms else end
 
 
-def _next_believable_ms(topic: SqliteTopic, place: tuple[str, int], offset: int, now_ms: int) -> int | None:
+def _next_plausible_ms(topic: SqliteTopic, place: tuple[str, int], offset: int, now_ms: int) -> int | None:
     """The time of a message behind this one that is not of the future, looked for in strides that double and begin
     anew where they would leave the log; None: there is none."""
     query = (

@@ -43,7 +43,7 @@ class SqliteWriter:
             self.append(())  # lets go of what expired since the last writer
 
     def append(self, messages: Sequence[Outgoing]) -> None:
-        with self._topic.translated("appending to"), self._topic.write_lock():
+        with self._topic.translate_errors("appending to"), self._topic.write_lock():
             if self._keep_ms is not None:
                 expire(self._topic, self._keep_ms)
             next_offsets = self._topic.next_offsets()
@@ -85,7 +85,7 @@ class SqliteReader:
         ends, firsts = self.end_offsets(), self.first_offsets()
         for partition, offset in offsets.items():
             if partition not in ends or not firsts[partition] <= offset <= ends[partition]:
-                raise self._topic.outside(partition, offset, firsts.get(partition), ends.get(partition))
+                raise self._topic.out_of_range(partition, offset, firsts.get(partition), ends.get(partition))
         self._positions = {**firsts, **offsets}
         self._topic.was_replaced = False
 
@@ -119,7 +119,7 @@ class SqliteReader:
         self._topic.close()
 
     def _follow_file(self) -> None:
-        with self._topic.translated("opening"):
+        with self._topic.translate_errors("opening"):
             self._topic.follow_file()
 
     def _read(self, max_messages: int) -> list[Message]:
@@ -134,12 +134,12 @@ class SqliteReader:
             messages += self._read_partition(partition, max_messages - len(messages))
         return messages
 
-    def _require_held(self, partition: int, position: int) -> None:
+    def _require_available(self, partition: int, position: int) -> None:
         """Raises OffsetOutOfRange when what comes next is not there, instead of passing over it."""
         end = self.end_offsets().get(partition, 0)
         first = self._topic.first_offset(partition, end)  # asked after the end: what was written meanwhile is held
         if not first <= position <= end:
-            raise self._topic.outside(partition, position, first, end)
+            raise self._topic.out_of_range(partition, position, first, end)
 
     def _read_partition(self, partition: int, limit: int) -> list[Message]:
         query = (
@@ -149,10 +149,10 @@ class SqliteReader:
         )
         position = self._positions[partition]
         place = (self._topic.name, partition, position, limit)
-        with self._topic.translated("reading"):
+        with self._topic.translate_errors("reading"):
             rows = self._topic.connection.execute(query, place).fetchall()
         if limit and (not rows or rows[0][0] > position):
-            self._require_held(partition, position)
+            self._require_available(partition, position)
         return [
             Message(partition, offset, key or b"", value or b"", _headers(cell or b""), timestamp_ms or 0)
             for offset, key, value, cell, timestamp_ms in rows

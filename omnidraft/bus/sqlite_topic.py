@@ -34,12 +34,12 @@ class SqliteTopic:
         self._num_partitions, self._timeout_s = partitions, timeout_s
         self.was_replaced = False
         """Whether another file took this one's place; whoever takes note resets it."""
-        with self.translated("opening"):
+        with self.translate_errors("opening"):
             self._open()
         self.partitions = tuple(self.next_offsets())
 
     @contextmanager
-    def translated(self, doing: str) -> Iterator[None]:
+    def translate_errors(self, doing: str) -> Iterator[None]:
         """Turns what SQLite and the file system raise into BusError."""
         try:
             yield
@@ -61,7 +61,7 @@ class SqliteTopic:
 
     def follow_file(self) -> None:
         """Open the file that lies there now, if it is another one."""
-        if _file_of(self.path) != self._file:
+        if _file_identity(self.path) != self._file:
             self.connection.close()
             self._open()
             self.was_replaced = True
@@ -69,7 +69,7 @@ class SqliteTopic:
     def next_offsets(self) -> dict[int, int]:
         """One past the last message of every partition. Raises BusError."""
         query = "SELECT partition, next_offset FROM partitions WHERE topic = ? ORDER BY partition"
-        with self.translated("reading"):
+        with self.translate_errors("reading"):
             found = dict(self.connection.execute(query, (self.name,)))
         if not found or not all(isinstance(number, int) for number in (*found, *found.values())):
             raise BusError(f"{self.path} is damaged: its table of partitions says {found} of {self.name}; restore it")
@@ -78,25 +78,25 @@ class SqliteTopic:
     def first_offset(self, partition: int, default: int) -> int:
         """Of the oldest message that is still there; `default` when there is none."""
         query = "SELECT MIN(offset) FROM messages WHERE topic = ? AND partition = ? AND typeof(offset) = 'integer'"
-        with self.translated("reading"):
+        with self.translate_errors("reading"):
             found = self.connection.execute(query, (self.name, partition)).fetchone()[0]
         return default if found is None else found
 
     def identity(self) -> str:
         """Of this topic in this file. Raises BusError."""
-        with self.translated("reading"):
+        with self.translate_errors("reading"):
             found = self.connection.execute("SELECT id FROM topics WHERE topic = ?", (self.name,)).fetchone()
         if found is None:
             raise BusError(f"{self.path} is damaged: it has no identity of {self.name}; restore it")
         return str(found[0])
 
-    def outside(self, partition: int, offset: int, first: int | None, end: int | None) -> OffsetOutOfRange:
+    def out_of_range(self, partition: int, offset: int, first: int | None, end: int | None) -> OffsetOutOfRange:
         """The error that says so."""
         held = f"it holds {first} to {end}"
         return OffsetOutOfRange(f"{self.name}[{partition}]: offset {offset} lies outside the log, {held}")
 
     def close(self) -> None:
-        with self.translated("closing"):
+        with self.translate_errors("closing"):
             self.connection.close()
 
     def _open(self) -> None:
@@ -106,7 +106,7 @@ class SqliteTopic:
         self._enter_wal()
         self.connection.execute("PRAGMA synchronous=FULL")
         self.connection.execute("PRAGMA secure_delete=ON")
-        self._file = _file_of(self.path)
+        self._file = _file_identity(self.path)
         with self.write_lock():
             self._create()
 
@@ -146,7 +146,7 @@ def describe(path: Path, timeout_s: float = 10.0) -> dict[str, TopicFacts]:
     return {topic: TopicFacts(num_partitions) for topic, num_partitions in found}
 
 
-def _file_of(path: Path) -> tuple[int, int] | None:
+def _file_identity(path: Path) -> tuple[int, int] | None:
     """None: there is none."""
     try:
         found = os.stat(path)

@@ -19,7 +19,7 @@ NUM_TREES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _ScoredTree:
     """A tree that was scored, and what was kept of it."""
 
     tree: DraftTree
@@ -27,18 +27,18 @@ class _Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pass:
+class _PassKey:
     """All that a pass of a session can depend on."""
 
     prompt_ids: tuple[int, ...]
     max_new_tokens: int
     mode: Mode
-    kept: tuple[_Kept, ...]
+    history: tuple[_ScoredTree, ...]
     tree: DraftTree
 
     def texts(self) -> list[tuple[int, ...]]:
         """What stands before each row, without the prompt but for its last id."""
-        before = tuple(each.tree.tokens[node] for each in self.kept for node in each.nodes)
+        before = tuple(each.tree.tokens[node] for each in self.history for node in each.nodes)
         texts = [(*before, self.tree.tokens[0])]
         for node in range(1, len(self.tree)):
             texts.append((*texts[self.tree.parents[node]], self.tree.tokens[node]))
@@ -53,7 +53,7 @@ class CachingTarget:
         self.vocab_size = target.vocab_size
         self.context_limit = target.context_limit
         self.fingerprint = target.fingerprint
-        self._scored: dict[_Pass, torch.Tensor] = {}
+        self._scored: dict[_PassKey, torch.Tensor] = {}
 
     def limits(self, mode: Mode) -> TreeLimits:
         """See ports.Target."""
@@ -63,25 +63,25 @@ class CachingTarget:
         """See ports.Target."""
         return _CachingSession(self, tuple(prompt_ids), max_new_tokens, mode)
 
-    def logits(self, asked: _Pass) -> torch.Tensor:
+    def logits(self, asked: _PassKey) -> torch.Tensor:
         """[N, V] of this pass, by a real session that goes through all of its history."""
         if asked in self._scored:
             return self._scored[asked]
         while self._scored and sum(map(len, self._scored.values())) + len(asked.tree) > MAX_ROWS:
             del self._scored[next(iter(self._scored))]
-        self._scored[asked] = self._passed(asked)
+        self._scored[asked] = self._forward(asked)
         return self._scored[asked]
 
-    def _passed(self, asked: _Pass) -> torch.Tensor:
+    def _forward(self, asked: _PassKey) -> torch.Tensor:
         session = self._target.open(asked.prompt_ids, asked.max_new_tokens, asked.mode)
-        for each in asked.kept:
+        for each in asked.history:
             session.score(each.tree)
             session.keep(each.nodes)
         logits_NV = session.score(asked.tree)
         session.close()
         return logits_NV
 
-    def rows_after(self, request: Request, ids: Sequence[int]) -> Iterator[torch.Tensor]:
+    def cached_logits_after(self, request: Request, ids: Sequence[int]) -> Iterator[torch.Tensor]:
         """The logits [V] after this request's prompt and these ids, of every pass that is remembered."""
         text = (request.prompt_ids[-1], *ids)
         asked = (request.prompt_ids, request.max_new_tokens, request.mode)
@@ -96,15 +96,15 @@ class _CachingSession:
     def __init__(self, target: CachingTarget, prompt_ids: tuple[int, ...], max_new_tokens: int, mode: Mode) -> None:
         self._target = target
         self._asked = (prompt_ids, max_new_tokens, mode)
-        self._kept: tuple[_Kept, ...] = ()
+        self._kept: tuple[_ScoredTree, ...] = ()
         self._tree = DraftTree.empty(prompt_ids[-1])
 
     def score(self, tree: DraftTree) -> torch.Tensor:
         self._tree = tree
-        return self._target.logits(_Pass(*self._asked, self._kept, tree))
+        return self._target.logits(_PassKey(*self._asked, self._kept, tree))
 
     def keep(self, nodes: Sequence[int]) -> None:
-        self._kept += (_Kept(self._tree, tuple(nodes)),)
+        self._kept += (_ScoredTree(self._tree, tuple(nodes)),)
 
     def close(self) -> None:
         pass
@@ -120,42 +120,42 @@ class CachingProposer:
 
     def open(self, request: Request) -> ProposerSession:
         """See ports.Proposer."""
-        return _CachingProposals(self, request)
+        return _CachingProposerSession(self, request)
 
 
 @dataclass(slots=True)
-class _CachingProposals:
+class _CachingProposerSession:
     """Implements ports.ProposerSession."""
 
     proposer: CachingProposer
     request: Request
-    asked: list[tuple[int, TreeLimits, Noise]] = field(default_factory=list)
+    requests: list[tuple[int, TreeLimits, Noise]] = field(default_factory=list)
     emitted: list[tuple[int, ...]] = field(default_factory=list)
 
     def propose(self, position: int, limits: TreeLimits, noise: Noise) -> DraftTree:
         before = tuple(token for ids in self.emitted for token in ids)
         kind, trees = self.request.seed % NUM_TREES, self.proposer.trees
-        watched = _WatchedNoise(noise)
-        self.asked.append((position, limits, watched))
+        watched = _TrackedNoise(noise)
+        self.requests.append((position, limits, watched))
         if (kind, before) not in trees:
-            tree = self._asked_for_real()
+            tree = self._propose_uncached()
             trees |= {(each, before): tree for each in ([kind] if watched.is_read else range(NUM_TREES))}
         return trees[kind, before]
 
     def observe(self, emitted: Sequence[int]) -> None:
         self.emitted.append(tuple(emitted))
 
-    def _asked_for_real(self) -> DraftTree:
+    def _propose_uncached(self) -> DraftTree:
         """The last question put to a real session, after all those before it."""
         session = self.proposer.proposer.open(self.request)
-        for question, emitted in zip(self.asked, self.emitted, strict=False):
+        for question, emitted in zip(self.requests, self.emitted, strict=False):
             session.propose(*question)
             session.observe(emitted)
-        return session.propose(*self.asked[-1])
+        return session.propose(*self.requests[-1])
 
 
 @dataclass(slots=True)
-class _WatchedNoise:
+class _TrackedNoise:
     """Implements ports.Noise; tells whether somebody read it."""
 
     noise: Noise

@@ -24,11 +24,11 @@ class CheckPlan:
     seed: int = 0
     num_samples: int = 1000
     """Of the law."""
-    num_measured: int = 3
+    num_rounding_prompts: int = 3
     """Prompts over whose answers the rounding is measured, at most."""
-    num_measured_tokens: int = 48
+    num_rounding_tokens: int = 48
     """... and tokens of each."""
-    num_law_prompts: int = 8
+    num_sampling_prompts: int = 8
     """Prompts among which the law's is chosen, at most."""
 
 
@@ -40,35 +40,37 @@ class CheckRun:
     mode: Mode
     comparisons: tuple[TextComparison, ...]
     """One per prompt."""
-    laws: tuple[DistributionTest, ...]
-    law_prompt: int
+    distribution_tests: tuple[DistributionTest, ...]
+    sampled_prompt: int
     """Index of the prompt that the law was tested on."""
     rounding: Rounding | None
     """None in reproducible mode, which allows none."""
 
     @property
     def passed(self) -> bool:
-        return all(law.passed for law in self.laws) and all(each.verdict != "unexplained" for each in self.comparisons)
+        return all(law.passed for law in self.distribution_tests) and all(
+            each.verdict != "unexplained" for each in self.comparisons
+        )
 
 
 class ExactnessCheck:
     """Checks the target and drafter of one engine."""
 
-    def __init__(self, engine: Engine, plan: CheckPlan, advance: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, engine: Engine, plan: CheckPlan, on_progress: Callable[[], None] = lambda: None) -> None:
         """
         Args:
             advance: called after each text, sample and measured answer.
         """
         self._engine = engine
         self._plan = plan
-        self._advance = advance
+        self._on_progress = on_progress
         self._proposer = engine.slot.current.proposer
-        self._law = SamplingTest(engine.decoder, self._proposer)
+        self._sampling_test = SamplingTest(engine.decoder, self._proposer)
 
-    def num_steps(self, temperatures: Sequence[float], modes: Sequence[Mode]) -> int:
+    def num_progress_steps(self, temperatures: Sequence[float], modes: Sequence[Mode]) -> int:
         """How often `advance` will be called for these."""
         plan = self._plan
-        measured = len(plan.prompts[: plan.num_measured]) if "fast" in modes else 0
+        measured = len(plan.prompts[: plan.num_rounding_prompts]) if "fast" in modes else 0
         return measured + len(temperatures) * len(modes) * (len(plan.prompts) + plan.num_samples)
 
     def run(self, temperature: float, mode: Mode) -> CheckRun:
@@ -87,20 +89,20 @@ class ExactnessCheck:
         comparisons = []
         for request in requests:
             comparisons.append(comparer.compare(request))
-            self._advance()
-        chosen = self._law.least_certain(requests[: self._plan.num_law_prompts])
-        laws = self._law.run(chosen, self._plan.num_samples, rounding=limit, advance=self._advance)
+            self._on_progress()
+        chosen = self._sampling_test.highest_entropy(requests[: self._plan.num_sampling_prompts])
+        laws = self._sampling_test.run(chosen, self._plan.num_samples, rounding=limit, on_progress=self._on_progress)
         return CheckRun(temperature, mode, tuple(comparisons), tuple(laws), requests.index(chosen), rounding)
 
     @cached_property
     def rounding(self) -> Rounding:
         """Of fast passes, measured once."""
         measured = []
-        for prompt in self._plan.prompts[: self._plan.num_measured]:
+        for prompt in self._plan.prompts[: self._plan.num_rounding_prompts]:
             request = self._request(prompt, 1.0, "fast")
-            short = replace(request, max_new_tokens=min(request.max_new_tokens, self._plan.num_measured_tokens))
+            short = replace(request, max_new_tokens=min(request.max_new_tokens, self._plan.num_rounding_tokens))
             measured.append(measure(self._engine.decoder, short))
-            self._advance()
+            self._on_progress()
         return reduce(add, measured)
 
     def _request(self, prompt: str, temperature: float, mode: Mode) -> Request:

@@ -50,7 +50,7 @@ class TextComparison:
     answer: tuple[int, ...]
     """Of plain decoding, as far as it was compared."""
     differences: tuple[Difference, ...]
-    figures: DecodeStats
+    stats: DecodeStats
     """Of the speculating side."""
 
     @property
@@ -82,16 +82,16 @@ class TextComparer:
         differences: list[Difference] = []
         figures, left = DecodeStats(), request
         with closing(trace_tokens(self._decoder, replace(request, num_draft_tokens=0), None)) as plain:
-            while (parted := self._parted(left, plain, answer, figures)) is not None:
+            while (parted := self._first_difference(left, plain, answer, figures)) is not None:
                 differences.append(self._difference(request, answer, *parted))
                 if parted[1] is not None:
                     answer.append(parted[1].token)
                 if differences[-1].problem or _is_over(request, answer):
                     break
-                left = self._continued(request, answer)
+                left = self._continuation(request, answer)
         return TextComparison(tuple(answer), tuple(differences), figures)
 
-    def _parted(
+    def _first_difference(
         self, request: Request, plain: Iterator[TracedToken], answer: list[int], figures: DecodeStats
     ) -> tuple[TracedToken | None, TracedToken | None] | None:
         """Where speculation and plain decoding part; what they share goes into `answer`. None: they end together."""
@@ -115,11 +115,11 @@ class TextComparer:
         if not apart <= self._rounding:
             problem = f"the logits are {apart:.3g} apart, rounding explains {self._rounding:.3g}"
         for name, drawn in (("plain decoding", theirs), ("speculation", ours)):
-            if (own := _own_draw(request, answer, drawn)) != drawn.token:
+            if (own := _expected_token(request, answer, drawn)) != drawn.token:
                 problem = f"{name} drew token {drawn.token}, its logits and noise give {own}"
         return Difference(index, theirs.token, ours.token, apart, problem)
 
-    def _continued(self, request: Request, answer: Sequence[int]) -> Request:
+    def _continuation(self, request: Request, answer: Sequence[int]) -> Request:
         """The same request with plain's answer so far as part of the prompt: noise goes by absolute position."""
         drafter_ids = request.drafter_prompt_ids
         with suppress(VocabularyError):  # the drafter cannot spell it: it drafts from the question alone
@@ -136,14 +136,14 @@ def _is_over(request: Request, answer: Sequence[int]) -> bool:
     return answer[-1] in request.stop_ids or len(answer) == request.max_new_tokens
 
 
-def _own_draw(request: Request, answer: Sequence[int], drawn: TracedToken) -> int:
+def _expected_token(request: Request, answer: Sequence[int], drawn: TracedToken) -> int:
     """The token that the rule gives for these logits behind this answer."""
     logits_V = drawn.logits_V.float().cpu().numpy()
     noise = SeededNoise(request.seed, request.choice, len(logits_V))
-    return noise.draw(*shape_logits(request, answer, logits_V), len(request.prompt_ids) + len(answer))
+    return noise.draw(*token_probabilities(request, answer, logits_V), len(request.prompt_ids) + len(answer))
 
 
-def shape_logits(request: Request, answer: Sequence[int], logits_V: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def token_probabilities(request: Request, answer: Sequence[int], logits_V: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Ids and probabilities of the token behind this answer, processors applied."""
     shaper = LogitsPipeline(request)
     for token in answer:

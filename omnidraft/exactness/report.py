@@ -25,14 +25,14 @@ def report(runs: Sequence[CheckRun], plan: CheckPlan, engine: Engine) -> dict[st
         "seed": plan.seed,
         "max_new_tokens": plan.max_new_tokens,
         **{name: sum(row[name] for row in rows) for name in ("texts", "identical", "explained", "unexplained")},
-        "law": _worst([law for run in runs for law in run.laws]),
+        "law": _worst([law for run in runs for law in run.distribution_tests]),
         "runs": rows,
     }
 
 
 def _run(run: CheckRun, prompts: Sequence[str], pair: Pair) -> dict[str, Any]:
     verdicts = [each.verdict for each in run.comparisons]
-    figures = sum((each.figures for each in run.comparisons), DecodeStats())
+    figures = sum((each.stats for each in run.comparisons), DecodeStats())
     return {
         "passed": run.passed,
         "temperature": run.temperature,
@@ -47,9 +47,9 @@ def _run(run: CheckRun, prompts: Sequence[str], pair: Pair) -> dict[str, Any]:
         "tokens_per_pass": round(figures.tokens_per_pass, 4),
         "accepted_by_source": dict(figures.accepted_by_source),
         "rounding": asdict(run.rounding) | {"limit": run.rounding.limit} if run.rounding else None,
-        "law": _worst(run.laws),
-        "law_positions": [_distribution(law) for law in run.laws],
-        "law_prompt": prompts[run.law_prompt],
+        "law": _worst(run.distribution_tests),
+        "law_positions": [_distribution(law) for law in run.distribution_tests],
+        "law_prompt": prompts[run.sampled_prompt],
         "differences": [
             _difference(difference, comparison, prompt, pair)
             for prompt, comparison in zip(prompts, run.comparisons, strict=True)

@@ -39,13 +39,13 @@ def measure(decoder: Decoder, request: Request) -> Rounding:
     drawn = list(trace_tokens(decoder, plain, None))
     ids, rows = [each.token for each in drawn], [each.logits_V for each in drawn]
     half = len(ids) // 2
-    pairs = [(_prefilled(decoder.target, plain, ids[:half]), rows[half])]
+    pairs = [(_prefill_logits(decoder.target, plain, ids[:half]), rows[half])]
     limits = decoder.target.limits(request.mode)
     largest = min(request.num_draft_tokens, limits.num_nodes)
     for size in _sizes(largest):
-        pairs += zip(_walked(decoder.target, request, ids, rows, size, has_leaves=False), rows, strict=True)
+        pairs += zip(_tree_logits(decoder.target, request, ids, rows, size, has_leaves=False), rows, strict=True)
     if limits.num_chains is None:
-        pairs += zip(_walked(decoder.target, request, ids, rows, largest, has_leaves=True), rows, strict=True)
+        pairs += zip(_tree_logits(decoder.target, request, ids, rows, largest, has_leaves=True), rows, strict=True)
     return Rounding(max(logit_difference(*pair) for pair in pairs), len(pairs))
 
 
@@ -54,7 +54,7 @@ def _sizes(largest: int) -> list[int]:
     return sorted({largest, *(1 << power for power in range(largest.bit_length()))})
 
 
-def _walked(
+def _tree_logits(
     target: Target, request: Request, ids: Sequence[int], rows: Sequence[torch.Tensor], size: int, *, has_leaves: bool
 ) -> list[torch.Tensor]:
     """The logits before each of these ids, from passes over trees of `size` drafted nodes."""
@@ -89,7 +89,7 @@ def _tree(
     return DraftTree(tuple(tokens), tuple(parents), sources, (0.0,) * len(tokens)), spine
 
 
-def _prefilled(target: Target, request: Request, ids: Sequence[int]) -> torch.Tensor:
+def _prefill_logits(target: Target, request: Request, ids: Sequence[int]) -> torch.Tensor:
     """The logits after prompt and ids, all but the last read as one prompt. [V]"""
     prompt_ids = (*request.prompt_ids, *ids)
     session = target.open(prompt_ids, request.max_new_tokens - len(ids), request.mode)

@@ -15,16 +15,22 @@ import torch
 
 from omnidraft.decode.loop import Decoder
 from omnidraft.exactness.caching_target import CachingProposer, CachingTarget
-from omnidraft.exactness.compare import shape_logits
-from omnidraft.exactness.distribution_test import MIN_EXPECTED, Cell, DistributionTest, limit, total_variation
+from omnidraft.exactness.compare import token_probabilities
+from omnidraft.exactness.distribution_test import (
+    MIN_EXPECTED,
+    Cell,
+    DistributionTest,
+    total_variation,
+    total_variation_limit,
+)
 from omnidraft.exactness.rounding import logit_difference
 from omnidraft.ports import DraftTree, Proposer, Request
 
-MAX_FOLLOWED = 6
+MAX_FIRST_TOKENS = 6
 
 
 @dataclass(frozen=True, slots=True)
-class _Expected:
+class _ExpectedDistribution:
     """Probabilities after one text."""
 
     p_V: np.ndarray
@@ -44,12 +50,12 @@ class SamplingTest:
         self._decoder = decoder.over(self._target)
         self._proposer = proposer
 
-    def least_certain(self, requests: Sequence[Request]) -> Request:
+    def highest_entropy(self, requests: Sequence[Request]) -> Request:
         """The one whose first token has the most entropy: the law of a certain token shows little."""
-        return max(requests, key=lambda request: _entropy(self._plain_row(_short(request), ())))
+        return max(requests, key=lambda request: _entropy(self._plain_logits(_shortened(request), ())))
 
     def run(
-        self, request: Request, num_samples: int, *, rounding: float, advance: Callable[[], None] = lambda: None
+        self, request: Request, num_samples: int, *, rounding: float, on_progress: Callable[[], None] = lambda: None
     ) -> list[DistributionTest]:
         """Test both positions; the request's seed is the first of `num_samples`.
 
@@ -57,9 +63,9 @@ class SamplingTest:
             rounding: logits of two passes over one text may differ by this much.
             advance: called after each sample.
         """
-        request = _short(request)
-        followed = _likeliest(_p(request, (), self._plain_row(request, ())), request)
-        counts = Counter(self._samples(request, num_samples, followed, advance))
+        request = _shortened(request)
+        followed = _likeliest(_probabilities(request, (), self._plain_logits(request, ())), request)
+        counts = Counter(self._samples(request, num_samples, followed, on_progress))
         expected = {ids: self._expected(request, ids) for ids in [(), *((token,) for token in followed)]}
         return [
             _distribution(position, expected, counts, num_samples, logit_limit=rounding)
@@ -81,7 +87,7 @@ class SamplingTest:
             advance()
             yield ids[:2] if ids[0] in followed else ids[:1]
 
-    def _plain_row(self, request: Request, ids: Sequence[int]) -> torch.Tensor:
+    def _plain_logits(self, request: Request, ids: Sequence[int]) -> torch.Tensor:
         """Logits after these ids by one-row passes. [V]"""
         session = self._target.open(request.prompt_ids, request.max_new_tokens, request.mode)
         rows = []
@@ -90,19 +96,19 @@ class SamplingTest:
             session.keep((0,))
         return rows[-1]
 
-    def _expected(self, request: Request, ids: Sequence[int]) -> _Expected:
-        plain_V = self._plain_row(request, ids)
-        p_V, rounding, apart = _p(request, ids, plain_V), 0.0, 0.0
+    def _expected(self, request: Request, ids: Sequence[int]) -> _ExpectedDistribution:
+        plain_V = self._plain_logits(request, ids)
+        p_V, rounding, apart = _probabilities(request, ids, plain_V), 0.0, 0.0
         possible_V = p_V > 0
-        for row_V in self._target.rows_after(request, ids):
-            other_V = _p(request, ids, row_V)
+        for row_V in self._target.cached_logits_after(request, ids):
+            other_V = _probabilities(request, ids, row_V)
             possible_V |= other_V > 0
             rounding = max(rounding, float(np.abs(p_V - other_V).sum() / 2))
             apart = max(apart, logit_difference(row_V, plain_V))
-        return _Expected(p_V, possible_V, rounding, apart)
+        return _ExpectedDistribution(p_V, possible_V, rounding, apart)
 
 
-def _short(request: Request) -> Request:
+def _shortened(request: Request) -> Request:
     """Long enough for trees of full size."""
     return replace(request, max_new_tokens=request.num_draft_tokens + 2)
 
@@ -113,22 +119,27 @@ def _entropy(logits_V: torch.Tensor) -> float:
     return float(-(log_p_V.exp() * log_p_V.clamp(min=-1e9)).sum())
 
 
-def _p(request: Request, ids: Sequence[int], logits_V: torch.Tensor) -> np.ndarray:
+def _probabilities(request: Request, ids: Sequence[int], logits_V: torch.Tensor) -> np.ndarray:
     """Probabilities of all tokens behind these ids of the answer, processors applied. [V]"""
     p_V = np.zeros(len(logits_V))
-    possible, p_M = shape_logits(request, ids, logits_V.float().cpu().numpy())
+    possible, p_M = token_probabilities(request, ids, logits_V.float().cpu().numpy())
     p_V[possible] = p_M
     return p_V
 
 
 def _likeliest(p_V: np.ndarray, request: Request) -> list[int]:
     """First tokens that texts are gone on with."""
-    front = np.argsort(-p_V, kind="stable")[:MAX_FOLLOWED]
+    front = np.argsort(-p_V, kind="stable")[:MAX_FIRST_TOKENS]
     return [int(token) for token in front if p_V[token] > 0 and int(token) not in request.stop_ids]
 
 
 def _distribution(
-    position: int, expected: Mapping[Cell, _Expected], counts: Counter[Cell], num_samples: int, *, logit_limit: float
+    position: int,
+    expected: Mapping[Cell, _ExpectedDistribution],
+    counts: Counter[Cell],
+    num_samples: int,
+    *,
+    logit_limit: float,
 ) -> DistributionTest:
     before = {ids: each for ids, each in expected.items() if len(ids) < position}
     p = _cells(position, expected, MIN_EXPECTED / num_samples)
@@ -141,7 +152,7 @@ def _distribution(
         samples=num_samples,
         cells=len(p) + 1,
         tv=total_variation(p, seen, num_samples),
-        tv_limit=min(1.0, limit(p, num_samples) + rounding),
+        tv_limit=min(1.0, total_variation_limit(p, num_samples) + rounding),
         rounding=min(1.0, rounding),
         impossible=sum(times for ids, times in seen.items() if not _is_possible(ids, before)),
         logit_difference=max(each.logit_difference for each in before.values()),
@@ -149,7 +160,7 @@ def _distribution(
     )
 
 
-def _cells(position: int, expected: Mapping[Cell, _Expected], least: float) -> dict[Cell, float]:
+def _cells(position: int, expected: Mapping[Cell, _ExpectedDistribution], least: float) -> dict[Cell, float]:
     """The cells of this position that have at least this probability."""
     first_V = expected[()].p_V
     if position == 1:
@@ -161,6 +172,6 @@ def _cells(position: int, expected: Mapping[Cell, _Expected], least: float) -> d
     return cells
 
 
-def _is_possible(ids: Cell, before: Mapping[Cell, _Expected]) -> bool:
+def _is_possible(ids: Cell, before: Mapping[Cell, _ExpectedDistribution]) -> bool:
     """Whether some pass gives these tokens any probability, where it is known."""
     return all(ids[:at] not in before or before[ids[:at]].possible_V[token] for at, token in enumerate(ids))

@@ -23,13 +23,13 @@ class TracedToken:
 
 
 def trace_tokens(
-    decoder: Decoder, request: Request, proposer: Proposer | None, figures: DecodeStats | None = None
+    decoder: Decoder, request: Request, proposer: Proposer | None, stats: DecodeStats | None = None
 ) -> Generator[TracedToken, None, None]:
     """The tokens that this decoder emits. Closing it ends the text early; `figures` counts its steps."""
     target = TracingTarget(decoder.target)
     for step in decoder.over(target).decode(request, proposer):
-        if figures is not None:
-            figures.take(step)
+        if stats is not None:
+            stats.take(step)
         nodes = (0, *step.path)[: len(step.emitted)]
         for token, node in zip(step.emitted, nodes, strict=True):
             yield TracedToken(token, target.logits_NV[node])

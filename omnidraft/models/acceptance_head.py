@@ -26,7 +26,7 @@ from omnidraft.ports import AcceptanceFn
 
 PREFIX = "acceptance_head."
 """Of its tensors among a snapshot's serving tensors; no parameter of a transformers model begins so."""
-_LEAST_LOG_Q, _MOST_LOG_Q = -14.0, -1e-3
+_MIN_LOG_Q, _MAX_LOG_Q = -14.0, -1e-3
 """Beyond them a q says nothing more; log-probabilities of a trace have 11 bits."""
 
 
@@ -38,7 +38,7 @@ class _RowAcceptance:
     slope: float
 
     def __call__(self, log_q: float) -> float:
-        log_q = min(max(log_q, _LEAST_LOG_Q), _MOST_LOG_Q)
+        log_q = min(max(log_q, _MIN_LOG_Q), _MAX_LOG_Q)
         logit = self.bias + self.slope * (log_q - math.log1p(-math.exp(log_q)))
         return 1 / (1 + math.exp(-logit)) if logit > 0 else math.exp(logit) / (1 + math.exp(logit))
 
@@ -65,7 +65,7 @@ class AcceptanceHead(nn.Module):
 
     def logits(self, hidden_NH: Tensor, log_q_N: Tensor) -> Tensor:
         """See ports.TrainableHead."""
-        log_q_N = log_q_N.clamp(_LEAST_LOG_Q, _MOST_LOG_Q)
+        log_q_N = log_q_N.clamp(_MIN_LOG_Q, _MAX_LOG_Q)
         return self._bias(hidden_NH) + self.slope * (log_q_N - torch.log1p(-log_q_N.exp()))
 
     @torch.inference_mode()
@@ -83,7 +83,7 @@ class AcceptanceHead(nn.Module):
         return bias_N
 
 
-def separate(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], AcceptanceHead | None]:
+def split_tensors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], AcceptanceHead | None]:
     """A snapshot's serving tensors: those of the drafter, and the head if there is one.
 
     Raises:
@@ -91,10 +91,10 @@ def separate(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Acceptan
     """
     drafters = {name: tensor for name, tensor in tensors.items() if not name.startswith(PREFIX)}
     heads = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items() if name.startswith(PREFIX)}
-    return drafters, _loaded(heads) if heads else None
+    return drafters, _load_head(heads) if heads else None
 
 
-def _loaded(tensors: Mapping[str, Tensor]) -> AcceptanceHead:
+def _load_head(tensors: Mapping[str, Tensor]) -> AcceptanceHead:
     if "out.weight" not in tensors:
         raise SnapshotCorrupt("the snapshot's acceptance head has no out.weight")
     num_blocks = sum(re.fullmatch(r"blocks\.\d+\.weight", name) is not None for name in tensors)

@@ -28,7 +28,7 @@ class ForwardRequest:
     ids: Sequence[int]
 
 
-Steps = Generator[ForwardRequest, torch.Tensor, torch.Tensor]
+ForwardSteps = Generator[ForwardRequest, torch.Tensor, torch.Tensor]
 """Yields at most once what it wants computed, is sent the logits [R, V], and returns those that were asked for."""
 
 
@@ -49,55 +49,57 @@ class BranchingSession:
     """Implements ports.DraftSession."""
 
     def __init__(self, rows: KvBackend, head: AcceptanceHead | None = None) -> None:
-        self.rows = rows
+        self.backend = rows
         self._head = head
         self._length = 0
-        self._asked_RH: Sequence[torch.Tensor] = ()
-        self._forget()
+        self._last_hidden_RH: Sequence[torch.Tensor] = ()
+        self._clear_branches()
 
     def advance(self, keep: int, ids: Sequence[int]) -> torch.Tensor:
         """See ports.DraftSession."""
-        return _alone(self.advancing(keep, ids), self.rows.compute)
+        return _run_single(self.advance_steps(keep, ids), self.backend.compute)
 
     def branch(self, ids: Sequence[int], parents: Sequence[int]) -> torch.Tensor:
         """See ports.DraftSession."""
-        return _alone(self.branching(ids, parents), self.rows.compute)
+        return _run_single(self.branch_steps(ids, parents), self.backend.compute)
 
-    def advancing(self, keep: int, ids: Sequence[int]) -> Steps:
+    def advance_steps(self, keep: int, ids: Sequence[int]) -> ForwardSteps:
         """`advance`, with somebody else who computes."""
-        path = self._follow(ids) if keep == self._length else []
-        self.rows.move([keep + node for node in path], keep)
+        path = self._matching_path(ids) if keep == self._length else []
+        self.backend.move([keep + node for node in path], keep)
         rest = ids[len(path) :]
         logits_V = (yield ForwardRequest(keep + len(path), None, rest))[0] if rest else self._logits[path[-1]]
-        self._asked_RH = self._new_hidden() if rest else self._hidden[path[-1] : path[-1] + 1]
+        self._last_hidden_RH = self._new_hidden() if rest else self._hidden[path[-1] : path[-1] + 1]
         self._length = keep + len(ids)
-        self._forget()
+        self._clear_branches()
         return logits_V
 
-    def branching(self, ids: Sequence[int], parents: Sequence[int]) -> Steps:
+    def branch_steps(self, ids: Sequence[int], parents: Sequence[int]) -> ForwardSteps:
         """`branch`, with somebody else who computes."""
         logits_RV = yield ForwardRequest(self._length, [*self._parents, *parents], ids)
         self._parents += parents
         self._ids += ids
         self._logits += logits_RV
-        self._asked_RH = self._new_hidden()
-        self._hidden += self._asked_RH
+        self._last_hidden_RH = self._new_hidden()
+        self._hidden += self._last_hidden_RH
         return logits_RV
 
     def acceptance_probabilities(self) -> Sequence[AcceptanceFn] | None:
         """See ports.DraftSession."""
-        return None if self._head is None else self._head.acceptance_probabilities(torch.stack(list(self._asked_RH)))
+        return (
+            None if self._head is None else self._head.acceptance_probabilities(torch.stack(list(self._last_hidden_RH)))
+        )
 
     def _new_hidden(self) -> Sequence[torch.Tensor]:
-        return () if self._head is None else list(self.rows.hidden_RH)
+        return () if self._head is None else list(self.backend.hidden_RH)
 
-    def _forget(self) -> None:
+    def _clear_branches(self) -> None:
         self._parents: list[int] = []
         self._ids: list[int] = []
         self._logits: list[torch.Tensor] = []
         self._hidden: list[torch.Tensor] = []
 
-    def _follow(self, ids: Sequence[int]) -> list[int]:
+    def _matching_path(self, ids: Sequence[int]) -> list[int]:
         """The branches that these ids run along, one after the other, as far as they go."""
         path: list[int] = []
         for token in ids:
@@ -110,7 +112,7 @@ class BranchingSession:
         return path
 
 
-def _alone(steps: Steps, compute: Callable[[ForwardRequest], torch.Tensor]) -> torch.Tensor:
+def _run_single(steps: ForwardSteps, compute: Callable[[ForwardRequest], torch.Tensor]) -> torch.Tensor:
     try:
         steps.send(compute(next(steps)))
     except StopIteration as done:
@@ -119,8 +121,8 @@ def _alone(steps: Steps, compute: Callable[[ForwardRequest], torch.Tensor]) -> t
     raise AssertionError("steps go on behind their only request")
 
 
-def together(
-    all_steps: Sequence[Steps], compute: Callable[[Sequence[tuple[int, ForwardRequest]]], Sequence[torch.Tensor]]
+def run_batched(
+    all_steps: Sequence[ForwardSteps], compute: Callable[[Sequence[tuple[int, ForwardRequest]]], Sequence[torch.Tensor]]
 ) -> list[torch.Tensor]:
     """What each of these returns; `compute` gets all that they want, with its place in the sequence, at once."""
     returned: dict[int, torch.Tensor] = {}

@@ -23,18 +23,18 @@ def in_own_thread(load: Callable[[], Loaded]) -> Loaded:
         return thread.submit(load).result()
 
 
-def beside_decoding(load: Callable[..., Loaded], *args: Any) -> Loaded:
+def in_background_thread(load: Callable[..., Loaded], *args: Any) -> Loaded:
     """What `load(*args)` returns or raises; it computes with one thread, and rests between its pieces."""
 
     def run() -> Loaded:
-        with _one_thread(), throttle.paced():
+        with _single_openmp_thread(), throttle.paced():
             return load(*args)
 
     return in_own_thread(run)
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def _single_openmp_thread() -> Iterator[None]:
     """Of torch and OpenMP, in this thread alone: what torch itself sets would hold for every thread that computes its
     first numbers meanwhile, for good."""
     import torch

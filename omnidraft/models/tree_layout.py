@@ -15,40 +15,40 @@ _PADDING_ID = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Chains:
+class ChainLayout:
     """The rows of one pass; rows that the tree does not need hold its root."""
 
     ids_BS: tuple[tuple[int, ...], ...]
-    places_N: tuple[tuple[int, int], ...]
+    positions_N: tuple[tuple[int, int], ...]
     """Row and column of each node; one that several rows share is read from the first."""
 
     def row_of(self, nodes: Sequence[int]) -> int:
         """The row that holds this path, root first."""
-        return self.places_N[nodes[-1]][0]
+        return self.positions_N[nodes[-1]][0]
 
-    def pick(self, logits_BSV: torch.Tensor) -> torch.Tensor:
+    def node_logits(self, logits_BSV: torch.Tensor) -> torch.Tensor:
         """Logits [N, V] in node order; no copy when all stand in the first row."""
-        rows_N, columns_N = zip(*self.places_N, strict=True)
+        rows_N, columns_N = zip(*self.positions_N, strict=True)
         if columns_N == tuple(range(len(columns_N))):
             return logits_BSV[0, : len(columns_N)]
         return logits_BSV[list(rows_N), list(columns_N)]
 
 
-def lay_out(tree: DraftTree, *, rows: int, width: int) -> Chains:
+def lay_out(tree: DraftTree, *, rows: int, width: int) -> ChainLayout:
     """A row for each leaf, in node order. The tree has at most `rows` leaves and paths of at most `width` nodes."""
     ids_BS: list[tuple[int, ...]] = []
     places: dict[int, tuple[int, int]] = {}
     for row, leaf in enumerate(tree.leaves or (0,)):
         path = _path(tree, leaf)
-        ids_BS.append(padded([tree.tokens[node] for node in path], width))
+        ids_BS.append(pad([tree.tokens[node] for node in path], width))
         for column, node in enumerate(path):
             places.setdefault(node, (row, column))
-    spare = padded(tree.tokens[:1], width)
+    spare = pad(tree.tokens[:1], width)
     ids_BS += [spare] * (rows - len(ids_BS))
-    return Chains(tuple(ids_BS), tuple(places[node] for node in range(len(tree))))
+    return ChainLayout(tuple(ids_BS), tuple(places[node] for node in range(len(tree))))
 
 
-def padded(ids: Sequence[int], width: int) -> tuple[int, ...]:
+def pad(ids: Sequence[int], width: int) -> tuple[int, ...]:
     """As long as `width`; whatever stands behind a node changes no bit of it."""
     return (*ids, *[_PADDING_ID] * (width - len(ids)))
 

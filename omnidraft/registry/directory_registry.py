@@ -38,7 +38,7 @@ class DirectoryRegistry:
         self._pair = (drafter, target)
         self._keep_resume = keep_resume
         self._signing_key = signing_key
-        self._damaged = staging.Damaged()
+        self._damaged = staging.DamagedVersions()
 
     def publish(self, bundle: Path, parent: int | None) -> SnapshotVersion:
         manifest = staging.check_incoming(bundle, *self._pair, self._signing_key)
@@ -55,19 +55,19 @@ class DirectoryRegistry:
         return self.resolve(str(version))
 
     def versions(self) -> tuple[SnapshotVersion, ...]:
-        with _translated(self._root):
+        with _translate_errors(self._root):
             aliases, found = self._aliases(), []
             for folder in self._folders():
                 try:
                     found.append(self._read(folder, aliases))
                 except SnapshotCorrupt as exc:
-                    self._damaged.tell(_number(folder), exc)
+                    self._damaged.report(_number(folder), exc)
             return tuple(found)
 
     def resolve(self, name: str) -> SnapshotVersion:
         if name == "latest":
             return staging.pick(self.versions(), name)
-        with _translated(self._root):
+        with _translate_errors(self._root):
             aliases = self._aliases()
             number = aliases.get(name, int(name) if name.isdecimal() else None)
             if number is None or not self._folder(number).is_dir():
@@ -83,7 +83,7 @@ class DirectoryRegistry:
                 raise SnapshotNotFound(f"version {version} has no {part} part any more (registry.keep_resume)")
             link_folder(source, destination / part)
 
-        with _translated(self._root):
+        with _translate_errors(self._root):
             place = into / manifest_export.folder_name(version, manifest)
             return staging.stage(place, manifest, parts, download, self._signing_key)
 
@@ -93,20 +93,20 @@ class DirectoryRegistry:
             self._move_champion(state | {PROMOTIONS: state.get(PROMOTIONS, 0) + 1}, version)
 
     def fence(self) -> str:
-        with _translated(self._root):
+        with _translate_errors(self._root):
             return _fence(self._state())
 
     def promote_unless_changed(self, version: int, fence: str) -> None:
         with self._locked():
             state = self._state()
             if _fence(state) != fence:
-                raise SnapshotStale(f"version {version} is not promoted: {staging.VOID}")
+                raise SnapshotStale(f"version {version} is not promoted: {staging.CHAMPION_CHANGED}")
             self._move_champion(state, version)
 
     def annotate(self, version: int, notes: Mapping[str, str]) -> None:
         with self._locked():
             path = self._folder(version) / "notes.json"
-            durable_files.write_text(path, json.dumps({**_object(path), **notes}, indent=2))
+            durable_files.write_text(path, json.dumps({**_read_json(path), **notes}, indent=2))
 
     def log_metrics(self, version: int, metrics: Mapping[str, float], step: int) -> None:
         with self._locked(), (self._folder(version) / "metrics.jsonl").open("a") as file:
@@ -163,7 +163,7 @@ class DirectoryRegistry:
 
     def _state(self) -> dict[str, int]:
         """Raises RegistryError when nobody can tell what it says."""
-        found = _object(self._root / "aliases.json")
+        found = _read_json(self._root / "aliases.json")
         if not all(type(number) is int for number in found.values()):
             raise _unreadable(self._root / "aliases.json", "what is not a version number")
         return found
@@ -173,7 +173,7 @@ class DirectoryRegistry:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        with _translated(self._root):
+        with _translate_errors(self._root):
             durable_files.make_folder(self._root)
             with FileLock(self._root / ".lock", timeout=LOCK_TIMEOUT_S):
                 yield
@@ -187,7 +187,7 @@ def _fence(state: Mapping[str, int]) -> str:
     return f"{state.get(PROMOTIONS, 0)}:{state.get('champion', 'none')}"
 
 
-def _object(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
     """What a JSON file of ours holds; nothing where there is none. Raises RegistryError when it is damaged."""
     try:
         found = json.loads(path.read_bytes())
@@ -206,7 +206,7 @@ def _unreadable(path: Path, found: str) -> RegistryError:
 
 
 @contextmanager
-def _translated(root: Path) -> Iterator[None]:
+def _translate_errors(root: Path) -> Iterator[None]:
     try:
         yield
     except Timeout as exc:

@@ -18,7 +18,7 @@ from omnidraft.errors import SnapshotCorrupt, SnapshotNotFound, SnapshotStale
 from omnidraft.ports import SnapshotVersion
 from omnidraft.registry import manifest_export, staging
 from omnidraft.registry.mlflow_runs import Runs
-from omnidraft.registry.mlflow_store import open_client, translated
+from omnidraft.registry.mlflow_store import open_client, translate_errors
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.manifest import Manifest
 
@@ -52,13 +52,13 @@ class MlflowRegistry:
         self._keep_resume = keep_resume
         self._signing_key = signing_key
         self._abandoned_ms = abandoned_ms
-        self._damaged = staging.Damaged()
+        self._damaged = staging.DamagedVersions()
         self._client = open_client(url)
         self._runs = Runs(self._client, url, self._name, artifacts)
 
     def publish(self, bundle: Path, parent: int | None) -> SnapshotVersion:
         manifest = staging.check_incoming(bundle, *self._pair, self._signing_key)
-        with self._translated("publishing a snapshot"):
+        with self._translate_errors("publishing a snapshot"):
             newest = self._newest()
             if newest is not None and staging.is_published(newest, manifest):
                 version = newest.version  # the answer was lost
@@ -70,47 +70,47 @@ class MlflowRegistry:
         return self.resolve(str(version))
 
     def versions(self) -> tuple[SnapshotVersion, ...]:
-        with self._translated("listing snapshots"):
-            ready = self._whole_versions()
+        with self._translate_errors("listing snapshots"):
+            ready = self._readable_versions()
             aliases = self._aliases() if ready else {}
-            return tuple(self._to_ours(found, aliases) for found in ready)
+            return tuple(self._snapshot_version(found, aliases) for found in ready)
 
     def resolve(self, name: str) -> SnapshotVersion:
         if name == "latest":
             return staging.pick(self.versions(), name)
-        with self._translated(f"resolving {name}"):
+        with self._translate_errors(f"resolving {name}"):
             aliases = self._aliases()
             number = aliases.get(name, int(name) if name.isdecimal() else None)
             if number is None:
                 raise SnapshotNotFound(f"no snapshot of {self._name} is called {name!r}")
-            return self._to_ours(self._get(number), aliases)
+            return self._snapshot_version(self._get(number), aliases)
 
     def fetch(self, version: int, into: Path, parts: Sequence[str] = ("serving",)) -> Path:
-        with self._translated(f"fetching version {version}"):
+        with self._translate_errors(f"fetching version {version}"):
             found = self._get(version)
             manifest = _manifest_of(found)
 
             def download(part: str, destination: Path) -> None:
-                self._runs.download(_run_of(found), part, destination)
+                self._runs.download(_run_id(found), part, destination)
 
             place = into / manifest_export.folder_name(version, manifest)
             return staging.stage(place, manifest, parts, download, self._signing_key)
 
     def promote(self, version: int) -> None:
-        with self._translated(f"promoting version {version}"):
+        with self._translate_errors(f"promoting version {version}"):
             self._get(version)
             self._client.set_registered_model_tag(self._name, OPERATOR_TAG, f"{uuid.uuid4().hex}:{version}")
             self._move_champion(version)
 
     def fence(self) -> str:
-        with self._translated("asking for the champion"):
+        with self._translate_errors("asking for the champion"):
             return f"{self._operator()}|{self._aliases().get('champion', 'none')}"
 
     def promote_unless_changed(self, version: int, fence: str) -> None:
-        with self._translated(f"promoting version {version}"):
+        with self._translate_errors(f"promoting version {version}"):
             self._get(version)
             if self.fence() != fence:
-                raise SnapshotStale(f"version {version} is not promoted: {staging.VOID}")
+                raise SnapshotStale(f"version {version} is not promoted: {staging.CHAMPION_CHANGED}")
             self._move_champion(version)
             operator = self._operator()
             if operator != fence.partition("|")[0]:
@@ -129,22 +129,22 @@ class MlflowRegistry:
 
     def _operator(self) -> str:
         """Empty: no operator ever promoted."""
-        with suppress(SnapshotNotFound), self._translated("asking for the champion"):
+        with suppress(SnapshotNotFound), self._translate_errors("asking for the champion"):
             return str(self._client.get_registered_model(self._name).tags.get(OPERATOR_TAG, ""))
         return ""
 
     def annotate(self, version: int, notes: Mapping[str, str]) -> None:
-        with self._translated(f"annotating version {version}"):
+        with self._translate_errors(f"annotating version {version}"):
             for name, text in notes.items():
                 self._client.set_model_version_tag(self._name, str(version), name, text)
 
     def log_metrics(self, version: int, metrics: Mapping[str, float], step: int) -> None:
-        with self._translated(f"logging metrics of version {version}"):
-            self._runs.log_metrics(_run_of(self._get(version)), metrics, step)
+        with self._translate_errors(f"logging metrics of version {version}"):
+            self._runs.log_metrics(_run_id(self._get(version)), metrics, step)
 
     def log_file(self, version: int, path: Path) -> None:
-        with self._translated(f"logging a file of version {version}"):
-            self._client.log_artifact(_run_of(self._get(version)), str(path), "reports")
+        with self._translate_errors(f"logging a file of version {version}"):
+            self._client.log_artifact(_run_id(self._get(version)), str(path), "reports")
 
     def _add(self, folder: Path, manifest: Manifest, parent: int | None) -> int:
         self._create_model()
@@ -173,7 +173,7 @@ class MlflowRegistry:
             is_between = parent < int(rival.version) < int(created.version)
             if not is_between or rival.run_id == created.run_id:  # ours: a retried request created it twice
                 continue
-            if READY_TAG in rival.tags and not self._is_whole(rival):
+            if READY_TAG in rival.tags and not self._is_readable(rival):
                 continue  # damaged since; the publisher went on from one before it
             age_ms = abs(created.creation_timestamp - rival.creation_timestamp)  # clocks may go back
             if READY_TAG in rival.tags or age_ms < self._abandoned_ms:
@@ -183,13 +183,13 @@ class MlflowRegistry:
     def _mark_ready(self, version: int) -> None:
         """Raises SnapshotStale when somebody took this version for abandoned meanwhile."""
         try:
-            with self._translated(f"finishing version {version}"):
+            with self._translate_errors(f"finishing version {version}"):
                 self._client.set_model_version_tag(self._name, str(version), READY_TAG, "true")
         except SnapshotNotFound as exc:
             raise SnapshotStale(f"publishing version {version} took too long, another publisher went ahead") from exc
 
     def _withdraw(self, version: int, run_id: str) -> None:
-        with suppress(SnapshotNotFound), self._translated(f"withdrawing version {version}"):
+        with suppress(SnapshotNotFound), self._translate_errors(f"withdrawing version {version}"):
             self._client.delete_model_version(self._name, str(version))
         self._runs.discard(run_id)
 
@@ -206,9 +206,9 @@ class MlflowRegistry:
 
     def _prune(self) -> None:
         """Resume parts are large; only the newest are ever read."""
-        for old in self._whole_versions()[: -self._keep_resume]:
+        for old in self._readable_versions()[: -self._keep_resume]:
             if "resume" in bundle.parts_of(_manifest_of(old)) and old.tags.get("resume") != "removed":
-                self._runs.remove(_run_of(old), "resume")
+                self._runs.remove(_run_id(old), "resume")
                 self._client.set_model_version_tag(self._name, str(old.version), "resume", "removed")
 
     def _newest(self) -> SnapshotVersion | None:
@@ -222,15 +222,15 @@ class MlflowRegistry:
             raise SnapshotNotFound(f"version {version} of {self._name} is still being published")
         return found
 
-    def _whole_versions(self) -> "list[ModelVersion]":
+    def _readable_versions(self) -> "list[ModelVersion]":
         """Those that are ready and can be read, oldest first."""
-        return [found for found in self._all_versions() if READY_TAG in found.tags and self._is_whole(found)]
+        return [found for found in self._all_versions() if READY_TAG in found.tags and self._is_readable(found)]
 
-    def _is_whole(self, found: "ModelVersion") -> bool:
+    def _is_readable(self, found: "ModelVersion") -> bool:
         try:
             _manifest_of(found)
         except SnapshotCorrupt as exc:
-            self._damaged.tell(int(found.version), exc)
+            self._damaged.report(int(found.version), exc)
             return False
         return True
 
@@ -246,23 +246,23 @@ class MlflowRegistry:
                 return sorted(found, key=lambda version: int(version.version))
 
     def _aliases(self) -> dict[str, int]:
-        with suppress(SnapshotNotFound), self._translated("reading aliases"):
+        with suppress(SnapshotNotFound), self._translate_errors("reading aliases"):
             aliases = self._client.get_registered_model(self._name).aliases
             return {name: int(version) for name, version in aliases.items()}
         return {}
 
-    def _to_ours(self, found: "ModelVersion", aliases: Mapping[str, int]) -> SnapshotVersion:
+    def _snapshot_version(self, found: "ModelVersion", aliases: Mapping[str, int]) -> SnapshotVersion:
         number = int(found.version)
         names = tuple(sorted(alias for alias, version in aliases.items() if version == number))
         return SnapshotVersion(number, _manifest_of(found), names, found.creation_timestamp)
 
-    def _translated(self, doing: str) -> AbstractContextManager[None]:
-        return translated(self._url, doing)
+    def _translate_errors(self, doing: str) -> AbstractContextManager[None]:
+        return translate_errors(self._url, doing)
 
 
-def _manifest_of(found: Any) -> Manifest:
-    return bundle.parse_manifest(found.tags.get(MANIFEST_TAG, ""))
+def _manifest_of(version: Any) -> Manifest:
+    return bundle.parse_manifest(version.tags.get(MANIFEST_TAG, ""))
 
 
-def _run_of(found: Any) -> str:
-    return str(found.run_id)  # every version that `publish` makes has one
+def _run_id(version: Any) -> str:
+    return str(version.run_id)  # every version that `publish` makes has one

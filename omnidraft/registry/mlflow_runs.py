@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from omnidraft.errors import SnapshotNotFound
 from omnidraft.registry import manifest_export
-from omnidraft.registry.mlflow_store import experiment_id, local_folder, open_client, translated
+from omnidraft.registry.mlflow_store import experiment_id, local_folder, open_client, translate_errors
 from omnidraft.snapshots import bundle, durable_files
 from omnidraft.snapshots.files import link_folder
 from omnidraft.snapshots.manifest import Manifest
@@ -98,31 +98,31 @@ class Experiment:
     def __init__(self, url: str, name: str, *, artifacts: str | None) -> None:
         self._url = url
         self._client = open_client(url)
-        with translated(url, "opening an experiment"):
+        with translate_errors(url, "opening an experiment"):
             self._id = experiment_id(self._client, url, name, artifacts)
 
     def start(self, name: str, params: Mapping[str, str]) -> str:
         """Start a run and return its id."""
         from mlflow.entities import Param
 
-        with translated(self._url, "starting a run"):
+        with translate_errors(self._url, "starting a run"):
             run_id: str = self._client.create_run(self._id, run_name=name).info.run_id
             self._client.log_batch(run_id, params=[Param(key, value) for key, value in params.items()])
             return run_id
 
     def log(self, run_id: str, metrics: Mapping[str, float], step: int) -> None:
         """Log one point of each curve."""
-        with translated(self._url, "logging a curve"):
+        with translate_errors(self._url, "logging a curve"):
             _log_metrics(self._client, run_id, metrics, step)
 
     def log_file(self, run_id: str, path: Path) -> None:
         """Attach a picture or report to the run."""
-        with translated(self._url, "logging a file"):
+        with translate_errors(self._url, "logging a file"):
             self._client.log_artifact(run_id, str(path))
 
     def end(self, run_id: str, *, has_failed: bool = False) -> None:
         """Mark the run as finished or failed."""
-        with translated(self._url, "ending a run"):
+        with translate_errors(self._url, "ending a run"):
             self._client.set_terminated(run_id, "FAILED" if has_failed else "FINISHED")
 
 

@@ -46,7 +46,7 @@ def open_client(url: str) -> "MlflowClient":
     """
     for name, value in MLFLOW_DEFAULTS.items():
         os.environ.setdefault(name, value)
-    with translated(url, "opening"):
+    with translate_errors(url, "opening"):
         if url.startswith(SQLITE):
             return _open_sqlite(database_of(url))
         _check_reachable(url)
@@ -67,13 +67,13 @@ def local_folder(artifact_uri: str) -> Path | None:
 
 
 @contextmanager
-def translated(url: str, doing: str) -> Iterator[None]:
+def translate_errors(url: str, doing: str) -> Iterator[None]:
     """MLflow's errors, and those of what lies below it, become ours."""
     try:
         yield
     except OSError as exc:  # the errors of requests are OSErrors too
         raise RegistryError(masked(f"{doing} at {url}: {exc}; {_advice(url)}")) from exc
-    except _foreign_errors() as exc:
+    except _store_errors() as exc:
         if getattr(exc, "error_code", None) == "RESOURCE_DOES_NOT_EXIST":
             raise SnapshotNotFound(masked(f"{doing} at {url}: {exc}")) from exc
         raise RegistryError(masked(f"{doing} at {url}: {str(exc).splitlines()[0]}; {_advice(url)}")) from exc
@@ -104,7 +104,7 @@ def _check_reachable(url: str) -> None:
         socket.create_connection((parts.hostname or "", port), timeout=CONNECT_TIMEOUT_S).close()
 
 
-def _foreign_errors() -> tuple[type[Exception], ...]:
+def _store_errors() -> tuple[type[Exception], ...]:
     """What they are made of: a proxy's page where JSON should be is an error of the parser."""
     from json import JSONDecodeError
 

@@ -15,21 +15,21 @@ from omnidraft.snapshots import bundle
 from omnidraft.snapshots.manifest import Manifest
 from omnidraft.snapshots.signature import require_signature, signed
 
-VOID = "an operator promoted, or the champion became another, since that was decided"
+CHAMPION_CHANGED = "an operator promoted, or the champion became another, since that was decided"
 
 logger = logging.getLogger(__name__)
 
 
-class Damaged:
+class DamagedVersions:
     """Versions whose manifests cannot be read: left out wherever versions are listed, and told once each."""
 
     def __init__(self) -> None:
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
 
-    def tell(self, version: int, exc: SnapshotCorrupt) -> None:
-        if version not in self._told:
+    def report(self, version: int, exc: SnapshotCorrupt) -> None:
+        if version not in self._reported:
             logger.error("version %d is damaged and left out: %s", version, exc)
-            self._told.add(version)
+            self._reported.add(version)
 
 
 def check_incoming(folder: Path, drafter: str, target: str, signing_key: str | None) -> Manifest:
@@ -73,7 +73,7 @@ def pick(versions: Sequence[SnapshotVersion], name: str) -> SnapshotVersion:
 
 
 def stage(
-    place: Path,
+    destination: Path,
     manifest: Manifest,
     parts: Sequence[str],
     download: Callable[[str, Path], None],
@@ -89,34 +89,34 @@ def stage(
             of it stays.
     """
     require_signature(manifest, signing_key)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(place.with_name(f".{place.name}.lock")):
-        if not (place / bundle.MANIFEST).exists() or bundle.read_manifest(place) != manifest:
-            bundle.write_manifest(place, manifest)
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(destination.with_name(f".{destination.name}.lock")):
+        if not (destination / bundle.MANIFEST).exists() or bundle.read_manifest(destination) != manifest:
+            bundle.write_manifest(destination, manifest)
         for part in sorted(set(parts) & set(bundle.parts_of(manifest))):
-            if not _is_intact(place, part):
-                _replace_part(place, part, download)
-    return place
+            if not _is_intact(destination, part):
+                _replace_part(destination, part, download)
+    return destination
 
 
-def _is_intact(place: Path, part: str) -> bool:
+def _is_intact(folder: Path, part: str) -> bool:
     try:
-        bundle.verify(place, [part])
+        bundle.verify(folder, [part])
     except SnapshotCorrupt:
         return False
     return True
 
 
-def _replace_part(place: Path, part: str, download: Callable[[str, Path], None]) -> None:
-    shutil.rmtree(place / part, ignore_errors=True)
-    with tempfile.TemporaryDirectory(dir=place, prefix=".partial-") as partial:
+def _replace_part(folder: Path, part: str, download: Callable[[str, Path], None]) -> None:
+    shutil.rmtree(folder / part, ignore_errors=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".partial-") as partial:
         download(part, Path(partial))
         if f"{part}/" == bundle.RESUME:
             for path in Path(partial, part).rglob("*.*"):
                 path.chmod(PRIVATE)
-        (Path(partial) / part).rename(place / part)
+        (Path(partial) / part).rename(folder / part)
     try:
-        bundle.verify(place, [part])
+        bundle.verify(folder, [part])
     except SnapshotCorrupt:
-        shutil.rmtree(place / part)
+        shutil.rmtree(folder / part)
         raise

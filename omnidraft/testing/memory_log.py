@@ -12,7 +12,7 @@ from threading import Condition
 from omnidraft.errors import OffsetOutOfRange
 from omnidraft.ports import Message, Offsets, Outgoing, Polled
 
-MOST_PER_POLL = 3
+MAX_PER_POLL = 3
 
 
 class MemoryLog:
@@ -75,11 +75,11 @@ class MemoryReader:
 
     def poll(self, max_messages: int, timeout_s: float) -> Polled:
         with self._log.changed:
-            self._log.changed.wait_for(self._has_news, timeout_s)
+            self._log.changed.wait_for(self._has_messages, timeout_s)
             self._turn += 1
-            for partition in self._in_turn():
+            for partition in self._rotated_partitions():
                 start = self._positions[partition]
-                messages = self._partitions[partition][start : start + min(max_messages, MOST_PER_POLL)]
+                messages = self._partitions[partition][start : start + min(max_messages, MAX_PER_POLL)]
                 if messages:
                     self._positions[partition] = start + len(messages)
                     return Polled(tuple(messages), {partition: start + len(messages)})
@@ -97,10 +97,10 @@ class MemoryReader:
 
     def close(self) -> None: ...
 
-    def _has_news(self) -> bool:
+    def _has_messages(self) -> bool:
         return any(len(kept) > self._positions[partition] for partition, kept in enumerate(self._partitions))
 
-    def _in_turn(self) -> tuple[int, ...]:
+    def _rotated_partitions(self) -> tuple[int, ...]:
         names = self.partitions()
         start = self._turn % len(names)
         return names[start:] + names[:start]

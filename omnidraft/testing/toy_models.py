@@ -124,13 +124,13 @@ class ToyTargetSession:
 class ToyDrafter:
     """Implements ports.DraftModel."""
 
-    def __init__(self, table: ToyTable, *, context_limit: int = 4096, odds: AcceptanceFn | None = None) -> None:
+    def __init__(self, table: ToyTable, *, context_limit: int = 4096, acceptance: AcceptanceFn | None = None) -> None:
         """`odds` are those of every row; None is a drafter without a head."""
         self.table = table
         self.vocab_size = table.vocab_size
         self.context_limit = context_limit
-        self.odds = odds
-        self.has_head = odds is not None
+        self.acceptance = acceptance
+        self.has_head = acceptance is not None
 
     def open(self) -> "ToyDraftSession":
         """See ports.DraftModel."""
@@ -179,7 +179,7 @@ class ToyDraftSession:
 
     def acceptance_probabilities(self) -> list[AcceptanceFn] | None:
         """See ports.DraftSession."""
-        return None if self._drafter.odds is None else [self._drafter.odds] * self._num_rows
+        return None if self._drafter.acceptance is None else [self._drafter.acceptance] * self._num_rows
 
 
 class ToyTokenizer:

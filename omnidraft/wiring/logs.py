@@ -27,7 +27,7 @@ def log_writer(settings: Settings, topic: str) -> LogWriter:
     from omnidraft.bus.encryption import EncryptedWriter
 
     sealed = SEALED_HEADERS if topic == settings.log.dead_letters_topic else ()
-    return EncryptedWriter(writer, keys, sealed=sealed)
+    return EncryptedWriter(writer, keys, sealed_prefixes=sealed)
 
 
 def log_reader(settings: Settings, topic: str) -> LogReader:

@@ -22,25 +22,25 @@ class Origin:
     """Revision on the hub, or sha256 of the GGUF file."""
 
 
-def is_whole(folder: Path) -> bool:
+def is_complete(folder: Path) -> bool:
     """Whether the folder was made here to its end."""
     return (folder / MARKER).is_file()
 
 
-def origin(folder: Path) -> Origin | None:
+def read_origin(folder: Path) -> Origin | None:
     """What an installed folder was made from; None for a folder that is not from here."""
-    if not is_whole(folder):
+    if not is_complete(folder):
         return None
     return Origin(**json.loads((folder / MARKER).read_text(encoding="utf-8")))
 
 
-def made_once(folder: Path, source: str, make: Callable[[Path], Origin]) -> Path:
+def install_once(folder: Path, source: str, make: Callable[[Path], Origin]) -> Path:
     """The folder; made aside, marked and renamed if it is not there. An unfinished one is taken up again."""
     from filelock import FileLock
 
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_name(f".{folder.name}.lock")):
-        if is_whole(folder):
+        if is_complete(folder):
             return folder
         partial = folder.with_name(f".{folder.name}.{source}.partial")
         partial.mkdir(exist_ok=True)

@@ -14,10 +14,10 @@ def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
-def require_space(what: str, needed_bytes: int, folder: Path, *, free: FreeBytes = free_bytes) -> None:
+def require_space(name: str, needed_bytes: int, folder: Path, *, free: FreeBytes = free_bytes) -> None:
     """Raises ModelDownloadError, with both figures, when `folder` has not that much room."""
     available_bytes = free(folder)
     if available_bytes < needed_bytes:
         raise ModelDownloadError(
-            f"{what} needs {needed_bytes:,} bytes of disk space in {folder}, {available_bytes:,} bytes are free"
+            f"{name} needs {needed_bytes:,} bytes of disk space in {folder}, {available_bytes:,} bytes are free"
         )

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from omnidraft.models.catalog.gguf_tokenizer import Json, repaired, repaired_config
+from omnidraft.models.catalog.gguf_tokenizer import Json, repair_config, repair_tokenizer
 
 UNUSED_TYPE = 5  # llama.cpp's LLAMA_TOKEN_TYPE_UNUSED
 STOP_TOKENS = ("<|im_end|>", "<|endoftext|>", "<eos>", "<end_of_turn>", "</s>", "<|eot_id|>")
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class GgufFacts:
+class TokenizerFacts:
     """What the file says about its tokenizer beyond what transformers reads."""
 
     flavour: str
@@ -39,7 +39,7 @@ def convert(gguf: Path, folder: Path) -> None:
         _convert_weights(gguf, folder)
 
 
-def facts(gguf: Path) -> GgufFacts:
+def read_tokenizer_facts(gguf: Path) -> TokenizerFacts:
     """Read the tokenizer's kind and its unused rows."""
     from gguf import GGUFReader
 
@@ -49,7 +49,7 @@ def facts(gguf: Path) -> GgufFacts:
     types = fields["tokenizer.ggml.token_type"].contents()
     rows = [index for index, token_type in enumerate(types) if token_type == UNUSED_TYPE]
     tokens = fields["tokenizer.ggml.tokens"]
-    return GgufFacts(
+    return TokenizerFacts(
         flavour=pre if kind == "gpt2" else architecture,
         unused=frozenset(str(tokens.contents(row)) for row in rows),
     )
@@ -58,12 +58,12 @@ def facts(gguf: Path) -> GgufFacts:
 def _convert_tokenizer(gguf: Path, folder: Path) -> None:
     from transformers import AutoTokenizer
 
-    known = facts(gguf)
+    known = read_tokenizer_facts(gguf)
     AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
     tokenizer = folder / "tokenizer.json"
-    _write(tokenizer, repaired(_read(tokenizer), known.flavour, known.unused))
+    _write(tokenizer, repair_tokenizer(_read(tokenizer), known.flavour, known.unused))
     config = folder / "tokenizer_config.json"
-    _write(config, repaired_config(_read(config)))
+    _write(config, repair_config(_read(config)))
 
 
 def _convert_weights(gguf: Path, folder: Path) -> None:

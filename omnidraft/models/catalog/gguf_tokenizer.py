@@ -20,7 +20,7 @@ RUN_CHARACTERS = "\n\t\u2581"  # U+2581 stands for a space
 Json = dict[str, Any]
 
 
-def repaired(tokenizer: Json, flavour: str, unused: Collection[str]) -> Json:
+def repair_tokenizer(tokenizer: Json, flavour: str, unused: Collection[str]) -> Json:
     """The tokenizer as its makers publish it.
 
     Args:
@@ -40,7 +40,7 @@ def repaired(tokenizer: Json, flavour: str, unused: Collection[str]) -> Json:
             return tokenizer | {"model": model}
 
 
-def repaired_config(config: Json) -> Json:
+def repair_config(config: Json) -> Json:
     """The content of `tokenizer_config.json`, for a folder that is loaded without the GGUF file."""
     kept = {key: value for key, value in config.items() if key not in ("is_local", "local_files_only")}
     return kept | {"tokenizer_class": GENERIC_CLASS}

@@ -45,7 +45,7 @@ def fetch_repository(hub_id: str, folder: Path) -> str:
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
     try:
-        with _no_wrong_repository(hub_id):
+        with _translate_gated(hub_id):
             revision = HfApi().model_info(hub_id).sha
             snapshot_download(hub_id, revision=revision, local_dir=folder, allow_patterns=FILES)
     except (RepositoryNotFoundError, HFValidationError) as exc:
@@ -57,7 +57,7 @@ def fetch_repository(hub_id: str, folder: Path) -> str:
 
 
 @contextlib.contextmanager
-def _no_wrong_repository(hub_id: str) -> Iterator[None]:
+def _translate_gated(hub_id: str) -> Iterator[None]:
     """A gated repository is there, though the hub's client counts it among those not found."""
     from huggingface_hub.errors import GatedRepoError
 

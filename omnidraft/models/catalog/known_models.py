@@ -96,7 +96,7 @@ def find(name: str) -> CatalogModel:
     for model in CATALOG:
         if model.name == name.lower():
             return model
-    raise ModelUnknown(unknown(name, names()))
+    raise ModelUnknown(unknown_model_message(name, names()))
 
 
 def names() -> list[str]:
@@ -104,7 +104,7 @@ def names() -> list[str]:
     return [model.name for model in CATALOG]
 
 
-def unknown(name: str, known: Iterable[str]) -> str:
+def unknown_model_message(name: str, known: Iterable[str]) -> str:
     """What to tell a user who named a model that does not exist."""
     known = list(known)
     close = difflib.get_close_matches(name.lower(), known, n=2, cutoff=0.5)

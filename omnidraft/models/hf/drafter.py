@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from omnidraft.errors import KernelsUnavailable, SnapshotCorrupt
 from omnidraft.models import precision as precisions
-from omnidraft.models.acceptance_head import AcceptanceHead, separate
+from omnidraft.models.acceptance_head import AcceptanceHead, split_tensors
 from omnidraft.models.hf import tree_attention
 from omnidraft.models.hf.kv_slots import KvSlots
 from omnidraft.models.hf.target import load_model
@@ -37,11 +37,11 @@ class TorchDrafter:
         self.vocab_size: int = config.vocab_size
         self.context_limit: int = config.max_position_embeddings
         self.num_layers: int = config.num_hidden_layers
-        self._attention = tree_attention.Attention(model)
+        self._attention = tree_attention.AttentionMasks(model)
 
     def open(self) -> BranchingSession:
         """See ports.DraftModel."""
-        return BranchingSession(_Rows(self), self._head)
+        return BranchingSession(_TorchKvBackend(self), self._head)
 
     def advance_all(self, asked: Sequence[tuple[DraftSession, int, Sequence[int]]]) -> list[torch.Tensor]:
         """See ports.DraftModel. One after the other: a pass over several texts would need keys of one layout."""
@@ -87,7 +87,7 @@ class TorchDrafter:
         return self._model.device
 
 
-class _Rows:
+class _TorchKvBackend:
     """Implements branches.Rows."""
 
     def __init__(self, drafter: TorchDrafter) -> None:
@@ -98,10 +98,10 @@ class _Rows:
     def compute(self, wanted: ForwardRequest) -> torch.Tensor:
         start, ids = wanted.length, wanted.ids
         if wanted.parents is None:
-            positions_S, sees_SC = tree_attention.chain(start, len(ids), start + len(ids))
+            positions_S, sees_SC = tree_attention.chain_visibility(start, len(ids), start + len(ids))
             return self._pass(start, ids, positions_S, sees_SC, 1)
         root_and_branches = [0, *(parent + 1 for parent in wanted.parents)]
-        positions_S, sees_SC = tree_attention.tree(root_and_branches, start - 1)
+        positions_S, sees_SC = tree_attention.tree_visibility(root_and_branches, start - 1)
         return self._pass(start - 1, ids, positions_S, sees_SC, len(ids))
 
     def move(self, sources: Sequence[int], start: int) -> None:
@@ -116,7 +116,7 @@ class _Rows:
             self._slots = self._slots.enlarged(-(-end // _CAPACITY_STEP) * _CAPACITY_STEP)
         positions_S, sees_SC = positions_S.to(device), sees_SC.to(device)
         masks = self._drafter.masks(positions_S, sees_SC, start, len(ids))
-        self._slots.place(end - len(ids), end)
+        self._slots.set_range(end - len(ids), end)
         logits_RV, hidden_RH = self._drafter.forward(self._slots, ids, positions_S, masks, num_logits)
         if hidden_RH is not None:
             self.hidden_RH = hidden_RH
@@ -139,7 +139,7 @@ def load_drafter(
     if tensors is not None:
         if train == "lora":
             model.float()  # type: ignore[no-untyped-call]  # what is merged would be rounded
-        weights, head = separate(tensors)
+        weights, head = split_tensors(tensors)
         _require_fitting(head, model)
         apply_serving_tensors(model, weights, train=train)
     if is_supported(model):

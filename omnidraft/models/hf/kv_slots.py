@@ -62,7 +62,7 @@ class KvSlots(Cache):
         self._slots = [_SlotLayer(capacity, num_rows) for _ in range(num_layers)]
         super().__init__(layers=list(self._slots))
 
-    def place(self, start: int, visible: int) -> None:
+    def set_range(self, start: int, visible: int) -> None:
         """The next pass writes from slot `start` on and reads the first `visible` slots."""
         self.start = start
         for layer in self._slots:

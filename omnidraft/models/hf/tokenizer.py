@@ -45,7 +45,7 @@ class HfTokenizer:
             ModelError: the folder holds no fast tokenizer, or one whose tokens cannot be spelled in bytes.
         """
         self._folder = Path(folder)
-        self._chat = _loaded(self._folder)
+        self._chat = _load_backend(self._folder)
         plain = json.loads(self._chat.backend_tokenizer.to_str())
         self._special_of = {token["content"]: token["id"] for token in plain["added_tokens"] if token["special"]}
         self.vocabulary = _vocabulary(plain, self._chat.special_tokens_map, vocab_size)
@@ -86,7 +86,7 @@ class HfTokenizer:
         """
         if not self.has_chat_template:
             raise RequestError(f"the tokenizer in {self._folder} has no chat template; send a plain prompt instead")
-        harmless = [{**message, "content": self._harmless(message["content"])} for message in messages]
+        harmless = [{**message, "content": self._escape_special_tokens(message["content"])} for message in messages]
         try:
             text = self._chat.apply_chat_template(harmless, tokenize=False, add_generation_prompt=True)
         except TemplateError as exc:
@@ -106,7 +106,7 @@ class HfTokenizer:
         longest_first = sorted(self._special_of, key=len, reverse=True)
         return re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
 
-    def _harmless(self, content: str) -> str:
+    def _escape_special_tokens(self, content: str) -> str:
         """Parted by a character that no text contains where it reads like a special token."""
         if not self._special_of:
             return content
@@ -124,7 +124,7 @@ class HfTokenizer:
         return ids
 
 
-def _loaded(folder: Path) -> Any:
+def _load_backend(folder: Path) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, use_fast=True, local_files_only=True)
     except (OSError, ValueError) as exc:

@@ -49,9 +49,9 @@ def for_continuations(plain: Json) -> dict[str, Any]:
     """The same tokenizer for text that continues a text: no special token, no space before the first word."""
     return {
         **plain,
-        "model": _without_control_pieces(plain["model"], control_ids(plain)),
+        "model": _hide_control_pieces(plain["model"], control_ids(plain)),
         "added_tokens": [token for token in plain["added_tokens"] if not token["special"]],
-        "normalizer": _removing_unreachable(_without_prefix(plain["normalizer"], "normalizers"), plain["model"]),
+        "normalizer": _with_unreachable_removed(_without_prefix(plain["normalizer"], "normalizers"), plain["model"]),
         "pre_tokenizer": _without_prefix(plain["pre_tokenizer"], "pretokenizers"),
         "post_processor": None,
         "truncation": None,
@@ -59,7 +59,7 @@ def for_continuations(plain: Json) -> dict[str, Any]:
     }
 
 
-def _without_control_pieces(model: Json, control: Collection[int]) -> Json:
+def _hide_control_pieces(model: Json, control: Collection[int]) -> Json:
     """A Unigram model reads any of its pieces in a text, "</s>" too, unless no text can contain it."""
     if model["type"] != "Unigram":
         return model
@@ -70,7 +70,7 @@ def _without_control_pieces(model: Json, control: Collection[int]) -> Json:
     return {**model, "vocab": pieces}
 
 
-def _removing_unreachable(normalizer: Json | None, model: Json) -> Json | None:
+def _with_unreachable_removed(normalizer: Json | None, model: Json) -> Json | None:
     if model["type"] != "Unigram":
         return normalizer
     remove = {"type": "Replace", "pattern": {"String": UNREACHABLE}, "content": ""}

@@ -13,10 +13,10 @@ from omnidraft.errors import ModelError
 
 Masks = torch.Tensor | Mapping[str, torch.Tensor]
 _KNOWN_LAYERS = {"full_attention", "sliding_attention"}
-_ROPE_THAT_LOOKS_BACK = ("dynamic", "longrope")
+_LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
 
-class Attention:
+class AttentionMasks:
     """Which layers of a model see all of the text, and which a window of it."""
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -45,9 +45,9 @@ class Attention:
         return {"full_attention": everything, "sliding_attention": near} if self._is_mixed else near
 
 
-def has_moving_rope(config: PreTrainedConfig) -> bool:
+def has_length_dependent_rope(config: PreTrainedConfig) -> bool:
     """Whether the rotation of a key depends on how long the text became later; then no two passes agree on it."""
-    return any(kind in _ROPE_THAT_LOOKS_BACK for kind in _rope_types(getattr(config, "rope_parameters", None) or {}))
+    return any(kind in _LENGTH_DEPENDENT_ROPE for kind in _rope_types(getattr(config, "rope_parameters", None) or {}))
 
 
 def _rope_types(parameters: Mapping[str, Any]) -> list[str]:
@@ -56,13 +56,13 @@ def _rope_types(parameters: Mapping[str, Any]) -> list[str]:
     return [str(rope.get("rope_type")) for rope in each]
 
 
-def chain(start: int, rows: int, visible: int) -> tuple[torch.Tensor, torch.Tensor]:
+def chain_visibility(start: int, rows: int, visible: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Positions [S] and who sees which slot [S, C] when each row continues the one before."""
     positions_S = torch.arange(start, start + rows)
     return positions_S, torch.arange(visible) <= positions_S[:, None]
 
 
-def tree(parents: Sequence[int], start: int) -> tuple[torch.Tensor, torch.Tensor]:
+def tree_visibility(parents: Sequence[int], start: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The same for a tree whose root is its own parent: a node sees all kept ids, its ancestors and itself."""
     rows = len(parents)
     depths = [0] * rows

@@ -33,7 +33,7 @@ def require_surviving_build(gguf: Path, home: Path, command: Sequence[str] = (sy
     """
     outcome = run_once(
         (*command, str(gguf)),
-        what=f"llama.cpp with {gguf.name}",
+        name=f"llama.cpp with {gguf.name}",
         home=home,
         depends_on=(build(), gguf.stat().st_size),
     )

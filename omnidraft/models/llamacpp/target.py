@@ -39,7 +39,7 @@ class LlamaCppTarget:
         self._rows = -(-settings.width // _ROW_STEP) * _ROW_STEP
         self._threads = settings.threads or torch.get_num_threads()
         self._bits = bits
-        self._is_proved = False
+        self._is_verified = False
         self.vocab_size = model.vocab_size
         self.context_limit = model.context_limit
         self.fingerprint = f"{name}-llamacpp-{build()}-kv{bits}-w{self._rows}-t{self._threads}"
@@ -51,9 +51,9 @@ class LlamaCppTarget:
     def open(self, prompt_ids: Sequence[int], max_new_tokens: int, mode: Mode) -> "_Session":
         """See ports.Target. Raises ConfigError when reproducible mode does not hold on this machine."""
         needed = ids_needed(prompt_ids, max_new_tokens, self.context_limit)
-        if mode == "reproducible" and not self._is_proved:
+        if mode == "reproducible" and not self._is_verified:
             self.self_test()
-            self._is_proved = True
+            self._is_verified = True
         session = self._session(needed, mode)
         session.prefill(prompt_ids[:-1])
         return session

@@ -21,7 +21,7 @@ from omnidraft.models.native.weights import PackedLlama
 _CAPACITY_STEP = 512
 _MAX_ROWS = 64
 """Rows of one pass at most: enough for reading the weights to be cheap beside computing with them."""
-_MAX_SHARED = 16
+_MAX_ROWS_OF_TEXT = 16
 """Of one text, in a pass over several."""
 
 
@@ -54,7 +54,7 @@ class NativeLlama:
         size = self._library.omnidraft_scratch_bytes(self._weights.struct, _MAX_ROWS, capacity, threads)
         return torch.empty(size, dtype=torch.uint8)
 
-    def compute(self, parts: Sequence["Part"], logits_RV: torch.Tensor, hidden_RH: torch.Tensor) -> None:
+    def compute(self, parts: Sequence["PassSegment"], logits_RV: torch.Tensor, hidden_RH: torch.Tensor) -> None:
         """One pass over the rows of several texts, without the interpreter's lock. What a text's rows give does not
         depend on the other texts.
 
@@ -62,10 +62,10 @@ class NativeLlama:
             logits_RV: written; the parts' last rows in their order, as many of each as it asks for.
             hidden_RH: the same for the normed last hidden states; may be empty.
         """
-        silent = [(number, node) for number, part in enumerate(parts) for node in part.nodes[: part.num_silent]]
-        heard = [(number, node) for number, part in enumerate(parts) for node in part.nodes[part.num_silent :]]
+        silent = [(number, node) for number, part in enumerate(parts) for node in part.nodes[: part.num_without_logits]]
+        heard = [(number, node) for number, part in enumerate(parts) for node in part.nodes[part.num_without_logits :]]
         texts, nodes = zip(*silent, *heard, strict=True)
-        largest = max((part.rows for part in parts), key=lambda rows: rows.capacity)
+        largest = max((part.backend for part in parts), key=lambda rows: rows.capacity)
         self._library.omnidraft_forward(
             self._weights.struct,
             native.PassStruct(
@@ -89,10 +89,10 @@ class NativeLlama:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PassSegment:
     """What a pass computes of one text: the last `ids` of a tree of `parents` behind its first `length` ids."""
 
-    rows: "NativeRows"
+    backend: "NativeKvBackend"
     length: int
     parents: Sequence[int]
     ids: Sequence[int]
@@ -104,43 +104,43 @@ class Part:
         return range(len(self.parents) - len(self.ids), len(self.parents))
 
     @property
-    def num_silent(self) -> int:
+    def num_without_logits(self) -> int:
         return len(self.ids) - self.num_logits
 
     @property
     def struct(self) -> native.TextStruct:
         return native.TextStruct(
             length=self.length,
-            capacity=self.rows.capacity,
+            capacity=self.backend.capacity,
             parents=_ints(self.parents),
-            kv=self.rows.kv.data_ptr(),
+            kv=self.backend.kv.data_ptr(),
         )
 
 
-def compute_together(model: NativeLlama, wanted: Sequence[tuple["NativeRows", ForwardRequest]]) -> list[torch.Tensor]:
+def compute_batch(model: NativeLlama, wanted: Sequence[tuple["NativeKvBackend", ForwardRequest]]) -> list[torch.Tensor]:
     """What `Rows.compute` gives for each of these texts, none of them twice, in as few passes as can be."""
-    parts = [rows.last_part(each) for rows, each in wanted]
+    parts = [rows.final_segment(each) for rows, each in wanted]
     logits: list[torch.Tensor] = []
     while parts:
         num_rows = list(accumulate(len(part.ids) for part in parts))
         few = parts[: max(bisect_right(num_rows, _MAX_ROWS), 1)]
-        logits += _in_one_pass(model, few)
+        logits += _compute_pass(model, few)
         parts = parts[len(few) :]
     return logits
 
 
-def _in_one_pass(model: NativeLlama, parts: Sequence[Part]) -> Sequence[torch.Tensor]:
+def _compute_pass(model: NativeLlama, parts: Sequence[PassSegment]) -> Sequence[torch.Tensor]:
     sizes = [part.num_logits for part in parts]
-    keeps_hidden = any(part.rows.keeps_hidden for part in parts)
+    keeps_hidden = any(part.backend.keeps_hidden for part in parts)
     logits_RV = torch.empty(sum(sizes), model.vocab_size, dtype=torch.float32)
     hidden_RH = torch.empty(sum(sizes) if keeps_hidden else 0, model.hidden_size, dtype=torch.float32)
     model.compute(parts, logits_RV, hidden_RH)
     for part, hidden in zip(parts, hidden_RH.split(sizes), strict=True) if keeps_hidden else ():
-        part.rows.hidden_RH = hidden
+        part.backend.hidden_RH = hidden
     return logits_RV.split(sizes)
 
 
-class NativeRows:
+class NativeKvBackend:
     """Implements branches.Rows."""
 
     def __init__(self, model: NativeLlama, capacity: int = 0, *, keeps_hidden: bool = False) -> None:
@@ -155,22 +155,22 @@ class NativeRows:
         self.capacity = self.threads = 0
         self.kv = model.slots(0)
         if capacity:
-            self._make_room(capacity, torch.get_num_threads())
+            self._grow(capacity, torch.get_num_threads())
 
     def compute(self, wanted: ForwardRequest) -> torch.Tensor:
         if wanted.parents is None:
             return self._chain(wanted.length, wanted.ids, 1)
         return self.tree(wanted.length, wanted.parents, wanted.ids)
 
-    def last_part(self, wanted: ForwardRequest) -> Part:
+    def final_segment(self, wanted: ForwardRequest) -> PassSegment:
         """What one pass computes of it; of a long chain all but the end is computed now."""
         if wanted.parents is not None:
-            return self.part(wanted.length, wanted.parents, wanted.ids, len(wanted.ids))
-        num_before = max(len(wanted.ids) - _MAX_SHARED, 0)
+            return self.segment(wanted.length, wanted.parents, wanted.ids, len(wanted.ids))
+        num_before = max(len(wanted.ids) - _MAX_ROWS_OF_TEXT, 0)
         if num_before:
             self.fill(wanted.length, wanted.ids[:num_before])
         ids = wanted.ids[num_before:]
-        return self.part(wanted.length + num_before, range(-1, len(ids) - 1), ids, 1)
+        return self.segment(wanted.length + num_before, range(-1, len(ids) - 1), ids, 1)
 
     def fill(self, start: int, ids: Sequence[int]) -> None:
         """Keys of these ids, which follow the first `start` ids of the text."""
@@ -211,18 +211,18 @@ class NativeRows:
         logits_RV: torch.Tensor,
         hidden_RH: torch.Tensor,
     ) -> None:
-        self._model.compute([self.part(length, parents, ids, len(logits_RV))], logits_RV, hidden_RH)
+        self._model.compute([self.segment(length, parents, ids, len(logits_RV))], logits_RV, hidden_RH)
 
-    def part(self, length: int, parents: Sequence[int], ids: Sequence[int], num_logits: int) -> Part:
+    def segment(self, length: int, parents: Sequence[int], ids: Sequence[int], num_logits: int) -> PassSegment:
         """Of a pass, with room made for its keys. Raises ContractError."""
         needed, threads = length + len(parents), torch.get_num_threads()
         if not (needed <= self._model.context_limit and min(ids) >= 0 and max(ids) < self._model.vocab_size):
             raise ContractError(f"{needed} ids or an id of {list(ids)}: more than this model's tables hold")
         if needed > self.capacity or threads > self.threads:
-            self._make_room(needed, threads)
-        return Part(self, length, parents, ids, num_logits)
+            self._grow(needed, threads)
+        return PassSegment(self, length, parents, ids, num_logits)
 
-    def _make_room(self, needed: int, threads: int) -> None:
+    def _grow(self, needed: int, threads: int) -> None:
         capacity = max(self.capacity, -(-needed // _CAPACITY_STEP) * _CAPACITY_STEP)
         larger = self._model.slots(capacity)
         larger[..., : self.kv.shape[-1]] = self.kv

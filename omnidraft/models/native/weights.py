@@ -12,10 +12,10 @@ from torch import nn
 from transformers import LlamaForCausalLM, PreTrainedModel, Qwen2ForCausalLM
 
 from omnidraft import throttle
-from omnidraft.models.hf.tree_attention import has_moving_rope
+from omnidraft.models.hf.tree_attention import has_length_dependent_rope
 from omnidraft.models.native import library as native
 
-_AT_ONCE = 2**18
+_CHUNK_WEIGHTS = 2**18
 """Weights that are packed in one piece."""
 
 
@@ -31,7 +31,7 @@ def is_supported(model: PreTrainedModel) -> bool:
         and attention.o_proj.bias is None
         and not getattr(config, "mlp_bias", False)
         and model.lm_head.bias is None
-        and not has_moving_rope(config)
+        and not has_length_dependent_rope(config)
         and attention.head_dim % 16 == 0
         and model.model.rotary_emb.inv_freq.shape[0] * 2 == attention.head_dim
         and attention.num_key_value_groups * config.num_key_value_heads == config.num_attention_heads
@@ -133,7 +133,7 @@ def pack(library: ctypes.CDLL, kind: int, weight_NK: torch.Tensor, to: int, stri
     """Write a matrix to the address `to`, block by block; block b becomes the one of number b * stride + offset."""
     channels, inputs = weight_NK.shape
     block_bytes = library.omnidraft_packed_bytes(kind, native.BLOCK, inputs)
-    blocks = max(1, _AT_ONCE // (native.BLOCK * inputs))
+    blocks = max(1, _CHUNK_WEIGHTS // (native.BLOCK * inputs))
     for first in range(0, channels, blocks * native.BLOCK):
         part_NK = weight_NK.detach()[first : first + blocks * native.BLOCK].float().contiguous()
         place = to + first // native.BLOCK * stride * block_bytes

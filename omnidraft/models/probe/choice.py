@@ -19,7 +19,7 @@ from omnidraft.models.probe.subprocess_trial import Outcome, run_once
 
 ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"
 """Keeps oneDNN, which multiplies torch's matrices, to some instructions. Read at its first product."""
-_LIMITS = (None, "AVX512_CORE_BF16", "AVX2")
+_ISA_LIMITS = (None, "AVX512_CORE_BF16", "AVX2")
 """Values of that variable in the order of speed. AVX512_CORE_BF16 leaves AMX out."""
 SIXTEEN_BITS = {"bfloat16"}
 """Formats of torch that keep as much of every weight as packed16 does."""
@@ -73,7 +73,7 @@ def torch_products() -> TorchProducts:
 def _torch_products(home: Path) -> TorchProducts:
     given = os.environ.get(ISA_VARIABLE)
     tried = []
-    for isa in (given,) if given else _LIMITS:
+    for isa in (given,) if given else _ISA_LIMITS:
         tried.append((isa, _try_torch(home, isa)))
         if tried[-1][1].fault is None:
             break
@@ -98,7 +98,7 @@ def _try_torch(home: Path, isa: str | None) -> Outcome:
 
     return run_once(
         (sys.executable, "-m", "omnidraft.models.probe.torch_products"),
-        what=f"torch's matrix products with {isa or 'all instructions'}",
+        name=f"torch's matrix products with {isa or 'all instructions'}",
         home=home,
         depends_on=(torch.__version__, os.environ.get("OMP_NUM_THREADS")),
         environ={ISA_VARIABLE: isa} if isa else None,
@@ -143,7 +143,7 @@ def _try_kernels(home: Path, library: Path, beside: tuple[str, ...]) -> Outcome:
 
     return run_once(
         (sys.executable, "-m", "omnidraft.models.probe.kernel_passes", str(library.resolve()), *beside),
-        what=f"our kernels ({library.name})",
+        name=f"our kernels ({library.name})",
         home=home,
         depends_on=(torch.__version__, os.environ.get("OMP_NUM_THREADS"), os.environ.get(ISA_VARIABLE)),
     )

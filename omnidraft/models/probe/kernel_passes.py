@@ -15,7 +15,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from omnidraft.models.native import library as native
-from omnidraft.models.native.model import NativeLlama, NativeRows
+from omnidraft.models.native.model import NativeKvBackend, NativeLlama
 from omnidraft.models.probe.pass_times import seconds_per_token
 from omnidraft.models.probe.subprocess_trial import report_part, report_wrong
 from omnidraft.models.probe.torch_products import FORMATS
@@ -62,7 +62,7 @@ def _model(sizes: dict[str, Any]) -> LlamaForCausalLM:
 
 
 def _last_logits(model: LlamaForCausalLM, precision: str, kernels: native.Library, ids: list[int]) -> torch.Tensor:
-    rows, done = NativeRows(NativeLlama(model, precision, kernels), _CAPACITY), 0
+    rows, done = NativeKvBackend(NativeLlama(model, precision, kernels), _CAPACITY), 0
     for size in _CHUNKS[:-1]:
         rows.fill(done, ids[done : done + size])
         done += size
@@ -72,7 +72,7 @@ def _last_logits(model: LlamaForCausalLM, precision: str, kernels: native.Librar
 def _passes(kernels: native.Library, formats: Sequence[str]) -> dict[str, Callable[[int], object]]:
     """By format, what computes so many rows."""
     model = _model(_MEASURED)
-    packed = NativeRows(NativeLlama(model, "packed16", kernels), _CAPACITY)
+    packed = NativeKvBackend(NativeLlama(model, "packed16", kernels), _CAPACITY)
     passes: dict[str, Callable[[int], object]] = {
         "packed16": lambda rows: packed.tree(0, _chain(rows), list(range(rows)))
     }

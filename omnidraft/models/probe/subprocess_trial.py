@@ -49,7 +49,7 @@ class Outcome:
 def run_once(
     command: Sequence[str],
     *,
-    what: str,
+    name: str,
     home: Path,
     depends_on: Sequence[object] = (),
     environ: Mapping[str, str] | None = None,
@@ -67,11 +67,11 @@ def run_once(
         ModelError: the trial itself could not run, which says nothing about the processor.
     """
     remembered = home / "probes" / f"{_key(command, depends_on, environ or {})}.json"
-    with _one_process_at_a_time(remembered):
-        known = _recall(remembered)
+    with _exclusive(remembered):
+        known = _load_cached(remembered)
         if known is None:
-            known = _run(command, what, environ or {})
-            _remember(remembered, known)
+            known = _run(command, name, environ or {})
+            _save(remembered, known)
     return known
 
 
@@ -94,8 +94,8 @@ def processor() -> str:
     return "\n".join(line for line in first if not line.lower().startswith(("cpu mhz", "bogomips", "processor")))
 
 
-def _run(command: Sequence[str], what: str, environ: Mapping[str, str]) -> Outcome:
-    logger.info("trying %s on this processor, once", what)
+def _run(command: Sequence[str], name: str, environ: Mapping[str, str]) -> Outcome:
+    logger.info("trying %s on this processor, once", name)
     started = time.perf_counter()
     inherited = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)} | dict(environ)
     try:
@@ -110,12 +110,12 @@ def _run(command: Sequence[str], what: str, environ: Mapping[str, str]) -> Outco
             preexec_fn=_without_core_file,
         )
     except (OSError, subprocess.TimeoutExpired) as exc:
-        raise ModelError(f"{what} could not be tried on this processor: {exc}") from exc
+        raise ModelError(f"{name} could not be tried on this processor: {exc}") from exc
     if ran.returncode and -ran.returncode not in CRASHES:
         said = " ".join(ran.stderr.strip().splitlines()[-1:])
-        raise ModelError(f"{what} could not be tried here, {describe_exit(ran.returncode)}: {said}")
+        raise ModelError(f"{name} could not be tried here, {describe_exit(ran.returncode)}: {said}")
     outcome = _read(ran)
-    logger.info("%s: %s, tried in %.1f s", what, outcome.fault or "sound", time.perf_counter() - started)
+    logger.info("%s: %s, tried in %.1f s", name, outcome.fault or "sound", time.perf_counter() - started)
     return outcome
 
 
@@ -138,7 +138,7 @@ def _key(command: Sequence[str], depends_on: Sequence[object], environ: Mapping[
 
 
 @contextmanager
-def _one_process_at_a_time(remembered: Path) -> Iterator[None]:
+def _exclusive(remembered: Path) -> Iterator[None]:
     """Several processes start together; one tries, and the others read what it found."""
     with ExitStack() as held:
         with suppress(OSError):  # nothing can be written there: each tries for itself
@@ -147,14 +147,14 @@ def _one_process_at_a_time(remembered: Path) -> Iterator[None]:
         yield
 
 
-def _recall(remembered: Path) -> Outcome | None:
+def _load_cached(remembered: Path) -> Outcome | None:
     try:
         return Outcome(**json.loads(remembered.read_text()))
     except (OSError, ValueError, TypeError):  # not there, or half written by a process that was killed
         return None
 
 
-def _remember(remembered: Path, outcome: Outcome) -> None:
+def _save(remembered: Path, outcome: Outcome) -> None:
     try:
         partial = remembered.with_suffix(f".{os.getpid()}")
         partial.write_text(json.dumps(asdict(outcome)))

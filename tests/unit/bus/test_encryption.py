@@ -15,7 +15,7 @@ def log() -> MemoryLog:
 
 
 def write(log: MemoryLog, message: Outgoing, *keys: str, sealed: tuple[str, ...] = ()) -> None:
-    EncryptedWriter(MemoryWriter(log, "t"), keys, sealed=sealed).append([message])
+    EncryptedWriter(MemoryWriter(log, "t"), keys, sealed_prefixes=sealed).append([message])
 
 
 def read(log: MemoryLog, *keys: str) -> list[Message]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from omnidraft.bus.sqlite_expiry import MOST_EXPIRED
+from omnidraft.bus.sqlite_expiry import MAX_EXPIRED
 from omnidraft.bus.sqlite_log import SqliteReader, SqliteWriter
 from omnidraft.errors import BusError
 from omnidraft.ports import Outgoing
@@ -137,10 +137,10 @@ def test_only_the_writers_own_topic_expires(tmp_path):
 
 def test_an_append_deletes_a_bounded_number_and_appends_catch_up(tmp_path):
     path = tmp_path / "log.db"
-    write(path, *[b""] * (2 * MOST_EXPIRED + 10))
+    write(path, *[b""] * (2 * MAX_EXPIRED + 10))
     age(path, 2)
     with closing(SqliteWriter(path, "t", keep_s=3600)) as writer:
-        assert len(held(path)) == MOST_EXPIRED + 10
+        assert len(held(path)) == MAX_EXPIRED + 10
         for left in (11, 2, 3):
             writer.append([Outgoing(b"k", b"")])
             assert len(held(path)) == left

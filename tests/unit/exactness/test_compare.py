@@ -47,7 +47,7 @@ def test_what_every_honest_proposer_drafts_is_identical(any_proposer: Proposer, 
     found = compared(request, proposer=any_proposer)
     assert found.verdict == "identical"
     assert list(found.answer) == emitted(toy_decoder().decode(request, None))
-    assert found.figures.num_tokens == len(found.answer)
+    assert found.stats.num_tokens == len(found.answer)
 
 
 @pytest.mark.parametrize("sampling", [Sampling(0.0), Sampling(1.0), Sampling(0.8, top_k=4), Sampling(1.0, top_p=0.7)])

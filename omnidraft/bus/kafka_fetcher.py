@@ -1,4 +1,4 @@
-"""kafka-python's fetcher with our reading of what was fetched: sessions, leaders and positions stay its own."""
+"""kafka-python's fetcher with our own record parser; sessions, leaders and positions remain its own."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -12,18 +12,18 @@ from omnidraft.bus.kafka_records import FetchedRecords, Marker
 from omnidraft.ports import Message
 
 MAX_POLL_BYTES = 32 << 20
-"""Of one poll: a fetch of 2 MiB can unpack to a thousand times as much."""
+"""Bytes of one poll: a fetch of 2 MiB can decompress to a thousand times as much."""
 
 
 class TolerantRecords(Fetcher.PartitionRecords):  # type: ignore[misc]
-    """What one fetch gave of a partition: a Message, or a Marker, where kafka-python has a ConsumerRecord."""
+    """The records of one fetch of a partition: a Message or a Marker, where kafka-python has a ConsumerRecord."""
 
     end_offset: int
-    """Of the partition, when it was fetched."""
+    """End offset of the partition when it was fetched."""
     newest_epoch: int
-    """Of its leaders; no checksum covers what a batch says of it."""
+    """Newest leader epoch of the partition; no checksum covers the one in a batch."""
     num_bytes_taken = 0
-    """The last time."""
+    """Bytes that the last call of `take` returned."""
 
     def take(self, n: int | None = None) -> list[Message | Marker]:
         taken, self.num_bytes_taken = [], 0
@@ -40,13 +40,13 @@ class TolerantRecords(Fetcher.PartitionRecords):  # type: ignore[misc]
             self.leader_epoch = min(fetched.leader_epoch, self.newest_epoch)
             self.next_fetch_offset = item.next_offset
             yield item
-        self.bytes_read = records.size_in_bytes()  # it had its turn among the partitions
+        self.bytes_read = records.size_in_bytes()  # it counts as read among the partitions
         self.drain()
 
 
 class TolerantFetcher(Fetcher):  # type: ignore[misc]
-    """Gives all that a broker sends, no more at once than MOST_BYTES_AT_ONCE and a message. Where a broker cannot read
-    its own files it raises, or gives nothing; see kafka_gaps.py."""
+    """Returns everything that a broker sends, at most MAX_POLL_BYTES and one message at once. Where a broker cannot
+    read its own files it raises, or returns nothing; see kafka_gaps.py."""
 
     PartitionRecords = TolerantRecords
 
@@ -55,7 +55,7 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]
         return super().fetched_records(max_records, update_offsets)
 
     def _append(self, drained: Any, part: TolerantRecords, max_records: int, update_offsets: bool) -> int:
-        """Returns all that was asked for when there is enough, which ends the asking."""
+        """Return `max_records` once MAX_POLL_BYTES are reached, which ends the caller's loop."""
         num_taken: int = super()._append(drained, part, max_records, update_offsets)
         self._num_bytes += part.num_bytes_taken
         return max_records if self._num_bytes >= MAX_POLL_BYTES else num_taken

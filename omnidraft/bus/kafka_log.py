@@ -1,8 +1,9 @@
 """A log in Kafka.
 
-Writing: idempotent, acknowledged by all replicas in sync, lz4. Reading: assigned partitions, no group, no committed
-offsets: the caller keeps them. Uncommitted transactions are read too: waiting for them, anybody could stop a reader.
-Both ends survive a broker that goes away and comes back; calls made meanwhile raise BusError.
+Writing: idempotent, acknowledged by all in-sync replicas, lz4. Reading: assigned partitions, no group and no committed
+offsets, which the caller keeps. Uncommitted transactions are read too, since any writer could block a reader that
+waited for them. Writers and readers survive a broker that goes away and comes back; calls made meanwhile raise
+BusError.
 """
 
 import logging
@@ -24,11 +25,11 @@ logger = logging.getLogger(__name__)
 
 BATCH_BYTES = 256 << 10
 METADATA_MAX_AGE_S = 10
-"""A partition that is added is noticed within so many seconds."""
+"""Added partitions are detected within this many seconds."""
 
 
 class KafkaWriter:
-    """LogWriter of one topic."""
+    """Implements ports.LogWriter for one topic."""
 
     def __init__(
         self,
@@ -41,8 +42,12 @@ class KafkaWriter:
         access: KafkaSettings | None = None,
         keep_s: float | None = None,
     ) -> None:
-        """`servers` is host:port[,host:port]; `partitions` and `keep_s` (seconds that messages are kept, inf for ever,
-        None as the broker does) count when the topic has to be created; `access` None is in plain text.
+        """
+        Args:
+            servers: host:port[,host:port].
+            partitions: number of partitions, when the topic has to be created.
+            access: security and credentials; None: plain text.
+            keep_s: retention in seconds, when the topic has to be created; inf: unlimited, None: the broker's default.
 
         Raises:
             BusError: no broker answers within the timeout.
@@ -62,7 +67,7 @@ class KafkaWriter:
             try:
                 self._send(self._producer, messages, deadline)
             except KafkaError:
-                self._abandon()  # what it still holds could arrive after the caller's next attempt
+                self._abandon()  # its unsent messages could arrive after the caller's next attempt
                 raise
 
     def close(self) -> None:
@@ -93,9 +98,9 @@ class KafkaWriter:
             producer.send(self._topic, each.value, each.key, list(each.headers.items()), partition=each.partition)
             for each in messages
         ]
-        producer.flush(timeout=max(0.001, deadline - time.monotonic()))  # nothing more comes: do not linger
-        for sent in pending:
-            sent.get(timeout=max(0.001, deadline - time.monotonic()))
+        producer.flush(timeout=max(0.001, deadline - time.monotonic()))  # nothing follows, so do not linger
+        for future in pending:
+            future.get(timeout=max(0.001, deadline - time.monotonic()))
 
     def _abandon(self) -> None:
         producer, self._producer = self._producer, None
@@ -108,7 +113,7 @@ class KafkaWriter:
 
 
 class KafkaReader:
-    """LogReader of one topic."""
+    """Implements ports.LogReader for one topic."""
 
     def __init__(
         self,
@@ -120,8 +125,12 @@ class KafkaReader:
         access: KafkaSettings | None = None,
         keep_s: float | None = None,
     ) -> None:
-        """`servers` is host:port[,host:port]; `partitions` and `keep_s` (seconds that messages are kept, inf for ever,
-        None as the broker does) count when the topic has to be created; `access` None is in plain text.
+        """
+        Args:
+            servers: host:port[,host:port].
+            partitions: number of partitions, when the topic has to be created.
+            access: security and credentials; None: plain text.
+            keep_s: retention in seconds, when the topic has to be created; inf: unlimited, None: the broker's default.
 
         Raises:
             BusError: no broker answers within the timeout.
@@ -136,7 +145,7 @@ class KafkaReader:
                 raise KafkaTimeoutError(f"topic {topic} has no partition with a leader")
         self._assign(names)
         self._active_partitions: set[int] = set()
-        """Partitions that gave something since the end of the topic was asked for."""
+        """Partitions that returned records since the last check for gaps."""
         self._last_gap_check_s = time.monotonic()
         self.seek({})
 
@@ -148,8 +157,8 @@ class KafkaReader:
         firsts, ends = self._first_offsets(self._partitions), self.end_offsets()
         for partition, offset in offsets.items():
             if partition not in ends or not firsts[partition] <= offset <= ends[partition]:
-                held = f"it holds {firsts.get(partition)} to {ends.get(partition)}"
-                raise OffsetOutOfRange(f"{self._topic}[{partition}]: offset {offset} lies outside the log, {held}")
+                available = f"it holds {firsts.get(partition)} to {ends.get(partition)}"
+                raise OffsetOutOfRange(f"{self._topic}[{partition}]: offset {offset} lies outside the log, {available}")
         for partition, name in self._partitions.items():
             self._consumer.seek(name, offsets.get(partition, firsts[partition]))
 
@@ -184,23 +193,23 @@ class KafkaReader:
 
     def end_offsets(self) -> Offsets:
         with translate_errors(f"asking for the end of {self._topic}", self._servers):
-            found = self._consumer.end_offsets(list(self._partitions.values()))
-        return {name.partition: offset for name, offset in found.items()}
+            ends = self._consumer.end_offsets(list(self._partitions.values()))
+        return {name.partition: offset for name, offset in ends.items()}
 
     def close(self) -> None:
         with translate_errors(f"closing {self._topic}", self._servers):
             self._consumer.close(autocommit=False)
 
     def _idle_partitions(self) -> set[int]:
-        """Partitions that gave nothing for a while."""
-        silent, self._active_partitions = self._partitions.keys() - self._active_partitions, set()
-        return silent
+        """Return the partitions without records since the last call."""
+        idle, self._active_partitions = self._partitions.keys() - self._active_partitions, set()
+        return idle
 
     def _skip_gap(self, partitions: Iterable[int]) -> Polled | None:
-        """Offsets that the broker cannot read, where one of these partitions stands; reading goes on behind them.
+        """If one of these partitions is at offsets that the broker cannot read, seek behind them and return the damage.
 
         Raises:
-            BusError: the broker is gone, which the client hides as silence.
+            BusError: the broker is gone, which the client reports as an empty poll.
         """
         firsts, ends, self._last_gap_check_s = (
             self._first_offsets(self._partitions),
@@ -224,13 +233,13 @@ class KafkaReader:
     def _first_readable_offset(self, partition: int, position: int, end: int) -> int:
         with (
             translate_errors(f"looking for what can be read of {self._topic}", self._servers),
-            closing(self._connect()) as own,
+            closing(self._connect()) as consumer,
         ):
-            readable = kafka_gaps.first_readable_offset(own, self._partitions[partition], position, end)
+            readable = kafka_gaps.first_readable_offset(consumer, self._partitions[partition], position, end)
         return readable
 
     def _read_added_partitions(self) -> None:
-        """From their first message on."""
+        """Assign partitions that were added to the topic; they are read from their first message."""
         with translate_errors(f"asking for the partitions of {self._topic}", self._servers):
             known = self._consumer.partitions_for_topic(self._topic)
         if added := known - self._partitions.keys():
@@ -246,8 +255,8 @@ class KafkaReader:
 
     def _first_offsets(self, partitions: Iterable[int]) -> Offsets:
         with translate_errors(f"asking for the start of {self._topic}", self._servers):
-            found = self._consumer.beginning_offsets([TopicPartition(self._topic, each) for each in partitions])
-        return {name.partition: offset for name, offset in found.items()}
+            firsts = self._consumer.beginning_offsets([TopicPartition(self._topic, each) for each in partitions])
+        return {name.partition: offset for name, offset in firsts.items()}
 
     def _connect(self) -> KafkaConsumer:
         with connection(self._servers, self._timeout_s, self._access) as settings:

@@ -1,8 +1,9 @@
-"""Messages of fetched bytes, whatever these are: every offset comes out as a message, as damage, or as a marker.
+"""Parse any fetched bytes: every offset becomes a message, damage, or a marker.
 
-Kafka's format v2, https://kafka.apache.org/documentation/#recordbatch. kafka-python's parser raises at the first thing
-it does not like, again at every poll, so one record would stop its readers for good. The checksum covers all of a batch
-but its first 17 bytes: length, base offset and leader epoch are believed only as far as they fit their neighbours.
+Kafka's format v2, https://kafka.apache.org/documentation/#recordbatch. kafka-python's parser raises at the first
+invalid record, again at every poll, so one record would stop its readers for good. The checksum covers all of a batch
+but its first 17 bytes: length, base offset and leader epoch are trusted only as far as they fit the neighbouring
+batches.
 """
 
 import struct
@@ -16,22 +17,22 @@ from omnidraft.ports import Damage, DamageReason, Message
 
 HEADER = struct.Struct(">qiibIhiqqqhii")
 LENGTH = struct.Struct(">qi")
-"""Base offset, and the number of bytes that follow it."""
+"""Base offset, and the number of bytes that follow this field."""
 CHECKSUM_START = struct.calcsize(">qiibI")
 MAGIC_OFFSET = struct.calcsize(">qii")
 MIN_BATCH_BYTES = LENGTH.size + 14
-"""Of a batch of any format."""
+"""Smallest size of a batch of any format."""
 CODEC, APPEND_TIME, CONTROL = 0x07, 0x08, 0x20
 MAX_RECORD_BYTES = 2 << 20
-"""What our writers send at most; a compressed batch can hold far larger ones."""
+"""Largest record that our writers send; a compressed batch can hold far larger ones."""
 MAX_HEADERS = 1_000
 MAX_DAMAGE_BYTES = 1 << 20
-"""Of what is damaged, in memory; a dead letter holds less."""
+"""Damaged bytes that are kept in memory; a dead letter holds less."""
 
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """An offset that Kafka used for itself: the end of a transaction."""
+    """An offset that Kafka uses itself: the end of a transaction."""
 
     offset: int
     value: bytes = b""
@@ -47,11 +48,11 @@ class _MalformedRecord(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """One batch as it says of itself."""
+    """The header of one batch."""
 
     raw: memoryview
     following: int | None
-    """Base offset of the next one, where it was fetched too."""
+    """Base offset of the next batch, where it was fetched too."""
     base_offset: int
     leader_epoch: int
     magic: int
@@ -67,7 +68,7 @@ class _Batch:
         return self.base_offset + self.last_delta + 1
 
     def fault(self, position: int, end: int) -> tuple[DamageReason, str] | None:
-        """Why its header cannot be believed; None when it can. `end`: where the partition ends."""
+        """Return why the header cannot be trusted, None when it can. `end` is the end of the partition."""
         if self.magic in (0, 1):
             return (
                 "malformed_batch",
@@ -77,13 +78,13 @@ class _Batch:
             return "corrupt_batch", "wrong checksum"
         if not 0 <= self.num_records <= self.last_delta + 1:
             return "malformed_batch", f"{self.num_records} records for {self.last_delta + 1} offsets"
-        is_expected = self.base_offset <= position  # then it is the neighbour that lies
+        is_expected = self.base_offset <= position  # then the neighbour is wrong
         if self.next_offset > (end if self.following is None or is_expected else min(end, self.following)):
             return "corrupt_batch", f"offsets to {self.next_offset} overlap what follows"
         return None
 
     def resume_offset(self, position: int, end: int) -> int:
-        """Where to read on behind it when its header is not believed: the nearest offset that something vouches for."""
+        """Return the offset to continue from when the header is not trusted: the nearest one with other evidence."""
         if self.following is not None and position < self.following <= end:
             return self.following
         is_likely = self.num_records == self.last_delta + 1 and position < self.next_offset <= end
@@ -91,16 +92,16 @@ class _Batch:
 
 
 class FetchedRecords:
-    """One fetch of one partition, to be iterated once."""
+    """The records of one fetch of one partition; iterate once."""
 
     def __init__(self, data: bytes, partition: int, start: int) -> None:
-        """`start` is the offset that was asked for; what stands before it is passed over."""
+        """`start` is the requested offset; records before it are skipped."""
         self._data, self._partition, self._start = memoryview(data), partition, start
         self.leader_epoch = -1
-        """Of the newest sound batch."""
+        """Leader epoch of the newest valid batch."""
 
     def items(self, end: int) -> Iterator[Message | Marker]:
-        """In offset order, without a gap, and at least one where a batch was fetched; `end`: of the partition."""
+        """Yield items in offset order without a gap, at least one if a batch was fetched. `end` is the partition's."""
         position = self._start
         for raw, following in self._slices():
             for item in self._batch_items(_parse_batch(raw, following), position, end):
@@ -114,7 +115,7 @@ class FetchedRecords:
             yield self._damaged(position, position + 1, "corrupt_batch", "no batch can be made out", self._data)
 
     def _slices(self) -> Iterator[tuple[memoryview, int | None]]:
-        """Complete batches, each with the next one's base offset; the last of a fetch may be cut off."""
+        """Yield complete batches, each with the base offset of the next; the last of a fetch may be cut off."""
         at = 0
         while at + MIN_BATCH_BYTES <= len(self._data):
             _, length = LENGTH.unpack_from(self._data, at)
@@ -142,7 +143,7 @@ class FetchedRecords:
         yield from self._records(batch, plain)
 
     def _records(self, batch: _Batch, plain: bytes) -> Iterator[Message]:
-        """Those that its lengths tell apart, then the rest as one."""
+        """Yield the records that their lengths separate, then the rest as one."""
         at, delta = 0, -1
         for number in range(batch.num_records):
             last = batch.last_delta - (batch.num_records - 1 - number)
@@ -161,7 +162,7 @@ class FetchedRecords:
             yield self._missing(batch.base_offset + delta + 1, batch.next_offset)
 
     def _record(self, batch: _Batch, plain: bytes, within: tuple[int, int], first: int, last: int) -> Message:
-        """Args: first, last: between which of the batch's offsets its own must lie, if it can be believed."""
+        """Parse one record, whose offset in the batch must lie between `first` and `last`."""
         try:
             delta, message = _parse_record(plain, *within, batch, self._partition)
             if not first <= delta <= last:
@@ -172,17 +173,17 @@ class FetchedRecords:
         return message
 
     def _missing(self, first: int, until: int) -> Message:
-        """Compaction leaves such; a log of ours has none."""
+        """Report offsets without records, as compaction leaves them; a log of ours has none."""
         return self._damaged(first, until, "missing", "the log holds nothing at these offsets", b"")
 
-    def _damaged(self, first: int, until: int, reason: DamageReason, error: str, left: memoryview | bytes) -> Message:
-        size = f" ({len(left):,} bytes)" if len(left) else ""
+    def _damaged(self, first: int, until: int, reason: DamageReason, error: str, raw: memoryview | bytes) -> Message:
+        size = f" ({len(raw):,} bytes)" if len(raw) else ""
         damage = Damage(reason, f"{error}{size}", until - first)
-        return Message(self._partition, first, b"", bytes(left[:MAX_DAMAGE_BYTES]), {}, 0, damage)
+        return Message(self._partition, first, b"", bytes(raw[:MAX_DAMAGE_BYTES]), {}, 0, damage)
 
 
 def _trimmed(position: int, item: Message | Marker) -> Message | Marker:
-    """Without what stands before this offset."""
+    """Return the item without its part before this offset."""
     if isinstance(item, Marker) or item.damage is None or item.offset >= position:
         return item
     damage = replace(item.damage, num_messages=item.next_offset - position)
@@ -198,10 +199,10 @@ def _parse_batch(raw: memoryview, following: int | None) -> _Batch:
 
 
 def _parse_record(plain: bytes, start: int, until: int, batch: _Batch, partition: int) -> tuple[int, Message]:
-    """Its place in the batch, and the message. Raises IndexError, ValueError."""
+    """Return the record's offset in the batch, and the message. Raises IndexError, ValueError."""
     if until - start > MAX_RECORD_BYTES:
         raise _MalformedRecord(f"is larger than {MAX_RECORD_BYTES:,} bytes")
-    later_ms, at = decode_varint(plain, start + 1)  # behind the attributes, which mean nothing yet
+    later_ms, at = decode_varint(plain, start + 1)  # behind the attributes, which have no meaning yet
     delta, at = decode_varint(plain, at)
     key, at = _parse_field(plain, at, until)
     value, at = _parse_field(plain, at, until)
@@ -213,31 +214,31 @@ def _parse_record(plain: bytes, start: int, until: int, batch: _Batch, partition
 
 
 def _parse_headers(plain: bytes, at: int, until: int) -> tuple[dict[str, bytes], Damage | None, int]:
-    """The headers and where they end; those with names that are none are part of the damage."""
-    named, at = _header_pairs(plain, at, until)
+    """Return the headers and where they end; if a name is not UTF-8, they are part of the damage."""
+    pairs, at = _header_pairs(plain, at, until)
     try:
-        return {name.decode(): value for name, value in named}, None, at
+        return {name.decode(): value for name, value in pairs}, None, at
     except UnicodeDecodeError as exc:
-        headers = {name.decode(errors="backslashreplace"): value for name, value in named}
+        headers = {name.decode(errors="backslashreplace"): value for name, value in pairs}
         error = f"the name of a header is not UTF-8: {exc}"
         return {}, Damage("malformed_record", error, is_raw=False, headers=headers), at
 
 
 def _header_pairs(plain: bytes, at: int, until: int) -> tuple[list[tuple[bytes, bytes]], int]:
-    """Names and contents of the headers, and where they end."""
+    """Return names and values of the headers, and where they end."""
     number, at = decode_varint(plain, at)
     if not 0 <= number <= MAX_HEADERS:
         raise _MalformedRecord(f"has {number} headers, {MAX_HEADERS} are read")
-    named = []
+    pairs = []
     for _ in range(number):
         name, at = _parse_field(plain, at, until)
         value, at = _parse_field(plain, at, until)
-        named.append((name, value))
-    return named, at
+        pairs.append((name, value))
+    return pairs, at
 
 
 def _parse_field(plain: bytes, at: int, until: int) -> tuple[bytes, int]:
-    """A field behind its length; nothing is the same as empty."""
+    """Return a field and where it ends; null is the same as empty."""
     length, at = decode_varint(plain, at)
     if length < 0:
         return b"", at

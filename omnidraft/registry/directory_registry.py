@@ -1,10 +1,10 @@
-"""Versions and aliases in plain folders, for people who want no MLflow; one lock file guards them.
+"""Versions and aliases in plain folders, without MLflow; one lock file guards them.
 
-<root>/<pair>/aliases.json                      and how often operators promoted
+<root>/<pair>/aliases.json          aliases and the number of promotions by operators
 <root>/<pair>/v000001/snapshot/     the bundle, hard-linked where the disk allows it
 <root>/<pair>/v000001/notes.json, metrics.jsonl, reports/
-A version's folder is made aside, put on the disk and renamed, and only then named by an alias; so a version that can be
-seen is whole, and an alias names one that is there, also after the machine lost power.
+A version's folder is written aside, synced and renamed, and only then named by an alias; so a visible version is
+complete and an alias names an existing one, also after a power failure.
 """
 
 import json
@@ -25,7 +25,7 @@ from omnidraft.snapshots.manifest import Manifest
 
 LOCK_TIMEOUT_S = 60.0
 PROMOTIONS = "operator_promotions"
-"""Beside the aliases."""
+"""Key of the number of promotions, beside the aliases."""
 
 
 class DirectoryRegistry:
@@ -45,7 +45,7 @@ class DirectoryRegistry:
         with self._locked():
             newest = self._newest()
             if newest is not None and staging.is_published(newest, manifest):
-                version = newest.version  # the answer was lost
+                version = newest.version  # published before; the publisher never got the answer
             else:
                 staging.check_parent(newest, parent)
                 version = max(map(_number, self._folders()), default=0) + 1
@@ -56,13 +56,13 @@ class DirectoryRegistry:
 
     def versions(self) -> tuple[SnapshotVersion, ...]:
         with _translate_errors(self._root):
-            aliases, found = self._aliases(), []
+            aliases, versions = self._aliases(), []
             for folder in self._folders():
                 try:
-                    found.append(self._read(folder, aliases))
+                    versions.append(self._read(folder, aliases))
                 except SnapshotCorrupt as exc:
                     self._damaged.report(_number(folder), exc)
-            return tuple(found)
+            return tuple(versions)
 
     def resolve(self, name: str) -> SnapshotVersion:
         if name == "latest":
@@ -84,8 +84,8 @@ class DirectoryRegistry:
             link_folder(source, destination / part)
 
         with _translate_errors(self._root):
-            place = into / manifest_export.folder_name(version, manifest)
-            return staging.stage(place, manifest, parts, download, self._signing_key)
+            destination = into / manifest_export.folder_name(version, manifest)
+            return staging.stage(destination, manifest, parts, download, self._signing_key)
 
     def promote(self, version: int) -> None:
         with self._locked():
@@ -132,7 +132,7 @@ class DirectoryRegistry:
         return self._root / f"v{version:06d}"
 
     def _folders(self) -> list[Path]:
-        """Of all versions, the damaged too, oldest first."""
+        """Return the folders of all versions, damaged ones too, oldest first."""
         return sorted(self._root.glob("v*[0-9]"), key=_number)
 
     def _newest(self) -> SnapshotVersion | None:
@@ -162,11 +162,11 @@ class DirectoryRegistry:
         return {name: version for name, version in self._state().items() if name != PROMOTIONS}
 
     def _state(self) -> dict[str, int]:
-        """Raises RegistryError when nobody can tell what it says."""
-        found = _read_json(self._root / "aliases.json")
-        if not all(type(number) is int for number in found.values()):
+        """Return aliases and number of promotions. Raises RegistryError when the file is damaged."""
+        state = _read_json(self._root / "aliases.json")
+        if not all(type(number) is int for number in state.values()):
             raise _unreadable(self._root / "aliases.json", "what is not a version number")
-        return found
+        return state
 
     def _write_state(self, state: Mapping[str, int]) -> None:
         durable_files.write_text(self._root / "aliases.json", json.dumps(state, indent=2))
@@ -188,21 +188,21 @@ def _fence(state: Mapping[str, int]) -> str:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """What a JSON file of ours holds; nothing where there is none. Raises RegistryError when it is damaged."""
+    """Return the object in a JSON file, empty when there is no file. Raises RegistryError when it is damaged."""
     try:
-        found = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except FileNotFoundError:
         return {}
     except (ValueError, RecursionError) as exc:
         raise _unreadable(path, str(exc)) from exc
-    if not isinstance(found, dict):
-        raise _unreadable(path, f"a {type(found).__name__}")
-    return found
+    if not isinstance(content, dict):
+        raise _unreadable(path, f"a {type(content).__name__}")
+    return content
 
 
-def _unreadable(path: Path, found: str) -> RegistryError:
+def _unreadable(path: Path, problem: str) -> RegistryError:
     advice = "move it away and name the champion again: `omnidraft snapshots promote VERSION`"
-    return RegistryError(f"{path} is damaged: {found}; {advice}")
+    return RegistryError(f"{path} is damaged: {problem}; {advice}")
 
 
 @contextmanager

@@ -2,9 +2,9 @@
 
 Order of a publish: files into a fresh run, then the version, then the tag `ready`, then the alias. Only a ready version
 is visible. MLflow numbers versions atomically and never twice, so among publishers with one parent the lowest number
-wins; the others delete theirs. A version that stays unready for ABANDONED_MS is of a publisher that died.
-An alias cannot be moved on a condition. So an operator leaves a tag before moving it, and whoever moves it by a
-decision of its own looks at that tag before and after, and gives way.
+wins; the others delete theirs. A version that stays unready for ABANDONED_MS belongs to a publisher that died.
+An alias cannot be moved on a condition. So an operator sets a tag before moving it, and an automatic promotion checks
+that tag before and after, and gives way to the operator.
 Files of a local store are hard-linked in and out; through a server they travel over HTTP.
 """
 
@@ -29,7 +29,7 @@ ABANDONED_MS = 60_000
 MANIFEST_TAG = "omnidraft.manifest"
 READY_TAG = "ready"
 OPERATOR_TAG = "omnidraft.operator"
-"""Of the registered model: the last promotion that was an operator's word, as a name of its own and the version."""
+"""Tag of the registered model: the last promotion by an operator, as a unique id and the version."""
 
 
 class MlflowRegistry:
@@ -61,7 +61,7 @@ class MlflowRegistry:
         with self._translate_errors("publishing a snapshot"):
             newest = self._newest()
             if newest is not None and staging.is_published(newest, manifest):
-                version = newest.version  # the answer was lost
+                version = newest.version  # published before; the publisher never got the answer
             else:
                 staging.check_parent(newest, parent)
                 version = self._add(bundle, manifest, parent)
@@ -73,7 +73,7 @@ class MlflowRegistry:
         with self._translate_errors("listing snapshots"):
             ready = self._readable_versions()
             aliases = self._aliases() if ready else {}
-            return tuple(self._snapshot_version(found, aliases) for found in ready)
+            return tuple(self._snapshot_version(version, aliases) for version in ready)
 
     def resolve(self, name: str) -> SnapshotVersion:
         if name == "latest":
@@ -87,14 +87,14 @@ class MlflowRegistry:
 
     def fetch(self, version: int, into: Path, parts: Sequence[str] = ("serving",)) -> Path:
         with self._translate_errors(f"fetching version {version}"):
-            found = self._get(version)
-            manifest = _manifest_of(found)
+            registered = self._get(version)
+            manifest = _manifest_of(registered)
 
             def download(part: str, destination: Path) -> None:
-                self._runs.download(_run_id(found), part, destination)
+                self._runs.download(_run_id(registered), part, destination)
 
-            place = into / manifest_export.folder_name(version, manifest)
-            return staging.stage(place, manifest, parts, download, self._signing_key)
+            destination = into / manifest_export.folder_name(version, manifest)
+            return staging.stage(destination, manifest, parts, download, self._signing_key)
 
     def promote(self, version: int) -> None:
         with self._translate_errors(f"promoting version {version}"):
@@ -128,7 +128,7 @@ class MlflowRegistry:
             self._client.delete_registered_model_alias(self._name, "challenger")
 
     def _operator(self) -> str:
-        """Empty: no operator ever promoted."""
+        """Return the tag of the last promotion by an operator, empty when there was none."""
         with suppress(SnapshotNotFound), self._translate_errors("asking for the champion"):
             return str(self._client.get_registered_model(self._name).tags.get(OPERATOR_TAG, ""))
         return ""
@@ -168,20 +168,20 @@ class MlflowRegistry:
         return number
 
     def _check_won(self, created: "ModelVersion", parent: int) -> None:
-        """Raises SnapshotStale when somebody else's version stands between the parent and ours."""
+        """Raise SnapshotStale when another publisher's version lies between the parent and ours."""
         for rival in self._all_versions():
             is_between = parent < int(rival.version) < int(created.version)
             if not is_between or rival.run_id == created.run_id:  # ours: a retried request created it twice
                 continue
             if READY_TAG in rival.tags and not self._is_readable(rival):
-                continue  # damaged since; the publisher went on from one before it
+                continue  # damaged since then; the publisher continued from an earlier one
             age_ms = abs(created.creation_timestamp - rival.creation_timestamp)  # clocks may go back
             if READY_TAG in rival.tags or age_ms < self._abandoned_ms:
                 raise SnapshotStale(f"version {rival.version} was published since {parent}; resume from it")
             self._client.delete_model_version(self._name, str(rival.version))
 
     def _mark_ready(self, version: int) -> None:
-        """Raises SnapshotStale when somebody took this version for abandoned meanwhile."""
+        """Make the version visible. Raises SnapshotStale when another publisher took it for abandoned meanwhile."""
         try:
             with self._translate_errors(f"finishing version {version}"):
                 self._client.set_model_version_tag(self._name, str(version), READY_TAG, "true")
@@ -197,15 +197,17 @@ class MlflowRegistry:
         from mlflow.exceptions import MlflowException
 
         drafter, target = self._pair
-        told = f"Snapshots of {drafter} drafting for {target}. `champion` serves, `challenger` waits for judgement."
+        description = (
+            f"Snapshots of {drafter} drafting for {target}. `champion` serves, `challenger` waits for judgement."
+        )
         try:
-            self._client.create_registered_model(self._name, description=told)
+            self._client.create_registered_model(self._name, description=description)
         except MlflowException as exc:
             if exc.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
 
     def _prune(self) -> None:
-        """Resume parts are large; only the newest are ever read."""
+        """Remove old resume parts: they are large, and only the newest are ever read."""
         for old in self._readable_versions()[: -self._keep_resume]:
             if "resume" in bundle.parts_of(_manifest_of(old)) and old.tags.get("resume") != "removed":
                 self._runs.remove(_run_id(old), "resume")
@@ -216,34 +218,34 @@ class MlflowRegistry:
         return versions[-1] if versions else None
 
     def _get(self, version: int) -> "ModelVersion":
-        """A ready version. Raises SnapshotNotFound."""
-        found = self._client.get_model_version(self._name, str(version))
-        if READY_TAG not in found.tags:
+        """Return a ready version. Raises SnapshotNotFound."""
+        registered = self._client.get_model_version(self._name, str(version))
+        if READY_TAG not in registered.tags:
             raise SnapshotNotFound(f"version {version} of {self._name} is still being published")
-        return found
+        return registered
 
     def _readable_versions(self) -> "list[ModelVersion]":
-        """Those that are ready and can be read, oldest first."""
-        return [found for found in self._all_versions() if READY_TAG in found.tags and self._is_readable(found)]
+        """Return the ready versions with a readable manifest, oldest first."""
+        return [each for each in self._all_versions() if READY_TAG in each.tags and self._is_readable(each)]
 
-    def _is_readable(self, found: "ModelVersion") -> bool:
+    def _is_readable(self, version: "ModelVersion") -> bool:
         try:
-            _manifest_of(found)
+            _manifest_of(version)
         except SnapshotCorrupt as exc:
-            self._damaged.report(int(found.version), exc)
+            self._damaged.report(int(version.version), exc)
             return False
         return True
 
     def _all_versions(self) -> "list[ModelVersion]":
-        """The unready too, oldest first."""
-        found: list[ModelVersion] = []
+        """Return all versions, unready ones too, oldest first."""
+        versions: list[ModelVersion] = []
         token = None
         while True:
             page = self._client.search_model_versions(f"name='{self._name}'", page_token=token)
-            found.extend(page)
+            versions.extend(page)
             token = page.token
             if not token:
-                return sorted(found, key=lambda version: int(version.version))
+                return sorted(versions, key=lambda version: int(version.version))
 
     def _aliases(self) -> dict[str, int]:
         with suppress(SnapshotNotFound), self._translate_errors("reading aliases"):
@@ -251,13 +253,13 @@ class MlflowRegistry:
             return {name: int(version) for name, version in aliases.items()}
         return {}
 
-    def _snapshot_version(self, found: "ModelVersion", aliases: Mapping[str, int]) -> SnapshotVersion:
-        number = int(found.version)
+    def _snapshot_version(self, registered: "ModelVersion", aliases: Mapping[str, int]) -> SnapshotVersion:
+        number = int(registered.version)
         names = tuple(sorted(alias for alias, version in aliases.items() if version == number))
-        return SnapshotVersion(number, _manifest_of(found), names, found.creation_timestamp)
+        return SnapshotVersion(number, _manifest_of(registered), names, registered.creation_timestamp)
 
-    def _translate_errors(self, doing: str) -> AbstractContextManager[None]:
-        return translate_errors(self._url, doing)
+    def _translate_errors(self, action: str) -> AbstractContextManager[None]:
+        return translate_errors(self._url, action)
 
 
 def _manifest_of(version: Any) -> Manifest:

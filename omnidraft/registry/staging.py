@@ -1,4 +1,4 @@
-"""What every registry does with a snapshot folder, wherever it keeps it: check it coming in, stage it going out."""
+"""Checks of published snapshots and staging of fetched ones, which all registries share."""
 
 import logging
 import shutil
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class DamagedVersions:
-    """Versions whose manifests cannot be read: left out wherever versions are listed, and told once each."""
+    """Versions with unreadable manifests, which are left out of every list and logged once each."""
 
     def __init__(self) -> None:
         self._reported: set[int] = set()
@@ -33,7 +33,7 @@ class DamagedVersions:
 
 
 def check_incoming(folder: Path, drafter: str, target: str, signing_key: str | None) -> Manifest:
-    """The manifest of a whole, intact snapshot of this pair, signed where there is a key.
+    """Return the manifest of a complete, intact snapshot of this pair, signed when there is a key.
 
     Raises:
         SnapshotCorrupt: a file does not match the manifest, or the manifest its signature.
@@ -50,20 +50,20 @@ def check_incoming(folder: Path, drafter: str, target: str, signing_key: str | N
 
 
 def is_published(newest: SnapshotVersion, manifest: Manifest) -> bool:
-    """Whether this very snapshot is the newest version. One that is signed now and was not then is another."""
+    """Return whether this snapshot is the newest version. One that is signed now and was not then is a new one."""
     known = newest.manifest
     return (known.snapshot_id, known.signature) == (manifest.snapshot_id, manifest.signature)
 
 
 def check_parent(newest: SnapshotVersion | None, parent: int | None) -> None:
-    """Raises SnapshotStale unless `parent` is the newest version."""
+    """Raise SnapshotStale unless `parent` is the newest version."""
     actual = newest.version if newest else None
     if actual != parent:
         raise SnapshotStale(f"the newest version is {actual}, the publisher knows {parent}; resume from {actual}")
 
 
 def pick(versions: Sequence[SnapshotVersion], name: str) -> SnapshotVersion:
-    """By alias, `latest` or number. Raises SnapshotNotFound."""
+    """Return the version of this alias or number, or the `latest`. Raises SnapshotNotFound."""
     if name == "latest" and versions:
         return versions[-1]
     for version in versions:
@@ -79,14 +79,13 @@ def stage(
     download: Callable[[str, Path], None],
     signing_key: str | None,
 ) -> Path:
-    """A local snapshot folder with these parts at `place`; parts that are there and intact are kept.
+    """Make a local snapshot folder with these parts at `destination`; parts that are there and intact are kept.
 
     Args:
         download: puts a part's folder into a folder.
 
     Raises:
-        SnapshotCorrupt: the manifest lacks the signature of this key, or what was downloaded does not match it; nothing
-            of it stays.
+        SnapshotCorrupt: the manifest lacks the signature of this key, or a download does not match it and is deleted.
     """
     require_signature(manifest, signing_key)
     destination.parent.mkdir(parents=True, exist_ok=True)

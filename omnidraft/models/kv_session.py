@@ -1,4 +1,4 @@
-"""A drafter's session over any store of keys: which rows to compute, and which keys of branches to take over.
+"""A drafter's session over any KV store: it decides which rows to compute and which keys of branches to reuse.
 
 Shapes: R new rows, V vocabulary, H hidden size.
 """
@@ -13,43 +13,43 @@ from omnidraft.models.acceptance_head import AcceptanceHead
 from omnidraft.ports import AcceptanceFn
 
 ROOT = -1
-"""Parent of a branch that stands directly behind the text."""
+"""Parent of a branch that directly follows the text."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardRequest:
-    """Rows of one text that somebody wants computed."""
+    """A request to compute rows of one text."""
 
     length: int
-    """Ids of the text before them, whose keys are there."""
+    """Number of ids of the text before the rows, whose keys are stored."""
     parents: Sequence[int] | None
-    """Of all nodes of a tree behind these, `ids` being the last of them; node n lies in slot `length + n`, and the keys
-    of the nodes before `ids` are there. None: a chain, of which only the last logits are wanted."""
+    """Parents of all nodes of a tree behind these, of which `ids` are the last; node n is in slot `length + n`, and the
+    keys of the nodes before `ids` are stored. None: a chain, of which only the last logits are needed."""
     ids: Sequence[int]
 
 
 ForwardSteps = Generator[ForwardRequest, torch.Tensor, torch.Tensor]
-"""Yields at most once what it wants computed, is sent the logits [R, V], and returns those that were asked for."""
+"""Yields at most one request, is sent its logits [R, V], and returns the logits that its caller needs."""
 
 
 class KvBackend(Protocol):
-    """Keys and values of one text; the row of id number n goes to slot n."""
+    """Keys and values of one text; id number n uses slot n."""
 
     hidden_RH: torch.Tensor
     """float32, the normed last hidden states behind the logits of the last call; read by sessions with a head only."""
 
-    def compute(self, wanted: ForwardRequest) -> torch.Tensor:
-        """Logits float32 of the last of a chain [1, V], or of the last R nodes of a tree [R, V]."""
+    def compute(self, request: ForwardRequest) -> torch.Tensor:
+        """Return the logits float32 [1, V] after the last id of a chain, or [R, V] after the last R nodes of a tree."""
 
     def move(self, sources: Sequence[int], start: int) -> None:
-        """Keys of these slots, ascending, go to `start`, `start + 1`, ... , which is never to a later slot."""
+        """Move the keys of these ascending slots to `start`, `start + 1`, ..., which is never a later slot."""
 
 
 class BranchingSession:
     """Implements ports.DraftSession."""
 
-    def __init__(self, rows: KvBackend, head: AcceptanceHead | None = None) -> None:
-        self.backend = rows
+    def __init__(self, backend: KvBackend, head: AcceptanceHead | None = None) -> None:
+        self.backend = backend
         self._head = head
         self._length = 0
         self._last_hidden_RH: Sequence[torch.Tensor] = ()
@@ -64,18 +64,18 @@ class BranchingSession:
         return _run_single(self.branch_steps(ids, parents), self.backend.compute)
 
     def advance_steps(self, keep: int, ids: Sequence[int]) -> ForwardSteps:
-        """`advance`, with somebody else who computes."""
+        """Run `advance` as steps, so that the caller can batch the computation."""
         path = self._matching_path(ids) if keep == self._length else []
         self.backend.move([keep + node for node in path], keep)
-        rest = ids[len(path) :]
-        logits_V = (yield ForwardRequest(keep + len(path), None, rest))[0] if rest else self._logits[path[-1]]
-        self._last_hidden_RH = self._new_hidden() if rest else self._hidden[path[-1] : path[-1] + 1]
+        new_ids = ids[len(path) :]
+        logits_V = (yield ForwardRequest(keep + len(path), None, new_ids))[0] if new_ids else self._logits[path[-1]]
+        self._last_hidden_RH = self._new_hidden() if new_ids else self._hidden[path[-1] : path[-1] + 1]
         self._length = keep + len(ids)
         self._clear_branches()
         return logits_V
 
     def branch_steps(self, ids: Sequence[int], parents: Sequence[int]) -> ForwardSteps:
-        """`branch`, with somebody else who computes."""
+        """Run `branch` as steps, so that the caller can batch the computation."""
         logits_RV = yield ForwardRequest(self._length, [*self._parents, *parents], ids)
         self._parents += parents
         self._ids += ids
@@ -100,7 +100,7 @@ class BranchingSession:
         self._hidden: list[torch.Tensor] = []
 
     def _matching_path(self, ids: Sequence[int]) -> list[int]:
-        """The branches that these ids run along, one after the other, as far as they go."""
+        """Return the path of branches that spells these ids, as far as there is one."""
         path: list[int] = []
         for token in ids:
             siblings = zip(self._parents, self._ids, strict=True)
@@ -118,21 +118,22 @@ def _run_single(steps: ForwardSteps, compute: Callable[[ForwardRequest], torch.T
     except StopIteration as done:
         returned: torch.Tensor = done.value
         return returned
-    raise AssertionError("steps go on behind their only request")
+    raise AssertionError("steps yielded a second request")
 
 
 def run_batched(
     all_steps: Sequence[ForwardSteps], compute: Callable[[Sequence[tuple[int, ForwardRequest]]], Sequence[torch.Tensor]]
 ) -> list[torch.Tensor]:
-    """What each of these returns; `compute` gets all that they want, with its place in the sequence, at once."""
+    """Run all steps with one call of `compute`, which gets every request with the index of its steps; return their
+    results."""
     returned: dict[int, torch.Tensor] = {}
-    wanted: list[tuple[int, ForwardRequest]] = []
+    requests: list[tuple[int, ForwardRequest]] = []
     for number, steps in enumerate(all_steps):
         try:
-            wanted.append((number, next(steps)))
+            requests.append((number, next(steps)))
         except StopIteration as done:
             returned[number] = done.value
-    for (number, _), logits_RV in zip(wanted, compute(wanted) if wanted else (), strict=True):
+    for (number, _), logits_RV in zip(requests, compute(requests) if requests else (), strict=True):
         try:
             all_steps[number].send(logits_RV)
         except StopIteration as done:

@@ -1,7 +1,7 @@
-"""What a tokenizer made from a GGUF file still lacks, put right in its `tokenizer.json`.
+"""Repair the `tokenizer.json` that transformers makes from a GGUF file.
 
 transformers rebuilds a tokenizer from vocabulary and merges, and knows most pre-tokenizers by the name in
-`tokenizer.ggml.pre`. What it does not do, and the repositories the models come from do:
+`tokenizer.ggml.pre`. It misses these parts of the original tokenizers:
 
 - `smollm`: digits stand alone before the byte-level split; else "2024" is cut where no merge was learned;
 - `qwen2`: text is normalised to NFC;
@@ -21,7 +21,7 @@ Json = dict[str, Any]
 
 
 def repair_tokenizer(tokenizer: Json, flavour: str, unused: Collection[str]) -> Json:
-    """The tokenizer as its makers publish it.
+    """Return the tokenizer as its authors publish it.
 
     Args:
         tokenizer: the content of `tokenizer.json`.
@@ -41,14 +41,14 @@ def repair_tokenizer(tokenizer: Json, flavour: str, unused: Collection[str]) -> 
 
 
 def repair_config(config: Json) -> Json:
-    """The content of `tokenizer_config.json`, for a folder that is loaded without the GGUF file."""
+    """Return the content of `tokenizer_config.json` for a folder that is loaded without the GGUF file."""
     kept = {key: value for key, value in config.items() if key not in ("is_local", "local_files_only")}
     return kept | {"tokenizer_class": GENERIC_CLASS}
 
 
 def _without(model: Json, unused: Collection[str]) -> Json:
-    gone = set(unused)
-    return model | {"vocab": {token: index for token, index in model["vocab"].items() if token not in gone}}
+    removed = set(unused)
+    return model | {"vocab": {token: index for token, index in model["vocab"].items() if token not in removed}}
 
 
 def _sequence(*steps: Json) -> Json:

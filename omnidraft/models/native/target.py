@@ -1,7 +1,7 @@
-"""A target of the Llama family whose passes are computed by native/kernels.cpp.
+"""A target of the Llama family whose passes run in native/kernels.cpp.
 
-What it says after a text depends on that text only, bit for bit: not on the tree it was part of, nor on how many ids a
-pass had. So both modes take the same trees at the same price; `self_test` proves it here.
+Its logits after a text depend on that text only, bit for bit: neither on the tree nor on the number of ids of the pass.
+So both modes take the same trees at the same cost, which `self_test` verifies here.
 Shapes: N nodes of the tree, V vocabulary.
 """
 
@@ -68,7 +68,7 @@ class _Session:
         self._num_kept = 0
 
     def prefill(self, ids: Sequence[int]) -> None:
-        """Keys for these ids."""
+        """Compute the keys of these ids."""
         self._backend.fill(0, ids)
         self._num_kept = len(ids)
 

@@ -11,7 +11,7 @@ from io import BytesIO
 import lz4.frame
 import zstandard
 
-MAX_DECOMPRESSED_BYTES = 32 << 20
+MAX_OUTPUT_BYTES = 32 << 20
 """Sixteen times the largest message that our writers send."""
 
 
@@ -29,27 +29,25 @@ def decompress(codec: int, packed: bytes) -> bytes:
         plain = _DECOMPRESSORS[codec](packed)
     except (zlib.error, RuntimeError, zstandard.ZstdError, MemoryError) as exc:
         raise DecompressionError(f"{_NAMES[codec]}: {exc}") from exc
-    if len(plain) > MAX_DECOMPRESSED_BYTES:
-        raise DecompressionError(
-            f"{_NAMES[codec]}: {len(packed):,} bytes unpack to more than {MAX_DECOMPRESSED_BYTES:,}"
-        )
+    if len(plain) > MAX_OUTPUT_BYTES:
+        raise DecompressionError(f"{_NAMES[codec]}: {len(packed):,} bytes unpack to more than {MAX_OUTPUT_BYTES:,}")
     return plain
 
 
 def _gzip(packed: bytes) -> bytes:
     """Decompress the first member and ignore what follows it, as Kafka's own clients do."""
-    return zlib.decompressobj(wbits=31).decompress(packed, MAX_DECOMPRESSED_BYTES + 1)
+    return zlib.decompressobj(wbits=31).decompress(packed, MAX_OUTPUT_BYTES + 1)
 
 
 def _lz4(packed: bytes) -> bytes:
-    plain: bytes = lz4.frame.LZ4FrameDecompressor().decompress(packed, max_length=MAX_DECOMPRESSED_BYTES + 1)
+    plain: bytes = lz4.frame.LZ4FrameDecompressor().decompress(packed, max_length=MAX_OUTPUT_BYTES + 1)
     return plain
 
 
 def _zstd(packed: bytes) -> bytes:
-    decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_DECOMPRESSED_BYTES)
+    decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_OUTPUT_BYTES)
     with decompressor.stream_reader(BytesIO(packed), read_across_frames=True) as reader:
-        return reader.read(MAX_DECOMPRESSED_BYTES + 1)
+        return reader.read(MAX_OUTPUT_BYTES + 1)
 
 
 _NAMES: Mapping[int, str] = {1: "gzip", 2: "snappy", 3: "lz4", 4: "zstd"}

@@ -146,7 +146,7 @@ class KafkaReader:
         self._assign(names)
         self._active_partitions: set[int] = set()
         """Partitions that returned records since the last check for gaps."""
-        self._last_gap_check_s = time.monotonic()
+        self._checked_s = time.monotonic()
         self.seek({})
 
     def partitions(self) -> tuple[int, ...]:
@@ -170,9 +170,7 @@ class KafkaReader:
 
     def poll(self, max_messages: int, timeout_s: float) -> Polled:
         self._read_added_partitions()
-        if time.monotonic() - self._last_gap_check_s > self._timeout_s and (
-            gap := self._skip_gap(self._idle_partitions())
-        ):
+        if time.monotonic() - self._checked_s > self._timeout_s and (gap := self._skip_gap(self._idle_partitions())):
             return gap
         try:
             with translate_errors(f"polling {self._topic}", self._servers):
@@ -211,11 +209,7 @@ class KafkaReader:
         Raises:
             BusError: the broker is gone, which the client reports as an empty poll.
         """
-        firsts, ends, self._last_gap_check_s = (
-            self._first_offsets(self._partitions),
-            self.end_offsets(),
-            time.monotonic(),
-        )
+        firsts, ends, self._checked_s = self._first_offsets(self._partitions), self.end_offsets(), time.monotonic()
         for partition in partitions:
             position = self._position(partition)
             if position is not None and firsts[partition] <= position < ends[partition]:

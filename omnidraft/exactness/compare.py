@@ -114,9 +114,9 @@ class TextComparer:
         problem = None
         if not difference <= self._rounding:
             problem = f"the logits are {difference:.3g} apart, rounding explains {self._rounding:.3g}"
-        for name, drawn in (("plain decoding", theirs), ("speculation", ours)):
-            if (own := _expected_token(request, answer, drawn)) != drawn.token:
-                problem = f"{name} drew token {drawn.token}, its logits and noise give {own}"
+        for name, traced in (("plain decoding", theirs), ("speculation", ours)):
+            if (expected := _expected_token(request, answer, traced)) != traced.token:
+                problem = f"{name} drew token {traced.token}, its logits and noise give {expected}"
         return Difference(index, theirs.token, ours.token, difference, problem)
 
     def _continuation(self, request: Request, answer: Sequence[int]) -> Request:
@@ -136,9 +136,9 @@ def _is_over(request: Request, answer: Sequence[int]) -> bool:
     return answer[-1] in request.stop_ids or len(answer) == request.max_new_tokens
 
 
-def _expected_token(request: Request, answer: Sequence[int], drawn: TracedToken) -> int:
+def _expected_token(request: Request, answer: Sequence[int], traced: TracedToken) -> int:
     """Return the token that the noise draws from these logits after this answer."""
-    logits_V = drawn.logits_V.float().cpu().numpy()
+    logits_V = traced.logits_V.float().cpu().numpy()
     noise = SeededNoise(request.seed, request.choice, len(logits_V))
     return noise.draw(*token_probabilities(request, answer, logits_V), len(request.prompt_ids) + len(answer))
 

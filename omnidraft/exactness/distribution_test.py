@@ -54,7 +54,7 @@ def total_variation(p: Mapping[Cell, float], counts: Mapping[Cell, int], num_sam
     return (difference + abs(rest)) / 2
 
 
-def total_variation_limit(p: Mapping[Cell, float], num_samples: int, odds: float = FALSE_ALARM_PROBABILITY) -> float:
+def tv_limit(p: Mapping[Cell, float], num_samples: int, odds: float = FALSE_ALARM_PROBABILITY) -> float:
     """Return a limit that samples of these cells and the rest exceed with probability `odds` at most."""
     cells = [*p.values(), max(0.0, 1 - math.fsum(p.values()))]
     n, x = num_samples, -math.log(odds)

@@ -16,13 +16,7 @@ import torch
 from omnidraft.decode.loop import Decoder
 from omnidraft.exactness.caching_target import CachingProposer, CachingTarget
 from omnidraft.exactness.compare import token_probabilities
-from omnidraft.exactness.distribution_test import (
-    MIN_EXPECTED,
-    Cell,
-    DistributionTest,
-    total_variation,
-    total_variation_limit,
-)
+from omnidraft.exactness.distribution_test import MIN_EXPECTED, Cell, DistributionTest, total_variation, tv_limit
 from omnidraft.exactness.rounding import logit_difference
 from omnidraft.ports import DraftTree, Proposer, Request
 
@@ -30,8 +24,8 @@ MAX_FIRST_TOKENS = 6
 
 
 @dataclass(frozen=True, slots=True)
-class _ExpectedDistribution:
-    """The probabilities after one text."""
+class _Reference:
+    """The reference probabilities after one text."""
 
     p_V: np.ndarray
     """Probabilities of plain decoding."""
@@ -74,7 +68,7 @@ class SamplingTest:
         ]
 
     def _samples(
-        self, request: Request, num_samples: int, continued: Sequence[int], advance: Callable[[], None]
+        self, request: Request, num_samples: int, continued: Sequence[int], on_progress: Callable[[], None]
     ) -> Iterator[Cell]:
         """Yield the first two tokens of each seed; only the first where it is not continued, or ends the text."""
         proposer = CachingProposer(self._proposer)
@@ -84,7 +78,7 @@ class SamplingTest:
                 ids += step.emitted
                 if len(ids) >= 2 or ids[0] not in continued:
                     break
-            advance()
+            on_progress()
             yield ids[:2] if ids[0] in continued else ids[:1]
 
     def _plain_logits(self, request: Request, ids: Sequence[int]) -> torch.Tensor:
@@ -96,7 +90,7 @@ class SamplingTest:
             session.keep((0,))
         return rows[-1]
 
-    def _expected(self, request: Request, ids: Sequence[int]) -> _ExpectedDistribution:
+    def _expected(self, request: Request, ids: Sequence[int]) -> _Reference:
         plain_V = self._plain_logits(request, ids)
         p_V, rounding, difference = _probabilities(request, ids, plain_V), 0.0, 0.0
         possible_V = p_V > 0
@@ -105,7 +99,7 @@ class SamplingTest:
             possible_V |= other_V > 0
             rounding = max(rounding, float(np.abs(p_V - other_V).sum() / 2))
             difference = max(difference, logit_difference(row_V, plain_V))
-        return _ExpectedDistribution(p_V, possible_V, rounding, difference)
+        return _Reference(p_V, possible_V, rounding, difference)
 
 
 def _shortened(request: Request) -> Request:
@@ -134,12 +128,7 @@ def _likeliest(p_V: np.ndarray, request: Request) -> list[int]:
 
 
 def _distribution(
-    position: int,
-    expected: Mapping[Cell, _ExpectedDistribution],
-    counts: Counter[Cell],
-    num_samples: int,
-    *,
-    logit_limit: float,
+    position: int, expected: Mapping[Cell, _Reference], counts: Counter[Cell], num_samples: int, *, logit_limit: float
 ) -> DistributionTest:
     before = {ids: each for ids, each in expected.items() if len(ids) < position}
     p = _cells(position, expected, MIN_EXPECTED / num_samples)
@@ -152,7 +141,7 @@ def _distribution(
         samples=num_samples,
         cells=len(p) + 1,
         tv=total_variation(p, prefix_counts, num_samples),
-        tv_limit=min(1.0, total_variation_limit(p, num_samples) + rounding),
+        tv_limit=min(1.0, tv_limit(p, num_samples) + rounding),
         rounding=min(1.0, rounding),
         impossible=sum(count for ids, count in prefix_counts.items() if not _is_possible(ids, before)),
         logit_difference=max(each.logit_difference for each in before.values()),
@@ -160,7 +149,7 @@ def _distribution(
     )
 
 
-def _cells(position: int, expected: Mapping[Cell, _ExpectedDistribution], least: float) -> dict[Cell, float]:
+def _cells(position: int, expected: Mapping[Cell, _Reference], least: float) -> dict[Cell, float]:
     """Return the cells of this position with at least this probability."""
     first_V = expected[()].p_V
     if position == 1:
@@ -172,6 +161,6 @@ def _cells(position: int, expected: Mapping[Cell, _ExpectedDistribution], least:
     return cells
 
 
-def _is_possible(ids: Cell, before: Mapping[Cell, _ExpectedDistribution]) -> bool:
+def _is_possible(ids: Cell, before: Mapping[Cell, _Reference]) -> bool:
     """Return whether some pass gives these tokens any probability, where it is known."""
     return all(ids[:at] not in before or before[ids[:at]].possible_V[token] for at, token in enumerate(ids))

@@ -52,7 +52,7 @@ class BranchingSession:
         self.backend = backend
         self._head = head
         self._length = 0
-        self._last_hidden_RH: Sequence[torch.Tensor] = ()
+        self._state_RH: Sequence[torch.Tensor] = ()
         self._clear_branches()
 
     def advance(self, keep: int, ids: Sequence[int]) -> torch.Tensor:
@@ -69,7 +69,7 @@ class BranchingSession:
         self.backend.move([keep + node for node in path], keep)
         new_ids = ids[len(path) :]
         logits_V = (yield ForwardRequest(keep + len(path), None, new_ids))[0] if new_ids else self._logits[path[-1]]
-        self._last_hidden_RH = self._new_hidden() if new_ids else self._hidden[path[-1] : path[-1] + 1]
+        self._state_RH = self._new_hidden() if new_ids else self._hidden[path[-1] : path[-1] + 1]
         self._length = keep + len(ids)
         self._clear_branches()
         return logits_V
@@ -80,15 +80,13 @@ class BranchingSession:
         self._parents += parents
         self._ids += ids
         self._logits += logits_RV
-        self._last_hidden_RH = self._new_hidden()
-        self._hidden += self._last_hidden_RH
+        self._state_RH = self._new_hidden()
+        self._hidden += self._state_RH
         return logits_RV
 
     def acceptance_probabilities(self) -> Sequence[AcceptanceFn] | None:
         """See ports.DraftSession."""
-        return (
-            None if self._head is None else self._head.acceptance_probabilities(torch.stack(list(self._last_hidden_RH)))
-        )
+        return None if self._head is None else self._head.acceptance_probabilities(torch.stack(list(self._state_RH)))
 
     def _new_hidden(self) -> Sequence[torch.Tensor]:
         return () if self._head is None else list(self.backend.hidden_RH)

@@ -42,8 +42,8 @@ def repair_tokenizer(tokenizer: Json, flavour: str, unused: Collection[str]) -> 
 
 def repair_config(config: Json) -> Json:
     """Return the content of `tokenizer_config.json` for a folder that is loaded without the GGUF file."""
-    kept = {key: value for key, value in config.items() if key not in ("is_local", "local_files_only")}
-    return kept | {"tokenizer_class": GENERIC_CLASS}
+    saved = {key: value for key, value in config.items() if key not in ("is_local", "local_files_only")}
+    return saved | {"tokenizer_class": GENERIC_CLASS}
 
 
 def _without(model: Json, unused: Collection[str]) -> Json:

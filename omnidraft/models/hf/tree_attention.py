@@ -70,5 +70,5 @@ def tree_visibility(parents: Sequence[int], start: int) -> tuple[torch.Tensor, t
     for row in range(1, rows):
         depths[row] = depths[parents[row]] + 1
         sees_SS[row] |= sees_SS[parents[row]]
-    kept = torch.ones(rows, start, dtype=torch.bool)
-    return start + torch.tensor(depths), torch.cat([kept, sees_SS], dim=1)
+    prefix = torch.ones(rows, start, dtype=torch.bool)
+    return start + torch.tensor(depths), torch.cat([prefix, sees_SS], dim=1)

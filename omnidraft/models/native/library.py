@@ -26,7 +26,8 @@ class ModelStruct(Structure):
     """Sizes and addresses of all weights."""
 
     _fields_ = [
-        *((name, c_int) for name in ("kind", "layers", "hidden", "queries", "keys", "head_size", "mlp", "vocabulary")),
+        *((name, c_int) for name in ("kind", "num_layers", "hidden", "num_query_heads", "num_key_heads")),
+        *((name, c_int) for name in ("head_size", "mlp", "vocabulary")),
         ("eps", c_float),
         ("scaling", c_float),
         ("layer", POINTER(LayerStruct)),

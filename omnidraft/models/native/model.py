@@ -47,7 +47,9 @@ class NativeLlama:
     def slots(self, capacity: int) -> torch.Tensor:
         """Return empty keys and values [L, 2, K, C * D]; the keys of eight slots are interleaved."""
         sizes = self._weights.struct
-        return torch.zeros(sizes.layers, 2, sizes.keys, capacity * sizes.head_size, dtype=self._weights.kv_dtype)
+        return torch.zeros(
+            sizes.num_layers, 2, sizes.num_key_heads, capacity * sizes.head_size, dtype=self._weights.kv_dtype
+        )
 
     def scratch(self, capacity: int, threads: int) -> torch.Tensor:
         """Return the scratch memory of a pass of any number of rows."""
@@ -119,17 +121,15 @@ class PassSegment:
         )
 
 
-def compute_batch(
-    model: NativeLlama, requests: Sequence[tuple["NativeKvBackend", ForwardRequest]]
-) -> list[torch.Tensor]:
+def compute_batch(model: NativeLlama, batch: Sequence[tuple["NativeKvBackend", ForwardRequest]]) -> list[torch.Tensor]:
     """Compute one request of each of these different texts in as few passes as possible."""
-    segments = [backend.final_segment(request) for backend, request in requests]
+    segments = [backend.final_segment(request) for backend, request in batch]
     logits: list[torch.Tensor] = []
     while segments:
         num_rows = list(accumulate(len(segment.ids) for segment in segments))
-        batch = segments[: max(bisect_right(num_rows, _MAX_ROWS), 1)]
-        logits += _compute_pass(model, batch)
-        segments = segments[len(batch) :]
+        group = segments[: max(bisect_right(num_rows, _MAX_ROWS), 1)]
+        logits += _compute_pass(model, group)
+        segments = segments[len(group) :]
     return logits
 
 

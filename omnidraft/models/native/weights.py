@@ -72,10 +72,10 @@ class PackedLlama:
         cos_CD, sin_CD = _rope(model)
         return native.ModelStruct(
             kind=self._kind,
-            layers=len(self._layers),
+            num_layers=len(self._layers),
             hidden=config.hidden_size,
-            queries=config.num_attention_heads,
-            keys=config.num_key_value_heads,
+            num_query_heads=config.num_attention_heads,
+            num_key_heads=config.num_key_value_heads,
             head_size=attention.head_dim,
             mlp=config.intermediate_size,
             vocabulary=config.vocab_size,

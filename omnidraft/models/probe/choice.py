@@ -84,7 +84,7 @@ def _torch_products(home: Path) -> TorchProducts:
         os.environ[ISA_VARIABLE] = isa
         logger.warning(
             "torch's matrix products %s; here oneDNN is kept to %s (%s), which is slower",
-            describe_refused(refused, "with "),
+            refusals(refused, "with "),
             isa,
             ISA_VARIABLE,
         )
@@ -129,16 +129,14 @@ def _kernels(home: Path, variant: str, formats: tuple[str, ...], _compiler: str 
         if outcome.fault is None:
             if refused:
                 logger.warning(
-                    "our kernels compiled as %s, which may be slower: %s",
-                    name,
-                    describe_refused(refused, "compiled as "),
+                    "our kernels compiled as %s, which may be slower: %s", name, refusals(refused, "compiled as ")
                 )
             return Kernels(name, library, outcome.seconds, tuple(refused))
         refused.append((name, outcome.fault))
-    raise KernelsUnavailable(f"our kernels do not work on this processor: {describe_refused(refused, 'compiled as ')}")
+    raise KernelsUnavailable(f"our kernels do not work on this processor: {refusals(refused, 'compiled as ')}")
 
 
-def describe_refused(refused: Iterable[tuple[str, str]], prefix: str = "") -> str:
+def refusals(refused: Iterable[tuple[str, str]], prefix: str = "") -> str:
     """Return one line with the name and the problem of each refused implementation."""
     return ", ".join(f"{prefix}{name}: {problem}" for name, problem in refused)
 

@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from omnidraft.exactness.distribution_test import Cell, total_variation, total_variation_limit
+from omnidraft.exactness.distribution_test import Cell, total_variation, tv_limit
 
 LAWS = {
     "one cell": np.array([1.0]),
@@ -28,7 +28,7 @@ def test_honest_samples_stay_below_the_limit(name: str, num_samples: int) -> Non
     p_C = LAWS[name]
     counts_MC = np.random.default_rng(0).multinomial(num_samples, p_C, size=10_000)
     tv_M = np.abs(counts_MC / num_samples - p_C).sum(axis=1) / 2
-    allowed = total_variation_limit(cells(p_C), num_samples)
+    allowed = tv_limit(cells(p_C), num_samples)
     assert tv_M.max() <= allowed
     assert allowed <= 3.5 * tv_M.max() + 15 / num_samples
 
@@ -46,7 +46,7 @@ def test_a_law_that_is_off_by_a_quarter_is_found_with_a_thousand_samples_of_a_zi
     other_C = p_C.copy()
     other_C[0] += 0.25
     other_C[1:] *= (1 - other_C[0]) / other_C[1:].sum()
-    allowed = total_variation_limit(cells(p_C), 1000)
+    allowed = tv_limit(cells(p_C), 1000)
     for counts_C in np.random.default_rng(1).multinomial(1000, other_C, size=100):
         counts = Counter({(index,): int(count) for index, count in enumerate(counts_C)})
         assert total_variation(cells(p_C), counts, 1000) > allowed
@@ -54,8 +54,4 @@ def test_a_law_that_is_off_by_a_quarter_is_found_with_a_thousand_samples_of_a_zi
 
 def test_lower_odds_and_fewer_samples_allow_more() -> None:
     p = cells(LAWS["zipf"])
-    assert (
-        total_variation_limit(p, 1000, 1e-9)
-        > total_variation_limit(p, 1000, 1e-6)
-        > total_variation_limit(p, 4000, 1e-6)
-    )
+    assert tv_limit(p, 1000, 1e-9) > tv_limit(p, 1000, 1e-6) > tv_limit(p, 4000, 1e-6)

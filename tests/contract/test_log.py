@@ -1,4 +1,4 @@
-"""What every log promises to its writers and readers, over memory, SQLite (encrypted too) and a real Kafka broker."""
+"""The contract of every log, over memory, SQLite (encrypted too) and a real Kafka broker."""
 
 import time
 import uuid

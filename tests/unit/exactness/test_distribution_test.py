@@ -1,4 +1,4 @@
-"""What the statistics promise: honest samples pass at any shape of the law, others do not; every odds is stated."""
+"""Samples of the distribution pass at any shape, others do not; every error probability is stated."""
 
 from collections import Counter
 
@@ -40,8 +40,8 @@ def test_the_distance_counts_cells_that_were_not_expected() -> None:
     assert total_variation(p, Counter({(3,): 100}), 100) == pytest.approx(0.75)
 
 
-def test_a_law_that_is_off_by_a_quarter_is_found_with_a_thousand_samples_of_a_zipf_law() -> None:
-    """Another law at total variation 0.25 shows in 100 of 100 experiments (each misses with odds below 1e-3)."""
+def test_a_distribution_off_by_a_quarter_is_detected_with_a_thousand_samples() -> None:
+    """A Zipf distribution at total variation 0.25 fails in 100 of 100 experiments (each misses with p below 1e-3)."""
     p_C = LAWS["zipf"]
     other_C = p_C.copy()
     other_C[0] += 0.25

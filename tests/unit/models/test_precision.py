@@ -1,4 +1,4 @@
-"""Number formats: close to float32 and smaller; packed layers compute every row by itself, with equal bits in
+"""Number formats: close to float32, and smaller; packed layers compute every row by itself, with equal bits in
 reproducible mode."""
 
 import copy

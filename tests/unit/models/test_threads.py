@@ -1,4 +1,4 @@
-"""What is loaded apart leaves no thread behind and does not change how the caller computes."""
+"""Loading in another thread leaves no thread behind and does not change how the caller computes."""
 
 import os
 import subprocess
@@ -88,7 +88,7 @@ def test_beside_decoding_it_computes_with_one_thread_and_rests() -> None:
 
 
 def test_a_thread_that_first_computes_during_a_load_computes_as_usual() -> None:
-    """As the one that decodes does, when its first request comes while the champion is loaded."""
+    """Start a thread that computes, like the decoding thread whose first request comes while the champion is loaded."""
     env = os.environ | {"OMP_NUM_THREADS": "2"}
     run = subprocess.run([sys.executable, "-c", FIRST_MEANWHILE], env=env, capture_output=True, text=True, check=True)
     assert run.stdout.split() == ["1", "2", "2", "2"]

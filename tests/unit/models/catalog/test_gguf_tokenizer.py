@@ -1,4 +1,4 @@
-"""What a converted tokenizer lacks is put right, and nothing else is touched."""
+"""The repair of a converted tokenizer adds the missing parts and changes nothing else."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the yardsticks promise: transformers' own answers, whoever assists, and passes that add up to them."""
+"""The baselines give transformers' own answers with any assistant, and their passes add up to the answers."""
 
 from pathlib import Path
 

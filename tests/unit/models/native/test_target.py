@@ -1,4 +1,4 @@
-"""The native target: what transformers says, and the same bits however a text was drafted."""
+"""The native target gives the logits of transformers, and the same bits however a text was drafted."""
 
 import copy
 from functools import lru_cache

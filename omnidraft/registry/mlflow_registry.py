@@ -197,11 +197,9 @@ class MlflowRegistry:
         from mlflow.exceptions import MlflowException
 
         drafter, target = self._pair
-        description = (
-            f"Snapshots of {drafter} drafting for {target}. `champion` serves, `challenger` waits for judgement."
-        )
+        text = f"Snapshots of {drafter} drafting for {target}. `champion` serves, `challenger` waits for judgement."
         try:
-            self._client.create_registered_model(self._name, description=description)
+            self._client.create_registered_model(self._name, description=text)
         except MlflowException as exc:
             if exc.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise

@@ -47,9 +47,8 @@ class NativeLlama:
     def slots(self, capacity: int) -> torch.Tensor:
         """Return empty keys and values [L, 2, K, C * D]; the keys of eight slots are interleaved."""
         sizes = self._weights.struct
-        return torch.zeros(
-            sizes.num_layers, 2, sizes.num_key_heads, capacity * sizes.head_size, dtype=self._weights.kv_dtype
-        )
+        shape = (sizes.num_layers, 2, sizes.num_key_heads, capacity * sizes.head_size)
+        return torch.zeros(shape, dtype=self._weights.kv_dtype)
 
     def scratch(self, capacity: int, threads: int) -> torch.Tensor:
         """Return the scratch memory of a pass of any number of rows."""

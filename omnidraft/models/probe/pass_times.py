@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 
 TOKENS_OF_ROWS = {1: 1.0, 5: 2.7, 8: 3.2, 16: 3.4}
-"""Tokens that a pass over so many rows emits: chains of an untrained drafter on GSM8K (algorithms.md, section 3)."""
+"""Tokens that a pass over so many rows emits: chains of an untrained drafter on GSM8K (algorithms.md, section 10)."""
 _BUDGET_S = 0.3
 """Time budget for each format and number of rows, besides a first pass for warm-up."""
 _MAX_PASSES = 20

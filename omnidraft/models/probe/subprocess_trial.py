@@ -58,7 +58,7 @@ def run_once(
 
     Args:
         command: a program whose standard output is one JSON object a line, as `report_part` and `report_wrong` write.
-        what: names the trial in log messages and errors.
+        name: names the trial in log messages and errors.
         home: outcomes are cached in a folder of it, as far as it can be written.
         depends_on: everything the outcome depends on besides command and processor.
         environ: variables of the trial's process beside those of this one.

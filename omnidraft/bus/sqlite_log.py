@@ -3,7 +3,7 @@
 An append is one transaction and on disk when it returns. Offsets of a partition are gapless: they are assigned inside
 that transaction, under SQLite's single write lock, and never twice. A writer with a retention deletes expired messages,
 some at a time, in the transaction of each append; their bytes are overwritten.
-Cells that were not written by us are read as their bytes; whoever decodes messages judges them.
+Cells that were not written by us are read as their bytes; the decoder of messages judges them.
 """
 
 import json

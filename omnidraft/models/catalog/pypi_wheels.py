@@ -98,7 +98,7 @@ def _reason(exc: subprocess.CalledProcessError) -> str:
     if any("No module named pip" in line for line in lines):
         return f"{sys.executable} has no pip; add it with `{sys.executable} -m ensurepip`"
     errors = [line for line in lines if line.startswith("ERROR")]
-    messages = errors or lines or [f"pip ended with code {exc.returncode} and said nothing"]
+    messages = errors or lines or [f"pip ended with code {exc.returncode} and no output"]
     return f"{messages[-1]} (is the network or the package index reachable?)"
 
 

@@ -53,7 +53,7 @@ class LlamaModel:
         self.lib = lib = library()
         self.pointer: Any = lib.llama_model_load_from_file(str(gguf).encode(), lib.llama_model_default_params())
         if not self.pointer:
-            raise ModelError(f"llama.cpp cannot load {gguf}; what it said stands on stderr")
+            raise ModelError(f"llama.cpp cannot load {gguf}; its messages are on stderr")
         weakref.finalize(self, lib.llama_model_free, self.pointer)
         if lib.llama_model_is_recurrent(self.pointer) or lib.llama_model_is_hybrid(self.pointer):
             raise ModelError(f"{gguf.name} has recurrent layers, whose state cannot be taken back when a draft fails")
@@ -92,7 +92,7 @@ class Context:
         params.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
         self._pointer: Any = lib.llama_init_from_model(model.pointer, params)
         if not self._pointer:
-            raise ModelError(f"llama.cpp cannot make a context of {num_cells} cells; what it said stands on stderr")
+            raise ModelError(f"llama.cpp cannot make a context of {num_cells} cells; its messages are on stderr")
         self._memory = lib.llama_get_memory(self._pointer)
         self._batch = lib.llama_batch_init(max_rows, 0, num_sequences)
         self._release = weakref.finalize(self, _release, lib, self._pointer, self._batch)

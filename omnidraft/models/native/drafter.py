@@ -50,7 +50,7 @@ class LlamaDrafter:
 
     def _run_batched(self, sessions: Sequence["LlamaSession"], steps: Sequence[ForwardSteps]) -> list[torch.Tensor]:
         def compute(batch: Sequence[tuple[int, ForwardRequest]]) -> Sequence[torch.Tensor]:
-            return compute_batch(self._model, [(sessions[number].rows, each) for number, each in batch])
+            return compute_batch(self._model, [(sessions[number].backend, each) for number, each in batch])
 
         return run_batched(steps, compute)
 
@@ -58,7 +58,7 @@ class LlamaDrafter:
 class LlamaSession(BranchingSession):
     """Implements ports.DraftSession."""
 
-    rows: NativeKvBackend
+    backend: NativeKvBackend
 
     def __init__(self, model: NativeLlama, head: AcceptanceHead | None) -> None:
         super().__init__(NativeKvBackend(model, keeps_hidden=head is not None), head)

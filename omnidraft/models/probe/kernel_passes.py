@@ -70,7 +70,7 @@ def _last_logits(model: LlamaForCausalLM, precision: str, kernels: native.Librar
 
 
 def _passes(kernels: native.Library, formats: Sequence[str]) -> dict[str, Callable[[int], object]]:
-    """Return functions that compute so many rows, by format."""
+    """Return functions that compute a given number of rows, by format."""
     model = _model(_MEASURED)
     packed = NativeKvBackend(NativeLlama(model, "packed16", kernels), _CAPACITY)
     passes: dict[str, Callable[[int], object]] = {

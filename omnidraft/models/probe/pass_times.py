@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 
 TOKENS_OF_ROWS = {1: 1.0, 5: 2.7, 8: 3.2, 16: 3.4}
-"""Tokens that a pass over so many rows emits: chains of an untrained drafter on GSM8K (algorithms.md, section 10)."""
+"""Tokens that a pass of so many rows emits: chains of an untrained drafter on GSM8K (algorithms.md section 10)."""
 _BUDGET_S = 0.3
 """Time budget for each format and number of rows, besides a first pass for warm-up."""
 _MAX_PASSES = 20
@@ -16,7 +16,7 @@ def seconds_per_token(passes: Mapping[str, Callable[[int], object]]) -> dict[str
     The formats take turns, so that other load on the machine affects all of them.
 
     Args:
-        passes: functions that compute one pass over so many rows, by the format's name.
+        passes: functions that compute one pass over a given number of rows, by the format's name.
     """
     best = dict.fromkeys(passes, float("inf"))
     for rows, tokens in TOKENS_OF_ROWS.items():

@@ -76,7 +76,7 @@ def run_once(
 
 
 def report_part(name: str, seconds: float) -> None:
-    """Report from a trial's process that this part gave correct numbers, in so much time."""
+    """Report from a trial's process that this part gave correct numbers, and its time."""
     print(json.dumps({"name": name, "seconds": seconds}), flush=True)
 
 

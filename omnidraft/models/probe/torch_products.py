@@ -49,7 +49,7 @@ def _products(x_RK: torch.Tensor, weight_NK: torch.Tensor) -> list[tuple[str, to
 
 
 def _layer(dtype: torch.dtype) -> Callable[[int], torch.Tensor]:
-    """Return a function that computes a linear layer over so many random rows."""
+    """Return a function that computes a linear layer over a given number of random rows."""
     weight_NK = torch.randn(_MEASURED_NK).to(dtype)
     return lambda rows: torch.nn.functional.linear(torch.randn(rows, _MEASURED_NK[1]).to(dtype), weight_NK)
 

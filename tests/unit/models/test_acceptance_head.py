@@ -69,14 +69,14 @@ def test_the_native_drafter_reads_transformers_hidden_states(name, precision) ->
     """Rows of prefill, of branches (few and many), and of a text that runs along a branch."""
     drafter = LlamaDrafter(tiny_model(name), precision, head=trained_head())
     session, ids = drafter.open(), text(70)
-    rows = session.rows
+    backend = session.backend
     session.advance(0, ids)
-    seen = [(rows.hidden_RH, [ids])]
+    seen = [(backend.hidden_RH, [ids])]
     session.branch([3, 4, 5], [-1, 0, -1])
-    seen.append((rows.hidden_RH, [[*ids, 3], [*ids, 3, 4], [*ids, 5]]))
+    seen.append((backend.hidden_RH, [[*ids, 3], [*ids, 3, 4], [*ids, 5]]))
     many = text(9, seed=1)
     session.branch(many, [-1] * 9)
-    seen.append((rows.hidden_RH, [[*ids, token] for token in many]))
+    seen.append((backend.hidden_RH, [[*ids, token] for token in many]))
     for hidden_RH, texts in seen:
         assert hidden_RH.shape == (len(texts), HIDDEN_SIZE)
         for got, each in zip(hidden_RH, texts, strict=True):

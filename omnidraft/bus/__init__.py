@@ -1,1 +1,1 @@
-"""Append-only logs with offsets: Kafka, SQLite, and memory for tests. Each is both ends of ports."""
+"""Append-only logs with offsets: Kafka and SQLite. Each implements ports.LogWriter and ports.LogReader."""

@@ -1,9 +1,9 @@
-"""Encryption at rest: what a topic holds is closed before it is written and opened after it was read.
+"""Encryption at rest: messages are encrypted before they are written and decrypted after they were read.
 
 Algorithm: Fernet (AES-128-CBC, HMAC-SHA256), the bytes of its token without their base64, which is a third longer.
-A closed message says so in the header `encryption`; headers that are closed too have the prefix `sealed.`. Key,
-partition and all other headers stay readable. A message without that header was never closed and passes as it is, both
-ways. One that no key opens is handed on closed: whoever decodes it sees the header and refuses it.
+An encrypted message says so in the header `encryption`; encrypted headers have the prefix `sealed.`. Key, partition and
+all other headers stay plain. A message without that header was never encrypted and passes unchanged, both ways. One
+that no key decrypts is passed on encrypted: whoever decodes it sees the header and refuses it.
 """
 
 import base64
@@ -20,56 +20,56 @@ SEALED = "sealed."
 
 
 def new_key() -> str:
-    """A fresh key in URL-safe base64."""
+    """Return a new key in URL-safe base64."""
     return Fernet.generate_key().decode()
 
 
-class _Lock:
-    """Closes with the first key, opens with any."""
+class _Cipher:
+    """Encrypts with the first key and decrypts with any."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._fernet = MultiFernet([Fernet(key) for key in keys])
 
-    def close(self, plain: bytes) -> bytes:
+    def encrypt(self, plain: bytes) -> bytes:
         return base64.urlsafe_b64decode(self._fernet.encrypt(plain))
 
-    def open(self, closed: bytes) -> bytes:
+    def decrypt(self, token: bytes) -> bytes:
         """Raises InvalidToken."""
-        return self._fernet.decrypt(base64.urlsafe_b64encode(closed))
+        return self._fernet.decrypt(base64.urlsafe_b64encode(token))
 
 
 class EncryptedWriter:
-    """LogWriter that closes what it hands on. A message that is closed already is handed on as it is."""
+    """A LogWriter that encrypts messages; one that is encrypted already passes unchanged."""
 
-    def __init__(self, writer: LogWriter, keys: Sequence[str], *, sealed: tuple[str, ...] = ()) -> None:
+    def __init__(self, writer: LogWriter, keys: Sequence[str], *, sealed_prefixes: tuple[str, ...] = ()) -> None:
         """
         Args:
             keys: newest first, at least one.
-            sealed: beginnings of the names of headers that are closed too.
+            sealed_prefixes: prefixes of the names of headers that are encrypted too.
         """
-        self._writer, self._lock, self._sealed = writer, _Lock(keys), sealed
+        self._writer, self._cipher, self._sealed_prefixes = writer, _Cipher(keys), sealed_prefixes
 
     def append(self, messages: Sequence[Outgoing]) -> None:
-        self._writer.append([self._closed(message) for message in messages])
+        self._writer.append([self._encrypt(message) for message in messages])
 
     def close(self) -> None:
         self._writer.close()
 
-    def _closed(self, message: Outgoing) -> Outgoing:
+    def _encrypt(self, message: Outgoing) -> Outgoing:
         if ENCRYPTION in message.headers:
             return message
-        headers = dict(self._closed_header(name, value) for name, value in message.headers.items())
-        return replace(message, value=self._lock.close(message.value), headers={**headers, ENCRYPTION: ALGORITHM})
+        headers = dict(self._encrypt_header(name, value) for name, value in message.headers.items())
+        return replace(message, value=self._cipher.encrypt(message.value), headers={**headers, ENCRYPTION: ALGORITHM})
 
-    def _closed_header(self, name: str, value: bytes) -> tuple[str, bytes]:
-        return (SEALED + name, self._lock.close(value)) if name.startswith(self._sealed) else (name, value)
+    def _encrypt_header(self, name: str, value: bytes) -> tuple[str, bytes]:
+        return (SEALED + name, self._cipher.encrypt(value)) if name.startswith(self._sealed_prefixes) else (name, value)
 
 
 class EncryptedReader:
-    """LogReader that opens what it is handed."""
+    """A LogReader that decrypts messages."""
 
     def __init__(self, reader: LogReader, keys: Sequence[str]) -> None:
-        self._reader, self._lock = reader, _Lock(keys)
+        self._reader, self._cipher = reader, _Cipher(keys)
 
     def partitions(self) -> tuple[int, ...]:
         return self._reader.partitions()
@@ -82,7 +82,7 @@ class EncryptedReader:
 
     def poll(self, max_messages: int, timeout_s: float) -> Polled:
         polled = self._reader.poll(max_messages, timeout_s)
-        return replace(polled, messages=tuple(self._opened(message) for message in polled.messages))
+        return replace(polled, messages=tuple(self._decrypt(message) for message in polled.messages))
 
     def first_offsets(self) -> Offsets:
         return self._reader.first_offsets()
@@ -96,18 +96,20 @@ class EncryptedReader:
     def close(self) -> None:
         self._reader.close()
 
-    def _opened(self, message: Message) -> Message:
+    def _decrypt(self, message: Message) -> Message:
         if message.headers.get(ENCRYPTION) != ALGORITHM:
             return message
         try:
-            return replace(message, value=self._lock.open(message.value), headers=self._opened_headers(message.headers))
+            return replace(
+                message, value=self._cipher.decrypt(message.value), headers=self._decrypt_headers(message.headers)
+            )
         except InvalidToken:
             return message
 
-    def _opened_headers(self, headers: Mapping[str, bytes]) -> dict[str, bytes]:
+    def _decrypt_headers(self, headers: Mapping[str, bytes]) -> dict[str, bytes]:
         """Raises InvalidToken."""
         return {
-            name.removeprefix(SEALED): self._lock.open(value) if name.startswith(SEALED) else value
+            name.removeprefix(SEALED): self._cipher.decrypt(value) if name.startswith(SEALED) else value
             for name, value in headers.items()
             if name != ENCRYPTION
         }

@@ -1,4 +1,4 @@
-"""What every Kafka client of ours has in common: how it connects, who it is, what its errors become, and topics."""
+"""Settings that all our Kafka clients share: connection, credentials, translated errors, and topics."""
 
 import logging
 import math
@@ -16,33 +16,33 @@ from omnidraft.errors import BusError, OffsetOutOfRange
 from omnidraft.ports import TopicFacts
 
 MAX_MESSAGE_BYTES = 2 << 20
-"""Twice Kafka's default, so that a dead letter fits with the headers it gains."""
+"""Twice Kafka's default, so that a dead letter fits with its additional headers."""
 RECONNECT_MAX_MS = 1_000
 FOR_EVER = "-1"
-"""In a topic's settings."""
-SEGMENTS_KEPT = 8
-"""Kafka deletes whole segments, so messages stay for up to an eighth longer than they are kept."""
-LEAST_SEGMENT_MS, LONGEST_SEGMENT_MS = 60_000, 7 * 24 * 3_600_000
+"""The value for unlimited retention in a topic's settings."""
+SEGMENTS_PER_RETENTION = 8
+"""Kafka deletes whole segments, so messages stay for up to an eighth of the retention longer."""
+MIN_SEGMENT_MS, MAX_SEGMENT_MS = 60_000, 7 * 24 * 3_600_000
 
 
 @contextmanager
-def translated(doing: str, servers: str) -> Iterator[None]:
-    """Turns what the client raises into BusError."""
+def translate_errors(action: str, servers: str) -> Iterator[None]:
+    """Translate the errors of the client into BusError."""
     try:
         yield
     except KafkaConfigurationError:
-        raise  # our mistake, which no retry mends
+        raise  # our mistake, which no retry repairs
     except OffsetOutOfRangeError as exc:
-        raise OffsetOutOfRange(f"{doing}: {exc}") from exc
+        raise OffsetOutOfRange(f"{action}: {exc}") from exc
     except (KafkaError, OSError) as exc:
         advice = f"is the broker at {servers} up and reachable? See OMNIDRAFT_LOG; `make kafka` starts a local one"
-        raise BusError(f"{doing}: {type(exc).__name__}: {exc} ({advice})") from exc
+        raise BusError(f"{action}: {type(exc).__name__}: {exc} ({advice})") from exc
 
 
 @contextmanager
 def connection(servers: str, timeout_s: float, access: KafkaSettings) -> Iterator[dict[str, Any]]:
-    """Settings that every client shares. A client that cannot be made leaves its thread and sockets
-    behind, and callers try again for as long as an outage lasts, so its network part is ended here."""
+    """Yield the settings that every client shares. A client whose constructor fails leaves its thread and sockets
+    behind, and callers try again for as long as an outage lasts, so its network part is closed here."""
     networks: list[KafkaNetClient] = []
 
     def connect(**settings: Any) -> KafkaNetClient:
@@ -67,21 +67,21 @@ def connection(servers: str, timeout_s: float, access: KafkaSettings) -> Iterato
 
 
 def _credentials(access: KafkaSettings) -> dict[str, Any]:
-    """In the client's words."""
-    made: dict[str, Any] = {"security_protocol": access.security.upper()}
+    """Return the credentials as settings of the client."""
+    settings: dict[str, Any] = {"security_protocol": access.security.upper()}
     if access.security.startswith("sasl"):
-        _keep_client_from_showing_them()
-        made |= {"sasl_mechanism": access.mechanism, "sasl_plain_username": access.username}
-        made["sasl_plain_password"] = access.password.get_secret_value() if access.password else None
+        _hide_credentials_from_client_logs()
+        settings |= {"sasl_mechanism": access.mechanism, "sasl_plain_username": access.username}
+        settings["sasl_plain_password"] = access.password.get_secret_value() if access.password else None
     if access.security.endswith("ssl"):
         files = {"ssl_cafile": access.ca_file, "ssl_certfile": access.cert_file, "ssl_keyfile": access.key_file}
-        made |= {name: str(file) for name, file in files.items() if file is not None}
-        made["ssl_password"] = access.key_password.get_secret_value() if access.key_password else None
-    return made
+        settings |= {name: str(file) for name, file in files.items() if file is not None}
+        settings["ssl_password"] = access.key_password.get_secret_value() if access.key_password else None
+    return settings
 
 
-def _keep_client_from_showing_them() -> None:
-    """Its debug lines hold the settings and every request, so the password."""
+def _hide_credentials_from_client_logs() -> None:
+    """Raise the client's log level: its debug lines contain the settings and every request, so the password."""
     client = logging.getLogger("kafka")
     if client.getEffectiveLevel() < logging.INFO:
         client.setLevel(logging.INFO)
@@ -90,10 +90,10 @@ def _keep_client_from_showing_them() -> None:
 def ensure_topic(
     servers: str, topic: str, partitions: int, timeout_s: float, access: KafkaSettings, keep_s: float | None
 ) -> None:
-    """Create the topic unless it is there; another process may do so at the same time.
+    """Create the topic unless it exists; another process may do so at the same time.
 
     Args:
-        keep_s: seconds that its messages are kept, inf for ever; None: as the broker does.
+        keep_s: retention in seconds, inf for unlimited; None: the broker's default.
     """
     timeout_ms = int(timeout_s * 1000)
     with connection(servers, timeout_s, access) as settings:
@@ -101,8 +101,8 @@ def ensure_topic(
     try:
         if topic in admin.list_topics():
             return
-        wanted = {"num_partitions": partitions, "configs": _configs(keep_s)}
-        admin.create_topics({topic: wanted}, timeout_ms=timeout_ms, wait_for_metadata=True)
+        new_topic = {"num_partitions": partitions, "configs": _configs(keep_s)}
+        admin.create_topics({topic: new_topic}, timeout_ms=timeout_ms, wait_for_metadata=True)
     except TopicAlreadyExistsError:
         return
     finally:
@@ -110,8 +110,9 @@ def ensure_topic(
 
 
 def _configs(keep_s: float | None) -> dict[str, str]:
-    """Never compacted: a topic's offsets are counted on to have no gaps. The broker's clock stamps messages, so that a
-    writer whose clock is wrong neither keeps them for ever nor has them deleted at once."""
+    """Return a new topic's settings. It is never compacted, because readers rely on offsets without gaps. The broker's
+    clock stamps messages, so that a writer whose clock is wrong neither keeps them for ever nor has them deleted at
+    once."""
     configs = {
         "max.message.bytes": str(MAX_MESSAGE_BYTES),
         "cleanup.policy": "delete",
@@ -122,35 +123,35 @@ def _configs(keep_s: float | None) -> dict[str, str]:
     if math.isinf(keep_s):
         return configs | {"retention.ms": FOR_EVER, "retention.bytes": FOR_EVER}
     keep_ms = int(keep_s * 1000)
-    segment_ms = min(max(keep_ms // SEGMENTS_KEPT, LEAST_SEGMENT_MS), LONGEST_SEGMENT_MS)
+    segment_ms = min(max(keep_ms // SEGMENTS_PER_RETENTION, MIN_SEGMENT_MS), MAX_SEGMENT_MS)
     return configs | {"retention.ms": str(keep_ms), "segment.ms": str(segment_ms)}
 
 
 def topic_id(servers: str, topic: str, access: KafkaSettings, timeout_s: float) -> str:
-    """What the cluster calls this topic beside its name. Raises BusError when it does not answer or has none."""
-    with translated(f"asking for the identity of {topic}", servers):
+    """Return the topic id that the cluster assigned. Raises BusError when it does not answer or has none."""
+    with translate_errors(f"asking for the identity of {topic}", servers):
         with connection(servers, timeout_s, access) as settings:
             admin = KafkaAdminClient(**settings, request_timeout_ms=int(timeout_s * 1000))
         try:
-            found = admin.describe_topics([topic])
+            descriptions = admin.describe_topics([topic])
         finally:
             admin.close()
-    if not found or not found[0].get("topic_id"):
+    if not descriptions or not descriptions[0].get("topic_id"):
         raise BusError(f"{topic} has no identity; is it there, and is the broker Kafka 2.8 or newer?")
-    return str(found[0]["topic_id"])
+    return str(descriptions[0]["topic_id"])
 
 
 def describe(servers: str, topics: Sequence[str], access: KafkaSettings, timeout_s: float) -> dict[str, TopicFacts]:
-    """Those of these topics that exist; none is made. Raises BusError when no broker answers within the timeout."""
-    with translated(f"describing {', '.join(topics)}", servers):
+    """Describe these topics, as far as they exist; none is created. Raises BusError when no broker answers in time."""
+    with translate_errors(f"describing {', '.join(topics)}", servers):
         with connection(servers, timeout_s, access) as settings:
             admin = KafkaAdminClient(**settings, request_timeout_ms=int(timeout_s * 1000))
         try:
             known = sorted(set(topics) & set(admin.list_topics()))
             if not known:
                 return {}
-            asked = [ConfigResource(ConfigResourceType.TOPIC, topic) for topic in known]
-            configs = admin.describe_configs(asked, config_filter=ConfigFilterType.ALL)["topic"]
+            resources = [ConfigResource(ConfigResourceType.TOPIC, topic) for topic in known]
+            configs = admin.describe_configs(resources, config_filter=ConfigFilterType.ALL)["topic"]
             sizes = {each["name"]: len(each["partitions"]) for each in admin.describe_topics(known)}
         finally:
             admin.close()

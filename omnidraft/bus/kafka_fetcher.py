@@ -1,4 +1,4 @@
-"""kafka-python's fetcher with our reading of what was fetched: sessions, leaders and positions stay its own."""
+"""kafka-python's fetcher with our own record parser; sessions, leaders and positions remain its own."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -11,26 +11,26 @@ from kafka.record import MemoryRecords
 from omnidraft.bus.kafka_records import FetchedRecords, Marker
 from omnidraft.ports import Message
 
-MOST_BYTES_AT_ONCE = 32 << 20
-"""Of one poll: a fetch of 2 MiB can unpack to a thousand times as much."""
+MAX_POLL_BYTES = 32 << 20
+"""Bytes of one poll: a fetch of 2 MiB can decompress to a thousand times as much."""
 
 
-class WholeRecords(Fetcher.PartitionRecords):  # type: ignore[misc]
-    """What one fetch gave of a partition: a Message, or a Marker, where kafka-python has a ConsumerRecord."""
+class TolerantRecords(Fetcher.PartitionRecords):  # type: ignore[misc]
+    """The records of one fetch of a partition: a Message or a Marker, where kafka-python has a ConsumerRecord."""
 
     end_offset: int
-    """Of the partition, when it was fetched."""
+    """End offset of the partition when it was fetched."""
     newest_epoch: int
-    """Of its leaders; no checksum covers what a batch says of it."""
+    """Newest leader epoch of the partition; no checksum covers the one in a batch."""
     num_bytes_taken = 0
-    """The last time."""
+    """Bytes that the last call of `take` returned."""
 
     def take(self, n: int | None = None) -> list[Message | Marker]:
         taken, self.num_bytes_taken = [], 0
         for item in islice(self.record_iterator, n):
             taken.append(item)
             self.num_bytes_taken += len(item.value)
-            if self.num_bytes_taken >= MOST_BYTES_AT_ONCE:
+            if self.num_bytes_taken >= MAX_POLL_BYTES:
                 break
         return taken
 
@@ -40,27 +40,27 @@ class WholeRecords(Fetcher.PartitionRecords):  # type: ignore[misc]
             self.leader_epoch = min(fetched.leader_epoch, self.newest_epoch)
             self.next_fetch_offset = item.next_offset
             yield item
-        self.bytes_read = records.size_in_bytes()  # it had its turn among the partitions
+        self.bytes_read = records.size_in_bytes()  # it counts as read among the partitions
         self.drain()
 
 
-class WholeFetcher(Fetcher):  # type: ignore[misc]
-    """Gives all that a broker sends, no more at once than MOST_BYTES_AT_ONCE and a message. Where a broker cannot read
-    its own files it raises, or gives nothing; see kafka_gaps.py."""
+class TolerantFetcher(Fetcher):  # type: ignore[misc]
+    """Returns everything that a broker sends, at most MAX_POLL_BYTES and one message at once. Where a broker cannot
+    read its own files it raises, or returns nothing; see kafka_gaps.py."""
 
-    PartitionRecords = WholeRecords
+    PartitionRecords = TolerantRecords
 
     def fetched_records(self, max_records: int | None = None, update_offsets: bool = True) -> Any:
         self._num_bytes = 0
         return super().fetched_records(max_records, update_offsets)
 
-    def _append(self, drained: Any, part: WholeRecords, max_records: int, update_offsets: bool) -> int:
-        """Returns all that was asked for when there is enough, which ends the asking."""
+    def _append(self, drained: Any, part: TolerantRecords, max_records: int, update_offsets: bool) -> int:
+        """Return `max_records` once MAX_POLL_BYTES are reached, which ends the caller's loop."""
         num_taken: int = super()._append(drained, part, max_records, update_offsets)
         self._num_bytes += part.num_bytes_taken
-        return max_records if self._num_bytes >= MOST_BYTES_AT_ONCE else num_taken
+        return max_records if self._num_bytes >= MAX_POLL_BYTES else num_taken
 
-    def _parse_fetched_data(self, completed_fetch: CompletedFetch) -> WholeRecords | None:
+    def _parse_fetched_data(self, completed_fetch: CompletedFetch) -> TolerantRecords | None:
         try:
             parsed = super()._parse_fetched_data(completed_fetch)
         except KafkaError as exc:

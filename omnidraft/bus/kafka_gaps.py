@@ -1,8 +1,8 @@
-"""Offsets that a broker itself cannot read, because the files of its log are damaged: where it can read again.
+"""Find the next readable offset behind those that a broker cannot read, because the files of its log are damaged.
 
-It answers a fetch there with an error, or with nothing, for ever. An offset counts as unreadable only when it was asked
-for alone and gave nothing twice, before and after a later one was read: a slow broker, or one whose disk is gone, does
-not look like that.
+The broker answers a fetch there with an error, or with nothing, for ever. An offset counts as unreadable only when it
+was fetched alone and gave nothing twice, before and after a later one was read: a slow broker, or one whose disk is
+gone, does not behave like that.
 """
 
 from contextlib import suppress
@@ -10,50 +10,50 @@ from contextlib import suppress
 from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import CorruptRecordError, OffsetOutOfRangeError
 
-UNREADABLE = (CorruptRecordError, OffsetOutOfRangeError)
-"""What is raised at an offset that lies between the ends of its partition."""
-PATIENCE_MS = 2_000
-"""For the offset in doubt, each time."""
-PROBE_MS = 300
-"""For one behind it."""
-STRIDE = 8
-"""Steps grow with the distance, by this part of it."""
+UNREADABLE_ERRORS = (CorruptRecordError, OffsetOutOfRangeError)
+"""Errors that a fetch raises at such an offset, although it lies between the ends of its partition."""
+START_TIMEOUT_MS = 2_000
+"""Timeout of each fetch at the first offset."""
+PROBE_TIMEOUT_MS = 300
+"""Timeout of a fetch at a later offset."""
+STRIDE_DIVISOR = 8
+"""The step to the next probe grows by the distance so far, divided by this."""
 
 
-def readable_from(consumer: KafkaConsumer, partition: TopicPartition, start: int, end: int) -> int:
-    """The first offset from `start` on that can be read; `start` too when none before `end` can.
+def first_readable_offset(consumer: KafkaConsumer, partition: TopicPartition, start: int, end: int) -> int:
+    """Return the first readable offset from `start` on, or `start` when none before `end` can be read.
 
     Args:
-        consumer: of nobody else; it is assigned and moved.
+        consumer: used by nobody else; it is assigned and sought.
 
     Raises:
         KafkaError: the broker cannot be reached.
     """
     consumer.assign([partition])
-    if _is_readable(consumer, partition, start, PATIENCE_MS):
+    if _is_readable(consumer, partition, start, START_TIMEOUT_MS):
         return start
     unreadable, readable = _next_readable(consumer, partition, start, end)
     while readable - unreadable > 1:
-        between = (unreadable + readable) // 2
-        if _is_readable(consumer, partition, between, PROBE_MS):
-            readable = between
+        middle = (unreadable + readable) // 2
+        if _is_readable(consumer, partition, middle, PROBE_TIMEOUT_MS):
+            readable = middle
         else:
-            unreadable = between
-    return start if _is_readable(consumer, partition, start, PATIENCE_MS) else readable
+            unreadable = middle
+    return start if _is_readable(consumer, partition, start, START_TIMEOUT_MS) else readable
 
 
 def _next_readable(consumer: KafkaConsumer, partition: TopicPartition, start: int, end: int) -> tuple[int, int]:
-    """The last offset that was tried in vain, and one that can be read; `start` twice when there is none."""
-    unreadable, tried = start, start + 1
-    while tried < end:
-        if _is_readable(consumer, partition, tried, PROBE_MS):
-            return unreadable, tried
-        unreadable, tried = tried, tried + 1 + (tried - start) // STRIDE
+    """Return the last unreadable offset that was probed and a readable one; `start` twice when there is none."""
+    unreadable, probe = start, start + 1
+    while probe < end:
+        if _is_readable(consumer, partition, probe, PROBE_TIMEOUT_MS):
+            return unreadable, probe
+        unreadable, probe = probe, probe + 1 + (probe - start) // STRIDE_DIVISOR
     return start, start
 
 
-def _is_readable(consumer: KafkaConsumer, partition: TopicPartition, offset: int, patience_ms: int) -> bool:
+def _is_readable(consumer: KafkaConsumer, partition: TopicPartition, offset: int, timeout_ms: int) -> bool:
     consumer.seek(partition, offset)
-    with suppress(*UNREADABLE):
-        return bool(consumer.poll(timeout_ms=patience_ms, max_records=1))
+    with suppress(*UNREADABLE_ERRORS):
+        return bool(consumer.poll(timeout_ms=timeout_ms, max_records=1))
     return False

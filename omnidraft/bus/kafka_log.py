@@ -1,8 +1,9 @@
 """A log in Kafka.
 
-Writing: idempotent, acknowledged by all replicas in sync, lz4. Reading: assigned partitions, no group, no committed
-offsets: the caller keeps them. Uncommitted transactions are read too: waiting for them, anybody could stop a reader.
-Both ends survive a broker that goes away and comes back; calls made meanwhile raise BusError.
+Writing: idempotent, acknowledged by all in-sync replicas, lz4. Reading: assigned partitions, no group and no committed
+offsets, which the caller keeps. Uncommitted transactions are read too, since any writer could block a reader that
+waited for them. Writers and readers survive a broker that goes away and comes back; calls made meanwhile raise
+BusError.
 """
 
 import logging
@@ -14,8 +15,8 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.errors import KafkaError, KafkaTimeoutError
 
 from omnidraft.bus import kafka_gaps
-from omnidraft.bus.kafka_client import MAX_MESSAGE_BYTES, connection, ensure_topic, topic_id, translated
-from omnidraft.bus.kafka_fetcher import WholeFetcher
+from omnidraft.bus.kafka_client import MAX_MESSAGE_BYTES, connection, ensure_topic, topic_id, translate_errors
+from omnidraft.bus.kafka_fetcher import TolerantFetcher
 from omnidraft.config import KafkaSettings
 from omnidraft.errors import BusError, OffsetOutOfRange
 from omnidraft.ports import Damage, Message, Offsets, Outgoing, Polled
@@ -23,12 +24,12 @@ from omnidraft.ports import Damage, Message, Offsets, Outgoing, Polled
 logger = logging.getLogger(__name__)
 
 BATCH_BYTES = 256 << 10
-PARTITIONS_SEEN_S = 10
-"""A partition that is added is noticed within so many seconds."""
+METADATA_MAX_AGE_S = 10
+"""Added partitions are detected within this many seconds."""
 
 
 class KafkaWriter:
-    """LogWriter of one topic."""
+    """Implements ports.LogWriter for one topic."""
 
     def __init__(
         self,
@@ -41,8 +42,12 @@ class KafkaWriter:
         access: KafkaSettings | None = None,
         keep_s: float | None = None,
     ) -> None:
-        """`servers` is host:port[,host:port]; `partitions` and `keep_s` (seconds that messages are kept, inf for ever,
-        None as the broker does) count when the topic has to be created; `access` None is in plain text.
+        """
+        Args:
+            servers: host:port[,host:port].
+            partitions: number of partitions, when the topic has to be created.
+            access: security and credentials; None: plain text.
+            keep_s: retention in seconds, when the topic has to be created; inf: unlimited, None: the broker's default.
 
         Raises:
             BusError: no broker answers within the timeout.
@@ -51,23 +56,23 @@ class KafkaWriter:
         self._linger_ms, self._timeout_s = linger_ms, request_timeout_s
         self._access = access or KafkaSettings()
         self._producer: KafkaProducer | None = None
-        with translated(f"opening {topic}", servers):
+        with translate_errors(f"opening {topic}", servers):
             ensure_topic(servers, topic, partitions, request_timeout_s, self._access, keep_s)
             self._producer = self._connect()
 
     def append(self, messages: Sequence[Outgoing]) -> None:
         deadline = time.monotonic() + self._timeout_s
-        with translated(f"appending to {self._topic}", self._servers):
+        with translate_errors(f"appending to {self._topic}", self._servers):
             self._producer = self._producer or self._connect()
             try:
                 self._send(self._producer, messages, deadline)
             except KafkaError:
-                self._abandon()  # what it still holds could arrive after the caller's next attempt
+                self._abandon()  # its unsent messages could arrive after the caller's next attempt
                 raise
 
     def close(self) -> None:
         if self._producer is not None:
-            with translated(f"closing {self._topic}", self._servers):
+            with translate_errors(f"closing {self._topic}", self._servers):
                 self._producer.close(timeout=self._timeout_s)
             self._producer = None
 
@@ -93,9 +98,9 @@ class KafkaWriter:
             producer.send(self._topic, each.value, each.key, list(each.headers.items()), partition=each.partition)
             for each in messages
         ]
-        producer.flush(timeout=max(0.001, deadline - time.monotonic()))  # nothing more comes: do not linger
-        for sent in pending:
-            sent.get(timeout=max(0.001, deadline - time.monotonic()))
+        producer.flush(timeout=max(0.001, deadline - time.monotonic()))  # nothing follows, so do not linger
+        for future in pending:
+            future.get(timeout=max(0.001, deadline - time.monotonic()))
 
     def _abandon(self) -> None:
         producer, self._producer = self._producer, None
@@ -108,7 +113,7 @@ class KafkaWriter:
 
 
 class KafkaReader:
-    """LogReader of one topic."""
+    """Implements ports.LogReader for one topic."""
 
     def __init__(
         self,
@@ -120,24 +125,28 @@ class KafkaReader:
         access: KafkaSettings | None = None,
         keep_s: float | None = None,
     ) -> None:
-        """`servers` is host:port[,host:port]; `partitions` and `keep_s` (seconds that messages are kept, inf for ever,
-        None as the broker does) count when the topic has to be created; `access` None is in plain text.
+        """
+        Args:
+            servers: host:port[,host:port].
+            partitions: number of partitions, when the topic has to be created.
+            access: security and credentials; None: plain text.
+            keep_s: retention in seconds, when the topic has to be created; inf: unlimited, None: the broker's default.
 
         Raises:
             BusError: no broker answers within the timeout.
         """
         self._servers, self._topic, self._timeout_s = servers, topic, request_timeout_s
         self._access = access or KafkaSettings()
-        with translated(f"opening {topic}", servers):
+        with translate_errors(f"opening {topic}", servers):
             ensure_topic(servers, topic, partitions, request_timeout_s, self._access, keep_s)
             self._consumer = self._connect()
             names = self._consumer.partitions_for_topic(topic)
             if not names:
                 raise KafkaTimeoutError(f"topic {topic} has no partition with a leader")
         self._assign(names)
-        self._heard: set[int] = set()
-        """Partitions that gave something since the end of the topic was asked for."""
-        self._looked_s = time.monotonic()
+        self._active_partitions: set[int] = set()
+        """Partitions that returned records since the last check for gaps."""
+        self._checked_s = time.monotonic()
         self.seek({})
 
     def partitions(self) -> tuple[int, ...]:
@@ -148,8 +157,8 @@ class KafkaReader:
         firsts, ends = self._first_offsets(self._partitions), self.end_offsets()
         for partition, offset in offsets.items():
             if partition not in ends or not firsts[partition] <= offset <= ends[partition]:
-                held = f"it holds {firsts.get(partition)} to {ends.get(partition)}"
-                raise OffsetOutOfRange(f"{self._topic}[{partition}]: offset {offset} lies outside the log, {held}")
+                available = f"it holds {firsts.get(partition)} to {ends.get(partition)}"
+                raise OffsetOutOfRange(f"{self._topic}[{partition}]: offset {offset} lies outside the log, {available}")
         for partition, name in self._partitions.items():
             self._consumer.seek(name, offsets.get(partition, firsts[partition]))
 
@@ -161,16 +170,16 @@ class KafkaReader:
 
     def poll(self, max_messages: int, timeout_s: float) -> Polled:
         self._read_added_partitions()
-        if time.monotonic() - self._looked_s > self._timeout_s and (gap := self._gap(self._silent())):
+        if time.monotonic() - self._checked_s > self._timeout_s and (gap := self._skip_gap(self._idle_partitions())):
             return gap
         try:
-            with translated(f"polling {self._topic}", self._servers):
+            with translate_errors(f"polling {self._topic}", self._servers):
                 polled = self._consumer.poll(timeout_ms=int(timeout_s * 1000), max_records=max_messages)
         except BusError as exc:
-            if isinstance(exc.__cause__, kafka_gaps.UNREADABLE) and (gap := self._gap(self._partitions)):
+            if isinstance(exc.__cause__, kafka_gaps.UNREADABLE_ERRORS) and (gap := self._skip_gap(self._partitions)):
                 return gap
             raise
-        self._heard |= {name.partition for name in polled}
+        self._active_partitions |= {name.partition for name in polled}
         messages = tuple(item for items in polled.values() for item in items if isinstance(item, Message))
         return Polled(messages, {name.partition: items[-1].next_offset for name, items in polled.items()})
 
@@ -181,51 +190,51 @@ class KafkaReader:
         return topic_id(self._servers, self._topic, self._access, self._timeout_s)
 
     def end_offsets(self) -> Offsets:
-        with translated(f"asking for the end of {self._topic}", self._servers):
-            found = self._consumer.end_offsets(list(self._partitions.values()))
-        return {name.partition: offset for name, offset in found.items()}
+        with translate_errors(f"asking for the end of {self._topic}", self._servers):
+            ends = self._consumer.end_offsets(list(self._partitions.values()))
+        return {name.partition: offset for name, offset in ends.items()}
 
     def close(self) -> None:
-        with translated(f"closing {self._topic}", self._servers):
+        with translate_errors(f"closing {self._topic}", self._servers):
             self._consumer.close(autocommit=False)
 
-    def _silent(self) -> set[int]:
-        """Partitions that gave nothing for a while."""
-        silent, self._heard = self._partitions.keys() - self._heard, set()
-        return silent
+    def _idle_partitions(self) -> set[int]:
+        """Return the partitions without records since the last call."""
+        idle, self._active_partitions = self._partitions.keys() - self._active_partitions, set()
+        return idle
 
-    def _gap(self, partitions: Iterable[int]) -> Polled | None:
-        """Offsets that the broker cannot read, where one of these partitions stands; reading goes on behind them.
+    def _skip_gap(self, partitions: Iterable[int]) -> Polled | None:
+        """If one of these partitions is at offsets that the broker cannot read, seek behind them and return the damage.
 
         Raises:
-            BusError: the broker is gone, which the client hides as silence.
+            BusError: the broker is gone, which the client reports as an empty poll.
         """
-        firsts, ends, self._looked_s = self._first_offsets(self._partitions), self.end_offsets(), time.monotonic()
+        firsts, ends, self._checked_s = self._first_offsets(self._partitions), self.end_offsets(), time.monotonic()
         for partition in partitions:
             position = self._position(partition)
             if position is not None and firsts[partition] <= position < ends[partition]:
-                readable = self._readable_from(partition, position, ends[partition])
+                readable = self._first_readable_offset(partition, position, ends[partition])
                 if readable > position:
                     self._consumer.seek(self._partitions[partition], readable)
-                    return _lost(partition, position, readable)
+                    return _gap_polled(partition, position, readable)
         return None
 
     def _position(self, partition: int) -> int | None:
-        with translated(f"asking for the position in {self._topic}", self._servers):
+        with translate_errors(f"asking for the position in {self._topic}", self._servers):
             position: int | None = self._consumer.position(self._partitions[partition], int(self._timeout_s * 1000))
         return position
 
-    def _readable_from(self, partition: int, position: int, end: int) -> int:
+    def _first_readable_offset(self, partition: int, position: int, end: int) -> int:
         with (
-            translated(f"looking for what can be read of {self._topic}", self._servers),
-            closing(self._connect()) as own,
+            translate_errors(f"looking for what can be read of {self._topic}", self._servers),
+            closing(self._connect()) as consumer,
         ):
-            readable = kafka_gaps.readable_from(own, self._partitions[partition], position, end)
+            readable = kafka_gaps.first_readable_offset(consumer, self._partitions[partition], position, end)
         return readable
 
     def _read_added_partitions(self) -> None:
-        """From their first message on."""
-        with translated(f"asking for the partitions of {self._topic}", self._servers):
+        """Assign partitions that were added to the topic; they are read from their first message."""
+        with translate_errors(f"asking for the partitions of {self._topic}", self._servers):
             known = self._consumer.partitions_for_topic(self._topic)
         if added := known - self._partitions.keys():
             logger.info("%s has more partitions: %s are read from their first message", self._topic, sorted(added))
@@ -239,9 +248,9 @@ class KafkaReader:
         self._consumer.assign(list(self._partitions.values()))
 
     def _first_offsets(self, partitions: Iterable[int]) -> Offsets:
-        with translated(f"asking for the start of {self._topic}", self._servers):
-            found = self._consumer.beginning_offsets([TopicPartition(self._topic, each) for each in partitions])
-        return {name.partition: offset for name, offset in found.items()}
+        with translate_errors(f"asking for the start of {self._topic}", self._servers):
+            firsts = self._consumer.beginning_offsets([TopicPartition(self._topic, each) for each in partitions])
+        return {name.partition: offset for name, offset in firsts.items()}
 
     def _connect(self) -> KafkaConsumer:
         with connection(self._servers, self._timeout_s, self._access) as settings:
@@ -254,13 +263,13 @@ class KafkaReader:
                 allow_auto_create_topics=False,
                 max_partition_fetch_bytes=MAX_MESSAGE_BYTES,
                 fetch_max_wait_ms=200,
-                metadata_max_age_ms=PARTITIONS_SEEN_S * 1000,
+                metadata_max_age_ms=METADATA_MAX_AGE_S * 1000,
                 request_timeout_ms=int(self._timeout_s * 1000),
             )
-        consumer._fetcher = WholeFetcher(consumer._client, consumer._subscription, **consumer.config)
+        consumer._fetcher = TolerantFetcher(consumer._client, consumer._subscription, **consumer.config)
         return consumer
 
 
-def _lost(partition: int, first: int, until: int) -> Polled:
+def _gap_polled(partition: int, first: int, until: int) -> Polled:
     damage = Damage("corrupt_batch", "the broker cannot read these offsets", until - first)
     return Polled((Message(partition, first, b"", b"", {}, 0, damage),), {partition: until})

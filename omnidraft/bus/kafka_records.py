@@ -1,8 +1,9 @@
-"""Messages of fetched bytes, whatever these are: every offset comes out as a message, as damage, or as a marker.
+"""Parse any fetched bytes: every offset becomes a message, damage, or a marker.
 
-Kafka's format v2, https://kafka.apache.org/documentation/#recordbatch. kafka-python's parser raises at the first thing
-it does not like, again at every poll, so one record would stop its readers for good. The checksum covers all of a batch
-but its first 17 bytes: length, base offset and leader epoch are believed only as far as they fit their neighbours.
+Kafka's format v2, https://kafka.apache.org/documentation/#recordbatch. kafka-python's parser raises at the first
+invalid record, again at every poll, so one record would stop its readers for good. The checksum covers all of a batch
+but its first 17 bytes: length, base offset and leader epoch are trusted only as far as they fit the neighbouring
+batches.
 """
 
 import struct
@@ -11,27 +12,27 @@ from dataclasses import dataclass, replace
 
 from kafka.record.util import calc_crc32c, decode_varint
 
-from omnidraft.bus.decompression import UnpackError, unpacked
+from omnidraft.bus.decompression import DecompressionError, decompress
 from omnidraft.ports import Damage, DamageReason, Message
 
 HEADER = struct.Struct(">qiibIhiqqqhii")
 LENGTH = struct.Struct(">qi")
-"""Base offset, and the number of bytes that follow it."""
-CHECKED_FROM = struct.calcsize(">qiibI")
-MAGIC_AT = struct.calcsize(">qii")
-LEAST_BYTES = LENGTH.size + 14
-"""Of a batch of any format."""
+"""Base offset, and the number of bytes that follow this field."""
+CHECKSUM_START = struct.calcsize(">qiibI")
+MAGIC_OFFSET = struct.calcsize(">qii")
+MIN_BATCH_BYTES = LENGTH.size + 14
+"""Smallest size of a batch of any format."""
 CODEC, APPEND_TIME, CONTROL = 0x07, 0x08, 0x20
 MAX_RECORD_BYTES = 2 << 20
-"""What our writers send at most; a compressed batch can hold far larger ones."""
+"""Largest record that our writers send; a compressed batch can hold far larger ones."""
 MAX_HEADERS = 1_000
-KEPT_BYTES = 1 << 20
-"""Of what is damaged, in memory; a dead letter holds less."""
+MAX_DAMAGE_BYTES = 1 << 20
+"""Damaged bytes that are kept in memory; a dead letter holds less."""
 
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """An offset that Kafka used for itself: the end of a transaction."""
+    """An offset that Kafka uses itself: the end of a transaction."""
 
     offset: int
     value: bytes = b""
@@ -47,11 +48,11 @@ class _MalformedRecord(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """One batch as it says of itself."""
+    """The header of one batch."""
 
     raw: memoryview
     following: int | None
-    """Base offset of the next one, where it was fetched too."""
+    """Base offset of the next batch, where it was fetched too."""
     base_offset: int
     leader_epoch: int
     magic: int
@@ -67,23 +68,23 @@ class _Batch:
         return self.base_offset + self.last_delta + 1
 
     def fault(self, position: int, end: int) -> tuple[DamageReason, str] | None:
-        """Why its header cannot be believed; None when it can. `end`: where the partition ends."""
+        """Return why the header cannot be trusted, None when it can. `end` is the end of the partition."""
         if self.magic in (0, 1):
             return (
                 "malformed_batch",
                 f"record format v{self.magic} is not read; write with a client of Kafka 0.11 or later",
             )
-        if self.magic != 2 or calc_crc32c(self.raw[CHECKED_FROM:]) != self.crc:
+        if self.magic != 2 or calc_crc32c(self.raw[CHECKSUM_START:]) != self.crc:
             return "corrupt_batch", "wrong checksum"
         if not 0 <= self.num_records <= self.last_delta + 1:
             return "malformed_batch", f"{self.num_records} records for {self.last_delta + 1} offsets"
-        is_expected = self.base_offset <= position  # then it is the neighbour that lies
+        is_expected = self.base_offset <= position  # then the neighbour is wrong
         if self.next_offset > (end if self.following is None or is_expected else min(end, self.following)):
             return "corrupt_batch", f"offsets to {self.next_offset} overlap what follows"
         return None
 
-    def lost_until(self, position: int, end: int) -> int:
-        """Where to read on behind it when its header is not believed: the nearest offset that something vouches for."""
+    def resume_offset(self, position: int, end: int) -> int:
+        """Return the offset to continue from when the header is not trusted: the nearest one with other evidence."""
         if self.following is not None and position < self.following <= end:
             return self.following
         is_likely = self.num_records == self.last_delta + 1 and position < self.next_offset <= end
@@ -91,58 +92,58 @@ class _Batch:
 
 
 class FetchedRecords:
-    """One fetch of one partition, to be iterated once."""
+    """The records of one fetch of one partition; iterate once."""
 
     def __init__(self, data: bytes, partition: int, start: int) -> None:
-        """`start` is the offset that was asked for; what stands before it is passed over."""
+        """`start` is the requested offset; records before it are skipped."""
         self._data, self._partition, self._start = memoryview(data), partition, start
         self.leader_epoch = -1
-        """Of the newest sound batch."""
+        """Leader epoch of the newest valid batch."""
 
     def items(self, end: int) -> Iterator[Message | Marker]:
-        """In offset order, without a gap, and at least one where a batch was fetched; `end`: of the partition."""
+        """Yield items in offset order without a gap, at least one if a batch was fetched. `end` is the partition's."""
         position = self._start
         for raw, following in self._slices():
-            for item in self._of_batch(_header(raw, following), position, end):
+            for item in self._batch_items(_parse_batch(raw, following), position, end):
                 if item.next_offset <= position:
                     continue
                 if item.offset > position:
                     yield self._missing(position, item.offset)
-                yield _from(position, item)
+                yield _trimmed(position, item)
                 position = item.next_offset
         if position == self._start and len(self._data):
             yield self._damaged(position, position + 1, "corrupt_batch", "no batch can be made out", self._data)
 
     def _slices(self) -> Iterator[tuple[memoryview, int | None]]:
-        """Complete batches, each with the next one's base offset; the last of a fetch may be cut off."""
+        """Yield complete batches, each with the base offset of the next; the last of a fetch may be cut off."""
         at = 0
-        while at + LEAST_BYTES <= len(self._data):
+        while at + MIN_BATCH_BYTES <= len(self._data):
             _, length = LENGTH.unpack_from(self._data, at)
             until = at + LENGTH.size + length
-            if not at + LEAST_BYTES <= until <= len(self._data):
+            if not at + MIN_BATCH_BYTES <= until <= len(self._data):
                 return
-            has_next = until + LEAST_BYTES <= len(self._data)
+            has_next = until + MIN_BATCH_BYTES <= len(self._data)
             yield self._data[at:until], LENGTH.unpack_from(self._data, until)[0] if has_next else None
             at = until
 
-    def _of_batch(self, batch: _Batch, position: int, end: int) -> Iterator[Message | Marker]:
+    def _batch_items(self, batch: _Batch, position: int, end: int) -> Iterator[Message | Marker]:
         if fault := batch.fault(position, end):
-            yield self._damaged(position, batch.lost_until(position, end), *fault, batch.raw)
+            yield self._damaged(position, batch.resume_offset(position, end), *fault, batch.raw)
             return
         self.leader_epoch = batch.leader_epoch
         if batch.attributes & CONTROL:
             yield from map(Marker, range(max(position, batch.base_offset), batch.next_offset))
             return
         try:
-            plain = unpacked(batch.attributes & CODEC, bytes(batch.raw[HEADER.size :]))
-        except UnpackError as exc:
+            plain = decompress(batch.attributes & CODEC, bytes(batch.raw[HEADER.size :]))
+        except DecompressionError as exc:
             first = max(position, batch.base_offset)
             yield self._damaged(first, batch.next_offset, "malformed_batch", str(exc), batch.raw)
             return
         yield from self._records(batch, plain)
 
     def _records(self, batch: _Batch, plain: bytes) -> Iterator[Message]:
-        """Those that its lengths tell apart, then the rest as one."""
+        """Yield the records that their lengths separate, then the rest as one."""
         at, delta = 0, -1
         for number in range(batch.num_records):
             last = batch.last_delta - (batch.num_records - 1 - number)
@@ -161,9 +162,9 @@ class FetchedRecords:
             yield self._missing(batch.base_offset + delta + 1, batch.next_offset)
 
     def _record(self, batch: _Batch, plain: bytes, within: tuple[int, int], first: int, last: int) -> Message:
-        """Args: first, last: between which of the batch's offsets its own must lie, if it can be believed."""
+        """Parse one record, whose offset in the batch must lie between `first` and `last`."""
         try:
-            delta, message = _parsed(plain, *within, batch, self._partition)
+            delta, message = _parse_record(plain, *within, batch, self._partition)
             if not first <= delta <= last:
                 raise _MalformedRecord(f"says that it is number {delta}, and is {first}")
         except (IndexError, ValueError) as exc:
@@ -172,72 +173,72 @@ class FetchedRecords:
         return message
 
     def _missing(self, first: int, until: int) -> Message:
-        """Compaction leaves such; a log of ours has none."""
+        """Report offsets without records, as compaction leaves them; a log of ours has none."""
         return self._damaged(first, until, "missing", "the log holds nothing at these offsets", b"")
 
-    def _damaged(self, first: int, until: int, reason: DamageReason, error: str, left: memoryview | bytes) -> Message:
-        size = f" ({len(left):,} bytes)" if len(left) else ""
+    def _damaged(self, first: int, until: int, reason: DamageReason, error: str, raw: memoryview | bytes) -> Message:
+        size = f" ({len(raw):,} bytes)" if len(raw) else ""
         damage = Damage(reason, f"{error}{size}", until - first)
-        return Message(self._partition, first, b"", bytes(left[:KEPT_BYTES]), {}, 0, damage)
+        return Message(self._partition, first, b"", bytes(raw[:MAX_DAMAGE_BYTES]), {}, 0, damage)
 
 
-def _from(position: int, item: Message | Marker) -> Message | Marker:
-    """Without what stands before this offset."""
+def _trimmed(position: int, item: Message | Marker) -> Message | Marker:
+    """Return the item without its part before this offset."""
     if isinstance(item, Marker) or item.damage is None or item.offset >= position:
         return item
     damage = replace(item.damage, num_messages=item.next_offset - position)
     return replace(item, offset=position, damage=damage)
 
 
-def _header(raw: memoryview, following: int | None) -> _Batch:
+def _parse_batch(raw: memoryview, following: int | None) -> _Batch:
     if len(raw) < HEADER.size:  # of an older format, or not a batch
         base, _ = LENGTH.unpack_from(raw)
-        return _Batch(raw, following, base, -1, min(raw[MAGIC_AT], 1), 0, 0, 0, 0, 0, 0)
+        return _Batch(raw, following, base, -1, min(raw[MAGIC_OFFSET], 1), 0, 0, 0, 0, 0, 0)
     base, _, epoch, magic, crc, attributes, last_delta, first_ms, last_ms, _, _, _, number = HEADER.unpack_from(raw)
     return _Batch(raw, following, base, epoch, magic, crc, attributes, last_delta, first_ms, last_ms, number)
 
 
-def _parsed(plain: bytes, start: int, until: int, batch: _Batch, partition: int) -> tuple[int, Message]:
-    """Its place in the batch, and the message. Raises IndexError, ValueError."""
+def _parse_record(plain: bytes, start: int, until: int, batch: _Batch, partition: int) -> tuple[int, Message]:
+    """Return the record's offset in the batch, and the message. Raises IndexError, ValueError."""
     if until - start > MAX_RECORD_BYTES:
         raise _MalformedRecord(f"is larger than {MAX_RECORD_BYTES:,} bytes")
-    later_ms, at = decode_varint(plain, start + 1)  # behind the attributes, which mean nothing yet
+    later_ms, at = decode_varint(plain, start + 1)  # behind the attributes, which have no meaning yet
     delta, at = decode_varint(plain, at)
-    key, at = _nullable(plain, at, until)
-    value, at = _nullable(plain, at, until)
-    headers, damage, at = _headers(plain, at, until)
+    key, at = _parse_field(plain, at, until)
+    value, at = _parse_field(plain, at, until)
+    headers, damage, at = _parse_headers(plain, at, until)
     if at != until:
         raise _MalformedRecord(f"its fields end {until - at} bytes before it does")
     timestamp_ms = batch.last_ms if batch.attributes & APPEND_TIME else batch.first_ms + later_ms
     return delta, Message(partition, batch.base_offset + delta, key, value, headers, timestamp_ms, damage)
 
 
-def _headers(plain: bytes, at: int, until: int) -> tuple[dict[str, bytes], Damage | None, int]:
-    """The headers and where they end; those with names that are none are part of the damage."""
-    named, at = _named(plain, at, until)
+def _parse_headers(plain: bytes, at: int, until: int) -> tuple[dict[str, bytes], Damage | None, int]:
+    """Return the headers and where they end; if a name is not UTF-8, they are part of the damage."""
+    pairs, at = _header_pairs(plain, at, until)
     try:
-        return {name.decode(): value for name, value in named}, None, at
+        return {name.decode(): value for name, value in pairs}, None, at
     except UnicodeDecodeError as exc:
-        headers = {name.decode(errors="backslashreplace"): value for name, value in named}
+        headers = {name.decode(errors="backslashreplace"): value for name, value in pairs}
         error = f"the name of a header is not UTF-8: {exc}"
         return {}, Damage("malformed_record", error, is_raw=False, headers=headers), at
 
 
-def _named(plain: bytes, at: int, until: int) -> tuple[list[tuple[bytes, bytes]], int]:
-    """Names and contents of the headers, and where they end."""
+def _header_pairs(plain: bytes, at: int, until: int) -> tuple[list[tuple[bytes, bytes]], int]:
+    """Return names and values of the headers, and where they end."""
     number, at = decode_varint(plain, at)
     if not 0 <= number <= MAX_HEADERS:
         raise _MalformedRecord(f"has {number} headers, {MAX_HEADERS} are read")
-    named = []
+    pairs = []
     for _ in range(number):
-        name, at = _nullable(plain, at, until)
-        value, at = _nullable(plain, at, until)
-        named.append((name, value))
-    return named, at
+        name, at = _parse_field(plain, at, until)
+        value, at = _parse_field(plain, at, until)
+        pairs.append((name, value))
+    return pairs, at
 
 
-def _nullable(plain: bytes, at: int, until: int) -> tuple[bytes, int]:
-    """A field behind its length; nothing is the same as empty."""
+def _parse_field(plain: bytes, at: int, until: int) -> tuple[bytes, int]:
+    """Return a field and where it ends; null is the same as empty."""
     length, at = decode_varint(plain, at)
     if length < 0:
         return b"", at

@@ -1,9 +1,9 @@
 """A log in one SQLite file (WAL): several processes, several topics, nothing to install.
 
-An append is one transaction and on disk when it returns. Offsets of a partition are gapless: they are given out
-inside that transaction, under SQLite's single write lock, and never twice. A writer that was told how long messages are
-kept deletes older ones, some at a time, in the transaction of each append; their bytes are overwritten.
-Cells that no writer of ours left there are read as the bytes they are: what they mean is for whoever decodes messages.
+An append is one transaction and on disk when it returns. Offsets of a partition are gapless: they are assigned inside
+that transaction, under SQLite's single write lock, and never twice. A writer with a retention deletes expired messages,
+some at a time, in the transaction of each append; their bytes are overwritten.
+Cells that were not written by us are read as their bytes; the decoder of messages judges them.
 """
 
 import json
@@ -20,12 +20,12 @@ from omnidraft.ports import Message, Offsets, Outgoing, Polled
 
 POLL_INTERVAL_S = 0.05
 MALFORMED = "malformed_headers"
-"""The only header of a message whose cell of headers cannot be read; it holds the beginning of that cell."""
+"""The only header of a message whose headers cannot be read; it holds the beginning of that cell."""
 _MALFORMED_BYTES = 256
 
 
 class SqliteWriter:
-    """LogWriter of one topic."""
+    """Implements ports.LogWriter for one topic."""
 
     def __init__(
         self,
@@ -36,14 +36,14 @@ class SqliteWriter:
         timeout_s: float = 10.0,
         keep_s: float | None = None,
     ) -> None:
-        """`keep_s`: seconds that messages are kept; None or inf: for ever."""
+        """`keep_s` is the retention in seconds; None or inf: unlimited."""
         self._topic = SqliteTopic(path, topic, partitions, timeout_s)
         self._keep_ms = None if keep_s is None or math.isinf(keep_s) else int(keep_s * 1000)
         if self._keep_ms is not None:
-            self.append(())  # lets go of what expired since the last writer
+            self.append(())  # deletes what expired since the last writer
 
     def append(self, messages: Sequence[Outgoing]) -> None:
-        with self._topic.translated("appending to"), self._topic.write_lock():
+        with self._topic.translate_errors("appending to"), self._topic.write_lock():
             if self._keep_ms is not None:
                 expire(self._topic, self._keep_ms)
             next_offsets = self._topic.next_offsets()
@@ -62,14 +62,14 @@ class SqliteWriter:
             partition = zlib.crc32(message.key) % len(next_offsets)
             if message.partition is not None:
                 partition = message.partition
-            place = (self._topic.name, partition, next_offsets[partition])
-            rows.append((*place, message.key, message.value, _headers_text(message.headers), now_ms))
+            key = (self._topic.name, partition, next_offsets[partition])
+            rows.append((*key, message.key, message.value, _headers_text(message.headers), now_ms))
             next_offsets[partition] += 1
         self._topic.connection.executemany("INSERT INTO messages VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
 
 
 class SqliteReader:
-    """LogReader of one topic."""
+    """Implements ports.LogReader for one topic."""
 
     def __init__(self, path: Path, topic: str, *, partitions: int = 1, timeout_s: float = 10.0) -> None:
         self._topic = SqliteTopic(path, topic, partitions, timeout_s)
@@ -85,7 +85,7 @@ class SqliteReader:
         ends, firsts = self.end_offsets(), self.first_offsets()
         for partition, offset in offsets.items():
             if partition not in ends or not firsts[partition] <= offset <= ends[partition]:
-                raise self._topic.outside(partition, offset, firsts.get(partition), ends.get(partition))
+                raise self._topic.out_of_range(partition, offset, firsts.get(partition), ends.get(partition))
         self._positions = {**firsts, **offsets}
         self._topic.was_replaced = False
 
@@ -119,11 +119,11 @@ class SqliteReader:
         self._topic.close()
 
     def _follow_file(self) -> None:
-        with self._topic.translated("opening"):
+        with self._topic.translate_errors("opening"):
             self._topic.follow_file()
 
     def _read(self, max_messages: int) -> list[Message]:
-        """Up to `max_messages`; another partition comes first each time, so that none is starved."""
+        """Return up to `max_messages`; another partition comes first each time, so that none is starved."""
         self._follow_file()
         if self._topic.was_replaced:
             raise OffsetOutOfRange(f"{self._topic.path} was replaced while it was read")
@@ -134,12 +134,12 @@ class SqliteReader:
             messages += self._read_partition(partition, max_messages - len(messages))
         return messages
 
-    def _require_held(self, partition: int, position: int) -> None:
-        """Raises OffsetOutOfRange when what comes next is not there, instead of passing over it."""
+    def _require_available(self, partition: int, position: int) -> None:
+        """Raise OffsetOutOfRange when the next message is missing, instead of skipping it."""
         end = self.end_offsets().get(partition, 0)
-        first = self._topic.first_offset(partition, end)  # asked after the end: what was written meanwhile is held
+        first = self._topic.first_offset(partition, end)  # read after the end, so what was written meanwhile counts
         if not first <= position <= end:
-            raise self._topic.outside(partition, position, first, end)
+            raise self._topic.out_of_range(partition, position, first, end)
 
     def _read_partition(self, partition: int, limit: int) -> list[Message]:
         query = (
@@ -148,11 +148,11 @@ class SqliteReader:
             " WHERE topic = ? AND partition = ? AND offset >= ? AND typeof(offset) = 'integer' ORDER BY offset LIMIT ?"
         )
         position = self._positions[partition]
-        place = (self._topic.name, partition, position, limit)
-        with self._topic.translated("reading"):
-            rows = self._topic.connection.execute(query, place).fetchall()
+        arguments = (self._topic.name, partition, position, limit)
+        with self._topic.translate_errors("reading"):
+            rows = self._topic.connection.execute(query, arguments).fetchall()
         if limit and (not rows or rows[0][0] > position):
-            self._require_held(partition, position)
+            self._require_available(partition, position)
         return [
             Message(partition, offset, key or b"", value or b"", _headers(cell or b""), timestamp_ms or 0)
             for offset, key, value, cell, timestamp_ms in rows
@@ -166,5 +166,5 @@ def _headers_text(headers: Mapping[str, bytes]) -> str:
 def _headers(cell: bytes) -> dict[str, bytes]:
     try:
         return {name: value.encode("latin-1") for name, value in json.loads(cell).items()}
-    except (ValueError, AttributeError, RecursionError):  # no JSON, no object, a value that is no text of ours
+    except (ValueError, AttributeError, RecursionError):  # no JSON, no object, or a value that is not latin-1 text
         return {MALFORMED: cell[:_MALFORMED_BYTES]}

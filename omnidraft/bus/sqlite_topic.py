@@ -1,7 +1,7 @@
-"""One topic in an SQLite file: its connection, its tables, where it begins and ends, and which topic it is.
+"""One topic in an SQLite file: its connection, tables, first and next offsets, and identity.
 
-A file that was written before topics had an identity is given one when it is opened. A file that was put in the place
-of an open one is opened instead.
+A file from before topics had an identity gets one when it is opened. A file that replaces an open one is opened
+instead.
 """
 
 import os
@@ -27,91 +27,91 @@ _SCHEMA = (
 
 
 class SqliteTopic:
-    """A connection and one topic in it; created with `partitions` partitions when missing."""
+    """A connection and one topic in it; a missing topic is created with `partitions` partitions."""
 
     def __init__(self, path: Path, name: str, partitions: int, timeout_s: float) -> None:
         self.path, self.name = path, name
         self._num_partitions, self._timeout_s = partitions, timeout_s
         self.was_replaced = False
-        """Whether another file took this one's place; whoever takes note resets it."""
-        with self.translated("opening"):
+        """Whether another file replaced this one; the reader that handles it resets this."""
+        with self.translate_errors("opening"):
             self._open()
         self.partitions = tuple(self.next_offsets())
 
     @contextmanager
-    def translated(self, doing: str) -> Iterator[None]:
-        """Turns what SQLite and the file system raise into BusError."""
+    def translate_errors(self, action: str) -> Iterator[None]:
+        """Translate the errors of SQLite and the file system into BusError."""
         try:
             yield
         except (sqlite3.Error, OSError) as exc:
-            raise BusError(f"{doing} {self.name} in {self.path}: {exc}") from exc
+            raise BusError(f"{action} {self.name} in {self.path}: {exc}") from exc
 
     @contextmanager
     def write_lock(self) -> Iterator[None]:
-        """One transaction, all of it or nothing."""
+        """Run one transaction, rolled back on any error."""
         self.follow_file()
         self.connection.execute("BEGIN IMMEDIATE")
         try:
             yield
             self.connection.execute("COMMIT")
         except BaseException:
-            if self.connection.in_transaction:  # a full disk ends it by itself
+            if self.connection.in_transaction:  # a full disk has rolled it back already
                 self.connection.execute("ROLLBACK")
             raise
 
     def follow_file(self) -> None:
-        """Open the file that lies there now, if it is another one."""
-        if _file_of(self.path) != self._file:
+        """Open the file that is at the path now, if it is another one."""
+        if _file_identity(self.path) != self._file:
             self.connection.close()
             self._open()
             self.was_replaced = True
 
     def next_offsets(self) -> dict[int, int]:
-        """One past the last message of every partition. Raises BusError."""
+        """Return the offset after the last message of every partition. Raises BusError."""
         query = "SELECT partition, next_offset FROM partitions WHERE topic = ? ORDER BY partition"
-        with self.translated("reading"):
-            found = dict(self.connection.execute(query, (self.name,)))
-        if not found or not all(isinstance(number, int) for number in (*found, *found.values())):
-            raise BusError(f"{self.path} is damaged: its table of partitions says {found} of {self.name}; restore it")
-        return found
+        with self.translate_errors("reading"):
+            offsets = dict(self.connection.execute(query, (self.name,)))
+        if not offsets or not all(isinstance(number, int) for number in (*offsets, *offsets.values())):
+            raise BusError(f"{self.path} is damaged: its table of partitions says {offsets} of {self.name}; restore it")
+        return offsets
 
     def first_offset(self, partition: int, default: int) -> int:
-        """Of the oldest message that is still there; `default` when there is none."""
+        """Return the offset of the oldest message, `default` when there is none."""
         query = "SELECT MIN(offset) FROM messages WHERE topic = ? AND partition = ? AND typeof(offset) = 'integer'"
-        with self.translated("reading"):
-            found = self.connection.execute(query, (self.name, partition)).fetchone()[0]
-        return default if found is None else found
+        with self.translate_errors("reading"):
+            first = self.connection.execute(query, (self.name, partition)).fetchone()[0]
+        return default if first is None else first
 
     def identity(self) -> str:
-        """Of this topic in this file. Raises BusError."""
-        with self.translated("reading"):
-            found = self.connection.execute("SELECT id FROM topics WHERE topic = ?", (self.name,)).fetchone()
-        if found is None:
+        """Return the identity of this topic in this file. Raises BusError."""
+        with self.translate_errors("reading"):
+            row = self.connection.execute("SELECT id FROM topics WHERE topic = ?", (self.name,)).fetchone()
+        if row is None:
             raise BusError(f"{self.path} is damaged: it has no identity of {self.name}; restore it")
-        return str(found[0])
+        return str(row[0])
 
-    def outside(self, partition: int, offset: int, first: int | None, end: int | None) -> OffsetOutOfRange:
-        """The error that says so."""
-        held = f"it holds {first} to {end}"
-        return OffsetOutOfRange(f"{self.name}[{partition}]: offset {offset} lies outside the log, {held}")
+    def out_of_range(self, partition: int, offset: int, first: int | None, end: int | None) -> OffsetOutOfRange:
+        """Return the error for an offset outside the log."""
+        available = f"it holds {first} to {end}"
+        return OffsetOutOfRange(f"{self.name}[{partition}]: offset {offset} lies outside the log, {available}")
 
     def close(self) -> None:
-        with self.translated("closing"):
+        with self.translate_errors("closing"):
             self.connection.close()
 
     def _open(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        create(self.path, PRIVATE)  # SQLite gives -wal and -shm the rights of the file
+        create(self.path, PRIVATE)  # SQLite gives -wal and -shm the mode of the file
         self.connection = sqlite3.connect(self.path, self._timeout_s, isolation_level=None, check_same_thread=False)
         self._enter_wal()
         self.connection.execute("PRAGMA synchronous=FULL")
         self.connection.execute("PRAGMA secure_delete=ON")
-        self._file = _file_of(self.path)
+        self._file = _file_identity(self.path)
         with self.write_lock():
             self._create()
 
     def _enter_wal(self) -> None:
-        """Two processes that switch at once: SQLite refuses one of them without waiting, so ask again."""
+        """Switch to WAL. When two processes switch at once, SQLite refuses one without waiting, so it tries again."""
         deadline = time.monotonic() + self._timeout_s
         while True:
             try:
@@ -136,20 +136,20 @@ class SqliteTopic:
 
 
 def describe(path: Path, timeout_s: float = 10.0) -> dict[str, TopicFacts]:
-    """Every topic of this log, which is not changed. Raises BusError when there is no such file, or it is no log."""
+    """Describe every topic of this log without changing it. Raises BusError when the file is missing or is no log."""
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", timeout_s, uri=True)) as connection:
-            found = connection.execute("SELECT topic, COUNT(*) FROM partitions GROUP BY topic").fetchall()
+            rows = connection.execute("SELECT topic, COUNT(*) FROM partitions GROUP BY topic").fetchall()
     except sqlite3.Error as exc:
         advice = "whatever first writes or reads there makes it" if not path.exists() else "give the log another file"
         raise BusError(f"reading the log {path}: {exc}; {advice}") from exc
-    return {topic: TopicFacts(num_partitions) for topic, num_partitions in found}
+    return {topic: TopicFacts(num_partitions) for topic, num_partitions in rows}
 
 
-def _file_of(path: Path) -> tuple[int, int] | None:
-    """None: there is none."""
+def _file_identity(path: Path) -> tuple[int, int] | None:
+    """Return device and inode of the file, None when there is none."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except FileNotFoundError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino

@@ -97,7 +97,7 @@ def _checked(
     with _bar() as progress:
         task = progress.add_task("loading")
         made = ExactnessCheck(engine, plan, lambda: progress.advance(task))
-        progress.update(task, total=made.num_steps(temperatures, modes))
+        progress.update(task, total=made.num_progress_steps(temperatures, modes))
         runs = []
         for mode in modes:
             for temperature in temperatures:

@@ -4,7 +4,7 @@ import errno
 import shutil
 import socket
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,9 +46,11 @@ def kernels(settings: Settings) -> Finding:
 
 def judged_kernels(chosen: "Kernels") -> Finding:
     """A build of our kernels that works, and what was tried before it."""
+    from omnidraft.models.probe.choice import refusals
+
     told = f"compiled as {chosen.variant}, tried and right: {_times(chosen.seconds_per_token)}"
     if chosen.refused:
-        told = f"{told}; not used: {_listed(chosen.refused)}"
+        told = f"{told}; not used: {refusals(chosen.refused)}"
         return warning("kernels", told, "report it: the compiler uses instructions that this processor does not run")
     return ok("kernels", told)
 
@@ -64,6 +66,8 @@ def processor() -> Finding:
 
 def judged_processor(capability: str, products: "TorchProducts") -> Finding:
     """By the widest instructions that torch uses here, as torch names them, and what became of its trials."""
+    from omnidraft.models.probe.choice import refusals
+
     if capability == "DEFAULT":
         advice = "use a processor with AVX2, or unset ATEN_CPU_CAPABILITY; decoding is many times slower without"
         return warning("processor", "no vector instructions are used", advice)
@@ -72,7 +76,7 @@ def judged_processor(capability: str, products: "TorchProducts") -> Finding:
         advice = "no model is computed by what is wrong here; report it with `omnidraft doctor --json`"
         return warning("processor", f"{told}; torch {products.outcome.fault}", advice)
     if products.refused:
-        told = f"{told}; oneDNN is kept to {products.isa}, since with {_listed(products.refused)}"
+        told = f"{told}; oneDNN is kept to {products.isa}, since with {refusals(products.refused)}"
         return warning("processor", told, "nothing has to be done; ask the provider of this machine why AMX traps")
     return ok("processor", told)
 
@@ -85,10 +89,6 @@ def precision(settings: Settings) -> Finding:
     if section.precision != "auto" or section.engine == "llamacpp":
         return ok("precision", f"models.precision = '{section.precision}'")
     return ok("precision", f"auto is {precisions.automatic(section.kernels)}, by the times of these trials")
-
-
-def _listed(refused: Iterable[tuple[str, str]]) -> str:
-    return ", ".join(f"{name}: {why}" for name, why in refused)
 
 
 def _times(seconds_per_token: Mapping[str, float]) -> str:

@@ -26,7 +26,7 @@ def weights_bytes(folder: Path) -> int:
 def model(name: str) -> Finding:
     """Installed, made of the file that the catalog names, and every weight file readable to its end."""
     from omnidraft.models.catalog import known_models
-    from omnidraft.models.catalog.atomic_dir import origin
+    from omnidraft.models.catalog.atomic_dir import read_origin
     from omnidraft.models.catalog.store import HUB_ID
 
     check, folder, local = f"model {name}", folder_of(name), Path(name).expanduser()
@@ -36,12 +36,14 @@ def model(name: str) -> Finding:
         return warning(check, "not on this machine; the first start fetches it", f"omnidraft models pull {name}")
     if folder is None:
         return problem(
-            check, known_models.unknown(name, known_models.names()), "correct models.target or models.drafter"
+            check,
+            known_models.unknown_model_message(name, known_models.names()),
+            "correct models.target or models.drafter",
         )
     advice = f"remove {folder} and run `omnidraft models pull {name}`"
     if broken := _broken_file(folder):
         return problem(check, broken, advice)
-    made = origin(folder)
+    made = read_origin(folder)
     if made and (wanted := _other_than_catalog(name, made)):
         return problem(check, f"{folder} was made from {made.fingerprint}, the catalog names {wanted}", advice)
     return ok(check, f"{folder}, {weights_bytes(folder) / 1e9:.2f} GB of weights")

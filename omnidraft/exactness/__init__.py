@@ -1,1 +1,1 @@
-"""Proof on the user's own models that speculation changes nothing: equality with plain decoding, and the law."""
+"""Checks on the user's own models that speculation changes nothing: equal texts and equal distributions."""

@@ -1,8 +1,9 @@
-"""A target and a proposer that remember what they said: many samples of a few tokens cost few passes.
+"""A target and a proposer that cache their results, so that many samples of a few tokens cost few passes.
 
-The loop runs as always; only work that would give the same again is spared. What was scored is remembered by the whole
-history of trees and kept nodes, so that a session that answers wrongly after some history is found out. A proposer that
-looks at the noise would make another tree for every seed; the law holds with any tree, so a few seeds' trees serve all.
+The decoding loop runs unchanged; only passes that would give the same logits again are saved. Logits are cached by the
+whole history of trees and kept nodes, so that a session that answers wrongly after some history is detected. A proposer
+that reads the noise would make another tree for every seed; the distribution is the same with any tree, so the trees of
+a few seeds serve all.
 Shapes: N nodes of a tree, V vocabulary.
 """
 
@@ -19,26 +20,26 @@ NUM_TREES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
-    """A tree that was scored, and what was kept of it."""
+class _ScoredTree:
+    """A scored tree and the nodes that were kept."""
 
     tree: DraftTree
     nodes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Pass:
-    """All that a pass of a session can depend on."""
+class _PassKey:
+    """Everything that a pass of a session can depend on."""
 
     prompt_ids: tuple[int, ...]
     max_new_tokens: int
     mode: Mode
-    kept: tuple[_Kept, ...]
+    history: tuple[_ScoredTree, ...]
     tree: DraftTree
 
     def texts(self) -> list[tuple[int, ...]]:
-        """What stands before each row, without the prompt but for its last id."""
-        before = tuple(each.tree.tokens[node] for each in self.kept for node in each.nodes)
+        """Return the ids up to each node, without the prompt except for its last id."""
+        before = tuple(each.tree.tokens[node] for each in self.history for node in each.nodes)
         texts = [(*before, self.tree.tokens[0])]
         for node in range(1, len(self.tree)):
             texts.append((*texts[self.tree.parents[node]], self.tree.tokens[node]))
@@ -46,14 +47,14 @@ class _Pass:
 
 
 class CachingTarget:
-    """Implements ports.Target over another one; the oldest of many passes are forgotten."""
+    """Implements ports.Target over another target; the oldest passes are evicted first."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
         self.vocab_size = target.vocab_size
         self.context_limit = target.context_limit
         self.fingerprint = target.fingerprint
-        self._scored: dict[_Pass, torch.Tensor] = {}
+        self._scored: dict[_PassKey, torch.Tensor] = {}
 
     def limits(self, mode: Mode) -> TreeLimits:
         """See ports.Target."""
@@ -63,30 +64,30 @@ class CachingTarget:
         """See ports.Target."""
         return _CachingSession(self, tuple(prompt_ids), max_new_tokens, mode)
 
-    def logits(self, asked: _Pass) -> torch.Tensor:
-        """[N, V] of this pass, by a real session that goes through all of its history."""
-        if asked in self._scored:
-            return self._scored[asked]
-        while self._scored and sum(map(len, self._scored.values())) + len(asked.tree) > MAX_ROWS:
+    def logits(self, key: _PassKey) -> torch.Tensor:
+        """Return the logits [N, V] of this pass, computed by a real session that replays its history."""
+        if key in self._scored:
+            return self._scored[key]
+        while self._scored and sum(map(len, self._scored.values())) + len(key.tree) > MAX_ROWS:
             del self._scored[next(iter(self._scored))]
-        self._scored[asked] = self._passed(asked)
-        return self._scored[asked]
+        self._scored[key] = self._forward(key)
+        return self._scored[key]
 
-    def _passed(self, asked: _Pass) -> torch.Tensor:
-        session = self._target.open(asked.prompt_ids, asked.max_new_tokens, asked.mode)
-        for each in asked.kept:
+    def _forward(self, key: _PassKey) -> torch.Tensor:
+        session = self._target.open(key.prompt_ids, key.max_new_tokens, key.mode)
+        for each in key.history:
             session.score(each.tree)
             session.keep(each.nodes)
-        logits_NV = session.score(asked.tree)
+        logits_NV = session.score(key.tree)
         session.close()
         return logits_NV
 
-    def rows_after(self, request: Request, ids: Sequence[int]) -> Iterator[torch.Tensor]:
-        """The logits [V] after this request's prompt and these ids, of every pass that is remembered."""
+    def cached_logits_after(self, request: Request, ids: Sequence[int]) -> Iterator[torch.Tensor]:
+        """Yield the logits [V] after this request's prompt and these ids, from every cached pass."""
         text = (request.prompt_ids[-1], *ids)
-        asked = (request.prompt_ids, request.max_new_tokens, request.mode)
+        opened_with = (request.prompt_ids, request.max_new_tokens, request.mode)
         for each, logits_NV in self._scored.items():
-            if (each.prompt_ids, each.max_new_tokens, each.mode) == asked:
+            if (each.prompt_ids, each.max_new_tokens, each.mode) == opened_with:
                 yield from (logits_NV[node] for node, before in enumerate(each.texts()) if before == text)
 
 
@@ -95,16 +96,16 @@ class _CachingSession:
 
     def __init__(self, target: CachingTarget, prompt_ids: tuple[int, ...], max_new_tokens: int, mode: Mode) -> None:
         self._target = target
-        self._asked = (prompt_ids, max_new_tokens, mode)
-        self._kept: tuple[_Kept, ...] = ()
+        self._opened_with = (prompt_ids, max_new_tokens, mode)
+        self._history: tuple[_ScoredTree, ...] = ()
         self._tree = DraftTree.empty(prompt_ids[-1])
 
     def score(self, tree: DraftTree) -> torch.Tensor:
         self._tree = tree
-        return self._target.logits(_Pass(*self._asked, self._kept, tree))
+        return self._target.logits(_PassKey(*self._opened_with, self._history, tree))
 
     def keep(self, nodes: Sequence[int]) -> None:
-        self._kept += (_Kept(self._tree, tuple(nodes)),)
+        self._history += (_ScoredTree(self._tree, tuple(nodes)),)
 
     def close(self) -> None:
         pass
@@ -116,47 +117,47 @@ class CachingProposer:
     def __init__(self, proposer: Proposer) -> None:
         self.proposer = proposer
         self.trees: dict[tuple[int, tuple[int, ...]], DraftTree] = {}
-        """By seed modulo NUM_TREES and the answer so far."""
+        """Trees by seed modulo NUM_TREES and the answer so far."""
 
     def open(self, request: Request) -> ProposerSession:
         """See ports.Proposer."""
-        return _CachingProposals(self, request)
+        return _CachingProposerSession(self, request)
 
 
 @dataclass(slots=True)
-class _CachingProposals:
+class _CachingProposerSession:
     """Implements ports.ProposerSession."""
 
     proposer: CachingProposer
     request: Request
-    asked: list[tuple[int, TreeLimits, Noise]] = field(default_factory=list)
+    requests: list[tuple[int, TreeLimits, Noise]] = field(default_factory=list)
     emitted: list[tuple[int, ...]] = field(default_factory=list)
 
     def propose(self, position: int, limits: TreeLimits, noise: Noise) -> DraftTree:
         before = tuple(token for ids in self.emitted for token in ids)
-        kind, trees = self.request.seed % NUM_TREES, self.proposer.trees
-        watched = _WatchedNoise(noise)
-        self.asked.append((position, limits, watched))
-        if (kind, before) not in trees:
-            tree = self._asked_for_real()
-            trees |= {(each, before): tree for each in ([kind] if watched.is_read else range(NUM_TREES))}
-        return trees[kind, before]
+        seed_class, trees = self.request.seed % NUM_TREES, self.proposer.trees
+        tracked = _TrackedNoise(noise)
+        self.requests.append((position, limits, tracked))
+        if (seed_class, before) not in trees:
+            tree = self._propose_uncached()
+            trees |= {(each, before): tree for each in ([seed_class] if tracked.is_read else range(NUM_TREES))}
+        return trees[seed_class, before]
 
     def observe(self, emitted: Sequence[int]) -> None:
         self.emitted.append(tuple(emitted))
 
-    def _asked_for_real(self) -> DraftTree:
-        """The last question put to a real session, after all those before it."""
+    def _propose_uncached(self) -> DraftTree:
+        """Return the tree of a real session for the last request, after replaying the earlier ones."""
         session = self.proposer.proposer.open(self.request)
-        for question, emitted in zip(self.asked, self.emitted, strict=False):
-            session.propose(*question)
+        for request, emitted in zip(self.requests, self.emitted, strict=False):
+            session.propose(*request)
             session.observe(emitted)
-        return session.propose(*self.asked[-1])
+        return session.propose(*self.requests[-1])
 
 
 @dataclass(slots=True)
-class _WatchedNoise:
-    """Implements ports.Noise; tells whether somebody read it."""
+class _TrackedNoise:
+    """Implements ports.Noise and records whether it was read."""
 
     noise: Noise
     is_read: bool = False

@@ -1,4 +1,4 @@
-"""The whole check of one engine: every prompt both ways, and the law, at each temperature and mode."""
+"""The exactness check of one engine: text comparison and sampling test at each temperature and mode."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,64 +15,70 @@ from omnidraft.ports import Mode, Request, Sampling
 
 @dataclass(frozen=True, slots=True)
 class CheckPlan:
-    """What to check."""
+    """The prompts and sample sizes of a check."""
 
     prompts: Sequence[str]
     max_new_tokens: int = 64
     num_draft_tokens: int | None = None
-    """None: the deployment's."""
+    """None: the deployment's setting."""
     seed: int = 0
     num_samples: int = 1000
-    """Of the law."""
-    num_measured: int = 3
-    """Prompts over whose answers the rounding is measured, at most."""
-    num_measured_tokens: int = 48
-    """... and tokens of each."""
-    num_law_prompts: int = 8
-    """Prompts among which the law's is chosen, at most."""
+    """Samples of the sampling test."""
+    num_rounding_prompts: int = 3
+    """Number of prompts over whose answers the rounding is measured, at most."""
+    num_rounding_tokens: int = 48
+    """Number of tokens of each of these answers, at most."""
+    num_sampling_prompts: int = 8
+    """Number of prompts among which the sampling test chooses one, at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckRun:
-    """One temperature in one mode."""
+    """The results at one temperature in one mode."""
 
     temperature: float
     mode: Mode
     comparisons: tuple[TextComparison, ...]
     """One per prompt."""
-    laws: tuple[DistributionTest, ...]
-    law_prompt: int
-    """Index of the prompt that the law was tested on."""
+    distribution_tests: tuple[DistributionTest, ...]
+    sampled_prompt: int
+    """Index of the prompt of the sampling test."""
     rounding: Rounding | None
     """None in reproducible mode, which allows none."""
 
     @property
     def passed(self) -> bool:
-        return all(law.passed for law in self.laws) and all(each.verdict != "unexplained" for each in self.comparisons)
+        return all(test.passed for test in self.distribution_tests) and all(
+            each.verdict != "unexplained" for each in self.comparisons
+        )
 
 
 class ExactnessCheck:
     """Checks the target and drafter of one engine."""
 
-    def __init__(self, engine: Engine, plan: CheckPlan, advance: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, engine: Engine, plan: CheckPlan, on_progress: Callable[[], None] = lambda: None) -> None:
         """
         Args:
-            advance: called after each text, sample and measured answer.
+            on_progress: called after each text, each sample and each measured answer.
         """
         self._engine = engine
         self._plan = plan
-        self._advance = advance
+        self._on_progress = on_progress
         self._proposer = engine.slot.current.proposer
-        self._law = SamplingTest(engine.decoder, self._proposer)
+        self._sampling_test = SamplingTest(engine.decoder, self._proposer)
 
-    def num_steps(self, temperatures: Sequence[float], modes: Sequence[Mode]) -> int:
-        """How often `advance` will be called for these."""
+    def num_progress_steps(self, temperatures: Sequence[float], modes: Sequence[Mode]) -> int:
+        """Return the number of calls of `on_progress` that checking these will make."""
         plan = self._plan
-        measured = len(plan.prompts[: plan.num_measured]) if "fast" in modes else 0
+        measured = len(plan.prompts[: plan.num_rounding_prompts]) if "fast" in modes else 0
         return measured + len(temperatures) * len(modes) * (len(plan.prompts) + plan.num_samples)
 
     def run(self, temperature: float, mode: Mode) -> CheckRun:
-        """Raises RequestError, ConfigError: the engine cannot decode this, or not in this mode."""
+        """Run the check at one temperature in one mode.
+
+        Raises:
+            RequestError, ConfigError: the engine cannot decode this, or not in this mode.
+        """
         rounding = self.rounding if mode == "fast" else None
         limit = rounding.limit if rounding else 0.0
         requests = [self._request(prompt, temperature, mode) for prompt in self._plan.prompts]
@@ -87,24 +93,24 @@ class ExactnessCheck:
         comparisons = []
         for request in requests:
             comparisons.append(comparer.compare(request))
-            self._advance()
-        chosen = self._law.least_certain(requests[: self._plan.num_law_prompts])
-        laws = self._law.run(chosen, self._plan.num_samples, rounding=limit, advance=self._advance)
-        return CheckRun(temperature, mode, tuple(comparisons), tuple(laws), requests.index(chosen), rounding)
+            self._on_progress()
+        chosen = self._sampling_test.highest_entropy(requests[: self._plan.num_sampling_prompts])
+        tests = self._sampling_test.run(chosen, self._plan.num_samples, rounding=limit, on_progress=self._on_progress)
+        return CheckRun(temperature, mode, tuple(comparisons), tuple(tests), requests.index(chosen), rounding)
 
     @cached_property
     def rounding(self) -> Rounding:
-        """Of fast passes, measured once."""
+        """The rounding between fast passes, measured once."""
         measured = []
-        for prompt in self._plan.prompts[: self._plan.num_measured]:
+        for prompt in self._plan.prompts[: self._plan.num_rounding_prompts]:
             request = self._request(prompt, 1.0, "fast")
-            short = replace(request, max_new_tokens=min(request.max_new_tokens, self._plan.num_measured_tokens))
+            short = replace(request, max_new_tokens=min(request.max_new_tokens, self._plan.num_rounding_tokens))
             measured.append(measure(self._engine.decoder, short))
-            self._advance()
+            self._on_progress()
         return reduce(add, measured)
 
     def _request(self, prompt: str, temperature: float, mode: Mode) -> Request:
-        """As messages where both models have a chat template."""
+        """Return the request for a prompt, as a chat message where both models have a chat template."""
         pair, plan = self._engine.pair, self._plan
         is_chat = pair.target_tokenizer.has_chat_template and pair.drafter_tokenizer.has_chat_template
         return self._engine.decode_request(

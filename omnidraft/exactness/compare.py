@@ -1,9 +1,9 @@
-"""Same seed, same text: speculation against plain decoding, token by token, and what explains a difference.
+"""Compare speculation with plain decoding at the same seed, token by token, and explain each difference.
 
-Both texts are decoded side by side. Where they part, the logits of both passes are at hand. Rounding explains the
-difference when these logits lie no further apart than passes over one text are known to, and when each token is the
-target's own draw from its logits: then logits within rounding of plain's, drawn from honestly, gave the other token.
-Anything else is a failure. After an explained difference the comparison goes on from plain's text.
+Both texts are decoded side by side. At the first difference the logits of both passes are compared. Rounding explains
+the difference when these logits differ by no more than passes over one text are known to differ, and when each token is
+the one that its logits and the noise give: then the draw was correct and only rounding changed its input. Anything else
+is a failure. After an explained difference the comparison continues from the text of plain decoding.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,28 +30,28 @@ Verdict = Literal["identical", "explained", "unexplained"]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where the two texts part."""
+    """A position at which the two texts differ."""
 
     index: int
-    """Of the token in the answer, from 0."""
+    """Index of the token in the answer, from 0."""
     plain_token: int | None
-    """None: plain decoding had ended."""
+    """None when plain decoding had ended."""
     drafted_token: int | None
     logit_difference: float | None
-    """Largest, between the two passes; None when one of the texts had ended."""
+    """Largest difference of one logit between the two passes; None when one of the texts had ended."""
     problem: str | None
-    """What rounding cannot explain; None: it explains the difference."""
+    """The part that rounding cannot explain; None when it explains the difference."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextComparison:
-    """One answer, both ways."""
+    """One answer, decoded both ways."""
 
     answer: tuple[int, ...]
-    """Of plain decoding, as far as it was compared."""
+    """Ids of plain decoding, as far as they were compared."""
     differences: tuple[Difference, ...]
-    figures: DecodeStats
-    """Of the speculating side."""
+    stats: DecodeStats
+    """Statistics of the speculative decoding."""
 
     @property
     def verdict(self) -> Verdict:
@@ -61,7 +61,7 @@ class TextComparison:
 
 
 class TextComparer:
-    """Compares the texts of one decoder and proposer."""
+    """Compares speculative and plain decoding of one decoder and proposer."""
 
     def __init__(
         self, decoder: Decoder, proposer: Proposer, target: Vocabulary, drafter: Tokenizer, *, rounding: float
@@ -80,22 +80,22 @@ class TextComparer:
         """Decode the request both ways, to the end or to the first difference that rounding does not explain."""
         answer: list[int] = []
         differences: list[Difference] = []
-        figures, left = DecodeStats(), request
+        stats, remaining = DecodeStats(), request
         with closing(trace_tokens(self._decoder, replace(request, num_draft_tokens=0), None)) as plain:
-            while (parted := self._parted(left, plain, answer, figures)) is not None:
-                differences.append(self._difference(request, answer, *parted))
-                if parted[1] is not None:
-                    answer.append(parted[1].token)
+            while (pair := self._first_difference(remaining, plain, answer, stats)) is not None:
+                differences.append(self._difference(request, answer, *pair))
+                if pair[1] is not None:
+                    answer.append(pair[1].token)
                 if differences[-1].problem or _is_over(request, answer):
                     break
-                left = self._continued(request, answer)
-        return TextComparison(tuple(answer), tuple(differences), figures)
+                remaining = self._continuation(request, answer)
+        return TextComparison(tuple(answer), tuple(differences), stats)
 
-    def _parted(
-        self, request: Request, plain: Iterator[TracedToken], answer: list[int], figures: DecodeStats
+    def _first_difference(
+        self, request: Request, plain: Iterator[TracedToken], answer: list[int], stats: DecodeStats
     ) -> tuple[TracedToken | None, TracedToken | None] | None:
-        """Where speculation and plain decoding part; what they share goes into `answer`. None: they end together."""
-        with closing(trace_tokens(self._decoder, request, self._proposer, figures)) as drafted:
+        """Return the first two tokens that differ, None when both texts end together; equal ones go into `answer`."""
+        with closing(trace_tokens(self._decoder, request, self._proposer, stats)) as drafted:
             for ours, theirs in zip_longest(drafted, plain):
                 if ours is None or theirs is None or ours.token != theirs.token:
                     return ours, theirs
@@ -110,19 +110,19 @@ class TextComparer:
             first = "speculation" if ours is None else "plain decoding"
             tokens = (theirs.token if theirs else None, ours.token if ours else None)
             return Difference(index, *tokens, None, f"{first} ended the text here, the other went on")
-        apart = logit_difference(ours.logits_V, theirs.logits_V)
+        difference = logit_difference(ours.logits_V, theirs.logits_V)
         problem = None
-        if not apart <= self._rounding:
-            problem = f"the logits are {apart:.3g} apart, rounding explains {self._rounding:.3g}"
-        for name, drawn in (("plain decoding", theirs), ("speculation", ours)):
-            if (own := _own_draw(request, answer, drawn)) != drawn.token:
-                problem = f"{name} drew token {drawn.token}, its logits and noise give {own}"
-        return Difference(index, theirs.token, ours.token, apart, problem)
+        if not difference <= self._rounding:
+            problem = f"the logits are {difference:.3g} apart, rounding explains {self._rounding:.3g}"
+        for name, traced in (("plain decoding", theirs), ("speculation", ours)):
+            if (expected := _expected_token(request, answer, traced)) != traced.token:
+                problem = f"{name} drew token {traced.token}, its logits and noise give {expected}"
+        return Difference(index, theirs.token, ours.token, difference, problem)
 
-    def _continued(self, request: Request, answer: Sequence[int]) -> Request:
-        """The same request with plain's answer so far as part of the prompt: noise goes by absolute position."""
+    def _continuation(self, request: Request, answer: Sequence[int]) -> Request:
+        """Return the request with plain's answer so far in its prompt; noise depends on the absolute position."""
         drafter_ids = request.drafter_prompt_ids
-        with suppress(VocabularyError):  # the drafter cannot spell it: it drafts from the question alone
+        with suppress(VocabularyError):  # the drafter cannot spell it and drafts from the prompt alone
             drafter_ids += tuple(tokenise_bytes(self._drafter, self._target.spell(answer)))
         return replace(
             request,
@@ -136,16 +136,16 @@ def _is_over(request: Request, answer: Sequence[int]) -> bool:
     return answer[-1] in request.stop_ids or len(answer) == request.max_new_tokens
 
 
-def _own_draw(request: Request, answer: Sequence[int], drawn: TracedToken) -> int:
-    """The token that the rule gives for these logits behind this answer."""
-    logits_V = drawn.logits_V.float().cpu().numpy()
+def _expected_token(request: Request, answer: Sequence[int], traced: TracedToken) -> int:
+    """Return the token that the noise draws from these logits after this answer."""
+    logits_V = traced.logits_V.float().cpu().numpy()
     noise = SeededNoise(request.seed, request.choice, len(logits_V))
-    return noise.draw(*shape_logits(request, answer, logits_V), len(request.prompt_ids) + len(answer))
+    return noise.draw(*token_probabilities(request, answer, logits_V), len(request.prompt_ids) + len(answer))
 
 
-def shape_logits(request: Request, answer: Sequence[int], logits_V: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and probabilities of the token behind this answer, processors applied."""
-    shaper = LogitsPipeline(request)
+def token_probabilities(request: Request, answer: Sequence[int], logits_V: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return ids and probabilities of the token after this answer, processors applied."""
+    pipeline = LogitsPipeline(request)
     for token in answer:
-        shaper.take(token)
-    return shaper.distribution(logits_V)
+        pipeline.take(token)
+    return pipeline.distribution(logits_V)

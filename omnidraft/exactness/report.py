@@ -1,4 +1,4 @@
-"""A finished check as plain data: what `--json` writes, and what the table and the verdict are made of."""
+"""The report of a finished check as plain data, which `--json` writes and the table and the verdict are made of."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -14,7 +14,7 @@ _CONTEXT_BYTES = 60
 
 
 def report(runs: Sequence[CheckRun], plan: CheckPlan, engine: Engine) -> dict[str, Any]:
-    """Totals over all runs, the worst law, and each run by itself."""
+    """Return totals over all runs, the worst distribution test, and each run by itself."""
     rows = [_run(run, plan.prompts, engine.pair) for run in runs]
     return {
         "passed": all(run.passed for run in runs),
@@ -25,14 +25,14 @@ def report(runs: Sequence[CheckRun], plan: CheckPlan, engine: Engine) -> dict[st
         "seed": plan.seed,
         "max_new_tokens": plan.max_new_tokens,
         **{name: sum(row[name] for row in rows) for name in ("texts", "identical", "explained", "unexplained")},
-        "law": _worst([law for run in runs for law in run.laws]),
+        "law": _worst([test for run in runs for test in run.distribution_tests]),
         "runs": rows,
     }
 
 
 def _run(run: CheckRun, prompts: Sequence[str], pair: Pair) -> dict[str, Any]:
     verdicts = [each.verdict for each in run.comparisons]
-    figures = sum((each.figures for each in run.comparisons), DecodeStats())
+    stats = sum((each.stats for each in run.comparisons), DecodeStats())
     return {
         "passed": run.passed,
         "temperature": run.temperature,
@@ -42,14 +42,14 @@ def _run(run: CheckRun, prompts: Sequence[str], pair: Pair) -> dict[str, Any]:
         "explained": verdicts.count("explained"),
         "unexplained": verdicts.count("unexplained"),
         "tokens": sum(len(each.answer) for each in run.comparisons),
-        "scored": figures.num_scored,
-        "agreement": figures.agreement,
-        "tokens_per_pass": round(figures.tokens_per_pass, 4),
-        "accepted_by_source": dict(figures.accepted_by_source),
+        "scored": stats.num_scored,
+        "agreement": stats.agreement,
+        "tokens_per_pass": round(stats.tokens_per_pass, 4),
+        "accepted_by_source": dict(stats.accepted_by_source),
         "rounding": asdict(run.rounding) | {"limit": run.rounding.limit} if run.rounding else None,
-        "law": _worst(run.laws),
-        "law_positions": [_distribution(law) for law in run.laws],
-        "law_prompt": prompts[run.law_prompt],
+        "law": _worst(run.distribution_tests),
+        "law_positions": [_distribution(test) for test in run.distribution_tests],
+        "law_prompt": prompts[run.sampled_prompt],
         "differences": [
             _difference(difference, comparison, prompt, pair)
             for prompt, comparison in zip(prompts, run.comparisons, strict=True)
@@ -58,20 +58,20 @@ def _run(run: CheckRun, prompts: Sequence[str], pair: Pair) -> dict[str, Any]:
     }
 
 
-def _worst(laws: Sequence[DistributionTest]) -> dict[str, Any]:
-    """The one that failed, or came nearest to its limit."""
-    return _distribution(max(laws, key=lambda law: (not law.passed, law.tv - law.tv_limit)))
+def _worst(tests: Sequence[DistributionTest]) -> dict[str, Any]:
+    """Return the test that failed, or came nearest to its limit."""
+    return _distribution(max(tests, key=lambda test: (not test.passed, test.tv - test.tv_limit)))
 
 
-def _distribution(law: DistributionTest) -> dict[str, Any]:
-    return asdict(law) | {"passed": law.passed}
+def _distribution(test: DistributionTest) -> dict[str, Any]:
+    return asdict(test) | {"passed": test.passed}
 
 
 def _difference(difference: Difference, comparison: TextComparison, prompt: str, pair: Pair) -> dict[str, Any]:
-    """Where it is, in ids and in text."""
+    """Return one difference and its surroundings, in ids and in text."""
     vocabulary = pair.target_tokenizer.vocabulary
 
-    def shown(token: int | None) -> str | None:
+    def text_of(token: int | None) -> str | None:
         return None if token is None else vocabulary.spell([token]).decode(errors="backslashreplace")
 
     index = difference.index
@@ -84,9 +84,9 @@ def _difference(difference: Difference, comparison: TextComparison, prompt: str,
         "problem": difference.problem,
         "logit_difference": difference.logit_difference,
         "plain_token": difference.plain_token,
-        "plain_text": shown(difference.plain_token),
+        "plain_text": text_of(difference.plain_token),
         "drafted_token": difference.drafted_token,
-        "drafted_text": shown(difference.drafted_token),
+        "drafted_text": text_of(difference.drafted_token),
         "before": before.decode(errors="backslashreplace"),
         "after": after.decode(errors="backslashreplace"),
     }

@@ -1,8 +1,8 @@
-"""The law test: first and second tokens of many seeds, by the whole loop, against the plain passes' probabilities.
+"""The sampling test: first and second tokens of many seeds, by the whole loop, against plain decoding's probabilities.
 
-The second token is tested together with the first, for the likeliest first tokens: after the others, texts are not
-gone on with. Exact probabilities come from one-row passes, processors applied; where the passes that drafted round
-otherwise, the total variation between both laws is computed and allowed for.
+The second token is tested together with the first, for the likeliest first tokens; texts that begin with another token
+end there. Exact probabilities come from one-row passes, processors applied; where drafting passes round differently,
+the total variation between both distributions is computed and allowed for.
 Shapes: V vocabulary.
 """
 
@@ -15,74 +15,74 @@ import torch
 
 from omnidraft.decode.loop import Decoder
 from omnidraft.exactness.caching_target import CachingProposer, CachingTarget
-from omnidraft.exactness.compare import shape_logits
-from omnidraft.exactness.distribution_test import MIN_EXPECTED, Cell, DistributionTest, limit, total_variation
+from omnidraft.exactness.compare import token_probabilities
+from omnidraft.exactness.distribution_test import MIN_EXPECTED, Cell, DistributionTest, total_variation, tv_limit
 from omnidraft.exactness.rounding import logit_difference
 from omnidraft.ports import DraftTree, Proposer, Request
 
-MAX_FOLLOWED = 6
+MAX_FIRST_TOKENS = 6
 
 
 @dataclass(frozen=True, slots=True)
-class _Expected:
-    """Probabilities after one text."""
+class _Reference:
+    """The reference probabilities after one text."""
 
     p_V: np.ndarray
-    """By plain decoding."""
+    """Probabilities of plain decoding."""
     possible_V: np.ndarray
-    """Whether some pass gives a token any probability."""
+    """True for tokens to which some pass gives any probability."""
     rounding: float
-    """Total variation between plain's probabilities and those of other passes, the largest."""
+    """Largest total variation between plain's probabilities and those of another pass."""
     logit_difference: float
 
 
 class SamplingTest:
-    """Tests one request of one decoder and proposer. Passes are remembered over tests, temperatures too."""
+    """Tests one request of one decoder and proposer. Passes are cached across tests and temperatures."""
 
     def __init__(self, decoder: Decoder, proposer: Proposer) -> None:
         self._target = CachingTarget(decoder.target)
         self._decoder = decoder.with_target(self._target)
         self._proposer = proposer
 
-    def least_certain(self, requests: Sequence[Request]) -> Request:
-        """The one whose first token has the most entropy: the law of a certain token shows little."""
-        return max(requests, key=lambda request: _entropy(self._plain_row(_short(request), ())))
+    def highest_entropy(self, requests: Sequence[Request]) -> Request:
+        """Return the request whose first token has the highest entropy: a nearly certain token tests little."""
+        return max(requests, key=lambda request: _entropy(self._plain_logits(_shortened(request), ())))
 
     def run(
-        self, request: Request, num_samples: int, *, rounding: float, advance: Callable[[], None] = lambda: None
+        self, request: Request, num_samples: int, *, rounding: float, on_progress: Callable[[], None] = lambda: None
     ) -> list[DistributionTest]:
-        """Test both positions; the request's seed is the first of `num_samples`.
+        """Test both positions; the request's seed is the first of `num_samples` seeds.
 
         Args:
             rounding: logits of two passes over one text may differ by this much.
-            advance: called after each sample.
+            on_progress: called after each sample.
         """
-        request = _short(request)
-        followed = _likeliest(_p(request, (), self._plain_row(request, ())), request)
-        counts = Counter(self._samples(request, num_samples, followed, advance))
-        expected = {ids: self._expected(request, ids) for ids in [(), *((token,) for token in followed)]}
+        request = _shortened(request)
+        continued = _likeliest(_probabilities(request, (), self._plain_logits(request, ())), request)
+        counts = Counter(self._samples(request, num_samples, continued, on_progress))
+        expected = {ids: self._expected(request, ids) for ids in [(), *((token,) for token in continued)]}
         return [
             _distribution(position, expected, counts, num_samples, logit_limit=rounding)
             for position in (1, 2)
-            if position == 1 or followed
+            if position == 1 or continued
         ]
 
     def _samples(
-        self, request: Request, num_samples: int, followed: Sequence[int], advance: Callable[[], None]
+        self, request: Request, num_samples: int, continued: Sequence[int], on_progress: Callable[[], None]
     ) -> Iterator[Cell]:
-        """The first two tokens of each seed; only the first where it is not followed, or ends the text."""
+        """Yield the first two tokens of each seed; only the first where it is not continued, or ends the text."""
         proposer = CachingProposer(self._proposer)
         for seed in range(request.seed, request.seed + num_samples):
             ids: tuple[int, ...] = ()
             for step in self._decoder.decode(replace(request, seed=seed), proposer):
                 ids += step.emitted
-                if len(ids) >= 2 or ids[0] not in followed:
+                if len(ids) >= 2 or ids[0] not in continued:
                     break
-            advance()
-            yield ids[:2] if ids[0] in followed else ids[:1]
+            on_progress()
+            yield ids[:2] if ids[0] in continued else ids[:1]
 
-    def _plain_row(self, request: Request, ids: Sequence[int]) -> torch.Tensor:
-        """Logits after these ids by one-row passes. [V]"""
+    def _plain_logits(self, request: Request, ids: Sequence[int]) -> torch.Tensor:
+        """Return the logits [V] after these ids by one-row passes."""
         session = self._target.open(request.prompt_ids, request.max_new_tokens, request.mode)
         rows = []
         for token in (request.prompt_ids[-1], *ids):
@@ -90,67 +90,67 @@ class SamplingTest:
             session.keep((0,))
         return rows[-1]
 
-    def _expected(self, request: Request, ids: Sequence[int]) -> _Expected:
-        plain_V = self._plain_row(request, ids)
-        p_V, rounding, apart = _p(request, ids, plain_V), 0.0, 0.0
+    def _expected(self, request: Request, ids: Sequence[int]) -> _Reference:
+        plain_V = self._plain_logits(request, ids)
+        p_V, rounding, difference = _probabilities(request, ids, plain_V), 0.0, 0.0
         possible_V = p_V > 0
-        for row_V in self._target.rows_after(request, ids):
-            other_V = _p(request, ids, row_V)
+        for row_V in self._target.cached_logits_after(request, ids):
+            other_V = _probabilities(request, ids, row_V)
             possible_V |= other_V > 0
             rounding = max(rounding, float(np.abs(p_V - other_V).sum() / 2))
-            apart = max(apart, logit_difference(row_V, plain_V))
-        return _Expected(p_V, possible_V, rounding, apart)
+            difference = max(difference, logit_difference(row_V, plain_V))
+        return _Reference(p_V, possible_V, rounding, difference)
 
 
-def _short(request: Request) -> Request:
-    """Long enough for trees of full size."""
+def _shortened(request: Request) -> Request:
+    """Return the request, only as long as trees of full size need."""
     return replace(request, max_new_tokens=request.num_draft_tokens + 2)
 
 
 def _entropy(logits_V: torch.Tensor) -> float:
-    """In nats, at temperature 1."""
+    """Return the entropy in nats at temperature 1."""
     log_p_V = torch.log_softmax(logits_V.double(), dim=-1)
     return float(-(log_p_V.exp() * log_p_V.clamp(min=-1e9)).sum())
 
 
-def _p(request: Request, ids: Sequence[int], logits_V: torch.Tensor) -> np.ndarray:
-    """Probabilities of all tokens behind these ids of the answer, processors applied. [V]"""
+def _probabilities(request: Request, ids: Sequence[int], logits_V: torch.Tensor) -> np.ndarray:
+    """Return the probabilities [V] of all tokens after these ids of the answer, processors applied."""
     p_V = np.zeros(len(logits_V))
-    possible, p_M = shape_logits(request, ids, logits_V.float().cpu().numpy())
+    possible, p_M = token_probabilities(request, ids, logits_V.float().cpu().numpy())
     p_V[possible] = p_M
     return p_V
 
 
 def _likeliest(p_V: np.ndarray, request: Request) -> list[int]:
-    """First tokens that texts are gone on with."""
-    front = np.argsort(-p_V, kind="stable")[:MAX_FOLLOWED]
+    """Return the first tokens after which texts are continued."""
+    front = np.argsort(-p_V, kind="stable")[:MAX_FIRST_TOKENS]
     return [int(token) for token in front if p_V[token] > 0 and int(token) not in request.stop_ids]
 
 
 def _distribution(
-    position: int, expected: Mapping[Cell, _Expected], counts: Counter[Cell], num_samples: int, *, logit_limit: float
+    position: int, expected: Mapping[Cell, _Reference], counts: Counter[Cell], num_samples: int, *, logit_limit: float
 ) -> DistributionTest:
     before = {ids: each for ids, each in expected.items() if len(ids) < position}
     p = _cells(position, expected, MIN_EXPECTED / num_samples)
-    seen: Counter[Cell] = Counter()
-    for ids, times in counts.items():
-        seen[ids[:position]] += times
+    prefix_counts: Counter[Cell] = Counter()
+    for ids, count in counts.items():
+        prefix_counts[ids[:position]] += count
     rounding = sum((expected[()].p_V[ids[0]] if ids else 1.0) * each.rounding for ids, each in before.items())
     return DistributionTest(
         position=position,
         samples=num_samples,
         cells=len(p) + 1,
-        tv=total_variation(p, seen, num_samples),
-        tv_limit=min(1.0, limit(p, num_samples) + rounding),
+        tv=total_variation(p, prefix_counts, num_samples),
+        tv_limit=min(1.0, tv_limit(p, num_samples) + rounding),
         rounding=min(1.0, rounding),
-        impossible=sum(times for ids, times in seen.items() if not _is_possible(ids, before)),
+        impossible=sum(count for ids, count in prefix_counts.items() if not _is_possible(ids, before)),
         logit_difference=max(each.logit_difference for each in before.values()),
         logit_limit=logit_limit,
     )
 
 
-def _cells(position: int, expected: Mapping[Cell, _Expected], least: float) -> dict[Cell, float]:
-    """The cells of this position that have at least this probability."""
+def _cells(position: int, expected: Mapping[Cell, _Reference], least: float) -> dict[Cell, float]:
+    """Return the cells of this position with at least this probability."""
     first_V = expected[()].p_V
     if position == 1:
         return {(int(token),): float(first_V[token]) for token in np.flatnonzero(first_V >= least)}
@@ -161,6 +161,6 @@ def _cells(position: int, expected: Mapping[Cell, _Expected], least: float) -> d
     return cells
 
 
-def _is_possible(ids: Cell, before: Mapping[Cell, _Expected]) -> bool:
-    """Whether some pass gives these tokens any probability, where it is known."""
+def _is_possible(ids: Cell, before: Mapping[Cell, _Reference]) -> bool:
+    """Return whether some pass gives these tokens any probability, where it is known."""
     return all(ids[:at] not in before or before[ids[:at]].possible_V[token] for at, token in enumerate(ids))

@@ -1,4 +1,4 @@
-"""A text token by token, each with the logits that it was drawn from.
+"""Trace a text token by token, each with the logits that it was drawn from.
 
 Shapes: N nodes of a tree, V vocabulary.
 """
@@ -19,27 +19,27 @@ class TracedToken:
 
     token: int
     logits_V: torch.Tensor
-    """Raw, of the pass that the decoder drew from."""
+    """Raw logits of the pass that the decoder drew from."""
 
 
 def trace_tokens(
-    decoder: Decoder, request: Request, proposer: Proposer | None, figures: DecodeStats | None = None
+    decoder: Decoder, request: Request, proposer: Proposer | None, stats: DecodeStats | None = None
 ) -> Generator[TracedToken, None, None]:
-    """The tokens that this decoder emits. Closing it ends the text early; `figures` counts its steps."""
+    """Yield the tokens that this decoder emits; closing the generator ends the text early. `stats` counts its steps."""
     target = TracingTarget(decoder.target)
     for step in decoder.with_target(target).decode(request, proposer):
-        if figures is not None:
-            figures.take(step)
+        if stats is not None:
+            stats.take(step)
         nodes = (0, *step.path)[: len(step.emitted)]
         for token, node in zip(step.emitted, nodes, strict=True):
             yield TracedToken(token, target.logits_NV[node])
 
 
 class TracingTarget:
-    """Implements ports.Target over another one; for one text at a time."""
+    """Implements ports.Target over another target; for one text at a time."""
 
     logits_NV: torch.Tensor
-    """Of the last pass."""
+    """Logits of the last pass."""
 
     def __init__(self, target: Target) -> None:
         self._target = target

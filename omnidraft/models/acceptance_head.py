@@ -1,15 +1,16 @@
-"""Will the target draw what the drafter guesses? A few weights over the drafter's last hidden state.
+"""The acceptance head predicts from the drafter's last hidden state whether the target will accept a drafted token.
 
-P(accepted) = sigmoid(bias(hidden) + slope * logit(q)): what the drafter says of itself, q, corrected by how far it can
-be believed at this place. `bias` is SpecDec++'s head, residual SiLU blocks and a linear layer to one number.
-Which hidden state: SpecDec++ reads that of the drafted token itself, one pass of the drafter later. This one reads the
-state that the token was drafted from (normed, the input of the head matrix). So the chance of a token is known before
-the step behind it is paid, and all guesses, accepted or not, are learned from one pass over the emitted text. That
-state does not know which token was drafted; q tells. An untrained head believes the drafter: P = q.
-Measured, untrained SmolLM2-135M for Qwen2.5-Coder-1.5B at temperature 0, first guesses in 24 GSM8K answers after one
+P(accepted) = sigmoid(bias(hidden) + slope * logit(q)): the drafter's own probability q, corrected by its reliability at
+this position. `bias` is SpecDec++'s head, residual SiLU blocks and a linear layer to one number (algorithms.md,
+section 8).
+SpecDec++ reads the hidden state of the drafted token itself, one pass of the drafter later. This head reads the state
+that the token was drafted from (normed, the input of the head matrix). So the probability of a token is known before
+the next step is paid for, and all candidates, accepted or not, are learned from one pass over the emitted text. That
+state does not depend on the drafted token, but q does. An untrained head trusts the drafter: P = q.
+Measured, untrained SmolLM2-135M for Qwen2.5-Coder-1.5B at temperature 0, first candidates in 24 GSM8K answers after one
 pass over 76 others (AdamW 1e-3, 4 answers a step): area under the curve .842 by q alone, .704 by the hidden state
 alone, .851 by both; cross-entropy .423, .529, .413.
-Shapes: N guesses, R rows, H hidden size of the drafter.
+Shapes: N candidates, R rows, H hidden size of the drafter.
 Source: SpecDec++, https://arxiv.org/abs/2405.19715; its code, https://github.com/Kaffaljidhmah2/SpecDec_pp.
 """
 
@@ -25,20 +26,20 @@ from omnidraft.errors import SnapshotCorrupt
 from omnidraft.ports import AcceptanceFn
 
 PREFIX = "acceptance_head."
-"""Of its tensors among a snapshot's serving tensors; no parameter of a transformers model begins so."""
-_LEAST_LOG_Q, _MOST_LOG_Q = -14.0, -1e-3
-"""Beyond them a q says nothing more; log-probabilities of a trace have 11 bits."""
+"""Prefix of its tensors among a snapshot's serving tensors; no parameter of a transformers model has it."""
+_MIN_LOG_Q, _MAX_LOG_Q = -14.0, -1e-3
+"""Range of log q that is informative; log-probabilities of a trace have 11 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class _RowAcceptance:
-    """Implements ports.Odds."""
+    """Implements ports.AcceptanceFn."""
 
     bias: float
     slope: float
 
     def __call__(self, log_q: float) -> float:
-        log_q = min(max(log_q, _LEAST_LOG_Q), _MOST_LOG_Q)
+        log_q = min(max(log_q, _MIN_LOG_Q), _MAX_LOG_Q)
         logit = self.bias + self.slope * (log_q - math.log1p(-math.exp(log_q)))
         return 1 / (1 + math.exp(-logit)) if logit > 0 else math.exp(logit) / (1 + math.exp(logit))
 
@@ -65,12 +66,12 @@ class AcceptanceHead(nn.Module):
 
     def logits(self, hidden_NH: Tensor, log_q_N: Tensor) -> Tensor:
         """See ports.TrainableHead."""
-        log_q_N = log_q_N.clamp(_LEAST_LOG_Q, _MOST_LOG_Q)
+        log_q_N = log_q_N.clamp(_MIN_LOG_Q, _MAX_LOG_Q)
         return self._bias(hidden_NH) + self.slope * (log_q_N - torch.log1p(-log_q_N.exp()))
 
     @torch.inference_mode()
     def acceptance_probabilities(self, hidden_RH: Tensor) -> list[AcceptanceFn]:
-        """Of the guesses behind each row."""
+        """Return the acceptance function of the candidates after each row."""
         biases = self._bias(hidden_RH.to(self.slope.device)).tolist()
         slope = self.slope.item()
         return [_RowAcceptance(bias, slope) for bias in biases]
@@ -83,18 +84,18 @@ class AcceptanceHead(nn.Module):
         return bias_N
 
 
-def separate(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], AcceptanceHead | None]:
-    """A snapshot's serving tensors: those of the drafter, and the head if there is one.
+def split_tensors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], AcceptanceHead | None]:
+    """Split a snapshot's serving tensors into those of the drafter and the head, if there is one.
 
     Raises:
-        SnapshotCorrupt: what is there of a head is no whole one.
+        SnapshotCorrupt: the head is incomplete.
     """
-    drafters = {name: tensor for name, tensor in tensors.items() if not name.startswith(PREFIX)}
-    heads = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items() if name.startswith(PREFIX)}
-    return drafters, _loaded(heads) if heads else None
+    drafter_tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(PREFIX)}
+    head_tensors = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items() if name.startswith(PREFIX)}
+    return drafter_tensors, _load_head(head_tensors) if head_tensors else None
 
 
-def _loaded(tensors: Mapping[str, Tensor]) -> AcceptanceHead:
+def _load_head(tensors: Mapping[str, Tensor]) -> AcceptanceHead:
     if "out.weight" not in tensors:
         raise SnapshotCorrupt("the snapshot's acceptance head has no out.weight")
     num_blocks = sum(re.fullmatch(r"blocks\.\d+\.weight", name) is not None for name in tensors)
@@ -102,5 +103,5 @@ def _loaded(tensors: Mapping[str, Tensor]) -> AcceptanceHead:
     try:
         head.load_state_dict(dict(tensors))
     except RuntimeError as exc:
-        raise SnapshotCorrupt(f"the snapshot's acceptance head is no whole one: {exc}") from exc
+        raise SnapshotCorrupt(f"the snapshot's acceptance head is incomplete: {exc}") from exc
     return head.requires_grad_(False)

@@ -1,4 +1,4 @@
-"""Whether a request fits into a target's context; the same answer from every engine."""
+"""Check that a request fits into a target's context; every engine uses this check."""
 
 from collections.abc import Sequence
 
@@ -6,10 +6,10 @@ from omnidraft.errors import RequestError
 
 
 def ids_needed(prompt_ids: Sequence[int], max_new_tokens: int, context_limit: int) -> int:
-    """Ids of prompt and answer together.
+    """Return the number of ids of prompt and answer together.
 
     Raises:
-        RequestError: there is no prompt, or they are more than the context holds.
+        RequestError: the prompt is empty, or they exceed the context.
     """
     if not prompt_ids:
         raise RequestError("the prompt is empty; give at least one token")

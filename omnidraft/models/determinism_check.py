@@ -1,4 +1,4 @@
-"""Whether the bits of a logit depend on what else was in its pass: the question that reproducible mode rests on."""
+"""Check that the bits of a logit do not depend on the rest of its pass, as reproducible mode requires."""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,13 +8,13 @@ from omnidraft.ports import DraftTree, TargetSession
 
 
 def is_deterministic(alone: TargetSession, blocks: TargetSession, *, vocab_size: int, chains: int, width: int) -> bool:
-    """Compare full passes, begun at every offset, with one id at a time, bit by bit.
+    """Return whether full passes, begun at every offset, give the same bits as one id at a time.
 
-    Each chain of the pass in turn holds the text, and all the others hold junk.
+    Each chain of the pass in turn holds the text, and all the others hold arbitrary ids.
 
     Args:
-        alone: a session without any ids, of the shape in question.
-        blocks: another one.
+        alone: an empty session, for passes over one id.
+        blocks: another empty session, for full passes.
     """
     ids = [(7 * i + 3) % vocab_size for i in range(2 * width)]
     alone_SV = torch.stack([_extend(alone, token) for token in ids])
@@ -28,15 +28,15 @@ def is_deterministic(alone: TargetSession, blocks: TargetSession, *, vocab_size:
 
 
 def _extend(session: TargetSession, token: int) -> torch.Tensor:
-    """Score one id by itself and keep it. [V]"""
+    """Score one id by itself, keep it and return its logits [V]."""
     logits_NV = session.score(DraftTree.empty(token))
     session.keep((0,))
     return logits_NV[0]
 
 
 def _blocks(text: Sequence[int], chains: int, vocab_size: int) -> Iterator[tuple[DraftTree, list[int]]]:
-    """For every chain: a full tree whose root begins the text and whose chain of that number goes on with it, and the
-    nodes of the text."""
+    """Yield, for every chain, a full tree whose root begins the text and whose chain of that number continues it, and
+    the nodes of the text."""
     depth = len(text) - 1
     parents = [0] + [0 if node % depth == 0 else node for node in range(chains * depth)]
     for chain in range(chains):

@@ -1,4 +1,4 @@
-"""A drafter's session over any store of keys: which rows to compute, and which keys of branches to take over.
+"""A drafter's session over any KV store: it decides which rows to compute and which keys of branches to reuse.
 
 Shapes: R new rows, V vocabulary, H hidden size.
 """
@@ -13,92 +13,92 @@ from omnidraft.models.acceptance_head import AcceptanceHead
 from omnidraft.ports import AcceptanceFn
 
 ROOT = -1
-"""Parent of a branch that stands directly behind the text."""
+"""Parent of a branch that directly follows the text."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardRequest:
-    """Rows of one text that somebody wants computed."""
+    """A request to compute rows of one text."""
 
     length: int
-    """Ids of the text before them, whose keys are there."""
+    """Number of ids of the text before the rows, whose keys are stored."""
     parents: Sequence[int] | None
-    """Of all nodes of a tree behind these, `ids` being the last of them; node n lies in slot `length + n`, and the keys
-    of the nodes before `ids` are there. None: a chain, of which only the last logits are wanted."""
+    """Parents of all nodes of a tree behind these, of which `ids` are the last; node n is in slot `length + n`, and the
+    keys of the nodes before `ids` are stored. None: a chain, of which only the last logits are needed."""
     ids: Sequence[int]
 
 
-Steps = Generator[ForwardRequest, torch.Tensor, torch.Tensor]
-"""Yields at most once what it wants computed, is sent the logits [R, V], and returns those that were asked for."""
+ForwardSteps = Generator[ForwardRequest, torch.Tensor, torch.Tensor]
+"""Yields at most one request, is sent its logits [R, V], and returns the logits that its caller needs."""
 
 
 class KvBackend(Protocol):
-    """Keys and values of one text; the row of id number n goes to slot n."""
+    """Keys and values of one text; id number n uses slot n."""
 
     hidden_RH: torch.Tensor
     """float32, the normed last hidden states behind the logits of the last call; read by sessions with a head only."""
 
-    def compute(self, wanted: ForwardRequest) -> torch.Tensor:
-        """Logits float32 of the last of a chain [1, V], or of the last R nodes of a tree [R, V]."""
+    def compute(self, request: ForwardRequest) -> torch.Tensor:
+        """Return the logits float32 [1, V] after the last id of a chain, or [R, V] after the last R nodes of a tree."""
 
     def move(self, sources: Sequence[int], start: int) -> None:
-        """Keys of these slots, ascending, go to `start`, `start + 1`, ... , which is never to a later slot."""
+        """Move the keys of these ascending slots to `start`, `start + 1`, ..., which is never a later slot."""
 
 
 class BranchingSession:
     """Implements ports.DraftSession."""
 
-    def __init__(self, rows: KvBackend, head: AcceptanceHead | None = None) -> None:
-        self.rows = rows
+    def __init__(self, backend: KvBackend, head: AcceptanceHead | None = None) -> None:
+        self.backend = backend
         self._head = head
         self._length = 0
-        self._asked_RH: Sequence[torch.Tensor] = ()
-        self._forget()
+        self._state_RH: Sequence[torch.Tensor] = ()
+        self._clear_branches()
 
     def advance(self, keep: int, ids: Sequence[int]) -> torch.Tensor:
         """See ports.DraftSession."""
-        return _alone(self.advancing(keep, ids), self.rows.compute)
+        return _run_single(self.advance_steps(keep, ids), self.backend.compute)
 
     def branch(self, ids: Sequence[int], parents: Sequence[int]) -> torch.Tensor:
         """See ports.DraftSession."""
-        return _alone(self.branching(ids, parents), self.rows.compute)
+        return _run_single(self.branch_steps(ids, parents), self.backend.compute)
 
-    def advancing(self, keep: int, ids: Sequence[int]) -> Steps:
-        """`advance`, with somebody else who computes."""
-        path = self._follow(ids) if keep == self._length else []
-        self.rows.move([keep + node for node in path], keep)
-        rest = ids[len(path) :]
-        logits_V = (yield ForwardRequest(keep + len(path), None, rest))[0] if rest else self._logits[path[-1]]
-        self._asked_RH = self._new_hidden() if rest else self._hidden[path[-1] : path[-1] + 1]
+    def advance_steps(self, keep: int, ids: Sequence[int]) -> ForwardSteps:
+        """Run `advance` as steps, so that the caller can batch the computation."""
+        path = self._matching_path(ids) if keep == self._length else []
+        self.backend.move([keep + node for node in path], keep)
+        new_ids = ids[len(path) :]
+        logits_V = (yield ForwardRequest(keep + len(path), None, new_ids))[0] if new_ids else self._logits[path[-1]]
+        self._state_RH = self._new_hidden() if new_ids else self._hidden[path[-1] : path[-1] + 1]
         self._length = keep + len(ids)
-        self._forget()
+        self._clear_branches()
         return logits_V
 
-    def branching(self, ids: Sequence[int], parents: Sequence[int]) -> Steps:
-        """`branch`, with somebody else who computes."""
+    def branch_steps(self, ids: Sequence[int], parents: Sequence[int]) -> ForwardSteps:
+        """Run `branch` as steps, so that the caller can batch the computation."""
         logits_RV = yield ForwardRequest(self._length, [*self._parents, *parents], ids)
         self._parents += parents
         self._ids += ids
         self._logits += logits_RV
-        self._asked_RH = self._new_hidden()
-        self._hidden += self._asked_RH
+        self._state_RH = self._new_hidden()
+        self._hidden += self._state_RH
         return logits_RV
 
     def acceptance_probabilities(self) -> Sequence[AcceptanceFn] | None:
         """See ports.DraftSession."""
-        return None if self._head is None else self._head.acceptance_probabilities(torch.stack(list(self._asked_RH)))
+        return None if self._head is None else self._head.acceptance_probabilities(torch.stack(list(self._state_RH)))
 
     def _new_hidden(self) -> Sequence[torch.Tensor]:
-        return () if self._head is None else list(self.rows.hidden_RH)
+        return () if self._head is None else list(self.backend.hidden_RH)
 
-    def _forget(self) -> None:
+    def _clear_branches(self) -> None:
         self._parents: list[int] = []
         self._ids: list[int] = []
         self._logits: list[torch.Tensor] = []
         self._hidden: list[torch.Tensor] = []
 
-    def _follow(self, ids: Sequence[int]) -> list[int]:
-        """The branches that these ids run along, one after the other, as far as they go."""
+    def _matching_path(self, ids: Sequence[int]) -> list[int]:
+        """Return the path of branches that spells these ids, as far as there is one."""
         path: list[int] = []
         for token in ids:
             siblings = zip(self._parents, self._ids, strict=True)
@@ -110,27 +110,28 @@ class BranchingSession:
         return path
 
 
-def _alone(steps: Steps, compute: Callable[[ForwardRequest], torch.Tensor]) -> torch.Tensor:
+def _run_single(steps: ForwardSteps, compute: Callable[[ForwardRequest], torch.Tensor]) -> torch.Tensor:
     try:
         steps.send(compute(next(steps)))
     except StopIteration as done:
         returned: torch.Tensor = done.value
         return returned
-    raise AssertionError("steps go on behind their only request")
+    raise AssertionError("steps yielded a second request")
 
 
-def together(
-    all_steps: Sequence[Steps], compute: Callable[[Sequence[tuple[int, ForwardRequest]]], Sequence[torch.Tensor]]
+def run_batched(
+    all_steps: Sequence[ForwardSteps], compute: Callable[[Sequence[tuple[int, ForwardRequest]]], Sequence[torch.Tensor]]
 ) -> list[torch.Tensor]:
-    """What each of these returns; `compute` gets all that they want, with its place in the sequence, at once."""
+    """Run all steps with one call of `compute`, which gets every request with the index of its steps; return their
+    results."""
     returned: dict[int, torch.Tensor] = {}
-    wanted: list[tuple[int, ForwardRequest]] = []
+    requests: list[tuple[int, ForwardRequest]] = []
     for number, steps in enumerate(all_steps):
         try:
-            wanted.append((number, next(steps)))
+            requests.append((number, next(steps)))
         except StopIteration as done:
             returned[number] = done.value
-    for (number, _), logits_RV in zip(wanted, compute(wanted) if wanted else (), strict=True):
+    for (number, _), logits_RV in zip(requests, compute(requests) if requests else (), strict=True):
         try:
             all_steps[number].send(logits_RV)
         except StopIteration as done:

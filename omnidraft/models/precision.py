@@ -1,10 +1,13 @@
-"""How a transformers model computes: which number format its matrices have.
+"""The number format that the matrices of a transformers model are computed in.
 
-`packed16`, `int8` and `int4` are our own kernels (native/linear.py), whose rows do not know of each other: bfloat16
-weights in float32 arithmetic, and weights rounded to levels. On processors that multiply no matrices of bfloat16,
-`packed16` reads half of what float32 reads, and several rows cost little more than one.
+`packed16`, `int8` and `int4` run in our own kernels (native/kernels.cpp), where a row depends neither on the other rows
+of the pass nor on the number of threads: bfloat16 weights in float32 arithmetic, and weights rounded to 256 or 16
+levels a group of 32 inputs. On processors that multiply no matrices of bfloat16, `packed16` reads half of what float32
+reads, and several rows cost little more than one.
+Shapes of a layer: R rows, K inputs, N outputs.
 """
 
+import ctypes
 import logging
 from collections.abc import Mapping
 
@@ -14,28 +17,28 @@ from torch import nn
 from omnidraft.errors import KernelsUnavailable
 from omnidraft.models.native import library
 from omnidraft.models.native.build import VARIANTS
-from omnidraft.models.native.linear import PackedLinear
+from omnidraft.models.native.weights import memory, pack
 from omnidraft.models.probe import choice
 
 ORDER = ("bfloat16", "packed16", "float32")
-"""Of formats that are equally fast here: further rows of bfloat16 cost least, so better drafters gain more with it."""
-NOISE = 0.1
-"""A smaller difference between two measured times says nothing."""
+"""Preference among equally fast formats: more rows of bfloat16 cost least, so better drafters gain more with it."""
+TIMING_NOISE = 0.1
+"""Relative difference of two measured times that is not significant."""
 
 logger = logging.getLogger(__name__)
 
 
 def automatic(kernels: str = "auto") -> str:
-    """What `auto` means here: bfloat16 on an accelerator, else whichever of packed16 and bfloat16 gives tokens sooner.
+    """Return the format that `auto` chooses here: bfloat16 on an accelerator, else the faster of packed16 and bfloat16.
 
-    Both keep 16 bits of every weight. Where our kernels do not work, float32 takes packed16's place: the same
-    arithmetic over twice the memory.
+    Both keep 16 bits of every weight. Where our kernels do not work, float32 replaces packed16: the same arithmetic
+    over twice the memory.
 
     Args:
-        kernels: which build of our kernels may be used; see choice.kernels.
+        kernels: the build of our kernels to use; see choice.kernels.
 
     Raises:
-        ModelError: that build was asked for by name and does not work here, or nothing does.
+        ModelError: `kernels` names a build that does not work here, or nothing works.
     """
     if torch.cuda.is_available():
         return "bfloat16"
@@ -51,13 +54,44 @@ def automatic(kernels: str = "auto") -> str:
 
 
 def _fastest(seconds: Mapping[str, float]) -> str:
-    """The first of ORDER that is not clearly slower than the fastest."""
-    clearly = (1 + NOISE) * min(seconds.values())
-    return next(name for name in ORDER if name in seconds and seconds[name] <= clearly)
+    """Return the first of ORDER that is not significantly slower than the fastest."""
+    limit = (1 + TIMING_NOISE) * min(seconds.values())
+    return next(name for name in ORDER if name in seconds and seconds[name] <= limit)
+
+
+class PackedLinear(nn.Module):
+    """Replaces an nn.Linear by one with packed weights; inputs and outputs are float32."""
+
+    def __init__(self, linear: nn.Linear, kind: str, kernels: library.Library) -> None:
+        super().__init__()
+        self._library = kernels
+        self._kind = library.KINDS[kind]
+        self.out_features, self.in_features = linear.weight.shape
+        self._bias = None if linear.bias is None else linear.bias.detach().float()
+        self._memory = memory(kernels.omnidraft_packed_bytes(self._kind, *linear.weight.shape))
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        pack(kernels, self._kind, linear.weight, self._address)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x_RK = x.reshape(-1, self.in_features)
+        rows = len(x_RK)
+        if self.in_features % library.GROUP:
+            x_RK = nn.functional.pad(x_RK, (0, -self.in_features % library.GROUP))
+        x_RK = x_RK.contiguous()
+        row_bytes = self._library.omnidraft_row_bytes(self._kind, self.in_features)
+        scratch = torch.empty(rows * row_bytes, dtype=torch.uint8)
+        y_RN = torch.empty(rows, -(-self.out_features // library.BLOCK) * library.BLOCK, dtype=torch.float32)
+        if rows:
+            sizes = (rows, self.out_features, self.in_features)
+            buffers = (scratch.data_ptr(), y_RN.data_ptr())
+            threads = torch.get_num_threads()
+            self._library.omnidraft_linear(self._kind, self._address, x_RK.data_ptr(), *sizes, *buffers, threads)
+        y_RN = y_RN[:, : self.out_features]
+        return (y_RN if self._bias is None else y_RN + self._bias).reshape(*x.shape[:-1], self.out_features)
 
 
 class FloatEmbedding(nn.Module):
-    """Looks rows up in a half-size table and returns float32."""
+    """An embedding that keeps its table in bfloat16 and returns float32."""
 
     def __init__(self, embedding: nn.Embedding) -> None:
         super().__init__()
@@ -70,12 +104,12 @@ class FloatEmbedding(nn.Module):
 
 
 def apply(model: nn.Module, precision: str, kernels: str = "auto") -> nn.Module:
-    """The model, changed in place to compute in `precision`, on an accelerator if there is one and it can.
+    """Change the model in place to compute in `precision`, on an accelerator if there is one and the format allows it.
 
-    The head, which decides, keeps 8 bits in int4.
+    The head, which decides between tokens, keeps 8 bits in int4.
 
     Args:
-        kernels: which build of our kernels; see choice.kernels.
+        kernels: the build of our kernels to use; see choice.kernels.
 
     Raises:
         ModelError: this precision cannot be computed here.
@@ -91,8 +125,8 @@ def apply(model: nn.Module, precision: str, kernels: str = "auto") -> nn.Module:
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.Linear):
-                own = library.HEADS.get(kind, kind) if child is head else kind
-                setattr(parent, name, PackedLinear(child, own, kernel_library))
+                layer_kind = library.HEADS.get(kind, kind) if child is head else kind
+                setattr(parent, name, PackedLinear(child, layer_kind, kernel_library))
             elif isinstance(child, nn.Embedding):
                 setattr(parent, name, FloatEmbedding(child))
     for name, parameter in model.named_parameters():

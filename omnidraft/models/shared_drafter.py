@@ -1,4 +1,4 @@
-"""The base drafter, in memory once for all the targets it serves."""
+"""The base drafter, which is in memory once for all the targets it serves."""
 
 import weakref
 from collections.abc import Callable
@@ -8,22 +8,22 @@ from omnidraft.ports import DraftModel
 
 
 class SharedDrafter:
-    """Loads when first asked, gives everybody the same model, and keeps it as long as somebody holds it.
+    """Loads the model at the first call and shares it through a weak reference, as long as somebody uses it.
 
-    A DraftModel has no state but its weights, so any number of snapshots may serve it. Once every target has learned
-    weights in place, its memory is free again.
+    A DraftModel has no state but its weights, so any number of snapshots may use it. Its memory is freed once every
+    target serves learned weights.
     """
 
     def __init__(self, load: Callable[[], DraftModel]) -> None:
         self._load = load
-        self._known: weakref.ref[DraftModel] | None = None
+        self._loaded: weakref.ref[DraftModel] | None = None
         self._lock = Lock()
 
     def get(self) -> DraftModel:
-        """Any thread may ask; while one loads, the others wait for the same model."""
+        """Return the model. Any thread may call; while one loads, the others wait for the same model."""
         with self._lock:
-            model = self._known() if self._known is not None else None
+            model = self._loaded() if self._loaded is not None else None
             if model is None:
                 model = self._load()
-                self._known = weakref.ref(model)
+                self._loaded = weakref.ref(model)
             return model

@@ -1,9 +1,9 @@
 """Load models in a thread that ends with the load, so that its OpenMP threads end too.
 
-torch's libgomp waits for its threads by spinning, which makes a small kernel cheap; but as soon as the OpenMP threads
-of all pools outnumber the processors, it puts every wait to sleep, and a drafter step takes twice as long. Each thread
-that ever computed in parallel has a pool until it ends. However many targets a worker serves, one thread decodes for
-all of them (serving/request_queue.py), so one pool is all there is once everything is loaded.
+torch's libgomp waits for its threads by spinning, which makes small kernels cheap; but as soon as the OpenMP threads of
+all pools outnumber the processors, it sleeps at every wait, and a drafter step takes twice as long. Each thread that
+ever computed in parallel has a pool until it ends. However many targets a worker serves, one thread decodes for all of
+them (serving/request_queue.py), so a single pool remains once everything is loaded.
 """
 
 import os
@@ -18,33 +18,33 @@ Loaded = TypeVar("Loaded")
 
 
 def in_own_thread(load: Callable[[], Loaded]) -> Loaded:
-    """What `load` returns or raises."""
+    """Run `load` in a thread of its own; return what it returns, raise what it raises."""
     with ThreadPoolExecutor(1, thread_name_prefix="loading") as thread:
         return thread.submit(load).result()
 
 
-def beside_decoding(load: Callable[..., Loaded], *args: Any) -> Loaded:
-    """What `load(*args)` returns or raises; it computes with one thread, and rests between its pieces."""
+def in_background_thread(load: Callable[..., Loaded], *args: Any) -> Loaded:
+    """Run `load(*args)` beside decoding: with one OpenMP thread, and throttled between its pieces."""
 
     def run() -> Loaded:
-        with _one_thread(), throttle.paced():
+        with _single_openmp_thread(), throttle.paced():
             return load(*args)
 
     return in_own_thread(run)
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
-    """Of torch and OpenMP, in this thread alone: what torch itself sets would hold for every thread that computes its
-    first numbers meanwhile, for good."""
+def _single_openmp_thread() -> Iterator[None]:
+    """Limit torch and OpenMP to one thread, in this thread alone. torch's own setting would apply for good to every
+    thread that first computes meanwhile."""
     import torch
     from threadpoolctl import threadpool_limits
 
-    torch.get_num_threads()  # which sets this thread's number when first asked
+    torch.get_num_threads()  # its first call sets the number of this thread
     with threadpool_limits(1, user_api="openmp"):
         yield
 
 
 def lower_priority(nice: int) -> None:
-    """Of the calling thread and of those it starts: on Linux priority belongs to a thread. Never raises it."""
+    """Lower the priority of the calling thread and of those it starts (on Linux priority belongs to a thread)."""
     os.setpriority(os.PRIO_PROCESS, 0, max(nice, os.getpriority(os.PRIO_PROCESS, 0)))

@@ -1,6 +1,6 @@
-"""A tree as rows of one width, each a path from the root to a leaf: what a pass of reproducible mode scores.
+"""Lay a tree out as rows of one width, each a path from the root to a leaf, for a pass of reproducible mode.
 
-A node's keys must stand in sequence order if its bits are to be those of plain decoding, so every row has its own.
+A node's keys must be in sequence order for its bits to equal those of plain decoding, so every row has its own keys.
 Shapes: B rows, S columns (the width), N nodes.
 """
 
@@ -15,46 +15,46 @@ _PADDING_ID = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Chains:
-    """The rows of one pass; rows that the tree does not need hold its root."""
+class ChainLayout:
+    """The rows of one pass; unused rows hold the root."""
 
     ids_BS: tuple[tuple[int, ...], ...]
-    places_N: tuple[tuple[int, int], ...]
-    """Row and column of each node; one that several rows share is read from the first."""
+    positions_N: tuple[tuple[int, int], ...]
+    """Row and column of each node; a node that several rows share is read from the first."""
 
     def row_of(self, nodes: Sequence[int]) -> int:
-        """The row that holds this path, root first."""
-        return self.places_N[nodes[-1]][0]
+        """Return the row that holds this path, root first."""
+        return self.positions_N[nodes[-1]][0]
 
-    def pick(self, logits_BSV: torch.Tensor) -> torch.Tensor:
-        """Logits [N, V] in node order; no copy when all stand in the first row."""
-        rows_N, columns_N = zip(*self.places_N, strict=True)
+    def node_logits(self, logits_BSV: torch.Tensor) -> torch.Tensor:
+        """Return the logits [N, V] in node order, without a copy when all nodes are in the first row."""
+        rows_N, columns_N = zip(*self.positions_N, strict=True)
         if columns_N == tuple(range(len(columns_N))):
             return logits_BSV[0, : len(columns_N)]
         return logits_BSV[list(rows_N), list(columns_N)]
 
 
-def lay_out(tree: DraftTree, *, rows: int, width: int) -> Chains:
-    """A row for each leaf, in node order. The tree has at most `rows` leaves and paths of at most `width` nodes."""
+def lay_out(tree: DraftTree, *, rows: int, width: int) -> ChainLayout:
+    """Make a row for each leaf, in node order. A tree has at most `rows` leaves and paths of at most `width` nodes."""
     ids_BS: list[tuple[int, ...]] = []
-    places: dict[int, tuple[int, int]] = {}
+    positions: dict[int, tuple[int, int]] = {}
     for row, leaf in enumerate(tree.leaves or (0,)):
         path = _path(tree, leaf)
-        ids_BS.append(padded([tree.tokens[node] for node in path], width))
+        ids_BS.append(pad([tree.tokens[node] for node in path], width))
         for column, node in enumerate(path):
-            places.setdefault(node, (row, column))
-    spare = padded(tree.tokens[:1], width)
-    ids_BS += [spare] * (rows - len(ids_BS))
-    return Chains(tuple(ids_BS), tuple(places[node] for node in range(len(tree))))
+            positions.setdefault(node, (row, column))
+    unused = pad(tree.tokens[:1], width)
+    ids_BS += [unused] * (rows - len(ids_BS))
+    return ChainLayout(tuple(ids_BS), tuple(positions[node] for node in range(len(tree))))
 
 
-def padded(ids: Sequence[int], width: int) -> tuple[int, ...]:
-    """As long as `width`; whatever stands behind a node changes no bit of it."""
+def pad(ids: Sequence[int], width: int) -> tuple[int, ...]:
+    """Pad the ids to `width`; ids behind a node change no bit of its logits."""
     return (*ids, *[_PADDING_ID] * (width - len(ids)))
 
 
 def _path(tree: DraftTree, node: int) -> list[int]:
-    """The nodes from the root to this one."""
+    """Return the nodes from the root to this one."""
     path = [node]
     while path[-1]:
         path.append(tree.parents[path[-1]])

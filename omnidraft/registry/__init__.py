@@ -1,1 +1,1 @@
-"""Where snapshots are versioned: MLflow, or plain folders."""
+"""Registries of snapshot versions: MLflow, or plain folders."""

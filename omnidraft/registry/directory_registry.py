@@ -1,10 +1,10 @@
-"""Versions and aliases in plain folders, for people who want no MLflow; one lock file guards them.
+"""Versions and aliases in plain folders, without MLflow; one lock file guards them.
 
-<root>/<pair>/aliases.json                      and how often operators promoted
+<root>/<pair>/aliases.json          aliases and the number of promotions by operators
 <root>/<pair>/v000001/snapshot/     the bundle, hard-linked where the disk allows it
 <root>/<pair>/v000001/notes.json, metrics.jsonl, reports/
-A version's folder is made aside, put on the disk and renamed, and only then named by an alias; so a version that can be
-seen is whole, and an alias names one that is there, also after the machine lost power.
+A version's folder is written aside, synced and renamed, and only then named by an alias; so a visible version is
+complete and an alias names an existing one, also after a power failure.
 """
 
 import json
@@ -24,7 +24,7 @@ from omnidraft.snapshots.manifest import Manifest
 
 LOCK_TIMEOUT_S = 60.0
 PROMOTIONS = "operator_promotions"
-"""Beside the aliases."""
+"""Key of the number of promotions, beside the aliases."""
 
 
 class DirectoryRegistry:
@@ -37,14 +37,14 @@ class DirectoryRegistry:
         self._pair = (drafter, target)
         self._keep_resume = keep_resume
         self._signing_key = signing_key
-        self._damaged = staging.Damaged()
+        self._damaged = staging.DamagedVersions()
 
     def publish(self, bundle: Path, parent: int | None) -> SnapshotVersion:
         manifest = staging.check_incoming(bundle, *self._pair, self._signing_key)
         with self._locked():
             newest = self._newest()
             if newest is not None and staging.is_published(newest, manifest):
-                version = newest.version  # the answer was lost
+                version = newest.version  # published before; the publisher never got the answer
             else:
                 staging.check_parent(newest, parent)
                 version = max(map(_number, self._folders()), default=0) + 1
@@ -54,19 +54,19 @@ class DirectoryRegistry:
         return self.resolve(str(version))
 
     def versions(self) -> tuple[SnapshotVersion, ...]:
-        with _translated(self._root):
-            aliases, found = self._aliases(), []
+        with _translate_errors(self._root):
+            aliases, versions = self._aliases(), []
             for folder in self._folders():
                 try:
-                    found.append(self._read(folder, aliases))
+                    versions.append(self._read(folder, aliases))
                 except SnapshotCorrupt as exc:
-                    self._damaged.tell(_number(folder), exc)
-            return tuple(found)
+                    self._damaged.report(_number(folder), exc)
+            return tuple(versions)
 
     def resolve(self, name: str) -> SnapshotVersion:
         if name == "latest":
             return staging.pick(self.versions(), name)
-        with _translated(self._root):
+        with _translate_errors(self._root):
             aliases = self._aliases()
             number = aliases.get(name, int(name) if name.isdecimal() else None)
             if number is None or not self._folder(number).is_dir():
@@ -82,9 +82,9 @@ class DirectoryRegistry:
                 raise SnapshotNotFound(f"version {version} has no {part} part any more (registry.keep_resume)")
             files.link_folder(source, destination / part)
 
-        with _translated(self._root):
-            place = into / manifest_export.folder_name(version, manifest)
-            return staging.stage(place, manifest, parts, download, self._signing_key)
+        with _translate_errors(self._root):
+            destination = into / manifest_export.folder_name(version, manifest)
+            return staging.stage(destination, manifest, parts, download, self._signing_key)
 
     def promote(self, version: int) -> None:
         with self._locked():
@@ -92,20 +92,20 @@ class DirectoryRegistry:
             self._move_champion(state | {PROMOTIONS: state.get(PROMOTIONS, 0) + 1}, version)
 
     def fence(self) -> str:
-        with _translated(self._root):
+        with _translate_errors(self._root):
             return _fence(self._state())
 
     def promote_unless_changed(self, version: int, fence: str) -> None:
         with self._locked():
             state = self._state()
             if _fence(state) != fence:
-                raise SnapshotStale(f"version {version} is not promoted: {staging.VOID}")
+                raise SnapshotStale(f"version {version} is not promoted: {staging.CHAMPION_CHANGED}")
             self._move_champion(state, version)
 
     def annotate(self, version: int, notes: Mapping[str, str]) -> None:
         with self._locked():
             path = self._folder(version) / "notes.json"
-            files.write_text(path, json.dumps({**_object(path), **notes}, indent=2))
+            files.write_text(path, json.dumps({**_read_json(path), **notes}, indent=2))
 
     def log_metrics(self, version: int, metrics: Mapping[str, float], step: int) -> None:
         with self._locked(), (self._folder(version) / "metrics.jsonl").open("a") as file:
@@ -131,7 +131,7 @@ class DirectoryRegistry:
         return self._root / f"v{version:06d}"
 
     def _folders(self) -> list[Path]:
-        """Of all versions, the damaged too, oldest first."""
+        """Return the folders of all versions, damaged ones too, oldest first."""
         return sorted(self._root.glob("v*[0-9]"), key=_number)
 
     def _newest(self) -> SnapshotVersion | None:
@@ -161,18 +161,18 @@ class DirectoryRegistry:
         return {name: version for name, version in self._state().items() if name != PROMOTIONS}
 
     def _state(self) -> dict[str, int]:
-        """Raises RegistryError when nobody can tell what it says."""
-        found = _object(self._root / "aliases.json")
-        if not all(type(number) is int for number in found.values()):
+        """Return aliases and number of promotions. Raises RegistryError when the file is damaged."""
+        state = _read_json(self._root / "aliases.json")
+        if not all(type(number) is int for number in state.values()):
             raise _unreadable(self._root / "aliases.json", "what is not a version number")
-        return found
+        return state
 
     def _write_state(self, state: Mapping[str, int]) -> None:
         files.write_text(self._root / "aliases.json", json.dumps(state, indent=2))
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        with _translated(self._root):
+        with _translate_errors(self._root):
             files.make_folder(self._root)
             with FileLock(self._root / ".lock", timeout=LOCK_TIMEOUT_S):
                 yield
@@ -186,26 +186,26 @@ def _fence(state: Mapping[str, int]) -> str:
     return f"{state.get(PROMOTIONS, 0)}:{state.get('champion', 'none')}"
 
 
-def _object(path: Path) -> dict[str, Any]:
-    """What a JSON file of ours holds; nothing where there is none. Raises RegistryError when it is damaged."""
+def _read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file, empty when there is no file. Raises RegistryError when it is damaged."""
     try:
-        found = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except FileNotFoundError:
         return {}
     except (ValueError, RecursionError) as exc:
         raise _unreadable(path, str(exc)) from exc
-    if not isinstance(found, dict):
-        raise _unreadable(path, f"a {type(found).__name__}")
-    return found
+    if not isinstance(content, dict):
+        raise _unreadable(path, f"a {type(content).__name__}")
+    return content
 
 
-def _unreadable(path: Path, found: str) -> RegistryError:
+def _unreadable(path: Path, problem: str) -> RegistryError:
     advice = "move it away and name the champion again: `omnidraft snapshots promote VERSION`"
-    return RegistryError(f"{path} is damaged: {found}; {advice}")
+    return RegistryError(f"{path} is damaged: {problem}; {advice}")
 
 
 @contextmanager
-def _translated(root: Path) -> Iterator[None]:
+def _translate_errors(root: Path) -> Iterator[None]:
     try:
         yield
     except Timeout as exc:

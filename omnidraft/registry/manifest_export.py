@@ -1,4 +1,4 @@
-"""A snapshot told to people: its registered name, and its manifest as parameters, metrics and a page of markdown."""
+"""Export a manifest for people: the registered name, and parameters, metrics, tags and a page of markdown."""
 
 import re
 
@@ -6,24 +6,24 @@ from omnidraft.snapshots.manifest import Manifest
 
 
 def pair_name(drafter: str, target: str) -> str:
-    """`omnidraft.<drafter>.<target>`, with every character that MLflow or a file system may refuse replaced."""
+    """Return `omnidraft.<drafter>.<target>`, with every character that MLflow or a file system may refuse replaced."""
     return ".".join(["omnidraft", _plain(drafter), _plain(target)])
 
 
 def folder_name(version: int, manifest: Manifest) -> str:
-    """Of a local copy of one version."""
+    """Return the folder name of a local copy of one version."""
     return f"v{version:06d}-{_plain(manifest.snapshot_id)}"
 
 
 def params(manifest: Manifest) -> dict[str, str]:
-    """What does not change while a snapshot is judged."""
-    told = manifest.model_dump(exclude={"offsets", "losses", "counts", "sha256", "signature"}, exclude_none=True)
-    told |= told.pop("settings", {})
-    return {name: str(value) for name, value in told.items() if isinstance(value, str) and value}
+    """Return the parameters, which do not change while a snapshot is judged."""
+    fields = manifest.model_dump(exclude={"offsets", "losses", "counts", "sha256", "signature"}, exclude_none=True)
+    fields |= fields.pop("settings", {})
+    return {name: str(value) for name, value in fields.items() if isinstance(value, str) and value}
 
 
 def metrics(manifest: Manifest) -> dict[str, float]:
-    """Every number of the manifest, losses as `loss/<name>` and skipped records as `skipped/<reason>`."""
+    """Return every number of the manifest, losses as `loss/<name>` and skipped records as `skipped/<reason>`."""
     counts = ("num_records", "num_tokens", "num_steps", "held_out_records")
     agreement = ("agreement_before", "agreement_after", "agreement_change_error")
     numbers = {name: getattr(manifest, name) for name in (*counts, *agreement, "speedup_before", "speedup_after")}
@@ -33,17 +33,17 @@ def metrics(manifest: Manifest) -> dict[str, float]:
 
 
 def tags(manifest: Manifest) -> dict[str, str]:
-    """What an operator wants to see in a list of versions."""
-    told = {"snapshot_id": manifest.snapshot_id, "parent": manifest.parent_id or "none", "train": manifest.train}
-    told["offsets"] = (
+    """Return the tags that an operator wants to see in a list of versions."""
+    shown = {"snapshot_id": manifest.snapshot_id, "parent": manifest.parent_id or "none", "train": manifest.train}
+    shown["offsets"] = (
         " ".join(f"{partition}:{offset}" for partition, offset in sorted(manifest.offsets.items())) or "none"
     )
-    told["agreement"] = _agreement(manifest)
-    return told
+    shown["agreement"] = _agreement(manifest)
+    return shown
 
 
 def description(manifest: Manifest) -> str:
-    """Markdown: what this snapshot learned, from what, and whether it helped."""
+    """Return a page of markdown about the training of this snapshot, its data and its agreement."""
     rows = {
         "Held-out agreement": _agreement(manifest),
         "Learned from": f"{manifest.num_records:,} records, {manifest.num_tokens:,} tokens",
@@ -64,8 +64,8 @@ def _agreement(manifest: Manifest) -> str:
     if manifest.agreement_before is None or manifest.agreement_after is None:
         return "not measured"
     change = manifest.agreement_after - manifest.agreement_before
-    figures = f"{manifest.agreement_before:.4f} to {manifest.agreement_after:.4f} ({change:+.4f})"
-    return f"{figures} on {manifest.held_out_records} records"
+    change_text = f"{manifest.agreement_before:.4f} to {manifest.agreement_after:.4f} ({change:+.4f})"
+    return f"{change_text} on {manifest.held_out_records} records"
 
 
 def _plain(text: str) -> str:

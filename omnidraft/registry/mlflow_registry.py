@@ -2,9 +2,9 @@
 
 Order of a publish: files into a fresh run, then the version, then the tag `ready`, then the alias. Only a ready version
 is visible. MLflow numbers versions atomically and never twice, so among publishers with one parent the lowest number
-wins; the others delete theirs. A version that stays unready for ABANDONED_MS is of a publisher that died.
-An alias cannot be moved on a condition. So an operator leaves a tag before moving it, and whoever moves it by a
-decision of its own looks at that tag before and after, and gives way.
+wins; the others delete theirs. A version that stays unready for ABANDONED_MS belongs to a publisher that died.
+An alias cannot be moved on a condition. So an operator sets a tag before moving it, and an automatic promotion checks
+that tag before and after, and gives way to the operator.
 Files of a local store are hard-linked in and out; through a server they travel over HTTP.
 """
 
@@ -18,7 +18,7 @@ from omnidraft.errors import SnapshotCorrupt, SnapshotNotFound, SnapshotStale
 from omnidraft.ports import SnapshotVersion
 from omnidraft.registry import manifest_export, staging
 from omnidraft.registry.mlflow_runs import Runs
-from omnidraft.registry.mlflow_store import open_client, translated
+from omnidraft.registry.mlflow_store import open_client, translate_errors
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.manifest import Manifest
 
@@ -29,7 +29,7 @@ ABANDONED_MS = 60_000
 MANIFEST_TAG = "omnidraft.manifest"
 READY_TAG = "ready"
 OPERATOR_TAG = "omnidraft.operator"
-"""Of the registered model: the last promotion that was an operator's word, as a name of its own and the version."""
+"""Tag of the registered model: the last promotion by an operator, as a unique id and the version."""
 
 
 class MlflowRegistry:
@@ -52,16 +52,16 @@ class MlflowRegistry:
         self._keep_resume = keep_resume
         self._signing_key = signing_key
         self._abandoned_ms = abandoned_ms
-        self._damaged = staging.Damaged()
+        self._damaged = staging.DamagedVersions()
         self._client = open_client(url)
         self._runs = Runs(self._client, url, self._name, artifacts)
 
     def publish(self, bundle: Path, parent: int | None) -> SnapshotVersion:
         manifest = staging.check_incoming(bundle, *self._pair, self._signing_key)
-        with self._translated("publishing a snapshot"):
+        with self._translate_errors("publishing a snapshot"):
             newest = self._newest()
             if newest is not None and staging.is_published(newest, manifest):
-                version = newest.version  # the answer was lost
+                version = newest.version  # published before; the publisher never got the answer
             else:
                 staging.check_parent(newest, parent)
                 version = self._add(bundle, manifest, parent)
@@ -70,47 +70,47 @@ class MlflowRegistry:
         return self.resolve(str(version))
 
     def versions(self) -> tuple[SnapshotVersion, ...]:
-        with self._translated("listing snapshots"):
-            ready = self._whole_versions()
+        with self._translate_errors("listing snapshots"):
+            ready = self._readable_versions()
             aliases = self._aliases() if ready else {}
-            return tuple(self._to_ours(found, aliases) for found in ready)
+            return tuple(self._snapshot_version(version, aliases) for version in ready)
 
     def resolve(self, name: str) -> SnapshotVersion:
         if name == "latest":
             return staging.pick(self.versions(), name)
-        with self._translated(f"resolving {name}"):
+        with self._translate_errors(f"resolving {name}"):
             aliases = self._aliases()
             number = aliases.get(name, int(name) if name.isdecimal() else None)
             if number is None:
                 raise SnapshotNotFound(f"no snapshot of {self._name} is called {name!r}")
-            return self._to_ours(self._get(number), aliases)
+            return self._snapshot_version(self._get(number), aliases)
 
     def fetch(self, version: int, into: Path, parts: Sequence[str] = ("serving",)) -> Path:
-        with self._translated(f"fetching version {version}"):
-            found = self._get(version)
-            manifest = _manifest_of(found)
+        with self._translate_errors(f"fetching version {version}"):
+            registered = self._get(version)
+            manifest = _manifest_of(registered)
 
             def download(part: str, destination: Path) -> None:
-                self._runs.download(_run_of(found), part, destination)
+                self._runs.download(_run_id(registered), part, destination)
 
-            place = into / manifest_export.folder_name(version, manifest)
-            return staging.stage(place, manifest, parts, download, self._signing_key)
+            destination = into / manifest_export.folder_name(version, manifest)
+            return staging.stage(destination, manifest, parts, download, self._signing_key)
 
     def promote(self, version: int) -> None:
-        with self._translated(f"promoting version {version}"):
+        with self._translate_errors(f"promoting version {version}"):
             self._get(version)
             self._client.set_registered_model_tag(self._name, OPERATOR_TAG, f"{uuid.uuid4().hex}:{version}")
             self._move_champion(version)
 
     def fence(self) -> str:
-        with self._translated("asking for the champion"):
+        with self._translate_errors("asking for the champion"):
             return f"{self._operator()}|{self._aliases().get('champion', 'none')}"
 
     def promote_unless_changed(self, version: int, fence: str) -> None:
-        with self._translated(f"promoting version {version}"):
+        with self._translate_errors(f"promoting version {version}"):
             self._get(version)
             if self.fence() != fence:
-                raise SnapshotStale(f"version {version} is not promoted: {staging.VOID}")
+                raise SnapshotStale(f"version {version} is not promoted: {staging.CHAMPION_CHANGED}")
             self._move_champion(version)
             operator = self._operator()
             if operator != fence.partition("|")[0]:
@@ -128,23 +128,23 @@ class MlflowRegistry:
             self._client.delete_registered_model_alias(self._name, "challenger")
 
     def _operator(self) -> str:
-        """Empty: no operator ever promoted."""
-        with suppress(SnapshotNotFound), self._translated("asking for the champion"):
+        """Return the tag of the last promotion by an operator, empty when there was none."""
+        with suppress(SnapshotNotFound), self._translate_errors("asking for the champion"):
             return str(self._client.get_registered_model(self._name).tags.get(OPERATOR_TAG, ""))
         return ""
 
     def annotate(self, version: int, notes: Mapping[str, str]) -> None:
-        with self._translated(f"annotating version {version}"):
+        with self._translate_errors(f"annotating version {version}"):
             for name, text in notes.items():
                 self._client.set_model_version_tag(self._name, str(version), name, text)
 
     def log_metrics(self, version: int, metrics: Mapping[str, float], step: int) -> None:
-        with self._translated(f"logging metrics of version {version}"):
-            self._runs.log_metrics(_run_of(self._get(version)), metrics, step)
+        with self._translate_errors(f"logging metrics of version {version}"):
+            self._runs.log_metrics(_run_id(self._get(version)), metrics, step)
 
     def log_file(self, version: int, path: Path) -> None:
-        with self._translated(f"logging a file of version {version}"):
-            self._client.log_artifact(_run_of(self._get(version)), str(path), "reports")
+        with self._translate_errors(f"logging a file of version {version}"):
+            self._client.log_artifact(_run_id(self._get(version)), str(path), "reports")
 
     def _add(self, folder: Path, manifest: Manifest, parent: int | None) -> int:
         self._create_model()
@@ -168,28 +168,28 @@ class MlflowRegistry:
         return number
 
     def _check_won(self, created: "ModelVersion", parent: int) -> None:
-        """Raises SnapshotStale when somebody else's version stands between the parent and ours."""
+        """Raise SnapshotStale when another publisher's version lies between the parent and ours."""
         for rival in self._all_versions():
             is_between = parent < int(rival.version) < int(created.version)
             if not is_between or rival.run_id == created.run_id:  # ours: a retried request created it twice
                 continue
-            if READY_TAG in rival.tags and not self._is_whole(rival):
-                continue  # damaged since; the publisher went on from one before it
+            if READY_TAG in rival.tags and not self._is_readable(rival):
+                continue  # damaged since then; the publisher continued from an earlier one
             age_ms = abs(created.creation_timestamp - rival.creation_timestamp)  # clocks may go back
             if READY_TAG in rival.tags or age_ms < self._abandoned_ms:
                 raise SnapshotStale(f"version {rival.version} was published since {parent}; resume from it")
             self._client.delete_model_version(self._name, str(rival.version))
 
     def _mark_ready(self, version: int) -> None:
-        """Raises SnapshotStale when somebody took this version for abandoned meanwhile."""
+        """Make the version visible. Raises SnapshotStale when another publisher took it for abandoned meanwhile."""
         try:
-            with self._translated(f"finishing version {version}"):
+            with self._translate_errors(f"finishing version {version}"):
                 self._client.set_model_version_tag(self._name, str(version), READY_TAG, "true")
         except SnapshotNotFound as exc:
             raise SnapshotStale(f"publishing version {version} took too long, another publisher went ahead") from exc
 
     def _withdraw(self, version: int, run_id: str) -> None:
-        with suppress(SnapshotNotFound), self._translated(f"withdrawing version {version}"):
+        with suppress(SnapshotNotFound), self._translate_errors(f"withdrawing version {version}"):
             self._client.delete_model_version(self._name, str(version))
         self._runs.discard(run_id)
 
@@ -197,18 +197,18 @@ class MlflowRegistry:
         from mlflow.exceptions import MlflowException
 
         drafter, target = self._pair
-        told = f"Snapshots of {drafter} drafting for {target}. `champion` serves, `challenger` waits for judgement."
+        text = f"Snapshots of {drafter} drafting for {target}. `champion` serves, `challenger` waits for judgement."
         try:
-            self._client.create_registered_model(self._name, description=told)
+            self._client.create_registered_model(self._name, description=text)
         except MlflowException as exc:
             if exc.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
 
     def _prune(self) -> None:
-        """Resume parts are large; only the newest are ever read."""
-        for old in self._whole_versions()[: -self._keep_resume]:
+        """Remove old resume parts: they are large, and only the newest are ever read."""
+        for old in self._readable_versions()[: -self._keep_resume]:
             if "resume" in bundle.parts_of(_manifest_of(old)) and old.tags.get("resume") != "removed":
-                self._runs.remove(_run_of(old), "resume")
+                self._runs.remove(_run_id(old), "resume")
                 self._client.set_model_version_tag(self._name, str(old.version), "resume", "removed")
 
     def _newest(self) -> SnapshotVersion | None:
@@ -216,53 +216,53 @@ class MlflowRegistry:
         return versions[-1] if versions else None
 
     def _get(self, version: int) -> "ModelVersion":
-        """A ready version. Raises SnapshotNotFound."""
-        found = self._client.get_model_version(self._name, str(version))
-        if READY_TAG not in found.tags:
+        """Return a ready version. Raises SnapshotNotFound."""
+        registered = self._client.get_model_version(self._name, str(version))
+        if READY_TAG not in registered.tags:
             raise SnapshotNotFound(f"version {version} of {self._name} is still being published")
-        return found
+        return registered
 
-    def _whole_versions(self) -> "list[ModelVersion]":
-        """Those that are ready and can be read, oldest first."""
-        return [found for found in self._all_versions() if READY_TAG in found.tags and self._is_whole(found)]
+    def _readable_versions(self) -> "list[ModelVersion]":
+        """Return the ready versions with a readable manifest, oldest first."""
+        return [each for each in self._all_versions() if READY_TAG in each.tags and self._is_readable(each)]
 
-    def _is_whole(self, found: "ModelVersion") -> bool:
+    def _is_readable(self, version: "ModelVersion") -> bool:
         try:
-            _manifest_of(found)
+            _manifest_of(version)
         except SnapshotCorrupt as exc:
-            self._damaged.tell(int(found.version), exc)
+            self._damaged.report(int(version.version), exc)
             return False
         return True
 
     def _all_versions(self) -> "list[ModelVersion]":
-        """The unready too, oldest first."""
-        found: list[ModelVersion] = []
+        """Return all versions, unready ones too, oldest first."""
+        versions: list[ModelVersion] = []
         token = None
         while True:
             page = self._client.search_model_versions(f"name='{self._name}'", page_token=token)
-            found.extend(page)
+            versions.extend(page)
             token = page.token
             if not token:
-                return sorted(found, key=lambda version: int(version.version))
+                return sorted(versions, key=lambda version: int(version.version))
 
     def _aliases(self) -> dict[str, int]:
-        with suppress(SnapshotNotFound), self._translated("reading aliases"):
+        with suppress(SnapshotNotFound), self._translate_errors("reading aliases"):
             aliases = self._client.get_registered_model(self._name).aliases
             return {name: int(version) for name, version in aliases.items()}
         return {}
 
-    def _to_ours(self, found: "ModelVersion", aliases: Mapping[str, int]) -> SnapshotVersion:
-        number = int(found.version)
+    def _snapshot_version(self, registered: "ModelVersion", aliases: Mapping[str, int]) -> SnapshotVersion:
+        number = int(registered.version)
         names = tuple(sorted(alias for alias, version in aliases.items() if version == number))
-        return SnapshotVersion(number, _manifest_of(found), names, found.creation_timestamp)
+        return SnapshotVersion(number, _manifest_of(registered), names, registered.creation_timestamp)
 
-    def _translated(self, doing: str) -> AbstractContextManager[None]:
-        return translated(self._url, doing)
-
-
-def _manifest_of(found: Any) -> Manifest:
-    return bundle.parse_manifest(found.tags.get(MANIFEST_TAG, ""))
+    def _translate_errors(self, action: str) -> AbstractContextManager[None]:
+        return translate_errors(self._url, action)
 
 
-def _run_of(found: Any) -> str:
-    return str(found.run_id)  # every version that `publish` makes has one
+def _manifest_of(version: Any) -> Manifest:
+    return bundle.parse_manifest(version.tags.get(MANIFEST_TAG, ""))
+
+
+def _run_id(version: Any) -> str:
+    return str(version.run_id)  # every version that `publish` makes has one

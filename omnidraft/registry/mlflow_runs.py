@@ -1,6 +1,6 @@
-"""The MLflow run behind each version: its files, parameters and curves.
+"""MLflow runs: those behind the registry's versions, and those of experiments that are no versions.
 
-Files of a run: manifest.json, serving/, resume/ as in the bundle, and reports/.
+Files of a version's run: manifest.json, serving/, resume/ as in the bundle, and reports/.
 """
 
 import shutil
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from omnidraft.errors import SnapshotNotFound
 from omnidraft.registry import manifest_export
-from omnidraft.registry.mlflow_store import experiment_id, local_folder
+from omnidraft.registry.mlflow_store import experiment_id, local_folder, open_client, translate_errors
 from omnidraft.snapshots import bundle, files
 from omnidraft.snapshots.manifest import Manifest
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Runs:
-    """The runs of one pair's experiment. Raises MLflow's errors; the registry translates them."""
+    """The runs behind one pair's versions. Raises MLflow's errors; the registry translates them."""
 
     def __init__(self, client: "MlflowClient", url: str, name: str, artifacts: str | None) -> None:
         self._client = client
@@ -29,7 +29,7 @@ class Runs:
         self._artifacts = artifacts
 
     def upload(self, folder: Path, manifest: Manifest) -> tuple[str, str]:
-        """A finished run with the snapshot's files, parameters and metrics: its id and where its files are."""
+        """Make a finished run with the snapshot's files, parameters and metrics; return its id and artifact URI."""
         run = self._client.create_run(
             experiment_id(self._client, self._url, self._name, self._artifacts),
             run_name=manifest.snapshot_id,
@@ -44,8 +44,8 @@ class Runs:
     def download(self, run_id: str, part: str, destination: Path) -> None:
         """Put a part's folder into `destination`. Raises SnapshotNotFound when the part was removed."""
         folder = local_folder(self._client.get_run(run_id).info.artifact_uri)
-        is_there = (folder / part).is_dir() if folder else bool(self._client.list_artifacts(run_id, part))
-        if not is_there:
+        is_present = (folder / part).is_dir() if folder else bool(self._client.list_artifacts(run_id, part))
+        if not is_present:
             raise SnapshotNotFound(f"run {run_id} has no {part} part any more (registry.keep_resume)")
         if folder:
             files.link_folder(folder / part, destination / part)
@@ -60,18 +60,15 @@ class Runs:
         get_artifact_repository(artifact_uri, tracking_uri=self._url).delete_artifacts(part)
 
     def discard(self, run_id: str) -> None:
-        """Delete a run that became no version; files behind a server wait for `mlflow gc`."""
+        """Delete a run that became no version; files behind a server stay until `mlflow gc`."""
         folder = local_folder(self._client.get_run(run_id).info.artifact_uri)
         self._client.delete_run(run_id)
         if folder:
             shutil.rmtree(folder, ignore_errors=True)
 
     def log_metrics(self, run_id: str, metrics: Mapping[str, float], step: int) -> None:
-        """A point of each curve."""
-        from mlflow.entities import Metric
-
-        now_ms = int(time.time() * 1000)
-        self._client.log_batch(run_id, metrics=[Metric(name, value, now_ms, step) for name, value in metrics.items()])
+        """Log one point of each curve."""
+        _log_metrics(self._client, run_id, metrics, step)
 
     def _log(self, run_id: str, manifest: Manifest) -> None:
         from mlflow.entities import Param
@@ -92,3 +89,44 @@ class Runs:
             else:
                 self._client.log_artifacts(run_id, str(source / part), part)
         self._client.log_text(run_id, bundle.manifest_text(manifest), bundle.MANIFEST)
+
+
+class Experiment:
+    """The runs of one MLflow experiment. Methods raise RegistryError when the store refuses or cannot be reached."""
+
+    def __init__(self, url: str, name: str, *, artifacts: str | None) -> None:
+        self._url = url
+        self._client = open_client(url)
+        with translate_errors(url, "opening an experiment"):
+            self._id = experiment_id(self._client, url, name, artifacts)
+
+    def start(self, name: str, params: Mapping[str, str]) -> str:
+        """Start a run and return its id."""
+        from mlflow.entities import Param
+
+        with translate_errors(self._url, "starting a run"):
+            run_id: str = self._client.create_run(self._id, run_name=name).info.run_id
+            self._client.log_batch(run_id, params=[Param(key, value) for key, value in params.items()])
+            return run_id
+
+    def log(self, run_id: str, metrics: Mapping[str, float], step: int) -> None:
+        """Log one point of each curve."""
+        with translate_errors(self._url, "logging a curve"):
+            _log_metrics(self._client, run_id, metrics, step)
+
+    def log_file(self, run_id: str, path: Path) -> None:
+        """Attach a picture or report to the run."""
+        with translate_errors(self._url, "logging a file"):
+            self._client.log_artifact(run_id, str(path))
+
+    def end(self, run_id: str, *, has_failed: bool = False) -> None:
+        """Mark the run as finished or failed."""
+        with translate_errors(self._url, "ending a run"):
+            self._client.set_terminated(run_id, "FAILED" if has_failed else "FINISHED")
+
+
+def _log_metrics(client: "MlflowClient", run_id: str, metrics: Mapping[str, float], step: int) -> None:
+    from mlflow.entities import Metric
+
+    now_ms = int(time.time() * 1000)
+    client.log_batch(run_id, metrics=[Metric(name, value, now_ms, step) for name, value in metrics.items()])

@@ -1,6 +1,6 @@
-"""Open an MLflow store quietly, once, and translate its errors; the registry stands in mlflow_registry.py.
+"""Open an MLflow store without its log output and translate its errors; the registry is in mlflow_registry.py.
 
-A fresh SQLite store is migrated under a file lock, because processes that open it together crash in the migration.
+A new SQLite store is migrated under a file lock, because processes that open it together crash in the migration.
 """
 
 import logging
@@ -25,18 +25,18 @@ SQLITE = "sqlite:///"
 MLFLOW_DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "60",  # a server may need long to store what it was sent
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "60",  # a server may need long to store an upload
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
     "GIT_PYTHON_REFRESH": "quiet",
 }
-"""Set unless the environment says otherwise, before mlflow is imported."""
+"""Environment variables that are set before mlflow is imported, unless they are set already."""
 
 
 def open_client(url: str) -> "MlflowClient":
-    """A client of a store that exists and answers.
+    """Return a client of a store that exists and answers.
 
     Args:
         url: sqlite:///path or http(s)://host.
@@ -46,7 +46,7 @@ def open_client(url: str) -> "MlflowClient":
     """
     for name, value in MLFLOW_DEFAULTS.items():
         os.environ.setdefault(name, value)
-    with translated(url, "opening"):
+    with translate_errors(url, "opening"):
         if url.startswith(SQLITE):
             return _open_sqlite(database_of(url))
         _check_reachable(url)
@@ -54,12 +54,12 @@ def open_client(url: str) -> "MlflowClient":
 
 
 def database_of(url: str) -> Path:
-    """The file of a sqlite:/// URL."""
+    """Return the file of a sqlite:/// URL."""
     return Path(url.removeprefix(SQLITE)).absolute()
 
 
 def local_folder(artifact_uri: str) -> Path | None:
-    """Where this process can reach artifacts as files; None: only through MLflow."""
+    """Return the folder of the artifacts, None when this process reaches them through MLflow only."""
     from mlflow.utils.file_utils import local_file_uri_to_path
     from mlflow.utils.uri import is_local_uri
 
@@ -67,16 +67,16 @@ def local_folder(artifact_uri: str) -> Path | None:
 
 
 @contextmanager
-def translated(url: str, doing: str) -> Iterator[None]:
-    """MLflow's errors, and those of what lies below it, become ours."""
+def translate_errors(url: str, action: str) -> Iterator[None]:
+    """Translate the errors of MLflow, and of the libraries below it, into ours."""
     try:
         yield
     except OSError as exc:  # the errors of requests are OSErrors too
-        raise RegistryError(masked(f"{doing} at {url}: {exc}; {_advice(url)}")) from exc
-    except _foreign_errors() as exc:
+        raise RegistryError(masked(f"{action} at {url}: {exc}; {_advice(url)}")) from exc
+    except _store_errors() as exc:
         if getattr(exc, "error_code", None) == "RESOURCE_DOES_NOT_EXIST":
-            raise SnapshotNotFound(masked(f"{doing} at {url}: {exc}")) from exc
-        raise RegistryError(masked(f"{doing} at {url}: {str(exc).splitlines()[0]}; {_advice(url)}")) from exc
+            raise SnapshotNotFound(masked(f"{action} at {url}: {exc}")) from exc
+        raise RegistryError(masked(f"{action} at {url}: {str(exc).splitlines()[0]}; {_advice(url)}")) from exc
 
 
 def _open_sqlite(database: Path) -> "MlflowClient":
@@ -88,7 +88,7 @@ def _open_sqlite(database: Path) -> "MlflowClient":
 def _open(url: str) -> "MlflowClient":
     from mlflow import MlflowClient
 
-    logging.getLogger("alembic").setLevel(logging.WARNING)  # mlflow sets both to INFO while it is imported
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # mlflow sets both to INFO when it is imported
     logging.getLogger("mlflow").setLevel(os.environ["MLFLOW_LOGGING_LEVEL"].upper())
     client = MlflowClient(tracking_uri=url, registry_uri=url)
     client.search_experiments(max_results=1)
@@ -97,15 +97,15 @@ def _open(url: str) -> "MlflowClient":
 
 
 def _check_reachable(url: str) -> None:
-    """A dead address shows in seconds, whatever patience uploads are given."""
+    """Fail within seconds at a dead address, however long the timeout of uploads is."""
     parts = urlsplit(url)
     if parts.scheme in ("http", "https"):
         port = parts.port or {"http": 80, "https": 443}[parts.scheme]
         socket.create_connection((parts.hostname or "", port), timeout=CONNECT_TIMEOUT_S).close()
 
 
-def _foreign_errors() -> tuple[type[Exception], ...]:
-    """What they are made of: a proxy's page where JSON should be is an error of the parser."""
+def _store_errors() -> tuple[type[Exception], ...]:
+    """Return the exceptions of MLflow and its libraries; a proxy's page instead of JSON is an error of the parser."""
     from json import JSONDecodeError
 
     from google.protobuf.json_format import ParseError
@@ -122,16 +122,16 @@ def _advice(url: str) -> str:
 
 
 def experiment_id(client: "MlflowClient", url: str, name: str, artifacts: str | None) -> str:
-    """Of the experiment of this name, created by whoever comes first.
+    """Return the id of the experiment of this name, which is created if it does not exist.
 
     Args:
-        artifacts: where its files go; None: beside a local database, or where the server says.
+        artifacts: folder or URI of its files; None: beside a local database, or as the server decides.
     """
     from mlflow.exceptions import MlflowException
 
-    found = client.get_experiment_by_name(name)
-    if found is not None:
-        return found.experiment_id
+    experiment = client.get_experiment_by_name(name)
+    if experiment is not None:
+        return experiment.experiment_id
     try:
         return client.create_experiment(name, artifact_location=_artifact_location(url, name, artifacts))
     except MlflowException as exc:
@@ -141,7 +141,7 @@ def experiment_id(client: "MlflowClient", url: str, name: str, artifacts: str | 
 
 
 def _artifact_location(url: str, name: str, artifacts: str | None) -> str | None:
-    """None: the server decides."""
+    """Return the URI of the experiment's files, None when the server decides."""
     if artifacts is not None and "://" in artifacts:
         return f"{artifacts.rstrip('/')}/{name}"
     if artifacts is not None:

@@ -1,4 +1,4 @@
-"""What every registry does with a snapshot folder, wherever it keeps it: check it coming in, stage it going out."""
+"""Checks of published snapshots and staging of fetched ones, which all registries share."""
 
 import logging
 import shutil
@@ -15,25 +15,25 @@ from omnidraft.snapshots import bundle
 from omnidraft.snapshots.manifest import Manifest
 from omnidraft.snapshots.signature import require_signature, sign
 
-VOID = "an operator promoted, or the champion became another, since that was decided"
+CHAMPION_CHANGED = "an operator promoted, or the champion became another, since that was decided"
 
 logger = logging.getLogger(__name__)
 
 
-class Damaged:
-    """Versions whose manifests cannot be read: left out wherever versions are listed, and told once each."""
+class DamagedVersions:
+    """Versions with unreadable manifests, which are left out of every list and logged once each."""
 
     def __init__(self) -> None:
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
 
-    def tell(self, version: int, exc: SnapshotCorrupt) -> None:
-        if version not in self._told:
+    def report(self, version: int, exc: SnapshotCorrupt) -> None:
+        if version not in self._reported:
             logger.error("version %d is damaged and left out: %s", version, exc)
-            self._told.add(version)
+            self._reported.add(version)
 
 
 def check_incoming(folder: Path, drafter: str, target: str, signing_key: str | None) -> Manifest:
-    """The manifest of a whole, intact snapshot of this pair, signed where there is a key.
+    """Return the manifest of a complete, intact snapshot of this pair, signed when there is a key.
 
     Raises:
         SnapshotCorrupt: a file does not match the manifest, or the manifest its signature.
@@ -50,20 +50,20 @@ def check_incoming(folder: Path, drafter: str, target: str, signing_key: str | N
 
 
 def is_published(newest: SnapshotVersion, manifest: Manifest) -> bool:
-    """Whether this very snapshot is the newest version. One that is signed now and was not then is another."""
+    """Return whether this snapshot is the newest version. One that is signed now and was not then is a new one."""
     known = newest.manifest
     return (known.snapshot_id, known.signature) == (manifest.snapshot_id, manifest.signature)
 
 
 def check_parent(newest: SnapshotVersion | None, parent: int | None) -> None:
-    """Raises SnapshotStale unless `parent` is the newest version."""
+    """Raise SnapshotStale unless `parent` is the newest version."""
     actual = newest.version if newest else None
     if actual != parent:
         raise SnapshotStale(f"the newest version is {actual}, the publisher knows {parent}; resume from {actual}")
 
 
 def pick(versions: Sequence[SnapshotVersion], name: str) -> SnapshotVersion:
-    """By alias, `latest` or number. Raises SnapshotNotFound."""
+    """Return the version of this alias or number, or the `latest`. Raises SnapshotNotFound."""
     if name == "latest" and versions:
         return versions[-1]
     for version in versions:
@@ -73,50 +73,49 @@ def pick(versions: Sequence[SnapshotVersion], name: str) -> SnapshotVersion:
 
 
 def stage(
-    place: Path,
+    destination: Path,
     manifest: Manifest,
     parts: Sequence[str],
     download: Callable[[str, Path], None],
     signing_key: str | None,
 ) -> Path:
-    """A local snapshot folder with these parts at `place`; parts that are there and intact are kept.
+    """Make a local snapshot folder with these parts at `destination`; parts that are there and intact are kept.
 
     Args:
         download: puts a part's folder into a folder.
 
     Raises:
-        SnapshotCorrupt: the manifest lacks the signature of this key, or what was downloaded does not match it; nothing
-            of it stays.
+        SnapshotCorrupt: the manifest lacks the signature of this key, or a download does not match it and is deleted.
     """
     require_signature(manifest, signing_key)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(place.with_name(f".{place.name}.lock")):
-        if not (place / bundle.MANIFEST).exists() or bundle.read_manifest(place) != manifest:
-            bundle.write_manifest(place, manifest)
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(destination.with_name(f".{destination.name}.lock")):
+        if not (destination / bundle.MANIFEST).exists() or bundle.read_manifest(destination) != manifest:
+            bundle.write_manifest(destination, manifest)
         for part in sorted(set(parts) & set(bundle.parts_of(manifest))):
-            if not _is_intact(place, part):
-                _replace_part(place, part, download)
-    return place
+            if not _is_intact(destination, part):
+                _replace_part(destination, part, download)
+    return destination
 
 
-def _is_intact(place: Path, part: str) -> bool:
+def _is_intact(folder: Path, part: str) -> bool:
     try:
-        bundle.verify(place, [part])
+        bundle.verify(folder, [part])
     except SnapshotCorrupt:
         return False
     return True
 
 
-def _replace_part(place: Path, part: str, download: Callable[[str, Path], None]) -> None:
-    shutil.rmtree(place / part, ignore_errors=True)
-    with tempfile.TemporaryDirectory(dir=place, prefix=".partial-") as partial:
+def _replace_part(folder: Path, part: str, download: Callable[[str, Path], None]) -> None:
+    shutil.rmtree(folder / part, ignore_errors=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".partial-") as partial:
         download(part, Path(partial))
         if f"{part}/" == bundle.RESUME:
             for path in Path(partial, part).rglob("*.*"):
                 path.chmod(PRIVATE)
-        (Path(partial) / part).rename(place / part)
+        (Path(partial) / part).rename(folder / part)
     try:
-        bundle.verify(place, [part])
+        bundle.verify(folder, [part])
     except SnapshotCorrupt:
-        shutil.rmtree(place / part)
+        shutil.rmtree(folder / part)
         raise

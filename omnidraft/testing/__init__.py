@@ -1,1 +1,1 @@
-"""Toy models, tiny models and a log in memory: fakes that keep the ports' promises."""
+"""Toy models, tiny models and a log in memory: fakes that fulfil the contracts of the ports."""

@@ -1,6 +1,6 @@
-"""A log in this process's memory, for tests and for runs that may forget.
+"""A log in this process's memory, for tests and for runs that need no durability.
 
-As awkward as the port allows: a poll gives a few messages of one partition at a time, never all there are.
+It uses all the freedom that the port allows: a poll gives a few messages of one partition, never all there are.
 """
 
 import time
@@ -12,11 +12,11 @@ from threading import Condition
 from omnidraft.errors import OffsetOutOfRange
 from omnidraft.ports import Message, Offsets, Outgoing, Polled
 
-MOST_PER_POLL = 3
+MAX_PER_POLL = 3
 
 
 class MemoryLog:
-    """Topics by name. Every writer and reader of one process is given the same one."""
+    """Topics by name. All writers and readers of one process share one log."""
 
     def __init__(self, partitions: int = 1) -> None:
         self.num_partitions = partitions
@@ -25,7 +25,7 @@ class MemoryLog:
         self.id = uuid.uuid4().hex
 
     def topic(self, name: str) -> tuple[list[Message], ...]:
-        """Messages of every partition; created when missing."""
+        """Return the messages of every partition; a missing topic is created."""
         with self.changed:
             return self._topics.setdefault(name, tuple([] for _ in range(self.num_partitions)))
 
@@ -42,10 +42,10 @@ class MemoryWriter:
                 partition = zlib.crc32(message.key) % len(self._partitions)
                 if message.partition is not None:
                     partition = message.partition
-                kept = self._partitions[partition]
+                log = self._partitions[partition]
                 now_ms = time.time_ns() // 1_000_000
                 headers = dict(message.headers)
-                kept.append(Message(partition, len(kept), message.key, message.value, headers, now_ms))
+                log.append(Message(partition, len(log), message.key, message.value, headers, now_ms))
             self._log.changed.notify_all()
 
     def close(self) -> None: ...
@@ -75,11 +75,11 @@ class MemoryReader:
 
     def poll(self, max_messages: int, timeout_s: float) -> Polled:
         with self._log.changed:
-            self._log.changed.wait_for(self._has_news, timeout_s)
+            self._log.changed.wait_for(self._has_messages, timeout_s)
             self._turn += 1
-            for partition in self._in_turn():
+            for partition in self._rotated_partitions():
                 start = self._positions[partition]
-                messages = self._partitions[partition][start : start + min(max_messages, MOST_PER_POLL)]
+                messages = self._partitions[partition][start : start + min(max_messages, MAX_PER_POLL)]
                 if messages:
                     self._positions[partition] = start + len(messages)
                     return Polled(tuple(messages), {partition: start + len(messages)})
@@ -93,14 +93,14 @@ class MemoryReader:
 
     def end_offsets(self) -> Offsets:
         with self._log.changed:
-            return {partition: len(kept) for partition, kept in enumerate(self._partitions)}
+            return {partition: len(messages) for partition, messages in enumerate(self._partitions)}
 
     def close(self) -> None: ...
 
-    def _has_news(self) -> bool:
-        return any(len(kept) > self._positions[partition] for partition, kept in enumerate(self._partitions))
+    def _has_messages(self) -> bool:
+        return any(len(messages) > self._positions[partition] for partition, messages in enumerate(self._partitions))
 
-    def _in_turn(self) -> tuple[int, ...]:
+    def _rotated_partitions(self) -> tuple[int, ...]:
         names = self.partitions()
         start = self._turn % len(names)
         return names[start:] + names[:start]

@@ -1,4 +1,4 @@
-"""Tiny random models with real tokenizers, saved as model folders: what tests and the soak run, without a hub."""
+"""Tiny random models with real tokenizers, saved as model folders, for tests and the soak without a hub."""
 
 from pathlib import Path
 from typing import Any
@@ -27,14 +27,14 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 1024,
 }
-"""Of both."""
+"""Sizes of target and drafter."""
 
 
 def make_target(
     folder: Path, *, seed: int = 0, spread: float = 0.02, vocab_size: int = 420, hidden_size: int = 64
 ) -> Path:
-    """A two-layer Qwen2 of a few hundred tokens; a higher `spread` of its weights makes wilder texts, another size of
-    the vocabulary another tokenizer. Its four heads share the hidden size."""
+    """Save a two-layer Qwen2 of a few hundred tokens. A higher `spread` of its weights makes its texts more random;
+    another `vocab_size` makes another tokenizer. Its four heads share the hidden size."""
     tokenizer = _tokenizer(TEXT, vocab_size=vocab_size)
     torch.manual_seed(seed)
     config = Qwen2Config(
@@ -47,7 +47,7 @@ def make_target(
 
 
 def make_drafter(folder: Path, *, seed: int = 1) -> Path:
-    """A two-layer Llama with another, smaller vocabulary."""
+    """Save a two-layer Llama with another, smaller vocabulary."""
     tokenizer = _tokenizer(TEXT[:2], vocab_size=330)
     torch.manual_seed(seed)
     config = LlamaConfig(

@@ -1,7 +1,7 @@
-"""Models that are probability tables, for tests: exact, fast, and strict about what ports promises.
+"""Models that are probability tables, for tests: exact, fast, and strict about the contracts of ports.
 
-What follows a text depends on its last `order` ids alone, so that anyone can compute the right answer. Sessions hold
-ids where real ones hold keys, and raise ContractError for every misuse that a real one would answer with wrong logits.
+The next token depends on the last `order` ids alone, so that a test can compute the right answer. Sessions hold ids
+where real ones hold keys, and raise ContractError for every misuse that a real one would answer with wrong logits.
 Shapes: S states of a table, V vocabulary, N nodes of a tree.
 """
 
@@ -18,7 +18,7 @@ _FACTOR = 1_000_003
 
 
 class ToyTable:
-    """Logits after a text: one of S rows, chosen by the last `order` ids."""
+    """A table of logits: the last `order` ids of a text choose one of S rows."""
 
     def __init__(self, logits_SV: torch.Tensor, order: int = 2) -> None:
         self.logits_SV = logits_SV.float()
@@ -29,19 +29,19 @@ class ToyTable:
     def random(
         cls, vocab_size: int, seed: int, *, order: int = 2, num_states: int = 64, spread: float = 2.0
     ) -> "ToyTable":
-        """Normal logits; a higher `spread` makes the next token more certain."""
+        """Make a table of normally distributed logits; a higher `spread` makes the next token more certain."""
         generator = torch.Generator().manual_seed(seed)
         return cls(spread * torch.randn(num_states, vocab_size, generator=generator), order)
 
     def state(self, ids: Sequence[int]) -> int:
-        """The row that holds what comes after these ids."""
+        """Return the row for the token after these ids."""
         mixed = 0
         for token in ids[max(len(ids) - self.order, 0) :]:
             mixed = mixed * _FACTOR + token + 1
         return mixed % len(self.logits_SV)
 
     def logits(self, ids: Sequence[int]) -> torch.Tensor:
-        """Raw logits float32 [V]."""
+        """Return the raw logits float32 [V] after these ids."""
         return self.logits_SV[self.state(ids)]
 
 
@@ -70,7 +70,7 @@ class ToyTarget:
 
 
 class ToyTargetSession:
-    """Implements ports.TargetSession over the ids it was told to keep."""
+    """Implements ports.TargetSession over the ids that were kept."""
 
     def __init__(self, target: ToyTarget, kept: Sequence[int], capacity: int) -> None:
         self._target = target
@@ -80,7 +80,7 @@ class ToyTargetSession:
         self._is_closed = False
 
     def score(self, tree: DraftTree) -> torch.Tensor:
-        """See ports.TargetSession. Raises ContractError for a tree that is none, or too large."""
+        """See ports.TargetSession. Raises ContractError for a malformed tree, or one that is too large."""
         self._check(tree)
         self._scored = tree
         table = self._target.table
@@ -91,7 +91,7 @@ class ToyTargetSession:
         return table.logits_SV[[table.state(text) for text in texts]]
 
     def keep(self, nodes: Sequence[int]) -> None:
-        """See ports.TargetSession. Raises ContractError when these nodes are no path, or nothing was scored."""
+        """See ports.TargetSession. Raises ContractError when these nodes form no path, or nothing was scored."""
         tree, self._scored = self._scored, None
         if tree is None:
             raise ContractError("keep: nothing was scored since the last keep")
@@ -124,29 +124,29 @@ class ToyTargetSession:
 class ToyDrafter:
     """Implements ports.DraftModel."""
 
-    def __init__(self, table: ToyTable, *, context_limit: int = 4096, odds: AcceptanceFn | None = None) -> None:
-        """`odds` are those of every row; None is a drafter without a head."""
+    def __init__(self, table: ToyTable, *, context_limit: int = 4096, acceptance: AcceptanceFn | None = None) -> None:
+        """`acceptance` holds for every row; None makes a drafter without a head."""
         self.table = table
         self.vocab_size = table.vocab_size
         self.context_limit = context_limit
-        self.odds = odds
-        self.has_head = odds is not None
+        self.acceptance = acceptance
+        self.has_head = acceptance is not None
 
     def open(self) -> "ToyDraftSession":
         """See ports.DraftModel."""
         return ToyDraftSession(self)
 
-    def advance_all(self, asked: Sequence[tuple[DraftSession, int, Sequence[int]]]) -> list[torch.Tensor]:
+    def advance_all(self, requests: Sequence[tuple[DraftSession, int, Sequence[int]]]) -> list[torch.Tensor]:
         """See ports.DraftModel."""
-        return [session.advance(keep, ids) for session, keep, ids in asked]
+        return [session.advance(keep, ids) for session, keep, ids in requests]
 
-    def branch_all(self, asked: Sequence[tuple[DraftSession, Sequence[int], Sequence[int]]]) -> list[torch.Tensor]:
+    def branch_all(self, requests: Sequence[tuple[DraftSession, Sequence[int], Sequence[int]]]) -> list[torch.Tensor]:
         """See ports.DraftModel."""
-        return [session.branch(ids, parents) for session, ids, parents in asked]
+        return [session.branch(ids, parents) for session, ids, parents in requests]
 
 
 class ToyDraftSession:
-    """Implements ports.DraftSession over the ids it was fed."""
+    """Implements ports.DraftSession over the ids it has read."""
 
     def __init__(self, drafter: ToyDrafter) -> None:
         self._drafter = drafter
@@ -155,7 +155,7 @@ class ToyDraftSession:
         self._num_rows = 0
 
     def advance(self, keep: int, ids: Sequence[int]) -> torch.Tensor:
-        """See ports.DraftSession. Raises ContractError for ids it cannot have."""
+        """See ports.DraftSession. Raises ContractError for ids outside the vocabulary or beyond the context."""
         if not ids or not 0 <= keep <= len(self.held):
             raise ContractError(f"advance: keep {keep} of {len(self.held)} and add {len(ids)} ids")
         if keep + len(ids) > self._drafter.context_limit:
@@ -166,7 +166,7 @@ class ToyDraftSession:
         return self._drafter.table.logits(self.held)
 
     def branch(self, ids: Sequence[int], parents: Sequence[int]) -> torch.Tensor:
-        """See ports.DraftSession. Raises ContractError for parents that are not there, and for too many ids."""
+        """See ports.DraftSession. Raises ContractError for missing parents and for too many ids."""
         num_before = len(self._branched)
         if (needed := len(self.held) + num_before + len(ids)) > self._drafter.context_limit:
             raise ContractError(f"branch: {needed} ids, the context holds {self._drafter.context_limit}")
@@ -179,19 +179,19 @@ class ToyDraftSession:
 
     def acceptance_probabilities(self) -> list[AcceptanceFn] | None:
         """See ports.DraftSession."""
-        return None if self._drafter.odds is None else [self._drafter.odds] * self._num_rows
+        return None if self._drafter.acceptance is None else [self._drafter.acceptance] * self._num_rows
 
 
 class ToyTokenizer:
-    """Implements vocab.tokenizer.Tokenizer: always the longest token that fits."""
+    """Implements vocab.tokenizer.Tokenizer by taking the longest token that fits."""
 
     def __init__(self, pieces: Sequence[bytes], roles: Mapping[str, int] | None = None) -> None:
-        """A piece b"" is a special token where `roles` names it, else an id that no text has."""
+        """An empty piece is a special token where `roles` names it, else an id that no text contains."""
         roles = roles or {}
         self.vocabulary = Vocabulary(tuple(pieces), dict(roles), frozenset(roles.values()))
 
     def encode(self, text: str) -> list[int]:
-        """See vocab.tokenizer.Tokenizer. Nothing for a text that no tokens spell."""
+        """See vocab.tokenizer.Tokenizer. Returns no ids for a text that no tokens spell."""
         try:
             return self.vocabulary.byte_table.longest_match(text.encode())
         except VocabularyError:

@@ -112,9 +112,9 @@ def identity(settings: Settings, words: Vocabularies) -> "Identity":
     """What all snapshots of `models.target` and its drafter have in common."""
     from omnidraft import __version__
     from omnidraft.distill.publisher import Identity
-    from omnidraft.models.catalog.atomic_dir import origin
+    from omnidraft.models.catalog.atomic_dir import read_origin
 
-    made = origin(words.drafter_folder)
+    made = read_origin(words.drafter_folder)
     return Identity(
         target=settings.models.target,
         drafter=settings.models.drafter,

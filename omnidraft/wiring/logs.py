@@ -12,7 +12,7 @@ from omnidraft.ports import LogReader, LogWriter, Metrics, Registry, TopicFacts
 
 if TYPE_CHECKING:
     from omnidraft.distill.ingest.trace_consumer import TraceConsumer
-    from omnidraft.registry.mlflow_tracking import Experiment
+    from omnidraft.registry.mlflow_runs import Experiment
 
 
 SEALED_HEADERS = ("error", "original.")
@@ -27,7 +27,7 @@ def log_writer(settings: Settings, topic: str) -> LogWriter:
     from omnidraft.bus.encryption import EncryptedWriter
 
     sealed = SEALED_HEADERS if topic == settings.log.dead_letters_topic else ()
-    return EncryptedWriter(writer, keys, sealed=sealed)
+    return EncryptedWriter(writer, keys, sealed_prefixes=sealed)
 
 
 def log_reader(settings: Settings, topic: str) -> LogReader:
@@ -177,7 +177,7 @@ def experiment(settings: Settings, name: str) -> "Experiment | None":
     """Where runs that are no versions are tracked; None without MLflow. Raises RegistryError."""
     if settings.registry.url.startswith("directory://"):
         return None
-    from omnidraft.registry.mlflow_tracking import Experiment
+    from omnidraft.registry.mlflow_runs import Experiment
 
     return Experiment(settings.registry.url, name, artifacts=settings.registry.artifacts)
 

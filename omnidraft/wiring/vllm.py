@@ -151,12 +151,12 @@ def _refresher(
     settings: Settings, metrics: Metrics, slot: "SnapshotSlot", caution: "DriftThrottle", load: SnapshotLoader
 ) -> "SnapshotUpdater":
     from omnidraft.decode.snapshot.updater import SnapshotUpdater
-    from omnidraft.models.threads import beside_decoding
+    from omnidraft.models.threads import in_background_thread
 
     return SnapshotUpdater(
         registry(settings),
         slot,
-        partial(beside_decoding, load),
+        partial(in_background_thread, load),
         control_follower(settings, metrics, ("champion", "canary", "drift", "drift_over")),
         caution,
         settings.worker,

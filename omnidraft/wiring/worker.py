@@ -217,7 +217,7 @@ def _refresher(
     is_alone: bool,
 ) -> "SnapshotUpdater":
     from omnidraft.decode.snapshot.updater import SnapshotUpdater
-    from omnidraft.models.threads import beside_decoding
+    from omnidraft.models.threads import in_background_thread
 
     follower = control_follower(
         settings, metrics, ("champion", "canary", "drift", "drift_over"), must_be_named=not is_alone
@@ -226,7 +226,7 @@ def _refresher(
     return SnapshotUpdater(
         snapshots,
         made.slot,
-        partial(beside_decoding, load),
+        partial(in_background_thread, load),
         follower,
         made.drift_throttle,
         settings.worker,

@@ -5,7 +5,7 @@ plain-reproducible      ... with padded passes: the price of reproducible mode
 omnidraft               our engine in the chosen mode; -fast and -reproducible name one
 omnidraft+traces        ... that also records traces into a SQLite log, as a serving worker does
 hf-generate             transformers' own generate, bfloat16
-hf-uad, hf-tli          transformers' assisted generation across tokenizers (models/hf/assisted.py)
+hf-uad, hf-tli          transformers' assisted generation across tokenizers (models/hf/generate.py)
 llamacpp                our engine over llama.cpp with speculation off
 llamacpp+omnidraft      ... with the drafter
 """
@@ -123,8 +123,7 @@ def _recording(worker: wiring.Worker, settings: config.Settings, stack: ExitStac
 
 
 def _huggingface(names: Sequence[str], setup: Setup) -> dict[str, Method]:
-    from omnidraft.models.hf.assisted import HfAssisted
-    from omnidraft.models.hf.generate import HfGenerate
+    from omnidraft.models.hf.generate import HfAssisted, HfGenerate
 
     words = wiring.vocabularies(setup.settings)
     stop_ids, folders = sorted(words.target.stop_ids), (words.target_folder, words.drafter_folder)

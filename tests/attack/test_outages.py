@@ -26,7 +26,7 @@ from omnidraft import config, wiring
 from omnidraft.audit.findings import Report
 from omnidraft.audit.run import Unwritten, audit, letters_of
 from omnidraft.bus import kafka_log
-from omnidraft.bus.sqlite_expiry import MOST_EXPIRED
+from omnidraft.bus.sqlite_expiry import MAX_EXPIRED
 from omnidraft.bus.sqlite_log import MALFORMED, SqliteReader, SqliteWriter
 from omnidraft.config import RecorderSettings, WorkerSettings
 from omnidraft.decode.recording.trace_producer import TraceProducer
@@ -676,7 +676,7 @@ def test_a_clock_that_jumps_ahead_deletes_nothing_until_it_has_said_so_for_an_ho
     assert held(path)[0] > 4  # it is believed by now
 
 
-@pytest.mark.parametrize("number", [3, MOST_EXPIRED + 100])
+@pytest.mark.parametrize("number", [3, MAX_EXPIRED + 100])
 def test_messages_from_the_future_expire_with_those_behind_them(tmp_path, clock, number):
     path = tmp_path / "log.db"
     clock.hours = 24 * 3650

@@ -165,19 +165,19 @@ def test_a_trial_is_remembered_and_an_unreadable_outcome_is_tried_again(tmp_path
     note = tmp_path / "runs"
     code = f"open({str(note)!r}, 'a').write('x'); print('{{\"name\": \"part\", \"seconds\": 1.5}}')"
     command = (sys.executable, "-c", code)
-    outcomes = [run_once(command, what="it", home=tmp_path) for _ in range(2)]
+    outcomes = [run_once(command, name="it", home=tmp_path) for _ in range(2)]
     assert outcomes == [Outcome({"part": 1.5})] * 2
     assert note.read_text() == "x"
     for remembered in (tmp_path / "probes").glob("*.json"):
         remembered.write_text('{"seconds": {"pa')  # killed while it wrote
-    assert run_once(command, what="it", home=tmp_path) == Outcome({"part": 1.5})
+    assert run_once(command, name="it", home=tmp_path) == Outcome({"part": 1.5})
     assert note.read_text() == "xx"
 
 
 def test_a_home_that_cannot_be_written_costs_the_memory_only(tmp_path: Path) -> None:
     (tmp_path / "probes").write_text("a file where the folder should be")
     command = (sys.executable, "-c", "")
-    assert run_once(command, what="it", home=tmp_path) == Outcome()
+    assert run_once(command, name="it", home=tmp_path) == Outcome()
 
 
 def test_a_command_that_is_killed_for_memory_says_so_and_ends_alike() -> None:

@@ -193,7 +193,7 @@ def polled_until(reader, num: int) -> list[bytes]:
 def test_partitions_that_are_added_are_read_from_their_first_message(kafka_bootstrap, topic, monkeypatch):  # noqa: F811
     from omnidraft.bus import kafka_log
 
-    monkeypatch.setattr(kafka_log, "PARTITIONS_SEEN_S", 1)
+    monkeypatch.setattr(kafka_log, "METADATA_MAX_AGE_S", 1)
     make_topic(kafka_bootstrap, topic)
     with closing(kafka_log.KafkaReader(kafka_bootstrap, topic)) as reader:
         with RawProducer(kafka_bootstrap, topic) as producer:
@@ -222,7 +222,7 @@ def test_a_control_topic_that_got_partitions_goes_on_in_its_first_and_the_others
 ):
     from omnidraft.bus import kafka_log
 
-    monkeypatch.setattr(kafka_log, "PARTITIONS_SEEN_S", 1)
+    monkeypatch.setattr(kafka_log, "METADATA_MAX_AGE_S", 1)
     with closing(kafka_log.KafkaWriter(kafka_bootstrap, topic)) as writer:
         announcements.publish_announcement(writer, "champion", 1)
         with closing(kafka_log.KafkaReader(kafka_bootstrap, topic)) as reader:

@@ -1,4 +1,4 @@
-"""What every log promises to its writers and readers, over memory, SQLite (encrypted too) and a real Kafka broker."""
+"""The contract of every log, over memory, SQLite (encrypted too) and a real Kafka broker."""
 
 import time
 import uuid
@@ -54,7 +54,7 @@ def encrypted_log(path) -> Log:
     plain = sqlite_log(path)
     return Log(
         "encrypted",
-        lambda topic, partitions: EncryptedWriter(plain.open_writer(topic, partitions), keys, sealed=("a",)),
+        lambda topic, partitions: EncryptedWriter(plain.open_writer(topic, partitions), keys, sealed_prefixes=("a",)),
         lambda topic, partitions: EncryptedReader(plain.open_reader(topic, partitions), keys),
     )
 

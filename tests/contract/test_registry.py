@@ -1,4 +1,4 @@
-"""What every registry promises, over plain folders, MLflow on SQLite, and an MLflow server on PostgreSQL."""
+"""The contract of every registry, over plain folders, MLflow on SQLite, and an MLflow server on PostgreSQL."""
 
 import itertools
 import multiprocessing

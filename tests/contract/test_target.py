@@ -1,4 +1,4 @@
-"""What every target promises to the decoding loop: the toy, transformers, llama.cpp where it is installed."""
+"""The contract of every target: the toy, transformers, and llama.cpp where it is installed."""
 
 import pytest
 import torch

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from omnidraft.models.catalog.atomic_dir import origin
+from omnidraft.models.catalog.atomic_dir import read_origin
 from omnidraft.models.catalog.known_models import CATALOG, find, names
 from omnidraft.models.catalog.store import gguf_path, resolve
 
@@ -94,7 +94,7 @@ def test_every_catalog_model_is_tried_here() -> None:
 
 
 def test_the_folder_says_what_it_was_made_from(name: str, folder: Path) -> None:
-    made_from = origin(folder)
+    made_from = read_origin(folder)
     assert made_from is not None
     assert made_from.fingerprint == find(name).sha256
     assert gguf_path(name).stat().st_size == find(name).gguf_bytes

@@ -8,7 +8,7 @@ from omnidraft.config import DecodeSettings
 from omnidraft.models.catalog.store import resolve
 from omnidraft.models.hf.target import load_target
 from omnidraft.ports import DraftTree
-from tests.unit.models.growing import grow, true_path
+from tests.unit.models.random_trees import random_tree, true_path
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
@@ -28,9 +28,9 @@ def test_trees_give_a_real_target_the_bits_of_plain_decoding(precision: str) -> 
     session = target.open(prompt, 60, "reproducible")
     while at < 50:
         ids = following[at:49]
-        grown = grow(rng, [prompt[-1], *following][at], ids, target.limits("reproducible"), target.vocab_size)
-        nodes = true_path(grown, ids)
-        assert torch.equal(session.score(grown)[nodes], torch.stack(plain[at : at + len(nodes)]))
+        draft = random_tree(rng, [prompt[-1], *following][at], ids, target.limits("reproducible"), target.vocab_size)
+        nodes = true_path(draft, ids)
+        assert torch.equal(session.score(draft)[nodes], torch.stack(plain[at : at + len(nodes)]))
         session.keep(nodes)
         at += len(nodes)
         num_passes += 1

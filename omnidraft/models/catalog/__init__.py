@@ -1,1 +1,1 @@
-"""From a model's name to a folder on this disk: the catalog, the hub, PyPI wheels, GGUF conversion."""
+"""Resolving a model's name to a local folder: the catalog, the hub, PyPI wheels, GGUF conversion."""

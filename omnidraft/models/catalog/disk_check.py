@@ -1,4 +1,4 @@
-"""Refuse before it starts what would fill the disk."""
+"""Check the free disk space before a download or conversion."""
 
 import shutil
 from collections.abc import Callable
@@ -10,14 +10,14 @@ FreeBytes = Callable[[Path], int]
 
 
 def free_bytes(folder: Path) -> int:
-    """Free space of the disk that `folder` is on."""
+    """Return the free space of the disk that `folder` is on."""
     return shutil.disk_usage(folder).free
 
 
-def require_space(what: str, needed_bytes: int, folder: Path, *, free: FreeBytes = free_bytes) -> None:
-    """Raises ModelDownloadError, with both figures, when `folder` has not that much room."""
+def require_space(name: str, needed_bytes: int, folder: Path, *, free: FreeBytes = free_bytes) -> None:
+    """Raise ModelDownloadError, with both numbers, when the disk of `folder` has less free space."""
     available_bytes = free(folder)
     if available_bytes < needed_bytes:
         raise ModelDownloadError(
-            f"{what} needs {needed_bytes:,} bytes of disk space in {folder}, {available_bytes:,} bytes are free"
+            f"{name} needs {needed_bytes:,} bytes of disk space in {folder}, {available_bytes:,} bytes are free"
         )

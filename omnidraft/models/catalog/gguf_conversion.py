@@ -1,7 +1,7 @@
-"""One conversion: a GGUF file becomes a folder of bf16 safetensors, configuration and tokenizer.
+"""Convert a GGUF file into a folder of bf16 safetensors, configuration and tokenizer.
 
-The weights are the quantised ones, spelled out in bf16. Of a model that ties its embeddings but whose file stores
-both matrices (Qwen2.5), both are kept: they were quantised apart, and llama.cpp uses both.
+The weights are the quantised ones, dequantised to bf16. When a model ties its embeddings but its file stores both
+matrices (Qwen2.5), both are kept: they were quantised separately, and llama.cpp uses both.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from omnidraft.models.catalog.gguf_tokenizer import Json, repaired, repaired_config
+from omnidraft.models.catalog.gguf_tokenizer import Json, repair_config, repair_tokenizer
 
 UNUSED_TYPE = 5  # llama.cpp's LLAMA_TOKEN_TYPE_UNUSED
 STOP_TOKENS = ("<|im_end|>", "<|endoftext|>", "<eos>", "<end_of_turn>", "</s>", "<|eot_id|>")
@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class GgufFacts:
-    """What the file says about its tokenizer beyond what transformers reads."""
+class TokenizerFacts:
+    """Facts about the tokenizer in a GGUF file that transformers does not read."""
 
     flavour: str
     unused: frozenset[str]
@@ -39,8 +39,8 @@ def convert(gguf: Path, folder: Path) -> None:
         _convert_weights(gguf, folder)
 
 
-def facts(gguf: Path) -> GgufFacts:
-    """Read the tokenizer's kind and its unused rows."""
+def read_tokenizer_facts(gguf: Path) -> TokenizerFacts:
+    """Read the tokenizer's flavour and its unused rows."""
     from gguf import GGUFReader
 
     fields = GGUFReader(gguf).fields
@@ -49,7 +49,7 @@ def facts(gguf: Path) -> GgufFacts:
     types = fields["tokenizer.ggml.token_type"].contents()
     rows = [index for index, token_type in enumerate(types) if token_type == UNUSED_TYPE]
     tokens = fields["tokenizer.ggml.tokens"]
-    return GgufFacts(
+    return TokenizerFacts(
         flavour=pre if kind == "gpt2" else architecture,
         unused=frozenset(str(tokens.contents(row)) for row in rows),
     )
@@ -58,12 +58,12 @@ def facts(gguf: Path) -> GgufFacts:
 def _convert_tokenizer(gguf: Path, folder: Path) -> None:
     from transformers import AutoTokenizer
 
-    known = facts(gguf)
+    facts = read_tokenizer_facts(gguf)
     AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
     tokenizer = folder / "tokenizer.json"
-    _write(tokenizer, repaired(_read(tokenizer), known.flavour, known.unused))
+    _write(tokenizer, repair_tokenizer(_read(tokenizer), facts.flavour, facts.unused))
     config = folder / "tokenizer_config.json"
-    _write(config, repaired_config(_read(config)))
+    _write(config, repair_config(_read(config)))
 
 
 def _convert_weights(gguf: Path, folder: Path) -> None:
@@ -81,7 +81,7 @@ def _convert_weights(gguf: Path, folder: Path) -> None:
 
 
 def _stop_ids(folder: Path, end_of_turn: int) -> list[int]:
-    """The file's own end token first, then the others its tokenizer knows: a completion ends otherwise than a chat."""
+    """Return the file's own end token, then the others of its tokenizer: a completion ends differently than a chat."""
     tokens = _read(folder / "tokenizer.json")["added_tokens"]
     added = {token["content"]: int(token["id"]) for token in tokens if token["special"]}  # Gemma's </s> is HTML
     others = [added[token] for token in STOP_TOKENS if token in added]
@@ -90,9 +90,9 @@ def _stop_ids(folder: Path, end_of_turn: int) -> list[int]:
 
 @contextlib.contextmanager
 def _quiet_transformers() -> Iterator[None]:
-    """No bars and no advice while we convert; both as before afterwards.
+    """Silence transformers' progress bars and logs during a conversion; restore both afterwards.
 
-    One of its bars obeys no setting, so what goes to stderr is dropped too; failures are exceptions.
+    One of its bars has no setting, so stderr is discarded too; failures are exceptions.
     """
     from transformers.utils import logging as transformers_logging
 

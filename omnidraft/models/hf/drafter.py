@@ -1,4 +1,4 @@
-"""The drafter while it serves: a transformers model with the request's keys in slots, cut back to a common prefix."""
+"""The serving drafter: a transformers model with the request's keys in slots, cut back to a common prefix."""
 
 import logging
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from omnidraft.errors import KernelsUnavailable, SnapshotCorrupt
 from omnidraft.models import precision as precisions
-from omnidraft.models.acceptance_head import AcceptanceHead, separate
+from omnidraft.models.acceptance_head import AcceptanceHead, split_tensors
 from omnidraft.models.hf import tree_attention
 from omnidraft.models.hf.kv_slots import KvSlots
 from omnidraft.models.hf.target import load_model
@@ -37,19 +37,19 @@ class TorchDrafter:
         self.vocab_size: int = config.vocab_size
         self.context_limit: int = config.max_position_embeddings
         self.num_layers: int = config.num_hidden_layers
-        self._attention = tree_attention.Attention(model)
+        self._attention = tree_attention.AttentionMasks(model)
 
     def open(self) -> BranchingSession:
         """See ports.DraftModel."""
-        return BranchingSession(_Rows(self), self._head)
+        return BranchingSession(_TorchKvBackend(self), self._head)
 
-    def advance_all(self, asked: Sequence[tuple[DraftSession, int, Sequence[int]]]) -> list[torch.Tensor]:
-        """See ports.DraftModel. One after the other: a pass over several texts would need keys of one layout."""
-        return [session.advance(keep, ids) for session, keep, ids in asked]
+    def advance_all(self, requests: Sequence[tuple[DraftSession, int, Sequence[int]]]) -> list[torch.Tensor]:
+        """See ports.DraftModel. Requests run one by one: a pass over several texts would need keys in one layout."""
+        return [session.advance(keep, ids) for session, keep, ids in requests]
 
-    def branch_all(self, asked: Sequence[tuple[DraftSession, Sequence[int], Sequence[int]]]) -> list[torch.Tensor]:
+    def branch_all(self, requests: Sequence[tuple[DraftSession, Sequence[int], Sequence[int]]]) -> list[torch.Tensor]:
         """See ports.DraftModel."""
-        return [session.branch(ids, parents) for session, ids, parents in asked]
+        return [session.branch(ids, parents) for session, ids, parents in requests]
 
     @torch.inference_mode()
     def forward(
@@ -60,8 +60,8 @@ class TorchDrafter:
         masks: tree_attention.Masks,
         num_logits: int,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Logits float32 of the last rows, and the hidden states behind them if there is a head that reads them;
-        `slots` are placed, the rows stand at the end of `positions_S`."""
+        """Return the logits float32 of the last rows, and their hidden states if there is a head that reads them.
+        The range of `slots` is set; the rows are the last of `positions_S`."""
         device = self._model.device
         output = self._model(
             input_ids=torch.tensor([list(ids)], device=device),
@@ -76,7 +76,7 @@ class TorchDrafter:
         return output.logits[0, -num_logits:].float(), hidden_RH
 
     def masks(self, positions_S: torch.Tensor, sees_SC: torch.Tensor, start: int, rows: int) -> tree_attention.Masks:
-        """Of the last `rows` of these S rows, which lie in the slots from `start` on."""
+        """Return the masks of the last `rows` of these S rows, which are in the slots from `start` on."""
         masks = self._attention.masks(sees_SC, positions_S, start)
         if isinstance(masks, torch.Tensor):
             return masks[:, :, -rows:]
@@ -87,21 +87,21 @@ class TorchDrafter:
         return self._model.device
 
 
-class _Rows:
-    """Implements branches.Rows."""
+class _TorchKvBackend:
+    """Implements kv_session.KvBackend."""
 
     def __init__(self, drafter: TorchDrafter) -> None:
         self._drafter = drafter
         self._slots = KvSlots(drafter.num_layers, _CAPACITY_STEP)
         self.hidden_RH = torch.empty(0)
 
-    def compute(self, wanted: ForwardRequest) -> torch.Tensor:
-        start, ids = wanted.length, wanted.ids
-        if wanted.parents is None:
-            positions_S, sees_SC = tree_attention.chain(start, len(ids), start + len(ids))
+    def compute(self, request: ForwardRequest) -> torch.Tensor:
+        start, ids = request.length, request.ids
+        if request.parents is None:
+            positions_S, sees_SC = tree_attention.chain_visibility(start, len(ids), start + len(ids))
             return self._pass(start, ids, positions_S, sees_SC, 1)
-        root_and_branches = [0, *(parent + 1 for parent in wanted.parents)]
-        positions_S, sees_SC = tree_attention.tree(root_and_branches, start - 1)
+        root_and_branches = [0, *(parent + 1 for parent in request.parents)]
+        positions_S, sees_SC = tree_attention.tree_visibility(root_and_branches, start - 1)
         return self._pass(start - 1, ids, positions_S, sees_SC, len(ids))
 
     def move(self, sources: Sequence[int], start: int) -> None:
@@ -110,13 +110,13 @@ class _Rows:
     def _pass(
         self, start: int, ids: Sequence[int], positions_S: torch.Tensor, sees_SC: torch.Tensor, num_logits: int
     ) -> torch.Tensor:
-        """The rows of `ids` are the last of the S rows that begin at slot `start`."""
+        """Compute the rows of `ids`, the last of the S rows that begin at slot `start`."""
         end, device = start + len(positions_S), self._drafter.device
         if end > self._slots.capacity:
             self._slots = self._slots.enlarged(-(-end // _CAPACITY_STEP) * _CAPACITY_STEP)
         positions_S, sees_SC = positions_S.to(device), sees_SC.to(device)
         masks = self._drafter.masks(positions_S, sees_SC, start, len(ids))
-        self._slots.place(end - len(ids), end)
+        self._slots.set_range(end - len(ids), end)
         logits_RV, hidden_RH = self._drafter.forward(self._slots, ids, positions_S, masks, num_logits)
         if hidden_RH is not None:
             self.hidden_RH = hidden_RH
@@ -130,16 +130,17 @@ def load_drafter(
     train: Literal["full", "lora"],
     kernels: str = "auto",
 ) -> DraftModel:
-    """The base drafter with a snapshot's tensors on top (None: as it is), then in serving precision.
+    """Load the base drafter, apply a snapshot's tensors (None: no change), and convert it to serving precision.
 
     Raises:
-        ModelError: the folder is no model, or cannot be computed as asked. SnapshotCorrupt: the tensors do not fit it.
+        ModelError: the folder holds no model, or the precision cannot be computed here.
+        SnapshotCorrupt: the tensors do not fit the model.
     """
     model, head = load_model(folder), None
     if tensors is not None:
         if train == "lora":
-            model.float()  # type: ignore[no-untyped-call]  # what is merged would be rounded
-        weights, head = separate(tensors)
+            model.float()  # type: ignore[no-untyped-call]  # merged weights would be rounded
+        weights, head = split_tensors(tensors)
         _require_fitting(head, model)
         apply_serving_tensors(model, weights, train=train)
     if is_supported(model):

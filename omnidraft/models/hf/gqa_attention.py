@@ -1,4 +1,4 @@
-"""Attention that reads each key head where it lies, for all the query heads that share it.
+"""Grouped-query attention that reads each key head in place, for all the query heads that share it.
 
 transformers copies all keys and values once for every query head before a masked pass of more than one id on a
 processor; torch's kernel gives the same bits without the copies.
@@ -15,7 +15,7 @@ _NAME = "sdpa_with_shared_heads"
 
 
 def share_key_heads(model: PreTrainedModel) -> None:
-    """The model's masked attention on a processor makes no copies from now on; all other attention stays as it is."""
+    """Make the model's masked attention on a processor work without copies; all other attention stays unchanged."""
     if model.config._attn_implementation != "sdpa":
         return
     AttentionInterface.register(_NAME, _attend)
@@ -35,10 +35,10 @@ def _attend(
 ) -> tuple[torch.Tensor, None]:
     is_special = any(options.get(name) is not None for name in ("softcap", "position_bias"))
     if attention_mask is None or is_special or not query.is_cpu:
-        found: tuple[torch.Tensor, None] = sdpa_attention_forward(
+        output: tuple[torch.Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
         )
-        return found
+        return output
     mixed = torch.nn.functional.scaled_dot_product_attention(
         query, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling, enable_gqa=True
     )

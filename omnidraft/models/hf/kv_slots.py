@@ -1,7 +1,7 @@
-"""Keys and values of one request in preallocated slots: written where we say, read up to where we say.
+"""Keys and values of one request in preallocated slots; the caller sets where a pass writes and how far it reads.
 
-transformers calls `update` once a layer and pass. Rejected drafts cost nothing: the next pass writes over them.
-Several rows are texts that share what was kept: a pass of one row writes into all of them.
+transformers calls `update` once a layer and pass. Rejected drafts cost nothing: the next pass overwrites them. Several
+rows are texts that share the kept ids: a pass of one row writes into all of them.
 Shapes: B rows, C slots (the capacity), H key heads, D head size, S positions.
 """
 
@@ -13,7 +13,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 
 class _SlotLayer(CacheLayerMixin):
-    """One layer's slots; zero-filled, because a masked NaN would still leak."""
+    """One layer's slots, zero-filled because a masked NaN would still propagate."""
 
     is_sliding = False
 
@@ -62,8 +62,8 @@ class KvSlots(Cache):
         self._slots = [_SlotLayer(capacity, num_rows) for _ in range(num_layers)]
         super().__init__(layers=list(self._slots))
 
-    def place(self, start: int, visible: int) -> None:
-        """The next pass writes from slot `start` on and reads the first `visible` slots."""
+    def set_range(self, start: int, visible: int) -> None:
+        """Let the next pass write from slot `start` on and read the first `visible` slots."""
         self.start = start
         for layer in self._slots:
             layer.start, layer.visible = start, visible
@@ -94,7 +94,7 @@ class KvSlots(Cache):
 
     @torch.inference_mode()
     def enlarged(self, capacity: int) -> "KvSlots":
-        """A copy with more slots."""
+        """Return a copy with more slots."""
         larger = KvSlots(len(self._slots), capacity, num_rows=self.num_rows)
         for layer, copy in zip(self._slots, larger._slots, strict=True):
             if layer.keys is not None and layer.values is not None:

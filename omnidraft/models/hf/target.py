@@ -1,8 +1,8 @@
-"""The target as a transformers model: scores trees, keeps what was accepted, and, padded, gives the same bits always.
+"""The target as a transformers model: it scores trees, keeps accepted nodes, and has reproducible padded passes.
 
 Reproducible mode: every pass is a batch of `chains` rows of `width` ids that reads all `capacity` slots; prefill runs
-in chunks of one size from position 0. Then no bit of a logit depends on what was drafted (algorithms.md section 3);
-`self_test` proves it here. A tree is laid out as chains, and after the pass all rows get the keys of the path's row.
+in chunks of one size from position 0. Then no bit of a logit depends on the draft (algorithms.md, section 3), which
+`self_test` verifies here. A tree is laid out as chains, and after the pass all rows get the keys of the path's row.
 Fast mode: passes are as wide as the tree and read the slots in use.
 Shapes: N nodes of the tree, B rows of a batch, S ids of a row, C slots, V vocabulary.
 """
@@ -26,7 +26,7 @@ from omnidraft.models.native import library as native
 from omnidraft.models.native.target import LlamaTarget
 from omnidraft.models.native.weights import is_supported
 from omnidraft.models.probe import choice
-from omnidraft.models.tree_layout import Chains, lay_out, padded
+from omnidraft.models.tree_layout import ChainLayout, lay_out, pad
 from omnidraft.ports import DraftTree, Mode, Target, TreeLimits
 
 _MAX_NODES = 64
@@ -39,17 +39,17 @@ class TransformersTarget:
         self._model = model.eval()
         share_key_heads(model)
         self._settings = settings
-        self._attention = tree_attention.Attention(model)
+        self._attention = tree_attention.AttentionMasks(model)
         config = model.config.get_text_config()
         self.vocab_size: int = config.vocab_size
         self.context_limit: int = config.max_position_embeddings
         self._num_layers: int = config.num_hidden_layers
-        self._has_moving_rope = tree_attention.has_moving_rope(config)
+        self._has_length_dependent_rope = tree_attention.has_length_dependent_rope(config)
         self.fingerprint = (
             f"{name}-{precision}-b{settings.chains}-w{settings.width}-p{settings.prefill_rows}-c{settings.capacity_step}"
             f"-t{torch.get_num_threads()}-torch{torch.__version__}{_isa_suffix()}"
         )
-        self._proved: set[int] = set()
+        self._verified_capacities: set[int] = set()
 
     def limits(self, mode: Mode) -> TreeLimits:
         """See ports.Target."""
@@ -62,17 +62,17 @@ class TransformersTarget:
         """See ports.Target. Raises ConfigError when reproducible mode does not hold on this machine."""
         needed = ids_needed(prompt_ids, max_new_tokens, self.context_limit)
         capacity = self._capacity(needed)
-        if mode == "reproducible" and capacity not in self._proved:
-            self._prove(capacity)
+        if mode == "reproducible" and capacity not in self._verified_capacities:
+            self._verify_determinism(capacity)
         session = _Session(self, capacity, mode)
         session.prefill(list(prompt_ids[:-1]))
         return session
 
-    def _prove(self, capacity: int) -> None:
-        if self._has_moving_rope:
+    def _verify_determinism(self, capacity: int) -> None:
+        if self._has_length_dependent_rope:
             raise ConfigError("this model's rope depends on the length of the text: set decode.mode = 'fast'")
         self.self_test(capacity)
-        self._proved.add(capacity)
+        self._verified_capacities.add(capacity)
 
     def self_test(self, capacity: int) -> None:
         """Compare full passes with one id at a time, bit by bit.
@@ -89,7 +89,7 @@ class TransformersTarget:
             )
 
     def _capacity(self, needed: int) -> int:
-        """Slots for `needed` ids, a padded pass and a padded prefill chunk behind them, in whole steps."""
+        """Return the slots for `needed` ids, a padded pass and a padded prefill chunk, in whole steps."""
         step = self._settings.capacity_step
         return -(-(needed + max(self._settings.width, self._settings.prefill_rows)) // step) * step
 
@@ -102,12 +102,12 @@ class TransformersTarget:
         sees_SC: torch.Tensor,
         num_logits: int,
     ) -> torch.Tensor:
-        """Logits [B, num_logits, V] of the first ids of each row; keys go where `slots` was placed."""
+        """Return the logits [B, num_logits, V] of the first ids of each row; keys go to the range of `slots`."""
         device = self._model.device
         positions_S, sees_SC = positions_S.to(device), sees_SC.to(device)
         output = self._model(
             input_ids=torch.tensor(ids_BS, device=device),
-            position_ids=positions_S[None].clamp(max=self.context_limit - 1),  # only padding can lie beyond
+            position_ids=positions_S[None].clamp(max=self.context_limit - 1),  # only padding can be beyond it
             attention_mask=self._attention.masks(sees_SC, positions_S, slots.start),
             past_key_values=slots,
             use_cache=True,
@@ -126,15 +126,15 @@ class _Session:
         self._mode: Mode = mode
         self._is_padded = mode == "reproducible"
         self._slots = KvSlots(target._num_layers, capacity, num_rows=self._settings.chains if self._is_padded else 1)
-        self._chains: Chains | None = None
+        self._chains: ChainLayout | None = None
         self._num_kept = 0
 
     def prefill(self, ids: list[int]) -> None:
-        """Keys for these ids, in chunks; in reproducible mode padded to one size, and computed once for all rows."""
+        """Compute keys for these ids in chunks; in reproducible mode padded to one size, and once for all rows."""
         rows = self._settings.prefill_rows if self._is_padded else max(len(ids), 1)
         for start in range(0, len(ids), rows):
             chunk = ids[start : start + rows]
-            self._pass([padded(chunk, rows) if self._is_padded else chunk], None, num_logits=0)
+            self._pass([pad(chunk, rows) if self._is_padded else chunk], None, num_logits=0)
             self._num_kept += len(chunk)
 
     def score(self, tree: DraftTree) -> torch.Tensor:
@@ -146,7 +146,7 @@ class _Session:
         width = self._settings.width
         self._chains = lay_out(tree, rows=self._settings.chains, width=width)
         # all columns are read, because the head's matrix product has one width too
-        return self._chains.pick(self._pass(self._chains.ids_BS, None, num_logits=width)).float()
+        return self._chains.node_logits(self._pass(self._chains.ids_BS, None, num_logits=width)).float()
 
     def keep(self, nodes: Sequence[int]) -> None:
         if self._chains is None:
@@ -159,19 +159,19 @@ class _Session:
         self._slots = KvSlots(0, 0)
 
     def _pass(self, ids_BS: Sequence[Sequence[int]], parents: Sequence[int] | None, *, num_logits: int) -> torch.Tensor:
-        """Logits [B, num_logits, V]. No parents: chains, which padding continues, to look like any other id."""
+        """Return the logits [B, num_logits, V]. Without parents the rows are chains, and padding ids continue them."""
         start, width = self._num_kept, len(ids_BS[0])
         visible = self._slots.capacity if self._is_padded else start + width
         if parents is None:
-            positions_S, sees_SC = tree_attention.chain(start, width, visible)
+            positions_S, sees_SC = tree_attention.chain_visibility(start, width, visible)
         else:
-            positions_S, sees_SC = tree_attention.tree(parents, start)
-        self._slots.place(start, visible)
+            positions_S, sees_SC = tree_attention.tree_visibility(parents, start)
+        self._slots.set_range(start, visible)
         return self._target.forward(self._slots, ids_BS, positions_S, sees_SC, num_logits)
 
 
 def load_target(folder: Path, settings: DecodeSettings, *, name: str, precision: str, kernels: str = "auto") -> Target:
-    """Read a model folder; our own kernels run the whole model if they can, else its matrices.
+    """Load a model folder; our own kernels run the whole model if they support it, else its matrices.
 
     Raises:
         ModelError: it is not one transformers can run as a causal language model, or there is no compiler for `int8`.
@@ -187,13 +187,13 @@ def load_target(folder: Path, settings: DecodeSettings, *, name: str, precision:
 
 
 def _isa_suffix() -> str:
-    """Names the instructions that oneDNN is kept to, on which bits depend."""
+    """Return a name of oneDNN's instruction limit, on which bits depend."""
     isa = choice.torch_products().isa
     return f"-{isa}" if isa else ""
 
 
 def load_model(folder: Path) -> PreTrainedModel:
-    """A causal language model without gradients, with the weights as they are."""
+    """Load a causal language model without gradients, with its weights unchanged."""
     choice.torch_products()
     transformers_logging.disable_progress_bar()
     try:

@@ -1,7 +1,7 @@
-"""The tokenizer of a saved transformers folder, as the rest of omnidraft knows tokenizers (vocab/tokenizer.py).
+"""The tokenizer of a saved transformers folder, behind the interface of vocab/tokenizer.py.
 
-Two readings of one tokenizer: `encode` takes text that continues a text, so it adds nothing and recognises no special
-token; `chat_prompt_ids` takes messages, and there only the template's own special tokens count, whatever a user wrote.
+It encodes in two ways: `encode` takes text that continues a text, so it adds nothing and recognises no special token;
+`chat_prompt_ids` takes messages, where only the template's own special tokens count, whatever a user wrote.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ ENDS = ("eos", "end_of_turn", "end_of_text")
 
 
 class HfTokenizer:
-    """Immutable once made; may be shared between threads."""
+    """A tokenizer that is immutable and may be shared between threads."""
 
     def __init__(self, folder: Path | str, vocab_size: int | None = None) -> None:
         """
@@ -45,7 +45,7 @@ class HfTokenizer:
             ModelError: the folder holds no fast tokenizer, or one whose tokens cannot be spelled in bytes.
         """
         self._folder = Path(folder)
-        self._chat = _loaded(self._folder)
+        self._chat = _load_backend(self._folder)
         plain = json.loads(self._chat.backend_tokenizer.to_str())
         self._special_of = {token["content"]: token["id"] for token in plain["added_tokens"] if token["special"]}
         self.vocabulary = _vocabulary(plain, self._chat.special_tokens_map, vocab_size)
@@ -55,7 +55,7 @@ class HfTokenizer:
 
     @property
     def fingerprint(self) -> str:
-        """sha256 of all that decides how texts and messages become ids."""
+        """sha256 of everything that decides how texts and messages are encoded."""
         return self._identity.hexdigest()
 
     @cached_property
@@ -65,36 +65,36 @@ class HfTokenizer:
         return frozenset(ends | _generation_eos(self._folder))
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text that continues another; nothing is added, no special token is recognised."""
+        """Encode a text that continues another; nothing is added and no special token is recognised."""
         return self._backend.encode(text, add_special_tokens=False).ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The same for each text, faster."""
+        """Encode each text, faster than one by one."""
         encoded = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [each.ids for each in encoded]
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether messages can be put to this model; a base model only goes on with plain text."""
+        """Whether this model takes messages; a base model only continues plain text."""
         return bool(self._chat.chat_template)
 
     def chat_prompt_ids(self, messages: Sequence[Message]) -> list[int]:
-        """The messages in the tokenizer's own chat template, ready for the answer.
+        """Encode the messages with the tokenizer's own chat template and its generation prompt.
 
         Raises:
             RequestError: there is no chat template, or it refuses these messages.
         """
         if not self.has_chat_template:
             raise RequestError(f"the tokenizer in {self._folder} has no chat template; send a plain prompt instead")
-        harmless = [{**message, "content": self._harmless(message["content"])} for message in messages]
+        escaped = [{**message, "content": self._escape_special_tokens(message["content"])} for message in messages]
         try:
-            text = self._chat.apply_chat_template(harmless, tokenize=False, add_generation_prompt=True)
+            text = self._chat.apply_chat_template(escaped, tokenize=False, add_generation_prompt=True)
         except TemplateError as exc:
             raise RequestError(f"the chat template refuses these messages: {exc}") from exc
         return self._prompt_ids(text)
 
     def prompt_ids(self, text: str) -> list[int]:
-        """A plain prompt as the tokenizer begins texts: with its bos where it has one; special tokens stay text."""
+        """Encode a plain prompt, with the bos token where the tokenizer adds one; special tokens stay text."""
         return self._prefix_ids + self.encode(text)
 
     @cached_property
@@ -106,16 +106,16 @@ class HfTokenizer:
         longest_first = sorted(self._special_of, key=len, reverse=True)
         return re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
 
-    def _harmless(self, content: str) -> str:
-        """Parted by a character that no text contains where it reads like a special token."""
+    def _escape_special_tokens(self, content: str) -> str:
+        """Insert a character that no text contains into whatever looks like a special token."""
         if not self._special_of:
             return content
         return self._specials.sub(
-            lambda found: found[0][0] + UNREACHABLE + found[0][1:], content.replace(UNREACHABLE, "")
+            lambda match: match[0][0] + UNREACHABLE + match[0][1:], content.replace(UNREACHABLE, "")
         )
 
     def _prompt_ids(self, text: str) -> list[int]:
-        """The template's special tokens by name, the text between them as text."""
+        """Encode the template's special tokens as their ids, and the text between them as text."""
         parts = self._specials.split(text) if self._special_of else [text]
         ids: list[int] = []
         for part in parts:
@@ -124,7 +124,7 @@ class HfTokenizer:
         return ids
 
 
-def _loaded(folder: Path) -> Any:
+def _load_backend(folder: Path) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, use_fast=True, local_files_only=True)
     except (OSError, ValueError) as exc:
@@ -147,7 +147,7 @@ def _vocabulary(plain: Mapping[str, Any], named: Mapping[str, Any], vocab_size: 
 
 
 def _named_ids(ids: Mapping[str, int], named: Mapping[str, Any]) -> dict[str, int]:
-    """Role -> id of the special tokens that the tokenizer names."""
+    """Return role -> id of the special tokens that the tokenizer names."""
     texts = {role: named.get(f"{role}_token") for role in ("bos", "eos", "pad", "unk")}
     return {role: ids[str(text)] for role, text in texts.items() if text is not None and str(text) in ids}
 
@@ -161,7 +161,7 @@ def _generation_eos(folder: Path) -> set[int]:
 
 
 def load_tokenizer(folder: Path) -> HfTokenizer:
-    """The tokenizer of a model folder, as wide as the model's head. Raises ModelError."""
+    """Load the tokenizer of a model folder, with as many ids as the model's head. Raises ModelError."""
     try:
         config = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as exc:

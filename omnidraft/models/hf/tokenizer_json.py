@@ -1,4 +1,4 @@
-"""Reads the plain content of a `tokenizer.json`: tokens, how they spell bytes, special tokens and their roles."""
+"""Read the content of a `tokenizer.json`: tokens, their byte encoding, special tokens and their roles."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -12,7 +12,7 @@ Json = Mapping[str, Any]
 
 
 def model_tokens(plain: Json) -> dict[str, int]:
-    """Token -> id, of the model itself. Raises ModelError for a kind of model that drops bytes (WordPiece, words)."""
+    """Return token -> id of the model itself. Raises ModelError for a model that drops bytes (WordPiece, words)."""
     model = plain["model"]
     match model["type"]:
         case "BPE":
@@ -24,19 +24,19 @@ def model_tokens(plain: Json) -> dict[str, int]:
 
 
 def literal_tokens(plain: Json) -> dict[int, str]:
-    """Tokens that were added beside the model, id -> text."""
+    """Return id -> text of the added tokens, which are not part of the model."""
     return {token["id"]: token["content"] for token in plain["added_tokens"]}
 
 
 def control_ids(plain: Json) -> frozenset[int]:
-    """Tokens that no text contains: special added ones, and the unknown token of the model."""
+    """Return the tokens that no text contains: special added tokens, and the unknown token of the model."""
     special = {token["id"] for token in plain["added_tokens"] if token["special"]}
     unknown = plain["model"].get("unk_id")
     return frozenset(special if unknown is None else special | {unknown})
 
 
 def spelling(plain: Json) -> Spelling:
-    """How the model's tokens stand for bytes. Raises ModelError when the decoder does not tell."""
+    """Return the byte encoding of the model's tokens. Raises ModelError when the decoder does not show it."""
     kinds = {step["type"] for step in _steps(plain["decoder"], "decoders")}
     if "ByteLevel" in kinds:
         return Spelling.BYTE_LEVEL
@@ -46,12 +46,12 @@ def spelling(plain: Json) -> Spelling:
 
 
 def for_continuations(plain: Json) -> dict[str, Any]:
-    """The same tokenizer for text that continues a text: no special token, no space before the first word."""
+    """Return the tokenizer for text that continues a text: no special tokens, no space before the first word."""
     return {
         **plain,
-        "model": _without_control_pieces(plain["model"], control_ids(plain)),
+        "model": _hide_control_pieces(plain["model"], control_ids(plain)),
         "added_tokens": [token for token in plain["added_tokens"] if not token["special"]],
-        "normalizer": _removing_unreachable(_without_prefix(plain["normalizer"], "normalizers"), plain["model"]),
+        "normalizer": _with_unreachable_removed(_without_prefix(plain["normalizer"], "normalizers"), plain["model"]),
         "pre_tokenizer": _without_prefix(plain["pre_tokenizer"], "pretokenizers"),
         "post_processor": None,
         "truncation": None,
@@ -59,8 +59,8 @@ def for_continuations(plain: Json) -> dict[str, Any]:
     }
 
 
-def _without_control_pieces(model: Json, control: Collection[int]) -> Json:
-    """A Unigram model reads any of its pieces in a text, "</s>" too, unless no text can contain it."""
+def _hide_control_pieces(model: Json, control: Collection[int]) -> Json:
+    """Make control pieces unreachable: a Unigram model matches any of its pieces in a text, "</s>" too."""
     if model["type"] != "Unigram":
         return model
     pieces = [
@@ -70,7 +70,7 @@ def _without_control_pieces(model: Json, control: Collection[int]) -> Json:
     return {**model, "vocab": pieces}
 
 
-def _removing_unreachable(normalizer: Json | None, model: Json) -> Json | None:
+def _with_unreachable_removed(normalizer: Json | None, model: Json) -> Json | None:
     if model["type"] != "Unigram":
         return normalizer
     remove = {"type": "Replace", "pattern": {"String": UNREACHABLE}, "content": ""}
@@ -78,9 +78,9 @@ def _removing_unreachable(normalizer: Json | None, model: Json) -> Json | None:
 
 
 def roles(plain: Json, named: Mapping[str, int]) -> dict[str, int]:
-    """Role -> id: those that the tokenizer names (bos, eos, ...), and those that a token's text tells.
+    """Return role -> id: roles that the tokenizer names (bos, eos, ...), and those recognised by a token's text.
 
-    Only a special token ends or begins anything by its text: Gemma has a "</s>" that is a piece of HTML.
+    Only a special token gets a control role by its text: Gemma has a "</s>" that is a piece of HTML.
     """
     added = plain["added_tokens"]
     special = {token["content"]: token["id"] for token in added if token["special"]}
@@ -114,7 +114,7 @@ def _texts_of_control_role() -> dict[str, tuple[str, ...]]:
 
 
 def _texts_of_visible_role() -> dict[str, tuple[str, ...]]:
-    """Marks that some tokenizers treat as text."""
+    """Return the texts of markers that some tokenizers treat as text."""
     return {
         "think_start": ("<think>",),
         "think_end": ("</think>",),
@@ -124,7 +124,7 @@ def _texts_of_visible_role() -> dict[str, tuple[str, ...]]:
 
 
 def _steps(step: Json | None, parts: str) -> list[Json]:
-    """A step, or the parts of a sequence of them."""
+    """Return the steps of a sequence, or the step itself."""
     if step is None:
         return []
     return list(step[parts]) if step["type"] == "Sequence" else [step]
@@ -136,11 +136,11 @@ def _replaces_space_marker(decoder: Json | None) -> bool:
 
 
 def _without_prefix(step: Json | None, parts: str) -> dict[str, Any] | None:
-    """The step without what puts a space before a text."""
-    kept = [_never_prefixed(each) for each in _steps(step, parts) if each["type"] != "Prepend"]
-    if step is None or not kept:
+    """Return the step without the parts that put a space before a text."""
+    remaining = [_never_prefixed(each) for each in _steps(step, parts) if each["type"] != "Prepend"]
+    if step is None or not remaining:
         return None
-    return {"type": "Sequence", parts: kept}
+    return {"type": "Sequence", parts: remaining}
 
 
 def _never_prefixed(step: Json) -> Json:

@@ -1,8 +1,8 @@
-"""The drafter as the learner holds it, over a transformers model in float32: all weights, or LoRA factors.
+"""The trainable drafter: a transformers model in float32 that learns all its weights, or LoRA factors.
 
 Shapes: R rows of a pass over several texts, K rows that they see, N chosen rows, H hidden size, V the drafter's
 vocabulary; of LoRA factors, R is the rank.
-Nothing here is random after loading: dropout is off, so equal batches give equal gradients.
+Nothing is random after loading: dropout is off, so equal batches give equal gradients.
 """
 
 from collections.abc import Mapping
@@ -51,7 +51,7 @@ class TransformersTrainable:
         return self._trained
 
     def hidden(self, texts: PackedTexts) -> Tensor:
-        """A pass over the context without gradients, then one over the rest, which sees its keys and values."""
+        """Run the context without gradients, then the rest, which attends to its keys and values."""
         context = texts.num_context
         cache = DynamicCache()
         with torch.no_grad():
@@ -70,13 +70,13 @@ class TransformersTrainable:
         return out.last_hidden_state[0]
 
     def _masks(self, texts: PackedTexts, rows: slice) -> Tensor | dict[str, Tensor]:
-        """Which rows up to the last of `rows` each of them sees [1, 1, rows, up to the last]; by kind of layer where
-        some see only so far back."""
-        behind_RK = texts.position_R[rows, None] - texts.position_R[None, : rows.stop]
-        sees_RK = (texts.text_R[rows, None] == texts.text_R[None, : rows.stop]) & (behind_RK >= 0)
+        """Return the attention mask [1, 1, rows, rows up to the last], by kind of layer where some layers have a
+        window."""
+        distance_RK = texts.position_R[rows, None] - texts.position_R[None, : rows.stop]
+        sees_RK = (texts.text_R[rows, None] == texts.text_R[None, : rows.stop]) & (distance_RK >= 0)
         if self._window is None:
             return sees_RK[None, None]
-        near_RK = sees_RK & (behind_RK < self._window)
+        near_RK = sees_RK & (distance_RK < self._window)
         return {"full_attention": sees_RK[None, None], "sliding_attention": near_RK[None, None]}
 
     def logits(self, hidden_NH: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ class TransformersTrainable:
 
 
 def load_trainable(folder: Path, *, train: Train, rank: int, seed: int) -> TransformersTrainable:
-    """The drafter of a model folder, ready to learn. The seed decides the first LoRA factors, nothing else.
+    """Load the drafter of a model folder for training. The seed initialises the LoRA factors, nothing else.
 
     Raises:
         ConfigError: the folder holds no causal language model that transformers can load.
@@ -140,7 +140,7 @@ def apply_serving_tensors(model: nn.Module, tensors: Mapping[str, Tensor], *, tr
 
 
 def serving_name(name: str) -> str:
-    """The name of a parameter without what peft puts around it."""
+    """Return the name of a parameter without the parts that peft adds."""
     return name.removeprefix("base_model.model.").replace(".default.", ".")
 
 
@@ -165,7 +165,7 @@ def _check_full(parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Te
 
 
 def _check_lora(parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]) -> list[str]:
-    """The modules that the factors change. The snapshot's own shapes say which rank it has."""
+    """Check the LoRA factors and return the modules that they change. Their own shapes give the rank."""
     modules = sorted({name.removesuffix(_A).removesuffix(_B) for name in tensors})
     for module in modules:
         base, a, b = parameters.get(f"{module}.weight"), tensors.get(module + _A), tensors.get(module + _B)

@@ -1,7 +1,7 @@
-"""A llama.cpp model and its contexts: the few calls that a target needs, and the only file that makes them.
+"""A llama.cpp model and its contexts, with the few calls that a target needs; no other file calls llama.cpp.
 
 A context has cells, each with the key and value of one id at one position. A cell belongs to one or more sequences;
-an id sees the cells of its own sequences that stand before it.
+an id sees the earlier cells of its own sequences.
 Shapes: N entries of a pass, V vocabulary.
 """
 
@@ -33,7 +33,7 @@ class BatchEntry:
 
 
 def library() -> ModuleType:
-    """The bindings, quiet but for errors. Raises ConfigError when they are not installed."""
+    """Return the bindings, with only errors logged. Raises ConfigError when they are not installed."""
     logging.getLogger("llama-cpp-python").setLevel(logging.ERROR)
     try:
         import llama_cpp
@@ -46,14 +46,14 @@ def library() -> ModuleType:
 
 
 class LlamaModel:
-    """A GGUF file as llama.cpp holds it."""
+    """A GGUF file loaded by llama.cpp."""
 
     def __init__(self, gguf: Path) -> None:
-        """Raises ModelError when llama.cpp cannot load the file, or cannot take drafts back."""
+        """Raises ModelError when llama.cpp cannot load the file, or cannot remove rejected drafts."""
         self.lib = lib = library()
         self.pointer: Any = lib.llama_model_load_from_file(str(gguf).encode(), lib.llama_model_default_params())
         if not self.pointer:
-            raise ModelError(f"llama.cpp cannot load {gguf}; what it said stands on stderr")
+            raise ModelError(f"llama.cpp cannot load {gguf}; its messages are on stderr")
         weakref.finalize(self, lib.llama_model_free, self.pointer)
         if lib.llama_model_is_recurrent(self.pointer) or lib.llama_model_is_hybrid(self.pointer):
             raise ModelError(f"{gguf.name} has recurrent layers, whose state cannot be taken back when a draft fails")
@@ -62,22 +62,22 @@ class LlamaModel:
         self.context_limit: int = lib.llama_model_n_ctx_train(self.pointer)
 
     def piece(self, token: int) -> bytes:
-        """What an id spells; special tokens spell nothing."""
-        room = ctypes.create_string_buffer(1024)
-        length = self.lib.llama_token_to_piece(self._vocabulary, token, room, len(room), 0, False)
-        return room.raw[: max(length, 0)]
+        """Return the bytes of an id; special tokens have none."""
+        buffer = ctypes.create_string_buffer(1024)
+        length = self.lib.llama_token_to_piece(self._vocabulary, token, buffer, len(buffer), 0, False)
+        return buffer.raw[: max(length, 0)]
 
 
 class Context:
-    """Cells, and passes over them. One thread at a time."""
+    """The cells of a model and passes over them. One thread at a time."""
 
     def __init__(
         self, model: LlamaModel, num_cells: int, *, max_rows: int, num_sequences: int, threads: int, bits: int = 16
     ) -> None:
         """
         Args:
-            max_rows: entries of a pass at most.
-            bits: of a key's or value's numbers, 16 or 32.
+            max_rows: maximum number of entries of a pass.
+            bits: bits of each number of keys and values, 16 or 32.
 
         Raises:
             ModelError: there is no memory for so many cells.
@@ -92,13 +92,13 @@ class Context:
         params.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
         self._pointer: Any = lib.llama_init_from_model(model.pointer, params)
         if not self._pointer:
-            raise ModelError(f"llama.cpp cannot make a context of {num_cells} cells; what it said stands on stderr")
+            raise ModelError(f"llama.cpp cannot make a context of {num_cells} cells; its messages are on stderr")
         self._memory = lib.llama_get_memory(self._pointer)
         self._batch = lib.llama_batch_init(max_rows, 0, num_sequences)
         self._release = weakref.finalize(self, _release, lib, self._pointer, self._batch)
 
     def decode(self, entries: Sequence[BatchEntry], *, has_logits: bool) -> torch.Tensor | None:
-        """One pass: fills a cell for each entry, and returns the logits float32 [N, V] after each if asked to."""
+        """Run one pass, which fills a cell for each entry; return the logits float32 [N, V] if `has_logits`."""
         self._fill(entries, has_logits)
         failure = self._lib.llama_decode(self._pointer, self._batch)
         if failure:
@@ -120,19 +120,19 @@ class Context:
             batch.logits[row] = has_logits
 
     def share(self, source: int, other: int, start: int = 0) -> None:
-        """The cells of `source` from position `start` on belong to sequence `other` too."""
+        """Add the cells of `source` from position `start` on to sequence `other`."""
         self._lib.llama_memory_seq_cp(self._memory, source, other, start, -1)
 
     def cut(self, sequence: int, start: int) -> None:
-        """A sequence ends before position `start`."""
+        """Remove a sequence's cells from position `start` on."""
         self._lib.llama_memory_seq_rm(self._memory, sequence, start, -1)
 
     def keep_only(self, sequence: int) -> None:
-        """All other sequences become empty."""
+        """Empty all other sequences."""
         self._lib.llama_memory_seq_keep(self._memory, sequence)
 
     def close(self) -> None:
-        """Free the cells; twice is allowed."""
+        """Free the cells. Closing twice is allowed."""
         self._release()
 
 

@@ -1,7 +1,7 @@
-"""Whether this build of llama.cpp survives passes of several rows on this processor: tried in a process of its own.
+"""Test in a process of its own that this build of llama.cpp survives passes of several rows on this processor.
 
-Some builds do not (AMX code compiled in by native flags), and would take the worker with them. The outcome is
-remembered by build, processor and GGUF file.
+Some builds do not (AMX code compiled in by native flags), and would crash the worker. The outcome is cached by build,
+processor and GGUF file.
 """
 
 import hashlib
@@ -25,15 +25,15 @@ def require_surviving_build(gguf: Path, home: Path, command: Sequence[str] = (sy
     """Try the file once per build and processor.
 
     Args:
-        home: outcomes are remembered in a folder of it.
-        command: what to run, with the file as its last argument.
+        home: outcomes are cached in a folder of it.
+        command: the command to run; the file is added as its last argument.
 
     Raises:
         ModelError: the process died, or could not run the model.
     """
     outcome = run_once(
         (*command, str(gguf)),
-        what=f"llama.cpp with {gguf.name}",
+        name=f"llama.cpp with {gguf.name}",
         home=home,
         depends_on=(build(), gguf.stat().st_size),
     )
@@ -44,7 +44,7 @@ def require_surviving_build(gguf: Path, home: Path, command: Sequence[str] = (sy
 
 
 def try_passes(gguf: str) -> None:
-    """Passes of several sizes over a GGUF file; run in a process that may die."""
+    """Run passes of several sizes over a GGUF file, in a process that may die."""
     from omnidraft.models.llamacpp.context import CELL_STEP, BatchEntry, Context, LlamaModel
 
     context = Context(LlamaModel(Path(gguf)), CELL_STEP, max_rows=max(_ROWS), num_sequences=1, threads=1)
@@ -55,7 +55,7 @@ def try_passes(gguf: str) -> None:
 
 
 def build() -> str:
-    """Names the installed library files of llama.cpp by their content; "none" when there are none."""
+    """Return a hash of the installed library files of llama.cpp, or "none" when there are none."""
     spec = find_spec("llama_cpp")
     folder = Path(spec.origin).parent / "lib" if spec and spec.origin else None
     if folder is None or not folder.is_dir():

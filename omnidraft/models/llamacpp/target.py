@@ -1,8 +1,8 @@
-"""The target as a GGUF file that llama.cpp runs, as it is: chains and trees in one pass, rejected drafts removed.
+"""The target as a GGUF file run by an unmodified llama.cpp: chains and trees in one pass, rejected drafts removed.
 
-Each leaf of a tree has a sequence of llama.cpp's; a node belongs to the sequences of all leaves behind it, the kept
-text to sequence 0. Its matrix kernels compute four rows otherwise than one, so in reproducible mode every pass has the
-same rows, a multiple of four; `self_test` proves that no bit of a logit then depends on what was drafted.
+Each leaf of a tree has a llama.cpp sequence; a node belongs to the sequences of all leaves behind it, the kept text to
+sequence 0. llama.cpp's matrix kernels compute four rows differently than one, so in reproducible mode every pass has
+the same number of rows, a multiple of four; `self_test` verifies that no bit of a logit then depends on the draft.
 Shapes: N nodes of the tree, V vocabulary.
 """
 
@@ -22,9 +22,9 @@ from omnidraft.vocab.tokenizer import Vocabulary
 _MAX_NODES = 63
 _PREFILL_ROWS = 128
 _ROW_STEP = 4
-"""Kernels take rows in groups of so many, and the rest one by one."""
+"""Kernels compute rows in groups of this size, and the rest one by one."""
 _NUM_CHECKED = 1000
-"""Ids whose spelling is compared at loading."""
+"""Number of ids whose bytes are compared at loading."""
 
 
 class LlamaCppTarget:
@@ -33,13 +33,13 @@ class LlamaCppTarget:
     def __init__(self, model: LlamaModel, settings: DecodeSettings, *, name: str, bits: int = 16) -> None:
         """
         Args:
-            bits: of keys and values.
+            bits: bits of each number of keys and values.
         """
         self._model = model
         self._rows = -(-settings.width // _ROW_STEP) * _ROW_STEP
         self._threads = settings.threads or torch.get_num_threads()
         self._bits = bits
-        self._is_proved = False
+        self._is_verified = False
         self.vocab_size = model.vocab_size
         self.context_limit = model.context_limit
         self.fingerprint = f"{name}-llamacpp-{build()}-kv{bits}-w{self._rows}-t{self._threads}"
@@ -51,9 +51,9 @@ class LlamaCppTarget:
     def open(self, prompt_ids: Sequence[int], max_new_tokens: int, mode: Mode) -> "_Session":
         """See ports.Target. Raises ConfigError when reproducible mode does not hold on this machine."""
         needed = ids_needed(prompt_ids, max_new_tokens, self.context_limit)
-        if mode == "reproducible" and not self._is_proved:
+        if mode == "reproducible" and not self._is_verified:
             self.self_test()
-            self._is_proved = True
+            self._is_verified = True
         session = self._session(needed, mode)
         session.prefill(prompt_ids[:-1])
         return session
@@ -105,10 +105,10 @@ class _Session:
         self._padded_rows = padded_rows
         self._num_kept = 0
         self._sequences: list[tuple[int, ...]] = []
-        """Of the nodes that were scored and not kept yet."""
+        """Sequences of each node of the last scored tree, until some are kept."""
 
     def prefill(self, ids: Sequence[int]) -> None:
-        """Keys for these ids, in chunks of one size from position 0."""
+        """Compute keys for these ids, in chunks of one size from position 0."""
         for start in range(0, len(ids), _PREFILL_ROWS):
             chunk = ids[start : start + _PREFILL_ROWS]
             entries = [BatchEntry(token, self._num_kept + row) for row, token in enumerate(chunk)]
@@ -116,13 +116,13 @@ class _Session:
             self._num_kept += len(chunk)
 
     def extend(self, token: int) -> torch.Tensor:
-        """Score one id by itself and keep it. [V]"""
+        """Score one id by itself, keep it and return its logits [V]."""
         logits_NV = self.score(DraftTree.empty(token))
         self.keep((0,))
         return logits_NV[0]
 
     def rewind(self, num_kept: int) -> None:
-        """Back to the first `num_kept` ids."""
+        """Go back to the first `num_kept` ids."""
         self._context.cut(0, num_kept)
         self._num_kept = num_kept
 
@@ -139,9 +139,7 @@ class _Session:
             for token, depth, members in zip(tree.tokens, tree.depths, self._sequences, strict=True)
         ]
         padding = (self._padded_rows or len(entries)) - len(entries)
-        entries += [
-            BatchEntry(0, self._num_kept + len(entries) + row) for row in range(padding)
-        ]  # goes on with the chain
+        entries += [BatchEntry(0, self._num_kept + len(entries) + row) for row in range(padding)]  # continues the chain
         logits_NV = self._context.decode(entries, has_logits=True)
         assert logits_NV is not None
         return logits_NV[: len(tree)]
@@ -163,7 +161,7 @@ class _Session:
 
 
 def sequences(tree: DraftTree) -> list[tuple[int, ...]]:
-    """Which sequences each node belongs to: leaf number i is the end of sequence i."""
+    """Return the sequences of each node; leaf number i ends sequence i."""
     members: list[list[int]] = [[] for _ in range(len(tree))]
     for sequence, leaf in enumerate(tree.leaves or (0,)):
         node = leaf
@@ -175,7 +173,7 @@ def sequences(tree: DraftTree) -> list[tuple[int, ...]]:
 
 
 def load_target(gguf: Path, vocabulary: Vocabulary, settings: DecodeSettings, *, name: str) -> LlamaCppTarget:
-    """Read a GGUF file.
+    """Load a GGUF file as the target.
 
     Raises:
         ConfigError: llama-cpp-python is not installed.
@@ -188,15 +186,15 @@ def load_target(gguf: Path, vocabulary: Vocabulary, settings: DecodeSettings, *,
 
 
 def require_same_ids(model: LlamaModel, vocabulary: Vocabulary, name: str) -> None:
-    """Raises VocabularyError when the file has other ids than the tokenizer, by their number or their spelling."""
+    """Raise VocabularyError when the file's ids differ from the tokenizer's, by their number or their bytes."""
     if model.vocab_size != len(vocabulary):
         raise VocabularyError(
             f"{name} has {model.vocab_size} ids and the tokenizer {len(vocabulary)}: they are not of one model"
         )
     for token in range(0, len(vocabulary), max(len(vocabulary) // _NUM_CHECKED, 1)):
-        spelled = vocabulary.token_bytes[token]
-        if spelled and model.piece(token) != spelled:
+        expected = vocabulary.token_bytes[token]
+        if expected and model.piece(token) != expected:
             raise VocabularyError(
-                f"id {token} is {model.piece(token)!r} in {name} and {spelled!r} in the tokenizer: "
+                f"id {token} is {model.piece(token)!r} in {name} and {expected!r} in the tokenizer: "
                 "they are not of one model"
             )

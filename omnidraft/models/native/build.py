@@ -1,6 +1,6 @@
 """Compile our kernels once for this processor; every later process finds the library in the user's cache.
 
-Libraries share torch's OpenMP threads: torch has loaded a libgomp.so.1 before, and a second is not loaded beside it.
+The libraries share torch's OpenMP threads: torch has loaded a libgomp.so.1 already, and no second one is loaded.
 """
 
 import hashlib
@@ -20,18 +20,18 @@ FLAGS = ("-std=c++17", "-O3", "-fopenmp", "-shared", "-fPIC")
 VARIANTS = {"native": "-march=native"} | (
     {"x86-64-v3": "-march=x86-64-v3"} if platform.machine() in ("x86_64", "AMD64") else {}
 )
-"""The processors that the kernels can be compiled for, the fastest first: this one as the compiler sees it, which a
-virtual machine may not keep, and any with AVX2."""
+"""Processors that the kernels can be compiled for, the fastest first: this one as the compiler detects it, which is not
+always true in a virtual machine, and any with AVX2."""
 _ADVICE = "install a C++ compiler with OpenMP (Debian and Ubuntu: apt-get install g++), or name one in CXX"
 
 logger = logging.getLogger(__name__)
 
 
 def compiled(source: Path, folder: Path, march: str = VARIANTS["native"]) -> Path:
-    """The library of this source for this compiler and processor, from `folder` or made there now.
+    """Return the library of this source for this compiler and processor; a missing one is compiled into `folder`.
 
     Args:
-        march: the compiler's flag that says which instructions it may use.
+        march: the compiler's flag for the instruction set.
 
     Raises:
         KernelsUnavailable: there is no compiler, or it refuses the source.
@@ -54,10 +54,10 @@ def compiled(source: Path, folder: Path, march: str = VARIANTS["native"]) -> Pat
 
 def _compiler() -> str:
     names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "c++"]
-    found = next((path for path in map(shutil.which, names) if path), None)
-    if found is None:
+    compiler = next((path for path in map(shutil.which, names) if path), None)
+    if compiler is None:
         raise KernelsUnavailable(f"there is no {' or '.join(names)}; {_ADVICE}")
-    return found
+    return compiler
 
 
 def _compile(source: Path, library: Path, compiler: str, march: str) -> None:

@@ -1,4 +1,4 @@
-"""A drafter of the Llama family whose passes native/kernels.cpp computes, near the time its memory takes to read.
+"""A drafter of the Llama family whose passes run in native/kernels.cpp, near the speed of reading its weights.
 
 The drafter may compute in any precision, since it cannot change the text.
 """
@@ -10,9 +10,9 @@ import torch
 from transformers import PreTrainedModel
 
 from omnidraft.models.acceptance_head import AcceptanceHead
-from omnidraft.models.kv_session import BranchingSession, ForwardRequest, Steps, together
+from omnidraft.models.kv_session import BranchingSession, ForwardRequest, ForwardSteps, run_batched
 from omnidraft.models.native import library as native
-from omnidraft.models.native.model import NativeLlama, NativeRows, compute_together
+from omnidraft.models.native.model import NativeKvBackend, NativeLlama, compute_batch
 
 
 class LlamaDrafter:
@@ -37,28 +37,28 @@ class LlamaDrafter:
         """See ports.DraftModel."""
         return LlamaSession(self._model, self._head)
 
-    def advance_all(self, asked: Sequence[tuple[Any, int, Sequence[int]]]) -> list[torch.Tensor]:
+    def advance_all(self, requests: Sequence[tuple[Any, int, Sequence[int]]]) -> list[torch.Tensor]:
         """See ports.DraftModel; the sessions are this model's."""
-        return self._together(
-            [session for session, *_ in asked], [each.advancing(keep, ids) for each, keep, ids in asked]
+        return self._run_batched(
+            [session for session, *_ in requests], [each.advance_steps(keep, ids) for each, keep, ids in requests]
         )
 
-    def branch_all(self, asked: Sequence[tuple[Any, Sequence[int], Sequence[int]]]) -> list[torch.Tensor]:
+    def branch_all(self, requests: Sequence[tuple[Any, Sequence[int], Sequence[int]]]) -> list[torch.Tensor]:
         """See ports.DraftModel."""
-        steps = [session.branching(ids, parents) for session, ids, parents in asked]
-        return self._together([session for session, *_ in asked], steps)
+        steps = [session.branch_steps(ids, parents) for session, ids, parents in requests]
+        return self._run_batched([session for session, *_ in requests], steps)
 
-    def _together(self, sessions: Sequence["LlamaSession"], steps: Sequence[Steps]) -> list[torch.Tensor]:
-        def compute(wanted: Sequence[tuple[int, ForwardRequest]]) -> Sequence[torch.Tensor]:
-            return compute_together(self._model, [(sessions[number].rows, each) for number, each in wanted])
+    def _run_batched(self, sessions: Sequence["LlamaSession"], steps: Sequence[ForwardSteps]) -> list[torch.Tensor]:
+        def compute(batch: Sequence[tuple[int, ForwardRequest]]) -> Sequence[torch.Tensor]:
+            return compute_batch(self._model, [(sessions[number].backend, each) for number, each in batch])
 
-        return together(steps, compute)
+        return run_batched(steps, compute)
 
 
 class LlamaSession(BranchingSession):
     """Implements ports.DraftSession."""
 
-    rows: NativeRows
+    backend: NativeKvBackend
 
     def __init__(self, model: NativeLlama, head: AcceptanceHead | None) -> None:
-        super().__init__(NativeRows(model, keeps_hidden=head is not None), head)
+        super().__init__(NativeKvBackend(model, keeps_hidden=head is not None), head)

@@ -1,13 +1,13 @@
-// One pass of a Llama-family model over a few rows. Weights are read from memory once for all rows of a pass.
+// One forward pass of a Llama-family model over a few rows. Weights are read from memory once for all rows of a pass.
 //
-// Letters: R rows, H hidden size, Q query heads, K key heads, D head size, M mlp size, V vocabulary, C slots, L layers.
-// Weights lie in blocks of 16 output channels, each over all inputs, so that lanes are channels and no sum crosses
-// lanes. A bfloat16 block is multiplied in float32. An int8 block has 256 levels of its own for each channel and each
-// group of 32 inputs; its inputs are rounded to 16 bits (off by less than sqrt(K)/2^16 of their root mean square), so
-// that sums inside a group are exact.
-// What a row gives depends on the text before it only: neither on the other rows, nor on the slots of that text's keys
-// (which ascend along it), nor on the number of threads.
-// Keys lie as [K, C/8, D, 8], values as [K, C, D]. Sizes of vectors between stages are padded to whole groups.
+// Shapes: R rows, H hidden size, Q query heads, K key heads, D head size, M mlp size, V vocabulary, C slots, L layers.
+// Weights are stored in blocks of 16 output channels, each over all inputs, so that lanes are channels and no sum
+// crosses lanes. A bfloat16 block is multiplied in float32. An int8 block has its own 256 levels for each channel and
+// each group of 32 inputs; its inputs are rounded to 16 bits (off by less than sqrt(K)/2^16 of their root mean square),
+// so that sums inside a group are exact.
+// The result of a row depends only on the text before it: neither on the other rows, nor on the slots of that text's
+// keys (which ascend along it), nor on the number of threads.
+// Keys are stored as [K, C/8, D, 8], values as [K, C, D]. Vectors between stages are padded to whole groups.
 
 #include <algorithm>
 #include <cmath>
@@ -21,21 +21,21 @@
 
 namespace {
 
-constexpr int LANES = 8, BLOCK = 16, GROUP = 32, FEW = 4, HEADS = 3;
+constexpr int LANES = 8, BLOCK = 16, GROUP = 32, MAX_THREAD_ROWS = 4, MAX_GROUP = 3;
 
 typedef float Floats __attribute__((vector_size(32)));
 typedef int32_t Ints __attribute__((vector_size(32)));
-typedef uint32_t Words __attribute__((vector_size(32)));
+typedef uint32_t Uints __attribute__((vector_size(32)));
 typedef int16_t Shorts __attribute__((vector_size(32)));
-typedef int16_t HalfShorts __attribute__((vector_size(16)));
-typedef uint16_t HalfWords __attribute__((vector_size(16)));
+typedef int16_t Shorts8 __attribute__((vector_size(16)));
+typedef uint16_t Ushorts8 __attribute__((vector_size(16)));
 typedef uint8_t Bytes __attribute__((vector_size(16)));
-typedef uint8_t HalfBytes __attribute__((vector_size(8)));
+typedef uint8_t Bytes8 __attribute__((vector_size(8)));
 
-struct Half {
+struct Float16 {
     uint16_t bits;
 };
-struct Brain {  // bfloat16
+struct BFloat16 {
     uint16_t bits;
 };
 
@@ -48,13 +48,13 @@ template <class T> T load(const void* from) {
 template <class T> void store(void* to, T value) { std::memcpy(to, &value, sizeof value); }
 
 Floats widen(const float* from) { return load<Floats>(from); }
-Floats widen(const Half* from) {
+Floats widen(const Float16* from) {
 #ifdef __F16C__
     return (Floats)_mm256_cvtph_ps(load<__m128i>(from));
 #else
-    Words bits = __builtin_convertvector(load<HalfWords>(from), Words);
+    Uints bits = __builtin_convertvector(load<Ushorts8>(from), Uints);
     Floats size = (Floats)((bits & 0x7fff) << 13) * 0x1p112f;  // the exponents' biases differ by 112
-    return (Floats)((Words)size | (bits & 0x8000) << 16);
+    return (Floats)((Uints)size | (bits & 0x8000) << 16);
 #endif
 }
 
@@ -66,40 +66,40 @@ Shorts widen(Bytes x) {
 #endif
 }
 
-float widen_one(const float* from) { return *from; }
-float widen_one(const Half* from) {
-    Half eight[LANES] = {*from};
+float widen_scalar(const float* from) { return *from; }
+float widen_scalar(const Float16* from) {
+    Float16 eight[LANES] = {*from};
     return widen(eight)[0];
 }
 
-float widen_one(const Brain* from) {
+float widen_scalar(const BFloat16* from) {
     uint32_t bits = (uint32_t)from->bits << 16;
     return load<float>(&bits);
 }
 
 void narrow(float value, float* to) { *to = value; }
-void narrow(float value, Half* to) {
+void narrow(float value, Float16* to) {
     float size = std::min(std::fabs(value), 65504.f) * 0x1p-112f;
     uint32_t bits = load<uint32_t>(&size);
     to->bits = (uint16_t)((bits + 0xfff + (bits >> 13 & 1)) >> 13 | (std::signbit(value) ? 0x8000 : 0));
 }
 
-Floats larger(Floats a, Floats b) { return a > b ? a : b; }
-Floats smaller(Floats a, Floats b) { return a < b ? a : b; }
+Floats vmax(Floats a, Floats b) { return a > b ? a : b; }
+Floats vmin(Floats a, Floats b) { return a < b ? a : b; }
 
-Ints rounded(Floats x) { return (Ints)(x + 12582912.f) - 0x4b400000; }  // to nearest, below 2^22
+Ints round_to_int(Floats x) { return (Ints)(x + 12582912.f) - 0x4b400000; }  // to nearest, below 2^22
 
-float sum(Floats x) { return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7])); }
-float maximum(Floats x) {
+float horizontal_sum(Floats x) { return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7])); }
+float horizontal_max(Floats x) {
     return std::max(std::max(std::max(x[0], x[1]), std::max(x[2], x[3])),
                     std::max(std::max(x[4], x[5]), std::max(x[6], x[7])));
 }
 
-// e^x within 2 units of the last place; what would leave the normal numbers stays at their border.
-Floats exponential(Floats x) {
-    x = larger(x, Floats{} - 87.f);
+// e^x within 2 units in the last place; results outside the normal numbers are clamped to their limits.
+Floats fast_exp(Floats x) {
+    x = vmax(x, Floats{} - 87.f);
     x = x < 88.f ? x : Floats{} + 88.f;
-    Ints n = rounded(x * 1.44269504f);
+    Ints n = round_to_int(x * 1.44269504f);
     Floats whole = __builtin_convertvector(n, Floats);
     Floats r = x - whole * 0.693359375f + whole * 2.12194440e-4f;
     Floats p = Floats{} + 1.9875691500e-4f;
@@ -114,9 +114,9 @@ int share(int work, int thread, int threads) { return (int)((int64_t)work * thre
 
 // ---- weights
 
-// Where weights that are needed soon lie: while a tile of rows uses the weights of one group of inputs, it asks for
-// `step` bytes from there. The processor by itself fetches too late.
-struct Ahead {
+// Prefetches weights that are needed soon: while a tile of rows uses the weights of one group of inputs, it prefetches
+// the next `step` bytes. The hardware prefetcher is too late.
+struct Prefetcher {
     const char* from;
     int step;
 
@@ -131,14 +131,15 @@ struct FloatInputs {
     static void prepare(const float* x, int k, char* row) { std::memcpy(row, x, row_bytes(k)); }
 };
 
-// Blocks as [K, 16] numbers.
-struct Float32 : FloatInputs {
-    static constexpr int TILE = 4, BYTES = GROUP * BLOCK * sizeof(float), FETCHED = 2048;
+// Blocks are [K, 16] floats.
+struct Float32Weights : FloatInputs {
+    static constexpr int TILE_ROWS = 4, GROUP_BYTES = GROUP * BLOCK * sizeof(float), LOOKAHEAD = 2048;
 
-    template <int R> static void multiply(const char* block, const char* rows, int k, Ahead ahead, Floats (*out)[2]) {
+    template <int R>
+    static void multiply(const char* block, const char* rows, int k, Prefetcher prefetch, Floats (*out)[2]) {
         for (int r = 0; r < R; r++) out[r][0] = out[r][1] = Floats{};
         for (int i = 0; i < padded(k); i++, block += BLOCK * sizeof(float)) {
-            if (i % GROUP == 0) ahead.fetch();
+            if (i % GROUP == 0) prefetch.fetch();
             Floats low = load<Floats>(block), high = load<Floats>(block + sizeof low);
             for (int r = 0; r < R; r++) {
                 float x = ((const float*)(rows + r * row_bytes(k)))[i];
@@ -154,19 +155,20 @@ struct Float32 : FloatInputs {
     }
 };
 
-// Blocks as [K, 8] words, each of one of the lower 8 channels and, in its upper half, of one of the upper 8.
-struct Bfloat16 : FloatInputs {
-    static constexpr int TILE = 6, BYTES = GROUP * BLOCK * 2, FETCHED = 4096;
+// Blocks are [K, 8] words of 32 bits: a lower channel in the lower half, and one of the upper 8 in the upper half.
+struct Bfloat16Weights : FloatInputs {
+    static constexpr int TILE_ROWS = 6, GROUP_BYTES = GROUP * BLOCK * 2, LOOKAHEAD = 4096;
 
-    template <int R> static void multiply(const char* block, const char* rows, int k, Ahead ahead, Floats (*out)[2]) {
+    template <int R>
+    static void multiply(const char* block, const char* rows, int k, Prefetcher prefetch, Floats (*out)[2]) {
         const float* x[R];
         Floats sums[R][2] = {};
         for (int r = 0; r < R; r++) x[r] = (const float*)(rows + r * row_bytes(k));
         for (int i = 0; i < padded(k); i += GROUP) {
-            ahead.fetch();
+            prefetch.fetch();
 #pragma GCC unroll 2
-            for (int j = i; j < i + GROUP; j++, block += sizeof(Words)) {
-                Words both = load<Words>(block);
+            for (int j = i; j < i + GROUP; j++, block += sizeof(Uints)) {
+                Uints both = load<Uints>(block);
                 Floats low = (Floats)(both << 16), high = (Floats)(both & 0xffff0000);
                 for (int r = 0; r < R; r++) sums[r][0] += low * x[r][j], sums[r][1] += high * x[r][j];
             }
@@ -175,12 +177,12 @@ struct Bfloat16 : FloatInputs {
     }
 
     static void pack(const float* weights_NK, int n, int k, int first, char* block) {
-        auto bits = [&](int c, int i) { return c < n && i < k ? nearest(weights_NK[(size_t)c * k + i]) : 0; };
+        auto bits = [&](int c, int i) { return c < n && i < k ? round_to_bfloat16(weights_NK[(size_t)c * k + i]) : 0; };
         for (int i = 0; i < padded(k); i++)
             for (int c = first; c < first + LANES; c++, block += sizeof(uint32_t))
                 store(block, bits(c, i) | bits(c + LANES, i) << 16);
     }
-    static uint32_t nearest(float value) {
+    static uint32_t round_to_bfloat16(float value) {
         uint32_t bits = load<uint32_t>(&value);
         return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
     }
@@ -195,64 +197,68 @@ inline Ints multiply_pairs(Shorts a, Shorts b) {
 #endif
 }
 
-// Blocks as groups of 16 float16 steps, 16 float16 lowest weights and [16, 16, 2] levels: bytes, or, of 4 bits, those
-// of the upper 8 channels in the upper halves of the bytes of the lower ones.
-// Inputs as their step, all shorts, and the sum of each group.
-template <int BITS> struct Levels {
-    static constexpr int HIGHEST = (1 << BITS) - 1, PAIR = 2 * BLOCK * BITS / 8, HEADER = 32;
-    static constexpr int TILE = 4, BYTES = 4 * BLOCK + GROUP / 2 * PAIR, FETCHED = 8 * BYTES;
+// Blocks are groups of 16 float16 steps, 16 float16 minimums and [16, 16, 2] levels: bytes, or, with 4 bits, bytes with
+// the levels of the lower 8 channels in their lower halves and of the upper 8 in their upper halves.
+// Inputs are stored as their step, their 16-bit levels, and the sum of each group.
+template <int BITS> struct QuantizedWeights {
+    static constexpr int MAX_LEVEL = (1 << BITS) - 1, PAIR_BYTES = 2 * BLOCK * BITS / 8, HEADER_BYTES = 32;
+    static constexpr int TILE_ROWS = 4, GROUP_BYTES = 4 * BLOCK + GROUP / 2 * PAIR_BYTES, LOOKAHEAD = 8 * GROUP_BYTES;
 
-    static size_t row_bytes(int k) { return HEADER + sizeof(int16_t) * padded(k) + sizeof(float) * padded(k) / GROUP; }
+    static size_t row_bytes(int k) {
+        return HEADER_BYTES + sizeof(int16_t) * padded(k) + sizeof(float) * padded(k) / GROUP;
+    }
 
     static void prepare(const float* x, int k, char* row) {
         int size = padded(k);
-        Floats most{};
-        for (int i = 0; i < size; i += LANES) most = larger(most, larger(widen(x + i), -widen(x + i)));
-        float step = std::max(maximum(most), 1e-30f) / 32767;
+        Floats largest{};
+        for (int i = 0; i < size; i += LANES) largest = vmax(largest, vmax(widen(x + i), -widen(x + i)));
+        float step = std::max(horizontal_max(largest), 1e-30f) / 32767;
         store(row, step);
-        char *shorts = row + HEADER, *sums = shorts + sizeof(int16_t) * size;
+        char *shorts = row + HEADER_BYTES, *sums = shorts + sizeof(int16_t) * size;
         for (int i = 0; i < size; i += GROUP, sums += sizeof(float)) {
             Ints total{};
             for (int j = i; j < i + GROUP; j += LANES) {
-                Ints few = rounded(widen(x + j) * (1 / step));
-                total += few;
-                store(shorts + sizeof(int16_t) * j, __builtin_convertvector(few, HalfShorts));
+                Ints levels = round_to_int(widen(x + j) * (1 / step));
+                total += levels;
+                store(shorts + sizeof(int16_t) * j, __builtin_convertvector(levels, Shorts8));
             }
-            store(sums, sum(__builtin_convertvector(total, Floats)));
+            store(sums, horizontal_sum(__builtin_convertvector(total, Floats)));
         }
     }
 
-    template <int R> static void multiply(const char* block, const char* rows, int k, Ahead ahead, Floats (*out)[2]) {
+    template <int R>
+    static void multiply(const char* block, const char* rows, int k, Prefetcher prefetch, Floats (*out)[2]) {
         size_t stride = row_bytes(k);
-        const char *shorts = rows + HEADER, *sums = shorts + sizeof(int16_t) * padded(k);
+        const char *shorts = rows + HEADER_BYTES, *sums = shorts + sizeof(int16_t) * padded(k);
         for (int r = 0; r < R; r++) out[r][0] = out[r][1] = Floats{};
-        for (int i = 0; i < padded(k); i += GROUP, block += BYTES, sums += sizeof(float)) {
-            ahead.fetch();
+        for (int i = 0; i < padded(k); i += GROUP, block += GROUP_BYTES, sums += sizeof(float)) {
+            prefetch.fetch();
             Ints products[R][2] = {};
             const char* weights = block + 4 * BLOCK;
-#pragma GCC unroll 2  // all 16 would be summed as a tree, for which there are not enough registers
-            for (int j = 0; j < GROUP / 2; j++, weights += PAIR, shorts += 4) {
-                Bytes first = load<Bytes>(weights), second = BITS == 8 ? load<Bytes>(weights + PAIR - BLOCK) : first >> 4;
-                Shorts low = widen(first & (uint8_t)HIGHEST), high = widen(second);
+#pragma GCC unroll 2  // fully unrolled it would be summed as a tree, which needs too many registers
+            for (int j = 0; j < GROUP / 2; j++, weights += PAIR_BYTES, shorts += 4) {
+                Bytes first = load<Bytes>(weights);
+                Bytes second = BITS == 8 ? load<Bytes>(weights + PAIR_BYTES - BLOCK) : first >> 4;
+                Shorts low = widen(first & (uint8_t)MAX_LEVEL), high = widen(second);
                 for (int r = 0; r < R; r++) {
                     Shorts pair = (Shorts)(Ints{} + load<int32_t>(shorts + r * stride));
                     products[r][0] += multiply_pairs(low, pair);
                     products[r][1] += multiply_pairs(high, pair);
                 }
             }
-            const Half *steps = (const Half*)block, *lowest = steps + BLOCK;
+            const Float16 *steps = (const Float16*)block, *minimums = steps + BLOCK;
             for (int half = 0; half < 2; half++) {
-                Floats step = widen(steps + half * LANES), least = widen(lowest + half * LANES);
+                Floats step = widen(steps + half * LANES), minimum = widen(minimums + half * LANES);
                 for (int r = 0; r < R; r++)
                     out[r][half] += __builtin_convertvector(products[r][half], Floats) * step +
-                                    least * load<float>(sums + r * stride);
+                                    minimum * load<float>(sums + r * stride);
             }
         }
         for (int r = 0; r < R; r++) out[r][0] *= load<float>(rows + r * stride), out[r][1] *= load<float>(rows + r * stride);
     }
 
     static void pack(const float* weights_NK, int n, int k, int first, char* block) {
-        for (int i = 0; i < padded(k); i += GROUP, block += BYTES)
+        for (int i = 0; i < padded(k); i += GROUP, block += GROUP_BYTES)
             for (int c = 0; c < BLOCK; c++) {
                 int size = first + c < n ? std::max(0, std::min(GROUP, k - i)) : 0;
                 pack_group(weights_NK + (size_t)(first + c) * k + i, size, c, block);
@@ -263,60 +269,60 @@ template <int BITS> struct Levels {
         float own[GROUP] = {};
         std::copy_n(weights, size, own);
         std::fill(own + size, own + GROUP, own[0]);
-        Floats most = widen(own), negative = -most;
+        Floats highest = widen(own), negated = -highest;
         for (int i = LANES; i < GROUP; i += LANES)
-            most = larger(most, widen(own + i)), negative = larger(negative, -widen(own + i));
-        Half *step = (Half*)group + channel, *lowest = step + BLOCK;
-        narrow(-maximum(negative), lowest);
-        float least = widen_one(lowest);
-        narrow(std::max(0.f, maximum(most) - least) / HIGHEST, step);
-        float inverse = step->bits ? 1 / widen_one(step) : 0;
+            highest = vmax(highest, widen(own + i)), negated = vmax(negated, -widen(own + i));
+        Float16 *step = (Float16*)group + channel, *minimums = step + BLOCK;
+        narrow(-horizontal_max(negated), minimums);
+        float minimum = widen_scalar(minimums);
+        narrow(std::max(0.f, horizontal_max(highest) - minimum) / MAX_LEVEL, step);
+        float inverse = step->bits ? 1 / widen_scalar(step) : 0;
         uint8_t levels[GROUP];
         for (int i = 0; i < GROUP; i += LANES) {
-            Floats level = larger((widen(own + i) - least) * inverse, Floats{});
-            store(levels + i, __builtin_convertvector(rounded(smaller(level, Floats{} + (float)HIGHEST)), HalfBytes));
+            Floats level = vmax((widen(own + i) - minimum) * inverse, Floats{});
+            store(levels + i, __builtin_convertvector(round_to_int(vmin(level, Floats{} + (float)MAX_LEVEL)), Bytes8));
         }
         std::fill(levels + size, levels + GROUP, 0);
         bool is_upper = BITS == 4 && channel >= LANES;
         char* to = group + 4 * BLOCK + 2 * (is_upper ? channel - LANES : channel);
-        for (int i = 0; i < GROUP; i += 2, to += PAIR) {
+        for (int i = 0; i < GROUP; i += 2, to += PAIR_BYTES) {
             uint16_t pair = load<uint16_t>(levels + i);
             store(to, is_upper ? (uint16_t)(load<uint16_t>(to) | pair << 4) : pair);
         }
     }
 };
 
-using Int8 = Levels<8>;
-using Int4 = Levels<4>;
+using Int8Weights = QuantizedWeights<8>;
+using Int4Weights = QuantizedWeights<4>;
 
-template <class W> size_t block_bytes(int k) { return (size_t)padded(k) / GROUP * W::BYTES; }
+template <class W> size_t block_bytes(int k) { return (size_t)padded(k) / GROUP * W::GROUP_BYTES; }
 
 template <class W>
-void multiply_tile(const char* block, const char* rows, int num_rows, int k, Ahead ahead, Floats (*out)[2]) {
+void multiply_tile(const char* block, const char* rows, int num_rows, int k, Prefetcher prefetch, Floats (*out)[2]) {
     switch (num_rows) {
-        case 1: return W::template multiply<1>(block, rows, k, ahead, out);
-        case 2: return W::template multiply<2>(block, rows, k, ahead, out);
-        case 3: return W::template multiply<3>(block, rows, k, ahead, out);
-        case 4: return W::template multiply<4>(block, rows, k, ahead, out);
-        case 5: return W::template multiply<std::min(5, W::TILE)>(block, rows, k, ahead, out);
-        default: return W::template multiply<W::TILE>(block, rows, k, ahead, out);
+        case 1: return W::template multiply<1>(block, rows, k, prefetch, out);
+        case 2: return W::template multiply<2>(block, rows, k, prefetch, out);
+        case 3: return W::template multiply<3>(block, rows, k, prefetch, out);
+        case 4: return W::template multiply<4>(block, rows, k, prefetch, out);
+        case 5: return W::template multiply<std::min(5, W::TILE_ROWS)>(block, rows, k, prefetch, out);
+        default: return W::template multiply<W::TILE_ROWS>(block, rows, k, prefetch, out);
     }
 }
 
-// Calls write(block, row, low, high) with the 16 outputs of each block and row. Several tiles of rows, as large as
-// each other, find a block in the cache; together they fetch the next one.
+// Calls write(block, row, low, high) with the 16 outputs of each block and row. Several tiles of rows of equal size
+// read a block from the cache; together they prefetch the next one.
 template <class W, class Write>
 void multiply(const char* weights, int first, int last, const char* rows, int num_rows, int k, Write write) {
-    Floats out[W::TILE][2];
-    int tiles = (num_rows + W::TILE - 1) / W::TILE;
-    int step = (W::BYTES / std::max(tiles, 1) + 63) / 64 * 64;
-    size_t bytes = block_bytes<W>(k), fetched = tiles == 1 ? W::FETCHED : bytes;
+    Floats out[W::TILE_ROWS][2];
+    int tiles = (num_rows + W::TILE_ROWS - 1) / W::TILE_ROWS;
+    int step = (W::GROUP_BYTES / std::max(tiles, 1) + 63) / 64 * 64;
+    size_t bytes = block_bytes<W>(k), distance = tiles == 1 ? W::LOOKAHEAD : bytes;
     for (int block = first; block < last; block++) {
         const char* from = weights + block * bytes;
         for (int tile = 0; tile < tiles; tile++) {
             int row = share(num_rows, tile, tiles), size = share(num_rows, tile + 1, tiles) - row;
-            Ahead ahead{from + fetched + (size_t)tile * step * (padded(k) / GROUP), step};
-            multiply_tile<W>(from, rows + row * W::row_bytes(k), size, k, ahead, out);
+            Prefetcher prefetch{from + distance + (size_t)tile * step * (padded(k) / GROUP), step};
+            multiply_tile<W>(from, rows + row * W::row_bytes(k), size, k, prefetch, out);
             for (int r = 0; r < size; r++) write(block, row + r, out[r][0], out[r][1]);
         }
     }
@@ -324,7 +330,8 @@ void multiply(const char* weights, int first, int last, const char* rows, int nu
 
 // ---- attention of up to 3 query heads that share their keys
 
-template <class T, int N> void score(const float* queries, const T* keys, int end, int d, float* scores, int stride) {
+template <class T, int N>
+void attention_scores(const float* queries, const T* keys, int end, int d, float* scores, int stride) {
     for (int slot = 0; slot < end; slot += 2 * LANES) {
         Floats sums[N][2] = {};
         const T* low = keys + (size_t)slot * d;
@@ -337,15 +344,15 @@ template <class T, int N> void score(const float* queries, const T* keys, int en
     }
 }
 
-// The scores become weights that add up to one; what is hidden, -inf, weighs nothing. The sum runs along the slots: what
-// is hidden between them does not change its bits.
+// Turns scores into weights with a sum of 1; masked slots, -inf, have weight 0. The sum runs along the slots, so that
+// masked slots between them do not change its bits.
 void softmax(float* scores, int end) {
-    Floats most = widen(scores);
-    for (int slot = LANES; slot < end; slot += LANES) most = larger(most, widen(scores + slot));
-    float highest = maximum(most);
+    Floats largest = widen(scores);
+    for (int slot = LANES; slot < end; slot += LANES) largest = vmax(largest, widen(scores + slot));
+    float highest = horizontal_max(largest);
     double total = 0;
     for (int slot = 0; slot < end; slot += LANES) {
-        Floats score = widen(scores + slot), weight = exponential(score - highest);
+        Floats score = widen(scores + slot), weight = fast_exp(score - highest);
         weight = score == -INFINITY ? Floats{} : weight;
         store(scores + slot, weight);
         for (int lane = 0; lane < LANES; lane++) total += weight[lane];
@@ -355,7 +362,7 @@ void softmax(float* scores, int end) {
 }
 
 template <class T, int N, int S>
-void mix(const float* weights, int stride, const T* values, int end, int d, float* out) {
+void weighted_values(const float* weights, int stride, const T* values, int end, int d, float* out) {
     Floats sums[N][S] = {};
     for (int slot = 0; slot < end; slot++, values += d)
         for (int s = 0; s < S; s++) {
@@ -366,36 +373,36 @@ void mix(const float* weights, int stride, const T* values, int end, int d, floa
         for (int s = 0; s < S; s++) store(out + n * d + s * LANES, sums[n][s]);
 }
 
-// `hides` says which of the slots from `length` on this row does not see.
+// `masked` marks the slots from `length` on that this row does not see.
 template <class T, int N>
-void attend(const float* queries, const T* keys, const T* values, int length, int end, const bool* hides, int d,
+void attend(const float* queries, const T* keys, const T* values, int length, int end, const bool* masked, int d,
             float* scores, int stride, float* out) {
-    score<T, N>(queries, keys, end, d, scores, stride);
+    attention_scores<T, N>(queries, keys, end, d, scores, stride);
     int whole = (end + 2 * LANES - 1) / (2 * LANES) * 2 * LANES;
     for (int n = 0; n < N; n++) {
         float* row = scores + n * stride;
         for (int slot = length; slot < whole; slot++)
-            if (slot >= end || hides[slot - length]) row[slot] = -INFINITY;
+            if (slot >= end || masked[slot - length]) row[slot] = -INFINITY;
         softmax(row, whole);
     }
     int i = 0;
-    for (; i + 4 * LANES <= d; i += 4 * LANES) mix<T, N, 4>(scores, stride, values + i, end, d, out + i);
-    for (; i < d; i += LANES) mix<T, N, 1>(scores, stride, values + i, end, d, out + i);
+    for (; i + 4 * LANES <= d; i += 4 * LANES) weighted_values<T, N, 4>(scores, stride, values + i, end, d, out + i);
+    for (; i < d; i += LANES) weighted_values<T, N, 1>(scores, stride, values + i, end, d, out + i);
 }
 
 }  // namespace
 
-// ---- what Python sees
+// ---- the interface to Python (library.py)
 
 extern "C" {
 
 struct Layer {
-    const float *norm, *mlp_norm, *bias;  // of qkv, or none
+    const float *norm, *mlp_norm, *bias;  // bias of qkv, or null
     const char *qkv, *out, *gate_up, *down;
 };
 
 struct Model {
-    int kind, layers, hidden, queries, keys, head_size, mlp, vocabulary;
+    int kind, num_layers, hidden, num_query_heads, num_key_heads, head_size, mlp, vocabulary;
     float eps, scaling;
     const Layer* layer;
     const float* norm;
@@ -403,69 +410,70 @@ struct Model {
     const float *cos, *sin;  // [positions, D/2]
 };
 
-// Ids that stand behind the first `length` ids of a text, as a tree.
+// A tree of ids behind the first `length` ids of a text.
 struct Text {
     int length, capacity;
-    const int* parents;  // of all of its nodes; -1 is the text's last id
+    const int* parents;  // of all nodes; -1 is the text's last id
     char* kv;
 };
 
-// Rows of one or more texts. Row r is node `nodes[r]` of text `texts[r]`, and every node without keys is among them.
+// Rows of one or more texts. Row r is node `nodes[r]` of text `texts[r]`; every node without keys must be among them.
 struct Pass {
     int rows, logit_rows, capacity, threads;  // the largest capacity of a text
     const int *ids, *texts, *nodes;           // [rows]
     const Text* text;
     char* scratch;
     float* logits;  // [logit_rows, V] of the last rows
-    float* hidden;  // [logit_rows, H], what the head's inputs were made from; or none
+    float* hidden;  // [logit_rows, H], the normed inputs of the head; or null
 };
 }
 
 namespace {
 
 struct Sizes {
-    int hidden, qkv, mixed, mlp, widest;
+    int hidden, qkv, attended, mlp, widest;
     explicit Sizes(const Model& m)
-        : hidden(padded(m.hidden)), qkv(padded((m.queries + 2 * m.keys) * m.head_size)),
-          mixed(padded(m.queries * m.head_size)), mlp(padded(m.mlp)), widest(std::max({hidden, mixed, mlp})) {}
+        : hidden(padded(m.hidden)), qkv(padded((m.num_query_heads + 2 * m.num_key_heads) * m.head_size)),
+          attended(padded(m.num_query_heads * m.head_size)), mlp(padded(m.mlp)),
+          widest(std::max({hidden, attended, mlp})) {}
 };
 
-// Buffers of one pass inside the caller's scratch memory.
+// The buffers of one pass inside the caller's scratch memory.
 struct Scratch {
-    float *x, *qkv, *mixed, *mlp;
+    float *x, *qkv, *attended, *mlp;
     char* shared_rows;
-    float *own_row, *scores;  // this thread's
-    char* own_rows;
-    bool* hides;
+    float *thread_row, *scores;  // of this thread
+    char* thread_rows;
+    bool* masked;
     size_t bytes;
 
     Scratch(const Model& m, char* memory, int rows, int capacity, int thread, int threads) {
         Sizes size(m);
         char* next = memory;
         auto take = [&](size_t wanted) {
-            char* taken = next;
+            char* start = next;
             next += (wanted + 63) / 64 * 64;
-            return taken;
+            return start;
         };
         auto floats = [&](size_t count) { return (float*)take(count * sizeof(float)); };
         x = floats((size_t)rows * size.hidden);
         qkv = floats((size_t)rows * size.qkv);
-        mixed = floats((size_t)rows * size.mixed);
+        attended = floats((size_t)rows * size.attended);
         mlp = floats((size_t)rows * size.mlp);
         shared_rows = take((size_t)rows * size.widest * sizeof(float));
         for (int t = 0; t < threads; t++) {
             float* row = floats(size.widest);
-            char* few = take((size_t)FEW * size.widest * sizeof(float));
-            float* weights = floats((size_t)HEADS * capacity);
+            char* rows_of_thread = take((size_t)MAX_THREAD_ROWS * size.widest * sizeof(float));
+            float* weights = floats((size_t)MAX_GROUP * capacity);
             char* slots = take(capacity);
-            if (t == thread) own_row = row, own_rows = few, scores = weights, hides = (bool*)slots;
+            if (t == thread) thread_row = row, thread_rows = rows_of_thread, scores = weights, masked = (bool*)slots;
         }
         bytes = next - memory;
     }
 
 };
 
-// Formats of the matrices, the head, the keys and values, and the embeddings.
+// W, Head, T, E: formats of the matrices, the head, the keys and values, and the embeddings.
 template <class W, class Head, class T, class E> struct Forward {
     const Model& m;
     const Pass& p;
@@ -481,15 +489,15 @@ template <class W, class Head, class T, class E> struct Forward {
     int node(int row) const { return p.nodes[row]; }
     int slot(int row) const { return text(row).length + node(row); }
     int position(int row) const {
-        const Text& its = text(row);
+        const Text& tree = text(row);
         int depth = 0;
-        for (int at = its.parents[node(row)]; at >= 0; at = its.parents[at]) depth++;
-        return its.length + depth;
+        for (int at = tree.parents[node(row)]; at >= 0; at = tree.parents[at]) depth++;
+        return tree.length + depth;
     }
     T* keys(int row, int layer, int head) const {
-        return (T*)text(row).kv + ((size_t)layer * 2 * m.keys + head) * text(row).capacity * m.head_size;
+        return (T*)text(row).kv + ((size_t)layer * 2 * m.num_key_heads + head) * text(row).capacity * m.head_size;
     }
-    T* values(int row, int layer, int head) const { return keys(row, layer, m.keys + head); }
+    T* values(int row, int layer, int head) const { return keys(row, layer, m.num_key_heads + head); }
 
     static void barrier() {
 #pragma omp barrier
@@ -500,36 +508,36 @@ template <class W, class Head, class T, class E> struct Forward {
             const E* from = (const E*)m.embedding + (size_t)p.ids[row] * m.hidden;
             float* to = s.x + row * size.hidden;
             std::fill(to + m.hidden, to + size.hidden, 0.f);
-            for (int i = 0; i < m.hidden; i++) to[i] = widen_one(from + i);
+            for (int i = 0; i < m.hidden; i++) to[i] = widen_scalar(from + i);
         }
     }
 
-    // Rows as inputs of a matrix: each thread makes its own few, or all threads make many together.
+    // Prepares rows as inputs of a matrix: few rows by each thread for itself, many by all threads together.
     template <class To = W, class Make> const char* prepare(int k, int first, Make make) {
-        bool together = p.rows > FEW;
-        char* to = together ? s.shared_rows : s.own_rows;
+        bool is_shared = p.rows > MAX_THREAD_ROWS;
+        char* to = is_shared ? s.shared_rows : s.thread_rows;
         int count = p.rows - first;
-        int begin = together ? share(count, thread, threads) : 0;
-        int end = together ? share(count, thread + 1, threads) : count;
+        int begin = is_shared ? share(count, thread, threads) : 0;
+        int end = is_shared ? share(count, thread + 1, threads) : count;
         for (int row = begin; row < end; row++) To::prepare(make(first + row), k, to + row * To::row_bytes(k));
-        if (together) barrier();
+        if (is_shared) barrier();
         return to;
     }
-    // `copies` gets the rows too, unless it is none.
+    // `copies` gets the normed rows too, unless it is null.
     template <class To = W> const char* normed(const float* weight, int first = 0, float* copies = nullptr) {
-        bool copy = copies && (p.rows > FEW || thread == 0);
+        bool copy = copies && (p.rows > MAX_THREAD_ROWS || thread == 0);
         return prepare<To>(m.hidden, first, [&](int row) {
             const float* x = s.x + row * size.hidden;
             Floats squares{};
             for (int i = 0; i < size.hidden; i += LANES) squares += widen(x + i) * widen(x + i);
-            float factor = 1 / std::sqrt(sum(squares) / m.hidden + m.eps);
+            float factor = 1 / std::sqrt(horizontal_sum(squares) / m.hidden + m.eps);
             for (int i = 0; i < size.hidden; i += LANES)
-                store(s.own_row + i, widen(x + i) * factor * widen(weight + i));
-            if (copy) std::memcpy(copies + (size_t)(row - first) * m.hidden, s.own_row, sizeof(float) * m.hidden);
-            return s.own_row;
+                store(s.thread_row + i, widen(x + i) * factor * widen(weight + i));
+            if (copy) std::memcpy(copies + (size_t)(row - first) * m.hidden, s.thread_row, sizeof(float) * m.hidden);
+            return s.thread_row;
         });
     }
-    const char* taken(const float* from, int k) {
+    const char* prepared(const float* from, int k) {
         return prepare(k, 0, [&](int row) { return from + row * padded(k); });
     }
 
@@ -561,62 +569,62 @@ template <class W, class Head, class T, class E> struct Forward {
         }
     }
 
-    // Turn queries in place; turn keys into their slots, values beside them.
-    void place(int layer) {
-        int heads = m.queries + 2 * m.keys, d = m.head_size;
+    // Rotates queries in place; writes rotated keys and values to their slots.
+    void rotate_and_store(int layer) {
+        int heads = m.num_query_heads + 2 * m.num_key_heads, d = m.head_size;
         for (int task = share(p.rows * heads, thread, threads); task < share(p.rows * heads, thread + 1, threads); task++) {
             int row = task / heads, head = task % heads;
             float* x = s.qkv + (size_t)row * size.qkv + head * d;
             if (const float* bias = m.layer[layer].bias)
                 for (int i = 0; i < d; i++) x[i] += bias[head * d + i];
-            if (head < m.queries + m.keys) rotate(x, position(row));
-            if (head < m.queries)
+            if (head < m.num_query_heads + m.num_key_heads) rotate(x, position(row));
+            if (head < m.num_query_heads)
                 for (int i = 0; i < d; i++) x[i] *= m.scaling;
-            else if (head < m.queries + m.keys)
-                place_key(x, keys(row, layer, head - m.queries), slot(row));
+            else if (head < m.num_query_heads + m.num_key_heads)
+                store_key(x, keys(row, layer, head - m.num_query_heads), slot(row));
             else
-                place_value(x, values(row, layer, head - m.queries - m.keys) + (size_t)slot(row) * d);
+                store_value(x, values(row, layer, head - m.num_query_heads - m.num_key_heads) + (size_t)slot(row) * d);
         }
     }
-    void place_key(const float* x, T* keys, int slot) const {
+    void store_key(const float* x, T* keys, int slot) const {
         T* to = keys + (size_t)slot / LANES * LANES * m.head_size + slot % LANES;
         for (int i = 0; i < m.head_size; i++) narrow(x[i], to + i * LANES);
     }
-    void place_value(const float* x, T* to) const {
+    void store_value(const float* x, T* to) const {
         for (int i = 0; i < m.head_size; i++) narrow(x[i], to + i);
     }
 
     void attend_all(int layer) {
-        int tasks = p.rows * m.keys, group = m.queries / m.keys;
+        int tasks = p.rows * m.num_key_heads, group = m.num_query_heads / m.num_key_heads;
         for (int task = share(tasks, thread, threads); task < share(tasks, thread + 1, threads); task++) {
             int row = task % p.rows, key = task / p.rows;
-            hide_all_but_ancestors(row);
-            for (int head = key * group; head < (key + 1) * group; head += HEADS)
-                attend_few(layer, row, key, head, std::min(HEADS, (key + 1) * group - head));
+            mask_all_but_ancestors(row);
+            for (int head = key * group; head < (key + 1) * group; head += MAX_GROUP)
+                attend_heads(layer, row, key, head, std::min(MAX_GROUP, (key + 1) * group - head));
         }
     }
-    void hide_all_but_ancestors(int row) {
-        std::fill(s.hides, s.hides + node(row) + 1, true);
-        for (int at = node(row); at >= 0; at = text(row).parents[at]) s.hides[at] = false;
+    void mask_all_but_ancestors(int row) {
+        std::fill(s.masked, s.masked + node(row) + 1, true);
+        for (int at = node(row); at >= 0; at = text(row).parents[at]) s.masked[at] = false;
     }
-    void attend_few(int layer, int row, int key, int head, int count) {
+    void attend_heads(int layer, int row, int key, int head, int count) {
         const float* from = s.qkv + (size_t)row * size.qkv + head * m.head_size;
-        float* to = s.mixed + (size_t)row * size.mixed + head * m.head_size;
+        float* to = s.attended + (size_t)row * size.attended + head * m.head_size;
         auto run = [&](auto attend) {
-            attend(from, keys(row, layer, key), values(row, layer, key), text(row).length, slot(row) + 1, s.hides,
+            attend(from, keys(row, layer, key), values(row, layer, key), text(row).length, slot(row) + 1, s.masked,
                    m.head_size, s.scores, p.capacity, to);
         };
         switch (count) {
             case 1: run(attend<T, 1>); break;
             case 2: run(attend<T, 2>); break;
-            default: run(attend<T, HEADS>);
+            default: run(attend<T, MAX_GROUP>);
         }
     }
 
     void clear_padding() {
         for (int row = thread; row < p.rows; row += threads) {
-            float* mixed = s.mixed + (size_t)row * size.mixed;
-            std::fill(mixed + m.queries * m.head_size, mixed + size.mixed, 0.f);
+            float* attended = s.attended + (size_t)row * size.attended;
+            std::fill(attended + m.num_query_heads * m.head_size, attended + size.attended, 0.f);
             float* mlp = s.mlp + (size_t)row * size.mlp;
             std::fill(mlp + m.mlp, mlp + size.mlp, 0.f);
         }
@@ -626,14 +634,15 @@ template <class W, class Head, class T, class E> struct Forward {
         const Layer& layer = m.layer[number];
         int d = m.head_size;
         const char* rows = normed(layer.norm);
-        matrix(layer.qkv, blocks((m.queries + 2 * m.keys) * d), rows, p.rows, m.hidden, write_to(s.qkv, size.qkv));
+        matrix(layer.qkv, blocks((m.num_query_heads + 2 * m.num_key_heads) * d), rows, p.rows, m.hidden,
+               write_to(s.qkv, size.qkv));
         barrier();
-        place(number);
+        rotate_and_store(number);
         barrier();
         attend_all(number);
         barrier();
-        rows = taken(s.mixed, m.queries * d);
-        matrix(layer.out, blocks(m.hidden), rows, p.rows, m.queries * d, add_to_x());
+        rows = prepared(s.attended, m.num_query_heads * d);
+        matrix(layer.out, blocks(m.hidden), rows, p.rows, m.num_query_heads * d, add_to_x());
         barrier();
     }
     void feed_forward(const Layer& layer) {
@@ -643,11 +652,11 @@ template <class W, class Head, class T, class E> struct Forward {
             if (block % 2)
                 store(at, widen(at) * low), store(at + LANES, widen(at + LANES) * high);
             else
-                store(at, low / (1.f + exponential(-low))), store(at + LANES, high / (1.f + exponential(-high)));
+                store(at, low / (1.f + fast_exp(-low))), store(at + LANES, high / (1.f + fast_exp(-high)));
         };
         matrix(layer.gate_up, 2 * blocks(m.mlp), rows, p.rows, m.hidden, gate_then_up, 2);
         barrier();
-        rows = taken(s.mlp, m.mlp);
+        rows = prepared(s.mlp, m.mlp);
         matrix(layer.down, blocks(m.hidden), rows, p.rows, m.mlp, add_to_x());
         barrier();
     }
@@ -666,7 +675,7 @@ template <class W, class Head, class T, class E> struct Forward {
         embed();
         clear_padding();
         barrier();
-        for (int number = 0; number < m.layers; number++) {
+        for (int number = 0; number < m.num_layers; number++) {
             attention(number);
             feed_forward(m.layer[number]);
         }
@@ -687,8 +696,8 @@ template <class W> void pack(const float* weights_NK, int n, int k, char* to, in
 
 template <class T> void move_slots(const Model& m, T* kv, int capacity, const int* sources, int count, int start) {
     int d = m.head_size;
-    for (int head = 0; head < m.layers * 2 * m.keys; head++, kv += (size_t)capacity * d) {
-        bool is_key = head / m.keys % 2 == 0;
+    for (int head = 0; head < m.num_layers * 2 * m.num_key_heads; head++, kv += (size_t)capacity * d) {
+        bool is_key = head / m.num_key_heads % 2 == 0;
         for (int n = 0; n < count; n++) {
             int from = sources[n], to = start + n;
             for (int i = 0; i < d; i++)
@@ -701,7 +710,7 @@ template <class T> void move_slots(const Model& m, T* kv, int capacity, const in
     }
 }
 
-// Rows x [R, padded K] times packed weights; `out` has whole blocks of channels.
+// Multiplies rows x [R, padded K] by packed weights; `out` has whole blocks of channels.
 template <class W>
 void linear(const char* weights, const float* x, int rows, int n, int k, char* scratch, float* out, int threads) {
 #pragma omp parallel num_threads(threads)
@@ -726,33 +735,35 @@ enum { FLOAT32, BFLOAT16, INT8, INT4 };
 
 size_t omnidraft_packed_bytes(int kind, int n, int k) {
     switch (kind) {
-        case FLOAT32: return blocks(n) * block_bytes<Float32>(k);
-        case BFLOAT16: return blocks(n) * block_bytes<Bfloat16>(k);
-        case INT4: return blocks(n) * block_bytes<Int4>(k);
-        default: return blocks(n) * block_bytes<Int8>(k);
+        case FLOAT32: return blocks(n) * block_bytes<Float32Weights>(k);
+        case BFLOAT16: return blocks(n) * block_bytes<Bfloat16Weights>(k);
+        case INT4: return blocks(n) * block_bytes<Int4Weights>(k);
+        default: return blocks(n) * block_bytes<Int8Weights>(k);
     }
 }
 
-// Blocks of weights [N, K] go to `offset`, `offset + stride`, ... of `to`.
+// Writes the blocks of weights [N, K] to the blocks `offset`, `offset + stride`, ... of `to`.
 void omnidraft_pack(int kind, const float* weights_NK, int n, int k, char* to, int stride, int offset) {
     switch (kind) {
-        case FLOAT32: return pack<Float32>(weights_NK, n, k, to, stride, offset);
-        case BFLOAT16: return pack<Bfloat16>(weights_NK, n, k, to, stride, offset);
-        case INT4: return pack<Int4>(weights_NK, n, k, to, stride, offset);
-        default: return pack<Int8>(weights_NK, n, k, to, stride, offset);
+        case FLOAT32: return pack<Float32Weights>(weights_NK, n, k, to, stride, offset);
+        case BFLOAT16: return pack<Bfloat16Weights>(weights_NK, n, k, to, stride, offset);
+        case INT4: return pack<Int4Weights>(weights_NK, n, k, to, stride, offset);
+        default: return pack<Int8Weights>(weights_NK, n, k, to, stride, offset);
     }
 }
 
-size_t omnidraft_row_bytes(int kind, int k) { return kind < INT8 ? Bfloat16::row_bytes(k) : Int8::row_bytes(k); }
+size_t omnidraft_row_bytes(int kind, int k) {
+    return kind < INT8 ? Bfloat16Weights::row_bytes(k) : Int8Weights::row_bytes(k);
+}
 
-// `scratch` has row_bytes for each row.
+// `scratch` has omnidraft_row_bytes for each row.
 void omnidraft_linear(int kind, const char* weights, const float* x, int rows, int n, int k, char* scratch, float* out,
                       int threads) {
     switch (kind) {
-        case FLOAT32: return linear<Float32>(weights, x, rows, n, k, scratch, out, threads);
-        case BFLOAT16: return linear<Bfloat16>(weights, x, rows, n, k, scratch, out, threads);
-        case INT4: return linear<Int4>(weights, x, rows, n, k, scratch, out, threads);
-        default: return linear<Int8>(weights, x, rows, n, k, scratch, out, threads);
+        case FLOAT32: return linear<Float32Weights>(weights, x, rows, n, k, scratch, out, threads);
+        case BFLOAT16: return linear<Bfloat16Weights>(weights, x, rows, n, k, scratch, out, threads);
+        case INT4: return linear<Int4Weights>(weights, x, rows, n, k, scratch, out, threads);
+        default: return linear<Int8Weights>(weights, x, rows, n, k, scratch, out, threads);
     }
 }
 
@@ -762,16 +773,16 @@ size_t omnidraft_scratch_bytes(const Model* m, int rows, int capacity, int threa
 
 void omnidraft_forward(const Model* m, const Pass* p) {
     switch (m->kind) {
-        case FLOAT32: return forward<Float32, Float32, float, float>(*m, *p);
-        case BFLOAT16: return forward<Bfloat16, Bfloat16, float, Brain>(*m, *p);
-        case INT4: return forward<Int4, Int8, Half, Brain>(*m, *p);
-        default: return forward<Int8, Int8, Half, Brain>(*m, *p);
+        case FLOAT32: return forward<Float32Weights, Float32Weights, float, float>(*m, *p);
+        case BFLOAT16: return forward<Bfloat16Weights, Bfloat16Weights, float, BFloat16>(*m, *p);
+        case INT4: return forward<Int4Weights, Int8Weights, Float16, BFloat16>(*m, *p);
+        default: return forward<Int8Weights, Int8Weights, Float16, BFloat16>(*m, *p);
     }
 }
 
-// Keys and values of the slots `sources` (ascending, none below its place) go to `start`, `start + 1`, ... .
+// Moves keys and values of the slots `sources` (ascending, none before its destination) to `start`, `start + 1`, ...
 void omnidraft_move(const Model* m, char* kv, int capacity, const int* sources, int count, int start) {
     if (m->kind < INT8) return move_slots(*m, (float*)kv, capacity, sources, count, start);
-    move_slots(*m, (Half*)kv, capacity, sources, count, start);
+    move_slots(*m, (Float16*)kv, capacity, sources, count, start);
 }
 }

@@ -1,4 +1,4 @@
-"""kernels.cpp as Python sees it: the structures and functions at the end of that file, declared again for ctypes."""
+"""The ctypes declarations of the structures and functions at the end of kernels.cpp."""
 
 import ctypes
 from ctypes import POINTER, Structure, c_float, c_int, c_size_t, c_void_p
@@ -11,9 +11,9 @@ GROUP, BLOCK = 32, 16
 """Vectors are padded to whole groups of inputs, matrices to whole blocks of channels."""
 KINDS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
 PACKED = {"packed16": "bfloat16", "int8": "int8", "int4": "int4"}
-"""Precisions of our own kernels, and the kind of weights they have."""
+"""The weight format of each precision of our own kernels."""
 HEADS = {"int4": "int8"}
-"""The head, which decides, keeps 8 bits where the others have 4; of all other kinds it is of the same."""
+"""Weight formats of the head that differ from those of the other matrices: it keeps 8 bits where they have 4."""
 
 
 class LayerStruct(Structure):
@@ -26,7 +26,8 @@ class ModelStruct(Structure):
     """Sizes and addresses of all weights."""
 
     _fields_ = [
-        *((name, c_int) for name in ("kind", "layers", "hidden", "queries", "keys", "head_size", "mlp", "vocabulary")),
+        *((name, c_int) for name in ("kind", "num_layers", "hidden", "num_query_heads", "num_key_heads")),
+        *((name, c_int) for name in ("head_size", "mlp", "vocabulary")),
         ("eps", c_float),
         ("scaling", c_float),
         ("layer", POINTER(LayerStruct)),
@@ -35,7 +36,7 @@ class ModelStruct(Structure):
 
 
 class TextStruct(Structure):
-    """Where the rows of one text stand, and its keys."""
+    """The position of one text's rows, and its keys."""
 
     _fields_ = [("length", c_int), ("capacity", c_int), ("parents", POINTER(c_int)), ("kv", c_void_p)]
 
@@ -52,12 +53,12 @@ class PassStruct(Structure):
 
 
 def load(variant: str = "auto") -> Library:
-    """The build of the kernels that works on this processor; see probe.choice.kernels for arguments and errors."""
+    """Load the build of the kernels that works on this processor; see probe.choice.kernels for arguments and errors."""
     return open_library(kernels(variant).library)
 
 
 def open_library(path: Path) -> Library:
-    """A compiled library, as it is."""
+    """Open a compiled library and declare its functions."""
     library = Library(str(path))
     signatures = {
         "packed_bytes": ([c_int, c_int, c_int], c_size_t),

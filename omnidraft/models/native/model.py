@@ -1,4 +1,4 @@
-"""A Llama-family model behind kernels.cpp, and the keys of one text: which rows a pass computes, and in what memory.
+"""A Llama-family model computed by kernels.cpp, and the KV backend of one text.
 
 Shapes: R rows of a pass, C slots, L layers, K key heads, D head size, V vocabulary, H hidden size.
 """
@@ -20,13 +20,13 @@ from omnidraft.models.native.weights import PackedLlama
 
 _CAPACITY_STEP = 512
 _MAX_ROWS = 64
-"""Rows of one pass at most: enough for reading the weights to be cheap beside computing with them."""
-_MAX_SHARED = 16
-"""Of one text, in a pass over several."""
+"""Maximum number of rows of a pass, enough to make reading the weights cheap beside computing with them."""
+_MAX_ROWS_OF_TEXT = 16
+"""Maximum number of rows of one text in a pass over several."""
 
 
 class NativeLlama:
-    """A model at one set of weights; many texts."""
+    """A model at one set of weights, for many texts."""
 
     def __init__(self, model: PreTrainedModel, precision: str, library: native.Library) -> None:
         """
@@ -39,44 +39,47 @@ class NativeLlama:
         self._library = library
         self._weights = PackedLlama(model, precision, self._library)
         self.build = Path(self._library._name).stem[:18]
-        """Names source, compiler and processor: what bits depend on besides the weights."""
+        """Identifies source, compiler and processor, on which bits depend besides the weights."""
         self.vocab_size: int = model.config.vocab_size
         self.hidden_size: int = model.config.hidden_size
         self.context_limit: int = model.config.max_position_embeddings
 
     def slots(self, capacity: int) -> torch.Tensor:
-        """Empty keys and values. [L, 2, K, C * D]: keys of eight slots lie interleaved"""
+        """Return empty keys and values [L, 2, K, C * D]; the keys of eight slots are interleaved."""
         sizes = self._weights.struct
-        return torch.zeros(sizes.layers, 2, sizes.keys, capacity * sizes.head_size, dtype=self._weights.kv_dtype)
+        shape = (sizes.num_layers, 2, sizes.num_key_heads, capacity * sizes.head_size)
+        return torch.zeros(shape, dtype=self._weights.kv_dtype)
 
     def scratch(self, capacity: int, threads: int) -> torch.Tensor:
-        """Memory that a pass of any number of rows computes in."""
+        """Return the scratch memory of a pass of any number of rows."""
         size = self._library.omnidraft_scratch_bytes(self._weights.struct, _MAX_ROWS, capacity, threads)
         return torch.empty(size, dtype=torch.uint8)
 
-    def compute(self, parts: Sequence["Part"], logits_RV: torch.Tensor, hidden_RH: torch.Tensor) -> None:
-        """One pass over the rows of several texts, without the interpreter's lock. What a text's rows give does not
+    def compute(self, segments: Sequence["PassSegment"], logits_RV: torch.Tensor, hidden_RH: torch.Tensor) -> None:
+        """Compute one pass over the rows of several texts, without the interpreter's lock. The results of a text do not
         depend on the other texts.
 
         Args:
-            logits_RV: written; the parts' last rows in their order, as many of each as it asks for.
-            hidden_RH: the same for the normed last hidden states; may be empty.
+            logits_RV: the output: `num_logits` last rows of each segment, in order.
+            hidden_RH: the output for the normed last hidden states of the same rows; may be empty.
         """
-        silent = [(number, node) for number, part in enumerate(parts) for node in part.nodes[: part.num_silent]]
-        heard = [(number, node) for number, part in enumerate(parts) for node in part.nodes[part.num_silent :]]
-        texts, nodes = zip(*silent, *heard, strict=True)
-        largest = max((part.rows for part in parts), key=lambda rows: rows.capacity)
+        numbered = list(enumerate(segments))
+        unscored = [(number, node) for number, each in numbered for node in each.nodes[: each.num_without_logits]]
+        scored = [(number, node) for number, each in numbered for node in each.nodes[each.num_without_logits :]]
+        rows = [*unscored, *scored]
+        texts, nodes = zip(*rows, strict=True)
+        largest = max((segment.backend for segment in segments), key=lambda backend: backend.capacity)
         self._library.omnidraft_forward(
             self._weights.struct,
             native.PassStruct(
                 rows=len(nodes),
-                logit_rows=len(heard),
+                logit_rows=len(scored),
                 capacity=largest.capacity,
                 threads=largest.threads,
-                ids=_ints([parts[text].ids[node - parts[text].nodes[0]] for text, node in (*silent, *heard)]),
+                ids=_ints([segments[text].ids[node - segments[text].nodes[0]] for text, node in rows]),
                 texts=_ints(texts),
                 nodes=_ints(nodes),
-                text=(native.TextStruct * len(parts))(*(part.struct for part in parts)),
+                text=(native.TextStruct * len(segments))(*(segment.struct for segment in segments)),
                 scratch=largest.scratch.data_ptr(),
                 logits=logits_RV.data_ptr(),
                 hidden=hidden_RH.data_ptr() if len(hidden_RH) else None,
@@ -84,69 +87,69 @@ class NativeLlama:
         )
 
     def move(self, kv: torch.Tensor, capacity: int, sources: Sequence[int], start: int) -> None:
-        """See branches.Rows."""
+        """See kv_session.KvBackend."""
         self._library.omnidraft_move(self._weights.struct, kv.data_ptr(), capacity, _ints(sources), len(sources), start)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """What a pass computes of one text: the last `ids` of a tree of `parents` behind its first `length` ids."""
+class PassSegment:
+    """The rows of one text in a pass: the last `ids` of a tree of `parents` behind its first `length` ids."""
 
-    rows: "NativeRows"
+    backend: "NativeKvBackend"
     length: int
     parents: Sequence[int]
     ids: Sequence[int]
     num_logits: int
-    """Of the last of these ids."""
+    """Number of last ids whose logits are computed."""
 
     @property
     def nodes(self) -> range:
         return range(len(self.parents) - len(self.ids), len(self.parents))
 
     @property
-    def num_silent(self) -> int:
+    def num_without_logits(self) -> int:
         return len(self.ids) - self.num_logits
 
     @property
     def struct(self) -> native.TextStruct:
         return native.TextStruct(
             length=self.length,
-            capacity=self.rows.capacity,
+            capacity=self.backend.capacity,
             parents=_ints(self.parents),
-            kv=self.rows.kv.data_ptr(),
+            kv=self.backend.kv.data_ptr(),
         )
 
 
-def compute_together(model: NativeLlama, wanted: Sequence[tuple["NativeRows", ForwardRequest]]) -> list[torch.Tensor]:
-    """What `Rows.compute` gives for each of these texts, none of them twice, in as few passes as can be."""
-    parts = [rows.last_part(each) for rows, each in wanted]
+def compute_batch(model: NativeLlama, batch: Sequence[tuple["NativeKvBackend", ForwardRequest]]) -> list[torch.Tensor]:
+    """Compute one request of each of these different texts in as few passes as possible."""
+    segments = [backend.final_segment(request) for backend, request in batch]
     logits: list[torch.Tensor] = []
-    while parts:
-        num_rows = list(accumulate(len(part.ids) for part in parts))
-        few = parts[: max(bisect_right(num_rows, _MAX_ROWS), 1)]
-        logits += _in_one_pass(model, few)
-        parts = parts[len(few) :]
+    while segments:
+        num_rows = list(accumulate(len(segment.ids) for segment in segments))
+        group = segments[: max(bisect_right(num_rows, _MAX_ROWS), 1)]
+        logits += _compute_pass(model, group)
+        segments = segments[len(group) :]
     return logits
 
 
-def _in_one_pass(model: NativeLlama, parts: Sequence[Part]) -> Sequence[torch.Tensor]:
-    sizes = [part.num_logits for part in parts]
-    keeps_hidden = any(part.rows.keeps_hidden for part in parts)
+def _compute_pass(model: NativeLlama, segments: Sequence[PassSegment]) -> Sequence[torch.Tensor]:
+    sizes = [segment.num_logits for segment in segments]
+    keeps_hidden = any(segment.backend.keeps_hidden for segment in segments)
     logits_RV = torch.empty(sum(sizes), model.vocab_size, dtype=torch.float32)
     hidden_RH = torch.empty(sum(sizes) if keeps_hidden else 0, model.hidden_size, dtype=torch.float32)
-    model.compute(parts, logits_RV, hidden_RH)
-    for part, hidden in zip(parts, hidden_RH.split(sizes), strict=True) if keeps_hidden else ():
-        part.rows.hidden_RH = hidden
+    model.compute(segments, logits_RV, hidden_RH)
+    for segment, hidden in zip(segments, hidden_RH.split(sizes), strict=True) if keeps_hidden else ():
+        segment.backend.hidden_RH = hidden
     return logits_RV.split(sizes)
 
 
-class NativeRows:
-    """Implements branches.Rows."""
+class NativeKvBackend:
+    """Implements kv_session.KvBackend."""
 
     def __init__(self, model: NativeLlama, capacity: int = 0, *, keeps_hidden: bool = False) -> None:
         """
         Args:
-            capacity: slots to begin with; more are made when they are needed.
+            capacity: initial number of slots; more are allocated when needed.
             keeps_hidden: False leaves `hidden_RH` empty.
         """
         self._model = model
@@ -155,33 +158,33 @@ class NativeRows:
         self.capacity = self.threads = 0
         self.kv = model.slots(0)
         if capacity:
-            self._make_room(capacity, torch.get_num_threads())
+            self._grow(capacity, torch.get_num_threads())
 
-    def compute(self, wanted: ForwardRequest) -> torch.Tensor:
-        if wanted.parents is None:
-            return self._chain(wanted.length, wanted.ids, 1)
-        return self.tree(wanted.length, wanted.parents, wanted.ids)
+    def compute(self, request: ForwardRequest) -> torch.Tensor:
+        if request.parents is None:
+            return self._chain(request.length, request.ids, 1)
+        return self.tree(request.length, request.parents, request.ids)
 
-    def last_part(self, wanted: ForwardRequest) -> Part:
-        """What one pass computes of it; of a long chain all but the end is computed now."""
-        if wanted.parents is not None:
-            return self.part(wanted.length, wanted.parents, wanted.ids, len(wanted.ids))
-        num_before = max(len(wanted.ids) - _MAX_SHARED, 0)
+    def final_segment(self, request: ForwardRequest) -> PassSegment:
+        """Return the rows for a shared pass; all but the end of a long chain is computed now."""
+        if request.parents is not None:
+            return self.segment(request.length, request.parents, request.ids, len(request.ids))
+        num_before = max(len(request.ids) - _MAX_ROWS_OF_TEXT, 0)
         if num_before:
-            self.fill(wanted.length, wanted.ids[:num_before])
-        ids = wanted.ids[num_before:]
-        return self.part(wanted.length + num_before, range(-1, len(ids) - 1), ids, 1)
+            self.fill(request.length, request.ids[:num_before])
+        ids = request.ids[num_before:]
+        return self.segment(request.length + num_before, range(-1, len(ids) - 1), ids, 1)
 
     def fill(self, start: int, ids: Sequence[int]) -> None:
-        """Keys of these ids, which follow the first `start` ids of the text."""
+        """Compute the keys of these ids, which follow the first `start` ids of the text."""
         self._chain(start, ids, 0)
 
     def tree(self, length: int, parents: Sequence[int], ids: Sequence[int]) -> torch.Tensor:
         before = len(parents) - len(ids)
         logits_RV, self.hidden_RH = self._logits_of(len(ids)), self._hidden_of(len(ids))
         for first in range(0, len(ids), _MAX_ROWS):
-            few = slice(first, min(first + _MAX_ROWS, len(ids)))
-            self._pass(length, parents[: before + few.stop], ids[few], logits_RV[few], self.hidden_RH[few])
+            chunk = slice(first, min(first + _MAX_ROWS, len(ids)))
+            self._pass(length, parents[: before + chunk.stop], ids[chunk], logits_RV[chunk], self.hidden_RH[chunk])
         return logits_RV
 
     def move(self, sources: Sequence[int], start: int) -> None:
@@ -189,12 +192,12 @@ class NativeRows:
             self._model.move(self.kv, self.capacity, sources, start)
 
     def _chain(self, start: int, ids: Sequence[int], num_logits: int) -> torch.Tensor:
-        """Logits of the last row, or of none."""
+        """Compute a chain and return the logits of its last row, or of none."""
         logits_RV, self.hidden_RH = self._logits_of(num_logits), self._hidden_of(num_logits)
         for first in range(0, len(ids), _MAX_ROWS):
-            few = ids[first : first + _MAX_ROWS]
-            said = slice(num_logits if first + len(few) == len(ids) else 0)
-            self._pass(start + first, range(-1, len(few) - 1), few, logits_RV[said], self.hidden_RH[said])
+            chunk = ids[first : first + _MAX_ROWS]
+            outputs = slice(num_logits if first + len(chunk) == len(ids) else 0)
+            self._pass(start + first, range(-1, len(chunk) - 1), chunk, logits_RV[outputs], self.hidden_RH[outputs])
         return logits_RV
 
     def _logits_of(self, num_rows: int) -> torch.Tensor:
@@ -211,18 +214,18 @@ class NativeRows:
         logits_RV: torch.Tensor,
         hidden_RH: torch.Tensor,
     ) -> None:
-        self._model.compute([self.part(length, parents, ids, len(logits_RV))], logits_RV, hidden_RH)
+        self._model.compute([self.segment(length, parents, ids, len(logits_RV))], logits_RV, hidden_RH)
 
-    def part(self, length: int, parents: Sequence[int], ids: Sequence[int], num_logits: int) -> Part:
-        """Of a pass, with room made for its keys. Raises ContractError."""
+    def segment(self, length: int, parents: Sequence[int], ids: Sequence[int], num_logits: int) -> PassSegment:
+        """Return a segment of a pass, with slots allocated for its keys. Raises ContractError."""
         needed, threads = length + len(parents), torch.get_num_threads()
         if not (needed <= self._model.context_limit and min(ids) >= 0 and max(ids) < self._model.vocab_size):
             raise ContractError(f"{needed} ids or an id of {list(ids)}: more than this model's tables hold")
         if needed > self.capacity or threads > self.threads:
-            self._make_room(needed, threads)
-        return Part(self, length, parents, ids, num_logits)
+            self._grow(needed, threads)
+        return PassSegment(self, length, parents, ids, num_logits)
 
-    def _make_room(self, needed: int, threads: int) -> None:
+    def _grow(self, needed: int, threads: int) -> None:
         capacity = max(self.capacity, -(-needed // _CAPACITY_STEP) * _CAPACITY_STEP)
         larger = self._model.slots(capacity)
         larger[..., : self.kv.shape[-1]] = self.kv

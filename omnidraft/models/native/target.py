@@ -1,7 +1,7 @@
-"""A target of the Llama family whose passes are computed by native/kernels.cpp.
+"""A target of the Llama family whose passes run in native/kernels.cpp.
 
-What it says after a text depends on that text only, bit for bit: not on the tree it was part of, nor on how many ids a
-pass had. So both modes take the same trees at the same price; `self_test` proves it here.
+Its logits after a text depend on that text only, bit for bit: neither on the tree nor on the number of ids of the pass.
+So both modes take the same trees at the same cost, which `self_test` verifies here.
 Shapes: N nodes of the tree, V vocabulary.
 """
 
@@ -15,7 +15,7 @@ from omnidraft.models.context_check import ids_needed
 from omnidraft.models.determinism_check import is_deterministic
 from omnidraft.models.kv_session import ROOT
 from omnidraft.models.native import library as native
-from omnidraft.models.native.model import NativeLlama, NativeRows
+from omnidraft.models.native.model import NativeKvBackend, NativeLlama
 from omnidraft.ports import DraftTree, Mode, TreeLimits
 
 _MAX_NODES = 63
@@ -31,7 +31,7 @@ class LlamaTarget:
         self.vocab_size = self._model.vocab_size
         self.context_limit = self._model.context_limit
         self.fingerprint = f"{name}-{precision}-{self._model.build}"
-        self._is_proved = False
+        self._is_verified = False
 
     def limits(self, mode: Mode) -> TreeLimits:
         """See ports.Target."""
@@ -40,9 +40,9 @@ class LlamaTarget:
     def open(self, prompt_ids: Sequence[int], max_new_tokens: int, mode: Mode) -> "_Session":
         """See ports.Target. Raises ConfigError when reproducible mode does not hold on this machine."""
         needed = ids_needed(prompt_ids, max_new_tokens, self.context_limit)
-        if mode == "reproducible" and not self._is_proved:
+        if mode == "reproducible" and not self._is_verified:
             self.self_test()
-            self._is_proved = True
+            self._is_verified = True
         session = _Session(self._model, needed)
         session.prefill(prompt_ids[:-1])
         return session
@@ -64,20 +64,20 @@ class _Session:
 
     def __init__(self, model: NativeLlama, capacity: int) -> None:
         self._model = model
-        self._rows = NativeRows(model, capacity)
+        self._backend = NativeKvBackend(model, capacity)
         self._num_kept = 0
 
     def prefill(self, ids: Sequence[int]) -> None:
-        """Keys for these ids."""
-        self._rows.fill(0, ids)
+        """Compute the keys of these ids."""
+        self._backend.fill(0, ids)
         self._num_kept = len(ids)
 
     def score(self, tree: DraftTree) -> torch.Tensor:
-        return self._rows.tree(self._num_kept, [ROOT, *tree.parents[1:]], tree.tokens)
+        return self._backend.tree(self._num_kept, [ROOT, *tree.parents[1:]], tree.tokens)
 
     def keep(self, nodes: Sequence[int]) -> None:
-        self._rows.move([self._num_kept + node for node in nodes], self._num_kept)
+        self._backend.move([self._num_kept + node for node in nodes], self._num_kept)
         self._num_kept += len(nodes)
 
     def close(self) -> None:
-        self._rows = NativeRows(self._model)
+        self._backend = NativeKvBackend(self._model)

@@ -1,4 +1,4 @@
-"""The weights of a transformers model of the Llama family, packed for kernels.cpp into one piece of memory.
+"""The weights of a transformers model of the Llama family, packed for kernels.cpp into one block of memory.
 
 Shapes: N output channels, K input channels, H hidden size, C positions, D head size.
 """
@@ -12,15 +12,15 @@ from torch import nn
 from transformers import LlamaForCausalLM, PreTrainedModel, Qwen2ForCausalLM
 
 from omnidraft import throttle
-from omnidraft.models.hf.tree_attention import has_moving_rope
+from omnidraft.models.hf.tree_attention import has_length_dependent_rope
 from omnidraft.models.native import library as native
 
-_AT_ONCE = 2**18
-"""Weights that are packed in one piece."""
+_CHUNK_WEIGHTS = 2**18
+"""Weights that are packed at once."""
 
 
 def is_supported(model: PreTrainedModel) -> bool:
-    """Whether the native pass computes what the model's own does, and no accelerator does it better."""
+    """Return whether the native pass computes the same as the model's own, and there is no accelerator."""
     if type(model) not in (LlamaForCausalLM, Qwen2ForCausalLM) or torch.cuda.is_available():
         return False
     config: Any = model.config
@@ -31,7 +31,7 @@ def is_supported(model: PreTrainedModel) -> bool:
         and attention.o_proj.bias is None
         and not getattr(config, "mlp_bias", False)
         and model.lm_head.bias is None
-        and not has_moving_rope(config)
+        and not has_length_dependent_rope(config)
         and attention.head_dim % 16 == 0
         and model.model.rotary_emb.inv_freq.shape[0] * 2 == attention.head_dim
         and attention.num_key_value_groups * config.num_key_value_heads == config.num_attention_heads
@@ -39,7 +39,7 @@ def is_supported(model: PreTrainedModel) -> bool:
 
 
 class PackedLlama:
-    """Owns the memory that its native `struct` points to."""
+    """The packed weights, which own the memory that `struct` points to."""
 
     def __init__(self, model: Any, precision: str, library: ctypes.CDLL) -> None:
         self._library = library
@@ -72,10 +72,10 @@ class PackedLlama:
         cos_CD, sin_CD = _rope(model)
         return native.ModelStruct(
             kind=self._kind,
-            layers=len(self._layers),
+            num_layers=len(self._layers),
             hidden=config.hidden_size,
-            queries=config.num_attention_heads,
-            keys=config.num_key_value_heads,
+            num_query_heads=config.num_attention_heads,
+            num_key_heads=config.num_key_value_heads,
             head_size=attention.head_dim,
             mlp=config.intermediate_size,
             vocabulary=config.vocab_size,
@@ -94,7 +94,7 @@ class PackedLlama:
         return self._keep(nn.functional.pad(weight_H, (0, -len(weight_H) % native.GROUP)))
 
     def _bias(self, attention: Any) -> int | None:
-        """Of queries, keys and values."""
+        """Return the address of the biases of queries, keys and values, None without biases."""
         biases = [each.bias for each in (attention.q_proj, attention.k_proj, attention.v_proj)]
         return None if biases[0] is None else self._keep(torch.cat(biases).detach().float())
 
@@ -103,7 +103,7 @@ class PackedLlama:
         return self._small[-1].data_ptr()
 
     def _in_sequence(self, *matrices: nn.Linear) -> int:
-        """Address of these matrices, one after the other."""
+        """Pack these matrices one after the other and return their address."""
         start = self._next
         for matrix in matrices:
             self._pack(matrix, 1, 0)
@@ -111,7 +111,7 @@ class PackedLlama:
         return start
 
     def _in_turns(self, *matrices: nn.Linear) -> int:
-        """Address of these matrices, a block of each in turn."""
+        """Pack these matrices with their blocks interleaved and return their address."""
         start = self._next
         for number, matrix in enumerate(matrices):
             self._pack(matrix, len(matrices), number)
@@ -130,19 +130,19 @@ class PackedLlama:
 
 
 def pack(library: ctypes.CDLL, kind: int, weight_NK: torch.Tensor, to: int, stride: int = 1, offset: int = 0) -> None:
-    """Write a matrix to the address `to`, block by block; block b becomes the one of number b * stride + offset."""
+    """Write a matrix to the address `to`, block by block; block b becomes block number b * stride + offset."""
     channels, inputs = weight_NK.shape
     block_bytes = library.omnidraft_packed_bytes(kind, native.BLOCK, inputs)
-    blocks = max(1, _AT_ONCE // (native.BLOCK * inputs))
+    blocks = max(1, _CHUNK_WEIGHTS // (native.BLOCK * inputs))
     for first in range(0, channels, blocks * native.BLOCK):
         part_NK = weight_NK.detach()[first : first + blocks * native.BLOCK].float().contiguous()
-        place = to + first // native.BLOCK * stride * block_bytes
-        library.omnidraft_pack(kind, part_NK.data_ptr(), *part_NK.shape, place, stride, offset)
+        address = to + first // native.BLOCK * stride * block_bytes
+        library.omnidraft_pack(kind, part_NK.data_ptr(), *part_NK.shape, address, stride, offset)
         throttle.rest()
 
 
 def memory(size: int) -> mmap.mmap:
-    """In huge pages where the system has them: weights are read from end to end in every pass."""
+    """Allocate memory, in huge pages where the system has them, since every pass reads all weights."""
     memory = mmap.mmap(-1, size)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
@@ -150,7 +150,7 @@ def memory(size: int) -> mmap.mmap:
 
 
 def _rope(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin of every position, without the second half, which repeats the first. [C, D/2]"""
+    """Return cos and sin of every position [C, D/2], without the second half, which repeats the first."""
     rotary: Any = model.model.rotary_emb
     positions = torch.arange(model.config.max_position_embeddings)
     cos_1CD, sin_1CD = rotary(torch.zeros(1, dtype=torch.float32), positions[None])

@@ -1,1 +1,1 @@
-"""Trials of what is about to be used, each in a process that may die, and the choice of what survived."""
+"""Trials of kernels and matrix products, each in a process that may die, and the choice of what works here."""

@@ -1,13 +1,13 @@
-"""What this process computes with: the implementations that survived a trial on this processor and gave right numbers.
+"""Choose the implementations of this process: those that survived a trial on this processor with correct numbers.
 
-Every path to a model asks here before its first product: the loaders of targets, drafters and learners, and so the
+Every path to a model comes here before its first product: the loaders of targets, drafters and learners, and so the
 command line, the services, Ray's actors, the pipelines and vLLM's host.
 """
 
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,32 +18,32 @@ from omnidraft.models.native.build import SOURCE, VARIANTS, compiled
 from omnidraft.models.probe.subprocess_trial import Outcome, run_once
 
 ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"
-"""Keeps oneDNN, which multiplies torch's matrices, to some instructions. Read at its first product."""
-_LIMITS = (None, "AVX512_CORE_BF16", "AVX2")
-"""Values of that variable in the order of speed. AVX512_CORE_BF16 leaves AMX out."""
+"""Limits the instructions of oneDNN, which multiplies torch's matrices. Read at its first product."""
+_ISA_LIMITS = (None, "AVX512_CORE_BF16", "AVX2")
+"""Values of that variable in the order of speed. AVX512_CORE_BF16 excludes AMX."""
 SIXTEEN_BITS = {"bfloat16"}
 """Formats of torch that keep as much of every weight as packed16 does."""
 NO_KERNELS = "torch"
-"""The name of doing without our kernels."""
+"""The variant without our kernels."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class TorchProducts:
-    """How torch multiplies matrices here."""
+    """The limits and trials of torch's matrix products here."""
 
     isa: str | None
-    """What oneDNN is kept to; None: nothing."""
+    """The instructions that oneDNN is limited to; None: no limit."""
     outcome: Outcome
     refused: tuple[tuple[str, str], ...]
-    """Wider instructions that were tried before, and what was wrong with them."""
+    """Wider instructions that were tried before, each with its problem."""
 
     def require(self, precision: str) -> None:
-        """Raises ModelError unless products of this format are right."""
+        """Raise ModelError unless products of this format are correct."""
         if precision not in self.outcome.seconds:
-            why = self.outcome.fault or "no answer"
-            raise ModelError(f"torch cannot multiply matrices in {precision} on this processor: {why}")
+            reason = self.outcome.fault or "no answer"
+            raise ModelError(f"torch cannot multiply matrices in {precision} on this processor: {reason}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +53,15 @@ class Kernels:
     variant: str
     library: Path
     seconds_per_token: Mapping[str, float]
-    """Times of packed16 and of torch's formats of 16 bits, side by side on layers of a real model's size."""
+    """Times of packed16 and of torch's 16-bit formats, on layers of a real model's size."""
     refused: tuple[tuple[str, str], ...]
-    """Variants that were tried before, and what was wrong with them."""
+    """Variants that were tried before, each with its problem."""
 
 
 def torch_products() -> TorchProducts:
-    """Try torch's products, and keep oneDNN in this process to what it survives; the first call decides.
+    """Try torch's products and limit oneDNN in this process to instructions that work; the first call decides.
 
-    A limit that ONEDNN_MAX_CPU_ISA sets already is kept.
+    A limit that ONEDNN_MAX_CPU_ISA sets already stays.
 
     Raises:
         ModelError: the trial itself could not run.
@@ -71,20 +71,20 @@ def torch_products() -> TorchProducts:
 
 @cache
 def _torch_products(home: Path) -> TorchProducts:
-    given = os.environ.get(ISA_VARIABLE)
+    preset = os.environ.get(ISA_VARIABLE)
     tried = []
-    for isa in (given,) if given else _LIMITS:
+    for isa in (preset,) if preset else _ISA_LIMITS:
         tried.append((isa, _try_torch(home, isa)))
         if tried[-1][1].fault is None:
             break
-    isa, outcome = max(tried, key=lambda each: len(each[1].seconds))  # of equals the first, which is the fastest
+    isa, outcome = max(tried, key=lambda each: len(each[1].seconds))  # among equals the first, which is the fastest
     refused = tuple((str(other or "all instructions"), other_outcome.fault or "") for other, other_outcome in tried)
     refused = refused[: [other for other, _ in tried].index(isa)]
-    if isa is not None and not given:
+    if isa is not None and not preset:
         os.environ[ISA_VARIABLE] = isa
         logger.warning(
-            "torch's matrix products with %s; here oneDNN is kept to %s (%s), which is slower",
-            ", with ".join(f"{name}: {why}" for name, why in refused),
+            "torch's matrix products %s; here oneDNN is kept to %s (%s), which is slower",
+            refusals(refused, "with "),
             isa,
             ISA_VARIABLE,
         )
@@ -98,7 +98,7 @@ def _try_torch(home: Path, isa: str | None) -> Outcome:
 
     return run_once(
         (sys.executable, "-m", "omnidraft.models.probe.torch_products"),
-        what=f"torch's matrix products with {isa or 'all instructions'}",
+        name=f"torch's matrix products with {isa or 'all instructions'}",
         home=home,
         depends_on=(torch.__version__, os.environ.get("OMP_NUM_THREADS")),
         environ={ISA_VARIABLE: isa} if isa else None,
@@ -106,7 +106,7 @@ def _try_torch(home: Path, isa: str | None) -> Outcome:
 
 
 def kernels(variant: str = "auto") -> Kernels:
-    """The build of our kernels to compute with, compiled and tried if that was not done yet.
+    """Return the build of our kernels to use, compiled and tried if that was not done yet.
 
     Args:
         variant: a name of VARIANTS must work; `auto` takes the first that does.
@@ -116,34 +116,37 @@ def kernels(variant: str = "auto") -> Kernels:
     """
     if variant == NO_KERNELS:
         raise KernelsUnavailable(f"models.kernels = '{NO_KERNELS}' asks for no kernels of ours")
-    beside = SIXTEEN_BITS & torch_products().outcome.seconds.keys()
-    return _kernels(store.default_home(), variant, tuple(beside), os.environ.get("CXX"))
+    formats = SIXTEEN_BITS & torch_products().outcome.seconds.keys()
+    return _kernels(store.default_home(), variant, tuple(formats), os.environ.get("CXX"))
 
 
 @cache
-def _kernels(home: Path, variant: str, beside: tuple[str, ...], _compiler: str | None) -> Kernels:
+def _kernels(home: Path, variant: str, formats: tuple[str, ...], _compiler: str | None) -> Kernels:
     refused: list[tuple[str, str]] = []
     for name in VARIANTS if variant == "auto" else (variant,):
         library = compiled(SOURCE, home / "native", VARIANTS[name])
-        outcome = _try_kernels(home, library, beside)
+        outcome = _try_kernels(home, library, formats)
         if outcome.fault is None:
             if refused:
-                logger.warning("our kernels compiled as %s, which may be slower: %s", name, _listed(refused))
+                logger.warning(
+                    "our kernels compiled as %s, which may be slower: %s", name, refusals(refused, "compiled as ")
+                )
             return Kernels(name, library, outcome.seconds, tuple(refused))
         refused.append((name, outcome.fault))
-    raise KernelsUnavailable(f"our kernels do not work on this processor: {_listed(refused)}")
+    raise KernelsUnavailable(f"our kernels do not work on this processor: {refusals(refused, 'compiled as ')}")
 
 
-def _listed(refused: list[tuple[str, str]]) -> str:
-    return ", ".join(f"compiled as {name}: {why}" for name, why in refused)
+def refusals(refused: Iterable[tuple[str, str]], prefix: str = "") -> str:
+    """Return one line with the name and the problem of each refused implementation."""
+    return ", ".join(f"{prefix}{name}: {problem}" for name, problem in refused)
 
 
-def _try_kernels(home: Path, library: Path, beside: tuple[str, ...]) -> Outcome:
+def _try_kernels(home: Path, library: Path, formats: tuple[str, ...]) -> Outcome:
     import torch
 
     return run_once(
-        (sys.executable, "-m", "omnidraft.models.probe.kernel_passes", str(library.resolve()), *beside),
-        what=f"our kernels ({library.name})",
+        (sys.executable, "-m", "omnidraft.models.probe.kernel_passes", str(library.resolve()), *formats),
+        name=f"our kernels ({library.name})",
         home=home,
         depends_on=(torch.__version__, os.environ.get("OMP_NUM_THREADS"), os.environ.get(ISA_VARIABLE)),
     )

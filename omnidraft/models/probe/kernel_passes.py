@@ -1,8 +1,8 @@
 """A trial of a build of our kernels: run as a program over the library's path, in a process that may die.
 
 Whole passes of a small random model in every number format are compared with transformers' own in float32. Then the
-times of packed16 and of those formats of torch that stand behind the path, which were tried before, are compared on
-layers as large as those of a model with 1.5 billion weights.
+times of packed16 and of the torch formats given after the path, which were tried before, are compared on layers as
+large as those of a model with 1.5 billion weights.
 """
 
 import sys
@@ -15,15 +15,15 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from omnidraft.models.native import library as native
-from omnidraft.models.native.model import NativeLlama, NativeRows
+from omnidraft.models.native.model import NativeKvBackend, NativeLlama
 from omnidraft.models.probe.pass_times import seconds_per_token
 from omnidraft.models.probe.subprocess_trial import report_part, report_wrong
 from omnidraft.models.probe.torch_products import FORMATS
 
 MAX_ERROR = {"float32": 1e-4, "packed16": 0.02, "int8": 0.08, "int4": 0.5}
-"""A share of the logits' spread, by what each format rounds."""
+"""Error as a share of the logits' standard deviation, by the rounding of each format."""
 _CHUNKS = (1, 2, 3, 5, 7)
-"""Rows of the passes that read the text."""
+"""Rows of the passes over the text."""
 _CAPACITY = 64
 _SMALL: dict[str, Any] = {
     "vocab_size": 307,
@@ -39,7 +39,7 @@ _MEASURED = _SMALL | {"num_hidden_layers": 3, "hidden_size": 1536, "intermediate
 
 
 def main(library: Path, formats: Sequence[str]) -> None:
-    """Right numbers first, then the times."""
+    """Check the numbers first, then measure the times."""
     torch.manual_seed(0)
     kernels = native.open_library(library)
     _compare(kernels)
@@ -51,9 +51,9 @@ def _compare(kernels: native.Library) -> None:
     model = _model(_SMALL)
     ids = torch.randint(_SMALL["vocab_size"], (1, sum(_CHUNKS)))
     expected_V = model(input_ids=ids, use_cache=False).logits[0, -1]
-    for precision, most in MAX_ERROR.items():
+    for precision, max_error in MAX_ERROR.items():
         error = float((_last_logits(model, precision, kernels, ids[0].tolist()) - expected_V).std() / expected_V.std())
-        if not error < most:  # nan is wrong too
+        if not error < max_error:  # nan is wrong too
             report_wrong(f"{precision} is off by {error:.2g} of the logits' spread")
 
 
@@ -62,35 +62,35 @@ def _model(sizes: dict[str, Any]) -> LlamaForCausalLM:
 
 
 def _last_logits(model: LlamaForCausalLM, precision: str, kernels: native.Library, ids: list[int]) -> torch.Tensor:
-    rows, done = NativeRows(NativeLlama(model, precision, kernels), _CAPACITY), 0
+    backend, done = NativeKvBackend(NativeLlama(model, precision, kernels), _CAPACITY), 0
     for size in _CHUNKS[:-1]:
-        rows.fill(done, ids[done : done + size])
+        backend.fill(done, ids[done : done + size])
         done += size
-    return rows.tree(done, _chain(len(ids) - done), ids[done:])[-1]
+    return backend.tree(done, _chain(len(ids) - done), ids[done:])[-1]
 
 
 def _passes(kernels: native.Library, formats: Sequence[str]) -> dict[str, Callable[[int], object]]:
-    """By format, what computes so many rows."""
+    """Return functions that compute a given number of rows, by format."""
     model = _model(_MEASURED)
-    packed = NativeRows(NativeLlama(model, "packed16", kernels), _CAPACITY)
+    packed = NativeKvBackend(NativeLlama(model, "packed16", kernels), _CAPACITY)
     passes: dict[str, Callable[[int], object]] = {
         "packed16": lambda rows: packed.tree(0, _chain(rows), list(range(rows)))
     }
     for name in formats:
-        theirs = model.to(FORMATS[name])  # type: ignore[arg-type]
-        passes[name] = partial(_pass_of, theirs)
+        converted = model.to(FORMATS[name])  # type: ignore[arg-type]
+        passes[name] = partial(_pass_of, converted)
     return passes
 
 
 @torch.inference_mode()
 def _pass_of(model: LlamaForCausalLM, rows: int) -> object:
-    """As our target passes ids and masks, which spares transformers its own."""
+    """Run a pass with ids and masks as our target gives them, so that transformers makes none."""
     ids, sees = torch.arange(rows)[None], torch.ones(rows, rows, dtype=torch.bool).tril()
     return model(input_ids=ids, position_ids=ids, attention_mask=sees[None, None], use_cache=False)
 
 
 def _chain(rows: int) -> list[int]:
-    """The parents of a chain as a tree."""
+    """Return the parents of a chain as a tree."""
     return list(range(-1, rows - 1))
 
 

@@ -1,22 +1,22 @@
-"""How long a token takes where drafting helps: the figure by which number formats are compared."""
+"""The time of a token at the best number of rows, by which number formats are compared."""
 
 import time
 from collections.abc import Callable, Mapping
 
 TOKENS_OF_ROWS = {1: 1.0, 5: 2.7, 8: 3.2, 16: 3.4}
-"""Tokens that a pass over so many rows brings: chains of a drafter as it comes, on GSM8K (algorithms.md, section 3)."""
+"""Tokens that a pass of so many rows emits: chains of an untrained drafter on GSM8K (algorithms.md section 10)."""
 _BUDGET_S = 0.3
-"""For each format and number of rows, besides a first pass, which pays for what is prepared once."""
-_MOST_PASSES = 20
+"""Time budget for each format and number of rows, besides a first pass for warm-up."""
+_MAX_PASSES = 20
 
 
 def seconds_per_token(passes: Mapping[str, Callable[[int], object]]) -> dict[str, float]:
-    """The time of one token in each format, with the number of rows that is best for it.
+    """Return the time of one token in each format, at the number of rows that is best for it.
 
-    The formats take turns, so that what else the machine does falls on all of them.
+    The formats take turns, so that other load on the machine affects all of them.
 
     Args:
-        passes: computes one pass over so many rows, by the format's name.
+        passes: functions that compute one pass over a given number of rows, by the format's name.
     """
     best = dict.fromkeys(passes, float("inf"))
     for rows, tokens in TOKENS_OF_ROWS.items():
@@ -29,7 +29,7 @@ def _fastest(passes: Mapping[str, Callable[[int], object]], rows: int) -> dict[s
     for compute in passes.values():
         compute(rows)
     times: dict[str, list[float]] = {name: [] for name in passes}
-    for _ in range(_MOST_PASSES):
+    for _ in range(_MAX_PASSES):
         for name, compute in passes.items():
             if sum(times[name]) < _BUDGET_S:
                 started = time.perf_counter()

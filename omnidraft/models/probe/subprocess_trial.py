@@ -1,7 +1,7 @@
-"""Run what a processor may not survive in a process of its own, and remember what became of it.
+"""Run code that a processor may not survive in a process of its own, and cache the outcome.
 
-Processor flags are no proof: a hypervisor may announce instructions that trap. What a trial found is kept in a folder,
-by the trial, its arguments, the processor and whatever else it depends on.
+Processor flags are no proof: a hypervisor may announce instructions that trap. The outcome of a trial is cached in a
+folder, by the trial, its arguments, the processor and everything else it depends on.
 """
 
 import hashlib
@@ -30,18 +30,18 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a trial."""
+    """The outcome of a trial."""
 
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """The time of every part that ran and gave right numbers, by its name."""
+    """The time of every part that ran and gave correct numbers, by its name."""
     wrong: list[str] = field(default_factory=list)
-    """What was wrong with the numbers of the other parts."""
+    """The problems with the numbers of the other parts."""
     died_of: str | None = None
-    """The signal that ended the process, which it brought upon itself; None when it lived."""
+    """The crash signal that ended the process; None when it survived."""
 
     @property
     def fault(self) -> str | None:
-        """What keeps this from being used, in words; None when nothing does."""
+        """The reason why this cannot be used, None when it can."""
         faults = ([f"dies of {self.died_of}"] if self.died_of else []) + self.wrong
         return "; ".join(faults) or None
 
@@ -49,53 +49,53 @@ class Outcome:
 def run_once(
     command: Sequence[str],
     *,
-    what: str,
+    name: str,
     home: Path,
     depends_on: Sequence[object] = (),
     environ: Mapping[str, str] | None = None,
 ) -> Outcome:
-    """Run a trial, unless it ran before on this processor.
+    """Run a trial, or return its cached outcome on this processor.
 
     Args:
         command: a program whose standard output is one JSON object a line, as `report_part` and `report_wrong` write.
-        what: names the trial in messages.
-        home: outcomes are remembered in a folder of it, as far as it can be written.
+        name: names the trial in log messages and errors.
+        home: outcomes are cached in a folder of it, as far as it can be written.
         depends_on: everything the outcome depends on besides command and processor.
         environ: variables of the trial's process beside those of this one.
 
     Raises:
         ModelError: the trial itself could not run, which says nothing about the processor.
     """
-    remembered = home / "probes" / f"{_key(command, depends_on, environ or {})}.json"
-    with _one_process_at_a_time(remembered):
-        known = _recall(remembered)
-        if known is None:
-            known = _run(command, what, environ or {})
-            _remember(remembered, known)
-    return known
+    cache_file = home / "probes" / f"{_key(command, depends_on, environ or {})}.json"
+    with _exclusive(cache_file):
+        outcome = _load_cached(cache_file)
+        if outcome is None:
+            outcome = _run(command, name, environ or {})
+            _save(cache_file, outcome)
+    return outcome
 
 
 def report_part(name: str, seconds: float) -> None:
-    """Called in a trial's process: this part gave right numbers, in so much time."""
+    """Report from a trial's process that this part gave correct numbers, and its time."""
     print(json.dumps({"name": name, "seconds": seconds}), flush=True)
 
 
 def report_wrong(problem: str) -> None:
-    """Called in a trial's process: a part gave wrong numbers."""
+    """Report from a trial's process that a part gave wrong numbers."""
     print(json.dumps({"wrong": problem}), flush=True)
 
 
 def processor() -> str:
-    """Everything that the kernel says about this processor but its momentary speed."""
-    described = Path("/proc/cpuinfo")
-    if not described.exists():
+    """Return everything that the kernel reports about this processor except its current speed."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if not cpuinfo.exists():
         return f"{platform.machine()} {platform.processor()}"
-    first = described.read_text(encoding="utf-8").split("\n\n")[0].splitlines()
+    first = cpuinfo.read_text(encoding="utf-8").split("\n\n")[0].splitlines()
     return "\n".join(line for line in first if not line.lower().startswith(("cpu mhz", "bogomips", "processor")))
 
 
-def _run(command: Sequence[str], what: str, environ: Mapping[str, str]) -> Outcome:
-    logger.info("trying %s on this processor, once", what)
+def _run(command: Sequence[str], name: str, environ: Mapping[str, str]) -> Outcome:
+    logger.info("trying %s on this processor, once", name)
     started = time.perf_counter()
     inherited = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)} | dict(environ)
     try:
@@ -110,12 +110,12 @@ def _run(command: Sequence[str], what: str, environ: Mapping[str, str]) -> Outco
             preexec_fn=_without_core_file,
         )
     except (OSError, subprocess.TimeoutExpired) as exc:
-        raise ModelError(f"{what} could not be tried on this processor: {exc}") from exc
+        raise ModelError(f"{name} could not be tried on this processor: {exc}") from exc
     if ran.returncode and -ran.returncode not in CRASHES:
-        said = " ".join(ran.stderr.strip().splitlines()[-1:])
-        raise ModelError(f"{what} could not be tried here, {describe_exit(ran.returncode)}: {said}")
+        message = " ".join(ran.stderr.strip().splitlines()[-1:])
+        raise ModelError(f"{name} could not be tried here, {describe_exit(ran.returncode)}: {message}")
     outcome = _read(ran)
-    logger.info("%s: %s, tried in %.1f s", what, outcome.fault or "sound", time.perf_counter() - started)
+    logger.info("%s: %s, tried in %.1f s", name, outcome.fault or "sound", time.perf_counter() - started)
     return outcome
 
 
@@ -138,26 +138,26 @@ def _key(command: Sequence[str], depends_on: Sequence[object], environ: Mapping[
 
 
 @contextmanager
-def _one_process_at_a_time(remembered: Path) -> Iterator[None]:
-    """Several processes start together; one tries, and the others read what it found."""
-    with ExitStack() as held:
-        with suppress(OSError):  # nothing can be written there: each tries for itself
-            remembered.parent.mkdir(parents=True, exist_ok=True)
-            held.enter_context(FileLock(remembered.with_suffix(".lock")))
+def _exclusive(cache_file: Path) -> Iterator[None]:
+    """Hold a lock, so that of several processes that start together one tries and the others read its outcome."""
+    with ExitStack() as stack:
+        with suppress(OSError):  # nothing can be written there, so each process tries for itself
+            cache_file.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(FileLock(cache_file.with_suffix(".lock")))
         yield
 
 
-def _recall(remembered: Path) -> Outcome | None:
+def _load_cached(cache_file: Path) -> Outcome | None:
     try:
-        return Outcome(**json.loads(remembered.read_text()))
+        return Outcome(**json.loads(cache_file.read_text()))
     except (OSError, ValueError, TypeError):  # not there, or half written by a process that was killed
         return None
 
 
-def _remember(remembered: Path, outcome: Outcome) -> None:
+def _save(cache_file: Path, outcome: Outcome) -> None:
     try:
-        partial = remembered.with_suffix(f".{os.getpid()}")
+        partial = cache_file.with_suffix(f".{os.getpid()}")
         partial.write_text(json.dumps(asdict(outcome)))
-        partial.rename(remembered)
+        partial.rename(cache_file)
     except OSError as exc:
-        logger.warning("the next start has to try again, since %s cannot be written: %s", remembered.parent, exc)
+        logger.warning("the next start has to try again, since %s cannot be written: %s", cache_file.parent, exc)

@@ -12,14 +12,14 @@ from omnidraft.models.probe.subprocess_trial import report_part, report_wrong
 
 FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _SHAPES = ((1, 64, 64), (1, 576, 1536), (3, 896, 4864), (16, 1536, 256), (64, 320, 96))
-"""R, K, N: one row and several, sizes of real models and such as fill no tile."""
+"""R, K, N: one row and several, sizes of real models and sizes that fill no tile."""
 _MAX_ERROR = 0.02
-"""A share of the products' spread: bfloat16 keeps 8 bits of each result."""
+"""Error as a share of the products' standard deviation: bfloat16 keeps 8 bits of each result."""
 _MEASURED_NK = (8192, 2048)
 
 
 def main() -> None:
-    """Float32 first, which everything needs."""
+    """Try float32 first, which everything needs."""
     for name, dtype in FORMATS.items():
         if problem := _problem(dtype):
             report_wrong(f"{name}: {problem}")
@@ -41,7 +41,7 @@ def _problem(dtype: torch.dtype) -> str | None:
 
 
 def _products(x_RK: torch.Tensor, weight_NK: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
-    """The same product by the ways that a model takes: its matrices, and attention's batches."""
+    """Return the product as a model computes it: by a linear layer, and by attention's batched product."""
     return [
         ("a linear layer", torch.nn.functional.linear(x_RK, weight_NK)),
         ("a batched product", torch.bmm(x_RK[None].expand(2, -1, -1), weight_NK.T[None].expand(2, -1, -1))[1]),
@@ -49,7 +49,7 @@ def _products(x_RK: torch.Tensor, weight_NK: torch.Tensor) -> list[tuple[str, to
 
 
 def _layer(dtype: torch.dtype) -> Callable[[int], torch.Tensor]:
-    """A linear layer over so many random rows."""
+    """Return a function that computes a linear layer over a given number of random rows."""
     weight_NK = torch.randn(_MEASURED_NK).to(dtype)
     return lambda rows: torch.nn.functional.linear(torch.randn(rows, _MEASURED_NK[1]).to(dtype), weight_NK)
 

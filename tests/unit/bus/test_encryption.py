@@ -1,4 +1,4 @@
-"""Encryption at rest: what is stored, which keys open it, and that what no key opens is handed on closed."""
+"""Encryption at rest: the stored bytes, the keys that decrypt them, and messages that no key decrypts."""
 
 import pytest
 
@@ -15,14 +15,14 @@ def log() -> MemoryLog:
 
 
 def write(log: MemoryLog, message: Outgoing, *keys: str, sealed: tuple[str, ...] = ()) -> None:
-    EncryptedWriter(MemoryWriter(log, "t"), keys, sealed=sealed).append([message])
+    EncryptedWriter(MemoryWriter(log, "t"), keys, sealed_prefixes=sealed).append([message])
 
 
 def read(log: MemoryLog, *keys: str) -> list[Message]:
-    reader, found = EncryptedReader(MemoryReader(log, "t"), keys), []
+    reader, messages_read = EncryptedReader(MemoryReader(log, "t"), keys), []
     while messages := reader.poll(10, timeout_s=0).messages:
-        found += messages
-    return found
+        messages_read += messages
+    return messages_read
 
 
 def stored(log: MemoryLog) -> list[Message]:

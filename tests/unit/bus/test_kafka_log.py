@@ -1,4 +1,4 @@
-"""What the Kafka log says when there is no broker. With one: tests/contract and tests/integration."""
+"""The errors of the Kafka log without a broker. With one: tests/contract and tests/integration."""
 
 import socket
 import threading
@@ -23,10 +23,10 @@ def test_a_broker_that_is_not_there_is_named_quickly(end):
 
 
 def test_a_host_that_accepts_and_never_answers_is_named_quickly():
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
-        servers = f"127.0.0.1:{silent.getsockname()[1]}"
+    with socket.socket() as unresponsive:
+        unresponsive.bind(("127.0.0.1", 0))
+        unresponsive.listen()
+        servers = f"127.0.0.1:{unresponsive.getsockname()[1]}"
         started_s = time.monotonic()
         with pytest.raises(BusError, match=servers):
             kafka_log.KafkaWriter(servers, "t", request_timeout_s=0.5)

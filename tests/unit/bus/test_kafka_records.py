@@ -1,4 +1,4 @@
-"""Whatever bytes a fetch gives: nothing raises, and every offset comes out once, in order."""
+"""Any bytes of a fetch: nothing raises, and every offset comes out once, in order."""
 
 import random
 import struct
@@ -16,7 +16,7 @@ FAR = 1 << 40
 
 
 def placed(sent: bytes, base_offset: int) -> bytes:
-    """As a broker stores it; the checksum does not cover the offset."""
+    """Return the batch as a broker stores it; the checksum does not cover the offset."""
     return struct.pack(">q", base_offset) + sent[8:]
 
 
@@ -30,8 +30,8 @@ def read(data: bytes, start: int = 0, end: int = FAR) -> list[Message | Marker]:
 
 
 def lost(items: list[Message | Marker]) -> list[tuple[int, int, str]]:
-    found = [each for each in items if isinstance(each, Message) and each.damage]
-    return [(each.offset, each.damage.num_messages, each.damage.reason) for each in found if each.damage]
+    damaged = [each for each in items if isinstance(each, Message) and each.damage]
+    return [(each.offset, each.damage.num_messages, each.damage.reason) for each in damaged if each.damage]
 
 
 def three(value: bytes = b"v") -> bytes:

@@ -1,4 +1,4 @@
-"""What only the SQLite log has to promise: several processes, and errors in our own words."""
+"""Guarantees of the SQLite log alone: several processes, and errors of our own."""
 
 import math
 import multiprocessing
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from omnidraft.bus.sqlite_expiry import MOST_EXPIRED
+from omnidraft.bus.sqlite_expiry import MAX_EXPIRED
 from omnidraft.bus.sqlite_log import SqliteReader, SqliteWriter
 from omnidraft.errors import BusError
 from omnidraft.ports import Outgoing
@@ -81,7 +81,7 @@ def test_a_folder_that_cannot_be_made_is_a_bus_error(tmp_path):
 
 
 def age(path: Path, hours: float, where: str = "1") -> None:
-    """Make messages older than they are, and let the clock have said so for long enough to be believed."""
+    """Make messages older than they are, and the clock's hold long enough ago for the clock to be trusted."""
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("UPDATE topics SET held_from_ms = 0")
         connection.execute(f"UPDATE messages SET timestamp_ms = timestamp_ms - ? WHERE {where}", (hours * 3_600_000,))
@@ -89,8 +89,8 @@ def age(path: Path, hours: float, where: str = "1") -> None:
 
 def held(path: Path, topic: str = "t") -> list[int]:
     with closing(sqlite3.connect(path)) as connection:
-        found = connection.execute("SELECT offset FROM messages WHERE topic = ? ORDER BY offset", (topic,))
-        return [offset for (offset,) in found]
+        rows = connection.execute("SELECT offset FROM messages WHERE topic = ? ORDER BY offset", (topic,))
+        return [offset for (offset,) in rows]
 
 
 def write(path: Path, *values: bytes, topic: str = "t", keep_s: float | None = None) -> None:
@@ -137,23 +137,23 @@ def test_only_the_writers_own_topic_expires(tmp_path):
 
 def test_an_append_deletes_a_bounded_number_and_appends_catch_up(tmp_path):
     path = tmp_path / "log.db"
-    write(path, *[b""] * (2 * MOST_EXPIRED + 10))
+    write(path, *[b""] * (2 * MAX_EXPIRED + 10))
     age(path, 2)
     with closing(SqliteWriter(path, "t", keep_s=3600)) as writer:
-        assert len(held(path)) == MOST_EXPIRED + 10
+        assert len(held(path)) == MAX_EXPIRED + 10
         for left in (11, 2, 3):
             writer.append([Outgoing(b"k", b"")])
             assert len(held(path)) == left
 
 
 def test_what_expired_is_not_in_the_file_any_more(tmp_path):
-    path, words = tmp_path / "log.db", b"what a user said, long ago"
-    write(path, words, b"later")
-    assert any(words in file.read_bytes() for file in tmp_path.iterdir())
+    path, payload = tmp_path / "log.db", b"what a user said, long ago"
+    write(path, payload, b"later")
+    assert any(payload in file.read_bytes() for file in tmp_path.iterdir())
     age(path, 2, "offset = 0")
     write(path, b"now", keep_s=3600)
     assert held(path) == [1, 2]
-    assert not any(words in file.read_bytes() for file in tmp_path.iterdir())
+    assert not any(payload in file.read_bytes() for file in tmp_path.iterdir())
 
 
 def test_a_reader_is_told_that_what_it_reads_next_expired_and_never_passes_over_it(tmp_path):

@@ -1,4 +1,4 @@
-"""What the comparison promises: equal texts are equal, rounding is explained, and every planted bug is not."""
+"""The comparison reports equal texts as equal, explains rounding, and does not explain any planted bug."""
 
 from dataclasses import replace
 
@@ -44,10 +44,10 @@ def compared(
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 def test_what_every_honest_proposer_drafts_is_identical(any_proposer: Proposer, temperature: float) -> None:
     request = make_request(Sampling(temperature), max_new_tokens=40)
-    found = compared(request, proposer=any_proposer)
-    assert found.verdict == "identical"
-    assert list(found.answer) == emitted(toy_decoder().decode(request, None))
-    assert found.figures.num_tokens == len(found.answer)
+    comparison = compared(request, proposer=any_proposer)
+    assert comparison.verdict == "identical"
+    assert list(comparison.answer) == emitted(toy_decoder().decode(request, None))
+    assert comparison.stats.num_tokens == len(comparison.answer)
 
 
 @pytest.mark.parametrize("sampling", [Sampling(0.0), Sampling(1.0), Sampling(0.8, top_k=4), Sampling(1.0, top_p=0.7)])
@@ -56,10 +56,10 @@ def test_differences_by_rounding_are_explained_and_the_comparison_goes_on_from_p
     decoder = rounded_decoder(0.3)
     request = make_request(sampling, max_new_tokens=48)
     limit = measure(decoder, make_request(Sampling(1.0), max_new_tokens=48)).limit
-    found = [compared(replace(request, seed=seed), decoder=decoder, rounding=limit) for seed in range(4)]
-    assert {each.verdict for each in found} <= {"identical", "explained"}
-    assert sum(len(each.differences) for each in found) >= 3
-    for seed, each in enumerate(found):
+    comparison = [compared(replace(request, seed=seed), decoder=decoder, rounding=limit) for seed in range(4)]
+    assert {each.verdict for each in comparison} <= {"identical", "explained"}
+    assert sum(len(each.differences) for each in comparison) >= 3
+    for seed, each in enumerate(comparison):
         asked = replace(request, seed=seed)
         assert list(each.answer) == emitted(decoder.decode(asked, None))
         assert all(each.answer[one.index] == one.plain_token != one.drafted_token for one in each.differences)
@@ -68,8 +68,8 @@ def test_differences_by_rounding_are_explained_and_the_comparison_goes_on_from_p
 def test_rounding_is_no_excuse_in_reproducible_mode() -> None:
     """With no rounding allowed, the first differing token ends the comparison."""
     decoder = rounded_decoder(0.3)
-    found = [compared(make_request(Sampling(1.0), seed=seed), decoder=decoder) for seed in range(20)]
-    parted = [each for each in found if each.differences]
+    comparison = [compared(make_request(Sampling(1.0), seed=seed), decoder=decoder) for seed in range(20)]
+    parted = [each for each in comparison if each.differences]
     assert parted
     for each in parted:
         assert each.verdict == "unexplained"
@@ -107,11 +107,11 @@ BUGS: dict[str, tuple[Decoder, Proposer]] = {
 def test_a_planted_bug_is_not_explained_by_rounding(name: str, rounding: float) -> None:
     """Rounding of 0.5 in a logit is allowed; the bugs change what is drawn, or logits by more than that."""
     decoder, proposer = BUGS[name]
-    found = [
+    comparison = [
         compared(make_request(Sampling(1.0), seed=seed), decoder=decoder, proposer=proposer, rounding=rounding)
         for seed in range(6)
     ]
-    worst = [each for each in found if each.verdict == "unexplained"]
+    worst = [each for each in comparison if each.verdict == "unexplained"]
     assert worst
     for each in worst:
         assert each.differences[-1].problem
@@ -134,7 +134,9 @@ class Ending(Decoder):
 def test_a_text_that_runs_past_its_end_is_found() -> None:
     decoder = Ending(toy_decoder().target, TARGET_TOKENIZER.vocabulary)
     stops = frozenset({1, 5, 9})
-    found = [compared(make_request(Sampling(1.0), seed=seed, stop_ids=stops), decoder=decoder) for seed in range(20)]
-    ended = [each.differences[0] for each in found if each.differences]
+    comparison = [
+        compared(make_request(Sampling(1.0), seed=seed, stop_ids=stops), decoder=decoder) for seed in range(20)
+    ]
+    ended = [each.differences[0] for each in comparison if each.differences]
     assert ended
     assert all(each.plain_token is None and "plain decoding ended" in (each.problem or "") for each in ended)

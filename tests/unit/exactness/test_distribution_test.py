@@ -1,11 +1,11 @@
-"""What the statistics promise: honest samples pass at any shape of the law, others do not; every odds is stated."""
+"""Samples of the distribution pass at any shape, others do not; every error probability is stated."""
 
 from collections import Counter
 
 import numpy as np
 import pytest
 
-from omnidraft.exactness.distribution_test import Cell, limit, total_variation
+from omnidraft.exactness.distribution_test import Cell, total_variation, tv_limit
 
 LAWS = {
     "one cell": np.array([1.0]),
@@ -28,7 +28,7 @@ def test_honest_samples_stay_below_the_limit(name: str, num_samples: int) -> Non
     p_C = LAWS[name]
     counts_MC = np.random.default_rng(0).multinomial(num_samples, p_C, size=10_000)
     tv_M = np.abs(counts_MC / num_samples - p_C).sum(axis=1) / 2
-    allowed = limit(cells(p_C), num_samples)
+    allowed = tv_limit(cells(p_C), num_samples)
     assert tv_M.max() <= allowed
     assert allowed <= 3.5 * tv_M.max() + 15 / num_samples
 
@@ -40,13 +40,13 @@ def test_the_distance_counts_cells_that_were_not_expected() -> None:
     assert total_variation(p, Counter({(3,): 100}), 100) == pytest.approx(0.75)
 
 
-def test_a_law_that_is_off_by_a_quarter_is_found_with_a_thousand_samples_of_a_zipf_law() -> None:
-    """Another law at total variation 0.25 shows in 100 of 100 experiments (each misses with odds below 1e-3)."""
+def test_a_distribution_off_by_a_quarter_is_detected_with_a_thousand_samples() -> None:
+    """A Zipf distribution at total variation 0.25 fails in 100 of 100 experiments (each misses with p below 1e-3)."""
     p_C = LAWS["zipf"]
     other_C = p_C.copy()
     other_C[0] += 0.25
     other_C[1:] *= (1 - other_C[0]) / other_C[1:].sum()
-    allowed = limit(cells(p_C), 1000)
+    allowed = tv_limit(cells(p_C), 1000)
     for counts_C in np.random.default_rng(1).multinomial(1000, other_C, size=100):
         counts = Counter({(index,): int(count) for index, count in enumerate(counts_C)})
         assert total_variation(cells(p_C), counts, 1000) > allowed
@@ -54,4 +54,4 @@ def test_a_law_that_is_off_by_a_quarter_is_found_with_a_thousand_samples_of_a_zi
 
 def test_lower_odds_and_fewer_samples_allow_more() -> None:
     p = cells(LAWS["zipf"])
-    assert limit(p, 1000, 1e-9) > limit(p, 1000, 1e-6) > limit(p, 4000, 1e-6)
+    assert tv_limit(p, 1000, 1e-9) > tv_limit(p, 1000, 1e-6) > tv_limit(p, 4000, 1e-6)

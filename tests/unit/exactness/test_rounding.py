@@ -1,4 +1,4 @@
-"""What the measurement promises: nothing where passes agree, about the planted error where they do not."""
+"""The measurement gives 0 where passes agree, and about the planted error where they do not."""
 
 import pytest
 import torch
@@ -18,10 +18,10 @@ def test_a_target_without_rounding_has_none(num_draft_tokens: int) -> None:
 
 def test_the_planted_error_is_measured() -> None:
     """Two passes, each off by up to 0.3 either way: 0.6 apart at most, and nearly so somewhere among many."""
-    found = measure(rounded_decoder(0.3), make_request(Sampling(1.0), max_new_tokens=40))
-    assert 0.5 < found.largest <= 0.6 + 1e-5
-    assert found.num_positions >= 4 * 40
-    assert found.limit == 2 * found.largest
+    rounding = measure(rounded_decoder(0.3), make_request(Sampling(1.0), max_new_tokens=40))
+    assert 0.5 < rounding.largest <= 0.6 + 1e-5
+    assert rounding.num_positions >= 4 * 40
+    assert rounding.limit == 2 * rounding.largest
 
 
 def test_every_size_of_tree_is_measured() -> None:

@@ -1,4 +1,4 @@
-"""What the law test promises: the whole loop's samples pass, at few passes; a biased loop, or a wrong law, does not."""
+"""The sampling test passes the loop's own samples at few passes, and fails a biased loop or a wrong distribution."""
 
 from dataclasses import replace
 
@@ -35,15 +35,17 @@ class CountingTarget(ToyTarget):
 
 
 @pytest.mark.parametrize("sampling", [Sampling(0.0), Sampling(0.7), Sampling(1.0), Sampling(1.0, top_k=3)])
-def test_honest_decoding_follows_the_law_with_every_proposer(any_proposer: Proposer, sampling: Sampling) -> None:
+def test_honest_decoding_follows_the_distribution_with_every_proposer(
+    any_proposer: Proposer, sampling: Sampling
+) -> None:
     """A false alarm has odds of 2e-6 (and the seeds are fixed)."""
-    laws = SamplingTest(toy_decoder(), any_proposer).run(make_request(sampling), NUM_SAMPLES, rounding=0.0)
-    assert [law.position for law in laws] == [1, 2]
-    for law in laws:
-        assert law.passed, law
-        assert law.samples == NUM_SAMPLES
-        assert law.logit_difference == law.rounding == 0.0
-        assert law.tv_limit < 0.3
+    results = SamplingTest(toy_decoder(), any_proposer).run(make_request(sampling), NUM_SAMPLES, rounding=0.0)
+    assert [result.position for result in results] == [1, 2]
+    for result in results:
+        assert result.passed, result
+        assert result.samples == NUM_SAMPLES
+        assert result.logit_difference == result.rounding == 0.0
+        assert result.tv_limit < 0.3
 
 
 @pytest.mark.parametrize(("noise_weight", "most"), [(0.0, 60), (1.0, 160)])
@@ -69,9 +71,9 @@ class HalfTheFirst(SeededNoise):
 def test_noise_that_favours_some_token_is_found(proposer: str) -> None:
     """Every draw of half of the seeds is greedy: total variation (1 - max p) / 2, far beyond chance."""
     decoder = Decoder(ToyTarget(TABLE), TARGET_TOKENIZER.vocabulary, noise=HalfTheFirst)
-    laws = SamplingTest(decoder, PROPOSERS[proposer]).run(make_request(Sampling(1.0)), NUM_SAMPLES, rounding=0.0)
-    assert not all(law.passed for law in laws)
-    assert max(law.tv - law.tv_limit for law in laws) > 0
+    results = SamplingTest(decoder, PROPOSERS[proposer]).run(make_request(Sampling(1.0)), NUM_SAMPLES, rounding=0.0)
+    assert not all(result.passed for result in results)
+    assert max(result.tv - result.tv_limit for result in results) > 0
 
 
 class Flattering(ToyTarget):
@@ -94,14 +96,14 @@ class Flattering(ToyTarget):
 @pytest.mark.parametrize("proposer", ["good", "bad"])
 def test_probabilities_that_depend_on_the_draft_are_found(proposer: str) -> None:
     decoder = toy_decoder().with_target(Flattering(TABLE))
-    laws = SamplingTest(decoder, PROPOSERS[proposer]).run(make_request(Sampling(1.0)), NUM_SAMPLES, rounding=0.5)
-    assert not any(law.passed for law in laws)
-    assert laws[0].logit_difference == pytest.approx(2.0)
-    assert max(law.tv - (law.tv_limit - law.rounding) for law in laws) > 0
+    results = SamplingTest(decoder, PROPOSERS[proposer]).run(make_request(Sampling(1.0)), NUM_SAMPLES, rounding=0.5)
+    assert not any(result.passed for result in results)
+    assert results[0].logit_difference == pytest.approx(2.0)
+    assert max(result.tv - (result.tv_limit - result.rounding) for result in results) > 0
 
 
 def test_a_second_token_from_the_wrong_row_is_found() -> None:
-    """The first token's law is right, the second's is not; its logits are too far from plain's as well."""
+    """The first token's distribution is right, the second's is not; its logits are too far from plain's as well."""
     first, second = SamplingTest(toy_decoder().with_target(RootRowForAll(TABLE)), PROPOSERS["good tree"]).run(
         make_request(Sampling(1.0)), NUM_SAMPLES, rounding=0.5
     )
@@ -111,23 +113,23 @@ def test_a_second_token_from_the_wrong_row_is_found() -> None:
 
 
 def test_rounding_is_allowed_for_by_what_it_changes() -> None:
-    """Two ways to round give two laws; their distance is computed and no more than that is allowed."""
-    laws = SamplingTest(rounded_decoder(0.3), PROPOSERS["good tree"]).run(
+    """Two ways to round give two distributions; their distance is computed and no more than that is allowed."""
+    results = SamplingTest(rounded_decoder(0.3), PROPOSERS["good tree"]).run(
         make_request(Sampling(1.0)), NUM_SAMPLES, rounding=0.7
     )
-    for law in laws:
-        assert law.passed
-        assert 0 < law.rounding < 0.4
-        assert law.tv_limit == pytest.approx(law.rounding, abs=0.25)
+    for result in results:
+        assert result.passed
+        assert 0 < result.rounding < 0.4
+        assert result.tv_limit == pytest.approx(result.rounding, abs=0.25)
     strict = SamplingTest(rounded_decoder(0.3), PROPOSERS["good tree"]).run(
         make_request(Sampling(1.0)), NUM_SAMPLES, rounding=0.0
     )
-    assert not any(law.passed for law in strict)
+    assert not any(result.passed for result in strict)
 
 
 def test_the_prompt_that_leaves_most_open_is_chosen() -> None:
     requests = [replace(make_request(Sampling(1.0)), prompt_ids=(token, token)) for token in range(2, 12)]
     log_p = [TABLE.logits(request.prompt_ids).log_softmax(-1) for request in requests]
     entropies = [float(-(each.exp() * each).sum()) for each in log_p]
-    chosen = SamplingTest(toy_decoder(), PROPOSERS["empty"]).least_certain(requests)
+    chosen = SamplingTest(toy_decoder(), PROPOSERS["empty"]).highest_entropy(requests)
     assert requests.index(chosen) == int(np.argmax(entropies))

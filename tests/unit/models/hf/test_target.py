@@ -170,7 +170,7 @@ def test_prefill_in_chunks_gives_what_one_pass_gives(length):
 
 @pytest.mark.parametrize("mode", ["fast", "reproducible"])
 def test_the_context_can_be_filled_to_its_last_id(mode):
-    """Of a model whose table of positions ends there."""
+    """The model's table of positions ends at its context limit."""
     config = GPT2Config(vocab_size=VOCAB_SIZE, n_positions=24, n_embd=32, n_layer=2, n_head=2)
     torch.manual_seed(1)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()

@@ -1,4 +1,4 @@
-"""A build of llama.cpp that dies is found out in a process of its own, once."""
+"""A build of llama.cpp that crashes is detected in a process of its own, once."""
 
 import sys
 
@@ -12,7 +12,7 @@ from tests.unit.models.tiny_llamacpp import require_llamacpp
 
 
 def dying(tmp_path, how: str) -> tuple[str, ...]:
-    """A real process that notes that it ran and ends as told."""
+    """A real process that records its run and ends as given."""
     note = f"open({str(tmp_path / 'ran')!r}, 'a').write('x')"
     return (sys.executable, "-c", f"import os, signal, sys; {note}; {how}")
 

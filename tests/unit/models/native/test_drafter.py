@@ -1,4 +1,4 @@
-"""The native Llama pass says what transformers' own says, within the rounding of its precision."""
+"""The native Llama pass gives the logits of transformers, within the rounding of its precision."""
 
 from functools import lru_cache
 
@@ -12,7 +12,7 @@ from omnidraft.errors import ContractError
 from omnidraft.models.native import model as native_model
 from omnidraft.models.native.drafter import LlamaDrafter
 from omnidraft.models.native.weights import is_supported
-from tests.unit.models.drafting import drive
+from tests.unit.models.session_driver import drive
 from tests.unit.models.tiny import CONFIGS, SHAPE, VOCAB_SIZE, text, tiny_model, whole_pass
 
 LLAMA3_ROPE = {
@@ -51,8 +51,8 @@ def expected(ids: list[int], shape: str = "grouped queries") -> torch.Tensor:
     return whole_pass(model(shape), ids)[-1]
 
 
-def assert_close(got: torch.Tensor, wanted: torch.Tensor) -> None:
-    torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-4)
+def assert_close(got: torch.Tensor, reference: torch.Tensor) -> None:
+    torch.testing.assert_close(got, reference, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -74,8 +74,8 @@ def test_a_rounded_precision_stays_close(shape, precision):
     session, ids = drafter(shape, precision).open(), text(70)
     session.advance(0, ids)
     rows = [*session.branch([3, 4, 5], [-1, 0, -1]), session.advance(70, [3, 4, 6])]
-    wanted = [expected([*ids, *more], shape) for more in ([3], [3, 4], [5], [3, 4, 6])]
-    for got, logits in zip(rows, wanted, strict=True):
+    reference = [expected([*ids, *more], shape) for more in ([3], [3, 4], [5], [3, 4, 6])]
+    for got, logits in zip(rows, reference, strict=True):
         assert (got - logits).std() / logits.std() < HOW_FAR[precision]
 
 
@@ -164,11 +164,11 @@ def test_several_texts_in_one_pass_are_what_each_is_alone_bit_by_bit(precision, 
     lengths = data.draw(st.lists(st.integers(1, 80), min_size=2, max_size=6))
     together, alone = [model.open() for _ in lengths], [model.open() for _ in lengths]
     texts = [text(length, seed=number) for number, length in enumerate(lengths)]
-    asked = [[3 + number, 4][: 1 + number % 2] for number in range(len(lengths))]
+    branch_ids = [[3 + number, 4][: 1 + number % 2] for number in range(len(lengths))]
 
     advanced = model.advance_all([(session, 0, ids) for session, ids in zip(together, texts, strict=True)])
     branched = model.branch_all(
-        [(each, ids, range(-1, len(ids) - 1)) for each, ids in zip(together, asked, strict=True)]
+        [(each, ids, range(-1, len(ids) - 1)) for each, ids in zip(together, branch_ids, strict=True)]
     )
     followed = model.advance_all(
         [(session, len(ids), [3 + number]) for number, (session, ids) in enumerate(zip(together, texts, strict=True))]
@@ -176,5 +176,5 @@ def test_several_texts_in_one_pass_are_what_each_is_alone_bit_by_bit(precision, 
 
     for number, session in enumerate(alone):
         assert torch.equal(advanced[number], session.advance(0, texts[number]))
-        assert torch.equal(branched[number], session.branch(asked[number], range(-1, len(asked[number]) - 1)))
+        assert torch.equal(branched[number], session.branch(branch_ids[number], range(-1, len(branch_ids[number]) - 1)))
         assert torch.equal(followed[number], session.advance(len(texts[number]), [3 + number]))

@@ -1,4 +1,4 @@
-"""The native target: what transformers says, and the same bits however a text was drafted."""
+"""The native target gives the logits of transformers, and the same bits however a text was drafted."""
 
 import copy
 from functools import lru_cache
@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from omnidraft.errors import ConfigError
 from omnidraft.models.hf.target import load_target
-from omnidraft.models.native.model import NativeRows
+from omnidraft.models.native.model import NativeKvBackend
 from omnidraft.models.native.target import LlamaTarget
 from omnidraft.ports import DraftTree
 from tests.unit.models.tiny import SETTINGS, VOCAB_SIZE, text, tiny_model, whole_pass
@@ -93,8 +93,8 @@ def test_the_last_tree_of_a_full_context_fits():
 
 
 def test_bits_that_depend_on_the_pass_are_found_before_they_are_promised(monkeypatch):
-    scored = NativeRows.tree
-    monkeypatch.setattr(NativeRows, "tree", lambda self, *tree: scored(self, *tree) * (1 + 1e-6 * len(tree[2])))
+    scored = NativeKvBackend.tree
+    monkeypatch.setattr(NativeKvBackend, "tree", lambda self, *tree: scored(self, *tree) * (1 + 1e-6 * len(tree[2])))
     planted = LlamaTarget(exact("llama"), name="planted", precision="packed16")
     with pytest.raises(ConfigError, match=r"decode\.mode = 'fast'"):
         planted.open(text(4), 10, "reproducible")
@@ -110,7 +110,7 @@ def test_a_closed_session_frees_its_keys_and_closing_twice_is_allowed():
     session = target("llama").open(text(9), 5, "fast")
     session.close()
     session.close()
-    assert session._rows.kv.numel() == 0
+    assert session._backend.kv.numel() == 0
 
 
 @pytest.mark.parametrize(("name", "kind"), [("qwen2", "LlamaTarget"), ("gemma3", "TransformersTarget")])

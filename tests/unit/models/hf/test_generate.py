@@ -1,12 +1,11 @@
-"""What the yardsticks promise: transformers' own answers, whoever assists, and passes that add up to them."""
+"""The baselines give transformers' own answers with any assistant, and their passes add up to the answers."""
 
 from pathlib import Path
 
 import pytest
 
 from omnidraft.errors import RequestError
-from omnidraft.models.hf.assisted import HfAssisted
-from omnidraft.models.hf.generate import Generated, HfGenerate
+from omnidraft.models.hf.generate import Generated, HfAssisted, HfGenerate
 from omnidraft.models.hf.tokenizer import load_tokenizer
 from omnidraft.testing.tiny_models import make_drafter, make_target
 

@@ -1,4 +1,4 @@
-"""A drafter's session driven by random calls: whatever was cut, branched and followed, it says what a text says."""
+"""Drive a drafter's session with random calls: after any cuts and branches it gives the logits of the plain text."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from omnidraft.ports import DraftSession
 
 Expected = Callable[[list[int]], torch.Tensor]
-"""The logits after a text, from a model that never saw another."""
+"""A function that returns the logits after a text, from a fresh session."""
 
 
 def drive(
@@ -19,7 +19,7 @@ def drive(
     *,
     vocab_size: int,
 ) -> None:
-    """Three turns of one `advance` and up to two `branch` calls, every row of logits compared."""
+    """Run three turns of one `advance` and up to two `branch` calls, and compare every row of logits."""
     some_ids = st.lists(st.integers(0, vocab_size - 1), max_size=5)
     held: list[int] = []
     branched: list[list[int]] = []

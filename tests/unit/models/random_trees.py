@@ -9,28 +9,28 @@ from omnidraft.ports import DraftTree, Noise, Request, TreeLimits
 from tests.unit.decode.toys import tree
 
 
-def grow(
+def random_tree(
     rng: np.random.Generator, root: int, true_ids: Sequence[int], limits: TreeLimits, vocab_size: int
 ) -> DraftTree:
-    """Nodes are added at random places as long as the tree fits; each second one that can be true is."""
-    grown, on_path = DraftTree.empty(root), {0}
+    """Add nodes at random positions while the tree fits; most that can be on the true path are."""
+    draft, on_path = DraftTree.empty(root), {0}
     for _ in range(int(rng.integers(2 * limits.num_nodes + 1))):
-        parent = int(rng.integers(len(grown)))
-        depth = grown.depths[parent]
+        parent = int(rng.integers(len(draft)))
+        depth = draft.depths[parent]
         is_true = parent in on_path and depth < len(true_ids) and rng.random() < 0.6
         token = true_ids[depth] if is_true else int(rng.integers(vocab_size))
-        larger = tree([*grown.tokens, token], [*grown.parents, parent])
-        if larger.fits(limits) and grown.child(parent, token) is None:
-            on_path |= {len(grown)} if is_true else set()
-            grown = larger
-    return grown
+        larger = tree([*draft.tokens, token], [*draft.parents, parent])
+        if larger.fits(limits) and draft.child(parent, token) is None:
+            on_path |= {len(draft)} if is_true else set()
+            draft = larger
+    return draft
 
 
-def true_path(grown: DraftTree, true_ids: Sequence[int]) -> list[int]:
-    """The nodes that spell the text, the root first."""
+def true_path(draft: DraftTree, true_ids: Sequence[int]) -> list[int]:
+    """Return the nodes that spell the text, the root first."""
     nodes = [0]
     for token in true_ids:
-        child = grown.child(nodes[-1], token)
+        child = draft.child(nodes[-1], token)
         if child is None:
             break
         nodes.append(child)
@@ -38,7 +38,7 @@ def true_path(grown: DraftTree, true_ids: Sequence[int]) -> list[int]:
 
 
 @dataclass
-class Knowing:
+class OracleProposer:
     """A proposer that knows the text and hides it among wrong branches."""
 
     text: Sequence[int]
@@ -46,7 +46,7 @@ class Knowing:
     vocab_size: int
     seed: int
     num_branched: int = 0
-    """Trees of several chains that it gave."""
+    """Number of its trees with several chains."""
 
     def open(self, request: Request) -> "_Session":
         return _Session(self, np.random.default_rng(self.seed), [request.prompt_ids[-1]])
@@ -54,7 +54,7 @@ class Knowing:
 
 @dataclass
 class _Session:
-    proposer: Knowing
+    proposer: OracleProposer
     rng: np.random.Generator
     ids: list[int] = field(default_factory=list)
 
@@ -62,9 +62,9 @@ class _Session:
         own = self.proposer.limits
         fitting = replace(own, num_nodes=min(limits.num_nodes, own.num_nodes))
         text = self.proposer.text[len(self.ids) - 1 :]
-        grown = grow(self.rng, self.ids[-1], text, fitting, self.proposer.vocab_size)
-        self.proposer.num_branched += len(grown.leaves) > 1
-        return grown
+        draft = random_tree(self.rng, self.ids[-1], text, fitting, self.proposer.vocab_size)
+        self.proposer.num_branched += len(draft.leaves) > 1
+        return draft
 
     def observe(self, emitted: Sequence[int]) -> None:
         self.ids += emitted

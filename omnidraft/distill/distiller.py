@@ -25,8 +25,8 @@ from omnidraft.distill.ingest.trace_consumer import POISON, TraceConsumer
 from omnidraft.distill.publisher import INTAKE, LEARNER, Publisher, Restored
 from omnidraft.distill.retrying import Result, retry, wait
 from omnidraft.distill.status import Status
-from omnidraft.distill.training.learner import Counters, Learner, StepReport
-from omnidraft.distill.training.step_metrics import count, mean_losses
+from omnidraft.distill.training.learner import Learner
+from omnidraft.distill.training.step_report import Counters, StepReport, count, mean_losses
 from omnidraft.distill.training_spans import LearningSpans
 from omnidraft.errors import BusError, LogReplaced
 from omnidraft.ports import Announcement, Metrics, NoopTracing

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from omnidraft.distill.examples.collate import LOGIT_ROWS, hidden_rows, pack
 from omnidraft.distill.examples.training_example import TrainingExample
-from omnidraft.distill.training.packing import LOGIT_ROWS, hidden_rows, pack
 from omnidraft.ports import TrainableDrafter
 from omnidraft.vocab.alignment import Alignment
 from omnidraft.vocab.ngram_cache import NgramCache

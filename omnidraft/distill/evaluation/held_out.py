@@ -5,15 +5,16 @@ are measured again with the parent's weights, which are kept in memory as they a
 Both sides are measured with serving weights: what is compared is what workers get.
 """
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from math import sqrt
 
 import numpy as np
 from torch import Tensor
 
 from omnidraft.distill.evaluation import speedup_model
 from omnidraft.distill.evaluation.agreement import block_efficiency, share
-from omnidraft.distill.evaluation.paired import paired_standard_error
 from omnidraft.distill.training.learner import Learner
 from omnidraft.traces.record import TraceRecord
 
@@ -90,3 +91,27 @@ def _speedup(hits: Collection[np.ndarray], costs: speedup_model.SpeedupModel | N
     told = {depth: block_efficiency(hits, depth) for depth in DEPTHS} if costs else {}
     known = {depth: tokens for depth, tokens in told.items() if tokens is not None}
     return costs.speedup(known) if costs and known else None
+
+
+def paired_standard_error(pairs: Iterable[tuple[str, np.ndarray, np.ndarray]]) -> float | None:
+    """Standard error of the change in agreement, positions of one request taken as one draw.
+
+    The linearised error of a ratio of sums over clusters; Cochran, Sampling Techniques (1977), section 9A.
+
+    Args:
+        pairs: request id, and which positions [P] agree before and after, bool, for every record.
+
+    Returns:
+        None with fewer than two requests that have a position.
+    """
+    sums: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for request_id, before_P, after_P in pairs:
+        sums[request_id][0] += int(after_P.sum()) - int(before_P.sum())
+        sums[request_id][1] += len(after_P)
+    clusters = [(gained, scored) for gained, scored in sums.values() if scored]
+    if len(clusters) < 2:
+        return None
+    scored = sum(number for _, number in clusters)
+    change = sum(gained for gained, _ in clusters) / scored
+    residual = sum((gained - change * number) ** 2 for gained, number in clusters)
+    return sqrt(len(clusters) / (len(clusters) - 1) * residual) / scored

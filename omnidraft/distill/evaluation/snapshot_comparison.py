@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from omnidraft.distill.evaluation.agreement import share
-from omnidraft.distill.evaluation.paired import paired_standard_error
+from omnidraft.distill.evaluation.held_out import paired_standard_error
 from omnidraft.distill.ingest.recent_records import RecentRecords
 from omnidraft.distill.training.learner import Learner
 from omnidraft.errors import BusError, SnapshotError

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from omnidraft.config import AlmSettings
-from omnidraft.distill.examples.acceptance_examples import AcceptanceExamples, acceptance_examples
+from omnidraft.distill.examples.acceptance_labels import AcceptanceExamples, acceptance_examples, rejected_tokens
 from omnidraft.distill.examples.answer_alignment import AlignedAnswer, align_answer, require_inside
-from omnidraft.distill.examples.bucket_targets import (
+from omnidraft.distill.examples.buckets import (
     BucketTargets,
     Split,
     bucket_targets,
@@ -22,7 +22,6 @@ from omnidraft.distill.examples.bucket_targets import (
     one_against_all,
 )
 from omnidraft.distill.examples.chunks import Chunker, RecordChunks
-from omnidraft.distill.examples.rejected_tokens import rejected_tokens
 from omnidraft.traces.record import Rounds, TargetLogprobs, TraceRecord
 from omnidraft.vocab.alignment import Alignment
 from omnidraft.vocab.tokenizer import Tokenizer, Vocabulary

@@ -12,8 +12,9 @@ import math
 import torch
 from torch import Tensor
 
-from omnidraft.distill.examples.buckets import LOG_P_FLOOR, Buckets, both_sides
+from omnidraft.distill.examples.buckets import LOG_P_FLOOR, Buckets
 
+_OUT = -1e30  # finite, so that a row whose buckets are the whole vocabulary has no NaN in its gradient
 LK_ETA = 3.0
 """How soon `lk` turns from KL to total variation as acceptance rises; the paper's."""
 
@@ -118,3 +119,30 @@ def _reverse(log_p_NB: Tensor, log_q_NB: Tensor) -> Tensor:
 
 def _variation(log_p_NB: Tensor, log_q_NB: Tensor) -> Tensor:
     return (log_q_NB.exp() - log_p_NB.exp()).relu().sum(dim=-1)
+
+
+def both_sides(logits_NV: Tensor, buckets: Buckets) -> tuple[Tensor, Tensor]:
+    """log P and log Q [N, B], the rest bucket last; at padding both are 0, which no divergence counts."""
+    log_q_NS, log_q_rest_N = log_q(logits_NV, buckets)
+    padding_NS = ~buckets.real_NS
+    log_p_NS, log_q_NS = buckets.log_p_NS.masked_fill(padding_NS, 0.0), log_q_NS.masked_fill(padding_NS, 0.0)
+    return (
+        torch.cat([log_p_NS, buckets.log_p_rest_N[:, None]], dim=1),
+        torch.cat([log_q_NS, log_q_rest_N[:, None]], dim=1),
+    )
+
+
+def log_q(logits_NV: Tensor, buckets: Buckets) -> tuple[Tensor, Tensor]:
+    """log Q of every bucket and of the rest, float32.
+
+    The rest is a logsumexp over what is outside, never 1 minus a sum: it stays exact when it is tiny.
+    """
+    logits_NV = logits_NV.float()
+    logits_NS = logits_NV.gather(1, buckets.ids_NS)
+    inside_N = logits_NS.masked_fill(~buckets.real_NS, _OUT).logsumexp(dim=-1)
+    outside_NV = logits_NV.scatter(1, buckets.ids_NS, _OUT)
+    if buckets.rest_V is not None:
+        outside_NV = outside_NV[:, : len(buckets.rest_V)].masked_fill(~buckets.rest_V, _OUT)
+    outside_N = outside_NV.logsumexp(dim=-1)
+    all_N = torch.logaddexp(inside_N, outside_N)
+    return logits_NS - all_N[:, None], outside_N - all_N

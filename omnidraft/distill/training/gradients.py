@@ -11,11 +11,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from omnidraft.distill.examples.collate import LossTargets, collate, num_targets
+from omnidraft.distill.examples.collate import LOGIT_ROWS, LossTargets, collate, hidden_rows, num_targets, pack
 from omnidraft.distill.examples.training_example import TrainingExample
 from omnidraft.distill.training.head import HeadTrainer
 from omnidraft.distill.training.losses import LOSSES, Kind
-from omnidraft.distill.training.packing import LOGIT_ROWS, hidden_rows, pack
 from omnidraft.ports import TrainableDrafter
 
 Terms = Sequence[tuple[str, float]]

@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from omnidraft.config import LearnerSettings
-from omnidraft.distill.examples.acceptance_examples import AcceptanceExamples
+from omnidraft.distill.examples.acceptance_labels import AcceptanceExamples
+from omnidraft.distill.examples.collate import PackedBatch, hidden_rows, pack
 from omnidraft.distill.examples.training_example import TrainingExample
 from omnidraft.distill.training.optimizer_state import adam_state, copy_into, load_adam_state
-from omnidraft.distill.training.packing import PackedBatch, hidden_rows, pack
 from omnidraft.ports import TrainableDrafter, TrainableHead
 
 LOSS = "head"

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from omnidraft.distill.training.head import HeadTrainer
 from omnidraft.distill.training.losses import parse
 from omnidraft.distill.training.optimizer_state import adam_state, copy_into, load_adam_state
 from omnidraft.distill.training.replay_buffer import ReplayBuffer
+from omnidraft.distill.training.step_report import Counters, StepReport
 from omnidraft.errors import ConfigError, VocabularyError, WireError
 from omnidraft.ports import TrainableDrafter, TrainableHead
 from omnidraft.traces.record import TraceRecord
@@ -35,36 +36,6 @@ from omnidraft.vocab.tokenizer import Tokenizer, Vocabulary
 logger = logging.getLogger(__name__)
 
 _COUNTERS = "counters"
-
-
-@dataclass(frozen=True, slots=True)
-class StepReport:
-    """What one step did."""
-
-    losses: Mapping[str, float]
-    """Mean per position of each loss that had positions, unweighted."""
-    grad_norm: float
-    """Before clipping; 0 when there was nothing to learn."""
-    num_records: int
-    num_replayed: int
-    """Records learned again, not among `num_records`."""
-    num_tokens: int
-    """Emitted target tokens of the records."""
-    is_update: bool
-    """False when the weights stayed as they were: nothing to learn, or a number that was not finite."""
-    skipped: Mapping[str, int]
-    """What was not learned from, by reason."""
-    duration_s: float
-
-
-@dataclass(slots=True)
-class Counters:
-    """Since the base drafter."""
-
-    num_steps: int = 0
-    num_records: int = 0
-    num_tokens: int = 0
-    skipped: dict[str, int] = field(default_factory=dict)
 
 
 class Learner:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from omnidraft.distill.examples.rejected_tokens import rejected_tokens
+from omnidraft.distill.examples.acceptance_labels import rejected_tokens
 from omnidraft.traces.record import Rounds
 from omnidraft.traces.schema import ROUND_COLUMNS
 

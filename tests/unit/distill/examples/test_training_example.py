@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from omnidraft.decode.drafting.drafter_context import DrafterContext
-from omnidraft.distill.examples.bucket_targets import Split, bucket_targets, direct_buckets, one_against_all
+from omnidraft.distill.examples.buckets import Split, bucket_targets, direct_buckets, one_against_all
 from omnidraft.distill.examples.training_example import ExampleBuilder, TrainingExample
 from omnidraft.errors import WireError
 from omnidraft.ports import Request

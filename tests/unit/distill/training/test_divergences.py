@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from omnidraft.distill.examples.buckets import Buckets, log_q
-from omnidraft.distill.training.divergences import LK_ETA
+from omnidraft.distill.examples.buckets import Buckets
+from omnidraft.distill.training.divergences import LK_ETA, log_q
 from omnidraft.distill.training.losses import LOSSES
 
 V = 9

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from omnidraft.config import AlmSettings
+from omnidraft.distill.examples import collate as packing
 from omnidraft.distill.examples.buckets import Buckets
 from omnidraft.distill.examples.collate import collate
 from omnidraft.distill.examples.training_example import ExampleBuilder, TrainingExample
 from omnidraft.distill.training import gradients as fast
-from omnidraft.distill.training import packing
 from omnidraft.distill.training.losses import LOSSES
 from omnidraft.ports import PackedTexts
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from omnidraft.config import LearnerSettings
+from omnidraft.distill.examples.collate import pack
 from omnidraft.distill.examples.training_example import ExampleBuilder, TrainingExample
 from omnidraft.distill.training.head import HeadTrainer
-from omnidraft.distill.training.packing import pack
 from omnidraft.errors import ConfigError
 from omnidraft.models.acceptance_head import PREFIX, AcceptanceHead
 from omnidraft.models.hf.drafter import load_drafter

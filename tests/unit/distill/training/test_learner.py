@@ -12,8 +12,9 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from omnidraft.distill.evaluation.agreement import block_efficiency, first_candidate_matches, share
+from omnidraft.distill.examples import collate as packing
 from omnidraft.distill.examples.training_example import ExampleBuilder
-from omnidraft.distill.training import gradients, packing
+from omnidraft.distill.training import gradients
 from omnidraft.distill.training.losses import LOSSES
 from omnidraft.errors import ConfigError, SnapshotCorrupt
 from omnidraft.models.hf.trainable_drafter import apply_serving_tensors, load_trainable

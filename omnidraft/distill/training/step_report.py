@@ -1,10 +1,40 @@
 """What a step of the learner adds to the metrics, and what several steps come to."""
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from omnidraft.distill.training.learner import StepReport
 from omnidraft.ports import Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What one step did."""
+
+    losses: Mapping[str, float]
+    """Mean per position of each loss that had positions, unweighted."""
+    grad_norm: float
+    """Before clipping; 0 when there was nothing to learn."""
+    num_records: int
+    num_replayed: int
+    """Records learned again, not among `num_records`."""
+    num_tokens: int
+    """Emitted target tokens of the records."""
+    is_update: bool
+    """False when the weights stayed as they were: nothing to learn, or a number that was not finite."""
+    skipped: Mapping[str, int]
+    """What was not learned from, by reason."""
+    duration_s: float
+
+
+@dataclass(slots=True)
+class Counters:
+    """Since the base drafter."""
+
+    num_steps: int = 0
+    num_records: int = 0
+    num_tokens: int = 0
+    skipped: dict[str, int] = field(default_factory=dict)
 
 
 def count(report: StepReport, metrics: Metrics) -> None:

@@ -1,173 +1,157 @@
-"""What the target believes at some positions, in draft tokens, and what the drafter gives the same tokens.
+"""The target's probability mass at one record's positions, moved from target tokens to single draft tokens.
 
-Shapes: N positions, V the drafter's vocabulary, S buckets of single draft tokens at one position, B = S + 1 with the
-rest bucket last. Letters: p is the target's distribution and P its mass per bucket, q and Q the drafter's.
-A bucket is one draft token, and all other draft tokens are the rest bucket.
+A bucket is one draft token, and all other draft tokens together are the rest bucket. A target token's mass lies with
+the draft token that begins it; what cannot be drafted counts as rest.
+Shapes: N positions, K target tokens that the record holds per position, S buckets. Letters: p is the target's
+distribution.
+Source: docs/algorithms.md, section 6; OmniDraft, https://arxiv.org/abs/2507.02659, section 4.2, whose renormalised
+intersection `direct_buckets` is.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from torch import Tensor
 
+from omnidraft.distill.examples.targets import BucketTargets, Positions
 from omnidraft.traces.record import TargetLogprobs
 from omnidraft.vocab.alignment import Alignment
-
-LOG_P_FLOOR = -14.0
-"""No bucket is believed to be less likely: the log-probabilities of a trace have 11 bits."""
-
-
-@dataclass(frozen=True, slots=True)
-class Buckets:
-    """What the target believes at N positions, in draft tokens; rows are padded to the widest."""
-
-    ids_NS: Tensor
-    """int64; a padded place repeats an id of its row."""
-    log_p_NS: Tensor
-    """float32, -inf where the mass is zero."""
-    real_NS: Tensor
-    """bool, False at padding."""
-    log_p_rest_N: Tensor
-    """float32, -inf when nothing is outside."""
-    emitted_N: Tensor
-    """int64; the draft token that came next, or an id that the drafter has not."""
-    rest_V: Tensor | None = None
-    """bool; draft tokens that may be in the rest, the others belong nowhere; None: all."""
-
-    def __getitem__(self, rows: slice | Tensor) -> "Buckets":
-        return Buckets(
-            self.ids_NS[rows],
-            self.log_p_NS[rows],
-            self.real_NS[rows],
-            self.log_p_rest_N[rows],
-            self.emitted_N[rows],
-            self.rest_V,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class BucketTargets:
-    """buckets.Buckets of one record, as arrays."""
-
-    ids_PS: np.ndarray  # int64
-    log_p_PS: np.ndarray  # float32, -inf where the mass is zero
-    real_PS: np.ndarray  # bool
-    log_p_rest_P: np.ndarray  # float32
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """At position `row` the draft token `draft_id` spells several emitted target tokens, of which the first is
-    `first_target`; `p` is the product of their probabilities."""
+    """A draft token that spells several emitted target tokens."""
 
     row: int
+    """The position where it begins."""
     draft_id: int
     first_target: int
+    """The first of the target tokens."""
     p: float
+    """The product of their probabilities."""
 
 
 def bucket_targets(
-    beliefs: TargetLogprobs, emitted_P: np.ndarray, alignment: Alignment, splits: Sequence[Split]
-) -> BucketTargets:
-    """Mass per draft token at these emitted positions.
-
-    A target token's mass lies with the draft token that begins it; one that cannot be drafted counts as rest.
-    """
-    ids_PK, mass_PK = _by_draft_token(beliefs, emitted_P, alignment.draft_first_T, alignment.num_draft)
-    rest_P = np.exp(beliefs.tail_log_p_E[emitted_P].astype(np.float64))
-    undraftable_PK = ids_PK == alignment.num_draft
-    rest_P += np.where(undraftable_PK, mass_PK, 0.0).sum(axis=1)
-    real_PS = np.pad((ids_PK >= 0) & ~undraftable_PK, ((0, 0), (0, 1)))
-    ids_PS, mass_PS = np.pad(ids_PK, ((0, 0), (0, 1))), np.pad(mass_PK, ((0, 0), (0, 1)))
+    logprobs: TargetLogprobs, positions: Positions, alignment: Alignment, splits: Sequence[Split]
+) -> BucketTargets[np.ndarray]:
+    """Return the mass per draft token that begins a target token; the last of S = K + 1 buckets is for splits."""
+    ids_NK, mass_NK = _by_draft_token(logprobs, positions, alignment.draft_first_T, alignment.num_draft)
+    rest_N = np.exp(logprobs.tail_log_p_E[positions.emitted_P].astype(np.float64))
+    undraftable_NK = ids_NK == alignment.num_draft
+    rest_N += np.where(undraftable_NK, mass_NK, 0.0).sum(axis=1)
+    real_NS = np.pad((ids_NK >= 0) & ~undraftable_NK, ((0, 0), (0, 1)))
+    ids_NS, mass_NS = np.pad(ids_NK, ((0, 0), (0, 1))), np.pad(mass_NK, ((0, 0), (0, 1)))
     for split in splits:
-        _move(split, alignment, ids_PS, mass_PS, real_PS, rest_P)
-    return _as_buckets(ids_PS, mass_PS, real_PS, rest_P)
+        _move(split, alignment, ids_NS, mass_NS, real_NS, rest_N)
+    return _from_mass(positions.at_P, ids_NS, mass_NS, real_NS, rest_N, positions.draft_P)
 
 
-def direct_buckets(beliefs: TargetLogprobs, emitted_P: np.ndarray, alignment: Alignment) -> BucketTargets:
-    """Mass per draft token that is a target token, renormalised over all of these; the whole tail counts as theirs."""
-    ids_PK, mass_PK = _by_draft_token(beliefs, emitted_P, alignment.direct_draft_T, alignment.num_draft)
-    real_PK = (ids_PK >= 0) & (ids_PK < alignment.num_draft)
-    rest_P = np.exp(beliefs.tail_log_p_E[emitted_P].astype(np.float64))
-    total_P = np.where(real_PK, mass_PK, 0.0).sum(axis=1) + rest_P
-    rest_P = np.where(total_P > 0, rest_P, 1.0)
-    total_P = np.where(total_P > 0, total_P, 1.0)
-    return _as_buckets(ids_PK, mass_PK / total_P[:, None], real_PK, rest_P / total_P)
+def direct_buckets(logprobs: TargetLogprobs, positions: Positions, alignment: Alignment) -> BucketTargets[np.ndarray]:
+    """Return the mass per draft token that is a target token, renormalised over all of these.
+
+    The whole tail counts as theirs.
+    """
+    ids_NK, mass_NK = _by_draft_token(logprobs, positions, alignment.direct_draft_T, alignment.num_draft)
+    real_NK = (ids_NK >= 0) & (ids_NK < alignment.num_draft)
+    rest_N = np.exp(logprobs.tail_log_p_E[positions.emitted_P].astype(np.float64))
+    total_N = np.where(real_NK, mass_NK, 0.0).sum(axis=1) + rest_N
+    rest_N = np.where(total_N > 0, rest_N, 1.0)
+    total_N = np.where(total_N > 0, total_N, 1.0)
+    mass_NK, rest_N = mass_NK / total_N[:, None], rest_N / total_N
+    return _from_mass(positions.at_P, ids_NK, mass_NK, real_NK, rest_N, positions.draft_P, rest_V=alignment.is_direct_D)
 
 
-def certain_buckets(ids_N: np.ndarray, log_p_N: np.ndarray) -> BucketTargets:
-    """One bucket each and no rest."""
+def certain_buckets(
+    row_N: np.ndarray, ids_N: np.ndarray, log_p_N: np.ndarray | None = None
+) -> BucketTargets[np.ndarray]:
+    """Return one bucket each, of the draft token that came next, and no rest; p is 1 unless given."""
+    num = len(ids_N)
     return BucketTargets(
-        ids_N[:, None],
-        log_p_N.astype(np.float32)[:, None],
-        np.ones((len(ids_N), 1), bool),
-        np.full(len(ids_N), -np.inf, np.float32),
+        row_N=row_N,
+        ids_NS=ids_N[:, None],
+        log_p_NS=(np.zeros(num, np.float32) if log_p_N is None else log_p_N)[:, None],
+        real_NS=np.ones((num, 1), bool),
+        log_p_rest_N=np.full(num, -np.inf, np.float32),
+        emitted_N=ids_N,
     )
 
 
-def one_against_all(buckets: BucketTargets, row_N: np.ndarray, ids_N: np.ndarray) -> BucketTargets:
-    """The bucket of one draft token in each of these rows, and all else as the rest; without mass when it is none."""
-    is_it_NS = buckets.real_PS[row_N] & (buckets.ids_PS[row_N] == ids_N[:, None])
-    mass_NS = np.where(buckets.real_PS[row_N], np.exp(buckets.log_p_PS[row_N].astype(np.float64)), 0.0)
+def one_against_all(
+    buckets: BucketTargets[np.ndarray], chosen_N: np.ndarray, ids_N: np.ndarray
+) -> BucketTargets[np.ndarray]:
+    """Return, for each chosen position, the bucket of one draft token, and all else as the rest.
+
+    The bucket has no mass where the position has none for the token.
+    """
+    is_it_NS = buckets.real_NS[chosen_N] & (buckets.ids_NS[chosen_N] == ids_N[:, None])
+    mass_NS = np.where(buckets.real_NS[chosen_N], np.exp(buckets.log_p_NS[chosen_N].astype(np.float64)), 0.0)
     mass_N = np.where(is_it_NS, mass_NS, 0.0).sum(axis=1)
-    rest_N = np.where(is_it_NS, 0.0, mass_NS).sum(axis=1) + np.exp(buckets.log_p_rest_P[row_N].astype(np.float64))
-    return _as_buckets(ids_N[:, None], mass_N[:, None], np.ones((len(ids_N), 1), bool), rest_N)
+    rest_N = np.where(is_it_NS, 0.0, mass_NS).sum(axis=1) + np.exp(buckets.log_p_rest_N[chosen_N].astype(np.float64))
+    real_N1 = np.ones((len(ids_N), 1), bool)
+    row_N, emitted_N = buckets.row_N[chosen_N], buckets.emitted_N[chosen_N]
+    return _from_mass(row_N, ids_N[:, None], mass_N[:, None], real_N1, rest_N, emitted_N)
 
 
-def _as_buckets(ids_PS: np.ndarray, mass_PS: np.ndarray, real_PS: np.ndarray, rest_P: np.ndarray) -> BucketTargets:
-    any_real_P = np.where(real_PS.any(axis=1), ids_PS[np.arange(len(ids_PS)), real_PS.argmax(axis=1)], 0)
+def _from_mass(
+    row_N: np.ndarray,
+    ids_NS: np.ndarray,
+    mass_NS: np.ndarray,
+    real_NS: np.ndarray,
+    rest_N: np.ndarray,
+    emitted_N: np.ndarray,
+    rest_V: np.ndarray | None = None,
+) -> BucketTargets[np.ndarray]:
+    any_real_N = np.where(real_NS.any(axis=1), ids_NS[np.arange(len(ids_NS)), real_NS.argmax(axis=1)], 0)
     with np.errstate(divide="ignore"):
-        log_p_PS, log_p_rest_P = np.log(np.where(real_PS, mass_PS, 0.0)), np.log(rest_P)
+        log_p_NS, log_p_rest_N = np.log(np.where(real_NS, mass_NS, 0.0)), np.log(rest_N)
     return BucketTargets(
-        np.where(real_PS, ids_PS, any_real_P[:, None]),
-        log_p_PS.astype(np.float32),
-        real_PS,
-        log_p_rest_P.astype(np.float32),
+        row_N=row_N,
+        ids_NS=np.where(real_NS, ids_NS, any_real_N[:, None]),
+        log_p_NS=log_p_NS.astype(np.float32),
+        real_NS=real_NS,
+        log_p_rest_N=log_p_rest_N.astype(np.float32),
+        emitted_N=emitted_N,
+        rest_V=rest_V,
     )
 
 
 def _by_draft_token(
-    beliefs: TargetLogprobs, emitted_P: np.ndarray, draft_of_T: np.ndarray, num_draft: int
+    logprobs: TargetLogprobs, positions: Positions, draft_of_T: np.ndarray, num_draft: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Distinct draft tokens in front, and their mass; places left over hold -1.
+    """Return distinct draft tokens in front, and their mass; entries left over hold -1.
 
     `num_draft` stands for everything that cannot be drafted.
     """
-    top_PK = beliefs.top_ids_EK[emitted_P].astype(np.int64)
-    first_PK = np.append(draft_of_T, num_draft)[np.minimum(top_PK, len(draft_of_T))]
-    order_PK = np.argsort(first_PK, axis=1, kind="stable")
-    first_PK = np.take_along_axis(first_PK, order_PK, axis=1)
-    p_PK = np.take_along_axis(np.exp(beliefs.top_log_p_EK[emitted_P].astype(np.float64)), order_PK, axis=1)
-    is_next_PK = np.diff(first_PK, axis=1, prepend=first_PK[:, :1]) != 0
-    group_PK = np.cumsum(is_next_PK, axis=1)
-    rows_P1 = np.arange(len(first_PK))[:, None]
-    ids_PK, mass_PK = np.full_like(first_PK, -1), np.zeros_like(p_PK)
-    ids_PK[rows_P1, group_PK] = first_PK
-    np.add.at(mass_PK, (rows_P1, group_PK), p_PK)
-    return ids_PK, mass_PK
+    top_NK = logprobs.top_ids_EK[positions.emitted_P].astype(np.int64)
+    draft_NK = np.append(draft_of_T, num_draft)[np.minimum(top_NK, len(draft_of_T))]
+    order_NK = np.argsort(draft_NK, axis=1, kind="stable")
+    draft_NK = np.take_along_axis(draft_NK, order_NK, axis=1)
+    p_NK = np.take_along_axis(np.exp(logprobs.top_log_p_EK[positions.emitted_P].astype(np.float64)), order_NK, axis=1)
+    is_next_NK = np.diff(draft_NK, axis=1, prepend=draft_NK[:, :1]) != 0
+    bucket_NK = np.cumsum(is_next_NK, axis=1)
+    row_N1 = np.arange(len(draft_NK))[:, None]
+    ids_NK, mass_NK = np.full_like(draft_NK, -1), np.zeros_like(p_NK)
+    ids_NK[row_N1, bucket_NK] = draft_NK
+    np.add.at(mass_NK, (row_N1, bucket_NK), p_NK)
+    return ids_NK, mass_NK
 
 
 def _move(
-    split: Split,
-    alignment: Alignment,
-    ids_PS: np.ndarray,
-    mass_PS: np.ndarray,
-    real_PS: np.ndarray,
-    rest_P: np.ndarray,
+    split: Split, alignment: Alignment, ids_NS: np.ndarray, mass_NS: np.ndarray, real_NS: np.ndarray, rest_N: np.ndarray
 ) -> None:
-    """The mass of a text that one draft token spells belongs to that token, not to the one that begins its first
-    target token."""
+    """Move the mass of a text that one draft token spells to that token, from the one that begins the first of its
+    target tokens.
+    """
     row = split.row
-    giver = np.flatnonzero(real_PS[row] & (ids_PS[row] == alignment.draft_first_T[split.first_target]))
+    giver = np.flatnonzero(real_NS[row] & (ids_NS[row] == alignment.draft_first_T[split.first_target]))
     if len(giver):
-        moved = min(split.p, mass_PS[row, giver[0]])
-        mass_PS[row, giver[0]] -= moved
+        moved = min(split.p, mass_NS[row, giver[0]])
+        mass_NS[row, giver[0]] -= moved
     else:
-        moved = min(split.p, rest_P[row])
-        rest_P[row] -= moved
-    taker = np.flatnonzero(real_PS[row] & (ids_PS[row] == split.draft_id))
-    place = taker[0] if len(taker) else ids_PS.shape[1] - 1
-    ids_PS[row, place] = split.draft_id
-    mass_PS[row, place] += moved
-    real_PS[row, place] = True
+        moved = min(split.p, rest_N[row])
+        rest_N[row] -= moved
+    taker = np.flatnonzero(real_NS[row] & (ids_NS[row] == split.draft_id))
+    bucket = taker[0] if len(taker) else ids_NS.shape[1] - 1
+    ids_NS[row, bucket] = split.draft_id
+    mass_NS[row, bucket] += moved
+    real_NS[row, bucket] = True

@@ -71,7 +71,7 @@ def tree_proposer(seed: int = 3) -> Proposer:
 def texts_of(record: TraceRecord, labels: NodeLabels) -> Iterator[tuple[int, list[int]]]:
     """Each labelled node with the target's text before it."""
     prompt, emitted = record.prompt_ids.tolist(), record.emitted_ids.tolist()
-    for node, position in zip(labels.node_L, labels.position_L, strict=True):
+    for node, position in zip(labels.node_L, labels.emitted_L, strict=True):
         yield int(node), [*prompt, *emitted[:position]]
 
 
@@ -110,7 +110,7 @@ def test_exactly_the_nodes_behind_the_path_are_labelled() -> None:
                 depth[index] = depth[parent] + 1
         node, emitted = node + int(number), emitted + int(num_emitted)
     labels = node_labels(record, FIRST_T)
-    assert dict(zip(labels.node_L.tolist(), labels.position_L.tolist(), strict=True)) == wanted
+    assert dict(zip(labels.node_L.tolist(), labels.emitted_L.tolist(), strict=True)) == wanted
     assert len(wanted) < len(rounds.node_ids_M)
 
 
@@ -165,22 +165,22 @@ def test_the_labels_of_a_splits_pieces_multiply_to_the_chance_of_all_of_it() -> 
 
 def test_going_on_from_a_token_is_right_when_it_begins_the_merge_that_is_drawn() -> None:
     """h is drafted as one token, and the target may say he, which the drafter begins with h too."""
-    beliefs = believe({T[b"h"]: 0.5, T[b"he"]: 0.3, T[b"a"]: 0.2})
-    record = one_round(T[b"h"], "direct", emitted=T[b"he"], beliefs=beliefs)
+    logprobs = believe({T[b"h"]: 0.5, T[b"he"]: 0.3, T[b"a"]: 0.2})
+    record = one_round(T[b"h"], "direct", emitted=T[b"he"], logprobs=logprobs)
     labels = node_labels(record, FIRST_T)
     assert labels.soft_L == pytest.approx([0.8], abs=1e-3)
     assert labels.right_L.tolist() == [1.0]
-    merge = node_labels(one_round(T[b"he"], "merge", emitted=T[b"h"], beliefs=beliefs), FIRST_T)
+    merge = node_labels(one_round(T[b"he"], "merge", emitted=T[b"h"], logprobs=logprobs), FIRST_T)
     assert merge.soft_L == pytest.approx([0.3], abs=1e-3)
     assert merge.right_L.tolist() == [0.0]
 
 
 def test_a_token_that_was_not_kept_has_at_most_what_is_left_for_it() -> None:
-    beliefs = believe({T[b"a"]: 0.9, T[b"g"]: 0.02}, tail=0.08)
-    (label,) = node_labels(one_round(T[b"f"], "direct", emitted=T[b"a"], beliefs=beliefs), FIRST_T).soft_L
+    logprobs = believe({T[b"a"]: 0.9, T[b"g"]: 0.02}, tail=0.08)
+    (label,) = node_labels(one_round(T[b"f"], "direct", emitted=T[b"a"], logprobs=logprobs), FIRST_T).soft_L
     assert label == pytest.approx(0.02, abs=1e-3)
     thin = believe({T[b"a"]: 0.9, T[b"g"]: 0.09}, tail=0.01)
-    (label,) = node_labels(one_round(T[b"f"], "direct", emitted=T[b"a"], beliefs=thin), FIRST_T).soft_L
+    (label,) = node_labels(one_round(T[b"f"], "direct", emitted=T[b"a"], logprobs=thin), FIRST_T).soft_L
     assert label == pytest.approx(0.01, abs=1e-3)
 
 
@@ -244,9 +244,9 @@ def believe(p: dict[int, float], tail: float = 0.0) -> TargetLogprobs:
     )
 
 
-def one_round(token: int, source: str, *, emitted: int, beliefs: TargetLogprobs) -> TraceRecord:
+def one_round(token: int, source: str, *, emitted: int, logprobs: TargetLogprobs) -> TraceRecord:
     """One drafted node and one emitted token, at temperature 1."""
-    record = make_record(num_emitted=1, temperature=1.0, top_p=None, beliefs=beliefs)
+    record = make_record(num_emitted=1, temperature=1.0, top_p=None, beliefs=logprobs)
     rounds = replace(
         record.rounds,
         num_nodes_R=np.array([1], np.uint16),

@@ -27,7 +27,7 @@ def drafted(pair, num: int, first: int = 0) -> list:
     return [with_drafts(pair, record, seed=first + n) for n, record in enumerate(records_of(pair, num, first))]
 
 
-def read(pair, record) -> TrainingExample:
+def build(pair, record) -> TrainingExample:
     return ExampleBuilder(pair.draft, pair.target.vocabulary, pair.alignment, max_tokens=128).build(record)
 
 
@@ -132,15 +132,15 @@ def test_rejected_guesses_weigh_as_much_as_is_said(pair, weight, labels) -> None
         head="only", head_labels=labels, head_rejected_weight=weight, head_learning_rate=0.05, grad_clip=100.0
     )
     head = AcceptanceHead(8)
-    trainer, positions = HeadTrainer(head, settings), read(pair, drafted(pair, 1)[0])
-    positions.guesses.log_q_G[:] = -1.0
-    (group,) = pack([positions])
+    trainer, example = HeadTrainer(head, settings), build(pair, drafted(pair, 1)[0])
+    example.acceptance.log_q_N[:] = -1.0
+    (group,) = pack([example])
     for _ in range(200):
-        trainer.begin([positions])
-        trainer.backward(group, torch.arange(len(positions.ids_T)), torch.zeros(len(positions.ids_T), 8))
+        trainer.begin([example])
+        trainer.backward(group, torch.arange(len(example.ids_T)), torch.zeros(len(example.ids_T), 8))
         trainer.finish()
         trainer.optimizer.step()
-    label = float((positions.guesses.soft_G if labels == "soft" else positions.guesses.right_G).mean())
+    label = float((example.acceptance.soft_N if labels == "soft" else example.acceptance.right_N).mean())
     learned = head.logits(torch.zeros(1, 8), torch.tensor([-1.0])).sigmoid().item()
     assert learned == pytest.approx(label / (label + weight * (1 - label)), abs=0.01)
 
@@ -186,15 +186,15 @@ def test_a_worker_judges_guesses_as_the_learner_did(pair) -> None:
         learner.step(records)
     tensors = learner.serving_tensors()
     drafter = load_drafter(pair.folder, "float32", tensors, "full")
-    positions = read(pair, records[0])
+    example = build(pair, records[0])
     assert drafter.has_head
     chances = {True: [], False: []}
-    for at, log_q in zip(positions.guesses.at_G, positions.guesses.log_q_G, strict=True):
+    for at, log_q in zip(example.acceptance.row_N, example.acceptance.log_q_N, strict=True):
         session = drafter.open()
-        session.advance(0, positions.ids_T[: at + 1].tolist())
-        (odds,) = session.acceptance_probabilities()
-        chances[bool(log_q == np.float32(RIGHT_LOG_Q))].append(odds(float(log_q)))
-    assert {RIGHT_LOG_Q, WRONG_LOG_Q} == set(positions.guesses.log_q_G.tolist())
+        session.advance(0, example.ids_T[: at + 1].tolist())
+        (acceptance,) = session.acceptance_probabilities()
+        chances[bool(log_q == np.float32(RIGHT_LOG_Q))].append(acceptance(float(log_q)))
+    assert {RIGHT_LOG_Q, WRONG_LOG_Q} == set(example.acceptance.log_q_N.tolist())
     assert min(chances[True]) > max(chances[False])
 
 

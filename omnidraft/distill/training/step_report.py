@@ -1,4 +1,4 @@
-"""What a step of the learner adds to the metrics, and what several steps come to."""
+"""The report of a training step, its metrics, and the mean losses of several steps."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from omnidraft.ports import Metrics
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What one step did."""
+    """The outcome of one training step."""
 
     losses: Mapping[str, float]
     """Mean per position of each loss that had positions, unweighted."""
@@ -23,13 +23,13 @@ class StepReport:
     is_update: bool
     """False when the weights stayed as they were: nothing to learn, or a number that was not finite."""
     skipped: Mapping[str, int]
-    """What was not learned from, by reason."""
+    """Records and tokens that were not learned from, by reason."""
     duration_s: float
 
 
 @dataclass(slots=True)
 class Counters:
-    """Since the base drafter."""
+    """Totals since the base drafter."""
 
     num_steps: int = 0
     num_records: int = 0
@@ -38,7 +38,7 @@ class Counters:
 
 
 def count(report: StepReport, metrics: Metrics) -> None:
-    """One more step."""
+    """Add one step to the metrics."""
     metrics.add("omnidraft_training_steps_total")
     metrics.add("omnidraft_training_tokens_total", report.num_tokens)
     metrics.observe("omnidraft_training_step_seconds", report.duration_s)
@@ -47,7 +47,7 @@ def count(report: StepReport, metrics: Metrics) -> None:
 
 
 def mean_losses(reports: Sequence[StepReport]) -> dict[str, float]:
-    """Mean of each loss over the steps that had it and were finite."""
+    """Return the mean of each loss over the steps that had it and were finite."""
     sums: defaultdict[str, float] = defaultdict(float)
     nums: Counter[str] = Counter()
     for report in reports:

@@ -4,10 +4,10 @@ A label is conditional on the node's parent, as a node's acceptance in a tree is
 the path. A merge is one node, so it has one label; the pieces before its last one are no target tokens. Where a draft
 token is also read by itself, continuing from it is right for the merges that it begins too, so these count with it.
 A node whose parent was not drawn, or that lies behind the end of the text, has no label.
-`soft` labels are right for w = 0 (docs/algorithms.md, section 3), where drafting does not look at the target's noise;
-the w = 1 label of section 8, 1 / sum_v max(p_v q_t / p_t, q_v), needs q of every token, and a record has it for drafted
-ones alone. `right`, whether the token was drawn, has the right mean for every w, and under penalties, bias and
-grammars, whose distribution no record has: there it stands for both.
+`soft` labels are right for w = 0 (docs/algorithms.md, section 4), where drafting does not look at the target's noise;
+the label for w = 1, 1 / sum_v max(p_v q_t / p_t, q_v), needs q of every token, and a record has it for drafted ones
+alone. `right`, whether the token was drawn, has the right mean for every w, and under penalties, bias and grammars,
+whose distribution no record has: there it stands for both.
 Shapes: R rounds, M drafted nodes of all rounds together, L labelled ones, N targets of the head or rejected tokens,
 E emitted tokens, P positions, K log-probabilities per emitted token, T target ids. Letters: p is the target's raw
 distribution, x the one after temperature and truncation.

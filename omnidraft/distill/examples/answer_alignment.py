@@ -3,7 +3,7 @@
 The answer is tokenised as the drafter sees it while serving. Lengths are counted in bytes; a special id that both
 vocabularies have counts as one byte, and one that the drafter does not have as none.
 Shapes: P points where they meet, M merges, S splits. Positions count from the answer's first token.
-Source: docs/algorithms.md, sections 5 and 6.
+Source: docs/algorithms.md, sections 1, 5 and 6.
 """
 
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Which of the drafted nodes teach the head, and behind which draft id each was guessed."""
+"""Targets of the acceptance head: the drafted nodes among them, and the draft id behind which each was drafted."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ def build(pair, record: TraceRecord) -> TrainingExample:
     return ExampleBuilder(pair.draft, pair.target.vocabulary, pair.alignment, max_tokens=256).build(record)
 
 
-def test_every_guess_stands_behind_the_draft_id_it_was_drafted_from(pair) -> None:
+def test_every_drafted_token_has_the_row_of_the_draft_id_it_was_drafted_from(pair) -> None:
     """The text up to there, in bytes, is the text before the emitted token that was drawn in its place."""
     record = with_drafts(pair, pair.record(text=TEXT), seed=1)
     check(record)
@@ -44,17 +44,17 @@ def test_right_and_wrong_tokens_differ_in_label_and_have_the_drafters_log_q(pair
     assert np.array_equal(drafted_at_1.right_N, drafted.right_N)
 
 
-def test_a_guess_that_looked_at_the_targets_noise_is_as_right_as_it_was(pair) -> None:
-    """The target's chance is that of a guess that knows nothing of the draw."""
+def test_a_token_drafted_with_a_look_at_the_targets_noise_has_its_hard_label(pair) -> None:
+    """The soft label is right for drafting that does not depend on the draw."""
     record = replace(with_drafts(pair, pair.record(text=TEXT), seed=2), temperature=1.0, top_p=None)
-    looked = build(pair, replace(record, noise_weight=0.5)).acceptance
-    assert np.array_equal(looked.soft_N, looked.right_N)
+    shaped_by_noise = build(pair, replace(record, noise_weight=0.5)).acceptance
+    assert np.array_equal(shaped_by_noise.soft_N, shaped_by_noise.right_N)
     for noise_weight in (None, 0.0):
         drafted = build(pair, replace(record, noise_weight=noise_weight)).acceptance
         assert not np.array_equal(drafted.soft_N, drafted.right_N)
 
 
-def test_what_the_drafter_did_not_choose_teaches_nothing(pair) -> None:
+def test_tokens_that_the_drafter_did_not_choose_are_no_targets(pair) -> None:
     record = with_drafts(pair, pair.record(text=TEXT), are_right=True)
     rounds = record.rounds
     lookups = replace(rounds, sources_M=np.full_like(rounds.sources_M, SOURCES.index("lookup")))
@@ -65,7 +65,7 @@ def test_what_the_drafter_did_not_choose_teaches_nothing(pair) -> None:
     assert len(build(pair, replace(record, rounds=splits)).acceptance.row_N) <= num_first
 
 
-def test_guesses_outside_the_window_are_left_out(pair) -> None:
+def test_drafted_tokens_outside_the_window_are_left_out(pair) -> None:
     record = with_drafts(pair, pair.record(text=TEXT))
     reader = ExampleBuilder(pair.draft, pair.target.vocabulary, pair.alignment, max_tokens=12)
     cut, whole = reader.build(record), build(pair, record)
@@ -76,5 +76,5 @@ def test_guesses_outside_the_window_are_left_out(pair) -> None:
     assert np.array_equal(cut.acceptance.soft_N, whole.acceptance.soft_N[-num:])
 
 
-def test_a_record_without_drafts_has_no_guesses(pair) -> None:
+def test_a_record_without_drafts_has_no_targets(pair) -> None:
     assert not len(build(pair, pair.record(rounds=no_rounds())).acceptance.row_N)

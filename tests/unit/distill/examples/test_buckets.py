@@ -42,7 +42,7 @@ def test_a_text_that_one_draft_token_spells_moves_to_that_token() -> None:
     assert masses == pytest.approx({0: 0.3, 1: 0.2, 2: 0.3, "rest": 0.2})
 
 
-def test_what_moves_comes_from_the_rest_when_its_first_token_was_not_kept() -> None:
+def test_moved_mass_comes_from_the_rest_when_its_first_token_is_not_in_the_record() -> None:
     logprobs = toy_logprobs([1, 4], [0.5, 0.3], 0.2, 0.1)
     masses = as_masses(bucket_targets(logprobs, ONLY, TOY, [Split(0, draft_id=2, first_target=0, p=0.05)]))
     assert masses == pytest.approx({1: 0.8, 2: 0.05, "rest": 0.15})
@@ -59,14 +59,14 @@ def test_the_papers_form_is_renormalised_on_direct_tokens() -> None:
     assert masses == pytest.approx({0: 4 / 7, 1: 2 / 7, "rest": 1 / 7})
 
 
-def test_where_no_direct_token_was_kept_all_of_it_is_rest() -> None:
+def test_without_a_direct_token_in_the_record_all_mass_is_rest() -> None:
     for tail in (0.3, 0.0):
         with np.errstate(divide="ignore"):
             logprobs = toy_logprobs([2, 4], [0.4, 0.3], tail, 0.4)
         assert as_masses(direct_buckets(logprobs, ONLY, TOY)) == pytest.approx({"rest": 1.0})
 
 
-def test_one_draft_token_stands_against_all_else_and_has_no_mass_when_it_was_not_kept() -> None:
+def test_one_draft_token_against_all_else_has_no_mass_when_it_is_not_in_the_record() -> None:
     logprobs = toy_logprobs([0, 2, 1, 3], [0.4, 0.2, 0.2, 0.1], 0.1, 0.4)
     buckets = bucket_targets(logprobs, ONLY, TOY, [])
     assert as_masses(one_against_all(buckets, np.array([0]), np.array([1]))) == pytest.approx({1: 0.2, "rest": 0.8})

@@ -25,8 +25,8 @@ from omnidraft.distill.ingest.trace_consumer import TraceConsumer
 from omnidraft.distill.publisher import INTAKE, LEARNER, Publisher, Restored
 from omnidraft.distill.retrying import Result, retry, wait
 from omnidraft.distill.status import Status
-from omnidraft.distill.training.learner import Counters, Learner, StepReport
-from omnidraft.distill.training.step_metrics import count, mean_losses
+from omnidraft.distill.training.learner import Learner
+from omnidraft.distill.training.step_report import Counters, StepReport, count, mean_losses
 from omnidraft.distill.training_spans import LearningSpans
 from omnidraft.errors import BusError, LogReplaced
 from omnidraft.ports import POISON, Announcement, Metrics, NoopTracing
@@ -121,7 +121,7 @@ class Distiller:
         restored = self._retried(self._publisher.restore, stop)
         if restored:
             self._resume(restored)
-        self._held_out.parent_is(self._learner.serving_tensors(), {})
+        self._held_out.set_parent(self._learner.serving_tensors(), {})
         if restored is None:
             self._guidance.listen()
             self._position.set_aside(self._guidance.restart)  # it was meant for those who had learned something
@@ -267,7 +267,7 @@ class Distiller:
         span.end(version=published.version, records=counters.num_records)
         self._lag.published()
         self._journal.published(self._intake.offsets())
-        self._held_out.parent_is(serving, measured.hits)
+        self._held_out.set_parent(serving, measured.hits)
         self._reports.clear()
         self._announce(published.version, measured.before, measured.after, losses)
         self._retried(self._publisher.log_curves, stop)

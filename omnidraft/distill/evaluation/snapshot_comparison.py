@@ -1,7 +1,8 @@
-"""When traffic drifts: which snapshot agrees best with it? The one that serves need not be that any more.
+"""Comparison of snapshots on drifted traffic: the one that serves need not agree best any more.
 
-All are measured on the same records, the tenant's newest. What is found is told on the control log; the controller
-decides. It is advice: whatever fails on the way is told to people and learning goes on.
+All are measured on the same records, the tenant's newest. The result is announced on the control log; the controller
+decides. It is advice: a failure on the way is logged, and learning goes on.
+Source: docs/algorithms.md, sections 9 and 11.
 """
 
 import logging
@@ -15,7 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from omnidraft.distill.evaluation.agreement import share
-from omnidraft.distill.evaluation.paired import paired_standard_error
+from omnidraft.distill.evaluation.held_out import paired_standard_error
 from omnidraft.distill.ingest.recent_records import RecentRecords
 from omnidraft.distill.training.learner import Learner
 from omnidraft.errors import BusError, SnapshotError
@@ -28,14 +29,16 @@ logger = logging.getLogger(__name__)
 MOST_SNAPSHOTS = 6
 LEAST_RECORDS = 4
 _SURELY = 1.645
-"""Standard errors that a better one must be better by: 95 % one-sided."""
+"""Standard errors that a better snapshot must be better by: 95 % one-sided."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Measured:
+class _Measurement:
+    """A snapshot's hits on the records."""
+
     version: int
     hits: Sequence[np.ndarray]
-    """Of each record, bool [P]."""
+    """Whether each position of each record agrees, bool [P]."""
 
     @property
     def agreement(self) -> float:
@@ -54,7 +57,8 @@ class SnapshotComparison:
         base: Callable[[], Mapping[str, Tensor]],
         folder: Path,
     ) -> None:
-        """
+        """Use the learner's drafter, which gets its own weights back after each comparison.
+
         Args:
             tell: announcements.tell for this pair.
             base: serving tensors of the base drafter, for the snapshots that have none.
@@ -64,7 +68,7 @@ class SnapshotComparison:
         self._tell, self._base, self._folder = tell, base, folder
 
     def compare(self, tenant: str) -> None:
-        """Tell which snapshot agrees best with this tenant's newest records, if it is surely not the champion."""
+        """Announce the snapshot that agrees best with this tenant's newest records, if it surely beats the champion."""
         try:
             self._compare(tenant)
         except (BusError, SnapshotError) as exc:
@@ -77,36 +81,36 @@ class SnapshotComparison:
         if champion is None or len(records) < LEAST_RECORDS:
             logger.info("%d new records of %s: too few to compare snapshots on", len(records), tenant)
             return
-        measured = [self._measure(each, records) for each in candidates(versions)]
-        for each in measured:
+        measurements = [self._measure(each, records) for each in candidates(versions)]
+        for each in measurements:
             self._registry.log_metrics(each.version, {"agreement_on_drift": each.agreement}, each.version)
-        present = next(each for each in measured if each.version == champion.version)
-        best = max(measured, key=lambda each: each.agreement)
-        found = ", ".join(f"{each.version}: {each.agreement:.3f}" for each in measured)
-        reason = f"agreement on the {len(records)} newest records of {tenant}, by version: {found}"
+        serving = next(each for each in measurements if each.version == champion.version)
+        best = max(measurements, key=lambda each: each.agreement)
+        by_version = ", ".join(f"{each.version}: {each.agreement:.3f}" for each in measurements)
+        reason = f"agreement on the {len(records)} newest records of {tenant}, by version: {by_version}"
         logger.info(reason)
-        if _is_surely_better(best, present, records):
+        if _is_surely_better(best, serving, records):
             self._tell("best", best.version, tenant=tenant, reason=reason, fence=fence)
 
-    def _measure(self, version: SnapshotVersion, records: Sequence[TraceRecord]) -> _Measured:
+    def _measure(self, version: SnapshotVersion, records: Sequence[TraceRecord]) -> _Measurement:
         folder = self._registry.fetch(version.version, self._folder)
         try:
             with self._learner.serving(bundle.serving_tensors(folder) or self._base()):
-                return _Measured(version.version, self._learner.hits(records))
+                return _Measurement(version.version, self._learner.hits(records))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def candidates(versions: Sequence[SnapshotVersion]) -> list[SnapshotVersion]:
-    """Champion, previous, the newest, the first, and those with the highest held-out agreement when they were made."""
-    known = {alias: each for each in versions for alias in each.aliases}
-    named = [known[alias] for alias in ("champion", "previous") if alias in known]
+    """Return champion, previous, the newest, the first, and the versions with the highest held-out agreement."""
+    by_alias = {alias: each for each in versions for alias in each.aliases}
+    named = [by_alias[alias] for alias in ("champion", "previous") if alias in by_alias]
     by_agreement = sorted(versions, key=lambda each: each.manifest.agreement_after or -inf, reverse=True)
     order = {each.version: each for each in [*named, versions[-1], versions[0], *by_agreement]}
     return list(order.values())[:MOST_SNAPSHOTS]
 
 
-def _is_surely_better(best: _Measured, present: _Measured, records: Sequence[TraceRecord]) -> bool:
-    names = [record.request_id for record in records]
-    error = paired_standard_error(zip(names, present.hits, best.hits, strict=True))
-    return error is not None and best.agreement - present.agreement > _SURELY * error
+def _is_surely_better(best: _Measurement, champion: _Measurement, records: Sequence[TraceRecord]) -> bool:
+    request_ids = [record.request_id for record in records]
+    error = paired_standard_error(zip(request_ids, champion.hits, best.hits, strict=True))
+    return error is not None and best.agreement - champion.agreement > _SURELY * error

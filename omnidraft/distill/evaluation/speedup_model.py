@@ -1,6 +1,7 @@
-"""What a drafter would give on a machine, from its tokens per pass on held-out records and the times in the traces.
+"""The speed-up that a drafter would give on a machine, from its tokens per pass and the times in the traces.
 
 Times come from the records' own rounds: seconds of a target pass by its rows, and of a draft by its depth.
+Source: docs/algorithms.md, sections 10 and 11.
 """
 
 from collections import defaultdict
@@ -17,26 +18,29 @@ MIN_ROUNDS = 20
 
 @dataclass(frozen=True, slots=True)
 class SpeedupModel:
-    """Straight lines through the medians."""
+    """Step times as straight lines through the medians."""
 
     pass_s: float
-    """Over one row."""
+    """Seconds of a target pass over one row."""
     row_s: float
-    """Each more."""
+    """Seconds of each further row."""
     step_s: float
-    """Of the drafter, for each token of a chain."""
+    """Seconds of the drafter for each token of a chain."""
 
     def speedup(self, tokens_per_pass: Mapping[int, float]) -> float:
-        """Over plain decoding, with the best of these chain lengths; at least 1, which drafts nothing."""
+        """Return the speed-up over plain decoding with the best of these chain lengths; at least 1 (no drafting)."""
         ratios = [
-            told * self.pass_s / (self.pass_s + depth * (self.row_s + self.step_s))
-            for depth, told in tokens_per_pass.items()
+            tokens * self.pass_s / (self.pass_s + depth * (self.row_s + self.step_s))
+            for depth, tokens in tokens_per_pass.items()
         ]
         return max(1.0, *ratios)
 
 
 def fit(records: Iterable[TraceRecord]) -> SpeedupModel | None:
-    """None when these records have too few rounds with a draft, as texts that were only scored, or no times."""
+    """Fit the step times of these records.
+
+    None when they have too few rounds with a draft, as texts that were only scored, or no times.
+    """
     pass_s, step_s = defaultdict[int, list[float]](list), list[float]()
     for record in records:
         for rows, target_s, depth, draft_s in _rounds(record.rounds):
@@ -50,14 +54,14 @@ def fit(records: Iterable[TraceRecord]) -> SpeedupModel | None:
 
 
 def _line(seconds_by_rows: Mapping[int, float]) -> tuple[float, float]:
-    """Seconds of one row and of each more, by least squares; never falling."""
+    """Return the seconds of one row and of each further one, by least squares; never falling."""
     rows, seconds = np.array(list(seconds_by_rows)) - 1.0, np.array(list(seconds_by_rows.values()))
     slope = max(float(np.polyfit(rows, seconds, 1)[0]), 0.0) if len(rows) > 1 else 0.0
     return float(np.mean(seconds - slope * rows)), slope
 
 
 def _rounds(rounds: Rounds) -> Iterable[tuple[int, float, int, float]]:
-    """Rows, seconds of the pass, depth of the tree, seconds of the draft; of rounds that drew their tokens."""
+    """Yield rows, seconds of the pass, depth of the tree and seconds of the draft of rounds that drew their tokens."""
     ends = np.cumsum(rounds.num_nodes_R, dtype=np.int64)
     for number, end in enumerate(ends.tolist()):
         num_nodes = int(rounds.num_nodes_R[number])

@@ -1,80 +1,170 @@
-"""Soft labels for the acceptance head: how likely the target was to draw each token that was drafted for it.
+"""Drafted tokens of a record with the target's verdict on each: labels for the acceptance head, and rejected tokens.
 
-A label is given its parent, as a node's chance in a tree is: the pieces of a split multiply along the path. A merge is
-one node, so it has one label; the pieces that come before its last one are no target tokens. Where a draft token is
-read by itself, going on from it is right for the merges that it begins too, so these count with it.
-What was not reached, because its parent was not drawn or the text had ended, has no label.
-`soft_L` is right for w = 0 (algorithms.md section 3), where the guess does not look at the target's noise; the w = 1
-label of section 6, 1 / sum_v max(p_v q_t / p_t, q_v), needs q of every token, and a record has that of what was drafted
-alone. `right_L`, what was drawn, has the right mean for every w, and under penalties, bias and grammars, whose
-distribution no record has: there it stands for both.
-Shapes: M drafted nodes, L labelled ones, E emitted tokens, K log-probabilities kept, T target ids.
+A label is conditional on the node's parent, as a node's acceptance in a tree is: the pieces of a split multiply along
+the path. A merge is one node, so it has one label; the pieces before its last one are no target tokens. Where a draft
+token is also read by itself, continuing from it is right for the merges that it begins too, so these count with it.
+A node whose parent was not drawn, or that lies behind the end of the text, has no label.
+`soft` labels are right for w = 0 (docs/algorithms.md, section 4), where drafting does not look at the target's noise;
+the label for w = 1, 1 / sum_v max(p_v q_t / p_t, q_v), needs q of every token, and a record has it for drafted ones
+alone. `right`, whether the token was drawn, has the right mean for every w, and under penalties, bias and grammars,
+whose distribution no record has: there it stands for both.
+Shapes: R rounds, M drafted nodes of all rounds together, L labelled ones, N targets of the head or rejected tokens,
+E emitted tokens, P positions, K log-probabilities per emitted token, T target ids. Letters: p is the target's raw
+distribution, x the one after temperature and truncation.
+Source: docs/algorithms.md, section 8; SpecDec++, https://arxiv.org/abs/2405.19715.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from omnidraft.distill.examples.target_distribution import target_distribution
-from omnidraft.traces.record import SOURCES, Rounds, TraceRecord
+from omnidraft.distill.examples.targets import AcceptanceTargets, Positions
+from omnidraft.traces.record import SOURCES, Rounds, TargetLogprobs, TraceRecord
 
-_DIRECT = SOURCES.index("direct")
+_DIRECT, _SPLIT, _LOOKUP = (SOURCES.index(source) for source in ("direct", "split", "lookup"))
+
+
+def acceptance_targets(
+    record: TraceRecord, positions: Positions, draft_first_T: np.ndarray
+) -> AcceptanceTargets[np.ndarray]:
+    """Return the tokens that the drafter drafted at positions, with their labels.
+
+    Prompt lookup's tokens are not the drafter's. The later pieces of a split follow from its first one; decoding
+    measures how often. A token drafted outside the positions is left out.
+
+    Args:
+        draft_first_T: see node_labels.
+    """
+    labels = node_labels(record, draft_first_T)
+    row_L = np.searchsorted(positions.emitted_P, labels.emitted_L)
+    is_position_L = np.append(positions.emitted_P, len(record.emitted_ids))[row_L] == labels.emitted_L
+    chosen_L = is_position_L & _is_drafters_M(record.rounds)[labels.node_L]
+    return AcceptanceTargets(
+        row_N=positions.at_P[row_L[chosen_L]],
+        log_q_N=record.rounds.log_q_M[labels.node_L[chosen_L]].astype(np.float32),
+        soft_N=(labels.right_L if record.noise_weight else labels.soft_L)[chosen_L],
+        right_N=labels.right_L[chosen_L],
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class NodeLabels:
-    """In the order of the record's nodes."""
+    """Labels in the order of the record's nodes."""
 
     node_L: np.ndarray  # int64, index of the drafted node among all of the record
-    position_L: np.ndarray  # int64, index of the emitted token that was drawn in its place
-    soft_L: np.ndarray  # float32, the target's chance of drawing it
+    emitted_L: np.ndarray  # int64, index of the emitted token that was drawn at the node's position
+    soft_L: np.ndarray  # float32, the target's probability of drawing it
     right_L: np.ndarray  # float32, 1 where it was drawn
 
 
 def node_labels(record: TraceRecord, draft_first_T: np.ndarray) -> NodeLabels:
-    """
+    """Return a label for every node that the target reached.
+
     Args:
         draft_first_T: the draft token that begins each target token (Alignment.draft_first_T).
     """
     rounds = record.rounds
-    position_M, is_reached_M = _reached(rounds)
+    emitted_M, is_reached_M = _reached(rounds)
     node_L = np.flatnonzero(is_reached_M)
-    position_L = position_M[node_L]
-    counts = _Counting(rounds.node_ids_M[node_L], rounds.sources_M[node_L] == _DIRECT, draft_first_T)
-    right_L = counts(record.emitted_ids[position_L]).astype(np.float32)
+    emitted_L = emitted_M[node_L]
+    is_right = _RightTokens(rounds.node_ids_M[node_L], rounds.sources_M[node_L] == _DIRECT, draft_first_T)
+    right_L = is_right(record.emitted_ids[emitted_L]).astype(np.float32)
     if record.beliefs is None or record.temperature == 0 or not record.is_drawn_from_logprobs:
-        return NodeLabels(node_L, position_L, right_L, right_L)
-    draws = target_distribution(record.beliefs, record.temperature, record.top_k, record.top_p, record.min_p)
-    counted_LK = counts(draws.ids_EK[position_L].T).T
-    soft_L = np.where(counted_LK, draws.x_EK[position_L], 0.0).sum(axis=1)
-    is_kept_L = (draws.ids_EK[position_L] == rounds.node_ids_M[node_L, None]).any(axis=1)
-    soft_L += np.where(is_kept_L, 0.0, draws.other_E[position_L])
-    return NodeLabels(node_L, position_L, soft_L.astype(np.float32), right_L)
+        return NodeLabels(node_L, emitted_L, right_L, right_L)
+    shaped = target_distribution(record.beliefs, record.temperature, record.top_k, record.top_p, record.min_p)
+    is_right_LK = is_right(shaped.ids_EK[emitted_L].T).T
+    soft_L = np.where(is_right_LK, shaped.x_EK[emitted_L], 0.0).sum(axis=1)
+    is_in_top_L = (shaped.ids_EK[emitted_L] == rounds.node_ids_M[node_L, None]).any(axis=1)
+    soft_L += np.where(is_in_top_L, 0.0, shaped.other_E[emitted_L])
+    return NodeLabels(node_L, emitted_L, soft_L.astype(np.float32), right_L)
 
 
 @dataclass(frozen=True, slots=True)
-class _Counting:
-    """Which target tokens prove drafted ones right."""
+class TargetDistribution:
+    """The request's own distribution at each emitted position."""
+
+    ids_EK: np.ndarray  # int64, the most probable tokens
+    x_EK: np.ndarray  # float64, the probability that each is drawn
+    other_E: np.ndarray  # float64, the upper bound for any single other token
+
+
+def target_distribution(
+    logprobs: TargetLogprobs, temperature: float, top_k: int | None, top_p: float | None, min_p: float | None = None
+) -> TargetDistribution:
+    """Return the distribution that the request drew from, computed from the log-probabilities of its record.
+
+    Temperature, top-k, top-p and min-p are applied as decode/sampling/logits_pipeline.py does. Penalties, bias and
+    grammars are not: a record says that they were there (`is_drawn_from_logprobs`), not what they did.
+    For the temperature, the tail's tokens count as equally likely as the last of the top K; a cut of top-p or min-p
+    that falls behind these leaves the tail whole.
+
+    Args:
+        temperature: above 0; at 0 one token is drawn for certain.
+    """
+    log_p_EK = logprobs.top_log_p_EK.astype(np.float64)
+    least_E = log_p_EK[:, -1]
+    weights_EK = np.exp(log_p_EK / temperature)
+    tail_E = np.exp(logprobs.tail_log_p_E.astype(np.float64) + least_E * (1 / temperature - 1))
+    if top_k is not None and top_k <= log_p_EK.shape[1]:
+        weights_EK[:, top_k:], tail_E = 0.0, np.zeros_like(tail_E)
+    if top_p is not None:
+        front_E1 = top_p * (weights_EK.sum(axis=1) + tail_E)[:, None]
+        mass_EK = np.cumsum(weights_EK, axis=1)
+        weights_EK = np.where(mass_EK - weights_EK < front_E1, weights_EK, 0.0)
+        tail_E = np.where(mass_EK[:, -1] < front_E1[:, 0], tail_E, 0.0)
+    if min_p is not None:
+        least_allowed_E = min_p * weights_EK[:, 0]
+        weights_EK = np.where(weights_EK >= least_allowed_E[:, None], weights_EK, 0.0)
+        tail_E = np.where(np.exp(least_E / temperature) >= least_allowed_E, tail_E, 0.0)
+    total_E = weights_EK.sum(axis=1) + tail_E
+    other_E = np.minimum(tail_E, np.exp(least_E / temperature)) / total_E
+    return TargetDistribution(logprobs.top_ids_EK.astype(np.int64), weights_EK / total_E[:, None], other_E)
+
+
+def rejected_tokens(rounds: Rounds) -> np.ndarray:
+    """Return the index of an emitted token and a target id that was drafted there and rejected, int64 [N, 2].
+
+    They are in the order of the text. A round ends with the target's own token, which nobody drafted: the children of
+    the last node on its path were drafted instead. Nodes behind these have no p in the record. A round that ends the
+    text on its path rejected nothing.
+    """
+    num_nodes_R = rounds.num_nodes_R.astype(np.int64)
+    round_M = np.repeat(np.arange(len(num_nodes_R)), num_nodes_R)
+    node_M = np.arange(len(round_M)) - (np.cumsum(num_nodes_R) - num_nodes_R)[round_M] + 1  # 0 is the root
+    last_R = np.zeros(len(num_nodes_R), np.int64)
+    np.maximum.at(last_R, round_M, np.where(rounds.accepted_M == 1, node_M, 0))
+    num_emitted_R, num_accepted_R = rounds.num_emitted_R.astype(np.int64), rounds.num_accepted_R.astype(np.int64)
+    own_R = np.cumsum(num_emitted_R) - 1
+    has_own_R = num_emitted_R == num_accepted_R + 1
+    is_rejected_M = has_own_R[round_M] & (rounds.parents_M == last_R[round_M]) & (rounds.accepted_M == 0)
+    return np.stack([own_R[round_M], rounds.node_ids_M.astype(np.int64)], axis=1)[is_rejected_M]
+
+
+@dataclass(frozen=True, slots=True)
+class _RightTokens:
+    """The target tokens that make each drafted one right."""
 
     id_L: np.ndarray
     is_direct_L: np.ndarray
     draft_first_T: np.ndarray
 
     def __call__(self, drawn_L: np.ndarray) -> np.ndarray:
-        """bool, of the shape of `drawn_L`, whose last axis goes over the nodes."""
+        """Return a bool of the shape of `drawn_L`, whose last axis goes over the nodes."""
         begins_alike = self._begins_with(drawn_L) == self._begins_with(self.id_L)
-        counted: np.ndarray = (drawn_L == self.id_L) | (self.is_direct_L & begins_alike)
-        return counted
+        is_right: np.ndarray = (drawn_L == self.id_L) | (self.is_direct_L & begins_alike)
+        return is_right
 
     def _begins_with(self, ids: np.ndarray) -> np.ndarray:
-        """The draft token; none of any vocabulary for ids that the tokenizer does not know."""
+        """Return the first draft token of each id; a number outside every vocabulary for ids that the tokenizer does
+        not know.
+        """
         size = len(self.draft_first_T)
         known: np.ndarray = self.draft_first_T[np.minimum(ids, size - 1)]
         return np.where(ids < size, known, np.int64(np.iinfo(np.int64).max))
 
 
 def _reached(rounds: Rounds) -> tuple[np.ndarray, np.ndarray]:
-    """Index of the emitted token in the place of each node, and whether there is one [M].
+    """Return the index of the emitted token at each node's position, and whether the target reached the node [M].
 
     A parent stands before its child, so the accepted nodes of a round come in the order of the path.
     """
@@ -88,6 +178,16 @@ def _reached(rounds: Rounds) -> tuple[np.ndarray, np.ndarray]:
     parent_M = first_M + parents_M - 1
     is_root_M = parents_M == 0
     depth_M = running_M[first_M + parents_M] - running_M[first_M]
-    position_M = np.repeat(starts_R, num_nodes_R) + depth_M
+    emitted_M = np.repeat(starts_R, num_nodes_R) + depth_M
     is_on_path_M = is_root_M | (accepted_M[parent_M] == 1)
-    return position_M, is_on_path_M & (position_M < np.repeat(ends_R, num_nodes_R))
+    return emitted_M, is_on_path_M & (emitted_M < np.repeat(ends_R, num_nodes_R))
+
+
+def _is_drafters_M(rounds: Rounds) -> np.ndarray:
+    """Return whether the drafter chose each node: it is no lookup, and no later piece of a split. [M]"""
+    num_nodes_R, parents_M = rounds.num_nodes_R.astype(np.int64), rounds.parents_M.astype(np.int64)
+    parent_M = np.repeat(np.cumsum(num_nodes_R) - num_nodes_R, num_nodes_R) + parents_M - 1
+    is_split_M = rounds.sources_M == _SPLIT
+    is_later_M = is_split_M & (parents_M > 0) & is_split_M[parent_M]
+    chosen_M: np.ndarray = (rounds.sources_M != _LOOKUP) & ~is_later_M
+    return chosen_M

@@ -1,8 +1,9 @@
-"""The answer of a trace record in both vocabularies, and where the two tokenisations meet.
+"""The answer of a trace record in both vocabularies, and the points where the two tokenisations meet.
 
-Shapes: P places where they meet, D draft and T target tokens. Positions count from the answer's first token.
-The answer is tokenised as the drafter sees it while serving. Lengths are counted in bytes, and a special id that both
-vocabularies have counts as one; one that the drafter does not have counts as none.
+The answer is tokenised as the drafter sees it while serving. Lengths are counted in bytes; a special id that both
+vocabularies have counts as one byte, and one that the drafter does not have as none.
+Shapes: P points where they meet, M merges, S splits. Positions count from the answer's first token.
+Source: docs/algorithms.md, sections 1, 5 and 6.
 """
 
 from collections import Counter
@@ -30,10 +31,10 @@ class AlignedAnswer:
     target_ends: np.ndarray
     target_lengths: np.ndarray
     settled: int
-    """Where the tokenisation may change when the text goes on; nothing that ends before does."""
+    """The byte from which on the tokenisation may change when the text continues; tokens that end before it stay."""
 
     def choose(self, *, first_draft_position: int) -> tuple[np.ndarray, dict[str, int]]:
-        """Which of the meeting points are positions, and why the other emitted tokens are none."""
+        """Return which of the meeting points are positions, and the number of other emitted tokens by reason."""
         starts_P = (self.target_ends - self.target_lengths)[self.met.target_P]
         of_segment_P = self.met.target_P >= self.num_before
         settled_P = starts_P <= self.settled
@@ -47,7 +48,7 @@ class AlignedAnswer:
         return of_segment_P & settled_P & inside_P, dict(+skipped)
 
     def merges(self) -> list[tuple[int, int, int]]:
-        """(target position, first draft position, one past the last), of this segment and settled."""
+        """Return (target position, first draft position, one past the last) of the segment's settled merges."""
         return [
             (target, first, end)
             for target, first, end in self.met.merges_M3.tolist()
@@ -55,8 +56,10 @@ class AlignedAnswer:
         ]
 
     def splits(self) -> list[tuple[int, int, int]]:
-        """(draft position, first target position, one past the last), of this segment and settled; none with a
-        special id inside, which the draft token does not spell."""
+        """Return (draft position, first target position, one past the last) of the segment's settled splits.
+
+        A split has no special id inside, which the draft token would not spell.
+        """
         return [
             (draft, first, end)
             for draft, first, end in self.met.splits_S3.tolist()
@@ -67,20 +70,21 @@ class AlignedAnswer:
 
 
 def align_answer(tokenizer: Tokenizer, target: Vocabulary, alignment: Alignment, record: TraceRecord) -> AlignedAnswer:
-    """
+    """Return the answer of a record in both vocabularies.
+
     Raises:
         VocabularyError: the drafter's vocabulary cannot spell the text.
         WireError: an id lies outside the target's vocabulary.
     """
     target_ids = np.concatenate([record.before_ids, record.emitted_ids]).astype(np.int64)
     require_inside(target_ids, len(target), "target")
-    drafted = np.array(retokenise(target_ids.tolist(), target, tokenizer, alignment), np.int64)
-    draft_lengths = np.maximum(tokenizer.vocabulary.num_bytes[drafted], 1)
+    answer_ids = np.array(retokenise(target_ids.tolist(), target, tokenizer, alignment), np.int64)
+    draft_lengths = np.maximum(tokenizer.vocabulary.num_bytes[answer_ids], 1)
     is_partnered = alignment.drafts_of_target.lengths[target_ids] > 0
     target_lengths = np.maximum(target.num_bytes[target_ids], is_partnered)
     target_ends = np.cumsum(target_lengths)
     return AlignedAnswer(
-        draft_ids=drafted,
+        draft_ids=answer_ids,
         target_ids=target_ids,
         num_before=len(record.before_ids),
         met=align_boundaries(draft_lengths, target_lengths),
@@ -92,16 +96,16 @@ def align_answer(tokenizer: Tokenizer, target: Vocabulary, alignment: Alignment,
 
 
 def require_inside(ids: np.ndarray, size: int, which: str) -> None:
-    """Raises WireError."""
+    """Raise WireError when an id lies outside a vocabulary of this size."""
     if len(ids) and int(ids.max()) >= size:
         raise WireError(f"{which} id {int(ids.max())} lies outside a vocabulary of {size}")
 
 
 def _settled(tokenizer: Tokenizer, target: Vocabulary, target_ids: np.ndarray, target_ends: np.ndarray) -> int:
-    """Up to the last special id or the last safe boundary behind it."""
+    """Return the byte of the last special id's end, or of the last safe boundary behind it."""
     special_at = np.flatnonzero(np.isin(target_ids, list(target.special_ids)))
     num_before = int(special_at[-1]) + 1 if len(special_at) else 0
     text = target.spell(target_ids[num_before:].tolist()).decode("utf-8", "surrogateescape")
-    cuts = [found.start() for found in tokenizer.vocabulary.boundary.finditer(text)]
+    cuts = [match.start() for match in tokenizer.vocabulary.boundary.finditer(text)]
     settled = int(target_ends[num_before - 1]) if num_before else 0
     return settled + (len(text[: cuts[-1]].encode("utf-8", "surrogateescape")) if cuts else 0)

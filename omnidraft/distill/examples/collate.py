@@ -1,174 +1,113 @@
-"""What the losses ask for in one pass of the drafter, gathered from its records.
+"""Training examples of one pass of the drafter, packed without padding, and their targets joined into tensors.
 
-Shapes: R rows of a pass, N positions of one kind, C chunks, L draft ids of the longest, S buckets.
+Everything before the first row that a loss looks at (the prompt, and the answer of earlier segments) is context: it is
+computed without gradients, a third of the work. Its keys and values count as constants.
+Shapes: R rows of a pass, the context first; N rows that the losses look at, or targets.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from omnidraft.distill.examples.bucket_targets import BucketTargets, certain_buckets
-from omnidraft.distill.examples.buckets import Buckets
+from omnidraft.distill.examples.targets import Kind, LossTargets, Targets
 from omnidraft.distill.examples.training_example import TrainingExample
-from omnidraft.distill.training.alm import Chunks
-from omnidraft.distill.training.losses import Kind
-from omnidraft.distill.training.packing import PackedBatch
+from omnidraft.errors import ContractError
+from omnidraft.ports import PackedTexts
+
+PASS_ROWS = 256
+"""Rows with gradients in a pass, unless one record alone has more. They cost 1.7 MB each in SmolLM2-135M."""
+LOGIT_ROWS = 256
+"""Rows of logits that exist at a time: 50 MB for 49,152 tokens, and a few copies."""
 
 
 @dataclass(frozen=True, slots=True)
-class PointTargets:
-    """Positions that look at one row each."""
+class PackedBatch:
+    """Training examples of one pass."""
 
-    first_row_N: Tensor
-    """int64, rising."""
-    buckets: Buckets
+    examples: tuple[TrainingExample, ...]
 
-    @property
-    def last_row_N(self) -> Tensor:
-        return self.first_row_N
+    def rows(self, number: int, at_N: np.ndarray) -> np.ndarray:
+        """Return the rows behind the context in which these ids of one example stand."""
+        start = self.examples[number].num_context
+        if len(at_N) and at_N.min() < start:
+            raise ContractError(f"a target looks at id {at_N.min()} of a record, its first {start} are context")
+        before = sum(len(each.ids_T) - each.num_context for each in self.examples[:number])
+        return at_N - start + before
 
-    def at(self, here: slice, logits_RV: Tensor, start: int) -> tuple[Tensor, Buckets]:
-        """What the loss of these positions takes; the logits begin at row `start`."""
-        return logits_RV[self.first_row_N[here] - start], self.buckets[here]
-
-    def moved_to(self, rows_N: Tensor) -> "PointTargets":
-        """The same where of all rows only these are left; rising, and every one that is asked among them."""
-        return replace(self, first_row_N=torch.searchsorted(rows_N, self.first_row_N))
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkTargets:
-    """Chunks, each of which looks at several rows in a run; PointTargets says what the rest means."""
-
-    chunks: Chunks
-
-    @property
-    def first_row_N(self) -> Tensor:
-        return self.chunks.first_row_C
-
-    @property
-    def last_row_N(self) -> Tensor:
-        return self.chunks.last_row_C
-
-    def at(self, here: slice, logits_RV: Tensor, start: int) -> tuple[Tensor, Chunks]:
-        chunks = self.chunks[here]
-        return logits_RV, replace(chunks, first_row_C=chunks.first_row_C - start)
-
-    def moved_to(self, rows_N: Tensor) -> "ChunkTargets":
-        return ChunkTargets(replace(self.chunks, first_row_C=torch.searchsorted(rows_N, self.chunks.first_row_C)))
-
-
-LossTargets = PointTargets | ChunkTargets
-
-
-def num_targets(record: TrainingExample, kind: Kind) -> int:
-    """Positions of this kind in one record."""
-    if kind == "chunk":
-        return len(record.distribution.chunks.at_C) if record.distribution else 0
-    part = _part(record, kind)
-    return len(part.at_N) if part else 0
-
-
-def collate(group: PackedBatch, kinds: Iterable[Kind]) -> tuple[Tensor, dict[Kind, LossTargets]]:
-    """The rows of a pass that are asked for, rising, and for each kind that occurs what is asked in terms of these."""
-    found = {kind: _chunks(group) if kind == "chunk" else _at_rows(group, kind) for kind in kinds}
-    known = {kind: what for kind, what in found.items() if what is not None}
-    rows_N = torch.unique(_joined([_rows(what) for what in known.values()]))  # sorted
-    return rows_N, {kind: what.moved_to(rows_N) for kind, what in known.items()}
-
-
-def _rows(what: LossTargets) -> Tensor:
-    spans = zip(what.first_row_N.tolist(), what.last_row_N.tolist(), strict=True)
-    return _joined([torch.arange(first, last + 1) for first, last in spans])
-
-
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    return torch.cat(list(parts)) if parts else torch.zeros(0, dtype=torch.int64)
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Of one record."""
-
-    at_N: np.ndarray
-    buckets: BucketTargets
-    emitted_N: np.ndarray
-    rest_D: np.ndarray | None = None
-
-
-def _part(record: TrainingExample, kind: Kind) -> _Part | None:
-    believed = record.distribution
-    match kind:
-        case "emitted":
-            ids_N = record.draft_P[record.is_draftable_P]
-            return _Part(record.at_P[record.is_draftable_P], certain_buckets(ids_N, np.zeros(len(ids_N))), ids_N)
-        case "piece":
-            buckets = certain_buckets(record.piece_ids_M, np.zeros(len(record.piece_ids_M)))
-            return _Part(record.piece_at_M, buckets, record.piece_ids_M)
-        case _ if believed is None:
-            return None
-        case "boundary":
-            return _Part(record.at_P, believed.buckets, record.draft_P)
-        case "direct":
-            return _Part(record.at_P, believed.direct, record.draft_P, believed.is_direct_D)
-        case "believed piece":
-            buckets = certain_buckets(record.piece_ids_M, believed.log_p_P[record.piece_row_M])
-            return _Part(record.piece_at_M, buckets, record.piece_ids_M)
-        case "rejected":
-            rows = believed.rejected_row_N
-            return _Part(record.at_P[rows], believed.rejected, record.draft_P[rows])
-        case _:
-            raise AssertionError(f"{kind} looks at several rows")
-
-
-def _at_rows(group: PackedBatch, kind: Kind) -> PointTargets | None:
-    parts = [(place, part) for place, record in enumerate(group.records) if (part := _part(record, kind))]
-    if not parts:
-        return None
-    rest_D = parts[0][1].rest_D
-    return PointTargets(
-        _joined([group.rows(place, part.at_N) for place, part in parts]),
-        Buckets(
-            *_stacked([part.buckets for _, part in parts]),
-            emitted_N=_joined([torch.from_numpy(part.emitted_N) for _, part in parts]),
-            rest_V=None if rest_D is None else torch.from_numpy(rest_D),
-        ),
-    )
-
-
-def _stacked(parts: Sequence[BucketTargets]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of all records of the pass; narrower ones padded with copies of their first column."""
-    width = max(part.ids_PS.shape[1] for part in parts)
-    return (
-        torch.from_numpy(np.concatenate([np.pad(b.ids_PS, _to(width, b.ids_PS), mode="edge") for b in parts])),
-        torch.from_numpy(np.concatenate([np.pad(b.log_p_PS, _to(width, b.ids_PS)) for b in parts])),
-        torch.from_numpy(np.concatenate([np.pad(b.real_PS, _to(width, b.ids_PS)) for b in parts])),
-        torch.from_numpy(np.concatenate([b.log_p_rest_P for b in parts])),
-    )
-
-
-def _to(width: int, columns: np.ndarray) -> tuple[tuple[int, int], tuple[int, int]]:
-    return (0, 0), (0, width - columns.shape[1])
-
-
-def _chunks(group: PackedBatch) -> ChunkTargets | None:
-    parts = [(place, one, one.distribution.chunks) for place, one in enumerate(group.records) if one.distribution]
-    if not parts:
-        return None
-    num_ids_C = np.concatenate([chunks.num_ids_C for _, _, chunks in parts])
-    place_L = np.arange(1, num_ids_C.max(initial=1) + 1)
-    ids = [one.ids_T[np.minimum(c.at_C[:, None] + place_L, len(one.ids_T) - 1)] for _, one, c in parts]
-    _, _, first = parts[0]
-    return ChunkTargets(
-        Chunks(
-            first_row_C=_joined([group.rows(place, chunks.at_C) for place, _, chunks in parts]),
-            ids_CL=torch.from_numpy(np.concatenate(ids)),
-            num_ids_C=torch.from_numpy(num_ids_C),
-            log_p_C=torch.from_numpy(np.concatenate([chunks.log_p_C for _, _, chunks in parts])),
-            tau=first.tau,
-            starts_V=None if first.starts_D is None else torch.from_numpy(first.starts_D),
+    def texts(self) -> PackedTexts:
+        """Return the examples' ids as one pass of the drafter."""
+        contexts = [slice(0, each.num_context) for each in self.examples]
+        answers = [slice(each.num_context, None) for each in self.examples]
+        parts = [(number, part) for parts in (contexts, answers) for number, part in enumerate(parts)]
+        positions = [np.arange(len(each.ids_T)) for each in self.examples]
+        ids_R = [self.examples[number].ids_T[part] for number, part in parts]
+        return PackedTexts(
+            ids_R=torch.from_numpy(np.concatenate(ids_R)),
+            text_R=torch.from_numpy(np.repeat([number for number, _ in parts], [len(ids) for ids in ids_R])),
+            position_R=torch.from_numpy(np.concatenate([positions[number][part] for number, part in parts])),
+            num_context=sum(each.num_context for each in self.examples),
         )
-    )
+
+
+def pack(examples: Sequence[TrainingExample]) -> Iterator[PackedBatch]:
+    """Yield batches of all examples in order, as many to a batch as PASS_ROWS holds."""
+    packed: list[TrainingExample] = []
+    num_rows = 0
+    for example in examples:
+        rows = len(example.ids_T) - example.num_context
+        if packed and num_rows + rows > PASS_ROWS:
+            yield PackedBatch(tuple(packed))
+            packed, num_rows = [], 0
+        packed.append(example)
+        num_rows += rows
+    if packed:
+        yield PackedBatch(tuple(packed))
+
+
+def collate(batch: PackedBatch, kinds: Iterable[Kind]) -> tuple[Tensor, dict[Kind, LossTargets[Tensor]]]:
+    """Return the rows of a pass that these losses look at, rising, and the targets of each kind that occurs.
+
+    The targets' rows count among the returned ones.
+    """
+    joined = {kind: join(batch, [each.targets.get(kind) for each in batch.examples]) for kind in kinds}
+    present = {kind: targets for kind, targets in joined.items() if targets is not None}
+    spans = [
+        torch.arange(first, last + 1)
+        for targets in present.values()
+        for first, last in zip(targets.row_N.tolist(), targets.last_row_N.tolist(), strict=True)
+    ]
+    rows_N = torch.unique(torch.cat(spans)) if spans else torch.zeros(0, dtype=torch.int64)  # sorted
+    return rows_N, {
+        kind: replace(targets, row_N=torch.searchsorted(rows_N, targets.row_N)) for kind, targets in present.items()
+    }
+
+
+def join(batch: PackedBatch, parts: Sequence[Targets[np.ndarray] | None]) -> Any:
+    """Return the targets of all examples of a batch as one of the same class, over tensors and in rows of the pass.
+
+    None when no example has any. Fields without a row per target are the same in all examples.
+    """
+    present = {number: part for number, part in enumerate(parts) if part is not None}
+    if not present:
+        return None
+    first = next(iter(present.values()))
+    joined = {each.name: getattr(first, each.name) for each in fields(first)}
+    joined |= {name: _concatenated([getattr(part, name) for part in present.values()]) for name in first.columns()}
+    joined["row_N"] = np.concatenate([batch.rows(number, part.row_N) for number, part in present.items()])
+    tensors: dict[str, Any] = {
+        name: torch.from_numpy(each) if isinstance(each, np.ndarray) else each for name, each in joined.items()
+    }
+    return type(first)(**tensors)
+
+
+def _concatenated(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Return one array of all rows; narrower ones are padded with zeros, ids with copies of their last column."""
+    if parts[0].ndim == 1:
+        return np.concatenate(parts)
+    width = max(part.shape[1] for part in parts)
+    mode: Literal["edge", "constant"] = "edge" if parts[0].dtype == np.int64 else "constant"
+    return np.concatenate([np.pad(part, ((0, 0), (0, width - part.shape[1])), mode=mode) for part in parts])

@@ -1,9 +1,9 @@
-"""A trace record as the learner reads it: draft ids, and what is asked of the drafter at which of them.
+"""A trace record as a training example: draft ids, and the targets that each loss has at some of them.
 
-Shapes: T draft ids of prompt and answer, P positions where an emitted target token begins at a draft boundary,
-M draft pieces of emitted n-grams, N rejected tokens. `at` is the index of the draft id whose hidden state predicts.
-The end of the text is asked for at the last boundary. Special ids inside the text are predicted, and read where the
-drafter has them.
+Shapes: T draft ids of prompt and answer, P positions where an emitted target token begins at a draft boundary, M draft
+pieces of emitted n-grams, N rejected tokens. `at` is the index of the draft id whose hidden state predicts.
+The end of the text is predicted at the last boundary. Special ids inside the text are predicted too, and are input
+where the drafter has them. See docs/algorithms.md, section 6.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,18 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from omnidraft.config import AlmSettings
-from omnidraft.distill.examples.acceptance_examples import AcceptanceExamples, acceptance_examples
+from omnidraft.distill.examples.acceptance_labels import acceptance_targets, rejected_tokens
 from omnidraft.distill.examples.answer_alignment import AlignedAnswer, align_answer, require_inside
-from omnidraft.distill.examples.bucket_targets import (
-    BucketTargets,
-    Split,
-    bucket_targets,
-    direct_buckets,
-    one_against_all,
-)
-from omnidraft.distill.examples.chunks import Chunker, RecordChunks
-from omnidraft.distill.examples.rejected_tokens import rejected_tokens
-from omnidraft.traces.record import Rounds, TargetLogprobs, TraceRecord
+from omnidraft.distill.examples.buckets import Split, bucket_targets, certain_buckets, direct_buckets, one_against_all
+from omnidraft.distill.examples.chunks import Chunker
+from omnidraft.distill.examples.targets import AcceptanceTargets, Kind, LossTargets, Positions
+from omnidraft.traces.record import TargetLogprobs, TraceRecord
 from omnidraft.vocab.alignment import Alignment
 from omnidraft.vocab.tokenizer import Tokenizer, Vocabulary
 
@@ -37,58 +31,37 @@ class Ngram:
 
 
 @dataclass(frozen=True, slots=True)
-class DistributionTargets:
-    """What a record teaches beyond its ids when the target told its beliefs."""
-
-    buckets: BucketTargets
-    """Of the P positions."""
-    direct: BucketTargets
-    """Of the same, over the draft tokens that are target tokens."""
-    is_direct_D: np.ndarray
-    """bool; which draft ids are target tokens."""
-    log_p_P: np.ndarray
-    """float32; of the emitted target tokens."""
-    rejected: BucketTargets
-    """Of N drafted and refused tokens: their first draft token against all else."""
-    rejected_row_N: np.ndarray
-    """int64; row in P where each was refused."""
-    chunks: RecordChunks
-
-
-@dataclass(frozen=True, slots=True)
 class TrainingExample:
-    """What one record teaches."""
+    """Everything that one record teaches."""
 
     ids_T: np.ndarray
     """int64; prompt and answer in draft ids, the front of the prompt cut to fit the window."""
     at_P: np.ndarray
-    """int64; positions of emitted target tokens."""
+    """int64; the positions."""
     emitted_P: np.ndarray
     """int64; the target ids emitted there."""
-    draft_P: np.ndarray
-    """int64; the draft ids that begin there, num_draft where the drafter has none."""
-    is_draftable_P: np.ndarray  # bool
-    distribution: DistributionTargets | None
-    """None when the target told no log-probabilities."""
     piece_at_M: np.ndarray  # int64
     piece_ids_M: np.ndarray  # int64, the draft id that comes next there
     piece_row_M: np.ndarray  # int64, row in P of the target token that the piece belongs to
+    targets: Mapping[Kind, LossTargets[np.ndarray]]
+    """The targets of the losses; without the target's log-probabilities "emitted" and "piece" alone."""
+    acceptance: AcceptanceTargets[np.ndarray]
+    """The targets of the acceptance head."""
     ngrams: tuple[Ngram, ...]
-    """For the n-gram cache; cut positions included."""
-    guesses: AcceptanceExamples
-    """For the acceptance head."""
+    """Entries for the n-gram cache; positions outside the window included."""
     num_emitted: int
     skipped: Mapping[str, int]
     """Emitted tokens that are no position, by reason."""
 
     @property
-    def buckets(self) -> BucketTargets | None:
-        """Of the P positions; None when the target told no log-probabilities."""
-        return self.distribution.buckets if self.distribution else None
+    def num_context(self) -> int:
+        """The number of ids before the first row that a target looks at; one less than all without targets."""
+        first = [int(at.min()) for at in (self.at_P, self.piece_at_M) if len(at)]
+        return min(first, default=max(len(self.ids_T) - 1, 0))
 
 
 class ExampleBuilder:
-    """Reads records of one vocabulary pair."""
+    """Builds training examples from the records of one vocabulary pair."""
 
     def __init__(
         self,
@@ -104,7 +77,8 @@ class ExampleBuilder:
         self._chunker = Chunker(alm or AlmSettings(), draft_tokenizer.vocabulary, target_vocabulary)
 
     def build(self, record: TraceRecord) -> TrainingExample:
-        """
+        """Return the training example of a record.
+
         Raises:
             VocabularyError: the drafter's vocabulary cannot spell the text.
             WireError: an id lies outside its vocabulary.
@@ -116,74 +90,81 @@ class ExampleBuilder:
         shift = len(prompt_T) + len(answer.draft_ids) - len(ids_T)
         to_index = len(prompt_T) - shift - 1  # of the id before a draft position of the answer
         chosen, skipped = answer.choose(first_draft_position=-to_index)
-        target_P, at_P = answer.met.target_P[chosen], answer.met.draft_P[chosen] + to_index
+        target_P, draft_P = answer.met.target_P[chosen], answer.met.draft_P[chosen]
+        positions = Positions(
+            at_P=draft_P + to_index,
+            emitted_P=target_P - answer.num_before,
+            draft_P=self._next_draft_ids(answer, target_P, draft_P),
+        )
         row_of = {int(target): row for row, target in enumerate(target_P)}
         merges = answer.merges()
         pieces_M3 = _pieces(answer, merges, row_of, to_index)
-        draft_P = self._emitted_draft_ids(answer, target_P, answer.met.draft_P[chosen])
         return TrainingExample(
             ids_T=ids_T,
-            at_P=at_P,
+            at_P=positions.at_P,
             emitted_P=answer.target_ids[target_P],
-            draft_P=draft_P,
-            is_draftable_P=draft_P < self._alignment.num_draft,
-            distribution=self._distribution_targets(record.beliefs, record.rounds, answer, at_P, row_of)
-            if record.beliefs
-            else None,
             piece_at_M=pieces_M3[:, 0],
             piece_ids_M=pieces_M3[:, 1],
             piece_row_M=pieces_M3[:, 2],
+            targets=self._targets(record, answer, positions, row_of, ids_T, pieces_M3),
+            acceptance=acceptance_targets(record, positions, self._alignment.draft_first_T),
             ngrams=tuple(
                 Ngram(tuple(answer.draft_ids[first:end].tolist()), int(answer.target_ids[target]))
                 for target, first, end in merges
             ),
-            guesses=acceptance_examples(record, target_P - answer.num_before, at_P, self._alignment.draft_first_T),
             num_emitted=len(record.emitted_ids),
             skipped=skipped,
         )
 
-    def _emitted_draft_ids(self, answer: AlignedAnswer, target_P: np.ndarray, draft_P: np.ndarray) -> np.ndarray:
-        """The draft token that begins at each position; of a special id its partner."""
+    def _next_draft_ids(self, answer: AlignedAnswer, target_P: np.ndarray, draft_P: np.ndarray) -> np.ndarray:
+        """Return the draft token that begins at each position; for a special id its partner."""
         partner_P = self._alignment.draft_first_T[answer.target_ids[target_P]]
         next_P = np.append(answer.draft_ids, self._alignment.num_draft)[draft_P]
         return np.where(answer.target_lengths[target_P] > 0, next_P, partner_P)
 
-    def _distribution_targets(
+    def _targets(
         self,
-        beliefs: TargetLogprobs,
-        rounds: Rounds,
+        record: TraceRecord,
         answer: AlignedAnswer,
-        at_P: np.ndarray,
+        positions: Positions,
         row_of: Mapping[int, int],
-    ) -> DistributionTargets:
-        emitted_P = np.array(list(row_of), np.int64) - answer.num_before
-        buckets = bucket_targets(beliefs, emitted_P, self._alignment, _splits(beliefs, answer, row_of))
-        rejected_N2 = self._rejected(rounds, answer.num_before, row_of)
+        ids_T: np.ndarray,
+        pieces_M3: np.ndarray,
+    ) -> dict[Kind, LossTargets[np.ndarray]]:
+        is_draftable_P = positions.draft_P < self._alignment.num_draft
+        piece_at_M, piece_ids_M, piece_row_M = pieces_M3.T
+        tokens: dict[Kind, LossTargets[np.ndarray]] = {
+            "emitted": certain_buckets(positions.at_P[is_draftable_P], positions.draft_P[is_draftable_P]),
+            "piece": certain_buckets(piece_at_M, piece_ids_M),
+        }
+        if (logprobs := record.beliefs) is None:
+            return tokens
+        boundary = bucket_targets(logprobs, positions, self._alignment, _splits(logprobs, answer, row_of))
+        rejected_N2 = self._rejected(record, answer.num_before, row_of)
+        log_p_P = logprobs.emitted_log_p_E[positions.emitted_P].astype(np.float32).clip(max=0.0)
         has_bytes_E = self._target.num_bytes[answer.target_ids[answer.num_before :]] > 0
-        return DistributionTargets(
-            buckets=buckets,
-            direct=direct_buckets(beliefs, emitted_P, self._alignment),
-            is_direct_D=self._alignment.is_direct_D,
-            log_p_P=beliefs.emitted_log_p_E[emitted_P].astype(np.float32).clip(max=0.0),
-            rejected=one_against_all(buckets, rejected_N2[:, 0], rejected_N2[:, 1]),
-            rejected_row_N=rejected_N2[:, 0],
-            chunks=self._chunker.chunks(beliefs, at_P, emitted_P, has_bytes_E),
-        )
+        return tokens | {
+            "boundary": boundary,
+            "direct": direct_buckets(logprobs, positions, self._alignment),
+            "rejected": one_against_all(boundary, rejected_N2[:, 0], rejected_N2[:, 1]),
+            "weighted piece": certain_buckets(piece_at_M, piece_ids_M, log_p_P[piece_row_M]),
+            "chunk": self._chunker.chunks(logprobs, positions, ids_T, has_bytes_E),
+        }
 
-    def _rejected(self, rounds: Rounds, num_before: int, row_of: Mapping[int, int]) -> np.ndarray:
-        """int64 [N, 2]: row in P, and the first draft id of a token refused there; each once."""
+    def _rejected(self, record: TraceRecord, num_before: int, row_of: Mapping[int, int]) -> np.ndarray:
+        """Return the row in P and the first draft id of each token that was rejected there, once each, int64 [N, 2]."""
         first_T = np.append(self._alignment.draft_first_T, self._alignment.num_draft)
-        found = {
+        rejected = {
             (row_of[emitted + num_before], int(first_T[min(target, self._alignment.num_target)]))
-            for emitted, target in rejected_tokens(rounds).tolist()
+            for emitted, target in rejected_tokens(record.rounds).tolist()
             if emitted + num_before in row_of
         }
-        known = sorted(pair for pair in found if pair[1] < self._alignment.num_draft)
-        return np.array(known, np.int64).reshape(-1, 2)
+        draftable = sorted(pair for pair in rejected if pair[1] < self._alignment.num_draft)
+        return np.array(draftable, np.int64).reshape(-1, 2)
 
 
-def _splits(beliefs: TargetLogprobs, answer: AlignedAnswer, row_of: Mapping[int, int]) -> list[Split]:
-    log_p_E = beliefs.emitted_log_p_E.astype(np.float64)
+def _splits(logprobs: TargetLogprobs, answer: AlignedAnswer, row_of: Mapping[int, int]) -> list[Split]:
+    log_p_E = logprobs.emitted_log_p_E.astype(np.float64)
     return [
         Split(
             row=row_of[first],
@@ -199,7 +180,7 @@ def _splits(beliefs: TargetLogprobs, answer: AlignedAnswer, row_of: Mapping[int,
 def _pieces(
     answer: AlignedAnswer, merges: Sequence[tuple[int, int, int]], row_of: Mapping[int, int], to_index: int
 ) -> np.ndarray:
-    """[M, 3]: at, draft id that comes next, row of the position."""
+    """Return where each piece is predicted, the draft id that comes next, and the row of its position, int64 [M, 3]."""
     pieces = [
         (first + n + to_index, int(answer.draft_ids[first + n]), row_of[target])
         for target, first, end in merges

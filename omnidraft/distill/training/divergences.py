@@ -1,10 +1,10 @@
 """Losses at single positions: pure functions, logits in, one number per position out.
 
-Shapes: N positions, V the drafter's vocabulary, B buckets with the rest bucket last. Letters: p is the target's
-distribution and P its mass per bucket, q and Q the drafter's. No gradient flows through P.
-Which positions count, and their mean, is the learner's business.
-Source, where none is named: OmniDraft, https://arxiv.org/abs/2507.02659, section 4.2, over the buckets of
-bucket_targets.py instead of its renormalised intersection.
+The learner decides which positions count, and takes their mean.
+Shapes: N positions, V the drafter's vocabulary, S buckets, B = S + 1 with the rest bucket last. Letters: p is the
+target's distribution and P its mass per bucket, q and Q the drafter's. No gradient flows through P.
+Source: docs/algorithms.md, section 6; where no other is named, OmniDraft, https://arxiv.org/abs/2507.02659, section
+4.2, over the buckets of buckets.py instead of its renormalised intersection.
 """
 
 import math
@@ -12,40 +12,45 @@ import math
 import torch
 from torch import Tensor
 
-from omnidraft.distill.examples.buckets import LOG_P_FLOOR, Buckets, both_sides
+from omnidraft.distill.examples.targets import LOG_P_FLOOR, BucketTargets
 
+_OUT = -1e30  # finite, so that a row whose buckets are the whole vocabulary has no NaN in its gradient
 LK_ETA = 3.0
-"""How soon `lk` turns from KL to total variation as acceptance rises; the paper's."""
+"""Rate at which `lk` turns from KL to total variation as acceptance rises; the paper's."""
 
 
-def forward_kl(logits_NV: Tensor, buckets: Buckets) -> Tensor:
-    """sum P log(P / Q): asks for mass wherever the target has some. 0 when Q equals P."""
+def forward_kl(logits_NV: Tensor, buckets: BucketTargets[Tensor]) -> Tensor:
+    """Return sum P log(P / Q), which wants mass wherever the target has some. 0 when Q equals P."""
     return _forward(*both_sides(logits_NV, buckets))
 
 
-def reverse_kl(logits_NV: Tensor, buckets: Buckets) -> Tensor:
-    """sum Q log(Q / P), the paper's direction: takes mass away where the target has none. 0 when Q equals P."""
+def reverse_kl(logits_NV: Tensor, buckets: BucketTargets[Tensor]) -> Tensor:
+    """Return sum Q log(Q / P), the paper's direction, which takes mass away where the target has none.
+
+    0 when Q equals P.
+    """
     return _reverse(*both_sides(logits_NV, buckets))
 
 
-def mixed_kl(logits_NV: Tensor, buckets: Buckets) -> Tensor:
-    """Half of each direction."""
+def mixed_kl(logits_NV: Tensor, buckets: BucketTargets[Tensor]) -> Tensor:
+    """Return half of each direction."""
     log_p_NB, log_q_NB = both_sides(logits_NV, buckets)
     return (_forward(log_p_NB, log_q_NB) + _reverse(log_p_NB, log_q_NB)) / 2
 
 
-def paper_kl(logits_NV: Tensor, buckets: Buckets) -> Tensor:
-    """OmniDraft's own L_DM: reverse KL between p and q, both renormalised on the draft tokens that are target tokens.
+def paper_kl(logits_NV: Tensor, buckets: BucketTargets[Tensor]) -> Tensor:
+    """Return OmniDraft's own L_DM: reverse KL of p and q, both renormalised on the draft tokens that are target tokens.
 
-    Of these the trace keeps p of a few; all others are the rest bucket, whose P is the trace's tail, an upper bound.
+    The trace has p of a few of these; all others are the rest bucket, whose P is the trace's tail, an upper bound.
+
     Args:
         buckets: direct tokens alone, P renormalised over them, and `rest_V` the direct tokens.
     """
     return reverse_kl(logits_NV, buckets)
 
 
-def jensen_shannon(logits_NV: Tensor, buckets: Buckets) -> Tensor:
-    """KL(P || M) / 2 + KL(Q || M) / 2 with M = (P + Q) / 2. Range [0, log 2].
+def jensen_shannon(logits_NV: Tensor, buckets: BucketTargets[Tensor]) -> Tensor:
+    """Return KL(P || M) / 2 + KL(Q || M) / 2 with M = (P + Q) / 2. Range [0, log 2].
 
     Source: Lin, Divergence measures based on the Shannon entropy, 1991.
     """
@@ -54,16 +59,16 @@ def jensen_shannon(logits_NV: Tensor, buckets: Buckets) -> Tensor:
     return (_forward(log_p_NB, log_m_NB) + (log_q_NB.exp() * (log_q_NB - log_m_NB)).sum(dim=-1)) / 2
 
 
-def total_variation(logits_NV: Tensor, buckets: Buckets) -> Tensor:
-    """1 - sum min(P, Q): the probability that a ratio test rejects a draft token. Range [0, 1].
+def total_variation(logits_NV: Tensor, buckets: BucketTargets[Tensor]) -> Tensor:
+    """Return 1 - sum min(P, Q), the probability that a ratio test rejects a draft token. Range [0, 1].
 
     Source: Leviathan et al., https://arxiv.org/abs/2211.17192, section 3.
     """
     return _variation(*both_sides(logits_NV, buckets))
 
 
-def lk_hybrid(logits_NV: Tensor, buckets: Buckets) -> Tensor:
-    """w KL(P || Q) + (1 - w) TV(P, Q) with w = exp(-LK_ETA * acceptance) and acceptance = sum min(P, Q).
+def lk_hybrid(logits_NV: Tensor, buckets: BucketTargets[Tensor]) -> Tensor:
+    """Return w KL(P || Q) + (1 - w) TV(P, Q) with w = exp(-LK_ETA * acceptance) and acceptance = sum min(P, Q).
 
     w is a number of each position, and no gradient flows through it. KL where the drafter is far off and the gradient
     of TV vanishes, TV, which is what decoding pays for, where it is close.
@@ -75,8 +80,8 @@ def lk_hybrid(logits_NV: Tensor, buckets: Buckets) -> Tensor:
     return weight_N * _forward(log_p_NB, log_q_NB) + (1 - weight_N) * variation_N
 
 
-def wrong_token_kl(logits_NV: Tensor, buckets: Buckets) -> Tensor:
-    """Forward KL where the drafter's most probable token is not the emitted one, 0 elsewhere.
+def wrong_token_kl(logits_NV: Tensor, buckets: BucketTargets[Tensor]) -> Tensor:
+    """Return forward KL where the drafter's most probable token is not the emitted one, 0 elsewhere.
 
     Source: online speculative decoding, https://arxiv.org/abs/2310.07177: it learns from the tokens that the
     drafter got wrong. The mean is over all positions, so the loss also falls when more of them are right.
@@ -85,8 +90,8 @@ def wrong_token_kl(logits_NV: Tensor, buckets: Buckets) -> Tensor:
     return forward_kl(logits_NV, buckets) * is_wrong_N
 
 
-def rejected_kl(logits_NV: Tensor, buckets: Buckets) -> Tensor:
-    """KL between p and q of one draft token, taken or not: p log(p / q) + (1 - p) log((1 - p) / (1 - q)).
+def rejected_kl(logits_NV: Tensor, buckets: BucketTargets[Tensor]) -> Tensor:
+    """Return p log(p / q) + (1 - p) log((1 - p) / (1 - q)), the KL of one draft token, taken or not.
 
     Args:
         buckets: one each, the first draft token of a target token that was drafted there and rejected.
@@ -94,14 +99,14 @@ def rejected_kl(logits_NV: Tensor, buckets: Buckets) -> Tensor:
     return forward_kl(logits_NV, buckets)
 
 
-def emitted_nll(logits_NV: Tensor, buckets: Buckets) -> Tensor:
-    """-log q of the draft token that came next. 0 when q is certain of it. Needs no p."""
+def emitted_nll(logits_NV: Tensor, buckets: BucketTargets[Tensor]) -> Tensor:
+    """Return -log q of the draft token that came next. 0 when q is certain of it. Needs no p."""
     logits_NV = logits_NV.float()
     return logits_NV.logsumexp(dim=-1) - logits_NV.gather(1, buckets.emitted_N[:, None])[:, 0]
 
 
-def weighted_nll(logits_NV: Tensor, buckets: Buckets) -> Tensor:
-    """-p log q of the draft token that came next, p of the emitted target token that it is a piece of.
+def weighted_nll(logits_NV: Tensor, buckets: BucketTargets[Tensor]) -> Tensor:
+    """Return -p log q of the draft token that came next, p of the emitted target token that it is a piece of.
 
     The mean is over pieces, not over their weights: a piece counts at most as much as with a constant weight.
     """
@@ -118,3 +123,30 @@ def _reverse(log_p_NB: Tensor, log_q_NB: Tensor) -> Tensor:
 
 def _variation(log_p_NB: Tensor, log_q_NB: Tensor) -> Tensor:
     return (log_q_NB.exp() - log_p_NB.exp()).relu().sum(dim=-1)
+
+
+def both_sides(logits_NV: Tensor, buckets: BucketTargets[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return log P and log Q [N, B], the rest bucket last; at padding both are 0, which no divergence counts."""
+    log_q_NS, log_q_rest_N = log_q(logits_NV, buckets)
+    padding_NS = ~buckets.real_NS
+    log_p_NS, log_q_NS = buckets.log_p_NS.masked_fill(padding_NS, 0.0), log_q_NS.masked_fill(padding_NS, 0.0)
+    return (
+        torch.cat([log_p_NS, buckets.log_p_rest_N[:, None]], dim=1),
+        torch.cat([log_q_NS, log_q_rest_N[:, None]], dim=1),
+    )
+
+
+def log_q(logits_NV: Tensor, buckets: BucketTargets[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return log Q of every bucket [N, S] and of the rest [N], float32.
+
+    The rest is a logsumexp over what is outside, never 1 minus a sum: it stays exact when it is tiny.
+    """
+    logits_NV = logits_NV.float()
+    logits_NS = logits_NV.gather(1, buckets.ids_NS)
+    inside_N = logits_NS.masked_fill(~buckets.real_NS, _OUT).logsumexp(dim=-1)
+    outside_NV = logits_NV.scatter(1, buckets.ids_NS, _OUT)
+    if buckets.rest_V is not None:
+        outside_NV = outside_NV[:, : len(buckets.rest_V)].masked_fill(~buckets.rest_V, _OUT)
+    outside_N = outside_NV.logsumexp(dim=-1)
+    all_N = torch.logaddexp(inside_N, outside_N)
+    return logits_NS - all_N[:, None], outside_N - all_N

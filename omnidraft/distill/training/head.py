@@ -1,33 +1,33 @@
-"""The acceptance head learns which guesses were accepted: binary cross-entropy on labels from traces.
+"""The acceptance head learns which drafted tokens were accepted: binary cross-entropy on labels from traces.
 
-When: `joint` adds its loss to the drafter's in every step, and both learn from the sum; its gradient goes on into the
-drafter's hidden states, as one loss over all weights does. `interleaved` lets the drafter learn from every record, and
-the head in between, from records of the replay buffer with the drafter frozen as it is then. `only` never changes the
-drafter.
-Rejected guesses are fewer than accepted ones and weigh more; with a weight other than 1 the head's numbers are no
-chances but lower, by log(weight) in the logit.
-Shapes: G guesses, N rows of hidden states, H hidden size.
-Source: the ways are named after OmniDraft's, https://arxiv.org/abs/2507.02659, algorithms 3 and 4; the loss is that of
-SpecDec++, https://arxiv.org/abs/2405.19715, as in its code, https://github.com/Kaffaljidhmah2/SpecDec_pp.
+Three schedules: `joint` adds its loss to the drafter's in every step, and both learn from the sum; its gradient flows
+on into the drafter's hidden states, as that of one loss over all weights does. `interleaved` lets the drafter learn
+from every record, and the head in between, from records of the replay buffer with the drafter frozen as it is then.
+`only` never changes the drafter.
+Rejected tokens are fewer than accepted ones and weigh more; with a weight other than 1 the head's numbers are no
+probabilities but lower, by log(weight) in the logit.
+Shapes: G drafted tokens, N rows of hidden states or targets, H hidden size.
+Source: docs/algorithms.md, section 8; the schedules are OmniDraft's, https://arxiv.org/abs/2507.02659, algorithms 3 and
+4; the loss is that of SpecDec++, https://arxiv.org/abs/2405.19715, as in its code,
+https://github.com/Kaffaljidhmah2/SpecDec_pp.
 """
 
 import logging
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
 from omnidraft.config import LearnerSettings
-from omnidraft.distill.examples.acceptance_examples import AcceptanceExamples
+from omnidraft.distill.examples.collate import PackedBatch, join, pack
+from omnidraft.distill.examples.targets import AcceptanceTargets, Array
 from omnidraft.distill.examples.training_example import TrainingExample
 from omnidraft.distill.training.optimizer_state import adam_state, copy_into, load_adam_state
-from omnidraft.distill.training.packing import PackedBatch, hidden_rows, pack
 from omnidraft.ports import TrainableDrafter, TrainableHead
 
 LOSS = "head"
-"""Its name among the losses of a step."""
+"""The name of the head's loss in a step's report."""
 _PREFIX = "head."
 
 logger = logging.getLogger(__name__)
@@ -44,51 +44,48 @@ class HeadTrainer:
         )
         self._total_weight = self._sum = 0.0
 
-    def begin(self, records: Sequence[TrainingExample]) -> None:
-        """The records of this step."""
+    def begin(self, examples: Sequence[TrainingExample]) -> None:
+        """Start a step over these examples."""
         self.optimizer.zero_grad(set_to_none=True)
-        self._total_weight = sum(float(self._weights(record.guesses).sum()) for record in records)
+        self._total_weight = sum(float(self._weights(self._labels(each.acceptance)).sum()) for each in examples)
         self._sum = 0.0
 
-    def backward(self, group: PackedBatch, row_N: Tensor, hidden_NH: Tensor) -> None:
-        """Add the gradient of these records' share of the loss, to the hidden states too if they ask for one.
+    def backward(self, batch: PackedBatch, row_N: Tensor, hidden_NH: Tensor) -> None:
+        """Add the gradient of this batch's share of the loss, to the hidden states too if they require it.
 
         Args:
-            row_N: which rows of the pass the hidden states are, rising; guesses behind others are left out.
+            row_N: the rows of the pass that the hidden states belong to, rising; drafted tokens at others are left out.
         """
-        row_G = torch.cat([group.rows(place, record.guesses.at_G) for place, record in enumerate(group.records)])
-        log_q_G, label_G, weight_G = (
-            torch.from_numpy(np.concatenate([pick(record.guesses) for record in group.records]))
-            for pick in (lambda guesses: guesses.log_q_G, self._labels, self._weights)
-        )
-        known_G = torch.isin(row_G, row_N)
+        drafted: AcceptanceTargets[Tensor] = join(batch, [each.acceptance for each in batch.examples])
+        known_G = torch.isin(drafted.row_N, row_N)
         if not known_G.any():
             return
-        hidden_GH = hidden_NH[torch.searchsorted(row_N, row_G[known_G])]
-        logit_G = self._head.logits(hidden_GH, log_q_G[known_G])
-        loss_G = label_G[known_G] * softplus(-logit_G) + (weight_G - label_G)[known_G] * softplus(logit_G)
+        hidden_GH = hidden_NH[torch.searchsorted(row_N, drafted.row_N[known_G])]
+        logit_G = self._head.logits(hidden_GH, drafted.log_q_N[known_G])
+        label_G = self._labels(drafted)[known_G]
+        loss_G = label_G * softplus(-logit_G) + (self._weights(label_G) - label_G) * softplus(logit_G)
         loss = loss_G.sum() / self._total_weight
         loss.backward()
         self._sum += loss.item()
 
     def finish(self) -> tuple[dict[str, float], float]:
-        """The step's loss, {} without guesses, and the norm of the gradient before it was clipped."""
+        """Return the step's loss, {} without drafted tokens, and the norm of the gradient before clipping."""
         if all(parameter.grad is None for parameter in self._trained.values()):
             return {}, 0.0
         norm = torch.nn.utils.clip_grad_norm_(list(self._trained.values()), self._settings.grad_clip).item()
         return {LOSS: self._sum}, norm
 
-    def gradients(self, model: TrainableDrafter, records: Sequence[TrainingExample]) -> tuple[dict[str, float], float]:
-        """`begin`, `backward` and `finish` with the drafter frozen."""
-        self.begin(records)
-        for group in pack(records) if self._total_weight else ():
+    def gradients(self, model: TrainableDrafter, examples: Sequence[TrainingExample]) -> tuple[dict[str, float], float]:
+        """Compute `begin`, `backward` and `finish` with the drafter frozen."""
+        self.begin(examples)
+        for batch in pack(examples) if self._total_weight else ():
             with torch.no_grad():
-                hidden_NH = hidden_rows(model, group)
-            self.backward(group, torch.arange(len(hidden_NH)), hidden_NH)
+                hidden_NH = model.hidden(batch.texts())
+            self.backward(batch, torch.arange(len(hidden_NH)), hidden_NH)
         return self.finish()
 
     def serving_tensors(self) -> dict[str, Tensor]:
-        """Beside the drafter's in a snapshot."""
+        """Return the weights that a snapshot has beside the drafter's."""
         return {name: parameter.detach().clone() for name, parameter in self._trained.items()}
 
     def start_from(self, serving: Mapping[str, Tensor]) -> None:
@@ -97,21 +94,19 @@ class HeadTrainer:
             copy_into(self._trained, serving)
 
     def state(self) -> dict[str, Tensor]:
-        """See Learner.state."""
+        """Return the weights and the optimizer's state; see Learner.state."""
         return adam_state(self._trained, self.optimizer, _PREFIX)
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """See Learner.load_state; where there was no head yet, this one begins."""
+        """Continue from `state`; a head that the snapshot does not have begins. See Learner.load_state."""
         if any(name.startswith(_PREFIX) for name in tensors):
             load_adam_state(self._trained, self.optimizer, tensors, _PREFIX)
         else:
             logger.info("the snapshot has no acceptance head; one begins to learn")
 
-    def _labels(self, guesses: AcceptanceExamples) -> np.ndarray:
-        return guesses.soft_G if self._settings.head_labels == "soft" else guesses.right_G
+    def _labels(self, drafted: AcceptanceTargets[Array]) -> Array:
+        return drafted.soft_N if self._settings.head_labels == "soft" else drafted.right_N
 
-    def _weights(self, guesses: AcceptanceExamples) -> np.ndarray:
-        """Of each guess as far as it was accepted, and as far as it was rejected, together."""
-        label_G = self._labels(guesses)
-        weight_G: np.ndarray = label_G + np.float32(self._settings.head_rejected_weight) * (1 - label_G)
-        return weight_G
+    def _weights(self, label_G: Array) -> Array:
+        """Return the weight of each drafted token: of its accepted and of its rejected part together."""
+        return label_G + self._settings.head_rejected_weight * (1 - label_G)

@@ -1,8 +1,7 @@
-"""One drafter and its n-gram cache, learning from records: a step of gradient descent, and what a resumed run needs.
+"""One drafter and its n-gram cache, learning from records: steps of gradient descent, and the state to resume from.
 
-Shapes: R rows of a pass, H hidden size, N chosen rows, V the drafter's vocabulary, S buckets.
-What is random depends on the seed and the step's number alone, so master weights, optimizer, counters and the replay
-buffer are the whole state, and a run that was resumed from them equals one that was never interrupted, bit for bit.
+Randomness depends on the seed and the step's number alone, so master weights, optimizer, counters and the replay buffer
+are the whole state, and a run that was resumed from them equals one that was never interrupted, bit for bit.
 """
 
 import json
@@ -11,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 
 import numpy as np
 import torch
@@ -25,6 +24,7 @@ from omnidraft.distill.training.head import HeadTrainer
 from omnidraft.distill.training.losses import parse
 from omnidraft.distill.training.optimizer_state import adam_state, copy_into, load_adam_state
 from omnidraft.distill.training.replay_buffer import ReplayBuffer
+from omnidraft.distill.training.step_report import Counters, StepReport
 from omnidraft.errors import ConfigError, VocabularyError, WireError
 from omnidraft.ports import TrainableDrafter, TrainableHead
 from omnidraft.traces.record import TraceRecord
@@ -37,38 +37,8 @@ logger = logging.getLogger(__name__)
 _COUNTERS = "counters"
 
 
-@dataclass(frozen=True, slots=True)
-class StepReport:
-    """What one step did."""
-
-    losses: Mapping[str, float]
-    """Mean per position of each loss that had positions, unweighted."""
-    grad_norm: float
-    """Before clipping; 0 when there was nothing to learn."""
-    num_records: int
-    num_replayed: int
-    """Records learned again, not among `num_records`."""
-    num_tokens: int
-    """Emitted target tokens of the records."""
-    is_update: bool
-    """False when the weights stayed as they were: nothing to learn, or a number that was not finite."""
-    skipped: Mapping[str, int]
-    """What was not learned from, by reason."""
-    duration_s: float
-
-
-@dataclass(slots=True)
-class Counters:
-    """Since the base drafter."""
-
-    num_steps: int = 0
-    num_records: int = 0
-    num_tokens: int = 0
-    skipped: dict[str, int] = field(default_factory=dict)
-
-
 class Learner:
-    """Not for several threads."""
+    """Trains one drafter. It belongs to one thread."""
 
     def __init__(
         self,
@@ -80,9 +50,10 @@ class Learner:
         settings: LearnerSettings,
         head: TrainableHead | None = None,
     ) -> None:
-        """
+        """Build the optimizers, and the acceptance head's trainer when there is a head.
+
         Args:
-            head: learns too, as `learner.head` says.
+            head: it is trained on the schedule of `learner.head`.
 
         Raises:
             ConfigError: an unknown loss, or a drafter with fewer rows than its vocabulary has ids.
@@ -92,7 +63,7 @@ class Learner:
         self.model, self.cache, self.alignment = model, cache, alignment
         self.counters = Counters()
         max_tokens = min(settings.max_tokens, model.context_limit)
-        self._reader = ExampleBuilder(
+        self._builder = ExampleBuilder(
             draft_tokenizer, target_vocabulary, alignment, max_tokens=max_tokens, alm=settings.alm
         )
         self._terms = parse(settings.loss)
@@ -109,28 +80,26 @@ class Learner:
         )
 
     def step(self, records: Sequence[TraceRecord]) -> StepReport:
-        """Learn once from these records, of which the cache learns too, and again from what replay draws of those
-        before.
-        """
+        """Learn once from these records, cache included, and again from earlier ones that the replay buffer draws."""
         started = time.perf_counter()
         skipped = Counter[str]()
-        readable = self._readable(records, skipped)
-        for positions in readable:
-            for ngram in positions.ngrams:
+        examples = self._examples(records, skipped)
+        for example in examples:
+            for ngram in example.ngrams:
                 self.cache.insert(ngram.draft_ids, ngram.target_id)
         number = self.counters.num_steps
-        replayed = self._readable(self._replay.draw(number), Counter())
-        learned = [*readable, *replayed]
-        losses, grad_norm, is_update = self._update(*self._gradients(learned), len(learned), skipped)
-        self._replay.keep(records, number)
-        heads_losses, _, is_heads_update = self._practise_head(number, skipped)
+        replayed = self._examples(self._replay.draw(number), Counter())
+        batch = [*examples, *replayed]
+        losses, grad_norm, is_update = self._update(*self._gradients(batch), len(batch), skipped)
+        self._replay.add(records, number)
+        head_losses, _, is_head_update = self._train_interleaved_head(number, skipped)
         report = StepReport(
-            losses=losses | heads_losses,
+            losses=losses | head_losses,
             grad_norm=grad_norm,
             num_records=len(records),
             num_replayed=len(replayed),
-            num_tokens=sum(positions.num_emitted for positions in readable),
-            is_update=is_update or is_heads_update,
+            num_tokens=sum(example.num_emitted for example in examples),
+            is_update=is_update or is_head_update,
             skipped=dict(skipped),
             duration_s=time.perf_counter() - started,
         )
@@ -138,39 +107,37 @@ class Learner:
         return report
 
     def dry_run(self, record: TraceRecord) -> None:
-        """Compute what a step would from this record alone, and change nothing."""
-        readable = self._readable([record], Counter())
-        self._gradients(readable)
+        """Compute the gradients of a step on this record alone, and change nothing."""
+        examples = self._examples([record], Counter())
+        self._gradients(examples)
         if self._head:
-            self._head.gradients(self.model, readable)
+            self._head.gradients(self.model, examples)
         for optimizer in self._optimizers():
             optimizer.zero_grad(set_to_none=True)
 
     def read(self, record: TraceRecord) -> TrainingExample:
-        """What this record teaches. Raises VocabularyError, WireError when it is none that can be read."""
-        return self._reader.build(record)
+        """Return the training example of a record. Raises VocabularyError, WireError when it cannot be read."""
+        return self._builder.build(record)
 
     def hits(self, records: Sequence[TraceRecord], *, with_cache: bool = False) -> list[np.ndarray]:
-        """Which positions of each record agree, bool, none of one that cannot be read; agreement.py says what agrees.
+        """Return whether each position of each record agrees, bool; a record that cannot be read has no position.
 
-        `with_cache` asks it for merges.
+        Args:
+            with_cache: merges that the cache does not know do not agree by their pieces; see agreement.py.
         """
         cache = self.cache if with_cache else None
-        readable = [self._readable([record], Counter()) for record in records]
-        found = iter(
-            agreement.first_candidate_matches(
-                self.model, [one for each in readable for one in each], self.alignment, cache
-            )
-        )
-        return [next(found) if each else np.zeros(0, bool) for each in readable]
+        examples = [self._examples([record], Counter()) for record in records]
+        readable = [example for each in examples for example in each]
+        matches = iter(agreement.first_candidate_matches(self.model, readable, self.alignment, cache))
+        return [next(matches) if each else np.zeros(0, bool) for each in examples]
 
     def agreement(self, records: Sequence[TraceRecord]) -> float | None:
-        """Share of scored positions whose first candidate is the emitted token; None when there are none."""
+        """Return the share of positions whose first candidate is the emitted token; None without positions."""
         return agreement.share(self.hits(records))
 
     @contextmanager
     def serving(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-        """Inside, the drafter has these serving tensors; afterwards exactly what it had before."""
+        """Give the drafter these serving tensors inside the `with` block, and exactly its own weights back after it."""
         trained = self.model.trained()
         masters = {name: parameter.detach().clone() for name, parameter in trained.items()}
         copy_into(trained, tensors)
@@ -180,22 +147,23 @@ class Learner:
             copy_into(trained, masters)
 
     def serving_tensors(self) -> dict[str, Tensor]:
-        """Of the drafter, and of its acceptance head if one learns."""
+        """Return the tensors of the drafter, and of its acceptance head if one learns."""
         return self.model.serving_tensors() | (self._head.serving_tensors() if self._head else {})
 
     def start_from(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take these serving tensors as master weights. Raises ConfigError when they are of another drafter."""
+        """Take these serving tensors as master weights. Raises ConfigError when they belong to another drafter."""
         copy_into(self.model.trained(), tensors)
         if self._head:
             self._head.start_from(tensors)
 
     def count_skipped(self, reasons: Mapping[str, int]) -> None:
-        """Records that never reached a step, by reason."""
+        """Add to the counters of skipped records and tokens, by reason."""
         self.counters.skipped = dict(Counter(self.counters.skipped) + Counter(reasons))
 
     def state(self) -> dict[str, Tensor]:
-        """Master weights, optimizer, counters and the replay buffer. Write them before the next step: they are no
-        copies.
+        """Return master weights, optimizer, counters and the replay buffer.
+
+        Write them before the next step: they are no copies.
         """
         return {
             _COUNTERS: _json_tensor(asdict(self.counters)),
@@ -205,43 +173,44 @@ class Learner:
         }
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Go on where `state` was taken.
+        """Continue from where `state` was taken.
 
         Raises:
-            ConfigError: it is of other weights (another drafter, rank, or full against LoRA).
+            ConfigError: it belongs to other weights (another drafter, rank, or full against LoRA).
             WireError: a record of the replay buffer cannot be read.
         """
         load_adam_state(self.model.trained(), self._optimizer, tensors)
         if self._head:
             self._head.load_state(tensors)
         self._replay.load_state(tensors)
-        self.counters = Counters(**_of_json_tensor(tensors[_COUNTERS]))
+        self.counters = Counters(**_from_json_tensor(tensors[_COUNTERS]))
 
-    def _readable(self, records: Sequence[TraceRecord], skipped: Counter[str]) -> list[TrainingExample]:
-        readable = []
+    def _examples(self, records: Sequence[TraceRecord], skipped: Counter[str]) -> list[TrainingExample]:
+        """Return the examples of the records that can be read, and count the rest."""
+        examples = []
         for record in records:
             try:
-                readable.append(self._reader.build(record))
+                examples.append(self._builder.build(record))
             except (VocabularyError, WireError) as exc:
                 logger.warning("record %s of request %s skipped: %s", record.segment, record.request_id, exc)
                 skipped["unreadable_text"] += 1
-        for positions in readable:
-            skipped.update(positions.skipped)
-            skipped["without_beliefs"] += positions.buckets is None
-        return readable
+        for example in examples:
+            skipped.update(example.skipped)
+            skipped["without_beliefs"] += "boundary" not in example.targets
+        return examples
 
-    def _practise_head(self, number: int, skipped: Counter[str]) -> tuple[dict[str, float], float, bool]:
-        """Between two steps of the drafter the head learns alone, where they are interleaved."""
-        records = self._readable(self._replay.draw_for_head(number), Counter())
-        if self._head is None or not records:
+    def _train_interleaved_head(self, number: int, skipped: Counter[str]) -> tuple[dict[str, float], float, bool]:
+        """Train the head alone between two steps of the drafter, when the replay buffer draws records for it."""
+        examples = self._examples(self._replay.draw_for_head(number), Counter())
+        if self._head is None or not examples:
             return {}, 0.0, False
-        losses, norm = self._head.gradients(self.model, records)
-        return self._update(losses, [norm], len(records), skipped)
+        losses, norm = self._head.gradients(self.model, examples)
+        return self._update(losses, [norm], len(examples), skipped)
 
     def _update(
         self, losses: dict[str, float], grad_norms: Sequence[float], num_records: int, skipped: Counter[str]
     ) -> tuple[dict[str, float], float, bool]:
-        """Whoever has no gradient stays as it is."""
+        """Step the optimizers unless a number is not finite; a parameter without a gradient stays as it is."""
         if not losses:
             return {}, 0.0, False
         is_finite = bool(np.isfinite([*grad_norms, *losses.values()]).all())
@@ -257,28 +226,28 @@ class Learner:
     def _optimizers(self) -> list[torch.optim.Optimizer]:
         return [self._optimizer, *([self._head.optimizer] if self._head else [])]
 
-    def _gradients(self, readable: Sequence[TrainingExample]) -> tuple[dict[str, float], list[float]]:
-        """Mean losses, none when there is nothing to learn, and norms of the gradients before they were clipped."""
+    def _gradients(self, examples: Sequence[TrainingExample]) -> tuple[dict[str, float], list[float]]:
+        """Return mean losses, none when there is nothing to learn, and norms of the gradients before clipping."""
         if self._head and self._settings.head == "only":
-            losses, norm = self._head.gradients(self.model, readable)
+            losses, norm = self._head.gradients(self.model, examples)
             return losses, [norm]
         joint = self._head if self._settings.head == "joint" else None
-        losses, norm = self._drafters_gradients(readable, joint)
+        losses, norm = self._drafter_gradients(examples, joint)
         if joint is None or not losses:
             return losses, [norm]
-        heads_losses, heads_norm = joint.finish()
-        return losses | heads_losses, [norm, heads_norm]
+        head_losses, head_norm = joint.finish()
+        return losses | head_losses, [norm, head_norm]
 
-    def _drafters_gradients(
-        self, readable: Sequence[TrainingExample], joint: HeadTrainer | None
+    def _drafter_gradients(
+        self, examples: Sequence[TrainingExample], joint: HeadTrainer | None
     ) -> tuple[dict[str, float], float]:
-        num_by_loss = num_positions(readable, self._terms)
+        num_by_loss = num_positions(examples, self._terms)
         if not any(num_by_loss.values()):
             return {}, 0.0
         self._optimizer.zero_grad(set_to_none=True)
         if joint:
-            joint.begin(readable)
-        sums = backward(self.model, readable, self._terms, num_by_loss, joint)
+            joint.begin(examples)
+        sums = backward(self.model, examples, self._terms, num_by_loss, joint)
         parameters = list(self.model.trained().values())
         grad_norm = torch.nn.utils.clip_grad_norm_(parameters, self._settings.grad_clip).item()
         return {name: total / num_by_loss[name] for name, total in sums.items() if num_by_loss[name]}, grad_norm
@@ -295,5 +264,5 @@ def _json_tensor(value: object) -> Tensor:
     return torch.frombuffer(bytearray(json.dumps(value, sort_keys=True).encode()), dtype=torch.uint8)
 
 
-def _of_json_tensor(tensor: Tensor) -> dict:
+def _from_json_tensor(tensor: Tensor) -> dict:
     return json.loads(bytes(tensor.tolist()))

@@ -1,22 +1,17 @@
-"""The losses by name, which positions each is asked at, and weighted sums of them as configuration spells them."""
+"""The losses by name, with the positions that each is evaluated at, and weighted sums of them as settings spell them.
+
+docs/algorithms.md, sections 6 (losses at positions) and 7 (approximate likelihood matching).
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
+from omnidraft.distill.examples.targets import Kind
 from omnidraft.distill.training import alm, divergences
 from omnidraft.errors import ConfigError
-
-Kind = Literal["boundary", "direct", "emitted", "piece", "believed piece", "rejected", "chunk"]
-"""Where a loss is asked:
-boundary: an emitted target token and a draft token start together, and the target told its beliefs;
-direct: the same positions, seen through the draft tokens that are target tokens;
-emitted: the same, also without beliefs, wherever the drafter has a token for what came;
-piece: the draft pieces of an emitted n-gram; believed piece: the same where the target told its beliefs;
-rejected: a boundary where a drafted token was refused, once for each such token;
-chunk: draft tokens between two places where the tokenisations meet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +19,7 @@ class Loss:
     """A loss and the positions it is meant for."""
 
     per_position: Callable[[Tensor, Any], Tensor]
-    """(logits, what is asked) -> one number per position; asked are alm.Chunks of chunks, else Buckets."""
+    """(logits, targets) -> one number per target; ChunkTargets for chunks, else BucketTargets."""
     positions: Kind
 
 
@@ -39,7 +34,7 @@ LOSSES: dict[str, Loss] = {
     "osd": Loss(divergences.wrong_token_kl, "boundary"),
     "nll": Loss(divergences.emitted_nll, "emitted"),
     "ngram": Loss(divergences.emitted_nll, "piece"),
-    "ngram_p": Loss(divergences.weighted_nll, "believed piece"),
+    "ngram_p": Loss(divergences.weighted_nll, "weighted piece"),
     "rejected": Loss(divergences.rejected_kl, "rejected"),
     "alm": Loss(alm.chunk_kl, "chunk"),
     "alm_tv": Loss(alm.chunk_tv, "chunk"),
@@ -47,7 +42,7 @@ LOSSES: dict[str, Loss] = {
 
 
 def parse(text: str) -> tuple[tuple[str, float], ...]:
-    """(name, weight) of each term of a sum such as "dm + 0.2 ngram".
+    """Return (name, weight) of each term of a sum such as "dm + 0.2 ngram".
 
     Raises:
         ConfigError: an unknown name, a weight that is no positive number, or the same name twice.
@@ -59,18 +54,18 @@ def parse(text: str) -> tuple[tuple[str, float], ...]:
 
 
 def _parse_term(term: str) -> tuple[str, float]:
-    words = term.replace("*", " ").split()
-    name = words[-1] if words else ""
-    if name not in LOSSES or len(words) > 2:
+    parts = term.replace("*", " ").split()
+    name = parts[-1] if parts else ""
+    if name not in LOSSES or len(parts) > 2:
         raise ConfigError(f"no loss {term.strip()!r}; write a sum of [weight] name, names: {', '.join(LOSSES)}")
-    weight = _number(words[0]) if len(words) == 2 else 1.0
+    weight = _number(parts[0]) if len(parts) == 2 else 1.0
     if not 0 < weight < float("inf"):
-        raise ConfigError(f"the weight of loss {name!r} must be a positive number, got {words[0]!r}")
+        raise ConfigError(f"the weight of loss {name!r} must be a positive number, got {parts[0]!r}")
     return name, weight
 
 
-def _number(word: str) -> float:
+def _number(text: str) -> float:
     try:
-        return float(word)
+        return float(text)
     except ValueError as exc:
-        raise ConfigError(f"the weight of a loss must be a positive number, got {word!r}") from exc
+        raise ConfigError(f"the weight of a loss must be a positive number, got {text!r}") from exc

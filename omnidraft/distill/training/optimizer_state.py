@@ -13,7 +13,7 @@ Parameters = Mapping[str, torch.nn.Parameter]
 
 
 def adam_state(parameters: Parameters, optimizer: torch.optim.Optimizer, prefix: str = "") -> dict[str, Tensor]:
-    """Everything under `prefix`. The tensors are those in use, not copies."""
+    """Return the weights and their AdamW state, names beginning with `prefix`. The tensors are in use, not copies."""
     tensors: dict[str, Tensor] = {}
     for name, parameter in parameters.items():
         tensors[prefix + _MASTER + name] = parameter.detach()
@@ -27,7 +27,11 @@ def adam_state(parameters: Parameters, optimizer: torch.optim.Optimizer, prefix:
 def load_adam_state(
     parameters: Parameters, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], prefix: str = ""
 ) -> None:
-    """Go on where `adam_state` was taken. Raises ConfigError when it is of other weights; then nothing changed."""
+    """Continue from where `adam_state` was taken.
+
+    Raises:
+        ConfigError: it belongs to other weights; then nothing changed.
+    """
     masters = {
         name.removeprefix(prefix + _MASTER): tensor
         for name, tensor in tensors.items()
@@ -48,7 +52,11 @@ def load_adam_state(
 
 @torch.no_grad()
 def copy_into(parameters: Parameters, tensors: Mapping[str, Tensor]) -> None:
-    """Raises ConfigError when one is missing or of another shape; then nothing changed."""
+    """Copy tensors into the parameters of the same names.
+
+    Raises:
+        ConfigError: one is missing or of another shape; then nothing changed.
+    """
     for name, parameter in parameters.items():
         if name not in tensors or tensors[name].shape != parameter.shape:
             raise ConfigError(f"the snapshot has no weights {name} of shape {tuple(parameter.shape)}")

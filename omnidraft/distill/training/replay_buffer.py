@@ -1,7 +1,7 @@
-"""Records learned before, learned again beside new ones, so that a drafter that follows today's task keeps yesterday's.
+"""The replay buffer: earlier records that are learned again beside new ones, against forgetting.
 
-A task is a tenant's traffic. All tasks have equal shares of what is drawn and, once the buffer is full, of the buffer:
-the largest gives way, and of it any record, so that old ones become fewer and never all go at once.
+A task is a tenant's traffic. All tasks have equal shares of the drawn records and, once the buffer is full, of the
+buffer: a random record of the largest task is evicted, so that old ones become fewer and never all go at once.
 Source: experience replay with a reservoir, https://arxiv.org/abs/1811.11682; balance over tasks,
 https://arxiv.org/abs/1902.10486.
 """
@@ -19,55 +19,56 @@ _RECORD = "replay."
 
 
 class ReplayBuffer:
-    """A buffer of records by tenant. What is drawn depends on what was kept, the seed and the step, on nothing else."""
+    """A buffer of records by tenant. A draw depends on the records added, the seed and the step, on nothing else."""
 
     def __init__(self, *, capacity: int, per_step: int, seed: int, for_head: int = 0) -> None:
-        """
+        """Start with an empty buffer.
+
         Args:
             capacity: records, about 25 kB each.
             per_step: records drawn at most beside new ones; 0 draws none.
-            for_head: records drawn at most for the acceptance head alone. Where nothing is drawn, nothing is kept.
+            for_head: records drawn at most for the acceptance head alone. With nothing to draw, nothing is stored.
         """
         self._capacity, self._per_step, self._for_head, self._seed = capacity, per_step, for_head, seed
-        self._of_tenant: dict[str, list[TraceRecord]] = {}
+        self._records_of: dict[str, list[TraceRecord]] = {}
 
     def draw(self, step: int) -> list[TraceRecord]:
-        """Different records, tenants in turn, to be learned beside new ones."""
-        return self._drawn(np.random.default_rng((self._seed, step, 0)), self._per_step)
+        """Return distinct records, tenants in turn, to be learned beside new ones."""
+        return self._sample(np.random.default_rng((self._seed, step, 0)), self._per_step)
 
     def draw_for_head(self, step: int) -> list[TraceRecord]:
-        """The same for the acceptance head, after this step's records were kept."""
-        return self._drawn(np.random.default_rng((self._seed, step, 2)), self._for_head)
+        """Return the same for the acceptance head, after this step's records were added."""
+        return self._sample(np.random.default_rng((self._seed, step, 2)), self._for_head)
 
-    def _drawn(self, random: np.random.Generator, num: int) -> list[TraceRecord]:
-        tenants = [self._of_tenant[tenant] for tenant in sorted(self._of_tenant)]
-        mixed = [[records[place] for place in random.permutation(len(records))] for records in tenants]
-        rounds = zip_longest(*(mixed[place] for place in random.permutation(len(mixed))))
+    def _sample(self, random: np.random.Generator, num: int) -> list[TraceRecord]:
+        tenants = [self._records_of[tenant] for tenant in sorted(self._records_of)]
+        mixed = [[records[index] for index in random.permutation(len(records))] for records in tenants]
+        rounds = zip_longest(*(mixed[index] for index in random.permutation(len(mixed))))
         return [record for each in rounds for record in each if record is not None][:num]
 
-    def keep(self, records: Iterable[TraceRecord], step: int) -> None:
-        """These were learned in this step."""
+    def add(self, records: Iterable[TraceRecord], step: int) -> None:
+        """Add the records learned in this step."""
         if not self._per_step and not self._for_head:
             return
         random = np.random.default_rng((self._seed, step, 1))
         for record in records:
-            self._of_tenant.setdefault(record.tenant, []).append(record)
-            if sum(map(len, self._of_tenant.values())) > self._capacity:
-                self._give_way(random)
+            self._records_of.setdefault(record.tenant, []).append(record)
+            if sum(map(len, self._records_of.values())) > self._capacity:
+                self._evict(random)
 
-    def _give_way(self, random: np.random.Generator) -> None:
-        tenant = max(sorted(self._of_tenant), key=lambda tenant: len(self._of_tenant[tenant]))
-        records = self._of_tenant[tenant]
+    def _evict(self, random: np.random.Generator) -> None:
+        tenant = max(sorted(self._records_of), key=lambda tenant: len(self._records_of[tenant]))
+        records = self._records_of[tenant]
         del records[random.integers(len(records))]
         if not records:
-            del self._of_tenant[tenant]
+            del self._records_of[tenant]
 
     def state(self) -> dict[str, Tensor]:
-        """For a snapshot that a learner goes on from."""
-        return to_tensors(_RECORD, (record for tenant in self._of_tenant.values() for record in tenant))
+        """Return the records as tensors of a snapshot."""
+        return to_tensors(_RECORD, (record for tenant in self._records_of.values() for record in tenant))
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Go on where `state` was taken. Raises WireError when a record cannot be read."""
-        self._of_tenant = {}
+        """Continue from where `state` was taken. Raises WireError when a record cannot be read."""
+        self._records_of = {}
         for record in of_tensors(_RECORD, tensors):
-            self._of_tenant.setdefault(record.tenant, []).append(record)
+            self._records_of.setdefault(record.tenant, []).append(record)

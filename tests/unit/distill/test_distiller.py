@@ -13,7 +13,8 @@ from omnidraft.distill.distiller import Distiller
 from omnidraft.distill.ingest.batcher import Batcher
 from omnidraft.distill.ingest.trace_consumer import TraceConsumer
 from omnidraft.distill.publisher import LEARNER, Identity, Publisher
-from omnidraft.distill.training.learner import Learner, StepReport
+from omnidraft.distill.training.learner import Learner
+from omnidraft.distill.training.step_report import StepReport
 from omnidraft.errors import BusError, ConfigError, RegistryError, SnapshotStale
 from omnidraft.ports import Announcement, Outgoing, Polled
 from omnidraft.registry.directory_registry import DirectoryRegistry

@@ -8,11 +8,16 @@ import pytest
 
 from omnidraft.config import RecorderSettings
 from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
-from omnidraft.distill.examples.acceptance_labels import NodeLabels, node_labels
-from omnidraft.distill.examples.target_distribution import target_distribution
+from omnidraft.distill.examples.acceptance_labels import (
+    NodeLabels,
+    node_labels,
+    rejected_tokens,
+    target_distribution,
+)
 from omnidraft.ports import Grammar, Proposer, Request, Sampling
 from omnidraft.testing.toy_models import ToyTable
-from omnidraft.traces.record import SOURCES, TargetLogprobs, TraceRecord
+from omnidraft.traces.record import SOURCES, Rounds, TargetLogprobs, TraceRecord
+from omnidraft.traces.schema import ROUND_COLUMNS
 from tests.trace_records import make_record
 from tests.unit.decode.drafting.test_tree_proposer import Wide
 from tests.unit.decode.toys import (
@@ -34,7 +39,7 @@ from tests.unit.decode.toys import (
 V = len(TARGET_PIECES)
 FIRST_T = ALIGNMENT.draft_first_T
 ENDS = frozenset({TARGET_EOS})
-AS_BELIEVED = {
+UNRESHAPED = {
     **{"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
     **{"has_logit_bias": False, "has_grammar": False},
 }
@@ -72,11 +77,11 @@ def tree_proposer(seed: int = 3) -> Proposer:
 def texts_of(record: TraceRecord, labels: NodeLabels) -> Iterator[tuple[int, list[int]]]:
     """Each labelled node with the target's text before it."""
     prompt, emitted = record.prompt_ids.tolist(), record.emitted_ids.tolist()
-    for node, position in zip(labels.node_L, labels.position_L, strict=True):
+    for node, position in zip(labels.node_L, labels.emitted_L, strict=True):
         yield int(node), [*prompt, *emitted[:position]]
 
 
-def wanted_label(record: TraceRecord, node: int, text: list[int], sampling: Sampling) -> float:
+def expected_label(record: TraceRecord, node: int, text: list[int], sampling: Sampling) -> float:
     token = int(record.rounds.node_ids_M[node])
     p = slow_shape(TABLE.logits(text).tolist(), sampling)
     is_direct = SOURCES[record.rounds.sources_M[node]] == "direct"
@@ -91,28 +96,28 @@ def test_a_soft_label_is_the_targets_chance_by_its_own_table(sampling) -> None:
         record = trace(request, tree_proposer())
         labels = node_labels(record, FIRST_T)
         for (node, text), label in zip(texts_of(record, labels), labels.soft_L, strict=True):
-            assert label == pytest.approx(wanted_label(record, node, text, sampling), abs=6e-3)  # float16 in records
+            assert label == pytest.approx(expected_label(record, node, text, sampling), abs=6e-3)  # float16 in records
             seen.add(SOURCES[record.rounds.sources_M[node]])
     assert seen == set(SOURCES)
 
 
 def test_exactly_the_nodes_behind_the_path_are_labelled() -> None:
-    """Walked by definition: whose parent was drawn, before the text ended."""
+    """By definition, nodes with a drawn parent, before the end of the text."""
     record = trace(make_request(num_draft_tokens=12, max_new_tokens=60, seed=5), tree_proposer())
-    rounds, wanted = record.rounds, {}
+    rounds, expected = record.rounds, {}
     node, emitted = 0, 0
     for number, num_emitted in zip(rounds.num_nodes_R, rounds.num_emitted_R, strict=True):
         depth = {0: 0}
         for index in range(1, int(number) + 1):
             parent = int(rounds.parents_M[node + index - 1])
             if parent in depth and depth[parent] < num_emitted:
-                wanted[node + index - 1] = emitted + depth[parent]
+                expected[node + index - 1] = emitted + depth[parent]
             if parent in depth and rounds.accepted_M[node + index - 1]:
                 depth[index] = depth[parent] + 1
         node, emitted = node + int(number), emitted + int(num_emitted)
     labels = node_labels(record, FIRST_T)
-    assert dict(zip(labels.node_L.tolist(), labels.position_L.tolist(), strict=True)) == wanted
-    assert len(wanted) < len(rounds.node_ids_M)
+    assert dict(zip(labels.node_L.tolist(), labels.emitted_L.tolist(), strict=True)) == expected
+    assert len(expected) < len(rounds.node_ids_M)
 
 
 def test_an_accepted_node_is_right_and_at_temperature_0_that_is_its_label() -> None:
@@ -127,7 +132,7 @@ def test_an_accepted_node_is_right_and_at_temperature_0_that_is_its_label() -> N
 
 
 def test_drafting_without_a_look_at_the_noise_is_right_as_often_as_the_soft_labels_say() -> None:
-    """About 4,000 guesses: the mean of what came of them is off by 0.008 on average, by 0.04 once in a million."""
+    """About 4,000 drafted tokens: the mean of their labels is off by 0.008 on average, by 0.04 once in a million."""
     soft, right = [], []
     for seed in range(60):
         record = trace(make_request(seed=seed, num_draft_tokens=6, max_new_tokens=60), make_drafter())
@@ -138,7 +143,7 @@ def test_drafting_without_a_look_at_the_noise_is_right_as_often_as_the_soft_labe
     assert np.concatenate(soft).mean() == pytest.approx(np.concatenate(right).mean(), abs=0.04)
 
 
-def test_with_the_noise_in_view_guesses_are_right_more_often_than_soft_labels_say() -> None:
+def test_with_the_noise_in_view_drafted_tokens_are_right_more_often_than_soft_labels_say() -> None:
     """Which is why a deployment that looks at it learns from what was drawn."""
     request = make_request(num_draft_tokens=6, max_new_tokens=240)
     labels = node_labels(trace(request, make_drafter(noise_weight=1.0)), FIRST_T)
@@ -166,26 +171,26 @@ def test_the_labels_of_a_splits_pieces_multiply_to_the_chance_of_all_of_it() -> 
 
 def test_going_on_from_a_token_is_right_when_it_begins_the_merge_that_is_drawn() -> None:
     """h is drafted as one token, and the target may say he, which the drafter begins with h too."""
-    beliefs = believe({T[b"h"]: 0.5, T[b"he"]: 0.3, T[b"a"]: 0.2})
-    record = one_round(T[b"h"], "direct", emitted=T[b"he"], beliefs=beliefs)
+    logprobs = make_logprobs({T[b"h"]: 0.5, T[b"he"]: 0.3, T[b"a"]: 0.2})
+    record = one_round(T[b"h"], "direct", emitted=T[b"he"], logprobs=logprobs)
     labels = node_labels(record, FIRST_T)
     assert labels.soft_L == pytest.approx([0.8], abs=1e-3)
     assert labels.right_L.tolist() == [1.0]
-    merge = node_labels(one_round(T[b"he"], "merge", emitted=T[b"h"], beliefs=beliefs), FIRST_T)
+    merge = node_labels(one_round(T[b"he"], "merge", emitted=T[b"h"], logprobs=logprobs), FIRST_T)
     assert merge.soft_L == pytest.approx([0.3], abs=1e-3)
     assert merge.right_L.tolist() == [0.0]
 
 
-def test_a_token_that_was_not_kept_has_at_most_what_is_left_for_it() -> None:
-    beliefs = believe({T[b"a"]: 0.9, T[b"g"]: 0.02}, tail=0.08)
-    (label,) = node_labels(one_round(T[b"f"], "direct", emitted=T[b"a"], beliefs=beliefs), FIRST_T).soft_L
+def test_a_token_outside_the_top_k_has_at_most_the_mass_left_for_it() -> None:
+    logprobs = make_logprobs({T[b"a"]: 0.9, T[b"g"]: 0.02}, tail=0.08)
+    (label,) = node_labels(one_round(T[b"f"], "direct", emitted=T[b"a"], logprobs=logprobs), FIRST_T).soft_L
     assert label == pytest.approx(0.02, abs=1e-3)
-    thin = believe({T[b"a"]: 0.9, T[b"g"]: 0.09}, tail=0.01)
-    (label,) = node_labels(one_round(T[b"f"], "direct", emitted=T[b"a"], beliefs=thin), FIRST_T).soft_L
+    thin = make_logprobs({T[b"a"]: 0.9, T[b"g"]: 0.09}, tail=0.01)
+    (label,) = node_labels(one_round(T[b"f"], "direct", emitted=T[b"a"], logprobs=thin), FIRST_T).soft_L
     assert label == pytest.approx(0.01, abs=1e-3)
 
 
-def test_without_beliefs_what_was_drawn_is_the_label() -> None:
+def test_without_log_probabilities_the_label_is_whether_the_token_was_drawn() -> None:
     record = trace(make_request(seed=2, max_new_tokens=40), make_drafter())
     labels = node_labels(replace(record, beliefs=None), FIRST_T)
     assert np.array_equal(labels.soft_L, node_labels(record, FIRST_T).right_L)
@@ -199,13 +204,13 @@ RESHAPED = [
 
 
 @pytest.mark.parametrize("sampling", RESHAPED, ids=str)
-def test_where_no_record_has_the_distribution_what_was_drawn_is_the_label(sampling) -> None:
+def test_where_no_record_has_the_distribution_the_label_is_whether_the_token_was_drawn(sampling) -> None:
     request = make_request(sampling, seed=4, num_draft_tokens=12, max_new_tokens=40, stop_ids=ENDS)
     record = trace(request, tree_proposer())
     labels = node_labels(record, FIRST_T)
     assert len(labels.node_L)
     assert np.array_equal(labels.soft_L, labels.right_L)
-    assert not np.array_equal(node_labels(replace(record, **AS_BELIEVED), FIRST_T).soft_L, labels.soft_L)
+    assert not np.array_equal(node_labels(replace(record, **UNRESHAPED), FIRST_T).soft_L, labels.soft_L)
 
 
 @pytest.mark.parametrize("num_kept", [4, 8, 16])
@@ -214,17 +219,17 @@ def test_where_no_record_has_the_distribution_what_was_drawn_is_the_label(sampli
     [Sampling(1.0), Sampling(1.0, top_k=3), Sampling(1.0, top_p=0.3), Sampling(1.0, min_p=0.9)],
     ids=str,
 )
-def test_a_few_kept_tokens_say_what_all_of_them_say_at_temperature_1(num_kept, sampling) -> None:
+def test_the_top_k_give_the_distribution_of_all_tokens_at_temperature_1(num_kept, sampling) -> None:
     record = trace(make_request(sampling, max_new_tokens=30), make_drafter(), num_kept)
     assert record.beliefs is not None
-    draws = target_distribution(record.beliefs, 1.0, sampling.top_k, sampling.top_p, sampling.min_p)
-    for position, row in enumerate(draws.x_EK):
+    shaped = target_distribution(record.beliefs, 1.0, sampling.top_k, sampling.top_p, sampling.min_p)
+    for position, row in enumerate(shaped.x_EK):
         text = [*record.prompt_ids.tolist(), *record.emitted_ids.tolist()[:position]]
         p = slow_shape(TABLE.logits(text).tolist(), sampling)
-        wanted = [p.get(int(token), 0.0) for token in draws.ids_EK[position]]
-        assert row == pytest.approx(wanted, abs=6e-3)
-        outside = [x for token, x in p.items() if token not in draws.ids_EK[position]]
-        assert max(outside, default=0.0) <= draws.other_E[position] + 6e-3
+        expected = [p.get(int(token), 0.0) for token in shaped.ids_EK[position]]
+        assert row == pytest.approx(expected, abs=6e-3)
+        outside = [x for token, x in p.items() if token not in shaped.ids_EK[position]]
+        assert max(outside, default=0.0) <= shaped.other_E[position] + 6e-3
 
 
 def test_a_record_without_rounds_has_no_labels() -> None:
@@ -233,7 +238,7 @@ def test_a_record_without_rounds_has_no_labels() -> None:
     assert not len(node_labels(replace(record, rounds=replace(record.rounds, **empty)), FIRST_T).node_L)
 
 
-def believe(p: dict[int, float], tail: float = 0.0) -> TargetLogprobs:
+def make_logprobs(p: dict[int, float], tail: float = 0.0) -> TargetLogprobs:
     """At the only position of `one_round`."""
     with np.errstate(divide="ignore"):
         log_p_1K, log_tail_1 = np.log([list(p.values())]), np.log([tail])
@@ -245,9 +250,9 @@ def believe(p: dict[int, float], tail: float = 0.0) -> TargetLogprobs:
     )
 
 
-def one_round(token: int, source: str, *, emitted: int, beliefs: TargetLogprobs) -> TraceRecord:
+def one_round(token: int, source: str, *, emitted: int, logprobs: TargetLogprobs) -> TraceRecord:
     """One drafted node and one emitted token, at temperature 1."""
-    record = make_record(num_emitted=1, temperature=1.0, top_p=None, beliefs=beliefs)
+    record = make_record(num_emitted=1, temperature=1.0, top_p=None, beliefs=logprobs)
     rounds = replace(
         record.rounds,
         num_nodes_R=np.array([1], np.uint16),
@@ -259,3 +264,35 @@ def one_round(token: int, source: str, *, emitted: int, beliefs: TargetLogprobs)
         accepted_M=np.array([token == emitted], np.uint8),
     )
     return replace(record, emitted_ids=np.array([emitted], np.uint32), rounds=rounds)
+
+
+def make_rounds(num_nodes, num_accepted, num_emitted, ids, parents, accepted) -> Rounds:
+    columns = {
+        "num_nodes_R": num_nodes,
+        "num_accepted_R": num_accepted,
+        "num_emitted_R": num_emitted,
+        "node_ids_M": ids,
+        "parents_M": parents,
+        "accepted_M": accepted,
+    }
+    return Rounds(**{name: np.array(columns.get(name, []), kind) for name, kind in ROUND_COLUMNS.items()})
+
+
+def test_children_of_the_last_accepted_node_were_refused_and_nothing_behind_them() -> None:
+    """Round 0: 10 and 11 accepted, 12 and 13 stood where the target said its own; 14 behind 12, 15 beside 11.
+    Round 1: 20 and 21 at its root."""
+    rounds = make_rounds(
+        [6, 2], [2, 0], [3, 1], [10, 11, 15, 12, 13, 14, 20, 21], [0, 1, 1, 2, 2, 4, 0, 0], [1, 1, 0, 0, 0, 0, 0, 0]
+    )
+    assert rejected_tokens(rounds).tolist() == [[2, 12], [2, 13], [3, 20], [3, 21]]
+
+
+def test_a_round_that_ends_the_text_on_its_path_refused_nothing() -> None:
+    rounds = make_rounds([3], [1], [1], [10, 11, 12], [0, 1, 0], [1, 0, 0])
+    assert rejected_tokens(rounds).tolist() == []
+
+
+def test_rounds_without_drafts_refused_nothing() -> None:
+    assert rejected_tokens(make_rounds([0, 1, 0], [0, 0, 0], [1, 1, 1], [7], [0], [0])).tolist() == [[1, 7]]
+    assert rejected_tokens(make_rounds([0, 0], [0, 0], [1, 1], [], [], [])).shape == (0, 2)
+    assert rejected_tokens(make_rounds([], [], [], [], [], [])).shape == (0, 2)

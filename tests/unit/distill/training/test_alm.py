@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from omnidraft.distill.training.alm import Chunks, log_q
+from omnidraft.distill.examples.targets import ChunkTargets
+from omnidraft.distill.training.alm import log_q
 from omnidraft.distill.training.losses import LOSSES
 
 V = 7
@@ -19,13 +20,13 @@ every_tau = pytest.mark.parametrize("tau", [1.0, 100.0])
 STARTS_V = torch.tensor([1, 0, 0, 1, 0], dtype=torch.bool)  # shorter than the head, which has unused rows
 
 
-def make_chunks(tau: float = 100.0, starts_V: Tensor | None = STARTS_V) -> Chunks:
+def make_chunks(tau: float = 100.0, starts_V: Tensor | None = STARTS_V) -> ChunkTargets:
     """Rows 0 to 1, 2 to 4 and 4 alone; a boundary is looked at one row later."""
-    return Chunks(
-        first_row_C=torch.tensor([0, 2, 4]),
-        ids_CL=torch.tensor([[3, 1, 0], [2, 2, 5], [6, 0, 0]]),
-        num_ids_C=torch.tensor([2, 3, 1]),
-        log_p_C=torch.tensor([0.3, 0.01, 0.9]).log(),
+    return ChunkTargets(
+        row_N=torch.tensor([0, 2, 4]),
+        ids_NL=torch.tensor([[3, 1, 0], [2, 2, 5], [6, 0, 0]]),
+        num_ids_N=torch.tensor([2, 3, 1]),
+        log_p_N=torch.tensor([0.3, 0.01, 0.9]).log(),
         tau=tau,
         starts_V=starts_V,
     )
@@ -35,15 +36,15 @@ def random_logits(seed: int) -> Tensor:
     return torch.randn(R, V, generator=torch.Generator().manual_seed(seed))
 
 
-def slow_log_q(logits_RV: Tensor, chunks: Chunks) -> Tensor:
-    found = []
+def slow_log_q(logits_RV: Tensor, chunks: ChunkTargets) -> Tensor:
+    slow = []
     log_q_RV = logits_RV.log_softmax(dim=-1)
-    for first, ids, num in zip(chunks.first_row_C, chunks.ids_CL, chunks.num_ids_C, strict=True):
+    for first, ids, num in zip(chunks.row_N, chunks.ids_NL, chunks.num_ids_N, strict=True):
         total = torch.stack([log_q_RV[first + n, ids[n]] for n in range(num)]).sum()
         if chunks.starts_V is not None:
             total = total + log_q_RV[first + num, : len(STARTS_V)].exp()[STARTS_V].sum().log()
-        found.append(total)
-    return torch.stack(found)
+        slow.append(total)
+    return torch.stack(slow)
 
 
 @pytest.mark.parametrize("starts_V", [None, STARTS_V], ids=["text", "text and boundary"])
@@ -56,7 +57,7 @@ def test_a_chunk_is_as_likely_as_all_its_tokens_and_the_word_that_starts_after_i
 @every_tau
 def test_is_zero_when_both_find_a_chunk_equally_likely(name: str, tau: float) -> None:
     chunks = make_chunks(tau)
-    same = replace(chunks, log_p_C=slow_log_q(random_logits(0), chunks))
+    same = replace(chunks, log_p_N=slow_log_q(random_logits(0), chunks))
     torch.testing.assert_close(LOSSES[name].per_position(random_logits(0), same), torch.zeros(3), atol=2e-4, rtol=0)
     assert (LOSSES[name].per_position(random_logits(0), chunks) > 0.005).all()
 
@@ -74,7 +75,7 @@ def test_falls_along_its_own_gradient(name: str, tau: float) -> None:
 
 def test_one_token_at_temperature_one_is_the_binary_divergence() -> None:
     """What is left when the vocabularies are the same."""
-    chunks = replace(make_chunks(1.0, None)[2:3], log_p_C=torch.tensor([0.3]).log())
+    chunks = replace(make_chunks(1.0, None)[2:3], log_p_N=torch.tensor([0.3]).log())
     q = random_logits(0).softmax(dim=-1)[4, 6]
     p = torch.tensor(0.3)
     kl = p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()
@@ -85,7 +86,7 @@ def test_one_token_at_temperature_one_is_the_binary_divergence() -> None:
 
 def test_a_high_temperature_compares_log_likelihoods() -> None:
     chunks = make_chunks(1000.0)
-    a, b = -chunks.log_p_C, -slow_log_q(random_logits(0), chunks)
+    a, b = -chunks.log_p_N, -slow_log_q(random_logits(0), chunks)
     kl, tv = (LOSSES[name].per_position(random_logits(0), chunks) for name in ("alm", "alm_tv"))
     torch.testing.assert_close(kl, a * (a / b).log() - a + b, rtol=0.02, atol=0.01)
     torch.testing.assert_close(tv, (a - b).abs(), rtol=0.02, atol=0.01)
@@ -102,10 +103,10 @@ def test_extreme_logits_and_likelihoods_give_finite_gradients(
     name: str, tau: float, row: list[float], log_p: float
 ) -> None:
     logits_RV = torch.tensor([row] * R).requires_grad_()
-    chunks = replace(make_chunks(tau), log_p_C=torch.full((3,), log_p))
-    loss_C = LOSSES[name].per_position(logits_RV, chunks)
-    (grad_RV,) = torch.autograd.grad(loss_C.sum(), logits_RV)
-    assert loss_C.isfinite().all()
+    chunks = replace(make_chunks(tau), log_p_N=torch.full((3,), log_p))
+    loss_N = LOSSES[name].per_position(logits_RV, chunks)
+    (grad_RV,) = torch.autograd.grad(loss_N.sum(), logits_RV)
+    assert loss_N.isfinite().all()
     assert grad_RV.isfinite().all()
 
 

@@ -1,4 +1,4 @@
-"""What every loss at single positions promises, and the buckets they are made of.
+"""Promises of every loss at single positions, and of the buckets they compare.
 
 Every loss of the table is tested by standing in it.
 """
@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from omnidraft.distill.examples.buckets import Buckets, log_q
-from omnidraft.distill.training.divergences import LK_ETA
+from omnidraft.distill.examples.targets import BucketTargets
+from omnidraft.distill.training.divergences import LK_ETA, log_q
 from omnidraft.distill.training.losses import LOSSES
 
 V = 9
 NAMES = [name for name, loss in LOSSES.items() if loss.positions != "chunk"]
-OF_BELIEFS = [name for name in NAMES if LOSSES[name].positions in ("boundary", "direct")]
+DIVERGENCES = [name for name in NAMES if LOSSES[name].positions in ("boundary", "direct")]
 every_loss = pytest.mark.parametrize("name", NAMES)
 
 DIRECT_V = torch.tensor([1, 1, 1, 0, 1, 0, 0, 1, 1], dtype=torch.bool)
@@ -24,18 +24,19 @@ DIRECT_V = torch.tensor([1, 1, 1, 0, 1, 0, 0, 1, 1], dtype=torch.bool)
 
 def make_buckets(
     ids: list[list[int]], p: list[list[float]], rest: list[float], emitted: list[int], direct: Tensor | None = None
-) -> Buckets:
+) -> BucketTargets:
     p_NS = torch.tensor(p)
     real_NS = torch.ones_like(p_NS, dtype=torch.bool)
-    return Buckets(torch.tensor(ids), p_NS.log(), real_NS, torch.tensor(rest).log(), torch.tensor(emitted), direct)
+    rows, rest_N = torch.arange(len(ids)), torch.tensor(rest)
+    return BucketTargets(rows, torch.tensor(ids), p_NS.log(), real_NS, rest_N.log(), torch.tensor(emitted), direct)
 
 
-def asked_of(name: str) -> Buckets:
+def targets_of(name: str) -> BucketTargets:
     """Two positions as this loss meets them."""
     match LOSSES[name].positions:
         case "emitted" | "piece":
             return make_buckets([[3], [5]], [[1.0], [1.0]], [0.0, 0.0], [3, 5])
-        case "believed piece":
+        case "weighted piece":
             return make_buckets([[3], [5]], [[0.7], [0.4]], [0.0, 0.0], [3, 5])
         case "rejected":
             return make_buckets([[3], [5]], [[0.2], [0.01]], [0.8, 0.99], [2, 1])
@@ -45,8 +46,8 @@ def asked_of(name: str) -> Buckets:
             return make_buckets([[1, 4, 2], [0, 7, 8]], p, rest, [4, 0], direct_V)
 
 
-def logits_equal_to(buckets: Buckets) -> Tensor:
-    """q has exactly the asked mass in every bucket; the rest is spread over all other tokens that may be in it."""
+def logits_equal_to(buckets: BucketTargets) -> Tensor:
+    """q has exactly the target mass in every bucket; the rest is spread over all other tokens that may be in it."""
     in_rest_V = torch.ones(V, dtype=torch.bool) if buckets.rest_V is None else buckets.rest_V
     outside_N = in_rest_V.sum() - buckets.real_NS.sum(dim=1)
     spread_N = buckets.log_p_rest_N.clamp_min(-40) - outside_N.log()
@@ -55,14 +56,14 @@ def logits_equal_to(buckets: Buckets) -> Tensor:
 
 
 def best_logits(name: str) -> Tensor:
-    """The drafter that this loss asks for."""
-    if LOSSES[name].positions in ("emitted", "piece", "believed piece"):
-        return 40.0 * torch.nn.functional.one_hot(asked_of(name).emitted_N, V).float()
-    return logits_equal_to(asked_of(name))
+    """The drafter that minimises this loss."""
+    if LOSSES[name].positions in ("emitted", "piece", "weighted piece"):
+        return 40.0 * torch.nn.functional.one_hot(targets_of(name).emitted_N, V).float()
+    return logits_equal_to(targets_of(name))
 
 
-def losses_of(name: str, logits_NV: Tensor, asked: Buckets | None = None) -> Tensor:
-    return LOSSES[name].per_position(logits_NV, asked or asked_of(name))
+def losses_of(name: str, logits_NV: Tensor, targets: BucketTargets | None = None) -> Tensor:
+    return LOSSES[name].per_position(logits_NV, targets or targets_of(name))
 
 
 def random_logits(seed: int, num_rows: int = 2) -> Tensor:
@@ -70,7 +71,7 @@ def random_logits(seed: int, num_rows: int = 2) -> Tensor:
 
 
 @every_loss
-def test_is_zero_when_the_drafter_believes_what_the_target_believes(name: str) -> None:
+def test_is_zero_when_the_drafter_equals_the_target(name: str) -> None:
     torch.testing.assert_close(losses_of(name, best_logits(name) + 3.0), torch.zeros(2), atol=1e-5, rtol=0)
 
 
@@ -79,8 +80,8 @@ def test_is_positive_elsewhere(name: str) -> None:
     """`osd` only where the first token is the wrong one."""
     for seed in range(50):
         logits_NV = random_logits(seed)
-        is_asked_N = logits_NV.argmax(dim=-1) != asked_of(name).emitted_N if name == "osd" else torch.ones(2)
-        assert torch.equal(losses_of(name, logits_NV) > 0, is_asked_N.bool())
+        counts_N = logits_NV.argmax(dim=-1) != targets_of(name).emitted_N if name == "osd" else torch.ones(2)
+        assert torch.equal(losses_of(name, logits_NV) > 0, counts_N.bool())
 
 
 @every_loss
@@ -102,14 +103,15 @@ def test_a_constant_added_to_the_logits_changes_nothing(name: str) -> None:
 @every_loss
 def test_a_padded_bucket_counts_for_nothing(name: str) -> None:
     logits_NV = random_logits(0).requires_grad_()
-    asked = asked_of(name)
-    padded = Buckets(
-        torch.cat([asked.ids_NS, asked.ids_NS[:, :1]], dim=1),
-        torch.cat([asked.log_p_NS, torch.full((2, 1), -torch.inf)], dim=1),
-        torch.cat([asked.real_NS, torch.zeros(2, 1, dtype=torch.bool)], dim=1),
-        asked.log_p_rest_N,
-        asked.emitted_N,
-        asked.rest_V,
+    targets = targets_of(name)
+    padded = BucketTargets(
+        targets.row_N,
+        torch.cat([targets.ids_NS, targets.ids_NS[:, :1]], dim=1),
+        torch.cat([targets.log_p_NS, torch.full((2, 1), -torch.inf)], dim=1),
+        torch.cat([targets.real_NS, torch.zeros(2, 1, dtype=torch.bool)], dim=1),
+        targets.log_p_rest_N,
+        targets.emitted_N,
+        targets.rest_V,
     )
     plain_N, padded_N = losses_of(name, logits_NV), losses_of(name, logits_NV, padded)
     torch.testing.assert_close(padded_N, plain_N)
@@ -133,9 +135,9 @@ def test_extreme_logits_give_finite_gradients(name: str, logits: list[float]) ->
 
 @every_loss
 def test_a_bucket_without_mass_gives_finite_numbers(name: str) -> None:
-    asked = make_buckets([[1, 4]], [[1.0, 0.0]], [0.0], [1])
+    targets = make_buckets([[1, 4]], [[1.0, 0.0]], [0.0], [1])
     logits_NV = random_logits(0, 1).requires_grad_()
-    loss = losses_of(name, logits_NV, asked).sum()
+    loss = losses_of(name, logits_NV, targets).sum()
     (grad_NV,) = torch.autograd.grad(loss, logits_NV)
     assert loss.isfinite()
     assert grad_NV.isfinite().all()
@@ -162,12 +164,13 @@ def plain(name: str, log_p_NV: Tensor, log_q_NV: Tensor) -> Tensor:
     }[name]
 
 
-@pytest.mark.parametrize("name", OF_BELIEFS)
+@pytest.mark.parametrize("name", DIVERGENCES)
 def test_equal_vocabularies_and_all_tokens_kept_give_the_textbook_divergence(name: str) -> None:
     """K = V: every token is a bucket, and the rest, which is empty, has neither value nor gradient."""
     logits_NV = random_logits(0, 3).requires_grad_()
     log_p_NV = random_logits(1, 3).log_softmax(dim=-1)
-    asked = Buckets(
+    targets = BucketTargets(
+        torch.arange(3),
         torch.arange(V).repeat(3, 1),
         log_p_NV,
         torch.ones(3, V, dtype=torch.bool),
@@ -175,7 +178,7 @@ def test_equal_vocabularies_and_all_tokens_kept_give_the_textbook_divergence(nam
         logits_NV.argmin(dim=-1),
         torch.ones(V, dtype=torch.bool) if LOSSES[name].positions == "direct" else None,
     )
-    plain_N, loss_N = plain(name, log_p_NV, logits_NV.log_softmax(dim=-1)), losses_of(name, logits_NV, asked)
+    plain_N, loss_N = plain(name, log_p_NV, logits_NV.log_softmax(dim=-1)), losses_of(name, logits_NV, targets)
     torch.testing.assert_close(loss_N, plain_N)
     (grad,) = torch.autograd.grad(loss_N.sum(), logits_NV)
     (plain_grad,) = torch.autograd.grad(plain_N.sum(), logits_NV)
@@ -202,22 +205,22 @@ def test_a_wider_head_than_the_vocabulary_changes_nothing_where_only_direct_toke
     torch.testing.assert_close(losses_of("dm_paper", wider_NV), losses_of("dm_paper", logits_NV))
 
 
-def test_wrong_token_weighting_asks_nothing_where_the_drafter_is_right() -> None:
-    asked = asked_of("osd")
-    right_NV = random_logits(0).scatter(1, asked.emitted_N[:, None], 9.0)
+def test_wrong_token_weighting_is_zero_where_the_drafter_is_right() -> None:
+    targets = targets_of("osd")
+    right_NV = random_logits(0).scatter(1, targets.emitted_N[:, None], 9.0)
     assert (losses_of("osd", right_NV) == 0).all()
-    wrong_NV = random_logits(0).scatter(1, asked.emitted_N[:, None], -9.0)
-    torch.testing.assert_close(losses_of("osd", wrong_NV), losses_of("dm", wrong_NV, asked))
+    wrong_NV = random_logits(0).scatter(1, targets.emitted_N[:, None], -9.0)
+    torch.testing.assert_close(losses_of("osd", wrong_NV), losses_of("dm", wrong_NV, targets))
 
 
-def test_an_ngram_weighs_what_the_target_believed_of_it() -> None:
-    logits_NV, asked = random_logits(0), asked_of("ngram_p")
+def test_an_ngram_weighs_the_probability_that_the_target_gave_it() -> None:
+    logits_NV, targets = random_logits(0), targets_of("ngram_p")
     torch.testing.assert_close(
-        losses_of("ngram_p", logits_NV), losses_of("ngram", logits_NV, asked) * torch.tensor([0.7, 0.4])
+        losses_of("ngram_p", logits_NV), losses_of("ngram", logits_NV, targets) * torch.tensor([0.7, 0.4])
     )
 
 
-def test_a_rejected_token_loses_what_the_target_does_not_give_it_and_no_other_token_is_told_apart() -> None:
+def test_a_rejected_token_loses_the_mass_the_target_does_not_give_it_and_all_others_share_alike() -> None:
     logits_NV = random_logits(0).scatter(1, torch.tensor([[3], [5]]), 4.0).requires_grad_()
     (grad_NV,) = torch.autograd.grad(losses_of("rejected", logits_NV).sum(), logits_NV)
     q_NV = logits_NV.softmax(dim=-1).detach()
@@ -230,8 +233,8 @@ def test_kl_leads_far_off_and_total_variation_close_by() -> None:
     certain = make_buckets([[1, 4]], [[0.6, 0.4]], [0.0], [1])
     far_1V = torch.zeros(1, V).index_fill_(1, torch.tensor([6]), 30.0)
     torch.testing.assert_close(losses_of("lk", far_1V, certain), losses_of("dm", far_1V, certain), rtol=1e-5, atol=0)
-    asked = asked_of("lk")
-    close_NV = logits_equal_to(asked) + 0.01 * random_logits(0)
+    targets = targets_of("lk")
+    close_NV = logits_equal_to(targets) + 0.01 * random_logits(0)
     weight = torch.exp(torch.tensor(-LK_ETA))
-    mixed_N = weight * losses_of("dm", close_NV, asked) + (1 - weight) * losses_of("tv", close_NV, asked)
+    mixed_N = weight * losses_of("dm", close_NV, targets) + (1 - weight) * losses_of("tv", close_NV, targets)
     torch.testing.assert_close(losses_of("lk", close_NV), mixed_N, rtol=1e-2, atol=0)

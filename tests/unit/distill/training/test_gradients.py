@@ -1,18 +1,18 @@
 """The fast gradient is that of one position after the other, whatever passes and stretches of rows it was cut into."""
 
-import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from omnidraft.config import AlmSettings
-from omnidraft.distill.examples.buckets import Buckets
+from omnidraft.distill.examples import collate as packing
 from omnidraft.distill.examples.collate import collate
+from omnidraft.distill.examples.targets import BucketTargets, ChunkTargets
 from omnidraft.distill.examples.training_example import ExampleBuilder, TrainingExample
 from omnidraft.distill.training import gradients as fast
-from omnidraft.distill.training import packing
 from omnidraft.distill.training.losses import LOSSES
 from omnidraft.ports import PackedTexts
 
@@ -26,9 +26,9 @@ SUM = tuple((name, 0.1 + 0.2 * index) for index, name in enumerate(LOSSES))
 """All of them, each with its own weight."""
 
 
-def positions_of(pair, alm: AlmSettings) -> list[TrainingExample]:
+def examples_of(pair, alm: AlmSettings) -> list[TrainingExample]:
     """Several records with beliefs of unlike width, one of them without any."""
-    reader = ExampleBuilder(pair.draft, pair.target.vocabulary, pair.alignment, max_tokens=60, alm=alm)
+    builder = ExampleBuilder(pair.draft, pair.target.vocabulary, pair.alignment, max_tokens=60, alm=alm)
     records = [pair.record(f"r{n}", text, seed=n) for n, text in enumerate(TEXTS)]
     narrow = replace(
         records[1].beliefs,
@@ -37,72 +37,56 @@ def positions_of(pair, alm: AlmSettings) -> list[TrainingExample]:
     )
     records[1] = replace(records[1], beliefs=narrow)
     records[2] = replace(records[2], beliefs=None)
-    return [reader.build(record) for record in records]
+    return [builder.build(record) for record in records]
 
 
-def slow_losses(model, record: TrainingExample, name: str) -> list[Tensor]:
-    """One forward over the record alone, and every position by itself."""
-    logits_TV = all_logits(model, record)
-    loss = LOSSES[name]
-    if loss.positions in ("emitted", "piece"):
-        kind = loss.positions
-        ats = record.at_P[record.is_draftable_P] if kind == "emitted" else record.piece_at_M
-        ids = record.draft_P[record.is_draftable_P] if kind == "emitted" else record.piece_ids_M
-        return [-logits_TV[at].log_softmax(dim=-1)[token] for at, token in zip(ats, ids, strict=True)]
-    if record.distribution is None:
+def slow_losses(model, example: TrainingExample, name: str) -> list[Tensor]:
+    """One forward over the example alone, and every target by itself."""
+    logits_TV = all_logits(model, example)
+    kind = LOSSES[name].positions
+    if kind not in example.targets:
         return []
-    believed = record.distribution
-    match loss.positions:
-        case "boundary":
-            return [
-                one(loss, logits_TV[at], believed.buckets, n, record.draft_P[n]) for n, at in enumerate(record.at_P)
-            ]
-        case "direct":
-            rest_V = torch.from_numpy(believed.is_direct_D)
-            return [one(loss, logits_TV[at], believed.direct, n, 0, rest_V) for n, at in enumerate(record.at_P)]
-        case "rejected":
-            ats = record.at_P[believed.rejected_row_N]
-            return [one(loss, logits_TV[at], believed.rejected, n, 0) for n, at in enumerate(ats)]
-        case "believed piece":
-            return [
-                -math.exp(believed.log_p_P[row]) * logits_TV[at].log_softmax(dim=-1)[token]
-                for at, token, row in zip(record.piece_at_M, record.piece_ids_M, record.piece_row_M, strict=True)
-            ]
-        case _:
-            return slow_chunks(name, logits_TV, record)
+    targets = example.targets[kind]
+    if kind == "chunk":
+        return slow_chunks(name, logits_TV, targets)
+    if name in ("nll", "ngram", "ngram_p"):
+        weight_N = np.exp(targets.log_p_NS[:, 0])
+        rows = zip(targets.row_N, targets.emitted_N, weight_N, strict=True)
+        return [-float(weight) * logits_TV[at].log_softmax(dim=-1)[token] for at, token, weight in rows]
+    return [one(LOSSES[name], logits_TV, targets, number) for number in range(len(targets))]
 
 
-def all_logits(model, record: TrainingExample) -> Tensor:
+def all_logits(model, example: TrainingExample) -> Tensor:
     """At every id; what stands before the first position is context, and 0 here."""
-    num_context = int(min(record.at_P.min(), record.piece_at_M.min(initial=len(record.ids_T))))
-    ids_T = torch.from_numpy(record.ids_T)
+    num_context = int(min(example.at_P.min(), example.piece_at_M.min(initial=len(example.ids_T))))
+    ids_T = torch.from_numpy(example.ids_T)
     texts = PackedTexts(ids_T, torch.zeros_like(ids_T), torch.arange(len(ids_T)), num_context)
     logits_NV = model.logits(model.hidden(texts))
     return torch.cat([torch.zeros(num_context, logits_NV.shape[1]), logits_NV])
 
 
-def one(loss, logits_V: Tensor, buckets, row: int, emitted: int, rest_V: Tensor | None = None) -> Tensor:
+def one(loss, logits_TV: Tensor, targets: BucketTargets, number: int) -> Tensor:
     """Without padding: only the buckets that are real."""
-    real = torch.from_numpy(buckets.real_PS[row])
-    asked = Buckets(
-        torch.from_numpy(buckets.ids_PS[row])[real][None],
-        torch.from_numpy(buckets.log_p_PS[row])[real][None],
+    real = torch.from_numpy(targets.real_NS[number])
+    single = BucketTargets(
+        torch.tensor([0]),
+        torch.from_numpy(targets.ids_NS[number])[real][None],
+        torch.from_numpy(targets.log_p_NS[number])[real][None],
         real[real][None],
-        torch.tensor([buckets.log_p_rest_P[row]]),
-        torch.tensor([emitted]),
-        rest_V,
+        torch.tensor([targets.log_p_rest_N[number]]),
+        torch.tensor([targets.emitted_N[number]]),
+        None if targets.rest_V is None else torch.from_numpy(targets.rest_V),
     )
-    return loss.per_position(logits_V[None], asked)[0]
+    return loss.per_position(logits_TV[targets.row_N[number]][None], single)[0]
 
 
-def slow_chunks(name: str, logits_TV: Tensor, record: TrainingExample) -> list[Tensor]:
-    chunks = record.distribution.chunks
+def slow_chunks(name: str, logits_TV: Tensor, chunks: ChunkTargets) -> list[Tensor]:
     log_q_TV = logits_TV.log_softmax(dim=-1)
     losses = []
-    for at, num, log_p in zip(chunks.at_C, chunks.num_ids_C, chunks.log_p_C, strict=True):
-        log_q = sum(log_q_TV[row, record.ids_T[row + 1]] for row in range(at, at + num))
-        if chunks.starts_D is not None:
-            log_q = log_q + log_q_TV[at + num][torch.from_numpy(chunks.starts_D)].exp().sum().log()
+    for at, ids, num, log_p in zip(chunks.row_N, chunks.ids_NL, chunks.num_ids_N, chunks.log_p_N, strict=True):
+        log_q = sum(log_q_TV[at + n, ids[n]] for n in range(num))
+        if chunks.starts_V is not None:
+            log_q = log_q + log_q_TV[at + num][torch.from_numpy(chunks.starts_V)].exp().sum().log()
         p, q = torch.tensor(log_p / chunks.tau - 1e-6).exp(), (log_q / chunks.tau - 1e-6).exp()
         kl = p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()
         losses.append(chunks.tau * (kl if name == "alm" else (p - q).abs()))
@@ -118,28 +102,28 @@ def test_the_gradient_of_all_losses_at_once_is_the_naive_one(
     monkeypatch.setattr(packing, "PASS_ROWS", pass_rows)
     monkeypatch.setattr(fast, "LOGIT_ROWS", logit_rows)
     model = pair.learner().model
-    records = positions_of(pair, AlmSettings(tau=5.0, debias=debias, merge_below=0.5))
-    num_by_loss = fast.num_positions(records, SUM)
-    sums = fast.backward(model, records, SUM, num_by_loss)
-    found = {name: parameter.grad.clone() for name, parameter in model.trained().items()}
+    examples = examples_of(pair, AlmSettings(tau=5.0, debias=debias, merge_below=0.5))
+    num_by_loss = fast.num_positions(examples, SUM)
+    sums = fast.backward(model, examples, SUM, num_by_loss)
+    fast_gradient = {name: parameter.grad.clone() for name, parameter in model.trained().items()}
     for parameter in model.trained().values():
         parameter.grad = None
-    slow = {name: [loss for record in records for loss in slow_losses(model, record, name)] for name, _ in SUM}
+    slow = {name: [loss for example in examples for loss in slow_losses(model, example, name)] for name, _ in SUM}
     assert num_by_loss == {name: len(losses) for name, losses in slow.items()}
     assert all(num > 0 for num in num_by_loss.values())
     total = sum(weight * torch.stack(slow[name]).mean() for name, weight in SUM)
     total.backward()
     for name, parameter in model.trained().items():
-        torch.testing.assert_close(found[name], parameter.grad, atol=2e-5, rtol=2e-3)
+        torch.testing.assert_close(fast_gradient[name], parameter.grad, atol=2e-5, rtol=2e-3)
     assert sums == pytest.approx({name: sum(losses).item() for name, losses in slow.items()}, rel=2e-3)
 
 
-def test_only_rows_that_a_loss_looks_at_are_asked_for(pair) -> None:
-    (group,) = packing.pack(positions_of(pair, AlmSettings())[:1])
-    (record,) = group.records
-    pieces, positions = (group.rows(0, at).tolist() for at in (record.piece_at_M, record.at_P))
-    rows_N, _ = collate(group, ["piece"])
+def test_only_rows_that_a_loss_looks_at_are_computed(pair) -> None:
+    (batch,) = packing.pack(examples_of(pair, AlmSettings())[:1])
+    (example,) = batch.examples
+    pieces, positions = (batch.rows(0, at).tolist() for at in (example.piece_at_M, example.at_P))
+    rows_N, _ = collate(batch, ["piece"])
     assert rows_N.tolist() == pieces
-    rows_N, what = collate(group, ["piece", "emitted"])
+    rows_N, targets_of = collate(batch, ["piece", "emitted"])
     assert rows_N.tolist() == sorted({*pieces, *positions})
-    assert rows_N[what["piece"].first_row_N].tolist() == pieces
+    assert rows_N[targets_of["piece"].row_N].tolist() == pieces

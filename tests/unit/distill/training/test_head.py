@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from omnidraft.config import LearnerSettings
+from omnidraft.distill.examples.collate import pack
 from omnidraft.distill.examples.training_example import ExampleBuilder, TrainingExample
 from omnidraft.distill.training.head import HeadTrainer
-from omnidraft.distill.training.packing import pack
 from omnidraft.errors import ConfigError
 from omnidraft.models.acceptance_head import PREFIX, AcceptanceHead
 from omnidraft.models.hf.drafter import load_drafter
@@ -27,7 +27,7 @@ def drafted(pair, num: int, first: int = 0) -> list:
     return [with_drafts(pair, record, seed=first + n) for n, record in enumerate(records_of(pair, num, first))]
 
 
-def read(pair, record) -> TrainingExample:
+def build(pair, record) -> TrainingExample:
     return ExampleBuilder(pair.draft, pair.target.vocabulary, pair.alignment, max_tokens=128).build(record)
 
 
@@ -77,7 +77,7 @@ def test_interleaved_the_drafter_learns_from_every_record_as_if_it_were_alone(pa
 
 
 def test_interleaved_the_head_learns_from_earlier_records_with_the_drafter_of_now(pair) -> None:
-    """Records without guesses teach the drafter; the head goes on with what the buffer has."""
+    """Records without drafted tokens teach the drafter; the head learns from the buffer."""
     learner = pair.learner(head="interleaved", records_per_step=2)
     learner.step(drafted(pair, 2))
     head = of_head(learner)
@@ -86,7 +86,7 @@ def test_interleaved_the_head_learns_from_earlier_records_with_the_drafter_of_no
     assert not is_same(of_head(learner), head)
 
 
-def test_interleaved_without_a_guess_the_head_waits(pair) -> None:
+def test_interleaved_without_a_drafted_token_the_head_waits(pair) -> None:
     learner = pair.learner(head="interleaved")
     records = [replace(record, rounds=no_rounds()) for record in records_of(pair, 2)]
     head = of_head(learner)
@@ -126,21 +126,21 @@ def test_without_a_head_drafts_in_records_change_nothing(pair) -> None:
 
 @pytest.mark.parametrize("weight", [1.0, 6.0])
 @pytest.mark.parametrize("labels", ["soft", "hard"])
-def test_rejected_guesses_weigh_as_much_as_is_said(pair, weight, labels) -> None:
-    """Where all guesses look the same, the best constant is y / (y + weight (1 - y)) for a mean label y."""
+def test_rejected_tokens_weigh_as_much_as_the_setting_says(pair, weight, labels) -> None:
+    """Where all drafted tokens look the same, the best constant is y / (y + weight (1 - y)) for a mean label y."""
     settings = LearnerSettings(
         head="only", head_labels=labels, head_rejected_weight=weight, head_learning_rate=0.05, grad_clip=100.0
     )
     head = AcceptanceHead(8)
-    trainer, positions = HeadTrainer(head, settings), read(pair, drafted(pair, 1)[0])
-    positions.guesses.log_q_G[:] = -1.0
-    (group,) = pack([positions])
+    trainer, example = HeadTrainer(head, settings), build(pair, drafted(pair, 1)[0])
+    example.acceptance.log_q_N[:] = -1.0
+    (group,) = pack([example])
     for _ in range(200):
-        trainer.begin([positions])
-        trainer.backward(group, torch.arange(len(positions.ids_T)), torch.zeros(len(positions.ids_T), 8))
+        trainer.begin([example])
+        trainer.backward(group, torch.arange(len(example.ids_T)), torch.zeros(len(example.ids_T), 8))
         trainer.finish()
         trainer.optimizer.step()
-    label = float((positions.guesses.soft_G if labels == "soft" else positions.guesses.right_G).mean())
+    label = float((example.acceptance.soft_N if labels == "soft" else example.acceptance.right_N).mean())
     learned = head.logits(torch.zeros(1, 8), torch.tensor([-1.0])).sigmoid().item()
     assert learned == pytest.approx(label / (label + weight * (1 - label)), abs=0.01)
 
@@ -178,7 +178,7 @@ def test_a_head_begins_where_a_snapshot_had_none_and_goes_on_where_it_had(pair) 
         pair.learner(head="joint", head_blocks=2).load_state(new.state())
 
 
-def test_a_worker_judges_guesses_as_the_learner_did(pair) -> None:
+def test_a_worker_judges_drafted_tokens_as_the_learner_did(pair) -> None:
     """What a served drafter says behind the texts of a record is what was learned, up to bfloat16 weights."""
     learner = pair.learner(head="joint", head_learning_rate=1e-2)
     records = drafted(pair, 3)
@@ -186,16 +186,16 @@ def test_a_worker_judges_guesses_as_the_learner_did(pair) -> None:
         learner.step(records)
     tensors = learner.serving_tensors()
     drafter = load_drafter(pair.folder, "float32", tensors, "full")
-    positions = read(pair, records[0])
+    example = build(pair, records[0])
     assert drafter.has_head
-    chances = {True: [], False: []}
-    for at, log_q in zip(positions.guesses.at_G, positions.guesses.log_q_G, strict=True):
+    acceptance_by_label = {True: [], False: []}
+    for at, log_q in zip(example.acceptance.row_N, example.acceptance.log_q_N, strict=True):
         session = drafter.open()
-        session.advance(0, positions.ids_T[: at + 1].tolist())
-        (odds,) = session.acceptance_probabilities()
-        chances[bool(log_q == np.float32(RIGHT_LOG_Q))].append(odds(float(log_q)))
-    assert {RIGHT_LOG_Q, WRONG_LOG_Q} == set(positions.guesses.log_q_G.tolist())
-    assert min(chances[True]) > max(chances[False])
+        session.advance(0, example.ids_T[: at + 1].tolist())
+        (acceptance,) = session.acceptance_probabilities()
+        acceptance_by_label[bool(log_q == np.float32(RIGHT_LOG_Q))].append(acceptance(float(log_q)))
+    assert {RIGHT_LOG_Q, WRONG_LOG_Q} == set(example.acceptance.log_q_N.tolist())
+    assert min(acceptance_by_label[True]) > max(acceptance_by_label[False])
 
 
 def test_a_step_that_is_not_finite_changes_neither(pair) -> None:

@@ -12,8 +12,9 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from omnidraft.distill.evaluation.agreement import block_efficiency, first_candidate_matches, share
+from omnidraft.distill.examples import collate as packing
 from omnidraft.distill.examples.training_example import ExampleBuilder
-from omnidraft.distill.training import gradients, packing
+from omnidraft.distill.training import gradients
 from omnidraft.distill.training.losses import LOSSES
 from omnidraft.errors import ConfigError, SnapshotCorrupt
 from omnidraft.models.hf.trainable_drafter import apply_serving_tensors, load_trainable
@@ -57,8 +58,8 @@ def test_a_step_teaches_the_cache_the_merges_that_were_emitted(pair) -> None:
     learner = pair.learner()
     (record,) = records_of(pair, 1)
     learner.step([record])
-    reader = ExampleBuilder(pair.draft, pair.target.vocabulary, pair.alignment, max_tokens=128)
-    ngrams = reader.build(record).ngrams
+    builder = ExampleBuilder(pair.draft, pair.target.vocabulary, pair.alignment, max_tokens=128)
+    ngrams = builder.build(record).ngrams
     assert ngrams
     assert all(learner.cache.lookup(ngram.draft_ids) == ngram.target_id for ngram in ngrams)
 
@@ -125,7 +126,7 @@ def test_a_step_that_is_not_finite_changes_no_weight_and_is_counted(pair) -> Non
     assert learner.step(records_of(pair, 2)).is_update
 
 
-def test_without_beliefs_only_emitted_ngrams_are_learned(pair) -> None:
+def test_without_log_probabilities_only_emitted_ngrams_are_learned(pair) -> None:
     record = replace(records_of(pair, 1)[0], beliefs=None)
     report = pair.learner().step([record])
     assert set(report.losses) == {"ngram"}
@@ -142,7 +143,7 @@ def test_hard_tokens_alone_teach(pair) -> None:
     assert learner.counters.skipped["without_beliefs"] == 32
 
 
-def test_what_asks_for_beliefs_finds_none_in_hard_tokens(pair) -> None:
+def test_hard_tokens_have_no_positions_for_losses_on_log_probabilities(pair) -> None:
     record = replace(records_of(pair, 1)[0], beliefs=None)
     soft = [name for name, loss in LOSSES.items() if loss.positions not in ("emitted", "piece")]
     report = pair.learner(loss=" + ".join(["nll", *soft])).step([record])
@@ -168,7 +169,7 @@ def test_how_records_are_packed_changes_nothing_but_rounding(pair, pass_rows, lo
 
 
 class Oracle:
-    """A drafter that is certain of given next tokens: ports.TrainableDrafter as far as agreement asks."""
+    """A drafter that is certain of given next tokens: ports.TrainableDrafter as far as agreement uses it."""
 
     def __init__(self, vocab_size: int, next_T: Tensor) -> None:
         self.vocab_size, self._next_T = vocab_size, next_T
@@ -183,23 +184,23 @@ class Oracle:
 def test_a_drafter_that_knows_the_next_draft_token_agrees_everywhere(pair) -> None:
     """Direct tokens, the end of the text by role, and merges by their pieces; a split token's first target token is
     the first candidate too."""
-    reader = ExampleBuilder(pair.draft, pair.target.vocabulary, pair.alignment, max_tokens=128)
-    positions = reader.build(pair.record(text="The water of the river. Where does the river go?"))
-    next_T = torch.cat([torch.from_numpy(positions.ids_T[1:]), torch.tensor([pair.draft.vocabulary.roles["eos"]])])
+    builder = ExampleBuilder(pair.draft, pair.target.vocabulary, pair.alignment, max_tokens=128)
+    example = builder.build(pair.record(text="The water of the river. Where does the river go?"))
+    next_T = torch.cat([torch.from_numpy(example.ids_T[1:]), torch.tensor([pair.draft.vocabulary.roles["eos"]])])
     knows, knows_not = (Oracle(pair.alignment.num_draft, ids) for ids in (next_T, torch.zeros_like(next_T)))
-    (all_P,), (none_P,) = (first_candidate_matches(model, [positions], pair.alignment) for model in (knows, knows_not))
-    assert len(all_P) == len(none_P) == len(positions.at_P)
+    (all_P,), (none_P,) = (first_candidate_matches(model, [example], pair.alignment) for model in (knows, knows_not))
+    assert len(all_P) == len(none_P) == len(example.at_P)
     assert all_P.all()
     assert not none_P.any()
-    assert len(positions.piece_at_M) > 0
+    assert len(example.piece_at_M) > 0
 
 
 def test_a_merge_with_one_wrong_piece_does_not_agree(pair) -> None:
-    reader = ExampleBuilder(pair.draft, pair.target.vocabulary, pair.alignment, max_tokens=128)
-    positions = reader.build(pair.record(text="The water of the river."))
-    next_T = torch.cat([torch.from_numpy(positions.ids_T[1:]), torch.tensor([pair.draft.vocabulary.roles["eos"]])])
-    next_T[positions.piece_at_M[0] + 1] = 0
-    (hits_P,) = first_candidate_matches(Oracle(pair.alignment.num_draft, next_T), [positions], pair.alignment)
+    builder = ExampleBuilder(pair.draft, pair.target.vocabulary, pair.alignment, max_tokens=128)
+    example = builder.build(pair.record(text="The water of the river."))
+    next_T = torch.cat([torch.from_numpy(example.ids_T[1:]), torch.tensor([pair.draft.vocabulary.roles["eos"]])])
+    next_T[example.piece_at_M[0] + 1] = 0
+    (hits_P,) = first_candidate_matches(Oracle(pair.alignment.num_draft, next_T), [example], pair.alignment)
     assert hits_P.sum() == len(hits_P) - 1
 
 
@@ -233,8 +234,8 @@ def test_merges_count_only_where_the_cache_knows_them(pair) -> None:
     (knows,) = learner.hits([record], with_cache=True)
     learner.cache = pair.cache()
     (knows_not,) = learner.hits([record], with_cache=True)
-    (not_asked,) = learner.hits([record])
-    assert (knows == not_asked).all()
+    (without_cache,) = learner.hits([record])
+    assert (knows == without_cache).all()
     assert knows_not.sum() < knows.sum()
 
 

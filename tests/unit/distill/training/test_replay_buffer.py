@@ -25,26 +25,26 @@ def ids(records) -> list[str]:
 
 def test_a_task_of_few_records_is_drawn_as_often_as_one_of_many(record) -> None:
     replay = ReplayBuffer(capacity=100, per_step=2, seed=0)
-    replay.keep([*of(record, "few", 3), *of(record, "many", 80)], 0)
+    replay.add([*of(record, "few", 3), *of(record, "many", 80)], 0)
     drawn = [replay.draw(step) for step in range(200)]
     assert all(sorted(each.tenant for each in pair) == ["few", "many"] for pair in drawn)
     assert len({each.request_id for pair in drawn for each in pair}) > 60
 
 
-def test_the_largest_task_gives_way_and_its_newest_do_not_push_all_old_ones_out(record) -> None:
+def test_the_largest_task_is_evicted_from_and_its_newest_do_not_push_all_old_ones_out(record) -> None:
     replay = ReplayBuffer(capacity=20, per_step=20, seed=0)
-    replay.keep(of(record, "old", 10), 0)
+    replay.add(of(record, "old", 10), 0)
     for step, each in enumerate(of(record, "new", 200), 1):
-        replay.keep([each], step)
+        replay.add([each], step)
     drawn = replay.draw(0)
     assert Counter(each.tenant for each in drawn) == {"old": 10, "new": 10}
     numbers = sorted(int(each.request_id[3:]) for each in drawn if each.tenant == "new")
     assert numbers[0] < 190
 
 
-def test_none_is_kept_when_none_is_drawn(record) -> None:
+def test_nothing_is_stored_when_nothing_is_drawn(record) -> None:
     replay = ReplayBuffer(capacity=9, per_step=0, seed=0)
-    replay.keep([record], 0)
+    replay.add([record], 0)
     assert replay.draw(1) == []
     assert replay.state() == {}
 
@@ -63,6 +63,6 @@ def test_a_restored_buffer_goes_on_like_the_one_that_was_never_stopped(record, s
         assert ids(other.draw(step)) == ids(whole.draw(step))
         for replay in (whole, other):
             named = enumerate(tenants)
-            replay.keep([replace(record, tenant=t, request_id=f"{step}{t}{n}") for n, t in named], step)
+            replay.add([replace(record, tenant=t, request_id=f"{step}{t}{n}") for n, t in named], step)
         drawn = whole.draw(step)
         assert len(set(ids(drawn))) == len(drawn) <= min(3, capacity)

@@ -1,9 +1,9 @@
-"""The error of a paired change of agreement, against what repeated draws of requests show."""
+"""The error of a paired change of agreement, against the spread over repeated draws of requests."""
 
 import numpy as np
 import pytest
 
-from omnidraft.distill.evaluation.paired import paired_standard_error
+from omnidraft.distill.evaluation.held_out import paired_standard_error
 
 Pairs = list[tuple[str, np.ndarray, np.ndarray]]
 
@@ -31,9 +31,9 @@ def change(pairs: Pairs) -> float:
 def test_it_is_the_spread_of_the_change_over_repeated_draws() -> None:
     rng = np.random.default_rng(0)
     draws = [drawn(rng, 40) for _ in range(600)]
-    told = float(np.mean([paired_standard_error(pairs) for pairs in draws]))
-    seen = float(np.std([change(pairs) for pairs in draws]))
-    assert told == pytest.approx(seen, rel=0.1)
+    predicted = float(np.mean([paired_standard_error(pairs) for pairs in draws]))
+    spread = float(np.std([change(pairs) for pairs in draws]))
+    assert predicted == pytest.approx(spread, rel=0.1)
 
 
 def test_segments_of_one_request_are_one_draw() -> None:

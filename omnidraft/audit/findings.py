@@ -5,6 +5,9 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
+UNDECIDED = "undecided"
+"""Disposition of a record in a range that an earlier version sampled by a rule that is gone."""
+
 
 class FaultKind(StrEnum):
     """What a fault did to records."""

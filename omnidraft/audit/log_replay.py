@@ -9,17 +9,22 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 
 from omnidraft.audit.dedup_window import DedupWindow, Place
-from omnidraft.audit.findings import Fault, FaultKind
-from omnidraft.audit.lag_replay import ReplayedSample
+from omnidraft.audit.findings import UNDECIDED, Fault, FaultKind
 from omnidraft.audit.snapshot_deltas import SnapshotDelta
-from omnidraft.distill.ingest.record_disposition import Disposition, disposition, forget_oldest, is_held_out, record_key
+from omnidraft.distill.ingest.record_disposition import (
+    Disposition,
+    disposition,
+    forget_oldest,
+    is_held_out,
+    is_sampled_out,
+    record_key,
+)
 from omnidraft.distill.ingest.trace_consumer import OTHER_PAIR, PolledRecords
 from omnidraft.ports import Offsets
+from omnidraft.traces.record import TraceRecord
 
 Letters = Mapping[Place, str]
 """Every offset that a dead letter stands for -> its reason."""
-UNDECIDED = "undecided"
-"""Fate of a record in a sample of which the log lacks a part by now."""
 
 
 class LogReplay:
@@ -30,11 +35,9 @@ class LogReplay:
         stages: Sequence[SnapshotDelta],
         letters: Letters,
         remembered: DedupWindow | None,
-        samples: Sequence[Sequence[ReplayedSample]],
         *,
         held_out_every: int,
     ) -> None:
-        """`samples` are those of each stage."""
         self.start: Offsets = stages[0].start if stages else {}
         """Partition -> where the walk begins; what lies before it is no concern of these stages."""
         self.end: Offsets = _ends_of_newest(stages)
@@ -47,7 +50,7 @@ class LogReplay:
         self.num_gone: Counter[int] = Counter()
         """Stage -> offsets that the log lacks, or whose fate depends on such."""
         self.first: dict[int, int] = {}
-        self._stages, self._letters, self._remembered, self._samples = stages, letters, remembered, samples
+        self._stages, self._letters, self._remembered = stages, letters, remembered
         self._ends = {partition: _running_ends(stages, partition) for partition in self.end}
         self._held_out_every = held_out_every
         self._next: dict[int, int] = {}
@@ -66,7 +69,7 @@ class LogReplay:
         for place in sorted({**records, **reasons}):
             if not self._arrives(place):
                 continue
-            fate_in_sample = self._disposition_in_sample(place) if place in records else None
+            fate_in_sample = self._disposition_in_range(place, records[place]) if place in records else None
             if fate_in_sample:
                 self._count(place, fate_in_sample)
             elif place in self._letters:
@@ -93,16 +96,17 @@ class LogReplay:
             self.first.setdefault(partition, min(end, log_end) if is_empty else start)
         self._judge_memory()
 
-    def _disposition_in_sample(self, place: Place) -> str | None:
-        """Of a record that a lagging learner passed over; None when it was learned from like any other."""
+    def _disposition_in_range(self, place: Place, record: TraceRecord) -> str | None:
+        """Return the disposition of a record that a lagging learner left out; None when it was treated as any other."""
         stage = self._stage(*place)
-        for sample in self._samples[stage]:
-            if not sample.range.holds(*place):
+        for sampled in self._stages[stage].lag_samples:
+            if not sampled.holds(*place):
                 continue
-            if sample.kept is None:
+            if sampled.share is None:
                 self.num_gone[stage] += 1
                 return UNDECIDED
-            return None if place in sample.kept else Disposition.SAMPLED_OUT.value
+            if is_sampled_out(record, sampled.share):
+                return Disposition.SAMPLED_OUT.value
         return None
 
     def _arrives(self, place: Place) -> bool:
@@ -185,7 +189,8 @@ class LogReplay:
             what = "the newest snapshot does not remember it"
             self.faults.append(Fault(FaultKind.LOST, 1, what, self._stages[-1].version, *place))
         unknown = self._remembered.num_unknown()
-        if unknown and all(first <= self.start.get(partition, 0) for partition, first in self.first.items()):
+        is_whole = all(first <= self.start.get(partition, 0) for partition, first in self.first.items())
+        if unknown and is_whole and not any(counts[UNDECIDED] for counts in self.found.values()):
             what = "the newest snapshot remembers records that lie at no offset before its own"
             self.faults.append(Fault(FaultKind.MISCOUNTED, unknown, what, self._stages[-1].version))
 

@@ -1,5 +1,4 @@
-"""One audit from end to end: redo the samples of a learner that lagged, walk through the log, compare with every
-snapshot."""
+"""One audit from end to end: replay the log, and compare what it says with every snapshot."""
 
 import sys
 from collections import Counter
@@ -7,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 
 from omnidraft.audit.dedup_window import DedupWindow
 from omnidraft.audit.findings import Fault, PartitionFigures, Report
-from omnidraft.audit.lag_replay import LagReplay
 from omnidraft.audit.log_replay import Letters, LogReplay
 from omnidraft.audit.snapshot_deltas import SnapshotDelta, compare, snapshot_deltas
 from omnidraft.distill.ingest import topic_scan
@@ -74,11 +72,7 @@ def audit(
     """
     found = snapshot_deltas(versions, APART | set(letters.values()))
     names = None if remembered is None else DedupWindow(remembered)
-    samples = LagReplay([sample for stage in found for sample in stage.lag_samples])
-    for polled in _polls(source, samples.end, log_ends, saw, idle_s):
-        samples.update(polled)
-    redrawn = [samples.redrawn(stage.lag_samples) for stage in found]
-    walk = LogReplay(found, letters, names, redrawn, held_out_every=held_out_every)
+    walk = LogReplay(found, letters, names, held_out_every=held_out_every)
     for polled in _polls(source, walk.end, log_ends, saw, idle_s):
         walk.update(polled)
     walk.finish(log_ends)

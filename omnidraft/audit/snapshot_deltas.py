@@ -8,7 +8,7 @@ from itertools import pairwise
 from omnidraft.audit.findings import Fault, FaultKind
 from omnidraft.distill.ingest.record_disposition import Disposition
 from omnidraft.ports import Offsets, SnapshotVersion
-from omnidraft.snapshots.manifest import LagSample
+from omnidraft.snapshots.manifest import SampledRange
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +21,8 @@ class SnapshotDelta:
     end: Offsets
     told: Mapping[str, int]
     """Fate -> records, by the manifests' counts."""
-    lag_samples: tuple[LagSample, ...] = ()
-    """Which of its records were passed over."""
+    lag_samples: tuple[SampledRange, ...] = ()
+    """The ranges that a learner which lagged learned a share of."""
 
     @property
     def num_offsets(self) -> int:

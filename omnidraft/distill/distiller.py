@@ -18,8 +18,8 @@ from omnidraft.distill.control import TrainingControl
 from omnidraft.distill.evaluation.held_out import HeldOut, HeldOutMeasurement
 from omnidraft.distill.ingest.batch_reader import BatchReader
 from omnidraft.distill.ingest.batcher import Batch, Batcher
+from omnidraft.distill.ingest.catch_up import CatchUp
 from omnidraft.distill.ingest.crash_journal import CrashJournal, Place
-from omnidraft.distill.ingest.lag import Lag
 from omnidraft.distill.ingest.log_position import LogPosition
 from omnidraft.distill.ingest.trace_consumer import POISON, TraceConsumer
 from omnidraft.distill.publisher import INTAKE, LEARNER, Publisher, Restored
@@ -71,7 +71,7 @@ class Distiller:
             guidance: heard before every step; while learning is paused, nothing is read or learned.
             compare_earlier: done once for each tenant whose traffic begins to drift; see earlier.py.
             drift_haste: snapshots are so many times as frequent while any traffic drifts.
-            max_lag_records: see lag.py, `lag_sample_records` too.
+            max_lag_records: see catch_up.py, `lag_sample_records` too.
             journal: told of every step before it; its poison is the intake's. None: no death is noted.
             progress: told after every step and every snapshot, in the thread of `run`.
             spans: told of every step and every snapshot but the first.
@@ -81,9 +81,11 @@ class Distiller:
         self._guidance, self._compare_earlier = guidance or TrainingControl(), compare_earlier
         self._drift_haste, self._metrics, self._progress = drift_haste, metrics, progress
         self._journal = journal or CrashJournal(Path(), tries=0)
-        self._lag = Lag(source, intake, metrics, max_records=max_lag_records, sample_records=lag_sample_records)
+        self._catch_up = CatchUp(
+            source, intake, metrics, max_records=max_lag_records, sample_records=lag_sample_records
+        )
         self._position = LogPosition(source, intake, metrics)
-        self._reading = BatchReader(source, intake, self._lag, self._position)
+        self._reading = BatchReader(source, intake, self._catch_up, self._position)
         self._held_out = HeldOut(learner)
         self._spans = spans or LearningSpans(NoopTracing(), "")
         self._reports: list[StepReport] = []  # since the newest snapshot
@@ -132,6 +134,7 @@ class Distiller:
     def _resume(self, restored: Restored) -> None:
         manifest = restored.version.manifest
         self._position.resume(manifest)
+        self._catch_up.resume(manifest.lag_samples)
         if restored.ngrams:
             self._learner.cache = self._load_cache(restored.ngrams)
         if restored.learner is not None and restored.intake is not None:
@@ -243,6 +246,7 @@ class Distiller:
         self._learner.count_skipped(self._intake.take_skipped())
         learner, counters = self._learner, self._learner.counters
         self._intake.admit()
+        self._catch_up.decide()
         serving, losses = learner.serving_tensors(), mean_losses(self._reports)
         measured = self._measure(serving)
         parts: dict[str, bundle.Tensors] = {
@@ -259,13 +263,13 @@ class Distiller:
             "losses": losses,
             "held_out_records": len(self._intake.held_out),
             "counts": counters.skipped,
-            "lag_samples": self._lag.samples,
+            "lag_samples": self._catch_up.ranges,
             "traceparent": span.context,
         }
         staged = self._retried(lambda: self._publisher.stage(parts, **facts), stop)
         published = self._retried(lambda: self._publisher.publish(staged), stop)
         span.end(version=published.version, records=counters.num_records)
-        self._lag.published()
+        self._catch_up.published()
         self._journal.published(self._intake.offsets())
         self._held_out.parent_is(serving, measured.hits)
         self._reports.clear()

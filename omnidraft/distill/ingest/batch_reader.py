@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 
 from omnidraft.distill.ingest.batcher import Batch, Batcher
-from omnidraft.distill.ingest.lag import Lag
+from omnidraft.distill.ingest.catch_up import CatchUp
 from omnidraft.distill.ingest.log_position import LogPosition
 from omnidraft.distill.ingest.trace_consumer import PolledRecords, TraceConsumer
 from omnidraft.errors import OffsetOutOfRange
@@ -22,8 +22,8 @@ Polling = Callable[[Callable[[], PolledRecords]], PolledRecords]
 class BatchReader:
     """One learner's. One thread."""
 
-    def __init__(self, source: TraceConsumer, intake: Batcher, lag: Lag, position: LogPosition) -> None:
-        self._source, self._intake, self._lag, self._position = source, intake, lag, position
+    def __init__(self, source: TraceConsumer, intake: Batcher, catch_up: CatchUp, position: LogPosition) -> None:
+        self._source, self._intake, self._catch_up, self._position = source, intake, catch_up, position
         self._is_drained = False
 
     def next_batch(self, patiently: Polling) -> Batch | None:
@@ -32,24 +32,25 @@ class BatchReader:
         Raises:
             LogReplaced: nobody but an operator knows where to go on; and whatever `patiently` raises.
         """
-        if not self._lag.is_sampling():
-            batch = self._intake.take(is_drained=self._is_drained)
-            if batch is not None or not self._intake.has_room:
-                return batch
+        self._catch_up.look()
+        batch = self._intake.take(is_drained=self._is_drained)
+        if batch is not None or not self._intake.has_room:
+            return batch
         polled = patiently(self._poll)
-        self._lag.add(polled)
+        self._intake.add(self._catch_up.select(polled))
         self._is_drained = not polled.next_offsets
         return self._intake.take(is_drained=self._is_drained)
 
     def find(self) -> None:
         """Place the source where the intake goes on. Raises LogReplaced, BusError."""
-        self._lag.abandon()
         self._position.find()
 
     def restart(self, order: Announcement) -> bool:
         """Whether it goes on where this order says. Raises BusError."""
-        self._lag.abandon()
-        return self._position.restart(order)
+        has_moved = self._position.restart(order)
+        if has_moved:
+            self._catch_up.resume(())
+        return has_moved
 
     def _poll(self) -> PolledRecords:
         """Raises BusError, LogReplaced."""

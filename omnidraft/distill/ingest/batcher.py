@@ -99,23 +99,6 @@ class Batcher:
         self._skipped += polled.skipped
         self._next_offsets |= polled.next_offsets
 
-    def add_sample(self, records: Iterable[RecordAt], skipped: Iterable[Skipped], next_offsets: Offsets) -> None:
-        """What is left of records that were passed over, and how many were not; nothing else is buffered."""
-        for partition, offset, record in records:
-            self._buffers[partition].append((offset, record))
-        self._skipped += skipped
-        self._next_offsets |= next_offsets
-
-    def unread(self) -> PolledRecords:
-        """All that is buffered, as if it had been polled now; `offsets` stays."""
-        offsets, read_to = self.offsets(), dict(self._next_offsets)
-        records = [(partition, *each) for partition, buffer in self._buffers.items() for each in buffer]
-        waiting = [each for each in self._skipped if each[1] >= offsets[each[0]]]
-        passed = [each for each in self._skipped if each[1] < offsets[each[0]]]
-        self.start_at(offsets)
-        self._skipped = passed
-        return PolledRecords(tuple(records), read_to, tuple(waiting))
-
     def take(self, *, is_drained: bool) -> Batch | None:
         """A full batch, or None until more is polled.
 
@@ -141,17 +124,6 @@ class Batcher:
         """Where to read on: everything before is learned, held out, a duplicate or skipped by the source."""
         waiting = {partition: buffer[0][0] for partition, buffer in self._buffers.items() if buffer}
         return self._next_offsets | waiting
-
-    @property
-    def has_gap(self) -> bool:
-        """Whether something lies behind the buffered records of which only the number is known."""
-        offsets = self.offsets()
-        return any(number > 1 and last >= offsets[partition] for partition, last, _, number in self._skipped)
-
-    @property
-    def num_waiting(self) -> int:
-        """Records that are buffered."""
-        return sum(map(len, self._buffers.values()))
 
     @property
     def read_to(self) -> Offsets:

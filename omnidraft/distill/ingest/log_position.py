@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from omnidraft.distill.ingest.batcher import Batcher
-from omnidraft.distill.ingest.trace_consumer import SKIPPED, TraceConsumer
+from omnidraft.distill.ingest.trace_consumer import SKIPPED, PolledRecords, TraceConsumer
 from omnidraft.errors import LogReplaced
 from omnidraft.ports import Announcement, Metrics, Offsets
 from omnidraft.snapshots.manifest import Manifest
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class LogPosition:
-    """Between a source and its intake, as lag.py is."""
+    """Between a source and its intake, as catch_up.py is."""
 
     def __init__(self, source: TraceConsumer, intake: Batcher, metrics: Metrics) -> None:
         self._source, self._intake, self._metrics = source, intake, metrics
@@ -89,7 +89,7 @@ class LogPosition:
     def _pass_over(self, missed: Offsets, read_to: Offsets) -> None:
         numbers = {partition: first - read_to.get(partition, 0) for partition, first in missed.items()}
         skipped = [(partition, missed[partition] - 1, EXPIRED, number) for partition, number in numbers.items()]
-        self._intake.add_sample((), skipped, missed)
+        self._intake.add(PolledRecords((), missed, tuple(skipped)))
         for partition, number in numbers.items():
             self._metrics.add(SKIPPED, number, reason=EXPIRED)
             logger.warning(

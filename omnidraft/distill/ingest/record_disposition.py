@@ -33,6 +33,14 @@ def is_held_out(record: TraceRecord, held_out_every: int) -> bool:
     return held_out_every > 0 and _hash(record.request_id) % held_out_every == 0
 
 
+def is_sampled_out(record: TraceRecord, share: float) -> bool:
+    """Return whether the record's request is not among this share of the requests, which a learner that lags learns.
+
+    Independent of `is_held_out`; a larger share contains every smaller one.
+    """
+    return _hash(f"catch-up\n{record.request_id}") >= share * (1 << 63)
+
+
 def disposition(name: int, held_out: bool, *seen: Container[int]) -> Disposition:
     """Of a record with this name that was not passed over, after those that were seen."""
     if any(name in names for names in seen):
@@ -46,6 +54,11 @@ def forget_oldest(seen: dict[int, None]) -> None:
         del seen[next(iter(seen))]
 
 
+def hash_64(text: str) -> int:
+    """Return a hash of 64 bits, the same in every process."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
+
+
 def _hash(text: str) -> int:
-    """In 63 bits."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
+    """Return a hash of 63 bits, which a tensor of int64 holds."""
+    return hash_64(text) >> 1

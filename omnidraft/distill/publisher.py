@@ -10,7 +10,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +39,17 @@ class Identity:
     train: str
     """full or lora."""
     code_version: str
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """How the distiller learns: the learner's settings by name."""
 
     def manifest(self, parent_id: str | None, **facts: Any) -> Manifest:
-        """Of a new snapshot.
+        """Return the manifest of a new snapshot; one of the base drafter has no settings, as nothing was learned.
 
         Args:
             facts: fields of Manifest that this snapshot has beyond its identity.
         """
         own = {"train": self.train} | facts
+        own.setdefault("settings", {} if own["train"] == "base" else self.settings)
         return Manifest(
             snapshot_id=uuid.uuid4().hex,
             parent_id=parent_id,

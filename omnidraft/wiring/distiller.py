@@ -122,4 +122,5 @@ def identity(settings: Settings, words: Vocabularies) -> "Identity":
         alignment=words.alignment.fingerprint,
         train=settings.learner.train,
         code_version=__version__,
+        settings={name: str(value) for name, value in settings.learner.model_dump().items()},
     )

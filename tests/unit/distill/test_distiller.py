@@ -2,7 +2,7 @@
 
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -179,6 +179,14 @@ def test_a_snapshot_follows_every_so_many_steps_and_says_what_it_learned(setting
     assert manifest.parent_id == setting.manifest("2").snapshot_id
     assert set(manifest.losses) == {"dm", "ngram"}
     assert distillation.status().version == 3
+
+
+def test_a_snapshot_that_learned_says_with_which_settings(setting) -> None:
+    setting.emit(*names(4))
+    distillation, _ = setting.distiller()
+    distillation._publisher._identity = replace(distillation._publisher._identity, settings={"loss": "dm"})
+    run_until_idle(distillation)
+    assert [version.manifest.settings for version in setting.registry.versions()] == [{}, {"loss": "dm"}]
 
 
 def test_what_does_not_fill_a_batch_is_left_for_later(setting) -> None:

@@ -3,8 +3,9 @@
 While the log is down, what was heard last holds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from omnidraft.errors import BusError
@@ -58,3 +59,25 @@ class TrainingControl:
                 self._drifting[told.tenant] = False
             case "drift_over":
                 self._drifting.pop(told.tenant or "", None)
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Replaced whole, so any thread may read it."""
+
+    version: int | None = None
+    """Newest snapshot published."""
+    is_paused: bool = False
+    waits_for: str | None = None
+    """What an operator has to decide before learning goes on; None: nothing."""
+    num_steps: int = 0
+    num_records: int = 0
+    num_tokens: int = 0
+    losses: Mapping[str, float] = field(default_factory=dict)
+    """Of the last step."""
+    tokens_per_s: float | None = None
+    """Emitted target tokens of the last step, by its duration."""
+    agreement: float | None = None
+    """Of the newest snapshot, on held-out records."""
+    offsets: Mapping[int, int] = field(default_factory=dict)
+    skipped: Mapping[str, int] = field(default_factory=dict)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from omnidraft.distill.control import TrainingControl
+from omnidraft.distill.control import Status, TrainingControl
 from omnidraft.distill.evaluation.held_out import HeldOut, HeldOutMeasurement
 from omnidraft.distill.ingest.batch_reader import BatchReader
 from omnidraft.distill.ingest.batcher import Batch, Batcher
@@ -24,7 +24,6 @@ from omnidraft.distill.ingest.log_position import LogPosition
 from omnidraft.distill.ingest.trace_consumer import POISON, TraceConsumer
 from omnidraft.distill.publisher import INTAKE, LEARNER, Publisher, Restored
 from omnidraft.distill.retrying import Result, retry, wait
-from omnidraft.distill.status import Status
 from omnidraft.distill.training.learner import Counters, Learner, StepReport
 from omnidraft.distill.training.step_metrics import count, mean_losses
 from omnidraft.distill.training_spans import LearningSpans

@@ -70,7 +70,7 @@ def earlier(settings: Settings, words: Vocabularies, learner: "Learner", folder:
     """Compares the snapshots of `models.target` on the newest records of a tenant. Raises BusError, RegistryError."""
     from omnidraft.audit.run import Unwritten
     from omnidraft.distill.evaluation.snapshot_comparison import SnapshotComparison
-    from omnidraft.distill.ingest.recent_records import RecentRecords
+    from omnidraft.distill.ingest.topic_scan import RecentRecords
     from omnidraft.models.hf.trainable_drafter import load_trainable
     from omnidraft.telemetry.metrics import CountingMetrics
 

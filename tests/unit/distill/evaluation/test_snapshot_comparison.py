@@ -6,7 +6,7 @@ import pytest
 
 from omnidraft.audit.run import Unwritten
 from omnidraft.distill.evaluation.snapshot_comparison import MOST_SNAPSHOTS, SnapshotComparison, candidates
-from omnidraft.distill.ingest.recent_records import RecentRecords
+from omnidraft.distill.ingest.topic_scan import RecentRecords
 from omnidraft.distill.ingest.trace_consumer import TraceConsumer
 from omnidraft.errors import RegistryError
 from omnidraft.ports import Outgoing, SnapshotVersion

@@ -33,7 +33,7 @@ def verify(
 
     settings = config.load(config_path, models={"target": target})
     with _progress(settings.log.traces_topic) as saw:
-        report = audit(settings, counts_only=counts_only, saw=saw)
+        report = audit(settings, counts_only=counts_only, on_poll=saw)
     if json_path is not None:
         json_path.write_text(json.dumps(report.plain_data(), indent=2) + "\n")
     _print(report)

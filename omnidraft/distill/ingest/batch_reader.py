@@ -1,4 +1,4 @@
-"""From the log to batches: polls into the intake, past what a lagging learner leaves out, over what expired."""
+"""From the log to batches: polls go into the batcher, without the records that a lagging learner leaves out."""
 
 import logging
 from collections.abc import Callable
@@ -15,38 +15,38 @@ POLL_TIMEOUT_S = 0.5
 
 logger = logging.getLogger(__name__)
 
-Polling = Callable[[Callable[[], PolledRecords]], PolledRecords]
-"""Polls until the log answers."""
+RetriedPoll = Callable[[Callable[[], PolledRecords]], PolledRecords]
+"""A function that calls the poll until the log answers."""
 
 
 class BatchReader:
-    """One learner's. One thread."""
+    """The batches of one learner. Not thread-safe."""
 
-    def __init__(self, source: TraceConsumer, intake: Batcher, catch_up: CatchUp, position: LogPosition) -> None:
-        self._source, self._intake, self._catch_up, self._position = source, intake, catch_up, position
+    def __init__(self, consumer: TraceConsumer, batcher: Batcher, catch_up: CatchUp, position: LogPosition) -> None:
+        self._consumer, self._batcher, self._catch_up, self._position = consumer, batcher, catch_up, position
         self._is_drained = False
 
-    def next_batch(self, patiently: Polling) -> Batch | None:
-        """A full batch; None after a poll that did not complete one.
+    def next_batch(self, with_retries: RetriedPoll) -> Batch | None:
+        """Return a full batch; None after a poll that did not complete one.
 
         Raises:
-            LogReplaced: nobody but an operator knows where to go on; and whatever `patiently` raises.
+            LogReplaced: an operator has to say where to go on. Whatever `with_retries` raises, too.
         """
         self._catch_up.look()
-        batch = self._intake.take(is_drained=self._is_drained)
-        if batch is not None or not self._intake.has_room:
+        batch = self._batcher.take(is_drained=self._is_drained)
+        if batch is not None or not self._batcher.has_capacity:
             return batch
-        polled = patiently(self._poll)
-        self._intake.add(self._catch_up.select(polled))
+        polled = with_retries(self._poll)
+        self._batcher.add(self._catch_up.select(polled))
         self._is_drained = not polled.next_offsets
-        return self._intake.take(is_drained=self._is_drained)
+        return self._batcher.take(is_drained=self._is_drained)
 
-    def find(self) -> None:
-        """Place the source where the intake goes on. Raises LogReplaced, BusError."""
-        self._position.find()
+    def seek(self) -> None:
+        """Place the consumer where the batcher goes on. Raises LogReplaced, BusError."""
+        self._position.seek()
 
     def restart(self, order: Announcement) -> bool:
-        """Whether it goes on where this order says. Raises BusError."""
+        """Return whether reading goes on where this order says. Raises BusError."""
         has_moved = self._position.restart(order)
         if has_moved:
             self._catch_up.resume(())
@@ -55,8 +55,8 @@ class BatchReader:
     def _poll(self) -> PolledRecords:
         """Raises BusError, LogReplaced."""
         try:
-            return self._source.poll(POLL_RECORDS, POLL_TIMEOUT_S)
+            return self._consumer.poll(POLL_RECORDS, POLL_TIMEOUT_S)
         except OffsetOutOfRange as exc:
-            logger.warning("what is to be learned next is not in the log: %s", exc)
-            self.find()
-            return self._source.poll(POLL_RECORDS, POLL_TIMEOUT_S)
+            logger.warning("the next offsets to learn are not in the log: %s", exc)
+            self.seek()
+            return self._consumer.poll(POLL_RECORDS, POLL_TIMEOUT_S)

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from omnidraft.audit.findings import FaultKind, Report
-from omnidraft.audit.run import Unwritten, audit, letters_of
+from omnidraft.audit.run import DiscardingWriter, audit, dead_letter_reasons
 from omnidraft.bus.sqlite_log import SqliteReader, SqliteWriter
 from omnidraft.distill.ingest import dead_letters
-from omnidraft.distill.ingest.batcher import Batcher, seen_names
+from omnidraft.distill.ingest.batcher import Batcher, seen_keys
 from omnidraft.distill.ingest.trace_consumer import TraceConsumer
-from omnidraft.distill.publisher import INTAKE
+from omnidraft.distill.publisher import BATCHER
 from omnidraft.ports import Message, Outgoing, SnapshotVersion
 from omnidraft.snapshots import bundle
 from omnidraft.telemetry.metrics import CountingMetrics
@@ -43,9 +43,9 @@ class Case:
 
     def audit(self) -> Report:
         reader = SqliteReader(self.path, "t", partitions=self.num_partitions)
-        letters = letters_of("t", dead_letters.read(SqliteReader(self.path, "dead"), idle_s=0))
+        letters = dead_letter_reasons("t", dead_letters.read(SqliteReader(self.path, "dead"), idle_s=0))
         pair = {"target": "target", "drafter": "drafter"}
-        source = TraceConsumer(reader, Unwritten(), self.alignment, CountingMetrics(), topic="t", **pair)
+        source = TraceConsumer(reader, DiscardingWriter(), self.alignment, CountingMetrics(), topic="t", **pair)
         options = {"remembered": self.remembered, "held_out_every": HELD_OUT_EVERY, "idle_s": 0}
         return audit(source, reader.end_offsets(), self.versions, letters, **options)
 
@@ -74,7 +74,7 @@ def case_of(setting: Setting) -> Case:
             writer.append([Outgoing(message.key, message.value, message.headers) for message in kept])
     versions = setting.registry.versions()
     folder = setting.registry.fetch(versions[-1].version, setting.folder / "resume", ("resume",))
-    remembered = seen_names(bundle.tensors(folder, INTAKE))
+    remembered = seen_keys(bundle.tensors(folder, BATCHER))
     return Case(path, num_partitions, versions, remembered, setting.pair.alignment.fingerprint)
 
 
@@ -238,14 +238,16 @@ class Ahead(Batcher):
         super().start_at({partition: offset + 1 for partition, offset in offsets.items()})
 
 
-@pytest.mark.parametrize(("intake", "kind"), [(Behind, FaultKind.LEARNED_TWICE), (Ahead, FaultKind.LOST)])
+@pytest.mark.parametrize(("batcher_class", "kind"), [(Behind, FaultKind.LEARNED_TWICE), (Ahead, FaultKind.LOST)])
 def test_a_distiller_with_its_position_off_by_one_is_found_out(
-    pair, tmp_path: Path, intake: Callable[..., Batcher], kind: FaultKind
+    pair, tmp_path: Path, batcher_class: Callable[..., Batcher], kind: FaultKind
 ) -> None:
     setting = Setting(pair, tmp_path)
     setting.emit(*names(20))
     for die_after in (4, None):
-        distillation, _ = setting.distiller(held_out_every=HELD_OUT_EVERY, die_after=die_after, intake=intake)
+        distillation, _ = setting.distiller(
+            held_out_every=HELD_OUT_EVERY, die_after=die_after, batcher_class=batcher_class
+        )
         with suppress(Killed):
             run_until_idle(distillation)
     assert case_of(setting).audit().num(kind) >= 1
@@ -280,8 +282,8 @@ def test_before_the_first_snapshot_everything_is_still_to_learn(pair, tmp_path: 
     setting = Setting(pair, tmp_path)
     setting.emit(*names(3))
     ends = MemoryReader(setting.log, "t").end_offsets()
-    source = TraceConsumer(MemoryReader(setting.log, "t"), Unwritten(), None, CountingMetrics(), topic="t")
-    report = audit(source, ends, [], {}, remembered=None, held_out_every=0)
+    source = TraceConsumer(MemoryReader(setting.log, "t"), DiscardingWriter(), None, CountingMetrics(), topic="t")
+    report = audit(source, ends, [], {}, seen_keys=None, held_out_every=0)
     assert (report.version, report.faults, report.plain_data()["num_to_learn"]) == (None, (), 3)
 
 

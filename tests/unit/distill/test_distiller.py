@@ -99,18 +99,20 @@ class Setting:
                 [Outgoing(codec.key(record), codec.encode(record), codec.headers(record))]
             )
 
-    def distiller(self, *, die_after=None, registry=None, reader=None, held_out_every=0, intake=Batcher, **changes):
+    def distiller(
+        self, *, die_after=None, registry=None, reader=None, held_out_every=0, batcher_class=Batcher, **changes
+    ):
         learner = Journal(self.pair.learner(head=self.head), die_after=die_after)
         reader = reader or SlowReader(self.log, "t", 3)
         letters, fingerprint = MemoryWriter(self.log, "dead"), self.pair.alignment.fingerprint
         names = {"target": "target", "drafter": "drafter"}
-        source = TraceConsumer(reader, letters, fingerprint, CountingMetrics(), topic="t", **names)
+        consumer = TraceConsumer(reader, letters, fingerprint, CountingMetrics(), topic="t", **names)
         numbers = {"records_per_step": 2, "held_out_every": held_out_every, "held_out_records": 4}
-        intake = intake(reader.partitions(), **numbers)
+        batcher = batcher_class(reader.partitions(), **numbers)
         identity = Identity("target", "drafter", "hash", self.pair.alignment.fingerprint, "full", "test")
         publisher = Publisher(registry or self.registry, identity, self.folder / "staging")
         options = {"load_cache": self.pair.load_cache, "steps_per_snapshot": 2} | changes
-        return Distiller(source, intake, learner, publisher, metrics=CountingMetrics(), **options), learner
+        return Distiller(consumer, batcher, learner, publisher, metrics=CountingMetrics(), **options), learner
 
     def manifest(self, version: str = "latest"):
         return self.registry.resolve(version).manifest
@@ -335,7 +337,7 @@ def test_agreement_before_is_the_parents_on_the_same_records(setting) -> None:
 
     def measured() -> None:
         manifest = setting.manifest()
-        held_out = list(distillation._intake.held_out)
+        held_out = list(distillation._batcher.held_out)
         parent = setting.registry.fetch(manifest_version() - 1, setting.folder / "parents", ("serving",))
         learner = setting.pair.learner()
         if (tensors := bundle.serving_tensors(parent)) is not None:
@@ -460,7 +462,7 @@ def test_while_traffic_drifts_snapshots_come_more_often_and_the_weights_are_the_
     calm.log = setting.log
     noted = []
     hasty, _ = setting.distiller(
-        guidance=TrainingControl(Telling(drift=0, drift_over=60, tenant="t", down=(1, 2))),
+        control=TrainingControl(Telling(drift=0, drift_over=60, tenant="t", down=(1, 2))),
         compare_earlier=noted.append,
         drift_haste=2,
     )
@@ -474,7 +476,7 @@ def test_while_traffic_drifts_snapshots_come_more_often_and_the_weights_are_the_
 
 def test_while_paused_nothing_is_learned(setting) -> None:
     setting.emit(*names(4))
-    distillation, journal = setting.distiller(guidance=TrainingControl(Telling(pause=0, resume=10)))
+    distillation, journal = setting.distiller(control=TrainingControl(Telling(pause=0, resume=10)))
     seen = []
     inner = until_idle(40)(distillation)
 

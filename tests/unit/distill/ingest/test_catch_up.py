@@ -182,7 +182,7 @@ def test_a_restart_by_an_operator_ends_the_range(pair, tmp_path: Path) -> None:
     with suppress(Killed):
         run_to_the_end(setting.distiller(die_after=2, **LIMITS)[0])
     assert setting.manifest().lag_samples
-    restarted, journal = setting.distiller(guidance=TrainingControl(Ordering()), **LIMITS)
+    restarted, journal = setting.distiller(control=TrainingControl(Ordering()), **LIMITS)
     run_to_the_end(restarted)
     assert (setting.manifest().offsets, setting.manifest().lag_samples, journal.batches) == ({0: 60}, (), [])
     assert case_of(setting).kinds() == CLEAN

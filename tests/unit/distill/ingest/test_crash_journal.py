@@ -77,7 +77,7 @@ def test_poison_is_known_until_a_snapshot_is_past_it(path: Path) -> None:
     assert CrashJournal(path, tries=2).poison == {STEP[1]}
     journal.published({0: 9, 1: 6})
     assert not path.exists()
-    assert journal.poison == {STEP[1]}  # it may be in the intake's hands still
+    assert journal.poison == {STEP[1]}  # the batcher may hold it still
 
 
 @pytest.mark.parametrize("told", [b"", b"{", b"[]", b'{"together": 3}', b"\xff"])

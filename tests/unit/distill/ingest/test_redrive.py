@@ -70,7 +70,7 @@ def test_a_redriven_record_is_learned_once_its_schema_is_known(monkeypatch: pyte
 
 def test_what_was_redriven_is_not_redriven_twice_unless_asked():
     log = lettered(outgoing("a", schema=b"x"), outgoing("b", schema=b"x"))
-    assert redrive(log, Choice(places=frozenset({(0, 0)}))).num_redriven == 1
+    assert redrive(log, Choice(positions=frozenset({(0, 0)}))).num_redriven == 1
     second = redrive(log)
     assert (second.num_redriven, second.num_done_before) == (1, 1)
     assert redrive(log).num_redriven == 0
@@ -132,7 +132,7 @@ def test_letters_are_chosen_by_reason_and_by_place():
     read(log)  # letters again for the first three, and one for the fourth
     told = redrive(log, Choice(frozenset({"unreadable"}), frozenset({(0, 1), (0, 99)})))
     assert told.num_redriven == 2
-    assert told.found == {(0, 1)}
+    assert told.matched == {(0, 1)}
 
 
 @pytest.mark.parametrize("headers", [{}, {"origin_partition": b"-1", "origin_offset": b"\xff"}, {"reason": b"\xff"}])

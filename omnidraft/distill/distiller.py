@@ -18,9 +18,7 @@ from omnidraft.distill.control import Status, TrainingControl
 from omnidraft.distill.evaluation.held_out import HeldOut, HeldOutMeasurement
 from omnidraft.distill.ingest.batch_reader import BatchReader
 from omnidraft.distill.ingest.batcher import Batch, Batcher
-from omnidraft.distill.ingest.catch_up import CatchUp
 from omnidraft.distill.ingest.crash_journal import CrashJournal
-from omnidraft.distill.ingest.log_position import LogPosition
 from omnidraft.distill.ingest.trace_consumer import POISON, PartitionOffset, TraceConsumer
 from omnidraft.distill.publisher import BATCHER, LEARNER, Publisher, Restored
 from omnidraft.distill.retrying import Result, retry, wait
@@ -80,11 +78,9 @@ class Distiller:
         self._control, self._compare_earlier = control or TrainingControl(), compare_earlier
         self._drift_haste, self._metrics, self._progress = drift_haste, metrics, progress
         self._journal = journal or CrashJournal(Path(), tries=0)
-        self._catch_up = CatchUp(
-            consumer, batcher, metrics, max_records=max_lag_records, sample_records=lag_sample_records
+        self._reader = BatchReader(
+            consumer, batcher, metrics, max_lag_records=max_lag_records, lag_sample_records=lag_sample_records
         )
-        self._position = LogPosition(consumer, batcher, metrics)
-        self._reader = BatchReader(consumer, batcher, self._catch_up, self._position)
         self._held_out = HeldOut(learner)
         self._spans = spans or LearningSpans(NoopTracing(), "")
         self._reports: list[StepReport] = []  # since the newest snapshot
@@ -125,15 +121,14 @@ class Distiller:
         self._held_out.parent_is(self._learner.serving_tensors(), {})
         if restored is None:
             self._control.poll()
-            self._position.mark_done(self._control.restart)  # it was meant for those who had learned something
+            self._reader.position.mark_done(self._control.restart)  # it was meant for those who had learned something
             self._publish_base(stop)
         self._update_status(version=self._publisher.parent and self._publisher.parent.version)
         self._seek(stop)
 
     def _resume(self, restored: Restored) -> None:
         manifest = restored.version.manifest
-        self._position.resume(manifest)
-        self._catch_up.resume(manifest.lag_samples)
+        self._reader.resume(manifest)
         if restored.ngrams:
             self._learner.cache = self._load_cache(restored.ngrams)
         if restored.learner is not None and restored.batcher is not None:
@@ -162,11 +157,8 @@ class Distiller:
             wait(WAITING_S, stop)
 
     def _restart(self, order: Announcement, stop: Stop) -> None:
-        """Carry out a restart, once.
-
-        Order of effects: publish the steps so far; move; publish the new offsets. So the snapshots before and after it
-        each account for a range of one log.
-        """
+        """Publish the steps so far; move; publish the new offsets. So a restart is carried out once, and the snapshots
+        before and after it each account for a range of one log."""
         if self._reports:
             self._publish(stop)
         if self._retry(lambda: self._reader.restart(order), stop):
@@ -180,7 +172,7 @@ class Distiller:
             self._update_status(is_paused=is_paused)
             if not is_paused:
                 self._seek(stop)  # the log may have changed meanwhile
-        if (order := self._control.restart) is not None and self._position.is_new(order):
+        if (order := self._control.restart) is not None and self._reader.position.is_new(order):
             self._restart(order, stop)
         for tenant in self._control.new_drifts():
             self._compare_earlier(tenant)
@@ -239,7 +231,7 @@ class Distiller:
 
     def _publish_base(self, stop: Stop) -> None:
         parts = {bundle.NGRAMS: self._learner.cache.to_arrays()}
-        fields = {"train": "base", **self._position.manifest_fields()}
+        fields = {"train": "base", **self._reader.position.manifest_fields()}
         staged = self._retry(lambda: self._publisher.stage(parts, **fields), stop)
         version = self._retry(lambda: self._publisher.publish(staged), stop).version
         logger.info("published the base drafter as snapshot %d", version)
@@ -248,8 +240,7 @@ class Distiller:
         span = self._spans.snapshot()
         self._learner.count_skipped(self._batcher.take_skipped())
         learner, counters = self._learner, self._learner.counters
-        self._batcher.admit_partitions()
-        self._catch_up.decide()
+        log_fields = self._reader.begin_snapshot()
         serving, losses = learner.serving_tensors(), mean_losses(self._reports)
         measured = self._measure(serving)
         parts: dict[str, bundle.Tensors] = {
@@ -259,20 +250,17 @@ class Distiller:
             BATCHER: self._batcher.state(),
         }
         fields = {
-            **self._position.manifest_fields(),
+            **log_fields,
             **measured.facts(),
-            "offsets": self._batcher.offsets(),
             **{name: getattr(counters, name) for name in ("num_records", "num_tokens", "num_steps")},
             "losses": losses,
-            "held_out_records": len(self._batcher.held_out),
             "counts": counters.skipped,
-            "lag_samples": self._catch_up.ranges,
             "traceparent": span.context,
         }
         staged = self._retry(lambda: self._publisher.stage(parts, **fields), stop)
         published = self._retry(lambda: self._publisher.publish(staged), stop)
         span.end(version=published.version, records=counters.num_records)
-        self._catch_up.published()
+        self._reader.end_snapshot()
         self._journal.published(self._batcher.offsets())
         self._held_out.parent_is(serving, measured.hits)
         self._reports.clear()

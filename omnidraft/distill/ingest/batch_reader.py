@@ -2,13 +2,15 @@
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
 from omnidraft.distill.ingest.batcher import Batch, Batcher
 from omnidraft.distill.ingest.catch_up import CatchUp
 from omnidraft.distill.ingest.log_position import LogPosition
 from omnidraft.distill.ingest.trace_consumer import PolledRecords, TraceConsumer
 from omnidraft.errors import OffsetOutOfRange
-from omnidraft.ports import Announcement
+from omnidraft.ports import Announcement, Metrics
+from omnidraft.snapshots.manifest import Manifest
 
 POLL_RECORDS = 64
 POLL_TIMEOUT_S = 0.5
@@ -22,9 +24,42 @@ RetriedPoll = Callable[[Callable[[], PolledRecords]], PolledRecords]
 class BatchReader:
     """The batches of one learner. Not thread-safe."""
 
-    def __init__(self, consumer: TraceConsumer, batcher: Batcher, catch_up: CatchUp, position: LogPosition) -> None:
-        self._consumer, self._batcher, self._catch_up, self._position = consumer, batcher, catch_up, position
+    def __init__(
+        self,
+        consumer: TraceConsumer,
+        batcher: Batcher,
+        metrics: Metrics,
+        *,
+        max_lag_records: int | None,
+        lag_sample_records: int,
+    ) -> None:
+        """`max_lag_records`, `lag_sample_records`: see catch_up.py."""
+        self._consumer, self._batcher = consumer, batcher
+        self._catch_up = CatchUp(
+            consumer, batcher, metrics, max_records=max_lag_records, sample_records=lag_sample_records
+        )
+        self.position = LogPosition(consumer, batcher, metrics)
         self._is_drained = False
+
+    def resume(self, manifest: Manifest) -> None:
+        """Go on from this snapshot; the batcher is resumed apart."""
+        self.position.resume(manifest)
+        self._catch_up.resume(manifest.lag_samples)
+
+    def begin_snapshot(self) -> dict[str, Any]:
+        """Decide what holds from the next snapshot on, and return its manifest's fields about the log."""
+        self._batcher.admit_partitions()
+        self._catch_up.decide()
+        return {
+            **self.position.manifest_fields(),
+            "offsets": self._batcher.offsets(),
+            "held_out_records": len(self._batcher.held_out),
+            "lag_samples": self._catch_up.ranges,
+        }
+
+    def end_snapshot(self) -> None:
+        """Note that the snapshot is published."""
+        self._catch_up.published()
 
     def next_batch(self, with_retries: RetriedPoll) -> Batch | None:
         """Return a full batch; None after a poll that did not complete one.
@@ -43,11 +78,11 @@ class BatchReader:
 
     def seek(self) -> None:
         """Place the consumer where the batcher goes on. Raises LogReplaced, BusError."""
-        self._position.seek()
+        self.position.seek()
 
     def restart(self, order: Announcement) -> bool:
         """Return whether reading goes on where this order says. Raises BusError."""
-        has_moved = self._position.restart(order)
+        has_moved = self.position.restart(order)
         if has_moved:
             self._catch_up.resume(())
         return has_moved

@@ -12,14 +12,14 @@ UNDECIDED = "undecided"
 class FaultKind(StrEnum):
     """The effect of a fault on records."""
 
-    LOST = "lost"  # acknowledged, passed over, and neither learned nor kept as a dead letter
+    LOST = "lost"  # acknowledged and skipped, neither learned nor a dead letter
     LEARNED_TWICE = "learned_twice"
     MISCOUNTED = "miscounted"  # a snapshot's counts and its offsets contradict each other in another way
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One contradiction between snapshots and the log."""
+    """A contradiction between snapshots and the log."""
 
     kind: FaultKind
     num: int
@@ -33,7 +33,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class PartitionReport:
-    """One partition of the trace topic."""
+    """The figures of one partition of the trace topic."""
 
     partition: int
     first: int

@@ -1,4 +1,4 @@
-"""One audit from end to end: replay the log, and compare what it says with every snapshot."""
+"""The audit of one pair: it replays the log and compares the result with every snapshot."""
 
 import sys
 from collections import Counter

@@ -40,7 +40,7 @@ class Identity:
     """full or lora."""
     code_version: str
     settings: Mapping[str, str] = field(default_factory=dict)
-    """How the distiller learns: the learner's settings by name."""
+    """The learner's settings by name."""
 
     def manifest(self, parent_id: str | None, **fields: Any) -> Manifest:
         """Return the manifest of a new snapshot; one of the base drafter has no settings, as nothing was learned.

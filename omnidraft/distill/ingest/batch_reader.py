@@ -1,4 +1,4 @@
-"""From the log to batches: polls go into the batcher, without the records that a lagging learner leaves out."""
+"""The batch reader: it polls the log into the batcher, without the records that a lagging learner leaves out."""
 
 import logging
 from collections.abc import Callable

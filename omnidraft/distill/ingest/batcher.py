@@ -1,4 +1,4 @@
-"""From partitions to batches: the order in which records are learned; which are held out, and which are duplicates.
+"""The batcher: in which order records are learned, which are held out, and which are duplicates.
 
 Partitions take turns in the order of their numbers, one record each. A partition without a record at its turn is
 waited for, unless the log is drained (a poll returned nothing) or the partitions that do have records are LOOKAHEAD

@@ -19,7 +19,7 @@ MAX_MESSAGES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """One dead letter."""
+    """A message of the dead-letter topic."""
 
     message: Message
 

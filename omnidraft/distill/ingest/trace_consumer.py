@@ -50,7 +50,7 @@ class PolledRecords:
     """The result of a poll."""
 
     records: tuple[RecordAt, ...]
-    """In offset order within each partition."""
+    """Readable records of our pair, in offset order within each partition."""
     next_offsets: Offsets
     """The next offset of every partition that moved; past dead letters too."""
     skipped: tuple[Skipped, ...] = ()

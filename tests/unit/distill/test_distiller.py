@@ -41,7 +41,7 @@ class SlowReader(MemoryReader):
 
 
 class GrowingReader(SlowReader):
-    """Of a topic that gets its last partition after so many polls."""
+    """Reads a topic that gets its last partition after so many polls."""
 
     def __init__(self, log: MemoryLog, topic: str, after: int) -> None:
         super().__init__(log, topic, 3)
@@ -60,7 +60,7 @@ class GrowingReader(SlowReader):
 
 @dataclass
 class Journal:
-    """What a learner was given, in order; `die_after` steps it dies."""
+    """Notes the batches that a learner got, in order; it dies after `die_after` steps."""
 
     learner: Learner
     batches: list[tuple[str, ...]] = field(default_factory=list)
@@ -85,7 +85,7 @@ class Journal:
 
 
 class Setting:
-    """One log and one registry, and distillers that come and go."""
+    """A log and a registry, and distillers that come and go."""
 
     def __init__(self, pair, folder: Path, *, partitions: int = 1, head: str = "off") -> None:
         self.pair, self.folder, self.head = pair, folder, head
@@ -205,18 +205,18 @@ def test_what_does_not_fill_a_batch_is_left_for_later(setting) -> None:
 
 @pytest.mark.parametrize("partitions", [1, 3])
 def test_batches_do_not_depend_on_how_polls_fell(pair, tmp_path, partitions) -> None:
-    """As long as every partition has records waiting; here all are written before the first poll."""
-    found = []
+    """They do not while every partition has records waiting; here all are written before the first poll."""
+    runs = []
     for most in (1, 2, 3):
         setting = Setting(pair, tmp_path / str(most), partitions=partitions)
         setting.emit(*names(18))
         distillation, journal = setting.distiller(reader=SlowReader(setting.log, "t", most))
         run_until_idle(distillation)
-        found.append((journal.batches, {name: tensor.clone() for name, tensor in setting.masters().items()}))
-    assert len(found[0][0]) == 9
-    for batches, masters in found[1:]:
-        assert batches == found[0][0]
-        assert all(torch.equal(masters[name], found[0][1][name]) for name in masters)
+        runs.append((journal.batches, {name: tensor.clone() for name, tensor in setting.masters().items()}))
+    assert len(runs[0][0]) == 9
+    for batches, masters in runs[1:]:
+        assert batches == runs[0][0]
+        assert all(torch.equal(masters[name], runs[0][1][name]) for name in masters)
 
 
 @pytest.mark.parametrize("partitions", [1, 3])
@@ -418,8 +418,8 @@ class Flaky:
         self._num_calls = 0
 
     def __getattr__(self, name: str):
-        found = getattr(self._inner, name)
-        return self._sometimes(found) if name in self._methods else found
+        attribute = getattr(self._inner, name)
+        return self._sometimes(attribute) if name in self._methods else attribute
 
     def _sometimes(self, method):
         def call(*args, **kwargs):
@@ -509,9 +509,9 @@ def test_another_base_drafter_is_refused(setting) -> None:
 
 def test_progress_is_told_after_every_step(setting) -> None:
     setting.emit(*names(4))
-    told = []
-    distillation, _ = setting.distiller(progress=told.append)
+    statuses = []
+    distillation, _ = setting.distiller(progress=statuses.append)
     run_until_idle(distillation)
-    assert [status.num_records for status in told if status.losses][:2] == [2, 4]
-    assert told[-1].version == 2
-    assert told[-1].offsets == {0: 4}
+    assert [status.num_records for status in statuses if status.losses][:2] == [2, 4]
+    assert statuses[-1].version == 2
+    assert statuses[-1].offsets == {0: 4}

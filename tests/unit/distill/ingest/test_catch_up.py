@@ -69,7 +69,7 @@ def crowd(setting: Setting, num: int, start: int = 0) -> None:
 
 
 def counted(setting: Setting) -> Iterator[tuple[int, int]]:
-    """For each snapshot, the records that it accounts for, and the sum of its offsets."""
+    """Yield the number of records that each snapshot accounts for, and the sum of its offsets."""
     for version in setting.registry.versions():
         manifest = version.manifest
         apart = ("held_out", "duplicate", "sampled_out", "other_pair", "unknown_schema")
@@ -78,7 +78,7 @@ def counted(setting: Setting) -> Iterator[tuple[int, int]]:
 
 
 def ranges(setting: Setting) -> list[SampledRange]:
-    """Every range that a snapshot of this setting began, oldest first."""
+    """Return every range in the manifests, oldest first."""
     begun: list[SampledRange] = []
     for version in setting.registry.versions():
         begun += [each for each in version.manifest.lag_samples if each not in begun]
@@ -165,7 +165,7 @@ def test_counts_are_the_offsets_and_the_audit_is_clean_whenever_the_learner_died
     assert setting.manifest().counts["sampled_out"] > 20
     case = case_of(setting)
     assert case.audit().faults == ()
-    case.remembered = None
+    case.seen_keys = None
     assert case.audit().faults == ()
 
 

@@ -1,4 +1,4 @@
-"""What a process knows of those that died before it; a death is a journal that nobody told of the end."""
+"""The crash journal: a process counts the crashes before it, each a journal with records still under way."""
 
 from pathlib import Path
 
@@ -80,10 +80,10 @@ def test_poison_is_known_until_a_snapshot_is_past_it(path: Path) -> None:
     assert journal.poison == {STEP[1]}  # the batcher may hold it still
 
 
-@pytest.mark.parametrize("told", [b"", b"{", b"[]", b'{"together": 3}', b"\xff"])
-def test_a_journal_that_cannot_be_read_counts_anew(path: Path, told: bytes) -> None:
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"together": 3}', b"\xff"])
+def test_a_journal_that_cannot_be_read_counts_anew(path: Path, content: bytes) -> None:
     path.parent.mkdir()
-    path.write_bytes(told)
+    path.write_bytes(content)
     journal = CrashJournal(path, tries=2)
     assert journal.poison == frozenset()
     journal.start(STEP)

@@ -499,7 +499,7 @@ class Disk:
             self.contents[found.st_ino] = path.read_bytes()
 
     def image(self, into: Path, keeps: Callable[[], bool]) -> Path:
-        """Write the files as they are after a crash. `keeps`: whether a folder has its names of now, or those synced."""
+        """Write the files as after a crash; `keeps` says whether a folder has its present names, or those synced."""
         paths = {path.lstat().st_ino: path for path in [self.root, *self.root.rglob("*")]}
         self._folder(self.root.lstat().st_ino, into, paths, keeps)
         return into

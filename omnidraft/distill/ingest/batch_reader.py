@@ -49,7 +49,7 @@ class BatchReader:
     def begin_snapshot(self) -> dict[str, Any]:
         """Decide what holds from the next snapshot on, and return its manifest's fields about the log."""
         self._batcher.admit_partitions()
-        self._catch_up.decide()
+        self._catch_up.maybe_begin_range()
         return {
             **self.position.manifest_fields(),
             "offsets": self._batcher.offsets(),
@@ -67,12 +67,12 @@ class BatchReader:
         Raises:
             LogReplaced: an operator has to say where to go on. Whatever `with_retries` raises, too.
         """
-        self._catch_up.look()
+        self._catch_up.update_lag()
         batch = self._batcher.take(is_drained=self._is_drained)
         if batch is not None or not self._batcher.has_capacity:
             return batch
         polled = with_retries(self._poll)
-        self._batcher.add(self._catch_up.select(polled))
+        self._batcher.add(self._catch_up.filter(polled))
         self._is_drained = not polled.next_offsets
         return self._batcher.take(is_drained=self._is_drained)
 

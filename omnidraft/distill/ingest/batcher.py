@@ -50,7 +50,7 @@ class _PartialBatch:
 
     turn: int
     records: list[TraceRecord] = field(default_factory=list)
-    places: list[tuple[int, int]] = field(default_factory=list)
+    positions: list[tuple[int, int]] = field(default_factory=list)
     poison: list[RecordAt] = field(default_factory=list)
     held_out: list[RecordAt] = field(default_factory=list)
     seen: dict[int, None] = field(default_factory=dict)
@@ -198,7 +198,7 @@ class Batcher:
                 partial.held_out.append((partition, offset, record))
             case Disposition.LEARNED:
                 partial.records.append(record)
-                partial.places.append((partition, offset))
+                partial.positions.append((partition, offset))
         partial.seen[key] = None
 
     def _commit(self, partial: _PartialBatch) -> Batch:
@@ -211,7 +211,7 @@ class Batcher:
         self.held_out.extend(record for _, _, record in partial.held_out)
         return Batch(
             tuple(partial.records),
-            tuple(partial.places),
+            tuple(partial.positions),
             tuple(partial.poison),
             tuple(partial.held_out),
             partial.num_duplicates,

@@ -21,7 +21,7 @@ from omnidraft.ports import Metrics, Offsets
 from omnidraft.snapshots.manifest import SampledRange
 
 CHECK_S = 2.0
-"""Seconds between two looks at the end of the log."""
+"""Seconds between two reads of the end of the log."""
 LAG = "omnidraft_log_lag_records"
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class CatchUp:
         self._max_records, self._sample_records = max_records, sample_records
         self._ranges: tuple[SampledRange, ...] = ()
         self._ends: Offsets = {}
-        self._next_look_s = 0.0
+        self._next_update_s = 0.0
 
     @property
     def ranges(self) -> tuple[SampledRange, ...]:
@@ -65,7 +65,7 @@ class CatchUp:
         offsets = self._batcher.offsets()
         self._ranges = tuple(each for each in self._ranges if each.reaches_beyond(offsets))
 
-    def select(self, polled: PolledRecords) -> PolledRecords:
+    def filter(self, polled: PolledRecords) -> PolledRecords:
         """Return the poll with the records that are not to be learned among the skipped ones."""
         records, skipped = list[RecordAt](), list[Skipped]()
         for (partition, is_out), run in groupby(polled.records, lambda each: (each[0], self._is_sampled_out(each))):
@@ -77,7 +77,7 @@ class CatchUp:
                 records += run_records
         return PolledRecords(tuple(records), polled.next_offsets, (*polled.skipped, *skipped))
 
-    def decide(self) -> None:
+    def maybe_begin_range(self) -> None:
         """Begin a range when too many messages wait and none is under way. Called for every snapshot, before it."""
         offsets, read_to = self._batcher.offsets(), self._batcher.read_to
         num_waiting, num_unread = sum(self._lag(offsets).values()), sum(self._lag(read_to).values())
@@ -94,11 +94,11 @@ class CatchUp:
             self._ends,
         )
 
-    def look(self) -> None:
-        """Look where the log ends and report the lag, at most every CHECK_S seconds."""
-        if time.monotonic() < self._next_look_s:
+    def update_lag(self) -> None:
+        """Read where the log ends and update the lag gauge, at most every CHECK_S seconds."""
+        if time.monotonic() < self._next_update_s:
             return
-        self._next_look_s = time.monotonic() + CHECK_S
+        self._next_update_s = time.monotonic() + CHECK_S
         with suppress(BusError):  # the next poll reports it
             self._ends = self._consumer.end_offsets()
             for partition, lag in self._lag(self._batcher.offsets()).items():

@@ -9,10 +9,14 @@ import pytest
 import torch
 
 from omnidraft.distill.control import TrainingControl
+from omnidraft.distill.ingest.batcher import Batcher
+from omnidraft.distill.ingest.catch_up import CatchUp
 from omnidraft.distill.ingest.record_disposition import is_held_out, is_sampled_out
+from omnidraft.distill.ingest.trace_consumer import PolledRecords, TraceConsumer
 from omnidraft.ports import Announcement, Outgoing
 from omnidraft.snapshots.manifest import SampledRange
-from omnidraft.testing.memory_log import MemoryWriter
+from omnidraft.telemetry.metrics import CountingMetrics
+from omnidraft.testing.memory_log import MemoryLog, MemoryReader, MemoryWriter
 from tests.trace_records import make_record
 from tests.unit.distill.test_audit import CLEAN, HELD_OUT_EVERY, case_of
 from tests.unit.distill.test_distiller import Killed, Setting, learned, names, run_until_idle
@@ -54,6 +58,29 @@ def test_all_segments_of_a_request_go_together_and_a_larger_share_contains_a_sma
     assert few < many
     for name in names(50):
         assert len({is_sampled_out(make_record(name, segment=segment), 0.5) for segment in range(4)}) == 1
+
+
+@pytest.mark.parametrize("poll_size", [1, 7, 50])
+def test_what_is_learned_and_counted_does_not_depend_on_the_sizes_of_polls(poll_size: int) -> None:
+    records = [(number % 2, number // 2, make_record(f"r{number}")) for number in range(200)]
+    sampled = SampledRange(start={0: 10}, end={0: 60, 1: 40}, share=0.3)
+    expected = [each for each in records if not (sampled.holds(*each[:2]) and is_sampled_out(each[2], 0.3))]
+    metrics, reader = CountingMetrics(), MemoryReader(MemoryLog(2), "t")
+    consumer = TraceConsumer(reader, MemoryWriter(MemoryLog(1), "dead"), None, metrics, topic="t")
+    batcher = Batcher([0, 1], records_per_step=1, held_out_every=0, held_out_records=1)
+    catch_up = CatchUp(consumer, batcher, metrics, max_records=1, sample_records=1)
+    catch_up.resume((sampled,))
+    positions, num_skipped = [], 0
+    for first in range(0, len(records), poll_size):
+        polled = tuple(records[first : first + poll_size])
+        next_offsets = {partition: offset + 1 for partition, offset, _ in polled}
+        batcher.add(catch_up.filter(PolledRecords(polled, next_offsets)))
+        while batch := batcher.take(is_drained=first + poll_size >= len(records)):
+            positions += batch.positions
+        num_skipped += batcher.take_skipped()["sampled_out"]
+    assert sorted(positions) == sorted(each[:2] for each in expected)
+    assert num_skipped == metrics.value("omnidraft_traces_skipped_total", reason="sampled_out") == 200 - len(expected)
+    assert batcher.offsets() == {0: 100, 1: 100}
 
 
 def crowd(setting: Setting, num: int, start: int = 0) -> None:

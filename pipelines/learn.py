@@ -19,7 +19,7 @@ from omnidraft.hosts import process
 from omnidraft.traces import archive
 from omnidraft.traces.record import TraceRecord
 from pipelines.lib import report
-from pipelines.lib.learning import Point, TrainingRun, fresh, learn, split, write_snapshot
+from pipelines.lib.learning import Point, TrainingRun, fresh, learn, split_by_request, write_snapshot
 from pipelines.lib.progress import bar
 from pipelines.lib.recording import Recording, RecordingLimits
 
@@ -52,7 +52,7 @@ def main(
         raise RequestError(f"{out} exists; a snapshot is written once")
     words = wiring.vocabularies(settings)
     records = _records(answers, settings, out, num_answers, max_new_tokens)
-    chosen, held_out = split(records, held_out_every)
+    chosen, held_out = split_by_request(records, held_out_every)
     run = fresh(settings, words)
     with bar("learning", num_passes * len(chosen)) as advance:
         options = {"num_passes": num_passes, "measure_every": measure_every}

@@ -18,7 +18,7 @@ from omnidraft.errors import RequestError
 from omnidraft.hosts import process
 from omnidraft.traces.record import TraceRecord
 from pipelines.lib import log_slice, report
-from pipelines.lib.learning import Point, TrainingRun, fresh, learn, split, write_snapshot
+from pipelines.lib.learning import Point, TrainingRun, fresh, learn, split_by_request, write_snapshot
 from pipelines.lib.progress import bar
 
 EXPERIMENT = "omnidraft.replay"
@@ -49,7 +49,7 @@ def main(
         settings = config.load(path)
         words = wiring.vocabularies(settings)
         found = log_slice.read(log, settings, wanted.of_pair(settings), alignment=words.alignment.fingerprint)
-        chosen, held_out = split(found.require(), held_out_every)
+        chosen, held_out = split_by_request(found.require(), held_out_every)
         with _Tracked(settings, path, speedup_model.fit(found.records)) as tracked:
             run = _learn(settings, words, chosen, held_out, tracked, (path.stem, num_passes, measure_every))
         if snapshots is not None:

@@ -1,6 +1,6 @@
-"""Was every acknowledged record learned, once? What snapshots say, against the log and its dead letters.
+"""The audit checks snapshots against the log and its dead letters: was every acknowledged record learned once?
 
-What can be known: a manifest counts what its learner did with the offsets before it, by fate; the newest snapshot
-remembers the names of the last records that went through; a dead letter names its origin. The fate that each offset
-should have had is decided again by the rules that decided it then.
+A manifest counts the offsets before it by disposition; the newest snapshot holds the keys of the last records that
+went through; a dead letter names its origin. The disposition that each offset should have had is decided again by the
+same rules.
 """

@@ -1,14 +1,12 @@
-"""One audit from end to end: redo the samples of a learner that lagged, walk through the log, compare with every
-snapshot."""
+"""The audit of one pair: it replays the log and compares the result with every snapshot."""
 
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 
 from omnidraft.audit.dedup_window import DedupWindow
-from omnidraft.audit.findings import Fault, PartitionFigures, Report
-from omnidraft.audit.lag_replay import LagReplay
-from omnidraft.audit.log_replay import Letters, LogReplay
+from omnidraft.audit.findings import Fault, PartitionReport, Report
+from omnidraft.audit.log_replay import DeadLetterReasons, LogReplay
 from omnidraft.audit.snapshot_deltas import SnapshotDelta, compare, snapshot_deltas
 from omnidraft.distill.ingest import topic_scan
 from omnidraft.distill.ingest.dead_letters import DeadLetter
@@ -17,22 +15,22 @@ from omnidraft.distill.ingest.trace_consumer import PolledRecords, TraceConsumer
 from omnidraft.ports import Offsets, Outgoing, SnapshotVersion
 from omnidraft.ports.trace_reasons import EXPIRED, SKIP_REASONS
 
-APART = {Disposition.HELD_OUT.value, Disposition.DUPLICATE.value, *SKIP_REASONS}
-"""Counts of a manifest that stand for one offset each, beside the reasons that dead letters name."""
+COUNTED_OFFSETS = {Disposition.HELD_OUT.value, Disposition.DUPLICATE.value, *SKIP_REASONS}
+"""Names of manifest counts that stand for one offset each, beside the reasons in dead letters."""
 
 
-class Unwritten:
-    """A LogWriter for a source whose dead letters were written long ago."""
+class DiscardingWriter:
+    """A LogWriter for a consumer whose dead letters were written by the learner."""
 
     def append(self, messages: Sequence[Outgoing]) -> None:
-        """Nothing: the audit looks for the letters that are there."""
+        """Do nothing: the audit reads the dead letters that are there."""
 
     def close(self) -> None: ...
 
 
-def letters_of(topic: str, letters: Iterable[DeadLetter]) -> Letters:
-    """Origin and reason of those that come from this topic."""
-    from_topic = (letter for letter in letters if letter.origin_topic == topic)
+def dead_letter_reasons(topic: str, dead_letters: Iterable[DeadLetter]) -> DeadLetterReasons:
+    """Return the reason of every offset of this topic that a dead letter stands for."""
+    from_topic = (letter for letter in dead_letters if letter.origin_topic == topic)
     return {
         (letter.origin[0], offset): sys.intern(letter.reason)
         for letter in from_topic
@@ -42,68 +40,64 @@ def letters_of(topic: str, letters: Iterable[DeadLetter]) -> Letters:
 
 
 def audit(
-    source: TraceConsumer,
+    consumer: TraceConsumer,
     log_ends: Offsets,
     versions: Sequence[SnapshotVersion],
-    letters: Letters,
+    dead_letters: DeadLetterReasons,
     *,
-    remembered: Set[int] | None,
+    seen_keys: Set[int] | None,
     held_out_every: int,
-    saw: Callable[[int], None] = lambda num_messages: None,
+    on_poll: Callable[[int], None] = lambda num_messages: None,
     idle_s: float = topic_scan.IDLE_S,
 ) -> Report:
     """Account for every offset before the newest snapshot's.
 
     Args:
-        source: of the pair, over the whole log; its dead letters go to `Unwritten`.
-        log_ends: taken after `versions`, `letters` after both.
-        remembered: names in the newest snapshot's intake; None when they are not known.
+        consumer: of the pair, over the whole log; its dead letters go to a `DiscardingWriter`.
+        log_ends: read after `versions`, `dead_letters` after both.
+        seen_keys: keys in the newest snapshot's batcher; None when they are not known.
         held_out_every: as while learning.
-        saw: told how many messages each poll gave.
+        on_poll: called with the number of messages of each poll.
 
     Raises:
         BusError: the log cannot be read.
     """
-    found = snapshot_deltas(versions, APART | set(letters.values()))
-    names = None if remembered is None else DedupWindow(remembered)
-    samples = LagReplay([sample for stage in found for sample in stage.lag_samples])
-    for polled in _polls(source, samples.end, log_ends, saw, idle_s):
-        samples.update(polled)
-    redrawn = [samples.redrawn(stage.lag_samples) for stage in found]
-    walk = LogReplay(found, letters, names, redrawn, held_out_every=held_out_every)
-    for polled in _polls(source, walk.end, log_ends, saw, idle_s):
-        walk.update(polled)
-    walk.finish(log_ends)
-    faults = (*walk.faults, *_contradictions(found, walk))
+    deltas = snapshot_deltas(versions, COUNTED_OFFSETS | set(dead_letters.values()))
+    names = None if seen_keys is None else DedupWindow(seen_keys)
+    replay = LogReplay(deltas, dead_letters, names, held_out_every=held_out_every)
+    for polled in _polls(consumer, replay.end, log_ends, on_poll, idle_s):
+        replay.update(polled)
+    replay.finish(log_ends)
+    faults = (*replay.faults, *_contradictions(deltas, replay))
     version = versions[-1].version if versions else None
-    num_expired = sum(stage.told.get(EXPIRED, 0) for stage in found)
-    return Report(version, len(found), tuple(_partitions(walk, log_ends)), faults, num_expired)
+    num_expired = sum(delta.counts.get(EXPIRED, 0) for delta in deltas)
+    return Report(version, len(deltas), tuple(_partitions(replay, log_ends)), faults, num_expired)
 
 
 def _polls(
-    source: TraceConsumer, ends: Offsets, log_ends: Offsets, saw: Callable[[int], None], idle_s: float
+    consumer: TraceConsumer, ends: Offsets, log_ends: Offsets, on_poll: Callable[[int], None], idle_s: float
 ) -> Iterator[PolledRecords]:
-    """From the beginning of the log to these ends."""
+    """Yield polls from the beginning of the log to these ends."""
     there = {partition: min(end, log_ends.get(partition, 0)) for partition, end in ends.items()}
-    source.seek({})
-    return topic_scan.polls_until(lambda: _poll(source, saw), there, idle_s=idle_s)
+    consumer.seek({})
+    return topic_scan.polls_until(lambda: _poll(consumer, on_poll), there, idle_s=idle_s)
 
 
-def _poll(source: TraceConsumer, saw: Callable[[int], None]) -> PolledRecords:
-    polled = source.poll(topic_scan.POLL_MESSAGES, topic_scan.POLL_TIMEOUT_S)
-    saw(len(polled.records) + sum(number for *_, number in polled.skipped))
+def _poll(consumer: TraceConsumer, on_poll: Callable[[int], None]) -> PolledRecords:
+    polled = consumer.poll(topic_scan.POLL_MESSAGES, topic_scan.POLL_TIMEOUT_S)
+    on_poll(len(polled.records) + sum(number for *_, number in polled.skipped))
     return polled
 
 
-def _contradictions(found: Sequence[SnapshotDelta], walk: LogReplay) -> Iterator[Fault]:
-    for place, stage in enumerate(found):
-        counts = sum((number for (its, _), number in walk.found.items() if its == place), Counter[str]())
-        num_gone, num_known_lost = walk.num_gone[place], walk.num_known_lost[place]
-        yield from compare(stage, counts, num_gone=num_gone, num_known_lost=num_known_lost)
+def _contradictions(deltas: Sequence[SnapshotDelta], replay: LogReplay) -> Iterator[Fault]:
+    for index, delta in enumerate(deltas):
+        counts = sum((number for (its, _), number in replay.dispositions.items() if its == index), Counter[str]())
+        num_gone, num_known_lost = replay.num_gone[index], replay.num_known_lost[index]
+        yield from compare(delta, counts, num_gone=num_gone, num_known_lost=num_known_lost)
 
 
-def _partitions(walk: LogReplay, log_ends: Offsets) -> Iterator[PartitionFigures]:
+def _partitions(replay: LogReplay, log_ends: Offsets) -> Iterator[PartitionReport]:
     for partition, log_end in sorted(log_ends.items()):
-        fates = sum((number for (_, its), number in walk.found.items() if its == partition), Counter[str]())
-        first, end = walk.first.get(partition, 0), walk.end.get(partition, 0)
-        yield PartitionFigures(partition, first, end, log_end, dict(sorted(fates.items())))
+        fates = sum((number for (_, its), number in replay.dispositions.items() if its == partition), Counter[str]())
+        first, end = replay.first.get(partition, 0), replay.end.get(partition, 0)
+        yield PartitionReport(partition, first, end, log_end, dict(sorted(fates.items())))

@@ -41,7 +41,7 @@ def list_letters(
     with closing(_dead_letters(settings)) as reader:
         for letter in dead_letters.read(reader):
             if not reasons or letter.reason in reasons:
-                newest.setdefault(letter.place[0], deque(maxlen=num)).append(_summary(letter))
+                newest.setdefault(letter.position[0], deque(maxlen=num)).append(_summary(letter))
     rows = [row for partition in sorted(newest) for row in newest[partition]]
     if as_json:
         for row in rows:
@@ -77,7 +77,7 @@ def redrive(
     """Append letters to the topic they came from, as they were, with a header that names the letter."""
     choice = _choice(reasons or [], places or [], everything)
     told = _redrive(config.load(config_path), choice, again)
-    if missing := sorted(choice.places - told.found):
+    if missing := sorted(choice.positions - told.matched):
         raise RequestError(f"no dead letter at {missing[0][0]}:{missing[0][1]}")
     print(f"{told.num_redriven} redriven, {told.num_done_before} redriven before, {told.refused.total()} refused")
     for refusal, number in sorted(told.refused.items()):
@@ -96,7 +96,7 @@ def _redrive(settings: config.Settings, choice: "Choice", again: bool) -> "Redri
             closing(wiring.log_reader(settings, log.traces_topic)) as origin,
             _bar(f"reading {log.traces_topic}", origin) as saw,
         ):
-            done = redriven_before(origin, saw=lambda message: saw())
+            done = redriven_before(origin, on_message=lambda message: saw())
     with (
         closing(_dead_letters(settings)) as reader,
         closing(wiring.log_writer(settings, log.traces_topic)) as writer,
@@ -149,8 +149,8 @@ def _find(reader: "LogReader", partition: int, offset: int) -> "DeadLetter":
 def _summary(letter: "DeadLetter") -> dict[str, Any]:
     origin = letter.origin
     return {
-        "partition": letter.place[0],
-        "offset": letter.place[1],
+        "partition": letter.position[0],
+        "offset": letter.position[1],
         "reason": letter.reason,
         "error": letter.error,
         "origin_topic": letter.origin_topic,

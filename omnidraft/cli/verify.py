@@ -33,7 +33,7 @@ def verify(
 
     settings = config.load(config_path, models={"target": target})
     with _progress(settings.log.traces_topic) as saw:
-        report = audit(settings, counts_only=counts_only, saw=saw)
+        report = audit(settings, counts_only=counts_only, on_poll=saw)
     if json_path is not None:
         json_path.write_text(json.dumps(report.plain_data(), indent=2) + "\n")
     _print(report)
@@ -59,13 +59,19 @@ def _print(report: "Report") -> None:
 
 
 def _summary(report: "Report") -> str:
-    from omnidraft.audit.findings import FaultKind
+    from omnidraft.audit.findings import UNDECIDED, FaultKind
 
     if report.version is None:
         return "no snapshot yet"
     counts = ", ".join(f"{report.num(kind)} {kind.replace('_', ' ')}" for kind in FaultKind)
     expired = f"; {report.num_expired} expired before they were learned" if report.num_expired else ""
-    return f"up to snapshot {report.version}: {counts}{expired}"
+    num_undecided = sum(each.fates.get(UNDECIDED, 0) for each in report.partitions)
+    earlier = (
+        f"; {num_undecided} were passed over or learned by an earlier version's sampling, which cannot be checked again"
+        if num_undecided
+        else ""
+    )
+    return f"up to snapshot {report.version}: {counts}{expired}{earlier}"
 
 
 @contextmanager

@@ -166,10 +166,11 @@ class LearnerSettings(Section):
     held_out_records: int = Field(24, ge=1)
     """Held-out records remembered, newest win."""
     max_lag_records: int | None = Field(20_000, ge=0)
-    """When more messages than this wait in the log, the learner reads on to its end and learns a sample of what it
-    passed; the rest is counted as `sampled_out`. None or 0: every record is learned, however late."""
+    """When more messages than this wait in the log as a snapshot is made, the learner learns a share of the requests up
+    to the end of the log; the rest is counted as `sampled_out`. None or 0: every record is learned, however late."""
     lag_sample_records: int = Field(2_000, ge=1)
-    """Records in that sample: the newest, evenly over tenants; about 25 kB each in memory."""
+    """About so many records of those that wait are learned then: the share is this number over theirs. A hash of the
+    request id chooses. Lower is learned younger."""
     poison_tries: int = Field(3, ge=0)
     """Times that the process may die over a step's records before they are tried one by one, and over one of these
     before it becomes a dead letter. 0: never, and a record that kills the process kills every process after it."""

@@ -1,10 +1,12 @@
-"""What the control log tells a distiller: whether to learn, where to go on, and whose traffic drifts.
+"""The control of one distiller: the orders that it follows, and the status that it reports.
 
-While the log is down, what was heard last holds.
+Orders come from the control log: to pause and resume learning, to restart it elsewhere in the trace log, and which
+tenants' traffic drifts. While the control log is away, the orders read last hold.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from omnidraft.errors import BusError
@@ -15,46 +17,73 @@ class ControlFollower(Protocol):
     """The reading end of the announcements; see fleet/control_follower.py."""
 
     def poll(self, timeout_s: float) -> Sequence[Announcement]:
-        """What holds and was not told yet, waiting so long for any. Raises BusError."""
+        """Return the announcements in force that were not returned before, waiting this long for any.
+
+        Raises:
+            BusError: the control log is away.
+        """
 
 
 class TrainingControl:
-    """One thread."""
+    """The orders in force. Not thread-safe."""
 
     def __init__(self, follower: ControlFollower | None = None) -> None:
-        """Without a follower nothing is ever told."""
+        """Without a follower there are never any orders."""
         self._follower = follower
         self.is_paused = False
         self.restart: Announcement | None = None
-        """The newest order to go on elsewhere; whoever carries it out remembers that."""
+        """The newest order to restart; the caller remembers whether it was carried out."""
         self._drifting: dict[str, bool] = {}
-        """Tenant -> whether somebody took note."""
+        """Tenant -> whether `new_drifts` returned it."""
 
-    def listen(self) -> None:
-        """Hear what is new."""
+    def poll(self) -> None:
+        """Take in new announcements, without waiting for any."""
         if self._follower is None:
             return
         with suppress(BusError):
-            for told in self._follower.poll(0.0):
-                self._take(told)
+            for announcement in self._follower.poll(0.0):
+                self._apply(announcement)
 
     @property
     def is_drifting(self) -> bool:
+        """Whether any tenant's traffic drifts."""
         return bool(self._drifting)
 
     def new_drifts(self) -> list[str]:
-        """Tenants whose traffic began to drift since this was asked."""
+        """Return the tenants whose traffic began to drift since the last call."""
         new = [tenant for tenant, is_noted in self._drifting.items() if not is_noted]
         self._drifting = dict.fromkeys(self._drifting, True)
         return new
 
-    def _take(self, told: Announcement) -> None:
-        match told.kind:
+    def _apply(self, announcement: Announcement) -> None:
+        match announcement.kind:
             case "pause" | "resume":
-                self.is_paused = told.kind == "pause"
+                self.is_paused = announcement.kind == "pause"
             case "restart":
-                self.restart = told
-            case "drift" if told.tenant is not None:
-                self._drifting[told.tenant] = False
+                self.restart = announcement
+            case "drift" if announcement.tenant is not None:
+                self._drifting[announcement.tenant] = False
             case "drift_over":
-                self._drifting.pop(told.tenant or "", None)
+                self._drifting.pop(announcement.tenant or "", None)
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The state of a distiller. Replaced as a whole, so any thread may read it."""
+
+    version: int | None = None
+    """The newest snapshot published."""
+    is_paused: bool = False
+    waits_for: str | None = None
+    """The decision that an operator has to make before learning goes on; None: none."""
+    num_steps: int = 0
+    num_records: int = 0
+    num_tokens: int = 0
+    losses: Mapping[str, float] = field(default_factory=dict)
+    """The losses of the last step."""
+    tokens_per_s: float | None = None
+    """Emitted target tokens of the last step, divided by its duration."""
+    agreement: float | None = None
+    """The agreement of the newest snapshot on held-out records."""
+    offsets: Mapping[int, int] = field(default_factory=dict)
+    skipped: Mapping[str, int] = field(default_factory=dict)

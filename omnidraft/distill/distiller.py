@@ -1,8 +1,8 @@
-"""The distiller: records in, steps, snapshots out, until it is told to stop.
+"""The distiller: it reads records, learns from them step by step and publishes snapshots, until it is to stop.
 
-A snapshot carries master weights, optimizer, n-gram cache, held-out records and the offsets it has learned up to,
-and is made between two steps. So after a crash the newest snapshot is the whole truth: nothing is learned twice that
-anybody will ever see, and nothing is left out.
+A snapshot carries master weights, optimizer, n-gram cache, held-out records and the offsets it has learned up to, and
+is made between two steps. So a process that resumes from the newest snapshot after a crash learns nothing twice that
+any snapshot shows, and leaves nothing out.
 """
 
 import logging
@@ -14,17 +14,14 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from omnidraft.distill.control import TrainingControl
+from omnidraft.distill.control import Status, TrainingControl
 from omnidraft.distill.evaluation.held_out import HeldOut, HeldOutMeasurement
 from omnidraft.distill.ingest.batch_reader import BatchReader
 from omnidraft.distill.ingest.batcher import Batch, Batcher
-from omnidraft.distill.ingest.crash_journal import CrashJournal, Place
-from omnidraft.distill.ingest.lag import Lag
-from omnidraft.distill.ingest.log_position import LogPosition
-from omnidraft.distill.ingest.trace_consumer import TraceConsumer
-from omnidraft.distill.publisher import INTAKE, LEARNER, Publisher, Restored
+from omnidraft.distill.ingest.crash_journal import CrashJournal
+from omnidraft.distill.ingest.trace_consumer import PartitionOffset, TraceConsumer
+from omnidraft.distill.publisher import BATCHER, LEARNER, Publisher, Restored
 from omnidraft.distill.retrying import Result, retry, wait
-from omnidraft.distill.status import Status
 from omnidraft.distill.training.learner import Learner
 from omnidraft.distill.training.step_report import Counters, StepReport, count, mean_losses
 from omnidraft.distill.training_spans import LearningSpans
@@ -35,7 +32,7 @@ from omnidraft.vocab.ngram_cache import NgramCache
 
 PAUSED_S = 0.2
 WAITING_S = 2.0
-"""Between two looks whether a log that was replaced is back, or a restart was ordered."""
+"""Seconds between two checks whether a log that was replaced is back, or a restart was ordered."""
 
 logger = logging.getLogger(__name__)
 
@@ -44,12 +41,12 @@ Stop = Callable[[], bool]
 
 
 class Distiller:
-    """One drafter that learns for one target. `run` belongs to one thread, `status` to any."""
+    """The training loop of one drafter for one target. `run` belongs to one thread, `status` to any."""
 
     def __init__(
         self,
-        source: TraceConsumer,
-        intake: Batcher,
+        consumer: TraceConsumer,
+        batcher: Batcher,
         learner: Learner,
         publisher: Publisher,
         *,
@@ -59,7 +56,7 @@ class Distiller:
         lag_sample_records: int = 2_000,
         journal: CrashJournal | None = None,
         metrics: Metrics,
-        guidance: TrainingControl | None = None,
+        control: TrainingControl | None = None,
         compare_earlier: Callable[[str], None] = lambda tenant: None,
         drift_haste: int = 1,
         progress: Callable[[Status], None] = lambda status: None,
@@ -67,27 +64,27 @@ class Distiller:
     ) -> None:
         """
         Args:
-            load_cache: the n-gram cache of a snapshot's arrays.
-            guidance: heard before every step; while learning is paused, nothing is read or learned.
-            compare_earlier: done once for each tenant whose traffic begins to drift; see earlier.py.
+            load_cache: makes the n-gram cache of a snapshot's arrays.
+            control: polled before every step; while learning is paused, nothing is read or learned.
+            compare_earlier: called once for each tenant whose traffic begins to drift; see snapshot_comparison.py.
             drift_haste: snapshots are so many times as frequent while any traffic drifts.
-            max_lag_records: see lag.py, `lag_sample_records` too.
-            journal: told of every step before it; its poison is the intake's. None: no death is noted.
-            progress: told after every step and every snapshot, in the thread of `run`.
-            spans: told of every step and every snapshot but the first.
+            max_lag_records: see catch_up.py, `lag_sample_records` too.
+            journal: gets every step before it runs; its poison is the batcher's. None: crashes are not noted.
+            progress: called after every step and every snapshot, in the thread of `run`.
+            spans: the spans of every step and every snapshot but the first.
         """
-        self._source, self._intake, self._learner, self._publisher = source, intake, learner, publisher
+        self._consumer, self._batcher, self._learner, self._publisher = consumer, batcher, learner, publisher
         self._load_cache, self._steps_per_snapshot = load_cache, steps_per_snapshot
-        self._guidance, self._compare_earlier = guidance or TrainingControl(), compare_earlier
+        self._control, self._compare_earlier = control or TrainingControl(), compare_earlier
         self._drift_haste, self._metrics, self._progress = drift_haste, metrics, progress
         self._journal = journal or CrashJournal(Path(), tries=0)
-        self._lag = Lag(source, intake, metrics, max_records=max_lag_records, sample_records=lag_sample_records)
-        self._position = LogPosition(source, intake, metrics)
-        self._reading = BatchReader(source, intake, self._lag, self._position)
+        self._reader = BatchReader(
+            consumer, batcher, metrics, max_lag_records=max_lag_records, lag_sample_records=lag_sample_records
+        )
         self._held_out = HeldOut(learner)
         self._spans = spans or LearningSpans(NoopTracing(), "")
         self._reports: list[StepReport] = []  # since the newest snapshot
-        self._unmeasured: list[Place] = []  # held out since then
+        self._unmeasured: list[PartitionOffset] = []  # held out since then
         self._status = Status()
 
     def status(self) -> Status:
@@ -97,18 +94,18 @@ class Distiller:
         """Go on from the newest snapshot, or publish the base drafter as the first one; then learn until `stop`.
 
         Order of effects: step; after `steps_per_snapshot` of them measure, write the snapshot, publish it. On `stop`
-        the step under way is finished and what was learned since the newest snapshot is published.
+        the step under way is finished and the steps since the newest snapshot are published.
 
         Raises:
-            SnapshotStale: another distiller published for this pair; what was learned since is dropped.
+            SnapshotStale: another distiller published for this pair; the steps since then are dropped.
             ConfigError, VocabularyError: the newest snapshot is not one that this learner can go on from.
-            BusError: the log was away for a dead letter when `stop` came, and what was learned since the newest
-                snapshot is dropped.
+            BusError: the log was away for a dead letter when `stop` came, and the steps since the newest snapshot
+                are dropped.
         """
         self._start(stop)
         while not stop():
-            self._listen(stop)
-            if self._guidance.is_paused:
+            self._follow_control(stop)
+            if self._control.is_paused:
                 wait(PAUSED_S, stop)
             elif batch := self._next_batch(stop):
                 self._learn(batch, stop)
@@ -118,171 +115,171 @@ class Distiller:
             self._publish(stop)
 
     def _start(self, stop: Stop) -> None:
-        restored = self._retried(self._publisher.restore, stop)
+        restored = self._retry(self._publisher.restore, stop)
         if restored:
             self._resume(restored)
         self._held_out.set_parent(self._learner.serving_tensors(), {})
         if restored is None:
-            self._guidance.listen()
-            self._position.set_aside(self._guidance.restart)  # it was meant for those who had learned something
+            self._control.poll()
+            self._reader.position.mark_done(self._control.restart)  # it was meant for those who had learned something
             self._publish_base(stop)
-        self._tell(version=self._publisher.parent and self._publisher.parent.version)
-        self._find_position(stop)
+        self._update_status(version=self._publisher.parent and self._publisher.parent.version)
+        self._seek(stop)
 
     def _resume(self, restored: Restored) -> None:
         manifest = restored.version.manifest
-        self._position.resume(manifest)
+        self._reader.resume(manifest)
         if restored.ngrams:
             self._learner.cache = self._load_cache(restored.ngrams)
-        if restored.learner is not None and restored.intake is not None:
+        if restored.learner is not None and restored.batcher is not None:
             self._learner.load_state(restored.learner)
-            self._intake.load_state(restored.intake, manifest.offsets)
+            self._batcher.load_state(restored.batcher, manifest.offsets)
         else:
             self._learner.counters = Counters(
                 manifest.num_steps, manifest.num_records, manifest.num_tokens, dict(manifest.counts)
             )
-            self._intake.start_at(manifest.offsets)
+            self._batcher.start_at(manifest.offsets)
             if restored.serving is not None:
                 self._learner.start_from(restored.serving)
         logger.info("going on from snapshot %d at offsets %s", restored.version.version, manifest.offsets)
 
-    def _find_position(self, stop: Stop) -> None:
-        """Returns when the source stands where the intake goes on, or `stop` holds."""
+    def _seek(self, stop: Stop) -> None:
+        """Return when the consumer is where the batcher goes on, or `stop` holds."""
         while not stop():
             try:
-                self._retried(self._reading.find, stop)
-                return self._tell(waits_for=None)
+                self._retry(self._reader.seek, stop)
+                return self._update_status(waits_for=None)
             except LogReplaced as exc:
                 if self._status.waits_for != str(exc):
                     logger.error("learning stands still: %s", exc)
-                self._tell(waits_for=str(exc))
-            self._listen(stop)
+                self._update_status(waits_for=str(exc))
+            self._follow_control(stop)
             wait(WAITING_S, stop)
 
     def _restart(self, order: Announcement, stop: Stop) -> None:
-        """Order of effects: publish what was learned; move; publish where to. So it is carried out once, and the
-        snapshots before and after it each account for a stretch of one log."""
+        """Publish the steps so far; move; publish the new offsets. So a restart is carried out once, and the snapshots
+        before and after it each account for a range of one log."""
         if self._reports:
             self._publish(stop)
-        if self._retried(lambda: self._reading.restart(order), stop):
+        if self._retry(lambda: self._reader.restart(order), stop):
             self._journal.clear()
             self._publish(stop)
 
-    def _listen(self, stop: Stop) -> None:
-        self._guidance.listen()
-        if (is_paused := self._guidance.is_paused) != self._status.is_paused:
+    def _follow_control(self, stop: Stop) -> None:
+        self._control.poll()
+        if (is_paused := self._control.is_paused) != self._status.is_paused:
             logger.info("learning %s", "paused" if is_paused else "goes on")
-            self._tell(is_paused=is_paused)
+            self._update_status(is_paused=is_paused)
             if not is_paused:
-                self._find_position(stop)  # nobody looked at the log meanwhile
-        if (order := self._guidance.restart) is not None and self._position.is_new(order):
+                self._seek(stop)  # the log may have changed meanwhile
+        if (order := self._control.restart) is not None and self._reader.position.is_new(order):
             self._restart(order, stop)
-        for tenant in self._guidance.new_drifts():
+        for tenant in self._control.new_drifts():
             self._compare_earlier(tenant)
 
     def _num_steps_due(self) -> int:
-        """Weights do not depend on how often they are published."""
-        haste = self._drift_haste if self._guidance.is_drifting else 1
+        """Return the number of steps between snapshots. Weights do not depend on how often they are published."""
+        haste = self._drift_haste if self._control.is_drifting else 1
         return max(1, self._steps_per_snapshot // haste)
 
     def _next_batch(self, stop: Stop) -> Batch | None:
-        """A full batch; None after a poll that did not complete one."""
+        """Return a full batch; None after a poll that did not complete one."""
         try:
-            return self._reading.next_batch(lambda poll: self._retried(poll, stop))
+            return self._reader.next_batch(lambda poll: self._retry(poll, stop))
         except LogReplaced:
-            self._find_position(stop)
-        except BusError:  # stopping, and the log is away: what was learned can still be published
+            self._seek(stop)
+        except BusError:  # stopping, and the log is away: the steps so far can still be published
             pass
         finally:
-            self._learner.count_skipped(self._intake.take_skipped())
+            self._learner.count_skipped(self._batcher.take_skipped())
         return None
 
     def _learn(self, batch: Batch, stop: Stop) -> None:
         if batch.poison:
-            self._retried(lambda: self._source.dead_letter(batch.poison), stop)
-            logger.warning("%d records are dead letters: the process died over them", len(batch.poison))
-        apart = {"duplicate": batch.num_duplicates, "held_out": len(batch.held_out), POISON: len(batch.poison)}
-        self._learner.count_skipped(apart)
+            self._retry(lambda: self._consumer.dead_letter(batch.poison), stop)
+            logger.warning("%d records are dead letters: the process crashed on them", len(batch.poison))
+        skipped = {"duplicate": batch.num_duplicates, "held_out": len(batch.held_out), POISON: len(batch.poison)}
+        self._learner.count_skipped(skipped)
         span = self._spans.step(batch, self._learner.counters.num_steps)
         report = self._step(batch)
         span.end(tokens=report.num_tokens, **{f"loss.{name}": loss for name, loss in report.losses.items()})
         self._reports.append(report)
         count(report, self._metrics)
-        self._tell(losses=report.losses, tokens_per_s=report.num_tokens / report.duration_s)
+        self._update_status(losses=report.losses, tokens_per_s=report.num_tokens / report.duration_s)
 
     def _step(self, batch: Batch) -> StepReport:
-        """Noted before, so that a process that dies over it is the last one but so many."""
+        """Learn from the batch, noted in the crash journal first."""
         held_out = {(partition, offset): record for partition, offset, record in batch.held_out}
-        records = dict(zip(batch.places, batch.records, strict=True)) | held_out
-        for place in self._journal.suspects(records):
-            self._journal.start([place], alone=True)
-            self._learner.dry_run(records[place])
+        records = dict(zip(batch.positions, batch.records, strict=True)) | held_out
+        for position in self._journal.suspects(records):
+            self._journal.start([position], alone=True)
+            self._learner.dry_run(records[position])
             self._journal.finish()
         self._unmeasured += held_out
-        self._journal.start(batch.places)
+        self._journal.start(batch.positions)
         report = self._learner.step(batch.records)
         self._journal.finish()
         return report
 
     def _measure(self, serving: Mapping[str, Tensor]) -> HeldOutMeasurement:
-        """Noted before, as a step is. What was measured for the newest snapshot did no harm then."""
+        """Measure agreement on held-out records; those since the newest snapshot are noted in the journal first."""
         self._journal.start(self._unmeasured)
-        measured = self._held_out.measure(self._intake.held_out, serving)
+        measured = self._held_out.measure(self._batcher.held_out, serving)
         self._journal.finish()
         self._unmeasured.clear()
         return measured
 
     def _publish_base(self, stop: Stop) -> None:
         parts = {bundle.NGRAMS: self._learner.cache.to_arrays()}
-        staged = self._retried(lambda: self._publisher.stage(parts, train="base", **self._position.facts()), stop)
-        version = self._retried(lambda: self._publisher.publish(staged), stop).version
+        fields = {"train": "base", **self._reader.position.manifest_fields()}
+        staged = self._retry(lambda: self._publisher.stage(parts, **fields), stop)
+        version = self._retry(lambda: self._publisher.publish(staged), stop).version
         logger.info("published the base drafter as snapshot %d", version)
 
     def _publish(self, stop: Stop) -> None:
         span = self._spans.snapshot()
-        self._learner.count_skipped(self._intake.take_skipped())
+        self._learner.count_skipped(self._batcher.take_skipped())
         learner, counters = self._learner, self._learner.counters
-        self._intake.admit()
+        log_fields = self._reader.begin_snapshot()
         serving, losses = learner.serving_tensors(), mean_losses(self._reports)
         measured = self._measure(serving)
         parts: dict[str, bundle.Tensors] = {
             bundle.DRAFTER: serving,
             bundle.NGRAMS: learner.cache.to_arrays(),
             LEARNER: learner.state(),
-            INTAKE: self._intake.state(),
+            BATCHER: self._batcher.state(),
         }
-        facts = {
-            **self._position.facts(),
+        fields = {
+            **log_fields,
             **measured.facts(),
-            "offsets": self._intake.offsets(),
             **{name: getattr(counters, name) for name in ("num_records", "num_tokens", "num_steps")},
             "losses": losses,
-            "held_out_records": len(self._intake.held_out),
             "counts": counters.skipped,
-            "lag_samples": self._lag.samples,
             "traceparent": span.context,
         }
-        staged = self._retried(lambda: self._publisher.stage(parts, **facts), stop)
-        published = self._retried(lambda: self._publisher.publish(staged), stop)
+        staged = self._retry(lambda: self._publisher.stage(parts, **fields), stop)
+        published = self._retry(lambda: self._publisher.publish(staged), stop)
         span.end(version=published.version, records=counters.num_records)
-        self._lag.published()
-        self._journal.published(self._intake.offsets())
+        self._reader.end_snapshot()
+        self._journal.published(self._batcher.offsets())
         self._held_out.set_parent(serving, measured.hits)
         self._reports.clear()
-        self._announce(published.version, measured.before, measured.after, losses)
-        self._retried(self._publisher.log_curves, stop)
+        self._report_snapshot(published.version, measured.before, measured.after, losses)
+        self._retry(self._publisher.log_curves, stop)
 
-    def _announce(self, version: int, before: float | None, after: float | None, losses: Mapping[str, float]) -> None:
+    def _report_snapshot(
+        self, version: int, before: float | None, after: float | None, losses: Mapping[str, float]
+    ) -> None:
         logger.info("published snapshot %d: losses %s, agreement %s -> %s", version, losses, before, after)
         self._metrics.add("omnidraft_snapshots_published_total")
         if after is not None:
             self._metrics.set("omnidraft_held_out_agreement_ratio", after, drafter_version=str(version))
-        self._tell(version=version, agreement=after)
+        self._update_status(version=version, agreement=after)
 
-    def _retried(self, action: Callable[[], Result], stop: Stop) -> Result:
+    def _retry(self, action: Callable[[], Result], stop: Stop) -> Result:
         return retry(action, stop, lambda: self._metrics.add("omnidraft_learner_errors_total"))
 
-    def _tell(self, **changes: Any) -> None:
+    def _update_status(self, **changes: Any) -> None:
         if changes.get("version") is not None:
             self._metrics.set("omnidraft_newest_version_info", changes["version"])
         if "waits_for" in changes:
@@ -293,7 +290,7 @@ class Distiller:
             num_steps=counters.num_steps,
             num_records=counters.num_records,
             num_tokens=counters.num_tokens,
-            offsets=self._intake.offsets(),
+            offsets=self._batcher.offsets(),
             skipped=counters.skipped,
             **changes,
         )

@@ -1,7 +1,7 @@
-"""The learner's side of the registry: one snapshot folder out, the newest one in.
+"""The learner's side of the registry: it publishes snapshots, and restores the newest one.
 
 Order of effects of `publish`: the folder is written beside the others and renamed, then the registry takes it as a
-child of the version this process last published or resumed from, then the local folder goes.
+child of the version this process last published or resumed from, then the local folder is deleted.
 """
 
 import logging
@@ -10,7 +10,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,12 @@ from omnidraft.snapshots.manifest import Manifest
 logger = logging.getLogger(__name__)
 
 LEARNER = "resume/learner.safetensors"
-INTAKE = "resume/intake.safetensors"
+BATCHER = "resume/intake.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What all snapshots of one distiller have in common."""
+    """The manifest fields that all snapshots of one distiller have in common."""
 
     target: str
     drafter: str
@@ -39,14 +39,17 @@ class Identity:
     train: str
     """full or lora."""
     code_version: str
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """The learner's settings by name."""
 
-    def manifest(self, parent_id: str | None, **facts: Any) -> Manifest:
-        """Of a new snapshot.
+    def manifest(self, parent_id: str | None, **fields: Any) -> Manifest:
+        """Return the manifest of a new snapshot; one of the base drafter has no settings, as nothing was learned.
 
         Args:
-            facts: fields of Manifest that this snapshot has beyond its identity.
+            fields: fields of Manifest that this snapshot has beyond its identity.
         """
-        own = {"train": self.train} | facts
+        own = {"train": self.train} | fields
+        own.setdefault("settings", {} if own["train"] == "base" else self.settings)
         return Manifest(
             snapshot_id=uuid.uuid4().hex,
             parent_id=parent_id,
@@ -62,28 +65,28 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """The snapshot that a learner goes on from, as far as it needs it."""
+    """The parts of a snapshot that a learner needs to go on from it."""
 
     version: SnapshotVersion
     serving: Mapping[str, Tensor] | None
     """None: the base drafter as it is."""
     ngrams: Mapping[str, np.ndarray]
     learner: Mapping[str, Tensor] | None
-    intake: Mapping[str, Tensor] | None
+    batcher: Mapping[str, Tensor] | None
 
 
 class Publisher:
-    """One distiller's view of the registry. A second distiller of the same pair makes this one stale."""
+    """The registry as one distiller uses it. A second distiller of the same pair makes this one stale."""
 
     def __init__(self, registry: Registry, identity: Identity, folder: Path) -> None:
-        """`folder` is where snapshots are staged; it belongs to one distiller, and what is in it is deleted."""
+        """`folder` is where snapshots are staged; it belongs to this distiller alone, and its files are deleted."""
         self._registry, self._identity, self._folder = registry, identity, folder
         self.parent: SnapshotVersion | None = None
         self._newest: int | None = None
-        """Version that this publisher knows of; the parent's, unless what was newest is damaged."""
+        """The newest version that this publisher knows; the parent's, unless the newest one is damaged."""
 
     def restore(self) -> Restored | None:
-        """The newest snapshot that is whole, which becomes the parent of the next; None when there is none at all.
+        """Return the newest snapshot that is whole, the parent of the next; None when there is no snapshot.
 
         Raises:
             ConfigError: it is of another base drafter or vocabulary pair, or learned with another `learner.train`.
@@ -94,51 +97,55 @@ class Publisher:
         versions = self._registry.versions()
         if not versions:
             return None
-        for found in reversed(versions):
+        for version in reversed(versions):
             try:
-                restored = self._restored(found, is_newest=found is versions[-1])
+                restored = self._restored(version, is_newest=version is versions[-1])
             except (SnapshotCorrupt, SnapshotNotFound) as exc:
-                logger.error("snapshot %d is damaged, so learning goes on from the one before: %s", found.version, exc)
+                number = version.version
+                logger.error("snapshot %d is damaged, so learning goes on from the one before: %s", number, exc)
                 continue
-            self.parent, self._newest = found, versions[-1].version
+            self.parent, self._newest = version, versions[-1].version
             return restored
         advice = "put one back from a backup, or publish a folder: `omnidraft snapshots publish FOLDER`"
         raise SnapshotCorrupt(f"each of the {len(versions)} snapshots of this pair is damaged; {advice}")
 
-    def _restored(self, found: SnapshotVersion, *, is_newest: bool) -> Restored:
-        """Of one that is not the newest the resume part may have been removed (registry.keep_resume); what can be known
-        without it is where it stood and what it serves. Raises SnapshotCorrupt, SnapshotNotFound."""
-        self._require_ours(found.manifest)
-        parts = bundle.parts_of(found.manifest)
+    def _restored(self, version: SnapshotVersion, *, is_newest: bool) -> Restored:
+        """Return the parts of this snapshot; any but the newest may lack its resume part (registry.keep_resume).
+
+        Raises:
+            SnapshotCorrupt, SnapshotNotFound: it cannot be read.
+        """
+        self._require_ours(version.manifest)
+        parts = bundle.parts_of(version.manifest)
         try:
-            folder = self._registry.fetch(found.version, self._folder, parts)
+            folder = self._registry.fetch(version.version, self._folder, parts)
         except SnapshotNotFound:
             if is_newest:
                 raise
-            logger.warning("snapshot %d has no optimizer any more, which begins anew", found.version)
+            logger.warning("snapshot %d has no optimizer any more, which begins anew", version.version)
             parts = ("serving",)
-            folder = self._registry.fetch(found.version, self._folder, parts)
+            folder = self._registry.fetch(version.version, self._folder, parts)
         has_resume = "resume" in parts
         restored = Restored(
-            version=found,
+            version=version,
             serving=bundle.serving_tensors(folder),
             ngrams=bundle.ngrams(folder),
             learner=bundle.tensors(folder, LEARNER) if has_resume else None,
-            intake=bundle.tensors(folder, INTAKE) if has_resume else None,
+            batcher=bundle.tensors(folder, BATCHER) if has_resume else None,
         )
         shutil.rmtree(folder, ignore_errors=True)
         return restored
 
-    def stage(self, parts: Mapping[str, bundle.Tensors], **facts: Any) -> Path:
-        """A snapshot folder, ready for `publish`.
+    def stage(self, parts: Mapping[str, bundle.Tensors], **fields: Any) -> Path:
+        """Write a snapshot folder, ready for `publish`, and return its path.
 
         Args:
-            facts: fields of Manifest that this snapshot has beyond its identity.
+            fields: fields of Manifest that this snapshot has beyond its identity.
 
         Raises:
-            StorageError: the disk has no room for it; nothing of it stays.
+            StorageError: the disk has no space for it; nothing of it stays.
         """
-        manifest = self._identity.manifest(self.parent.manifest.snapshot_id if self.parent else None, **facts)
+        manifest = self._identity.manifest(self.parent.manifest.snapshot_id if self.parent else None, **fields)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             folder = Path(tempfile.mkdtemp(prefix="snapshot-", dir=self._folder))
@@ -152,7 +159,7 @@ class Publisher:
         return folder / "bundle"
 
     def publish(self, staged: Path) -> SnapshotVersion:
-        """The staged folder becomes the newest version. After RegistryError it may be tried again.
+        """Publish the staged folder as the newest version. After RegistryError it may be tried again.
 
         Raises:
             SnapshotStale: another distiller published since; this one must end.
@@ -167,7 +174,7 @@ class Publisher:
         return published
 
     def log_curves(self) -> None:
-        """A point of each curve of the newest version. Raises RegistryError."""
+        """Log a point of each curve of the newest version. Raises RegistryError."""
         if self.parent is None:
             return
         manifest = self.parent.manifest

@@ -1,14 +1,16 @@
-"""Waiting for a log, a registry or room on a disk that is away for a while."""
+"""Retries while a log, a registry or space on a disk is away, cut short when the process is to stop."""
 
 import logging
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from tenacity import RetryCallState, Retrying, retry_if_exception_type, wait_chain, wait_fixed
+
 from omnidraft.errors import BusError, RegistryError, StorageError
 
 WAITS_S = (0.5, 1.0, 2.0, 5.0, 10.0)
-"""Before the next try; the last one repeats."""
+"""Seconds before the next attempt; the last one repeats."""
 TICK_S = 0.05
 
 Result = TypeVar("Result")
@@ -16,25 +18,24 @@ Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
 
 
-def retry(action: Callable[[], Result], stop: Callable[[], bool], failed: Callable[[], None] = lambda: None) -> Result:
-    """What `action` returns, tried again until the log and the registry answer and the disk has room; `failed` is told
-    of every time that they did not.
+def retry(
+    action: Callable[[], Result], stop: Callable[[], bool], on_failure: Callable[[], None] = lambda: None
+) -> Result:
+    """Return what `action` returns, tried again until it succeeds; `on_failure` is called after every failure.
 
     Raises:
         BusError, RegistryError, StorageError: it failed, and `stop` holds.
     """
-    num_failed = 0
-    while True:
-        try:
-            return action()
-        except (BusError, RegistryError, StorageError) as exc:
-            failed()
-            if stop():
-                raise
-            wait_s = WAITS_S[min(num_failed, len(WAITS_S) - 1)]
-            num_failed += 1
-            logger.warning("trying again in %.1f s: %s", wait_s, exc)
-            wait(wait_s, stop)
+    retrying = Retrying(
+        retry=retry_if_exception_type((BusError, RegistryError, StorageError)),
+        wait=wait_chain(*map(wait_fixed, WAITS_S)),
+        stop=lambda state: stop(),
+        sleep=lambda seconds: wait(seconds, stop),
+        after=lambda state: on_failure(),
+        before_sleep=_log_failure,
+        reraise=True,
+    )
+    return retrying(action)
 
 
 def wait(seconds: float, stop: Callable[[], bool]) -> None:
@@ -42,3 +43,8 @@ def wait(seconds: float, stop: Callable[[], bool]) -> None:
     until = time.monotonic() + seconds
     while time.monotonic() < until and not stop():
         time.sleep(min(TICK_S, max(0.0, until - time.monotonic())))
+
+
+def _log_failure(state: RetryCallState) -> None:
+    error = state.outcome.exception() if state.outcome else None
+    logger.warning("trying again in %.1f s: %s", state.upcoming_sleep, error)

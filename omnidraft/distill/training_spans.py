@@ -5,14 +5,14 @@ from omnidraft.ports import Span, Tracing
 
 
 class LearningSpans:
-    """Of one distiller."""
+    """The spans of one distiller."""
 
     def __init__(self, tracing: Tracing, target: str) -> None:
         self._tracing, self._target = tracing, target
         self._steps: list[str] = []  # since the newest snapshot
 
     def step(self, batch: Batch, number: int) -> Span:
-        """A step that begins."""
+        """Begin the span of a step."""
         links = dict.fromkeys(record.traceparent for record in batch.records if record.traceparent)
         span = self._tracing.begin(
             "learning step", links=list(links), model=self._target, number=number, records=len(batch.records)
@@ -22,6 +22,6 @@ class LearningSpans:
         return span
 
     def snapshot(self) -> Span:
-        """A snapshot of all steps since the last one."""
+        """Begin the span of a snapshot, which links all steps since the last one."""
         steps, self._steps = self._steps, []
         return self._tracing.begin("snapshot", links=steps, model=self._target, steps=len(steps))

@@ -46,7 +46,7 @@ class DistillerActor:
             tracing.close(self._settings.tracing.timeout_s)
 
     def status(self) -> dict[str, Any] | None:
-        """Fields of distill.status.Status, the process, and its metrics as a scrape gets them; None while it starts."""
+        """Return the fields of distill.control.Status, the process and a scrape of its metrics; None at start."""
         if self._distillation is None:
             return None
         return {**asdict(self._distillation.status()), "pid": os.getpid(), "metrics": self._metrics.render().decode()}

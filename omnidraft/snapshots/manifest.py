@@ -7,12 +7,14 @@ Folder layout (bundle.py reads and writes it):
     resume/...                      master weights, optimizer, random state: only the distiller reads them
 """
 
+from collections.abc import Mapping
+
 from pydantic import BaseModel, ConfigDict
 
 
-class LagSample(BaseModel):
-    """A range of the log of which a lagging learner learned only a sample: the `num_kept` newest records of its pair,
-    evenly over tenants (distill/ingest/stratified_recent_sample.py)."""
+class SampledRange(BaseModel):
+    """A range of the log of which a learner that lagged learns a share of the requests, chosen by a hash of the
+    request id (distill/ingest/catch_up.py)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -20,11 +22,18 @@ class LagSample(BaseModel):
     """Partition -> first offset; partitions that are not named start at their first message."""
     end: dict[int, int]
     """Partition -> one past the last offset."""
-    num_kept: int
-    """Upper limit of the sample."""
+    share: float | None = None
+    """The share of the requests that is learned. None: a snapshot of an earlier version, which learned the `num_kept`
+    newest records of the range; that cannot be checked again."""
+    num_kept: int | None = None
 
     def holds(self, partition: int, offset: int) -> bool:
+        """Return whether this offset lies in the range."""
         return self.start.get(partition, 0) <= offset < self.end.get(partition, 0)
+
+    def reaches_beyond(self, offsets: Mapping[int, int]) -> bool:
+        """Return whether a part of the range lies at or behind these next offsets."""
+        return any(offsets.get(partition, 0) < end for partition, end in self.end.items())
 
 
 class Manifest(BaseModel):
@@ -70,8 +79,8 @@ class Manifest(BaseModel):
     these offsets."""
     counts: dict[str, int] = {}
     """Records skipped, by reason, since the base drafter."""
-    lag_samples: tuple[LagSample, ...] = ()
-    """Samples of the records between the parent's offsets and these."""
+    lag_samples: tuple[SampledRange, ...] = ()
+    """The ranges that reach beyond the parent's offsets; they hold for this snapshot's records and for what comes."""
     traceparent: str | None = None
     """W3C trace context of the publication; None: the distiller was not traced."""
     code_version: str = ""

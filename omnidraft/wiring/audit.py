@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def audit(
-    settings: Settings, *, counts_only: bool = False, saw: Callable[[int], None] = lambda num_messages: None
+    settings: Settings, *, counts_only: bool = False, on_poll: Callable[[int], None] = lambda num_messages: None
 ) -> "Report":
     """What the log holds against what the snapshots of `models.target` learned. While learning goes on it may be run.
 
@@ -28,7 +28,7 @@ def audit(
         BusError, SnapshotError: log or registry cannot be read.
         LogReplaced: it is not the log that the newest snapshot learned from.
     """
-    from omnidraft.audit.run import Unwritten, letters_of
+    from omnidraft.audit.run import DiscardingWriter, dead_letter_reasons
     from omnidraft.audit.run import audit as run
     from omnidraft.distill.ingest import dead_letters
     from omnidraft.distill.ingest.log_position import require_same_log
@@ -38,29 +38,29 @@ def audit(
     versions = snapshots.versions()  # first: what they tell of is in the log and among the letters by now
     names = None if counts_only else _remembered(snapshots, versions)
     with closing(log_reader(settings, log.dead_letters_topic)) as reader:
-        letters = letters_of(log.traces_topic, dead_letters.read(reader))
+        letters = dead_letter_reasons(log.traces_topic, dead_letters.read(reader))
     with closing(log_reader(settings, log.traces_topic)) as reader:
         if versions:
             manifest = versions[-1].manifest
             require_same_log(manifest.log_id, reader.identity(), manifest.offsets, manifest.offsets)  # ends: as faults
         alignment = versions[-1].manifest.alignment if versions else None
-        source = trace_source(settings, alignment, reader, Unwritten(), CountingMetrics())
+        source = trace_source(settings, alignment, reader, DiscardingWriter(), CountingMetrics())
         held_out_every = settings.learner.held_out_every
         ends = reader.end_offsets()
-        return run(source, ends, versions, letters, remembered=names, held_out_every=held_out_every, saw=saw)
+        return run(source, ends, versions, letters, seen_keys=names, held_out_every=held_out_every, on_poll=on_poll)
 
 
 def _remembered(snapshots: Registry, versions: Sequence[SnapshotVersion]) -> frozenset[int] | None:
     """None: the newest snapshot came without them."""
-    from omnidraft.distill.ingest.batcher import seen_names
-    from omnidraft.distill.publisher import INTAKE
+    from omnidraft.distill.ingest.batcher import seen_keys
+    from omnidraft.distill.publisher import BATCHER
     from omnidraft.snapshots import bundle
 
-    if not versions or INTAKE not in versions[-1].manifest.sha256:
+    if not versions or BATCHER not in versions[-1].manifest.sha256:
         return None
     with tempfile.TemporaryDirectory(prefix="omnidraft-verify-") as staging:
         try:
             folder = snapshots.fetch(versions[-1].version, Path(staging), ("resume",))
         except SnapshotNotFound:  # newer ones came meanwhile, and only the newest keep it
             return None
-        return seen_names(bundle.tensors(folder, INTAKE))
+        return seen_keys(bundle.tensors(folder, BATCHER))

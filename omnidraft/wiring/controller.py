@@ -68,16 +68,16 @@ def controller(settings: Settings, metrics: Metrics) -> "Controller":
 
 def earlier(settings: Settings, words: Vocabularies, learner: "Learner", folder: Path) -> "SnapshotComparison":
     """Compares the snapshots of `models.target` on the newest records of a tenant. Raises BusError, RegistryError."""
-    from omnidraft.audit.run import Unwritten
+    from omnidraft.audit.run import DiscardingWriter
     from omnidraft.distill.evaluation.snapshot_comparison import SnapshotComparison
-    from omnidraft.distill.ingest.recent_records import RecentRecords
+    from omnidraft.distill.ingest.topic_scan import RecentRecords
     from omnidraft.models.hf.trainable_drafter import load_trainable
     from omnidraft.telemetry.metrics import CountingMetrics
 
     section = settings.learner
 
     def source_over(reader: LogReader) -> "TraceConsumer":
-        return trace_source(settings, words.alignment.fingerprint, reader, Unwritten(), CountingMetrics())
+        return trace_source(settings, words.alignment.fingerprint, reader, DiscardingWriter(), CountingMetrics())
 
     def base() -> "dict[str, Tensor]":
         made = load_trainable(words.drafter_folder, train=section.train, rank=section.lora_rank, seed=section.seed)

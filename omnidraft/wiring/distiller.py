@@ -55,7 +55,7 @@ def distillation(settings: Settings, metrics: Metrics, *, folder: Path, tracing:
         lag_sample_records=section.lag_sample_records,
         journal=journal,
         metrics=metrics,
-        guidance=TrainingControl(
+        control=TrainingControl(
             control_follower(settings, metrics, ("pause", "resume", "restart", "drift", "drift_over"))
         ),
         compare_earlier=earlier(settings, words, learning, folder).compare,
@@ -122,4 +122,5 @@ def identity(settings: Settings, words: Vocabularies) -> "Identity":
         alignment=words.alignment.fingerprint,
         train=settings.learner.train,
         code_version=__version__,
+        settings={name: str(value) for name, value in settings.learner.model_dump().items()},
     )

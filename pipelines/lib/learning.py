@@ -3,7 +3,6 @@
 Deterministic: the same records, settings and seed give the same snapshot.
 """
 
-import hashlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ import torch
 
 from omnidraft import config, wiring
 from omnidraft.distill.evaluation.agreement import block_efficiency, share
+from omnidraft.distill.ingest.record_disposition import hash_64
 from omnidraft.distill.training.learner import Learner
 from omnidraft.errors import RequestError
 from omnidraft.snapshots import bundle
@@ -56,13 +56,16 @@ class TrainingRun:
         return self.learner.counters.num_tokens / self.seconds if self.seconds else None
 
 
-def split(records: Sequence[TraceRecord], every: int) -> tuple[list[TraceRecord], list[TraceRecord]]:
-    """Records to learn from, and about one request in `every` to judge by; a request's records stay together.
+def split_by_request(records: Sequence[TraceRecord], every: int) -> tuple[list[TraceRecord], list[TraceRecord]]:
+    """Return the records to learn from, and those of about one request in `every` to evaluate on.
+
+    The hash has 64 bits where the online learner's (`record_disposition.is_held_out`) has 63, so the two hold out
+    different requests: the published figures were measured on this split, and running learners keep theirs.
 
     Raises:
         RequestError: one of the two would be empty.
     """
-    is_held_out = [_hash(record.request_id) % every == 0 for record in records]
+    is_held_out = [hash_64(record.request_id) % every == 0 for record in records]
     chosen = [record for record, out in zip(records, is_held_out, strict=True) if not out]
     held_out = [record for record, out in zip(records, is_held_out, strict=True) if out]
     if not chosen or not held_out:
@@ -136,7 +139,6 @@ def write_snapshot(
     learner, counters = run.learner, run.learner.counters
     manifest = wiring.identity(settings, words).manifest(
         None,
-        settings={name: str(value) for name, value in settings.learner.model_dump().items()},
         num_records=counters.num_records,
         num_tokens=counters.num_tokens,
         num_steps=counters.num_steps,
@@ -152,7 +154,3 @@ def write_snapshot(
         bundle.NGRAMS: learner.cache.to_arrays(),
     }
     bundle.write(folder, manifest, parts, signing_key=wiring.signing_key(settings))
-
-
-def _hash(text: str) -> int:
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")

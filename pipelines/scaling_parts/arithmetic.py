@@ -63,15 +63,15 @@ class Fleet:
     def learner_age_s(self) -> float:
         """Mean age of a record when it is learned by a learner that cannot keep up.
 
-        It learns a sample of the newest, and meanwhile falls behind; then, as long as no more wait than are allowed, it
-        learns in order and falls behind further; then comes the next sample.
+        It learns a share of the requests that wait, and meanwhile falls behind; then, as long as no more wait than are
+        allowed, it learns in order and falls behind further; then comes the next range.
         """
         come, learned = self.records_per_s, self.learned_records_per_s
         sample, most = self.measured.learner.lag_sample_records, self.measured.learner.max_lag_records
         if come <= learned or not most:
             raise ValueError("this learner keeps up, or learns everything however late")
-        of_sample_s = sample / learned / 2 + sample / come / 2
         waiting = sample / learned * come
+        of_sample_s = (max(most, waiting) / come + sample / learned) / 2
         in_order = max(0.0, (most - waiting) / (come - learned) * learned)
         in_order_s = (waiting + most) / 2 / come
         return (sample * of_sample_s + in_order * in_order_s) / (sample + in_order)

@@ -5,6 +5,7 @@ Nothing here uses the arithmetic; tests hold the two against each other.
 
 from collections import deque
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 
@@ -59,30 +60,29 @@ class Learned:
 
 
 def learner(records_per_s: float, measured: Measured, hours: float, rng: np.random.Generator) -> Learned:
-    """It learns what comes in order; too far behind, a sample of the newest, as distill/ingest/lag.py does.
+    """It learns what comes in order; too far behind, a share of what waits, as distill/ingest/catch_up.py does.
 
     The first half of the time is not counted: the learner falls behind in it.
     """
     lengths, settings = np.array(measured.traffic.tokens), measured.learner
     end_s, now_s, position = hours * 3600, 0.0, 0.0
-    waiting: deque[float] = deque()  # numbers of the records of a sample, in the order of the log
+    range_end, share = 0.0, 1.0  # records before `range_end` are learned at this share
+    records_per_snapshot = settings.steps_per_snapshot * settings.records_per_step
     learned_tokens, ages = 0, []
-    while now_s < end_s:
-        num_come = records_per_s * now_s
-        if not waiting and settings.max_lag_records and num_come - position > settings.max_lag_records:
-            sample = np.linspace(num_come - settings.lag_sample_records, num_come, settings.lag_sample_records)
-            waiting.extend(sample)
-            position = num_come
-        if waiting:
-            number = waiting.popleft()
-        else:
-            number = position = position + 1
-            now_s = max(now_s, number / records_per_s)  # it may have to wait for it
+    for num_learned in count():
+        if now_s >= end_s:
+            break
+        num_waiting = records_per_s * now_s - position
+        is_behind = settings.max_lag_records and num_waiting > settings.max_lag_records
+        if is_behind and position >= range_end and num_learned % records_per_snapshot == 0:
+            range_end, share = position + num_waiting, min(1.0, settings.lag_sample_records / num_waiting)
+        position += int(rng.geometric(share)) if position < range_end else 1
+        now_s = max(now_s, position / records_per_s)  # it may have to wait for it
         tokens = int(rng.choice(lengths))
         now_s += tokens / measured.learner_tokens_per_s
         if now_s > end_s / 2:
             learned_tokens += tokens
-            ages.append(now_s - number / records_per_s)
+            ages.append(now_s - position / records_per_s)
     come_tokens = records_per_s * end_s / 2 * lengths.mean()
     return Learned(min(1.0, learned_tokens / come_tokens), float(np.mean(ages)))
 

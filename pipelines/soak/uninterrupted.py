@@ -13,12 +13,12 @@ import torch
 
 from omnidraft import wiring
 from omnidraft.config import Settings
-from omnidraft.distill.publisher import INTAKE
+from omnidraft.distill.publisher import BATCHER
 from omnidraft.ports import Registry, SnapshotVersion
 from omnidraft.snapshots import bundle
 from omnidraft.telemetry.metrics import CountingMetrics
 
-FILES = (bundle.DRAFTER, bundle.NGRAMS, "resume/learner.safetensors", INTAKE)
+FILES = (bundle.DRAFTER, bundle.NGRAMS, "resume/learner.safetensors", BATCHER)
 """Weights, n-gram cache, optimizer, and what was held out or seen."""
 
 

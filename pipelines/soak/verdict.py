@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from omnidraft import wiring
-from omnidraft.audit.findings import FaultKind, PartitionFigures
+from omnidraft.audit.findings import FaultKind, PartitionReport
 from omnidraft.config import Settings
 from omnidraft.distill.ingest import topic_scan
 from omnidraft.errors import SnapshotCorrupt, SnapshotNotFound, WireError
@@ -115,5 +115,5 @@ def _whole_snapshots(settings: Settings, served: Set[str]) -> dict[str, bool]:
     return whole
 
 
-def _dispositions(partitions: Sequence[PartitionFigures]) -> Mapping[str, int]:
+def _dispositions(partitions: Sequence[PartitionReport]) -> Mapping[str, int]:
     return sum((Counter(partition.fates) for partition in partitions), Counter[str]())

@@ -24,7 +24,7 @@ from fastapi.testclient import TestClient
 
 from omnidraft import config, wiring
 from omnidraft.audit.findings import Report
-from omnidraft.audit.run import Unwritten, audit, letters_of
+from omnidraft.audit.run import DiscardingWriter, audit, dead_letter_reasons
 from omnidraft.bus import kafka_log
 from omnidraft.bus.sqlite_expiry import MAX_EXPIRED
 from omnidraft.bus.sqlite_log import MALFORMED, SqliteReader, SqliteWriter
@@ -80,7 +80,7 @@ class Outage(Setting):
 
     def distiller(self, **changes):
         follower = ControlFollower(MemoryReader(self.control, "c"), CountingMetrics(), kinds=("pause", "restart"))
-        options = {"reader": PromptReader(self.path, "t"), "guidance": TrainingControl(follower)} | changes
+        options = {"reader": PromptReader(self.path, "t"), "control": TrainingControl(follower)} | changes
         return super().distiller(**options)
 
     def learn(self, **changes) -> list[str]:
@@ -94,14 +94,19 @@ class Outage(Setting):
         announcements.publish_announcement(MemoryWriter(self.control, "c"), "restart", **order)
 
     def audit(self) -> Report:
-        letters = letters_of("t", dead_letters.read(MemoryReader(self.log, "dead"), idle_s=0))
+        letters = dead_letter_reasons("t", dead_letters.read(MemoryReader(self.log, "dead"), idle_s=0))
         names_of_pair = {"target": "target", "drafter": "drafter"}
         with closing(SqliteReader(self.path, "t")) as reader:
             source = TraceConsumer(
-                reader, Unwritten(), self.pair.alignment.fingerprint, CountingMetrics(), topic="t", **names_of_pair
+                reader,
+                DiscardingWriter(),
+                self.pair.alignment.fingerprint,
+                CountingMetrics(),
+                topic="t",
+                **names_of_pair,
             )
             ends, versions = reader.end_offsets(), self.registry.versions()
-            return audit(source, ends, versions, letters, remembered=None, held_out_every=0, idle_s=0)
+            return audit(source, ends, versions, letters, seen_keys=None, held_out_every=0, idle_s=0)
 
     def execute(self, statement: str) -> None:
         with closing(sqlite3.connect(self.path)) as connection, connection:
@@ -142,8 +147,8 @@ def test_what_expires_under_a_running_learner_is_counted_too(outage):
         if distillation.status().num_steps == 1 and "deleted" not in state:
             state["deleted"] = True
             outage.emit(*names(4, start=20))
-            distillation._intake.start_at({0: 2})  # as if only the first step's records had been polled
-            distillation._source.seek({0: 2})
+            distillation._batcher.start_at({0: 2})  # as if only the first step's records had been polled
+            distillation._consumer.seek({0: 2})
             outage.execute("DELETE FROM messages WHERE offset < 15")
         return state["calls"] > 60
 
@@ -443,7 +448,7 @@ def test_a_journal_that_cannot_be_written_stops_no_learning(outage, caplog):
     (outage.folder / "file").write_text("in the way")
     outage.emit(*names(4))
     assert outage.learn(journal=CrashJournal(outage.folder / "file" / "trying.json", tries=2)) == names(4)
-    assert caplog.text.count("cannot be noted") == 1
+    assert caplog.text.count("crash journal cannot be written") == 1
 
 
 def test_a_transaction_that_the_disk_refused_does_not_lock_the_log_for_good(tmp_path):
@@ -494,7 +499,7 @@ class Disk:
             self.contents[found.st_ino] = path.read_bytes()
 
     def image(self, into: Path, keeps: Callable[[], bool]) -> Path:
-        """What lies there after a crash. `keeps`: whether a folder has the names of now, or those that were synced."""
+        """Write the files as after a crash; `keeps` says whether a folder has its present names, or those synced."""
         paths = {path.lstat().st_ino: path for path in [self.root, *self.root.rglob("*")]}
         self._folder(self.root.lstat().st_ino, into, paths, keeps)
         return into

@@ -7,7 +7,10 @@ import socket
 import stat
 
 import pytest
+import torch
 
+from omnidraft.config import LearnerSettings
+from omnidraft.distill.publisher import Identity, Publisher
 from omnidraft.errors import RegistryError, SnapshotCorrupt, SnapshotNotFound, SnapshotStale
 from omnidraft.registry.directory_registry import DirectoryRegistry
 from omnidraft.registry.mlflow_registry import MANIFEST_TAG, READY_TAG, MlflowRegistry
@@ -303,6 +306,23 @@ def test_a_version_that_is_not_ready_is_invisible_and_an_abandoned_one_gives_way
     assert impatient.publish(make_bundle(tmp_path, "s3", target=target), 1).version == 4
     assert [version.version for version in registry._all_versions()] == [1, 4]
     assert READY_TAG in client.get_model_version(name, "4").tags
+
+
+def test_mlflow_shows_how_a_snapshot_of_an_online_distiller_was_learned(mlflow_url, targets, tmp_path):
+    settings, target = LearnerSettings(train="lora", lora_rank=8), next(targets)
+    learned_with = {name: str(value) for name, value in settings.model_dump().items()}
+    registry = open_mlflow(mlflow_url, target)
+    identity = Identity(target, "org/small", "hash", "alignment", "lora", "1.0", learned_with)
+    publisher = Publisher(registry, identity, tmp_path / "staging")
+    publisher.publish(publisher.stage({}, train="base"))
+    publisher.publish(publisher.stage({bundle.DRAFTER: {"w": torch.zeros(2)}}))
+    runs = [
+        registry._client.get_run(registry._client.get_model_version(registry._name, number).run_id) for number in "12"
+    ]
+    assert (runs[0].data.params["train"], runs[0].data.params.get("loss")) == ("base", None)
+    shown = runs[1].data.params
+    names = ("train", "loss", "learning_rate", "lora_rank")
+    assert [shown[name] for name in names] == ["lora", "dm + 0.2 ngram", "0.0001", "8"]
 
 
 def test_mlflow_shows_figures_and_story_of_a_version(mlflow_url, targets, tmp_path):

@@ -279,6 +279,10 @@ def test_records_of_both_targets_in_one_log_teach_each_pair_its_own_only(
         distillation.run(stop_when(lambda it=distillation, num=num: it.status().num_records == num))
         manifest = wiring.registry(pair).resolve("latest").manifest
         assert (manifest.target, manifest.num_records) == (name, num)
+        section = settings.learner
+        learned_with = {"loss": section.loss, "learning_rate": section.learning_rate, "lora_rank": section.lora_rank}
+        assert {name: manifest.settings[name] for name in learned_with} == {k: str(v) for k, v in learned_with.items()}
+        assert wiring.registry(pair).versions()[0].manifest.settings == {}
         assert manifest.num_records + manifest.counts.get("other_pair", 0) == sum(manifest.offsets.values())
         wiring.controller(pair, CountingMetrics()).step()
         versions[name] = wiring.registry(pair).resolve("champion").version

@@ -1,5 +1,5 @@
-"""How long the topics keep messages, as the settings say, on SQLite and on a real broker, and what the doctor says of
-others' topics."""
+"""The topics keep messages as long as the settings say, on SQLite and on a real broker, and the doctor checks topics of
+others."""
 
 import json
 import sqlite3
@@ -26,7 +26,7 @@ HOUR_MS = 3_600_000
 
 @pytest.fixture
 def kafka(kafka_bootstrap: str) -> dict[str, Any]:
-    """Where: a broker, and names of its own."""
+    """Log settings: a broker, and a topic prefix of its own."""
     return {"url": f"kafka://{kafka_bootstrap}", "topic_prefix": f"retention-{uuid.uuid4().hex}"}
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from omnidraft.distill.evaluation.agreement import share
 from omnidraft.distill.evaluation.held_out import paired_standard_error
-from omnidraft.distill.ingest.recent_records import RecentRecords
+from omnidraft.distill.ingest.topic_scan import RecentRecords
 from omnidraft.distill.training.learner import Learner
 from omnidraft.errors import BusError, SnapshotError
 from omnidraft.ports import Registry, SnapshotVersion

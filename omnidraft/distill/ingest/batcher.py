@@ -1,14 +1,14 @@
-"""From partitions to batches: which record is learned when, which is held out, which was there before.
+"""The batcher: in which order records are learned, which are held out, and which are duplicates.
 
-Rule: partitions take turns in the order of their numbers, one record each. A partition without a record at its turn
-is waited for, unless the log is drained (a poll gave nothing) or the partitions that do have records are
-LOOKAHEAD ahead; then it is passed over. So, while every partition has records waiting, batches are a function of the
-log alone, however polls fell. Where one is idle, how partitions interleave depends on time; that each record is
+Partitions take turns in the order of their numbers, one record each. A partition without a record at its turn is
+waited for, unless the log is drained (a poll returned nothing) or the partitions that do have records are LOOKAHEAD
+ahead; then it is passed over. So, while every partition has records waiting, batches are a function of the log alone,
+whatever each poll returned. Where one is idle, the interleaving of partitions depends on time; that each record is
 learned once does not.
 A partition that is added to the topic while this runs is buffered from its first message on, and takes its turns from
-the next snapshot on (`admit`). A run that resumes from the snapshot before does the same, so both make the same
-batches. It does not wait for a snapshot where the others are idle or a buffer is full.
-A batch is taken whole or not at all, so what is not learned yet is exactly what still lies in the buffers.
+the next snapshot on (`admit_partitions`). A run that resumes from the snapshot before does the same, so both make the
+same batches. It does not wait for a snapshot where the others are idle or a buffer is full.
+A batch is taken whole or not at all, so the records not learned yet are exactly those in the buffers.
 """
 
 from collections import Counter, defaultdict, deque
@@ -20,37 +20,37 @@ import torch
 from torch import Tensor
 
 from omnidraft.distill.ingest.record_disposition import Disposition, disposition, forget_oldest, is_held_out, record_key
-from omnidraft.distill.ingest.record_tensors import of_tensors, to_tensors
+from omnidraft.distill.ingest.record_tensors import from_tensors, to_tensors
 from omnidraft.distill.ingest.trace_consumer import PolledRecords, RecordAt, Skipped
 from omnidraft.ports import Offsets
 from omnidraft.traces.record import TraceRecord
 
 LOOKAHEAD = 1024
-"""Records buffered per partition at most, about 25 kB each."""
+"""Maximal number of records buffered per partition, about 25 kB each."""
 
 _SEEN, _TURN, _ORDER, _HELD_OUT = "seen", "turn", "partitions", "held_out."
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Records of one step."""
+    """The records of one step."""
 
     records: tuple[TraceRecord, ...]
-    places: tuple[tuple[int, int], ...]
+    positions: tuple[tuple[int, int], ...]
     """(partition, offset) of each record."""
     poison: tuple[RecordAt, ...]
-    """Those to be dead-lettered instead."""
+    """Records to be dead-lettered instead."""
     held_out: tuple[RecordAt, ...]
     num_duplicates: int
 
 
 @dataclass(slots=True)
-class _Draft:
-    """A batch in the making; nothing of it counts before it is full."""
+class _PartialBatch:
+    """A batch that is being filled; it has no effect before it is full."""
 
     turn: int
     records: list[TraceRecord] = field(default_factory=list)
-    places: list[tuple[int, int]] = field(default_factory=list)
+    positions: list[tuple[int, int]] = field(default_factory=list)
     poison: list[RecordAt] = field(default_factory=list)
     held_out: list[RecordAt] = field(default_factory=list)
     seen: dict[int, None] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class _Draft:
 
 
 class Batcher:
-    """Buffers of all partitions, and the memory of what went through."""
+    """The buffers of all partitions, and the keys of the records that went through."""
 
     def __init__(
         self,
@@ -72,12 +72,12 @@ class Batcher:
     ) -> None:
         """
         Args:
-            held_out_every: 0 holds none out. Decided by a hash of the request id, so segments stay together.
-            held_out_records: kept, newest win.
-            poison: places of records that nobody may learn from.
+            held_out_every: one request in so many is held out, by a hash of its id; 0 holds none out.
+            held_out_records: maximal number of held-out records, of which the newest stay.
+            poison: positions of records that must not be learned from.
         """
         self._order = tuple(sorted(partitions))
-        """Those that take turns."""
+        """The partitions that take turns."""
         self._buffers: defaultdict[int, deque[tuple[int, TraceRecord]]] = defaultdict(deque)
         self._next_offsets: dict[int, int] = {}
         self._skipped: list[Skipped] = []
@@ -88,78 +88,50 @@ class Batcher:
         self.held_out: deque[TraceRecord] = deque(maxlen=held_out_records)
 
     @property
-    def has_room(self) -> bool:
-        """Whether another poll is welcome."""
+    def has_capacity(self) -> bool:
+        """Whether every buffer takes another poll."""
         return all(len(buffer) < LOOKAHEAD for buffer in self._buffers.values())
 
     def add(self, polled: PolledRecords) -> None:
-        """What a poll gave, in offset order within each partition."""
+        """Buffer the records of a poll, which are in offset order within each partition."""
         for partition, offset, record in polled.records:
             self._buffers[partition].append((offset, record))
         self._skipped += polled.skipped
         self._next_offsets |= polled.next_offsets
 
-    def add_sample(self, records: Iterable[RecordAt], skipped: Iterable[Skipped], next_offsets: Offsets) -> None:
-        """What is left of records that were passed over, and how many were not; nothing else is buffered."""
-        for partition, offset, record in records:
-            self._buffers[partition].append((offset, record))
-        self._skipped += skipped
-        self._next_offsets |= next_offsets
-
-    def unread(self) -> PolledRecords:
-        """All that is buffered, as if it had been polled now; `offsets` stays."""
-        offsets, read_to = self.offsets(), dict(self._next_offsets)
-        records = [(partition, *each) for partition, buffer in self._buffers.items() for each in buffer]
-        waiting = [each for each in self._skipped if each[1] >= offsets[each[0]]]
-        passed = [each for each in self._skipped if each[1] < offsets[each[0]]]
-        self.start_at(offsets)
-        self._skipped = passed
-        return PolledRecords(tuple(records), read_to, tuple(waiting))
-
     def take(self, *, is_drained: bool) -> Batch | None:
-        """A full batch, or None until more is polled.
+        """Return a full batch, or None until more is polled.
 
         Args:
-            is_drained: the last poll gave nothing, so nobody need be waited for.
+            is_drained: the last poll returned nothing, so no partition is waited for.
         """
-        may_pass_over = is_drained or not self.has_room
+        may_pass_over = is_drained or not self.has_capacity
         if may_pass_over:
-            self.admit()
-        draft = _Draft(turn=self._turn)
-        while len(draft.records) < self._records_per_step:
-            partition = self._whose_turn(draft, may_pass_over)
+            self.admit_partitions()
+        partial = _PartialBatch(turn=self._turn)
+        while len(partial.records) < self._records_per_step:
+            partition = self._next_partition(partial, may_pass_over)
             if partition is None:
                 return None
-            self._consider(draft, partition)
-        return self._commit(draft)
+            self._consider(partial, partition)
+        return self._commit(partial)
 
-    def admit(self) -> None:
-        """From now on partitions that were added take turns too."""
+    def admit_partitions(self) -> None:
+        """Let partitions that were added take turns from now on."""
         self._order = tuple(sorted({*self._order, *self._buffers}))
 
     def offsets(self) -> dict[int, int]:
-        """Where to read on: everything before is learned, held out, a duplicate or skipped by the source."""
+        """Return the next offsets: every record before them is learned, held out, a duplicate or skipped."""
         waiting = {partition: buffer[0][0] for partition, buffer in self._buffers.items() if buffer}
         return self._next_offsets | waiting
 
     @property
-    def has_gap(self) -> bool:
-        """Whether something lies behind the buffered records of which only the number is known."""
-        offsets = self.offsets()
-        return any(number > 1 and last >= offsets[partition] for partition, last, _, number in self._skipped)
-
-    @property
-    def num_waiting(self) -> int:
-        """Records that are buffered."""
-        return sum(map(len, self._buffers.values()))
-
-    @property
     def read_to(self) -> Offsets:
-        """Where the source stands."""
+        """The offsets up to which the log is read."""
         return dict(self._next_offsets)
 
     def take_skipped(self) -> Counter[str]:
-        """Reason -> number of messages that were skipped and `offsets` is past by now; each is told once."""
+        """Return reason -> number of messages that were skipped and lie before `offsets`, each message once."""
         offsets = self.offsets()
         passed = [each for each in self._skipped if each[1] < offsets[each[0]]]
         self._skipped = [each for each in self._skipped if each[1] >= offsets[each[0]]]
@@ -169,7 +141,7 @@ class Batcher:
         return counts
 
     def state(self) -> dict[str, Tensor]:
-        """What goes into the snapshot beside the offsets."""
+        """Return the tensors that a snapshot needs beside the offsets."""
         tensors = {
             _SEEN: torch.from_numpy(np.array(list(self._seen), np.int64)),
             _TURN: torch.tensor(self._turn),
@@ -185,67 +157,67 @@ class Batcher:
         if _ORDER in tensors:  # snapshots of earlier versions lack it
             self._order = tuple(tensors[_ORDER].tolist())
         self.held_out.clear()
-        self.held_out.extend(of_tensors(_HELD_OUT, tensors))
+        self.held_out.extend(from_tensors(_HELD_OUT, tensors))
 
     def start_at(self, offsets: Offsets) -> None:
-        """Forget what is buffered; the log is read on from here."""
+        """Drop the buffers; the log is read on from these offsets."""
         self._buffers.clear()
         self._skipped.clear()
         self._next_offsets = dict(offsets)
 
-    def begin_anew_at(self, offsets: Offsets) -> None:
-        """The same in a log of which nothing was learned: what went through before is no duplicate of what comes."""
+    def restart_at(self, offsets: Offsets) -> None:
+        """Do the same in a log of which nothing was learned: no record of it is a duplicate of those before."""
         self.start_at(offsets)
         self._seen.clear()
 
-    def _whose_turn(self, draft: _Draft, may_pass_over: bool) -> int | None:
+    def _next_partition(self, partial: _PartialBatch, may_pass_over: bool) -> int | None:
         for ahead in range(len(self._order)):
-            place = (draft.turn + ahead) % len(self._order)
-            partition = self._order[place]
-            if draft.taken.get(partition, 0) < len(self._buffers[partition]):
-                draft.turn = (place + 1) % len(self._order)
+            index_in_order = (partial.turn + ahead) % len(self._order)
+            partition = self._order[index_in_order]
+            if partial.taken.get(partition, 0) < len(self._buffers[partition]):
+                partial.turn = (index_in_order + 1) % len(self._order)
                 return partition
             if not may_pass_over:
                 return None
         return None
 
-    def _consider(self, draft: _Draft, partition: int) -> None:
-        """The partition's next record is learned, held out, a duplicate or poison."""
-        index = draft.taken.get(partition, 0)
-        draft.taken[partition] = index + 1
+    def _consider(self, partial: _PartialBatch, partition: int) -> None:
+        """Learn or hold out the partition's next record, or drop it as a duplicate or poison."""
+        index = partial.taken.get(partition, 0)
+        partial.taken[partition] = index + 1
         offset, record = self._buffers[partition][index]
         if (partition, offset) in self._poison:
-            draft.poison.append((partition, offset, record))
+            partial.poison.append((partition, offset, record))
             return
-        name = record_key(record)
-        match disposition(name, is_held_out(record, self._held_out_every), self._seen, draft.seen):
+        key = record_key(record)
+        match disposition(key, is_held_out(record, self._held_out_every), self._seen, partial.seen):
             case Disposition.DUPLICATE:
-                draft.num_duplicates += 1
+                partial.num_duplicates += 1
                 return
             case Disposition.HELD_OUT:
-                draft.held_out.append((partition, offset, record))
+                partial.held_out.append((partition, offset, record))
             case Disposition.LEARNED:
-                draft.records.append(record)
-                draft.places.append((partition, offset))
-        draft.seen[name] = None
+                partial.records.append(record)
+                partial.positions.append((partition, offset))
+        partial.seen[key] = None
 
-    def _commit(self, draft: _Draft) -> Batch:
-        for partition, number in draft.taken.items():
+    def _commit(self, partial: _PartialBatch) -> Batch:
+        for partition, number in partial.taken.items():
             for _ in range(number):
                 self._buffers[partition].popleft()
-        self._turn = draft.turn
-        self._seen |= draft.seen
+        self._turn = partial.turn
+        self._seen |= partial.seen
         forget_oldest(self._seen)
-        self.held_out.extend(record for _, _, record in draft.held_out)
+        self.held_out.extend(record for _, _, record in partial.held_out)
         return Batch(
-            tuple(draft.records),
-            tuple(draft.places),
-            tuple(draft.poison),
-            tuple(draft.held_out),
-            draft.num_duplicates,
+            tuple(partial.records),
+            tuple(partial.positions),
+            tuple(partial.poison),
+            tuple(partial.held_out),
+            partial.num_duplicates,
         )
 
 
-def seen_names(tensors: Mapping[str, Tensor]) -> frozenset[int]:
-    """Names of the last SEEN_RECORDS records that were learned or held out, of what `state` gave."""
+def seen_keys(tensors: Mapping[str, Tensor]) -> frozenset[int]:
+    """Return the keys of the last SEEN_RECORDS records learned or held out, from the tensors of `state`."""
     return frozenset(tensors[_SEEN].tolist())

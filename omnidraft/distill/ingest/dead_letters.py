@@ -1,34 +1,31 @@
-"""Dead letters as their readers see them; source.py writes them.
+"""Dead letters as their readers see them; trace_consumer.py writes them.
 
-A letter's headers come from a log that anybody may write to, so none is taken for granted.
+Anybody may write to the log, so no header is taken for granted.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from omnidraft.distill.ingest import topic_scan
-from omnidraft.distill.ingest.trace_consumer import MAX_HEADER_BYTES, MAX_HEADERS
+from omnidraft.distill.ingest.trace_consumer import MAX_HEADER_BYTES, MAX_HEADERS, PartitionOffset
 from omnidraft.ports import LogReader, Message
 from omnidraft.traces.schema import ENCRYPTION
 
 ORIGINAL = "original."
-"""Before the names of the headers that the message had."""
-
-MOST_MESSAGES = 1 << 20
-"""That a letter is believed to stand for."""
-Place = tuple[int, int]
-"""(partition, offset)."""
+"""Prefix of the headers that the message had."""
+MAX_MESSAGES = 1 << 20
+"""Upper bound on the number of messages that a dead letter may claim to stand for."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """One dead letter."""
+    """A message of the dead-letter topic."""
 
     message: Message
 
     @property
-    def place(self) -> Place:
-        """In the dead-letter topic."""
+    def position(self) -> PartitionOffset:
+        """Its position in the dead-letter topic."""
         return self.message.partition, self.message.offset
 
     @property
@@ -41,7 +38,7 @@ class DeadLetter:
 
     @property
     def locked(self) -> str | None:
-        """Why the letter itself cannot be read; None when it can."""
+        """The reason why the dead letter itself cannot be read; None when it can."""
         is_locked = ENCRYPTION in self.message.headers
         return "encrypted with a key that is not among log.encryption_keys" if is_locked else None
 
@@ -50,15 +47,16 @@ class DeadLetter:
         return self._text("origin_topic")
 
     @property
-    def origin(self) -> Place | None:
-        """Where the message stood; None when the letter does not say."""
+    def origin(self) -> PartitionOffset | None:
+        """The message's position in its own topic; None when the dead letter does not say."""
         partition, offset = self._number("origin_partition"), self._number("origin_offset")
         return None if partition is None or offset is None else (partition, offset)
 
     @property
     def num_messages(self) -> int:
-        """Offsets that it stands for, from its origin on: more than one when a damaged batch cannot be taken apart."""
-        return min(self._number("origin_num_messages") or 1, MOST_MESSAGES)
+        """The number of offsets that it stands for, from its origin on: more than one when a damaged batch cannot be
+        taken apart."""
+        return min(self._number("origin_num_messages") or 1, MAX_MESSAGES)
 
     @property
     def original_headers(self) -> Mapping[str, bytes]:
@@ -67,15 +65,15 @@ class DeadLetter:
 
     @property
     def original_bytes(self) -> int:
-        """Of the message's value, before it was cut."""
+        """The size of the message's value before it was cut."""
         return self._number("cut_from_bytes") or len(self.message.value)
 
     @property
     def cut(self) -> str | None:
-        """What of the message is missing; None when all of it is here.
+        """The missing part of the message; None when it is whole.
 
-        Of a damaged batch there is no message at all. Keys and headers are cut without a note, so one that is exactly
-        as long as a letter keeps counts as cut.
+        A damaged batch has no message at all. Keys and headers are cut without a note, so one that has exactly the
+        maximal length counts as cut.
         """
         if "raw" in self.message.headers:
             return "the value is damaged bytes of the log, not a message"
@@ -99,5 +97,5 @@ class DeadLetter:
 
 
 def read(reader: LogReader, *, idle_s: float = topic_scan.IDLE_S) -> Iterator[DeadLetter]:
-    """All that are there now, in offset order within each partition. Raises BusError."""
+    """Yield all that are there now, in offset order within each partition. Raises BusError."""
     return (DeadLetter(message) for message in topic_scan.messages(reader, idle_s=idle_s))

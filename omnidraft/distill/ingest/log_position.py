@@ -1,10 +1,10 @@
-"""Where in the log the learner goes on, when the log is not what it was.
+"""The position from which the learner reads on, also when the log has changed.
 
-Messages expired before they were read: go on at the oldest, and count the others as `expired`; they are as many as
-there are offsets between. The log ends before what was learned, or is another one under the same name: nobody but an
-operator knows which of its messages were learned, so say so, and wait for the order to restart somewhere.
-A log that was restored from a backup and has grown past these offsets since looks like itself; `traces verify` shows
-it.
+Messages that expired before they were read: go on at the oldest, and count the others as `expired`, as many as there
+are offsets between. A log that ends before the offsets already learned, or another one under the same name: only an
+operator knows which of its messages were learned, so report it, and wait for the order to restart somewhere.
+A log that was restored from a backup and has grown past these offsets since cannot be told from the original here;
+`traces verify` shows it.
 """
 
 import logging
@@ -12,13 +12,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from omnidraft.distill.ingest.batcher import Batcher
-from omnidraft.distill.ingest.trace_consumer import SKIPPED, TraceConsumer
+from omnidraft.distill.ingest.trace_consumer import SKIPPED, PolledRecords, TraceConsumer
 from omnidraft.errors import LogReplaced
 from omnidraft.ports import Announcement, Metrics, Offsets
 from omnidraft.ports.trace_reasons import EXPIRED
 from omnidraft.snapshots.manifest import Manifest
 
-"""Reason of messages that the log had deleted before the learner came to them."""
 ADVICE = (
     "name the log that it learned from (log.url), restore that one whole, or say where to go on in this one: "
     "`omnidraft learning restart --from earliest` learns all that it holds, `--from latest` what comes from now on, "
@@ -29,67 +28,70 @@ logger = logging.getLogger(__name__)
 
 
 class LogPosition:
-    """Between a source and its intake, as lag.py is."""
+    """The position of a consumer and its batcher, the identity of their log, and the restarts carried out."""
 
-    def __init__(self, source: TraceConsumer, intake: Batcher, metrics: Metrics) -> None:
-        self._source, self._intake, self._metrics = source, intake, metrics
+    def __init__(self, consumer: TraceConsumer, batcher: Batcher, metrics: Metrics) -> None:
+        self._consumer, self._batcher, self._metrics = consumer, batcher, metrics
         self._log_id: str | None = None
         self._restarts: tuple[str, ...] = ()
 
     def resume(self, manifest: Manifest) -> None:
-        """This snapshot says what was done before."""
+        """Go on from this snapshot."""
         self._log_id, self._restarts = manifest.log_id, manifest.restarts
 
-    def facts(self) -> Mapping[str, Any]:
-        """For the next manifest."""
+    def manifest_fields(self) -> Mapping[str, Any]:
+        """Return fields of the next manifest."""
         return {"log_id": self._log_id, "restarts": self._restarts}
 
-    def find(self) -> None:
-        """Place the source where the intake goes on.
+    def seek(self) -> None:
+        """Place the consumer where the batcher goes on.
 
         Raises:
-            LogReplaced: this is not the log of the intake's offsets, as far as can be told.
+            LogReplaced: as far as can be seen, this is not the log of the batcher's offsets.
             BusError: the log cannot be read.
         """
-        log_id, firsts, ends = self._source.identity(), self._source.first_offsets(), self._source.end_offsets()
-        read_to = {partition: offset for partition, offset in self._intake.read_to.items() if offset}
+        log_id, firsts, ends = self._consumer.identity(), self._consumer.first_offsets(), self._consumer.end_offsets()
+        read_to = {partition: offset for partition, offset in self._batcher.read_to.items() if offset}
         require_same_log(self._log_id, log_id, read_to, ends)
-        missed = {partition: first for partition, first in firsts.items() if first > read_to.get(partition, 0)}
-        self._source.seek(read_to | missed)
-        self._pass_over(missed, read_to)
+        expired = {partition: first for partition, first in firsts.items() if first > read_to.get(partition, 0)}
+        self._consumer.seek(read_to | expired)
+        self._skip_expired(expired, read_to)
         self._log_id = log_id
 
     def is_new(self, order: Announcement) -> bool:
-        """Whether this restart was neither carried out nor set aside."""
+        """Return whether this restart was neither carried out nor ignored."""
         return order.restart_id not in self._restarts
 
-    def set_aside(self, order: Announcement | None) -> None:
-        """Do nothing about it, now or later."""
+    def mark_done(self, order: Announcement | None) -> None:
+        """Note that this order was carried out, or is not to be."""
         if order is not None and order.restart_id is not None:
             self._restarts = (*self._restarts, order.restart_id)
 
     def restart(self, order: Announcement) -> bool:
-        """Whether the source and the intake stand where this order says; else the log has no such place, and the order
-        is set aside. Raises BusError."""
-        log_id, firsts, ends = self._source.identity(), self._source.first_offsets(), self._source.end_offsets()
+        """Return whether reading goes on where this order says; if the log has no such offsets, the order is ignored.
+
+        Raises:
+            BusError: the log cannot be read.
+        """
+        log_id, firsts, ends = self._consumer.identity(), self._consumer.first_offsets(), self._consumer.end_offsets()
         offsets = _ordered(order.start or "", firsts, ends)
         held = " ".join(f"{partition}:{first}-{ends[partition]}" for partition, first in sorted(firsts.items()))
         if not all(firsts.get(each, 1) <= offset <= ends.get(each, 0) for each, offset in offsets.items()):
-            logger.error("learning is not restarted at %s: the log holds %s; order another place", order.start, held)
-            self.set_aside(order)
+            logger.error("learning is not restarted at %s: the log holds %s; order other offsets", order.start, held)
+            self.mark_done(order)
             return False
-        self._source.seek(offsets)
-        before = self._intake.offsets()
-        self._intake.begin_anew_at(offsets)
-        self.set_aside(order)
+        self._consumer.seek(offsets)
+        before = self._batcher.offsets()
+        self._batcher.restart_at(offsets)
+        self.mark_done(order)
         self._log_id = log_id
         logger.warning("learning restarts at %s instead of %s, as ordered; the log holds %s", offsets, before, held)
         return True
 
-    def _pass_over(self, missed: Offsets, read_to: Offsets) -> None:
-        numbers = {partition: first - read_to.get(partition, 0) for partition, first in missed.items()}
-        skipped = [(partition, missed[partition] - 1, EXPIRED, number) for partition, number in numbers.items()]
-        self._intake.add_sample((), skipped, missed)
+    def _skip_expired(self, expired: Offsets, read_to: Offsets) -> None:
+        numbers = {partition: first - read_to.get(partition, 0) for partition, first in expired.items()}
+        skipped = [(partition, expired[partition] - 1, EXPIRED, number) for partition, number in numbers.items()]
+        self._batcher.add(PolledRecords((), expired, tuple(skipped)))
         for partition, number in numbers.items():
             self._metrics.add(SKIPPED, number, reason=EXPIRED)
             logger.warning(
@@ -97,16 +99,19 @@ class LogPosition:
                 "the oldest that is left. Keep messages for longer than a learner is away: log.retention_hours",
                 number,
                 partition,
-                missed[partition] - number,
-                missed[partition] - 1,
+                expired[partition] - number,
+                expired[partition] - 1,
             )
 
 
 def require_same_log(known_id: str | None, log_id: str, offsets: Offsets, ends: Offsets) -> None:
-    """Raises LogReplaced where these offsets, of the log `known_id` names, are not of the log that `log_id` names.
+    """Check that these offsets, which are of the log `known_id`, are offsets of the log `log_id`.
 
     Args:
-        known_id: None: whatever log it was.
+        known_id: None when the identity of that log is not known.
+
+    Raises:
+        LogReplaced: they are not.
     """
     if not any(offsets.values()):
         return
@@ -124,7 +129,7 @@ def require_same_log(known_id: str | None, log_id: str, offsets: Offsets, ends: 
 
 
 def _ordered(start: str, firsts: Offsets, ends: Offsets) -> Offsets:
-    """Of every partition; those that the order does not name start at their first message."""
+    """Return the offsets of every partition; one that the order does not name starts at its first message."""
     if start == "latest":
         return dict(ends)
     if start == "earliest":

@@ -1,7 +1,7 @@
-"""What becomes of a sound record of our pair: learned, held out, dropped because it was there before, or passed over by
-a learner that lagged.
+"""The disposition of a readable record of our pair: learned, held out, dropped as a duplicate, or sampled out by a
+learner that lags.
 
-Intake and lag.py decide so while learning; the audit decides again, from the log.
+The batcher and catch_up.py decide while learning; the audit decides again, from the log.
 """
 
 import hashlib
@@ -12,11 +12,11 @@ from omnidraft.ports import trace_reasons
 from omnidraft.traces.record import TraceRecord
 
 SEEN_RECORDS = 4096
-"""A record is a duplicate when it was among this many before it; the recorder repeats within seconds."""
+"""A record is a duplicate when it is among this many before it; the producer repeats within seconds."""
 
 
 class Disposition(StrEnum):
-    """The values are the names under which a manifest counts."""
+    """The values are the keys of a manifest's counts."""
 
     LEARNED = "learned"
     HELD_OUT = "held_out"
@@ -25,28 +25,41 @@ class Disposition(StrEnum):
 
 
 def record_key(record: TraceRecord) -> int:
-    """The same for every copy of a record, in every process."""
+    """Return the key of a record: the same for every copy of it, in every process."""
     return _hash(f"{record.request_id}\n{record.segment}")
 
 
 def is_held_out(record: TraceRecord, held_out_every: int) -> bool:
-    """Decided by the request id, so that segments stay together; 0 holds none out."""
+    """Return whether the record's request is held out: one in `held_out_every`, by a hash; 0 holds none out."""
     return held_out_every > 0 and _hash(record.request_id) % held_out_every == 0
 
 
-def disposition(name: int, held_out: bool, *seen: Container[int]) -> Disposition:
-    """Of a record with this name that was not passed over, after those that were seen."""
-    if any(name in names for names in seen):
+def is_sampled_out(record: TraceRecord, share: float) -> bool:
+    """Return whether the record's request is not among this share of the requests, which a learner that lags learns.
+
+    Independent of `is_held_out`; a larger share contains every smaller one.
+    """
+    return _hash(f"catch-up\n{record.request_id}") >= share * (1 << 63)
+
+
+def disposition(key: int, held_out: bool, *seen: Container[int]) -> Disposition:
+    """Return the disposition of a record with this key that is not sampled out, after the keys already seen."""
+    if any(key in keys for keys in seen):
         return Disposition.DUPLICATE
     return Disposition.HELD_OUT if held_out else Disposition.LEARNED
 
 
 def forget_oldest(seen: dict[int, None]) -> None:
-    """Keep the newest SEEN_RECORDS names."""
+    """Keep the newest SEEN_RECORDS keys."""
     while len(seen) > SEEN_RECORDS:
         del seen[next(iter(seen))]
 
 
+def hash_64(text: str) -> int:
+    """Return a hash of 64 bits, the same in every process."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
+
+
 def _hash(text: str) -> int:
-    """In 63 bits."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
+    """Return a hash of 63 bits, which a tensor of int64 holds."""
+    return hash_64(text) >> 1

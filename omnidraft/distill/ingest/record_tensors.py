@@ -12,7 +12,7 @@ _SCHEMA_HEADERS = ("schema", "schema_version")
 
 
 def to_tensors(prefix: str, records: Iterable[TraceRecord]) -> dict[str, Tensor]:
-    """By name, in order; the names of records begin with `prefix`."""
+    """Return tensors by name, in order; those of records begin with `prefix`."""
     tensors: dict[str, Tensor] = {}
     for index, record in enumerate(records):
         headers = codec.headers(record)
@@ -21,8 +21,8 @@ def to_tensors(prefix: str, records: Iterable[TraceRecord]) -> dict[str, Tensor]
     return tensors
 
 
-def of_tensors(prefix: str, tensors: Mapping[str, Tensor]) -> list[TraceRecord]:
-    """In the order in which `to_tensors` had them. Raises WireError when one cannot be read."""
+def from_tensors(prefix: str, tensors: Mapping[str, Tensor]) -> list[TraceRecord]:
+    """Return the records in the order in which `to_tensors` got them. Raises WireError when one cannot be read."""
     headers = {name: _to_bytes(tensors[name]) for name in _SCHEMA_HEADERS if name in tensors}
     names = sorted(name for name in tensors if name.startswith(prefix))
     return [codec.decode(_to_bytes(tensors[name]), headers) for name in names]

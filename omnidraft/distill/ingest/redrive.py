@@ -1,8 +1,8 @@
-"""Dead letters back to where they came from.
+"""Redrive: dead letters appended again to the topics that they came from.
 
-A message that was redriven names its letter in a header, in the same append. So whether a letter went already is asked
-of its origin topic, all of which is read: a crash between two writes cannot make the answer wrong. It holds for as long
-as the topic keeps the message. A message that is refused again is a letter of its own.
+A message that was redriven names its dead letter in a header, in the same append. So the origin topic, all of which is
+read, says which dead letters were redriven already, and a crash between two writes cannot make that wrong. It holds for
+as long as the topic keeps the message. A message that is refused again is a dead letter of its own.
 """
 
 from collections import Counter
@@ -10,93 +10,101 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from omnidraft.distill.ingest import topic_scan
-from omnidraft.distill.ingest.dead_letters import DeadLetter, Place
+from omnidraft.distill.ingest.dead_letters import DeadLetter
+from omnidraft.distill.ingest.trace_consumer import PartitionOffset
 from omnidraft.ports import LogReader, LogWriter, Message, Outgoing
 
 REDRIVEN_FROM = "redriven_from"
-"""Header of a redriven message: topic/partition/offset of its letter."""
+"""Header of a redriven message: topic/partition/offset of its dead letter."""
 BATCH_MESSAGES = 64
 BATCH_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which letters are wanted; one condition is enough."""
+    """A selection of dead letters; one condition is enough."""
 
     reasons: frozenset[str] = frozenset()
-    places: frozenset[Place] = frozenset()
+    positions: frozenset[PartitionOffset] = frozenset()
     everything: bool = False
 
-    def __contains__(self, letter: object) -> bool:
-        return isinstance(letter, DeadLetter) and (
-            self.everything or letter.reason in self.reasons or letter.place in self.places
+    def __contains__(self, dead_letter: object) -> bool:
+        return isinstance(dead_letter, DeadLetter) and (
+            self.everything or dead_letter.reason in self.reasons or dead_letter.position in self.positions
         )
 
 
 @dataclass(slots=True)
 class Redriven:
-    """What came of the chosen letters."""
+    """The outcome for the chosen dead letters."""
 
     num_redriven: int = 0
     num_done_before: int = 0
     refused: Counter[str] = field(default_factory=Counter)
-    """By reason, in words."""
-    found: set[Place] = field(default_factory=set)
-    """Letters that were chosen by their place."""
+    """Number refused, by reason."""
+    matched: set[PartitionOffset] = field(default_factory=set)
+    """The positions by which dead letters were chosen."""
 
 
 class Redrive:
-    """From one dead-letter topic to one origin topic."""
+    """The redrive from one dead-letter topic to one origin topic."""
 
     def __init__(self, origin: LogWriter, *, topic: str, dead_letters_topic: str) -> None:
-        """`topic` is the name of the origin; letters from others are refused."""
+        """`topic` is the name of the origin; dead letters from other topics are refused."""
         self._origin, self._topic, self._dead_letters_topic = origin, topic, dead_letters_topic
-        self.told = Redriven()
+        self.result = Redriven()
 
-    def run(self, letters: Iterable[DeadLetter], choice: Choice, done: Container[str]) -> Redriven:
-        """Append the chosen letters; those in `done` are passed over.
+    def run(self, dead_letters: Iterable[DeadLetter], choice: Choice, done: Container[str]) -> Redriven:
+        """Append the chosen dead letters except those in `done`, and return the outcome.
 
         Raises:
-            BusError: the log refused. What went until then is in the log, and found there by the next run.
+            BusError: the log refused. The messages before are in the log, and the next run finds them there.
         """
-        for batch in _batches(self._wanted(letters, choice, done)):
+        for batch in _batches(self._outgoing(dead_letters, choice, done)):
             self._origin.append(batch)
-            self.told.num_redriven += len(batch)
-        return self.told
+            self.result.num_redriven += len(batch)
+        return self.result
 
-    def _wanted(self, letters: Iterable[DeadLetter], choice: Choice, done: Container[str]) -> Iterator[Outgoing]:
-        for letter in letters:
-            if letter not in choice:
+    def _outgoing(self, dead_letters: Iterable[DeadLetter], choice: Choice, done: Container[str]) -> Iterator[Outgoing]:
+        for dead_letter in dead_letters:
+            if dead_letter not in choice:
                 continue
-            self.told.found |= {letter.place} & choice.places
-            name = self._name(letter)
-            if name in done:
-                self.told.num_done_before += 1
-            elif refusal := self._refusal(letter):
-                self.told.refused[refusal] += 1
+            self.result.matched |= {dead_letter.position} & choice.positions
+            identifier = self._identifier(dead_letter)
+            if identifier in done:
+                self.result.num_done_before += 1
+            elif refusal := self._refusal(dead_letter):
+                self.result.refused[refusal] += 1
             else:
-                headers = {**letter.original_headers, REDRIVEN_FROM: name.encode()}
-                yield Outgoing(letter.message.key, letter.message.value, headers)
+                headers = {**dead_letter.original_headers, REDRIVEN_FROM: identifier.encode()}
+                yield Outgoing(dead_letter.message.key, dead_letter.message.value, headers)
 
-    def _refusal(self, letter: DeadLetter) -> str | None:
-        if letter.origin_topic != self._topic:
+    def _refusal(self, dead_letter: DeadLetter) -> str | None:
+        if dead_letter.origin_topic != self._topic:
             return f"comes from another topic than {self._topic}"
-        return letter.locked or letter.cut
+        return dead_letter.locked or dead_letter.cut
 
-    def _name(self, letter: DeadLetter) -> str:
-        return "{}/{}/{}".format(self._dead_letters_topic, *letter.place)
+    def _identifier(self, dead_letter: DeadLetter) -> str:
+        return "{}/{}/{}".format(self._dead_letters_topic, *dead_letter.position)
 
 
 def redriven_before(
-    origin: LogReader, *, saw: Callable[[Message], None] = lambda message: None, idle_s: float = topic_scan.IDLE_S
+    origin: LogReader,
+    *,
+    on_message: Callable[[Message], None] = lambda message: None,
+    idle_s: float = topic_scan.IDLE_S,
 ) -> frozenset[str]:
-    """Names of letters whose message lies in the origin topic again; `saw` is told each message. Raises BusError."""
-    names = set()
+    """Return the identifiers of dead letters whose message is in the origin topic again. Raises BusError.
+
+    Args:
+        on_message: called with each message that was read.
+    """
+    identifiers = set()
     for message in topic_scan.messages(origin, idle_s=idle_s):
-        saw(message)
+        on_message(message)
         if REDRIVEN_FROM in message.headers:
-            names.add(message.headers[REDRIVEN_FROM].decode(errors="replace"))
-    return frozenset(names)
+            identifiers.add(message.headers[REDRIVEN_FROM].decode(errors="replace"))
+    return frozenset(identifiers)
 
 
 def _batches(messages: Iterable[Outgoing]) -> Iterator[list[Outgoing]]:

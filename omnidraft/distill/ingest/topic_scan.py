@@ -1,44 +1,76 @@
-"""All of a topic: from its first message to where it ended when reading began."""
+"""Bounded reads of a topic: all that it holds when reading begins, or the newest records of one tenant."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Protocol, TypeVar
 
+from omnidraft.distill.ingest.trace_consumer import TraceConsumer
 from omnidraft.ports import LogReader, Message, Offsets
+from omnidraft.traces.record import TraceRecord
 
 POLL_MESSAGES = 256
 POLL_TIMEOUT_S = 1.0
 IDLE_S = 10.0
-"""Without a message: what a partition still owes is not there any more."""
+"""Seconds without a message after which the rest of a partition counts as gone."""
+LOOK_BACK = 400
+"""Newest messages of each partition among which a tenant's records are looked for."""
 
 
-class Moving(Protocol):
-    """What a poll gave, of a log or of a source."""
+class PollResult(Protocol):
+    """The result of a poll, of a log or of a trace consumer."""
 
     @property
     def next_offsets(self) -> Offsets: ...
 
 
-Poll = TypeVar("Poll", bound=Moving)
+Poll = TypeVar("Poll", bound=PollResult)
 
 
 def polls_until(poll: Callable[[], Poll], ends: Offsets, *, idle_s: float = IDLE_S) -> Iterator[Poll]:
-    """What `poll` gives until every partition reached its end, or nothing came for so long; it may go past the ends."""
+    """Yield polls until every partition reached its end, which they may pass, or nothing came for `idle_s` seconds."""
     waiting = {partition for partition, end in ends.items() if end > 0}
-    heard_s = time.monotonic()
+    last_message_s = time.monotonic()
     while waiting:
         polled = poll()
         if polled.next_offsets:
-            heard_s = time.monotonic()
+            last_message_s = time.monotonic()
             yield polled
-        elif time.monotonic() - heard_s >= idle_s:
+        elif time.monotonic() - last_message_s >= idle_s:
             return
         waiting -= {partition for partition, offset in polled.next_offsets.items() if offset >= ends[partition]}
 
 
 def messages(reader: LogReader, *, idle_s: float = IDLE_S) -> Iterator[Message]:
-    """Every message that is there now, in offset order within each partition. Raises BusError."""
+    """Yield every message that is there now, in offset order within each partition. Raises BusError."""
     ends = reader.end_offsets()
     reader.seek({})
     for polled in polls_until(lambda: reader.poll(POLL_MESSAGES, POLL_TIMEOUT_S), ends, idle_s=idle_s):
         yield from (message for message in polled.messages if message.offset < ends[message.partition])
+
+
+class RecentRecords:
+    """The newest records of a tenant, read from the end of the log, wherever the learner stands. Not thread-safe."""
+
+    def __init__(
+        self, open_reader: Callable[[], LogReader], source_over: Callable[[LogReader], TraceConsumer], num_records: int
+    ) -> None:
+        """
+        Args:
+            open_reader: opens a reader of the trace topic, which is closed after each look.
+            source_over: a consumer of the pair over a reader; it must not write dead letters, the learner does.
+        """
+        self._open_reader, self._source_over, self._num_records = open_reader, source_over, num_records
+
+    def of(self, tenant: str) -> list[TraceRecord]:
+        """Return the tenant's newest records among the last LOOK_BACK messages, oldest first. Raises BusError."""
+        newest: deque[TraceRecord] = deque(maxlen=self._num_records)
+        with closing(self._open_reader()) as reader:
+            consumer = self._source_over(reader)
+            ends = consumer.end_offsets()
+            consumer.seek_back(LOOK_BACK)
+            polls = polls_until(lambda: consumer.poll(POLL_MESSAGES, POLL_TIMEOUT_S), ends, idle_s=POLL_TIMEOUT_S)
+            for polled in polls:
+                newest.extend(record for _, _, record in polled.records if record.tenant == tenant)
+        return list(newest)

@@ -1,11 +1,11 @@
-"""Trace records from a log, with every message that cannot be learned from put aside, damage too.
+"""Trace records from a log; messages that cannot be learned from become dead letters, damaged ones too.
 
-Order of effects in a poll: read; dead-letter what is unreadable, or of our pair in other vocabularies; wait for the
-acknowledgement; return. So an offset never moves past a message that is neither returned nor kept. After a crash a
-dead letter may be written twice; its origin headers name it.
-The topic is shared: a record of another pair is nothing broken. It is passed over and counted.
-A poll's size says nothing: each record carries its partition and offset, and within a partition they come in order,
-so batches that are cut by these do not depend on how polls fell.
+Order of effects in a poll: read; dead-letter messages that are unreadable, or of our pair in other vocabularies; wait
+for the acknowledgement; return. So an offset never moves past a message that is neither returned nor dead-lettered.
+After a crash a dead letter may be written twice; its origin headers identify it.
+The topic is shared: a record of another pair is skipped and counted, and no dead letter.
+The size of a poll means nothing: each record carries its partition and offset, and within a partition they come in
+order, so batches that are cut by these do not depend on the sizes of polls.
 """
 
 import logging
@@ -25,10 +25,12 @@ READ = "omnidraft_traces_read_total"
 SKIPPED = "omnidraft_traces_skipped_total"
 
 MAX_VALUE_BYTES = 950_000
-"""Of a dead letter: a longer message is cut, so that it fits into any log with its headers."""
+"""Maximal size of a dead letter: a longer message is cut, so that it fits into any log with its headers."""
 MAX_HEADERS = 16
 MAX_HEADER_BYTES = 512
 
+PartitionOffset = tuple[int, int]
+"""(partition, offset)."""
 RecordAt = tuple[int, int, TraceRecord]
 """(partition, offset, record)."""
 Skipped = tuple[int, int, str, int]
@@ -37,18 +39,18 @@ Skipped = tuple[int, int, str, int]
 
 @dataclass(frozen=True, slots=True)
 class PolledRecords:
-    """What a poll of the source gave."""
+    """The result of a poll."""
 
     records: tuple[RecordAt, ...]
-    """In offset order within each partition."""
+    """Readable records of our pair, in offset order within each partition."""
     next_offsets: Offsets
-    """Where to read on, for every partition that moved; past dead letters too."""
+    """The next offset of every partition that moved; past dead letters too."""
     skipped: tuple[Skipped, ...] = ()
-    """Every dead letter and every record of another pair, in the same order."""
+    """Every dead letter, every record of another pair and every one sampled out, in the same order."""
 
 
 class TraceConsumer:
-    """Reads one trace topic. One thread at a time."""
+    """The consumer of one trace topic. Not thread-safe."""
 
     def __init__(
         self,
@@ -64,8 +66,8 @@ class TraceConsumer:
         """
         Args:
             expected_alignment: the fingerprint that records must have; None takes any.
-            topic: the reader's name, for the dead letters.
-            target: records of other targets are passed over; None takes any. `drafter` likewise.
+            topic: the name of the reader's topic, for the dead letters.
+            target: records of other targets are skipped; None takes any. `drafter` likewise.
         """
         self._reader, self._dead_letters, self._metrics = reader, dead_letters, metrics
         self._target, self._drafter = target, drafter
@@ -73,7 +75,7 @@ class TraceConsumer:
         self._unsettled: Polled | None = None
 
     def seek(self, offsets: Offsets) -> None:
-        """Read on from here; partitions that are not named start at their first message.
+        """Read on from these offsets; partitions that are not named start at their first message.
 
         Raises:
             OffsetOutOfRange: an offset lies outside the log.
@@ -82,74 +84,74 @@ class TraceConsumer:
         self._unsettled = None
 
     def seek_back(self, num_messages: int) -> None:
-        """Read on from so many messages before the end of every partition, or the first there is. Raises BusError."""
+        """Read on from so many messages before the end of every partition, or its first message. Raises BusError."""
         self._reader.seek_back(num_messages)
         self._unsettled = None
 
     def first_offsets(self) -> Offsets:
-        """Of the oldest message of every partition that is still there. Raises BusError."""
+        """Return the offset of the oldest message of every partition that is still there. Raises BusError."""
         return self._reader.first_offsets()
 
     def identity(self) -> str:
-        """Names the topic for as long as it exists. Raises BusError."""
+        """Return an id of the topic, the same for as long as it exists. Raises BusError."""
         return self._reader.identity()
 
     def end_offsets(self) -> Offsets:
-        """One past the last message of every partition. Raises BusError."""
+        """Return one past the last offset of every partition. Raises BusError."""
         return self._reader.end_offsets()
 
     def poll(self, max_records: int, timeout_s: float) -> PolledRecords:
-        """Up to `max_records` messages; fewer, or none, when the timeout passes first.
+        """Return up to `max_records` messages; fewer, or none, when the timeout passes first.
 
         Raises:
             BusError: the log cannot be read, or a dead letter not be written; polling again loses nothing.
         """
         polled = self._unsettled or self._reader.poll(max_records, timeout_s)
         self._unsettled = polled  # until its dead letters are acknowledged
-        records, letters, skipped = self._sorted(polled)
-        if letters:
-            self._dead_letters.append(letters)
+        records, outgoing, skipped = self._sorted(polled)
+        if outgoing:
+            self._dead_letters.append(outgoing)
         self._unsettled = None
         self._count(len(records), skipped)
         _log_damage(self._topic, polled.messages)
         return PolledRecords(tuple(records), polled.next_offsets, tuple(skipped))
 
     def dead_letter(self, poison: Sequence[RecordAt]) -> None:
-        """Dead-letter these records, as (partition, offset, record); returns when that is acknowledged.
+        """Dead-letter these records, and return when that is acknowledged.
 
         Raises:
-            BusError: the letters cannot be written; some of them may be.
+            BusError: the dead letters cannot be written; some of them may be.
         """
-        letters = []
+        outgoing = []
         for partition, offset, record in poison:
             value, headers = codec.encode(record), codec.headers(record)
             message = Message(partition, offset, codec.key(record), value, headers, record.time_ms)
-            letters.append(self._dead_letter(message, POISON, "the learner's process died over it again and again"))
-        self._dead_letters.append(letters)
-        self._metrics.add(SKIPPED, len(letters), reason=POISON)
+            outgoing.append(self._dead_letter(message, POISON, "the learner's process died over it again and again"))
+        self._dead_letters.append(outgoing)
+        self._metrics.add(SKIPPED, len(outgoing), reason=POISON)
 
     def _sorted(self, polled: Polled) -> tuple[list[RecordAt], list[Outgoing], list[Skipped]]:
-        records, letters, skipped = list[RecordAt](), list[Outgoing](), list[Skipped]()
+        records, outgoing, skipped = list[RecordAt](), list[Outgoing](), list[Skipped]()
         for message in polled.messages:
             if (damage := message.damage) is not None:
                 skipped.append((message.partition, message.next_offset - 1, damage.reason, damage.num_messages))
-                letters.append(self._dead_letter(message, damage.reason, damage.error))
+                outgoing.append(self._dead_letter(message, damage.reason, damage.error))
                 continue
             try:
                 record = self._accepted(message)
             except (WireError, VocabularyError) as exc:
                 reason = _reason(exc)
                 skipped.append((message.partition, message.offset, reason, 1))
-                letters.append(self._dead_letter(message, reason, str(exc)))
+                outgoing.append(self._dead_letter(message, reason, str(exc)))
                 continue
             if record is None:
                 skipped.append((message.partition, message.offset, OTHER_PAIR, 1))
             else:
                 records.append((message.partition, message.offset, record))
-        return records, letters, skipped
+        return records, outgoing, skipped
 
     def _accepted(self, message: Message) -> TraceRecord | None:
-        """None: of another pair. Where the header says so the payload is not read: its schema is no concern of ours."""
+        """Return the record; None for one of another pair, whose payload is not read where the header says so."""
         if not _is(message.headers.get("target", b"").decode(errors="replace") or None, self._target):
             return None
         record = codec.decode(message.value, message.headers)
@@ -160,7 +162,7 @@ class TraceConsumer:
         return record
 
     def _dead_letter(self, message: Message, reason: str, error: str) -> Outgoing:
-        """The message as it was, with what was wrong and where it stood."""
+        """Return the message as it was, with headers for the reason, the error and its position."""
         headers = {
             "reason": reason.encode(),
             "error": error.encode()[:MAX_HEADER_BYTES],
@@ -188,7 +190,7 @@ class TraceConsumer:
 
 
 def _log_damage(topic: str, messages: Sequence[Message]) -> None:
-    """One line for a poll, however much there is."""
+    """Log one line for a poll, however many messages are damaged."""
     damaged = [message for message in messages if message.damage is not None]
     if damaged and (damage := damaged[0].damage):
         where = f"{topic}[{damaged[0].partition}] offset {damaged[0].offset}"
@@ -198,9 +200,9 @@ def _log_damage(topic: str, messages: Sequence[Message]) -> None:
 
 
 def _of_damage(damage: Damage) -> dict[str, bytes]:
-    """Headers of its letter."""
-    told = {"origin_num_messages": str(damage.num_messages).encode()}
-    return told | ({"raw": b"1"} if damage.is_raw else {})
+    """Return the headers of its dead letter."""
+    headers = {"origin_num_messages": str(damage.num_messages).encode()}
+    return headers | ({"raw": b"1"} if damage.is_raw else {})
 
 
 def _is(named: str | None, ours: str | None) -> bool:

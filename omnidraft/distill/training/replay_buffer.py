@@ -12,7 +12,7 @@ from itertools import zip_longest
 import numpy as np
 from torch import Tensor
 
-from omnidraft.distill.ingest.record_tensors import of_tensors, to_tensors
+from omnidraft.distill.ingest.record_tensors import from_tensors, to_tensors
 from omnidraft.traces.record import TraceRecord
 
 _RECORD = "replay."
@@ -70,5 +70,5 @@ class ReplayBuffer:
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Continue from where `state` was taken. Raises WireError when a record cannot be read."""
         self._records_of = {}
-        for record in of_tensors(_RECORD, tensors):
+        for record in from_tensors(_RECORD, tensors):
             self._records_of.setdefault(record.tenant, []).append(record)

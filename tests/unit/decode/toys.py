@@ -74,7 +74,9 @@ def make_drafter(
     """The real proposer over a toy drafter; random weights and chains by default."""
     chosen_policy = policy or (ThresholdPolicy(min_path_probability) if min_path_probability else FixedPolicy())
     drafter = Drafter(
-        ToyDrafter(table or ToyTable.random(len(DRAFT_PIECES), seed=3), context_limit=context_limit, acceptance=acceptance),
+        ToyDrafter(
+            table or ToyTable.random(len(DRAFT_PIECES), seed=3), context_limit=context_limit, acceptance=acceptance
+        ),
         DRAFT_TOKENIZER,
         TARGET_TOKENIZER.vocabulary,
         alignment,

@@ -1,4 +1,4 @@
-"""The audit over logs that real distillers learned from: silent when all is well, and every planted fault is told."""
+"""The audit over logs that real distillers learned from: it reports every planted fault, and nothing else."""
 
 import sqlite3
 from collections.abc import Callable, Sequence
@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from omnidraft.audit.findings import FaultKind, Report
-from omnidraft.audit.run import Unwritten, audit, letters_of
+from omnidraft.audit.run import DiscardingWriter, audit, dead_letter_reasons
 from omnidraft.bus.sqlite_log import SqliteReader, SqliteWriter
 from omnidraft.distill.ingest import dead_letters
-from omnidraft.distill.ingest.batcher import Batcher, seen_names
+from omnidraft.distill.ingest.batcher import Batcher, seen_keys
 from omnidraft.distill.ingest.trace_consumer import TraceConsumer
-from omnidraft.distill.publisher import INTAKE
+from omnidraft.distill.publisher import BATCHER
 from omnidraft.ports import Message, Outgoing, SnapshotVersion
 from omnidraft.snapshots import bundle
 from omnidraft.telemetry.metrics import CountingMetrics
@@ -33,21 +33,21 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass
 class Case:
-    """What an audit is given; tests plant a fault in it."""
+    """The input of an audit, in which tests plant faults."""
 
     path: Path
     num_partitions: int
     versions: Sequence[SnapshotVersion]
-    remembered: frozenset[int] | None
+    seen_keys: frozenset[int] | None
     alignment: str
 
     def audit(self) -> Report:
         reader = SqliteReader(self.path, "t", partitions=self.num_partitions)
-        letters = letters_of("t", dead_letters.read(SqliteReader(self.path, "dead"), idle_s=0))
+        reasons = dead_letter_reasons("t", dead_letters.read(SqliteReader(self.path, "dead"), idle_s=0))
         pair = {"target": "target", "drafter": "drafter"}
-        source = TraceConsumer(reader, Unwritten(), self.alignment, CountingMetrics(), topic="t", **pair)
-        options = {"remembered": self.remembered, "held_out_every": HELD_OUT_EVERY, "idle_s": 0}
-        return audit(source, reader.end_offsets(), self.versions, letters, **options)
+        source = TraceConsumer(reader, DiscardingWriter(), self.alignment, CountingMetrics(), topic="t", **pair)
+        options = {"seen_keys": self.seen_keys, "held_out_every": HELD_OUT_EVERY, "idle_s": 0}
+        return audit(source, reader.end_offsets(), self.versions, reasons, **options)
 
     def kinds(self) -> dict[FaultKind, int]:
         report = self.audit()
@@ -74,8 +74,8 @@ def case_of(setting: Setting) -> Case:
             writer.append([Outgoing(message.key, message.value, message.headers) for message in kept])
     versions = setting.registry.versions()
     folder = setting.registry.fetch(versions[-1].version, setting.folder / "resume", ("resume",))
-    remembered = seen_names(bundle.tensors(folder, INTAKE))
-    return Case(path, num_partitions, versions, remembered, setting.pair.alignment.fingerprint)
+    keys = seen_keys(bundle.tensors(folder, BATCHER))
+    return Case(path, num_partitions, versions, keys, setting.pair.alignment.fingerprint)
 
 
 def busy(pair, folder: Path, partitions: int) -> Setting:
@@ -108,14 +108,14 @@ def test_a_run_that_was_killed_and_resumed_is_found_clean_and_every_offset_accou
     for each in report.partitions:
         assert sum(each.fates.values()) == each.offset == manifest.offsets[each.partition]
         assert each.end - each.offset == each.num_to_learn
-    fates = [each.fates for each in report.partitions]
-    assert sum(each.get("learned", 0) for each in fates) == manifest.num_records
-    assert sum(each.get("unknown_schema", 0) for each in fates) == manifest.counts["unknown_schema"] > 0
-    assert sum(each.get("duplicate", 0) for each in fates) == manifest.counts["duplicate"] > 0
+    dispositions = [each.fates for each in report.partitions]
+    assert sum(each.get("learned", 0) for each in dispositions) == manifest.num_records
+    assert sum(each.get("unknown_schema", 0) for each in dispositions) == manifest.counts["unknown_schema"] > 0
+    assert sum(each.get("duplicate", 0) for each in dispositions) == manifest.counts["duplicate"] > 0
 
 
 def test_without_the_memory_counts_alone_are_compared(case: Case) -> None:
-    case.remembered = None
+    case.seen_keys = None
     assert case.kinds() == CLEAN
 
 
@@ -170,9 +170,9 @@ def test_a_missing_dead_letter_is_a_lost_record(case: Case) -> None:
 )
 def test_a_count_that_is_off_by_one_is_told_with_its_snapshot(case: Case, changed, by, expected) -> None:
     manifest = case.versions[-1].manifest
-    told = {"learned": manifest.num_records, **manifest.counts}
-    told |= {name: told.get(name, 0) + number for name, number in changed.items()}
-    case.retell(-1, num_records=told.pop("learned"), counts=told)
+    counts = {"learned": manifest.num_records, **manifest.counts}
+    counts |= {name: counts.get(name, 0) + number for name, number in changed.items()}
+    case.retell(-1, num_records=counts.pop("learned"), counts=counts)
     assert case.kinds() == CLEAN | expected
     assert {fault.version for fault in case.audit().faults} == {case.versions[-1].version}
 
@@ -182,22 +182,22 @@ def test_a_snapshot_that_skipped_an_offset_lost_its_record(case: Case) -> None:
     case.retell(-1, offsets={**offsets, 0: offsets[0] + 1})
     writer = SqliteWriter(case.path, "t", partitions=case.num_partitions)
     writer.append([Outgoing(f"more-{number}".encode(), b"", {"target": b"another"}) for number in range(9)])
-    case.remembered = None
+    case.seen_keys = None
     assert case.kinds() == CLEAN | {FaultKind.LOST: 1}
 
 
 def test_a_record_that_went_by_unlearned_is_named_even_where_counts_were_made_to_fit(case: Case) -> None:
     """The newest snapshot does not remember it, and remembers another in its place."""
-    learned_late = sorted(case.remembered or ())
+    learned_late = sorted(case.seen_keys or ())
     for name in learned_late:
-        case.remembered = frozenset({*learned_late, 12345} - {name})
+        case.seen_keys = frozenset({*learned_late, 12345} - {name})
         kinds = case.kinds()
         assert kinds[FaultKind.MISCOUNTED] == 1
         assert kinds[FaultKind.LOST] <= 1
     # all but the first of each partition are known to be missing
     lost = 0
     for name in learned_late:
-        case.remembered = frozenset({*learned_late, 12345} - {name})
+        case.seen_keys = frozenset({*learned_late, 12345} - {name})
         lost += case.kinds()[FaultKind.LOST]
     assert lost == len(learned_late) - case.num_partitions
 
@@ -238,14 +238,16 @@ class Ahead(Batcher):
         super().start_at({partition: offset + 1 for partition, offset in offsets.items()})
 
 
-@pytest.mark.parametrize(("intake", "kind"), [(Behind, FaultKind.LEARNED_TWICE), (Ahead, FaultKind.LOST)])
+@pytest.mark.parametrize(("batcher_class", "kind"), [(Behind, FaultKind.LEARNED_TWICE), (Ahead, FaultKind.LOST)])
 def test_a_distiller_with_its_position_off_by_one_is_found_out(
-    pair, tmp_path: Path, intake: Callable[..., Batcher], kind: FaultKind
+    pair, tmp_path: Path, batcher_class: Callable[..., Batcher], kind: FaultKind
 ) -> None:
     setting = Setting(pair, tmp_path)
     setting.emit(*names(20))
     for die_after in (4, None):
-        distillation, _ = setting.distiller(held_out_every=HELD_OUT_EVERY, die_after=die_after, intake=intake)
+        distillation, _ = setting.distiller(
+            held_out_every=HELD_OUT_EVERY, die_after=die_after, batcher_class=batcher_class
+        )
         with suppress(Killed):
             run_until_idle(distillation)
     assert case_of(setting).audit().num(kind) >= 1
@@ -280,13 +282,13 @@ def test_before_the_first_snapshot_everything_is_still_to_learn(pair, tmp_path: 
     setting = Setting(pair, tmp_path)
     setting.emit(*names(3))
     ends = MemoryReader(setting.log, "t").end_offsets()
-    source = TraceConsumer(MemoryReader(setting.log, "t"), Unwritten(), None, CountingMetrics(), topic="t")
-    report = audit(source, ends, [], {}, remembered=None, held_out_every=0)
+    source = TraceConsumer(MemoryReader(setting.log, "t"), DiscardingWriter(), None, CountingMetrics(), topic="t")
+    report = audit(source, ends, [], {}, seen_keys=None, held_out_every=0)
     assert (report.version, report.faults, report.plain_data()["num_to_learn"]) == (None, (), 3)
 
 
 def test_messages_are_copied_as_they_are(pair, tmp_path: Path) -> None:
-    """What the planted faults rest on: the copy in SQLite has the same messages at the same places."""
+    """The copy in SQLite, on which the planted faults rest, has the same messages at the same offsets."""
     setting = busy(pair, tmp_path, 3)
     run_until_idle(setting.distiller(held_out_every=HELD_OUT_EVERY)[0])
     case = case_of(setting)

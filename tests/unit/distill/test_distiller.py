@@ -2,7 +2,7 @@
 
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -42,7 +42,7 @@ class SlowReader(MemoryReader):
 
 
 class GrowingReader(SlowReader):
-    """Of a topic that gets its last partition after so many polls."""
+    """Reads a topic that gets its last partition after so many polls."""
 
     def __init__(self, log: MemoryLog, topic: str, after: int) -> None:
         super().__init__(log, topic, 3)
@@ -61,7 +61,7 @@ class GrowingReader(SlowReader):
 
 @dataclass
 class Journal:
-    """What a learner was given, in order; `die_after` steps it dies."""
+    """Notes the batches that a learner got, in order; it dies after `die_after` steps."""
 
     learner: Learner
     batches: list[tuple[str, ...]] = field(default_factory=list)
@@ -86,7 +86,7 @@ class Journal:
 
 
 class Setting:
-    """One log and one registry, and distillers that come and go."""
+    """A log and a registry, and distillers that come and go."""
 
     def __init__(self, pair, folder: Path, *, partitions: int = 1, head: str = "off") -> None:
         self.pair, self.folder, self.head = pair, folder, head
@@ -100,18 +100,20 @@ class Setting:
                 [Outgoing(codec.key(record), codec.encode(record), codec.headers(record))]
             )
 
-    def distiller(self, *, die_after=None, registry=None, reader=None, held_out_every=0, intake=Batcher, **changes):
+    def distiller(
+        self, *, die_after=None, registry=None, reader=None, held_out_every=0, batcher_class=Batcher, **changes
+    ):
         learner = Journal(self.pair.learner(head=self.head), die_after=die_after)
         reader = reader or SlowReader(self.log, "t", 3)
         letters, fingerprint = MemoryWriter(self.log, "dead"), self.pair.alignment.fingerprint
         names = {"target": "target", "drafter": "drafter"}
-        source = TraceConsumer(reader, letters, fingerprint, CountingMetrics(), topic="t", **names)
+        consumer = TraceConsumer(reader, letters, fingerprint, CountingMetrics(), topic="t", **names)
         numbers = {"records_per_step": 2, "held_out_every": held_out_every, "held_out_records": 4}
-        intake = intake(reader.partitions(), **numbers)
+        batcher = batcher_class(reader.partitions(), **numbers)
         identity = Identity("target", "drafter", "hash", self.pair.alignment.fingerprint, "full", "test")
         publisher = Publisher(registry or self.registry, identity, self.folder / "staging")
         options = {"load_cache": self.pair.load_cache, "steps_per_snapshot": 2} | changes
-        return Distiller(source, intake, learner, publisher, metrics=CountingMetrics(), **options), learner
+        return Distiller(consumer, batcher, learner, publisher, metrics=CountingMetrics(), **options), learner
 
     def manifest(self, version: str = "latest"):
         return self.registry.resolve(version).manifest
@@ -182,6 +184,14 @@ def test_a_snapshot_follows_every_so_many_steps_and_says_what_it_learned(setting
     assert distillation.status().version == 3
 
 
+def test_a_snapshot_that_learned_says_with_which_settings(setting) -> None:
+    setting.emit(*names(4))
+    distillation, _ = setting.distiller()
+    distillation._publisher._identity = replace(distillation._publisher._identity, settings={"loss": "dm"})
+    run_until_idle(distillation)
+    assert [version.manifest.settings for version in setting.registry.versions()] == [{}, {"loss": "dm"}]
+
+
 def test_what_does_not_fill_a_batch_is_left_for_later(setting) -> None:
     setting.emit(*names(5))
     distillation, journal = setting.distiller()
@@ -196,18 +206,18 @@ def test_what_does_not_fill_a_batch_is_left_for_later(setting) -> None:
 
 @pytest.mark.parametrize("partitions", [1, 3])
 def test_batches_do_not_depend_on_how_polls_fell(pair, tmp_path, partitions) -> None:
-    """As long as every partition has records waiting; here all are written before the first poll."""
-    found = []
+    """They do not while every partition has records waiting; here all are written before the first poll."""
+    runs = []
     for most in (1, 2, 3):
         setting = Setting(pair, tmp_path / str(most), partitions=partitions)
         setting.emit(*names(18))
         distillation, journal = setting.distiller(reader=SlowReader(setting.log, "t", most))
         run_until_idle(distillation)
-        found.append((journal.batches, {name: tensor.clone() for name, tensor in setting.masters().items()}))
-    assert len(found[0][0]) == 9
-    for batches, masters in found[1:]:
-        assert batches == found[0][0]
-        assert all(torch.equal(masters[name], found[0][1][name]) for name in masters)
+        runs.append((journal.batches, {name: tensor.clone() for name, tensor in setting.masters().items()}))
+    assert len(runs[0][0]) == 9
+    for batches, masters in runs[1:]:
+        assert batches == runs[0][0]
+        assert all(torch.equal(masters[name], runs[0][1][name]) for name in masters)
 
 
 @pytest.mark.parametrize("partitions", [1, 3])
@@ -328,7 +338,7 @@ def test_agreement_before_is_the_parents_on_the_same_records(setting) -> None:
 
     def measured() -> None:
         manifest = setting.manifest()
-        held_out = list(distillation._intake.held_out)
+        held_out = list(distillation._batcher.held_out)
         parent = setting.registry.fetch(manifest_version() - 1, setting.folder / "parents", ("serving",))
         learner = setting.pair.learner()
         if (tensors := bundle.serving_tensors(parent)) is not None:
@@ -409,8 +419,8 @@ class Flaky:
         self._num_calls = 0
 
     def __getattr__(self, name: str):
-        found = getattr(self._inner, name)
-        return self._sometimes(found) if name in self._methods else found
+        attribute = getattr(self._inner, name)
+        return self._sometimes(attribute) if name in self._methods else attribute
 
     def _sometimes(self, method):
         def call(*args, **kwargs):
@@ -453,7 +463,7 @@ def test_while_traffic_drifts_snapshots_come_more_often_and_the_weights_are_the_
     calm.log = setting.log
     noted = []
     hasty, _ = setting.distiller(
-        guidance=TrainingControl(Telling(drift=0, drift_over=60, tenant="t", down=(1, 2))),
+        control=TrainingControl(Telling(drift=0, drift_over=60, tenant="t", down=(1, 2))),
         compare_earlier=noted.append,
         drift_haste=2,
     )
@@ -467,7 +477,7 @@ def test_while_traffic_drifts_snapshots_come_more_often_and_the_weights_are_the_
 
 def test_while_paused_nothing_is_learned(setting) -> None:
     setting.emit(*names(4))
-    distillation, journal = setting.distiller(guidance=TrainingControl(Telling(pause=0, resume=10)))
+    distillation, journal = setting.distiller(control=TrainingControl(Telling(pause=0, resume=10)))
     seen = []
     inner = until_idle(40)(distillation)
 
@@ -500,9 +510,9 @@ def test_another_base_drafter_is_refused(setting) -> None:
 
 def test_progress_is_told_after_every_step(setting) -> None:
     setting.emit(*names(4))
-    told = []
-    distillation, _ = setting.distiller(progress=told.append)
+    statuses = []
+    distillation, _ = setting.distiller(progress=statuses.append)
     run_until_idle(distillation)
-    assert [status.num_records for status in told if status.losses][:2] == [2, 4]
-    assert told[-1].version == 2
-    assert told[-1].offsets == {0: 4}
+    assert [status.num_records for status in statuses if status.losses][:2] == [2, 4]
+    assert statuses[-1].version == 2
+    assert statuses[-1].offsets == {0: 4}

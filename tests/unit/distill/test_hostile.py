@@ -1,4 +1,4 @@
-"""Hostile bytes through the real source over SQLite: each message has one fate, and nothing raises."""
+"""Hostile bytes through the real source over SQLite: each message has one disposition, and nothing raises."""
 
 from collections import Counter
 from pathlib import Path
@@ -67,6 +67,6 @@ def test_the_fuzz_pipeline_accounts_for_every_message(tmp_path: Path):
     from tests.cli_runs import run_pipeline
 
     run_pipeline(__main__.main, "--num", 1200, "--seed", 3, "--json", tmp_path / "fuzz.json")
-    told = json.loads((tmp_path / "fuzz.json").read_text())
-    assert sum(told["fates"].values()) == told["messages"] == 1200
-    assert {"returned", *REJECT_REASONS} <= set(told["fates"])
+    report = json.loads((tmp_path / "fuzz.json").read_text())
+    assert sum(report["fates"].values()) == report["messages"] == 1200
+    assert {"returned", *REJECT_REASONS} <= set(report["fates"])

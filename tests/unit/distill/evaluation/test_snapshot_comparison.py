@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from omnidraft.audit.run import Unwritten
+from omnidraft.audit.run import DiscardingWriter
 from omnidraft.distill.evaluation.snapshot_comparison import MOST_SNAPSHOTS, SnapshotComparison, candidates
-from omnidraft.distill.ingest.recent_records import RecentRecords
+from omnidraft.distill.ingest.topic_scan import RecentRecords
 from omnidraft.distill.ingest.trace_consumer import TraceConsumer
 from omnidraft.errors import RegistryError
 from omnidraft.ports import Outgoing, SnapshotVersion
@@ -52,7 +52,7 @@ class Setting:
         fingerprint, pair = self.pair.alignment.fingerprint, {"target": "target", "drafter": "drafter"}
 
         def source_over(reader) -> TraceConsumer:
-            return TraceConsumer(reader, Unwritten(), fingerprint, CountingMetrics(), topic="t", **pair)
+            return TraceConsumer(reader, DiscardingWriter(), fingerprint, CountingMetrics(), topic="t", **pair)
 
         recent = RecentRecords(lambda: MemoryReader(self.log, "t"), source_over, num_records)
 

@@ -1,4 +1,4 @@
-"""What a process knows of those that died before it; a death is a journal that nobody told of the end."""
+"""The crash journal: a process counts the crashes before it, each a journal with records still under way."""
 
 from pathlib import Path
 
@@ -77,13 +77,13 @@ def test_poison_is_known_until_a_snapshot_is_past_it(path: Path) -> None:
     assert CrashJournal(path, tries=2).poison == {STEP[1]}
     journal.published({0: 9, 1: 6})
     assert not path.exists()
-    assert journal.poison == {STEP[1]}  # it may be in the intake's hands still
+    assert journal.poison == {STEP[1]}  # the batcher may hold it still
 
 
-@pytest.mark.parametrize("told", [b"", b"{", b"[]", b'{"together": 3}', b"\xff"])
-def test_a_journal_that_cannot_be_read_counts_anew(path: Path, told: bytes) -> None:
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"together": 3}', b"\xff"])
+def test_a_journal_that_cannot_be_read_counts_anew(path: Path, content: bytes) -> None:
     path.parent.mkdir()
-    path.write_bytes(told)
+    path.write_bytes(content)
     journal = CrashJournal(path, tries=2)
     assert journal.poison == frozenset()
     journal.start(STEP)

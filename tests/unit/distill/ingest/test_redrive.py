@@ -1,4 +1,4 @@
-"""What redriving promises: the message as it was, once, and never a part of one."""
+"""Redriving appends the message as it was, once, and never a part of one."""
 
 from collections.abc import Sequence
 
@@ -70,7 +70,7 @@ def test_a_redriven_record_is_learned_once_its_schema_is_known(monkeypatch: pyte
 
 def test_what_was_redriven_is_not_redriven_twice_unless_asked():
     log = lettered(outgoing("a", schema=b"x"), outgoing("b", schema=b"x"))
-    assert redrive(log, Choice(places=frozenset({(0, 0)}))).num_redriven == 1
+    assert redrive(log, Choice(positions=frozenset({(0, 0)}))).num_redriven == 1
     second = redrive(log)
     assert (second.num_redriven, second.num_done_before) == (1, 1)
     assert redrive(log).num_redriven == 0
@@ -108,9 +108,9 @@ def test_letters_that_were_cut_are_refused_and_counted_by_what_is_missing():
         Outgoing(b"k", b"junk", {"h": b"x" * (MAX_HEADER_BYTES + 1)}),
         Outgoing(b"k", b"junk", {"h": b"x" * (MAX_HEADER_BYTES - 1)}),
     )
-    told = redrive(log)
-    assert told.num_redriven == 1
-    assert sorted(told.refused) == [
+    result = redrive(log)
+    assert result.num_redriven == 1
+    assert sorted(result.refused) == [
         "a header is cut at 512 bytes",
         "headers behind the first 16 are missing",
         "the key is cut at 512 bytes",
@@ -122,23 +122,23 @@ def test_letters_that_were_cut_are_refused_and_counted_by_what_is_missing():
 def test_a_letter_of_another_topic_is_refused():
     log = MemoryLog()
     MemoryWriter(log, "dead").append([Outgoing(b"k", b"v", {"reason": b"unreadable", "origin_topic": b"elsewhere"})])
-    told = redrive(log)
-    assert (told.num_redriven, dict(told.refused)) == (0, {"comes from another topic than t": 1})
+    result = redrive(log)
+    assert (result.num_redriven, dict(result.refused)) == (0, {"comes from another topic than t": 1})
 
 
 def test_letters_are_chosen_by_reason_and_by_place():
     log = lettered(outgoing("a", schema=b"x"), Outgoing(b"b", b"junk"), outgoing("c", schema_version=b"9"))
     MemoryWriter(log, "t").append([Outgoing(b"d", b"\xff", codec.headers(make_record()))])
     read(log)  # letters again for the first three, and one for the fourth
-    told = redrive(log, Choice(frozenset({"unreadable"}), frozenset({(0, 1), (0, 99)})))
-    assert told.num_redriven == 2
-    assert told.found == {(0, 1)}
+    result = redrive(log, Choice(frozenset({"unreadable"}), frozenset({(0, 1), (0, 99)})))
+    assert result.num_redriven == 2
+    assert result.matched == {(0, 1)}
 
 
 @pytest.mark.parametrize("headers", [{}, {"origin_partition": b"-1", "origin_offset": b"\xff"}, {"reason": b"\xff"}])
 def test_a_letter_with_any_headers_can_be_looked_at(headers):
     log = MemoryLog()
     MemoryWriter(log, "dead").append([Outgoing(b"", b"", headers)])
-    (letter,) = dead_letters.read(MemoryReader(log, "dead"))
-    assert letter.origin is None
-    assert isinstance(letter.reason + letter.error + letter.origin_topic, str)
+    (dead_letter,) = dead_letters.read(MemoryReader(log, "dead"))
+    assert dead_letter.origin is None
+    assert isinstance(dead_letter.reason + dead_letter.error + dead_letter.origin_topic, str)

@@ -1,4 +1,4 @@
-"""What the source promises: every message is returned or dead-lettered, and no offset runs ahead of that."""
+"""The trace consumer returns or dead-letters every message, and no offset runs ahead of that."""
 
 from collections.abc import Sequence
 
@@ -23,8 +23,10 @@ def outgoing(request_id: str, **fields) -> Outgoing:
 def make_source(
     log: MemoryLog, dead_letters=None, expected: str | None = "aligned", metrics=None, **pair
 ) -> TraceConsumer:
-    letters = dead_letters or MemoryWriter(log, "dead")
-    return TraceConsumer(MemoryReader(log, "t"), letters, expected, metrics or CountingMetrics(), topic="t", **pair)
+    dead_letter_topic = dead_letters or MemoryWriter(log, "dead")
+    return TraceConsumer(
+        MemoryReader(log, "t"), dead_letter_topic, expected, metrics or CountingMetrics(), topic="t", **pair
+    )
 
 
 def dead_letters(log: MemoryLog) -> list[Message]:
@@ -55,13 +57,13 @@ def test_a_broken_message_is_dead_lettered_with_its_origin_and_offsets_move_past
     broken = Outgoing(b"k", b"\xff\x00junk", {"schema": b"omnidraft.trace", "schema_version": b"1"})
     MemoryWriter(log, "t").append([outgoing("a"), broken, outgoing("b")])
     assert read_all(make_source(log, metrics=metrics)) == (["a", "b"], {0: 3})
-    (letter,) = dead_letters(log)
-    assert (letter.key, letter.value) == (b"k", b"\xff\x00junk")
-    assert letter.headers["reason"] == b"unreadable"
-    assert b"payload" in letter.headers["error"]
-    origin = [letter.headers[f"origin_{name}"] for name in ("topic", "partition", "offset")]
+    (dead_letter,) = dead_letters(log)
+    assert (dead_letter.key, dead_letter.value) == (b"k", b"\xff\x00junk")
+    assert dead_letter.headers["reason"] == b"unreadable"
+    assert b"payload" in dead_letter.headers["error"]
+    origin = [dead_letter.headers[f"origin_{name}"] for name in ("topic", "partition", "offset")]
     assert origin == [b"t", b"0", b"1"]
-    assert letter.headers["original.schema_version"] == b"1"
+    assert dead_letter.headers["original.schema_version"] == b"1"
     assert metrics.value("omnidraft_traces_skipped_total", reason="unreadable") == 1
     assert metrics.value("omnidraft_traces_read_total") == 2
 
@@ -97,7 +99,7 @@ def test_records_of_other_pairs_are_passed_over_and_counted_and_are_no_dead_lett
     skipped = [each for polled in polls for each in polled.skipped]
     assert skipped == [*[(0, offset, "other_pair", 1) for offset in range(1, 5)], (0, 5, "other_alignment", 1)]
     assert dict(polls[1].next_offsets) == {0: 6}
-    assert [letter.headers["reason"] for letter in dead_letters(log)] == [b"other_alignment"]
+    assert [dead_letter.headers["reason"] for dead_letter in dead_letters(log)] == [b"other_alignment"]
     assert metrics.value("omnidraft_traces_skipped_total", reason="other_pair") == 4
 
 
@@ -145,9 +147,13 @@ def test_a_dead_letter_is_cut_to_fit_and_says_so():
     headers = {f"header-{number}": bytes(5000) for number in range(100)}
     MemoryWriter(log, "t").append([Outgoing(b"k" * 5000, bytes(MAX_VALUE_BYTES + 9), headers)])
     make_source(log).poll(1, timeout_s=0)
-    (letter,) = dead_letters(log)
-    assert letter.headers["cut_from_bytes"] == str(MAX_VALUE_BYTES + 9).encode()
-    size = len(letter.key) + len(letter.value) + sum(len(name) + len(value) for name, value in letter.headers.items())
+    (dead_letter,) = dead_letters(log)
+    assert dead_letter.headers["cut_from_bytes"] == str(MAX_VALUE_BYTES + 9).encode()
+    size = (
+        len(dead_letter.key)
+        + len(dead_letter.value)
+        + sum(len(name) + len(value) for name, value in dead_letter.headers.items())
+    )
     assert size < 1_000_000
 
 

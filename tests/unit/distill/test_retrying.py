@@ -1,0 +1,46 @@
+"""Retries go on until the action succeeds, count every failure, and end with its error once `stop` holds."""
+
+import time
+
+import pytest
+
+from omnidraft.distill.retrying import retry
+from omnidraft.errors import BusError, ConfigError
+
+
+class Failing:
+    """An action that fails so many times."""
+
+    def __init__(self, num_failures: int, error: Exception) -> None:
+        self.num_calls, self._num_failures, self._error = 0, num_failures, error
+
+    def __call__(self) -> int:
+        self.num_calls += 1
+        if self.num_calls <= self._num_failures:
+            raise self._error
+        return self.num_calls
+
+
+def test_every_failure_is_counted_and_logged_with_the_wait_and_the_waits_grow(monkeypatch, caplog) -> None:
+    monkeypatch.setattr("omnidraft.distill.retrying.WAITS_S", (0.0, 0.1))
+    failures: list[None] = []
+    assert retry(Failing(3, BusError("log away")), lambda: False, lambda: failures.append(None)) == 4
+    assert len(failures) == 3
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == [f"trying again in {wait_s} s: log away" for wait_s in (0.0, 0.1, 0.1)]
+
+
+def test_stop_ends_a_long_wait_at_once_with_the_actions_own_error(monkeypatch) -> None:
+    monkeypatch.setattr("omnidraft.distill.retrying.WAITS_S", (60.0,))
+    action, failures, started_s = Failing(99, BusError("log away")), [], time.monotonic()
+    with pytest.raises(BusError, match="log away"):
+        retry(action, lambda: time.monotonic() - started_s > 0.2, lambda: failures.append(None))
+    assert time.monotonic() - started_s < 10
+    assert len(failures) == action.num_calls == 2
+
+
+def test_an_error_that_no_retry_mends_is_raised_at_once() -> None:
+    action, failures = Failing(1, ConfigError("wrong")), []
+    with pytest.raises(ConfigError):
+        retry(action, lambda: False, lambda: failures.append(None))
+    assert (action.num_calls, failures) == (1, [])

@@ -16,7 +16,7 @@ from omnidraft.distill.evaluation.agreement import share
 from omnidraft.distill.training.learner import Learner
 from omnidraft.hosts import process
 from omnidraft.traces.record import TraceRecord
-from omnidraft.wiring.snapshots import named_folder
+from omnidraft.wiring.models import named_folder
 from pipelines.lib import log_slice, report
 from pipelines.lib.learning import measured
 from pipelines.lib.progress import bar

@@ -15,8 +15,7 @@ from omnidraft.config.sections import (
 )
 from omnidraft.config.sources import load
 from omnidraft.config.telemetry import MetricsSettings, TracingSettings
-from omnidraft.config.vllm import VllmSettings
-from omnidraft.config.worker import ApiKey, WorkerSettings
+from omnidraft.config.worker import ApiKey, VllmSettings, WorkerSettings
 
 __all__ = [
     "AlmSettings",

@@ -1,5 +1,5 @@
-"""Every setting, with its default and what it does when it is turned up; log and registry are in outside.py, the
-worker's HTTP side in worker.py, metrics and tracing in telemetry.py, the proposer of vLLM in vllm.py."""
+"""Every setting, with its default and what it does when it is turned up; log and registry are in log_registry.py, the
+worker's HTTP side and vLLM's proposer in worker.py, metrics and tracing in telemetry.py."""
 
 import re
 from collections.abc import Mapping
@@ -10,8 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from omnidraft.config.log_registry import LogSettings, RegistrySettings, Section
 from omnidraft.config.telemetry import MetricsSettings, TracingSettings
-from omnidraft.config.vllm import VllmSettings
-from omnidraft.config.worker import WorkerSettings
+from omnidraft.config.worker import VllmSettings, WorkerSettings
 
 
 class ModelSettings(Section):

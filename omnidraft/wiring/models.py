@@ -1,8 +1,10 @@
 """Models, vocabularies and snapshots from their names."""
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from omnidraft.config import DecodeSettings, Settings
 from omnidraft.errors import ConfigError
 from omnidraft.ports import DraftModel, Mode, Policy, Proposer, SnapshotVersion, Target
+from omnidraft.wiring.logs import registry, signing_key
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,6 +29,9 @@ logger = logging.getLogger(__name__)
 
 _MOST_STREAMS = 512
 """Modes and tenants whose drafting is judged apart; the one that was away longest is judged anew."""
+
+UNPUBLISHED = 0
+"""The version number of a snapshot that lies in a folder of its own; registries count from 1."""
 
 SnapshotLoader = Callable[[SnapshotVersion | None, Path | None], "LoadedSnapshot"]
 
@@ -189,3 +195,32 @@ def _policies(settings: DecodeSettings, costs: "MeasuredCosts", model: DraftMode
                 return CostPolicy(costs.passes(mode), costs.steps(model))
 
     return policy
+
+
+@contextmanager
+def named_folder(settings: Settings, name: str) -> Iterator[tuple[SnapshotVersion, Path]]:
+    """The verified snapshot in a folder of this name, else that version or alias of the registry, fetched for a while.
+
+    Raises:
+        SnapshotError: there is none of that name, or it is not signed as `registry.signing_key` asks.
+    """
+    from omnidraft.snapshots import bundle
+    from omnidraft.snapshots.signature import require_signature
+
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        manifest = bundle.verify(folder, ("serving",))
+        require_signature(manifest, signing_key(settings))
+        yield SnapshotVersion(UNPUBLISHED, manifest, aliases=(), created_ms=manifest.created_ms), folder
+        return
+    snapshots = registry(settings)
+    found = snapshots.resolve(name)
+    with tempfile.TemporaryDirectory(prefix="omnidraft-snapshot-") as staging:
+        yield found, snapshots.fetch(found.version, Path(staging))
+
+
+def named_snapshot(settings: Settings, load: SnapshotLoader, name: str) -> "LoadedSnapshot":
+    """That snapshot, ready to serve. Raises SnapshotError, or VocabularyError when it belongs to another pair."""
+    with named_folder(settings, name) as (version, folder):
+        loaded = load(version, folder)
+    return replace(loaded, version=None) if version.version == UNPUBLISHED else loaded

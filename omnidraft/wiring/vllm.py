@@ -15,9 +15,8 @@ from omnidraft.errors import ConfigError, ContractError, VocabularyError
 from omnidraft.ports import DraftModel, Metrics, Proposer, Request
 from omnidraft.wiring.controller import control_follower
 from omnidraft.wiring.logs import log_reader, log_writer, registry
-from omnidraft.wiring.models import SnapshotLoader, Vocabularies, loader_of, vocabularies
-from omnidraft.wiring.redaction import redactor
-from omnidraft.wiring.snapshots import named_snapshot
+from omnidraft.wiring.models import SnapshotLoader, Vocabularies, loader_of, named_snapshot, vocabularies
+from omnidraft.wiring.recording import redactor
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,9 +12,16 @@ from omnidraft.config import Settings
 from omnidraft.ports import Metrics, NoopTracing, Registry, Target, Tracing
 from omnidraft.wiring.controller import control_follower
 from omnidraft.wiring.logs import log_reader, log_writer, registry
-from omnidraft.wiring.models import SnapshotLoader, Vocabularies, base_drafter, snapshot_loader, target, vocabularies
-from omnidraft.wiring.redaction import redactor
-from omnidraft.wiring.snapshots import named_snapshot
+from omnidraft.wiring.models import (
+    SnapshotLoader,
+    Vocabularies,
+    base_drafter,
+    named_snapshot,
+    snapshot_loader,
+    target,
+    vocabularies,
+)
+from omnidraft.wiring.recording import redactor
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -11,7 +11,7 @@ from omnidraft.errors import ConfigError
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import codec
 from omnidraft.traces.redaction import hashed_tenant
-from omnidraft.wiring.redaction import redactor
+from omnidraft.wiring.recording import redactor
 from tests.tiny_engine import tiny_settings
 
 

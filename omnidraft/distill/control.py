@@ -3,19 +3,10 @@
 While the log is down, what was heard last holds.
 """
 
-from collections.abc import Sequence
 from contextlib import suppress
-from typing import Protocol
 
 from omnidraft.errors import BusError
-from omnidraft.ports import Announcement
-
-
-class ControlFollower(Protocol):
-    """The reading end of the announcements; see fleet/control_follower.py."""
-
-    def poll(self, timeout_s: float) -> Sequence[Announcement]:
-        """What holds and was not told yet, waiting so long for any. Raises BusError."""
+from omnidraft.ports import Announcement, ControlFollower
 
 
 class TrainingControl:

@@ -12,6 +12,7 @@ Its offset is its sequence number; the highest holds. All are written to the fir
 """
 
 import json
+from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -100,6 +101,29 @@ def publish_announcement(
         drafter=drafter,
     )
     writer.append([Outgoing(KEY, json.dumps(wire.model_dump(exclude_none=True)).encode(), partition=PARTITION)])
+
+
+@dataclass(frozen=True, slots=True)
+class LogAnnouncer:
+    """Implements ports.Announcer on the control log."""
+
+    writer: LogWriter
+    target: str
+    drafter: str
+
+    def publish(
+        self,
+        kind: AnnouncementKind,
+        version: int | None = None,
+        *,
+        share: float | None = None,
+        tenant: str | None = None,
+        reason: str | None = None,
+        fence: str | None = None,
+    ) -> None:
+        """See ports.Announcer."""
+        pair = {"target": self.target, "drafter": self.drafter}
+        publish_announcement(self.writer, kind, version, share=share, tenant=tenant, reason=reason, fence=fence, **pair)
 
 
 def parse_announcement(message: Message) -> Announcement:

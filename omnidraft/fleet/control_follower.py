@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 MAX_MESSAGES = 1000
 
 
-class ControlFollower:
+class LogControlFollower:
     """Reads the control topic from its first message on, and tells what holds now, each thing once.
 
     A worker follows `champion` and `canary`, the newest of which says what serves; a distiller `pause` and `resume`.

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from omnidraft.fleet.control_follower import ControlFollower
+from omnidraft.fleet.control_follower import LogControlFollower
 from omnidraft.ports import Announcement, AnnouncementKind, LogReader, Metrics
 
 ALL_KINDS: tuple[AnnouncementKind, ...] = ("champion", "canary", "pause", "resume", "drift", "drift_over")
@@ -39,7 +39,7 @@ def read_control_state(
     reader: LogReader, metrics: Metrics, *, target: str, drafter: str, timeout_s: float
 ) -> ControlState:
     """Reads the whole control log. Raises BusError."""
-    follower = ControlFollower(reader, metrics, kinds=ALL_KINDS, target=target, drafter=drafter)
+    follower = LogControlFollower(reader, metrics, kinds=ALL_KINDS, target=target, drafter=drafter)
     return _state(follower.poll(timeout_s))
 
 

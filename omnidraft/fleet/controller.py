@@ -8,11 +8,10 @@ from collections.abc import Callable
 from omnidraft.config import ControllerSettings
 from omnidraft.errors import BusError, SnapshotError, SnapshotNotFound, SnapshotStale
 from omnidraft.fleet.canary_trial import CanaryTrial
-from omnidraft.fleet.control_follower import ControlFollower
 from omnidraft.fleet.drift_recovery import DriftRecovery
 from omnidraft.fleet.promotion_gate import Decision, decide, lineage_between
 from omnidraft.fleet.request_stats import RequestStatsReader
-from omnidraft.ports import Metrics, Registry, SnapshotVersion
+from omnidraft.ports import Announcer, ControlFollower, Metrics, Registry, SnapshotVersion
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +30,7 @@ class Controller:
     def __init__(
         self,
         registry: Registry,
-        tell: Callable[..., None],
+        announcer: Announcer,
         settings: ControllerSettings,
         metrics: Metrics,
         *,
@@ -43,11 +42,10 @@ class Controller:
     ) -> None:
         """
         Args:
-            tell: announcements.tell for this pair.
             traffic: what was served; needed for canaries and for drift.
             recovery: told of all traffic, and of what `follower` hears.
         """
-        self._registry, self._tell, self._target = registry, tell, target
+        self._registry, self._announcer, self._target = registry, announcer, target
         self._settings, self._metrics, self._clock = settings, metrics, clock
         self._traffic, self._recovery, self._follower = traffic, recovery, follower
         self._judged: int | None = None
@@ -101,7 +99,7 @@ class Controller:
         self._announce_champion()  # before the canary, which it would end
         share = self._settings.canary_share
         self._registry.annotate(version, {"judgement": f"canary at {share:.1%}: {decision.reason}"})
-        self._tell("canary", version, share=share, reason=decision.reason)
+        self._announcer.publish("canary", version, share=share, reason=decision.reason)
         self._trial = CanaryTrial(version, champion, self._settings, self._clock(), fence)
         logger.info("%s: canary %d beside champion %d: %s", self._target, version, champion, decision.reason)
 
@@ -143,7 +141,7 @@ class Controller:
         """Unless it is known to all. A champion that changed while a canary was out ends that trial; one that changed
         while it was announced is announced after it."""
         while (champion := self._find("champion")) is not None and champion.version != self._announced:
-            self._tell("champion", champion.version)
+            self._announcer.publish("champion", champion.version)
             if self._announced is not None and champion.version < self._announced:
                 self._metrics.add("omnidraft_rollbacks_total")
             self._announced, self._trial = champion.version, None

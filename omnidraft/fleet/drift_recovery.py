@@ -8,12 +8,11 @@ showed was answered then, and is not answered twice.
 """
 
 import logging
-from collections.abc import Callable
 
 from omnidraft.errors import SnapshotNotFound, SnapshotStale
 from omnidraft.fleet.drift import Change, DriftDetector
 from omnidraft.fleet.request_stats import RequestStats
-from omnidraft.ports import Announcement, Metrics, Registry
+from omnidraft.ports import Announcement, Announcer, Metrics, Registry
 
 logger = logging.getLogger(__name__)
 
@@ -24,14 +23,13 @@ class DriftRecovery:
     def __init__(
         self,
         registry: Registry,
-        tell: Callable[..., None],
+        announcer: Announcer,
         watch: DriftDetector,
         metrics: Metrics,
         *,
         target: str,
     ) -> None:
-        """`tell` is announcements.tell for this pair."""
-        self._registry, self._tell, self._watch = registry, tell, watch
+        self._registry, self._announcer, self._watch = registry, announcer, watch
         self._metrics, self._target = metrics, target
 
     def update(self, request: RequestStats) -> None:
@@ -40,7 +38,7 @@ class DriftRecovery:
         if change is None or request.is_past:
             return
         logger.warning("%s: %s: %s", self._target, change.kind, change)
-        self._tell(change.kind, tenant=change.tenant, reason=str(change))
+        self._announcer.publish(change.kind, tenant=change.tenant, reason=str(change))
         counter = "omnidraft_drift_alarms_total" if change.kind == "drift" else "omnidraft_drifts_over_total"
         self._metrics.add(counter, target=self._target)  # tenants are too many to be labels
         self._note(change)

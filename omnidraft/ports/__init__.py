@@ -1,5 +1,6 @@
 """Every seam of omnidraft: the Protocols, and the few dataclasses that cross them. Read this package first."""
 
+from omnidraft.ports.control import Announcement, AnnouncementKind, Announcer, ControlFollower
 from omnidraft.ports.decoding import (
     AcceptanceFn,
     DraftModel,
@@ -32,13 +33,15 @@ from omnidraft.ports.log import (
     Polled,
     TopicFacts,
 )
-from omnidraft.ports.registry import Announcement, AnnouncementKind, Registry, SnapshotVersion
+from omnidraft.ports.registry import Registry, SnapshotVersion
 from omnidraft.ports.telemetry import Metrics, NoopSpan, NoopTracing, Span, Tracing
 
 __all__ = [
     "AcceptanceFn",
     "Announcement",
     "AnnouncementKind",
+    "Announcer",
+    "ControlFollower",
     "Damage",
     "DamageReason",
     "DraftModel",

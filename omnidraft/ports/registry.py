@@ -1,9 +1,9 @@
-"""The registry: versions of the drafter, the alias `champion`, and the announcements that follow from it."""
+"""The registry: versions of the drafter and their aliases, `champion` among them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 from omnidraft.snapshots.manifest import Manifest
 
@@ -64,31 +64,3 @@ class Registry(Protocol):
 
     def log_file(self, version: int, path: Path) -> None:
         """A picture or report that belongs to this version."""
-
-
-AnnouncementKind = Literal["champion", "canary", "pause", "resume", "restart", "drift", "drift_over", "best"]
-
-
-@dataclass(frozen=True, slots=True)
-class Announcement:
-    """What one process tells all others over the control log; of those about one thing the highest sequence holds."""
-
-    sequence: int
-    """The offset of this message in the control log."""
-    kind: AnnouncementKind
-    version: int | None = None
-    target: str | None = None
-    """Of the pair it is about; a message that names neither target nor drafter is about every pair."""
-    drafter: str | None = None
-    share: float | None = None
-    """Of the requests, that a canary serves."""
-    tenant: str | None = None
-    """Whose traffic changed."""
-    reason: str | None = None
-    """For people."""
-    start: str | None = None
-    """Where learning goes on: `earliest`, `latest`, or offsets such as `0:120 1:96`."""
-    restart_id: str | None = None
-    """Names one restart, so that nobody does it twice."""
-    fence: str | None = None
-    """Of the registry, from before the version was chosen; see Registry.fence."""

@@ -12,14 +12,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from omnidraft import throttle
 from omnidraft.config import WorkerSettings
 from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
 from omnidraft.decode.snapshot.slot import Canary, LoadedSnapshot, SnapshotSlot
 from omnidraft.errors import BusError, OmnidraftError, SnapshotCorrupt, SnapshotError, SnapshotNotFound, SnapshotStale
-from omnidraft.ports import Announcement, Metrics, NoopTracing, Registry, SnapshotVersion, Tracing
+from omnidraft.ports import Announcement, ControlFollower, Metrics, NoopTracing, Registry, SnapshotVersion, Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -27,13 +26,6 @@ MAX_RETRY_S = 300.0
 
 Loader = Callable[[SnapshotVersion, Path], LoadedSnapshot]
 """From a verified snapshot folder. Raises an OmnidraftError when it does not fit."""
-
-
-class ControlFollower(Protocol):
-    """The reading end of the announcements; see fleet/control_follower.py."""
-
-    def poll(self, timeout_s: float) -> Sequence[Announcement]:
-        """What holds and was not told yet, waiting so long for any. Raises BusError."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from omnidraft.distill.evaluation.paired import paired_standard_error
 from omnidraft.distill.ingest.recent_records import RecentRecords
 from omnidraft.distill.training.learner import Learner
 from omnidraft.errors import BusError, SnapshotError
-from omnidraft.ports import Registry, SnapshotVersion
+from omnidraft.ports import Announcer, Registry, SnapshotVersion
 from omnidraft.snapshots import bundle
 from omnidraft.traces.record import TraceRecord
 
@@ -50,18 +50,17 @@ class SnapshotComparison:
         registry: Registry,
         learner: Learner,
         recent: RecentRecords,
-        tell: Callable[..., None],
+        announcer: Announcer,
         base: Callable[[], Mapping[str, Tensor]],
         folder: Path,
     ) -> None:
         """
         Args:
-            tell: announcements.tell for this pair.
             base: serving tensors of the base drafter, for the snapshots that have none.
             folder: snapshots are fetched there, and removed.
         """
         self._registry, self._learner, self._recent = registry, learner, recent
-        self._tell, self._base, self._folder = tell, base, folder
+        self._announcer, self._base, self._folder = announcer, base, folder
 
     def compare(self, tenant: str) -> None:
         """Tell which snapshot agrees best with this tenant's newest records, if it is surely not the champion."""
@@ -86,7 +85,7 @@ class SnapshotComparison:
         reason = f"agreement on the {len(records)} newest records of {tenant}, by version: {found}"
         logger.info(reason)
         if _is_surely_better(best, present, records):
-            self._tell("best", best.version, tenant=tenant, reason=reason, fence=fence)
+            self._announcer.publish("best", best.version, tenant=tenant, reason=reason, fence=fence)
 
     def _measure(self, version: SnapshotVersion, records: Sequence[TraceRecord]) -> _Measured:
         folder = self._registry.fetch(version.version, self._folder)

@@ -65,7 +65,7 @@ def _loaded(name: str, settings: config.Settings, words: wiring.Vocabularies) ->
     if name == BASE:
         return wiring.learner(settings, words)
     with named_folder(settings, name) as (version, folder):
-        return wiring.learner_of(settings, words, version.manifest, folder)
+        return wiring.learner_from_snapshot(settings, words, version.manifest, folder)
 
 
 def _row(learner: Learner, records: list[TraceRecord], costs: speedup_model.SpeedupModel | None) -> dict[str, Any]:

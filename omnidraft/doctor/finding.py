@@ -49,7 +49,7 @@ def problem(check: str, told: str, advice: str) -> Finding:
     return Finding(check, Verdict.PROBLEM, told, advice)
 
 
-def examined(check: str, look: Callable[[], Finding]) -> Finding:
+def run_check(check: str, look: Callable[[], Finding]) -> Finding:
     """What `look` finds; an error that it did not foresee is a problem of this check, and the others go on."""
     try:
         return look()

@@ -41,10 +41,10 @@ def kernels(settings: Settings) -> Finding:
         found = problem if needed else warning
         advice = "install a C++ compiler, or leave kernels, precision and drafter_precision at auto"
         return found("kernels", str(exc), advice)
-    return judged_kernels(chosen)
+    return kernels_finding(chosen)
 
 
-def judged_kernels(chosen: "Kernels") -> Finding:
+def kernels_finding(chosen: "Kernels") -> Finding:
     """A build of our kernels that works, and what was tried before it."""
     told = f"compiled as {chosen.variant}, tried and right: {_times(chosen.seconds_per_token)}"
     if chosen.refused:
@@ -59,10 +59,10 @@ def processor() -> Finding:
 
     from omnidraft.models.probe import choice
 
-    return judged_processor(torch.backends.cpu.get_cpu_capability(), choice.torch_products())
+    return processor_finding(torch.backends.cpu.get_cpu_capability(), choice.torch_products())
 
 
-def judged_processor(capability: str, products: "TorchProducts") -> Finding:
+def processor_finding(capability: str, products: "TorchProducts") -> Finding:
     """By the widest instructions that torch uses here, as torch names them, and what became of its trials."""
     if capability == "DEFAULT":
         advice = "use a processor with AVX2, or unset ATEN_CPU_CAPABILITY; decoding is many times slower without"
@@ -153,7 +153,7 @@ def memory(settings: Settings, available: Callable[[], int] = available_memory) 
 def port(settings: Settings) -> Finding:
     """Free, or answered by a worker of ours."""
     from omnidraft import wiring
-    from omnidraft.fleet.workers import look_at
+    from omnidraft.fleet.workers import worker_status
 
     url, place = wiring.worker_url(settings), (settings.worker.host, settings.worker.port)
     if (refusal := _refusal(*place)) is None:
@@ -161,7 +161,7 @@ def port(settings: Settings) -> Finding:
     advice = "set worker.host and worker.port to an address of this machine that nobody else uses"
     if refusal.errno != errno.EADDRINUSE:
         return problem("worker port", f"{place[0]}:{place[1]} cannot be used: {refusal.strerror or refusal}", advice)
-    worker = look_at(url)
+    worker = worker_status(url)
     if not worker.served:
         return problem("worker port", f"{url} is in use and {worker.problem}", advice)
     if worker.problem:

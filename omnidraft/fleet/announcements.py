@@ -23,8 +23,8 @@ from omnidraft.ports import Announcement, AnnouncementKind, LogWriter, Message, 
 KEY = b"control"
 PARTITION = 0
 
-About = Literal["snapshot", "learning", "restart", "traffic", "best"]
-_ABOUT: dict[AnnouncementKind, About] = {
+Subject = Literal["snapshot", "learning", "restart", "traffic", "best"]
+_ABOUT: dict[AnnouncementKind, Subject] = {
     "champion": "snapshot",
     "canary": "snapshot",
     "pause": "learning",
@@ -36,7 +36,7 @@ _ABOUT: dict[AnnouncementKind, About] = {
 }
 
 
-def about(told: Announcement) -> tuple[About, str | None]:
+def subject(told: Announcement) -> tuple[Subject, str | None]:
     """What it says the state of; a later announcement about the same supersedes it."""
     return _ABOUT[told.kind], told.tenant
 

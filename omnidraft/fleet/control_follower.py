@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from omnidraft.errors import OffsetOutOfRange, WireError
-from omnidraft.fleet.announcements import PARTITION, about, parse_announcement
+from omnidraft.fleet.announcements import PARTITION, parse_announcement, subject
 from omnidraft.ports import Announcement, AnnouncementKind, LogReader, Message, Metrics
 
 logger = logging.getLogger(__name__)
@@ -92,9 +92,9 @@ class LogControlFollower:
             if told is None or not self._is_ours(told):
                 continue
             self._highest = max(self._highest, sequence)
-            known = self._untold.get(about(told))
+            known = self._untold.get(subject(told))
             if known is None or known.sequence <= sequence:
-                self._untold[about(told)] = replace(told, sequence=sequence)
+                self._untold[subject(told)] = replace(told, sequence=sequence)
 
     def _sequence(self, message: Message) -> int:
         """The offset in the first partition, or the last one there that is not younger."""

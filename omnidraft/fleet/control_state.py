@@ -10,7 +10,7 @@ ALL_KINDS: tuple[AnnouncementKind, ...] = ("champion", "canary", "pause", "resum
 
 
 @dataclass(frozen=True, slots=True)
-class OnTrial:
+class CanaryState:
     """A canary that is out."""
 
     version: int
@@ -19,7 +19,7 @@ class OnTrial:
 
 
 @dataclass(frozen=True, slots=True)
-class Drifting:
+class DriftingTenant:
     """A tenant whose agreement fell."""
 
     tenant: str
@@ -31,8 +31,8 @@ class ControlState:
     """All of it."""
 
     is_learning_paused: bool = False
-    canary: OnTrial | None = None
-    drifting: tuple[Drifting, ...] = ()
+    canary: CanaryState | None = None
+    drifting: tuple[DriftingTenant, ...] = ()
 
 
 def read_control_state(
@@ -47,9 +47,9 @@ def _state(holding: Sequence[Announcement]) -> ControlState:
     """Of announcements none of which supersedes another."""
     by_kind = {each.kind: each for each in holding}
     canary = by_kind.get("canary")
-    drifting = [Drifting(each.tenant or "", each.reason or "") for each in holding if each.kind == "drift"]
+    drifting = [DriftingTenant(each.tenant or "", each.reason or "") for each in holding if each.kind == "drift"]
     return ControlState(
         "pause" in by_kind,
-        OnTrial(canary.version or 0, canary.share or 0.0) if canary else None,
+        CanaryState(canary.version or 0, canary.share or 0.0) if canary else None,
         tuple(drifting),
     )

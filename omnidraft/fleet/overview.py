@@ -11,8 +11,8 @@ from typing import TypeVar
 
 from omnidraft.config import Settings
 from omnidraft.errors import OmnidraftError
-from omnidraft.fleet.control_state import ControlState, Drifting, OnTrial, read_control_state
-from omnidraft.fleet.workers import WorkerFigures
+from omnidraft.fleet.control_state import CanaryState, ControlState, DriftingTenant, read_control_state
+from omnidraft.fleet.workers import WorkerStatus
 from omnidraft.ports import LogReader, Metrics, Offsets, Registry, SnapshotVersion
 
 _T = TypeVar("_T")
@@ -24,7 +24,7 @@ MOST_DEAD_LETTERS = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class NamedVersion:
     """A version under a name: an alias, or `latest`."""
 
     name: str
@@ -41,14 +41,14 @@ class TargetOverview:
     """One pair."""
 
     target: str
-    standings: tuple[Standing, ...] | None
+    standings: tuple[NamedVersion, ...] | None
     """None: the registry does not answer. Empty: nothing was published."""
     lag: Offsets | None
     """Partition -> messages of the trace topic behind the newest snapshot, other targets' records among them."""
     is_learning_paused: bool | None
     """None, as the next two: the control log does not answer."""
-    canary: OnTrial | None
-    drifting: tuple[Drifting, ...] | None
+    canary: CanaryState | None
+    drifting: tuple[DriftingTenant, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Overview:
     targets: tuple[TargetOverview, ...]
     trace_ends: Offsets | None
     dead_letters: DeadLetters | None
-    workers: tuple[WorkerFigures, ...]
+    workers: tuple[WorkerStatus, ...]
     problems: tuple[str, ...]
     """What could not be reached, and why; empty when everything was."""
 
@@ -83,7 +83,7 @@ class OverviewSources:
     """Those of the log that exist."""
     reader: Callable[[str], LogReader]
     """Of a topic that exists."""
-    worker: Callable[[str], WorkerFigures]
+    worker: Callable[[str], WorkerStatus]
     """By its URL."""
 
 
@@ -93,7 +93,7 @@ class _Log:
 
     trace_ends: Offsets | None = None
     dead_letters: DeadLetters | None = None
-    told: Mapping[str, ControlState] = field(default_factory=dict)
+    control_states: Mapping[str, ControlState] = field(default_factory=dict)
     """By target; empty when the control log could not be read."""
 
 
@@ -156,7 +156,7 @@ def _read(
 
 
 def _pair(target: str, sources: OverviewSources, problems: _Problems, log: _Log) -> TargetOverview:
-    heard, ends = log.told.get(target), log.trace_ends
+    heard, ends = log.control_states.get(target), log.trace_ends
     state = (None, None, None) if heard is None else (heard.is_learning_paused, heard.canary, heard.drifting)
     versions: Sequence[SnapshotVersion] | None = None
     with problems.noted(f"registry of {target}"):
@@ -165,18 +165,18 @@ def _pair(target: str, sources: OverviewSources, problems: _Problems, log: _Log)
         return TargetOverview(target, None, None, *state)
     learned = versions[-1].manifest.offsets if versions else {}
     lag = {partition: end - learned.get(partition, 0) for partition, end in ends.items()} if ends is not None else None
-    return TargetOverview(target, standings(versions), lag, *state)
+    return TargetOverview(target, named_versions(versions), lag, *state)
 
 
-def standings(versions: Sequence[SnapshotVersion]) -> tuple[Standing, ...]:
+def named_versions(versions: Sequence[SnapshotVersion]) -> tuple[NamedVersion, ...]:
     """The versions that have a part to play, by name; a version may stand under several."""
     named = [(alias, version) for alias in ALIASES for version in versions if alias in version.aliases]
-    return tuple(_standing(name, version) for name, version in [*named, *(("latest", v) for v in versions[-1:])])
+    return tuple(_named_version(name, version) for name, version in [*named, *(("latest", v) for v in versions[-1:])])
 
 
-def _standing(name: str, version: SnapshotVersion) -> Standing:
+def _named_version(name: str, version: SnapshotVersion) -> NamedVersion:
     told = version.manifest
-    return Standing(
+    return NamedVersion(
         name, version.version, version.created_ms, told.num_records, told.agreement_before, told.agreement_after
     )
 

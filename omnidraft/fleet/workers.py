@@ -13,7 +13,7 @@ _Samples = Mapping[str, list[tuple[Mapping[str, str], float]]]
 
 
 @dataclass(frozen=True, slots=True)
-class ServedFigures:
+class ServedTargetStatus:
     """One target of a worker, since the worker started."""
 
     target: str
@@ -28,37 +28,37 @@ class ServedFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerFigures:
+class WorkerStatus:
     """One worker. Without a problem all of it was told."""
 
     url: str
     problem: str | None = None
     is_alive: bool = False
     is_ready: bool = False
-    served: tuple[ServedFigures, ...] = ()
+    served: tuple[ServedTargetStatus, ...] = ()
 
 
-def look_at(url: str, timeout_s: float = 3.0) -> WorkerFigures:
+def worker_status(url: str, timeout_s: float = 3.0) -> WorkerStatus:
     """Never raises: a worker that does not answer, or is none, is told as such."""
     try:
         with httpx.Client(base_url=url, timeout=timeout_s) as client:
             return _figures(url, client)
     except (httpx.HTTPError, httpx.InvalidURL) as exc:
-        return WorkerFigures(url, f"does not answer: {exc or type(exc).__name__}")
+        return WorkerStatus(url, f"does not answer: {exc or type(exc).__name__}")
     except (ValueError, KeyError, TypeError) as exc:  # JSON or metrics of something else
-        return WorkerFigures(url, f"is no omnidraft worker: {type(exc).__name__}: {exc}")
+        return WorkerStatus(url, f"is no omnidraft worker: {type(exc).__name__}: {exc}")
 
 
-def _figures(url: str, client: httpx.Client) -> WorkerFigures:
+def _figures(url: str, client: httpx.Client) -> WorkerStatus:
     models, metrics = client.get("/v1/models"), client.get("/metrics")
     samples = _samples(metrics.text) if metrics.status_code == 200 else {}
     targets = _targets(models, samples)
     if not targets:
-        return WorkerFigures(url, f"is no omnidraft worker: /v1/models gave {models.status_code}")
+        return WorkerStatus(url, f"is no omnidraft worker: /v1/models gave {models.status_code}")
     metrics.raise_for_status()
     alive, ready = client.get("/healthz"), client.get("/readyz")
     problem = next((f"{each.url.path}: {_status(each)}" for each in (alive, ready) if each.status_code != 200), None)
-    return WorkerFigures(
+    return WorkerStatus(
         url,
         problem,
         is_alive=alive.status_code == 200,
@@ -90,14 +90,14 @@ def _samples(text: str) -> _Samples:
     return found
 
 
-def _served(target: str, samples: _Samples) -> ServedFigures:
+def _served(target: str, samples: _Samples) -> ServedTargetStatus:
     def values(name: str, **labels: str) -> list[float]:
         wanted = {"target": target, **labels}.items()
         return [value for its, value in samples.get(name, ()) if wanted <= its.items()]
 
     versions = values("omnidraft_snapshot_version_info")
     num_requests = sum(values("omnidraft_requests_total"))
-    return ServedFigures(
+    return ServedTargetStatus(
         target=target,
         version=int(versions[0]) if versions else None,
         num_requests=int(num_requests),

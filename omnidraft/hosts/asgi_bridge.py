@@ -54,14 +54,14 @@ class HttpCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class ResponseStart:
     """How a response begins."""
 
     status: int
     headers: Headers
 
 
-async def respond(app: ASGIApp, call: HttpCall) -> AsyncGenerator[Head | bytes, None]:
+async def respond(app: ASGIApp, call: HttpCall) -> AsyncGenerator[ResponseStart | bytes, None]:
     """The response's frames as the application sends them. Closing the generator is the client going away.
 
     Raises whatever the application raises before it answered; after that it is logged.
@@ -80,12 +80,12 @@ class _Running:
 
     def __init__(self, app: ASGIApp, call: HttpCall) -> None:
         self._body: bytes | None = call.body
-        self._sent: asyncio.Queue[Head | bytes | None] = asyncio.Queue(MAX_FRAMES)
+        self._sent: asyncio.Queue[ResponseStart | bytes | None] = asyncio.Queue(MAX_FRAMES)
         self._has_gone = asyncio.Event()
         self._has_answered = False
         self._task = asyncio.create_task(self._run(app, call))
 
-    async def frames(self) -> AsyncGenerator[Head | bytes, None]:
+    async def frames(self) -> AsyncGenerator[ResponseStart | bytes, None]:
         while (frame := await self._sent.get()) is not None:
             yield frame
         await asyncio.wait({self._task})
@@ -123,11 +123,13 @@ class _Running:
     async def _send(self, message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
             self._has_answered = True
-            await self._put(Head(message["status"], tuple((bytes(k), bytes(v)) for k, v in message["headers"])))
+            await self._put(
+                ResponseStart(message["status"], tuple((bytes(k), bytes(v)) for k, v in message["headers"]))
+            )
         elif message["type"] == "http.response.body" and message.get("body"):
             await self._put(bytes(message["body"]))
 
-    async def _put(self, frame: Head | bytes | None) -> None:
+    async def _put(self, frame: ResponseStart | bytes | None) -> None:
         """Nobody reads once the client has gone: nothing waits for room, and the application can hear of it."""
         if self._has_gone.is_set():
             await asyncio.sleep(0)

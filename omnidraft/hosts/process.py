@@ -92,7 +92,7 @@ def configure_logging(role: str) -> None:
         logging.getLogger(name).setLevel(level)
 
 
-def speak(name: str) -> None:
+def configure_command_logging(name: str) -> None:
     """For a command that people watch: warnings, and what takes its time before anything can be computed."""
     logging.basicConfig(level=logging.WARNING, format=f"{name}: %(message)s", stream=sys.stderr)
     logging.getLogger("omnidraft.models").setLevel(logging.INFO)
@@ -126,7 +126,7 @@ def _tell_refusal(name: str, exc: OmnidraftError) -> None:
         print(f"omnidraft {name}: {exc}", file=sys.stderr)
 
 
-def settle() -> None:
+def freeze_loaded_objects() -> None:
     """Called once all that stays is loaded: full garbage collections skip it from now on.
 
     Walking the modules and models of a worker takes a quarter of a second, in which no token comes.
@@ -135,12 +135,12 @@ def settle() -> None:
     gc.freeze()
 
 
-def stop_on_signals() -> threading.Event:
-    """An event that SIGTERM or SIGINT sets, the second of which ends the process at once.
+def stop_on_signals(stop: threading.Event | None = None) -> threading.Event:
+    """Return the event that SIGTERM or SIGINT sets, a new one if none is given; a second signal kills the process.
 
     Call it from the main thread, and after `ray.init`, which installs a SIGTERM handler of its own.
     """
-    stop = threading.Event()
+    stop = stop or threading.Event()
 
     def on_signal(number: int, _frame: object) -> None:
         logger.info("stopping on %s", signal.Signals(number).name)
@@ -155,7 +155,7 @@ def stop_on_signals() -> threading.Event:
 def entry(name: str, command: Callable[..., None]) -> None:
     """Run one typer command as a program of its own; what it refuses is one line on stderr and exit code 2."""
     faulthandler.enable()
-    speak(name)
+    configure_command_logging(name)
     try:
         typer.run(command)
     except OmnidraftError as exc:

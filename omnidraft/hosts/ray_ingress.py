@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from omnidraft.decode.sampling.json_limits import BODY_LIMITS
 from omnidraft.errors import RequestError
-from omnidraft.hosts.asgi_bridge import Head, HttpCall
+from omnidraft.hosts.asgi_bridge import HttpCall, ResponseStart
 from omnidraft.serving.error_object import error
 from omnidraft.telemetry.exposition import merged
 
@@ -152,19 +152,19 @@ class _ForwardedCall:
     async def response(self) -> Response:
         """Raises ReplicasDied, and what Serve says when no replica can be had."""
         for _ in range(TRIES):
-            frames: AsyncGenerator[Head | bytes, None] = _frames(self._replicas, self._call)
+            frames: AsyncGenerator[ResponseStart | bytes, None] = _frames(self._replicas, self._call)
             try:
                 return await self._begun(frames)
             except RayActorError as exc:
                 logger.warning("a replica died under %s, asking another one: %s", self._call.path, type(exc).__name__)
         raise ReplicasDied(f"{TRIES} replicas died under this request; it is not asked again")
 
-    async def _begun(self, frames: AsyncGenerator[Head | bytes, None]) -> Response:
+    async def _begun(self, frames: AsyncGenerator[ResponseStart | bytes, None]) -> Response:
         """A response of which everything, or of a stream the first piece, has come."""
         async with AsyncExitStack() as given_up:
             await given_up.enter_async_context(aclosing(frames))
             head = await anext(frames)
-            assert isinstance(head, Head)
+            assert isinstance(head, ResponseStart)
             headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
             if headers.get("content-type", "").startswith(EVENTS):
                 first = await anext(frames, None)
@@ -174,7 +174,7 @@ class _ForwardedCall:
             return Response(body, head.status, headers)
 
 
-async def _frames(replicas: DeploymentHandle, call: HttpCall) -> AsyncGenerator[Head | bytes, None]:
+async def _frames(replicas: DeploymentHandle, call: HttpCall) -> AsyncGenerator[ResponseStart | bytes, None]:
     """Of one replica. Closing it early tells the replica that the client went away."""
     answer = cast(DeploymentResponseGenerator[Any], replicas.remote(call))  # asked for with stream=True
     has_ended = False
@@ -187,7 +187,9 @@ async def _frames(replicas: DeploymentHandle, call: HttpCall) -> AsyncGenerator[
             answer.cancel()
 
 
-async def _stream(first: Head | bytes | None, frames: AsyncGenerator[Head | bytes, None]) -> AsyncIterator[bytes]:
+async def _stream(
+    first: ResponseStart | bytes | None, frames: AsyncGenerator[ResponseStart | bytes, None]
+) -> AsyncIterator[bytes]:
     """The pieces; a replica that dies between them ends the stream with an error that says so."""
     async with aclosing(frames):
         try:

@@ -55,7 +55,7 @@ class VllmProposer:
         self._batching = wiring.batching(settings, metrics, num_tokens=num_tokens)
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        if self._batching.recorder is not None:
+        if self._batching.producer is not None:
             self._logits = LogitsTap(settings.vllm.trace_rows)
         if settings.vllm.metrics_port is not None:
             Exposition(metrics.registry, settings.metrics, settings.vllm.metrics_port)
@@ -99,14 +99,14 @@ class VllmProposer:
         self._stop.set()
         with self._lock:
             self._batching.rounds.close()
-        if self._batching.recorder is not None:
-            self._batching.recorder.close(self._drain_s)
+        if self._batching.producer is not None:
+            self._batching.producer.close(self._drain_s)
 
     def _start(self, settings: Settings) -> None:
         assert self._batching is not None
         self._drain_s = settings.recorder.drain_timeout_s
         threading.Thread(target=self._tick, name="omnidraft-tick", daemon=True).start()
-        if (refresher := self._batching.refresher) is not None:
+        if (refresher := self._batching.updater) is not None:
             threading.Thread(target=refresher.run, args=(self._stop,), name="omnidraft-refresher", daemon=True).start()
         Finalize(None, self.close, exitpriority=10)
 

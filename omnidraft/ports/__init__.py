@@ -1,14 +1,13 @@
 """Every seam of omnidraft: the Protocols, and the few dataclasses that cross them. Read this package first."""
 
+from omnidraft.config import Mode
 from omnidraft.ports.control import Announcement, AnnouncementKind, Announcer, ControlFollower
 from omnidraft.ports.decoding import (
     AcceptanceFn,
     DraftModel,
     DraftSession,
-    FinishReason,
     Grammar,
     LogProbs,
-    Mode,
     Noise,
     Policy,
     Proposer,
@@ -20,7 +19,7 @@ from omnidraft.ports.decoding import (
     TargetSession,
     Timings,
 )
-from omnidraft.ports.draft_tree import DraftTree, Source, TreeLimits
+from omnidraft.ports.draft_tree import DraftTree, TreeLimits
 from omnidraft.ports.learning import PackedTexts, TrainableDrafter, TrainableHead
 from omnidraft.ports.log import (
     Damage,
@@ -30,11 +29,12 @@ from omnidraft.ports.log import (
     Message,
     Offsets,
     Outgoing,
-    Polled,
+    PollResult,
     TopicFacts,
 )
 from omnidraft.ports.registry import Registry, SnapshotVersion
 from omnidraft.ports.telemetry import Metrics, NoopSpan, NoopTracing, Span, Tracing
+from omnidraft.traces.record import FinishReason, Source
 
 __all__ = [
     "AcceptanceFn",
@@ -62,7 +62,7 @@ __all__ = [
     "Outgoing",
     "PackedTexts",
     "Policy",
-    "Polled",
+    "PollResult",
     "Proposer",
     "ProposerSession",
     "Registry",

@@ -6,16 +6,15 @@ Shapes: N nodes of a tree (node 0 is the last emitted token), V a vocabulary, K 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Literal, Protocol
 
 import numpy as np
 import torch
 
+from omnidraft.config import Mode
 from omnidraft.ports.draft_tree import DraftTree, TreeLimits
-from omnidraft.traces.record import TargetLogprobs
+from omnidraft.traces.record import FinishReason, TargetLogprobs
 
-Mode = Literal["fast", "reproducible"]
 AcceptanceFn = Callable[[float], float]
 """log q of a guess -> the chance that the target draws it, given all that stands before it."""
 
@@ -76,13 +75,6 @@ class Request:
     """How many of the likeliest ids to tell with each emitted one; None tells nothing."""
 
 
-class FinishReason(StrEnum):
-    """Why a text ended."""
-
-    STOP = "stop"
-    LENGTH = "length"
-
-
 @dataclass(frozen=True, slots=True)
 class Timings:
     """Seconds of one step, by what they were spent on."""
@@ -117,7 +109,7 @@ class Step:
     """What these tokens add to the text, complete UTF-8 only; nothing of a stop token or stop string."""
     finish_reason: FinishReason | None
     timings: Timings
-    beliefs: TargetLogprobs | None
+    target_logprobs: TargetLogprobs | None
     """None when nobody asked for traces."""
     log_probs: LogProbs | None = None
     """None unless the request asked for them."""
@@ -187,10 +179,10 @@ class DraftModel(Protocol):
     def open(self) -> DraftSession:
         """A fresh, empty session."""
 
-    def advance_all(self, asked: Sequence[tuple[DraftSession, int, Sequence[int]]]) -> list[torch.Tensor]:
+    def advance_all(self, requests: Sequence[tuple[DraftSession, int, Sequence[int]]]) -> list[torch.Tensor]:
         """`advance` of several sessions, none of them twice, in one pass where the model can."""
 
-    def branch_all(self, asked: Sequence[tuple[DraftSession, Sequence[int], Sequence[int]]]) -> list[torch.Tensor]:
+    def branch_all(self, requests: Sequence[tuple[DraftSession, Sequence[int], Sequence[int]]]) -> list[torch.Tensor]:
         """The same for `branch`."""
 
 
@@ -228,7 +220,7 @@ class Policy(Protocol):
 
     num_candidates: int
     """Guesses that the drafter makes behind each place."""
-    asks_head: bool
+    uses_acceptance_head: bool
     """Whether the drafter's guesses have their chances from its acceptance head, where it has one."""
 
     def start(self, max_new_tokens: int) -> None:

@@ -5,16 +5,8 @@ Shapes: N nodes of a tree; node 0 is the last emitted token.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 
-
-class Source(StrEnum):
-    """Which reading of the draft put a node into the tree."""
-
-    DIRECT = "direct"  # one draft token is one target token
-    SPLIT = "split"  # one draft token is several target tokens
-    MERGE = "merge"  # several draft tokens are one target token (n-gram cache)
-    LOOKUP = "lookup"  # copied from earlier in the text
+from omnidraft.traces.record import Source
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Polled:
+class PollResult:
     """Messages in offset order within each partition, and where to read on. Every offset that is passed has a message,
     unless the log used it for itself (Kafka's transaction markers)."""
 
@@ -109,7 +109,7 @@ class LogReader(Protocol):
     def seek_back(self, num_messages: int) -> None:
         """Read on from so many messages before the end of every partition, or from the first that is still there."""
 
-    def poll(self, max_messages: int, timeout_s: float) -> Polled:
+    def poll(self, max_messages: int, timeout_s: float) -> PollResult:
         """Up to `max_messages`; fewer, or none, when the timeout passes first. A poll may return fewer than there are.
 
         Raises:

@@ -64,7 +64,9 @@ def controller(settings: Settings, metrics: Metrics) -> "Controller":
     )
 
 
-def earlier(settings: Settings, words: Vocabularies, learner: "Learner", folder: Path) -> "SnapshotComparison":
+def snapshot_comparison(
+    settings: Settings, tokenizers: Vocabularies, learner: "Learner", folder: Path
+) -> "SnapshotComparison":
     """Compares the snapshots of `models.target` on the newest records of a tenant. Raises BusError, RegistryError."""
     from omnidraft.audit.run import Unwritten
     from omnidraft.distill.evaluation.snapshot_comparison import SnapshotComparison
@@ -75,10 +77,10 @@ def earlier(settings: Settings, words: Vocabularies, learner: "Learner", folder:
     section = settings.learner
 
     def source_over(reader: LogReader) -> "TraceConsumer":
-        return trace_source(settings, words.alignment.fingerprint, reader, Unwritten(), CountingMetrics())
+        return trace_source(settings, tokenizers.alignment.fingerprint, reader, Unwritten(), CountingMetrics())
 
     def base() -> "dict[str, Tensor]":
-        made = load_trainable(words.drafter_folder, train=section.train, rank=section.lora_rank, seed=section.seed)
+        made = load_trainable(tokenizers.drafter_folder, train=section.train, rank=section.lora_rank, seed=section.seed)
         return made.serving_tensors()
 
     recent = RecentRecords(lambda: log_reader(settings, settings.log.traces_topic), source_over, section.drift_records)

@@ -60,7 +60,7 @@ def vocabularies(settings: Settings, progress: "Progress | None" = None) -> Voca
     return Vocabularies(target_folder, drafter_folder, target, drafter, alignment)
 
 
-def target(settings: Settings, words: Vocabularies) -> Target:
+def target(settings: Settings, tokenizers: Vocabularies) -> Target:
     """The target, ready to decode. Raises ConfigError, ModelError, VocabularyError."""
     match settings.models.engine:
         case "transformers":
@@ -68,12 +68,12 @@ def target(settings: Settings, words: Vocabularies) -> Target:
 
             section = settings.models
             how = {"precision": section.precision, "kernels": section.kernels}
-            return load_target(words.target_folder, settings.decode, name=section.target, **how)
+            return load_target(tokenizers.target_folder, settings.decode, name=section.target, **how)
         case "llamacpp":
-            return _llamacpp_target(settings, words)
+            return _llamacpp_target(settings, tokenizers)
 
 
-def _llamacpp_target(settings: Settings, words: Vocabularies) -> Target:
+def _llamacpp_target(settings: Settings, tokenizers: Vocabularies) -> Target:
     from omnidraft.models.catalog import store
     from omnidraft.models.llamacpp.context import library
     from omnidraft.models.llamacpp.crash_probe import require_surviving_build
@@ -84,45 +84,47 @@ def _llamacpp_target(settings: Settings, words: Vocabularies) -> Target:
     library()
     gguf = store.gguf_path(settings.models.target)
     require_surviving_build(gguf, store.default_home())
-    return load_target(gguf, words.target.vocabulary, settings.decode, name=settings.models.target)
+    return load_target(gguf, tokenizers.target.vocabulary, settings.decode, name=settings.models.target)
 
 
-def ngram_cache(settings: Settings, words: Vocabularies, arrays: "Mapping[str, np.ndarray] | None") -> "NgramCache":
+def ngram_cache(
+    settings: Settings, tokenizers: Vocabularies, arrays: "Mapping[str, np.ndarray] | None"
+) -> "NgramCache":
     """The cache of a snapshot's arrays; without any a fresh one, cold or warm. Raises VocabularyError."""
     from omnidraft.vocab.ngram_cache import NgramCache
 
-    vocabs = (words.alignment.fingerprint, words.drafter.vocabulary, words.target.vocabulary)
+    vocabs = (tokenizers.alignment.fingerprint, tokenizers.drafter.vocabulary, tokenizers.target.vocabulary)
     if arrays:
         return NgramCache.from_arrays(arrays, *vocabs, settings.cache.capacity, settings.cache.eviction)
     cache = NgramCache(*vocabs, settings.cache.capacity, settings.cache.eviction)
     if settings.cache.warm:
-        cache.warm(words.alignment)
+        cache.warm(tokenizers.alignment)
     return cache
 
 
-def base_drafter(settings: Settings, words: Vocabularies) -> "SharedDrafter":
+def base_drafter(settings: Settings, tokenizers: Vocabularies) -> "SharedDrafter":
     """The drafter as it comes, loaded when first needed; one for all targets."""
     from omnidraft.models.hf.drafter import load_drafter
     from omnidraft.models.shared_drafter import SharedDrafter
 
     section = settings.models
     return SharedDrafter(
-        lambda: load_drafter(words.drafter_folder, section.drafter_precision, None, "full", section.kernels)
+        lambda: load_drafter(tokenizers.drafter_folder, section.drafter_precision, None, "full", section.kernels)
     )
 
 
 def snapshot_loader(
-    settings: Settings, words: Vocabularies, costs: "MeasuredCosts", base: "SharedDrafter | None" = None
+    settings: Settings, tokenizers: Vocabularies, costs: "MeasuredCosts", base: "SharedDrafter | None" = None
 ) -> SnapshotLoader:
     """See loader_of; proposers are those of our own engine."""
-    return loader_of(
-        settings, words, lambda model, ngrams: proposer(settings.decode, words, model, ngrams, costs), base
+    return snapshot_loader_with(
+        settings, tokenizers, lambda model, ngrams: proposer(settings.decode, tokenizers, model, ngrams, costs), base
     )
 
 
-def loader_of(
+def snapshot_loader_with(
     settings: Settings,
-    words: Vocabularies,
+    tokenizers: Vocabularies,
     make: Callable[[DraftModel, "NgramCache"], Proposer],
     base: "SharedDrafter | None" = None,
 ) -> SnapshotLoader:
@@ -136,7 +138,7 @@ def loader_of(
     from omnidraft.models.hf.drafter import load_drafter
     from omnidraft.snapshots import bundle
 
-    shared = base or base_drafter(settings, words)
+    shared = base or base_drafter(settings, tokenizers)
 
     def load(version: SnapshotVersion | None, folder: Path | None) -> LoadedSnapshot:
         manifest = version.manifest if version else None
@@ -147,8 +149,8 @@ def loader_of(
         if tensors is None:
             model = shared.get()
         else:
-            model = load_drafter(words.drafter_folder, precision, tensors, train, kernels)
-        ngrams = ngram_cache(settings, words, bundle.ngrams(folder) if folder else None)
+            model = load_drafter(tokenizers.drafter_folder, precision, tensors, train, kernels)
+        ngrams = ngram_cache(settings, tokenizers, bundle.ngrams(folder) if folder else None)
         made = make(model, ngrams)
         name = manifest.snapshot_id if manifest else "base"
         return LoadedSnapshot(version.version if version else None, name, made, ngrams, manifest)
@@ -157,7 +159,7 @@ def loader_of(
 
 
 def proposer(
-    settings: DecodeSettings, words: Vocabularies, model: DraftModel, ngrams: "NgramCache", costs: "MeasuredCosts"
+    settings: DecodeSettings, tokenizers: Vocabularies, model: DraftModel, ngrams: "NgramCache", costs: "MeasuredCosts"
 ) -> Proposer:
     """The drafter and lookup, under the policy of the settings."""
     from omnidraft.decode.drafting.drafter import Drafter
@@ -167,8 +169,8 @@ def proposer(
 
     weights = NoiseCoupling((0.0, 0.5, 1.0) if settings.noise_weight is None else (settings.noise_weight,))
     step_s = costs.steps(model) if settings.policy == "cost" else None
-    vocabulary = words.target.vocabulary
-    drafter = Drafter(model, words.drafter, vocabulary, words.alignment, ngrams, weights, step_s)
+    vocabulary = tokenizers.target.vocabulary
+    drafter = Drafter(model, tokenizers.drafter, vocabulary, tokenizers.alignment, ngrams, weights, step_s)
     contributors = (PromptLookup(), drafter) if settings.lookup else (drafter,)
     if settings.policy == "acceptance" and not model.has_head:
         logger.info("this drafter has no acceptance head: its chains end by measured agreement")

@@ -19,14 +19,14 @@ def overview(settings: Settings, workers: Sequence[str] = ()) -> "Overview":
     """
     from omnidraft.fleet.overview import OverviewSources
     from omnidraft.fleet.overview import overview as gather
-    from omnidraft.fleet.workers import look_at
+    from omnidraft.fleet.workers import worker_status
     from omnidraft.telemetry.metrics import CountingMetrics
 
     sources = OverviewSources(
         registry=lambda target: existing_registry(settings.for_target(target)),
         topics=lambda: topics(settings),
         reader=lambda topic: log_reader(settings, topic),
-        worker=look_at,
+        worker=worker_status,
     )
     urls = tuple(workers) or (worker_url(settings),)
     return gather(sources, settings, CountingMetrics(), urls, time.time_ns() // 1_000_000)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from omnidraft.config import Settings
 from omnidraft.ports import Metrics, NoopTracing, Registry, Target, Tracing
 from omnidraft.wiring.controller import control_follower
-from omnidraft.wiring.logs import log_reader, log_writer, registry
+from omnidraft.wiring.logs import registry
 from omnidraft.wiring.models import (
     SnapshotLoader,
     Vocabularies,
@@ -21,7 +21,7 @@ from omnidraft.wiring.models import (
     target,
     vocabularies,
 )
-from omnidraft.wiring.recording import redactor
+from omnidraft.wiring.recording import trace_producer
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -40,7 +40,7 @@ class ServedTarget:
 
     engine: "Engine"
     target: Target
-    refresher: "SnapshotUpdater | None"
+    updater: "SnapshotUpdater | None"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Worker:
 
     served: tuple[ServedTarget, ...]
     """In the order of `models.targets`."""
-    recorder: "TraceProducer | None"
+    producer: "TraceProducer | None"
 
     @property
     def engine(self) -> "Engine":
@@ -75,12 +75,12 @@ def engine(
     """
     from omnidraft.decode.snapshot.slot import SnapshotSlot
 
-    words = vocabularies(settings, progress)
-    loaded_target = target(settings, words)
+    tokenizers = vocabularies(settings, progress)
+    loaded_target = target(settings, tokenizers)
     costs = _costs(settings, loaded_target)
-    load = snapshot_loader(settings, words, costs)
+    load = snapshot_loader(settings, tokenizers, costs)
     slot = SnapshotSlot(_first(settings, load, snapshot))
-    made = _engine(settings, words, loaded_target, costs, metrics, None, slot)
+    made = _engine(settings, tokenizers, loaded_target, costs, metrics, None, slot)
     return Worker((ServedTarget(made, loaded_target, None),), None)
 
 
@@ -93,41 +93,36 @@ def worker(
         BusError, RegistryError: log or registry cannot be reached at the start; later they may come and go.
         ConfigError: there is no such redactor.
     """
-    from omnidraft.decode.recording.trace_producer import TraceProducer
     from omnidraft.models.threads import in_own_thread
 
-    recorder, tracing = None, tracing or NoopTracing()
-    if settings.recorder.enabled:
-        redact = redactor(settings)
-        topic = settings.log.traces_topic
-        log_reader(settings, topic).close()
-        recorder = TraceProducer(lambda: log_writer(settings, topic), settings.recorder, metrics, redact, tracing)
-    return Worker(in_own_thread(lambda: _all_served(settings, metrics, tracing, recorder, progress)), recorder)
+    tracing = tracing or NoopTracing()
+    producer = trace_producer(settings, metrics, tracing)
+    return Worker(in_own_thread(lambda: _all_served(settings, metrics, tracing, producer, progress)), producer)
 
 
 def _all_served(
     settings: Settings,
     metrics: Metrics,
     tracing: Tracing,
-    recorder: "TraceProducer | None",
+    producer: "TraceProducer | None",
     progress: "Progress | None",
 ) -> tuple[ServedTarget, ...]:
     pairs = [settings.for_target(name) for name in settings.models.targets]
     registries = [registry(pair) for pair in pairs]  # asked before anything large is loaded
-    words = [vocabularies(pair, progress) for pair in pairs]
-    drafter = base_drafter(settings, words[0])
+    tokenizers = [vocabularies(pair, progress) for pair in pairs]
+    drafter = base_drafter(settings, tokenizers[0])
     return tuple(
-        _served(pair, its_words, metrics, tracing, recorder, drafter, snapshots, is_alone=len(pairs) == 1)
-        for pair, its_words, snapshots in zip(pairs, words, registries, strict=True)
+        _served(pair, its_tokenizers, metrics, tracing, producer, drafter, snapshots, is_alone=len(pairs) == 1)
+        for pair, its_tokenizers, snapshots in zip(pairs, tokenizers, registries, strict=True)
     )
 
 
 def _served(
     settings: Settings,
-    words: Vocabularies,
+    tokenizers: Vocabularies,
     metrics: Metrics,
     tracing: Tracing,
-    recorder: "TraceProducer | None",
+    producer: "TraceProducer | None",
     drafter: "SharedDrafter",
     snapshots: Registry,
     *,
@@ -136,18 +131,18 @@ def _served(
     """One pair, which follows its champion unless the settings name its snapshot."""
     from omnidraft.decode.snapshot.slot import SnapshotSlot
 
-    loaded_target = target(settings, words)
+    loaded_target = target(settings, tokenizers)
     costs = _costs(settings, loaded_target)
     costs.passes(settings.decode.mode)  # whatever the policy: metrics compare with plain decoding
-    load = snapshot_loader(settings, words, costs, drafter)
+    load = snapshot_loader(settings, tokenizers, costs, drafter)
     pinned = settings.worker.snapshot
     slot = SnapshotSlot(_first(settings, load, pinned))
-    made = _engine(settings, words, loaded_target, costs, metrics, recorder, slot, tracing)
+    made = _engine(settings, tokenizers, loaded_target, costs, metrics, producer, slot, tracing)
     made.decoder.grammars.prepare()
     if pinned is not None:
         return ServedTarget(made, loaded_target, None)
-    refresher = _refresher(settings, metrics, tracing, snapshots, made, load, is_alone=is_alone)
-    return ServedTarget(made, loaded_target, refresher)
+    updater = _updater(settings, metrics, tracing, snapshots, made, load, is_alone=is_alone)
+    return ServedTarget(made, loaded_target, updater)
 
 
 def _first(settings: Settings, load: SnapshotLoader, name: str | None) -> "LoadedSnapshot":
@@ -167,11 +162,11 @@ def _costs(settings: Settings, loaded_target: Target) -> "MeasuredCosts":
 
 def _engine(
     settings: Settings,
-    words: Vocabularies,
+    tokenizers: Vocabularies,
     loaded_target: Target,
     costs: "MeasuredCosts",
     metrics: Metrics,
-    recorder: "TraceProducer | None",
+    producer: "TraceProducer | None",
     slot: "SnapshotSlot",
     tracing: Tracing | None = None,
 ) -> "Engine":
@@ -185,12 +180,12 @@ def _engine(
         settings.models.target,
         settings.models.drafter,
         f"{socket.gethostname()}-{os.getpid()}",
-        words.alignment.fingerprint,
-        words.target,
-        words.drafter,
+        tokenizers.alignment.fingerprint,
+        tokenizers.target,
+        tokenizers.drafter,
     )
-    top_k = settings.recorder.top_k if recorder else None
-    vocabulary = words.target.vocabulary
+    top_k = settings.recorder.top_k if producer else None
+    vocabulary = tokenizers.target.vocabulary
     grammars = Grammars(vocabulary, GrammarTrial(vocabulary))
     decoder = Decoder(
         loaded_target,
@@ -204,7 +199,7 @@ def _engine(
         decoder,
         pair,
         slot,
-        recorder,
+        producer,
         metrics,
         decode=settings.decode,
         recording=settings.recorder,
@@ -213,7 +208,7 @@ def _engine(
     )
 
 
-def _refresher(
+def _updater(
     settings: Settings,
     metrics: Metrics,
     tracing: Tracing,

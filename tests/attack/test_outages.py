@@ -37,7 +37,7 @@ from omnidraft.errors import BusError, OffsetOutOfRange, RegistryError, Snapshot
 from omnidraft.fleet import announcements
 from omnidraft.fleet.control_follower import LogControlFollower
 from omnidraft.fleet.request_stats import RequestStatsReader
-from omnidraft.ports import Outgoing, Polled
+from omnidraft.ports import Outgoing, PollResult
 from omnidraft.registry.directory_registry import DirectoryRegistry
 from omnidraft.serving.app import application
 from omnidraft.serving.request_queue import RequestQueue
@@ -61,7 +61,7 @@ ROOT = Path(__file__).parents[2]
 class PromptReader(SqliteReader):
     """Never waits for messages."""
 
-    def poll(self, max_messages: int, timeout_s: float) -> Polled:
+    def poll(self, max_messages: int, timeout_s: float) -> PollResult:
         return super().poll(max_messages, 0)
 
 

@@ -171,7 +171,7 @@ class DrafterSession:
 
     def _acceptance_probabilities(self, num_rows: int) -> Sequence[AcceptanceFn | None]:
         """Of each row of the last step; None where chances are measured agreement."""
-        found = self._model.acceptance_probabilities() if self._policy.asks_head else None
+        found = self._model.acceptance_probabilities() if self._policy.uses_acceptance_head else None
         return list(repeat(None, num_rows)) if found is None else found
 
     def _timed(self, tree: DraftTreeBuilder, num_rows: int, compute: Callable[[], Result]) -> Result:

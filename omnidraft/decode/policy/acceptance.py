@@ -13,7 +13,7 @@ from omnidraft.decode.policy.fixed import FixedPolicy
 class AcceptancePolicy(FixedPolicy):
     """Implements ports.Policy."""
 
-    asks_head = True
+    uses_acceptance_head = True
 
     def __init__(self, max_rejection: float) -> None:
         """`max_rejection` is gamma."""

@@ -7,7 +7,7 @@ class FixedPolicy:
     """Implements ports.Policy."""
 
     num_candidates = 1
-    asks_head = False
+    uses_acceptance_head = False
 
     def start(self, max_new_tokens: int) -> None:
         """See ports.Policy."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from omnidraft.distill.examples.acceptance_labels import node_labels
-from omnidraft.traces.record import SOURCES, Rounds, TraceRecord
+from omnidraft.traces.record import SOURCES, Rounds, Source, TraceRecord
 
-_SPLIT, _LOOKUP = SOURCES.index("split"), SOURCES.index("lookup")
+_SPLIT, _LOOKUP = SOURCES.index(Source.SPLIT), SOURCES.index(Source.LOOKUP)
 
 
 @dataclass(frozen=True, slots=True)

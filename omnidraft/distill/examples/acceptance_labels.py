@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from omnidraft.distill.examples.target_distribution import target_distribution
-from omnidraft.traces.record import SOURCES, Rounds, TraceRecord
+from omnidraft.traces.record import SOURCES, Rounds, Source, TraceRecord
 
-_DIRECT = SOURCES.index("direct")
+_DIRECT = SOURCES.index(Source.DIRECT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from omnidraft.errors import UnknownKey, UnknownSchema, VocabularyError, WireError
-from omnidraft.ports import Damage, DamageReason, LogReader, LogWriter, Message, Metrics, Offsets, Outgoing, Polled
+from omnidraft.ports import Damage, DamageReason, LogReader, LogWriter, Message, Metrics, Offsets, Outgoing, PollResult
 from omnidraft.traces import codec
 from omnidraft.traces.record import TraceRecord
 
@@ -78,7 +78,7 @@ class TraceConsumer:
         self._reader, self._dead_letters, self._metrics = reader, dead_letters, metrics
         self._target, self._drafter = target, drafter
         self._expected_alignment, self._topic = expected_alignment, topic
-        self._unsettled: Polled | None = None
+        self._unsettled: PollResult | None = None
 
     def seek(self, offsets: Offsets) -> None:
         """Read on from here; partitions that are not named start at their first message.
@@ -136,7 +136,7 @@ class TraceConsumer:
         self._dead_letters.append(letters)
         self._metrics.add(SKIPPED, len(letters), reason=POISON)
 
-    def _sorted(self, polled: Polled) -> tuple[list[RecordAt], list[Outgoing], list[Skipped]]:
+    def _sorted(self, polled: PollResult) -> tuple[list[RecordAt], list[Outgoing], list[Skipped]]:
         records, letters, skipped = list[RecordAt](), list[Outgoing](), list[Skipped]()
         for message in polled.messages:
             if (damage := message.damage) is not None:

@@ -12,15 +12,15 @@ from ray.exceptions import ActorDiedError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from starlette.requests import Request
 
-from omnidraft.hosts.asgi_bridge import Head, HttpCall
+from omnidraft.hosts.asgi_bridge import HttpCall, ResponseStart
 from omnidraft.hosts.ray_ingress import TRIES, Ingress
-from omnidraft.hosts.ray_worker import ReplicaFacts
+from omnidraft.hosts.ray_worker import ReplicaStatus
 
-JSON = Head(200, ((b"content-type", b"application/json"), (b"x-told", b"yes")))
-EVENTS = Head(200, ((b"content-type", b"text/event-stream; charset=utf-8"),))
+JSON = ResponseStart(200, ((b"content-type", b"application/json"), (b"x-told", b"yes")))
+EVENTS = ResponseStart(200, ((b"content-type", b"text/event-stream; charset=utf-8"),))
 DIED = ActorDiedError()
 
-Frame = Head | bytes | Exception
+Frame = ResponseStart | bytes | Exception
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Answer:
     is_cancelled: bool = False
     never_ends: bool = False
 
-    async def __aiter__(self) -> AsyncIterator[Head | bytes]:
+    async def __aiter__(self) -> AsyncIterator[ResponseStart | bytes]:
         for frame in self.frames:
             if isinstance(frame, Exception):
                 raise frame
@@ -48,7 +48,7 @@ class Replicas:
     """Stands where a deployment's handle does: answers one after the other, of a replica each."""
 
     answers: list[Answer]
-    facts: Sequence[ReplicaFacts | Exception] | Exception = ()
+    facts: Sequence[ReplicaStatus | Exception] | Exception = ()
     calls: list[HttpCall] = field(default_factory=list)
 
     def options(self, **_options: Any) -> "Replicas":
@@ -121,7 +121,7 @@ def test_a_full_queue_is_a_429_that_says_when_to_come_back() -> None:
 
 
 def test_refusals_of_a_replica_are_passed_on_as_they_are() -> None:
-    refusal = Head(400, ((b"content-type", b"application/json"),))
+    refusal = ResponseStart(400, ((b"content-type", b"application/json"),))
     answer = ask({"t": Replicas([Answer([refusal, b'{"error": {}}'])])}, body=b"{bad")
     assert (answer.status_code, answer.json()) == (400, {"error": {}})
 
@@ -153,12 +153,12 @@ def test_models_of_all_targets_are_one_list_and_a_refusal_is_the_answer() -> Non
     lists = [Answer([JSON, json.dumps({"data": [{"id": name}]}).encode()]) for name in ("a", "b")]
     told = ask({"a": Replicas([lists[0]]), "b": Replicas([lists[1]])}, "/v1/models").json()
     assert told == {"object": "list", "data": [{"id": "a"}, {"id": "b"}]}
-    unauthorised = Answer([Head(401, ()), b"{}"])
+    unauthorised = Answer([ResponseStart(401, ()), b"{}"])
     assert ask({"a": Replicas([unauthorised])}, "/v1/models").status_code == 401
 
 
 def test_it_is_ready_when_every_target_has_a_replica_that_answers() -> None:
-    facts = ReplicaFacts("worker-1", "a", 3, "s")
+    facts = ReplicaStatus("worker-1", "a", 3, "s")
     ready, missing = Replicas([], [facts, DIED]), Replicas([], DeploymentUnavailableError("b"))
     assert ask({"a": ready}, "/readyz").status_code == 200
     answer = ask({"a": ready, "b": missing}, "/readyz")
@@ -175,7 +175,7 @@ def test_one_replica_that_hangs_makes_nobody_unready() -> None:
         return (await ingress(Request(HttpCall("GET", "/readyz").scope))).status_code
 
     seen = []
-    facts = [ReplicaFacts("worker-1", "a", 3, "s")]
+    facts = [ReplicaStatus("worker-1", "a", 3, "s")]
     for told in (TimeoutError(), facts, TimeoutError(), [DIED], TimeoutError()):
         replicas.facts = told
         seen.append(asyncio.run(status()))

@@ -1,4 +1,4 @@
-"""What the control log says of one pair now: whether it learns, what is on trial, whose traffic drifts."""
+"""The state of one pair by the control log: whether it learns, its canary, the tenants whose traffic drifts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,16 +11,16 @@ ALL_KINDS: tuple[AnnouncementKind, ...] = ("champion", "canary", "pause", "resum
 
 @dataclass(frozen=True, slots=True)
 class CanaryState:
-    """A canary that is out."""
+    """A canary that serves now."""
 
     version: int
     share: float
-    """Of the requests."""
+    """The share of the requests it serves."""
 
 
 @dataclass(frozen=True, slots=True)
 class DriftingTenant:
-    """A tenant whose agreement fell."""
+    """A tenant on whose traffic agreement fell."""
 
     tenant: str
     reason: str
@@ -28,7 +28,7 @@ class DriftingTenant:
 
 @dataclass(frozen=True, slots=True)
 class ControlState:
-    """All of it."""
+    """The state of one pair."""
 
     is_learning_paused: bool = False
     canary: CanaryState | None = None
@@ -38,16 +38,16 @@ class ControlState:
 def read_control_state(
     reader: LogReader, metrics: Metrics, *, target: str, drafter: str, timeout_s: float
 ) -> ControlState:
-    """Reads the whole control log. Raises BusError."""
+    """Read the whole control log. Raises BusError."""
     follower = LogControlFollower(reader, metrics, kinds=ALL_KINDS, target=target, drafter=drafter)
     return _state(follower.poll(timeout_s))
 
 
-def _state(holding: Sequence[Announcement]) -> ControlState:
-    """Of announcements none of which supersedes another."""
-    by_kind = {each.kind: each for each in holding}
+def _state(announcements: Sequence[Announcement]) -> ControlState:
+    """Return the state that announcements describe, none of which supersedes another."""
+    by_kind = {each.kind: each for each in announcements}
     canary = by_kind.get("canary")
-    drifting = [DriftingTenant(each.tenant or "", each.reason or "") for each in holding if each.kind == "drift"]
+    drifting = [DriftingTenant(each.tenant or "", each.reason or "") for each in announcements if each.kind == "drift"]
     return ControlState(
         "pause" in by_kind,
         CanaryState(canary.version or 0, canary.share or 0.0) if canary else None,

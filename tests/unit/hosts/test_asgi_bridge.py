@@ -96,7 +96,7 @@ def test_an_application_waits_for_a_slow_reader_and_ends_when_it_goes() -> None:
 
 
 def test_one_that_does_not_listen_for_its_client_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asgi_bridge, "GONE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(asgi_bridge, "DISCONNECT_TIMEOUT_S", 0.01)
 
     async def deaf(scope, receive, send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})

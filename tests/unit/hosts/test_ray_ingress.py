@@ -1,4 +1,4 @@
-"""The ingress before replicas that die: what is asked again, what is told, what replicas hear of clients that go."""
+"""The ingress with replicas that die: retries, error events, and disconnects that reach the replicas."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from starlette.requests import Request
 
 from omnidraft.hosts.asgi_bridge import HttpCall, ResponseStart
-from omnidraft.hosts.ray_ingress import TRIES, Ingress
+from omnidraft.hosts.ray_ingress import MAX_ATTEMPTS, Ingress
 from omnidraft.hosts.ray_worker import ReplicaStatus
 
 JSON = ResponseStart(200, ((b"content-type", b"application/json"), (b"x-told", b"yes")))
@@ -108,10 +108,10 @@ def test_a_stream_that_was_seen_ends_with_an_error_and_is_not_asked_again() -> N
 
 
 def test_it_is_given_up_when_replica_after_replica_dies() -> None:
-    replicas = Replicas([Answer([DIED]) for _ in range(TRIES)])
+    replicas = Replicas([Answer([DIED]) for _ in range(MAX_ATTEMPTS)])
     answer = ask({"t": replicas}, body={})
     assert (answer.status_code, answer.json()["error"]["type"]) == (503, "server_error")
-    assert len(replicas.calls) == TRIES
+    assert len(replicas.calls) == MAX_ATTEMPTS
 
 
 def test_a_full_queue_is_a_429_that_says_when_to_come_back() -> None:

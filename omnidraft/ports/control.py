@@ -1,4 +1,4 @@
-"""The control log: announcements from one process to all others, their producer and their consumer."""
+"""The control log: announcements from one process to all others, and the protocols of its producer and consumer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

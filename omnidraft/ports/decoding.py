@@ -119,8 +119,8 @@ class TargetSession(Protocol):
     """One request's KV cache inside the target. Not shared between threads."""
 
     def score(self, tree: DraftTree) -> torch.Tensor:
-        """Return the raw logits float32 [N, V] after each node, in order, without NaN or +inf. The kept ids and the tree
-        fit the capacity."""
+        """Return the raw logits float32 [N, V] after each node, in order, without NaN or +inf. The kept ids and the
+        tree fit the capacity."""
 
     def keep(self, nodes: Sequence[int]) -> None:
         """Make the ids of these nodes (root first, each the parent of the next) part of the text, after `score`; drop
@@ -203,8 +203,8 @@ class ProposerSession(Protocol):
     """Proposals for one request."""
 
     def propose(self, position: int, limits: TreeLimits, noise: Noise) -> DraftTree:
-        """Return a tree within the limits under the last emitted token, possibly an empty one; `position` is that of the
-        next emitted token."""
+        """Return a tree within the limits under the last emitted token, possibly an empty one; `position` is that of
+        the next emitted token."""
 
     def observe(self, emitted: Sequence[int]) -> None:
         """Learn the ids that the target emitted after the last tree."""

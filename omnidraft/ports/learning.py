@@ -32,7 +32,8 @@ class TrainableDrafter(Protocol):
         """Return the trained parameters by name, float32, in a fixed order."""
 
     def hidden(self, texts: PackedTexts) -> torch.Tensor:
-        """Return the last hidden states [R - C, H] of the rows after the context, whose keys and values are constants."""
+        """Return the last hidden states [R - C, H] of the rows after the context, whose keys and values are
+        constants."""
 
     def logits(self, hidden_NH: torch.Tensor) -> torch.Tensor:
         """Return the logits float32 [N, V_q] of selected rows."""

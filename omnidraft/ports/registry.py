@@ -42,9 +42,9 @@ class Registry(Protocol):
         SnapshotCorrupt."""
 
     def promote(self, version: int) -> None:
-        """Move `champion` to this version, and `previous` to the last champion. A challenger that becomes champion is no
-        longer `challenger`, so that a rollback is not undone. Promoting the champion again moves nothing. This is the
-        operator's method: it invalidates every fence taken before."""
+        """Move `champion` to this version, and `previous` to the last champion. A challenger that becomes champion is
+        no longer `challenger`, so that a rollback is not undone. Promoting the champion again moves nothing. This is
+        the operator's method: it invalidates every fence taken before."""
 
     def fence(self) -> str:
         """Return a token that changes whenever an operator promotes and whenever the champion changes. Take it before

@@ -42,8 +42,8 @@ class Tracing(Protocol):
         ago_s: float = 0.0,
         **facts: str | float | bool,
     ) -> Span:
-        """Begin a span that started `ago_s` seconds ago. `parent` and `links` are contexts; without a parent a new trace
-        begins."""
+        """Begin a span that started `ago_s` seconds ago. `parent` and `links` are contexts; without a parent a new
+        trace begins."""
 
     def close(self, timeout_s: float) -> None:
         """Export the queued spans, waiting at most `timeout_s`. No span may be begun afterwards."""

@@ -1,4 +1,4 @@
-"""The control log's ends, the controller, and what it and the distiller do when traffic drifts."""
+"""The controller, its connections to the control log, and the snapshot comparison of a drift."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -29,7 +29,7 @@ def announcer(settings: Settings) -> Announcer:
 def control_follower(
     settings: Settings, metrics: Metrics, kinds: Iterable[AnnouncementKind], *, must_be_named: bool = False
 ) -> ControlFollower:
-    """What is told of `models.target` and its drafter. Raises BusError."""
+    """Return a follower of the announcements about `models.target` and its drafter. Raises BusError."""
     from omnidraft.fleet.control_follower import LogControlFollower
     from omnidraft.telemetry.labelled_metrics import Labelled
 
@@ -40,7 +40,7 @@ def control_follower(
 
 
 def controller(settings: Settings, metrics: Metrics) -> "Controller":
-    """Of the drafter for `models.target`. Raises BusError, RegistryError."""
+    """Return the controller of `models.target` and its drafter. Raises BusError, RegistryError."""
     from omnidraft.fleet.controller import Controller
     from omnidraft.fleet.drift import DriftDetector
     from omnidraft.fleet.drift_recovery import DriftRecovery
@@ -67,7 +67,11 @@ def controller(settings: Settings, metrics: Metrics) -> "Controller":
 def snapshot_comparison(
     settings: Settings, tokenizers: Vocabularies, learner: "Learner", folder: Path
 ) -> "SnapshotComparison":
-    """Compares the snapshots of `models.target` on the newest records of a tenant. Raises BusError, RegistryError."""
+    """Return the comparison of the snapshots of `models.target` on a tenant's newest records.
+
+    Raises:
+        BusError, RegistryError: log or registry cannot be reached.
+    """
     from omnidraft.audit.run import Unwritten
     from omnidraft.distill.evaluation.snapshot_comparison import SnapshotComparison
     from omnidraft.distill.ingest.recent_records import RecentRecords

@@ -1,4 +1,4 @@
-"""What a distiller runs, for one pair; serving.py has the worker, control.py the controller."""
+"""The distiller of one pair and its learner."""
 
 import hashlib
 from pathlib import Path
@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 
 
 def distillation(settings: Settings, metrics: Metrics, *, folder: Path, tracing: Tracing | None = None) -> "Distiller":
-    """The loop in which the drafter learns for `models.target`; `folder` is its own: snapshots are staged there, and
-    unless `learner.journal_folder` is set, what the process before this one died over is noted there.
+    """Return the distiller of `models.target` and its drafter.
+
+    Args:
+        folder: a folder of this distiller alone, for staged snapshots and, unless `learner.journal_folder` is set, the
+            journal of records that crashed earlier processes.
 
     Raises:
         BusError, RegistryError, ModelError: log, registry or drafter cannot be used.
@@ -65,7 +68,8 @@ def distillation(settings: Settings, metrics: Metrics, *, folder: Path, tracing:
 
 
 def _journal(settings: Settings, folder: Path) -> "CrashJournal":
-    """Named by what it is about, so that several distillers may share a folder."""
+    """Return the crash journal, whose name is unique to log, registry and pair, so that distillers may share a
+    folder."""
     from omnidraft.distill.ingest.crash_journal import CrashJournal
 
     models, section = settings.models, settings.learner
@@ -75,7 +79,7 @@ def _journal(settings: Settings, folder: Path) -> "CrashJournal":
 
 
 def learner(settings: Settings, tokenizers: Vocabularies) -> "Learner":
-    """The base drafter, ready to learn, with a fresh n-gram cache and head. Raises ConfigError, VocabularyError."""
+    """Return a learner of the base drafter with a fresh n-gram cache and head. Raises ConfigError, VocabularyError."""
     from omnidraft.distill.training.learner import Learner
     from omnidraft.models.acceptance_head import AcceptanceHead
     from omnidraft.models.hf.trainable_drafter import load_trainable
@@ -91,7 +95,7 @@ def learner(settings: Settings, tokenizers: Vocabularies) -> "Learner":
 def learner_from_snapshot(
     settings: Settings, tokenizers: Vocabularies, manifest: "Manifest", folder: Path
 ) -> "Learner":
-    """A learner with the serving weights and the cache of a snapshot folder.
+    """Return a learner with the serving weights and the cache of a snapshot folder.
 
     Raises:
         ConfigError, SnapshotError, VocabularyError: the snapshot is of another pair or drafter.
@@ -111,7 +115,7 @@ def learner_from_snapshot(
 
 
 def identity(settings: Settings, tokenizers: Vocabularies) -> "Identity":
-    """What all snapshots of `models.target` and its drafter have in common."""
+    """Return the manifest fields that all snapshots of `models.target` and its drafter share."""
     from omnidraft import __version__
     from omnidraft.distill.publisher import Identity
     from omnidraft.models.catalog.atomic_dir import origin

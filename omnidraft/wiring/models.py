@@ -1,4 +1,4 @@
-"""Models, vocabularies and snapshots from their names."""
+"""Models, tokenizers and snapshots from their names."""
 
 import logging
 import tempfile
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_MOST_STREAMS = 512
-"""Modes and tenants whose drafting is judged apart; the one that was away longest is judged anew."""
+_MAX_POLICIES = 512
+"""The number of (mode, tenant) streams with a policy of their own; the least recently used one is dropped."""
 
 UNPUBLISHED = 0
-"""The version number of a snapshot that lies in a folder of its own; registries count from 1."""
+"""The version number of a snapshot in a folder outside the registry; registries count from 1."""
 
 SnapshotLoader = Callable[[SnapshotVersion | None, Path | None], "LoadedSnapshot"]
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabularies:
-    """Both folders, both tokenizers, and what connects them."""
+    """The folders and tokenizers of a pair, and their alignment."""
 
     target_folder: Path
     drafter_folder: Path
@@ -48,7 +48,7 @@ class Vocabularies:
 
 
 def vocabularies(settings: Settings, progress: "Progress | None" = None) -> Vocabularies:
-    """Raises ModelError when a model cannot be had."""
+    """Load the tokenizers of the pair, fetching models that are not installed. Raises ModelError."""
     from omnidraft.models.catalog import store
     from omnidraft.models.hf.tokenizer import load_tokenizer
     from omnidraft.vocab.alignment import align_cached
@@ -61,14 +61,14 @@ def vocabularies(settings: Settings, progress: "Progress | None" = None) -> Voca
 
 
 def target(settings: Settings, tokenizers: Vocabularies) -> Target:
-    """The target, ready to decode. Raises ConfigError, ModelError, VocabularyError."""
+    """Load the target. Raises ConfigError, ModelError, VocabularyError."""
     match settings.models.engine:
         case "transformers":
             from omnidraft.models.hf.target import load_target
 
             section = settings.models
-            how = {"precision": section.precision, "kernels": section.kernels}
-            return load_target(tokenizers.target_folder, settings.decode, name=section.target, **how)
+            options = {"precision": section.precision, "kernels": section.kernels}
+            return load_target(tokenizers.target_folder, settings.decode, name=section.target, **options)
         case "llamacpp":
             return _llamacpp_target(settings, tokenizers)
 
@@ -90,7 +90,7 @@ def _llamacpp_target(settings: Settings, tokenizers: Vocabularies) -> Target:
 def ngram_cache(
     settings: Settings, tokenizers: Vocabularies, arrays: "Mapping[str, np.ndarray] | None"
 ) -> "NgramCache":
-    """The cache of a snapshot's arrays; without any a fresh one, cold or warm. Raises VocabularyError."""
+    """Return the cache of a snapshot's arrays; without arrays a new one, cold or warm. Raises VocabularyError."""
     from omnidraft.vocab.ngram_cache import NgramCache
 
     vocabs = (tokenizers.alignment.fingerprint, tokenizers.drafter.vocabulary, tokenizers.target.vocabulary)
@@ -103,7 +103,7 @@ def ngram_cache(
 
 
 def base_drafter(settings: Settings, tokenizers: Vocabularies) -> "SharedDrafter":
-    """The drafter as it comes, loaded when first needed; one for all targets."""
+    """Return the base drafter, loaded when first needed and shared by all targets."""
     from omnidraft.models.hf.drafter import load_drafter
     from omnidraft.models.shared_drafter import SharedDrafter
 
@@ -116,7 +116,7 @@ def base_drafter(settings: Settings, tokenizers: Vocabularies) -> "SharedDrafter
 def snapshot_loader(
     settings: Settings, tokenizers: Vocabularies, costs: "MeasuredCosts", base: "SharedDrafter | None" = None
 ) -> SnapshotLoader:
-    """See loader_of; proposers are those of our own engine."""
+    """Return a loader of snapshots for our own engine; see snapshot_loader_with."""
     return snapshot_loader_with(
         settings, tokenizers, lambda model, ngrams: proposer(settings.decode, tokenizers, model, ngrams, costs), base
     )
@@ -128,11 +128,12 @@ def snapshot_loader_with(
     make: Callable[[DraftModel, "NgramCache"], Proposer],
     base: "SharedDrafter | None" = None,
 ) -> SnapshotLoader:
-    """Loads a verified snapshot folder; without one, or when it has no weights of its own, the base drafter as it is.
+    """Return a loader of verified snapshot folders. Without a folder, or without weights in it, it uses the base
+    drafter.
 
     Args:
-        make: the proposer of a snapshot's weights and cache.
-        base: who holds the base drafter for several targets; None holds one for this loader.
+        make: makes the proposer of a snapshot's weights and cache.
+        base: the base drafter shared with other loaders; None gives this loader its own.
     """
     from omnidraft.decode.snapshot.slot import LoadedSnapshot
     from omnidraft.models.hf.drafter import load_drafter
@@ -161,30 +162,30 @@ def snapshot_loader_with(
 def proposer(
     settings: DecodeSettings, tokenizers: Vocabularies, model: DraftModel, ngrams: "NgramCache", costs: "MeasuredCosts"
 ) -> Proposer:
-    """The drafter and lookup, under the policy of the settings."""
+    """Return a proposer that drafts with the model and prompt lookup, under the policy of the settings."""
     from omnidraft.decode.drafting.drafter import Drafter
     from omnidraft.decode.drafting.noise_coupling import NoiseCoupling
     from omnidraft.decode.drafting.prompt_lookup import PromptLookup
     from omnidraft.decode.drafting.tree_proposer import TreeProposer
 
-    weights = NoiseCoupling((0.0, 0.5, 1.0) if settings.noise_weight is None else (settings.noise_weight,))
+    coupling = NoiseCoupling((0.0, 0.5, 1.0) if settings.noise_weight is None else (settings.noise_weight,))
     step_s = costs.steps(model) if settings.policy == "cost" else None
     vocabulary = tokenizers.target.vocabulary
-    drafter = Drafter(model, tokenizers.drafter, vocabulary, tokenizers.alignment, ngrams, weights, step_s)
-    contributors = (PromptLookup(), drafter) if settings.lookup else (drafter,)
+    drafter = Drafter(model, tokenizers.drafter, vocabulary, tokenizers.alignment, ngrams, coupling, step_s)
+    sources = (PromptLookup(), drafter) if settings.lookup else (drafter,)
     if settings.policy == "acceptance" and not model.has_head:
         logger.info("this drafter has no acceptance head: its chains end by measured agreement")
-    return TreeProposer(contributors, _policies(settings, costs, model))
+    return TreeProposer(sources, _policies(settings, costs, model))
 
 
 def _policies(settings: DecodeSettings, costs: "MeasuredCosts", model: DraftModel) -> Callable[[Mode, str], Policy]:
-    """One policy a mode and tenant."""
+    """Return a function that gives each (mode, tenant) a policy of its own."""
     from omnidraft.decode.policy.acceptance import AcceptancePolicy
     from omnidraft.decode.policy.cost import CostPolicy
     from omnidraft.decode.policy.fixed import FixedPolicy
     from omnidraft.decode.policy.threshold import ThresholdPolicy
 
-    @lru_cache(_MOST_STREAMS)
+    @lru_cache(_MAX_POLICIES)
     def policy(mode: Mode, tenant: str) -> Policy:
         match settings.policy:
             case "fixed":
@@ -201,10 +202,11 @@ def _policies(settings: DecodeSettings, costs: "MeasuredCosts", model: DraftMode
 
 @contextmanager
 def named_folder(settings: Settings, name: str) -> Iterator[tuple[SnapshotVersion, Path]]:
-    """The verified snapshot in a folder of this name, else that version or alias of the registry, fetched for a while.
+    """Yield the verified snapshot in the folder of this name, else the version or alias of the registry, fetched into a
+    temporary folder.
 
     Raises:
-        SnapshotError: there is none of that name, or it is not signed as `registry.signing_key` asks.
+        SnapshotError: there is none of that name, or its signature does not match `registry.signing_key`.
     """
     from omnidraft.snapshots import bundle
     from omnidraft.snapshots.signature import require_signature
@@ -222,7 +224,7 @@ def named_folder(settings: Settings, name: str) -> Iterator[tuple[SnapshotVersio
 
 
 def named_snapshot(settings: Settings, load: SnapshotLoader, name: str) -> "LoadedSnapshot":
-    """That snapshot, ready to serve. Raises SnapshotError, or VocabularyError when it belongs to another pair."""
+    """Load the snapshot of this name. Raises SnapshotError, or VocabularyError when it belongs to another pair."""
     with named_folder(settings, name) as (version, folder):
         loaded = load(version, folder)
     return replace(loaded, version=None) if version.version == UNPUBLISHED else loaded

@@ -31,19 +31,19 @@ def trace_producer(settings: Settings, metrics: Metrics, tracing: Tracing | None
 
 def redactor(settings: Settings) -> "Redactor | None":
     """Return the redactor, or None when records are written unchanged. Raises ConfigError when there is none."""
-    named = settings.recorder.redactor
-    if named is None:
+    path = settings.recorder.redactor
+    if path is None:
         return None
-    module_name, _, name = named.partition(":")
+    module_name, _, name = path.partition(":")
     try:
         function = getattr(import_module(module_name), name)
     except ImportError as exc:
-        raise ConfigError(f"recorder.redactor = {named!r}: {exc}; is it on the Python path?") from exc
+        raise ConfigError(f"recorder.redactor = {path!r}: {exc}; is it on the Python path?") from exc
     except AttributeError as exc:
-        raise ConfigError(f"recorder.redactor = {named!r}: {exc}") from exc
+        raise ConfigError(f"recorder.redactor = {path!r}: {exc}") from exc
     except Exception as exc:  # not our code: importing it may raise anything
-        raise ConfigError(f"recorder.redactor = {named!r}: importing it raised {type(exc).__name__}: {exc}") from exc
+        raise ConfigError(f"recorder.redactor = {path!r}: importing it raised {type(exc).__name__}: {exc}") from exc
     if not callable(function):
-        raise ConfigError(f"recorder.redactor = {named!r} is a {type(function).__name__}, not a function")
+        raise ConfigError(f"recorder.redactor = {path!r} is a {type(function).__name__}, not a function")
     made: Redactor = function
     return made

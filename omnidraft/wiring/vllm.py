@@ -1,4 +1,4 @@
-"""What drafts inside somebody else's engine: rounds, the recorder, and who follows the champion."""
+"""The proposer for another engine: round scheduler, trace producer and snapshot updater."""
 
 import os
 import socket
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from omnidraft.vocab.ngram_cache import NgramCache
 
 _LONGEST_PROMPT_SHARE = 0.75
-"""Of the drafter's context that a prompt may fill; the rest is for the answer."""
+"""The share of the drafter's context that a prompt may fill; the rest is for the answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """Without a recorder nothing is learned from it; without a refresher its snapshot stays."""
+    """The parts of the proposer. Without a producer no traces are recorded; without an updater the snapshot stays."""
 
     rounds: "RoundScheduler"
     producer: "TraceProducer | None"
@@ -48,12 +48,12 @@ class Batching:
 
 
 def batching(settings: Settings, metrics: Metrics, *, num_tokens: int) -> Batching:
-    """Drafts of at most `num_tokens` for `models.target`, which another engine runs.
+    """Return a proposer of at most `num_tokens` tokens for `models.target`, which another engine runs.
 
     Raises:
         BusError, RegistryError: log or registry cannot be reached at the start; later they may come and go.
         ConfigError: there is no such redactor, or the policy is not for batches.
-        ModelError, SnapshotError, VocabularyError: models or snapshot cannot be had, or do not belong together.
+        ModelError, SnapshotError, VocabularyError: models or snapshot cannot be loaded, or do not belong together.
     """
     from omnidraft.decode.drafting.safe_drafting import DraftingFailures
     from omnidraft.decode.external.round_scheduler import RoundLimits, RoundScheduler
@@ -72,7 +72,7 @@ def batching(settings: Settings, metrics: Metrics, *, num_tokens: int) -> Batchi
     slot = SnapshotSlot(load(None, None) if pinned is None else named_snapshot(settings, load, pinned))
     passes, step_s = StepTimeModel(), _step_costs(slot.current)
     throttle = DriftThrottle(settings.decode.drifted_draft_tokens)
-    made = RoundScheduler(
+    scheduler = RoundScheduler(
         TextOpener(settings, tokenizers, slot, producer),
         SequenceTracker["ExternalSequence"](keep_s=section.keep_left_s, most_left=section.most_left),
         _policy(settings, passes, step_s),
@@ -91,11 +91,12 @@ def batching(settings: Settings, metrics: Metrics, *, num_tokens: int) -> Batchi
         failures=DraftingFailures(metrics, settings.models.target),
     )
     updater = None if pinned is not None else _updater(settings, metrics, slot, throttle, load)
-    return Batching(made, producer, updater, slot)
+    return Batching(scheduler, producer, updater, slot)
 
 
 def _proposer(settings: Settings, tokenizers: Vocabularies, model: DraftModel, ngrams: "NgramCache") -> Proposer:
-    """The drafter, which must not look at noise that it cannot know, and lookup."""
+    """Return a proposer with the drafter and prompt lookup. The drafter uses no noise, since the engine's is
+    unknown."""
     from omnidraft.decode.drafting.drafter import Drafter
     from omnidraft.decode.drafting.noise_coupling import NoiseCoupling
     from omnidraft.decode.drafting.prompt_lookup import PromptLookup
@@ -105,8 +106,8 @@ def _proposer(settings: Settings, tokenizers: Vocabularies, model: DraftModel, n
     drafter = Drafter(
         model, tokenizers.drafter, tokenizers.target.vocabulary, tokenizers.alignment, ngrams, NoiseCoupling((0.0,))
     )
-    contributors = (PromptLookup(), drafter) if settings.decode.lookup else (drafter,)
-    return TreeProposer(contributors, lambda mode, tenant: FixedPolicy())
+    sources = (PromptLookup(), drafter) if settings.decode.lookup else (drafter,)
+    return TreeProposer(sources, lambda mode, tenant: FixedPolicy())
 
 
 def _step_costs(snapshot: "LoadedSnapshot") -> "CostCurve":
@@ -116,7 +117,7 @@ def _step_costs(snapshot: "LoadedSnapshot") -> "CostCurve":
 
 
 def drafter_of(proposer: Proposer) -> "Drafter":
-    """The drafter among what a snapshot's trees are made from."""
+    """Return the drafter among the sources of a snapshot's proposer."""
     from omnidraft.decode.drafting.drafter import Drafter
     from omnidraft.decode.drafting.tree_proposer import TreeProposer
 
@@ -161,7 +162,7 @@ def _updater(
 
 
 class TextOpener:
-    """Implements rounds.Opener. Ids and names of requests are ours, since the engine tells none."""
+    """Implements round_scheduler.Opener. It makes up request ids, since the engine passes none."""
 
     def __init__(
         self, settings: Settings, tokenizers: Vocabularies, slot: "SnapshotSlot", producer: "TraceProducer | None"
@@ -173,22 +174,22 @@ class TextOpener:
         self._worker = f"{socket.gethostname()}-{os.getpid()}"
 
     def open(self, prompt_ids: "np.ndarray") -> "ExternalSequence":
-        """See rounds.Opener. A canary takes its share by the name."""
+        """See round_scheduler.Opener. The request id decides whether the canary serves it."""
         from omnidraft.decode.drafting.tree_proposer import TreeProposer
         from omnidraft.decode.external.batch_drafting import DraftedSequence
         from omnidraft.decode.external.sequence import ExternalSequence
         from omnidraft.decode.external.sequence_tracker import TokenBuffer
 
-        name = uuid.uuid4().hex
-        snapshot = self._slot.serving(name)
+        request_id = uuid.uuid4().hex
+        snapshot = self._slot.serving(request_id)
         drafter, ids = drafter_of(snapshot.proposer), prompt_ids.tolist()
         assert isinstance(snapshot.proposer, TreeProposer)
-        before, told = self._drafter_prompt(ids, drafter.model.context_limit)
+        drafter_ids, rest_ids = self._drafter_prompt(ids, drafter.model.context_limit)
         table, with_lookup = snapshot.proposer.table, self._settings.decode.lookup
-        drafted = DraftedSequence(drafter, self._request(ids, before), told, table, with_lookup=with_lookup)
+        drafted = DraftedSequence(drafter, self._request(ids, drafter_ids), rest_ids, table, with_lookup=with_lookup)
         builder = None
         if self._producer is not None:
-            builder = self._builder(name, self._request(ids, drafted.context.ids or before), snapshot)
+            builder = self._builder(request_id, self._request(ids, drafted.context.ids or drafter_ids), snapshot)
         return ExternalSequence(TokenBuffer(prompt_ids), snapshot, drafted, builder, len(ids))
 
     def _drafter_prompt(self, prompt_ids: Sequence[int], context_limit: int) -> tuple[list[int], list[int]]:
@@ -198,7 +199,7 @@ class TextOpener:
         vocabulary = tokenizers.target.vocabulary
         try:
             prompt = map_prompt(prompt_ids, vocabulary, tokenizers.drafter, tokenizers.alignment, longest=longest)
-        except VocabularyError:  # some byte that the drafter cannot spell: it knows the answer only
+        except VocabularyError:  # some byte that the drafter cannot spell: it sees the answer only
             return [], []
         return prompt.ids, prompt.rest
 
@@ -206,13 +207,13 @@ class TextOpener:
         stop_ids = self._tokenizers.target.stop_ids
         return Request(tuple(prompt_ids), tuple(drafter_ids), max_new_tokens=1, stop_ids=stop_ids, mode="fast")
 
-    def _builder(self, name: str, request: Request, snapshot: "LoadedSnapshot") -> "TraceRecordBuilder":
+    def _builder(self, request_id: str, request: Request, snapshot: "LoadedSnapshot") -> "TraceRecordBuilder":
         from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
 
         assert self._producer is not None
         settings, models = self._settings, self._settings.models
-        origin = RecordContext(
-            name,
+        context = RecordContext(
+            request_id,
             settings.worker.tenant,
             self._worker,
             models.target,
@@ -221,4 +222,4 @@ class TextOpener:
             self._tokenizers.alignment.fingerprint,
             has_settings=False,
         )
-        return TraceRecordBuilder(request, origin, settings.recorder, self._producer.emit)
+        return TraceRecordBuilder(request, context, settings.recorder, self._producer.emit)

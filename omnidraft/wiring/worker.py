@@ -1,4 +1,4 @@
-"""What a decoding worker runs: an engine for each target, one drafter for all, one recorder."""
+"""The decoding worker: an engine for each target, one drafter for all, one trace producer."""
 
 import os
 import socket
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ServedTarget:
-    """One target with its alignment, cache and snapshot slot. Without a refresher its snapshot stays."""
+    """One target with its alignment, cache and snapshot slot. Without an updater its snapshot stays."""
 
     engine: "Engine"
     target: Target
@@ -45,7 +45,7 @@ class ServedTarget:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """What a decoding worker runs. Without a recorder nothing is learned from it."""
+    """The engines and the trace producer of a worker. Without a producer no traces are recorded."""
 
     served: tuple[ServedTarget, ...]
     """In the order of `models.targets`."""
@@ -53,7 +53,7 @@ class Worker:
 
     @property
     def engine(self) -> "Engine":
-        """Of `models.target`."""
+        """The engine of `models.target`."""
         return self.served[0].engine
 
     @property
@@ -65,13 +65,13 @@ class Worker:
 def engine(
     settings: Settings, metrics: Metrics, *, progress: "Progress | None" = None, snapshot: str | None = None
 ) -> Worker:
-    """The engine of `models.target` alone, without traces or refreshing.
+    """Return a worker of `models.target` alone, without traces or snapshot updates.
 
     Args:
         snapshot: a folder, a version or an alias; None is the base drafter.
 
     Raises:
-        ModelError, SnapshotError, VocabularyError: models or snapshot cannot be had, or do not belong together.
+        ModelError, SnapshotError, VocabularyError: models or snapshot cannot be loaded, or do not belong together.
     """
     from omnidraft.decode.snapshot.slot import SnapshotSlot
 
@@ -79,7 +79,7 @@ def engine(
     loaded_target = target(settings, tokenizers)
     costs = _costs(settings, loaded_target)
     load = snapshot_loader(settings, tokenizers, costs)
-    slot = SnapshotSlot(_first(settings, load, snapshot))
+    slot = SnapshotSlot(_first_snapshot(settings, load, snapshot))
     made = _engine(settings, tokenizers, loaded_target, costs, metrics, None, slot)
     return Worker((ServedTarget(made, loaded_target, None),), None)
 
@@ -87,7 +87,7 @@ def engine(
 def worker(
     settings: Settings, metrics: Metrics, *, progress: "Progress | None" = None, tracing: Tracing | None = None
 ) -> Worker:
-    """Engines, refreshers and the recorder of one worker process.
+    """Return the engines, snapshot updaters and trace producer of one worker process.
 
     Raises:
         BusError, RegistryError: log or registry cannot be reached at the start; later they may come and go.
@@ -108,7 +108,7 @@ def _all_served(
     progress: "Progress | None",
 ) -> tuple[ServedTarget, ...]:
     pairs = [settings.for_target(name) for name in settings.models.targets]
-    registries = [registry(pair) for pair in pairs]  # asked before anything large is loaded
+    registries = [registry(pair) for pair in pairs]  # connected before anything large is loaded
     tokenizers = [vocabularies(pair, progress) for pair in pairs]
     drafter = base_drafter(settings, tokenizers[0])
     return tuple(
@@ -128,7 +128,7 @@ def _served(
     *,
     is_alone: bool,
 ) -> ServedTarget:
-    """One pair, which follows its champion unless the settings name its snapshot."""
+    """Return one pair, which follows its champion unless `worker.snapshot` names a snapshot."""
     from omnidraft.decode.snapshot.slot import SnapshotSlot
 
     loaded_target = target(settings, tokenizers)
@@ -136,7 +136,7 @@ def _served(
     costs.passes(settings.decode.mode)  # whatever the policy: metrics compare with plain decoding
     load = snapshot_loader(settings, tokenizers, costs, drafter)
     pinned = settings.worker.snapshot
-    slot = SnapshotSlot(_first(settings, load, pinned))
+    slot = SnapshotSlot(_first_snapshot(settings, load, pinned))
     made = _engine(settings, tokenizers, loaded_target, costs, metrics, producer, slot, tracing)
     made.decoder.grammars.prepare()
     if pinned is not None:
@@ -145,13 +145,13 @@ def _served(
     return ServedTarget(made, loaded_target, updater)
 
 
-def _first(settings: Settings, load: SnapshotLoader, name: str | None) -> "LoadedSnapshot":
-    """What serves at the start: the named snapshot, or the base drafter."""
+def _first_snapshot(settings: Settings, load: SnapshotLoader, name: str | None) -> "LoadedSnapshot":
+    """Load the snapshot that serves at the start: the named one, or the base drafter."""
     return load(None, None) if name is None else named_snapshot(settings, load, name)
 
 
 def _costs(settings: Settings, loaded_target: Target) -> "MeasuredCosts":
-    """Measured now for the mode that requests have unless they say otherwise."""
+    """Measure the costs of the target, at once for the default mode if the policy needs them."""
     from omnidraft.decode.policy.cost_model import MeasuredCosts
 
     costs = MeasuredCosts(loaded_target)

@@ -10,6 +10,8 @@ def main() -> None:
 
 
 def _host(settings: Settings) -> int:
-    from omnidraft.hosts import distiller  # after the settings were read: a wrong one is told before torch is loaded
+    from omnidraft.hosts import (
+        distiller,
+    )  # after the settings were read: a wrong one is reported before torch is loaded
 
     return distiller.main(settings)

@@ -1,4 +1,4 @@
-"""`omnidraft traces verify`: was every acknowledged record learned, once?"""
+"""`omnidraft traces verify`: check that every acknowledged record was learned exactly once."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -70,7 +70,7 @@ def _summary(report: "Report") -> str:
 
 @contextmanager
 def _progress(topic: str) -> Iterator[Callable[[int], None]]:
-    """How many messages were read, on stderr, gone when done; nothing where stderr is no terminal."""
+    """Show the number of messages read on stderr, transient; nothing when stderr is not a terminal."""
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(), TextColumn(f"reading {topic}: {{task.completed:g}} messages"), TimeElapsedColumn())

@@ -1,4 +1,4 @@
-"""The log: does it answer, are its topics as the fleet needs them, is what the learner reads next there, the clocks."""
+"""Checks of the log: the connection, the topics' configuration, the learner's next offsets, and the clocks."""
 
 import time
 from contextlib import closing
@@ -9,16 +9,16 @@ from omnidraft.errors import LogReplaced
 from omnidraft.ports import LogReader, Message, TopicFacts
 
 NEEDED_MESSAGE_BYTES = 1_000_000
-"""The largest dead letter, with the headers it gains."""
+"""The size of the largest dead letter, with its headers."""
 HOUR_MS = 3_600_000
 LEAST_RETENTION_HOURS = 24
 SKEW_MS = 2_000
-"""A clock may be so much ahead of ours."""
+"""The time by which another clock may be ahead of ours."""
 POLL_S = 3.0
 
 
 def connection(settings: Settings) -> Finding:
-    """Whether it answers; nothing is made by asking."""
+    """Check that the log answers, without creating anything."""
     from omnidraft import wiring
 
     if _is_absent(settings):
@@ -29,7 +29,7 @@ def connection(settings: Settings) -> Finding:
 
 
 def topic(settings: Settings, name: str) -> Finding:
-    """One topic: existence, partitions, message size, retention."""
+    """Check one topic: existence, partitions, message size, retention."""
     from omnidraft import wiring
 
     check, log = f"topic {name}", settings.log
@@ -49,7 +49,7 @@ def topic(settings: Settings, name: str) -> Finding:
 
 
 def _retention(check: str, log: LogSettings, name: str, facts: TopicFacts) -> Finding | None:
-    """What is wrong with how long its messages are kept; None: nothing."""
+    """Return a warning about the topic's retention, or None."""
     kept_hours = None if facts.retention_ms is None else facts.retention_ms / HOUR_MS
     wanted = {
         log.traces_topic: ("log.retention_hours", log.retention_hours),
@@ -68,7 +68,7 @@ def _retention(check: str, log: LogSettings, name: str, facts: TopicFacts) -> Fi
 
 
 def position(settings: Settings) -> Finding:
-    """Whether the log still holds what the learner of this pair reads next."""
+    """Check that the log still holds the next offsets of this pair's learner."""
     from omnidraft import wiring
     from omnidraft.distill.ingest.log_position import require_same_log
 
@@ -117,7 +117,7 @@ def clocks(settings: Settings, now_ms: int | None = None) -> Finding:
 
 
 def _newest(reader: LogReader) -> Message | None:
-    """By timestamp, of the last messages of all partitions; None when retention took them, or none was written."""
+    """Return the newest message of all partitions by timestamp; None when there is none."""
     ends = reader.end_offsets()
     reader.seek_back(1)
     found: list[Message] = []
@@ -128,7 +128,7 @@ def _newest(reader: LogReader) -> Message | None:
 
 
 def _is_absent(settings: Settings) -> bool:
-    """A local log that nobody made yet."""
+    """Return whether the log is a local file that does not exist yet."""
     from pathlib import Path
 
     url = settings.log.url

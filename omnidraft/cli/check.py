@@ -128,9 +128,9 @@ def _show(result: dict[str, Any]) -> None:
         for each in run["differences"]:
             if not each["is_explained"]:
                 console.print(_difference_text(run, each), markup=False, highlight=False)
-        for law in run["law_positions"]:
-            if not law["passed"]:
-                console.print(_distribution_failure(run, law), markup=False, highlight=False)
+        for test in run["law_positions"]:
+            if not test["passed"]:
+                console.print(_distribution_failure(run, test), markup=False, highlight=False)
     if not all(run["scored"] for run in result["runs"]):
         console.print(
             "Nothing was drafted in some runs: drafting loses time on this pair. decode.policy = 'fixed' drafts."
@@ -143,20 +143,20 @@ def _name(run: dict[str, Any]) -> str:
 
 
 def _distribution_text(run: dict[str, Any]) -> str:
-    law = run["law"]
-    sign = "<=" if law["tv"] <= law["tv_limit"] else ">"
-    return f"{'passed' if law['passed'] else 'FAILED'}: TV {law['tv']:.3f} {sign} {law['tv_limit']:.3f}"
+    test = run["law"]
+    sign = "<=" if test["tv"] <= test["tv_limit"] else ">"
+    return f"{'passed' if test['passed'] else 'FAILED'}: TV {test['tv']:.3f} {sign} {test['tv_limit']:.3f}"
 
 
-def _distribution_failure(run: dict[str, Any], law: dict[str, Any]) -> str:
+def _distribution_failure(run: dict[str, Any], test: dict[str, Any]) -> str:
     """Describe a position whose distribution differs from plain decoding's."""
     return (
-        f"{_name(run)}: {law['samples']} samples of token {law['position']} of "
+        f"{_name(run)}: {test['samples']} samples of token {test['position']} of "
         f"the answer to\n  {run['law_prompt']!r}\n"
-        f"  total variation from plain decoding's law: {law['tv']:.4f}, chance explains {law['tv_limit']:.4f} "
-        f"but for odds of {law['odds']:g}\n"
-        f"  impossible tokens: {law['impossible']}\n"
-        f"  logits apart from plain decoding's: {law['logit_difference']:.3g}, allowed {law['logit_limit']:.3g}\n"
+        f"  total variation from plain decoding's law: {test['tv']:.4f}, chance explains {test['tv_limit']:.4f} "
+        f"but for odds of {test['odds']:g}\n"
+        f"  impossible tokens: {test['impossible']}\n"
+        f"  logits apart from plain decoding's: {test['logit_difference']:.3g}, allowed {test['logit_limit']:.3g}\n"
     )
 
 

@@ -45,9 +45,9 @@ def _print(report: "Report") -> None:
     console = Console(markup=False, highlight=False)
     table = Table("partition", "held from", "learned up to", "end", "to learn", "what became of them")
     for each in report.partitions:
-        fates = ", ".join(f"{number} {printable(name)}" for name, number in each.fates.items())
+        dispositions = ", ".join(f"{number} {printable(name)}" for name, number in each.fates.items())
         numbers = (each.partition, each.first, each.offset, each.end, each.num_to_learn)
-        table.add_row(*map(str, numbers), fates)
+        table.add_row(*map(str, numbers), dispositions)
     console.print(table)
     for fault in report.faults[:SHOWN_FAULTS]:
         where = "" if fault.partition is None else f" {fault.partition}:{fault.offset}"

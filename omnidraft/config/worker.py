@@ -4,7 +4,7 @@ from pydantic import Field, SecretStr, field_validator
 
 from omnidraft.config.log_registry import Section
 
-MIN_KEY_LETTERS = 16
+MIN_KEY_CHARS = 16
 
 
 class ApiKey(Section):
@@ -19,8 +19,8 @@ class ApiKey(Section):
     @classmethod
     def _can_be_sent(cls, key: SecretStr) -> SecretStr:
         text = key.get_secret_value()
-        if len(text) < MIN_KEY_LETTERS or not all("!" <= letter <= "~" for letter in text):
-            raise ValueError(f"a key has {MIN_KEY_LETTERS} printable ASCII letters or more, without spaces")
+        if len(text) < MIN_KEY_CHARS or not all("!" <= char <= "~" for char in text):
+            raise ValueError(f"a key has {MIN_KEY_CHARS} printable ASCII letters or more, without spaces")
         return key
 
 

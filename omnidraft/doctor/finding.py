@@ -35,19 +35,19 @@ class Finding:
     """The recommended action; None when the verdict is ok."""
 
 
-def ok(check: str, told: str) -> Finding:
+def ok(check: str, message: str) -> Finding:
     """Return a finding that needs no action."""
-    return Finding(check, Verdict.OK, told)
+    return Finding(check, Verdict.OK, message)
 
 
-def warning(check: str, told: str, advice: str) -> Finding:
+def warning(check: str, message: str, advice: str) -> Finding:
     """Return a finding about something that works, but not well or not for long."""
-    return Finding(check, Verdict.WARNING, told, advice)
+    return Finding(check, Verdict.WARNING, message, advice)
 
 
-def problem(check: str, told: str, advice: str) -> Finding:
+def problem(check: str, message: str, advice: str) -> Finding:
     """Return a finding about something that does not work, or will cause damage."""
-    return Finding(check, Verdict.PROBLEM, told, advice)
+    return Finding(check, Verdict.PROBLEM, message, advice)
 
 
 def run_check(check: str, look: Callable[[], Finding]) -> Finding:

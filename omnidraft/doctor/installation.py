@@ -15,9 +15,9 @@ def python() -> Finding:
     from packaging.specifiers import SpecifierSet
 
     running = platform.python_version()
-    if (told := _metadata()) is None:
+    if (package := _metadata()) is None:
         return warning("python", f"{running}; {PACKAGE} is not installed as a package", "`make setup`, or pip install")
-    required = told["Requires-Python"]
+    required = package["Requires-Python"]
     if SpecifierSet(required).contains(running, prereleases=True):
         return ok("python", f"{running}, wanted {required}")
     return problem("python", f"{running}, wanted {required}", "make a virtual environment with that Python")
@@ -25,11 +25,11 @@ def python() -> Finding:
 
 def libraries(settings: Settings | None) -> Finding:
     """Compare the installed libraries with the ranges of pyproject.toml, with the extras that these settings need."""
-    told = _metadata()
-    if told is None:
+    package = _metadata()
+    if package is None:
         return warning("libraries", "not compared: no package metadata", "`make setup`, or pip install")
     extras = extras_needed(settings) if settings else ()
-    requirements = told.get_all("Requires-Dist") or []
+    requirements = package.get_all("Requires-Dist") or []
     unmet = unmet_requirements(requirements, extras)
     if not unmet:
         return ok("libraries", f"all {len(requirements)} requirements looked at")
@@ -39,8 +39,8 @@ def libraries(settings: Settings | None) -> Finding:
 
 def missing_libraries() -> list[str]:
     """Return the missing libraries, without which no other check can run."""
-    told = _metadata()
-    requirements = told.get_all("Requires-Dist") if told else None
+    package = _metadata()
+    requirements = package.get_all("Requires-Dist") if package else None
     return [line for line in unmet_requirements(requirements or [], ()) if " is missing, " in line]
 
 

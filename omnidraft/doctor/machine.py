@@ -39,19 +39,19 @@ def kernels(settings: Settings) -> Finding:
         chosen = choice.kernels(section.kernels)
     except KernelsUnavailable as exc:
         needed = {section.precision, section.drafter_precision} & set(library.PACKED) or section.kernels in VARIANTS
-        found = problem if needed else warning
+        severity = problem if needed else warning
         advice = "install a C++ compiler, or leave kernels, precision and drafter_precision at auto"
-        return found("kernels", str(exc), advice)
+        return severity("kernels", str(exc), advice)
     return kernels_finding(chosen)
 
 
 def kernels_finding(chosen: "Kernels") -> Finding:
     """Return the finding about a working build of our kernels and the builds refused before it."""
-    told = f"compiled as {chosen.variant}, tried and right: {_times(chosen.seconds_per_token)}"
+    message = f"compiled as {chosen.variant}, tried and right: {_times(chosen.seconds_per_token)}"
     if chosen.refused:
-        told = f"{told}; not used: {_listed(chosen.refused)}"
-        return warning("kernels", told, "report it: the compiler uses instructions that this processor does not run")
-    return ok("kernels", told)
+        message = f"{message}; not used: {_listed(chosen.refused)}"
+        return warning("kernels", message, "report it: the compiler uses instructions that this processor does not run")
+    return ok("kernels", message)
 
 
 def processor() -> Finding:
@@ -68,14 +68,14 @@ def processor_finding(capability: str, products: "TorchProducts") -> Finding:
     if capability == "DEFAULT":
         advice = "use a processor with AVX2, or unset ATEN_CPU_CAPABILITY; decoding is many times slower without"
         return warning("processor", "no vector instructions are used", advice)
-    told = f"{capability}, torch's products tried and right: {_times(products.outcome.seconds)}"
+    message = f"{capability}, torch's products tried and right: {_times(products.outcome.seconds)}"
     if products.outcome.fault:
         advice = "no model is computed by what is wrong here; report it with `omnidraft doctor --json`"
-        return warning("processor", f"{told}; torch {products.outcome.fault}", advice)
+        return warning("processor", f"{message}; torch {products.outcome.fault}", advice)
     if products.refused:
-        told = f"{told}; oneDNN is kept to {products.isa}, since with {_listed(products.refused)}"
-        return warning("processor", told, "nothing has to be done; ask the provider of this machine why AMX traps")
-    return ok("processor", told)
+        message = f"{message}; oneDNN is kept to {products.isa}, since with {_listed(products.refused)}"
+        return warning("processor", message, "nothing has to be done; ask the provider of this machine why AMX traps")
+    return ok("processor", message)
 
 
 def precision(settings: Settings) -> Finding:
@@ -107,11 +107,11 @@ def free_bytes(folder: Path) -> int:
 def disk(what: str, folder: Path, needed_bytes: int, free: Callable[[Path], int] = free_bytes) -> Finding:
     """Check the free space of `folder`; `what` names the check."""
     available = free(folder.absolute())
-    told = f"{_size(available)} free in {folder}, {_size(needed_bytes)} needed"
+    message = f"{_size(available)} free in {folder}, {_size(needed_bytes)} needed"
     advice = "free space there, or give it another folder"
     if available < needed_bytes:
-        return problem(what, told, advice)
-    return warning(what, told, advice) if available < COMFORT * needed_bytes else ok(what, told)
+        return problem(what, message, advice)
+    return warning(what, message, advice) if available < COMFORT * needed_bytes else ok(what, message)
 
 
 def folders(settings: Settings) -> Iterator[tuple[str, Path, int]]:
@@ -144,11 +144,11 @@ def memory(settings: Settings, available: Callable[[], int] = available_memory) 
     needed = sum(
         int(weights_bytes(folder) / 2 * BYTES_PER_WEIGHT.get(precisions[name], 2.0)) for name, folder in present.items()
     )
-    told = f"{_size(available())} available, about {_size(needed)} for the weights of {len(present)} models"
+    message = f"{_size(available())} available, about {_size(needed)} for the weights of {len(present)} models"
     advice = "serve fewer targets, choose int8 or int4, or give the machine more memory"
     if available() < needed:
-        return problem("memory", told, advice)
-    return warning("memory", told, advice) if available() < 1.5 * needed else ok("memory", told)
+        return problem("memory", message, advice)
+    return warning("memory", message, advice) if available() < 1.5 * needed else ok("memory", message)
 
 
 def port(settings: Settings) -> Finding:

@@ -73,10 +73,10 @@ def alignment(settings: Settings) -> Finding:
         return warning(check, f"not built: {absent} is not on this machine", f"omnidraft models pull {absent}")
     built = wiring.vocabularies(settings).alignment
     share = built.num_direct / max(built.num_draft, 1)
-    told = f"{built.num_direct:,} of {built.num_draft:,} draft tokens are one target token"
+    message = f"{built.num_direct:,} of {built.num_draft:,} draft tokens are one target token"
     if share < 0.1:
-        return warning(check, told, "choose a drafter whose vocabulary has more in common with the target's")
-    return ok(check, told)
+        return warning(check, message, "choose a drafter whose vocabulary has more in common with the target's")
+    return ok(check, message)
 
 
 def champion_fits(settings: Settings) -> Finding:
@@ -99,8 +99,8 @@ def champion_fits(settings: Settings) -> Finding:
     }
     for what, (made, here) in compared.items():
         if made != here:
-            told = f"version {champion.version} was made with {what} {made[:12]}, installed is {here[:12]}"
-            return problem(check, told, advice)
+            message = f"version {champion.version} was made with {what} {made[:12]}, installed is {here[:12]}"
+            return problem(check, message, advice)
     return ok(check, f"version {champion.version} has the alignment and the drafter that are installed")
 
 

@@ -32,17 +32,17 @@ def aliases(settings: Settings) -> Finding:
     if not versions:
         return ok(check, "no version, no alias")
     named = {alias: version.version for version in versions for alias in version.aliases}
-    told = ", ".join(f"{alias} is {version}" for alias, version in sorted(named.items())) or "none"
+    names = ", ".join(f"{alias} is {version}" for alias, version in sorted(named.items())) or "none"
     if "champion" not in named and "previous" in named:
         advice = "`omnidraft snapshots promote VERSION` names one that exists"
-        return problem(check, f"there was a champion, and none of {len(versions)} versions is it: {told}", advice)
+        return problem(check, f"there was a champion, and none of {len(versions)} versions is it: {names}", advice)
     if "champion" not in named:
         advice = "start the controller, or `omnidraft snapshots promote VERSION`"
-        return warning(check, f"no champion, so workers serve the base drafter: {told}", advice)
+        return warning(check, f"no champion, so workers serve the base drafter: {names}", advice)
     if named["champion"] == named.get("previous"):
         advice = "`omnidraft snapshots promote VERSION` with another one, so that there is something to go back to"
-        return warning(check, f"a rollback would change nothing: {told}", advice)
-    return ok(check, told)
+        return warning(check, f"a rollback would change nothing: {names}", advice)
+    return ok(check, names)
 
 
 def files(settings: Settings) -> Finding:

@@ -2,8 +2,8 @@
 
 {"kind": "champion", "version": 7}                  every worker serves this snapshot; ends any canary
 {"kind": "canary", "version": 8, "share": 0.1}      serve it to this share of the requests, the champion to the others
-{"kind": "pause"} / {"kind": "resume"}              stop or go on learning
-{"kind": "restart", "start": "latest", "restart_id": "..."}  go on there: earliest, latest or offsets; each is done once
+{"kind": "pause"} / {"kind": "resume"}              stop or resume learning
+{"kind": "restart", "start": "latest", "restart_id": "..."}  learn from earliest, latest or offsets; each is done once
 {"kind": "drift", "tenant": "t"}                    agreement on this tenant's traffic fell: draft less, learn faster
 {"kind": "drift_over", "tenant": "t"}               it recovered, or is what is normal now
 {"kind": "best", "version": 5, "tenant": "t"}       from the distiller: this snapshot agrees best with that traffic

@@ -89,7 +89,7 @@ class VllmProposer:
             return [[] for _ in sampled_token_ids]
         with self._lock:
             return self._batching.rounds.next(
-                sampled_token_ids, lambda place: token_ids_cpu[place, : num_tokens_no_spec[place]], self._logits.take
+                sampled_token_ids, lambda row: token_ids_cpu[row, : num_tokens_no_spec[row]], self._logits.take
             )
 
     def close(self) -> None:

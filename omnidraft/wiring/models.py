@@ -218,9 +218,9 @@ def named_folder(settings: Settings, name: str) -> Iterator[tuple[SnapshotVersio
         yield SnapshotVersion(UNPUBLISHED, manifest, aliases=(), created_ms=manifest.created_ms), folder
         return
     snapshots = registry(settings)
-    found = snapshots.resolve(name)
+    version = snapshots.resolve(name)
     with tempfile.TemporaryDirectory(prefix="omnidraft-snapshot-") as staging:
-        yield found, snapshots.fetch(found.version, Path(staging))
+        yield version, snapshots.fetch(version.version, Path(staging))
 
 
 def named_snapshot(settings: Settings, load: SnapshotLoader, name: str) -> "LoadedSnapshot":

@@ -19,7 +19,7 @@ _rested_s: ContextVar[float | None] = ContextVar("rested_s", default=None)
 
 
 @contextmanager
-def paced() -> Iterator[None]:
+def throttled() -> Iterator[None]:
     """Throttle the work of this thread inside the block, which has to call `rest` every few milliseconds."""
     token = _rested_s.set(time.thread_time())
     try:

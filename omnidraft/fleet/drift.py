@@ -24,7 +24,7 @@ MOST_STREAMS = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class DriftChange:
     """The beginning or end of a drift of one tenant's agreement."""
 
     tenant: str
@@ -47,7 +47,7 @@ class Change:
         )
 
 
-class Stream:
+class AgreementStream:
     """The values of one tenant's agreement."""
 
     def __init__(self, tenant: str, settings: DriftSettings) -> None:
@@ -63,7 +63,7 @@ class Stream:
     def is_drifting(self) -> bool:
         return self._fell_from is not None
 
-    def update(self, request: RequestStats) -> Change | None:
+    def update(self, request: RequestStats) -> DriftChange | None:
         """Add one request; return the change that it reveals, if any."""
         self._num_agreed += request.num_agreed
         self._num_drafted += request.num_drafted
@@ -73,7 +73,7 @@ class Stream:
         self._num_agreed = self._num_drafted = 0
         return self._add_value(agreement, request.version)
 
-    def _add_value(self, agreement: float, version: int | None) -> Change | None:
+    def _add_value(self, agreement: float, version: int | None) -> DriftChange | None:
         self._note_version(version)
         self._since_swap.append(agreement)
         if len(self._recent) == RECENT:
@@ -82,7 +82,7 @@ class Stream:
         self._recent.append(agreement)
         return self._detect_fall(agreement) if self._fell_from is None else self._detect_end(self._fell_from)
 
-    def _detect_fall(self, agreement: float) -> Change | None:
+    def _detect_fall(self, agreement: float) -> DriftChange | None:
         self._detector.update(agreement)
         if not self._detector.drift_detected or not self._num_before:
             return None
@@ -93,7 +93,7 @@ class Stream:
             return None
         self._fell_from = level
         suspect = self._version if self._came_with_the_snapshot(level, recent) else None
-        return Change(self._tenant, "drift", level, recent, num_values, suspect)
+        return DriftChange(self._tenant, "drift", level, recent, num_values, suspect)
 
     def _came_with_the_snapshot(self, level: float, recent: float) -> bool:
         """Return whether the snapshot's first values were as low as the present ones. One that served well at first is
@@ -103,14 +103,14 @@ class Stream:
         first = list(self._since_swap)[:-RECENT]
         return not first or fmean(first) < (level + recent) / 2
 
-    def _detect_end(self, level: float) -> Change | None:
+    def _detect_end(self, level: float) -> DriftChange | None:
         recent, num_values = fmean(self._recent), self._num_before + len(self._recent)
         is_back = len(self._recent) == RECENT and recent >= self._settings.recovered_share * level
         if not is_back and num_values < self._settings.settled_values:
             return None
         self._fell_from = None
         self._reset()
-        return Change(self._tenant, "drift_over", level, recent, num_values)
+        return DriftChange(self._tenant, "drift_over", level, recent, num_values)
 
     def _reset(self) -> None:
         """Start a new level."""
@@ -130,11 +130,11 @@ class DriftDetector:
 
     def __init__(self, settings: DriftSettings) -> None:
         self._settings = settings
-        self._streams: OrderedDict[str, Stream] = OrderedDict()
+        self._streams: OrderedDict[str, AgreementStream] = OrderedDict()
 
-    def update(self, request: RequestStats) -> Change | None:
+    def update(self, request: RequestStats) -> DriftChange | None:
         """Add one request of any tenant; return the change that it reveals, if any."""
-        stream = self._streams.setdefault(request.tenant, Stream(request.tenant, self._settings))
+        stream = self._streams.setdefault(request.tenant, AgreementStream(request.tenant, self._settings))
         self._streams.move_to_end(request.tenant)
         if len(self._streams) > MOST_STREAMS:
             self._streams.popitem(last=False)

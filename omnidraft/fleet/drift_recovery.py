@@ -10,7 +10,7 @@ again to restore the levels; changes in it were handled before the restart and a
 import logging
 
 from omnidraft.errors import SnapshotNotFound, SnapshotStale
-from omnidraft.fleet.drift import Change, DriftDetector
+from omnidraft.fleet.drift import DriftChange, DriftDetector
 from omnidraft.fleet.request_stats import RequestStats
 from omnidraft.ports import Announcement, Announcer, Metrics, Registry
 
@@ -54,7 +54,7 @@ class DriftRecovery:
         if self._registry.resolve("champion").version != version:
             self._promote(version, announcement.reason or "agrees best with the traffic that drifted", fence)
 
-    def _annotate(self, change: Change) -> None:
+    def _annotate(self, change: DriftChange) -> None:
         try:
             champion = self._registry.resolve("champion").version
         except SnapshotNotFound:

@@ -88,7 +88,7 @@ class OverviewSources:
 
 
 @dataclass(frozen=True, slots=True)
-class _Log:
+class _LogStatus:
     """The contents of the log; None for each topic that could not be read."""
 
     trace_ends: Offsets | None = None
@@ -98,7 +98,7 @@ class _Log:
 
 
 @dataclass(slots=True)
-class _Problems:
+class _ProblemList:
     """Collects errors of services that do not answer."""
 
     lines: list[str] = field(default_factory=list)
@@ -115,7 +115,7 @@ def overview(
     sources: OverviewSources, settings: Settings, metrics: Metrics, workers: Sequence[str], now_ms: int
 ) -> Overview:
     """Return the status of all targets and of the workers at these URLs. Never raises an OmnidraftError."""
-    problems = _Problems()
+    problems = _ProblemList()
     log = _log(sources, settings, metrics, problems)
     pairs = tuple(_pair(target, sources, problems, log) for target in settings.models.targets)
     statuses = tuple(sources.worker(url) for url in workers)
@@ -123,13 +123,13 @@ def overview(
     return Overview(now_ms, pairs, log.trace_ends, log.dead_letters, statuses, tuple(problems.lines))
 
 
-def _log(sources: OverviewSources, settings: Settings, metrics: Metrics, problems: _Problems) -> _Log:
+def _log(sources: OverviewSources, settings: Settings, metrics: Metrics, problems: _ProblemList) -> _LogStatus:
     """Read the three topics; one that does not exist yet counts as empty."""
     known: Collection[str] | None = None
     with problems.noted("log"):
         known = sources.topics()
     if known is None:
-        return _Log()
+        return _LogStatus()
     log, empty_states = settings.log, dict.fromkeys(settings.models.targets, ControlState())
     no_offsets: Offsets = {}
     ends: Offsets | None = None
@@ -147,7 +147,7 @@ def _log(sources: OverviewSources, settings: Settings, metrics: Metrics, problem
             lambda reader: _read_control_state(reader, settings, metrics),
             empty_states,
         )
-    return _Log(ends, dead_letters, states)
+    return _LogStatus(ends, dead_letters, states)
 
 
 def _read(
@@ -159,7 +159,7 @@ def _read(
         return read(reader)
 
 
-def _pair(target: str, sources: OverviewSources, problems: _Problems, log: _Log) -> TargetOverview:
+def _pair(target: str, sources: OverviewSources, problems: _ProblemList, log: _LogStatus) -> TargetOverview:
     control, ends = log.control_states.get(target), log.trace_ends
     state = (None, None, None) if control is None else (control.is_learning_paused, control.canary, control.drifting)
     versions: Sequence[SnapshotVersion] | None = None

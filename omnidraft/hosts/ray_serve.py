@@ -40,8 +40,8 @@ class FleetArgs(BaseModel):
 def build(args: FleetArgs) -> Application:
     """Build the application. Raises ConfigError for wrong settings."""
     settings = config.load(args.config, **args.settings)
-    replicas = {target: _replicas(settings.for_target(target)) for target in settings.models.targets}
-    ingress: Application = _ingress().bind(settings.worker.max_body_bytes, replicas)
+    replicas = {target: _deployment(settings.for_target(target)) for target in settings.models.targets}
+    ingress: Application = _ingress_deployment().bind(settings.worker.max_body_bytes, replicas)
     return ingress
 
 
@@ -50,11 +50,11 @@ def deployment_name(target: str) -> str:
     return "decode-" + re.sub(r"[^A-Za-z0-9._-]", "-", Path(target).name)
 
 
-def _ingress() -> serve.Deployment:
+def _ingress_deployment() -> serve.Deployment:
     return serve.deployment(name="ingress", max_ongoing_requests=INGRESS_ONGOING)(Ingress)
 
 
-def _replicas(settings: config.Settings) -> Application:
+def _deployment(settings: config.Settings) -> Application:
     """Return the deployment of one target."""
     drain_s = settings.recorder.drain_timeout_s
     deployed = serve.deployment(

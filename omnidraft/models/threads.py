@@ -27,7 +27,7 @@ def beside_decoding(load: Callable[..., Loaded], *args: Any) -> Loaded:
     """What `load(*args)` returns or raises; it computes with one thread, and rests between its pieces."""
 
     def run() -> Loaded:
-        with _one_thread(), throttle.paced():
+        with _one_thread(), throttle.throttled():
             return load(*args)
 
     return in_own_thread(run)

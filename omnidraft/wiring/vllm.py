@@ -73,7 +73,7 @@ def batching(settings: Settings, metrics: Metrics, *, num_tokens: int) -> Batchi
     passes, step_s = StepTimeModel(), _step_costs(slot.current)
     throttle = DriftThrottle(settings.decode.drifted_draft_tokens)
     scheduler = RoundScheduler(
-        TextOpener(settings, tokenizers, slot, producer),
+        SequenceOpener(settings, tokenizers, slot, producer),
         SequenceTracker["ExternalSequence"](keep_s=section.keep_left_s, most_left=section.most_left),
         _policy(settings, passes, step_s),
         passes,
@@ -161,7 +161,7 @@ def _updater(
     )
 
 
-class TextOpener:
+class SequenceOpener:
     """Implements round_scheduler.Opener. It makes up request ids, since the engine passes none."""
 
     def __init__(

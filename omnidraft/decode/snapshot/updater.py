@@ -181,7 +181,7 @@ class SnapshotUpdater:
         made_by = found.manifest.traceparent
         span = self._tracing.begin("load snapshot", links=[made_by] if made_by else [], version=version)
         try:
-            with throttle.paced():
+            with throttle.throttled():
                 folder = self._folders[version] = self._registry.fetch(version, self._staging)
             loaded = self._loader(found, folder)
         except Exception as exc:

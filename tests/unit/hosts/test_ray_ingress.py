@@ -25,7 +25,7 @@ Frame = ResponseStart | bytes | Exception
 
 @dataclass
 class Answer:
-    """What a replica sends, up to an error."""
+    """The frames of one replica, possibly up to an error."""
 
     frames: Sequence[Frame]
     is_cancelled: bool = False
@@ -45,7 +45,7 @@ class Answer:
 
 @dataclass
 class Replicas:
-    """Stands where a deployment's handle does: answers one after the other, of a replica each."""
+    """Implements a deployment handle: each call gets the next answer, from a replica of its own."""
 
     answers: list[Answer]
     facts: Sequence[ReplicaStatus | Exception] | Exception = ()
@@ -68,7 +68,7 @@ class Replicas:
 
 
 def app_of(ingress: Ingress) -> Callable[..., Awaitable[None]]:
-    """As Serve runs it."""
+    """Return the ingress as an ASGI application, called as Serve calls it."""
 
     async def app(scope, receive, send) -> None:
         response = await ingress(Request(scope, receive))
@@ -212,8 +212,8 @@ def test_a_client_that_goes_away_is_told_to_the_replica() -> None:
     assert answer.is_cancelled
 
 
-def test_a_request_that_serve_cancels_is_told_to_the_replica() -> None:
-    """As it does when a client goes away before its answer began."""
+def test_a_request_that_serve_cancels_is_cancelled_at_the_replica() -> None:
+    """Serve cancels a request when its client disconnects before the response began."""
     answer = Answer([JSON], never_ends=True)
 
     async def cancelled() -> None:

@@ -16,7 +16,7 @@ only_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="th
 
 COUNT_THREADS = """
 import os, time, torch
-from omnidraft.models.threads import apart
+from omnidraft.models.threads import in_own_thread
 
 def threads():
     return len(os.listdir("/proc/self/task"))
@@ -25,7 +25,7 @@ def compute():
     torch.randn(800, 800) @ torch.randn(800, 800)
     return threads()
 
-before, during = threads(), apart(compute)
+before, during = threads(), in_own_thread(compute)
 deadline = time.monotonic() + 10
 while threads() > before and time.monotonic() < deadline:
     time.sleep(0.01)

@@ -85,7 +85,7 @@ def test_without_a_compiler_transformers_drafts_and_the_log_says_what_to_install
     with caplog.at_level(logging.WARNING):
         drafter = load_drafter(folder, precision, None, "full")
     assert isinstance(drafter, TorchDrafter)
-    [warning] = [record.getMessage() for record in caplog.records if record.name == drafter.__name__]
+    [warning] = [record.getMessage() for record in caplog.records if record.name == "omnidraft.models.hf.drafter"]
     assert "no-such-compiler" in warning
     assert "apt-get install g++" in warning
     got, expected = drafter.open().advance(0, text(6)), whole_pass(tiny_model("llama"), text(6))[-1]

@@ -77,7 +77,8 @@ class DecodeSettings(Section):
     lookup: bool = True
     """Also draft by prompt lookup: the tokens that followed the same tokens earlier in the request."""
     noise_weight: float | None = Field(None, ge=0, le=1)
-    """The weight of the target's noise in drafting (w of docs/algorithms.md, section 4). None: the one that agreed best."""
+    """The weight of the target's noise in drafting (w of docs/algorithms.md, section 4). None: the one that agreed
+    best."""
     threads: int | None = Field(None, ge=1)
     """Threads of the numeric kernels; texts depend on it. None: the machine's cores."""
 

@@ -59,10 +59,8 @@ def show(
     """Print one dead letter as JSON: its headers, its error, and its record as far as it is readable."""
     with closing(_dead_letters(config.load(config_path))) as reader:
         dead_letter = _find(reader, partition, offset)
-    result = _summary(dead_letter) | {
-        "key": _text(dead_letter.message.key),
-        "timestamp_ms": dead_letter.message.timestamp_ms,
-    }
+    message, result = dead_letter.message, _summary(dead_letter)
+    result |= {"key": _text(message.key), "timestamp_ms": message.timestamp_ms}
     result["headers"] = {name: _text(value) for name, value in dead_letter.original_headers.items()}
     print(json.dumps(result | _content(dead_letter), indent=2))
 

@@ -13,12 +13,12 @@ Its offset is its sequence number; the highest holds. All are written to the fir
 
 import json
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Unpack
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from omnidraft.errors import WireError
-from omnidraft.ports import Announcement, AnnouncementKind, LogWriter, Message, Outgoing
+from omnidraft.ports import Announcement, AnnouncementFields, AnnouncementKind, LogWriter, Message, Outgoing
 
 KEY = b"control"
 PARTITION = 0
@@ -68,19 +68,15 @@ class _Wire(BaseModel):
         return self
 
 
+class _AllFields(AnnouncementFields, total=False):
+    target: str | None
+    drafter: str | None
+    start: str
+    restart_id: str
+
+
 def publish_announcement(
-    writer: LogWriter,
-    kind: AnnouncementKind,
-    version: int | None = None,
-    *,
-    target: str | None = None,
-    drafter: str | None = None,
-    share: float | None = None,
-    tenant: str | None = None,
-    reason: str | None = None,
-    start: str | None = None,
-    restart_id: str | None = None,
-    fence: str | None = None,
+    writer: LogWriter, kind: AnnouncementKind, version: int | None = None, **fields: Unpack[_AllFields]
 ) -> None:
     """Publish an announcement to every process. Repeating one does no harm.
 
@@ -88,18 +84,7 @@ def publish_announcement(
         BusError: the log cannot be written.
         ValueError: this kind needs another field, or has none of these.
     """
-    wire = _Wire(
-        kind=kind,
-        version=version,
-        share=share,
-        tenant=tenant,
-        reason=reason,
-        start=start,
-        restart_id=restart_id,
-        fence=fence,
-        target=target,
-        drafter=drafter,
-    )
+    wire = _Wire(kind=kind, version=version, **fields)
     writer.append([Outgoing(KEY, json.dumps(wire.model_dump(exclude_none=True)).encode(), partition=PARTITION)])
 
 
@@ -111,19 +96,9 @@ class LogAnnouncer:
     target: str
     drafter: str
 
-    def publish(
-        self,
-        kind: AnnouncementKind,
-        version: int | None = None,
-        *,
-        share: float | None = None,
-        tenant: str | None = None,
-        reason: str | None = None,
-        fence: str | None = None,
-    ) -> None:
+    def publish(self, kind: AnnouncementKind, version: int | None = None, **fields: Unpack[AnnouncementFields]) -> None:
         """See ports.Announcer."""
-        pair = {"target": self.target, "drafter": self.drafter}
-        publish_announcement(self.writer, kind, version, share=share, tenant=tenant, reason=reason, fence=fence, **pair)
+        publish_announcement(self.writer, kind, version, target=self.target, drafter=self.drafter, **fields)
 
 
 def parse_announcement(message: Message) -> Announcement:

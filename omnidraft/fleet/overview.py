@@ -130,7 +130,7 @@ def _log(sources: OverviewSources, settings: Settings, metrics: Metrics, problem
         known = sources.topics()
     if known is None:
         return _LogStatus()
-    log, empty_states = settings.log, dict.fromkeys(settings.models.targets, ControlState())
+    log, idle = settings.log, dict.fromkeys(settings.models.targets, ControlState())
     no_offsets: Offsets = {}
     ends: Offsets | None = None
     dead_letters: DeadLetters | None = None
@@ -141,11 +141,7 @@ def _log(sources: OverviewSources, settings: Settings, metrics: Metrics, problem
         dead_letters = _read(log.dead_letters_topic, known, sources, _dead_letters, DeadLetters(0, {}))
     with problems.noted("control log"):
         states = _read(
-            log.control_topic,
-            known,
-            sources,
-            lambda reader: _read_control_state(reader, settings, metrics),
-            empty_states,
+            log.control_topic, known, sources, lambda reader: _control_states(reader, settings, metrics), idle
         )
     return _LogStatus(ends, dead_letters, states)
 
@@ -179,18 +175,13 @@ def named_versions(versions: Sequence[SnapshotVersion]) -> tuple[NamedVersion, .
 
 
 def _named_version(name: str, version: SnapshotVersion) -> NamedVersion:
-    manifest = version.manifest
+    of = version.manifest
     return NamedVersion(
-        name,
-        version.version,
-        version.created_ms,
-        manifest.num_records,
-        manifest.agreement_before,
-        manifest.agreement_after,
+        name, version.version, version.created_ms, of.num_records, of.agreement_before, of.agreement_after
     )
 
 
-def _read_control_state(reader: LogReader, settings: Settings, metrics: Metrics) -> dict[str, ControlState]:
+def _control_states(reader: LogReader, settings: Settings, metrics: Metrics) -> dict[str, ControlState]:
     """Return the control state of every target."""
     timeout_s = POLL_S if any(reader.end_offsets().values()) else 0.0
     drafter = settings.models.drafter

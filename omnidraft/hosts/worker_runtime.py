@@ -38,13 +38,9 @@ class WorkerRuntime:
         self.stop = threading.Event()
         """Set by `drain`; whoever sets it earlier ends the updater threads."""
         self._updaters = [
-            SupervisedThread(
-                partial(each.updater.run, self.stop),
-                name=f"refresher of {each.engine.pair.target}",
-                is_over=self.stop.is_set,
-            )
-            for each in self._worker.served
-            if each.updater is not None
+            SupervisedThread(partial(updater.run, self.stop), name=f"refresher of {name}", is_over=self.stop.is_set)
+            for name, updater in ((each.engine.pair.target, each.updater) for each in self._worker.served)
+            if updater is not None
         ]
         producer = self._worker.producer
         threads: list[Supervised] = [*self._updaters, *([producer] if producer is not None else [])]

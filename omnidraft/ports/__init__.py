@@ -1,7 +1,7 @@
 """Every seam of omnidraft: the Protocols, and the few dataclasses that cross them. Read this package first."""
 
 from omnidraft.config import Mode
-from omnidraft.ports.control import Announcement, AnnouncementKind, Announcer, ControlFollower
+from omnidraft.ports.control import Announcement, AnnouncementFields, AnnouncementKind, Announcer, ControlFollower
 from omnidraft.ports.decoding import (
     AcceptanceFn,
     DraftModel,
@@ -39,6 +39,7 @@ from omnidraft.traces.record import FinishReason, Source
 __all__ = [
     "AcceptanceFn",
     "Announcement",
+    "AnnouncementFields",
     "AnnouncementKind",
     "Announcer",
     "ControlFollower",

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypedDict, Unpack
 
 AnnouncementKind = Literal["champion", "canary", "pause", "resume", "restart", "drift", "drift_over", "best"]
 
@@ -32,19 +32,19 @@ class Announcement:
     """The registry's fence from before the version was chosen; see Registry.fence."""
 
 
+class AnnouncementFields(TypedDict, total=False):
+    """Optional fields of an announcement about one pair; see Announcement."""
+
+    share: float
+    tenant: str
+    reason: str
+    fence: str
+
+
 class Announcer(Protocol):
     """Publishes announcements about one pair."""
 
-    def publish(
-        self,
-        kind: AnnouncementKind,
-        version: int | None = None,
-        *,
-        share: float | None = None,
-        tenant: str | None = None,
-        reason: str | None = None,
-        fence: str | None = None,
-    ) -> None:
+    def publish(self, kind: AnnouncementKind, version: int | None = None, **fields: Unpack[AnnouncementFields]) -> None:
         """Publish to every process. Repeating an announcement does no harm.
 
         Raises:

@@ -3,11 +3,11 @@
 OmnidraftError
 |- ConfigError            a setting is missing or contradicts another; fix the settings
 |- RequestError           a request asks for what cannot be served; fix the request (HTTP 4xx)
-|- ModelError             a model cannot be had or used
+|- ModelError             a model cannot be obtained or used
 |  |- ModelUnknown        no such name, folder or repository; see `omnidraft models list`
 |  |- KernelsUnavailable  our kernels cannot be compiled, or do not work here; see `omnidraft doctor`
 |  |- ModelDownloadError  network, disk or registry failed; try again, or free space
-|  `- ModelCorrupt        the file is not the one the catalog names; pull again, report if it stays
+|  `- ModelCorrupt        the file is not the one the catalog names; pull again, report if it persists
 |- VocabularyError        two vocabularies, caches or records do not belong together; never combine them
 |- ContractError          a backend broke a promise of ports; fix the backend
 |- WireError              bytes from outside are not a record we can read; dead-letter them
@@ -27,7 +27,7 @@ OmnidraftError
 
 
 class OmnidraftError(Exception):
-    """Base of everything raised on purpose; its message says what to do."""
+    """The base of all errors raised on purpose; the message says what to do."""
 
 
 class ConfigError(OmnidraftError):
@@ -35,11 +35,11 @@ class ConfigError(OmnidraftError):
 
 
 class RequestError(OmnidraftError, ValueError):
-    """A request asks for what cannot be served."""
+    """A request cannot be served as it is."""
 
 
 class ModelError(OmnidraftError):
-    """A model cannot be had or used."""
+    """A model cannot be obtained or used."""
 
 
 class ModelUnknown(ModelError):
@@ -47,7 +47,7 @@ class ModelUnknown(ModelError):
 
 
 class KernelsUnavailable(ModelError):
-    """Our kernels cannot be compiled, or do not work on this processor."""
+    """Our kernels cannot be compiled, or fail on this processor."""
 
 
 class ModelDownloadError(ModelError):
@@ -67,7 +67,7 @@ class ContractError(OmnidraftError):
 
 
 class WireError(OmnidraftError):
-    """Bytes from outside are not a record we can read."""
+    """Bytes from outside are not a readable record."""
 
 
 class UnknownSchema(WireError):
@@ -75,11 +75,11 @@ class UnknownSchema(WireError):
 
 
 class UnknownKey(WireError):
-    """Bytes were encrypted with a key this reader does not have."""
+    """Bytes were encrypted with a key that this reader does not have."""
 
 
 class RecordTooLarge(WireError):
-    """A record is larger than a log takes."""
+    """A record exceeds the log's maximal message size."""
 
 
 class BusError(OmnidraftError):
@@ -87,15 +87,15 @@ class BusError(OmnidraftError):
 
 
 class OffsetOutOfRange(BusError):
-    """The log does not hold what is to be read next."""
+    """The log does not hold the next offset to read."""
 
 
 class LogReplaced(OmnidraftError):
-    """The log is not the one that was learned from, or has lost its end."""
+    """The log is not the one that the snapshot learned from, or has lost its end."""
 
 
 class SnapshotError(OmnidraftError):
-    """A snapshot cannot be had, read or put in place."""
+    """A snapshot cannot be obtained, read or loaded."""
 
 
 class SnapshotNotFound(SnapshotError):
@@ -107,11 +107,11 @@ class SnapshotCorrupt(SnapshotError):
 
 
 class SnapshotStale(SnapshotError):
-    """Older than, or not a child of, the one in place."""
+    """The snapshot is older than, or not a child of, the one in place."""
 
 
 class StorageError(SnapshotError):
-    """A disk takes no files of snapshots."""
+    """A disk refuses files of snapshots."""
 
 
 class RegistryError(SnapshotError):

@@ -1,9 +1,9 @@
-"""Words for how a process of ours ended: the signal by its name, and what to do about it."""
+"""Descriptions of how a child process ended: the signal's name, and what to do about it."""
 
 import signal
 
 CRASHES = (signal.SIGILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP)
-"""Signals that a process brings upon itself."""
+"""Signals that a process raises by its own fault."""
 _ADVICE = {
     signal.SIGILL: "an instruction that this processor does not run: `omnidraft doctor` shows what works here",
     signal.SIGKILL: "killed from outside, most often because memory ran out: give it more, or take a smaller model",
@@ -13,10 +13,10 @@ _CRASH_ADVICE = "a crash in native code: run `omnidraft doctor`, and report the 
 
 
 def describe_exit(returncode: int) -> str:
-    """Say what ended a process, and what to do if it was a signal.
+    """Describe how a process ended, with advice for signals.
 
     Args:
-        returncode: as subprocess gives it: negative for a signal.
+        returncode: that of subprocess: negative for a signal.
     """
     if returncode >= 0:
         return f"exit code {returncode}"

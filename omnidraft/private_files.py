@@ -1,19 +1,19 @@
-"""Files that hold users' text: only their owner may read them, from the moment they are there, whatever the umask."""
+"""Files that contain users' text: only their owner may read them, from their creation on, whatever the umask."""
 
 import os
 import stat
 from pathlib import Path
 
 PRIVATE, USUAL = 0o600, 0o666
-"""Rights before the umask takes some away."""
+"""Permissions before the umask is applied."""
 
 
 def create(path: Path, rights: int) -> int:
-    """An empty file for somebody else to write into; a file that is there stays as it is. Returns its rights now."""
+    """Create an empty file unless the path exists, with these permissions; return the file's permissions."""
     os.close(os.open(path, os.O_CREAT | os.O_WRONLY, rights))
     return stat.S_IMODE(path.stat().st_mode)
 
 
 def private_opener(path: str, flags: int) -> int:
-    """For `open(..., opener=private_opener)`."""
+    """Open a file that only its owner may read: `open(..., opener=private_opener)`."""
     return os.open(path, flags, PRIVATE)

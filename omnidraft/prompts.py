@@ -1,4 +1,4 @@
-"""Prompt files: one JSON object a line, with `prompt` or `question`; and the few that come with the package."""
+"""Prompt files: one JSON object per line, with `prompt` or `question`; and the built-in prompts."""
 
 import json
 from dataclasses import dataclass
@@ -9,22 +9,22 @@ from omnidraft.errors import RequestError
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One row."""
+    """One row of a prompt file."""
 
     text: str
     answer_ids: tuple[int, ...] = ()
     """The target's ids of a known answer, if the file has them."""
     answer: str | None = None
-    """The same as text."""
+    """A known answer as text."""
     split: str | None = None
-    """Which part of a data set it belongs to, if the file says."""
+    """The part of the data set that it belongs to, if the file has one."""
 
 
 def read(path: Path, num: int | None = None, *, skip: int = 0, split: str | None = None) -> list[Prompt]:
-    """Up to `num` prompts after the first `skip`. Raises RequestError, naming file and line.
+    """Return up to `num` prompts after the first `skip`. Raises RequestError, naming file and line.
 
     Args:
-        split: pass over the rows that say they belong to another.
+        split: skip the rows of other splits.
     """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
@@ -40,7 +40,7 @@ def read(path: Path, num: int | None = None, *, skip: int = 0, split: str | None
 
 
 def built_in(num: int | None = None) -> list[Prompt]:
-    """Everyday questions and odd texts: emoji, scripts without spaces, tabs, very long words."""
+    """Return common questions and unusual texts: emoji, scripts without spaces, tabs, very long words."""
     return read(Path(__file__).with_suffix(".jsonl"), num)
 
 

@@ -1,4 +1,4 @@
-"""A thread that its process cannot do without: how it ended is logged, and kept for whoever asks after its health."""
+"""A thread whose end makes its process unhealthy; the reason is logged and kept for health checks."""
 
 import logging
 import threading
@@ -9,18 +9,21 @@ logger = logging.getLogger(__name__)
 
 
 class Supervised(Protocol):
-    """Part of a process that may be dead while the process is not."""
+    """A part of a process that may fail while the process lives."""
 
     @property
     def problem(self) -> str | None:
-        """Why it does not do its work any more, for people; None while it does, or when it was told to end."""
+        """Why it no longer works, for operators; None while it works, or after it was stopped."""
 
 
 class SupervisedThread(threading.Thread):
-    """Started like any other, and ends with the process."""
+    """A daemon thread that records the exception it ended with."""
 
     def __init__(self, run: Callable[[], None], *, name: str, is_over: Callable[[], bool]) -> None:
-        """`is_over`: whether it was told to end."""
+        """
+        Args:
+            is_over: returns whether the thread has been stopped.
+        """
         super().__init__(target=run, name=name, daemon=True)
         self._is_over = is_over
         self._died_of = ""
@@ -41,5 +44,5 @@ class SupervisedThread(threading.Thread):
 
 
 def first_problem(parts: Iterable[Supervised]) -> str | None:
-    """What is wrong with the first that has a problem."""
+    """Return the problem of the first part that has one."""
     return next((problem for part in parts if (problem := part.problem)), None)

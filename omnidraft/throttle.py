@@ -1,7 +1,7 @@
-"""Long work beside decoding, done in short pieces with rests between them.
+"""Throttling of background work in a decoding process: short pieces with sleeps in between.
 
-A pass computes on every core and waits for the slowest one, many times. So work beside it that merely has a low
-priority still holds up each pass: once it runs, the scheduler lets it finish a slice of milliseconds.
+A pass computes on every core and waits for the slowest one, many times. So background work with merely a low priority
+still delays each pass: once it runs, the scheduler lets it finish a time slice of milliseconds.
 """
 
 import time
@@ -10,17 +10,17 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 _PIECE_S = 0.002
-"""Shorter pieces need no rest of their own."""
+"""The shortest piece of work that is followed by a sleep."""
 _SHARE = 0.2
-"""Of one core."""
+"""The share of one core that throttled work takes."""
 
 _rested_s: ContextVar[float | None] = ContextVar("rested_s", default=None)
-"""What this thread had computed when the last rest began; None where work is not paced."""
+"""The thread's CPU time when its last sleep began; None where work is not throttled."""
 
 
 @contextmanager
-def paced() -> Iterator[None]:
-    """What runs inside, in this thread, and calls `rest` every few milliseconds, leaves most of a core to decoding."""
+def throttled() -> Iterator[None]:
+    """Throttle the work of this thread inside the block, which has to call `rest` every few milliseconds."""
     token = _rested_s.set(time.thread_time())
     try:
         yield
@@ -29,7 +29,7 @@ def paced() -> Iterator[None]:
 
 
 def rest() -> None:
-    """Called between two pieces of long work. Sleeps where the work is paced, and returns at once where it is not."""
+    """Sleep between two pieces of work if this thread is throttled; otherwise return at once."""
     rested_s = _rested_s.get()
     if rested_s is None:
         return

@@ -16,7 +16,7 @@ from omnidraft.distill.evaluation.agreement import share
 from omnidraft.distill.training.learner import Learner
 from omnidraft.hosts import process
 from omnidraft.traces.record import TraceRecord
-from omnidraft.wiring.snapshots import named_folder
+from omnidraft.wiring.models import named_folder
 from pipelines.lib import log_slice, report
 from pipelines.lib.learning import measured
 from pipelines.lib.progress import bar
@@ -65,7 +65,7 @@ def _loaded(name: str, settings: config.Settings, words: wiring.Vocabularies) ->
     if name == BASE:
         return wiring.learner(settings, words)
     with named_folder(settings, name) as (version, folder):
-        return wiring.learner_of(settings, words, version.manifest, folder)
+        return wiring.learner_from_snapshot(settings, words, version.manifest, folder)
 
 
 def _row(learner: Learner, records: list[TraceRecord], costs: speedup_model.SpeedupModel | None) -> dict[str, Any]:

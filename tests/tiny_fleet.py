@@ -84,12 +84,12 @@ def _worker(settings: config.Settings) -> Iterator[tuple[wiring.Worker, str]]:
     requests = RequestQueue(metrics, max_waiting=settings.worker.max_queue)
     models = [ServedModel(each.engine, each.target.fingerprint) for each in worker.served]
     app = TelemetryMiddleware(application(requests, models, settings.worker, metrics.render), metrics, tracing)
-    refreshers = [each.refresher for each in worker.served if each.refresher is not None]
+    refreshers = [each.updater for each in worker.served if each.updater is not None]
     with served(app) as url, _threads(*(refresher.run for refresher in refreshers)):
         yield worker, url
         requests.close(PATIENCE_S)
-    assert worker.recorder is not None
-    worker.recorder.close(PATIENCE_S)
+    assert worker.producer is not None
+    worker.producer.close(PATIENCE_S)
     tracing.close(PATIENCE_S)
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 
-from omnidraft.ports import LogReader, LogWriter, Message, Offsets, Outgoing, Polled
+from omnidraft.ports import LogReader, LogWriter, Message, Offsets, Outgoing, PollResult
 from omnidraft.traces.schema import ENCRYPTION
 
 ALGORITHM = b"fernet"
@@ -80,7 +80,7 @@ class EncryptedReader:
     def seek_back(self, num_messages: int) -> None:
         self._reader.seek_back(num_messages)
 
-    def poll(self, max_messages: int, timeout_s: float) -> Polled:
+    def poll(self, max_messages: int, timeout_s: float) -> PollResult:
         polled = self._reader.poll(max_messages, timeout_s)
         return replace(polled, messages=tuple(self._decrypt(message) for message in polled.messages))
 

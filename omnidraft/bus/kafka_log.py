@@ -19,7 +19,7 @@ from omnidraft.bus.kafka_client import MAX_MESSAGE_BYTES, connection, ensure_top
 from omnidraft.bus.kafka_fetcher import TolerantFetcher
 from omnidraft.config import KafkaSettings
 from omnidraft.errors import BusError, OffsetOutOfRange
-from omnidraft.ports import Damage, Message, Offsets, Outgoing, Polled
+from omnidraft.ports import Damage, Message, Offsets, Outgoing, PollResult
 
 logger = logging.getLogger(__name__)
 
@@ -168,7 +168,7 @@ class KafkaReader:
         for partition, name in self._partitions.items():
             self._consumer.seek(name, max(firsts[partition], ends[partition] - num_messages))
 
-    def poll(self, max_messages: int, timeout_s: float) -> Polled:
+    def poll(self, max_messages: int, timeout_s: float) -> PollResult:
         self._read_added_partitions()
         if time.monotonic() - self._checked_s > self._timeout_s and (gap := self._skip_gap(self._idle_partitions())):
             return gap
@@ -181,7 +181,7 @@ class KafkaReader:
             raise
         self._active_partitions |= {name.partition for name in polled}
         messages = tuple(item for items in polled.values() for item in items if isinstance(item, Message))
-        return Polled(messages, {name.partition: items[-1].next_offset for name, items in polled.items()})
+        return PollResult(messages, {name.partition: items[-1].next_offset for name, items in polled.items()})
 
     def first_offsets(self) -> Offsets:
         return self._first_offsets(self._partitions)
@@ -203,7 +203,7 @@ class KafkaReader:
         idle, self._active_partitions = self._partitions.keys() - self._active_partitions, set()
         return idle
 
-    def _skip_gap(self, partitions: Iterable[int]) -> Polled | None:
+    def _skip_gap(self, partitions: Iterable[int]) -> PollResult | None:
         """If one of these partitions is at offsets that the broker cannot read, seek behind them and return the damage.
 
         Raises:
@@ -270,6 +270,6 @@ class KafkaReader:
         return consumer
 
 
-def _gap_polled(partition: int, first: int, until: int) -> Polled:
+def _gap_polled(partition: int, first: int, until: int) -> PollResult:
     damage = Damage("corrupt_batch", "the broker cannot read these offsets", until - first)
-    return Polled((Message(partition, first, b"", b"", {}, 0, damage),), {partition: until})
+    return PollResult((Message(partition, first, b"", b"", {}, 0, damage),), {partition: until})

@@ -16,7 +16,7 @@ from pathlib import Path
 from omnidraft.bus.sqlite_expiry import expire
 from omnidraft.bus.sqlite_topic import SqliteTopic
 from omnidraft.errors import OffsetOutOfRange
-from omnidraft.ports import Message, Offsets, Outgoing, Polled
+from omnidraft.ports import Message, Offsets, Outgoing, PollResult
 
 POLL_INTERVAL_S = 0.05
 MALFORMED = "malformed_headers"
@@ -95,7 +95,7 @@ class SqliteReader:
         self._topic.was_replaced = False
         self._positions = {partition: max(firsts[partition], end - num_messages) for partition, end in ends.items()}
 
-    def poll(self, max_messages: int, timeout_s: float) -> Polled:
+    def poll(self, max_messages: int, timeout_s: float) -> PollResult:
         deadline = time.monotonic() + timeout_s
         messages = self._read(max_messages)
         while not messages and (left_s := deadline - time.monotonic()) > 0:
@@ -103,7 +103,7 @@ class SqliteReader:
             messages = self._read(max_messages)
         next_offsets = {message.partition: message.offset + 1 for message in messages}
         self._positions |= next_offsets
-        return Polled(tuple(messages), next_offsets)
+        return PollResult(tuple(messages), next_offsets)
 
     def first_offsets(self) -> Offsets:
         ends = self.end_offsets()

@@ -11,7 +11,7 @@ from omnidraft.cli.doctor import doctor
 from omnidraft.cli.generate import generate
 from omnidraft.cli.serve import serve
 from omnidraft.cli.status import status
-from omnidraft.cli.supervised import run_watched
+from omnidraft.cli.supervised import run_supervised
 from omnidraft.errors import OmnidraftError
 
 HELP = "Speculative decoding across tokenizers that keeps learning while it serves."
@@ -37,7 +37,7 @@ def version() -> None:
 
 def entry() -> None:
     """The program `omnidraft`."""
-    run_watched(main)
+    run_supervised(main)
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 from rich.console import Console
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 
     from omnidraft.config import Settings
     from omnidraft.exactness.check import CheckPlan
-    from omnidraft.ports import Mode
-
-MODES: "tuple[Mode, ...]" = ("reproducible", "fast")
 
 
 def check(
@@ -53,15 +50,15 @@ def check(
     temperatures, modes = _temperatures(temperature), _modes(mode)
     if json_path is not None and not json_path.absolute().parent.is_dir():
         raise RequestError(f"cannot write {json_path}: there is no folder {json_path.absolute().parent}")
-    asked = prompts.read(prompts_path, num_prompts) if prompts_path else prompts.built_in(num_prompts)
+    rows = prompts.read(prompts_path, num_prompts) if prompts_path else prompts.built_in(num_prompts)
     models = {"target": target, "drafter": drafter, "engine": engine, "precision": quantize}
     settings = config.load(config_path, models=models)
-    plan = CheckPlan([prompt.text for prompt in asked], max_new_tokens, num_draft_tokens, seed, law_samples)
-    found = _checked(settings, plan, temperatures, modes, snapshot)
-    _show(found)
+    plan = CheckPlan([row.text for row in rows], max_new_tokens, num_draft_tokens, seed, law_samples)
+    result = _run_check(settings, plan, temperatures, modes, snapshot)
+    _show(result)
     if json_path is not None:
-        json_path.write_text(json.dumps(found, indent=2) + "\n")
-    raise typer.Exit(0 if found["passed"] else 1)
+        json_path.write_text(json.dumps(result, indent=2) + "\n")
+    raise typer.Exit(0 if result["passed"] else 1)
 
 
 def _temperatures(text: str) -> list[float]:
@@ -76,17 +73,18 @@ def _temperatures(text: str) -> list[float]:
     return given
 
 
-def _modes(text: str) -> "list[Mode]":
-    given = [each for name in text.split(",") for each in MODES if each == name.strip()]
+def _modes(text: str) -> list[config.Mode]:
+    modes: tuple[config.Mode, ...] = get_args(config.Mode)[::-1]
+    given = [each for name in text.split(",") for each in modes if each == name.strip()]
     if len(given) < len(text.split(",")):
-        raise RequestError(f"mode must be {' or '.join(MODES)}, or both with a comma, got {text!r}")
+        raise RequestError(f"mode must be {' or '.join(modes)}, or both with a comma, got {text!r}")
     return given
 
 
-def _checked(
-    settings: "Settings", plan: "CheckPlan", temperatures: list[float], modes: "list[Mode]", snapshot: str | None
+def _run_check(
+    settings: "Settings", plan: "CheckPlan", temperatures: list[float], modes: list[config.Mode], snapshot: str | None
 ) -> dict[str, Any]:
-    """The whole check, under a progress bar."""
+    """Run the whole check under a progress bar; return the report."""
     from omnidraft import wiring
     from omnidraft.exactness.check import ExactnessCheck
     from omnidraft.exactness.report import report
@@ -96,13 +94,13 @@ def _checked(
         engine = wiring.engine(settings, CountingMetrics(), snapshot=snapshot, progress=progress).engine
     with _bar() as progress:
         task = progress.add_task("loading")
-        made = ExactnessCheck(engine, plan, lambda: progress.advance(task))
-        progress.update(task, total=made.num_progress_steps(temperatures, modes))
+        exactness = ExactnessCheck(engine, plan, lambda: progress.advance(task))
+        progress.update(task, total=exactness.num_progress_steps(temperatures, modes))
         runs = []
         for mode in modes:
             for temperature in temperatures:
                 progress.update(task, description=f"{mode}, temperature {temperature:g}")
-                runs.append(made.run(temperature, mode))
+                runs.append(exactness.run(temperature, mode))
     return report(runs, plan, engine)
 
 
@@ -114,30 +112,30 @@ def _bar() -> "Progress":
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
-def _show(found: dict[str, Any]) -> None:
-    """A row per run, every unexplained difference, the verdict."""
+def _show(result: dict[str, Any]) -> None:
+    """Print a row per run, every unexplained difference, and the verdict."""
     console = Console()
-    table = Table(title=escape(f"{found['target']} <- {found['drafter']} ({found['snapshot']})"))
+    table = Table(title=escape(f"{result['target']} <- {result['drafter']} ({result['snapshot']})"))
     for name in ("mode", "temperature", "texts", "identical", "explained", "unexplained", "tokens per pass", "law"):
         table.add_column(name, justify="left" if name in ("mode", "law") else "right")
-    for run in found["runs"]:
+    for run in result["runs"]:
         names = ("texts", "identical", "explained", "unexplained", "tokens_per_pass")
         table.add_row(
             run["mode"], f"{run['temperature']:g}", *(f"{run[name]:g}" for name in names), _distribution_text(run)
         )
     console.print(table)
-    for run in found["runs"]:
+    for run in result["runs"]:
         for each in run["differences"]:
             if not each["is_explained"]:
                 console.print(_difference_text(run, each), markup=False, highlight=False)
-        for law in run["law_positions"]:
-            if not law["passed"]:
-                console.print(_distribution_failure(run, law), markup=False, highlight=False)
-    if not all(run["scored"] for run in found["runs"]):
+        for test in run["law_positions"]:
+            if not test["passed"]:
+                console.print(_distribution_failure(run, test), markup=False, highlight=False)
+    if not all(run["scored"] for run in result["runs"]):
         console.print(
             "Nothing was drafted in some runs: drafting loses time on this pair. decode.policy = 'fixed' drafts."
         )
-    console.print(_verdict(found), style="bold green" if found["passed"] else "bold red")
+    console.print(_verdict(result), style="bold green" if result["passed"] else "bold red")
 
 
 def _name(run: dict[str, Any]) -> str:
@@ -145,20 +143,20 @@ def _name(run: dict[str, Any]) -> str:
 
 
 def _distribution_text(run: dict[str, Any]) -> str:
-    law = run["law"]
-    sign = "<=" if law["tv"] <= law["tv_limit"] else ">"
-    return f"{'passed' if law['passed'] else 'FAILED'}: TV {law['tv']:.3f} {sign} {law['tv_limit']:.3f}"
+    test = run["law"]
+    sign = "<=" if test["tv"] <= test["tv_limit"] else ">"
+    return f"{'passed' if test['passed'] else 'FAILED'}: TV {test['tv']:.3f} {sign} {test['tv_limit']:.3f}"
 
 
-def _distribution_failure(run: dict[str, Any], law: dict[str, Any]) -> str:
-    """One position whose law is not plain decoding's."""
+def _distribution_failure(run: dict[str, Any], test: dict[str, Any]) -> str:
+    """Describe a position whose distribution differs from plain decoding's."""
     return (
-        f"{_name(run)}: {law['samples']} samples of token {law['position']} of "
+        f"{_name(run)}: {test['samples']} samples of token {test['position']} of "
         f"the answer to\n  {run['law_prompt']!r}\n"
-        f"  total variation from plain decoding's law: {law['tv']:.4f}, chance explains {law['tv_limit']:.4f} "
-        f"but for odds of {law['odds']:g}\n"
-        f"  impossible tokens: {law['impossible']}\n"
-        f"  logits apart from plain decoding's: {law['logit_difference']:.3g}, allowed {law['logit_limit']:.3g}\n"
+        f"  total variation from plain decoding's law: {test['tv']:.4f}, chance explains {test['tv_limit']:.4f} "
+        f"but for odds of {test['odds']:g}\n"
+        f"  impossible tokens: {test['impossible']}\n"
+        f"  logits apart from plain decoding's: {test['logit_difference']:.3g}, allowed {test['logit_limit']:.3g}\n"
     )
 
 
@@ -173,10 +171,10 @@ def _difference_text(run: dict[str, Any], each: dict[str, Any]) -> str:
     )
 
 
-def _verdict(found: dict[str, Any]) -> str:
-    if not found["passed"]:
-        return f"NOT EXACT: {found['unexplained']} of {found['texts']} texts differ without explanation" + (
-            "" if found["law"]["passed"] else ", and the law test failed"
+def _verdict(result: dict[str, Any]) -> str:
+    if not result["passed"]:
+        return f"NOT EXACT: {result['unexplained']} of {result['texts']} texts differ without explanation" + (
+            "" if result["law"]["passed"] else ", and the law test failed"
         )
-    explained = f", {found['explained']} differ within rounding" if found["explained"] else ""
-    return f"EXACT: {found['identical']} of {found['texts']} texts are identical{explained}; the law test passed"
+    explained = f", {result['explained']} differ within rounding" if result["explained"] else ""
+    return f"EXACT: {result['identical']} of {result['texts']} texts are identical{explained}; the law test passed"

@@ -1,4 +1,4 @@
-"""`omnidraft traces dead-letters`: what nobody could learn from, and back into the log with it."""
+"""`omnidraft traces dead-letters`: list and show dead letters, and append them to their topic again."""
 
 import json
 from collections import deque
@@ -21,27 +21,27 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Messages that could not be learned from: list, show, redrive.", no_args_is_help=True)
 
-Reasons = Annotated[list[str] | None, typer.Option("--reason", help="Letters with this reason; may be repeated.")]
+Reasons = Annotated[list[str] | None, typer.Option("--reason", help="Dead letters with this reason; may be repeated.")]
 HEX_BYTES = 256
 SHOWN_CHARACTERS = 60
 
 
 @app.command("list")
-def list_letters(
+def list_dead_letters(
     num: Annotated[int, typer.Option("--num", "-n", min=1, help="How many of the newest of each partition.")] = 20,
     reasons: Reasons = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
     config_path: Config = None,
 ) -> None:
-    """Dead letters, oldest first."""
+    """List dead letters, oldest first."""
     from omnidraft.distill.ingest import dead_letters
 
     settings = config.load(config_path)
     newest: dict[int, deque[dict[str, Any]]] = {}
     with closing(_dead_letters(settings)) as reader:
-        for letter in dead_letters.read(reader):
-            if not reasons or letter.reason in reasons:
-                newest.setdefault(letter.position[0], deque(maxlen=num)).append(_summary(letter))
+        for dead_letter in dead_letters.read(reader):
+            if not reasons or dead_letter.reason in reasons:
+                newest.setdefault(dead_letter.position[0], deque(maxlen=num)).append(_summary(dead_letter))
     rows = [row for partition in sorted(newest) for row in newest[partition]]
     if as_json:
         for row in rows:
@@ -56,31 +56,32 @@ def show(
     offset: Annotated[int, typer.Argument(min=0)],
     config_path: Config = None,
 ) -> None:
-    """One letter as JSON: its headers, its error, and its record as far as it can be read."""
+    """Print one dead letter as JSON: its headers, its error, and its record as far as it is readable."""
     with closing(_dead_letters(config.load(config_path))) as reader:
-        letter = _find(reader, partition, offset)
-    told = _summary(letter) | {"key": _text(letter.message.key), "timestamp_ms": letter.message.timestamp_ms}
-    told["headers"] = {name: _text(value) for name, value in letter.original_headers.items()}
-    print(json.dumps(told | _content(letter), indent=2))
+        dead_letter = _find(reader, partition, offset)
+    message, result = dead_letter.message, _summary(dead_letter)
+    result |= {"key": _text(message.key), "timestamp_ms": message.timestamp_ms}
+    result["headers"] = {name: _text(value) for name, value in dead_letter.original_headers.items()}
+    print(json.dumps(result | _content(dead_letter), indent=2))
 
 
 @app.command("redrive")
 def redrive(
     reasons: Reasons = None,
     places: Annotated[
-        list[str] | None, typer.Option("--offset", help="PARTITION:OFFSET of a letter; may be repeated.")
+        list[str] | None, typer.Option("--offset", help="PARTITION:OFFSET of a dead letter; may be repeated.")
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Every letter.")] = False,
-    again: Annotated[bool, typer.Option("--again", help="Also letters that were redriven before.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="All dead letters.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Also dead letters that were redriven before.")] = False,
     config_path: Config = None,
 ) -> None:
-    """Append letters to the topic they came from, as they were, with a header that names the letter."""
+    """Append dead letters unchanged to the topic they came from, with a header that names the dead letter."""
     choice = _choice(reasons or [], places or [], everything)
-    told = _redrive(config.load(config_path), choice, again)
-    if missing := sorted(choice.positions - told.matched):
+    result = _redrive(config.load(config_path), choice, again)
+    if missing := sorted(choice.positions - result.matched):
         raise RequestError(f"no dead letter at {missing[0][0]}:{missing[0][1]}")
-    print(f"{told.num_redriven} redriven, {told.num_done_before} redriven before, {told.refused.total()} refused")
-    for refusal, number in sorted(told.refused.items()):
+    print(f"{result.num_redriven} redriven, {result.num_done_before} redriven before, {result.refused.total()} refused")
+    for refusal, number in sorted(result.refused.items()):
         print(f"  refused {number}: {printable(refusal)}")
 
 
@@ -102,14 +103,14 @@ def _redrive(settings: config.Settings, choice: "Choice", again: bool) -> "Redri
         closing(wiring.log_writer(settings, log.traces_topic)) as writer,
         _bar("redriving", reader) as saw,
     ):
-        driving = Redrive(writer, topic=log.traces_topic, dead_letters_topic=log.dead_letters_topic)
-        return driving.run(_seen(dead_letters.read(reader), saw), choice, done)
+        job = Redrive(writer, topic=log.traces_topic, dead_letters_topic=log.dead_letters_topic)
+        return job.run(_counted(dead_letters.read(reader), saw), choice, done)
 
 
-def _seen(letters: "Iterator[DeadLetter]", saw: Callable[[], None]) -> "Iterator[DeadLetter]":
-    for letter in letters:
+def _counted(messages: "Iterator[DeadLetter]", saw: Callable[[], None]) -> "Iterator[DeadLetter]":
+    for dead_letter in messages:
         saw()
-        yield letter
+        yield dead_letter
 
 
 def _choice(reasons: list[str], places: list[str], everything: bool) -> "Choice":
@@ -117,10 +118,10 @@ def _choice(reasons: list[str], places: list[str], everything: bool) -> "Choice"
 
     if not (reasons or places or everything):
         raise RequestError("redrive what? Name letters with --reason or --offset PARTITION:OFFSET, or say --all")
-    return Choice(frozenset(reasons), frozenset(map(_place, places)), everything)
+    return Choice(frozenset(reasons), frozenset(map(_parse_offset, places)), everything)
 
 
-def _place(text: str) -> tuple[int, int]:
+def _parse_offset(text: str) -> tuple[int, int]:
     partition, colon, offset = text.partition(":")
     if not (colon and partition.isdecimal() and offset.isdecimal()):
         raise RequestError(f"--offset must be PARTITION:OFFSET, got {text!r}")
@@ -146,31 +147,31 @@ def _find(reader: "LogReader", partition: int, offset: int) -> "DeadLetter":
     raise RequestError(f"the dead letter at {partition}:{offset} is not there any more")
 
 
-def _summary(letter: "DeadLetter") -> dict[str, Any]:
-    origin = letter.origin
+def _summary(dead_letter: "DeadLetter") -> dict[str, Any]:
+    origin = dead_letter.origin
     return {
-        "partition": letter.position[0],
-        "offset": letter.position[1],
-        "reason": letter.reason,
-        "error": letter.error,
-        "origin_topic": letter.origin_topic,
+        "partition": dead_letter.position[0],
+        "offset": dead_letter.position[1],
+        "reason": dead_letter.reason,
+        "error": dead_letter.error,
+        "origin_topic": dead_letter.origin_topic,
         "origin_partition": origin and origin[0],
         "origin_offset": origin and origin[1],
-        "bytes": letter.original_bytes,
-        "cut": letter.cut,
+        "bytes": dead_letter.original_bytes,
+        "cut": dead_letter.cut,
     }
 
 
-def _content(letter: "DeadLetter") -> dict[str, Any]:
-    """The record, else its first fields, else its first bytes."""
+def _content(dead_letter: "DeadLetter") -> dict[str, Any]:
+    """Return the record, else its readable fields, else its first bytes."""
     from omnidraft.errors import UnknownKey, UnknownSchema, WireError
     from omnidraft.traces import codec
     from omnidraft.traces.best_effort_decode import readable_fields
 
-    value = letter.message.value
+    value = dead_letter.message.value
     first_bytes = {"first_bytes": value[:HEX_BYTES].hex(" ")}
     try:
-        return {"record": codec.to_json(codec.decode(value, letter.original_headers))}
+        return {"record": codec.to_json(codec.decode(value, dead_letter.original_headers))}
     except (UnknownSchema, UnknownKey):
         return first_bytes
     except WireError as exc:
@@ -200,7 +201,7 @@ def _text(value: bytes) -> str:
 
 @contextmanager
 def _bar(title: str, reader: "LogReader") -> Iterator[Callable[[], None]]:
-    """A bar over all messages of a topic on stderr, gone when done; nothing where stderr is no terminal."""
+    """Show a progress bar over all messages of a topic on stderr, transient; nothing when stderr is not a terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

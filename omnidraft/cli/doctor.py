@@ -1,4 +1,4 @@
-"""`omnidraft doctor`: what is wrong with this installation and the services it talks to, and what to do about it."""
+"""`omnidraft doctor`: problems of this installation and its services, with advice."""
 
 import json
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""`omnidraft generate`: answer one prompt, and say what speculation gained."""
+"""`omnidraft generate`: answer one prompt, and print statistics of speculation."""
 
 import sys
 from pathlib import Path
@@ -43,7 +43,7 @@ def generate(
     stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Show text as it comes.")] = True,
     config_path: Config = None,
 ) -> None:
-    """Answer a prompt with a drafter's help, and say what it gained."""
+    """Answer a prompt with speculative decoding, and print what it gained."""
     from omnidraft import wiring
     from omnidraft.decode.engine import GenerationRequest
     from omnidraft.decode.step_stats import DecodeStats
@@ -66,7 +66,7 @@ def generate(
     text = _prompt(prompt, file)
     with download_bars() as progress:
         worker = wiring.engine(settings, CountingMetrics(), snapshot=snapshot, progress=progress)
-    question = GenerationRequest(
+    request = GenerationRequest(
         prompt=text if raw else None,
         messages=None if raw else [{"role": "user", "content": text}],
         max_new_tokens=max_new_tokens,
@@ -75,17 +75,17 @@ def generate(
         stop_strings=tuple(stop or ()),
         num_draft_tokens=num_draft_tokens,
     )
-    figures = DecodeStats()
+    stats = DecodeStats()
     shown = []
-    for step in worker.engine.stream(question).steps:
-        figures.take(step)
+    for step in worker.engine.stream(request).steps:
+        stats.take(step)
         shown.append(step.text)
         if stream:
             print(step.text, end="", flush=True)
     print("" if stream else "".join(shown))
-    agreement = "-" if figures.agreement is None else f"{figures.agreement:.2f}"
+    agreement = "-" if stats.agreement is None else f"{stats.agreement:.2f}"
     print(
-        f"{figures.num_tokens} tokens, {figures.tokens_per_s:.1f} tokens/s, {figures.tokens_per_pass:.2f} tokens per "
+        f"{stats.num_tokens} tokens, {stats.tokens_per_s:.1f} tokens/s, {stats.tokens_per_pass:.2f} tokens per "
         f"target pass, agreement {agreement}",
         file=sys.stderr,
     )

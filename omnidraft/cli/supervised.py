@@ -1,4 +1,4 @@
-"""Run the command line in a child process, so that a crash of native code ends with words and not in silence."""
+"""Run the command line in a child process, so that a crash of native code ends with an explanation."""
 
 import ctypes
 import faulthandler
@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from omnidraft.exit_status import describe_exit
 
-_WATCHED = (
+_SIGNALS = (
     signal.SIGCHLD,
     signal.SIGTERM,
     signal.SIGINT,
@@ -19,30 +19,30 @@ _WATCHED = (
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
-_SENT_BY_A_PROCESS = 0  # SI_USER; the terminal's own signals reach the child without our help
+_SENT_BY_A_PROCESS = 0  # SI_USER; the terminal's own signals reach the child directly
 _PR_SET_PDEATHSIG = 1
 
 
-def run_watched(command: Callable[[], None]) -> None:
-    """Returns from `command` in the child; in the parent ends this process as the child ended.
+def run_supervised(command: Callable[[], None]) -> None:
+    """Run `command` in a child process and exit with the child's status. The function returns in the child only.
 
-    Signals that somebody sends to this process are passed on, and a child whose parent was killed is killed too.
+    Signals sent to this process are forwarded, and the child is killed when its parent is.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     child = os.fork()
     if child == 0:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         faulthandler.enable()
         command()
         return
-    _end_like(_outlive(child))
+    _exit_like(_wait(child))
 
 
-def _outlive(child: int) -> int:
-    """How it ended, as subprocess would say it."""
+def _wait(child: int) -> int:
+    """Wait for the child, forwarding signals; return its return code in subprocess' convention."""
     while True:
-        received = signal.sigwaitinfo(_WATCHED)
+        received = signal.sigwaitinfo(_SIGNALS)
         if received.si_signo != signal.SIGCHLD:
             if received.si_code == _SENT_BY_A_PROCESS:
                 os.kill(child, received.si_signo)
@@ -52,11 +52,11 @@ def _outlive(child: int) -> int:
             return os.waitstatus_to_exitcode(status)
 
 
-def _end_like(returncode: int) -> None:
+def _exit_like(returncode: int) -> None:
     if returncode >= 0:
         sys.exit(returncode)
     print(f"omnidraft: ended by {describe_exit(returncode)}", file=sys.stderr, flush=True)
     with suppress(OSError):  # SIGKILL takes no handler, and needs none
         signal.signal(-returncode, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     os.kill(os.getpid(), -returncode)

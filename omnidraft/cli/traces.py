@@ -1,4 +1,4 @@
-"""`omnidraft traces`: look into the trace log, check it, and into its dead letters."""
+"""`omnidraft traces`: print and verify the trace log, and manage its dead letters."""
 
 import json
 from collections.abc import Iterable
@@ -66,11 +66,11 @@ def _print(messages: "Iterable[Message]") -> None:
     for message in messages:
         if message.damage is not None:
             lost = {"reason": message.damage.reason, "error": message.damage.error}
-            told = {"partition": message.partition, "offset": message.offset, **lost}
-            print(json.dumps(told | {"num_messages": message.damage.num_messages}), flush=True)
+            row = {"partition": message.partition, "offset": message.offset, **lost}
+            print(json.dumps(row | {"num_messages": message.damage.num_messages}), flush=True)
             continue
         try:
-            told = codec.to_json(codec.decode(message.value, message.headers))
+            row = codec.to_json(codec.decode(message.value, message.headers))
         except WireError as exc:
-            told = {"partition": message.partition, "offset": message.offset, "error": str(exc)}
-        print(json.dumps(told), flush=True)
+            row = {"partition": message.partition, "offset": message.offset, "error": str(exc)}
+        print(json.dumps(row), flush=True)

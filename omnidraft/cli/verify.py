@@ -1,4 +1,4 @@
-"""`omnidraft traces verify`: was every acknowledged record learned, once?"""
+"""`omnidraft traces verify`: check that every acknowledged record was learned exactly once."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -45,9 +45,9 @@ def _print(report: "Report") -> None:
     console = Console(markup=False, highlight=False)
     table = Table("partition", "held from", "learned up to", "end", "to learn", "what became of them")
     for each in report.partitions:
-        fates = ", ".join(f"{number} {printable(name)}" for name, number in each.fates.items())
+        dispositions = ", ".join(f"{number} {printable(name)}" for name, number in each.fates.items())
         numbers = (each.partition, each.first, each.offset, each.end, each.num_to_learn)
-        table.add_row(*map(str, numbers), fates)
+        table.add_row(*map(str, numbers), dispositions)
     console.print(table)
     for fault in report.faults[:SHOWN_FAULTS]:
         where = "" if fault.partition is None else f" {fault.partition}:{fault.offset}"
@@ -76,7 +76,7 @@ def _summary(report: "Report") -> str:
 
 @contextmanager
 def _progress(topic: str) -> Iterator[Callable[[int], None]]:
-    """How many messages were read, on stderr, gone when done; nothing where stderr is no terminal."""
+    """Show the number of messages read on stderr, transient; nothing when stderr is not a terminal."""
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(), TextColumn(f"reading {topic}: {{task.completed:g}} messages"), TimeElapsedColumn())

@@ -9,14 +9,14 @@ from omnidraft.config.sections import (
     DecodeSettings,
     DriftSettings,
     LearnerSettings,
+    Mode,
     ModelSettings,
     RecorderSettings,
     Settings,
 )
 from omnidraft.config.sources import load
 from omnidraft.config.telemetry import MetricsSettings, TracingSettings
-from omnidraft.config.vllm import VllmSettings
-from omnidraft.config.worker import ApiKey, WorkerSettings
+from omnidraft.config.worker import ApiKey, VllmSettings, WorkerSettings
 
 __all__ = [
     "AlmSettings",
@@ -29,6 +29,7 @@ __all__ = [
     "LearnerSettings",
     "LogSettings",
     "MetricsSettings",
+    "Mode",
     "ModelSettings",
     "RecorderSettings",
     "RegistrySettings",

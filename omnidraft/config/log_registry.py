@@ -1,4 +1,4 @@
-"""Settings of what stands outside our processes: the log and the registry, with their credentials and keys."""
+"""Settings of the external services: the log and the registry, with their credentials and keys."""
 
 import re
 from collections.abc import Iterator
@@ -11,13 +11,13 @@ from omnidraft.config.secrets import masked, require_key
 
 
 class Section(BaseModel):
-    """A part of the settings; unknown keys are refused."""
+    """A section of the settings; unknown keys are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class KafkaSettings(Section):
-    """How our Kafka clients prove who they are, and know the broker. Secrets never appear in logs or reports."""
+    """Authentication of our Kafka clients and of the broker. Secrets never appear in logs or reports."""
 
     security: Literal["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"] = "plaintext"
     """Encryption (`ssl`) and passwords (`sasl`), as the broker's listener has them."""
@@ -26,9 +26,9 @@ class KafkaSettings(Section):
     password: SecretStr | None = None
     """Give it as OMNIDRAFT_LOG__KAFKA__PASSWORD rather than in a file."""
     ca_file: Path | None = None
-    """Who signed the broker's certificate, as PEM; None trusts the system's authorities."""
+    """The certificate authority of the broker, as PEM; None trusts the system's authorities."""
     cert_file: Path | None = None
-    """Our own certificate, for brokers that ask for one; `key_file` belongs to it."""
+    """The client certificate, for brokers that require one; `key_file` belongs to it."""
     key_file: Path | None = None
     key_password: SecretStr | None = None
 
@@ -42,23 +42,24 @@ class KafkaSettings(Section):
 
 
 class LogSettings(Section):
-    """Where trace records and announcements live."""
+    """The log of trace records, dead letters and announcements."""
 
     url: str = "sqlite:///runs/omnidraft/log.db"
-    """sqlite:///path, kafka://host:port[,host:port], or memory:// (one process, tests)."""
+    """sqlite:///path or kafka://host:port[,host:port]."""
     topic_prefix: str = "omnidraft"
     partitions: int = Field(1, ge=1)
     """Partitions of the trace topic when it has to be created."""
     linger_ms: int = Field(20, ge=0)
     request_timeout_s: float = Field(10.0, gt=0)
     retention_hours: float | None = Field(None, gt=0)
-    """How long trace records are kept. A learner that was away longer loses what it has not read. None: as the broker
-    does, for ever in SQLite. Kafka is told when we create the topic; SQLite deletes as records are written."""
+    """The retention of trace records. A learner that is down for longer loses the records it has not read. None: the
+    broker's default, unlimited in SQLite. Kafka's topics get it when we create them; SQLite deletes on writing."""
     dead_letters_retention_hours: float | None = Field(None, gt=0)
-    """The same for dead letters. Announcements never expire."""
+    """The retention of dead letters. Announcements never expire."""
     encryption_keys: tuple[SecretStr, ...] = ()
-    """Trace records and dead letters are encrypted with the first key and read with any, so a new key goes in front.
-    Empty: in plain. Give them as OMNIDRAFT_LOG__ENCRYPTION_KEYS='["..."]'; `omnidraft traces new-key` makes one."""
+    """Trace records and dead letters are encrypted with the first key and decrypted with any, so a new key goes in
+    front. Empty: no encryption. Give them as OMNIDRAFT_LOG__ENCRYPTION_KEYS='["..."]'; `omnidraft traces new-key` makes
+    one."""
     kafka: KafkaSettings = KafkaSettings()
 
     @field_validator("url")
@@ -66,7 +67,7 @@ class LogSettings(Section):
     def _names_a_log(cls, url: str) -> str:
         if re.fullmatch(r"sqlite:///.+|kafka://[^/:,@]+:\d+(,[^/:,@]+:\d+)*|memory://", url):
             return url
-        raise ValueError("not a log: use sqlite:///path, kafka://host:port[,host:port] or memory://")
+        raise ValueError("not a log: use sqlite:///path or kafka://host:port[,host:port]")
 
     @field_validator("encryption_keys")
     @classmethod
@@ -89,17 +90,17 @@ class LogSettings(Section):
 
 
 class RegistrySettings(Section):
-    """Where snapshots are versioned."""
+    """The registry of snapshot versions."""
 
     url: str = "sqlite:///runs/omnidraft/mlflow.db"
     """An MLflow tracking URI (sqlite:///path, http://host:5000), or directory:///path without MLflow."""
     artifacts: str | None = None
-    """Where a local MLflow store keeps files; None: `artifacts` beside its database."""
+    """The folder for files of a local MLflow store; None: `artifacts` beside its database."""
     keep_resume: int = Field(2, ge=1)
-    """Newest snapshots whose resume part (optimizer, master weights) is kept; older ones lose it."""
+    """The number of newest snapshots whose resume part (optimizer, master weights) is kept; older ones lose it."""
     signing_key: SecretStr | None = None
-    """Snapshots are signed with it when they are published, and refused without its signature when they are fetched, so
-    every process needs it. Give it as OMNIDRAFT_REGISTRY__SIGNING_KEY; `omnidraft traces new-key` makes one."""
+    """Signs snapshots on publishing; a fetched snapshot without its signature is refused, so every process needs it.
+    Give it as OMNIDRAFT_REGISTRY__SIGNING_KEY; `omnidraft traces new-key` makes one."""
 
     @field_validator("signing_key")
     @classmethod

@@ -1,4 +1,4 @@
-"""What must not be shown: fields that hold a secret, and the credentials inside a URL."""
+"""Secrets in settings: masking of credentials in URLs, checks of keys, and fields that hold secrets."""
 
 import base64
 import binascii
@@ -13,13 +13,13 @@ HIDDEN = "***"
 
 
 def masked(text: str) -> str:
-    """The text with user and password of every URL in it hidden, and passwords among a URL's parameters."""
+    """Return the text with user, password and secret parameters of every URL in it masked."""
     without_user = re.sub(r"//[^/\s'\"]*@", f"//{HIDDEN}@", text)
     return re.sub(r"(?i)([?&][^=&\s]*(?:password|token|secret)[^=&\s]*=)[^&\s'\"]+", rf"\1{HIDDEN}", without_user)
 
 
 def require_key(name: str, key: SecretStr) -> None:
-    """Raises ValueError, which does not show the key, unless it is one as `omnidraft traces new-key` makes them."""
+    """Raises ValueError, which does not show the key, unless it has the format of `omnidraft traces new-key`."""
     try:
         num_bytes = len(base64.b64decode(key.get_secret_value(), altchars=b"-_", validate=True))
     except (binascii.Error, ValueError):
@@ -28,25 +28,25 @@ def require_key(name: str, key: SecretStr) -> None:
         raise ValueError(f"{name} must be {KEY_BYTES} bytes in URL-safe base64; `omnidraft traces new-key` makes one")
 
 
-def holds_secret(model: type[BaseModel], place: Sequence[int | str]) -> bool:
-    """Whether the field at this place, or any below it, is a secret; the place may go on behind a field, and lead
-    through the items of a list."""
-    if place and isinstance(place[0], int):
-        return holds_secret(model, place[1:])
-    if not place:
+def holds_secret(model: type[BaseModel], path: Sequence[int | str]) -> bool:
+    """Return whether the field at this path, or any below it, is a secret. The path may lead through list items, and
+    continue beyond a field."""
+    if path and isinstance(path[0], int):
+        return holds_secret(model, path[1:])
+    if not path:
         return any(holds_secret(model, (name,)) for name in model.model_fields)
-    field = model.model_fields.get(str(place[0]))
+    field = model.model_fields.get(str(path[0]))
     if field is None:
         return False
-    kinds = list(_kinds(field.annotation))
-    return SecretStr in kinds or any(holds_secret(kind, place[1:]) for kind in kinds if _is_section(kind))
+    types = list(_types(field.annotation))
+    return SecretStr in types or any(holds_secret(type_, path[1:]) for type_ in types if _is_section(type_))
 
 
-def _kinds(annotation: Any) -> Sequence[Any]:
-    """The types in an annotation such as `tuple[SecretStr, ...]` or `SecretStr | None`."""
+def _types(annotation: Any) -> Sequence[Any]:
+    """Return the types in an annotation such as `tuple[SecretStr, ...]` or `SecretStr | None`."""
     inner = get_args(annotation)
-    return [kind for each in inner for kind in _kinds(each)] if inner else [annotation]
+    return [type_ for each in inner for type_ in _types(each)] if inner else [annotation]
 
 
-def _is_section(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, BaseModel)
+def _is_section(type_: Any) -> bool:
+    return isinstance(type_, type) and issubclass(type_, BaseModel)

@@ -1,7 +1,7 @@
-"""Where settings come from: one TOML file, addresses and overrides from the environment.
+"""The sources of settings: one TOML file, then addresses and overrides from the environment.
 
 Environment: `OMNIDRAFT_LOG`, `MLFLOW_TRACKING_URI`, `OTEL_EXPORTER_OTLP_ENDPOINT` and `RAY_ADDRESS` (read by Ray
-itself) name the outside world; any other setting is `OMNIDRAFT_<SECTION>__<FIELD>`, for example
+itself) are the addresses of external services; any other setting is `OMNIDRAFT_<SECTION>__<FIELD>`, for example
 `OMNIDRAFT_LEARNER__LEARNING_RATE=2e-5`.
 """
 
@@ -30,13 +30,13 @@ _SHORT_NAMES = {
     "MLFLOW_TRACKING_URI": "registry__url",
     "OTEL_EXPORTER_OTLP_ENDPOINT": "tracing__endpoint",
 }
-"""Of addresses of the outside world."""
+"""Variables for the addresses of external services."""
 
 
 def load(path: Path | None = None, environ: Mapping[str, str] | None = None, **overrides: Any) -> Settings:
-    """Settings from a TOML file, then the environment, then `overrides` (section=dict), the last one wins.
+    """Load settings from a TOML file, then the environment, then `overrides` (section=dict); the last one wins.
 
-    An override that is None is one that was not given.
+    An override that is None is ignored.
 
     Raises:
         ConfigError: the file is missing or not TOML, or a setting is unknown or out of range.
@@ -58,7 +58,7 @@ def load(path: Path | None = None, environ: Mapping[str, str] | None = None, **o
 
 
 def _sources(path: Path | None, environ: Mapping[str, str]) -> Callable[..., BaseSettings]:
-    """What builds the settings from this file and this environment."""
+    """Return the class that builds the settings from this file and this environment."""
 
     class Loaded(Settings, BaseSettings):
         model_config = SettingsConfigDict(env_prefix="OMNIDRAFT_", env_nested_delimiter="__")
@@ -77,7 +77,7 @@ def _sources(path: Path | None, environ: Mapping[str, str]) -> Callable[..., Bas
 
 
 class _Environment(EnvSettingsSource):
-    """OMNIDRAFT_<SECTION>__<FIELD>, and the addresses that have a short name."""
+    """Reads OMNIDRAFT_<SECTION>__<FIELD>, and the addresses with a short name."""
 
     def __init__(self, settings_cls: type[BaseSettings], environ: Mapping[str, str]) -> None:
         super().__init__(settings_cls)
@@ -90,14 +90,14 @@ class _Environment(EnvSettingsSource):
         return {**self._unknown_sections(), **super().__call__()}
 
     def _unknown_sections(self) -> dict[str, Any]:
-        """Misspelt sections, for validation to refuse."""
+        """Return misspelt sections, which validation then refuses."""
         prefix = self.env_prefix.lower()
         names = [name.removeprefix(prefix).split("__")[0] for name in self.env_vars if name.startswith(prefix)]
         return {name: {} for name in names if name not in self.settings_cls.model_fields}
 
 
 class _TomlFile(TomlConfigSettingsSource):
-    """The settings file; unlike its base it does not pass over one that is missing."""
+    """Reads the settings file; unlike its base class it raises when the file is missing."""
 
     def __init__(self, settings_cls: type[BaseSettings], path: Path | None) -> None:
         if path is not None and not path.is_file():

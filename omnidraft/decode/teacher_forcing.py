@@ -40,7 +40,7 @@ def force(target: Target, request: Request, answer_ids: Sequence[int], top_k: in
                 text="",
                 finish_reason=_reason(request, emitted[-1]) if is_last else None,
                 timings=Timings(target_s=target_s),
-                beliefs=top_k_logprobs(logits_NV, nodes, emitted, top_k),
+                target_logprobs=top_k_logprobs(logits_NV, nodes, emitted, top_k),
             )
             root = emitted[-1]
     finally:

@@ -4,24 +4,12 @@ Orders come from the control log: to pause and resume learning, to restart it el
 tenants' traffic drifts. While the control log is away, the orders read last hold.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from omnidraft.errors import BusError
-from omnidraft.ports import Announcement
-
-
-class ControlFollower(Protocol):
-    """The reading end of the announcements; see fleet/control_follower.py."""
-
-    def poll(self, timeout_s: float) -> Sequence[Announcement]:
-        """Return the announcements in force that were not returned before, waiting this long for any.
-
-        Raises:
-            BusError: the control log is away.
-        """
+from omnidraft.ports import Announcement, ControlFollower
 
 
 class TrainingControl:

@@ -1,1 +1,1 @@
-"""What `omnidraft doctor` looks at: one small function for each thing, which says how it is and what to do about it."""
+"""The checks of `omnidraft doctor`: one small function each, which returns a finding with advice."""

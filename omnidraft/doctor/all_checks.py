@@ -1,4 +1,4 @@
-"""Every check, in the order in which one would mend what they find."""
+"""All checks, in the order in which one would fix what they find."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -6,26 +6,26 @@ from pathlib import Path
 
 from omnidraft.config import Settings, load
 from omnidraft.doctor import installation
-from omnidraft.doctor.finding import Finding, Verdict, examined, ok
+from omnidraft.doctor.finding import Finding, Verdict, ok, run_check
 
 Check = tuple[str, Callable[[], Finding]]
 
 
 def examine(config_path: Path | None) -> Iterator[Finding]:
-    """One finding after the other, as they are made. Without settings or libraries the rest cannot be looked at."""
+    """Yield the findings one by one. Without settings or libraries the other checks are skipped."""
     loaded: list[Settings] = []
 
     def settings_load() -> Finding:
         loaded.append(load(config_path))
         return ok("settings", str(config_path or "defaults and environment"))
 
-    yield examined("settings", settings_load)
+    yield run_check("settings", settings_load)
     yield installation.python()
     yield installation.libraries(loaded[0] if loaded else None)
     if not loaded or installation.missing_libraries():
         return
-    for name, look in _checks(loaded[0]):
-        yield examined(name, look)
+    for name, check in _checks(loaded[0]):
+        yield run_check(name, check)
 
 
 def _checks(settings: Settings) -> Iterator[Check]:
@@ -34,17 +34,17 @@ def _checks(settings: Settings) -> Iterator[Check]:
     yield "kernels", partial(machine.kernels, settings)
     yield "processor", machine.processor
     yield "precision", partial(machine.precision, settings)
-    yield from _of_models(settings)
-    yield from _of_log(settings)
+    yield from _model_checks(settings)
+    yield from _log_checks(settings)
     for target in settings.models.targets:
-        yield from _of_pair(settings.for_target(target))
+        yield from _pair_checks(settings.for_target(target))
     for what, folder, needed_bytes in machine.folders(settings):
         yield what, partial(machine.disk, what, folder, needed_bytes)
     yield "memory", partial(_memory, settings)
     yield "worker port", partial(machine.port, settings)
 
 
-def _of_models(settings: Settings) -> Iterator[Check]:
+def _model_checks(settings: Settings) -> Iterator[Check]:
     from omnidraft.doctor import models
 
     section = settings.models
@@ -55,13 +55,13 @@ def _of_models(settings: Settings) -> Iterator[Check]:
             yield f"GGUF file of {name}", partial(models.gguf, name)
 
 
-def _of_log(settings: Settings) -> Iterator[Check]:
-    """What depends on an answer is looked at when there is one, so that a dead broker is waited for once."""
+def _log_checks(settings: Settings) -> Iterator[Check]:
+    """Yield the checks of the log. Those that need the broker run only when it answers, so one timeout is enough."""
     from omnidraft.doctor import log
 
-    answer = examined("log", partial(log.connection, settings))
-    yield "log", lambda: answer
-    if answer.verdict is not Verdict.OK:
+    connection = run_check("log", partial(log.connection, settings))
+    yield "log", lambda: connection
+    if connection.verdict is not Verdict.OK:
         return
     section = settings.log
     for name in (section.traces_topic, section.dead_letters_topic, section.control_topic):
@@ -69,14 +69,14 @@ def _of_log(settings: Settings) -> Iterator[Check]:
     yield "clock", partial(log.clocks, settings)
 
 
-def _of_pair(settings: Settings) -> Iterator[Check]:
+def _pair_checks(settings: Settings) -> Iterator[Check]:
     from omnidraft.doctor import log, models, registry
 
     target = settings.models.target
     yield f"alignment of {target}", partial(models.alignment, settings)
-    answer = examined(f"registry of {target}", partial(registry.connection, settings))
-    yield f"registry of {target}", lambda: answer
-    if answer.verdict is not Verdict.OK:
+    connection = run_check(f"registry of {target}", partial(registry.connection, settings))
+    yield f"registry of {target}", lambda: connection
+    if connection.verdict is not Verdict.OK:
         return
     yield f"aliases of {target}", partial(registry.aliases, settings)
     yield f"files of {target}", partial(registry.files, settings)
@@ -85,11 +85,11 @@ def _of_pair(settings: Settings) -> Iterator[Check]:
 
 
 def _memory(settings: Settings) -> Finding:
-    """A worker that runs already has what it needs."""
+    """Check the free memory, unless a running worker has its models loaded already."""
     from omnidraft import wiring
     from omnidraft.doctor import machine
-    from omnidraft.fleet.workers import look_at
+    from omnidraft.fleet.workers import worker_status
 
-    if look_at(wiring.worker_url(settings)).served:
+    if worker_status(wiring.worker_url(settings)).served:
         return ok("memory", "a worker has its models loaded already")
     return machine.memory(settings)

@@ -1,4 +1,4 @@
-"""What a check found. Imports nothing heavy: it must work where libraries are missing."""
+"""The finding of a check. This module imports nothing heavy: it must work where libraries are missing."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from omnidraft.errors import (
 
 
 class Verdict(StrEnum):
-    """How it is."""
+    """The verdict of a check."""
 
     OK = "ok"
     WARNING = "warning"  # works, but not as well or not for long
@@ -25,32 +25,33 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the doctor."""
+    """One line of the doctor's report."""
 
     check: str
     verdict: Verdict
     told: str
+    """The observation; the field name is part of the JSON report."""
     advice: str | None = None
-    """What to do about it; None when it is ok."""
+    """The recommended action; None when the verdict is ok."""
 
 
-def ok(check: str, told: str) -> Finding:
-    """Nothing to do."""
-    return Finding(check, Verdict.OK, told)
+def ok(check: str, message: str) -> Finding:
+    """Return a finding that needs no action."""
+    return Finding(check, Verdict.OK, message)
 
 
-def warning(check: str, told: str, advice: str) -> Finding:
-    """It works, but not as well or not for long."""
-    return Finding(check, Verdict.WARNING, told, advice)
+def warning(check: str, message: str, advice: str) -> Finding:
+    """Return a finding about something that works, but not well or not for long."""
+    return Finding(check, Verdict.WARNING, message, advice)
 
 
-def problem(check: str, told: str, advice: str) -> Finding:
-    """It does not work, or will hurt."""
-    return Finding(check, Verdict.PROBLEM, told, advice)
+def problem(check: str, message: str, advice: str) -> Finding:
+    """Return a finding about something that does not work, or will cause damage."""
+    return Finding(check, Verdict.PROBLEM, message, advice)
 
 
-def examined(check: str, look: Callable[[], Finding]) -> Finding:
-    """What `look` finds; an error that it did not foresee is a problem of this check, and the others go on."""
+def run_check(check: str, look: Callable[[], Finding]) -> Finding:
+    """Return the finding of `look`; an OmnidraftError becomes a problem of this check, so that the others still run."""
     try:
         return look()
     except OmnidraftError as exc:
@@ -58,7 +59,7 @@ def examined(check: str, look: Callable[[], Finding]) -> Finding:
 
 
 def is_fatal(findings: Iterable[Finding]) -> bool:
-    """Whether one of them is a problem."""
+    """Return whether one of the findings is a problem."""
     return any(finding.verdict is Verdict.PROBLEM for finding in findings)
 
 

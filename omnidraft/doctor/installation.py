@@ -1,4 +1,4 @@
-"""Whether this Python and these libraries are those that the package was made for. Imports none of them."""
+"""Checks of the Python version and the libraries against the package's metadata. Imports none of the libraries."""
 
 import platform
 from collections.abc import Iterable
@@ -11,25 +11,25 @@ PACKAGE = "omnidraft"
 
 
 def python() -> Finding:
-    """Against `requires-python`."""
+    """Compare the running Python with `requires-python`."""
     from packaging.specifiers import SpecifierSet
 
     running = platform.python_version()
-    if (told := _metadata()) is None:
+    if (package := _metadata()) is None:
         return warning("python", f"{running}; {PACKAGE} is not installed as a package", "`make setup`, or pip install")
-    wanted = told["Requires-Python"]
-    if SpecifierSet(wanted).contains(running, prereleases=True):
-        return ok("python", f"{running}, wanted {wanted}")
-    return problem("python", f"{running}, wanted {wanted}", "make a virtual environment with that Python")
+    required = package["Requires-Python"]
+    if SpecifierSet(required).contains(running, prereleases=True):
+        return ok("python", f"{running}, wanted {required}")
+    return problem("python", f"{running}, wanted {required}", "make a virtual environment with that Python")
 
 
 def libraries(settings: Settings | None) -> Finding:
-    """Against the ranges of pyproject.toml, with the extras that these settings need."""
-    told = _metadata()
-    if told is None:
+    """Compare the installed libraries with the ranges of pyproject.toml, with the extras that these settings need."""
+    package = _metadata()
+    if package is None:
         return warning("libraries", "not compared: no package metadata", "`make setup`, or pip install")
     extras = extras_needed(settings) if settings else ()
-    requirements = told.get_all("Requires-Dist") or []
+    requirements = package.get_all("Requires-Dist") or []
     unmet = unmet_requirements(requirements, extras)
     if not unmet:
         return ok("libraries", f"all {len(requirements)} requirements looked at")
@@ -38,20 +38,20 @@ def libraries(settings: Settings | None) -> Finding:
 
 
 def missing_libraries() -> list[str]:
-    """Those without which nothing more can be looked at."""
-    told = _metadata()
-    requirements = told.get_all("Requires-Dist") if told else None
+    """Return the missing libraries, without which no other check can run."""
+    package = _metadata()
+    requirements = package.get_all("Requires-Dist") if package else None
     return [line for line in unmet_requirements(requirements or [], ()) if " is missing, " in line]
 
 
 def extras_needed(settings: Settings) -> tuple[str, ...]:
-    """Of the package, by these settings."""
+    """Return the extras of the package that these settings need."""
     needs = {"kafka": settings.log.url.startswith("kafka:"), "llamacpp": settings.models.engine == "llamacpp"}
     return tuple(name for name, is_needed in needs.items() if is_needed)
 
 
 def unmet_requirements(requirements: Iterable[str], extras: Iterable[str]) -> list[str]:
-    """A line for every requirement that what is installed does not meet; those of other extras are passed over."""
+    """Return a line for every requirement that is not met; those of other extras are skipped."""
     from packaging.requirements import Requirement
 
     unmet = []

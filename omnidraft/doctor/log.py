@@ -1,4 +1,4 @@
-"""The log: does it answer, are its topics as the fleet needs them, is what the learner reads next there, the clocks."""
+"""Checks of the log: the connection, the topics' configuration, the learner's next offsets, and the clocks."""
 
 import time
 from contextlib import closing
@@ -9,27 +9,27 @@ from omnidraft.errors import LogReplaced
 from omnidraft.ports import LogReader, Message, TopicFacts
 
 NEEDED_MESSAGE_BYTES = 1_000_000
-"""The largest dead letter, with the headers it gains."""
+"""The size of the largest dead letter, with its headers."""
 HOUR_MS = 3_600_000
 LEAST_RETENTION_HOURS = 24
 SKEW_MS = 2_000
-"""A clock may be so much ahead of ours."""
+"""The time by which another clock may be ahead of ours."""
 POLL_S = 3.0
 
 
 def connection(settings: Settings) -> Finding:
-    """Whether it answers; nothing is made by asking."""
+    """Check that the log answers, without creating anything."""
     from omnidraft import wiring
 
     if _is_absent(settings):
         advice = "start a worker or a distiller, or correct log.url (OMNIDRAFT_LOG) if there should be one"
         return warning("log", f"nothing at {settings.log.url} yet", advice)
-    found = wiring.topics(settings)
-    return ok("log", f"{settings.log.url} answers and has {len(found)} of 3 topics")
+    topics = wiring.topics(settings)
+    return ok("log", f"{settings.log.url} answers and has {len(topics)} of 3 topics")
 
 
 def topic(settings: Settings, name: str) -> Finding:
-    """One topic: existence, partitions, message size, retention."""
+    """Check one topic: existence, partitions, message size, retention."""
     from omnidraft import wiring
 
     check, log = f"topic {name}", settings.log
@@ -37,38 +37,38 @@ def topic(settings: Settings, name: str) -> Finding:
     if facts is None:
         return warning(check, "not there yet", "start what uses it, which makes it")
     if facts.max_message_bytes is not None and facts.max_message_bytes < NEEDED_MESSAGE_BYTES:
-        told = f"takes messages of {facts.max_message_bytes:,} bytes, {NEEDED_MESSAGE_BYTES:,} are needed"
-        return problem(check, told, "raise the topic's max.message.bytes to 2097152")
-    wanted = log.partitions if name == log.traces_topic else 1
-    told = f"{facts.num_partitions} partitions, the settings say {wanted}"
+        message = f"takes messages of {facts.max_message_bytes:,} bytes, {NEEDED_MESSAGE_BYTES:,} are needed"
+        return problem(check, message, "raise the topic's max.message.bytes to 2097152")
+    expected = log.partitions if name == log.traces_topic else 1
+    message = f"{facts.num_partitions} partitions, the settings say {expected}"
     if name == log.control_topic and facts.num_partitions != 1:
-        return problem(check, told, "make it anew with one partition: its offsets number the announcements")
-    if facts.num_partitions != wanted:
-        return warning(check, told, "set log.partitions to what the topic has; they count when a topic is made")
+        return problem(check, message, "make it anew with one partition: its offsets number the announcements")
+    if facts.num_partitions != expected:
+        return warning(check, message, "set log.partitions to what the topic has; they count when a topic is made")
     return _retention(check, log, name, facts) or ok(check, f"{facts.num_partitions} partitions")
 
 
 def _retention(check: str, log: LogSettings, name: str, facts: TopicFacts) -> Finding | None:
-    """What is wrong with how long its messages are kept; None: nothing."""
-    kept_hours = None if facts.retention_ms is None else facts.retention_ms / HOUR_MS
-    wanted = {
+    """Return a warning about the topic's retention, or None."""
+    hours = None if facts.retention_ms is None else facts.retention_ms / HOUR_MS
+    expected = {
         log.traces_topic: ("log.retention_hours", log.retention_hours),
         log.dead_letters_topic: ("log.dead_letters_retention_hours", log.dead_letters_retention_hours),
     }
-    setting, wanted_hours = wanted.get(name, ("", None))
-    told = "keeps messages for ever" if kept_hours is None else f"keeps messages for {kept_hours:.1f} hours"
-    if wanted_hours is not None and (kept_hours is None or abs(kept_hours - wanted_hours) > 0.01 * wanted_hours):
-        advice = f"set the topic's retention.ms to {wanted_hours * HOUR_MS:.0f}; settings count when a topic is made"
-        return warning(check, f"{told}, {setting} says {wanted_hours:g}", advice)
-    if name == log.control_topic and kept_hours is not None:
-        return warning(check, told, "set the topic's retention.ms to -1: a pause that expires is a pause that ends")
-    if kept_hours is not None and wanted_hours is None and kept_hours < LEAST_RETENTION_HOURS:
-        return warning(check, told, "raise retention.ms: what a learner that was away has not read by then is lost")
+    setting, limit = expected.get(name, ("", None))
+    message = "keeps messages for ever" if hours is None else f"keeps messages for {hours:.1f} hours"
+    if limit is not None and (hours is None or abs(hours - limit) > 0.01 * limit):
+        advice = f"set the topic's retention.ms to {limit * HOUR_MS:.0f}; settings count when a topic is made"
+        return warning(check, f"{message}, {setting} says {limit:g}", advice)
+    if name == log.control_topic and hours is not None:
+        return warning(check, message, "set the topic's retention.ms to -1: a pause that expires is a pause that ends")
+    if hours is not None and limit is None and hours < LEAST_RETENTION_HOURS:
+        return warning(check, message, "raise retention.ms: what a learner that was away has not read by then is lost")
     return None
 
 
 def position(settings: Settings) -> Finding:
-    """Whether the log still holds what the learner of this pair reads next."""
+    """Check that the log still holds the next offsets of this pair's learner."""
     from omnidraft import wiring
     from omnidraft.distill.ingest.log_position import require_same_log
 
@@ -96,7 +96,7 @@ def clocks(settings: Settings, now_ms: int | None = None) -> Finding:
     """This machine's against the newest trace record's.
 
     Args:
-        now_ms: what this machine's clock says; None asks it.
+        now_ms: the time by this machine's clock; None reads it.
     """
     from omnidraft import wiring
 
@@ -110,25 +110,25 @@ def clocks(settings: Settings, now_ms: int | None = None) -> Finding:
         return ok(check, "no record to compare with")
     ahead_ms = newest.timestamp_ms - (time.time_ns() // 1_000_000 if now_ms is None else now_ms)
     whose = "the log's" if facts.stamped_by == "log" else "its writer's"
-    told = f"record {newest.partition}:{newest.offset} is {abs(ahead_ms) / 1000:.0f} s"
+    message = f"record {newest.partition}:{newest.offset} is {abs(ahead_ms) / 1000:.0f} s"
     if ahead_ms > SKEW_MS:
-        return problem(check, f"{told} in the future, by {whose} clock", "set the clocks of both machines (NTP)")
-    return ok(check, f"{told} old, by {whose} clock")
+        return problem(check, f"{message} in the future, by {whose} clock", "set the clocks of both machines (NTP)")
+    return ok(check, f"{message} old, by {whose} clock")
 
 
 def _newest(reader: LogReader) -> Message | None:
-    """By timestamp, of the last messages of all partitions; None when retention took them, or none was written."""
+    """Return the newest message of all partitions by timestamp; None when there is none."""
     ends = reader.end_offsets()
     reader.seek_back(1)
-    found: list[Message] = []
-    wanted = sum(end > 0 for end in ends.values())
-    while len(found) < wanted and (messages := reader.poll(wanted, POLL_S).messages):
-        found.extend(messages)
-    return max(found, key=lambda message: message.timestamp_ms, default=None)
+    last_messages: list[Message] = []
+    expected = sum(end > 0 for end in ends.values())
+    while len(last_messages) < expected and (messages := reader.poll(expected, POLL_S).messages):
+        last_messages.extend(messages)
+    return max(last_messages, key=lambda each: each.timestamp_ms, default=None)
 
 
 def _is_absent(settings: Settings) -> bool:
-    """A local log that nobody made yet."""
+    """Return whether the log is a local file that does not exist yet."""
     from pathlib import Path
 
     url = settings.log.url

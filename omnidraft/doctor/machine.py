@@ -1,4 +1,4 @@
-"""The machine: kernels, processor, disk, memory, and the worker's port."""
+"""Checks of the machine: kernels, processor, disk, memory, and the worker's port."""
 
 import errno
 import shutil
@@ -16,16 +16,17 @@ if TYPE_CHECKING:
     from omnidraft.models.probe.choice import Kernels, TorchProducts
 
 SNAPSHOT_COPIES = 7
-"""A snapshot of full weights in sizes of its bfloat16 drafter: served, master weights and two moments in float32."""
+"""The size of a full snapshot relative to its bfloat16 drafter: serving weights, and master weights and two moments in
+float32."""
 LOG_BYTES = 100_000_000
 COMFORT = 3
-"""So many times the need is plenty."""
+"""The ratio of free to needed disk space below which there is a warning."""
 BYTES_PER_WEIGHT = {"float32": 4.0, "int8": 1.2, "int4": 0.8}
-"""As computed with, scales and the head's 8 bits included; every other precision keeps the 2 of bfloat16."""
+"""Bytes per weight in memory, scales and the 8-bit head included; all other precisions take the 2 of bfloat16."""
 
 
 def kernels(settings: Settings) -> Finding:
-    """Which build of our kernels works here; compiles and tries them if no process has done so yet."""
+    """Check which build of our kernels works here; compile and try them if no process has done so yet."""
     from omnidraft.errors import KernelsUnavailable
     from omnidraft.models.native import library
     from omnidraft.models.native.build import VARIANTS
@@ -38,51 +39,51 @@ def kernels(settings: Settings) -> Finding:
         chosen = choice.kernels(section.kernels)
     except KernelsUnavailable as exc:
         needed = {section.precision, section.drafter_precision} & set(library.PACKED) or section.kernels in VARIANTS
-        found = problem if needed else warning
+        severity = problem if needed else warning
         advice = "install a C++ compiler, or leave kernels, precision and drafter_precision at auto"
-        return found("kernels", str(exc), advice)
-    return judged_kernels(chosen)
+        return severity("kernels", str(exc), advice)
+    return kernels_finding(chosen)
 
 
-def judged_kernels(chosen: "Kernels") -> Finding:
-    """A build of our kernels that works, and what was tried before it."""
+def kernels_finding(chosen: "Kernels") -> Finding:
+    """Return the finding about a working build of our kernels and the builds refused before it."""
     from omnidraft.models.probe.choice import refusals
 
-    told = f"compiled as {chosen.variant}, tried and right: {_times(chosen.seconds_per_token)}"
+    message = f"compiled as {chosen.variant}, tried and right: {_times(chosen.seconds_per_token)}"
     if chosen.refused:
-        told = f"{told}; not used: {refusals(chosen.refused)}"
-        return warning("kernels", told, "report it: the compiler uses instructions that this processor does not run")
-    return ok("kernels", told)
+        message = f"{message}; not used: {refusals(chosen.refused)}"
+        return warning("kernels", message, "report it: the compiler uses instructions that this processor does not run")
+    return ok("kernels", message)
 
 
 def processor() -> Finding:
-    """What torch's matrix products do here."""
+    """Check torch's matrix products on this processor."""
     import torch
 
     from omnidraft.models.probe import choice
 
-    return judged_processor(torch.backends.cpu.get_cpu_capability(), choice.torch_products())
+    return processor_finding(torch.backends.cpu.get_cpu_capability(), choice.torch_products())
 
 
-def judged_processor(capability: str, products: "TorchProducts") -> Finding:
-    """By the widest instructions that torch uses here, as torch names them, and what became of its trials."""
+def processor_finding(capability: str, products: "TorchProducts") -> Finding:
+    """Return the finding from the widest instructions that torch uses, as torch names them, and the trials' outcome."""
     from omnidraft.models.probe.choice import refusals
 
     if capability == "DEFAULT":
         advice = "use a processor with AVX2, or unset ATEN_CPU_CAPABILITY; decoding is many times slower without"
         return warning("processor", "no vector instructions are used", advice)
-    told = f"{capability}, torch's products tried and right: {_times(products.outcome.seconds)}"
+    message = f"{capability}, torch's products tried and right: {_times(products.outcome.seconds)}"
     if products.outcome.fault:
         advice = "no model is computed by what is wrong here; report it with `omnidraft doctor --json`"
-        return warning("processor", f"{told}; torch {products.outcome.fault}", advice)
+        return warning("processor", f"{message}; torch {products.outcome.fault}", advice)
     if products.refused:
-        told = f"{told}; oneDNN is kept to {products.isa}, since with {refusals(products.refused)}"
-        return warning("processor", told, "nothing has to be done; ask the provider of this machine why AMX traps")
-    return ok("processor", told)
+        message = f"{message}; oneDNN is kept to {products.isa}, since with {refusals(products.refused)}"
+        return warning("processor", message, "nothing has to be done; ask the provider of this machine why AMX traps")
+    return ok("processor", message)
 
 
 def precision(settings: Settings) -> Finding:
-    """What `auto` means here."""
+    """Return the precision that `auto` selects here."""
     from omnidraft.models import precision as precisions
 
     section = settings.models
@@ -97,71 +98,73 @@ def _times(seconds_per_token: Mapping[str, float]) -> str:
 
 
 def free_bytes(folder: Path) -> int:
-    """Of the disk that this folder is on, or will be on."""
+    """Return the free space of the disk that this folder is on, or will be on."""
     while not folder.exists():
         folder = folder.parent
     return shutil.disk_usage(folder).free
 
 
 def disk(what: str, folder: Path, needed_bytes: int, free: Callable[[Path], int] = free_bytes) -> Finding:
-    """Whether `folder` has room; `what` names the check."""
+    """Check the free space of `folder`; `what` names the check."""
     available = free(folder.absolute())
-    told = f"{_size(available)} free in {folder}, {_size(needed_bytes)} needed"
+    message = f"{_size(available)} free in {folder}, {_size(needed_bytes)} needed"
     advice = "free space there, or give it another folder"
     if available < needed_bytes:
-        return problem(what, told, advice)
-    return warning(what, told, advice) if available < COMFORT * needed_bytes else ok(what, told)
+        return problem(what, message, advice)
+    return warning(what, message, advice) if available < COMFORT * needed_bytes else ok(what, message)
 
 
 def folders(settings: Settings) -> Iterator[tuple[str, Path, int]]:
-    """(check, folder, bytes needed) of every local folder that grows."""
+    """Yield (check, folder, bytes needed) for every local folder that grows."""
     drafter = folder_of(settings.models.drafter)
     copies = SNAPSHOT_COPIES if settings.learner.train == "full" else 1
     snapshot_bytes = copies * weights_bytes(drafter) if drafter else 0
     if settings.log.url.startswith("sqlite:"):
         yield "disk of the log", Path(settings.log.url.split(":///", 1)[1]).parent, LOG_BYTES
     if settings.registry.url.startswith(("sqlite:", "directory:")):
-        place = Path(settings.registry.url.split(":///", 1)[1])
+        address = Path(settings.registry.url.split(":///", 1)[1])
         is_database = settings.registry.url.startswith("sqlite:")
         local = settings.registry.artifacts if "://" not in (settings.registry.artifacts or "") else None
-        yield "disk of the registry", Path(local or (place.parent if is_database else place)), snapshot_bytes
+        yield "disk of the registry", Path(local or (address.parent if is_database else address)), snapshot_bytes
     yield "disk of staging", Path(tempfile.gettempdir()), snapshot_bytes
 
 
 def available_memory() -> int:
-    """Of this machine, in bytes."""
+    """Return the available memory of this machine in bytes."""
     import psutil
 
     return psutil.virtual_memory().available
 
 
 def memory(settings: Settings, available: Callable[[], int] = available_memory) -> Finding:
-    """For one worker: every target and the drafter."""
+    """Check the memory for one worker with every target and the drafter."""
     models = settings.models
     precisions = dict.fromkeys(models.targets, models.precision) | {models.drafter: models.drafter_precision}
     present = {name: folder for name in precisions if (folder := folder_of(name))}
     needed = sum(
         int(weights_bytes(folder) / 2 * BYTES_PER_WEIGHT.get(precisions[name], 2.0)) for name, folder in present.items()
     )
-    told = f"{_size(available())} available, about {_size(needed)} for the weights of {len(present)} models"
+    message = f"{_size(available())} available, about {_size(needed)} for the weights of {len(present)} models"
     advice = "serve fewer targets, choose int8 or int4, or give the machine more memory"
     if available() < needed:
-        return problem("memory", told, advice)
-    return warning("memory", told, advice) if available() < 1.5 * needed else ok("memory", told)
+        return problem("memory", message, advice)
+    return warning("memory", message, advice) if available() < 1.5 * needed else ok("memory", message)
 
 
 def port(settings: Settings) -> Finding:
-    """Free, or answered by a worker of ours."""
+    """Check that the worker's port is free, or answered by a worker of ours."""
     from omnidraft import wiring
-    from omnidraft.fleet.workers import look_at
+    from omnidraft.fleet.workers import worker_status
 
-    url, place = wiring.worker_url(settings), (settings.worker.host, settings.worker.port)
-    if (refusal := _refusal(*place)) is None:
-        return ok("worker port", f"{place[0]}:{place[1]} is free")
+    url, address = wiring.worker_url(settings), (settings.worker.host, settings.worker.port)
+    if (refusal := _refusal(*address)) is None:
+        return ok("worker port", f"{address[0]}:{address[1]} is free")
     advice = "set worker.host and worker.port to an address of this machine that nobody else uses"
     if refusal.errno != errno.EADDRINUSE:
-        return problem("worker port", f"{place[0]}:{place[1]} cannot be used: {refusal.strerror or refusal}", advice)
-    worker = look_at(url)
+        return problem(
+            "worker port", f"{address[0]}:{address[1]} cannot be used: {refusal.strerror or refusal}", advice
+        )
+    worker = worker_status(url)
     if not worker.served:
         return problem("worker port", f"{url} is in use and {worker.problem}", advice)
     if worker.problem:
@@ -170,7 +173,7 @@ def port(settings: Settings) -> Finding:
 
 
 def _refusal(host: str, number: int) -> OSError | None:
-    """What the system says to a server that wants this address."""
+    """Try to bind this address; return the error, or None."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, number, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as server:

@@ -1,4 +1,4 @@
-"""The models: are they here and whole, and do the two vocabularies connect?"""
+"""Checks of the models: installation, intact files, and the alignment of the two vocabularies."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def folder_of(name: str) -> Path | None:
-    """Where a model lies on this machine; asks nobody and pulls nothing."""
+    """Return the folder of an installed model, or None; no network access."""
     from omnidraft.models.catalog import store
 
     local = Path(name).expanduser()
@@ -19,12 +19,12 @@ def folder_of(name: str) -> Path | None:
 
 
 def weights_bytes(folder: Path) -> int:
-    """Size of its safetensors files."""
+    """Return the size of the folder's safetensors files."""
     return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
 
 
 def model(name: str) -> Finding:
-    """Installed, made of the file that the catalog names, and every weight file readable to its end."""
+    """Check that the model is installed, made from the catalog's file, and that every weight file is complete."""
     from omnidraft.models.catalog import known_models
     from omnidraft.models.catalog.atomic_dir import read_origin
     from omnidraft.models.catalog.store import HUB_ID
@@ -44,13 +44,13 @@ def model(name: str) -> Finding:
     if broken := _broken_file(folder):
         return problem(check, broken, advice)
     made = read_origin(folder)
-    if made and (wanted := _other_than_catalog(name, made)):
-        return problem(check, f"{folder} was made from {made.fingerprint}, the catalog names {wanted}", advice)
+    if made and (expected := _other_than_catalog(name, made)):
+        return problem(check, f"{folder} was made from {made.fingerprint}, the catalog names {expected}", advice)
     return ok(check, f"{folder}, {weights_bytes(folder) / 1e9:.2f} GB of weights")
 
 
 def gguf(name: str) -> Finding:
-    """The file that llama.cpp runs, against the catalog's sha256."""
+    """Compare the file that llama.cpp runs with the catalog's sha256."""
     from omnidraft.models.catalog import known_models, store
     from omnidraft.snapshots.files import sha256_of
 
@@ -60,14 +60,14 @@ def gguf(name: str) -> Finding:
     file = store.default_home() / "models" / f"{name.lower()}.gguf"
     if not file.exists():
         return warning(check, "not on this machine; the first start fetches it", f"omnidraft models pull {name}")
-    found, wanted = sha256_of(file), known_models.find(name).sha256
-    if found != wanted:
-        return problem(check, f"{file} has sha256 {found}, the catalog names {wanted}", f"remove {file}, pull again")
+    actual, expected = sha256_of(file), known_models.find(name).sha256
+    if actual != expected:
+        return problem(check, f"{file} has sha256 {actual}, the catalog names {expected}", f"remove {file}, pull again")
     return ok(check, f"{file} is the catalog's")
 
 
 def alignment(settings: Settings) -> Finding:
-    """Of one pair: it can be built, and drafting can use it."""
+    """Check that the alignment of a pair can be built, and that drafting can use it."""
     from omnidraft import wiring
 
     check = f"alignment of {settings.models.target}"
@@ -75,14 +75,14 @@ def alignment(settings: Settings) -> Finding:
         return warning(check, f"not built: {absent} is not on this machine", f"omnidraft models pull {absent}")
     built = wiring.vocabularies(settings).alignment
     share = built.num_direct / max(built.num_draft, 1)
-    told = f"{built.num_direct:,} of {built.num_draft:,} draft tokens are one target token"
+    message = f"{built.num_direct:,} of {built.num_draft:,} draft tokens are one target token"
     if share < 0.1:
-        return warning(check, told, "choose a drafter whose vocabulary has more in common with the target's")
-    return ok(check, told)
+        return warning(check, message, "choose a drafter whose vocabulary has more in common with the target's")
+    return ok(check, message)
 
 
 def champion_fits(settings: Settings) -> Finding:
-    """Whether the champion was learned with the models that are installed."""
+    """Check that the champion was trained with the installed models."""
     from omnidraft import wiring
     from omnidraft.errors import SnapshotNotFound
 
@@ -101,13 +101,13 @@ def champion_fits(settings: Settings) -> Finding:
     }
     for what, (made, here) in compared.items():
         if made != here:
-            told = f"version {champion.version} was made with {what} {made[:12]}, installed is {here[:12]}"
-            return problem(check, told, advice)
+            message = f"version {champion.version} was made with {what} {made[:12]}, installed is {here[:12]}"
+            return problem(check, message, advice)
     return ok(check, f"version {champion.version} has the alignment and the drafter that are installed")
 
 
 def _absent(settings: Settings) -> str | None:
-    """A model of the pair that would have to be fetched or converted first."""
+    """Return a model of the pair that is not installed, or None."""
     models = settings.models
     return next((name for name in (models.target, models.drafter) if folder_of(name) is None), None)
 
@@ -130,10 +130,10 @@ def _broken_file(folder: Path) -> str | None:
 
 
 def _other_than_catalog(name: str, made: "Origin") -> str | None:
-    """The catalog's sha256, where the folder was made from another file."""
+    """Return the catalog's sha256 if the folder was made from another file, else None."""
     from omnidraft.models.catalog import known_models
 
     if name.lower() not in known_models.names() or made.source != "wheels":
         return None
-    wanted = known_models.find(name).sha256
-    return None if made.fingerprint == wanted else wanted
+    expected = known_models.find(name).sha256
+    return None if made.fingerprint == expected else expected

@@ -1,4 +1,4 @@
-"""The registry of one pair: does it answer, do its aliases make sense, are the files of what serves intact?"""
+"""Checks of the registry of one pair: the connection, the aliases, and the files of the versions that serve."""
 
 import tempfile
 from pathlib import Path
@@ -8,11 +8,11 @@ from omnidraft.doctor.finding import Finding, ok, problem, warning
 from omnidraft.errors import SnapshotCorrupt
 
 SERVING = ("champion", "previous")
-"""Aliases that workers load."""
+"""The aliases that workers load."""
 
 
 def connection(settings: Settings) -> Finding:
-    """Whether its versions can be listed; nothing is made by asking."""
+    """Check that the versions can be listed, without creating anything."""
     from omnidraft import wiring
 
     check = f"registry of {settings.models.target}"
@@ -24,7 +24,7 @@ def connection(settings: Settings) -> Finding:
 
 
 def aliases(settings: Settings) -> Finding:
-    """Champion, challenger and previous."""
+    """Check the aliases champion, challenger and previous."""
     from omnidraft import wiring
 
     check = f"aliases of {settings.models.target}"
@@ -32,21 +32,21 @@ def aliases(settings: Settings) -> Finding:
     if not versions:
         return ok(check, "no version, no alias")
     named = {alias: version.version for version in versions for alias in version.aliases}
-    told = ", ".join(f"{alias} is {version}" for alias, version in sorted(named.items())) or "none"
+    names = ", ".join(f"{alias} is {version}" for alias, version in sorted(named.items())) or "none"
     if "champion" not in named and "previous" in named:
         advice = "`omnidraft snapshots promote VERSION` names one that exists"
-        return problem(check, f"there was a champion, and none of {len(versions)} versions is it: {told}", advice)
+        return problem(check, f"there was a champion, and none of {len(versions)} versions is it: {names}", advice)
     if "champion" not in named:
         advice = "start the controller, or `omnidraft snapshots promote VERSION`"
-        return warning(check, f"no champion, so workers serve the base drafter: {told}", advice)
+        return warning(check, f"no champion, so workers serve the base drafter: {names}", advice)
     if named["champion"] == named.get("previous"):
         advice = "`omnidraft snapshots promote VERSION` with another one, so that there is something to go back to"
-        return warning(check, f"a rollback would change nothing: {told}", advice)
-    return ok(check, told)
+        return warning(check, f"a rollback would change nothing: {names}", advice)
+    return ok(check, names)
 
 
 def files(settings: Settings) -> Finding:
-    """What workers load, fetched and compared with the checksums of its manifest."""
+    """Fetch the versions that workers load and compare their files with the manifests' checksums."""
     from omnidraft import wiring
 
     check = f"files of {settings.models.target}"
@@ -65,6 +65,6 @@ def files(settings: Settings) -> Finding:
 
 
 def is_absent(settings: Settings) -> bool:
-    """A local registry that nobody made yet."""
+    """Return whether the registry is a local store that does not exist yet."""
     url = settings.registry.url
     return url.startswith(("sqlite:", "directory:")) and not Path(url.split(":///", 1)[1]).exists()

@@ -1,1 +1,1 @@
-"""What concerns many processes at once: which snapshot serves, and telling everybody."""
+"""Coordination of many processes: which snapshot serves, and the announcements that say so."""

@@ -1,29 +1,30 @@
-"""What the fleet's processes tell each other: JSON messages on the control topic, one topic per fleet.
+"""Announcements between the fleet's processes: JSON messages on the control topic, one topic per fleet.
 
 {"kind": "champion", "version": 7}                  every worker serves this snapshot; ends any canary
 {"kind": "canary", "version": 8, "share": 0.1}      serve it to this share of the requests, the champion to the others
-{"kind": "pause"} / {"kind": "resume"}              stop or go on learning
-{"kind": "restart", "start": "latest", "restart_id": "..."}  go on there: earliest, latest or offsets; each is done once
+{"kind": "pause"} / {"kind": "resume"}              stop or resume learning
+{"kind": "restart", "start": "latest", "restart_id": "..."}  learn from earliest, latest or offsets; each is done once
 {"kind": "drift", "tenant": "t"}                    agreement on this tenant's traffic fell: draft less, learn faster
 {"kind": "drift_over", "tenant": "t"}               it recovered, or is what is normal now
-{"kind": "best", "version": 5, "tenant": "t"}       the distiller: this snapshot agrees best with what drifted
-Each may name the pair it is about ("target", "drafter"), else it is about all, and says "reason" to people.
+{"kind": "best", "version": 5, "tenant": "t"}       from the distiller: this snapshot agrees best with that traffic
+Each may name the pair it is about ("target", "drafter"), else it is about all, and may give operators a "reason".
 Its offset is its sequence number; the highest holds. All are written to the first partition, however many there are.
 """
 
 import json
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, Unpack
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from omnidraft.errors import WireError
-from omnidraft.ports import Announcement, AnnouncementKind, LogWriter, Message, Outgoing
+from omnidraft.ports import Announcement, AnnouncementFields, AnnouncementKind, LogWriter, Message, Outgoing
 
 KEY = b"control"
 PARTITION = 0
 
-About = Literal["snapshot", "learning", "restart", "traffic", "best"]
-_ABOUT: dict[AnnouncementKind, About] = {
+Subject = Literal["snapshot", "learning", "restart", "traffic", "best"]
+_SUBJECTS: dict[AnnouncementKind, Subject] = {
     "champion": "snapshot",
     "canary": "snapshot",
     "pause": "learning",
@@ -35,9 +36,9 @@ _ABOUT: dict[AnnouncementKind, About] = {
 }
 
 
-def about(told: Announcement) -> tuple[About, str | None]:
-    """What it says the state of; a later announcement about the same supersedes it."""
-    return _ABOUT[told.kind], told.tenant
+def subject(announcement: Announcement) -> tuple[Subject, str | None]:
+    """Return its subject and tenant; a later announcement with the same ones supersedes it."""
+    return _SUBJECTS[announcement.kind], announcement.tenant
 
 
 class _Wire(BaseModel):
@@ -55,7 +56,7 @@ class _Wire(BaseModel):
     drafter: str | None = None
 
     @model_validator(mode="after")
-    def _has_what_its_kind_needs(self) -> "_Wire":
+    def _has_the_fields_of_its_kind(self) -> "_Wire":
         if (self.kind in ("champion", "canary", "best")) != (self.version is not None):
             raise ValueError("champion, canary and best have a version, nothing else has")
         if (self.kind == "canary") != (self.share is not None):
@@ -67,43 +68,41 @@ class _Wire(BaseModel):
         return self
 
 
+class _AllFields(AnnouncementFields, total=False):
+    target: str | None
+    drafter: str | None
+    start: str
+    restart_id: str
+
+
 def publish_announcement(
-    writer: LogWriter,
-    kind: AnnouncementKind,
-    version: int | None = None,
-    *,
-    target: str | None = None,
-    drafter: str | None = None,
-    share: float | None = None,
-    tenant: str | None = None,
-    reason: str | None = None,
-    start: str | None = None,
-    restart_id: str | None = None,
-    fence: str | None = None,
+    writer: LogWriter, kind: AnnouncementKind, version: int | None = None, **fields: Unpack[_AllFields]
 ) -> None:
-    """Tell every process. Saying it twice does no harm.
+    """Publish an announcement to every process. Repeating one does no harm.
 
     Raises:
         BusError: the log cannot be written.
         ValueError: this kind needs another field, or has none of these.
     """
-    wire = _Wire(
-        kind=kind,
-        version=version,
-        share=share,
-        tenant=tenant,
-        reason=reason,
-        start=start,
-        restart_id=restart_id,
-        fence=fence,
-        target=target,
-        drafter=drafter,
-    )
+    wire = _Wire(kind=kind, version=version, **fields)
     writer.append([Outgoing(KEY, json.dumps(wire.model_dump(exclude_none=True)).encode(), partition=PARTITION)])
 
 
+@dataclass(frozen=True, slots=True)
+class LogAnnouncer:
+    """Implements ports.Announcer on the control log."""
+
+    writer: LogWriter
+    target: str
+    drafter: str
+
+    def publish(self, kind: AnnouncementKind, version: int | None = None, **fields: Unpack[AnnouncementFields]) -> None:
+        """See ports.Announcer."""
+        publish_announcement(self.writer, kind, version, target=self.target, drafter=self.drafter, **fields)
+
+
 def parse_announcement(message: Message) -> Announcement:
-    """Raises WireError when it is not an announcement."""
+    """Decode an announcement. Raises WireError when the message is not one."""
     if message.damage is not None:
         raise WireError(f"control message {message.partition}:{message.offset}: {message.damage.error}")
     try:

@@ -1,6 +1,6 @@
-"""A canary against the champion: seconds per token of the requests that each served meanwhile.
+"""The comparison of a canary with the champion: seconds per token of the requests that each served meanwhile.
 
-Which request the canary takes depends on its id alone, so both serve the same kind of traffic.
+The request id alone decides which requests the canary takes, so both serve the same kind of traffic.
 """
 
 from dataclasses import dataclass, field
@@ -16,9 +16,9 @@ _LEAST_REQUESTS = 2
 
 @dataclass(slots=True)
 class _Ratio:
-    """Of two sums over requests, with its standard error by linearisation (Cochran, Sampling Techniques, section 6.3).
+    """The ratio of two sums over requests, with its standard error.
 
-    Sums of squares are kept instead of the requests.
+    Source: linearisation, Cochran, Sampling Techniques, section 6.3. Sums of squares stand in for the requests.
     """
 
     num: int = 0
@@ -46,7 +46,7 @@ class _Ratio:
 
 @dataclass(slots=True)
 class _Arm:
-    """What one snapshot did."""
+    """Statistics of the requests that one snapshot served."""
 
     time: _Ratio = field(default_factory=_Ratio)
     agreement: _Ratio = field(default_factory=_Ratio)
@@ -60,28 +60,31 @@ class CanaryTrial:
     """One canary, from its announcement to the verdict."""
 
     def __init__(self, version: int, champion: int, settings: ControllerSettings, now_s: float, fence: str) -> None:
-        """`fence` is the registry's, from before it was decided to try this version."""
+        """
+        Args:
+            fence: the registry's, from before the decision to try this version.
+        """
         self.version, self.fence = version, fence
         self._champion = champion
         self._settings = settings
-        self._until_s = now_s + settings.canary_timeout_s
+        self._deadline_s = now_s + settings.canary_timeout_s
         self._arms = {version: _Arm(), champion: _Arm()}
 
     def update(self, request: RequestStats) -> None:
-        """Requests of other snapshots count for nobody."""
+        """Count one request; requests of other snapshots are ignored."""
         if request.version in self._arms:
             self._arms[request.version].update(request)
 
     def verdict(self, now_s: float) -> Decision | None:
-        """None while too few requests were served, and there is time left."""
+        """Return the decision, or None while too few requests were served and there is time left."""
         numbers = [arm.time.num for arm in self._arms.values()]
-        if min(numbers) < self._settings.canary_requests and now_s < self._until_s:
+        if min(numbers) < self._settings.canary_requests and now_s < self._deadline_s:
             return None
         if min(numbers) < _LEAST_REQUESTS:
             return Decision(True, f"canary: {min(numbers)} requests in time, nothing speaks against it")
-        return self._compared()
+        return self._compare()
 
-    def _compared(self) -> Decision:
+    def _compare(self) -> Decision:
         canary, champion = self._arms[self.version], self._arms[self._champion]
         slower = canary.time.estimate / champion.time.estimate - 1
         relative = (canary.time.error / canary.time.estimate, champion.time.error / champion.time.estimate)

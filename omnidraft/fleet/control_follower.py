@@ -1,4 +1,4 @@
-"""The reading end of the announcements: what changed since it was asked last."""
+"""The consumer of the control log."""
 
 import logging
 from bisect import bisect_right
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from omnidraft.errors import OffsetOutOfRange, WireError
-from omnidraft.fleet.announcements import PARTITION, about, parse_announcement
+from omnidraft.fleet.announcements import PARTITION, parse_announcement, subject
 from omnidraft.ports import Announcement, AnnouncementKind, LogReader, Message, Metrics
 
 logger = logging.getLogger(__name__)
@@ -14,14 +14,14 @@ logger = logging.getLogger(__name__)
 MAX_MESSAGES = 1000
 
 
-class ControlFollower:
-    """Reads the control topic from its first message on, and tells what holds now, each thing once.
+class LogControlFollower:
+    """Implements ports.ControlFollower: reads the control topic from its first message on.
 
     A worker follows `champion` and `canary`, the newest of which says what serves; a distiller `pause` and `resume`.
-    We write to the first partition only. What stands in another comes after all that the first held by then, by the
-    timestamps, and before what came to the first later.
-    A log that lost its end or was created anew is read from its first message, and its sequences go on behind the
-    highest of before, so that nobody takes what is new there for something stale.
+    We write to the first partition only. A message in another partition is ordered by timestamp: after all messages
+    that the first partition held by then, before all that came to it later.
+    A log that lost its end or was created anew is read from its first message, and its sequences continue after the
+    highest one so far, so that no reader takes a new announcement for a stale one.
     """
 
     def __init__(
@@ -36,9 +36,9 @@ class ControlFollower:
     ) -> None:
         """
         Args:
-            target: tell only what is about this target; None tells what is about any. `drafter` likewise.
-            must_be_named: pass over messages that name no pair; for a follower of one pair among several, to which a
-                bare version number says nothing.
+            target: return only announcements about this target; None returns those about any. `drafter` likewise.
+            must_be_named: skip messages that name no pair; for a follower of one pair among several, to which a bare
+                version number is ambiguous.
         """
         self._reader = reader
         self._metrics = metrics
@@ -46,30 +46,30 @@ class ControlFollower:
         self._target, self._drafter = target, drafter
         self._must_be_named = must_be_named
         self._next: dict[int, int] = {}
-        self._untold: dict[object, Announcement] = {}
-        self._elsewhere: list[Message] = []
-        """Messages of other partitions, until the first one's are all there."""
+        self._pending: dict[object, Announcement] = {}
+        self._other_partitions: list[Message] = []
+        """Messages of other partitions, until the first partition has been read to its end."""
         self._offsets: list[int] = []
         self._newest_ms: list[int] = []
-        """Greatest timestamp up to each of these offsets of the first partition."""
-        self._added = self._highest = 0  # to sequences; of all so far
+        """The greatest timestamp up to each of these offsets of the first partition."""
+        self._sequence_base = 0
+        """The number added to offsets to give sequences."""
+        self._highest = 0
+        """The highest sequence so far."""
         reader.seek({})
 
     def poll(self, timeout_s: float) -> tuple[Announcement, ...]:
-        """What holds and was not told yet, in the order of sequences; empty when the timeout passes without any.
+        """See ports.ControlFollower. The announcements come in the order of their sequences.
 
-        What is superseded is skipped: after a long absence only the last champion is told.
-
-        Raises:
-            BusError: the log cannot be read; polling again may succeed, and nothing is lost.
+        Superseded ones are skipped: after a long absence only the last champion is returned.
         """
         try:
             return self._poll(timeout_s)
         except OffsetOutOfRange as exc:
             logger.warning("reading the control log from its first message again: %s", exc)
             self._reader.seek({})
-            self._next, self._added = {}, self._highest + 1
-            self._elsewhere, self._offsets, self._newest_ms = [], [], []
+            self._next, self._sequence_base = {}, self._highest + 1
+            self._other_partitions, self._offsets, self._newest_ms = [], [], []
             return self._poll(timeout_s)
 
     def _poll(self, timeout_s: float) -> tuple[Announcement, ...]:
@@ -77,27 +77,27 @@ class ControlFollower:
         while True:
             polled = self._reader.poll(MAX_MESSAGES, timeout_s)
             self._next |= polled.next_offsets
-            self._elsewhere += [message for message in polled.messages if message.partition != PARTITION]
-            self._take([message for message in polled.messages if message.partition == PARTITION])
+            self._other_partitions += [message for message in polled.messages if message.partition != PARTITION]
+            self._process([message for message in polled.messages if message.partition == PARTITION])
             has_caught_up = all(self._next.get(partition, 0) >= end for partition, end in ends.items())
             if not polled.next_offsets or has_caught_up:
-                self._take(sorted(self._elsewhere, key=lambda message: message.timestamp_ms))
-                told, self._untold, self._elsewhere = self._untold, {}, []
-                return tuple(sorted(told.values(), key=lambda each: each.sequence))
+                self._process(sorted(self._other_partitions, key=lambda message: message.timestamp_ms))
+                pending, self._pending, self._other_partitions = self._pending, {}, []
+                return tuple(sorted(pending.values(), key=lambda each: each.sequence))
 
-    def _take(self, messages: Sequence[Message]) -> None:
+    def _process(self, messages: Sequence[Message]) -> None:
         for message in messages:
-            sequence = self._sequence(message) + self._added
-            told = self._readable(message)
-            if told is None or not self._is_ours(told):
+            sequence = self._sequence(message) + self._sequence_base
+            announcement = self._parse(message)
+            if announcement is None or not self._concerns_us(announcement):
                 continue
             self._highest = max(self._highest, sequence)
-            known = self._untold.get(about(told))
-            if known is None or known.sequence <= sequence:
-                self._untold[about(told)] = replace(told, sequence=sequence)
+            previous = self._pending.get(subject(announcement))
+            if previous is None or previous.sequence <= sequence:
+                self._pending[subject(announcement)] = replace(announcement, sequence=sequence)
 
     def _sequence(self, message: Message) -> int:
-        """The offset in the first partition, or the last one there that is not younger."""
+        """Return the offset in the first partition, or that of the last message there that is not newer."""
         if message.partition == PARTITION:
             self._offsets.append(message.offset)
             self._newest_ms.append(max([message.timestamp_ms, *self._newest_ms[-1:]]))
@@ -105,13 +105,13 @@ class ControlFollower:
         older = bisect_right(self._newest_ms, message.timestamp_ms)
         return self._offsets[older - 1] if older else 0
 
-    def _is_ours(self, told: Announcement) -> bool:
-        if self._must_be_named and (told.target is None or told.drafter is None):
+    def _concerns_us(self, announcement: Announcement) -> bool:
+        if self._must_be_named and (announcement.target is None or announcement.drafter is None):
             return False
-        is_about_us = _may_be(told.target, self._target) and _may_be(told.drafter, self._drafter)
-        return is_about_us and told.kind in self._kinds
+        is_about_us = _matches(announcement.target, self._target) and _matches(announcement.drafter, self._drafter)
+        return is_about_us and announcement.kind in self._kinds
 
-    def _readable(self, message: Message) -> Announcement | None:
+    def _parse(self, message: Message) -> Announcement | None:
         try:
             return parse_announcement(message)
         except WireError as exc:
@@ -120,5 +120,5 @@ class ControlFollower:
             return None
 
 
-def _may_be(named: str | None, ours: str | None) -> bool:
+def _matches(named: str | None, ours: str | None) -> bool:
     return named is None or ours is None or named == ours

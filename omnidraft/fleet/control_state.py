@@ -1,26 +1,26 @@
-"""What the control log says of one pair now: whether it learns, what is on trial, whose traffic drifts."""
+"""The state of one pair by the control log: whether it learns, its canary, the tenants whose traffic drifts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from omnidraft.fleet.control_follower import ControlFollower
+from omnidraft.fleet.control_follower import LogControlFollower
 from omnidraft.ports import Announcement, AnnouncementKind, LogReader, Metrics
 
 ALL_KINDS: tuple[AnnouncementKind, ...] = ("champion", "canary", "pause", "resume", "drift", "drift_over")
 
 
 @dataclass(frozen=True, slots=True)
-class OnTrial:
-    """A canary that is out."""
+class CanaryState:
+    """A canary that serves now."""
 
     version: int
     share: float
-    """Of the requests."""
+    """The share of the requests it serves."""
 
 
 @dataclass(frozen=True, slots=True)
-class Drifting:
-    """A tenant whose agreement fell."""
+class DriftingTenant:
+    """A tenant on whose traffic agreement fell."""
 
     tenant: str
     reason: str
@@ -28,28 +28,28 @@ class Drifting:
 
 @dataclass(frozen=True, slots=True)
 class ControlState:
-    """All of it."""
+    """The state of one pair."""
 
     is_learning_paused: bool = False
-    canary: OnTrial | None = None
-    drifting: tuple[Drifting, ...] = ()
+    canary: CanaryState | None = None
+    drifting: tuple[DriftingTenant, ...] = ()
 
 
 def read_control_state(
     reader: LogReader, metrics: Metrics, *, target: str, drafter: str, timeout_s: float
 ) -> ControlState:
-    """Reads the whole control log. Raises BusError."""
-    follower = ControlFollower(reader, metrics, kinds=ALL_KINDS, target=target, drafter=drafter)
+    """Read the whole control log. Raises BusError."""
+    follower = LogControlFollower(reader, metrics, kinds=ALL_KINDS, target=target, drafter=drafter)
     return _state(follower.poll(timeout_s))
 
 
-def _state(holding: Sequence[Announcement]) -> ControlState:
-    """Of announcements none of which supersedes another."""
-    by_kind = {each.kind: each for each in holding}
+def _state(announcements: Sequence[Announcement]) -> ControlState:
+    """Return the state that announcements describe, none of which supersedes another."""
+    by_kind = {each.kind: each for each in announcements}
     canary = by_kind.get("canary")
-    drifting = [Drifting(each.tenant or "", each.reason or "") for each in holding if each.kind == "drift"]
+    drifting = [DriftingTenant(each.tenant or "", each.reason or "") for each in announcements if each.kind == "drift"]
     return ControlState(
         "pause" in by_kind,
-        OnTrial(canary.version or 0, canary.share or 0.0) if canary else None,
+        CanaryState(canary.version or 0, canary.share or 0.0) if canary else None,
         tuple(drifting),
     )

@@ -1,8 +1,8 @@
-"""Whether agreement on a tenant's traffic fell, and whether it came back: a change detector for each tenant's stream.
+"""Drift detection: for each tenant a change detector over agreement, and the end of a drift.
 
-A stream's values are agreements over as many target passes each, so that short requests are no noisier than long
-ones. A rise is no drift: it only sets a new level to fall from. The test is Page's (Biometrika 41, 1954) with
-Hinkley's running mean; ADWIN was tried, and takes several times as many values for the same fall.
+A stream's values are agreements over equally many target passes, so that short requests are no noisier than long
+ones. A rise is no drift: it only sets a new level. The test is Page's (Biometrika 41, 1954) with Hinkley's running
+mean; ADWIN needs several times as many values for the same fall. See docs/algorithms.md, section 9.
 """
 
 from collections import OrderedDict, deque
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
     from river.drift import PageHinkley
 
 RECENT = 10
-"""Values that say how agreement is now."""
+"""The number of newest values whose mean is the present agreement."""
 NEW_SNAPSHOT = 30
-"""Values after a swap in which a fall is put down to the snapshot."""
+"""The number of values after a swap in which a fall is attributed to the snapshot."""
 MOST_STREAMS = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """Of one tenant's agreement."""
+class DriftChange:
+    """The beginning or end of a drift of one tenant's agreement."""
 
     tenant: str
     kind: Literal["drift", "drift_over"]
     level: float
-    """Mean agreement before the fall."""
+    """The mean agreement before the fall."""
     recent: float
-    """Mean agreement now."""
+    """The mean agreement now."""
     num_values: int
-    """Since the level began, for a drift; since the fall, for its end."""
+    """The number of values since the level began, for a drift; since the fall, for its end."""
     suspect: int | None = None
-    """The snapshot that served these first; None when the drafter was the same before and after."""
+    """The snapshot whose first requests these were; None when the drafter was the same before and after."""
 
     def __str__(self) -> str:
         verb = "fell" if self.kind == "drift" else "was back" if self.recent >= self.level else "stayed"
@@ -47,8 +47,8 @@ class Change:
         )
 
 
-class Stream:
-    """One tenant's agreement."""
+class AgreementStream:
+    """The values of one tenant's agreement."""
 
     def __init__(self, tenant: str, settings: DriftSettings) -> None:
         self._tenant, self._settings = tenant, settings
@@ -57,67 +57,68 @@ class Stream:
         self._num_agreed = self._num_drafted = 0
         self._has_changed_version = False
         self._fell_from: float | None = None
-        self._begin()
+        self._reset()
 
     @property
     def is_drifting(self) -> bool:
         return self._fell_from is not None
 
-    def update(self, request: RequestStats) -> Change | None:
-        """One more request; what became clear with it."""
+    def update(self, request: RequestStats) -> DriftChange | None:
+        """Add one request; return the change that it reveals, if any."""
         self._num_agreed += request.num_agreed
         self._num_drafted += request.num_drafted
         if self._num_drafted < self._settings.passes_per_value:
             return None
         agreement = self._num_agreed / self._num_drafted
         self._num_agreed = self._num_drafted = 0
-        return self._take(agreement, request.version)
+        return self._add_value(agreement, request.version)
 
-    def _take(self, agreement: float, version: int | None) -> Change | None:
-        self._see_version(version)
+    def _add_value(self, agreement: float, version: int | None) -> DriftChange | None:
+        self._note_version(version)
         self._since_swap.append(agreement)
         if len(self._recent) == RECENT:
             self._num_before += 1
             self._sum_before += self._recent[0]
         self._recent.append(agreement)
-        return self._judge(agreement) if self._fell_from is None else self._wait(self._fell_from)
+        return self._detect_fall(agreement) if self._fell_from is None else self._detect_end(self._fell_from)
 
-    def _judge(self, agreement: float) -> Change | None:
+    def _detect_fall(self, agreement: float) -> DriftChange | None:
         self._detector.update(agreement)
         if not self._detector.drift_detected or not self._num_before:
             return None
         level, recent = self._sum_before / self._num_before, fmean(self._recent)
         num_values = self._num_before + len(self._recent)
-        self._begin()
+        self._reset()
         if recent >= level:
             return None
         self._fell_from = level
         suspect = self._version if self._came_with_the_snapshot(level, recent) else None
-        return Change(self._tenant, "drift", level, recent, num_values, suspect)
+        return DriftChange(self._tenant, "drift", level, recent, num_values, suspect)
 
     def _came_with_the_snapshot(self, level: float, recent: float) -> bool:
-        """Its first values were as low as those now; where it served well at first, something else has changed."""
+        """Return whether the snapshot's first values were as low as the present ones. One that served well at first is
+        not the cause."""
         if not self._has_changed_version or len(self._since_swap) > NEW_SNAPSHOT:
             return False
         first = list(self._since_swap)[:-RECENT]
         return not first or fmean(first) < (level + recent) / 2
 
-    def _wait(self, level: float) -> Change | None:
+    def _detect_end(self, level: float) -> DriftChange | None:
         recent, num_values = fmean(self._recent), self._num_before + len(self._recent)
         is_back = len(self._recent) == RECENT and recent >= self._settings.recovered_share * level
         if not is_back and num_values < self._settings.settled_values:
             return None
         self._fell_from = None
-        self._begin()
-        return Change(self._tenant, "drift_over", level, recent, num_values)
+        self._reset()
+        return DriftChange(self._tenant, "drift_over", level, recent, num_values)
 
-    def _begin(self) -> None:
-        """Forget the level."""
+    def _reset(self) -> None:
+        """Start a new level."""
         self._detector = _detector(self._settings)
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._sum_before, self._num_before = 0.0, 0
 
-    def _see_version(self, version: int | None) -> None:
+    def _note_version(self, version: int | None) -> None:
         if version != self._version:
             self._has_changed_version = bool(self._since_swap)
             self._version = version
@@ -125,15 +126,15 @@ class Stream:
 
 
 class DriftDetector:
-    """The streams of one pair, those of the tenants that were heard of last."""
+    """The streams of one pair, for the MOST_STREAMS tenants with the newest requests."""
 
     def __init__(self, settings: DriftSettings) -> None:
         self._settings = settings
-        self._streams: OrderedDict[str, Stream] = OrderedDict()
+        self._streams: OrderedDict[str, AgreementStream] = OrderedDict()
 
-    def update(self, request: RequestStats) -> Change | None:
-        """One more request, whosever it is; what became clear with it."""
-        stream = self._streams.setdefault(request.tenant, Stream(request.tenant, self._settings))
+    def update(self, request: RequestStats) -> DriftChange | None:
+        """Add one request of any tenant; return the change that it reveals, if any."""
+        stream = self._streams.setdefault(request.tenant, AgreementStream(request.tenant, self._settings))
         self._streams.move_to_end(request.tenant)
         if len(self._streams) > MOST_STREAMS:
             self._streams.popitem(last=False)
@@ -144,7 +145,7 @@ class DriftDetector:
 
 
 def _detector(settings: DriftSettings) -> "PageHinkley":
-    """Slow to import, so only where traffic is watched."""
+    """Return a fresh detector. river is slow to import, so this happens only where traffic is read."""
     from river.drift import PageHinkley
 
     return PageHinkley(

@@ -1,61 +1,60 @@
-"""What is done when agreement falls: say so, go back to a snapshot that was better, say when it is over.
+"""The reaction to drift: announce it, roll back to a better snapshot, announce its end.
 
-Cheapest first: workers draft less for this tenant at once, by the announcement alone; a fall that came with the first
-requests of a snapshot brings the one before it back; else the distiller says which earlier snapshot agrees best with
-the new traffic, and learns faster until it is over. Every step is on the control log, at the champion in the registry
-and in the log. After a restart the newest traffic is read again, so that falls are told from what was before; what it
-showed was answered then, and is not answered twice.
+The cheapest measure comes first: the announcement alone makes workers draft less for this tenant; a fall that came
+with the first requests of a snapshot rolls back to the one before; otherwise the distiller announces which earlier
+snapshot agrees best with the new traffic, and publishes more often until the drift is over. Every step is recorded on
+the control log, as an annotation of the champion, and in the process's log. After a restart the newest traffic is read
+again to restore the levels; changes in it were handled before the restart and are not handled twice.
 """
 
 import logging
-from collections.abc import Callable
 
 from omnidraft.errors import SnapshotNotFound, SnapshotStale
-from omnidraft.fleet.drift import Change, DriftDetector
+from omnidraft.fleet.drift import DriftChange, DriftDetector
 from omnidraft.fleet.request_stats import RequestStats
-from omnidraft.ports import Announcement, Metrics, Registry
+from omnidraft.ports import Announcement, Announcer, Metrics, Registry
 
 logger = logging.getLogger(__name__)
 
 
 class DriftRecovery:
-    """Of one pair."""
+    """Handles the drifts of one pair."""
 
     def __init__(
         self,
         registry: Registry,
-        tell: Callable[..., None],
-        watch: DriftDetector,
+        announcer: Announcer,
+        detector: DriftDetector,
         metrics: Metrics,
         *,
         target: str,
     ) -> None:
-        """`tell` is announcements.tell for this pair."""
-        self._registry, self._tell, self._watch = registry, tell, watch
+        self._registry, self._announcer, self._detector = registry, announcer, detector
         self._metrics, self._target = metrics, target
 
     def update(self, request: RequestStats) -> None:
-        """One more request. Raises SnapshotError, BusError."""
-        change = self._watch.update(request)
+        """Add one request and react to the change it reveals. Raises SnapshotError, BusError."""
+        change = self._detector.update(request)
         if change is None or request.is_past:
             return
         logger.warning("%s: %s: %s", self._target, change.kind, change)
-        self._tell(change.kind, tenant=change.tenant, reason=str(change))
+        self._announcer.publish(change.kind, tenant=change.tenant, reason=str(change))
         counter = "omnidraft_drift_alarms_total" if change.kind == "drift" else "omnidraft_drifts_over_total"
         self._metrics.add(counter, target=self._target)  # tenants are too many to be labels
-        self._note(change)
+        self._annotate(change)
         if change.suspect is not None:
-            self._go_back(change.suspect, str(change))
+            self._roll_back(change.suspect, str(change))
 
-    def on_announcement(self, told: Announcement) -> None:
-        """The distiller's `best`; too late when the drift is over. Raises SnapshotError."""
-        if told.kind != "best" or told.version is None or not self._watch.is_drifting(told.tenant or ""):
+    def on_announcement(self, announcement: Announcement) -> None:
+        """Promote the version announced as `best` by the distiller, unless the drift is over. Raises SnapshotError."""
+        version, tenant = announcement.version, announcement.tenant or ""
+        if announcement.kind != "best" or version is None or not self._detector.is_drifting(tenant):
             return
-        fence = told.fence or self._registry.fence()
-        if self._registry.resolve("champion").version != told.version:
-            self._promote(told.version, told.reason or "agrees best with the traffic that drifted", fence)
+        fence = announcement.fence or self._registry.fence()
+        if self._registry.resolve("champion").version != version:
+            self._promote(version, announcement.reason or "agrees best with the traffic that drifted", fence)
 
-    def _note(self, change: Change) -> None:
+    def _annotate(self, change: DriftChange) -> None:
         try:
             champion = self._registry.resolve("champion").version
         except SnapshotNotFound:
@@ -64,8 +63,8 @@ class DriftRecovery:
         name = "drift_alarm" if change.kind == "drift" else "drift_over"
         self._registry.log_metrics(champion, {name: 1.0, "agreement_served": change.recent}, champion)
 
-    def _go_back(self, suspect: int, reason: str) -> None:
-        """From a champion that was bad from its first requests on to the one before."""
+    def _roll_back(self, suspect: int, reason: str) -> None:
+        """Roll back from a champion that was bad from its first requests on to the one before."""
         fence = self._registry.fence()
         try:
             previous = self._registry.resolve("previous").version
@@ -75,7 +74,7 @@ class DriftRecovery:
             self._promote(previous, reason, fence)
 
     def _promote(self, version: int, reason: str, fence: str) -> None:
-        """The controller announces it, as it does every champion."""
+        """Make it the champion; the controller announces every champion."""
         try:
             self._registry.promote_unless_changed(version, fence)
         except SnapshotStale as exc:

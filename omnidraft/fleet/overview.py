@@ -1,6 +1,6 @@
-"""Where a fleet stands: versions of every target, the learner's lag, dead letters, workers, and what cannot be reached.
+"""The status of a fleet: versions of every target, the learner's lag, dead letters, workers, and unreachable services.
 
-Whatever does not answer is a line among the problems and None where its figures would stand; the rest is still told.
+A service that does not answer adds a line to the problems, and None stands for its values; the rest is still reported.
 """
 
 from collections import Counter
@@ -11,8 +11,8 @@ from typing import TypeVar
 
 from omnidraft.config import Settings
 from omnidraft.errors import OmnidraftError
-from omnidraft.fleet.control_state import ControlState, Drifting, OnTrial, read_control_state
-from omnidraft.fleet.workers import WorkerFigures
+from omnidraft.fleet.control_state import CanaryState, ControlState, DriftingTenant, read_control_state
+from omnidraft.fleet.workers import WorkerStatus
 from omnidraft.ports import LogReader, Metrics, Offsets, Registry, SnapshotVersion
 
 _T = TypeVar("_T")
@@ -20,11 +20,11 @@ _T = TypeVar("_T")
 ALIASES = ("champion", "challenger", "previous")
 POLL_S = 2.0
 MOST_DEAD_LETTERS = 1000
-"""Dead letters whose reasons are read, newest first."""
+"""The number of newest dead letters whose reasons are read."""
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class NamedVersion:
     """A version under a name: an alias, or `latest`."""
 
     name: str
@@ -32,74 +32,74 @@ class Standing:
     created_ms: int
     num_records: int
     agreement_before: float | None
-    """Held-out, as agreement_after."""
+    """Held-out agreement, like agreement_after."""
     agreement_after: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class TargetOverview:
-    """One pair."""
+    """The status of one pair."""
 
     target: str
-    standings: tuple[Standing, ...] | None
+    standings: tuple[NamedVersion, ...] | None
     """None: the registry does not answer. Empty: nothing was published."""
     lag: Offsets | None
-    """Partition -> messages of the trace topic behind the newest snapshot, other targets' records among them."""
+    """Partition -> messages of the trace topic after the newest snapshot's offsets, other targets' records included."""
     is_learning_paused: bool | None
-    """None, as the next two: the control log does not answer."""
-    canary: OnTrial | None
-    drifting: tuple[Drifting, ...] | None
+    """None, like the next two: the control log does not answer."""
+    canary: CanaryState | None
+    drifting: tuple[DriftingTenant, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetters:
-    """What could not be learned from."""
+    """The number of dead letters and the reasons of the newest."""
 
     number: int
     by_reason: Mapping[str, int]
-    """Of the newest MOST_DEAD_LETTERS, as far as they are still there."""
+    """Reason -> number among the newest MOST_DEAD_LETTERS, as far as retention has left them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """All of it at one time."""
+    """The status of the fleet at one time."""
 
     taken_ms: int
     targets: tuple[TargetOverview, ...]
     trace_ends: Offsets | None
     dead_letters: DeadLetters | None
-    workers: tuple[WorkerFigures, ...]
+    workers: tuple[WorkerStatus, ...]
     problems: tuple[str, ...]
-    """What could not be reached, and why; empty when everything was."""
+    """The services that could not be reached, and why; empty when all answered."""
 
 
 @dataclass(frozen=True, slots=True)
 class OverviewSources:
-    """Where the figures come from. Each call but the last may raise an OmnidraftError; none makes what is not there."""
+    """Access to the services. Each call but the last may raise an OmnidraftError; none creates anything."""
 
     registry: Callable[[str], Registry]
-    """Of a target and the drafter."""
+    """Opens the registry of a target and the drafter."""
     topics: Callable[[], Collection[str]]
-    """Those of the log that exist."""
+    """Lists the topics that exist."""
     reader: Callable[[str], LogReader]
-    """Of a topic that exists."""
-    worker: Callable[[str], WorkerFigures]
-    """By its URL."""
+    """Opens a reader of a topic that exists."""
+    worker: Callable[[str], WorkerStatus]
+    """Fetches the status of the worker at a URL."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Log:
-    """What the log tells; None for what could not be read."""
+class _LogStatus:
+    """The contents of the log; None for each topic that could not be read."""
 
     trace_ends: Offsets | None = None
     dead_letters: DeadLetters | None = None
-    told: Mapping[str, ControlState] = field(default_factory=dict)
-    """By target; empty when the control log could not be read."""
+    control_states: Mapping[str, ControlState] = field(default_factory=dict)
+    """Target -> state; empty when the control log could not be read."""
 
 
 @dataclass(slots=True)
-class _Problems:
-    """Collects what does not answer."""
+class _ProblemList:
+    """Collects errors of services that do not answer."""
 
     lines: list[str] = field(default_factory=list)
 
@@ -114,36 +114,36 @@ class _Problems:
 def overview(
     sources: OverviewSources, settings: Settings, metrics: Metrics, workers: Sequence[str], now_ms: int
 ) -> Overview:
-    """Of all targets of the settings, and of the workers at these URLs. Never raises an OmnidraftError."""
-    problems = _Problems()
+    """Return the status of all targets and of the workers at these URLs. Never raises an OmnidraftError."""
+    problems = _ProblemList()
     log = _log(sources, settings, metrics, problems)
     pairs = tuple(_pair(target, sources, problems, log) for target in settings.models.targets)
-    asked = tuple(sources.worker(url) for url in workers)
-    problems.lines += [f"worker {each.url}: {each.problem}" for each in asked if each.problem]
-    return Overview(now_ms, pairs, log.trace_ends, log.dead_letters, asked, tuple(problems.lines))
+    statuses = tuple(sources.worker(url) for url in workers)
+    problems.lines += [f"worker {each.url}: {each.problem}" for each in statuses if each.problem]
+    return Overview(now_ms, pairs, log.trace_ends, log.dead_letters, statuses, tuple(problems.lines))
 
 
-def _log(sources: OverviewSources, settings: Settings, metrics: Metrics, problems: _Problems) -> _Log:
-    """A topic that is not there yet holds nothing."""
+def _log(sources: OverviewSources, settings: Settings, metrics: Metrics, problems: _ProblemList) -> _LogStatus:
+    """Read the three topics; one that does not exist yet counts as empty."""
     known: Collection[str] | None = None
     with problems.noted("log"):
         known = sources.topics()
     if known is None:
-        return _Log()
-    log, silent = settings.log, dict.fromkeys(settings.models.targets, ControlState())
-    nothing: Offsets = {}
+        return _LogStatus()
+    log, idle = settings.log, dict.fromkeys(settings.models.targets, ControlState())
+    no_offsets: Offsets = {}
     ends: Offsets | None = None
-    letters: DeadLetters | None = None
-    heard: Mapping[str, ControlState] = {}
+    dead_letters: DeadLetters | None = None
+    states: Mapping[str, ControlState] = {}
     with problems.noted("trace log"):
-        ends = _read(log.traces_topic, known, sources, lambda reader: reader.end_offsets(), nothing)
+        ends = _read(log.traces_topic, known, sources, lambda reader: reader.end_offsets(), no_offsets)
     with problems.noted("dead letters"):
-        letters = _read(log.dead_letters_topic, known, sources, _dead_letters, DeadLetters(0, {}))
+        dead_letters = _read(log.dead_letters_topic, known, sources, _dead_letters, DeadLetters(0, {}))
     with problems.noted("control log"):
-        heard = _read(
-            log.control_topic, known, sources, lambda reader: _read_control_state(reader, settings, metrics), silent
+        states = _read(
+            log.control_topic, known, sources, lambda reader: _control_states(reader, settings, metrics), idle
         )
-    return _Log(ends, letters, heard)
+    return _LogStatus(ends, dead_letters, states)
 
 
 def _read(
@@ -155,9 +155,9 @@ def _read(
         return read(reader)
 
 
-def _pair(target: str, sources: OverviewSources, problems: _Problems, log: _Log) -> TargetOverview:
-    heard, ends = log.told.get(target), log.trace_ends
-    state = (None, None, None) if heard is None else (heard.is_learning_paused, heard.canary, heard.drifting)
+def _pair(target: str, sources: OverviewSources, problems: _ProblemList, log: _LogStatus) -> TargetOverview:
+    control, ends = log.control_states.get(target), log.trace_ends
+    state = (None, None, None) if control is None else (control.is_learning_paused, control.canary, control.drifting)
     versions: Sequence[SnapshotVersion] | None = None
     with problems.noted(f"registry of {target}"):
         versions = sources.registry(target).versions()
@@ -165,24 +165,24 @@ def _pair(target: str, sources: OverviewSources, problems: _Problems, log: _Log)
         return TargetOverview(target, None, None, *state)
     learned = versions[-1].manifest.offsets if versions else {}
     lag = {partition: end - learned.get(partition, 0) for partition, end in ends.items()} if ends is not None else None
-    return TargetOverview(target, standings(versions), lag, *state)
+    return TargetOverview(target, named_versions(versions), lag, *state)
 
 
-def standings(versions: Sequence[SnapshotVersion]) -> tuple[Standing, ...]:
-    """The versions that have a part to play, by name; a version may stand under several."""
+def named_versions(versions: Sequence[SnapshotVersion]) -> tuple[NamedVersion, ...]:
+    """Return the versions with an alias, and the newest as `latest`; a version may appear under several names."""
     named = [(alias, version) for alias in ALIASES for version in versions if alias in version.aliases]
-    return tuple(_standing(name, version) for name, version in [*named, *(("latest", v) for v in versions[-1:])])
+    return tuple(_named_version(name, version) for name, version in [*named, *(("latest", v) for v in versions[-1:])])
 
 
-def _standing(name: str, version: SnapshotVersion) -> Standing:
-    told = version.manifest
-    return Standing(
-        name, version.version, version.created_ms, told.num_records, told.agreement_before, told.agreement_after
+def _named_version(name: str, version: SnapshotVersion) -> NamedVersion:
+    of = version.manifest
+    return NamedVersion(
+        name, version.version, version.created_ms, of.num_records, of.agreement_before, of.agreement_after
     )
 
 
-def _read_control_state(reader: LogReader, settings: Settings, metrics: Metrics) -> dict[str, ControlState]:
-    """Of every target."""
+def _control_states(reader: LogReader, settings: Settings, metrics: Metrics) -> dict[str, ControlState]:
+    """Return the control state of every target."""
     timeout_s = POLL_S if any(reader.end_offsets().values()) else 0.0
     drafter = settings.models.drafter
     return {

@@ -1,6 +1,7 @@
-"""The offline gate: whether a challenger may serve, by what was measured on held-out records.
+"""The offline promotion gate: whether a challenger may serve, by its measurements on held-out records.
 
 A drafter can make the service slower, never wrong; so a challenger must show on held-out records that it is not worse.
+See docs/algorithms.md, section 11.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from omnidraft.snapshots.manifest import Manifest
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A judgement and why."""
+    """Whether to promote, and why."""
 
     promote: bool
     reason: str
@@ -23,15 +24,15 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """Of held-out agreement, from the champion to the challenger."""
+    """The change of held-out agreement from the champion to the challenger."""
 
     estimate: float
     error: float | None
-    """Its standard error, where it is known."""
+    """The standard error of the estimate; None when it is unknown."""
     against: str
 
-    def least(self, confidence: float) -> float | None:
-        """What it is at least, with this confidence; None when that cannot be said."""
+    def bound(self, confidence: float) -> float | None:
+        """Return the lower confidence bound of the change; None when the standard error is unknown."""
         if confidence <= 0.5:
             return self.estimate
         return None if self.error is None else self.estimate - NormalDist().inv_cdf(confidence) * self.error
@@ -44,14 +45,14 @@ class _Change:
 def decide(
     challenger: Manifest, champion: Manifest | None, settings: ControllerSettings, *, between: Sequence[Manifest] = ()
 ) -> Decision:
-    """Is the challenger's held-out agreement at least the champion's, less the tolerance, as surely as is asked, and
-    the speed-up that this foretells too?
+    """Decide whether the challenger's held-out agreement is at least the champion's, less the tolerance, with the
+    confidence of the settings, and the predicted speed-up too.
 
     - The first snapshot of a pair is promoted: there is nothing to lose.
     - A challenger that was not measured is refused: nothing shows that it is not worse.
     - One that descends from the champion is judged by the sum of the changes since, each measured before and after
-      on the same records. A snapshot between that was not measured counts as no change.
-    - One without a parent was learned offline from the base drafter; if that is the champion, it is judged likewise.
+      on the same records. A snapshot in between that was not measured counts as no change.
+    - One without a parent was trained offline from the base drafter; if that is the champion, it is judged likewise.
     - One that does not descend from it is judged by its agreement against the champion's, on different records, and
       refused when the champion's is unknown.
 
@@ -66,19 +67,19 @@ def decide(
     if change is None:
         return Decision(False, "the champion is no ancestor and was never measured, so they cannot be compared")
     verdict = f"held-out agreement {challenger.agreement_after:.4f} on {challenger.held_out_records} records, {change}"
-    least = change.least(settings.confidence)
-    if least is None:
+    bound = change.bound(settings.confidence)
+    if bound is None:
         return Decision(False, f"{verdict}, too few requests to be {settings.confidence:.0%} sure of anything")
-    foretold = _predicted_speedup([*between, challenger])
-    is_enough = least >= -settings.tolerance - 1e-9  # a sum of rounded differences
-    is_fast = foretold is None or foretold >= 1 - settings.speed_tolerance
-    speed = "" if foretold is None else f", foretold speed {foretold:.3f} of before"
+    speedup = _predicted_speedup([*between, challenger])
+    is_enough = bound >= -settings.tolerance - 1e-9  # a sum of rounded differences
+    is_fast = speedup is None or speedup >= 1 - settings.speed_tolerance
+    speed = "" if speedup is None else f", foretold speed {speedup:.3f} of before"
     bounds = f"tolerance {settings.tolerance:.4f}, confidence {settings.confidence:.0%}"
     return Decision(is_enough and is_fast, f"{verdict}{speed}, {bounds}")
 
 
 def _predicted_speedup(lineage: Sequence[Manifest]) -> float | None:
-    """Speed after the last of these snapshots, before the first 1; None where records told no times."""
+    """Return the speed after the last of these snapshots relative to before the first; None without measured times."""
     ratios = [
         each.speedup_after / each.speedup_before for each in lineage if each.speedup_before and each.speedup_after
     ]
@@ -86,7 +87,7 @@ def _predicted_speedup(lineage: Sequence[Manifest]) -> float | None:
 
 
 def _change_from(champion: Manifest, challenger: Manifest, between: Sequence[Manifest]) -> _Change | None:
-    """None when nothing connects the two."""
+    """Return the change between the two, or None when they cannot be compared."""
     lineage = [*between, challenger]
     if lineage[0].parent_id == champion.snapshot_id:
         return _sum(lineage, f"against the champion over {len(lineage)} snapshot(s), each on the same records")
@@ -99,7 +100,7 @@ def _change_from(champion: Manifest, challenger: Manifest, between: Sequence[Man
 
 
 def _sum(lineage: Sequence[Manifest], against: str) -> _Change:
-    """Errors of one snapshot after another, taken as independent."""
+    """Sum the changes of one snapshot after another, whose errors are taken as independent."""
     errors = [manifest.agreement_change_error for manifest in lineage]
     known = [error for error in errors if error is not None]
     error = sqrt(sum(each**2 for each in known)) if len(known) == len(errors) else None
@@ -117,7 +118,8 @@ def _change(manifest: Manifest) -> float:
 
 
 def lineage_between(versions: Sequence[SnapshotVersion], challenger: Manifest, champion: Manifest) -> list[Manifest]:
-    """From the champion's child to the challenger's parent, oldest first; empty when there is no such line."""
+    """Return the snapshots from the champion's child to the challenger's parent, oldest first; empty when the
+    challenger does not descend from the champion."""
     by_id = {version.manifest.snapshot_id: version.manifest for version in versions}
     between: list[Manifest] = []
     parent_id = challenger.parent_id

@@ -1,6 +1,6 @@
-"""What the fleet served lately, from the trace log: how often drafters were right, and what it cost.
+"""Statistics of newly served requests from the trace log: agreement and seconds of each.
 
-Every trace record is one served request, or a stretch of a long one.
+Every trace record is one served request, or a segment of a long one.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,35 +12,35 @@ from omnidraft.traces import codec
 from omnidraft.traces.record import TraceRecord
 
 HISTORY_MESSAGES = 500
-"""Of each partition, that are read again after a start."""
+"""The number of messages of each partition that are read again after a start."""
 MAX_MESSAGES = 500
 MOST_MESSAGES = 10_000
-"""Read in one go."""
+"""The number of messages that one call of `new` reads at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestStats:
-    """One record in figures."""
+    """Statistics of one record."""
 
     time_ms: int
-    """When it ended, Unix milliseconds."""
+    """The time at which it ended, Unix milliseconds."""
     tenant: str
     version: int | None
-    """Snapshot that drafted."""
+    """The snapshot that drafted."""
     num_tokens: int
     seconds: float
-    """Spent on drafting and on the target's passes."""
+    """Time spent on drafting and on the target's passes."""
     num_drafted: int
-    """Passes for which something had been drafted."""
+    """The number of passes with a draft."""
     num_agreed: int
-    """... and the first candidate behind the text was what the target drew; what the policy drafts changes nothing."""
+    """The number of those in which the target drew the first candidate. It does not depend on the policy."""
     is_past: bool = False
-    """Whether it was in the log before anybody watched: it only says what is normal. Told by its place in the log,
-    since the clocks of workers may be wrong."""
+    """Whether it was in the log before this reader started: it only sets the normal level. Judged by its offset, since
+    the clocks of workers may be wrong."""
 
 
 def request_stats(record: TraceRecord) -> RequestStats:
-    """Return the stats of one record."""
+    """Return the statistics of a record."""
     rounds = record.rounds
     first_agreed = rounds.first_agreed
     return RequestStats(
@@ -55,40 +55,42 @@ def request_stats(record: TraceRecord) -> RequestStats:
 
 
 class RequestStatsReader:
-    """The newest records of one pair, each once. One thread. Making it raises BusError when the log is away."""
+    """Reads the newest records of one pair, each once, from one thread. Its construction raises BusError when the log
+    cannot be reached."""
 
     def __init__(self, reader: LogReader, *, target: str, drafter: str) -> None:
         self._reader = reader
         self._target, self._drafter = target, drafter
-        self._is_placed = False
-        self._past: Offsets = reader.end_offsets()
+        self._has_position = False
+        self._start_offsets: Offsets = reader.end_offsets()
 
     def new(self) -> Iterator[RequestStats]:
-        """What came since the last call, MOST_MESSAGES of it at most. Raises BusError; then some may be lost."""
+        """Yield the records since the last call, from at most MOST_MESSAGES messages. Raises BusError; then some may
+        be skipped."""
         try:
-            self._place()
+            self._seek_to_history()
             num_read = 0
             while num_read < MOST_MESSAGES and (messages := self._reader.poll(MAX_MESSAGES, 0.0).messages):
                 num_read += len(messages)
                 for message in messages:
-                    record = self._ours(message.value, message.headers)
+                    record = self._decode(message.value, message.headers)
                     if record is not None:
                         yield replace(request_stats(record), is_past=self._is_past(message))
         except BusError:
-            self._is_placed = False
+            self._has_position = False
             raise
 
-    def _place(self) -> None:
-        """Near the end."""
-        if not self._is_placed:
+    def _seek_to_history(self) -> None:
+        """Seek to HISTORY_MESSAGES before the end, once."""
+        if not self._has_position:
             self._reader.seek_back(HISTORY_MESSAGES)
-            self._is_placed = True
+            self._has_position = True
 
     def _is_past(self, message: Message) -> bool:
-        return message.offset < self._past.get(message.partition, 0)
+        return message.offset < self._start_offsets.get(message.partition, 0)
 
-    def _ours(self, value: bytes, headers: Mapping[str, bytes]) -> TraceRecord | None:
-        """None: of another pair, or not readable, which is the distiller's to tell."""
+    def _decode(self, value: bytes, headers: Mapping[str, bytes]) -> TraceRecord | None:
+        """Return the record, or None for one of another pair or one that is unreadable, which the distiller reports."""
         if headers.get("target") != self._target.encode():
             return None
         try:

@@ -1,4 +1,4 @@
-"""What a decoding worker says of itself over HTTP: is it alive, is it ready, what does it serve and how well."""
+"""The status of a decoding worker over HTTP: liveness, readiness, and statistics of each target it serves."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -7,58 +7,58 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 OWNER = "omnidraft"
-"""`owned_by` in a worker's list of models; another server says something else."""
+"""`owned_by` in a worker's list of models; other servers have another one."""
 
 _Samples = Mapping[str, list[tuple[Mapping[str, str], float]]]
 
 
 @dataclass(frozen=True, slots=True)
-class ServedFigures:
-    """One target of a worker, since the worker started."""
+class ServedTargetStatus:
+    """Statistics of one target since the worker started."""
 
     target: str
     version: int | None
-    """Snapshot in place; None: the base drafter, or a folder."""
+    """The snapshot that serves; None: the base drafter, or a folder."""
     num_requests: int
     num_failed: int
-    """Those that did not end well; clients that went away are counted here too."""
+    """Requests with another status than `ok`, those of clients that disconnected included."""
     agreement: float | None
-    """Mean over its requests; None when nothing was drafted."""
+    """The mean over its requests; None when nothing was drafted."""
     tokens_per_pass: float | None
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerFigures:
-    """One worker. Without a problem all of it was told."""
+class WorkerStatus:
+    """The status of one worker; complete when `problem` is None."""
 
     url: str
     problem: str | None = None
     is_alive: bool = False
     is_ready: bool = False
-    served: tuple[ServedFigures, ...] = ()
+    served: tuple[ServedTargetStatus, ...] = ()
 
 
-def look_at(url: str, timeout_s: float = 3.0) -> WorkerFigures:
-    """Never raises: a worker that does not answer, or is none, is told as such."""
+def worker_status(url: str, timeout_s: float = 3.0) -> WorkerStatus:
+    """Fetch the status of the worker at this URL. Never raises: no answer, or another server, is a `problem`."""
     try:
         with httpx.Client(base_url=url, timeout=timeout_s) as client:
-            return _figures(url, client)
+            return _fetch(url, client)
     except (httpx.HTTPError, httpx.InvalidURL) as exc:
-        return WorkerFigures(url, f"does not answer: {exc or type(exc).__name__}")
+        return WorkerStatus(url, f"does not answer: {exc or type(exc).__name__}")
     except (ValueError, KeyError, TypeError) as exc:  # JSON or metrics of something else
-        return WorkerFigures(url, f"is no omnidraft worker: {type(exc).__name__}: {exc}")
+        return WorkerStatus(url, f"is no omnidraft worker: {type(exc).__name__}: {exc}")
 
 
-def _figures(url: str, client: httpx.Client) -> WorkerFigures:
+def _fetch(url: str, client: httpx.Client) -> WorkerStatus:
     models, metrics = client.get("/v1/models"), client.get("/metrics")
     samples = _samples(metrics.text) if metrics.status_code == 200 else {}
     targets = _targets(models, samples)
     if not targets:
-        return WorkerFigures(url, f"is no omnidraft worker: /v1/models gave {models.status_code}")
+        return WorkerStatus(url, f"is no omnidraft worker: /v1/models gave {models.status_code}")
     metrics.raise_for_status()
     alive, ready = client.get("/healthz"), client.get("/readyz")
     problem = next((f"{each.url.path}: {_status(each)}" for each in (alive, ready) if each.status_code != 200), None)
-    return WorkerFigures(
+    return WorkerStatus(
         url,
         problem,
         is_alive=alive.status_code == 200,
@@ -68,8 +68,8 @@ def _figures(url: str, client: httpx.Client) -> WorkerFigures:
 
 
 def _targets(models: httpx.Response, samples: _Samples) -> tuple[str, ...]:
-    """What a worker serves; none of another server. One with API keys shows its list to their holders only: its metrics
-    name its targets to everybody, so no key is sent to a server that might be another."""
+    """Return the targets of a worker, none for another server. A worker with API keys lists models only to their
+    holders, but its metrics name the targets, so no key is sent to a server that might be another."""
     if models.status_code == 401:
         return tuple(dict.fromkeys(labels["target"] for labels, _ in samples.get("omnidraft_requests_total", ())))
     if models.status_code != 200 or any(each["owned_by"] != OWNER for each in models.json()["data"]):
@@ -82,22 +82,22 @@ def _status(response: httpx.Response) -> str:
 
 
 def _samples(text: str) -> _Samples:
-    """Sample name -> (labels, value) of each child."""
-    found: dict[str, list[tuple[Mapping[str, str], float]]] = {}
+    """Parse metrics: sample name -> (labels, value) of each child."""
+    samples: dict[str, list[tuple[Mapping[str, str], float]]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            found.setdefault(sample.name, []).append((sample.labels, sample.value))
-    return found
+            samples.setdefault(sample.name, []).append((sample.labels, sample.value))
+    return samples
 
 
-def _served(target: str, samples: _Samples) -> ServedFigures:
+def _served(target: str, samples: _Samples) -> ServedTargetStatus:
     def values(name: str, **labels: str) -> list[float]:
-        wanted = {"target": target, **labels}.items()
-        return [value for its, value in samples.get(name, ()) if wanted <= its.items()]
+        required = {"target": target, **labels}.items()
+        return [value for its, value in samples.get(name, ()) if required <= its.items()]
 
     versions = values("omnidraft_snapshot_version_info")
     num_requests = sum(values("omnidraft_requests_total"))
-    return ServedFigures(
+    return ServedTargetStatus(
         target=target,
         version=int(versions[0]) if versions else None,
         num_requests=int(num_requests),

@@ -1,7 +1,7 @@
-"""Call an ASGI application from inside its process: one request in, its response as frames.
+"""Call an ASGI application from inside its process: one request in, its response as picklable frames.
 
-So a replica that is called through Ray answers with the very application that a worker serves over HTTP. Frames can
-be pickled: first a Head, then pieces of the body.
+So a replica that is called through a Ray Serve handle answers with the same application that a worker serves over
+HTTP. Serve's own ASGI support (`serve.ingress`) covers an application's ingress deployment only, not handle calls.
 """
 
 import asyncio
@@ -13,10 +13,10 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
-GONE_TIMEOUT_S = 5.0
-"""For the application to notice that its client went away, before it is cancelled."""
+DISCONNECT_TIMEOUT_S = 5.0
+"""The time the application has to react to a disconnect before it is cancelled."""
 MAX_FRAMES = 64
-"""That wait for a slow reader; then the application waits."""
+"""The number of frames that wait for a slow reader; beyond it the application waits."""
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
@@ -35,7 +35,7 @@ class HttpCall:
 
     @property
     def scope(self) -> dict[str, Any]:
-        """As ASGI has it; version 2.3 is the last whose streams listen for the client going away."""
+        """The ASGI scope. Starlette's streams listen for a disconnect only up to spec version 2.3."""
         return {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -54,49 +54,49 @@ class HttpCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
-    """How a response begins."""
+class ResponseStart:
+    """The first frame of a response; pieces of the body follow."""
 
     status: int
     headers: Headers
 
 
-async def respond(app: ASGIApp, call: HttpCall) -> AsyncGenerator[Head | bytes, None]:
-    """The response's frames as the application sends them. Closing the generator is the client going away.
+async def respond(app: ASGIApp, call: HttpCall) -> AsyncGenerator[ResponseStart | bytes, None]:
+    """Yield the response's frames as the application sends them. Closing the generator means a client disconnect.
 
-    Raises whatever the application raises before it answered; after that it is logged.
+    An exception of the application before its first frame is raised here; a later one is logged.
     """
-    running = _Running(app, call)
+    app_call = _AppCall(app, call)
     try:
-        async with aclosing(running.frames()) as frames:
+        async with aclosing(app_call.frames()) as frames:
             async for frame in frames:
                 yield frame
     finally:
-        await running.end()
+        await app_call.disconnect()
 
 
-class _Running:
-    """The application at work on one request."""
+class _AppCall:
+    """One request in progress."""
 
     def __init__(self, app: ASGIApp, call: HttpCall) -> None:
         self._body: bytes | None = call.body
-        self._sent: asyncio.Queue[Head | bytes | None] = asyncio.Queue(MAX_FRAMES)
-        self._has_gone = asyncio.Event()
-        self._has_answered = False
+        self._sent: asyncio.Queue[ResponseStart | bytes | None] = asyncio.Queue(MAX_FRAMES)
+        self._is_disconnected = asyncio.Event()
+        self._has_started = False
         self._task = asyncio.create_task(self._run(app, call))
 
-    async def frames(self) -> AsyncGenerator[Head | bytes, None]:
+    async def frames(self) -> AsyncGenerator[ResponseStart | bytes, None]:
         while (frame := await self._sent.get()) is not None:
             yield frame
         await asyncio.wait({self._task})
-        self._tell_failure()
+        self._raise_or_log()
 
-    async def end(self) -> None:
-        """Give the application up, unless it has ended."""
-        self._has_gone.set()
-        while not self._sent.empty():  # it may wait for room
+    async def disconnect(self) -> None:
+        """Disconnect, and cancel the application unless it returns in time."""
+        self._is_disconnected.set()
+        while not self._sent.empty():  # the application may wait for the queue
             self._sent.get_nowait()
-        _, late = await asyncio.wait({self._task}, timeout=GONE_TIMEOUT_S)
+        _, late = await asyncio.wait({self._task}, timeout=DISCONNECT_TIMEOUT_S)
         for task in late:
             task.cancel()
 
@@ -106,9 +106,9 @@ class _Running:
         finally:
             await self._put(None)
 
-    def _tell_failure(self) -> None:
+    def _raise_or_log(self) -> None:
         error = self._task.exception()
-        if error is not None and not self._has_answered:
+        if error is not None and not self._has_started:
             raise error
         if error is not None:
             logger.error("failed after it had answered", exc_info=error)
@@ -117,19 +117,21 @@ class _Running:
         if self._body is not None:
             body, self._body = self._body, None
             return {"type": "http.request", "body": body, "more_body": False}
-        await self._has_gone.wait()
+        await self._is_disconnected.wait()
         return {"type": "http.disconnect"}
 
     async def _send(self, message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
-            self._has_answered = True
-            await self._put(Head(message["status"], tuple((bytes(k), bytes(v)) for k, v in message["headers"])))
+            self._has_started = True
+            await self._put(
+                ResponseStart(message["status"], tuple((bytes(k), bytes(v)) for k, v in message["headers"]))
+            )
         elif message["type"] == "http.response.body" and message.get("body"):
             await self._put(bytes(message["body"]))
 
-    async def _put(self, frame: Head | bytes | None) -> None:
-        """Nobody reads once the client has gone: nothing waits for room, and the application can hear of it."""
-        if self._has_gone.is_set():
+    async def _put(self, frame: ResponseStart | bytes | None) -> None:
+        """Queue a frame. After a disconnect drop it and yield to the loop, so that the application can notice."""
+        if self._is_disconnected.is_set():
             await asyncio.sleep(0)
         else:
             await self._sent.put(frame)

@@ -1,4 +1,4 @@
-"""The controller as a process: decides which snapshot serves each target, until it is told to stop."""
+"""The controller as a process: decides which snapshot serves each target, until SIGTERM or SIGINT."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ def main(settings: Settings) -> int:
 
 
 def _run_together(runs: Sequence[Callable[[threading.Event], None]], stop: threading.Event) -> None:
-    """Each in a thread of its own; when one fails all are stopped, and its error is raised."""
+    """Run each in a thread of its own; when one fails, stop all and raise its error."""
     with ThreadPoolExecutor(len(runs), thread_name_prefix="controller") as threads:
         try:
             for ended in as_completed([threads.submit(run, stop) for run in runs]):

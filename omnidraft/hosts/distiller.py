@@ -1,8 +1,8 @@
-"""The distiller as a process: starts a Ray actor that learns for each target, watches them, and stops them.
+"""The distiller as a process: starts one Ray actor per target, which learns, and supervises and stops them.
 
 The actors are not detached: when this process ends, however it ends, Ray ends them, so none goes on publishing.
-RAY_ADDRESS names a cluster, which puts each actor where its resources are; one for which there is no place waits, and
-the log says so. Without RAY_ADDRESS Ray runs inside this process's own family.
+RAY_ADDRESS names a cluster, which places each actor on a node with its resources; an actor that cannot be placed stays
+pending, and the log says so. Without RAY_ADDRESS a local Ray runs as this process's children.
 """
 
 import logging
@@ -24,8 +24,8 @@ from omnidraft.telemetry.exposition import Exposition, MergedCollector
 NAMESPACE = "omnidraft"
 WATCH_S = 1.0
 PLACED_S = 30.0
-"""After which an actor that has not answered yet is said to wait for a place."""
-OBJECT_STORE_BYTES = 80_000_000  # Ray's least; nothing large goes through it
+"""The time after which an actor without an answer is logged as pending."""
+OBJECT_STORE_BYTES = 80_000_000  # Ray's minimum; nothing large goes through it
 
 logger = logging.getLogger(__name__)
 
@@ -43,9 +43,9 @@ def main(settings: Settings) -> int:
     with tempfile.TemporaryDirectory(prefix="omnidraft-distiller-") as folder:
         try:
             pairs = [settings.for_target(target) for target in settings.models.targets]
-            at_work = [_Learning(pair, Path(folder, str(number))) for number, pair in enumerate(pairs)]
-            with closing(_exposed(at_work, settings)):
-                _watch(at_work, stop)
+            learners = [_LearnerActor(pair, Path(folder, str(number))) for number, pair in enumerate(pairs)]
+            with closing(_exposition(learners, settings)):
+                _watch(learners, stop)
         finally:
             ray.shutdown()
     logger.info("stopped")
@@ -73,7 +73,7 @@ def _start_ray(settings: Settings) -> None:
 
 
 def _actor(settings: Settings, folder: Path) -> Any:
-    """A handle; the process behind it is replaced whenever it dies."""
+    """Return the handle of a new actor; Ray replaces its process whenever that dies."""
     import ray
 
     from omnidraft.hosts.ray_actor import DistillerActor
@@ -89,7 +89,7 @@ def _actor(settings: Settings, folder: Path) -> Any:
 
 
 def _needs(settings: Settings) -> dict[str, Any]:
-    """What a node must have free for one learner, in Ray's words."""
+    """Return the resources that Ray reserves on a node for one learner."""
     learner = settings.learner
     return {
         "num_cpus": _num_cpus(settings),
@@ -101,91 +101,91 @@ def _num_cpus(settings: Settings) -> int:
     return settings.learner.threads or 1
 
 
-def _exposed(at_work: Sequence["_Learning"], settings: Settings) -> Exposition:
-    """The metrics of all actors at one port of this process, wherever they run and however often they are replaced."""
+def _exposition(learners: Sequence["_LearnerActor"], settings: Settings) -> Exposition:
+    """Serve the metrics of all actors at one port of this process, wherever they run."""
     registry = CollectorRegistry()
-    registry.register(MergedCollector("target", lambda: [(each.target, each.metrics) for each in at_work]))
+    registry.register(MergedCollector("target", lambda: [(each.target, each.metrics) for each in learners]))
     return Exposition(registry, settings.metrics, settings.metrics.distiller_port)
 
 
-class _Learning:
-    """One target's actor at work, and what was told of it in the log."""
+class _LearnerActor:
+    """One target's actor, and its last logged status."""
 
     def __init__(self, settings: Settings, folder: Path) -> None:
         folder.mkdir()
         self.target = settings.models.target
         self.metrics = ""
-        """Of its process, as it was a second ago."""
+        """Its process's metrics of a second ago."""
         self._actor = _actor(settings, folder)
         self.ended = self._actor.run.remote()
-        """Ray's promise of the end."""
-        self._asked = self._actor.status.remote()
-        self._told: dict[str, Any] = {}
-        self.has_place = False
-        """Whether a node has taken it, as far as it has answered."""
-        self._tell_waiting_at: float | None = time.monotonic() + PLACED_S
-        """None: it was told."""
+        """The object ref that resolves when `run` returns."""
+        self._status_ref = self._actor.status.remote()
+        self._last_status: dict[str, Any] = {}
+        self.is_placed = False
+        """Whether it has answered, so a node has taken it."""
+        self._warn_pending_at: float | None = time.monotonic() + PLACED_S
+        """None after the warning."""
         self._needs = _needs(settings)
 
     def stop(self) -> None:
-        """Told again and again, because a process that replaces a killed one has not heard it."""
+        """Stop learning. Repeat the call until the actor ends: a process that replaces a killed one has missed it."""
         self._actor.stop.remote()
 
-    def look(self) -> None:
-        """A line in the log for every snapshot, and for every new process behind the actor."""
+    def log_status(self) -> None:
+        """Log every new snapshot and every new process of the actor, without waiting."""
         import ray
         from ray.exceptions import RayError
 
-        if not ray.wait([self._asked], timeout=0)[0]:
-            self._tell_waiting()
+        if not ray.wait([self._status_ref], timeout=0)[0]:
+            self._warn_pending()
             return
-        self.has_place = True
+        self.is_placed = True
         try:
-            status = ray.get(self._asked)
-        except RayError as exc:  # the process died under the question
+            status = ray.get(self._status_ref)
+        except RayError as exc:  # the process died during the call
             logger.warning("%s: no status: %s", self.target, exc)
             status = None
-        self._asked = self._actor.status.remote()
+        self._status_ref = self._actor.status.remote()
         if status:
             self.metrics = status["metrics"]
-            self._tell(status)
+            self._log_changes(status)
 
-    def _tell_waiting(self) -> None:
-        if self.has_place or self._tell_waiting_at is None or time.monotonic() < self._tell_waiting_at:
+    def _warn_pending(self) -> None:
+        if self.is_placed or self._warn_pending_at is None or time.monotonic() < self._warn_pending_at:
             return
         logger.warning("%s: waits for a Ray node that has %s free", self.target, self._needs)
-        self._tell_waiting_at = None
+        self._warn_pending_at = None
 
-    def _tell(self, status: dict[str, Any]) -> None:
-        if self._told.get("pid") != status["pid"]:
+    def _log_changes(self, status: dict[str, Any]) -> None:
+        if self._last_status.get("pid") != status["pid"]:
             logger.info("%s: learning in process %d", self.target, status["pid"])
-        if status["waits_for"] and self._told.get("waits_for") != status["waits_for"]:
+        if status["waits_for"] and self._last_status.get("waits_for") != status["waits_for"]:
             logger.error("%s: learning stands still: %s", self.target, status["waits_for"])
         num_expired = status["skipped"].get("expired", 0)
-        if num_expired > self._told.get("skipped", {}).get("expired", 0):
+        if num_expired > self._last_status.get("skipped", {}).get("expired", 0):
             logger.warning("%s: %d messages so far expired before they were learned", self.target, num_expired)
-        if self._told.get("version") != status["version"]:
+        if self._last_status.get("version") != status["version"]:
             names = ("version", "num_records", "num_tokens", "num_steps", "losses", "agreement")
             logger.info(
                 "%s: snapshot %s: %d records, %d tokens, %d steps, losses %s, agreement %s",
                 self.target,
                 *(status[name] for name in names),
             )
-        self._told = status
+        self._last_status = status
 
 
-def _watch(at_work: Sequence[_Learning], stop: threading.Event) -> None:
-    """Until all have ended. Raises what ended one of them; the others then end with this process."""
+def _watch(learners: Sequence[_LearnerActor], stop: threading.Event) -> None:
+    """Supervise the actors until all have ended. Raises the error of one of them; the others end with this process."""
     import ray
 
-    learning = {each.ended: each for each in at_work}
-    while learning:
-        for ended in ray.wait(list(learning), num_returns=len(learning), timeout=WATCH_S)[0]:
-            del learning[ended]
+    running = {each.ended: each for each in learners}
+    while running:
+        for ended in ray.wait(list(running), num_returns=len(running), timeout=WATCH_S)[0]:
+            del running[ended]
             ray.get(ended)
-        for each in tuple(learning.values()):
-            each.look()
-            if stop.is_set() and each.has_place:
+        for each in tuple(running.values()):
+            each.log_status()
+            if stop.is_set() and each.is_placed:
                 each.stop()
             elif stop.is_set():
-                del learning[each.ended]  # it has not begun; Ray drops it with this process
+                del running[each.ended]  # it has not begun; Ray drops it with this process

@@ -1,8 +1,8 @@
 """The worker's HTTP server: uvicorn with h11, and bounds on what one connection, and all of them, may take.
 
-Bounds of the body are the application's (serving/error_handlers.py); here are those of connections, URLs, headers and
-times. A refusal has the shape of OpenAI's errors. What was refused is read and thrown away for a moment, so that a
-client that still sends can read why.
+The application bounds bodies (serving/error_handlers.py); this module bounds connections, URLs, headers and times. A
+refusal has the shape of OpenAI's errors. The rest of a refused request is read and discarded for a moment, so that a
+client that still sends can read the refusal.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ from omnidraft.config import WorkerSettings
 from omnidraft.serving.error_object import error
 
 LAST_BYTES_S = 3
-"""How long clients may take to read the end of their answers when the server stops."""
+"""The time clients have to read the end of their responses when the server stops."""
 LINGER_S = 2.0
-"""How long what a refused client still sends is thrown away."""
+"""The time for which data from a refused client is discarded."""
 BUSY_LINGER_S = 0.2
-"""The same for a connection too many."""
+"""The same for a connection beyond the limit."""
 RETRY_AFTER_S = "5"
 
 
@@ -35,7 +35,7 @@ def http_server(app: ASGIApp, settings: WorkerSettings) -> uvicorn.Server:
 
 
 class _Config(uvicorn.Config):
-    """uvicorn's own settings, and ours for the protocol."""
+    """uvicorn's settings, and our limits for the protocol."""
 
     def __init__(self, app: ASGIApp, limits: WorkerSettings) -> None:
         super().__init__(
@@ -59,10 +59,10 @@ class BoundedProtocol(H11Protocol):
     def __init__(self, config: _Config, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
         self._limits = config.limits
-        self.conn = _BoundedConnection(config.limits, self._saw)
+        self.conn = _BoundedConnection(config.limits, self._on_event)
         self._is_refused = False
         self._deadline: asyncio.TimerHandle | None = None
-        """Of the headers or the body that is coming, or of a connection that is closing."""
+        """The deadline of the headers or body being received, or of a connection that is closing."""
         self._write_deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -74,19 +74,19 @@ class BoundedProtocol(H11Protocol):
         elif len(same) > self._limits.max_connections_per_address:
             self._refuse(429, "too many connections from one address; try again later", BUSY_LINGER_S)
         else:
-            self._expect(self._limits.header_timeout_s, self._too_slow)
+            self._set_deadline(self._limits.header_timeout_s, self._time_out)
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
         if self._is_refused:
             return
         if self.conn.their_state is h11.IDLE and self._deadline is None:
-            self._expect(self._limits.header_timeout_s, self._too_slow)
+            self._set_deadline(self._limits.header_timeout_s, self._time_out)
         super().data_received(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""
-        self._expect_nothing()
+        self._clear_deadline()
         self.resume_writing()
         super().connection_lost(exc)
 
@@ -106,15 +106,15 @@ class BoundedProtocol(H11Protocol):
         """See H11Protocol."""
         super().on_response_complete()
         if self.transport.is_closing():
-            self._expect(self._limits.write_timeout_s, self.transport.abort)
+            self._set_deadline(self._limits.write_timeout_s, self.transport.abort)
 
     def timeout_keep_alive_handler(self) -> None:
-        """See H11Protocol: closing waits for the client to read what it was sent, and not for ever."""
+        """See H11Protocol. Closing waits for the client to read its data, at most `write_timeout_s`."""
         super().timeout_keep_alive_handler()
-        self._expect(self._limits.write_timeout_s, self.transport.abort)
+        self._set_deadline(self._limits.write_timeout_s, self.transport.abort)
 
     def send_400_response(self, msg: str) -> None:
-        """See H11Protocol, which calls this where h11 refuses what came."""
+        """See H11Protocol, which calls this where h11 refuses the input."""
         status = getattr(sys.exc_info()[1], "error_status_hint", 400)
         reasons = {
             414: f"the URL may have {self._limits.max_url_bytes} bytes at most",
@@ -122,21 +122,21 @@ class BoundedProtocol(H11Protocol):
         }
         self._refuse(status, reasons.get(status, msg))
 
-    def _too_slow(self) -> None:
-        """The deadline of headers or body has passed. A client that sent nothing is told nothing."""
+    def _time_out(self) -> None:
+        """Refuse: the deadline of headers or body has passed. A client that sent nothing gets no response."""
         if self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]:
             self.transport.close()
         else:
             self._refuse(408, "the request took too long to come")
 
     def _refuse(self, status: int, message: str, linger_s: float = LINGER_S) -> None:
-        """Say why, where nothing was said yet, and close. The application hears that the client went away."""
+        """Respond with the refusal, unless a response has begun, and close. The application sees a disconnect."""
         self._is_refused = True
         self.connections.discard(self)
         if self.cycle is not None:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        self._expect(linger_s, self.transport.abort)
+        self._set_deadline(linger_s, self.transport.abort)
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.close()
             return
@@ -144,31 +144,31 @@ class BoundedProtocol(H11Protocol):
             self.transport.write(self.conn.send(event) or b"")
         self.transport.write_eof()
 
-    def _saw(self, event: h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]) -> None:
-        """Headers have ended, or a body has."""
+    def _on_event(self, event: h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]) -> None:
+        """Handle the end of headers or of a body."""
         if isinstance(event, h11.Request):
-            self._expect(self._limits.body_timeout_s, self._too_slow)
+            self._set_deadline(self._limits.body_timeout_s, self._time_out)
         elif isinstance(event, h11.EndOfMessage):
-            self._expect_nothing()
+            self._clear_deadline()
 
-    def _expect(self, timeout_s: float, otherwise: Callable[[], object]) -> None:
-        """One thing at a time."""
-        self._expect_nothing()
-        self._deadline = self.loop.call_later(timeout_s, otherwise)
+    def _set_deadline(self, timeout_s: float, callback: Callable[[], object]) -> None:
+        """Set the deadline, replacing the one before."""
+        self._clear_deadline()
+        self._deadline = self.loop.call_later(timeout_s, callback)
 
-    def _expect_nothing(self) -> None:
+    def _clear_deadline(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 
 
 class _BoundedConnection(h11.Connection):
-    """h11 bounds headers that are incomplete; here URLs are, and headers that came in one piece."""
+    """h11 bounds incomplete headers only; this class also bounds URLs, and headers that arrive in one piece."""
 
-    def __init__(self, limits: WorkerSettings, saw: Callable[[Any], None]) -> None:
+    def __init__(self, limits: WorkerSettings, on_event: Callable[[Any], None]) -> None:
         super().__init__(h11.SERVER, limits.max_header_bytes)
         self._limits = limits
-        self._saw = saw
+        self._on_event = on_event
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         """See h11.Connection."""
@@ -179,7 +179,7 @@ class _BoundedConnection(h11.Connection):
             if exc.error_status_hint == 431 and is_head and b"\n" not in self.trailing_data[0]:
                 raise h11.RemoteProtocolError("URL too long", error_status_hint=414) from exc
             raise
-        self._saw(event)
+        self._on_event(event)
         if isinstance(event, h11.Request):
             self._check(event)
         return event
@@ -192,7 +192,7 @@ class _BoundedConnection(h11.Connection):
         if num_bytes > self._limits.max_header_bytes:
             raise h11.RemoteProtocolError("headers too long", error_status_hint=431)
         if {b"content-length", b"transfer-encoding"} <= {name for name, _ in request.headers}:
-            raise h11.RemoteProtocolError("two lengths")  # a proxy in front may have believed the other one
+            raise h11.RemoteProtocolError("two lengths")  # a proxy in front may have used the other one
 
 
 def _address(connection: asyncio.Protocol) -> str | None:

@@ -1,6 +1,6 @@
-"""What every service process shares: its one option, its logs, its stop signal, and how it fails.
+"""Code shared by all service processes: the command line, logging, signals, and exit codes.
 
-`python -m services.X` goes through `run`, `omnidraft run X` through `serve`. Nothing here knows what a service does.
+`python -m services.X` uses `run`, `omnidraft run X` uses `serve`. Nothing here depends on a particular service.
 """
 
 import faulthandler
@@ -23,33 +23,33 @@ from omnidraft.errors import ConfigError, OmnidraftError
 HostMain = Callable[[config.Settings], int]
 
 EXIT_REFUSED = 2
-"""Exit code when the service cannot run with what it was given."""
+"""The exit code of a service that cannot run with its settings, models, log or registry."""
 
 TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
-"""Of JSON lines: UTC."""
+"""The time format of JSON lines, in UTC."""
 FORMAT_VARIABLE = "OMNIDRAFT_LOG_FORMAT"
-"""`text`, for people, or `json`: an object a line with time, level, logger, message and role."""
+"""`text`, for people, or `json`: one object per line with time, level, logger, message and role."""
 
-_CHATTER = {
+_CLIENT_LOG_LEVELS = {
     "kafka": logging.CRITICAL,
     "opentelemetry": logging.CRITICAL,
     "urllib3": logging.ERROR,
     "httpx": logging.WARNING,
     "alembic": logging.WARNING,
 }
-"""From which level on clients may speak. What fails in them reaches us as errors, which we log once an outage and not
+"""The log level of client libraries. Their failures reach us as exceptions, which we log once per outage instead of
 forty times a second."""
 
 logger = logging.getLogger(__name__)
 
 
 def run(name: str, host_main: HostMain) -> None:
-    """Parse the command line, be the service `name` until it stops, and exit with its code."""
+    """Parse the command line, run the service `name` until it stops, and exit with its code."""
 
     def command(
         config_path: Annotated[
-            Path | None, typer.Option("--config", help="TOML file; without it the defaults hold.")
+            Path | None, typer.Option("--config", help="TOML file; without it the defaults apply.")
         ] = None,
     ) -> None:
         raise typer.Exit(serve(name, host_main, config_path))
@@ -60,10 +60,10 @@ def run(name: str, host_main: HostMain) -> None:
 
 
 def serve(name: str, host_main: HostMain, config_path: Path | None, **overrides: Any) -> int:
-    """Be the service `name` until it stops; the exit code. What it refuses is one line on stderr, no traceback.
+    """Run the service `name` until it stops; return its exit code. A refusal is one line on stderr, no traceback.
 
     Args:
-        overrides: settings (section=dict) that come last; see config.load.
+        overrides: settings (section=dict) that win over file and environment; see config.load.
     """
     try:
         configure_logging(name)
@@ -71,15 +71,15 @@ def serve(name: str, host_main: HostMain, config_path: Path | None, **overrides:
         logger.info("%s starting: log %s, registry %s", name, settings.log.url, config.masked(settings.registry.url))
         return host_main(settings)
     except OmnidraftError as exc:
-        _tell_refusal(name, exc)
+        _print_refusal(name, exc)
         return EXIT_REFUSED
 
 
 def configure_logging(role: str) -> None:
-    """One line per life event on stderr, as OMNIDRAFT_LOG_FORMAT says; clients' own chatter from warnings on.
+    """Log to stderr in the format of OMNIDRAFT_LOG_FORMAT, with the log levels of client libraries raised.
 
     Args:
-        role: which service this process is.
+        role: the service that this process runs.
 
     Raises:
         ConfigError: OMNIDRAFT_LOG_FORMAT is neither `text` nor `json`.
@@ -88,59 +88,59 @@ def configure_logging(role: str) -> None:
     handler.setFormatter(formatter(role))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.captureWarnings(_is_json())
-    for name, level in _CHATTER.items():
+    for name, level in _CLIENT_LOG_LEVELS.items():
         logging.getLogger(name).setLevel(level)
 
 
-def speak(name: str) -> None:
-    """For a command that people watch: warnings, and what takes its time before anything can be computed."""
+def configure_command_logging(name: str) -> None:
+    """Log to stderr for an interactive command: warnings, and the slow steps of loading models."""
     logging.basicConfig(level=logging.WARNING, format=f"{name}: %(message)s", stream=sys.stderr)
     logging.getLogger("omnidraft.models").setLevel(logging.INFO)
 
 
 def formatter(role: str) -> logging.Formatter:
-    """Of log lines, as OMNIDRAFT_LOG_FORMAT says. Raises ConfigError."""
+    """Return the formatter that OMNIDRAFT_LOG_FORMAT names. Raises ConfigError."""
     if not _is_json():
         return logging.Formatter(TEXT_FORMAT)
     from pythonjsonlogger.json import JsonFormatter
 
     names = {"asctime": "time", "levelname": "level", "name": "logger", "message": "message"}
-    made = JsonFormatter(tuple(names), rename_fields=names, static_fields={"role": role}, datefmt=TIME_FORMAT)
-    made.converter = time.gmtime
-    return made
+    json_formatter = JsonFormatter(tuple(names), rename_fields=names, static_fields={"role": role}, datefmt=TIME_FORMAT)
+    json_formatter.converter = time.gmtime
+    return json_formatter
 
 
 def _is_json() -> bool:
-    """Raises ConfigError."""
-    chosen = os.environ.get(FORMAT_VARIABLE, "text")
-    if chosen not in ("text", "json"):
-        raise ConfigError(f"{FORMAT_VARIABLE} must be text or json, got {chosen!r}")
-    return chosen == "json"
+    """Return whether OMNIDRAFT_LOG_FORMAT is `json`. Raises ConfigError for an unknown format."""
+    log_format = os.environ.get(FORMAT_VARIABLE, "text")
+    if log_format not in ("text", "json"):
+        raise ConfigError(f"{FORMAT_VARIABLE} must be text or json, got {log_format!r}")
+    return log_format == "json"
 
 
-def _tell_refusal(name: str, exc: OmnidraftError) -> None:
-    """As a line for people, unless whoever reads stderr was promised JSON."""
+def _print_refusal(name: str, exc: OmnidraftError) -> None:
+    """Print the error as one line, or log it as JSON when that is the log format."""
     if os.environ.get(FORMAT_VARIABLE) == "json":
         logger.error("omnidraft %s: %s", name, exc)
     else:
         print(f"omnidraft {name}: {exc}", file=sys.stderr)
 
 
-def settle() -> None:
-    """Called once all that stays is loaded: full garbage collections skip it from now on.
+def freeze_loaded_objects() -> None:
+    """Exclude all present objects from garbage collection. Call it once everything that stays is loaded.
 
-    Walking the modules and models of a worker takes a quarter of a second, in which no token comes.
+    Traversing the modules and models of a worker takes a quarter of a second, in which no token is emitted.
     """
     gc.collect()
     gc.freeze()
 
 
-def stop_on_signals() -> threading.Event:
-    """An event that SIGTERM or SIGINT sets, the second of which ends the process at once.
+def stop_on_signals(stop: threading.Event | None = None) -> threading.Event:
+    """Return the event that SIGTERM or SIGINT sets, a new one if none is given; a second signal kills the process.
 
     Call it from the main thread, and after `ray.init`, which installs a SIGTERM handler of its own.
     """
-    stop = threading.Event()
+    stop = stop or threading.Event()
 
     def on_signal(number: int, _frame: object) -> None:
         logger.info("stopping on %s", signal.Signals(number).name)
@@ -153,9 +153,9 @@ def stop_on_signals() -> threading.Event:
 
 
 def entry(name: str, command: Callable[..., None]) -> None:
-    """Run one typer command as a program of its own; what it refuses is one line on stderr and exit code 2."""
+    """Run one typer command as a program of its own; a refusal is one line on stderr and exit code 2."""
     faulthandler.enable()
-    speak(name)
+    configure_command_logging(name)
     try:
         typer.run(command)
     except OmnidraftError as exc:

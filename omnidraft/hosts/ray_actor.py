@@ -1,7 +1,8 @@
-"""The distiller inside a Ray actor: gets settings, builds everything in its own process, and starts over when killed.
+"""The distiller inside a Ray actor: receives settings, builds everything in its own process, restarts when killed.
 
-Ray restarts a killed actor and calls `run` again; the newest snapshot says where to go on, so nothing else is kept.
-`run` has one thread of the actor, `status` and `stop` another. This file needs no Ray: distiller.py makes the actor.
+Ray restarts a killed actor and calls `run` again; the newest snapshot holds the offsets to resume at, so the actor has
+no other state. `run` uses one thread of the actor, `status` and `stop` another. This module does not import Ray:
+distiller.py makes the actor.
 """
 
 import os
@@ -24,40 +25,41 @@ class DistillerActor:
     def __init__(self, settings: Settings, folder: str) -> None:
         """
         Args:
-            folder: this actor's own, on the machine where it runs; snapshots are staged there.
+            folder: a folder of this actor alone, on its node; snapshots are staged there.
         """
         self._settings = settings
         self._folder = Path(folder)
         self._stop = threading.Event()
-        self._distillation: Distiller | None = None
+        self._distiller: Distiller | None = None
         self._metrics = PrometheusMetrics(DISTILLER, settings.models.targets)
 
     def run(self) -> None:
-        """Learn until `stop`. What is wrong with settings, log or registry is raised here, as it is."""
+        """Learn until `stop`. Raises the OmnidraftError of settings, log or registry unchanged."""
         from omnidraft import wiring
 
         configure_logging(f"distiller for {self._settings.models.target}")
-        _make_modest(self._settings.learner)
+        _limit_resources(self._settings.learner)
         tracing = wiring.tracing(self._settings, "distiller", self._metrics)
-        self._distillation = wiring.distillation(self._settings, self._metrics, folder=self._folder, tracing=tracing)
+        self._distiller = wiring.distillation(self._settings, self._metrics, folder=self._folder, tracing=tracing)
         try:
-            self._distillation.run(self._stop.is_set)
+            self._distiller.run(self._stop.is_set)
         finally:
             tracing.close(self._settings.tracing.timeout_s)
 
     def status(self) -> dict[str, Any] | None:
-        """Return the fields of distill.control.Status, the process and a scrape of its metrics; None at start."""
-        if self._distillation is None:
+        """Return the fields of distill.control.Status, the process id, and the metrics in Prometheus' text format; None
+        while the actor starts."""
+        if self._distiller is None:
             return None
-        return {**asdict(self._distillation.status()), "pid": os.getpid(), "metrics": self._metrics.render().decode()}
+        return {**asdict(self._distiller.status()), "pid": os.getpid(), "metrics": self._metrics.render().decode()}
 
     def stop(self) -> None:
         """`run` finishes its step, publishes what was learned since the newest snapshot, and returns."""
         self._stop.set()
 
 
-def _make_modest(settings: LearnerSettings) -> None:
-    """Priority and threads of the calling thread and of those it starts; on Linux both belong to a thread."""
+def _limit_resources(settings: LearnerSettings) -> None:
+    """Set priority and number of threads for the calling thread and those it starts; on Linux both are per thread."""
     import torch
 
     lower_priority(settings.nice)

@@ -1,8 +1,9 @@
-"""The door of a fleet on Ray Serve: chooses the target's replicas, and asks another one when a replica dies.
+"""The ingress deployment of a fleet on Ray Serve: routes by `model`, and retries when a replica dies.
 
-A request waits here until a replica has room, so one that waits cannot be lost with a replica. One that a replica had
-begun is asked again elsewhere as long as its client has seen nothing of it; a stream that was under way ends with an
-error in OpenAI's shape.
+Serve's proxy routes by URL prefix only, and once a replica has accepted a request Serve never retries it: when the
+replica dies, its own ingress answers 500 or cuts the stream off (Ray 2.60). Here a request that a replica had accepted
+is retried on another one as long as its client has received nothing; a stream in progress ends with an error in
+OpenAI's shape. Requests wait here for a free replica, so a waiting one cannot be lost with a replica.
 """
 
 import asyncio
@@ -21,33 +22,34 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from omnidraft.decode.sampling.json_limits import BODY_LIMITS
 from omnidraft.errors import RequestError
-from omnidraft.hosts.asgi_bridge import Head, HttpCall
+from omnidraft.hosts.asgi_bridge import HttpCall, ResponseStart
 from omnidraft.serving.error_object import error
 from omnidraft.telemetry.exposition import merge_scrapes
 
-TRIES = 4
-"""Replicas that may die under one request before it is given up."""
-ASK_ALL_S = 2.0
-"""For all replicas to say where they stand."""
+MAX_ATTEMPTS = 4
+"""The number of replicas that are tried for one request."""
+BROADCAST_TIMEOUT_S = 2.0
+"""The time for all replicas to answer a broadcast."""
 RETRY_AFTER_S = "5"
-EVENTS = "text/event-stream"
-HOP = (b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"host")
-"""Headers that are about one connection only."""
+EVENT_STREAM = "text/event-stream"
+NOT_FORWARDED = (b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"host")
+"""Hop-by-hop headers and `host`, which are not forwarded."""
 
 logger = logging.getLogger(__name__)
 
 
 class ReplicasDied(Exception):
-    """As many replicas as may died under one request."""
+    """MAX_ATTEMPTS replicas died while they had this request."""
 
 
 class Ingress:
-    """Passes requests on by `model`. Requests that name none, or nobody's, go to the first target, which answers."""
+    """Forwards requests by `model`. One without a model, or with an unknown one, goes to the first target's replicas,
+    which answer or refuse it."""
 
     def __init__(self, max_body_bytes: int, replicas: Mapping[str, DeploymentHandle]) -> None:
         """
         Args:
-            replicas: by target; the first is the default.
+            replicas: target -> handle of its deployment; the first is the default.
         """
         self._max_body_bytes = max_body_bytes
         self._replicas = replicas
@@ -60,11 +62,11 @@ class Ingress:
             case "/readyz":
                 return await self._readiness()
             case "/replicas":
-                return JSONResponse([asdict(each) for each in await self._ask_all("facts")])
+                return JSONResponse([asdict(each) for each in await self._broadcast("facts")])
             case "/metrics":
-                scrapes = [(worker, text.decode()) for worker, text in await self._ask_all("metrics_text")]
+                scrapes = [(worker, text.decode()) for worker, text in await self._broadcast("metrics_text")]
                 return Response(merge_scrapes("worker", scrapes), media_type="text/plain; version=0.0.4")
-        call = await self._call_of(request)
+        call = await self._read_call(request)
         if call is None:
             what = f"the body may have {self._max_body_bytes} bytes at most"
             return JSONResponse(error(what, "invalid_request_error"), status_code=413)
@@ -74,28 +76,28 @@ class Ingress:
             return JSONResponse(error(str(exc), "invalid_request_error"), status_code=400)
         if call.path == "/v1/models":
             return await self._models(call)
-        return await self._passed_on(self._replicas[self._target_of(call)], call)
+        return await self._forward(self._replicas[self._target_of(call)], call)
 
-    async def _call_of(self, request: Request) -> HttpCall | None:
-        """None: the body is too large."""
+    async def _read_call(self, request: Request) -> HttpCall | None:
+        """Read the whole request; None when its body is too large."""
         body = bytearray()
         async for piece in request.stream():
             body += piece
             if len(body) > self._max_body_bytes:
                 return None
-        headers = tuple((name, value) for name, value in request.headers.raw if name.lower() not in HOP)
+        headers = tuple((name, value) for name, value in request.headers.raw if name.lower() not in NOT_FORWARDED)
         return HttpCall(request.method, request.url.path, headers, bytes(body), request.url.query.encode())
 
     def _target_of(self, call: HttpCall) -> str:
         default = next(iter(self._replicas))
         try:
-            asked = json.loads(call.body)
+            request = json.loads(call.body)
         except ValueError:
             return default
-        name = asked.get("model") if isinstance(asked, dict) else None
+        name = request.get("model") if isinstance(request, dict) else None
         return name if isinstance(name, str) and name in self._replicas else default
 
-    async def _passed_on(self, replicas: DeploymentHandle, call: HttpCall) -> Response:
+    async def _forward(self, replicas: DeploymentHandle, call: HttpCall) -> Response:
         try:
             return await _ForwardedCall(replicas, call).response()
         except BackPressureError as exc:
@@ -105,78 +107,78 @@ class Ingress:
             return JSONResponse(error(str(exc), "server_error"), status_code=503)
 
     async def _models(self, call: HttpCall) -> Response:
-        """The lists of all targets as one; the first refusal as it is."""
+        """Merge the model lists of all targets; a refusal is returned unchanged."""
         known: list[Any] = []
         for replicas in self._replicas.values():
-            answer = await self._passed_on(replicas, call)
+            answer = await self._forward(replicas, call)
             if answer.status_code != 200:
                 return answer
             known += json.loads(bytes(answer.body))["data"]
         return JSONResponse({"object": "list", "data": known})
 
     async def _readiness(self) -> Response:
-        """Ready when every target has a replica that answers."""
+        """Return 200 when every target has a replica that answers, else 503."""
         for target, replicas in self._replicas.items():
             try:
-                has_one = bool(await _of_all(replicas, "facts"))
+                is_ready = bool(await _broadcast_to(replicas, "facts"))
             except DeploymentUnavailableError:
-                has_one = False
-            except TimeoutError:  # one that hangs says nothing about the others: it is as it was
+                is_ready = False
+            except TimeoutError:  # a hanging replica says nothing about the others: keep the last state
                 continue
-            (self._ready.add if has_one else self._ready.discard)(target)
+            (self._ready.add if is_ready else self._ready.discard)(target)
         missing = ", ".join(target for target in self._replicas if target not in self._ready)
         if missing:
             return JSONResponse({"status": f"no replica of {missing}"}, status_code=503)
         return JSONResponse({"status": "ok"})
 
-    async def _ask_all(self, method: str) -> list[Any]:
-        """The answers of all replicas, without those of a target of which one does not answer in time."""
-        asked = (_of_all(replicas, method) for replicas in self._replicas.values())
-        answers = await asyncio.gather(*asked, return_exceptions=True)
-        return [each for of_target in answers if not isinstance(of_target, BaseException) for each in of_target]
+    async def _broadcast(self, method: str) -> list[Any]:
+        """Call a method on all replicas; targets with a replica that does not answer in time are left out."""
+        request = (_broadcast_to(replicas, method) for replicas in self._replicas.values())
+        answers = await asyncio.gather(*request, return_exceptions=True)
+        return [each for replies in answers if not isinstance(replies, BaseException) for each in replies]
 
 
-async def _of_all(replicas: DeploymentHandle, method: str) -> list[Any]:
-    """What those say that have not died. Raises DeploymentUnavailableError, TimeoutError."""
-    answers = await replicas.broadcast(method).results_async(timeout_s=ASK_ALL_S, return_exceptions=True)
+async def _broadcast_to(replicas: DeploymentHandle, method: str) -> list[Any]:
+    """Return the results of the replicas that have not died. Raises DeploymentUnavailableError, TimeoutError."""
+    answers = await replicas.broadcast(method).results_async(timeout_s=BROADCAST_TIMEOUT_S, return_exceptions=True)
     return [answer for answer in answers if not isinstance(answer, BaseException)]
 
 
 class _ForwardedCall:
-    """One request on its way through a replica, and through another one if that dies."""
+    """One request, forwarded to a replica and, if that dies, to another."""
 
     def __init__(self, replicas: DeploymentHandle, call: HttpCall) -> None:
         self._replicas = replicas.options(stream=True, method_name="respond")
         self._call = call
 
     async def response(self) -> Response:
-        """Raises ReplicasDied, and what Serve says when no replica can be had."""
-        for _ in range(TRIES):
-            frames: AsyncGenerator[Head | bytes, None] = _frames(self._replicas, self._call)
+        """Return the response. Raises ReplicasDied, BackPressureError and DeploymentUnavailableError."""
+        for _ in range(MAX_ATTEMPTS):
+            frames: AsyncGenerator[ResponseStart | bytes, None] = _frames(self._replicas, self._call)
             try:
-                return await self._begun(frames)
+                return await self._start(frames)
             except RayActorError as exc:
                 logger.warning("a replica died under %s, asking another one: %s", self._call.path, type(exc).__name__)
-        raise ReplicasDied(f"{TRIES} replicas died under this request; it is not asked again")
+        raise ReplicasDied(f"{MAX_ATTEMPTS} replicas died under this request; it is not asked again")
 
-    async def _begun(self, frames: AsyncGenerator[Head | bytes, None]) -> Response:
-        """A response of which everything, or of a stream the first piece, has come."""
-        async with AsyncExitStack() as given_up:
-            await given_up.enter_async_context(aclosing(frames))
+    async def _start(self, frames: AsyncGenerator[ResponseStart | bytes, None]) -> Response:
+        """Return the response once all of its body, or the first piece of a stream, has arrived."""
+        async with AsyncExitStack() as cleanup:
+            await cleanup.enter_async_context(aclosing(frames))
             head = await anext(frames)
-            assert isinstance(head, Head)
+            assert isinstance(head, ResponseStart)
             headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
-            if headers.get("content-type", "").startswith(EVENTS):
+            if headers.get("content-type", "").startswith(EVENT_STREAM):
                 first = await anext(frames, None)
-                given_up.pop_all()
+                cleanup.pop_all()
                 return StreamingResponse(_stream(first, frames), head.status, headers)
             body = b"".join([piece async for piece in frames if isinstance(piece, bytes)])
             return Response(body, head.status, headers)
 
 
-async def _frames(replicas: DeploymentHandle, call: HttpCall) -> AsyncGenerator[Head | bytes, None]:
-    """Of one replica. Closing it early tells the replica that the client went away."""
-    answer = cast(DeploymentResponseGenerator[Any], replicas.remote(call))  # asked for with stream=True
+async def _frames(replicas: DeploymentHandle, call: HttpCall) -> AsyncGenerator[ResponseStart | bytes, None]:
+    """Yield the frames of one replica. Closing the generator early cancels the request there."""
+    answer = cast(DeploymentResponseGenerator[Any], replicas.remote(call))  # the handle has stream=True
     has_ended = False
     try:
         async for frame in answer:
@@ -187,8 +189,10 @@ async def _frames(replicas: DeploymentHandle, call: HttpCall) -> AsyncGenerator[
             answer.cancel()
 
 
-async def _stream(first: Head | bytes | None, frames: AsyncGenerator[Head | bytes, None]) -> AsyncIterator[bytes]:
-    """The pieces; a replica that dies between them ends the stream with an error that says so."""
+async def _stream(
+    first: ResponseStart | bytes | None, frames: AsyncGenerator[ResponseStart | bytes, None]
+) -> AsyncIterator[bytes]:
+    """Yield the body; when the replica dies in between, end the stream with an error event."""
     async with aclosing(frames):
         try:
             if isinstance(first, bytes):
@@ -198,5 +202,5 @@ async def _stream(first: Head | bytes | None, frames: AsyncGenerator[Head | byte
                     yield piece
         except RayActorError:
             logger.warning("a replica died under a stream")
-            told: Mapping[str, object] = error("the replica that wrote this text died; ask again", "server_error")
-            yield f"data: {json.dumps(told)}\n\ndata: [DONE]\n\n".encode()
+            event: Mapping[str, object] = error("the replica that wrote this text died; ask again", "server_error")
+            yield f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n".encode()

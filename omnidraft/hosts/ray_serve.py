@@ -1,8 +1,8 @@
 """The fleet's application for Ray Serve: `serve run deploy/ray/serve.yaml`.
 
-One deployment for every target, so that each scales by its own queue, and `Ingress` before them. What the cluster gives
-a deployment (replicas, processors, memory) stands in the YAML file under its name; what omnidraft does stands in the
-settings. Changing either and running `serve deploy` again replaces the replicas one after the other.
+One deployment per target, so that each scales by its own queue, and `Ingress` in front. The YAML file sets the
+resources of a deployment (replicas, processors, memory) under its name; the settings configure omnidraft. Changing
+either and running `serve deploy` again replaces the replicas one after the other.
 """
 
 import re
@@ -18,11 +18,12 @@ from omnidraft.hosts.ray_ingress import Ingress
 from omnidraft.hosts.ray_worker import DecodeReplica
 
 MAX_ONGOING = 8
-"""Requests that one replica holds: one is decoded, of the others the tenants take turns. More wait in the ingress."""
+"""Requests that one replica holds: one is decoded, the others are queued fairly over tenants. More wait in the
+ingress."""
 MAX_QUEUED = 256
 """Requests of one target that wait in one ingress; more get 429."""
 INGRESS_ONGOING = 1000
-"""Requests that pass through one ingress: all that wait, and all that are answered."""
+"""Requests that one ingress holds, waiting and in progress."""
 
 
 class FleetArgs(BaseModel):
@@ -31,34 +32,30 @@ class FleetArgs(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     config: Path | None = None
-    """Settings file, readable where Serve builds the application."""
+    """A settings file, readable where Serve builds the application."""
     settings: dict[str, dict[str, Any]] = {}
     """Section -> field -> value; they win over file and environment."""
 
 
 def build(args: FleetArgs) -> Application:
-    """The application that these arguments describe.
-
-    Raises:
-        ConfigError: settings that cannot be.
-    """
+    """Build the application. Raises ConfigError for wrong settings."""
     settings = config.load(args.config, **args.settings)
-    replicas = {target: _replicas(settings.for_target(target)) for target in settings.models.targets}
-    ingress: Application = _ingress().bind(settings.worker.max_body_bytes, replicas)
+    replicas = {target: _deployment(settings.for_target(target)) for target in settings.models.targets}
+    ingress: Application = _ingress_deployment().bind(settings.worker.max_body_bytes, replicas)
     return ingress
 
 
 def deployment_name(target: str) -> str:
-    """What the YAML file calls the replicas of a target, by its catalog name or the last part of a path."""
+    """Return the deployment name of a target, which the YAML file uses: its catalog name or the last part of a path."""
     return "decode-" + re.sub(r"[^A-Za-z0-9._-]", "-", Path(target).name)
 
 
-def _ingress() -> serve.Deployment:
+def _ingress_deployment() -> serve.Deployment:
     return serve.deployment(name="ingress", max_ongoing_requests=INGRESS_ONGOING)(Ingress)
 
 
-def _replicas(settings: config.Settings) -> Application:
-    """Of one target."""
+def _deployment(settings: config.Settings) -> Application:
+    """Return the deployment of one target."""
     drain_s = settings.recorder.drain_timeout_s
     deployed = serve.deployment(
         name=deployment_name(settings.models.target),

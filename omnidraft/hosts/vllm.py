@@ -1,8 +1,8 @@
-"""Our drafter inside vLLM: the class that `--speculative-config` names, built by vLLM in its worker process.
+"""The proposer inside vLLM: the class that `--speculative-config` names, which vLLM makes in its worker process.
 
 `vllm serve MODEL --speculative-config '{"method": "custom_class", "model": "omnidraft.hosts.vllm.Proposer",
 "num_speculative_tokens": 5}'`; settings from the environment and the file that OMNIDRAFT_CONFIG names (docs/vllm.md).
-vLLM's own rejection sampler verifies: exact in law, with its own noise.
+vLLM's own rejection sampler verifies: exact in distribution, with its own noise.
 Shapes: N rows of a pass, V vocabulary.
 """
 
@@ -30,7 +30,7 @@ from omnidraft.telemetry.metric_definitions import PROPOSER, WORKER
 from omnidraft.telemetry.metrics import PrometheusMetrics
 
 SUPPORTED = "0.32"
-"""The minor version of vLLM whose interface this is; vLLM calls it experimental."""
+"""The minor version of vLLM whose proposer interface this implements; vLLM calls it experimental."""
 CONFIG_VARIABLE = "OMNIDRAFT_CONFIG"
 _TICK_S = 1.0
 
@@ -41,21 +41,21 @@ class VllmProposer:
     """vLLM's proposer interface, of which it documents `propose` and calls `load_model` too."""
 
     def __init__(self, vllm_config: VllmConfig) -> None:
-        """Raises OmnidraftError, which says what to do; vLLM shows its text and stops."""
+        """Raises OmnidraftError; vLLM shows its message and stops."""
         require_version(vllm.__version__)
-        choice.torch_products()  # vLLM's own products come after this, and oneDNN is the same
+        choice.torch_products()  # before vLLM's own matrix products, which use the same oneDNN
         self._batching: wiring.Batching | None = None
         self._logits = LogitsTap(0)
         if get_tp_group().rank_in_group != 0:
             return  # vLLM takes the first rank's drafts
-        _speak()
+        _configure_logging()
         settings = settings_for(vllm_config)
         metrics = PrometheusMetrics({**WORKER, **PROPOSER}, settings.models.targets)
         num_tokens = min(vllm_config.speculative_config.num_speculative_tokens, settings.decode.num_draft_tokens)
         self._batching = wiring.batching(settings, metrics, num_tokens=num_tokens)
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        if self._batching.recorder is not None:
+        if self._batching.producer is not None:
             self._logits = LogitsTap(settings.vllm.trace_rows)
         if settings.vllm.metrics_port is not None:
             Exposition(metrics.registry, settings.metrics, settings.vllm.metrics_port)
@@ -70,11 +70,11 @@ class VllmProposer:
         )
 
     def load_model(self, target_model: torch.nn.Module) -> None:
-        """Called once, after the target is loaded: its logits are what traces are made from."""
+        """Called once, after the target is loaded: hook its logits layer, from which traces are made."""
         layer = getattr(target_model, "logits_processor", None)
-        if self._logits.most_rows and isinstance(layer, torch.nn.Module):
-            layer.register_forward_hook(self._logits.hear)
-        elif self._logits.most_rows:
+        if self._logits.max_rows and isinstance(layer, torch.nn.Module):
+            layer.register_forward_hook(self._logits.on_forward)
+        elif self._logits.max_rows:
             logger.info("%s has no layer for logits: traces have emitted tokens only", type(target_model).__name__)
 
     def propose(
@@ -84,29 +84,29 @@ class VllmProposer:
         token_ids_cpu: np.ndarray,
         slot_mappings: Any = None,
     ) -> list[list[int]]:
-        """Drafted tokens for every text of this pass; called after it, with what each emitted."""
+        """Return drafted tokens for every sequence of this pass. Called after the pass, with its emitted tokens."""
         if self._batching is None:
             return [[] for _ in sampled_token_ids]
         with self._lock:
             return self._batching.rounds.next(
-                sampled_token_ids, lambda place: token_ids_cpu[place, : num_tokens_no_spec[place]], self._logits.take
+                sampled_token_ids, lambda row: token_ids_cpu[row, : num_tokens_no_spec[row]], self._logits.take
             )
 
     def close(self) -> None:
-        """Write down what is under way and stop; called when the process ends."""
+        """Record the sequences in progress and stop; called when the process ends."""
         if self._batching is None or self._stop.is_set():
             return
         self._stop.set()
         with self._lock:
             self._batching.rounds.close()
-        if self._batching.recorder is not None:
-            self._batching.recorder.close(self._drain_s)
+        if self._batching.producer is not None:
+            self._batching.producer.close(self._drain_s)
 
     def _start(self, settings: Settings) -> None:
         assert self._batching is not None
         self._drain_s = settings.recorder.drain_timeout_s
         threading.Thread(target=self._tick, name="omnidraft-tick", daemon=True).start()
-        if (refresher := self._batching.refresher) is not None:
+        if (refresher := self._batching.updater) is not None:
             threading.Thread(target=refresher.run, args=(self._stop,), name="omnidraft-refresher", daemon=True).start()
         Finalize(None, self.close, exitpriority=10)
 
@@ -118,31 +118,31 @@ class VllmProposer:
 
 
 class LogitsTap:
-    """Keeps the logits of the pass that a round is about."""
+    """Keeps the logits of the last target pass."""
 
-    def __init__(self, most_rows: int) -> None:
-        self.most_rows = most_rows
-        self._heard: torch.Tensor | None = None
+    def __init__(self, max_rows: int) -> None:
+        self.max_rows = max_rows
+        self._logits_NV: torch.Tensor | None = None
         self._num_passes = 0
 
-    def hear(self, _layer: torch.nn.Module, _inputs: Any, logits_NV: torch.Tensor | None) -> None:
-        """A forward hook. The logits are copied, since vLLM changes them in place."""
+    def on_forward(self, _layer: torch.nn.Module, _inputs: Any, logits_NV: torch.Tensor | None) -> None:
+        """Copy the logits, since vLLM changes them in place. A forward hook."""
         self._num_passes += 1
-        is_first = self._num_passes == 1 and logits_NV is not None and len(logits_NV) <= self.most_rows
-        self._heard = logits_NV.detach().clone() if is_first and logits_NV is not None else None
+        is_first = self._num_passes == 1 and logits_NV is not None and len(logits_NV) <= self.max_rows
+        self._logits_NV = logits_NV.detach().clone() if is_first and logits_NV is not None else None
 
     def take(self, num_rows: Sequence[int]) -> Sequence[torch.Tensor] | None:
-        """The logits [N, V] of each text of the last pass; None when they cannot be told apart: there were other
-        passes since the last call, or vLLM scored fewer drafts than it was given."""
-        heard, num_passes = self._heard, self._num_passes
-        self._heard, self._num_passes = None, 0
-        if heard is None or num_passes != 1 or len(heard) != sum(num_rows):
+        """Return the logits [N, V] of each sequence of the last pass; None when they cannot be attributed: there were
+        other passes since the last call, or vLLM scored fewer drafts than it was given."""
+        logits_NV, num_passes = self._logits_NV, self._num_passes
+        self._logits_NV, self._num_passes = None, 0
+        if logits_NV is None or num_passes != 1 or len(logits_NV) != sum(num_rows):
             return None
-        return heard.split(list(num_rows))
+        return logits_NV.split(list(num_rows))
 
 
 def require_version(version: str) -> None:
-    """Raises ConfigError unless this vLLM has the interface that we know."""
+    """Raises ConfigError unless this vLLM has the interface of SUPPORTED."""
     if not version.startswith(f"{SUPPORTED}."):
         raise ConfigError(
             f"this omnidraft drafts inside vLLM {SUPPORTED}, found {version}: "
@@ -151,7 +151,7 @@ def require_version(version: str) -> None:
 
 
 def settings_for(vllm_config: VllmConfig) -> Settings:
-    """The settings of this process. The target is the model that vLLM serves; `models.target` only names it.
+    """Return the settings of this process. The target is the model that vLLM serves; `models.target` only names it.
 
     Raises:
         ConfigError: a setting is wrong, or `models.target` has other tokens than what vLLM serves.
@@ -174,8 +174,8 @@ def _have_same_tokens(name: str, other: str) -> bool:
     return len({load_tokenizer(folder).vocabulary.token_bytes for folder in folders}) == 1
 
 
-def _speak() -> None:
-    """Our log lines beside vLLM's, unless somebody has decided where they go."""
+def _configure_logging() -> None:
+    """Log beside vLLM, unless a handler is configured already."""
     ours = logging.getLogger("omnidraft")
     if not ours.handlers and not logging.getLogger().handlers:
         handler = logging.StreamHandler()

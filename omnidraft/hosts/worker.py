@@ -1,29 +1,23 @@
-"""The decoding worker as a process: an HTTP server before one engine for each target, following their champions."""
+"""The decoding worker as a process: an HTTP server in front of one engine for each target."""
 
 import logging
 import socket
 import threading
 
-from omnidraft import wiring
 from omnidraft.config import Settings, WorkerSettings
 from omnidraft.errors import ConfigError
 from omnidraft.hosts.http_server import http_server
-from omnidraft.hosts.process import settle, stop_on_signals
-from omnidraft.hosts.worker_threads import refresher_threads, vital_parts
-from omnidraft.serving.app import ServedModel, application
-from omnidraft.serving.request_queue import RequestQueue
-from omnidraft.serving.telemetry_middleware import TelemetryMiddleware
-from omnidraft.telemetry.metric_definitions import WORKER
-from omnidraft.telemetry.metrics import PrometheusMetrics
+from omnidraft.hosts.process import stop_on_signals
+from omnidraft.hosts.worker_runtime import WorkerRuntime
 
 logger = logging.getLogger(__name__)
 
 
 def main(settings: Settings) -> int:
-    """Serve until SIGTERM or SIGINT: then finish accepted requests, drain the traces, and go.
+    """Serve until SIGTERM or SIGINT, then finish accepted requests, flush the traces, and return the exit code.
 
-    Meanwhile `/readyz` is a 503 and so is every new request; what is not finished by `worker.drain_timeout_s` ends with
-    an error.
+    Meanwhile `/readyz` and every new request answer 503; what is not finished by `worker.drain_timeout_s` ends with an
+    error.
 
     Raises:
         OmnidraftError: models, log or registry cannot be used, or the address cannot be listened on.
@@ -33,38 +27,26 @@ def main(settings: Settings) -> int:
 
 
 def _serve(settings: Settings, listener: socket.socket) -> int:
-    metrics = PrometheusMetrics(WORKER, settings.models.targets)
-    tracing = wiring.tracing(settings, "worker", metrics)
-    worker = wiring.worker(settings, metrics, tracing=tracing)
-    requests = RequestQueue(metrics, max_waiting=settings.worker.max_queue)
-    served = [ServedModel(each.engine, each.target.fingerprint) for each in worker.served]
-    stop = stop_on_signals()
-    refreshers = refresher_threads(worker, stop)
-    app = application(requests, served, settings.worker, metrics.render, vital_parts(worker, refreshers))
-    server = http_server(TelemetryMiddleware(app, metrics, tracing), settings.worker)
-    settle()
+    worker = WorkerRuntime(settings)
+    stop_on_signals(worker.stop)
+    server = http_server(worker.traced_app, settings.worker)
     http = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="http")
-    for thread in (http, *refreshers):
-        thread.start()
+    worker.start()
+    http.start()
     host, port = listener.getsockname()[:2]
     logger.info("serving %s on http://%s:%d", ", ".join(settings.models.targets), host, port)
-    while not stop.wait(0.2) and http.is_alive():
+    while not worker.stop.wait(0.2) and http.is_alive():
         pass
-    has_failed = not stop.is_set()
-    stop.set()
-    requests.close(settings.worker.drain_timeout_s)
+    has_failed = not worker.stop.is_set()
+    worker.drain()
     server.should_exit = True
-    for thread in (http, *refreshers):
-        thread.join(settings.recorder.drain_timeout_s)
-    if worker.recorder is not None:
-        worker.recorder.close(settings.recorder.drain_timeout_s)
-    tracing.close(settings.tracing.timeout_s)
-    logger.info("stopped")
+    http.join(settings.recorder.drain_timeout_s)
+    worker.close()
     return 1 if has_failed else 0
 
 
 def _listening(settings: WorkerSettings) -> socket.socket:
-    """Raises ConfigError when nobody can listen there."""
+    """Return a bound socket. Raises ConfigError when the address cannot be used."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

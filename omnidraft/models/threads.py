@@ -27,7 +27,7 @@ def in_background_thread(load: Callable[..., Loaded], *args: Any) -> Loaded:
     """Run `load(*args)` beside decoding: with one OpenMP thread, and throttled between its pieces."""
 
     def run() -> Loaded:
-        with _single_openmp_thread(), throttle.paced():
+        with _single_openmp_thread(), throttle.throttled():
             return load(*args)
 
     return in_own_thread(run)

@@ -1,13 +1,13 @@
 """Every seam of omnidraft: the Protocols, and the few dataclasses that cross them. Read this package first."""
 
+from omnidraft.config import Mode
+from omnidraft.ports.control import Announcement, AnnouncementFields, AnnouncementKind, Announcer, ControlFollower
 from omnidraft.ports.decoding import (
     AcceptanceFn,
     DraftModel,
     DraftSession,
-    FinishReason,
     Grammar,
     LogProbs,
-    Mode,
     Noise,
     Policy,
     Proposer,
@@ -19,7 +19,7 @@ from omnidraft.ports.decoding import (
     TargetSession,
     Timings,
 )
-from omnidraft.ports.draft_tree import DraftTree, Source, TreeLimits
+from omnidraft.ports.draft_tree import DraftTree, TreeLimits
 from omnidraft.ports.learning import PackedTexts, TrainableDrafter, TrainableHead
 from omnidraft.ports.log import (
     Damage,
@@ -29,18 +29,22 @@ from omnidraft.ports.log import (
     Message,
     Offsets,
     Outgoing,
-    Polled,
+    PollResult,
     TopicFacts,
 )
-from omnidraft.ports.registry import Announcement, AnnouncementKind, Registry, SnapshotVersion
+from omnidraft.ports.registry import Registry, SnapshotVersion
 from omnidraft.ports.telemetry import Metrics, NoopSpan, NoopTracing, Span, Tracing
 from omnidraft.ports.trace_reasons import POISON
+from omnidraft.traces.record import FinishReason, Source
 
 __all__ = [
     "POISON",
     "AcceptanceFn",
     "Announcement",
+    "AnnouncementFields",
     "AnnouncementKind",
+    "Announcer",
+    "ControlFollower",
     "Damage",
     "DamageReason",
     "DraftModel",
@@ -61,7 +65,7 @@ __all__ = [
     "Outgoing",
     "PackedTexts",
     "Policy",
-    "Polled",
+    "PollResult",
     "Proposer",
     "ProposerSession",
     "Registry",

@@ -6,47 +6,46 @@ Shapes: N nodes of a tree (node 0 is the last emitted token), V a vocabulary, K 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Literal, Protocol
 
 import numpy as np
 import torch
 
+from omnidraft.config import Mode
 from omnidraft.ports.draft_tree import DraftTree, TreeLimits
-from omnidraft.traces.record import TargetLogprobs
+from omnidraft.traces.record import FinishReason, TargetLogprobs
 
-Mode = Literal["fast", "reproducible"]
 AcceptanceFn = Callable[[float], float]
-"""log q of a guess -> the chance that the target draws it, given all that stands before it."""
+"""log q of a guess -> the probability that the target accepts it, given that it accepts all before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What the whole text must match."""
+    """A schema or pattern that the whole text must match."""
 
     kind: Literal["json_schema", "regex"]
     text: str
     compiled: object | None = field(default=None, compare=False, repr=False)
-    """What decode/sampling/grammar.py made of it; None: it is compiled when decoding begins."""
+    """The grammar compiled by decode/sampling/grammar.py; None: it is compiled when decoding begins."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the target's distribution is shaped before a draw, in this order: penalties, bias, grammar, temperature,
-    top-k, top-p, min-p."""
+    """Processors of the target's distribution before a draw, applied in this order: penalties, bias, grammar,
+    temperature, top-k, top-p, min-p."""
 
     temperature: float = 0.0
     """0 takes the most probable token, lowest id on a tie."""
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
-    """Tokens less probable than this share of the most probable one are left out."""
+    """Tokens less probable than this share of the most probable one are excluded."""
     repetition_penalty: float = 1.0
-    """Positive logits of ids in prompt or answer are divided by it, others multiplied."""
+    """Positive logits of ids in prompt or answer are divided by it, negative ones multiplied."""
     presence_penalty: float = 0.0
-    """Taken off the logit of every id of the answer."""
+    """Subtracted from the logit of every id of the answer."""
     frequency_penalty: float = 0.0
-    """The same, for each time it was said."""
+    """Subtracted once for each occurrence of the id in the answer."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     """Added to the logits of these ids."""
     grammar: Grammar | None = None
@@ -54,7 +53,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One text to be decoded."""
+    """One text to decode."""
 
     prompt_ids: tuple[int, ...]
     """The target's ids."""
@@ -64,187 +63,182 @@ class Request:
     sampling: Sampling = Sampling()
     seed: int = 0
     choice: int = 0
-    """Index of the answer among those asked for; answers of one seed differ by it."""
+    """The index of the answer among the `n` of a request; answers of one seed differ by it."""
     stop_ids: frozenset[int] = frozenset()
     stop_strings: tuple[bytes, ...] = ()
     mode: Mode = "reproducible"
     num_draft_tokens: int = 5
     """0 is plain decoding."""
     tenant: str = "default"
-    """Whose it is: drafting may pay for one's texts and not for another's."""
+    """The tenant that sent it: drafting may pay off for one tenant's texts and not for another's."""
     num_log_probs: int | None = None
-    """How many of the likeliest ids to tell with each emitted one; None tells nothing."""
-
-
-class FinishReason(StrEnum):
-    """Why a text ended."""
-
-    STOP = "stop"
-    LENGTH = "length"
+    """The number of most probable ids reported with each emitted one; None reports no log-probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Seconds of one step, by what they were spent on."""
+    """Seconds of one step, by activity."""
 
     draft_s: float = 0.0
-    """The drafter's own computing."""
+    """The drafter's forward passes."""
     target_s: float = 0.0
     other_s: float = 0.0
-    """Translation, tree building, drawing, bookkeeping."""
+    """Token mapping, tree building, drawing, bookkeeping."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogProbs:
-    """Natural logs of the target's raw probabilities, before anything that the request's sampling does to them."""
+    """Natural logs of the target's raw probabilities, before any sampling processor."""
 
     emitted: tuple[float, ...]
     likeliest: tuple[tuple[tuple[int, float], ...], ...]
-    """Where each emitted id stands: ids that could have stood there, most probable first."""
+    """The most probable ids at each emitted position with their log-probabilities, most probable first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one pass of the target gave."""
+    """The result of one pass of the target."""
 
     tree: DraftTree
     emitted: tuple[int, ...]
-    """Target ids to show, the token that ended the text included."""
+    """The target ids emitted, the token that ended the text included."""
     path: tuple[int, ...]
-    """Nodes the target's draws went through, the root left out; the last emitted token was drafted by nobody,
-    unless the text ended on a drafted one."""
+    """The accepted nodes, without the root. The last emitted token is not among them, unless the text ended on a
+    drafted one."""
     text: str
-    """What these tokens add to the text, complete UTF-8 only; nothing of a stop token or stop string."""
+    """The text that these tokens add, complete UTF-8 only, without stop tokens and stop strings."""
     finish_reason: FinishReason | None
     timings: Timings
-    beliefs: TargetLogprobs | None
-    """None when nobody asked for traces."""
+    target_logprobs: TargetLogprobs | None
+    """None when no trace is recorded."""
     log_probs: LogProbs | None = None
     """None unless the request asked for them."""
 
 
 class TargetSession(Protocol):
-    """One request's keys and values inside the target. Not shared between threads."""
+    """One request's KV cache inside the target. Not shared between threads."""
 
     def score(self, tree: DraftTree) -> torch.Tensor:
-        """Raw logits float32 [N, V] after each node, in order, no NaN or +inf. Kept ids plus tree fit the capacity."""
+        """Return the raw logits float32 [N, V] after each node, in order, without NaN or +inf. The kept ids and the
+        tree fit the capacity."""
 
     def keep(self, nodes: Sequence[int]) -> None:
-        """After `score`: the ids of these nodes (root first, each the parent of the next) become part of the
-        text; the keys of all other nodes are dropped."""
+        """Make the ids of these nodes (root first, each the parent of the next) part of the text, after `score`; drop
+        the keys of all other nodes."""
 
     def close(self) -> None:
         """Free the memory. Nothing may be called afterwards; closing twice is allowed."""
 
 
 class Target(Protocol):
-    """The model whose distribution is kept."""
+    """The model whose distribution is preserved."""
 
     vocab_size: int
     context_limit: int
-    """Ids of prompt and answer together, at most."""
+    """The maximal number of ids of prompt and answer together."""
     fingerprint: str
-    """Names everything a text depends on besides prompt, seed and settings: weights, precision, width, threads."""
+    """Identifies everything a text depends on besides prompt, seed and settings: weights, precision, width, threads."""
 
     def limits(self, mode: Mode) -> TreeLimits:
-        """The trees that `score` takes in this mode."""
+        """Return the limits of the trees that `score` takes in this mode."""
 
     def open(self, prompt_ids: Sequence[int], max_new_tokens: int, mode: Mode) -> TargetSession:
-        """Keys for all of the prompt but its last id, which is the root of the first tree.
+        """Prefill all of the prompt but its last id, which is the root of the first tree.
 
         Raises:
-            RequestError: empty, or longer than the context limit with max_new_tokens.
+            RequestError: the prompt is empty, or exceeds the context limit together with max_new_tokens.
         """
 
 
 class DraftSession(Protocol):
-    """One request's keys and values inside the drafter."""
+    """One request's KV cache inside the drafter."""
 
     def advance(self, keep: int, ids: Sequence[int]) -> torch.Tensor:
-        """Cut back to the first `keep` ids, add `ids` (at least one), return the logits float32 [V] after the last.
+        """Truncate to the first `keep` ids, append `ids` (at least one), return the logits float32 [V] after the last.
 
-        Ids that follow a branch added since the last call reuse its keys; all other branches are forgotten.
+        Ids that follow a branch added since the last call reuse its keys; all other branches are dropped.
         """
 
     def branch(self, ids: Sequence[int], parents: Sequence[int]) -> torch.Tensor:
-        """Add one id behind each parent in one pass; returns logits float32 [R, V], a row for each.
+        """Append one id to each parent in one pass; return logits float32 [R, V], one row per id.
 
-        Parent -1 is the last id of the text; any other counts the ids branched since the last `advance`, from 0.
+        Parent -1 is the last id of the text; any other is the index among the ids branched since the last `advance`.
         """
 
     def acceptance_probabilities(self) -> Sequence[AcceptanceFn] | None:
-        """Of the guesses behind each row of the last `advance` or `branch`; None without an acceptance head."""
+        """Return one function for the guesses after each row of the last `advance` or `branch`; None without an
+        acceptance head."""
 
 
 class DraftModel(Protocol):
-    """The small model that proposes, at one set of weights."""
+    """The small model that drafts, at one set of weights."""
 
     vocab_size: int
     context_limit: int
     has_head: bool
-    """Whether its sessions know `odds`."""
+    """Whether its sessions have `acceptance_probabilities`."""
 
     def open(self) -> DraftSession:
-        """A fresh, empty session."""
+        """Return a new, empty session."""
 
-    def advance_all(self, asked: Sequence[tuple[DraftSession, int, Sequence[int]]]) -> list[torch.Tensor]:
-        """`advance` of several sessions, none of them twice, in one pass where the model can."""
+    def advance_all(self, requests: Sequence[tuple[DraftSession, int, Sequence[int]]]) -> list[torch.Tensor]:
+        """Call `advance` on several distinct sessions, in one pass where the model can batch."""
 
-    def branch_all(self, asked: Sequence[tuple[DraftSession, Sequence[int], Sequence[int]]]) -> list[torch.Tensor]:
-        """The same for `branch`."""
+    def branch_all(self, requests: Sequence[tuple[DraftSession, Sequence[int], Sequence[int]]]) -> list[torch.Tensor]:
+        """Call `branch` on several distinct sessions, in one pass where the model can batch."""
 
 
 class Noise(Protocol):
-    """Everything random about one text: depends on seed, choice and position, on nothing else."""
+    """The randomness of one text: a function of seed, choice and position, and of nothing else."""
 
     def draw(self, ids_M: np.ndarray, p_M: np.ndarray, position: int) -> int:
-        """One of these ids, each with its float64 probability, by the exponential race; `position` counts prompt
-        ids too. The noise of an id does not depend on which other ids take part."""
+        """Draw one of these ids, each with its float64 probability, by the exponential race; `position` counts prompt
+        ids too. The noise of an id does not depend on the other ids."""
 
     def exponentials(self, position: int, ids: np.ndarray) -> np.ndarray:
-        """E of these ids at this position, float64, Exp(1)."""
+        """Return the Exp(1) variables of these ids at this position, float64."""
 
 
 class ProposerSession(Protocol):
     """Proposals for one request."""
 
     def propose(self, position: int, limits: TreeLimits, noise: Noise) -> DraftTree:
-        """A tree within the limits under the last emitted token; `position` is where the first emitted token will
-        stand. Any such tree is allowed, an empty one too."""
+        """Return a tree within the limits under the last emitted token, possibly an empty one; `position` is that of
+        the next emitted token."""
 
     def observe(self, emitted: Sequence[int]) -> None:
-        """The target emitted these ids after the last tree."""
+        """Learn the ids that the target emitted after the last tree."""
 
 
 class Proposer(Protocol):
-    """Who fills the tree. One per snapshot, many sessions."""
+    """Drafts trees. One per snapshot, many sessions."""
 
     def open(self, request: Request) -> ProposerSession:
-        """The request's last prompt id is the first root."""
+        """Return a session for this request, whose last prompt id is the first root."""
 
 
 class Policy(Protocol):
-    """How much to draft. Values are estimated chances that the target's text goes through a place or a node."""
+    """Decides how much to draft. Values are estimated probabilities that the target's text passes through a node."""
 
     num_candidates: int
-    """Guesses that the drafter makes behind each place."""
-    asks_head: bool
-    """Whether the drafter's guesses have their chances from its acceptance head, where it has one."""
+    """The number of guesses that the drafter makes after each node."""
+    uses_acceptance_head: bool
+    """Whether the values of guesses come from the drafter's acceptance head, where it has one."""
 
     def start(self, max_new_tokens: int) -> None:
-        """A request's text is next."""
+        """Begin the text of a request."""
 
     def should_draft(self, num_ids: int) -> bool:
-        """Whether the drafter drafts in this pass, for which it has to read about so many ids first."""
+        """Return whether the drafter drafts in this pass, for which it has to read about `num_ids` ids first."""
 
     def select_expansions(self, values: Sequence[float], num_nodes: int) -> int:
-        """How many of these places, falling in value, the drafter goes on from in one step; 0 ends drafting.
+        """Return how many of these nodes, in falling order of value, the drafter expands in one step; 0 ends drafting.
 
-        At first there is one place, the text itself; `num_nodes` were drafted so far.
+        At first the only node is the end of the text; `num_nodes` were drafted so far.
         """
 
     def prune(self, values: Sequence[float]) -> int:
-        """How many of these nodes, best first, the target scores."""
+        """Return how many of these nodes, best first, the target scores."""
 
     def update(self, num_emitted: int, num_nodes: int, step_rows: Sequence[int]) -> None:
-        """The last step: what the target scored and emitted, and the rows of each of the drafter's steps."""
+        """Account for the last step: emitted tokens, scored nodes, and the rows of each of the drafter's passes."""

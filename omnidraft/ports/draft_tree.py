@@ -5,16 +5,8 @@ Shapes: N nodes of a tree; node 0 is the last emitted token.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 
-
-class Source(StrEnum):
-    """Which reading of the draft put a node into the tree."""
-
-    DIRECT = "direct"  # one draft token is one target token
-    SPLIT = "split"  # one draft token is several target tokens
-    MERGE = "merge"  # several draft tokens are one target token (n-gram cache)
-    LOOKUP = "lookup"  # copied from earlier in the text
+from omnidraft.traces.record import Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +24,15 @@ class DraftTree:
     log_q: tuple[float, ...]
     """Natural log of the drafter's probability of the node given its parent; 0 for the root."""
     draft_ids: tuple[int, ...] = ()
-    """The draft tokens on the way to the likeliest text, for the trace."""
+    """The draft tokens on the path to the most probable text, for the trace."""
     draft_s: float = field(default=0.0, compare=False)
-    """Seconds that the drafter computed for it."""
+    """The seconds of the drafter's passes for it."""
     noise_weight: float | None = field(default=None, compare=False)
-    """How much of the target's noise the drafter's guesses looked at, from 0 to 1; None: it guessed nothing."""
+    """The weight of the target's noise in the drafter's guesses, from 0 to 1; None: the drafter guessed nothing."""
 
     @staticmethod
     def empty(root_token: int) -> "DraftTree":
-        """Nothing drafted: plain decoding."""
+        """Return a tree without drafted nodes: plain decoding."""
         return DraftTree((root_token,), (0,), (None,), (0.0,))
 
     @staticmethod
@@ -51,7 +43,7 @@ class DraftTree:
         log_q: Sequence[float],
         draft_ids: Sequence[int] = (),
     ) -> "DraftTree":
-        """A tree without branches."""
+        """Return a tree without branches."""
         return DraftTree(
             (root_token, *tokens), (0, *range(len(tokens))), (None, *sources), (0.0, *log_q), tuple(draft_ids)
         )
@@ -60,7 +52,7 @@ class DraftTree:
         return len(self.tokens)
 
     def child(self, node: int, token: int) -> int | None:
-        """The child of `node` that is `token`, or None when nobody drafted it."""
+        """Return the child of `node` with this token, or None when it was not drafted."""
         for candidate in range(node + 1, len(self.tokens)):
             if self.parents[candidate] == node and self.tokens[candidate] == token:
                 return candidate
@@ -88,7 +80,7 @@ class DraftTree:
 
     @property
     def depths(self) -> tuple[int, ...]:
-        """Drafted nodes on the path to each node, itself included; 0 for the root."""
+        """The number of drafted nodes on the path to each node, itself included; 0 for the root."""
         depths = [0]
         for parent in self.parents[1:]:
             depths.append(depths[parent] + 1)
@@ -96,7 +88,7 @@ class DraftTree:
 
     @property
     def leaves(self) -> tuple[int, ...]:
-        """Drafted nodes that nothing follows."""
+        """The drafted nodes without children."""
         inner = set(self.parents[1:])
         return tuple(node for node in range(1, len(self)) if node not in inner)
 
@@ -110,10 +102,10 @@ class DraftTree:
 
 @dataclass(frozen=True, slots=True)
 class TreeLimits:
-    """Which trees a target takes, the root not counted."""
+    """Limits of the trees that a target takes, the root not counted."""
 
     num_nodes: int
     num_chains: int | None = None
-    """Leaves at most; 1 takes chains only, None any number."""
+    """The maximal number of leaves; 1 takes chains only, None any number."""
     depth: int | None = None
-    """Nodes on a path from the root at most; None any number."""
+    """The maximal number of nodes on a path from the root; None takes any."""

@@ -1,4 +1,4 @@
-"""Learning: the drafter and its acceptance head, as the learner holds them."""
+"""Learning: the drafter and its acceptance head inside the learner."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,43 +9,46 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class PackedTexts:
-    """Several texts in one pass without padding: first the beginnings of all, which are only read, then the rest."""
+    """Several texts in one pass without padding: first the contexts of all, which get no gradient, then the rest."""
 
     ids_R: torch.Tensor
     """int64, the drafter's."""
     text_R: torch.Tensor
-    """int64; which text a row belongs to. Rows of one text see each other only."""
+    """int64; the text of each row. A row attends to rows of its own text only."""
     position_R: torch.Tensor
-    """int64; from 0 in each text."""
+    """int64; starts at 0 in each text."""
     num_context: int
-    """Rows of the beginnings."""
+    """The number of context rows."""
 
 
 class TrainableDrafter(Protocol):
-    """The drafter as the learner holds it. R rows of a pass, C of them context, N chosen rows, H hidden size, V_q
+    """The drafter inside the learner. R rows of a pass, C of them context, N selected rows, H hidden size, V_q
     vocabulary."""
 
     vocab_size: int
     context_limit: int
 
     def trained(self) -> Mapping[str, torch.nn.Parameter]:
-        """The parameters that learn, by name, float32, in a fixed order."""
+        """Return the trained parameters by name, float32, in a fixed order."""
 
     def hidden(self, texts: PackedTexts) -> torch.Tensor:
-        """Last hidden states [R - C, H] of the rows behind the context, whose keys and values are constants."""
+        """Return the last hidden states [R - C, H] of the rows after the context, whose keys and values are
+        constants."""
 
     def logits(self, hidden_NH: torch.Tensor) -> torch.Tensor:
-        """float32 [N, V_q] of chosen positions only."""
+        """Return the logits float32 [N, V_q] of selected rows."""
 
     def serving_tensors(self) -> dict[str, torch.Tensor]:
-        """What a worker needs on top of the base drafter: all weights in bfloat16, or LoRA factors in float32."""
+        """Return the tensors that a worker adds to the base drafter: all weights in bfloat16, or LoRA factors in
+        float32."""
 
 
 class TrainableHead(Protocol):
-    """The acceptance head as the learner holds it. N guesses, H hidden size of the drafter."""
+    """The acceptance head inside the learner. N guesses, H hidden size of the drafter."""
 
     def trained(self) -> Mapping[str, torch.nn.Parameter]:
-        """As TrainableDrafter.trained; these names are those in a snapshot, and none is a drafter's."""
+        """Return the trained parameters by their names in a snapshot, which differ from all names of a drafter."""
 
     def logits(self, hidden_NH: torch.Tensor, log_q_N: torch.Tensor) -> torch.Tensor:
-        """float32 [N], of the chance that a guess is accepted: behind which hidden state, with which log q."""
+        """Return the logits float32 [N] of the probability that a guess, made from this hidden state with this log q,
+        is accepted."""

@@ -16,36 +16,36 @@ class Outgoing:
     value: bytes
     headers: Mapping[str, bytes] = field(default_factory=dict)
     partition: int | None = None
-    """None: the one that its key belongs to."""
+    """None: chosen by the key."""
 
 
 DamageReason = Literal["malformed_record", "malformed_batch", "corrupt_batch", "missing"]
-"""A client wrote it so (the first two), or the log's storage spoiled it."""
+"""A client wrote it malformed (the first two), or the log's storage corrupted or lost it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Why a log cannot give what stands at some of its offsets."""
+    """Why a log cannot return the messages at some of its offsets."""
 
     reason: DamageReason
     error: str
     num_messages: int = 1
-    """Offsets that are lost together, beginning with the message's own."""
+    """The number of offsets that are lost together, beginning with the message's own."""
     is_raw: bool = True
-    """Whether the value is how the bytes lie in the log; else key, value and `headers` are what the client wrote."""
+    """Whether the value is the raw bytes in the log; otherwise key, value and `headers` are those the client wrote."""
     headers: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message of a log, or what is left of some."""
+    """A message of a log, or the remains of damaged ones."""
 
     partition: int
     offset: int
     key: bytes
     value: bytes
     headers: Mapping[str, bytes]
-    """Empty when it is damaged, so that nobody takes it for a sound one."""
+    """Empty when it is damaged, so that it cannot pass for an intact message."""
     timestamp_ms: int
     damage: Damage | None = None
 
@@ -55,18 +55,18 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Polled:
-    """Messages in offset order within each partition, and where to read on. Every offset that is passed has a message,
-    unless the log used it for itself (Kafka's transaction markers)."""
+class PollResult:
+    """Messages in offset order within each partition, and the next offsets. Every offset in between has a message,
+    except those the log uses itself (Kafka's transaction markers)."""
 
     messages: tuple[Message, ...]
     next_offsets: Offsets
-    """For every partition that moved in this poll."""
+    """The next offset of every partition that advanced in this poll."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicFacts:
-    """A topic as its log describes it, asked without changing anything."""
+    """The configuration of a topic, read without changing anything."""
 
     num_partitions: int
     max_message_bytes: int | None = None
@@ -74,14 +74,14 @@ class TopicFacts:
     retention_ms: int | None = None
     """None: kept for ever."""
     stamped_by: Literal["writer", "log"] = "writer"
-    """Whose clock a message's timestamp is."""
+    """The clock of message timestamps."""
 
 
 class LogWriter(Protocol):
-    """The writing end of one topic. One thread at a time."""
+    """The producer of one topic. One thread at a time."""
 
     def append(self, messages: Sequence[Outgoing]) -> None:
-        """Returns when all are acknowledged, in order per key.
+        """Append the messages, in order per key; return when all are acknowledged.
 
         Raises:
             BusError: refused or timed out; some of the messages may be in the log, and the caller may append again.
@@ -91,39 +91,41 @@ class LogWriter(Protocol):
 
 
 class LogReader(Protocol):
-    """The reading end of one topic: all its partitions, at offsets that the caller keeps. One thread at a time.
+    """The consumer of one topic: all its partitions, at offsets that the caller keeps. One thread at a time.
 
-    No content of a topic stops it: what cannot be given whole is a message with `damage`.
+    No content of a topic stops it: a message that cannot be returned intact has `damage`.
     """
 
     def partitions(self) -> tuple[int, ...]:
-        """Those that are read. One that is added to the topic is read from its first message on, and counted here."""
+        """Return the partitions that are read. One that is added to the topic later is read from its first message on,
+        and is included here."""
 
     def seek(self, offsets: Offsets) -> None:
-        """Read on from here; partitions that are not named start at their first message.
+        """Continue reading at these offsets; partitions that are not named start at their first message.
 
         Raises:
             OffsetOutOfRange: an offset lies outside the log (retention passed it).
         """
 
     def seek_back(self, num_messages: int) -> None:
-        """Read on from so many messages before the end of every partition, or from the first that is still there."""
+        """Continue reading `num_messages` before the end of every partition, or at its oldest message."""
 
-    def poll(self, max_messages: int, timeout_s: float) -> Polled:
-        """Up to `max_messages`; fewer, or none, when the timeout passes first. A poll may return fewer than there are.
+    def poll(self, max_messages: int, timeout_s: float) -> PollResult:
+        """Return up to `max_messages`; fewer, or none, when the timeout passes first. A poll may return fewer messages
+        than the log holds.
 
         Raises:
             BusError: the log cannot be read; polling again may succeed.
-            OffsetOutOfRange: what comes next is gone; polling again says so again, until somebody seeks.
+            OffsetOutOfRange: the next offset is gone; polling again raises it again, until the caller seeks.
         """
 
     def first_offsets(self) -> Offsets:
-        """Of the oldest message of every partition that is still there; the end offset where there is none."""
+        """Return the offset of the oldest message of every partition; the end offset of an empty one."""
 
     def identity(self) -> str:
-        """Names this topic for as long as it exists; one that is created anew under the same name has another."""
+        """Return an id of this topic; a topic created anew under the same name has another one."""
 
     def end_offsets(self) -> Offsets:
-        """One past the last message of every partition: lag is this minus where one reads."""
+        """Return the offset after the last message of every partition: lag is this minus the next offset."""
 
     def close(self) -> None: ...

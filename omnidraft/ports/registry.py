@@ -1,16 +1,16 @@
-"""The registry: versions of the drafter, the alias `champion`, and the announcements that follow from it."""
+"""The registry: versions of the drafter and their aliases, `champion` among them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 from omnidraft.snapshots.manifest import Manifest
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotVersion:
-    """A snapshot as the registry knows it."""
+    """A snapshot in the registry."""
 
     version: int
     manifest: Manifest
@@ -26,69 +26,43 @@ class Registry(Protocol):
         the publisher knows.
 
         Raises:
-            SnapshotStale: somebody published since.
+            SnapshotStale: another process has published since.
             SnapshotCorrupt: a file of the bundle does not match its manifest.
             RegistryError: refused or cannot be reached.
         """
 
     def versions(self) -> tuple[SnapshotVersion, ...]:
-        """All, oldest first."""
+        """Return all versions, oldest first."""
 
     def resolve(self, name: str) -> SnapshotVersion:
-        """By alias (champion, challenger, previous), `latest` or version number. Raises SnapshotNotFound."""
+        """Find a version by alias (champion, challenger, previous), `latest` or number. Raises SnapshotNotFound."""
 
     def fetch(self, version: int, into: Path, parts: Sequence[str] = ("serving",)) -> Path:
-        """A local snapshot folder with these parts, checksums verified. Raises SnapshotNotFound, SnapshotCorrupt."""
+        """Return a local snapshot folder with these parts, checksums verified. Raises SnapshotNotFound,
+        SnapshotCorrupt."""
 
     def promote(self, version: int) -> None:
-        """`champion` moves here, and `previous` to where it was; a challenger that became champion is no longer
-        `challenger`, so that a rollback is not undone. Promoting the champion again moves nothing. It is the operator's
-        word: every fence from before it is void."""
+        """Move `champion` to this version, and `previous` to the last champion. A challenger that becomes champion is
+        no longer `challenger`, so that a rollback is not undone. Promoting the champion again moves nothing. This is
+        the operator's method: it invalidates every fence taken before."""
 
     def fence(self) -> str:
-        """Changes whenever an operator promotes and whenever the champion becomes another. It is taken before what a
-        decision rests on is read."""
+        """Return a token that changes whenever an operator promotes and whenever the champion changes. Take it before
+        reading the data of a decision."""
 
     def promote_unless_changed(self, version: int, fence: str) -> None:
-        """As `promote`, for a decision that was made since this fence was taken.
+        """Promote by a decision made since this fence was taken.
 
         Raises:
             SnapshotStale: an operator promoted since, or the champion is another; the decision is void.
         """
 
     def annotate(self, version: int, notes: Mapping[str, str]) -> None:
-        """Short texts shown beside this version, for example why it was promoted; the last one of a name holds."""
+        """Store short texts shown with this version, for example why it was promoted; a new one of a name replaces the
+        old one."""
 
     def log_metrics(self, version: int, metrics: Mapping[str, float], step: int) -> None:
-        """A point of each curve of this version."""
+        """Add a point to each metric of this version."""
 
     def log_file(self, version: int, path: Path) -> None:
-        """A picture or report that belongs to this version."""
-
-
-AnnouncementKind = Literal["champion", "canary", "pause", "resume", "restart", "drift", "drift_over", "best"]
-
-
-@dataclass(frozen=True, slots=True)
-class Announcement:
-    """What one process tells all others over the control log; of those about one thing the highest sequence holds."""
-
-    sequence: int
-    """The offset of this message in the control log."""
-    kind: AnnouncementKind
-    version: int | None = None
-    target: str | None = None
-    """Of the pair it is about; a message that names neither target nor drafter is about every pair."""
-    drafter: str | None = None
-    share: float | None = None
-    """Of the requests, that a canary serves."""
-    tenant: str | None = None
-    """Whose traffic changed."""
-    reason: str | None = None
-    """For people."""
-    start: str | None = None
-    """Where learning goes on: `earliest`, `latest`, or offsets such as `0:120 1:96`."""
-    restart_id: str | None = None
-    """Names one restart, so that nobody does it twice."""
-    fence: str | None = None
-    """Of the registry, from before the version was chosen; see Registry.fence."""
+        """Store a picture or report with this version."""

@@ -16,21 +16,22 @@ class Metrics(Protocol):
 
 
 class Span(Protocol):
-    """One piece of work under way. Any thread may end it, once; what is not ended is never told. Never raises."""
+    """One unit of work in progress. Any thread may end it, once; a span that is not ended is not exported. Never
+    raises."""
 
     @property
     def context(self) -> str | None:
-        """The W3C traceparent that names it to those who go on from it; None: there is nothing to go on from."""
+        """The W3C traceparent for its children; None: there is no trace to continue."""
 
     def end(self, **facts: str | float | bool) -> None:
-        """The fact `error` says what went wrong, if anything did."""
+        """End the span; the attribute `error` describes the error, if there was one."""
 
 
 class Tracing(Protocol):
-    """Where spans go. Nobody waits for it: what it cannot get rid of is dropped. Never raises."""
+    """Exports spans. It never blocks: spans that it cannot export are dropped. Never raises."""
 
     is_on: bool
-    """Whether anybody sees the spans; those that are many are begun only then."""
+    """Whether spans are exported; frequent spans are begun only then."""
 
     def begin(
         self,
@@ -41,15 +42,16 @@ class Tracing(Protocol):
         ago_s: float = 0.0,
         **facts: str | float | bool,
     ) -> Span:
-        """`parent` and `links` are contexts; without a parent a trace begins. `ago_s` seconds ago it began."""
+        """Begin a span that started `ago_s` seconds ago. `parent` and `links` are contexts; without a parent a new
+        trace begins."""
 
     def close(self, timeout_s: float) -> None:
-        """Tell what waits, at most for so long. Nothing may be begun afterwards."""
+        """Export the queued spans, waiting at most `timeout_s`. No span may be begun afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
 class NoopSpan:
-    """A Span that nobody sees: whoever goes on from it goes on from what came before."""
+    """A Span that is not exported: its children continue the trace of its parent."""
 
     context: str | None
 

@@ -24,7 +24,7 @@ from omnidraft.decode.sampling.validation import (
     unsigned_seed,
 )
 from omnidraft.errors import RequestError
-from omnidraft.ports import Grammar, Sampling
+from omnidraft.ports import Grammar, Mode, Sampling
 from omnidraft.serving.strict_model import MAPPING_LIMITS, StrictModel, TextMapping
 from omnidraft.serving.structured_output import ResponseFormat, StructuredOutputs
 
@@ -85,7 +85,7 @@ class _GenerationParams(StrictModel):
     """False keeps the request out of the traces the drafter learns from."""
     speculation: Literal["auto", "off"] | Annotated[int, Field(ge=0, le=MAX_COUNT)] = "auto"
     """off, or the number of tokens drafted per pass; auto takes the deployment's."""
-    mode: Literal["fast", "reproducible"] | None = None
+    mode: Mode | None = None
     figures: bool = False
     """Answer with what speculation did, as `omnidraft`."""
     metadata: TextMapping | None = None

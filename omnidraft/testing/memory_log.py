@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from threading import Condition
 
 from omnidraft.errors import OffsetOutOfRange
-from omnidraft.ports import Message, Offsets, Outgoing, Polled
+from omnidraft.ports import Message, Offsets, Outgoing, PollResult
 
 MAX_PER_POLL = 3
 
@@ -73,7 +73,7 @@ class MemoryReader:
     def seek_back(self, num_messages: int) -> None:
         self._positions = {partition: max(0, end - num_messages) for partition, end in self.end_offsets().items()}
 
-    def poll(self, max_messages: int, timeout_s: float) -> Polled:
+    def poll(self, max_messages: int, timeout_s: float) -> PollResult:
         with self._log.changed:
             self._log.changed.wait_for(self._has_messages, timeout_s)
             self._turn += 1
@@ -82,8 +82,8 @@ class MemoryReader:
                 messages = self._partitions[partition][start : start + min(max_messages, MAX_PER_POLL)]
                 if messages:
                     self._positions[partition] = start + len(messages)
-                    return Polled(tuple(messages), {partition: start + len(messages)})
-        return Polled((), {})
+                    return PollResult(tuple(messages), {partition: start + len(messages)})
+        return PollResult((), {})
 
     def first_offsets(self) -> Offsets:
         return dict.fromkeys(self.partitions(), 0)

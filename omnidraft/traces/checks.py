@@ -4,11 +4,13 @@ Shapes as in record.py: E emitted tokens, K log-probabilities recorded, R rounds
 """
 
 import math
+from typing import get_args
 
 import numpy as np
 
+from omnidraft.config import Mode
 from omnidraft.errors import WireError
-from omnidraft.traces.record import SOURCES, Rounds, TargetLogprobs, TraceRecord
+from omnidraft.traces.record import SOURCES, FinishReason, Rounds, TargetLogprobs, TraceRecord
 from omnidraft.traces.schema import MAX_EMITTED, MAX_ID, MAX_TOP_K
 
 LOG_P_ROUNDING = 1e-2
@@ -43,9 +45,9 @@ def _check_settings(record: TraceRecord) -> None:
     _require(record.time_ms >= 0, "time_ms", f"{record.time_ms} is negative")
     version = record.snapshot_version
     _require(version is None or version >= 0, "snapshot_version", f"{version} is negative")
-    reasons = (None, "stop", "length")
+    reasons = (None, *(each.value for each in FinishReason))
     _require(record.finish_reason in reasons, "finish_reason", f"{record.finish_reason!r} is none of {reasons}")
-    modes = ("fast", "reproducible")
+    modes = get_args(Mode)
     _require(record.mode in modes, "mode", f"{record.mode!r} is none of {modes}")
     temperature = record.temperature
     is_temperature = math.isfinite(temperature) and temperature >= 0

@@ -7,11 +7,29 @@ codec.py turns records into bytes and back.
 """
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
 
-SOURCES = ("direct", "split", "merge", "lookup")
-"""Names of the numbers in `Rounds.source_M`."""
+
+class Source(StrEnum):
+    """The way in which a node got into the draft tree."""
+
+    DIRECT = "direct"  # one draft token is one target token
+    SPLIT = "split"  # one draft token is several target tokens
+    MERGE = "merge"  # several draft tokens are one target token (n-gram cache)
+    LOOKUP = "lookup"  # copied from earlier in the text
+
+
+class FinishReason(StrEnum):
+    """The reason why a text ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+SOURCES = tuple(Source)
+"""The sources by their number in `Rounds.sources_M`."""
 
 
 @dataclass(frozen=True, slots=True)

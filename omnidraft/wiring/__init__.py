@@ -1,7 +1,7 @@
 """From settings to objects: the only package that knows every implementation. Heavy imports stay inside functions."""
 
 from omnidraft.wiring.controller import controller
-from omnidraft.wiring.distiller import distillation, identity, learner, learner_of
+from omnidraft.wiring.distiller import distillation, identity, learner, learner_from_snapshot
 from omnidraft.wiring.logs import (
     existing_registry,
     experiment,
@@ -42,7 +42,7 @@ __all__ = [
     "experiment",
     "identity",
     "learner",
-    "learner_of",
+    "learner_from_snapshot",
     "log_reader",
     "log_writer",
     "ngram_cache",

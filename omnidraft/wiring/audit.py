@@ -1,4 +1,4 @@
-"""The audit of one pair: log, dead letters and registry from the settings. No model is needed."""
+"""The audit of one pair, with log, dead letters and registry from the settings. No model is needed."""
 
 import tempfile
 from collections.abc import Callable, Sequence
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 def audit(
     settings: Settings, *, counts_only: bool = False, on_poll: Callable[[int], None] = lambda num_messages: None
 ) -> "Report":
-    """What the log holds against what the snapshots of `models.target` learned. While learning goes on it may be run.
+    """Compare the log with the offsets and counts of the snapshots of `models.target`. Learning may continue meanwhile.
 
     Args:
-        counts_only: do without the names that the newest snapshot remembers, which come with its optimizer.
-        saw: told how many messages each poll gave.
+        counts_only: skip the record names that the newest snapshot stores, which come with its optimizer.
+        saw: called with the number of messages of each poll.
 
     Raises:
         BusError, SnapshotError: log or registry cannot be read.
@@ -35,10 +35,10 @@ def audit(
     from omnidraft.telemetry.metrics import CountingMetrics
 
     snapshots, log = registry(settings), settings.log
-    versions = snapshots.versions()  # first: what they tell of is in the log and among the letters by now
-    names = None if counts_only else _remembered(snapshots, versions)
+    versions = snapshots.versions()  # first: all that they refer to is in the log or dead-lettered by now
+    seen = None if counts_only else _seen_names(snapshots, versions)
     with closing(log_reader(settings, log.dead_letters_topic)) as reader:
-        letters = dead_letter_reasons(log.traces_topic, dead_letters.read(reader))
+        dead_letter_index = dead_letter_reasons(log.traces_topic, dead_letters.read(reader))
     with closing(log_reader(settings, log.traces_topic)) as reader:
         if versions:
             manifest = versions[-1].manifest
@@ -47,11 +47,13 @@ def audit(
         source = trace_source(settings, alignment, reader, DiscardingWriter(), CountingMetrics())
         held_out_every = settings.learner.held_out_every
         ends = reader.end_offsets()
-        return run(source, ends, versions, letters, seen_keys=names, held_out_every=held_out_every, on_poll=on_poll)
+        return run(
+            source, ends, versions, dead_letter_index, seen_keys=seen, held_out_every=held_out_every, on_poll=on_poll
+        )
 
 
-def _remembered(snapshots: Registry, versions: Sequence[SnapshotVersion]) -> frozenset[int] | None:
-    """None: the newest snapshot came without them."""
+def _seen_names(snapshots: Registry, versions: Sequence[SnapshotVersion]) -> frozenset[int] | None:
+    """Return the record names in the newest snapshot, or None when it has none."""
     from omnidraft.distill.ingest.batcher import seen_keys
     from omnidraft.distill.publisher import BATCHER
     from omnidraft.snapshots import bundle
@@ -61,6 +63,6 @@ def _remembered(snapshots: Registry, versions: Sequence[SnapshotVersion]) -> fro
     with tempfile.TemporaryDirectory(prefix="omnidraft-verify-") as staging:
         try:
             folder = snapshots.fetch(versions[-1].version, Path(staging), ("resume",))
-        except SnapshotNotFound:  # newer ones came meanwhile, and only the newest keep it
+        except SnapshotNotFound:  # newer ones were published meanwhile, and only the newest keep their resume part
             return None
         return seen_keys(bundle.tensors(folder, BATCHER))

@@ -1,12 +1,11 @@
-"""The control log's ends, the controller, and what it and the distiller do when traffic drifts."""
+"""The controller, its connections to the control log, and the snapshot comparison of a drift."""
 
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omnidraft.config import Settings
-from omnidraft.ports import AnnouncementKind, LogReader, Metrics
+from omnidraft.ports import AnnouncementKind, Announcer, ControlFollower, LogReader, Metrics
 from omnidraft.wiring.logs import log_reader, log_writer, registry, trace_source
 from omnidraft.wiring.models import Vocabularies
 
@@ -16,33 +15,32 @@ if TYPE_CHECKING:
     from omnidraft.distill.evaluation.snapshot_comparison import SnapshotComparison
     from omnidraft.distill.ingest.trace_consumer import TraceConsumer
     from omnidraft.distill.training.learner import Learner
-    from omnidraft.fleet.control_follower import ControlFollower
     from omnidraft.fleet.controller import Controller
 
 
-def teller(settings: Settings) -> Callable[..., None]:
-    """announcements.tell for `models.target` and its drafter. Raises BusError."""
-    from omnidraft.fleet.announcements import publish_announcement
+def announcer(settings: Settings) -> Announcer:
+    """Return the announcer of `models.target` and its drafter. Raises BusError."""
+    from omnidraft.fleet.announcements import LogAnnouncer
 
     writer, models = log_writer(settings, settings.log.control_topic), settings.models
-    return partial(publish_announcement, writer, target=models.target, drafter=models.drafter)
+    return LogAnnouncer(writer, models.target, models.drafter)
 
 
 def control_follower(
     settings: Settings, metrics: Metrics, kinds: Iterable[AnnouncementKind], *, must_be_named: bool = False
-) -> "ControlFollower":
-    """What is told of `models.target` and its drafter. Raises BusError."""
-    from omnidraft.fleet.control_follower import ControlFollower
+) -> ControlFollower:
+    """Return a follower of the announcements about `models.target` and its drafter. Raises BusError."""
+    from omnidraft.fleet.control_follower import LogControlFollower
     from omnidraft.telemetry.metrics import LabelledMetrics
 
     reader, models = log_reader(settings, settings.log.control_topic), settings.models
     metrics = LabelledMetrics(metrics, target=models.target)
     pair = {"target": models.target, "drafter": models.drafter}
-    return ControlFollower(reader, metrics, kinds=kinds, must_be_named=must_be_named, **pair)
+    return LogControlFollower(reader, metrics, kinds=kinds, must_be_named=must_be_named, **pair)
 
 
 def controller(settings: Settings, metrics: Metrics) -> "Controller":
-    """Of the drafter for `models.target`. Raises BusError, RegistryError."""
+    """Return the controller of `models.target` and its drafter. Raises BusError, RegistryError."""
     from omnidraft.fleet.controller import Controller
     from omnidraft.fleet.drift import DriftDetector
     from omnidraft.fleet.drift_recovery import DriftRecovery
@@ -50,11 +48,11 @@ def controller(settings: Settings, metrics: Metrics) -> "Controller":
     from omnidraft.telemetry.metrics import LabelledMetrics
 
     metrics = LabelledMetrics(metrics, target=settings.models.target)
-    snapshots, tell, models = registry(settings), teller(settings), settings.models
-    recovery = DriftRecovery(snapshots, tell, DriftDetector(settings.drift), metrics, target=models.target)
+    snapshots, announce, models = registry(settings), announcer(settings), settings.models
+    recovery = DriftRecovery(snapshots, announce, DriftDetector(settings.drift), metrics, target=models.target)
     return Controller(
         snapshots,
-        tell,
+        announce,
         settings.controller,
         metrics,
         target=models.target,
@@ -66,8 +64,14 @@ def controller(settings: Settings, metrics: Metrics) -> "Controller":
     )
 
 
-def earlier(settings: Settings, words: Vocabularies, learner: "Learner", folder: Path) -> "SnapshotComparison":
-    """Compares the snapshots of `models.target` on the newest records of a tenant. Raises BusError, RegistryError."""
+def snapshot_comparison(
+    settings: Settings, tokenizers: Vocabularies, learner: "Learner", folder: Path
+) -> "SnapshotComparison":
+    """Return the comparison of the snapshots of `models.target` on a tenant's newest records.
+
+    Raises:
+        BusError, RegistryError: log or registry cannot be reached.
+    """
     from omnidraft.audit.run import DiscardingWriter
     from omnidraft.distill.evaluation.snapshot_comparison import SnapshotComparison
     from omnidraft.distill.ingest.topic_scan import RecentRecords
@@ -77,11 +81,11 @@ def earlier(settings: Settings, words: Vocabularies, learner: "Learner", folder:
     section = settings.learner
 
     def source_over(reader: LogReader) -> "TraceConsumer":
-        return trace_source(settings, words.alignment.fingerprint, reader, DiscardingWriter(), CountingMetrics())
+        return trace_source(settings, tokenizers.alignment.fingerprint, reader, DiscardingWriter(), CountingMetrics())
 
     def base() -> "dict[str, Tensor]":
-        made = load_trainable(words.drafter_folder, train=section.train, rank=section.lora_rank, seed=section.seed)
+        made = load_trainable(tokenizers.drafter_folder, train=section.train, rank=section.lora_rank, seed=section.seed)
         return made.serving_tensors()
 
     recent = RecentRecords(lambda: log_reader(settings, settings.log.traces_topic), source_over, section.drift_records)
-    return SnapshotComparison(registry(settings), learner, recent, teller(settings), base, folder / "earlier")
+    return SnapshotComparison(registry(settings), learner, recent, announcer(settings), base, folder / "earlier")

@@ -1,4 +1,4 @@
-"""What a distiller runs, for one pair; serving.py has the worker, control.py the controller."""
+"""The distiller of one pair and its learner."""
 
 import hashlib
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from omnidraft.config import Settings
 from omnidraft.ports import Metrics, NoopTracing, Tracing
-from omnidraft.wiring.controller import control_follower, earlier
+from omnidraft.wiring.controller import control_follower, snapshot_comparison
 from omnidraft.wiring.logs import log_reader, log_writer, registry, trace_source
 from omnidraft.wiring.models import Vocabularies, ngram_cache, vocabularies
 
@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 
 
 def distillation(settings: Settings, metrics: Metrics, *, folder: Path, tracing: Tracing | None = None) -> "Distiller":
-    """The loop in which the drafter learns for `models.target`; `folder` is its own: snapshots are staged there, and
-    unless `learner.journal_folder` is set, what the process before this one died over is noted there.
+    """Return the distiller of `models.target` and its drafter.
+
+    Args:
+        folder: a folder of this distiller alone, for staged snapshots and, unless `learner.journal_folder` is set, the
+            journal of records that crashed earlier processes.
 
     Raises:
         BusError, RegistryError, ModelError: log, registry or drafter cannot be used.
@@ -33,8 +36,8 @@ def distillation(settings: Settings, metrics: Metrics, *, folder: Path, tracing:
     from omnidraft.telemetry.metrics import LabelledMetrics
 
     metrics = LabelledMetrics(metrics, target=settings.models.target)
-    words, section = vocabularies(settings), settings.learner
-    learning, alignment = learner(settings, words), words.alignment.fingerprint
+    tokenizers, section = vocabularies(settings), settings.learner
+    learning, alignment = learner(settings, tokenizers), tokenizers.alignment.fingerprint
     reader = log_reader(settings, settings.log.traces_topic)
     dead_letters = log_writer(settings, settings.log.dead_letters_topic)
     journal = _journal(settings, folder)
@@ -48,8 +51,8 @@ def distillation(settings: Settings, metrics: Metrics, *, folder: Path, tracing:
             poison=journal.poison,
         ),
         learning,
-        Publisher(registry(settings), identity(settings, words), folder / "staging"),
-        load_cache=lambda arrays: ngram_cache(settings, words, arrays),
+        Publisher(registry(settings), identity(settings, tokenizers), folder / "staging"),
+        load_cache=lambda arrays: ngram_cache(settings, tokenizers, arrays),
         steps_per_snapshot=section.steps_per_snapshot,
         max_lag_records=section.max_lag_records,
         lag_sample_records=section.lag_sample_records,
@@ -58,14 +61,15 @@ def distillation(settings: Settings, metrics: Metrics, *, folder: Path, tracing:
         control=TrainingControl(
             control_follower(settings, metrics, ("pause", "resume", "restart", "drift", "drift_over"))
         ),
-        compare_earlier=earlier(settings, words, learning, folder).compare,
+        compare_earlier=snapshot_comparison(settings, tokenizers, learning, folder).compare,
         drift_haste=section.drift_haste,
         spans=LearningSpans(tracing or NoopTracing(), settings.models.target),
     )
 
 
 def _journal(settings: Settings, folder: Path) -> "CrashJournal":
-    """Named by what it is about, so that several distillers may share a folder."""
+    """Return the crash journal, whose name is unique to log, registry and pair, so that distillers may share a
+    folder."""
     from omnidraft.distill.ingest.crash_journal import CrashJournal
 
     models, section = settings.models, settings.learner
@@ -74,22 +78,24 @@ def _journal(settings: Settings, folder: Path) -> "CrashJournal":
     return CrashJournal((section.journal_folder or folder) / f"trying-{name}.json", tries=section.poison_tries)
 
 
-def learner(settings: Settings, words: Vocabularies) -> "Learner":
-    """The base drafter, ready to learn, with a fresh n-gram cache and head. Raises ConfigError, VocabularyError."""
+def learner(settings: Settings, tokenizers: Vocabularies) -> "Learner":
+    """Return a learner of the base drafter with a fresh n-gram cache and head. Raises ConfigError, VocabularyError."""
     from omnidraft.distill.training.learner import Learner
     from omnidraft.models.acceptance_head import AcceptanceHead
     from omnidraft.models.hf.trainable_drafter import load_trainable
 
     section = settings.learner
-    model = load_trainable(words.drafter_folder, train=section.train, rank=section.lora_rank, seed=section.seed)
-    cache = ngram_cache(settings, words, None)
+    model = load_trainable(tokenizers.drafter_folder, train=section.train, rank=section.lora_rank, seed=section.seed)
+    cache = ngram_cache(settings, tokenizers, None)
     has_head = section.head != "off"
     head = AcceptanceHead(model.hidden_size, num_blocks=section.head_blocks, seed=section.seed) if has_head else None
-    return Learner(model, words.drafter, words.target.vocabulary, words.alignment, cache, section, head)
+    return Learner(model, tokenizers.drafter, tokenizers.target.vocabulary, tokenizers.alignment, cache, section, head)
 
 
-def learner_of(settings: Settings, words: Vocabularies, manifest: "Manifest", folder: Path) -> "Learner":
-    """A learner with the serving weights and the cache of a snapshot folder.
+def learner_from_snapshot(
+    settings: Settings, tokenizers: Vocabularies, manifest: "Manifest", folder: Path
+) -> "Learner":
+    """Return a learner with the serving weights and the cache of a snapshot folder.
 
     Raises:
         ConfigError, SnapshotError, VocabularyError: the snapshot is of another pair or drafter.
@@ -101,25 +107,25 @@ def learner_of(settings: Settings, words: Vocabularies, manifest: "Manifest", fo
     if manifest.train == "lora" and tensors:
         kind["lora_rank"] = next(len(tensor) for name, tensor in tensors.items() if ".lora_A." in name)
     section = settings.learner.model_copy(update=kind)
-    made = learner(settings.model_copy(update={"learner": section}), words)
+    made = learner(settings.model_copy(update={"learner": section}), tokenizers)
     if tensors is not None:
         made.start_from(tensors)
-    made.cache = ngram_cache(settings, words, bundle.ngrams(folder))
+    made.cache = ngram_cache(settings, tokenizers, bundle.ngrams(folder))
     return made
 
 
-def identity(settings: Settings, words: Vocabularies) -> "Identity":
-    """What all snapshots of `models.target` and its drafter have in common."""
+def identity(settings: Settings, tokenizers: Vocabularies) -> "Identity":
+    """Return the manifest fields that all snapshots of `models.target` and its drafter share."""
     from omnidraft import __version__
     from omnidraft.distill.publisher import Identity
     from omnidraft.models.catalog.atomic_dir import read_origin
 
-    made = read_origin(words.drafter_folder)
+    made = read_origin(tokenizers.drafter_folder)
     return Identity(
         target=settings.models.target,
         drafter=settings.models.drafter,
-        drafter_hash=made.fingerprint if made else words.drafter.fingerprint,
-        alignment=words.alignment.fingerprint,
+        drafter_hash=made.fingerprint if made else tokenizers.drafter.fingerprint,
+        alignment=tokenizers.alignment.fingerprint,
         train=settings.learner.train,
         code_version=__version__,
         settings={name: str(value) for name, value in settings.learner.model_dump().items()},

@@ -1,4 +1,4 @@
-"""Logs and registry from their URLs, with their credentials, keys and retention."""
+"""Logs and registries from their URLs, with their credentials, keys and retention."""
 
 import math
 from dataclasses import replace
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 SEALED_HEADERS = ("error", "original.")
-"""Of dead letters: beginnings of headers that may quote what a user said."""
+"""Prefixes of dead-letter headers that may quote users' text."""
 
 
 def log_writer(settings: Settings, topic: str) -> LogWriter:
-    """Raises BusError when the log cannot be reached."""
+    """Return a writer of this topic, encrypting if keys are set. Raises BusError when the log cannot be reached."""
     writer, keys = _plain_writer(settings, topic), _keys(settings, topic)
     if not keys:
         return writer
@@ -31,7 +31,7 @@ def log_writer(settings: Settings, topic: str) -> LogWriter:
 
 
 def log_reader(settings: Settings, topic: str) -> LogReader:
-    """Raises BusError when the log cannot be reached."""
+    """Return a reader of this topic, decrypting if keys are set. Raises BusError when the log cannot be reached."""
     reader, keys = _plain_reader(settings, topic), _keys(settings, topic)
     if not keys:
         return reader
@@ -41,15 +41,15 @@ def log_reader(settings: Settings, topic: str) -> LogReader:
 
 
 def _keys(settings: Settings, topic: str) -> tuple[str, ...]:
-    """Announcements hold nothing of users and stay readable."""
+    """Return the encryption keys of a topic. Announcements contain no users' data and are not encrypted."""
     log = settings.log
     if topic not in (log.traces_topic, log.dead_letters_topic):
         return ()
     return tuple(key.get_secret_value() for key in log.encryption_keys)
 
 
-def _keep_s(settings: Settings, topic: str) -> float | None:
-    """Seconds that a message of this topic is kept; None: as the log does by itself."""
+def _retention_s(settings: Settings, topic: str) -> float | None:
+    """Return the retention of this topic in seconds; None leaves it to the log."""
     log = settings.log
     hours = {
         log.traces_topic: log.retention_hours,
@@ -66,7 +66,7 @@ def _plain_writer(settings: Settings, topic: str) -> LogWriter:
         case "sqlite":
             from omnidraft.bus.sqlite_log import SqliteWriter
 
-            keep_s, timeout_s = _keep_s(settings, topic), log.request_timeout_s
+            keep_s, timeout_s = _retention_s(settings, topic), log.request_timeout_s
             return SqliteWriter(_path(log.url), topic, partitions=partitions, timeout_s=timeout_s, keep_s=keep_s)
         case "kafka":
             from omnidraft.bus.kafka_log import KafkaWriter
@@ -78,7 +78,7 @@ def _plain_writer(settings: Settings, topic: str) -> LogWriter:
                 linger_ms=log.linger_ms,
                 request_timeout_s=log.request_timeout_s,
                 access=log.kafka,
-                keep_s=_keep_s(settings, topic),
+                keep_s=_retention_s(settings, topic),
             )
     raise ConfigError(f"log.url must be sqlite:///path or kafka://host:port, got {log.url!r}")
 
@@ -100,7 +100,7 @@ def _plain_reader(settings: Settings, topic: str) -> LogReader:
                 partitions=partitions,
                 request_timeout_s=log.request_timeout_s,
                 access=log.kafka,
-                keep_s=_keep_s(settings, topic),
+                keep_s=_retention_s(settings, topic),
             )
     raise ConfigError(f"log.url must be sqlite:///path or kafka://host:port, got {log.url!r}")
 
@@ -108,7 +108,7 @@ def _plain_reader(settings: Settings, topic: str) -> LogReader:
 def trace_source(
     settings: Settings, alignment: str | None, reader: LogReader, dead_letters: LogWriter, metrics: Metrics
 ) -> "TraceConsumer":
-    """The records of this pair in the trace topic."""
+    """Return the consumer of this pair's records in the trace topic."""
     from omnidraft.distill.ingest.trace_consumer import TraceConsumer
 
     return TraceConsumer(
@@ -123,15 +123,16 @@ def trace_source(
 
 
 def topics(settings: Settings) -> dict[str, TopicFacts]:
-    """Those of the fleet's three topics that exist; nothing is made. Raises BusError when the log cannot be reached."""
+    """Describe those of the fleet's three topics that exist, without creating any. Raises BusError when the log cannot
+    be reached."""
     log, where = settings.log, urlsplit(settings.log.url)
     names = (log.traces_topic, log.dead_letters_topic, log.control_topic)
     match where.scheme:
         case "sqlite":
             from omnidraft.bus import sqlite_topic
 
-            found = sqlite_topic.describe(_path(log.url), log.request_timeout_s)
-            return {name: _with_retention(found[name], settings, name) for name in names if name in found}
+            existing = sqlite_topic.describe(_path(log.url), log.request_timeout_s)
+            return {name: _with_retention(existing[name], settings, name) for name in names if name in existing}
         case "kafka":
             from omnidraft.bus import kafka_client
 
@@ -140,13 +141,13 @@ def topics(settings: Settings) -> dict[str, TopicFacts]:
 
 
 def _with_retention(facts: TopicFacts, settings: Settings, topic: str) -> TopicFacts:
-    """An SQLite log keeps what its writers' settings say, which are taken to be these."""
-    keep_s = _keep_s(settings, topic)
+    """Add the retention of an SQLite log, which its writers' settings determine; they are assumed to be these."""
+    keep_s = _retention_s(settings, topic)
     return facts if keep_s in (None, math.inf) else replace(facts, retention_ms=int(keep_s * 1000))
 
 
 def existing_registry(settings: Settings) -> Registry:
-    """As `registry`, but a local store that is not there is not made. Raises RegistryError."""
+    """Return the registry without creating a local store. Raises RegistryError when there is none."""
     section = settings.registry
     is_local = section.url.startswith(("sqlite:", "directory:"))
     if is_local and not _path(section.url).exists():
@@ -155,7 +156,7 @@ def existing_registry(settings: Settings) -> Registry:
 
 
 def registry(settings: Settings) -> Registry:
-    """Raises RegistryError when it cannot be reached."""
+    """Return the registry of `models.target` and its drafter. Raises RegistryError when it cannot be reached."""
     section, pair = settings.registry, (settings.models.drafter, settings.models.target)
     options: dict[str, Any] = {"keep_resume": section.keep_resume, "signing_key": signing_key(settings)}
     if section.url.startswith("directory://"):
@@ -168,13 +169,13 @@ def registry(settings: Settings) -> Registry:
 
 
 def signing_key(settings: Settings) -> str | None:
-    """What snapshots are signed with; None: they are not."""
+    """Return the key with which snapshots are signed, or None."""
     key = settings.registry.signing_key
     return None if key is None else key.get_secret_value()
 
 
 def experiment(settings: Settings, name: str) -> "Experiment | None":
-    """Where runs that are no versions are tracked; None without MLflow. Raises RegistryError."""
+    """Return the MLflow experiment for runs that are not versions; None without MLflow. Raises RegistryError."""
     if settings.registry.url.startswith("directory://"):
         return None
     from omnidraft.registry.mlflow_runs import Experiment
@@ -183,5 +184,5 @@ def experiment(settings: Settings, name: str) -> "Experiment | None":
 
 
 def _path(url: str) -> Path:
-    """sqlite:///relative/path and sqlite:////absolute/path, as SQLAlchemy and MLflow read them."""
+    """Return the path in sqlite:///relative/path or sqlite:////absolute/path, the syntax of SQLAlchemy and MLflow."""
     return Path(url.split(":///", 1)[1])

@@ -1,8 +1,10 @@
-"""Models, vocabularies and snapshots from their names."""
+"""Models, tokenizers and snapshots from their names."""
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from omnidraft.config import DecodeSettings, Settings
 from omnidraft.errors import ConfigError
 from omnidraft.ports import DraftModel, Mode, Policy, Proposer, SnapshotVersion, Target
+from omnidraft.wiring.logs import registry, signing_key
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,15 +27,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_MOST_STREAMS = 512
-"""Modes and tenants whose drafting is judged apart; the one that was away longest is judged anew."""
+_MAX_POLICIES = 512
+"""The number of (mode, tenant) streams with a policy of their own; the least recently used one is dropped."""
+
+UNPUBLISHED = 0
+"""The version number of a snapshot in a folder outside the registry; registries count from 1."""
 
 SnapshotLoader = Callable[[SnapshotVersion | None, Path | None], "LoadedSnapshot"]
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabularies:
-    """Both folders, both tokenizers, and what connects them."""
+    """The folders and tokenizers of a pair, and their alignment."""
 
     target_folder: Path
     drafter_folder: Path
@@ -42,7 +48,7 @@ class Vocabularies:
 
 
 def vocabularies(settings: Settings, progress: "Progress | None" = None) -> Vocabularies:
-    """Raises ModelError when a model cannot be had."""
+    """Load the tokenizers of the pair, fetching models that are not installed. Raises ModelError."""
     from omnidraft.models.catalog import store
     from omnidraft.models.hf.tokenizer import load_tokenizer
     from omnidraft.vocab.alignment import align_cached
@@ -54,20 +60,20 @@ def vocabularies(settings: Settings, progress: "Progress | None" = None) -> Voca
     return Vocabularies(target_folder, drafter_folder, target, drafter, alignment)
 
 
-def target(settings: Settings, words: Vocabularies) -> Target:
-    """The target, ready to decode. Raises ConfigError, ModelError, VocabularyError."""
+def target(settings: Settings, tokenizers: Vocabularies) -> Target:
+    """Load the target. Raises ConfigError, ModelError, VocabularyError."""
     match settings.models.engine:
         case "transformers":
             from omnidraft.models.hf.target import load_target
 
             section = settings.models
-            how = {"precision": section.precision, "kernels": section.kernels}
-            return load_target(words.target_folder, settings.decode, name=section.target, **how)
+            options = {"precision": section.precision, "kernels": section.kernels}
+            return load_target(tokenizers.target_folder, settings.decode, name=section.target, **options)
         case "llamacpp":
-            return _llamacpp_target(settings, words)
+            return _llamacpp_target(settings, tokenizers)
 
 
-def _llamacpp_target(settings: Settings, words: Vocabularies) -> Target:
+def _llamacpp_target(settings: Settings, tokenizers: Vocabularies) -> Target:
     from omnidraft.models.catalog import store
     from omnidraft.models.llamacpp.context import library
     from omnidraft.models.llamacpp.crash_probe import require_surviving_build
@@ -78,59 +84,62 @@ def _llamacpp_target(settings: Settings, words: Vocabularies) -> Target:
     library()
     gguf = store.gguf_path(settings.models.target)
     require_surviving_build(gguf, store.default_home())
-    return load_target(gguf, words.target.vocabulary, settings.decode, name=settings.models.target)
+    return load_target(gguf, tokenizers.target.vocabulary, settings.decode, name=settings.models.target)
 
 
-def ngram_cache(settings: Settings, words: Vocabularies, arrays: "Mapping[str, np.ndarray] | None") -> "NgramCache":
-    """The cache of a snapshot's arrays; without any a fresh one, cold or warm. Raises VocabularyError."""
+def ngram_cache(
+    settings: Settings, tokenizers: Vocabularies, arrays: "Mapping[str, np.ndarray] | None"
+) -> "NgramCache":
+    """Return the cache of a snapshot's arrays; without arrays a new one, cold or warm. Raises VocabularyError."""
     from omnidraft.vocab.ngram_cache import NgramCache
 
-    vocabs = (words.alignment.fingerprint, words.drafter.vocabulary, words.target.vocabulary)
+    vocabs = (tokenizers.alignment.fingerprint, tokenizers.drafter.vocabulary, tokenizers.target.vocabulary)
     if arrays:
         return NgramCache.from_arrays(arrays, *vocabs, settings.cache.capacity, settings.cache.eviction)
     cache = NgramCache(*vocabs, settings.cache.capacity, settings.cache.eviction)
     if settings.cache.warm:
-        cache.warm(words.alignment)
+        cache.warm(tokenizers.alignment)
     return cache
 
 
-def base_drafter(settings: Settings, words: Vocabularies) -> "SharedDrafter":
-    """The drafter as it comes, loaded when first needed; one for all targets."""
+def base_drafter(settings: Settings, tokenizers: Vocabularies) -> "SharedDrafter":
+    """Return the base drafter, loaded when first needed and shared by all targets."""
     from omnidraft.models.hf.drafter import load_drafter
     from omnidraft.models.shared_drafter import SharedDrafter
 
     section = settings.models
     return SharedDrafter(
-        lambda: load_drafter(words.drafter_folder, section.drafter_precision, None, "full", section.kernels)
+        lambda: load_drafter(tokenizers.drafter_folder, section.drafter_precision, None, "full", section.kernels)
     )
 
 
 def snapshot_loader(
-    settings: Settings, words: Vocabularies, costs: "MeasuredCosts", base: "SharedDrafter | None" = None
+    settings: Settings, tokenizers: Vocabularies, costs: "MeasuredCosts", base: "SharedDrafter | None" = None
 ) -> SnapshotLoader:
-    """See loader_of; proposers are those of our own engine."""
-    return loader_of(
-        settings, words, lambda model, ngrams: proposer(settings.decode, words, model, ngrams, costs), base
+    """Return a loader of snapshots for our own engine; see snapshot_loader_with."""
+    return snapshot_loader_with(
+        settings, tokenizers, lambda model, ngrams: proposer(settings.decode, tokenizers, model, ngrams, costs), base
     )
 
 
-def loader_of(
+def snapshot_loader_with(
     settings: Settings,
-    words: Vocabularies,
+    tokenizers: Vocabularies,
     make: Callable[[DraftModel, "NgramCache"], Proposer],
     base: "SharedDrafter | None" = None,
 ) -> SnapshotLoader:
-    """Loads a verified snapshot folder; without one, or when it has no weights of its own, the base drafter as it is.
+    """Return a loader of verified snapshot folders. Without a folder, or without weights in it, it uses the base
+    drafter.
 
     Args:
-        make: the proposer of a snapshot's weights and cache.
-        base: who holds the base drafter for several targets; None holds one for this loader.
+        make: makes the proposer of a snapshot's weights and cache.
+        base: the base drafter shared with other loaders; None gives this loader its own.
     """
     from omnidraft.decode.snapshot.slot import LoadedSnapshot
     from omnidraft.models.hf.drafter import load_drafter
     from omnidraft.snapshots import bundle
 
-    shared = base or base_drafter(settings, words)
+    shared = base or base_drafter(settings, tokenizers)
 
     def load(version: SnapshotVersion | None, folder: Path | None) -> LoadedSnapshot:
         manifest = version.manifest if version else None
@@ -141,8 +150,8 @@ def loader_of(
         if tensors is None:
             model = shared.get()
         else:
-            model = load_drafter(words.drafter_folder, precision, tensors, train, kernels)
-        ngrams = ngram_cache(settings, words, bundle.ngrams(folder) if folder else None)
+            model = load_drafter(tokenizers.drafter_folder, precision, tensors, train, kernels)
+        ngrams = ngram_cache(settings, tokenizers, bundle.ngrams(folder) if folder else None)
         made = make(model, ngrams)
         name = manifest.snapshot_id if manifest else "base"
         return LoadedSnapshot(version.version if version else None, name, made, ngrams, manifest)
@@ -151,18 +160,18 @@ def loader_of(
 
 
 def proposer(
-    settings: DecodeSettings, words: Vocabularies, model: DraftModel, ngrams: "NgramCache", costs: "MeasuredCosts"
+    settings: DecodeSettings, tokenizers: Vocabularies, model: DraftModel, ngrams: "NgramCache", costs: "MeasuredCosts"
 ) -> Proposer:
-    """The drafter and lookup, under the policy of the settings."""
+    """Return a proposer that drafts with the model and prompt lookup, under the policy of the settings."""
     from omnidraft.decode.drafting.acceptance_stats import NoiseCoupling
     from omnidraft.decode.drafting.drafter import Drafter
     from omnidraft.decode.drafting.prompt_lookup import PromptLookup
     from omnidraft.decode.drafting.tree_proposer import TreeProposer
 
-    weights = NoiseCoupling((0.0, 0.5, 1.0) if settings.noise_weight is None else (settings.noise_weight,))
+    coupling = NoiseCoupling((0.0, 0.5, 1.0) if settings.noise_weight is None else (settings.noise_weight,))
     step_s = costs.steps(model) if settings.policy == "cost" else None
-    vocabulary = words.target.vocabulary
-    drafter = Drafter(model, words.drafter, vocabulary, words.alignment, ngrams, weights, step_s)
+    vocabulary = tokenizers.target.vocabulary
+    drafter = Drafter(model, tokenizers.drafter, vocabulary, tokenizers.alignment, ngrams, coupling, step_s)
     sources = (PromptLookup(), drafter) if settings.lookup else (drafter,)
     if settings.policy == "acceptance" and not model.has_head:
         logger.info("this drafter has no acceptance head: its chains end by measured agreement")
@@ -170,11 +179,11 @@ def proposer(
 
 
 def _policies(settings: DecodeSettings, costs: "MeasuredCosts", model: DraftModel) -> Callable[[Mode, str], Policy]:
-    """One policy a mode and tenant."""
+    """Return a function that gives each (mode, tenant) a policy of its own."""
     from omnidraft.decode.policy.chain import AcceptancePolicy, FixedPolicy, ThresholdPolicy
     from omnidraft.decode.policy.cost import CostPolicy
 
-    @lru_cache(_MOST_STREAMS)
+    @lru_cache(_MAX_POLICIES)
     def policy(mode: Mode, tenant: str) -> Policy:
         match settings.policy:
             case "fixed":
@@ -187,3 +196,33 @@ def _policies(settings: DecodeSettings, costs: "MeasuredCosts", model: DraftMode
                 return CostPolicy(costs.passes(mode), costs.steps(model))
 
     return policy
+
+
+@contextmanager
+def named_folder(settings: Settings, name: str) -> Iterator[tuple[SnapshotVersion, Path]]:
+    """Yield the verified snapshot in the folder of this name, else the version or alias of the registry, fetched into a
+    temporary folder.
+
+    Raises:
+        SnapshotError: there is none of that name, or its signature does not match `registry.signing_key`.
+    """
+    from omnidraft.snapshots import bundle
+    from omnidraft.snapshots.signature import require_signature
+
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        manifest = bundle.verify(folder, ("serving",))
+        require_signature(manifest, signing_key(settings))
+        yield SnapshotVersion(UNPUBLISHED, manifest, aliases=(), created_ms=manifest.created_ms), folder
+        return
+    snapshots = registry(settings)
+    version = snapshots.resolve(name)
+    with tempfile.TemporaryDirectory(prefix="omnidraft-snapshot-") as staging:
+        yield version, snapshots.fetch(version.version, Path(staging))
+
+
+def named_snapshot(settings: Settings, load: SnapshotLoader, name: str) -> "LoadedSnapshot":
+    """Load the snapshot of this name. Raises SnapshotError, or VocabularyError when it belongs to another pair."""
+    with named_folder(settings, name) as (version, folder):
+        loaded = load(version, folder)
+    return replace(loaded, version=None) if version.version == UNPUBLISHED else loaded

@@ -1,4 +1,4 @@
-"""Where the fleet of these settings stands; nothing is made or changed by asking."""
+"""The status of the fleet of these settings, read without creating or changing anything."""
 
 import time
 from collections.abc import Sequence
@@ -12,27 +12,27 @@ if TYPE_CHECKING:
 
 
 def overview(settings: Settings, workers: Sequence[str] = ()) -> "Overview":
-    """Of all targets of the settings; what does not answer is told in it.
+    """Return the status of all targets and workers; services that do not answer are among its problems.
 
     Args:
-        workers: their URLs; none means the one that the settings describe.
+        workers: their URLs; empty means the worker that the settings describe.
     """
     from omnidraft.fleet.overview import OverviewSources
     from omnidraft.fleet.overview import overview as gather
-    from omnidraft.fleet.workers import look_at
+    from omnidraft.fleet.workers import worker_status
     from omnidraft.telemetry.metrics import CountingMetrics
 
     sources = OverviewSources(
         registry=lambda target: existing_registry(settings.for_target(target)),
         topics=lambda: topics(settings),
         reader=lambda topic: log_reader(settings, topic),
-        worker=look_at,
+        worker=worker_status,
     )
     urls = tuple(workers) or (worker_url(settings),)
     return gather(sources, settings, CountingMetrics(), urls, time.time_ns() // 1_000_000)
 
 
 def worker_url(settings: Settings) -> str:
-    """Where the worker of these settings is reached from this machine."""
+    """Return the URL of the worker of these settings, seen from this machine."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.worker.host, settings.worker.host)
     return f"http://{f'[{host}]' if ':' in host else host}:{settings.worker.port}"

@@ -1,4 +1,4 @@
-"""What operators see of a process: where its spans go, where it answers scrapes."""
+"""The tracing of a process."""
 
 from omnidraft.config import Settings
 from omnidraft.errors import ConfigError
@@ -6,7 +6,7 @@ from omnidraft.ports import Metrics, NoopTracing, Tracing
 
 
 def tracing(settings: Settings, role: str, metrics: Metrics) -> Tracing:
-    """Of a process with this role: worker, distiller or controller.
+    """Return the tracing of a process with this role: worker, distiller or controller.
 
     Raises:
         ConfigError: `tracing.endpoint` is set and OpenTelemetry is not installed.

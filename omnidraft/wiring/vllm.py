@@ -1,4 +1,4 @@
-"""What drafts inside somebody else's engine: rounds, the recorder, and who follows the champion."""
+"""The proposer for another engine: round scheduler, trace producer and snapshot updater."""
 
 import os
 import socket
@@ -14,10 +14,9 @@ from omnidraft.config import Settings
 from omnidraft.errors import ConfigError, ContractError, VocabularyError
 from omnidraft.ports import DraftModel, Metrics, Proposer, Request
 from omnidraft.wiring.controller import control_follower
-from omnidraft.wiring.logs import log_reader, log_writer, registry
-from omnidraft.wiring.models import SnapshotLoader, Vocabularies, loader_of, vocabularies
-from omnidraft.wiring.redaction import redactor
-from omnidraft.wiring.snapshots import named_snapshot
+from omnidraft.wiring.logs import registry
+from omnidraft.wiring.models import SnapshotLoader, Vocabularies, named_snapshot, snapshot_loader_with, vocabularies
+from omnidraft.wiring.recording import trace_producer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,26 +34,26 @@ if TYPE_CHECKING:
     from omnidraft.vocab.ngram_cache import NgramCache
 
 _LONGEST_PROMPT_SHARE = 0.75
-"""Of the drafter's context that a prompt may fill; the rest is for the answer."""
+"""The share of the drafter's context that a prompt may fill; the rest is for the answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """Without a recorder nothing is learned from it; without a refresher its snapshot stays."""
+    """The parts of the proposer. Without a producer no traces are recorded; without an updater the snapshot stays."""
 
     rounds: "RoundScheduler"
-    recorder: "TraceProducer | None"
-    refresher: "SnapshotUpdater | None"
+    producer: "TraceProducer | None"
+    updater: "SnapshotUpdater | None"
     slot: "SnapshotSlot"
 
 
 def batching(settings: Settings, metrics: Metrics, *, num_tokens: int) -> Batching:
-    """Drafts of at most `num_tokens` for `models.target`, which another engine runs.
+    """Return a proposer of at most `num_tokens` tokens for `models.target`, which another engine runs.
 
     Raises:
         BusError, RegistryError: log or registry cannot be reached at the start; later they may come and go.
         ConfigError: there is no such redactor, or the policy is not for batches.
-        ModelError, SnapshotError, VocabularyError: models or snapshot cannot be had, or do not belong together.
+        ModelError, SnapshotError, VocabularyError: models or snapshot cannot be loaded, or do not belong together.
     """
     from omnidraft.decode.drafting.safe_drafting import DraftingFailures
     from omnidraft.decode.external.round_scheduler import RoundLimits, RoundScheduler
@@ -63,54 +62,50 @@ def batching(settings: Settings, metrics: Metrics, *, num_tokens: int) -> Batchi
     from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
     from omnidraft.decode.snapshot.slot import SnapshotSlot
 
-    recorder = _recorder(settings, metrics)
-    words, section = vocabularies(settings), settings.vllm
-    load = loader_of(settings, words, lambda model, ngrams: _proposer(settings, words, model, ngrams))
+    is_recorded = settings.worker.tenant not in settings.recorder.opted_out
+    producer = trace_producer(settings, metrics) if is_recorded else None
+    tokenizers, section = vocabularies(settings), settings.vllm
+    load = snapshot_loader_with(
+        settings, tokenizers, lambda model, ngrams: _proposer(settings, tokenizers, model, ngrams)
+    )
     pinned = settings.worker.snapshot
     slot = SnapshotSlot(load(None, None) if pinned is None else named_snapshot(settings, load, pinned))
     passes, step_s = StepTimeModel(), _step_costs(slot.current)
-    caution = DriftThrottle(settings.decode.drifted_draft_tokens)
-    made = RoundScheduler(
-        TextOpener(settings, words, slot, recorder),
+    throttle = DriftThrottle(settings.decode.drifted_draft_tokens)
+    scheduler = RoundScheduler(
+        SequenceOpener(settings, tokenizers, slot, producer),
         SequenceTracker["ExternalSequence"](keep_s=section.keep_left_s, max_inactive=section.most_left),
         _policy(settings, passes, step_s),
         passes,
         step_s,
         metrics,
         target=settings.models.target,
-        stop_ids=words.target.stop_ids,
+        stop_ids=tokenizers.target.stop_ids,
         top_k=settings.recorder.top_k,
         limits=RoundLimits(
-            lambda: caution.limit(settings.worker.tenant, num_tokens),
+            lambda: throttle.limit(settings.worker.tenant, num_tokens),
             section.drafter_ids,
             section.trace_rows,
             section.idle_s,
         ),
         failures=DraftingFailures(metrics, settings.models.target),
     )
-    refresher = None if pinned is not None else _refresher(settings, metrics, slot, caution, load)
-    return Batching(made, recorder, refresher, slot)
+    updater = None if pinned is not None else _updater(settings, metrics, slot, throttle, load)
+    return Batching(scheduler, producer, updater, slot)
 
 
-def _recorder(settings: Settings, metrics: Metrics) -> "TraceProducer | None":
-    from omnidraft.decode.recording.trace_producer import TraceProducer
-
-    if not settings.recorder.enabled or settings.worker.tenant in settings.recorder.opted_out:
-        return None
-    redact, topic = redactor(settings), settings.log.traces_topic
-    log_reader(settings, topic).close()
-    return TraceProducer(lambda: log_writer(settings, topic), settings.recorder, metrics, redact)
-
-
-def _proposer(settings: Settings, words: Vocabularies, model: DraftModel, ngrams: "NgramCache") -> Proposer:
-    """The drafter, which must not look at noise that it cannot know, and lookup."""
+def _proposer(settings: Settings, tokenizers: Vocabularies, model: DraftModel, ngrams: "NgramCache") -> Proposer:
+    """Return a proposer with the drafter and prompt lookup. The drafter uses no noise, since the engine's is
+    unknown."""
     from omnidraft.decode.drafting.acceptance_stats import NoiseCoupling
     from omnidraft.decode.drafting.drafter import Drafter
     from omnidraft.decode.drafting.prompt_lookup import PromptLookup
     from omnidraft.decode.drafting.tree_proposer import TreeProposer
     from omnidraft.decode.policy.chain import FixedPolicy
 
-    drafter = Drafter(model, words.drafter, words.target.vocabulary, words.alignment, ngrams, NoiseCoupling((0.0,)))
+    drafter = Drafter(
+        model, tokenizers.drafter, tokenizers.target.vocabulary, tokenizers.alignment, ngrams, NoiseCoupling((0.0,))
+    )
     sources = (PromptLookup(), drafter) if settings.decode.lookup else (drafter,)
     return TreeProposer(sources, lambda mode, tenant: FixedPolicy())
 
@@ -122,7 +117,7 @@ def _step_costs(snapshot: "LoadedSnapshot") -> "CostCurve":
 
 
 def drafter_of(proposer: Proposer) -> "Drafter":
-    """The drafter among what a snapshot's trees are made from."""
+    """Return the drafter among the sources of a snapshot's proposer."""
     from omnidraft.decode.drafting.drafter import Drafter
     from omnidraft.decode.drafting.tree_proposer import TreeProposer
 
@@ -147,8 +142,8 @@ def _policy(settings: Settings, pass_s: "Seconds", step_s: "Seconds") -> "BatchP
             raise ConfigError(f"decode.policy = {other!r} is not for batches: use cost, threshold or fixed")
 
 
-def _refresher(
-    settings: Settings, metrics: Metrics, slot: "SnapshotSlot", caution: "DriftThrottle", load: SnapshotLoader
+def _updater(
+    settings: Settings, metrics: Metrics, slot: "SnapshotSlot", throttle: "DriftThrottle", load: SnapshotLoader
 ) -> "SnapshotUpdater":
     from omnidraft.decode.snapshot.updater import SnapshotUpdater
     from omnidraft.models.threads import in_background_thread
@@ -158,7 +153,7 @@ def _refresher(
         slot,
         partial(in_background_thread, load),
         control_follower(settings, metrics, ("champion", "canary", "drift", "drift_over")),
-        caution,
+        throttle,
         settings.worker,
         metrics,
         target=settings.models.target,
@@ -166,65 +161,65 @@ def _refresher(
     )
 
 
-class TextOpener:
-    """Implements round_scheduler.SequenceFactory. Ids and names of requests are ours, since the engine tells none."""
+class SequenceOpener:
+    """Implements round_scheduler.SequenceFactory. It makes up request ids, since the engine passes none."""
 
     def __init__(
-        self, settings: Settings, words: Vocabularies, slot: "SnapshotSlot", recorder: "TraceProducer | None"
+        self, settings: Settings, tokenizers: Vocabularies, slot: "SnapshotSlot", producer: "TraceProducer | None"
     ) -> None:
         self._settings = settings
-        self._words = words
+        self._tokenizers = tokenizers
         self._slot = slot
-        self._recorder = recorder
+        self._producer = producer
         self._worker = f"{socket.gethostname()}-{os.getpid()}"
 
     def open(self, prompt_ids: "np.ndarray") -> "ExternalSequence":
-        """See round_scheduler.SequenceFactory. A canary takes its share by the name."""
+        """See round_scheduler.SequenceFactory. The request id decides whether the canary serves it."""
         from omnidraft.decode.drafting.tree_proposer import TreeProposer
         from omnidraft.decode.external.batch_drafting import DraftingState
         from omnidraft.decode.external.sequence import ExternalSequence
         from omnidraft.decode.external.sequence_tracker import TokenBuffer
 
-        name = uuid.uuid4().hex
-        snapshot = self._slot.snapshot_for(name)
+        request_id = uuid.uuid4().hex
+        snapshot = self._slot.snapshot_for(request_id)
         drafter, ids = drafter_of(snapshot.proposer), prompt_ids.tolist()
         assert isinstance(snapshot.proposer, TreeProposer)
-        before, told = self._drafter_prompt(ids, drafter.model.context_limit)
+        drafter_ids, rest_ids = self._drafter_prompt(ids, drafter.model.context_limit)
         table, with_lookup = snapshot.proposer.calibrator, self._settings.decode.lookup
-        drafted = DraftingState(drafter, self._request(ids, before), told, table, with_lookup=with_lookup)
-        tracer = None
-        if self._recorder is not None:
-            tracer = self._tracer(name, self._request(ids, drafted.context.ids or before), snapshot)
-        return ExternalSequence(TokenBuffer(prompt_ids), snapshot, drafted, tracer, len(ids))
+        drafted = DraftingState(drafter, self._request(ids, drafter_ids), rest_ids, table, with_lookup=with_lookup)
+        builder = None
+        if self._producer is not None:
+            builder = self._builder(request_id, self._request(ids, drafted.context.ids or drafter_ids), snapshot)
+        return ExternalSequence(TokenBuffer(prompt_ids), snapshot, drafted, builder, len(ids))
 
     def _drafter_prompt(self, prompt_ids: Sequence[int], context_limit: int) -> tuple[list[int], list[int]]:
         from omnidraft.decode.external.prompt_mapping import map_prompt
 
-        words, longest = self._words, int(context_limit * _LONGEST_PROMPT_SHARE)
-        vocabulary = words.target.vocabulary
+        tokenizers, longest = self._tokenizers, int(context_limit * _LONGEST_PROMPT_SHARE)
+        vocabulary = tokenizers.target.vocabulary
         try:
-            prompt = map_prompt(prompt_ids, vocabulary, words.drafter, words.alignment, longest=longest)
-        except VocabularyError:  # some byte that the drafter cannot spell: it knows the answer only
+            prompt = map_prompt(prompt_ids, vocabulary, tokenizers.drafter, tokenizers.alignment, longest=longest)
+        except VocabularyError:  # some byte that the drafter cannot spell: it sees the answer only
             return [], []
         return prompt.ids, prompt.rest
 
     def _request(self, prompt_ids: Sequence[int], drafter_ids: Sequence[int]) -> Request:
-        stop_ids = self._words.target.stop_ids
+        stop_ids = self._tokenizers.target.stop_ids
         return Request(tuple(prompt_ids), tuple(drafter_ids), max_new_tokens=1, stop_ids=stop_ids, mode="fast")
 
-    def _tracer(self, name: str, request: Request, snapshot: "LoadedSnapshot") -> "TraceRecordBuilder":
+    def _builder(self, request_id: str, request: Request, snapshot: "LoadedSnapshot") -> "TraceRecordBuilder":
         from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
 
-        assert self._recorder is not None
+        assert self._producer is not None
         settings, models = self._settings, self._settings.models
-        origin = RecordContext(
-            name,
+        context = RecordContext(
+            request_id,
             settings.worker.tenant,
             self._worker,
             models.target,
             models.drafter,
             snapshot.version,
-            self._words.alignment.fingerprint,
+            self._tokenizers.alignment.fingerprint,
             has_settings=False,
         )
-        return TraceRecordBuilder(request, origin, settings.recorder, self._recorder.emit)
+        return TraceRecordBuilder(request, context, settings.recorder, self._producer.emit)

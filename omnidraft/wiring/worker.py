@@ -1,4 +1,4 @@
-"""What a decoding worker runs: an engine for each target, one drafter for all, one recorder."""
+"""The decoding worker: an engine for each target, one drafter for all, one trace producer."""
 
 import os
 import socket
@@ -11,10 +11,17 @@ from typing import TYPE_CHECKING
 from omnidraft.config import Settings
 from omnidraft.ports import Metrics, NoopTracing, Registry, Target, Tracing
 from omnidraft.wiring.controller import control_follower
-from omnidraft.wiring.logs import log_reader, log_writer, registry
-from omnidraft.wiring.models import SnapshotLoader, Vocabularies, base_drafter, snapshot_loader, target, vocabularies
-from omnidraft.wiring.redaction import redactor
-from omnidraft.wiring.snapshots import named_snapshot
+from omnidraft.wiring.logs import registry
+from omnidraft.wiring.models import (
+    SnapshotLoader,
+    Vocabularies,
+    base_drafter,
+    named_snapshot,
+    snapshot_loader,
+    target,
+    vocabularies,
+)
+from omnidraft.wiring.recording import trace_producer
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -29,24 +36,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ServedTarget:
-    """One target with its alignment, cache and snapshot slot. Without a refresher its snapshot stays."""
+    """One target with its alignment, cache and snapshot slot. Without an updater its snapshot stays."""
 
     engine: "Engine"
     target: Target
-    refresher: "SnapshotUpdater | None"
+    updater: "SnapshotUpdater | None"
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """What a decoding worker runs. Without a recorder nothing is learned from it."""
+    """The engines and the trace producer of a worker. Without a producer no traces are recorded."""
 
     served: tuple[ServedTarget, ...]
     """In the order of `models.targets`."""
-    recorder: "TraceProducer | None"
+    producer: "TraceProducer | None"
 
     @property
     def engine(self) -> "Engine":
-        """Of `models.target`."""
+        """The engine of `models.target`."""
         return self.served[0].engine
 
     @property
@@ -58,98 +65,93 @@ class Worker:
 def engine(
     settings: Settings, metrics: Metrics, *, progress: "Progress | None" = None, snapshot: str | None = None
 ) -> Worker:
-    """The engine of `models.target` alone, without traces or refreshing.
+    """Return a worker of `models.target` alone, without traces or snapshot updates.
 
     Args:
         snapshot: a folder, a version or an alias; None is the base drafter.
 
     Raises:
-        ModelError, SnapshotError, VocabularyError: models or snapshot cannot be had, or do not belong together.
+        ModelError, SnapshotError, VocabularyError: models or snapshot cannot be loaded, or do not belong together.
     """
     from omnidraft.decode.snapshot.slot import SnapshotSlot
 
-    words = vocabularies(settings, progress)
-    loaded_target = target(settings, words)
+    tokenizers = vocabularies(settings, progress)
+    loaded_target = target(settings, tokenizers)
     costs = _costs(settings, loaded_target)
-    load = snapshot_loader(settings, words, costs)
-    slot = SnapshotSlot(_first(settings, load, snapshot))
-    made = _engine(settings, words, loaded_target, costs, metrics, None, slot)
+    load = snapshot_loader(settings, tokenizers, costs)
+    slot = SnapshotSlot(_first_snapshot(settings, load, snapshot))
+    made = _engine(settings, tokenizers, loaded_target, costs, metrics, None, slot)
     return Worker((ServedTarget(made, loaded_target, None),), None)
 
 
 def worker(
     settings: Settings, metrics: Metrics, *, progress: "Progress | None" = None, tracing: Tracing | None = None
 ) -> Worker:
-    """Engines, refreshers and the recorder of one worker process.
+    """Return the engines, snapshot updaters and trace producer of one worker process.
 
     Raises:
         BusError, RegistryError: log or registry cannot be reached at the start; later they may come and go.
         ConfigError: there is no such redactor.
     """
-    from omnidraft.decode.recording.trace_producer import TraceProducer
     from omnidraft.models.threads import in_own_thread
 
-    recorder, tracing = None, tracing or NoopTracing()
-    if settings.recorder.enabled:
-        redact = redactor(settings)
-        topic = settings.log.traces_topic
-        log_reader(settings, topic).close()
-        recorder = TraceProducer(lambda: log_writer(settings, topic), settings.recorder, metrics, redact, tracing)
-    return Worker(in_own_thread(lambda: _all_served(settings, metrics, tracing, recorder, progress)), recorder)
+    tracing = tracing or NoopTracing()
+    producer = trace_producer(settings, metrics, tracing)
+    return Worker(in_own_thread(lambda: _all_served(settings, metrics, tracing, producer, progress)), producer)
 
 
 def _all_served(
     settings: Settings,
     metrics: Metrics,
     tracing: Tracing,
-    recorder: "TraceProducer | None",
+    producer: "TraceProducer | None",
     progress: "Progress | None",
 ) -> tuple[ServedTarget, ...]:
     pairs = [settings.for_target(name) for name in settings.models.targets]
-    registries = [registry(pair) for pair in pairs]  # asked before anything large is loaded
-    words = [vocabularies(pair, progress) for pair in pairs]
-    drafter = base_drafter(settings, words[0])
+    registries = [registry(pair) for pair in pairs]  # connected before anything large is loaded
+    tokenizers = [vocabularies(pair, progress) for pair in pairs]
+    drafter = base_drafter(settings, tokenizers[0])
     return tuple(
-        _served(pair, its_words, metrics, tracing, recorder, drafter, snapshots, is_alone=len(pairs) == 1)
-        for pair, its_words, snapshots in zip(pairs, words, registries, strict=True)
+        _served(pair, its_tokenizers, metrics, tracing, producer, drafter, snapshots, is_alone=len(pairs) == 1)
+        for pair, its_tokenizers, snapshots in zip(pairs, tokenizers, registries, strict=True)
     )
 
 
 def _served(
     settings: Settings,
-    words: Vocabularies,
+    tokenizers: Vocabularies,
     metrics: Metrics,
     tracing: Tracing,
-    recorder: "TraceProducer | None",
+    producer: "TraceProducer | None",
     drafter: "SharedDrafter",
     snapshots: Registry,
     *,
     is_alone: bool,
 ) -> ServedTarget:
-    """One pair, which follows its champion unless the settings name its snapshot."""
+    """Return one pair, which follows its champion unless `worker.snapshot` names a snapshot."""
     from omnidraft.decode.snapshot.slot import SnapshotSlot
 
-    loaded_target = target(settings, words)
+    loaded_target = target(settings, tokenizers)
     costs = _costs(settings, loaded_target)
     costs.passes(settings.decode.mode)  # whatever the policy: metrics compare with plain decoding
-    load = snapshot_loader(settings, words, costs, drafter)
+    load = snapshot_loader(settings, tokenizers, costs, drafter)
     pinned = settings.worker.snapshot
-    slot = SnapshotSlot(_first(settings, load, pinned))
-    made = _engine(settings, words, loaded_target, costs, metrics, recorder, slot, tracing)
+    slot = SnapshotSlot(_first_snapshot(settings, load, pinned))
+    made = _engine(settings, tokenizers, loaded_target, costs, metrics, producer, slot, tracing)
     made.decoder.grammars.prepare()
     if pinned is not None:
         return ServedTarget(made, loaded_target, None)
-    refresher = _refresher(settings, metrics, tracing, snapshots, made, load, is_alone=is_alone)
-    return ServedTarget(made, loaded_target, refresher)
+    updater = _updater(settings, metrics, tracing, snapshots, made, load, is_alone=is_alone)
+    return ServedTarget(made, loaded_target, updater)
 
 
-def _first(settings: Settings, load: SnapshotLoader, name: str | None) -> "LoadedSnapshot":
-    """What serves at the start: the named snapshot, or the base drafter."""
+def _first_snapshot(settings: Settings, load: SnapshotLoader, name: str | None) -> "LoadedSnapshot":
+    """Load the snapshot that serves at the start: the named one, or the base drafter."""
     return load(None, None) if name is None else named_snapshot(settings, load, name)
 
 
 def _costs(settings: Settings, loaded_target: Target) -> "MeasuredCosts":
-    """Measured now for the mode that requests have unless they say otherwise."""
+    """Measure the costs of the target, at once for the default mode if the policy needs them."""
     from omnidraft.decode.policy.cost_model import MeasuredCosts
 
     costs = MeasuredCosts(loaded_target)
@@ -160,11 +162,11 @@ def _costs(settings: Settings, loaded_target: Target) -> "MeasuredCosts":
 
 def _engine(
     settings: Settings,
-    words: Vocabularies,
+    tokenizers: Vocabularies,
     loaded_target: Target,
     costs: "MeasuredCosts",
     metrics: Metrics,
-    recorder: "TraceProducer | None",
+    producer: "TraceProducer | None",
     slot: "SnapshotSlot",
     tracing: Tracing | None = None,
 ) -> "Engine":
@@ -178,12 +180,12 @@ def _engine(
         settings.models.target,
         settings.models.drafter,
         f"{socket.gethostname()}-{os.getpid()}",
-        words.alignment.fingerprint,
-        words.target,
-        words.drafter,
+        tokenizers.alignment.fingerprint,
+        tokenizers.target,
+        tokenizers.drafter,
     )
-    top_k = settings.recorder.top_k if recorder else None
-    vocabulary = words.target.vocabulary
+    top_k = settings.recorder.top_k if producer else None
+    vocabulary = tokenizers.target.vocabulary
     grammars = Grammars(vocabulary, GrammarTrial(vocabulary))
     decoder = Decoder(
         loaded_target,
@@ -197,7 +199,7 @@ def _engine(
         decoder,
         pair,
         slot,
-        recorder,
+        producer,
         metrics,
         decode=settings.decode,
         recording=settings.recorder,
@@ -206,7 +208,7 @@ def _engine(
     )
 
 
-def _refresher(
+def _updater(
     settings: Settings,
     metrics: Metrics,
     tracing: Tracing,

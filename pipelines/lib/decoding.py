@@ -11,7 +11,7 @@ from omnidraft.decode.loop import Decoder
 from omnidraft.decode.policy.cost_model import MeasuredCosts
 from omnidraft.ports import Proposer, Step
 from omnidraft.prompts import Prompt
-from omnidraft.wiring.snapshots import named_snapshot
+from omnidraft.wiring.models import named_snapshot
 from pipelines.bench.__main__ import rotated
 from pipelines.bench.runs import BenchRun, watched
 from pipelines.lib.progress import bar

@@ -45,9 +45,9 @@ def run(plan: SoakPlan) -> Told:
         settings, metrics = _settings(cluster.settings, plan), CountingMetrics()
         torch.set_num_threads(plan.threads)
         worker = wiring.worker(settings, metrics)
-        assert worker.recorder is not None
+        assert worker.producer is not None
         speeds, recovered_s = _windows(cluster, worker.engine, metrics, plan)
-        num_given_up = worker.recorder.close(RECOVERY_TIMEOUT_S)
+        num_given_up = worker.producer.close(RECOVERY_TIMEOUT_S)
         figures = _figures(speeds) | {
             "recovered_s": [round(seconds, 1) for seconds in recovered_s],
             "emitted": int(metrics.value(trace_producer.EMITTED)),

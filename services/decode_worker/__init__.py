@@ -1,1 +1,1 @@
-"""The decode worker service: serves requests and records what the target believed."""
+"""The decode worker service: serves requests and records traces with the target's log-probabilities."""

@@ -10,6 +10,6 @@ def main() -> None:
 
 
 def _host(settings: Settings) -> int:
-    from omnidraft.hosts import distiller  # after the settings were read: a wrong one is told before torch is loaded
+    from omnidraft.hosts import distiller  # imports torch, after wrong settings have been reported
 
     return distiller.main(settings)

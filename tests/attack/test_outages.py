@@ -35,9 +35,9 @@ from omnidraft.distill.ingest import dead_letters
 from omnidraft.distill.ingest.trace_consumer import TraceConsumer
 from omnidraft.errors import BusError, OffsetOutOfRange, RegistryError, SnapshotCorrupt, SnapshotNotFound, StorageError
 from omnidraft.fleet import announcements
-from omnidraft.fleet.control_follower import ControlFollower
+from omnidraft.fleet.control_follower import LogControlFollower
 from omnidraft.fleet.request_stats import RequestStatsReader
-from omnidraft.ports import Outgoing, Polled
+from omnidraft.ports import Outgoing, PollResult
 from omnidraft.registry.directory_registry import DirectoryRegistry
 from omnidraft.serving.app import application
 from omnidraft.serving.request_queue import RequestQueue
@@ -61,7 +61,7 @@ ROOT = Path(__file__).parents[2]
 class PromptReader(SqliteReader):
     """Never waits for messages."""
 
-    def poll(self, max_messages: int, timeout_s: float) -> Polled:
+    def poll(self, max_messages: int, timeout_s: float) -> PollResult:
         return super().poll(max_messages, 0)
 
 
@@ -79,7 +79,7 @@ class Outage(Setting):
                 writer.append([Outgoing(codec.key(record), codec.encode(record), codec.headers(record))])
 
     def distiller(self, **changes):
-        follower = ControlFollower(MemoryReader(self.control, "c"), CountingMetrics(), kinds=("pause", "restart"))
+        follower = LogControlFollower(MemoryReader(self.control, "c"), CountingMetrics(), kinds=("pause", "restart"))
         options = {"reader": PromptReader(self.path, "t"), "control": TrainingControl(follower)} | changes
         return super().distiller(**options)
 
@@ -245,7 +245,7 @@ def test_a_control_log_that_was_made_anew_is_followed_and_nothing_in_it_looks_st
     with closing(SqliteWriter(path, "control")) as writer:
         for version in range(1, 6):
             announcements.publish_announcement(writer, "champion", version)
-    follower = ControlFollower(SqliteReader(path, "control"), CountingMetrics(), kinds=("champion",))
+    follower = LogControlFollower(SqliteReader(path, "control"), CountingMetrics(), kinds=("champion",))
     (before,) = follower.poll(0)
     for each in tmp_path.iterdir():
         each.unlink()
@@ -790,5 +790,5 @@ def test_the_command_orders_a_restart_once_and_refuses_what_is_no_place(tmp_path
     assert done.returncode == 2
     settings = config.load(None, environ)
     reader = wiring.log_reader(settings, settings.log.control_topic)
-    (order,) = ControlFollower(reader, CountingMetrics(), kinds=("restart",), target="big").poll(0)
+    (order,) = LogControlFollower(reader, CountingMetrics(), kinds=("restart",), target="big").poll(0)
     assert (order.start, order.target, len(order.restart_id or "")) == ("0:5 1:7", "big", 32)

@@ -182,8 +182,8 @@ def test_a_home_that_cannot_be_written_costs_the_memory_only(tmp_path: Path) -> 
 
 def test_a_command_that_is_killed_for_memory_says_so_and_ends_alike() -> None:
     code = (
-        "import os, signal; from omnidraft.cli.supervised import run_watched; "
-        "run_watched(lambda: os.kill(os.getpid(), signal.SIGKILL))"
+        "import os, signal; from omnidraft.cli.supervised import run_supervised; "
+        "run_supervised(lambda: os.kill(os.getpid(), signal.SIGKILL))"
     )
     died = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert died.returncode == -signal.SIGKILL
@@ -193,8 +193,8 @@ def test_a_command_that_is_killed_for_memory_says_so_and_ends_alike() -> None:
 
 def test_a_command_that_a_signal_ends_says_so_and_ends_alike(tmp_path: Path) -> None:
     code = (
-        "import os, signal; from omnidraft.cli.supervised import run_watched; "
-        "run_watched(lambda: os.kill(os.getpid(), signal.SIGILL))"
+        "import os, signal; from omnidraft.cli.supervised import run_supervised; "
+        "run_supervised(lambda: os.kill(os.getpid(), signal.SIGILL))"
     )
     died = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert died.returncode == -signal.SIGILL
@@ -206,11 +206,11 @@ def test_a_command_that_a_signal_ends_says_so_and_ends_alike(tmp_path: Path) -> 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_a_command_reaches_what_it_runs(number: signal.Signals) -> None:
     code = (
-        "import signal, sys; from omnidraft.cli.supervised import run_watched\n"
+        "import signal, sys; from omnidraft.cli.supervised import run_supervised\n"
         "def command():\n"
         f"    signal.signal({int(number)}, lambda *_: sys.exit(7))\n"
         "    print('ready', flush=True); signal.pause()\n"
-        "run_watched(command)"
+        "run_supervised(command)"
     )
     command = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE)
     assert command.stdout is not None
@@ -221,8 +221,8 @@ def test_a_signal_to_a_command_reaches_what_it_runs(number: signal.Signals) -> N
 
 def test_a_command_that_is_killed_leaves_nothing_running() -> None:
     code = (
-        "import os, signal; from omnidraft.cli.supervised import run_watched; "
-        "run_watched(lambda: (print(os.getpid(), flush=True), signal.pause()))"
+        "import os, signal; from omnidraft.cli.supervised import run_supervised; "
+        "run_supervised(lambda: (print(os.getpid(), flush=True), signal.pause()))"
     )
     command = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE)
     assert command.stdout is not None

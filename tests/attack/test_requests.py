@@ -77,8 +77,8 @@ def worker(
     with served(app, LIMITS) as url:
         yield Worker(Address.of(url), metrics, made)
     requests.close(PATIENCE_S)
-    assert made.recorder is not None
-    made.recorder.close(PATIENCE_S)
+    assert made.producer is not None
+    made.producer.close(PATIENCE_S)
 
 
 def test_every_grammar_works_or_is_refused_and_others_are_answered_meanwhile(worker: Worker) -> None:

@@ -20,7 +20,7 @@ import pytest
 from omnidraft.distill.ingest import dead_letters, topic_scan
 from omnidraft.distill.ingest.trace_consumer import TraceConsumer
 from omnidraft.fleet import announcements
-from omnidraft.fleet.control_follower import ControlFollower
+from omnidraft.fleet.control_follower import LogControlFollower
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import codec
 from pipelines.soak.cluster import load_local_broker
@@ -170,7 +170,7 @@ def test_a_control_topic_with_a_broken_record_still_tells_what_serves(kafka_boot
             producer.produce(batch([record(0, b'{"kind": "pause"}', b"control", [(b"\xff", b"")])]))
         announcements.publish_announcement(writer, "champion", 2)
     with closing(KafkaReader(kafka_bootstrap, topic)) as reader:
-        follower = ControlFollower(reader, metrics, kinds=("champion", "pause"))
+        follower = LogControlFollower(reader, metrics, kinds=("champion", "pause"))
         assert [(each.kind, each.version) for each in follower.poll(5.0)] == [("champion", 2)]
     assert metrics.value("omnidraft_control_messages_skipped_total") == 1
 
@@ -226,7 +226,7 @@ def test_a_control_topic_that_got_partitions_goes_on_in_its_first_and_the_others
     with closing(kafka_log.KafkaWriter(kafka_bootstrap, topic)) as writer:
         announcements.publish_announcement(writer, "champion", 1)
         with closing(kafka_log.KafkaReader(kafka_bootstrap, topic)) as reader:
-            follower = ControlFollower(reader, CountingMetrics(), kinds=("champion", "pause"))
+            follower = LogControlFollower(reader, CountingMetrics(), kinds=("champion", "pause"))
             assert [each.version for each in follower.poll(5.0)] == [1]
             add_partitions(kafka_bootstrap, topic, 5)
             now_ms = time.time_ns() // 1_000_000
@@ -238,11 +238,11 @@ def test_a_control_topic_that_got_partitions_goes_on_in_its_first_and_the_others
             assert told_within(follower, 15) == [("champion", 3, 1)]
     with closing(kafka_log.KafkaReader(kafka_bootstrap, topic)) as reader:
         assert reader.end_offsets() == {0: 2, 1: 0, 2: 0, 3: 0, 4: 1}
-        afresh = ControlFollower(reader, CountingMetrics(), kinds=("champion", "pause"))
+        afresh = LogControlFollower(reader, CountingMetrics(), kinds=("champion", "pause"))
         assert told_within(afresh, 15) == [("champion", 3, 1)]
 
 
-def told_within(follower: ControlFollower, seconds: float) -> list[tuple]:
+def told_within(follower: LogControlFollower, seconds: float) -> list[tuple]:
     deadline = time.monotonic() + seconds
     while not (told := follower.poll(0.3)) and time.monotonic() < deadline:
         pass

@@ -151,11 +151,11 @@ def test_a_worker_serves_the_folder_it_is_told_whatever_is_champion(recorded: Pa
     worker = wiring.worker(config.load(None, log=log, worker={"snapshot": str(tmp_path / "warm")}), CountingMetrics())
     try:
         (served,) = worker.served
-        assert served.refresher is None
+        assert served.updater is None
         assert served.engine.slot.current.snapshot_id == bundle.read_manifest(tmp_path / "warm").snapshot_id
     finally:
-        assert worker.recorder is not None
-        worker.recorder.close(5.0)
+        assert worker.producer is not None
+        worker.producer.close(5.0)
 
 
 def test_learning_straight_from_answers_equals_learning_from_their_records(

@@ -96,8 +96,8 @@ def running(settings: config.Settings) -> Iterator[Running]:
     requests.close(PATIENCE_S)
     server.should_exit = True
     thread.join(PATIENCE_S)
-    assert worker.recorder is not None
-    worker.recorder.close(PATIENCE_S)
+    assert worker.producer is not None
+    worker.producer.close(PATIENCE_S)
 
 
 def test_each_target_answers_as_if_it_were_alone_while_both_are_asked_at_once(
@@ -165,8 +165,8 @@ def test_each_target_takes_up_its_own_lora_and_its_swap_leaves_the_other_alone(
         pair = settings.for_target(each.engine.pair.target)
         wiring.controller(pair, CountingMetrics()).step()
         for other in served:
-            assert other.refresher is not None
-            other.refresher.step(stop)
+            assert other.updater is not None
+            other.updater.step(stop)
         assert each.engine.slot.current.snapshot_id == f"lora-{number}"
         assert served[1 - number].engine.slot.current.proposer is held[1 - number].proposer
         drafts.append(drafted(each.engine))
@@ -269,8 +269,8 @@ def test_records_of_both_targets_in_one_log_teach_each_pair_its_own_only(
     for name, num in nums.items():
         for seed in range(num):
             running.ask(name, seed=seed)
-    assert running.worker.recorder is not None
-    assert running.worker.recorder.close(PATIENCE_S) == 0
+    assert running.worker.producer is not None
+    assert running.worker.producer.close(PATIENCE_S) == 0
     versions = {}
     for number, (name, num) in enumerate(nums.items()):
         pair = settings.for_target(name)
@@ -289,8 +289,8 @@ def test_records_of_both_targets_in_one_log_teach_each_pair_its_own_only(
     assert wiring.log_reader(settings, settings.log.dead_letters_topic).end_offsets() in ({}, {0: 0})
     assert versions[running.names[0]] != versions[running.names[1]]
     for each in running.worker.served:
-        assert each.refresher is not None
-        each.refresher.step(threading.Event())
+        assert each.updater is not None
+        each.updater.step(threading.Event())
     assert {each.engine.pair.target: each.engine.slot.current.version for each in running.worker.served} == versions
 
 

@@ -121,7 +121,7 @@ def worker_url(settings: config.Settings, omnidraft_home: Path, monkeypatch: pyt
     metrics = PrometheusMetrics()
     worker = wiring.worker(settings, metrics)
     publish_base(worker, settings)
-    refresher = worker.served[0].refresher
+    refresher = worker.served[0].updater
     assert refresher is not None
     refresher.step(threading.Event())
     requests = RequestQueue(metrics, max_waiting=2)
@@ -131,8 +131,8 @@ def worker_url(settings: config.Settings, omnidraft_home: Path, monkeypatch: pyt
         httpx.post(f"{url}/v1/completions", json=asked).raise_for_status()
         yield url
         requests.close(PATIENCE_S)
-    assert worker.recorder is not None
-    worker.recorder.close(PATIENCE_S)
+    assert worker.producer is not None
+    worker.producer.close(PATIENCE_S)
 
 
 def publish_base(worker: wiring.Worker, settings: config.Settings) -> None:

@@ -173,7 +173,7 @@ class DrafterSession:
     def _acceptance_probabilities(self, num_rows: int) -> Sequence[AcceptanceFn | None]:
         """Return the acceptance head's function of each row of the last step; None where the policy uses measured
         agreement."""
-        acceptance = self._model.acceptance_probabilities() if self._policy.asks_head else None
+        acceptance = self._model.acceptance_probabilities() if self._policy.uses_acceptance_head else None
         return list(repeat(None, num_rows)) if acceptance is None else acceptance
 
     def _timed(self, tree: DraftTreeBuilder, num_rows: int, compute: Callable[[], Result]) -> Result:

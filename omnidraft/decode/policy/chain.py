@@ -7,7 +7,7 @@ class FixedPolicy:
     """Implements ports.Policy: drafts to the limits."""
 
     num_candidates = 1
-    asks_head = False
+    uses_acceptance_head = False
 
     def start(self, max_new_tokens: int) -> None:
         """See ports.Policy."""
@@ -48,7 +48,7 @@ class AcceptancePolicy(FixedPolicy):
     is spent on a chain that stops. Without a head the probabilities are measured agreement, as for all policies.
     """
 
-    asks_head = True
+    uses_acceptance_head = True
 
     def __init__(self, max_rejection: float) -> None:
         """Stop above `max_rejection`, the paper's gamma."""

@@ -37,7 +37,7 @@ class CostPolicy:
     """Implements ports.Policy for one target and mode. Shared by the requests of a snapshot, one at a time."""
 
     num_candidates = _NUM_CANDIDATES
-    asks_head = False
+    uses_acceptance_head = False
 
     def __init__(self, pass_s: CostCurve, step_s: CostCurve) -> None:
         self._pass_s = pass_s

@@ -115,7 +115,7 @@ def _noise_weight(steps: Sequence[Step]) -> float | None:
 
 
 def _concatenate(steps: Sequence[Step]) -> TargetLogprobs | None:
-    parts = [step.beliefs for step in steps if step.beliefs is not None]
+    parts = [step.target_logprobs for step in steps if step.target_logprobs is not None]
     if len(parts) < len(steps):
         return None
     return TargetLogprobs(
@@ -136,7 +136,7 @@ def _rounds(steps: Sequence[Step]) -> Rounds:
         num_draft_ids_R=np.array([len(tree.draft_ids) for tree in trees], np.uint16),
         node_ids_M=_ids([token for tree in trees for token in tree.tokens[1:]]),
         parents_M=np.array([parent for tree in trees for parent in tree.parents[1:]], np.uint16),
-        sources_M=np.array([SOURCES.index(s.value) for tree in trees for s in tree.sources if s is not None], np.uint8),
+        sources_M=np.array([SOURCES.index(s) for tree in trees for s in tree.sources if s is not None], np.uint8),
         log_q_M=np.array([log_q for tree in trees for log_q in tree.log_q[1:]], np.float16),
         accepted_M=np.array([is_in for flags in accepted for is_in in flags], np.uint8),
         draft_ids_D=_ids([draft for tree in trees for draft in tree.draft_ids]),

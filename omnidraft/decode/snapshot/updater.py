@@ -12,14 +12,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from omnidraft import throttle
 from omnidraft.config import WorkerSettings
 from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
 from omnidraft.decode.snapshot.slot import Canary, LoadedSnapshot, SnapshotSlot
 from omnidraft.errors import BusError, OmnidraftError, SnapshotCorrupt, SnapshotError, SnapshotNotFound, SnapshotStale
-from omnidraft.ports import Announcement, Metrics, NoopTracing, Registry, SnapshotVersion, Tracing
+from omnidraft.ports import Announcement, ControlFollower, Metrics, NoopTracing, Registry, SnapshotVersion, Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -27,13 +26,6 @@ MAX_RETRY_S = 300.0
 
 Loader = Callable[[SnapshotVersion, Path], LoadedSnapshot]
 """Loads a verified snapshot folder. Raises an OmnidraftError when it does not fit."""
-
-
-class ControlFollower(Protocol):
-    """The consumer of announcements; see fleet/control_follower.py."""
-
-    def poll(self, timeout_s: float) -> Sequence[Announcement]:
-        """Return announcements in force that were not returned yet, after at most `timeout_s`. Raises BusError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +188,7 @@ class SnapshotUpdater:
         loaded_from = snapshot_version.manifest.traceparent
         span = self._tracing.begin("load snapshot", links=[loaded_from] if loaded_from else [], version=version)
         try:
-            with throttle.paced():
+            with throttle.throttled():
                 folder = self._folders[version] = self._registry.fetch(version, self._staging)
             loaded = self._loader(snapshot_version, folder)
         except Exception as exc:

@@ -20,7 +20,7 @@ from omnidraft.distill.evaluation.held_out import paired_standard_error
 from omnidraft.distill.ingest.topic_scan import RecentRecords
 from omnidraft.distill.training.learner import Learner
 from omnidraft.errors import BusError, SnapshotError
-from omnidraft.ports import Registry, SnapshotVersion
+from omnidraft.ports import Announcer, Registry, SnapshotVersion
 from omnidraft.snapshots import bundle
 from omnidraft.traces.record import TraceRecord
 
@@ -53,19 +53,18 @@ class SnapshotComparison:
         registry: Registry,
         learner: Learner,
         recent: RecentRecords,
-        tell: Callable[..., None],
+        announcer: Announcer,
         base: Callable[[], Mapping[str, Tensor]],
         folder: Path,
     ) -> None:
         """Use the learner's drafter, which gets its own weights back after each comparison.
 
         Args:
-            tell: announcements.tell for this pair.
             base: serving tensors of the base drafter, for the snapshots that have none.
             folder: snapshots are fetched there, and removed.
         """
         self._registry, self._learner, self._recent = registry, learner, recent
-        self._tell, self._base, self._folder = tell, base, folder
+        self._announcer, self._base, self._folder = announcer, base, folder
 
     def compare(self, tenant: str) -> None:
         """Announce the snapshot that agrees best with this tenant's newest records, if it surely beats the champion."""
@@ -90,7 +89,7 @@ class SnapshotComparison:
         reason = f"agreement on the {len(records)} newest records of {tenant}, by version: {by_version}"
         logger.info(reason)
         if _is_surely_better(best, serving, records):
-            self._tell("best", best.version, tenant=tenant, reason=reason, fence=fence)
+            self._announcer.publish("best", best.version, tenant=tenant, reason=reason, fence=fence)
 
     def _measure(self, version: SnapshotVersion, records: Sequence[TraceRecord]) -> _Measurement:
         folder = self._registry.fetch(version.version, self._folder)

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from omnidraft.distill.examples.targets import AcceptanceTargets, Positions
-from omnidraft.traces.record import SOURCES, Rounds, TargetLogprobs, TraceRecord
+from omnidraft.traces.record import SOURCES, Rounds, Source, TargetLogprobs, TraceRecord
 
-_DIRECT, _SPLIT, _LOOKUP = (SOURCES.index(source) for source in ("direct", "split", "lookup"))
+_DIRECT, _SPLIT, _LOOKUP = (SOURCES.index(source) for source in (Source.DIRECT, Source.SPLIT, Source.LOOKUP))
 
 
 def acceptance_targets(

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from omnidraft.errors import UnknownKey, UnknownSchema, VocabularyError, WireError
-from omnidraft.ports import Damage, LogReader, LogWriter, Message, Metrics, Offsets, Outgoing, Polled
+from omnidraft.ports import Damage, LogReader, LogWriter, Message, Metrics, Offsets, Outgoing, PollResult
 from omnidraft.ports.trace_reasons import OTHER_PAIR, POISON, RejectReason
 from omnidraft.traces import codec
 from omnidraft.traces.record import TraceRecord
@@ -72,7 +72,7 @@ class TraceConsumer:
         self._reader, self._dead_letters, self._metrics = reader, dead_letters, metrics
         self._target, self._drafter = target, drafter
         self._expected_alignment, self._topic = expected_alignment, topic
-        self._unsettled: Polled | None = None
+        self._unsettled: PollResult | None = None
 
     def seek(self, offsets: Offsets) -> None:
         """Read on from these offsets; partitions that are not named start at their first message.
@@ -130,7 +130,7 @@ class TraceConsumer:
         self._dead_letters.append(outgoing)
         self._metrics.add(SKIPPED, len(outgoing), reason=POISON)
 
-    def _sorted(self, polled: Polled) -> tuple[list[RecordAt], list[Outgoing], list[Skipped]]:
+    def _sorted(self, polled: PollResult) -> tuple[list[RecordAt], list[Outgoing], list[Skipped]]:
         records, outgoing, skipped = list[RecordAt](), list[Outgoing](), list[Skipped]()
         for message in polled.messages:
             if (damage := message.damage) is not None:

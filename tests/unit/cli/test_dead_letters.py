@@ -20,7 +20,7 @@ Run = Callable[..., CompletedProcess[str]]
 
 @pytest.fixture
 def settings(tmp_path: Path) -> config.Settings:
-    """Of a log with five messages that were read: one sound, four dead."""
+    """Settings of a log with five consumed messages: one intact, four dead-lettered."""
     settings = config.load(None, {}, log={"url": f"sqlite:///{tmp_path}/log.db"})
     log, whole = settings.log, make_record("sound")
     payload, headers = codec.encode(whole), codec.headers(whole)

@@ -37,8 +37,8 @@ def worker(
     monkeypatch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))
     made = wiring.worker(_recording(tiny_models, tmp_path), CountingMetrics())
     yield made
-    assert made.recorder is not None
-    made.recorder.close(5.0)
+    assert made.producer is not None
+    made.producer.close(5.0)
 
 
 def _recording(models: tuple[Path, Path], root: Path):
@@ -168,8 +168,8 @@ def test_records_cover_the_answer_and_one_that_is_not_stored_or_whose_tenant_opt
     shown = ids(worker.engine.stream(make_request(request_id="shown", tenant="me", max_new_tokens=20)))
     private = ids(worker.engine.stream(make_request(tenant="private", max_new_tokens=20)))
     assert hidden == private == shown
-    assert worker.recorder is not None
-    assert worker.recorder.close(5.0) == 0
+    assert worker.producer is not None
+    assert worker.producer.close(5.0) == 0
     records = _records(tiny_models, tmp_path)
     assert {record.request_id for record in records} == {"shown"}
     assert [token for record in records for token in record.emitted_ids.tolist()] == shown

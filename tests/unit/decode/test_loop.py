@@ -247,9 +247,9 @@ def test_a_reader_who_leaves_early_frees_the_targets_memory():
 
 def test_beliefs_are_kept_only_when_asked_for():
     request = make_request(max_new_tokens=6)
-    assert all(step.beliefs is None for step in toy_decoder().decode(request, make_drafter()))
+    assert all(step.target_logprobs is None for step in toy_decoder().decode(request, make_drafter()))
     steps = list(toy_decoder(trace_top_k=3).decode(request, make_drafter()))
-    assert all(step.beliefs.top_ids_EK.shape == (len(step.emitted), 3) for step in steps)
+    assert all(step.target_logprobs.top_ids_EK.shape == (len(step.emitted), 3) for step in steps)
 
 
 def test_beliefs_are_raw_and_those_of_the_emitted_positions():
@@ -258,8 +258,8 @@ def test_beliefs_are_raw_and_those_of_the_emitted_positions():
     for step in toy_decoder(trace_top_k=4).decode(request, PROPOSERS["good tree"]):
         for index, token in enumerate(step.emitted):
             log_p = torch.log_softmax(TABLE.logits(text), dim=-1)
-            assert step.beliefs.emitted_log_p_E[index] == pytest.approx(float(log_p[token]), abs=5e-3)
-            assert step.beliefs.top_ids_EK[index, 0] == int(log_p.argmax())
+            assert step.target_logprobs.emitted_log_p_E[index] == pytest.approx(float(log_p[token]), abs=5e-3)
+            assert step.target_logprobs.top_ids_EK[index, 0] == int(log_p.argmax())
             text.append(token)
 
 

@@ -24,7 +24,9 @@ def test_beliefs_are_those_of_decoding_the_same_text(max_new_tokens: int) -> Non
     assert steps[-1].finish_reason == plain[-1].finish_reason
     assert not any(len(step.tree) - 1 for step in steps)
     for name in ("top_ids_EK", "top_log_p_EK", "emitted_log_p_E", "tail_log_p_E"):
-        forced, expected = (np.concatenate([getattr(step.beliefs, name) for step in each]) for each in (steps, plain))
+        forced, expected = (
+            np.concatenate([getattr(step.target_logprobs, name) for step in each]) for each in (steps, plain)
+        )
         np.testing.assert_allclose(forced.astype(np.float64), expected.astype(np.float64), rtol=2e-3, err_msg=name)
 
 

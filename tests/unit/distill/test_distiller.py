@@ -16,7 +16,7 @@ from omnidraft.distill.publisher import LEARNER, Identity, Publisher
 from omnidraft.distill.training.learner import Learner
 from omnidraft.distill.training.step_report import StepReport
 from omnidraft.errors import BusError, ConfigError, RegistryError, SnapshotStale
-from omnidraft.ports import Announcement, Outgoing, Polled
+from omnidraft.ports import Announcement, Outgoing, PollResult
 from omnidraft.registry.directory_registry import DirectoryRegistry
 from omnidraft.snapshots import bundle
 from omnidraft.telemetry.metrics import CountingMetrics
@@ -37,7 +37,7 @@ class SlowReader(MemoryReader):
         super().__init__(log, topic)
         self._most = most
 
-    def poll(self, max_messages: int, timeout_s: float) -> Polled:
+    def poll(self, max_messages: int, timeout_s: float) -> PollResult:
         return super().poll(min(max_messages, self._most), 0)
 
 
@@ -49,7 +49,7 @@ class GrowingReader(SlowReader):
         self._all, self._after = self._partitions, after
         self._grow()
 
-    def poll(self, max_messages: int, timeout_s: float) -> Polled:
+    def poll(self, max_messages: int, timeout_s: float) -> PollResult:
         self._after -= 1
         self._grow()
         return super().poll(max_messages, timeout_s)

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 
 from omnidraft import config, wiring
 from omnidraft.doctor import installation, log, machine, models, registry
-from omnidraft.doctor.finding import Finding, Verdict, examined
+from omnidraft.doctor.finding import Finding, Verdict, run_check
 from omnidraft.models.probe.choice import Kernels, TorchProducts
 from omnidraft.models.probe.subprocess_trial import Outcome
 from omnidraft.ports import Outgoing
@@ -84,19 +84,21 @@ def test_a_compiler_that_is_not_there(settings: config.Settings, tiny_models, tm
 
 def test_a_processor_without_vector_instructions() -> None:
     sound = TorchProducts(None, Outcome({"float32": 0.002, "bfloat16": 0.001}), ())
-    assert_found(machine.judged_processor("DEFAULT", sound), Verdict.WARNING, "vector", "AVX2")
-    assert_found(machine.judged_processor("AVX512", sound), Verdict.OK, "float32 2.00 ms, bfloat16 1.00 ms")
+    assert_found(machine.processor_finding("DEFAULT", sound), Verdict.WARNING, "vector", "AVX2")
+    assert_found(machine.processor_finding("AVX512", sound), Verdict.OK, "float32 2.00 ms, bfloat16 1.00 ms")
 
 
 def test_a_processor_that_does_not_run_what_it_announces() -> None:
     limited = TorchProducts(
         "AVX2", Outcome({"float32": 0.002, "bfloat16": 0.001}), (("all instructions", "dies of X"),)
     )
-    assert_found(machine.judged_processor("AVX512", limited), Verdict.WARNING, "kept to AVX2", "all instructions: dies")
+    assert_found(
+        machine.processor_finding("AVX512", limited), Verdict.WARNING, "kept to AVX2", "all instructions: dies"
+    )
     broken = TorchProducts(None, Outcome({"float32": 0.002}, died_of="SIGILL (Illegal instruction)"), ())
-    assert_found(machine.judged_processor("AVX512", broken), Verdict.WARNING, "torch dies of SIGILL")
+    assert_found(machine.processor_finding("AVX512", broken), Verdict.WARNING, "torch dies of SIGILL")
     refused = Kernels("x86-64-v3", Path("x.so"), {"packed16": 0.001}, (("native", "dies of SIGILL"),))
-    assert_found(machine.judged_kernels(refused), Verdict.WARNING, "compiled as x86-64-v3", "native: dies of SIGILL")
+    assert_found(machine.kernels_finding(refused), Verdict.WARNING, "compiled as x86-64-v3", "native: dies of SIGILL")
 
 
 def test_this_processor(settings: config.Settings) -> None:
@@ -162,7 +164,7 @@ def test_a_gguf_file_that_is_not_the_catalogs(tmp_path: Path, monkeypatch) -> No
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "gemma3-270m.gguf").write_bytes(b"something else")
     assert_found(models.gguf("gemma3-270m"), Verdict.PROBLEM, "sha256", "a5fd3b62230aa5ec")
-    found = examined("GGUF file", lambda: models.gguf(str(tmp_path)))
+    found = run_check("GGUF file", lambda: models.gguf(str(tmp_path)))
     assert_found(found, Verdict.PROBLEM, "llama.cpp needs a GGUF file")
 
 
@@ -186,7 +188,7 @@ def test_an_alignment_that_is_spoilt_and_a_champion_of_other_models(
         wiring.registry(settings).promote(number)
         assert_found(models.champion_fits(settings), verdict, told)
     built.write_bytes(b"spoilt")
-    found = examined("alignment", lambda: models.alignment(settings))
+    found = run_check("alignment", lambda: models.alignment(settings))
     assert_found(found, Verdict.PROBLEM, str(built), "delete it")
 
 
@@ -196,10 +198,10 @@ def test_a_log_that_is_not_there_no_log_or_does_not_answer(
     assert_found(log.connection(settings), Verdict.WARNING, "nothing at", "OMNIDRAFT_LOG")
     assert not (tmp_path / "log.db").exists()
     (tmp_path / "log.db").write_bytes(b"this is no database" * 100)
-    found = examined("log", lambda: log.connection(settings))
+    found = run_check("log", lambda: log.connection(settings))
     assert_found(found, Verdict.PROBLEM, "log.db", "OMNIDRAFT_LOG")
     dead = of(tiny_models, tmp_path, log={"url": "kafka://127.0.0.1:9", "request_timeout_s": 1.0})
-    found = examined("log", lambda: log.connection(dead))
+    found = run_check("log", lambda: log.connection(dead))
     assert_found(found, Verdict.PROBLEM, "127.0.0.1:9", "start the log")
 
 
@@ -234,7 +236,7 @@ def test_a_registry_that_is_not_there_or_does_not_answer(
     assert_found(registry.connection(settings), Verdict.WARNING, "nothing at", "MLFLOW_TRACKING_URI")
     assert not (tmp_path / "registry").exists()
     dead = of(tiny_models, tmp_path, registry={"url": "http://127.0.0.1:9"})
-    found = examined("registry", lambda: registry.connection(dead))
+    found = run_check("registry", lambda: registry.connection(dead))
     assert_found(found, Verdict.PROBLEM, "127.0.0.1:9", "start the registry")
 
 

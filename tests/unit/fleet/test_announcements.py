@@ -4,7 +4,7 @@ import pytest
 
 from omnidraft.errors import BusError
 from omnidraft.fleet import announcements
-from omnidraft.fleet.control_follower import ControlFollower
+from omnidraft.fleet.control_follower import LogControlFollower
 from omnidraft.ports import Announcement, Outgoing
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.memory_log import MemoryLog, MemoryReader, MemoryWriter
@@ -26,7 +26,7 @@ def metrics():
 
 
 def follow(log, metrics, kinds=("champion",), **pair):
-    return ControlFollower(MemoryReader(log, "control"), metrics, kinds=kinds, **pair)
+    return LogControlFollower(MemoryReader(log, "control"), metrics, kinds=kinds, **pair)
 
 
 def test_after_a_long_absence_only_the_last_champion_is_told(log, writer, metrics):
@@ -118,7 +118,7 @@ def test_what_was_read_before_the_log_went_down_is_told_when_it_is_back(log, wri
         announcements.publish_announcement(writer, "champion", version)
     for _ in range(3):
         announcements.publish_announcement(writer, "pause")
-    follower = ControlFollower(FailsOnce(log, "control"), metrics, kinds=("champion",))
+    follower = LogControlFollower(FailsOnce(log, "control"), metrics, kinds=("champion",))
     with pytest.raises(BusError):
         follower.poll(0)
     assert follower.poll(0) == (Announcement(2, "champion", 3),)

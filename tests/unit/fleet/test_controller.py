@@ -9,7 +9,7 @@ import pytest
 from omnidraft.config import ControllerSettings, DriftSettings
 from omnidraft.errors import BusError
 from omnidraft.fleet import announcements
-from omnidraft.fleet.control_follower import ControlFollower
+from omnidraft.fleet.control_follower import LogControlFollower
 from omnidraft.fleet.controller import Controller
 from omnidraft.fleet.drift import DriftDetector
 from omnidraft.fleet.drift_recovery import DriftRecovery
@@ -113,12 +113,12 @@ class Fleet:
         self.log = MemoryLog()
         self.writer = MemoryWriter(self.log, "control")
         self.metrics = CountingMetrics()
-        self.follower = ControlFollower(MemoryReader(self.log, "control"), self.metrics, kinds=("champion",))
+        self.follower = LogControlFollower(MemoryReader(self.log, "control"), self.metrics, kinds=("champion",))
 
     def controller(self, writer=None):
         settings = ControllerSettings(poll_s=0.001)
-        tell = partial(announcements.publish_announcement, writer or self.writer, target="big", drafter="org/small")
-        return Controller(self.registry, tell, settings, self.metrics, target="big")
+        announcer = announcements.LogAnnouncer(writer or self.writer, "big", "org/small")
+        return Controller(self.registry, announcer, settings, self.metrics, target="big")
 
     def publish(self, snapshot_id, parent, before=None, after=None):
         parent_id = self.registry.resolve(str(parent)).manifest.snapshot_id if parent else None
@@ -214,22 +214,22 @@ class Canaries(Fleet):
         self.now = 0.0
         self.traces = MemoryWriter(self.log, "traces")
         kinds = ("champion", "canary", "drift", "drift_over")
-        self.everything = ControlFollower(MemoryReader(self.log, "control"), self.metrics, kinds=kinds)
+        self.everything = LogControlFollower(MemoryReader(self.log, "control"), self.metrics, kinds=kinds)
 
     def controller(self, writer=None):
         settings = ControllerSettings(canary_share=0.1, canary_requests=20, confidence=0.95)
-        tell = partial(announcements.publish_announcement, writer or self.writer, target="big", drafter="org/small")
+        announcer = announcements.LogAnnouncer(writer or self.writer, "big", "org/small")
         pair = {"target": "big", "drafter": "org/small"}
         watch = DriftDetector(DriftSettings())
         return Controller(
             self.registry,
-            tell,
+            announcer,
             settings,
             self.metrics,
             target="big",
             traffic=RequestStatsReader(MemoryReader(self.log, "traces"), **pair),
-            recovery=DriftRecovery(self.registry, tell, watch, self.metrics, target="big"),
-            follower=ControlFollower(MemoryReader(self.log, "control"), self.metrics, kinds=("best",)),
+            recovery=DriftRecovery(self.registry, announcer, watch, self.metrics, target="big"),
+            follower=LogControlFollower(MemoryReader(self.log, "control"), self.metrics, kinds=("best",)),
             clock=lambda: self.now,
         )
 

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from omnidraft.config import DriftSettings
-from omnidraft.fleet.drift import RECENT, DriftDetector, Stream
+from omnidraft.fleet.drift import RECENT, AgreementStream, DriftDetector
 from omnidraft.fleet.request_stats import RequestStats
 from tests.unit.fleet.served import requests
 
@@ -93,7 +93,7 @@ def test_short_requests_count_together():
 
 
 def test_recovery_needs_full_recent_values_after_the_fall():
-    stream = Stream("t", SETTINGS)
+    stream = AgreementStream("t", SETTINGS)
     good, bad = (RequestStats(0, "t", 1, 54, 1.0, 30, right) for right in (24, 12))
     for _ in range(60):
         stream.update(good)

@@ -1,4 +1,4 @@
-"""What was served is read once from the newest records on, and only that of one pair."""
+"""The reader of request statistics starts near the end, reads each record once, and only those of its pair."""
 
 import numpy as np
 

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from omnidraft.hosts import asgi_bridge
-from omnidraft.hosts.asgi_bridge import MAX_FRAMES, Head, HttpCall, respond
+from omnidraft.hosts.asgi_bridge import MAX_FRAMES, HttpCall, ResponseStart, respond
 
 NUM_PIECES = 3 * MAX_FRAMES
 
@@ -55,17 +55,17 @@ class Served:
         return StreamingResponse(pieces())
 
 
-async def frames(served: Served, call: HttpCall) -> list[Head | bytes]:
+async def frames(served: Served, call: HttpCall) -> list[ResponseStart | bytes]:
     return [frame async for frame in respond(served.app, call)]
 
 
 def test_a_request_arrives_whole_and_its_answer_too() -> None:
-    async def ask() -> list[Head | bytes]:
+    async def ask() -> list[ResponseStart | bytes]:
         call = HttpCall("POST", "/echo", ((b"x-told", b"me"),), "\u00e9".encode(), b"a=1")
         return await frames(Served(), pickle.loads(pickle.dumps(call)))
 
     head, body = asyncio.run(ask())
-    assert isinstance(head, Head)
+    assert isinstance(head, ResponseStart)
     assert isinstance(body, bytes)
     assert head.status == 201
     assert (b"x-answer", b"yes") in head.headers
@@ -74,7 +74,7 @@ def test_a_request_arrives_whole_and_its_answer_too() -> None:
 
 def test_a_stream_comes_in_pieces_in_their_order() -> None:
     head, *pieces = asyncio.run(frames(Served(), HttpCall("GET", "/stream")))
-    assert isinstance(head, Head)
+    assert isinstance(head, ResponseStart)
     assert pieces == [f"{number} ".encode() for number in range(NUM_PIECES)]
 
 
@@ -96,7 +96,7 @@ def test_an_application_waits_for_a_slow_reader_and_ends_when_it_goes() -> None:
 
 
 def test_one_that_does_not_listen_for_its_client_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asgi_bridge, "GONE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(asgi_bridge, "DISCONNECT_TIMEOUT_S", 0.01)
 
     async def deaf(scope, receive, send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -120,7 +120,7 @@ def test_one_that_does_not_listen_for_its_client_is_cancelled(monkeypatch: pytes
 def test_a_failure_is_an_answer_and_then_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR, asgi_bridge.__name__):
         head, _ = asyncio.run(frames(Served(), HttpCall("GET", "/broken")))
-        assert isinstance(head, Head)
+        assert isinstance(head, ResponseStart)
         assert head.status == 500  # Starlette answers, then raises
         head, piece = asyncio.run(frames(Served(), HttpCall("GET", "/breaks")))
     assert piece == b"one"

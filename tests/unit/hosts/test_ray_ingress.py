@@ -1,4 +1,4 @@
-"""The ingress before replicas that die: what is asked again, what is told, what replicas hear of clients that go."""
+"""The ingress with replicas that die: retries, error events, and disconnects that reach the replicas."""
 
 import asyncio
 import json
@@ -12,26 +12,26 @@ from ray.exceptions import ActorDiedError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from starlette.requests import Request
 
-from omnidraft.hosts.asgi_bridge import Head, HttpCall
-from omnidraft.hosts.ray_ingress import TRIES, Ingress
-from omnidraft.hosts.ray_worker import ReplicaFacts
+from omnidraft.hosts.asgi_bridge import HttpCall, ResponseStart
+from omnidraft.hosts.ray_ingress import MAX_ATTEMPTS, Ingress
+from omnidraft.hosts.ray_worker import ReplicaStatus
 
-JSON = Head(200, ((b"content-type", b"application/json"), (b"x-told", b"yes")))
-EVENTS = Head(200, ((b"content-type", b"text/event-stream; charset=utf-8"),))
+JSON = ResponseStart(200, ((b"content-type", b"application/json"), (b"x-told", b"yes")))
+EVENTS = ResponseStart(200, ((b"content-type", b"text/event-stream; charset=utf-8"),))
 DIED = ActorDiedError()
 
-Frame = Head | bytes | Exception
+Frame = ResponseStart | bytes | Exception
 
 
 @dataclass
 class Answer:
-    """What a replica sends, up to an error."""
+    """The frames of one replica, possibly up to an error."""
 
     frames: Sequence[Frame]
     is_cancelled: bool = False
     never_ends: bool = False
 
-    async def __aiter__(self) -> AsyncIterator[Head | bytes]:
+    async def __aiter__(self) -> AsyncIterator[ResponseStart | bytes]:
         for frame in self.frames:
             if isinstance(frame, Exception):
                 raise frame
@@ -45,10 +45,10 @@ class Answer:
 
 @dataclass
 class Replicas:
-    """Stands where a deployment's handle does: answers one after the other, of a replica each."""
+    """Implements a deployment handle: each call gets the next answer, from a replica of its own."""
 
     answers: list[Answer]
-    facts: Sequence[ReplicaFacts | Exception] | Exception = ()
+    facts: Sequence[ReplicaStatus | Exception] | Exception = ()
     calls: list[HttpCall] = field(default_factory=list)
 
     def options(self, **_options: Any) -> "Replicas":
@@ -68,7 +68,7 @@ class Replicas:
 
 
 def app_of(ingress: Ingress) -> Callable[..., Awaitable[None]]:
-    """As Serve runs it."""
+    """Return the ingress as an ASGI application, called as Serve calls it."""
 
     async def app(scope, receive, send) -> None:
         response = await ingress(Request(scope, receive))
@@ -108,10 +108,10 @@ def test_a_stream_that_was_seen_ends_with_an_error_and_is_not_asked_again() -> N
 
 
 def test_it_is_given_up_when_replica_after_replica_dies() -> None:
-    replicas = Replicas([Answer([DIED]) for _ in range(TRIES)])
+    replicas = Replicas([Answer([DIED]) for _ in range(MAX_ATTEMPTS)])
     answer = ask({"t": replicas}, body={})
     assert (answer.status_code, answer.json()["error"]["type"]) == (503, "server_error")
-    assert len(replicas.calls) == TRIES
+    assert len(replicas.calls) == MAX_ATTEMPTS
 
 
 def test_a_full_queue_is_a_429_that_says_when_to_come_back() -> None:
@@ -121,7 +121,7 @@ def test_a_full_queue_is_a_429_that_says_when_to_come_back() -> None:
 
 
 def test_refusals_of_a_replica_are_passed_on_as_they_are() -> None:
-    refusal = Head(400, ((b"content-type", b"application/json"),))
+    refusal = ResponseStart(400, ((b"content-type", b"application/json"),))
     answer = ask({"t": Replicas([Answer([refusal, b'{"error": {}}'])])}, body=b"{bad")
     assert (answer.status_code, answer.json()) == (400, {"error": {}})
 
@@ -153,12 +153,12 @@ def test_models_of_all_targets_are_one_list_and_a_refusal_is_the_answer() -> Non
     lists = [Answer([JSON, json.dumps({"data": [{"id": name}]}).encode()]) for name in ("a", "b")]
     told = ask({"a": Replicas([lists[0]]), "b": Replicas([lists[1]])}, "/v1/models").json()
     assert told == {"object": "list", "data": [{"id": "a"}, {"id": "b"}]}
-    unauthorised = Answer([Head(401, ()), b"{}"])
+    unauthorised = Answer([ResponseStart(401, ()), b"{}"])
     assert ask({"a": Replicas([unauthorised])}, "/v1/models").status_code == 401
 
 
 def test_it_is_ready_when_every_target_has_a_replica_that_answers() -> None:
-    facts = ReplicaFacts("worker-1", "a", 3, "s")
+    facts = ReplicaStatus("worker-1", "a", 3, "s")
     ready, missing = Replicas([], [facts, DIED]), Replicas([], DeploymentUnavailableError("b"))
     assert ask({"a": ready}, "/readyz").status_code == 200
     answer = ask({"a": ready, "b": missing}, "/readyz")
@@ -175,7 +175,7 @@ def test_one_replica_that_hangs_makes_nobody_unready() -> None:
         return (await ingress(Request(HttpCall("GET", "/readyz").scope))).status_code
 
     seen = []
-    facts = [ReplicaFacts("worker-1", "a", 3, "s")]
+    facts = [ReplicaStatus("worker-1", "a", 3, "s")]
     for told in (TimeoutError(), facts, TimeoutError(), [DIED], TimeoutError()):
         replicas.facts = told
         seen.append(asyncio.run(status()))
@@ -212,8 +212,8 @@ def test_a_client_that_goes_away_is_told_to_the_replica() -> None:
     assert answer.is_cancelled
 
 
-def test_a_request_that_serve_cancels_is_told_to_the_replica() -> None:
-    """As it does when a client goes away before its answer began."""
+def test_a_request_that_serve_cancels_is_cancelled_at_the_replica() -> None:
+    """Serve cancels a request when its client disconnects before the response began."""
     answer = Answer([JSON], never_ends=True)
 
     async def cancelled() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from omnidraft import config, wiring
-from omnidraft.hosts.asgi_bridge import Head, HttpCall
+from omnidraft.hosts.asgi_bridge import HttpCall, ResponseStart
 from omnidraft.hosts.ray_worker import DecodeReplica, ReplicaUnhealthy
 from omnidraft.traces import codec
 from tests.tiny_engine import tiny_settings
@@ -30,11 +30,11 @@ def settings(
     )
 
 
-async def ask(replica: DecodeReplica, **more: Any) -> tuple[Head, bytes]:
+async def ask(replica: DecodeReplica, **more: Any) -> tuple[ResponseStart, bytes]:
     body = json.dumps(BODY | more).encode()
     call = HttpCall("POST", "/v1/completions", ((b"content-type", b"application/json"),), body)
     head, *pieces = [frame async for frame in replica.respond(call)]
-    assert isinstance(head, Head)
+    assert isinstance(head, ResponseStart)
     return head, b"".join(piece for piece in pieces if isinstance(piece, bytes))
 
 

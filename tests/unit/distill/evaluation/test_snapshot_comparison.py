@@ -19,6 +19,16 @@ from tests.snapshot_folders import manifest
 from tests.unit.distill.conftest import TEXTS
 
 
+class Announcements:
+    """Implements ports.Announcer in memory."""
+
+    def __init__(self) -> None:
+        self.published: list[tuple] = []
+
+    def publish(self, kind, version=None, **fields) -> None:
+        self.published.append((kind, version, fields))
+
+
 class Setting:
     """A log, a registry and a learner that learns one text after another."""
 
@@ -27,7 +37,7 @@ class Setting:
         self.log = MemoryLog(2)
         self.registry = DirectoryRegistry(folder / "registry", "drafter", "target", keep_resume=2)
         self.learner = pair.learner()
-        self.told = []
+        self.announcements = Announcements()
         self.base = self.learner.serving_tensors()
 
     def publish(self, snapshot_id: str, serving=None, agreement=None) -> int:
@@ -56,11 +66,8 @@ class Setting:
 
         recent = RecentRecords(lambda: MemoryReader(self.log, "t"), source_over, num_records)
 
-        def tell(kind, version, **what) -> None:
-            self.told.append((kind, version, what))
-
         return SnapshotComparison(
-            registry or self.registry, self.learner, recent, tell, lambda: self.base, self.folder / "f"
+            registry or self.registry, self.learner, recent, self.announcements, lambda: self.base, self.folder / "f"
         )
 
 
@@ -81,7 +88,7 @@ def test_the_snapshot_that_knows_the_new_traffic_is_told_with_all_figures(settin
     setting.emit(TEXTS[1], 10, "other")
     before = setting.learner.serving_tensors()
     setting.earlier().compare("t")
-    ((kind, version, what),) = setting.told
+    ((kind, version, what),) = setting.announcements.published
     assert (kind, version, what["tenant"]) == ("best", 2, "t")
     assert "the 8 newest records of t, by version: 3: 0." in what["reason"]
     assert all((before[name] == tensor).all() for name, tensor in setting.learner.serving_tensors().items())
@@ -93,14 +100,14 @@ def test_the_snapshot_that_knows_the_new_traffic_is_told_with_all_figures(settin
 def test_where_the_champion_agrees_best_nothing_is_told(setting: Setting) -> None:
     setting.emit(TEXTS[1], 10, "t")
     setting.earlier().compare("t")
-    assert setting.told == []
+    assert setting.announcements.published == []
 
 
 def test_too_few_records_say_nothing(setting: Setting) -> None:
     setting.emit(TEXTS[0], 3, "t")
     setting.earlier().compare("t")
     setting.earlier(num_records=0).compare("t")
-    assert setting.told == []
+    assert setting.announcements.published == []
 
 
 class Down(DirectoryRegistry):
@@ -114,7 +121,7 @@ def test_a_registry_that_is_away_is_no_reason_to_stop_learning(setting: Setting,
     setting.emit(TEXTS[0], 10, "t")
     down = Down(setting.folder / "registry", "drafter", "target", keep_resume=2)
     setting.earlier(down).compare("t")
-    assert (setting.told, "were not compared" in caplog.text) == ([], True)
+    assert (setting.announcements.published, "were not compared" in caplog.text) == ([], True)
 
 
 def test_few_snapshots_are_compared_and_those_with_a_part_to_play_among_them() -> None:

@@ -11,7 +11,7 @@ from omnidraft.errors import ConfigError
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import codec
 from omnidraft.traces.redaction import hashed_tenant
-from omnidraft.wiring.redaction import redactor
+from omnidraft.wiring.recording import redactor
 from tests.tiny_engine import tiny_settings
 
 
@@ -74,8 +74,8 @@ def test_what_a_worker_writes_went_through_the_operators_redactor(
     worker = wiring.worker(settings, CountingMetrics())
     for tenant in ("open", "secret"):
         list(worker.engine.stream(GenerationRequest("Natalia", max_new_tokens=4, tenant=tenant)).steps)
-    assert worker.recorder is not None
-    assert worker.recorder.close(5.0) == 0
+    assert worker.producer is not None
+    assert worker.producer.close(5.0) == 0
     messages = wiring.log_reader(settings, settings.log.traces_topic).poll(10, timeout_s=1.0).messages
     records = [codec.decode(message.value, message.headers) for message in messages]
     assert [(record.tenant, record.worker) for record in records] == [("open", "hidden")]

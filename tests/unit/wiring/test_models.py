@@ -1,4 +1,4 @@
-"""What naming a snapshot promises: a folder, a version or an alias, verified and of this pair."""
+"""A snapshot by name: a folder, a version or an alias, verified and of this pair."""
 
 import logging
 from pathlib import Path

@@ -1,0 +1,64 @@
+"""The control log: announcements from one process to all others, and the protocols of its producer and consumer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypedDict, Unpack
+
+AnnouncementKind = Literal["champion", "canary", "pause", "resume", "restart", "drift", "drift_over", "best"]
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """A message on the control log. Of several about the same subject the one with the highest sequence holds."""
+
+    sequence: int
+    """The offset of this message in the control log."""
+    kind: AnnouncementKind
+    version: int | None = None
+    target: str | None = None
+    """The target of the pair it is about; a message that names neither target nor drafter is about every pair."""
+    drafter: str | None = None
+    share: float | None = None
+    """The share of the requests that a canary serves."""
+    tenant: str | None = None
+    """The tenant whose traffic changed."""
+    reason: str | None = None
+    """A sentence for operators."""
+    start: str | None = None
+    """The position at which learning continues: `earliest`, `latest`, or offsets such as `0:120 1:96`."""
+    restart_id: str | None = None
+    """Names one restart, so that no process carries it out twice."""
+    fence: str | None = None
+    """The registry's fence from before the version was chosen; see Registry.fence."""
+
+
+class AnnouncementFields(TypedDict, total=False):
+    """Optional fields of an announcement about one pair; see Announcement."""
+
+    share: float
+    tenant: str
+    reason: str
+    fence: str
+
+
+class Announcer(Protocol):
+    """Publishes announcements about one pair."""
+
+    def publish(self, kind: AnnouncementKind, version: int | None = None, **fields: Unpack[AnnouncementFields]) -> None:
+        """Publish to every process. Repeating an announcement does no harm.
+
+        Raises:
+            BusError: the log cannot be written.
+            ValueError: this kind needs another field, or has none of these.
+        """
+
+
+class ControlFollower(Protocol):
+    """Consumes the announcements that concern one process."""
+
+    def poll(self, timeout_s: float) -> Sequence[Announcement]:
+        """Return the announcements in force that were not returned before, waiting up to `timeout_s` for one.
+
+        Raises:
+            BusError: the log cannot be read; polling again may succeed, and nothing is lost.
+        """

@@ -1,0 +1,49 @@
+"""The producer of trace records, and the operator's redactor from its name in the settings."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from omnidraft.config import Settings
+from omnidraft.errors import ConfigError
+from omnidraft.ports import Metrics, Tracing
+from omnidraft.wiring.logs import log_reader, log_writer
+
+if TYPE_CHECKING:
+    from omnidraft.decode.recording.redactor import Redactor
+    from omnidraft.decode.recording.trace_producer import TraceProducer
+
+
+def trace_producer(settings: Settings, metrics: Metrics, tracing: Tracing | None = None) -> "TraceProducer | None":
+    """Return the producer of one process, or None when `recorder.enabled` is off.
+
+    Raises:
+        BusError: the log cannot be reached.
+        ConfigError: there is no such redactor.
+    """
+    from omnidraft.decode.recording.trace_producer import TraceProducer
+
+    if not settings.recorder.enabled:
+        return None
+    redact, topic = redactor(settings), settings.log.traces_topic
+    log_reader(settings, topic).close()
+    return TraceProducer(lambda: log_writer(settings, topic), settings.recorder, metrics, redact, tracing)
+
+
+def redactor(settings: Settings) -> "Redactor | None":
+    """Return the redactor, or None when records are written unchanged. Raises ConfigError when there is none."""
+    path = settings.recorder.redactor
+    if path is None:
+        return None
+    module_name, _, name = path.partition(":")
+    try:
+        function = getattr(import_module(module_name), name)
+    except ImportError as exc:
+        raise ConfigError(f"recorder.redactor = {path!r}: {exc}; is it on the Python path?") from exc
+    except AttributeError as exc:
+        raise ConfigError(f"recorder.redactor = {path!r}: {exc}") from exc
+    except Exception as exc:  # not our code: importing it may raise anything
+        raise ConfigError(f"recorder.redactor = {path!r}: importing it raised {type(exc).__name__}: {exc}") from exc
+    if not callable(function):
+        raise ConfigError(f"recorder.redactor = {path!r} is a {type(function).__name__}, not a function")
+    made: Redactor = function
+    return made

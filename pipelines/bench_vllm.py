@@ -28,8 +28,7 @@ from omnidraft.errors import ModelError, RequestError
 from omnidraft.hosts import process
 from omnidraft.models.catalog import store
 from pipelines.bench import page, summary
-from pipelines.bench.__main__ import rotated
-from pipelines.bench.runs import BenchRun, Failure, Outcome, attempt
+from pipelines.bench.runs import BenchRun, Failure, Outcome, attempt, rotated
 from pipelines.lib import machine, report
 from pipelines.lib.vllm_server import VllmServer, custom_class, serve
 

@@ -22,7 +22,7 @@ from omnidraft.errors import ConfigError, RequestError
 from omnidraft.hosts import process
 from pipelines.bench import page, summary
 from pipelines.bench.methods import NAMES, LoadedMethods, Setup, load
-from pipelines.bench.runs import Failure, Method, Outcome, attempt
+from pipelines.bench.runs import Failure, Method, Outcome, attempt, rotated
 from pipelines.lib import machine, report
 
 DEFAULT_PROMPTS = Path(__file__).parents[1] / "data" / "gsm8k.jsonl"
@@ -135,12 +135,6 @@ def _measure_all(
                 publish()
                 if not console.is_terminal:  # which shows no bar before the end
                     console.print(f"{task}: measured {number + 1} of {len(texts)} prompts")
-
-
-def rotated(names: list[str], by: int) -> list[str]:
-    """The same names, another one first."""
-    start = by % len(names)
-    return names[start:] + names[:start]
 
 
 def _outcome(method: Method | Failure, text: str, max_new_tokens: int) -> Outcome:

@@ -96,3 +96,9 @@ def run_of(generated: "Generated") -> BenchRun:
         decode_s=generated.decode_s,
     )
     return BenchRun(generated.ids, figures)
+
+
+def rotated(names: list[str], by: int) -> list[str]:
+    """The same names, another one first."""
+    start = by % len(names)
+    return names[start:] + names[:start]

@@ -1,7 +1,9 @@
 """The services and what they lean on as real processes of this machine, for demo, soak and end-to-end tests."""
 
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -137,6 +139,21 @@ def is_serving(url: str) -> bool:
         return httpx.get(f"{url}/readyz", timeout=2.0).status_code == 200
     except httpx.HTTPError:
         return False
+
+
+def emptied(folder: Path) -> Path:
+    """The same folder, without what an earlier run left in it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def free_port() -> int:
+    """Of the loopback interface, free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:

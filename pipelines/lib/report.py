@@ -59,3 +59,8 @@ def save(report: dict[str, Any], path: Path) -> None:
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(json.dumps(report, indent=2) + "\n")
     partial.replace(path)
+
+
+def ms(seconds: float) -> float:
+    """For reports: milliseconds with three places."""
+    return round(seconds * 1000, 3)

@@ -15,10 +15,9 @@ from rich.console import Console
 from omnidraft.errors import RequestError
 from omnidraft.hosts import process
 from omnidraft.snapshots import bundle
-from pipelines.lib.cache_comparison import caches
-from pipelines.lib.decoding import PLAIN, Decoding
-from pipelines.lib.result_cache import ResultCache
 from pipelines.paper_table import report
+from pipelines.paper_table.cache_comparison import caches
+from pipelines.paper_table.decoding import PLAIN, Decoding
 from pipelines.paper_table.parts import (
     METHODS,
     UNTRAINED,
@@ -29,6 +28,7 @@ from pipelines.paper_table.parts import (
     settings_for,
     snapshot,
 )
+from pipelines.paper_table.result_cache import ResultCache
 
 RESULTS = Path("runs/paper_table.json")
 SWEEPS = ("lora", "cache", "adaptive")

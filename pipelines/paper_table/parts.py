@@ -13,7 +13,7 @@ from omnidraft.traces.record import TraceRecord
 from pipelines.lib.learning import fresh, learn, write_snapshot
 from pipelines.lib.progress import bar
 from pipelines.lib.recording import Recording, RecordingLimits
-from pipelines.lib.result_cache import name_of
+from pipelines.paper_table.result_cache import name_of
 
 UNTRAINED = "dm-untrained"
 METHODS: dict[str, str | None] = {

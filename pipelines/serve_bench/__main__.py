@@ -19,10 +19,15 @@ from rich.table import Table
 from omnidraft.errors import OmnidraftError, RequestError
 from omnidraft.hosts import process
 from pipelines.lib import machine, report
+from pipelines.lib.check_result import CheckResult
 from pipelines.serve_bench import load, overhead, swap
-from pipelines.serve_bench.plan import ServeBenchPlan, Told
+from pipelines.serve_bench.server import ServeBenchPlan
 
-PARTS: Mapping[str, Callable[[ServeBenchPlan], Told]] = {"overhead": overhead.run, "load": load.run, "swap": swap.run}
+PARTS: Mapping[str, Callable[[ServeBenchPlan], CheckResult]] = {
+    "overhead": overhead.run,
+    "load": load.run,
+    "swap": swap.run,
+}
 LISTS = ("rss_mib",)
 """Figures that are too long for a table."""
 EXIT_BROKEN = 1

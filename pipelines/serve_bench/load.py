@@ -7,10 +7,10 @@ from typing import Any
 
 import psutil
 
+from pipelines.lib.check_result import CheckResult
 from pipelines.lib.progress import bar
 from pipelines.serve_bench.clients import ClientTally, ask_all
-from pipelines.serve_bench.plan import ServeBenchPlan, Told
-from pipelines.serve_bench.server import serving
+from pipelines.serve_bench.server import ServeBenchPlan, serving
 
 LOOK_EVERY_S = 1.0
 GROWTH = 0.03
@@ -19,13 +19,13 @@ QUEUE_SHARE = 0.75
 """Of the clients fit into the queue, so that some are refused."""
 
 
-def run(plan: ServeBenchPlan) -> Told:
+def run(plan: ServeBenchPlan) -> CheckResult:
     """As many clients as the plan says, recording and queueing as by default."""
     tally = ClientTally()
     with serving(plan, "load", f"max_queue = {int(plan.clients * QUEUE_SHARE)}") as server:
         rss_mib = asyncio.run(_ask_and_look(server.url, server.pid, plan, tally))
     figures = figures_of(tally, rss_mib, plan)
-    return Told(figures, promises(figures))
+    return CheckResult(figures, promises(figures))
 
 
 def promises(figures: dict[str, Any]) -> dict[str, bool]:

@@ -16,10 +16,11 @@ from omnidraft import wiring
 from omnidraft.decode.engine import Engine, GenerationRequest
 from omnidraft.ports import Sampling
 from omnidraft.telemetry.metrics import CountingMetrics
-from pipelines.bench.__main__ import rotated
+from pipelines.bench.runs import rotated
+from pipelines.lib.check_result import CheckResult
 from pipelines.lib.progress import bar
-from pipelines.serve_bench.plan import ServeBenchPlan, Told, ms
-from pipelines.serve_bench.server import Server, serving
+from pipelines.lib.report import ms
+from pipelines.serve_bench.server import ServeBenchPlan, Server, serving
 
 REQUEST_MS, TOKEN_MS = 2.0, 0.2
 PROMPT = "How many clips did Natalia sell"
@@ -29,7 +30,7 @@ Ask = Callable[[], str]
 """One way to get the text."""
 
 
-def run(plan: ServeBenchPlan) -> Told:
+def run(plan: ServeBenchPlan) -> CheckResult:
     """Seconds of each way, and of what HTTP adds, question by question."""
     with serving(plan, "overhead", "[recorder]\nenabled = false") as server:
         engine = wiring.engine(server.settings, CountingMetrics()).engine
@@ -37,7 +38,7 @@ def run(plan: ServeBenchPlan) -> Told:
         seconds, texts = _measure(ways, plan.repeats)
     figures = figures_of(seconds, plan.tokens)
     figures["same_text"] = texts["library"] == texts["whole"] == texts["streamed"]
-    return Told(figures, promises(figures))
+    return CheckResult(figures, promises(figures))
 
 
 def promises(figures: dict[str, Any]) -> dict[str, bool]:

@@ -8,12 +8,28 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from omnidraft import config
-from pipelines.lib.local_cluster import LocalCluster, is_serving
-from pipelines.serve_bench.plan import ServeBenchPlan
-from pipelines.soak.part import emptied, free_port
+from pipelines.lib.local_cluster import LocalCluster, emptied, free_port, is_serving
 
 START_TIMEOUT_S = 300.0
 NAME = "server"
+
+
+@dataclass(frozen=True, slots=True)
+class ServeBenchPlan:
+    """Sizes of one measurement."""
+
+    out: Path
+    target: str
+    """`tiny` is a random model; so is the drafter."""
+    drafter: str
+    repeats: int
+    """Of every way to ask, where overhead is measured."""
+    tokens: int
+    clients: int
+    seconds: float
+    """Of load."""
+    swaps: int
+    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)

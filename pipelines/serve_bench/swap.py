@@ -9,18 +9,23 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
 import httpx
+import torch
 
 from omnidraft import wiring
+from omnidraft.config import Settings
 from omnidraft.fleet import announcements
+from omnidraft.models.hf.trainable_drafter import load_trainable
+from omnidraft.snapshots import bundle
+from pipelines.lib.check_result import CheckResult
 from pipelines.lib.local_cluster import ServiceFailed
 from pipelines.lib.progress import bar
-from pipelines.serve_bench import snapshots
-from pipelines.serve_bench.plan import ServeBenchPlan, Told, ms
-from pipelines.serve_bench.server import Server, serving
+from pipelines.lib.report import ms
+from pipelines.serve_bench.server import ServeBenchPlan, Server, serving
 
 DELAY_MS = 50.0
 NUM_CLIENTS = 4
@@ -31,6 +36,8 @@ AFTER_S = 1.0
 LOOK_S = 0.5
 """Between two looks at the server's metrics, which hold up a pass by some milliseconds."""
 TAKE_UP_TIMEOUT_S = 120.0
+NOISE = 1e-3
+"""Of each weight, as a share of it."""
 
 
 @dataclass(slots=True)
@@ -42,11 +49,11 @@ class Gaps:
     errors: list[str] = field(default_factory=list)
 
 
-def run(plan: ServeBenchPlan) -> Told:
+def run(plan: ServeBenchPlan) -> CheckResult:
     """Streams without end, and as many swaps as the plan says."""
     more = "[recorder]\nenabled = true"
     with serving(plan, "swap", more) as server:
-        versions = snapshots.publish(server.settings, server.folder, plan.swaps)
+        versions = _publish(server.settings, server.folder, plan.swaps)
         seen, stop = Gaps(), threading.Event()
         threads = [
             threading.Thread(target=_stream_on, args=(server.url, plan.tokens, number, seen, stop))
@@ -61,7 +68,7 @@ def run(plan: ServeBenchPlan) -> Told:
             for thread in threads:
                 thread.join()
     figures = figures_of(seen, windows)
-    return Told(figures, promises(figures))
+    return CheckResult(figures, promises(figures))
 
 
 def promises(figures: dict[str, Any]) -> dict[str, bool]:
@@ -104,6 +111,30 @@ def _in_place(url: str) -> int | None:
         if line.startswith("omnidraft_snapshot_version_info{"):
             return int(float(line.rpartition(" ")[2]))
     return None
+
+
+def _publish(settings: Settings, folder: Path, num: int) -> list[int]:
+    """So many versions with all weights and an n-gram cache."""
+    words = wiring.vocabularies(settings)
+    identity, registry = wiring.identity(settings, words), wiring.registry(settings)
+    tensors = load_trainable(words.drafter_folder, train="full", rank=1, seed=0).serving_tensors()
+    ngrams = wiring.ngram_cache(settings, words, None).to_arrays()
+    versions: list[int] = []
+    parent_id: str | None = None
+    for number in range(num):
+        generator = torch.Generator().manual_seed(number)
+        shaken = {name: _shaken(tensor, generator) for name, tensor in tensors.items()}
+        manifest = identity.manifest(parent_id, train="full")
+        made = folder / f"made-{number}"
+        bundle.write(made, manifest, {bundle.DRAFTER: shaken, bundle.NGRAMS: ngrams})
+        published = registry.publish(made, versions[-1] if versions else None)
+        versions.append(published.version)
+        parent_id = manifest.snapshot_id
+    return versions
+
+
+def _shaken(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return tensor * (1 + NOISE * torch.randn(tensor.shape, generator=generator)).to(tensor.dtype)
 
 
 def _stream_on(url: str, tokens: int, number: int, seen: Gaps, stop: threading.Event) -> None:

@@ -18,7 +18,7 @@ import typer
 from omnidraft.errors import OmnidraftError, RequestError
 from omnidraft.hosts import process
 from pipelines.lib import report
-from pipelines.soak.part import Part, SoakPlan
+from pipelines.soak.plan import Part, SoakPlan
 
 PARTS = ("kills", "broker-down", "registry-down", "rollback", "fuzz", "throughput", "drift")
 EXIT_BROKEN = 1

@@ -21,10 +21,11 @@ from omnidraft.decode.recording import trace_producer
 from omnidraft.distill.ingest import topic_scan
 from omnidraft.ports import Sampling
 from omnidraft.telemetry.metrics import CountingMetrics
+from pipelines.lib.check_result import CheckResult
+from pipelines.lib.local_cluster import emptied
 from pipelines.lib.progress import bar
-from pipelines.soak import tiny_pair
-from pipelines.soak.cluster import BROKER, Cluster
-from pipelines.soak.part import SoakPlan, Told, emptied
+from pipelines.soak.cluster import BROKER, Cluster, tiny_settings
+from pipelines.soak.plan import SoakPlan
 
 PROMPTS = Path(__file__).parents[1] / "data" / "gsm8k.jsonl"
 NUM_PROMPTS = 3
@@ -38,7 +39,7 @@ MOST_SLOWDOWN = 0.02
 RECOVERY_TIMEOUT_S = 60.0
 
 
-def run(plan: SoakPlan) -> Told:
+def run(plan: SoakPlan) -> CheckResult:
     """Speeds, drops, and whether every record ended as acknowledged or as dropped."""
     with Cluster(emptied(plan.out / "broker-down"), _toml(plan)) as cluster:
         cluster.start(BROKER)
@@ -59,7 +60,7 @@ def run(plan: SoakPlan) -> Told:
             "target": plan.target,
             "drafter": plan.drafter,
         }
-    return Told(figures, promises(figures))
+    return CheckResult(figures, promises(figures))
 
 
 def promises(figures: dict[str, Any]) -> dict[str, bool]:
@@ -78,7 +79,7 @@ def promises(figures: dict[str, Any]) -> dict[str, bool]:
 
 def _toml(plan: SoakPlan) -> str:
     if plan.target == "tiny":
-        return tiny_pair.make(plan.out / "models")
+        return tiny_settings(plan.out / "models")
     return f'[models]\ntarget = "{plan.target}"\ndrafter = "{plan.drafter}"\n[worker]'
 
 

@@ -13,8 +13,7 @@ import httpx
 import psutil
 
 from omnidraft import config
-from pipelines.lib.local_cluster import LocalCluster, ServiceFailed, is_serving
-from pipelines.soak.part import free_port
+from pipelines.lib.local_cluster import LocalCluster, ServiceFailed, free_port, is_serving
 
 LOCAL_BROKER = Path(__file__).parents[2] / "deploy" / "kafka" / "local_broker.py"
 ACTOR = "ray::Distill"
@@ -185,3 +184,36 @@ def load_local_broker() -> ModuleType:
         sys.modules[name] = module
         spec.loader.exec_module(module)
     return sys.modules[name]
+
+
+def tiny_settings(folder: Path) -> str:
+    """The models, unless they are there, and the sections of the settings that name them."""
+    from omnidraft.testing.tiny_models import make_drafter, make_target
+
+    target, drafter = folder.absolute() / "target", folder.absolute() / "drafter"
+    if not drafter.exists():
+        make_target(target, spread=0.3)
+        make_drafter(drafter)
+    return f"""\
+[models]
+target = "{target}"
+drafter = "{drafter}"
+precision = "float32"
+drafter_precision = "float32"
+[decode]
+threads = 1
+prefill_rows = 16
+mode = "reproducible"
+[learner]
+records_per_step = 4
+steps_per_snapshot = 8
+held_out_every = 8
+learning_rate = 1e-3
+threads = 1
+nice = 5
+[controller]
+poll_s = 0.5
+tolerance = 1.0
+[worker]
+poll_s = 0.5
+"""

@@ -15,9 +15,11 @@ from omnidraft.fleet.drift import DriftDetector
 from omnidraft.fleet.request_stats import RequestStats, request_stats
 from omnidraft.traces import codec
 from pipelines.demo.measure import Client
+from pipelines.lib.check_result import CheckResult
+from pipelines.lib.local_cluster import emptied
 from pipelines.lib.progress import bar
 from pipelines.soak.cluster import Cluster
-from pipelines.soak.part import SoakPlan, Told, emptied
+from pipelines.soak.plan import SoakPlan
 
 MAX_TOKENS = 64
 WINDOW = 8
@@ -57,7 +59,7 @@ class Event:
     reason: str | None
 
 
-def run(plan: SoakPlan) -> Told:
+def run(plan: SoakPlan) -> CheckResult:
     """Both tasks, one after the other, while the fleet learns."""
     texts = [prompts.read(plan.data / f"{task}.jsonl", plan.phase_requests) for task in plan.tasks]
     with Cluster(emptied(plan.out / "drift"), _toml(plan)) as cluster:
@@ -73,7 +75,7 @@ def run(plan: SoakPlan) -> Told:
         time.sleep(SETTLE_S)
         requests, events = _requests(cluster.settings), _events(cluster.settings)
     figures = detected_by(requests, events, changed_ms) | {"tasks": list(plan.tasks), "target": plan.target}
-    return Told(figures, promises(figures))
+    return CheckResult(figures, promises(figures))
 
 
 def promises(figures: dict[str, Any]) -> dict[str, bool]:

@@ -3,13 +3,14 @@
 from statistics import median
 
 from pipelines.fuzz import __main__
-from pipelines.soak.part import SoakPlan, Told
+from pipelines.lib.check_result import CheckResult
+from pipelines.soak.plan import SoakPlan
 
 MOST_GROWTH = 1.1
 """Of the peak memory, from the first tenth of the batches to the last."""
 
 
-def run(plan: SoakPlan) -> Told:
+def run(plan: SoakPlan) -> CheckResult:
     """A message without a fate, or with two, ends the part: ContractError."""
     figures = __main__.run(plan.fuzzed, seed=plan.seed, processes=plan.threads)
     peaks = figures["peaks_rss_mib"]
@@ -21,4 +22,6 @@ def run(plan: SoakPlan) -> Told:
         == plan.fuzzed,
         f"memory stays within {MOST_GROWTH:.0%} of where it was at first": growth <= MOST_GROWTH,
     }
-    return Told(figures | {"growth": round(growth, 3), "per_s": round(plan.fuzzed / figures["seconds"])}, promises)
+    return CheckResult(
+        figures | {"growth": round(growth, 3), "per_s": round(plan.fuzzed / figures["seconds"])}, promises
+    )

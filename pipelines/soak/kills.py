@@ -14,13 +14,14 @@ from omnidraft.decode.engine import GenerationRequest
 from omnidraft.distill.retrying import retry
 from omnidraft.ports import Sampling
 from omnidraft.telemetry.metrics import CountingMetrics
-from pipelines.lib.local_cluster import ServiceFailed
+from pipelines.lib.check_result import CheckResult
+from pipelines.lib.local_cluster import ServiceFailed, emptied
 from pipelines.lib.progress import bar
-from pipelines.soak import kill_schedule, tiny_pair, uninterrupted, verdict
+from pipelines.soak import kill_schedule, uninterrupted, verdict
 from pipelines.soak.ack_monitor import AckMonitor
-from pipelines.soak.cluster import BROKER, REGISTRY, SERVICES, START_TIMEOUT_S, Cluster
+from pipelines.soak.cluster import BROKER, REGISTRY, SERVICES, START_TIMEOUT_S, Cluster, tiny_settings
 from pipelines.soak.load_clients import QUESTIONS, Clients, Tally
-from pipelines.soak.part import SoakPlan, Told, emptied
+from pipelines.soak.plan import SoakPlan
 
 NUM_CLIENTS = 2
 CLIENT_PAUSE_S = 0.3
@@ -47,16 +48,16 @@ class History:
     seconds: float = 0.0
 
 
-def run(plan: SoakPlan) -> Told:
+def run(plan: SoakPlan) -> CheckResult:
     """Kill, drain, judge, and learn the log once more without interruption."""
     folder = emptied(plan.out / "kills")
-    with Cluster(folder, tiny_pair.make(plan.out / "models")) as cluster:
+    with Cluster(folder, tiny_settings(plan.out / "models")) as cluster:
         evidence, told = endure(cluster, plan)
         evidence.save(folder / EVIDENCE)
         figures = told | verdict.judge(cluster.settings, evidence)
         compared = uninterrupted.compare(cluster.settings, folder / "uninterrupted")
         figures["uninterrupted"] = compared.plain_data()
-    return Told(figures, promises(figures))
+    return CheckResult(figures, promises(figures))
 
 
 def promises(figures: dict[str, Any]) -> dict[str, bool]:

@@ -4,12 +4,14 @@ import time
 from typing import Any
 
 from omnidraft import wiring
+from pipelines.lib.check_result import CheckResult
+from pipelines.lib.local_cluster import emptied
 from pipelines.lib.progress import bar
-from pipelines.soak import kills, tiny_pair
+from pipelines.soak import kills
 from pipelines.soak.ack_monitor import AckMonitor
-from pipelines.soak.cluster import REGISTRY, SERVICES, Cluster
+from pipelines.soak.cluster import REGISTRY, SERVICES, Cluster, tiny_settings
 from pipelines.soak.load_clients import Clients, Tally
-from pipelines.soak.part import SoakPlan, Told, emptied
+from pipelines.soak.plan import SoakPlan
 
 PAUSE_S = 0.1
 SHARE = 0.5
@@ -17,9 +19,9 @@ SHARE = 0.5
 TIMEOUT_S = 240.0
 
 
-def run(plan: SoakPlan) -> Told:
+def run(plan: SoakPlan) -> CheckResult:
     """Kill it, wait, start it again; the worker is never restarted."""
-    with Cluster(emptied(plan.out / "registry-down"), tiny_pair.make(plan.out / "models")) as cluster:
+    with Cluster(emptied(plan.out / "registry-down"), tiny_settings(plan.out / "models")) as cluster:
         plain = kills.plain_texts(cluster.settings)
         cluster.start_all()
         ended: list[str] = []
@@ -37,7 +39,7 @@ def run(plan: SoakPlan) -> Told:
         }
         for name in reversed(SERVICES):
             cluster.fleet.stop(name)
-    return Told(figures, promises(figures))
+    return CheckResult(figures, promises(figures))
 
 
 def promises(figures: dict[str, Any]) -> dict[str, bool]:

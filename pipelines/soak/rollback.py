@@ -11,13 +11,13 @@ from omnidraft import wiring
 from omnidraft.config import Settings
 from omnidraft.fleet import announcements
 from omnidraft.ports import Registry
-from pipelines.lib.local_cluster import ServiceFailed, is_serving
+from pipelines.lib.check_result import CheckResult
+from pipelines.lib.local_cluster import ServiceFailed, emptied, free_port, is_serving
 from pipelines.lib.progress import bar
-from pipelines.soak import tiny_pair
 from pipelines.soak.ack_monitor import AckMonitor
-from pipelines.soak.cluster import START_TIMEOUT_S, Cluster
+from pipelines.soak.cluster import START_TIMEOUT_S, Cluster, tiny_settings
 from pipelines.soak.load_clients import Clients
-from pipelines.soak.part import SoakPlan, Told, emptied, free_port
+from pipelines.soak.plan import SoakPlan
 
 NUM_WORKERS = 3
 NUM_ROLLBACKS = 10
@@ -29,9 +29,9 @@ REST_S = 1.0
 """Between two, so that they meet a follower at rest."""
 
 
-def run(plan: SoakPlan) -> Told:
+def run(plan: SoakPlan) -> CheckResult:
     """Learn two snapshots, stop learning, then go back and forth between them."""
-    with Cluster(emptied(plan.out / "rollback"), tiny_pair.make(plan.out / "models")) as cluster:
+    with Cluster(emptied(plan.out / "rollback"), tiny_settings(plan.out / "models")) as cluster:
         cluster.start_all()
         urls = [cluster.url, *(_one_more(cluster, number) for number in range(1, NUM_WORKERS))]
         registry = wiring.registry(cluster.settings)
@@ -47,7 +47,7 @@ def run(plan: SoakPlan) -> Told:
         "longest_s": round(max(seconds), 3),
         "seconds": [round(each, 3) for each in seconds],
     }
-    return Told(figures, promises(figures))
+    return CheckResult(figures, promises(figures))
 
 
 def promises(figures: dict) -> dict[str, bool]:

@@ -16,9 +16,11 @@ import psutil
 
 from omnidraft.ports import Outgoing
 from omnidraft.traces import archive, codec
+from pipelines.lib.check_result import CheckResult
+from pipelines.lib.local_cluster import emptied
 from pipelines.lib.progress import bar
 from pipelines.soak.cluster import BROKER, Cluster
-from pipelines.soak.part import SoakPlan, Told, emptied
+from pipelines.soak.plan import SoakPlan
 
 RECORDED = Path(__file__).parents[1] / "data" / "gsm8k_qwen1.5b.avro"
 RATES = {2_000: 5_000, 30_000: 300}
@@ -51,7 +53,7 @@ class Load:
         return round(self.per_s * self.seconds)
 
 
-def run(plan: SoakPlan) -> Told:
+def run(plan: SoakPlan) -> CheckResult:
     """Each rate in a topic of its own."""
     figures: dict[str, Any] = {}
     promises: dict[str, bool] = {}
@@ -67,7 +69,7 @@ def run(plan: SoakPlan) -> Told:
                 f"{per_s:,} records/s of {size_bytes // 1000} kB are sustained through one topic for {plan.hold_s:g} s"
             )
             promises[name] = found["is_sustained"]
-    return Told(figures, promises)
+    return CheckResult(figures, promises)
 
 
 def unpaced(load: Load) -> Load:

@@ -15,8 +15,8 @@ from omnidraft.config import Settings
 from omnidraft.distill.ingest import topic_scan
 from omnidraft.ports import Outgoing
 from omnidraft.snapshots.files import sha256_of
-from pipelines.soak import __main__, tiny_pair, uninterrupted, verdict
-from pipelines.soak.cluster import BROKER, REGISTRY, Cluster
+from pipelines.soak import __main__, uninterrupted, verdict
+from pipelines.soak.cluster import BROKER, REGISTRY, Cluster, tiny_settings
 from pipelines.soak.kills import EVIDENCE
 from tests.cli_runs import run_pipeline
 from tests.kafka_fixture import require_jars
@@ -53,7 +53,7 @@ def test_a_fleet_that_is_killed_loses_nothing_repeats_nothing_and_learns_the_sam
 @pytest.fixture(scope="module")
 def again(killed: Path) -> Iterator[Cluster]:
     """Log and registry of that fleet, to be judged again."""
-    with Cluster(killed / "kills", tiny_pair.make(killed / "models")) as cluster:
+    with Cluster(killed / "kills", tiny_settings(killed / "models")) as cluster:
         for name in (REGISTRY, BROKER):
             cluster.start(name)
         cluster.wait_until_ready([REGISTRY, BROKER])

@@ -8,7 +8,7 @@ import pytest
 
 from pipelines.soak import broker_down, registry_down, throughput
 from pipelines.soak.cluster import BROKER, Cluster
-from pipelines.soak.part import SoakPlan
+from pipelines.soak.plan import SoakPlan
 from tests.kafka_fixture import require_jars
 
 pytestmark = [pytest.mark.kafka, pytest.mark.long, pytest.mark.timeout(600)]

@@ -15,7 +15,7 @@ from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.telemetry.metrics import CountingMetrics
 from pipelines.serve_bench import load, overhead, swap
 from pipelines.serve_bench.clients import ClientTally, ask_all
-from pipelines.serve_bench.plan import ServeBenchPlan
+from pipelines.serve_bench.server import ServeBenchPlan
 from tests.http_server import served
 from tests.tiny_engine import PATIENCE_S, tiny_worker
 

@@ -12,8 +12,7 @@ from omnidraft.decode.policy.cost_model import MeasuredCosts
 from omnidraft.ports import Proposer, Step
 from omnidraft.prompts import Prompt
 from omnidraft.wiring.snapshots import named_snapshot
-from pipelines.bench.__main__ import rotated
-from pipelines.bench.runs import BenchRun, watched
+from pipelines.bench.runs import BenchRun, rotated, watched
 from pipelines.lib.progress import bar
 from pipelines.lib.prompt_requests import request_for
 

@@ -1,12 +1,11 @@
 """What a part is asked to do, and what it tells."""
 
 import os
-import shutil
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+
+from pipelines.lib.check_result import CheckResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,32 +32,4 @@ class SoakPlan:
     threads: int = field(default_factory=lambda: os.cpu_count() or 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
-    """What a part found."""
-
-    figures: dict[str, Any]
-    promises: dict[str, bool]
-    """A sentence that people may rely on -> whether it held."""
-
-    def plain_data(self) -> dict[str, Any]:
-        """For JSON."""
-        return {"figures": self.figures, "promises": self.promises}
-
-
-Part = Callable[[SoakPlan], Told]
-
-
-def emptied(folder: Path) -> Path:
-    """The same folder, without what an earlier run left in it."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    return folder
-
-
-def free_port() -> int:
-    """Of the loopback interface, free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+Part = Callable[[SoakPlan], CheckResult]

@@ -1,4 +1,4 @@
-"""What a part is asked to do, and what it tells."""
+"""The plan of a soak, which every part gets."""
 
 import os
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from pipelines.lib.check_result import CheckResult
 
 @dataclass(frozen=True, slots=True)
 class SoakPlan:
-    """Sizes of one soak."""
+    """The sizes of one soak."""
 
     out: Path
     seed: int = 0
@@ -20,14 +20,14 @@ class SoakPlan:
     fuzzed: int = 1_000_000
     outage_s: float = 60.0
     hold_s: float = 30.0
-    """How long a rate has to be held."""
+    """The duration for which a rate has to be held."""
     target: str = "qwen2.5-coder-0.5b"
-    """Of the part that measures decoding speed; `tiny` is a random model. So is the drafter."""
+    """The target of broker-down and drift; `tiny` is a random model. The drafter likewise."""
     drafter: str = "smollm2-135m"
     data: Path = Path("../shared/data")
     """Prompt files of the part in which traffic changes."""
     tasks: tuple[str, str] = ("gsm8k", "code")
-    """Files there, without their ending: before the change and after it."""
+    """Stems of two files there: traffic before the change and after it."""
     phase_requests: int = 50
     threads: int = field(default_factory=lambda: os.cpu_count() or 1)
 

@@ -114,11 +114,11 @@ def _recording_engine(worker: wiring.Worker, settings: config.Settings, stack: E
     log = settings.log.model_copy(update={"url": f"sqlite:///{folder / 'log.db'}"})
     temporary, topic = settings.model_copy(update={"log": log}), log.traces_topic
     metrics, pair = CountingMetrics(), worker.engine.pair
-    producer = TraceProducer(lambda: wiring.log_writer(temporary, topic), settings.producer, metrics)
-    stack.callback(producer.close, settings.producer.drain_timeout_s)
+    producer = TraceProducer(lambda: wiring.log_writer(temporary, topic), settings.recorder, metrics)
+    stack.callback(producer.close, settings.recorder.drain_timeout_s)
     vocabulary = pair.target_tokenizer.vocabulary
-    decoder = Decoder(worker.target, vocabulary, trace_top_k=settings.producer.top_k)
-    slot, decode, recording = worker.engine.slot, settings.decode, settings.producer
+    decoder = Decoder(worker.target, vocabulary, trace_top_k=settings.recorder.top_k)
+    slot, decode, recording = worker.engine.slot, settings.decode, settings.recorder
     return Engine(decoder, pair, slot, producer, metrics, decode=decode, recording=recording)
 
 

@@ -80,16 +80,16 @@ class VllmSetup:
 
 def main(
     prompts_paths: Annotated[list[Path], typer.Option("--prompts", help="JSON lines with prompt or question.")],
-    venv: Annotated[Path, typer.Option(help="Where vLLM and omnidraft are installed.")] = Path(".venv-vllm"),
-    num_prompts: Annotated[int, typer.Option(min=1, help="Of each file, test split first.")] = 4,
+    venv: Annotated[Path, typer.Option(help="The virtual environment of vLLM and omnidraft.")] = Path(".venv-vllm"),
+    num_prompts: Annotated[int, typer.Option(min=1, help="Prompts of each file, test split first.")] = 4,
     max_new_tokens: Annotated[int, typer.Option(min=2)] = 128,
-    methods: Annotated[str, typer.Option(help=f"Of {', '.join(NAMES)}, with commas.")] = ",".join(NAMES[:3]),
+    methods: Annotated[str, typer.Option(help=f"Some of {', '.join(NAMES)}, with commas.")] = ",".join(NAMES[:3]),
     num_tokens: Annotated[int, typer.Option(min=1, help="num_speculative_tokens of our rows.")] = 7,
     target: Annotated[str | None, typer.Option()] = None,
     drafter: Annotated[str | None, typer.Option()] = None,
     snapshot: Annotated[str | None, typer.Option(help="Folder, version or alias; the base drafter without it.")] = None,
     dtype: Annotated[str, typer.Option(help="vLLM's --dtype.")] = "bfloat16",
-    json_path: Annotated[Path | None, typer.Option("--json", help="Where rows and runs go.")] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="A file for rows and runs.")] = None,
     markdown_path: Annotated[Path | None, typer.Option("--markdown", help="A page, and a picture beside it.")] = None,
     config_path: Annotated[Path | None, typer.Option("--config")] = None,
 ) -> None:

@@ -51,13 +51,13 @@ def main(
     ),
     data: Annotated[Path, typer.Option(help="Folder of JSON lines with prompt and split.")] = Path("../shared/data"),
     drafter: Annotated[str | None, typer.Option()] = None,
-    num_answers: Annotated[int, typer.Option(min=2, help="Of each phase.")] = 24,
+    num_answers: Annotated[int, typer.Option(min=2, help="Answers of each phase.")] = 24,
     num_test: Annotated[int, typer.Option(min=1, help="Test answers of the first phase, to see what is kept.")] = 8,
     replay_records: Annotated[int, typer.Option(min=1, help="Learned again in each step, in one arm.")] = 2,
     max_new_tokens: Annotated[int, typer.Option(min=8)] = 128,
-    work: Annotated[Path, typer.Option(help="Where records are kept.")] = Path("runs/paper_table"),
+    work: Annotated[Path, typer.Option(help="A folder for records.")] = Path("runs/paper_table"),
     out: Annotated[Path, typer.Option(help="Folder of the plot.")] = Path("docs/results"),
-    json_path: Annotated[Path | None, typer.Option("--json", help="Where all figures go.")] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="A file for all figures.")] = None,
 ) -> None:
     """Watch agreement through drift."""
     phases = [Phase(target.strip(), task.strip()) for target in targets.split(",") for task in tasks.split(",")]

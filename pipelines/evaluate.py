@@ -37,7 +37,7 @@ def main(
     ] = None,
     target: Annotated[str | None, typer.Option()] = None,
     drafter: Annotated[str | None, typer.Option()] = None,
-    json_path: Annotated[Path | None, typer.Option("--json", help="Where all figures go.")] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="A file for all figures.")] = None,
     config_path: Annotated[Path | None, typer.Option("--config")] = None,
 ) -> None:
     """Measure snapshots on recorded traffic."""

@@ -35,12 +35,14 @@ def main(
     train: Annotated[str | None, typer.Option(help="full, or lora for factors beside the base weights.")] = None,
     lora_rank: Annotated[int | None, typer.Option()] = None,
     learning_rate: Annotated[float | None, typer.Option()] = None,
-    num_answers: Annotated[int | None, typer.Option(min=2, help="Of the file, from its beginning.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Of each answer.")] = 400,
-    num_passes: Annotated[int, typer.Option(min=1, help="How often every answer is learned.")] = 1,
+    num_answers: Annotated[
+        int | None, typer.Option(min=2, help="Rows from the beginning of the file; all without it.")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="The limit of each answer.")] = 400,
+    num_passes: Annotated[int, typer.Option(min=1, help="Passes over the answers.")] = 1,
     held_out_every: Annotated[int, typer.Option(min=2, help="One answer in so many judges, and is not learned.")] = 16,
     measure_every: Annotated[int | None, typer.Option(min=1, help="Steps between points of the curve.")] = None,
-    json_path: Annotated[Path | None, typer.Option("--json", help="Where the curve goes.")] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="A file for the curve.")] = None,
     config_path: Annotated[Path | None, typer.Option("--config")] = None,
 ) -> None:
     """Teach a drafter one target's answers."""

@@ -27,10 +27,12 @@ def main(
     prompts_path: Annotated[
         Path | None, typer.Option("--prompts", help="Let the target answer these: JSON lines with prompt or question.")
     ] = None,
-    num_prompts: Annotated[int | None, typer.Option(min=1, help="Of the file, from its beginning.")] = None,
+    num_prompts: Annotated[
+        int | None, typer.Option(min=1, help="Rows from the beginning of the file; all without it.")
+    ] = None,
     skip: Annotated[int, typer.Option(min=0, help="Rows of the file to pass over.")] = 0,
     split: Annotated[str | None, typer.Option(help="Only rows of this split, for example train.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Of each answer.")] = 400,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="The limit of each answer.")] = 400,
     tenant: Annotated[str | None, typer.Option(help="Named in every record; without it the file's name.")] = None,
     target: Annotated[str | None, typer.Option()] = None,
     drafter: Annotated[str | None, typer.Option()] = None,

@@ -37,7 +37,7 @@ def main(
     measure_every: Annotated[int, typer.Option(min=1, help="Steps between points of the curves.")] = 8,
     num_passes: Annotated[int, typer.Option(min=1)] = 1,
     snapshots: Annotated[Path | None, typer.Option(help="Folder for a snapshot of each configuration.")] = None,
-    json_path: Annotated[Path | None, typer.Option("--json", help="Where all figures go.")] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="A file for all figures.")] = None,
 ) -> None:
     """Compare ways to learn on one slice of traffic."""
     slice_filter = log_slice.parse_filter(from_time, to_time, filters or [])

@@ -26,7 +26,7 @@ HEADROOM, RECORD_CHOICE, DOWNLOAD_SHARE = 2, 10, 0.1
 
 def main(
     workers: Annotated[str, typer.Option(help="Numbers of workers, with commas.")] = "10,1000,100000",
-    worker_tokens_per_s: Annotated[float, typer.Option(help="Of one busy worker.")] = WORKER_TOKENS_PER_S,
+    worker_tokens_per_s: Annotated[float, typer.Option(help="Emitted by one busy worker.")] = WORKER_TOKENS_PER_S,
     learner_tokens_per_s: Annotated[float, typer.Option(help="Learned by one learner.")] = LEARNER_TOKENS_PER_S,
     markdown: Annotated[Path | None, typer.Option(help="A page whose marked part the table replaces.")] = None,
 ) -> None:

@@ -37,17 +37,17 @@ def main(
     prompts_paths: Annotated[
         list[Path] | None, typer.Option("--prompts", help="JSON lines with prompt or question; may be given again.")
     ] = None,
-    num_prompts: Annotated[int, typer.Option(min=1, help="Of each file, test split first.")] = 4,
+    num_prompts: Annotated[int, typer.Option(min=1, help="Prompts of each file, test split first.")] = 4,
     max_new_tokens: Annotated[int, typer.Option(min=2)] = 64,
     temperature: Annotated[float, typer.Option(min=0)] = 0.0,
-    methods: Annotated[str, typer.Option(help=f"Of {', '.join(NAMES)}, with commas.")] = DEFAULT_METHODS,
+    methods: Annotated[str, typer.Option(help=f"Some of {', '.join(NAMES)}, with commas.")] = DEFAULT_METHODS,
     mode: Annotated[str | None, typer.Option(help="fast or reproducible, for omnidraft.")] = None,
     target: Annotated[str | None, typer.Option()] = None,
     drafter: Annotated[str | None, typer.Option()] = None,
     snapshot: Annotated[str | None, typer.Option(help="Folder, version or alias; the base drafter without it.")] = None,
     quantize: Annotated[str | None, typer.Option(help="int4 or int8: the target of our own engine.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; an accelerator is used if there is one.")] = None,
-    json_path: Annotated[Path | None, typer.Option("--json", help="Where rows and runs go.")] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="A file for rows and runs.")] = None,
     markdown_path: Annotated[Path | None, typer.Option("--markdown", help="A page, and a picture beside it.")] = None,
     config_path: Annotated[Path | None, typer.Option("--config")] = None,
 ) -> None:

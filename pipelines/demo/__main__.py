@@ -60,7 +60,7 @@ def main(
     log: Annotated[
         str | None, typer.Option(help="sqlite:///path or kafka://host:port; a fresh SQLite file if absent.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Where everything this run makes goes.")] = Path("runs/demo"),
+    out: Annotated[Path, typer.Option(help="A folder for everything that this run writes.")] = Path("runs/demo"),
     target: Annotated[str | None, typer.Option(help="The model to speed up.")] = None,
     drafter: Annotated[str | None, typer.Option(help="The small model that learns.")] = None,
     num_questions: Annotated[int, typer.Option(min=1, max=NUM_TEST, help="Held-out questions to measure on.")] = 4,

@@ -6,7 +6,7 @@ from statistics import median
 from typing import Any
 
 from omnidraft.errors import RequestError
-from pipelines.lib.api_client import CHAT, ApiClient, Reply
+from pipelines.lib.openai_client import CHAT, OpenAIClient, Reply
 
 TIMEOUT_S = 600.0
 
@@ -15,7 +15,7 @@ class ChatClient:
     """Sends chats of one message to a worker, at temperature 0 with a fixed seed."""
 
     def __init__(self, url: str, *, max_tokens: int) -> None:
-        self._api = ApiClient(url, timeout_s=TIMEOUT_S)
+        self._api = OpenAIClient(url, timeout_s=TIMEOUT_S)
         self._max_tokens = max_tokens
 
     def ask(

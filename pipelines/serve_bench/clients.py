@@ -10,7 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipelines.lib.api_client import CHAT, COMPLETIONS, ApiClient, ApiError, Reply, text_of
+from pipelines.lib.openai_client import CHAT, COMPLETIONS, ApiError, OpenAIClient, Reply, text_of
 
 TIMEOUT_S = 120.0
 OPENINGS = ("How many clips in", "A robe takes", "Numbers:", "Natalia sold")
@@ -43,7 +43,7 @@ class WrongAnswer(Exception):
 class LoadClient:
     """Sends one request after another."""
 
-    def __init__(self, api: ApiClient, tally: ClientTally, seed: int) -> None:
+    def __init__(self, api: OpenAIClient, tally: ClientTally, seed: int) -> None:
         self._api, self._tally, self._rng = api, tally, random.Random(seed)
         self._kinds: dict[str, Callable[[str, Body], None]] = {
             "whole": self._whole,
@@ -128,7 +128,7 @@ def send_load(url: str, num_clients: int, seconds: float, tally: ClientTally, se
     end_s = time.monotonic() + seconds
 
     def run(number: int) -> None:
-        with ApiClient(url, timeout_s=TIMEOUT_S) as api:
+        with OpenAIClient(url, timeout_s=TIMEOUT_S) as api:
             LoadClient(api, tally, seed + number).run_until(end_s)
 
     with ThreadPoolExecutor(num_clients, thread_name_prefix="client") as threads:

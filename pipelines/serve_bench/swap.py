@@ -19,9 +19,9 @@ from omnidraft.config import Settings
 from omnidraft.fleet import announcements
 from omnidraft.models.hf.trainable_drafter import load_trainable
 from omnidraft.snapshots import bundle
-from pipelines.lib.api_client import COMPLETIONS, ApiClient, ApiError
 from pipelines.lib.check_result import CheckResult
 from pipelines.lib.local_cluster import ServiceFailed
+from pipelines.lib.openai_client import COMPLETIONS, ApiError, OpenAIClient
 from pipelines.lib.progress import bar
 from pipelines.lib.report import ms
 from pipelines.serve_bench.server import ServeBenchPlan, Server, serving
@@ -140,7 +140,7 @@ def _with_noise(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tenso
 def _send_streams(url: str, tokens: int, number: int, gaps: StreamGaps, stop: threading.Event) -> None:
     """Request one stream after another and note the gaps between its events."""
     seed = number * 1000
-    with ApiClient(url, timeout_s=120) as api:
+    with OpenAIClient(url, timeout_s=120) as api:
         while not stop.is_set():
             seed += 1
             body = {"prompt": f"Numbers: {seed}", "max_tokens": tokens, "temperature": 1, "seed": seed}

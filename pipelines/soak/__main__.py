@@ -41,20 +41,20 @@ def main(
     ] = 5.0,
     fuzzed: Annotated[int, typer.Option(min=1, help="Hostile records; a million take some 5 minutes.")] = 1_000_000,
     outage_s: Annotated[
-        float, typer.Option(min=1, help="How long the broker is away, twice; the registry for half of it.")
+        float, typer.Option(min=1, help="Seconds without broker, twice; without registry for half as long.")
     ] = 60.0,
-    hold_s: Annotated[float, typer.Option(min=1, help="How long each rate has to be held.")] = 30.0,
+    hold_s: Annotated[float, typer.Option(min=1, help="Seconds for which each rate has to be held.")] = 30.0,
     target: Annotated[
-        str, typer.Option(help="Of broker-down and drift; for the first `tiny` is a random model.")
+        str, typer.Option(help="For broker-down and drift; for the first `tiny` is a random model.")
     ] = "qwen2.5-coder-0.5b",
-    drafter: Annotated[str, typer.Option(help="As --target.")] = "smollm2-135m",
-    data: Annotated[Path, typer.Option(help="Of drift: a folder of prompt files, JSON lines.")] = Path(
+    drafter: Annotated[str, typer.Option(help="Like --target.")] = "smollm2-135m",
+    data: Annotated[Path, typer.Option(help="For drift: a folder of prompt files, JSON lines.")] = Path(
         "../shared/data"
     ),
-    tasks: Annotated[str, typer.Option(help="Of drift: two of them, before and after the change.")] = "gsm8k,code",
-    phase_requests: Annotated[int, typer.Option(min=40, help="Of drift: how many requests each is.")] = 50,
+    tasks: Annotated[str, typer.Option(help="For drift: two of them, before and after the change.")] = "gsm8k,code",
+    phase_requests: Annotated[int, typer.Option(min=40, help="For drift: requests of each task.")] = 50,
     seed: Annotated[int, typer.Option(help="The same seed kills in the same order and sends the same records.")] = 0,
-    out: Annotated[Path, typer.Option(help="Where logs, figures and report.json go.")] = Path("runs/soak"),
+    out: Annotated[Path, typer.Option(help="A folder for logs, figures and report.json.")] = Path("runs/soak"),
     markdown: Annotated[
         Path | None, typer.Option(help="A page for people, with pictures beside it; none without it.")
     ] = None,

@@ -27,7 +27,7 @@ WINDOW = 8
 SETTLED = 15
 """The number of last requests before the change whose mean is the level of agreement."""
 RECOVERED = 0.9
-LEAST_FALL = 0.03
+MIN_FALL = 0.03
 SETTLE_S = 5.0
 """Time for the controller to read the last records."""
 RESAMPLED_VALUES = 20_000
@@ -82,7 +82,7 @@ def assertions(figures: dict[str, Any]) -> dict[str, bool]:
     """Check the figures of this part."""
     return {
         "no fall is told while traffic stays the same": figures["alarms_before"] == 0,
-        "agreement falls with the task, and that is told": figures["level"] - figures["fell_to"] >= LEAST_FALL
+        "agreement falls with the task, and that is told": figures["level"] - figures["fell_to"] >= MIN_FALL
         and figures["told_after_requests"] is not None,
         f"agreement is back above {RECOVERED:.0%} of its level": figures["recovered_after_requests"] is not None,
     }

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipelines.lib.api_client import CHAT, ApiClient, ApiError, ConnectionLost, text_of
+from pipelines.lib.openai_client import CHAT, ApiError, ConnectionLost, OpenAIClient, text_of
 from pipelines.soak.ack_monitor import AckMonitor
 
 GIVE_UP_S = 240.0
@@ -71,12 +71,12 @@ class LoadClients:
         return self.tally
 
     def _run(self) -> None:
-        with ApiClient(self._url, timeout_s=60.0) as api:
+        with OpenAIClient(self._url, timeout_s=60.0) as api:
             while not self._stop.wait(self._pause_s):
                 number = next(self._numbers)
                 self._ask_until_answered(api, number % len(PROMPTS), is_streamed=number % 2 == 1)
 
-    def _ask_until_answered(self, api: ApiClient, prompt: int, *, is_streamed: bool) -> None:
+    def _ask_until_answered(self, api: OpenAIClient, prompt: int, *, is_streamed: bool) -> None:
         deadline = time.monotonic() + GIVE_UP_S
         body = {
             "messages": [{"role": "user", "content": PROMPTS[prompt]}],
@@ -102,7 +102,7 @@ class LoadClients:
                 return self._failed(f"{PROMPTS[prompt]}: no answer within {GIVE_UP_S:.0f} s")
             time.sleep(RETRY_S)
 
-    def _streamed(self, api: ApiClient, prompt: int, body: Mapping[str, Any]) -> ServedAnswer:
+    def _streamed(self, api: OpenAIClient, prompt: int, body: Mapping[str, Any]) -> ServedAnswer:
         text, last = "", body
         try:
             for event in api.stream(CHAT, body):
@@ -118,7 +118,7 @@ class LoadClients:
             self.tally.failures.append(reason)
 
 
-def _whole(api: ApiClient, body: Mapping[str, Any]) -> ServedAnswer:
+def _whole(api: OpenAIClient, body: Mapping[str, Any]) -> ServedAnswer:
     reply = api.ask(CHAT, body)
     return _answer(reply.body, reply.text)
 

@@ -9,9 +9,9 @@ from omnidraft import wiring
 from omnidraft.config import Settings
 from omnidraft.fleet import announcements
 from omnidraft.ports import Registry
-from pipelines.lib.api_client import COMPLETIONS, ApiClient
 from pipelines.lib.check_result import CheckResult
 from pipelines.lib.local_cluster import ServiceFailed, empty_folder, free_port, is_serving
+from pipelines.lib.openai_client import COMPLETIONS, OpenAIClient
 from pipelines.lib.progress import bar
 from pipelines.soak.ack_monitor import AckMonitor
 from pipelines.soak.cluster import START_TIMEOUT_S, Cluster, tiny_settings
@@ -100,6 +100,6 @@ def _wait(urls: Sequence[str], version: int) -> None:
 def _served(url: str) -> int | None:
     """Return the snapshot version that a one-token answer names."""
     body = {"prompt": "x", "max_tokens": 1, "temperature": 0, "store": False, "figures": True}
-    with ApiClient(url, timeout_s=TAKE_UP_TIMEOUT_S) as api:
+    with OpenAIClient(url, timeout_s=TAKE_UP_TIMEOUT_S) as api:
         version: int | None = api.ask(COMPLETIONS, body).stats["snapshot_version"]
     return version

@@ -13,8 +13,8 @@ from fastapi.responses import JSONResponse, StreamingResponse
 
 from omnidraft.errors import RequestError
 from pipelines.lib import report
-from pipelines.lib.api_client import CHAT, COMPLETIONS, ApiClient, ApiError, ConnectionLost, text_of
 from pipelines.lib.check_result import CheckResult, broken_assertions, exit_if_broken, run_part
+from pipelines.lib.openai_client import CHAT, COMPLETIONS, ApiError, ConnectionLost, OpenAIClient, text_of
 from tests.http_server import served
 
 ROOT = Path(__file__).parents[2]
@@ -77,7 +77,7 @@ def test_a_part_that_fails_is_a_broken_assertion(capsys: pytest.CaptureFixture[s
 
 
 @pytest.fixture(scope="module")
-def api() -> Iterator[ApiClient]:
+def api() -> Iterator[OpenAIClient]:
     """A client of a server that does with a request as its prompt says."""
     app = FastAPI()
     first = 'data: {"choices": [{"delta": {"content": "a"}}]}\n\n'
@@ -92,31 +92,31 @@ def api() -> Iterator[ApiClient]:
         ends = {"streamed": "data: [DONE]\n\n", "cut": "", "failed": 'data: {"error": {"message": "no memory"}}\n\n'}
         return StreamingResponse(iter([first, 'data: {"choices": []}\n\n', ends[prompt]]))
 
-    with served(app) as url, ApiClient(url, timeout_s=10.0) as client:
+    with served(app) as url, OpenAIClient(url, timeout_s=10.0) as client:
         yield client
 
 
-def test_a_whole_reply_has_its_text_and_statistics(api: ApiClient) -> None:
+def test_a_whole_reply_has_its_text_and_statistics(api: OpenAIClient) -> None:
     reply = api.ask(CHAT, {"prompt": "whole"})
     assert (reply.text, reply.stats["num_tokens"]) == ("ab", 2)
     assert text_of({"choices": [{"text": "completion"}]}) == "completion"
 
 
-def test_a_stream_yields_its_events(api: ApiClient) -> None:
+def test_a_stream_yields_its_events(api: OpenAIClient) -> None:
     assert [text_of(event) for event in api.stream(CHAT, {"prompt": "streamed"})] == ["a", ""]
 
 
-def test_a_refusal_has_its_status_and_the_seconds_to_wait(api: ApiClient) -> None:
+def test_a_refusal_has_its_status_and_the_seconds_to_wait(api: OpenAIClient) -> None:
     with pytest.raises(ApiError, match="status 429") as refused:
         api.ask(CHAT, {"prompt": "busy"})
     assert (refused.value.status, refused.value.retry_after_s) == (429, 2.0)
 
 
-def test_a_stream_that_fails_or_breaks_off_raises(api: ApiClient) -> None:
+def test_a_stream_that_fails_or_breaks_off_raises(api: OpenAIClient) -> None:
     with pytest.raises(ConnectionLost, match="ended before"):
         list(api.stream(CHAT, {"prompt": "cut"}))
     with pytest.raises(ApiError, match="no memory") as failed:
         list(api.stream(CHAT, {"prompt": "failed"}))
     assert not isinstance(failed.value, ConnectionLost)
-    with pytest.raises(ConnectionLost), ApiClient("http://127.0.0.1:9", timeout_s=1.0) as nobody:
+    with pytest.raises(ConnectionLost), OpenAIClient("http://127.0.0.1:9", timeout_s=1.0) as nobody:
         nobody.ask(COMPLETIONS, {})

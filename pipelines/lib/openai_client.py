@@ -57,13 +57,13 @@ def text_of(body: Mapping[str, Any]) -> str:
     return ""
 
 
-class ApiClient:
+class OpenAIClient:
     """Sends requests over connections that stay open."""
 
     def __init__(self, url: str, *, timeout_s: float) -> None:
         self._http = httpx.Client(base_url=url, timeout=timeout_s)
 
-    def __enter__(self) -> "ApiClient":
+    def __enter__(self) -> "OpenAIClient":
         return self
 
     def __exit__(

@@ -1,8 +1,8 @@
 """Decoding speed inside vLLM: its own plain decoding, its own drafting across vocabularies, and ours.
 
-`python -m pipelines.bench_vllm --venv .venv-vllm --prompts FILE --json OUT`. Every row is a server of its own, asked
-over HTTP as its users do. Plain vLLM runs all the time, the others one after the other beside it (7 GB each with the
-reference pair), and each prompt is asked of both in turn: a speed-up is over plain decoding at the same time.
+`python -m pipelines.bench_vllm --venv .venv-vllm --prompts FILE --json OUT`. Every row is a server of its own, used
+over HTTP as by its clients. Plain vLLM runs all the time, the others one after the other beside it (7 GB each with the
+reference pair), and each prompt goes to both in turn: a speed-up is over plain decoding at the same time.
 
 vllm              plain decoding
 vllm-tli          vLLM's draft model with use_heterogeneous_vocab
@@ -28,9 +28,9 @@ from omnidraft.errors import ModelError, RequestError
 from omnidraft.hosts import process
 from omnidraft.models.catalog import store
 from pipelines.bench import page, summary
-from pipelines.bench.__main__ import rotated
-from pipelines.bench.runs import BenchRun, Failure, Outcome, attempt
+from pipelines.bench.runs import BenchRun, Failure, Outcome, attempt, rotated
 from pipelines.lib import machine, report
+from pipelines.lib.choices import chosen
 from pipelines.lib.vllm_server import VllmServer, custom_class, serve
 
 PLAIN = "vllm"
@@ -40,33 +40,35 @@ Outcomes = dict[str, dict[str, dict[str, list[Outcome]]]]
 
 _ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
 _WARM_UP_TOKENS = 64
-"""Our proposer tries out what passes of each size cost before it decides; a server does that once in its life."""
+"""Our proposer measures the cost of passes of each size before it decides; a server does that once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Where an answer is no longer plain vLLM's."""
+    """The first position at which an answer differs from plain vLLM's."""
 
     task: str
     method: str
     prompt: int
     index: int
-    """Of the first token that differs."""
+    """Index of the first token that differs."""
     plain_id: int
     other_id: int
     gap: float | None
-    """Nats from one to the other, by plain vLLM's log-probabilities from one pass over the text so far; None: one is
+    """Nats between the two tokens, by plain vLLM's log-probabilities from one pass over the text so far; None: one is
     not among the likeliest. bfloat16 logits from 16 to 32 come in steps of 0.125."""
 
     def __str__(self) -> str:
-        apart = "more than can be told" if self.gap is None else f"{self.gap:.3f} nats"
+        distance = "an unknown distance" if self.gap is None else f"{self.gap:.3f} nats"
         tokens = f"{self.plain_id} and {self.other_id}"
-        return f"{self.task} {self.prompt + 1}: {self.method} parts at token {self.index}, {tokens} are {apart} apart"
+        return (
+            f"{self.task} {self.prompt + 1}: {self.method} differs at token {self.index}, {tokens} are {distance} apart"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class VllmSetup:
-    """What all rows share."""
+    """Options of all rows."""
 
     venv: Path
     settings: config.Settings
@@ -78,16 +80,16 @@ class VllmSetup:
 
 def main(
     prompts_paths: Annotated[list[Path], typer.Option("--prompts", help="JSON lines with prompt or question.")],
-    venv: Annotated[Path, typer.Option(help="Where vLLM and omnidraft are installed.")] = Path(".venv-vllm"),
-    num_prompts: Annotated[int, typer.Option(min=1, help="Of each file, test split first.")] = 4,
+    venv: Annotated[Path, typer.Option(help="The virtual environment of vLLM and omnidraft.")] = Path(".venv-vllm"),
+    num_prompts: Annotated[int, typer.Option(min=1, help="Prompts of each file, test split first.")] = 4,
     max_new_tokens: Annotated[int, typer.Option(min=2)] = 128,
-    methods: Annotated[str, typer.Option(help=f"Of {', '.join(NAMES)}, with commas.")] = ",".join(NAMES[:3]),
+    methods: Annotated[str, typer.Option(help=f"Some of {', '.join(NAMES)}, with commas.")] = ",".join(NAMES[:3]),
     num_tokens: Annotated[int, typer.Option(min=1, help="num_speculative_tokens of our rows.")] = 7,
     target: Annotated[str | None, typer.Option()] = None,
     drafter: Annotated[str | None, typer.Option()] = None,
     snapshot: Annotated[str | None, typer.Option(help="Folder, version or alias; the base drafter without it.")] = None,
     dtype: Annotated[str, typer.Option(help="vLLM's --dtype.")] = "bfloat16",
-    json_path: Annotated[Path | None, typer.Option("--json", help="Where rows and runs go.")] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="A file for rows and runs.")] = None,
     markdown_path: Annotated[Path | None, typer.Option("--markdown", help="A page, and a picture beside it.")] = None,
     config_path: Annotated[Path | None, typer.Option("--config")] = None,
 ) -> None:
@@ -112,22 +114,20 @@ def main(
     outcomes: Outcomes = {name: {task: {} for task in tasks} for name in names[1:] or names}
     with tempfile.TemporaryDirectory(prefix="omnidraft-bench-vllm-") as folder:
         setup = VllmSetup(venv.resolve(), settings, snapshot, num_tokens, Path(folder), arguments)
-        partings: list[Divergence] = []
-        for parting in _measured(setup, tasks, max_new_tokens, outcomes):
-            if parting is not None:
-                partings.append(parting)
-            made = _report(about, outcomes) | {"partings": [asdict(each) for each in partings]}
+        divergences: list[Divergence] = []
+        for divergence in _measured(setup, tasks, max_new_tokens, outcomes):
+            if divergence is not None:
+                divergences.append(divergence)
+            content = _report(about, outcomes) | {"partings": [asdict(each) for each in divergences]}
             if json_path is not None:
-                report.save(made, json_path)
+                report.save(content, json_path)
     page.show(_report(about, outcomes), markdown_path)
-    for parting in partings:
-        print(parting)
+    for divergence in divergences:
+        print(divergence)
 
 
 def _names(methods: str) -> list[str]:
-    names = list(dict.fromkeys(name.strip() for name in methods.split(",")))
-    if unknown := sorted(set(names) - set(NAMES)):
-        raise RequestError(f"no method {unknown[0]!r}; there are {', '.join(NAMES)}")
+    names = chosen(methods, NAMES, "method")
     if PLAIN not in names:
         raise RequestError(f"--methods needs {PLAIN}: speed-ups are quoted against it")
     return [PLAIN, *(name for name in names if name != PLAIN)]
@@ -136,7 +136,7 @@ def _names(methods: str) -> list[str]:
 def _measured(
     setup: VllmSetup, tasks: Mapping[str, Sequence[str]], max_new_tokens: int, outcomes: Outcomes
 ) -> Iterator[Divergence | None]:
-    """Ask every prompt of plain vLLM and of the row beside it; yields after each prompt, with where the two part."""
+    """Send every prompt to plain vLLM and to the row beside it; yield after each, with their divergence if any."""
     first = next(iter(tasks.values()))[0]
     with ExitStack() as whole:
         plain = _server(PLAIN, setup, whole)
@@ -148,19 +148,19 @@ def _measured(
                     servers[name] = _server(name, setup, stack)
                     _outcome(servers[name], first, _WARM_UP_TOKENS)
                 for task, texts in tasks.items():
-                    its = outcomes[name][task]
+                    turn = outcomes[name][task]
                     for number, text in enumerate(texts):
                         for each in rotated(list(servers), number):
-                            its.setdefault(each, []).append(_outcome(servers[each], text, max_new_tokens))
+                            turn.setdefault(each, []).append(_outcome(servers[each], text, max_new_tokens))
                         print(f"{task}: {number + 1} of {len(texts)} prompts, {', '.join(servers)}", file=sys.stderr)
-                        yield _parting(task, name, number, text, plain, its)
+                        yield _divergence(task, name, number, text, plain, turn)
 
 
-def _parting(
-    task: str, name: str, number: int, text: str, plain: VllmServer | Failure, its: Mapping[str, Sequence[Outcome]]
+def _divergence(
+    task: str, name: str, number: int, text: str, plain: VllmServer | Failure, turn: Mapping[str, Sequence[Outcome]]
 ) -> Divergence | None:
-    """None where the answers are the same, or there are none to compare."""
-    ours, theirs = its[name][number], its[PLAIN][number]
+    """Return the divergence; None where the answers are the same, or one is missing."""
+    ours, theirs = turn[name][number], turn[PLAIN][number]
     if isinstance(ours, Failure) or isinstance(theirs, Failure) or isinstance(plain, Failure):
         return None
     index = next((at for at, both in enumerate(zip(ours.ids, theirs.ids, strict=False)) if both[0] != both[1]), None)
@@ -177,7 +177,7 @@ def _outcome(server: VllmServer | Failure, text: str, max_new_tokens: int) -> Ou
 
 
 def _server(name: str, setup: VllmSetup, stack: ExitStack) -> VllmServer | Failure:
-    """Starts the server of a row; why there is none."""
+    """Start the server of a row; return it, or the reason of its failure."""
     target = store.resolve(setup.settings.models.target)
     speculation, environment = _speculation(name, setup)
     log_path = setup.folder / f"{name}.log"
@@ -221,35 +221,37 @@ def _speculation(name: str, setup: VllmSetup) -> tuple[dict[str, Any] | None, di
 
 
 def _ask(server: VllmServer, text: str, max_new_tokens: int) -> BenchRun:
-    """An answer; passes are tokens less those that vLLM says were accepted drafts."""
+    """Send one prompt; its passes are its tokens less the drafts that vLLM counts as accepted."""
     before = server.counters().get(_ACCEPTED, 0.0)
-    heard = server.ask(text, max_new_tokens)
+    answer = server.ask(text, max_new_tokens)
     accepted = server.counters().get(_ACCEPTED, 0.0) - before
-    figures = DecodeStats(
-        num_tokens=len(heard.ids),
-        num_passes=max(len(heard.ids) - int(accepted), 1),
-        num_later_tokens=len(heard.ids) - heard.num_first,
-        first_token_s=heard.first_token_s,
-        decode_s=heard.decode_s,
+    stats = DecodeStats(
+        num_tokens=len(answer.ids),
+        num_passes=max(len(answer.ids) - int(accepted), 1),
+        num_later_tokens=len(answer.ids) - answer.num_first,
+        first_token_s=answer.first_token_s,
+        decode_s=answer.decode_s,
     )
-    return BenchRun(heard.ids, figures)
+    return BenchRun(answer.ids, stats)
 
 
 def _report(about: Mapping[str, Any], outcomes: Outcomes) -> dict[str, Any]:
-    """A row for each method; plain vLLM's is of its first turn, each other's beside the turn that it had itself."""
+    """Return the report; plain vLLM's row is of its first turn, each other row is compared with plain in its own."""
     rows: list[summary.Row] = []
     for task in next(iter(outcomes.values())):
-        for of_method in outcomes.values():
-            its = summary.rows(task, of_method[task], is_greedy=True, plain_name=PLAIN)
+        for turns in outcomes.values():
+            turn_rows = summary.rows(task, turns[task], is_greedy=True, plain_name=PLAIN)
             rows += [
-                row for row in its if row["method"] not in {each["method"] for each in rows if each["task"] == task}
+                row
+                for row in turn_rows
+                if row["method"] not in {each["method"] for each in rows if each["task"] == task}
             ]
     rows.sort(key=lambda row: NAMES.index(row["method"]))
     runs = [
         {"task": task, "method": name, "beside": beside, "prompt": number} | outcome.plain_data()
-        for beside, of_method in outcomes.items()
-        for task, of_task in of_method.items()
-        for name, done in of_task.items()
+        for beside, turns in outcomes.items()
+        for task, task_outcomes in turns.items()
+        for name, done in task_outcomes.items()
         for number, outcome in enumerate(done)
     ]
     return {**about, "rows": rows, "runs": runs}

@@ -18,7 +18,7 @@ from omnidraft.hosts import process
 from omnidraft.traces.record import TraceRecord
 from omnidraft.wiring.models import named_folder
 from pipelines.lib import log_slice, report
-from pipelines.lib.learning import measured
+from pipelines.lib.learning import measure
 from pipelines.lib.progress import bar
 
 BASE = "base"
@@ -37,39 +37,41 @@ def main(
     ] = None,
     target: Annotated[str | None, typer.Option()] = None,
     drafter: Annotated[str | None, typer.Option()] = None,
-    json_path: Annotated[Path | None, typer.Option("--json", help="Where all figures go.")] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="A file for all figures.")] = None,
     config_path: Annotated[Path | None, typer.Option("--config")] = None,
 ) -> None:
     """Measure snapshots on recorded traffic."""
     settings = config.load(config_path, models={"target": target, "drafter": drafter})
-    words = wiring.vocabularies(settings)
-    wanted = log_slice.wanted(from_time, to_time, filters or [])
-    found = log_slice.read(log, settings, wanted.of_pair(settings), alignment=words.alignment.fingerprint)
-    records = found.require()
-    chosen = [*(names or []), *(more_names or [])] or [BASE]
+    tokenizers = wiring.vocabularies(settings)
+    slice_filter = log_slice.parse_filter(from_time, to_time, filters or [])
+    log_records = log_slice.read(
+        log, settings, slice_filter.of_pair(settings), alignment=tokenizers.alignment.fingerprint
+    )
+    records = log_records.require()
+    snapshot_names = [*(names or []), *(more_names or [])] or [BASE]
     costs = speedup_model.fit(records)
     rows = {}
-    with bar("evaluating", len(chosen)) as advance:
-        for name in chosen:
-            learner = _loaded(name, settings, words)
+    with bar("evaluating", len(snapshot_names)) as advance:
+        for name in snapshot_names:
+            learner = _loaded(name, settings, tokenizers)
             rows[name] = _row(learner, records, costs)
             advance()
-    made = {"log": log, "records": len(records), "passed_over": dict(found.skipped), "snapshots": rows}
+    content = {"log": log, "records": len(records), "passed_over": dict(log_records.skipped), "snapshots": rows}
     if json_path is not None:
-        report.save(made, json_path)
+        report.save(content, json_path)
     Console().print(_table(rows))
 
 
-def _loaded(name: str, settings: config.Settings, words: wiring.Vocabularies) -> Learner:
-    """A learner with the snapshot's weights and cache. Raises SnapshotError when there is none of that name."""
+def _loaded(name: str, settings: config.Settings, tokenizers: wiring.Vocabularies) -> Learner:
+    """Return a learner with the snapshot's weights and cache. Raises SnapshotError when the name is unknown."""
     if name == BASE:
-        return wiring.learner(settings, words)
+        return wiring.learner(settings, tokenizers)
     with named_folder(settings, name) as (version, folder):
-        return wiring.learner_from_snapshot(settings, words, version.manifest, folder)
+        return wiring.learner_from_snapshot(settings, tokenizers, version.manifest, folder)
 
 
 def _row(learner: Learner, records: list[TraceRecord], costs: speedup_model.SpeedupModel | None) -> dict[str, Any]:
-    point = measured(learner, records)
+    point = measure(learner, records)
     tenants = sorted({record.tenant for record in records})
     return {
         "agreement": point.agreement,
@@ -88,8 +90,8 @@ def _table(rows: dict[str, dict[str, Any]]) -> Table:
     table = Table("snapshot", "agreement", *(f"chain of {depth}" for depth in depths), "predicted speed-up")
     for name, row in rows.items():
         speedup = row["predicted_speedup"]
-        told = [f"{each:.2f}" for each in row["tokens_per_pass"].values()]
-        table.add_row(name, f"{row['agreement']:.3f}", *told, "-" if speedup is None else f"{speedup:.2f}x")
+        cells = [f"{each:.2f}" for each in row["tokens_per_pass"].values()]
+        table.add_row(name, f"{row['agreement']:.3f}", *cells, "-" if speedup is None else f"{speedup:.2f}x")
     return table
 
 

@@ -19,7 +19,7 @@ from omnidraft.hosts import process
 from omnidraft.traces import archive
 from omnidraft.traces.record import TraceRecord
 from pipelines.lib import report
-from pipelines.lib.learning import Point, TrainingRun, fresh, learn, split_by_request, write_snapshot
+from pipelines.lib.learning import Point, TrainingRun, learn, new_run, split_by_request, write_snapshot
 from pipelines.lib.progress import bar
 from pipelines.lib.recording import Recording, RecordingLimits
 
@@ -35,12 +35,14 @@ def main(
     train: Annotated[str | None, typer.Option(help="full, or lora for factors beside the base weights.")] = None,
     lora_rank: Annotated[int | None, typer.Option()] = None,
     learning_rate: Annotated[float | None, typer.Option()] = None,
-    num_answers: Annotated[int | None, typer.Option(min=2, help="Of the file, from its beginning.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Of each answer.")] = 400,
-    num_passes: Annotated[int, typer.Option(min=1, help="How often every answer is learned.")] = 1,
+    num_answers: Annotated[
+        int | None, typer.Option(min=2, help="Rows from the beginning of the file; all without it.")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="The limit of each answer.")] = 400,
+    num_passes: Annotated[int, typer.Option(min=1, help="Passes over the answers.")] = 1,
     held_out_every: Annotated[int, typer.Option(min=2, help="One answer in so many judges, and is not learned.")] = 16,
     measure_every: Annotated[int | None, typer.Option(min=1, help="Steps between points of the curve.")] = None,
-    json_path: Annotated[Path | None, typer.Option("--json", help="Where the curve goes.")] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="A file for the curve.")] = None,
     config_path: Annotated[Path | None, typer.Option("--config")] = None,
 ) -> None:
     """Teach a drafter one target's answers."""
@@ -50,14 +52,14 @@ def main(
     parse(settings.learner.loss)
     if out.exists():
         raise RequestError(f"{out} exists; a snapshot is written once")
-    words = wiring.vocabularies(settings)
+    tokenizers = wiring.vocabularies(settings)
     records = _records(answers, settings, out, num_answers, max_new_tokens)
-    chosen, held_out = split_by_request(records, held_out_every)
-    run = fresh(settings, words)
-    with bar("learning", num_passes * len(chosen)) as advance:
+    train_records, held_out = split_by_request(records, held_out_every)
+    run = new_run(settings, tokenizers)
+    with bar("learning", num_passes * len(train_records)) as advance:
         options = {"num_passes": num_passes, "measure_every": measure_every}
-        learn(run, chosen, held_out, settings, saw=_tell, advance=advance, **options)  # type: ignore[arg-type]
-    write_snapshot(run, out, settings, words, num_held_out=len(held_out))
+        learn(run, train_records, held_out, settings, on_point=_print_point, advance=advance, **options)  # type: ignore[arg-type]
+    write_snapshot(run, out, settings, tokenizers, num_held_out=len(held_out))
     _finish(run, out, json_path)
 
 
@@ -66,19 +68,19 @@ def _records(
 ) -> list[TraceRecord]:
     if answers.suffix == ".avro":
         return list(archive.read(answers))[:num_answers]
-    asked = prompts.read(answers, num_answers)
+    prompt_rows = prompts.read(answers, num_answers)
     parts = out.with_name(f"{out.name}.parts")
     recording = Recording(settings, parts, RecordingLimits(max_new_tokens, answers.stem), is_given=True)
     records: list[TraceRecord] = []
-    with bar("recording", len(asked)) as advance:
-        for of_answer in recording.of(asked):
+    with bar("recording", len(prompt_rows)) as advance:
+        for of_answer in recording.records_of(prompt_rows):
             records += of_answer
             advance()
     shutil.rmtree(parts)
     return records
 
 
-def _tell(point: Point) -> None:
+def _print_point(point: Point) -> None:
     losses = "".join(f", {name} {value:.3f}" for name, value in point.losses.items())
     Console(stderr=True).print(f"{point.num_tokens} tokens learned: agreement {point.agreement:.3f}{losses}")
 
@@ -86,9 +88,9 @@ def _tell(point: Point) -> None:
 def _finish(run: TrainingRun, out: Path, json_path: Path | None) -> None:
     table = Table("", "agreement", *(f"chain of {depth}" for depth in run.curve[0].tokens_per_pass), title=str(out))
     for name, point in (("before", run.curve[0]), ("after", run.curve[-1])):
-        table.add_row(name, f"{point.agreement:.3f}", *(f"{told:.2f}" for told in point.tokens_per_pass.values()))
+        table.add_row(name, f"{point.agreement:.3f}", *(f"{value:.2f}" for value in point.tokens_per_pass.values()))
     Console().print(table)
-    print(f"foretold tokens per pass, on held-out answers; {run.tokens_per_s:.0f} tokens learned a second")
+    print(f"predicted tokens per pass, on held-out answers; {run.tokens_per_s:.0f} tokens learned a second")
     if json_path is not None:
         rows = {"curve": [point.plain_data() for point in run.curve], "tokens_per_s": run.tokens_per_s}
         report.save(rows | {"skipped": run.learner.counters.skipped}, json_path)

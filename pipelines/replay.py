@@ -18,7 +18,7 @@ from omnidraft.errors import RequestError
 from omnidraft.hosts import process
 from omnidraft.traces.record import TraceRecord
 from pipelines.lib import log_slice, report
-from pipelines.lib.learning import Point, TrainingRun, fresh, learn, split_by_request, write_snapshot
+from pipelines.lib.learning import Point, TrainingRun, learn, new_run, split_by_request, write_snapshot
 from pipelines.lib.progress import bar
 
 EXPERIMENT = "omnidraft.replay"
@@ -37,35 +37,37 @@ def main(
     measure_every: Annotated[int, typer.Option(min=1, help="Steps between points of the curves.")] = 8,
     num_passes: Annotated[int, typer.Option(min=1)] = 1,
     snapshots: Annotated[Path | None, typer.Option(help="Folder for a snapshot of each configuration.")] = None,
-    json_path: Annotated[Path | None, typer.Option("--json", help="Where all figures go.")] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="A file for all figures.")] = None,
 ) -> None:
     """Compare ways to learn on one slice of traffic."""
-    wanted = log_slice.wanted(from_time, to_time, filters or [])
+    slice_filter = log_slice.parse_filter(from_time, to_time, filters or [])
     paths = [*configs, *(more_configs or [])]
     if len({path.stem for path in paths}) < len(paths):
         raise RequestError("two configurations have the same file name; their runs are named by it")
-    made: dict[str, Any] = {"log": log, "configs": {}}
+    content: dict[str, Any] = {"log": log, "configs": {}}
     for path in paths:
         settings = config.load(path)
-        words = wiring.vocabularies(settings)
-        found = log_slice.read(log, settings, wanted.of_pair(settings), alignment=words.alignment.fingerprint)
-        chosen, held_out = split_by_request(found.require(), held_out_every)
-        with _Tracked(settings, path, speedup_model.fit(found.records)) as tracked:
-            run = _learn(settings, words, chosen, held_out, tracked, (path.stem, num_passes, measure_every))
+        tokenizers = wiring.vocabularies(settings)
+        log_records = log_slice.read(
+            log, settings, slice_filter.of_pair(settings), alignment=tokenizers.alignment.fingerprint
+        )
+        train, held_out = split_by_request(log_records.require(), held_out_every)
+        with _TrackedRun(settings, path, speedup_model.fit(log_records.records)) as tracked:
+            run = _learn(settings, tokenizers, train, held_out, tracked, (path.stem, num_passes, measure_every))
         if snapshots is not None:
-            write_snapshot(run, snapshots / path.stem, settings, words, num_held_out=len(held_out))
-        made["configs"][path.stem] = tracked.figures(run) | {
-            "records": len(chosen),
+            write_snapshot(run, snapshots / path.stem, settings, tokenizers, num_held_out=len(held_out))
+        content["configs"][path.stem] = tracked.figures(run) | {
+            "records": len(train),
             "held_out_records": len(held_out),
-            "passed_over": dict(found.skipped),
+            "passed_over": dict(log_records.skipped),
         }
         if json_path is not None:
-            report.save(made, json_path)
-    Console().print(_table(made["configs"]))
+            report.save(content, json_path)
+    Console().print(_table(content["configs"]))
 
 
-class _Tracked:
-    """A run's curve in MLflow, where there is one."""
+class _TrackedRun:
+    """Logs a run's curve to MLflow, where there is one."""
 
     def __init__(self, settings: config.Settings, path: Path, costs: speedup_model.SpeedupModel | None) -> None:
         self._costs = costs
@@ -81,7 +83,7 @@ class _Tracked:
         if self._experiment is not None and self.run_id is not None:
             self._experiment.log(self.run_id, self._numbers(point), point.num_steps)
 
-    def __enter__(self) -> "_Tracked":
+    def __enter__(self) -> "_TrackedRun":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -89,7 +91,7 @@ class _Tracked:
             self._experiment.end(self.run_id, has_failed=kind is not None)
 
     def figures(self, run: TrainingRun) -> dict[str, Any]:
-        """For the report."""
+        """Return the fields of the report."""
         return {
             "mlflow_run": self.run_id,
             "curve": [point.plain_data() for point in run.curve],
@@ -102,7 +104,7 @@ class _Tracked:
 
     def _numbers(self, point: Point) -> dict[str, float]:
         numbers = {f"loss/{name}": value for name, value in point.losses.items()}
-        numbers |= {f"tokens_per_pass/{depth}": told for depth, told in point.tokens_per_pass.items()}
+        numbers |= {f"tokens_per_pass/{depth}": value for depth, value in point.tokens_per_pass.items()}
         speedup = self._speedup(point)
         return numbers | {"agreement": point.agreement} | ({} if speedup is None else {"predicted_speedup": speedup})
 
@@ -112,23 +114,23 @@ class _Tracked:
 
 def _learn(
     settings: config.Settings,
-    words: wiring.Vocabularies,
-    chosen: Sequence[TraceRecord],
+    tokenizers: wiring.Vocabularies,
+    train: Sequence[TraceRecord],
     held_out: Sequence[TraceRecord],
-    tracked: _Tracked,
+    tracked: _TrackedRun,
     plan: tuple[str, int, int],
 ) -> TrainingRun:
     name, num_passes, measure_every = plan
-    run = fresh(settings, words)
-    with bar(name, num_passes * len(chosen)) as advance:
+    run = new_run(settings, tokenizers)
+    with bar(name, num_passes * len(train)) as advance:
         return learn(
             run,
-            chosen,
+            train,
             held_out,
             settings,
             num_passes=num_passes,
             measure_every=measure_every,
-            saw=tracked.update,
+            on_point=tracked.update,
             advance=advance,
         )
 

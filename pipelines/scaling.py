@@ -1,88 +1,101 @@
-"""What a fleet of so many workers writes, learns and downloads: arithmetic, and a simulation beside it.
+"""The load of N workers on log, learner, registry and network: the table of docs/scaling.md, where the formulas stand.
 
-`python -m pipelines.scaling` prints the table of docs/scaling.md; `--markdown docs/scaling.md` puts it there.
+`python -m pipelines.scaling` prints it; `--markdown docs/scaling.md` puts it into the page.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
+from math import ceil
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import typer
 
+from omnidraft.config import Settings
 from omnidraft.errors import ConfigError
 from omnidraft.hosts.process import entry
-from pipelines.scaling_parts import simulation
-from pipelines.scaling_parts.arithmetic import Fleet
-from pipelines.scaling_parts.measured import Measured, recorded_traffic
+from omnidraft.vocab.ngram_table import ENTRY
 
-SIZES = "10,1000,100000"
 BEGIN, END = "<!-- pipelines.scaling begins -->", "<!-- pipelines.scaling ends -->"
-HOURS = 240.0
-"""That the learner is simulated for."""
+WORKER_TOKENS_PER_S, LEARNER_TOKENS_PER_S = 15.3, 57.0
+TOKENS_PER_RECORD, BYTES_PER_TOKEN = 12_593 / 73, 90.61725
+PARTITION_RECORDS_PER_S, REGISTRY_REQUESTS_PER_S = 2034.6, 14.0
+NUM_WEIGHTS, NUM_FACTORS_PER_RANK = 134_515_008, 305_280
+SERVER_BYTES_PER_S, WORKER_BYTES_PER_S = 1.25e9, 125e6
+RETENTION_S, REPLICAS, FETCH_WAIT_S, ANNOUNCEMENT_BYTES = 72 * 3600, 3, 0.5, 200
+HEADROOM, RECORD_CHOICE, DOWNLOAD_SHARE = 2, 10, 0.1
 
 
 def main(
-    workers: Annotated[str, typer.Option(help="Numbers of workers, with commas.")] = SIZES,
-    worker_tokens_per_s: Annotated[float | None, typer.Option(help="Of one worker, always busy.")] = None,
-    learner_tokens_per_s: Annotated[float | None, typer.Option(help="That one learner learns.")] = None,
-    simulate: Annotated[bool, typer.Option(help="Play it through as well.")] = False,
-    markdown: Annotated[Path | None, typer.Option(help="A file whose marked part the table replaces.")] = None,
+    workers: Annotated[str, typer.Option(help="Numbers of workers, with commas.")] = "10,1000,100000",
+    worker_tokens_per_s: Annotated[float, typer.Option(help="Emitted by one busy worker.")] = WORKER_TOKENS_PER_S,
+    learner_tokens_per_s: Annotated[float, typer.Option(help="Learned by one learner.")] = LEARNER_TOKENS_PER_S,
+    markdown: Annotated[Path | None, typer.Option(help="A page whose marked part the table replaces.")] = None,
 ) -> None:
-    """Tell what they need."""
-    measured = Measured(recorded_traffic())
-    measured = replace(
-        measured,
-        worker_tokens_per_s=worker_tokens_per_s or measured.worker_tokens_per_s,
-        learner_tokens_per_s=learner_tokens_per_s or measured.learner_tokens_per_s,
-    )
-    fleets = [Fleet(int(number), measured) for number in workers.split(",")]
-    told = table(fleets)
-    if simulate:
-        told += "\n" + simulated(fleets)
+    """Print a table of a fleet's traffic, a column for each number of workers."""
+    columns = [column(int(number), worker_tokens_per_s, learner_tokens_per_s) for number in workers.split(",")]
+    lines = [f"| {name} | {' | '.join(each[name] for each in columns)} |" for name in columns[0]]
+    lines.insert(1, f"| --- | {' | '.join(['---:'] * len(columns))} |")
+    table = "\n".join(lines) + "\n"
     if markdown is not None:
-        put(markdown, told)
-    typer.echo(told)
+        text = markdown.read_text()
+        if text.count(BEGIN) != 1 or text.count(END) != 1:
+            raise ConfigError(f"{markdown} has no part between {BEGIN!r} and {END!r}")
+        head, rest = text.split(BEGIN)
+        markdown.write_text(f"{head}{BEGIN}\n\n{table}\n{END}{rest.split(END)[1]}")
+    typer.echo(table)
 
 
-def table(fleets: Sequence[Fleet]) -> str:
-    """Rows of figures, a column for each fleet."""
-    rows = [_row("workers", [f"{each.num_workers:,}" for each in fleets]), _row("---", ["---:"] * len(fleets))]
-    rows += [_row(name, [cell(each) for each in fleets]) for name, cell in FIGURES.items()]
-    return "\n".join(rows) + "\n"
+def column(num_workers: int, worker_tokens_per_s: float, learner_tokens_per_s: float) -> dict[str, str]:
+    """Return the cells of one fleet by the names of their rows."""
+    learner = Settings().learner
+    tokens_per_s = num_workers * worker_tokens_per_s
+    records_per_s, log_bytes_per_s = tokens_per_s / TOKENS_PER_RECORD, tokens_per_s * BYTES_PER_TOKEN
+    num_recorders = min(num_workers, ceil(RECORD_CHOICE * learner_tokens_per_s / worker_tokens_per_s))
+    step_s = learner.records_per_step * TOKENS_PER_RECORD / min(learner_tokens_per_s, tokens_per_s)
+    share = min(1.0, learner_tokens_per_s / tokens_per_s)
+    age_s = _mean_age_s(records_per_s, learner_tokens_per_s / TOKENS_PER_RECORD) if share < 1 else None
+    return {
+        "workers": f"{num_workers:,}",
+        "tokens/s": _number(tokens_per_s),
+        "trace records/s": _number(records_per_s),
+        "into Kafka": f"{_bytes(log_bytes_per_s)}/s",
+        "on brokers' disks, 72 h, 3 replicas": _bytes(log_bytes_per_s * RETENTION_S * REPLICAS),
+        "partitions, half full": f"{ceil(HEADROOM * records_per_s / PARTITION_RECORDS_PER_S):,}",
+        "share of tokens that one learner learns": f"{share:.2%}" if share >= 0.001 else f"{share:.4%}",
+        "age of a record when it is learned, by default": "seconds" if age_s is None else _time(age_s),
+        "workers that need to record": f"{num_recorders:,}",
+        "into Kafka from those": f"{_bytes(log_bytes_per_s * num_recorders / num_workers)}/s",
+        "a snapshot every, by default": _time(learner.steps_per_snapshot * step_s),
+        "an announcement to all": _bytes(num_workers * ANNOUNCEMENT_BYTES),
+    } | _downloads(num_workers, step_s)
 
 
-def simulated(fleets: Sequence[Fleet], seed: int = 0) -> str:
-    """The figures that events give, under the same names."""
-    rng = np.random.default_rng(seed)
-    rows = [_row("simulated", [f"{each.num_workers:,}" for each in fleets]), _row("---", ["---:"] * len(fleets))]
-    traces = [simulation.traces(each.num_workers, each.measured, each.partitions, rng) for each in fleets]
-    learned = [simulation.learner(each.records_per_s, each.measured, HOURS, rng) for each in fleets]
-    rows += [
-        _row("trace records/s", [_number(each.records_per_s) for each in traces]),
-        _row("into Kafka", [f"{_bytes(each.bytes_per_s)}/s" for each in traces]),
-        _row("busiest partition, records/s", [_number(each.busiest_partition_records_per_s) for each in traces]),
-        _row("share of tokens learned", [_share(each.share) for each in learned]),
-        _row("age of a record when it is learned", [_time(each.mean_age_s) for each in learned]),
-    ]
-    for name, size in (("all weights", "full_bytes"), ("LoRA", "lora_bytes")):
-        seconds = (simulation.fanout_s(each.num_workers, getattr(each, size), each.measured, rng) for each in fleets)
-        rows.append(_row(f"one server hands out {name} in", [_time(each) for each in seconds]))
-    return "\n".join(rows) + "\n"
+def _mean_age_s(records_per_s: float, learned_per_s: float) -> float:
+    """Return the mean age at which a learner that falls behind learns a record: samples, and records in order."""
+    settings = Settings().learner
+    sample, max_lag = settings.lag_sample_records, settings.max_lag_records or 0
+    sample_age_s = sample / learned_per_s / 2 + sample / records_per_s / 2
+    waiting = sample / learned_per_s * records_per_s
+    num_in_order = max(0.0, (max_lag - waiting) / (records_per_s - learned_per_s) * learned_per_s)
+    in_order_age_s = (waiting + max_lag) / 2 / records_per_s
+    return (sample * sample_age_s + num_in_order * in_order_age_s) / (sample + num_in_order)
 
 
-def put(path: Path, told: str) -> None:
-    """Replace what stands between the marks. Raises ConfigError when they are not there."""
-    text = path.read_text()
-    if text.count(BEGIN) != 1 or text.count(END) != 1:
-        raise ConfigError(f"{path} has no part between {BEGIN!r} and {END!r}")
-    before, rest = text.split(BEGIN)
-    path.write_text(f"{before}{BEGIN}\n\n{told}\n{END}{rest.split(END)[1]}")
-
-
-def _row(name: str, cells: Sequence[str]) -> str:
-    return f"| {name} | {' | '.join(cells)} |"
+def _downloads(num_workers: int, step_s: float) -> dict[str, str]:
+    settings = Settings()
+    cache_bytes = settings.cache.capacity * ENTRY.itemsize
+    sizes = {"all weights": 2 * NUM_WEIGHTS, "LoRA": 4 * settings.learner.lora_rank * NUM_FACTORS_PER_RANK}
+    cells = {"fetches/s of idle followers": _number(num_workers / FETCH_WAIT_S)}
+    seconds: dict[str, float] = {}
+    for name, num_bytes in sizes.items():
+        size = num_bytes + cache_bytes
+        seconds[name] = max(num_workers * size / SERVER_BYTES_PER_S, size / WORKER_BYTES_PER_S)
+        cells[f"one server hands out {name} in"] = _time(seconds[name])
+    for name, download_s in seconds.items():
+        least = max(settings.learner.steps_per_snapshot, ceil(download_s / DOWNLOAD_SHARE / step_s))
+        cells[f"`learner.steps_per_snapshot`, {name}"] = f"{least:,}"
+    poll_s = max(settings.worker.poll_s, HEADROOM * num_workers / REGISTRY_REQUESTS_PER_S)
+    registry_requests_per_s = _number(num_workers / settings.worker.poll_s)
+    return cells | {"requests/s to the registry, by default": registry_requests_per_s, "`worker.poll_s`": _time(poll_s)}
 
 
 def _number(value: float) -> str:
@@ -90,11 +103,11 @@ def _number(value: float) -> str:
 
 
 def _bytes(value: float) -> str:
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if value < 1000 or unit == "TB":
-            break
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:,.3g} {unit}"
         value /= 1000
-    return f"{value:,.3g} {unit}" if value < 1000 else f"{value:,.0f} {unit}"
+    return f"{value:,.3g} TB" if value < 1000 else f"{value:,.0f} TB"
 
 
 def _time(seconds: float) -> str:
@@ -102,37 +115,6 @@ def _time(seconds: float) -> str:
         if seconds >= 2 * length_s:
             return f"{seconds / length_s:.3g} {unit}"
     return f"{seconds:.3g} s"
-
-
-def _share(value: float) -> str:
-    return f"{value:.2%}" if value >= 0.001 else f"{value:.4%}"
-
-
-FIGURES = {
-    "tokens/s": lambda fleet: _number(fleet.tokens_per_s),
-    "trace records/s": lambda fleet: _number(fleet.records_per_s),
-    "into Kafka": lambda fleet: f"{_bytes(fleet.log_bytes_per_s)}/s",
-    "on brokers' disks, 72 h, 3 replicas": lambda fleet: _bytes(fleet.log_bytes_kept),
-    "partitions, half full": lambda fleet: _number(fleet.partitions).removesuffix(".00"),
-    "share of tokens that one learner learns": lambda fleet: _share(fleet.learned_share),
-    "age of a record when it is learned, by default": lambda fleet: (
-        _time(fleet.learner_age_s) if fleet.learned_share < 1 else "seconds"
-    ),
-    "workers that need to record": lambda fleet: f"{fleet.num_recorders:,}",
-    "into Kafka from those": lambda fleet: (
-        f"{_bytes(fleet.log_bytes_per_s * fleet.num_recorders / fleet.num_workers)}/s"
-    ),
-    "a snapshot every, by default": lambda fleet: _time(fleet.snapshot_interval_s),
-    "an announcement to all": lambda fleet: _bytes(fleet.announcement_bytes),
-    "fetches/s of idle followers": lambda fleet: _number(fleet.control_fetches_per_s),
-    "one server hands out all weights in": lambda fleet: _time(fleet.fanout_s(fleet.full_bytes)),
-    "one server hands out LoRA in": lambda fleet: _time(fleet.fanout_s(fleet.lora_bytes)),
-    "`learner.steps_per_snapshot`, all weights": lambda fleet: f"{fleet.least_steps(fleet.full_bytes):,}",
-    "`learner.steps_per_snapshot`, LoRA": lambda fleet: f"{fleet.least_steps(fleet.lora_bytes):,}",
-    "questions/s to the registry, by default": lambda fleet: _number(fleet.registry_questions_per_s),
-    "`worker.poll_s`": lambda fleet: _time(fleet.least_poll_s),
-}
-"""Name -> cell."""
 
 
 if __name__ == "__main__":

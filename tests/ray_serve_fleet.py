@@ -20,7 +20,7 @@ import psutil
 import yaml
 
 from omnidraft.hosts.ray_serve import deployment_name
-from pipelines.soak.cluster import compiled_once
+from pipelines.soak.cluster import bytecode_environment
 
 ROOT = Path(__file__).parents[1]
 SERVE_YAML = ROOT / "deploy/ray/serve.yaml"
@@ -55,7 +55,7 @@ class ServeFleet:
         self.told = told
         self._file, self._log = folder / "serve.yaml", folder / "serve.log"
         known = {"PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": os.urandom(16).hex()}
-        self._environ = {**os.environ, **compiled_once(), **known, **environ}
+        self._environ = {**os.environ, **bytecode_environment(), **known, **environ}
         self.url = f"http://127.0.0.1:{told['http_options']['port']}"
         self._write()
         with self._log.open("wb") as log:

@@ -1,4 +1,4 @@
-"""What becomes of the traces: the log, the learner, its snapshots, and who serves them."""
+"""The dashboard of learning: trace records, the log, the learner and its snapshots."""
 
 from panels import CHOSEN, Board, Panel, Query, Row, increase, quantiles, rate
 

@@ -1,7 +1,7 @@
 """Write the Grafana dashboards, which are code: `python deploy/grafana/make_dashboards.py`, or `make dashboards`.
 
-What is shown stands in serving.py and learning.py beside this file, one line for each query; a test says so when the
-JSON files are not what this writes. `$target` chooses among the targets; `$__rate_interval` is Grafana's.
+The panels are in serving.py and learning.py beside this file, one line for each query; a test fails when the JSON files
+are not what this writes. `$target` chooses among the targets; `$__rate_interval` is Grafana's.
 """
 
 import json
@@ -19,15 +19,15 @@ PANELS_A_ROW = 24 // WIDTH
 
 
 def dashboard(board: Board) -> dict[str, Any]:
-    """In Grafana's JSON model: https://grafana.com/docs/grafana/latest/dashboards/build-dashboards/view-dashboard-json-model/."""
+    """Return a board in Grafana's JSON model: https://grafana.com/docs/grafana/latest/dashboards/build-dashboards/view-dashboard-json-model/."""
     panels: list[dict[str, Any]] = []
     y = 0
     for row in board.rows:
         panels.append(_row(row, y, len(panels) + 1))
         y += 1
         for number, panel in enumerate(row.panels):
-            place = {"x": number % PANELS_A_ROW * WIDTH, "y": y + number // PANELS_A_ROW * HEIGHT}
-            panels.append(_panel(panel, place, len(panels) + 1))
+            position = {"x": number % PANELS_A_ROW * WIDTH, "y": y + number // PANELS_A_ROW * HEIGHT}
+            panels.append(_panel(panel, position, len(panels) + 1))
         y += -(-len(row.panels) // PANELS_A_ROW) * HEIGHT
     return {
         "uid": board.uid,
@@ -48,11 +48,11 @@ def dashboard(board: Board) -> dict[str, Any]:
 
 
 def _row(row: Row, y: int, number: int) -> dict[str, Any]:
-    place = {"x": 0, "y": y, "w": 24, "h": 1}
-    return {"id": number, "type": "row", "title": row.title, "collapsed": False, "gridPos": place, "panels": []}
+    position = {"x": 0, "y": y, "w": 24, "h": 1}
+    return {"id": number, "type": "row", "title": row.title, "collapsed": False, "gridPos": position, "panels": []}
 
 
-def _panel(panel: Panel, place: dict[str, int], number: int) -> dict[str, Any]:
+def _panel(panel: Panel, position: dict[str, int], number: int) -> dict[str, Any]:
     defaults: dict[str, Any] = {"unit": panel.unit, "noValue": "none"}
     if panel.minimum is not None:
         defaults["min"] = panel.minimum
@@ -72,7 +72,7 @@ def _panel(panel: Panel, place: dict[str, int], number: int) -> dict[str, Any]:
         "title": panel.title,
         "description": panel.description,
         "datasource": DATASOURCE,
-        "gridPos": place | {"w": WIDTH, "h": HEIGHT},
+        "gridPos": position | {"w": WIDTH, "h": HEIGHT},
         "fieldConfig": {"defaults": defaults, "overrides": []},
         "options": {
             "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": []},
@@ -106,7 +106,7 @@ def _annotation(name: str, expr: str) -> dict[str, Any]:
 
 
 def files() -> dict[Path, str]:
-    """Every dashboard's file and what it should hold."""
+    """Return every dashboard's file and its content."""
     return {
         HERE / "dashboards" / f"{board.uid}.json": json.dumps(dashboard(board), indent=2) + "\n"
         for board in (SERVING, LEARNING)

@@ -1,4 +1,4 @@
-"""What the workers do for their clients, and what drafting brings."""
+"""The dashboard of serving: speed-up, agreement, requests and workers."""
 
 from panels import CHOSEN, WINDOW, Board, Panel, Query, Row, increase, quantiles, rate, share
 

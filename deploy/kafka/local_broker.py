@@ -51,7 +51,7 @@ class BrokerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """A running broker, owned by whoever started it."""
+    """A running broker, owned by its starter."""
 
     process: subprocess.Popen[bytes]
     port: int
@@ -61,22 +61,24 @@ class Broker:
         return f"{HOST}:{self.port}"
 
     def stop(self) -> None:
-        """Ask it to end, and wait until it has."""
+        """Send SIGTERM and wait until it has ended."""
         self.process.terminate()
         self.process.wait(READY_TIMEOUT_S)
 
     def kill(self) -> None:
-        """End it as a power cut would."""
+        """Send SIGKILL, like a power cut, and wait until it has ended."""
         self.process.kill()
         self.process.wait(READY_TIMEOUT_S)
 
 
 def start(port: int, data: Path, *, protocol: str = "PLAINTEXT", more: str = "") -> Broker:
-    """A broker that answers, with its log in `data`, which may be that of an earlier one; port 0 picks a free one.
+    """Start a broker and return it when it answers; port 0 picks a free one.
+
 
     Args:
-        protocol: of its listener: PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL.
-        more: lines of its properties, such as keys and users.
+        data: folder of its log, which may be that of an earlier broker.
+        protocol: protocol of its listener: PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL.
+        more: additional lines of its properties, such as keys and users.
 
     Raises:
         BrokerError: no Java or jars, the port is taken, or the broker ended; see `data`/broker.log.
@@ -98,7 +100,7 @@ def start(port: int, data: Path, *, protocol: str = "PLAINTEXT", more: str = "")
 
 
 def fetch_jars() -> Path:
-    """The folder of Kafka's jars; Maven fills it the first time.
+    """Return the folder of Kafka's jars; Maven fills it the first time.
 
     Raises:
         BrokerError: Java or Maven is missing, or Maven could not get them.
@@ -125,7 +127,7 @@ def fetch_jars() -> Path:
 
 
 def _jar_set() -> str:
-    """Names what pom.xml asks for, so that another pom.xml gets a folder of its own."""
+    """Return a name for the content of pom.xml, so that another pom.xml gets a folder of its own."""
     return uuid.uuid5(uuid.NAMESPACE_OID, POM.read_text()).hex[:12]
 
 
@@ -159,8 +161,8 @@ def _refuse_taken(port: int) -> None:
 
 def _write_properties(port: int, data: Path, protocol: str, more: str) -> Path:
     properties = data / "server.properties"
-    places = {"host": HOST, "port": port, "controller_port": _free_port(), "logs": data / "logs"}
-    properties.write_text(PROPERTIES.format(**places, protocol=protocol) + more)
+    values = {"host": HOST, "port": port, "controller_port": _free_port(), "logs": data / "logs"}
+    properties.write_text(PROPERTIES.format(**values, protocol=protocol) + more)
     return properties
 
 
@@ -188,7 +190,7 @@ def _wait_until_ready(broker: Broker, data: Path) -> None:
 
 
 def main() -> int:
-    """Start one; in the foreground until interrupted."""
+    """Start a broker; in the foreground until interrupted."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=int, default=9092, help="0 picks a free one")
     parser.add_argument("--data", type=Path, required=True, help="where the log lives; kept between runs")

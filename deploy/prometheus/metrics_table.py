@@ -10,7 +10,7 @@ ROLES = {"all": COMMON, "worker": WORKER, "in vLLM, too": PROPOSER, "distiller":
 
 
 def table() -> str:
-    """Of all roles, in Markdown."""
+    """Return the metrics of all roles as a Markdown table."""
     lines = ["| by | metric | labels | what it counts |", "| --- | --- | --- | --- |"]
     for role, metrics in ROLES.items():
         for name, metric in metrics.items():
@@ -20,7 +20,7 @@ def table() -> str:
 
 
 def page(text: str) -> str:
-    """The page with the table as it should be."""
+    """Return the page with the table of the metrics as they are defined."""
     head, rest = text.split(BEGIN, 1)
     comment, rest = rest.split("\n", 1)
     return f"{head}{BEGIN}{comment}\n\n{table()}\n\n{END}{rest.split(END, 1)[1]}"

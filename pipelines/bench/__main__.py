@@ -1,7 +1,7 @@
 """Decoding speed, side by side in one process on the same prompts, interleaved.
 
-`python -m pipelines.bench --prompts FILE --json OUT`; the methods stand in bench_methods.py, the figures in
-bench_rows.py. What was measured so far is in OUT after every prompt.
+`python -m pipelines.bench --prompts FILE --json OUT`; the methods are in methods.py, the figures in summary.py.
+OUT is written after every prompt.
 """
 
 import os
@@ -22,8 +22,9 @@ from omnidraft.errors import ConfigError, RequestError
 from omnidraft.hosts import process
 from pipelines.bench import page, summary
 from pipelines.bench.methods import NAMES, LoadedMethods, Setup, load
-from pipelines.bench.runs import Failure, Method, Outcome, attempt
+from pipelines.bench.runs import Failure, Method, Outcome, attempt, rotated
 from pipelines.lib import machine, report
+from pipelines.lib.choices import chosen
 
 DEFAULT_PROMPTS = Path(__file__).parents[1] / "data" / "gsm8k.jsonl"
 DEFAULT_METHODS = "plain,omnidraft,hf-generate"
@@ -36,17 +37,17 @@ def main(
     prompts_paths: Annotated[
         list[Path] | None, typer.Option("--prompts", help="JSON lines with prompt or question; may be given again.")
     ] = None,
-    num_prompts: Annotated[int, typer.Option(min=1, help="Of each file, test split first.")] = 4,
+    num_prompts: Annotated[int, typer.Option(min=1, help="Prompts of each file, test split first.")] = 4,
     max_new_tokens: Annotated[int, typer.Option(min=2)] = 64,
     temperature: Annotated[float, typer.Option(min=0)] = 0.0,
-    methods: Annotated[str, typer.Option(help=f"Of {', '.join(NAMES)}, with commas.")] = DEFAULT_METHODS,
+    methods: Annotated[str, typer.Option(help=f"Some of {', '.join(NAMES)}, with commas.")] = DEFAULT_METHODS,
     mode: Annotated[str | None, typer.Option(help="fast or reproducible, for omnidraft.")] = None,
     target: Annotated[str | None, typer.Option()] = None,
     drafter: Annotated[str | None, typer.Option()] = None,
     snapshot: Annotated[str | None, typer.Option(help="Folder, version or alias; the base drafter without it.")] = None,
     quantize: Annotated[str | None, typer.Option(help="int4 or int8: the target of our own engine.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; an accelerator is used if there is one.")] = None,
-    json_path: Annotated[Path | None, typer.Option("--json", help="Where rows and runs go.")] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="A file for rows and runs.")] = None,
     markdown_path: Annotated[Path | None, typer.Option("--markdown", help="A page, and a picture beside it.")] = None,
     config_path: Annotated[Path | None, typer.Option("--config")] = None,
 ) -> None:
@@ -74,16 +75,14 @@ def main(
 
 
 def _names(methods: str) -> list[str]:
-    names = list(dict.fromkeys(name.strip() for name in methods.split(",")))
-    if unknown := sorted(set(names) - set(NAMES)):
-        raise RequestError(f"no method {unknown[0]!r}; there are {', '.join(NAMES)}")
+    names = chosen(methods, NAMES, "method")
     if "plain" not in names:
         raise RequestError("--methods needs plain: speed-ups are quoted against it")
     return names
 
 
 def _choose_device(device: str | None) -> None:
-    """Models go to the accelerator that they see."""
+    """Hide the accelerator, or require it: models go to the one that torch sees."""
     if device not in (None, "cpu", "cuda"):
         raise ConfigError(f"--device must be cpu or cuda, got {device!r}")
     if device == "cpu":
@@ -93,7 +92,7 @@ def _choose_device(device: str | None) -> None:
 
 
 def _tasks(paths: Sequence[Path] | None, num_prompts: int) -> dict[str, list[str]]:
-    """The texts of each file, by the file's name."""
+    """Return the texts of each file by the file's name."""
     if not paths:
         print(f"no --prompts: using {DEFAULT_PROMPTS}", file=sys.stderr)
     tasks: dict[str, list[str]] = {}
@@ -117,7 +116,7 @@ def _measure_all(
     outcomes: Mapping[str, Outcomes],
     publish: Callable[[], Any],
 ) -> None:
-    """Every method on every prompt; who comes first changes from prompt to prompt."""
+    """Run every method on every prompt; the order rotates from prompt to prompt."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
     console = Console(stderr=True)
@@ -137,12 +136,6 @@ def _measure_all(
                     console.print(f"{task}: measured {number + 1} of {len(texts)} prompts")
 
 
-def rotated(names: list[str], by: int) -> list[str]:
-    """The same names, another one first."""
-    start = by % len(names)
-    return names[start:] + names[:start]
-
-
 def _outcome(method: Method | Failure, text: str, max_new_tokens: int) -> Outcome:
     return method if isinstance(method, Failure) else attempt(method, text, max_new_tokens)
 
@@ -151,7 +144,7 @@ def _publisher(
     about: Mapping[str, Any], outcomes: Mapping[str, Outcomes], *, is_greedy: bool, json_path: Path | None
 ) -> Callable[[], dict[str, Any]]:
     def publish() -> dict[str, Any]:
-        """The report so far, in its file too."""
+        """Return the report so far, and save it."""
         rows = [row for task in outcomes for row in summary.rows(task, outcomes[task], is_greedy=is_greedy)]
         runs = [
             {"task": task, "method": name, "prompt": number} | outcome.plain_data()
@@ -159,10 +152,10 @@ def _publisher(
             for name, of_method in of_task.items()
             for number, outcome in enumerate(of_method)
         ]
-        made = {**about, "rows": rows, "runs": runs}
+        content = {**about, "rows": rows, "runs": runs}
         if json_path is not None:
-            report.save(made, json_path)
-        return made
+            report.save(content, json_path)
+        return content
 
     return publish
 

@@ -1,4 +1,4 @@
-"""The decoding methods that the benchmark compares, by name. Only what is asked for is loaded.
+"""The decoding methods that the benchmark compares, by name. Only the chosen ones are loaded.
 
 plain                   our engine with speculation off, unpadded passes: what people have without us
 plain-reproducible      ... with padded passes: the price of reproducible mode
@@ -23,7 +23,7 @@ from omnidraft.decode.recording.trace_producer import TraceProducer
 from omnidraft.errors import OmnidraftError
 from omnidraft.ports import Mode, Sampling
 from omnidraft.telemetry.metrics import CountingMetrics
-from pipelines.bench.runs import BenchRun, Method, run_of, watched
+from pipelines.bench.runs import BenchRun, Method, run_of_generate, run_of_steps
 
 OURS: Mapping[str, tuple[Mode | None, int | None]] = {
     "plain": ("fast", 0),
@@ -44,12 +44,12 @@ BASELINES: Mapping[str, str] = {
     "hf-tli": "hf-generate",
     "llamacpp+omnidraft": "llamacpp",
 }
-"""What a method is compared with besides plain: its own engine without it."""
+"""Method -> the method that it is compared with besides plain: its own engine without drafting."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What all methods share."""
+    """Options of all methods."""
 
     settings: config.Settings
     temperature: float
@@ -58,7 +58,7 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class LoadedMethods:
-    """What can run, and why the rest cannot."""
+    """The methods that can run, and the reasons why others cannot."""
 
     methods: dict[str, Method]
     target: str
@@ -67,33 +67,33 @@ class LoadedMethods:
 
 
 def load(names: Sequence[str], setup: Setup, stack: ExitStack) -> LoadedMethods:
-    """The methods of these names; plain is one of them. `stack` closes what they opened.
+    """Load the methods of these names; plain is one of them. `stack` closes their resources.
 
     Raises:
-        OmnidraftError: our own engine cannot be loaded. What other methods lack is told in `missing`.
+        OmnidraftError: our own engine cannot be loaded. Reasons of other methods are in `missing`.
     """
     worker = wiring.engine(setup.settings, CountingMetrics(), snapshot=setup.snapshot)
-    methods = _asking(names, OURS, worker.engine, setup)
+    methods = _engine_methods(names, OURS, worker.engine, setup)
     if "omnidraft+traces" in names:
-        traced = _recording(worker, setup.settings, stack)
-        methods |= _asking(["omnidraft+traces"], OURS, traced, setup)
+        traced = _recording_engine(worker, setup.settings, stack)
+        methods |= _engine_methods(["omnidraft+traces"], OURS, traced, setup)
     missing: dict[str, str] = {}
     others: tuple[Callable[[Sequence[str], Setup], dict[str, Method]], ...] = (_huggingface, _llamacpp)
     for group, loader in zip((HUGGINGFACE, tuple(LLAMACPP)), others, strict=True):
-        wanted = [name for name in names if name in group]
+        chosen = [name for name in names if name in group]
         try:
-            methods |= loader(wanted, setup) if wanted else {}
+            methods |= loader(chosen, setup) if chosen else {}
         except OmnidraftError as exc:
-            missing |= dict.fromkeys(wanted, str(exc))
+            missing |= dict.fromkeys(chosen, str(exc))
     return LoadedMethods(methods, worker.target.fingerprint, missing)
 
 
-def _asking(
-    names: Sequence[str], asked: Mapping[str, tuple[Mode | None, int | None]], engine: Engine, setup: Setup
+def _engine_methods(
+    names: Sequence[str], options: Mapping[str, tuple[Mode | None, int | None]], engine: Engine, setup: Setup
 ) -> dict[str, Method]:
     def method(mode: Mode | None, num_draft_tokens: int | None) -> Method:
         def run(text: str, max_new_tokens: int) -> BenchRun:
-            question = GenerationRequest(
+            request = GenerationRequest(
                 messages=[{"role": "user", "content": text}],
                 max_new_tokens=max_new_tokens,
                 sampling=Sampling(setup.temperature),
@@ -101,38 +101,40 @@ def _asking(
                 mode=mode,
                 num_draft_tokens=num_draft_tokens,
             )
-            return watched(engine.stream(question).steps)
+            return run_of_steps(engine.stream(request).steps)
 
         return run
 
-    return {name: method(*asked[name]) for name in names if name in asked}
+    return {name: method(*options[name]) for name in names if name in options}
 
 
-def _recording(worker: wiring.Worker, settings: config.Settings, stack: ExitStack) -> Engine:
-    """The same target and drafter in an engine that records, into a log that is gone afterwards."""
+def _recording_engine(worker: wiring.Worker, settings: config.Settings, stack: ExitStack) -> Engine:
+    """Return an engine with the same target and drafter that records into a temporary log."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="omnidraft-bench-")))
     log = settings.log.model_copy(update={"url": f"sqlite:///{folder / 'log.db'}"})
-    there, topic = settings.model_copy(update={"log": log}), log.traces_topic
+    temporary, topic = settings.model_copy(update={"log": log}), log.traces_topic
     metrics, pair = CountingMetrics(), worker.engine.pair
-    recorder = TraceProducer(lambda: wiring.log_writer(there, topic), settings.recorder, metrics)
-    stack.callback(recorder.close, settings.recorder.drain_timeout_s)
+    producer = TraceProducer(lambda: wiring.log_writer(temporary, topic), settings.recorder, metrics)
+    stack.callback(producer.close, settings.recorder.drain_timeout_s)
     vocabulary = pair.target_tokenizer.vocabulary
     decoder = Decoder(worker.target, vocabulary, trace_top_k=settings.recorder.top_k)
     slot, decode, recording = worker.engine.slot, settings.decode, settings.recorder
-    return Engine(decoder, pair, slot, recorder, metrics, decode=decode, recording=recording)
+    return Engine(decoder, pair, slot, producer, metrics, decode=decode, recording=recording)
 
 
 def _huggingface(names: Sequence[str], setup: Setup) -> dict[str, Method]:
     from omnidraft.models.hf.generate import HfAssisted, HfGenerate
 
-    words = wiring.vocabularies(setup.settings)
-    stop_ids, folders = sorted(words.target.stop_ids), (words.target_folder, words.drafter_folder)
-    target = HfGenerate(words.target_folder)
+    tokenizers = wiring.vocabularies(setup.settings)
+    stop_ids, folders = sorted(tokenizers.target.stop_ids), (tokenizers.target_folder, tokenizers.drafter_folder)
+    target = HfGenerate(tokenizers.target_folder)
 
     def method(model: HfGenerate | HfAssisted) -> Method:
         def run(text: str, max_new_tokens: int) -> BenchRun:
-            prompt_ids = words.target.chat_prompt_ids([{"role": "user", "content": text}])
-            return run_of(model.generate(prompt_ids, max_new_tokens, stop_ids=stop_ids, temperature=setup.temperature))
+            prompt_ids = tokenizers.target.chat_prompt_ids([{"role": "user", "content": text}])
+            return run_of_generate(
+                model.generate(prompt_ids, max_new_tokens, stop_ids=stop_ids, temperature=setup.temperature)
+            )
 
         return run
 
@@ -145,7 +147,7 @@ def _huggingface(names: Sequence[str], setup: Setup) -> dict[str, Method]:
 
 
 def _llamacpp(names: Sequence[str], setup: Setup) -> dict[str, Method]:
-    told = setup.settings.model_dump()
-    told["models"] |= {"engine": "llamacpp", "precision": "auto"}
-    worker = wiring.engine(config.load(None, {}, **told), CountingMetrics(), snapshot=setup.snapshot)
-    return _asking(names, LLAMACPP, worker.engine, setup)
+    sections = setup.settings.model_dump()
+    sections["models"] |= {"engine": "llamacpp", "precision": "auto"}
+    worker = wiring.engine(config.load(None, {}, **sections), CountingMetrics(), snapshot=setup.snapshot)
+    return _engine_methods(names, LLAMACPP, worker.engine, setup)

@@ -1,4 +1,4 @@
-"""What the benchmark shows: a table per task, a page in Markdown, a picture."""
+"""The benchmark's output: a table per task, a page in Markdown, a picture."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,12 +23,12 @@ COLUMNS: Mapping[str, str] = {
     "share_identical_to_baseline": "same text",
     "failed_prompts": "failed",
 }
-"""What tables show, and how it is called there."""
+"""Field of a row -> heading of its column."""
 
 
-def show(made: Mapping[str, Any], markdown_path: Path | None) -> None:
-    """On the terminal, and as a page with its picture beside it; no page without a path."""
-    rows = made["rows"]
+def show(report: Mapping[str, Any], markdown_path: Path | None) -> None:
+    """Print the tables; write the page, with its picture beside it, when there is a path."""
+    rows = report["rows"]
     for task in dict.fromkeys(row["task"] for row in rows):
         Console().print(table(task, [row for row in rows if row["task"] == task]))
     for row in rows:
@@ -38,17 +38,17 @@ def show(made: Mapping[str, Any], markdown_path: Path | None) -> None:
         picture_path = markdown_path.with_suffix(".png")
         markdown_path.parent.mkdir(parents=True, exist_ok=True)
         picture(rows, picture_path)
-        markdown_path.write_text(markdown(made, picture_path.name))
+        markdown_path.write_text(markdown(report, picture_path.name))
 
 
-def table(task: str, of_task: Sequence[Row]) -> Table:
-    """For the terminal."""
-    made = Table(title=task, box=box.SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
+def table(task: str, task_rows: Sequence[Row]) -> Table:
+    """Return a task's table for the terminal."""
+    result = Table(title=task, box=box.SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
     for heading in COLUMNS.values():
-        made.add_column(heading, no_wrap=heading == "method", overflow="fold")
-    for row in of_task:
-        made.add_row(*(_cell(column, row) for column in COLUMNS))
-    return made
+        result.add_column(heading, no_wrap=heading == "method", overflow="fold")
+    for row in task_rows:
+        result.add_row(*(_cell(column, row) for column in COLUMNS))
+    return result
 
 
 def _cell(column: str, row: Row) -> str:
@@ -74,7 +74,7 @@ LEGEND = (
 
 
 def markdown(report: Mapping[str, Any], picture_name: str) -> str:
-    """The page: what ran where, a table per task, what failed and why."""
+    """Return the page: models, machine, a table per task, and failures with their reasons."""
     machine, options = report["machine"], report["options"]
     models, mode = report["settings"]["models"], report["settings"]["decode"]["mode"]
     lines = [
@@ -98,20 +98,20 @@ def markdown(report: Mapping[str, Any], picture_name: str) -> str:
     return "\n".join(lines)
 
 
-def _section(task: str, of_task: Sequence[Row], options: Mapping[str, Any]) -> list[str]:
+def _section(task: str, task_rows: Sequence[Row], options: Mapping[str, Any]) -> list[str]:
     lines = [
         f"## {task} ({options['num_prompts'][task]} prompts)",
         "",
         "| " + " | ".join(COLUMNS.values()) + " |",
         "|" + " --- |" * len(COLUMNS),
-        *("| " + " | ".join(_cell(column, row) for column in COLUMNS) + " |" for row in of_task),
+        *("| " + " | ".join(_cell(column, row) for column in COLUMNS) + " |" for row in task_rows),
     ]
-    failed = [f"- {row['method']}: {reason}" for row in of_task for reason in row["failures"]]
+    failed = [f"- {row['method']}: {reason}" for row in task_rows for reason in row["failures"]]
     return [*lines, "", "Failures:", "", *failed] if failed else lines
 
 
 def picture(all_rows: Sequence[Row], path: Path) -> None:
-    """Bars of the speed-up over plain decoding, a group per task, as PNG."""
+    """Draw bars of the speed-up over plain decoding, a group per task, as PNG."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -123,8 +123,8 @@ def picture(all_rows: Sequence[Row], path: Path) -> None:
     figure, axis = pyplot.subplots(figsize=(max(6.0, 0.5 * len(tasks) * (len(methods) + 1)), 4.0))
     width = 0.8 / max(len(methods), 1)
     for number, name in enumerate(methods):
-        places = [group + width * (number - (len(methods) - 1) / 2) for group in range(len(tasks))]
-        bars = axis.bar(places, [speedups[task, name] for task in tasks], width, label=name)
+        positions = [group + width * (number - (len(methods) - 1) / 2) for group in range(len(tasks))]
+        bars = axis.bar(positions, [speedups[task, name] for task in tasks], width, label=name)
         axis.bar_label(bars, fmt="%.2f", fontsize=7)
     axis.axhline(1.0, color="black", linewidth=1, linestyle="--", label="plain decoding")
     axis.set_xticks(range(len(tasks)), tasks)

@@ -1,4 +1,4 @@
-"""One prompt decoded by one method: what came out and what it cost, or why nothing did."""
+"""One prompt decoded by one method: its tokens and their cost, or the reason of a failure."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -21,30 +21,30 @@ CRASHES = (
     TypeError,
     ValueError,
 )
-"""What decoders, other people's among them, raise on a prompt that they cannot take."""
+"""The exceptions that decoders, including other libraries', raise on a prompt that they cannot take."""
 
 
 @dataclass(frozen=True, slots=True)
 class BenchRun:
-    """An answer."""
+    """An answer with its cost."""
 
     ids: tuple[int, ...]
-    figures: DecodeStats
+    stats: DecodeStats
     draft_s: float | None = None
-    """In the passes that `figures.decode_s` covers; None where the method does not tell."""
+    """Seconds in the passes that `stats.decode_s` covers; None where the method does not measure it."""
     target_s: float | None = None
 
     @property
     def overhead_s(self) -> float | None:
-        """All of the decoding that was neither drafter nor target, what lies outside the loop included."""
+        """Seconds of decoding in neither drafter nor target, including time outside the loop."""
         if self.draft_s is None or self.target_s is None:
             return None
-        return max(self.figures.decode_s - self.draft_s - self.target_s, 0.0)
+        return max(self.stats.decode_s - self.draft_s - self.target_s, 0.0)
 
     def plain_data(self) -> dict[str, Any]:
-        """For the report."""
+        """Return the fields of the report."""
         later = {"later_draft_s": self.draft_s, "later_target_s": self.target_s}
-        return self.figures.summary() | later | {"ids": list(self.ids)}
+        return self.stats.summary() | later | {"ids": list(self.ids)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Failure:
     reason: str
 
     def plain_data(self) -> dict[str, Any]:
-        """For the report."""
+        """Return the fields of the report."""
         return {"failure": self.reason}
 
 
@@ -64,35 +64,41 @@ Method = Callable[[str, int], BenchRun]
 
 
 def attempt(method: Method, text: str, max_new_tokens: int) -> Outcome:
-    """The answer, or the first line of why there is none."""
+    """Return the answer, or a failure with the first line of its reason."""
     try:
         return method(text, max_new_tokens)
     except CRASHES as exc:
         return Failure(f"{type(exc).__name__}: {str(exc).strip().partition(chr(10))[0][:300]}")
 
 
-def watched(steps: Iterable[Step]) -> BenchRun:
-    """Take the steps of our own engine as they come."""
-    figures, taken = DecodeStats(), []
+def run_of_steps(steps: Iterable[Step]) -> BenchRun:
+    """Run our own engine's steps to their end and return the run."""
+    stats, taken = DecodeStats(), []
     for step in steps:
-        figures.take(step)
+        stats.take(step)
         taken.append(step)
     later = [step.timings for step in taken[1:]]
     return BenchRun(
         tuple(token for step in taken for token in step.emitted),
-        figures,
+        stats,
         draft_s=sum(timings.draft_s for timings in later),
         target_s=sum(timings.target_s for timings in later),
     )
 
 
-def run_of(generated: "Generated") -> BenchRun:
-    """What transformers' generate tells: tokens, passes and times."""
-    figures = DecodeStats(
+def run_of_generate(generated: "Generated") -> BenchRun:
+    """Return the run of a transformers generate call."""
+    stats = DecodeStats(
         num_tokens=len(generated.ids),
         num_passes=generated.num_passes,
         num_later_tokens=generated.num_later_tokens,
         first_token_s=generated.first_token_s,
         decode_s=generated.decode_s,
     )
-    return BenchRun(generated.ids, figures)
+    return BenchRun(generated.ids, stats)
+
+
+def rotated(names: list[str], by: int) -> list[str]:
+    """Return the same names, rotated by `by`."""
+    start = by % len(names)
+    return names[start:] + names[:start]

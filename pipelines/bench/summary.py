@@ -1,4 +1,4 @@
-"""What the benchmark's figures are: one row per task and method.
+"""The benchmark's figures: one row per task and method.
 
 Speeds are of decoding alone, without the first pass. A speed-up is the median over prompts of the ratio of two
 methods' speeds on the same prompt.
@@ -18,7 +18,7 @@ Row = dict[str, Any]
 def rows(
     task: str, outcomes: Mapping[str, Sequence[Outcome]], *, is_greedy: bool, plain_name: str = "plain"
 ) -> list[Row]:
-    """One per method, over the prompts that were measured so far; None is what cannot be known."""
+    """Return a row per method, over the prompts that were measured so far; unknown values are None."""
     return [_row(task, name, outcomes, plain_name, is_greedy=is_greedy) for name in outcomes]
 
 
@@ -27,11 +27,11 @@ def _row(task: str, name: str, outcomes: Mapping[str, Sequence[Outcome]], plain_
     failures = [each.reason for each in outcomes[name] if isinstance(each, Failure)]
     base_name = BASELINES.get(name, plain_name)
     plain, base = _pairs(outcomes, name, plain_name), _pairs(outcomes, name, base_name)
-    total = sum((run.figures for run in done), DecodeStats())
+    total = sum((run.stats for run in done), DecodeStats())
     return {
         "task": task,
         "method": name,
-        "tokens_per_s": _median([run.figures.tokens_per_s for run in done if run.figures.decode_s]),
+        "tokens_per_s": _median([run.stats.tokens_per_s for run in done if run.stats.decode_s]),
         "tokens_per_pass": total.tokens_per_pass if done else None,
         "speedup": _speedup(plain),
         "speedup_of_totals": _speedup_of_totals(plain),
@@ -44,7 +44,7 @@ def _row(task: str, name: str, outcomes: Mapping[str, Sequence[Outcome]], plain_
         "target_share": _share(done, [run.target_s for run in done]),
         "overhead_share": _share(done, [run.overhead_s for run in done]),
         "tracing_share": _tracing_share(base) if name == "omnidraft+traces" else None,
-        "first_token_s": _median([run.figures.first_token_s for run in done]),
+        "first_token_s": _median([run.stats.first_token_s for run in done]),
         "share_identical_to_plain": _identical(plain) if is_greedy else None,
         "share_identical_to_baseline": _identical(base) if is_greedy else None,
         "failed_prompts": len(failures),
@@ -53,15 +53,15 @@ def _row(task: str, name: str, outcomes: Mapping[str, Sequence[Outcome]], plain_
 
 
 def _pairs(outcomes: Mapping[str, Sequence[Outcome]], name: str, base: str) -> list[tuple[BenchRun, BenchRun]]:
-    """The prompts that both could do."""
+    """Return the runs of prompts that both methods completed."""
     both = zip(outcomes[name], outcomes.get(base, ()), strict=False)
     return [(mine, theirs) for mine, theirs in both if isinstance(mine, BenchRun) and isinstance(theirs, BenchRun)]
 
 
 def _timed(pairs: Sequence[tuple[BenchRun, BenchRun]]) -> list[tuple[DecodeStats, DecodeStats]]:
-    """Those that took more than one pass in both."""
-    figures = [(mine.figures, theirs.figures) for mine, theirs in pairs]
-    return [(mine, theirs) for mine, theirs in figures if mine.tokens_per_s and theirs.tokens_per_s]
+    """Return the stats of runs that took more than one pass in both."""
+    stats = [(mine.stats, theirs.stats) for mine, theirs in pairs]
+    return [(mine, theirs) for mine, theirs in stats if mine.tokens_per_s and theirs.tokens_per_s]
 
 
 def _speedup(pairs: Sequence[tuple[BenchRun, BenchRun]]) -> float | None:
@@ -69,8 +69,8 @@ def _speedup(pairs: Sequence[tuple[BenchRun, BenchRun]]) -> float | None:
 
 
 def _speedup_of_requests(pairs: Sequence[tuple[BenchRun, BenchRun]]) -> float | None:
-    """With the first pass, so with what reading the prompt takes."""
-    speeds = [(mine.figures.request_tokens_per_s, theirs.figures.request_tokens_per_s) for mine, theirs in pairs]
+    """Return the speed-up with the first pass, so with the prefill."""
+    speeds = [(mine.stats.request_tokens_per_s, theirs.stats.request_tokens_per_s) for mine, theirs in pairs]
     return _median([mine / theirs for mine, theirs in speeds if mine and theirs])
 
 
@@ -84,19 +84,19 @@ def _speedup_of_totals(pairs: Sequence[tuple[BenchRun, BenchRun]]) -> float | No
 
 def _share(done: Sequence[BenchRun], parts_s: Sequence[float | None]) -> float | None:
     known = [part_s for part_s in parts_s if part_s is not None]
-    total_s = sum(run.figures.decode_s for run in done)
+    total_s = sum(run.stats.decode_s for run in done)
     return sum(known) / total_s if known and total_s else None
 
 
 def _tracing_share(pairs: Sequence[tuple[BenchRun, BenchRun]]) -> float | None:
-    """By how much recording lengthens a pass: of the overhead alone, for the models' times only add noise."""
+    """Return the share that recording adds to a pass, by the overhead alone: the models' times only add noise."""
     traced, untraced = ([pair[index] for pair in pairs] for index in (0, 1))
     per_pass_s = [
-        sum(run.overhead_s or 0.0 for run in runs) / max(sum(run.figures.num_passes - 1 for run in runs), 1)
+        sum(run.overhead_s or 0.0 for run in runs) / max(sum(run.stats.num_passes - 1 for run in runs), 1)
         for runs in (traced, untraced)
     ]
-    num_passes = sum(run.figures.num_passes - 1 for run in traced)
-    total_s = sum(run.figures.decode_s for run in traced)
+    num_passes = sum(run.stats.num_passes - 1 for run in traced)
+    total_s = sum(run.stats.decode_s for run in traced)
     return (per_pass_s[0] - per_pass_s[1]) * num_passes / total_s if total_s else None
 
 

@@ -1,49 +1,35 @@
-"""Measure a serving worker against plain decoding, interleaved, on the same questions."""
+"""A serving worker measured against plain decoding, interleaved, on the same prompts."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-import httpx
-
-from pipelines.lib.local_cluster import ServiceFailed
+from omnidraft.errors import RequestError
+from pipelines.lib.openai_client import CHAT, OpenAIClient, Reply
 
 TIMEOUT_S = 600.0
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """One answer and what it cost."""
-
-    text: str
-    figures: dict[str, Any]
-
-    @property
-    def version(self) -> int | None:
-        version: int | None = self.figures["snapshot_version"]
-        return version
-
-
-class Client:
-    """Asks a worker over HTTP."""
+class ChatClient:
+    """Sends chats of one message to a worker, at temperature 0 with a fixed seed."""
 
     def __init__(self, url: str, *, max_tokens: int) -> None:
-        self._http = httpx.Client(base_url=url, timeout=TIMEOUT_S)
+        self._api = OpenAIClient(url, timeout_s=TIMEOUT_S)
         self._max_tokens = max_tokens
 
     def ask(
         self,
-        question: str,
+        prompt: str,
         *,
         store: bool,
         speculation: str = "auto",
         mode: str | None = None,
         max_tokens: int | None = None,
     ) -> Reply:
-        """Temperature 0, one fixed seed."""
+        """Return the answer with its decoding statistics. Raises ApiError, ConnectionLost."""
         body = {
-            "messages": [{"role": "user", "content": question}],
+            "messages": [{"role": "user", "content": prompt}],
             "max_tokens": max_tokens or self._max_tokens,
             "temperature": 0,
             "seed": 0,
@@ -52,11 +38,7 @@ class Client:
             "speculation": speculation,
             "mode": mode,
         }
-        response = self._http.post("/v1/chat/completions", json=body)
-        if response.status_code != 200:
-            raise ServiceFailed(f"the worker answered {response.status_code}: {response.text[:300]}")
-        content = response.json()
-        return Reply(content["choices"][0]["message"]["content"], content["omnidraft"])
+        return self._api.ask(CHAT, body)
 
 
 @dataclass(slots=True)
@@ -69,12 +51,12 @@ class SpeedComparison:
 
     @property
     def speedup(self) -> float:
-        """Median over questions of the ratio of tokens per second."""
+        """The median over prompts of the ratio of tokens per second."""
         pairs = zip(self.drafted, self.plain, strict=True)
-        return median(drafted.figures["tokens_per_s"] / plain.figures["tokens_per_s"] for drafted, plain in pairs)
+        return median(drafted.stats["tokens_per_s"] / plain.stats["tokens_per_s"] for drafted, plain in pairs)
 
     def row(self) -> dict[str, Any]:
-        """Plain data for the report."""
+        """Return the row of the report."""
         return {
             "version": self.version,
             "agreement": _ratio(self.drafted, "num_agreed", "num_scored"),
@@ -87,29 +69,28 @@ class SpeedComparison:
         }
 
 
-def compare(client: Client, questions: Sequence[str], advance: Callable[[], None]) -> SpeedComparison:
-    """Plain and drafted in turn, question by question; the first of the pair alternates.
+def compare(client: ChatClient, prompts: Sequence[str], advance: Callable[[], None]) -> SpeedComparison:
+    """Decode each prompt plainly and with drafts; which of the two comes first alternates.
 
-    Plain is what people have without us: unpadded passes, nothing drafted.
+    Plain decoding is what people have without us: unpadded passes, nothing drafted.
+    Raises RequestError without prompts.
     """
     comparison: SpeedComparison | None = None
-    for number, question in enumerate(questions):
+    for number, prompt in enumerate(prompts):
         replies = {}
         for kind in ("plain", "drafted") if number % 2 == 0 else ("drafted", "plain"):
             if kind == "plain":
-                replies[kind] = client.ask(question, store=False, speculation="off", mode="fast")
+                replies[kind] = client.ask(prompt, store=False, speculation="off", mode="fast")
             else:
-                replies[kind] = client.ask(question, store=False)
+                replies[kind] = client.ask(prompt, store=False)
             advance()
-        comparison = comparison or SpeedComparison(replies["drafted"].version)
+        comparison = comparison or SpeedComparison(replies["drafted"].stats["snapshot_version"])
         comparison.plain.append(replies["plain"])
         comparison.drafted.append(replies["drafted"])
     if comparison is None:
-        raise ServiceFailed("there are no questions to compare on")
+        raise RequestError("there are no prompts to compare on")
     return comparison
 
 
 def _ratio(replies: Sequence[Reply], above: str, below: str) -> float:
-    return float(
-        sum(reply.figures[above] for reply in replies) / max(sum(reply.figures[below] for reply in replies), 1e-9)
-    )
+    return float(sum(reply.stats[above] for reply in replies) / max(sum(reply.stats[below] for reply in replies), 1e-9))

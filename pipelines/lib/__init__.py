@@ -1,1 +1,1 @@
-"""What several pipelines share."""
+"""Parts that several pipelines share."""

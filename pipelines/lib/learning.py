@@ -21,12 +21,12 @@ from omnidraft.snapshots import bundle
 from omnidraft.traces.record import TraceRecord
 
 DEPTHS = (1, 2, 3, 4, 6, 8, 10)
-"""Chains for which tokens per pass are foretold."""
+"""The chain lengths for which tokens per pass are predicted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Where a run stands."""
+    """One point of a learning curve."""
 
     num_steps: int
     num_tokens: int
@@ -34,9 +34,9 @@ class Point:
     agreement: float
     """On the held-out records."""
     tokens_per_pass: dict[int, float]
-    """Foretold for chains of so many first candidates, on the held-out records."""
+    """Predicted on the held-out records, by the length of a chain of first candidates."""
     losses: dict[str, float] = field(default_factory=dict)
-    """Of the last step."""
+    """The losses of the last step."""
 
     def plain_data(self) -> dict[str, Any]:
         return asdict(self)
@@ -44,12 +44,12 @@ class Point:
 
 @dataclass(slots=True)
 class TrainingRun:
-    """One learner, and what it did."""
+    """One learner and its learning curve."""
 
     learner: Learner
     curve: list[Point] = field(default_factory=list)
     seconds: float = 0.0
-    """Of learning alone."""
+    """Seconds spent in learning steps alone."""
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -66,22 +66,22 @@ def split_by_request(records: Sequence[TraceRecord], every: int) -> tuple[list[T
         RequestError: one of the two would be empty.
     """
     is_held_out = [hash_64(record.request_id) % every == 0 for record in records]
-    chosen = [record for record, out in zip(records, is_held_out, strict=True) if not out]
+    train = [record for record, out in zip(records, is_held_out, strict=True) if not out]
     held_out = [record for record, out in zip(records, is_held_out, strict=True) if out]
-    if not chosen or not held_out:
+    if not train or not held_out:
         raise RequestError(f"{len(records)} records are too few to hold out one request in {every}")
-    return chosen, held_out
+    return train, held_out
 
 
-def measured(learner: Learner, held_out: Sequence[TraceRecord], losses: dict[str, float] | None = None) -> Point:
-    """The learner as it is now. Raises RequestError when no record can be scored."""
+def measure(learner: Learner, held_out: Sequence[TraceRecord], losses: dict[str, float] | None = None) -> Point:
+    """Measure the learner as it is now. Raises RequestError when no record can be scored."""
     hits = learner.hits(held_out, with_cache=True)
     agreement = share(hits)
     if agreement is None:
         raise RequestError("no record has a position to score")
-    told = {depth: block_efficiency(hits, depth) or 1.0 for depth in DEPTHS}
+    tokens_per_pass = {depth: block_efficiency(hits, depth) or 1.0 for depth in DEPTHS}
     counters = learner.counters
-    return Point(counters.num_steps, counters.num_tokens, agreement, told, losses or {})
+    return Point(counters.num_steps, counters.num_tokens, agreement, tokens_per_pass, losses or {})
 
 
 def learn(
@@ -92,14 +92,14 @@ def learn(
     *,
     num_passes: int = 1,
     measure_every: int | None = None,
-    saw: Callable[[Point], None] = lambda point: None,
+    on_point: Callable[[Point], None] = lambda point: None,
     advance: Callable[[int], None] = lambda num_records: None,
 ) -> TrainingRun:
     """Learn from all records, in order, `num_passes` times.
 
     Args:
         measure_every: steps between two points of the curve; None measures at the beginning and the end only.
-        advance: told how many records a step took.
+        advance: called with the number of records of each step.
     """
     batches = [
         records[start : start + settings.learner.records_per_step]
@@ -108,8 +108,8 @@ def learn(
     ]
 
     def point(losses: dict[str, float]) -> None:
-        run.curve.append(measured(run.learner, held_out, losses))
-        saw(run.curve[-1])
+        run.curve.append(measure(run.learner, held_out, losses))
+        on_point(run.curve[-1])
 
     point({})
     for number, batch in enumerate(batches, 1):
@@ -122,22 +122,22 @@ def learn(
     return run
 
 
-def fresh(settings: config.Settings, words: wiring.Vocabularies) -> TrainingRun:
-    """A learner at the base drafter; with all threads unless the settings say how many, as nothing is served beside."""
+def new_run(settings: config.Settings, tokenizers: wiring.Vocabularies) -> TrainingRun:
+    """Return a learner at the base drafter, with all threads unless the settings have a number: nothing is served."""
     torch.set_num_threads(settings.learner.threads or os.cpu_count() or 1)
-    return TrainingRun(wiring.learner(settings, words))
+    return TrainingRun(wiring.learner(settings, tokenizers))
 
 
 def write_snapshot(
-    run: TrainingRun, folder: Path, settings: config.Settings, words: wiring.Vocabularies, *, num_held_out: int
+    run: TrainingRun, folder: Path, settings: config.Settings, tokenizers: wiring.Vocabularies, *, num_held_out: int
 ) -> None:
-    """What workers, `check` and the benchmark load. Raises SnapshotError when the folder exists.
+    """Write a snapshot folder for workers, `check` and the benchmark. Raises SnapshotError when it exists.
 
     Args:
         num_held_out: records that the run's agreement was measured on.
     """
     learner, counters = run.learner, run.learner.counters
-    manifest = wiring.identity(settings, words).manifest(
+    manifest = wiring.identity(settings, tokenizers).manifest(
         None,
         num_records=counters.num_records,
         num_tokens=counters.num_tokens,

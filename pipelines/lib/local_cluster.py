@@ -1,7 +1,9 @@
-"""The services and what they lean on as real processes of this machine, for demo, soak and end-to-end tests."""
+"""The services and their dependencies as real processes on this machine, for demo, soak and end-to-end tests."""
 
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,7 +20,7 @@ from omnidraft.exit_status import describe_exit
 
 STOP_TIMEOUT_S = 60.0
 IDLE_SHARE = 0.2
-"""Of one core: a process tree below this for a second does no work."""
+"""A process tree that uses less than this share of one core for a second is idle."""
 
 
 class ServiceFailed(OmnidraftError):
@@ -29,7 +31,7 @@ class LocalCluster(AbstractContextManager["LocalCluster"]):
     """Starts `python -m services.NAME --config FILE`, each with its own log file, and stops them all at the end.
 
     Args:
-        environ: what all of them see beside this process's environment.
+        environ: environment variables of all services, added to this process's.
     """
 
     def __init__(self, config_path: Path, logs: Path, environ: Mapping[str, str] | None = None) -> None:
@@ -39,7 +41,7 @@ class LocalCluster(AbstractContextManager["LocalCluster"]):
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str, command: Sequence[str] | None = None) -> int:
-        """The process id. Another command than the service of this name may be given."""
+        """Start a service, or `command` under its name, and return the process id."""
         self._logs.mkdir(parents=True, exist_ok=True)
         command = command or [sys.executable, "-m", f"services.{name}", "--config", str(self._config_path)]
         with (self._logs / f"{name}.log").open("ab") as log:
@@ -48,65 +50,65 @@ class LocalCluster(AbstractContextManager["LocalCluster"]):
         return process.pid
 
     def adopt(self, name: str, process: subprocess.Popen[bytes]) -> None:
-        """From now on it is one of the fleet."""
+        """Take over a process that somebody else started."""
         self._processes[name] = process
 
     def pid(self, name: str) -> int:
-        """The process id."""
+        """Return the process id."""
         return self._processes[name].pid
 
     def is_running(self, name: str) -> bool:
-        """Whether it was started and has not ended."""
+        """Return whether it was started and has not ended."""
         return name in self._processes and self._processes[name].poll() is None
 
     def ended(self) -> list[str]:
-        """Those that ended without being told to."""
+        """Return the names of processes that ended by themselves."""
         return [name for name, process in self._processes.items() if process.poll() is not None]
 
     def wait_for(self, ready: Callable[[], bool], what: str, timeout_s: float) -> None:
-        """Raises ServiceFailed when a service ends before, or the time passes."""
+        """Wait until `ready()`. Raises ServiceFailed when a service ends before, or the time passes."""
         deadline = time.monotonic() + timeout_s
         while not ready():
             for name, process in self._processes.items():
                 if process.poll() is not None:
                     how = describe_exit(process.returncode)
                     raise ServiceFailed(
-                        f"{name} ended before {what} by {how}. Its last words: {self._last_log_lines(name)}"
+                        f"{name} ended before {what} by {how}. Its last log lines: {self._last_log_lines(name)}"
                     )
             if time.monotonic() > deadline:
                 raise ServiceFailed(f"no {what} within {timeout_s:.0f} s; see the logs in {self._logs}")
             time.sleep(0.3)
 
     def wait_until_idle(self, name: str, timeout_s: float) -> None:
-        """Until the service and its children use no processor time: a paused learner has finished its step."""
+        """Wait until the service and its children use no processor time: a paused learner has finished its step."""
         self.wait_for(lambda: _share_used(self._processes[name].pid) < IDLE_SHARE, f"idle {name}", timeout_s)
 
     def children(self, name: str) -> list[psutil.Process]:
-        """The processes that a service started, and theirs."""
+        """Return the processes that a service started, and theirs."""
         return _tree(self._processes[name].pid)[1:]
 
     def kill(self, name: str) -> None:
-        """SIGKILL the service alone; what it started has to end by itself."""
+        """SIGKILL the service alone; its children have to end by themselves."""
         process = self._processes.pop(name)
         process.kill()
         process.wait()
 
     def kill_session(self, name: str) -> None:
-        """SIGKILL the service and what it started, at once."""
+        """SIGKILL the service and its children at once."""
         process = self._processes.pop(name)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
     def pause(self, name: str) -> None:
-        """SIGSTOP: it answers nobody, and its connections stay open."""
+        """Send SIGSTOP: the service does not answer, and its connections stay open."""
         self._processes[name].send_signal(signal.SIGSTOP)
 
-    def go_on(self, name: str) -> None:
-        """SIGCONT."""
+    def resume(self, name: str) -> None:
+        """Send SIGCONT."""
         self._processes[name].send_signal(signal.SIGCONT)
 
     def stop(self, name: str) -> int:
-        """SIGTERM; the exit code."""
+        """Send SIGTERM and return the exit code."""
         process = self._processes.pop(name)
         process.terminate()
         return _wait(process)
@@ -124,23 +126,49 @@ class LocalCluster(AbstractContextManager["LocalCluster"]):
 
 
 def last_log_lines(log: Sequence[str]) -> str:
-    """What a process was doing when it ended, by its log: the last line, and where a fatal signal struck."""
+    """Return the last line of a log, and the source line at which a fatal signal struck."""
     fatal = next((at for at, line in enumerate(log) if line.startswith("Fatal Python error")), len(log))
-    said = log[fatal - 1] if fatal else "it said nothing"
+    last = log[fatal - 1] if fatal else "its log is empty"
     where = next((line.strip() for line in log[fatal:] if line.startswith("  File ")), None)
-    return f"{said}; it was at {where}" if where else said
+    return f"{last}; it was at {where}" if where else last
 
 
 def is_serving(url: str) -> bool:
-    """Whether the worker answers."""
+    """Return whether the worker is ready."""
     try:
         return httpx.get(f"{url}/readyz", timeout=2.0).status_code == 200
     except httpx.HTTPError:
         return False
 
 
+def empty_folder(folder: Path) -> Path:
+    """Remove everything in the folder and return it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def free_port() -> int:
+    """Return a port of the loopback interface that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def tiny_models(folder: Path) -> dict[str, Path]:
+    """Make a tiny random target and drafter below `folder`, unless they exist, and return their folders."""
+    from omnidraft.testing.tiny_models import make_drafter, make_target
+
+    folders = {name: folder.absolute() / name for name in ("target", "drafter")}
+    if not folders["drafter"].exists():
+        make_target(folders["target"], spread=0.3)
+        make_drafter(folders["drafter"])
+    return folders
+
+
 def _wait(process: subprocess.Popen[bytes]) -> int:
-    """For one that was told to end; the exit code."""
+    """Wait for a process that was sent SIGTERM, kill it when it does not end, and return the exit code."""
     try:
         return process.wait(STOP_TIMEOUT_S)
     except subprocess.TimeoutExpired:
@@ -165,7 +193,7 @@ def _signal_tree(pid: int, number: signal.Signals) -> None:
 
 
 def _share_used(pid: int) -> float:
-    """Of one core, over a second."""
+    """Return the share of one core that a process tree uses over a second."""
 
     def used_s() -> float:
         total = 0.0

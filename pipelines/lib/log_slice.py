@@ -1,6 +1,6 @@
-"""A slice of a trace topic, or of an archive: what experiments learn from. Live offsets stay where they are.
+"""A slice of a trace topic, or of an archive, for experiments to learn from. Live offsets do not move.
 
-What cannot be read is counted, not dead-lettered: that is the distiller's to do.
+Unreadable records are counted; only the distiller dead-letters them.
 """
 
 import time
@@ -19,27 +19,27 @@ from omnidraft.traces.record import TraceRecord
 POLL_RECORDS = 256
 POLL_TIMEOUT_S = 2.0
 IDLE_S = 10.0
-"""Without a message: what a partition still owes was deleted by retention, if it gave nothing at all."""
+"""Seconds without a message after which reading stops: retention deleted the rest of a partition that gave nothing."""
 FILTERS = ("target", "drafter", "tenant", "worker", "mode", "snapshot_version", "request_id")
 
 
 @dataclass(frozen=True, slots=True)
 class SliceFilter:
-    """Which records of a log."""
+    """Selects records of a log."""
 
     from_ms: int | None = None
     to_ms: int | None = None
     """Unix milliseconds; records that ended before it."""
     equal: Mapping[str, str] = field(default_factory=dict)
-    """Field -> what it must be, as text."""
+    """Field -> its required value, as text."""
 
     def of_pair(self, settings: config.Settings) -> "SliceFilter":
-        """Only records of the settings' target and drafter, unless the filter says otherwise."""
+        """Return a filter that also requires the settings' target and drafter, unless this one names others."""
         pair = {"target": settings.models.target, "drafter": settings.models.drafter}
         return SliceFilter(self.from_ms, self.to_ms, pair | dict(self.equal))
 
-    def takes(self, record: TraceRecord) -> str | None:
-        """Why the record is passed over; None when it is wanted."""
+    def skip_reason(self, record: TraceRecord) -> str | None:
+        """Return the reason why the record is skipped; None when it is selected."""
         if self.from_ms is not None and record.time_ms < self.from_ms:
             return "too_early"
         if self.to_ms is not None and record.time_ms >= self.to_ms:
@@ -50,24 +50,24 @@ class SliceFilter:
 
 @dataclass(slots=True)
 class Slice:
-    """What was found, in the order of partitions and offsets."""
+    """The selected records, in the order of partitions and offsets."""
 
     records: list[TraceRecord] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)
-    """By reason."""
+    """Number of skipped records by reason."""
 
     def require(self) -> list[TraceRecord]:
-        """Raises RequestError when nothing was found."""
+        """Return the records. Raises RequestError when there are none."""
         if not self.records:
             raise RequestError(f"the slice has no records; passed over: {dict(self.skipped)}")
         return self.records
 
 
-def wanted(from_time: str | None, to_time: str | None, filters: Iterable[str]) -> SliceFilter:
-    """From what people write: ISO times or Unix milliseconds, and `name=value` with commas between.
+def parse_filter(from_time: str | None, to_time: str | None, filters: Iterable[str]) -> SliceFilter:
+    """Parse command-line options: ISO times or Unix milliseconds, and `name=value` with commas between.
 
     Raises:
-        RequestError: no time, no such field, or no `=`.
+        RequestError: not a time, an unknown field, or no `=`.
     """
     pairs = [each.strip().partition("=") for text in filters for each in text.split(",") if each.strip()]
     for name, sign, _ in pairs:
@@ -76,45 +76,45 @@ def wanted(from_time: str | None, to_time: str | None, filters: Iterable[str]) -
     return SliceFilter(_time_ms(from_time), _time_ms(to_time), {name: value for name, _, value in pairs})
 
 
-def read(source: str, settings: config.Settings, wanted: SliceFilter, *, alignment: str | None = None) -> Slice:
-    """Everything in the log or archive that is wanted.
+def read(source: str, settings: config.Settings, slice_filter: SliceFilter, *, alignment: str | None = None) -> Slice:
+    """Read the selected records of a log or archive.
 
     Args:
         source: a log's URL, or the path of an archive.
-        alignment: records of other vocabularies are passed over; None takes any.
+        alignment: records of other vocabularies are skipped; None takes any.
 
     Raises:
         BusError, WireError, RequestError: the log or archive cannot be read.
     """
-    found = Slice()
-    placed: list[tuple[tuple[int, int], TraceRecord]] = []
-    for place, record in _records(source, settings, found.skipped):
-        reason = wanted.takes(record)
+    result = Slice()
+    selected: list[tuple[tuple[int, int], TraceRecord]] = []
+    for position, record in _records(source, settings, result.skipped):
+        reason = slice_filter.skip_reason(record)
         if reason is None and alignment not in (None, record.alignment):
             reason = "other_alignment"
         if reason is None:
-            placed.append((place, record))
+            selected.append((position, record))
         else:
-            found.skipped[reason] += 1
-    found.records = [record for _, record in sorted(placed, key=lambda each: each[0])]
-    return found
+            result.skipped[reason] += 1
+    result.records = [record for _, record in sorted(selected, key=lambda each: each[0])]
+    return result
 
 
 def _records(
     source: str, settings: config.Settings, skipped: Counter[str]
 ) -> Iterable[tuple[tuple[int, int], TraceRecord]]:
-    """Each with its partition and offset."""
+    """Return records, each with its partition and offset."""
     if "://" not in source:
         if not Path(source).is_file():
             raise RequestError(f"no archive at {source}; a log is sqlite:///path or kafka://host:port")
         return (((0, number), record) for number, record in enumerate(archive.read(Path(source))))
-    told = settings.model_dump() | {"log": settings.log.model_dump() | {"url": source}}
-    there = config.load(None, {}, **told)
-    return _of_log(wiring.log_reader(there, there.log.traces_topic), skipped)
+    sections = settings.model_dump() | {"log": settings.log.model_dump() | {"url": source}}
+    other = config.load(None, {}, **sections)
+    return _log_records(wiring.log_reader(other, other.log.traces_topic), skipped)
 
 
-def _of_log(reader: LogReader, skipped: Counter[str]) -> Iterator[tuple[tuple[int, int], TraceRecord]]:
-    """Up to where the log ends now."""
+def _log_records(reader: LogReader, skipped: Counter[str]) -> Iterator[tuple[tuple[int, int], TraceRecord]]:
+    """Yield the records up to the present end of the log."""
     try:
         for message in _messages(reader):
             try:
@@ -147,7 +147,7 @@ def _time_ms(text: str | None) -> int | None:
     if text.isdecimal():
         return int(text)
     try:
-        found = datetime.fromisoformat(text)
+        parsed = datetime.fromisoformat(text)
     except ValueError as exc:
         raise RequestError(f"not a time: {text!r}; write 2026-11-22T10:00 or Unix milliseconds") from exc
-    return int((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1000)
+    return int((parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp() * 1000)

@@ -1,4 +1,4 @@
-"""What a measurement was taken on: figures without it mean nothing."""
+"""A description of this machine, which every report has: figures mean nothing without it."""
 
 import os
 import platform
@@ -10,7 +10,7 @@ import torch
 
 
 def describe() -> dict[str, str | int | float]:
-    """Processor, cores, memory, accelerator, versions and the commit of this checkout."""
+    """Return processor, cores, memory, accelerator, versions and the commit of this checkout."""
     return {
         "processor": _processor(),
         "cores": os.cpu_count() or 1,
@@ -29,14 +29,14 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 def _commit() -> str:
-    """With a plus behind it when tracked files were changed since."""
+    """Return the commit, with a plus after it when tracked files were changed since."""
     try:
-        said = subprocess.run(
+        described = subprocess.run(
             ["git", "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"],
             cwd=Path(__file__).parent,
             capture_output=True,
@@ -45,4 +45,4 @@ def _commit() -> str:
         )
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-    return said.stdout.strip()
+    return described.stdout.strip()

@@ -1,4 +1,4 @@
-"""A progress bar with times on stderr; a line now and then where that is no terminal."""
+"""A progress bar with times on stderr; a line every LINE_EVERY_S where that is no terminal."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -12,19 +12,19 @@ LINE_EVERY_S = 30.0
 
 @contextmanager
 def bar(title: str, total: int) -> Iterator[Callable[..., None]]:
-    """Calling what it gives advances by one, or by the number told."""
+    """Show a bar and yield a function that advances it, by one or by a number."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
     with Progress(*columns, *times, console=console, speed_estimate_period=600) as progress:
         task = progress.add_task(title, total=total)
-        told = time.monotonic()
+        shown_s = time.monotonic()
 
         def advance(by: int = 1) -> None:
-            nonlocal told
+            nonlocal shown_s
             progress.advance(task, by)
-            if not console.is_terminal and time.monotonic() - told > LINE_EVERY_S:
-                told = time.monotonic()
+            if not console.is_terminal and time.monotonic() - shown_s > LINE_EVERY_S:
+                shown_s = time.monotonic()
                 console.print(f"{title}: {progress.tasks[0].completed:g} of {total}")
 
         yield advance

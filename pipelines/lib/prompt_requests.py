@@ -8,13 +8,13 @@ from omnidraft.ports import Request
 from omnidraft.prompts import Prompt
 
 
-def request_for(prompt: Prompt, words: wiring.Vocabularies, max_new_tokens: int, num_draft_tokens: int) -> Request:
-    """In fast mode; `num_draft_tokens` 0 is plain decoding. A model without a template goes on with the plain text."""
+def request_for(prompt: Prompt, tokenizers: wiring.Vocabularies, max_new_tokens: int, num_draft_tokens: int) -> Request:
+    """Return a request in fast mode; `num_draft_tokens` 0 is plain decoding. No chat template: the plain text."""
     return Request(
-        prompt_ids=tuple(_ids(prompt, words.target)),
-        drafter_prompt_ids=tuple(_ids(prompt, words.drafter)),
+        prompt_ids=tuple(_ids(prompt, tokenizers.target)),
+        drafter_prompt_ids=tuple(_ids(prompt, tokenizers.drafter)),
         max_new_tokens=max_new_tokens,
-        stop_ids=words.target.stop_ids,
+        stop_ids=tokenizers.target.stop_ids,
         mode="fast",
         num_draft_tokens=num_draft_tokens,
     )

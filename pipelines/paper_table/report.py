@@ -1,4 +1,4 @@
-"""The page and the pictures of the paper's tables, from what is computed so far."""
+"""The page and the pictures of the paper's tables, from the cells computed so far."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,7 +24,7 @@ OFFLINE = (
 
 
 def write(content: Mapping[str, Any], out: Path) -> None:
-    """Markdown and PNG files into `out`."""
+    """Write Markdown and PNG files into `out`."""
     out.mkdir(parents=True, exist_ok=True)
     cells: Cells = content["cells"]
     lines = ["# The paper's tables", "", f"Options: `{content['options']['plan']}`.", ""]
@@ -38,7 +38,7 @@ def write(content: Mapping[str, Any], out: Path) -> None:
         lines += ["## Agreement on the test answers", "", OFFLINE, "", *_offline(offline)]
     ranks = {name.removeprefix("lora/"): row for name, row in cells.items() if name.startswith("lora/")}
     if ranks:
-        lines += ["", "## LoRA rank", "", "Foretold offline, on the test answers.", "", *_ranks(ranks)]
+        lines += ["", "## LoRA rank", "", "Predicted offline, on the test answers.", "", *_ranks(ranks)]
     if "cache" in cells:
         lines += ["", "## The n-gram cache", "", *_caches(cells["cache"])]
     if "adaptive" in cells:
@@ -56,8 +56,8 @@ def _methods(table: Mapping[str, Any]) -> list[str]:
 
 def _offline(rows: Mapping[str, Mapping[str, float | None]]) -> list[str]:
     methods = list(dict.fromkeys(name for row in rows.values() for name in row))
-    found = [(name, *(_number(row.get(method), digits=3) for method in methods)) for name, row in rows.items()]
-    return _markdown(("target and task", *methods), found)
+    cells = [(name, *(_number(row.get(method), digits=3) for method in methods)) for name, row in rows.items()]
+    return _markdown(("target and task", *methods), cells)
 
 
 def _decoded(rows: Mapping[str, Mapping[str, Any]], first: str) -> list[str]:
@@ -86,7 +86,7 @@ def _ranks(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
                 name,
                 f"{row['agreement_before']:.3f}",
                 f"{row['agreement']:.3f}",
-                *(_number(told) for told in row["tokens_per_pass"].values()),
+                *(_number(value) for value in row["tokens_per_pass"].values()),
                 f"{row['tokens_per_s']:.0f}",
             )
             for name, row in rows.items()
@@ -132,8 +132,8 @@ def _bars(table: Mapping[str, Any], path: Path) -> None:
     figure, axis = pyplot.subplots(figsize=(max(6.0, 2.2 * len(table)), 4.0))
     width = 0.8 / max(len(methods), 1)
     for number, method in enumerate(methods):
-        places = [group + width * (number - (len(methods) - 1) / 2) for group in range(len(table))]
-        bars = axis.bar(places, [rows[method]["speedup"] or 0.0 for rows in table.values()], width, label=method)
+        positions = [group + width * (number - (len(methods) - 1) / 2) for group in range(len(table))]
+        bars = axis.bar(positions, [rows[method]["speedup"] or 0.0 for rows in table.values()], width, label=method)
         axis.bar_label(bars, fmt="%.2f", fontsize=7)
     axis.axhline(1.0, color="black", linewidth=1, linestyle="--", label="plain decoding")
     axis.set_xticks(range(len(table)), [name.replace("/", "\n") for name in table], fontsize=8)

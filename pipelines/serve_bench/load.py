@@ -1,59 +1,63 @@
-"""Many clients for minutes: every answer right, no error but the 429s that a full queue owes, and memory that stays."""
+"""Many clients for minutes: every answer right, no error but the 429s of a full queue, and memory that stays."""
 
-import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from statistics import fmean, quantiles
 from typing import Any
 
 import psutil
 
+from pipelines.lib.check_result import CheckResult
 from pipelines.lib.progress import bar
-from pipelines.serve_bench.clients import ClientTally, ask_all
-from pipelines.serve_bench.plan import ServeBenchPlan, Told
-from pipelines.serve_bench.server import serving
+from pipelines.serve_bench.clients import ClientTally, send_load
+from pipelines.serve_bench.server import ServeBenchPlan, serving
 
-LOOK_EVERY_S = 1.0
-GROWTH = 0.03
-"""Of memory, from the second quarter of the time to the last."""
+SAMPLE_EVERY_S = 1.0
+MAX_GROWTH = 0.03
+"""The growth of memory that is allowed from the second quarter of the time to the last, as a share."""
 QUEUE_SHARE = 0.75
-"""Of the clients fit into the queue, so that some are refused."""
+"""The length of the server's queue as a share of the clients, so that some are refused."""
 
 
-def run(plan: ServeBenchPlan) -> Told:
-    """As many clients as the plan says, recording and queueing as by default."""
+def run(plan: ServeBenchPlan) -> CheckResult:
+    """Run the plan's clients against a server that records and queues as by default."""
     tally = ClientTally()
     with serving(plan, "load", f"max_queue = {int(plan.clients * QUEUE_SHARE)}") as server:
-        rss_mib = asyncio.run(_ask_and_look(server.url, server.pid, plan, tally))
+        rss_mib = _load(server.url, server.pid, plan, tally)
     figures = figures_of(tally, rss_mib, plan)
-    return Told(figures, promises(figures))
+    return CheckResult(figures, assertions(figures))
 
 
-def promises(figures: dict[str, Any]) -> dict[str, bool]:
-    """From the figures of this part."""
+def assertions(figures: dict[str, Any]) -> dict[str, bool]:
+    """Check the figures of this part."""
     name = f"{figures['clients']} clients, {figures['seconds']:g} s"
     return {
         f"{name}: no error but the 429s that a full queue owes": figures["num_errors"] == 0,
-        f"{name}: the server's memory is flat": figures["rss_growth_share"] <= GROWTH,
+        f"{name}: the server's memory is flat": figures["rss_growth_share"] <= MAX_GROWTH,
     }
 
 
-async def _ask_and_look(url: str, pid: int, plan: ServeBenchPlan, tally: ClientTally) -> list[float]:
+def _load(url: str, pid: int, plan: ServeBenchPlan, tally: ClientTally) -> list[float]:
+    """Return the server's memory in MiB, sampled while the clients run."""
     process, rss_mib = psutil.Process(pid), []
-    asking = asyncio.create_task(ask_all(url, plan.clients, plan.seconds, tally, plan.seed))
-    started = told_s = time.monotonic()
-    with bar(f"seconds of load by {plan.clients} clients", round(plan.seconds)) as advance:
-        while not asking.done():
+    started = shown_s = time.monotonic()
+    with (
+        bar(f"seconds of load by {plan.clients} clients", round(plan.seconds)) as advance,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        load = thread.submit(send_load, url, plan.clients, plan.seconds, tally, plan.seed)
+        while not load.done():
             rss_mib.append(process.memory_info().rss / 2**20)
-            await asyncio.wait([asking], timeout=LOOK_EVERY_S)
+            wait([load], timeout=SAMPLE_EVERY_S)
             now_s = min(time.monotonic(), started + plan.seconds)
-            advance(now_s - told_s)
-            told_s = now_s
-    asking.result()
+            advance(now_s - shown_s)
+            shown_s = now_s
+    load.result()
     return rss_mib
 
 
 def figures_of(tally: ClientTally, rss_mib: list[float], plan: ServeBenchPlan) -> dict[str, Any]:
-    """For the report."""
+    """Return the figures of the report."""
     quarter = max(1, len(rss_mib) // 4)
     second, last = fmean(rss_mib[quarter : 2 * quarter] or rss_mib), fmean(rss_mib[-quarter:])
     cuts = quantiles(tally.latencies_s, n=100) if len(tally.latencies_s) > 1 else [0.0] * 99

@@ -1,7 +1,7 @@
-"""What HTTP adds to the library call: the same questions to both, interleaved, one at a time, and medians.
+"""The overhead of HTTP over the library call: the same requests to both, interleaved, one at a time, and medians.
 
-The client is the standard library's, in this process, with one connection that stays open: what it takes to write a
-request and read an answer counts as the server's.
+The client is the standard library's, because its time counts as the server's and it is the fastest; it runs in this
+process over one open connection.
 """
 
 import http.client
@@ -16,32 +16,33 @@ from omnidraft import wiring
 from omnidraft.decode.engine import Engine, GenerationRequest
 from omnidraft.ports import Sampling
 from omnidraft.telemetry.metrics import CountingMetrics
-from pipelines.bench.__main__ import rotated
+from pipelines.bench.runs import rotated
+from pipelines.lib.check_result import CheckResult
 from pipelines.lib.progress import bar
-from pipelines.serve_bench.plan import ServeBenchPlan, Told, ms
-from pipelines.serve_bench.server import Server, serving
+from pipelines.lib.report import ms
+from pipelines.serve_bench.server import ServeBenchPlan, Server, serving
 
 REQUEST_MS, TOKEN_MS = 2.0, 0.2
 PROMPT = "How many clips did Natalia sell"
 WARM_UP = 3
 
-Ask = Callable[[], str]
+Method = Callable[[], str]
 """One way to get the text."""
 
 
-def run(plan: ServeBenchPlan) -> Told:
-    """Seconds of each way, and of what HTTP adds, question by question."""
+def run(plan: ServeBenchPlan) -> CheckResult:
+    """Measure each method in turn and compare their texts."""
     with serving(plan, "overhead", "[recorder]\nenabled = false") as server:
         engine = wiring.engine(server.settings, CountingMetrics()).engine
-        ways = _ways(engine, server, plan.tokens)
-        seconds, texts = _measure(ways, plan.repeats)
+        methods = _methods(engine, server, plan.tokens)
+        seconds, texts = _measure(methods, plan.repeats)
     figures = figures_of(seconds, plan.tokens)
     figures["same_text"] = texts["library"] == texts["whole"] == texts["streamed"]
-    return Told(figures, promises(figures))
+    return CheckResult(figures, assertions(figures))
 
 
-def promises(figures: dict[str, Any]) -> dict[str, bool]:
-    """From the figures of this part."""
+def assertions(figures: dict[str, Any]) -> dict[str, bool]:
+    """Check the figures of this part."""
     return {
         f"HTTP adds at most {REQUEST_MS:g} ms to a request": figures["request_ms"] <= REQUEST_MS,
         f"HTTP adds at most {TOKEN_MS:g} ms to a token of a stream": figures["streamed_token_ms"] <= TOKEN_MS,
@@ -50,7 +51,7 @@ def promises(figures: dict[str, Any]) -> dict[str, bool]:
     }
 
 
-def _ways(engine: Engine, server: Server, tokens: int) -> dict[str, Ask]:
+def _methods(engine: Engine, server: Server, tokens: int) -> dict[str, Method]:
     connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=120)
     return {
         "library, 1 token": lambda: _library(engine, 1),
@@ -62,14 +63,14 @@ def _ways(engine: Engine, server: Server, tokens: int) -> dict[str, Ask]:
     }
 
 
-def _measure(ways: dict[str, Ask], repeats: int) -> tuple[dict[str, list[float]], dict[str, str]]:
+def _measure(methods: dict[str, Method], repeats: int) -> tuple[dict[str, list[float]], dict[str, str]]:
     seconds: dict[str, list[float]] = defaultdict(list)
     texts: dict[str, str] = {}
-    with bar("overhead", (repeats + WARM_UP) * len(ways)) as advance:
+    with bar("overhead", (repeats + WARM_UP) * len(methods)) as advance:
         for number in range(repeats + WARM_UP):
-            for name in rotated(list(ways), number):
+            for name in rotated(list(methods), number):
                 started = time.perf_counter()
-                texts[name] = ways[name]()
+                texts[name] = methods[name]()
                 took_s = time.perf_counter() - started
                 if number >= WARM_UP:
                     seconds[name].append(took_s)
@@ -78,15 +79,17 @@ def _measure(ways: dict[str, Ask], repeats: int) -> tuple[dict[str, list[float]]
 
 
 def figures_of(seconds: dict[str, list[float]], tokens: int) -> dict[str, Any]:
-    """Medians, and of paired differences; for the report."""
+    """Return the figures of the report: medians of times and of paired differences."""
 
-    def added(way: str, library: str) -> float:
-        pairs = zip(seconds[way], seconds[library], strict=True)
+    def added(method: str, library: str) -> float:
+        pairs = zip(seconds[method], seconds[library], strict=True)
         return median(way_s - library_s for way_s, library_s in pairs)
 
     short = "library, 1 token"
-    request_s = {way: added(f"{way}, 1 token", short) for way in ("whole", "streamed")}
-    token_s = {way: (added(way, "library") - request_s[way]) / (tokens - 1) for way in ("whole", "streamed")}
+    request_s = {method: added(f"{method}, 1 token", short) for method in ("whole", "streamed")}
+    token_s = {
+        method: (added(method, "library") - request_s[method]) / (tokens - 1) for method in ("whole", "streamed")
+    }
     return {
         "tokens": tokens,
         "repeats": len(seconds["library"]),
@@ -100,13 +103,13 @@ def figures_of(seconds: dict[str, list[float]], tokens: int) -> dict[str, Any]:
 
 
 def _library(engine: Engine, tokens: int) -> str:
-    question = GenerationRequest(prompt=PROMPT, max_new_tokens=tokens, sampling=Sampling(0.0), seed=0, is_stored=False)
-    return "".join(step.text for step in engine.stream(question).steps)
+    request = GenerationRequest(prompt=PROMPT, max_new_tokens=tokens, sampling=Sampling(0.0), seed=0, is_stored=False)
+    return "".join(step.text for step in engine.stream(request).steps)
 
 
 def _body(tokens: int, *, stream: bool) -> bytes:
-    asked = {"prompt": PROMPT, "max_tokens": tokens, "temperature": 0, "seed": 0, "store": False, "stream": stream}
-    return json.dumps(asked).encode()
+    body = {"prompt": PROMPT, "max_tokens": tokens, "temperature": 0, "seed": 0, "store": False, "stream": stream}
+    return json.dumps(body).encode()
 
 
 def _post(connection: http.client.HTTPConnection, body: bytes) -> http.client.HTTPResponse:

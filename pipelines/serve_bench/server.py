@@ -1,4 +1,4 @@
-"""`omnidraft serve` as a process of its own, with settings that the measuring process has too."""
+"""`omnidraft serve` as a process of its own; its settings are known to the measuring process."""
 
 import os
 import sys
@@ -8,17 +8,33 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from omnidraft import config
-from pipelines.lib.local_cluster import LocalCluster, is_serving
-from pipelines.serve_bench.plan import ServeBenchPlan
-from pipelines.soak.part import emptied, free_port
+from pipelines.lib.local_cluster import LocalCluster, empty_folder, free_port, is_serving, tiny_models
 
 START_TIMEOUT_S = 300.0
 NAME = "server"
 
 
 @dataclass(frozen=True, slots=True)
+class ServeBenchPlan:
+    """The sizes of one measurement."""
+
+    out: Path
+    target: str
+    """A model, or `tiny` for a random one; the drafter likewise."""
+    drafter: str
+    repeats: int
+    """The number of requests of each kind where overhead is measured."""
+    tokens: int
+    clients: int
+    seconds: float
+    """The duration of the load."""
+    swaps: int
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Server:
-    """One that answers."""
+    """A server that is ready."""
 
     url: str
     pid: int
@@ -28,12 +44,12 @@ class Server:
 
 @contextmanager
 def serving(plan: ServeBenchPlan, part: str, more: str = "") -> Iterator[Server]:
-    """Started, ready, and stopped at the end.
+    """Start a server, wait until it is ready, and stop it when the context ends.
 
     Args:
-        more: TOML of the part's own: keys of [worker] first, then other sections.
+        more: additional TOML of the part: keys of [worker] first, then other sections.
     """
-    folder = emptied(plan.out / part)
+    folder = empty_folder(plan.out / part)
     path = folder / "settings.toml"
     port = free_port()
     path.write_text(
@@ -42,31 +58,21 @@ def serving(plan: ServeBenchPlan, part: str, more: str = "") -> Iterator[Server]
     )
     settings = config.load(path, {})
     url = f"http://127.0.0.1:{port}"
-    with LocalCluster(path, folder) as fleet:
-        fleet.start(NAME, [sys.executable, "-m", "omnidraft.cli", "serve", "--config", str(path)])
-        fleet.wait_for(lambda: is_serving(url), "serving worker", START_TIMEOUT_S)
-        yield Server(url, fleet.pid(NAME), settings, folder)
+    with LocalCluster(path, folder) as cluster:
+        cluster.start(NAME, [sys.executable, "-m", "omnidraft.cli", "serve", "--config", str(path)])
+        cluster.wait_for(lambda: is_serving(url), "serving worker", START_TIMEOUT_S)
+        yield Server(url, cluster.pid(NAME), settings, folder)
 
 
 def _models(plan: ServeBenchPlan) -> str:
-    """Reproducible mode and a fixed number of drafted tokens: two processes decode the same text in the same passes."""
+    """Return settings with which two processes decode a text in the same passes: reproducible mode, fixed policy."""
     names = {"target": plan.target, "drafter": plan.drafter}
     lines = ["[models]"]
     if "tiny" in names.values():
-        names |= {name: str(folder) for name, folder in _tiny(plan).items() if names[name] == "tiny"}
+        names |= {name: str(folder) for name, folder in tiny_models(plan.out).items() if names[name] == "tiny"}
     lines += [f'{name} = "{value}"' for name, value in names.items()]
     if plan.target == "tiny":
         lines += ['precision = "float32"', 'drafter_precision = "float32"']
     threads = 1 if plan.target == "tiny" else os.cpu_count() or 1
     lines += ["[decode]", 'mode = "reproducible"', 'policy = "fixed"', "num_draft_tokens = 4", f"threads = {threads}"]
     return "\n".join(lines)
-
-
-def _tiny(plan: ServeBenchPlan) -> dict[str, Path]:
-    from omnidraft.testing.tiny_models import make_drafter, make_target
-
-    folders = {"target": plan.out.absolute() / "target", "drafter": plan.out.absolute() / "drafter"}
-    if not folders["drafter"].exists():
-        make_target(folders["target"], spread=0.3)
-        make_drafter(folders["drafter"])
-    return folders

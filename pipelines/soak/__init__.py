@@ -1,1 +1,1 @@
-"""What `python -m pipelines.soak` does, one part a file. Each part returns its figures and the promises it checked."""
+"""The parts of `python -m pipelines.soak`, a module each. A part returns its figures and the assertions on them."""

@@ -1,27 +1,27 @@
-"""Does it hold? The streaming service under kills, outages, hostile records and load, on this machine, for real.
+"""The service under kills, outages, hostile records and load, on this machine with real processes.
 
-`make soak`, or `python -m pipelines.soak`. Real processes throughout: a Kafka broker, an MLflow server, a Ray actor.
+`make soak`, or `python -m pipelines.soak`. A Kafka broker, an MLflow server and a Ray actor take part.
 Each part's figures are in OUT/parts/ as soon as it ends, and OUT/report.json and the page hold the newest of every
-part, so parts can be run one by one. The parts themselves are the modules beside this one.
+part, so parts can be run one by one. The parts are the modules beside this one.
 """
 
 import json
 import shlex
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from omnidraft.errors import OmnidraftError, RequestError
+from omnidraft.errors import RequestError
 from omnidraft.hosts import process
 from pipelines.lib import report
-from pipelines.soak.part import Part, SoakPlan
+from pipelines.lib.check_result import broken_assertions, exit_if_broken, run_part
+from pipelines.lib.choices import chosen
+from pipelines.soak.plan import Part, SoakPlan
 
 PARTS = ("kills", "broker-down", "registry-down", "rollback", "fuzz", "throughput", "drift")
-EXIT_BROKEN = 1
 
 
 def main(
@@ -41,26 +41,26 @@ def main(
     ] = 5.0,
     fuzzed: Annotated[int, typer.Option(min=1, help="Hostile records; a million take some 5 minutes.")] = 1_000_000,
     outage_s: Annotated[
-        float, typer.Option(min=1, help="How long the broker is away, twice; the registry for half of it.")
+        float, typer.Option(min=1, help="Seconds without broker, twice; without registry for half as long.")
     ] = 60.0,
-    hold_s: Annotated[float, typer.Option(min=1, help="How long each rate has to be held.")] = 30.0,
+    hold_s: Annotated[float, typer.Option(min=1, help="Seconds for which each rate has to be held.")] = 30.0,
     target: Annotated[
-        str, typer.Option(help="Of broker-down and drift; for the first `tiny` is a random model.")
+        str, typer.Option(help="For broker-down and drift; for the first `tiny` is a random model.")
     ] = "qwen2.5-coder-0.5b",
-    drafter: Annotated[str, typer.Option(help="As --target.")] = "smollm2-135m",
-    data: Annotated[Path, typer.Option(help="Of drift: a folder of prompt files, JSON lines.")] = Path(
+    drafter: Annotated[str, typer.Option(help="Like --target.")] = "smollm2-135m",
+    data: Annotated[Path, typer.Option(help="For drift: a folder of prompt files, JSON lines.")] = Path(
         "../shared/data"
     ),
-    tasks: Annotated[str, typer.Option(help="Of drift: two of them, before and after the change.")] = "gsm8k,code",
-    phase_requests: Annotated[int, typer.Option(min=40, help="Of drift: how many requests each is.")] = 50,
+    tasks: Annotated[str, typer.Option(help="For drift: two of them, before and after the change.")] = "gsm8k,code",
+    phase_requests: Annotated[int, typer.Option(min=40, help="For drift: requests of each task.")] = 50,
     seed: Annotated[int, typer.Option(help="The same seed kills in the same order and sends the same records.")] = 0,
-    out: Annotated[Path, typer.Option(help="Where logs, figures and report.json go.")] = Path("runs/soak"),
+    out: Annotated[Path, typer.Option(help="A folder for logs, figures and report.json.")] = Path("runs/soak"),
     markdown: Annotated[
         Path | None, typer.Option(help="A page for people, with pictures beside it; none without it.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Skip the parts whose figures are in OUT already.")] = False,
 ) -> None:
-    """Break a whole fleet on this machine, account for every record, and say which promises held.
+    """Break a whole fleet on this machine, account for every record, and check what the service promises.
 
     Exit code 1 when a promise was broken. Figures of each part are saved as it ends, and the report holds the newest of
     every part, so that parts can be run one by one, or again.
@@ -71,7 +71,7 @@ def main(
     python -m pipelines.soak --resume                       go on after an interruption
     python -m pipelines.soak --parts broker-down --target tiny --drafter tiny --outage-s 5
     """
-    chosen = _chosen(parts)
+    names = chosen(parts, PARTS, "part")
     plan = SoakPlan(
         out.absolute(),
         seed=seed,
@@ -83,31 +83,23 @@ def main(
         target=target,
         drafter=drafter,
         data=data,
-        tasks=_two(tasks),
+        tasks=_task_pair(tasks),
         phase_requests=phase_requests,
     )
-    failed = [name for name in chosen if not (resume and _path(plan, name).exists()) and not _run(name, plan)]
-    made = _report(plan)
-    report.save(made, plan.out / "report.json")
+    for name in names:
+        if not (resume and _path(plan, name).exists()):
+            _run(name, plan)
+    content = _report(plan)
+    report.save(content, plan.out / "report.json")
     if markdown is not None:
         from pipelines.soak import page
 
-        page.write(made, markdown)
-    for line in made["broken"]:
-        print(f"BROKEN: {line}")
+        page.write(content, markdown)
     print(f"report: {out / 'report.json'}")
-    if failed or made["broken"]:
-        raise typer.Exit(EXIT_BROKEN)
+    exit_if_broken(content["broken"])
 
 
-def _chosen(parts: str) -> list[str]:
-    names = [name.strip() for name in parts.split(",") if name.strip()]
-    if unknown := sorted(set(names) - set(PARTS)):
-        raise RequestError(f"no part {unknown[0]!r}; there are {', '.join(PARTS)}")
-    return names
-
-
-def _two(tasks: str) -> tuple[str, str]:
+def _task_pair(tasks: str) -> tuple[str, str]:
     names = [name.strip() for name in tasks.split(",")]
     if len(names) != 2:
         raise RequestError(f"traffic changes from one task to another: two names with a comma, got {tasks!r}")
@@ -115,7 +107,7 @@ def _two(tasks: str) -> tuple[str, str]:
 
 
 def _part(name: str) -> Part:
-    """What a part imports may be large, and is nobody else's business."""
+    """Import a part only when it runs: its imports may be large."""
     match name:
         case "kills":
             from pipelines.soak import kills
@@ -147,28 +139,15 @@ def _part(name: str) -> Part:
             return throughput.run
 
 
-def _run(name: str, plan: SoakPlan) -> bool:
-    """One part, whose figures are saved; False when it could not be brought to its end."""
+def _run(name: str, plan: SoakPlan) -> None:
+    """Run one part and save its figures."""
     from pipelines.lib import machine
 
-    print(f"{name} ...", file=sys.stderr)
-    started = time.monotonic()
     path = _path(plan, name)
     path.unlink(missing_ok=True)
-    try:
-        told = _part(name)(plan)
-    except OmnidraftError as exc:
-        print(f"{name}: {exc}", file=sys.stderr)
-        told_data: dict[str, Any] = {"figures": {}, "promises": {f"{name} runs to its end: {exc}": False}}
-    else:
-        told_data = told.plain_data()
-    about = {
-        "command": shlex.join(["python", "-m", "pipelines.soak", *sys.argv[1:]]),
-        "machine": machine.describe(),
-        "seconds": round(time.monotonic() - started, 1),
-    }
-    report.save(told_data | about, path)
-    return all(told_data["promises"].values())
+    result = run_part(name, lambda: _part(name)(plan))
+    command = shlex.join(["python", "-m", "pipelines.soak", *sys.argv[1:]])
+    report.save(result | {"command": command, "machine": machine.describe()}, path)
 
 
 def _path(plan: SoakPlan, name: str) -> Path:
@@ -176,14 +155,11 @@ def _path(plan: SoakPlan, name: str) -> Path:
 
 
 def _report(plan: SoakPlan) -> dict[str, Any]:
-    """The newest of every part that was ever run into this folder."""
+    """Return the newest figures of every part that was ever run into this folder."""
     parts = {name: json.loads(_path(plan, name).read_text()) for name in PARTS if _path(plan, name).exists()}
     kills = parts.get("kills", {}).get("figures", {})
     names = ("acknowledged_lost", "learned_twice", "corrupt_served", "requests_failed")
-    broken = [
-        f"{name}: {promise}" for name, told in parts.items() for promise, held in told["promises"].items() if not held
-    ]
-    return {**{name: kills.get(name) for name in names}, "broken": broken, "parts": parts}
+    return {**{name: kills.get(name) for name in names}, "broken": broken_assertions(parts), "parts": parts}
 
 
 if __name__ == "__main__":

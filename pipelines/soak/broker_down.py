@@ -1,7 +1,7 @@
-"""Does decoding notice that the log is away? The same prompts decoded with the broker up and down, in turns.
+"""Decoding speed while the log is away: the same prompts decoded with the broker up and down, in turns.
 
-Windows take turns: up, stopped (SIGSTOP: connections stay, nobody answers), up, killed (SIGKILL), up, so that a machine
-that slows down or speeds up meanwhile shows in both. One engine and one recorder live through all of them.
+Windows alternate: up, stopped (SIGSTOP: connections stay open without answers), up, killed (SIGKILL), up, so that a
+machine that slows down or speeds up meanwhile shows in both. One engine and one trace producer run throughout.
 """
 
 import time
@@ -21,26 +21,27 @@ from omnidraft.decode.recording import trace_producer
 from omnidraft.distill.ingest import topic_scan
 from omnidraft.ports import Sampling
 from omnidraft.telemetry.metrics import CountingMetrics
+from pipelines.lib.check_result import CheckResult
+from pipelines.lib.local_cluster import empty_folder
 from pipelines.lib.progress import bar
-from pipelines.soak import tiny_pair
-from pipelines.soak.cluster import BROKER, Cluster
-from pipelines.soak.part import SoakPlan, Told, emptied
+from pipelines.soak.cluster import BROKER, Cluster, tiny_settings
+from pipelines.soak.plan import SoakPlan
 
 PROMPTS = Path(__file__).parents[1] / "data" / "gsm8k.jsonl"
 NUM_PROMPTS = 3
 MAX_TOKENS = 48
 WINDOWS = ("up", "stopped", "up", "killed", "up")
 UP_SHARE = 0.5
-"""How long a window with the broker up is, beside an outage: there are more of them."""
+"""The length of a window with the broker up, as a share of an outage: there are more of them."""
 QUEUE_RECORDS = 4
-"""So few that an outage fills them: what then comes is dropped, and must be counted."""
-MOST_SLOWDOWN = 0.02
+"""A queue so short that an outage fills it: records after that are dropped, and must be counted."""
+MAX_SLOWDOWN = 0.02
 RECOVERY_TIMEOUT_S = 60.0
 
 
-def run(plan: SoakPlan) -> Told:
-    """Speeds, drops, and whether every record ended as acknowledged or as dropped."""
-    with Cluster(emptied(plan.out / "broker-down"), _toml(plan)) as cluster:
+def run(plan: SoakPlan) -> CheckResult:
+    """Measure speeds and drops; check that every record ended as acknowledged or as dropped."""
+    with Cluster(empty_folder(plan.out / "broker-down"), _toml(plan)) as cluster:
         cluster.start(BROKER)
         settings, metrics = _settings(cluster.settings, plan), CountingMetrics()
         torch.set_num_threads(plan.threads)
@@ -59,15 +60,15 @@ def run(plan: SoakPlan) -> Told:
             "target": plan.target,
             "drafter": plan.drafter,
         }
-    return Told(figures, promises(figures))
+    return CheckResult(figures, assertions(figures))
 
 
-def promises(figures: dict[str, Any]) -> dict[str, bool]:
-    """From the figures of this part."""
+def assertions(figures: dict[str, Any]) -> dict[str, bool]:
+    """Check the figures of this part."""
     accounted = figures["acknowledged"] + figures["dropped"] == figures["emitted"]
     return {
-        f"with the broker down decoding keeps {1 - MOST_SLOWDOWN:.0%} of its speed": figures["speed_ratio"]
-        >= 1 - MOST_SLOWDOWN,
+        f"with the broker down decoding keeps {1 - MAX_SLOWDOWN:.0%} of its speed": figures["speed_ratio"]
+        >= 1 - MAX_SLOWDOWN,
         "what the queue cannot hold is dropped and counted, all else is acknowledged": accounted
         and figures["dropped"] > 0
         and figures["records_in_log"] >= figures["acknowledged"],
@@ -78,7 +79,7 @@ def promises(figures: dict[str, Any]) -> dict[str, bool]:
 
 def _toml(plan: SoakPlan) -> str:
     if plan.target == "tiny":
-        return tiny_pair.make(plan.out / "models")
+        return tiny_settings(plan.out / "models")
     return f'[models]\ntarget = "{plan.target}"\ndrafter = "{plan.drafter}"\n[worker]'
 
 
@@ -116,16 +117,16 @@ def _windows(
 def _take_away(cluster: Cluster, kind: str) -> None:
     match kind:
         case "stopped":
-            cluster.fleet.pause(BROKER)
+            cluster.processes.pause(BROKER)
         case "killed":
             cluster.kill(BROKER)
 
 
 def _bring_back(cluster: Cluster, kind: str, metrics: CountingMetrics) -> float:
-    """Seconds until records are acknowledged again."""
+    """Start the broker again and return the seconds until records are acknowledged."""
     before = metrics.value(trace_producer.ACKNOWLEDGED)
     if kind == "stopped":
-        cluster.fleet.go_on(BROKER)
+        cluster.processes.resume(BROKER)
     else:
         cluster.start(BROKER)
     started = time.monotonic()
@@ -136,26 +137,26 @@ def _bring_back(cluster: Cluster, kind: str, metrics: CountingMetrics) -> float:
 
 
 def _window(engine: Engine, texts: Sequence[str], seconds: float) -> dict[int, float]:
-    """The prompts in turn, whole rounds, for at least so long: the median speed of each."""
-    found: dict[int, list[float]] = defaultdict(list)
+    """Decode the prompts in whole rounds for at least `seconds`; return the median speed of each."""
+    speeds: dict[int, list[float]] = defaultdict(list)
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         for number, text in enumerate(texts):
-            found[number].append(_tokens_per_s(engine, text))
-    return {number: median(each) for number, each in found.items()}
+            speeds[number].append(_tokens_per_s(engine, text))
+    return {number: median(each) for number, each in speeds.items()}
 
 
 def _tokens_per_s(engine: Engine, text: str) -> float:
-    question = GenerationRequest(
+    request = GenerationRequest(
         messages=[{"role": "user", "content": text}], max_new_tokens=MAX_TOKENS, sampling=Sampling(0.0), seed=0
     )
     started = time.perf_counter()
-    num_tokens = sum(len(step.emitted) for step in engine.stream(question).steps)
+    num_tokens = sum(len(step.emitted) for step in engine.stream(request).steps)
     return num_tokens / (time.perf_counter() - started)
 
 
 def _figures(speeds: dict[str, list[dict[int, float]]]) -> dict[str, Any]:
-    """Each prompt's speed in a kind of window, against its speed with the broker up."""
+    """Return each prompt's speed in a kind of window, against its speed with the broker up."""
     typical = {
         kind: {number: median(window[number] for window in windows) for number in windows[0]}
         for kind, windows in speeds.items()

@@ -13,12 +13,11 @@ import httpx
 import psutil
 
 from omnidraft import config
-from pipelines.lib.local_cluster import LocalCluster, ServiceFailed, is_serving
-from pipelines.soak.part import free_port
+from pipelines.lib.local_cluster import LocalCluster, ServiceFailed, free_port, is_serving, tiny_models
 
 LOCAL_BROKER = Path(__file__).parents[2] / "deploy" / "kafka" / "local_broker.py"
 ACTOR = "ray::Distill"
-"""How Ray names the process in which the distiller learns."""
+"""The name that Ray gives the process in which the distiller learns."""
 BROKER, REGISTRY = "broker", "registry"
 SERVICES = ("controller", "distiller", "decode_worker")
 START_TIMEOUT_S = 240.0
@@ -33,7 +32,7 @@ ENVIRON = {
 
 
 class Cluster(AbstractContextManager["Cluster"]):
-    """Everything lies below one folder, and a cluster opened there again goes on with it.
+    """Broker, registry and services, with all files below one folder; a cluster opened there again goes on with them.
 
     Args:
         toml: sections of the settings beside log, registry, and the worker's port.
@@ -50,9 +49,9 @@ class Cluster(AbstractContextManager["Cluster"]):
         )
         self.settings = config.load(path, {})
         self.url = f"http://127.0.0.1:{worker_port}"
-        self.fleet = LocalCluster(path, self.folder / "logs", ENVIRON | compiled_once())
+        self.processes = LocalCluster(path, self.folder / "logs", ENVIRON | bytecode_environment())
         self.on_end: Callable[[str], None] = lambda name: None
-        """Told who ended by itself, before it is started again."""
+        """Called with the name of a process that ended by itself, before it is started again."""
         self._stack = ExitStack()
 
     @property
@@ -60,7 +59,7 @@ class Cluster(AbstractContextManager["Cluster"]):
         return f"http://127.0.0.1:{self._registry_port}"
 
     def __enter__(self) -> "Cluster":
-        self._stack.enter_context(self.fleet)
+        self._stack.enter_context(self.processes)
         return self
 
     def __exit__(
@@ -69,29 +68,29 @@ class Cluster(AbstractContextManager["Cluster"]):
         self._stack.__exit__(kind, error, trace)
 
     def start(self, name: str) -> None:
-        """Returns before it is ready, but for the broker."""
+        """Start a process and return; only the broker is waited for."""
         match name:
             case "broker":
                 broker = load_local_broker().start(self._broker_port, self.folder / "kafka")
-                self.fleet.adopt(BROKER, broker.process)
+                self.processes.adopt(BROKER, broker.process)
             case "registry":
-                self.fleet.start(REGISTRY, self._mlflow())
+                self.processes.start(REGISTRY, self._mlflow())
             case _:
-                self.fleet.start(name)
+                self.processes.start(name)
 
     def start_all(self, services: Sequence[str] = SERVICES) -> None:
-        """What services lean on comes first. Returns when all are ready."""
+        """Start registry, broker and services, each when the one before is ready; return when all are."""
         for name in (REGISTRY, BROKER, *services):
             self.start(name)
             self.wait_until_ready([name])
 
     def wait_until_ready(self, names: Sequence[str]) -> None:
-        """Restarts what ends meanwhile. Raises ServiceFailed when it takes too long."""
+        """Wait, and restart what ends meanwhile. Raises ServiceFailed when it takes too long."""
         for name in names:
             self.wait_for(lambda name=name: self.is_ready(name), f"ready {name}", START_TIMEOUT_S)  # type: ignore[misc]
 
     def wait_for(self, is_true: Callable[[], bool], what: str, timeout_s: float) -> None:
-        """Restarts what ends meanwhile. Raises ServiceFailed when it takes too long."""
+        """Wait, and restart what ends meanwhile. Raises ServiceFailed when it takes too long."""
         deadline = time.monotonic() + timeout_s
         while not is_true():
             if time.monotonic() > deadline:
@@ -99,8 +98,8 @@ class Cluster(AbstractContextManager["Cluster"]):
             self.supervise(time.monotonic() + 0.2)
 
     def is_ready(self, name: str) -> bool:
-        """Whether it does its work."""
-        if not self.fleet.is_running(name):
+        """Return whether the process does its work."""
+        if not self.processes.is_running(name):
             return False
         match name:
             case "registry":
@@ -113,8 +112,8 @@ class Cluster(AbstractContextManager["Cluster"]):
                 return True
 
     def actor(self) -> psutil.Process | None:
-        """The process in which the distiller learns now."""
-        for child in self.fleet.children("distiller"):
+        """Return the process in which the distiller learns now."""
+        for child in self.processes.children("distiller"):
             try:
                 if ACTOR in " ".join(child.cmdline()):
                     return child
@@ -123,27 +122,27 @@ class Cluster(AbstractContextManager["Cluster"]):
         return None
 
     def kill(self, name: str) -> None:
-        """SIGKILL. `actor` is the learning process, `distiller` the one that started it."""
+        """SIGKILL a process. `actor` is the one that learns, `distiller` the one that started it."""
         match name:
             case "actor":
                 if (actor := self.actor()) is not None:
                     actor.kill()
                     psutil.wait_procs([actor], timeout=STOPPED_S)
             case "registry":
-                self.fleet.kill_session(REGISTRY)
+                self.processes.kill_session(REGISTRY)
             case _:
-                self.fleet.kill(name)
+                self.processes.kill(name)
 
     def restart_ended(self) -> list[str]:
-        """Start again whatever ended by itself, as a supervisor would; their names."""
-        ended = self.fleet.ended()
+        """Start every process again that ended by itself, as a supervisor would; return their names."""
+        ended = self.processes.ended()
         for name in ended:
             self.on_end(name)
             self.start(name)
         return ended
 
     def supervise(self, until_s: float) -> list[str]:
-        """`restart_ended` until that moment of the monotonic clock."""
+        """Run `restart_ended` until `until_s` of the monotonic clock; return the names."""
         ended: list[str] = []
         while True:
             ended += self.restart_ended()
@@ -154,13 +153,13 @@ class Cluster(AbstractContextManager["Cluster"]):
 
     def _mlflow(self) -> list[str]:
         store = f"sqlite:///{self.folder}/mlflow.db"
-        places = ["--backend-store-uri", store, "--artifacts-destination", str(self.folder / "artifacts")]
-        where = ["--host", "127.0.0.1", "--port", str(self._registry_port), "--workers", "1"]
-        return [sys.executable, "-m", "mlflow", "server", *places, *where]
+        stores = ["--backend-store-uri", store, "--artifacts-destination", str(self.folder / "artifacts")]
+        address = ["--host", "127.0.0.1", "--port", str(self._registry_port), "--workers", "1"]
+        return [sys.executable, "-m", "mlflow", "server", *stores, *address]
 
 
-def compiled_once() -> dict[str, str]:
-    """Where Python may not write its bytecode beside the sources, beside our models: imports are most of a restart."""
+def bytecode_environment() -> dict[str, str]:
+    """Return variables that keep bytecode beside our models where Python may not write it beside the sources."""
     if not os.environ.get("PYTHONDONTWRITEBYTECODE"):
         return {}
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "omnidraft" / "bytecode"
@@ -175,7 +174,7 @@ def _answers(url: str) -> bool:
 
 
 def load_local_broker() -> ModuleType:
-    """deploy/kafka/local_broker.py, which is a program and not part of a package."""
+    """Import deploy/kafka/local_broker.py, which is a program and not part of a package."""
     name = "omnidraft_local_broker"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, LOCAL_BROKER)
@@ -185,3 +184,31 @@ def load_local_broker() -> ModuleType:
         sys.modules[name] = module
         spec.loader.exec_module(module)
     return sys.modules[name]
+
+
+def tiny_settings(folder: Path) -> str:
+    """Return settings of a fleet around two tiny random models, quick enough to be killed a hundred times."""
+    models = tiny_models(folder)
+    return f"""\
+[models]
+target = "{models["target"]}"
+drafter = "{models["drafter"]}"
+precision = "float32"
+drafter_precision = "float32"
+[decode]
+threads = 1
+prefill_rows = 16
+mode = "reproducible"
+[learner]
+records_per_step = 4
+steps_per_snapshot = 8
+held_out_every = 8
+learning_rate = 1e-3
+threads = 1
+nice = 5
+[controller]
+poll_s = 0.5
+tolerance = 1.0
+[worker]
+poll_s = 0.5
+"""

@@ -1,4 +1,4 @@
-"""Traffic changes its task under a whole fleet with real models: agreement falls, is told, and comes back."""
+"""Traffic changes its task under a whole fleet with real models: agreement falls, is announced, and recovers."""
 
 import random
 import time
@@ -14,37 +14,39 @@ from omnidraft.fleet import announcements
 from omnidraft.fleet.drift import DriftDetector
 from omnidraft.fleet.request_stats import RequestStats, request_stats
 from omnidraft.traces import codec
-from pipelines.demo.measure import Client
+from pipelines.demo.measure import ChatClient
+from pipelines.lib.check_result import CheckResult
+from pipelines.lib.local_cluster import empty_folder
 from pipelines.lib.progress import bar
 from pipelines.soak.cluster import Cluster
-from pipelines.soak.part import SoakPlan, Told, emptied
+from pipelines.soak.plan import SoakPlan
 
 MAX_TOKENS = 64
 WINDOW = 8
-"""Requests whose mean is agreement at a time."""
+"""The number of requests in a moving mean of agreement."""
 SETTLED = 15
-"""Last requests before the change, and first ones after it: what agreement was, and what it fell to."""
+"""The number of last requests before the change whose mean is the level of agreement."""
 RECOVERED = 0.9
-LEAST_FALL = 0.03
+MIN_FALL = 0.03
 SETTLE_S = 5.0
-"""For the controller to read the last records."""
+"""Time for the controller to read the last records."""
 RESAMPLED_VALUES = 20_000
 RESAMPLED_FALLS = 200
 
 
 @dataclass(frozen=True, slots=True)
 class DriftRequest:
-    """One that was served."""
+    """One served request."""
 
-    figures: RequestStats
+    stats: RequestStats
 
     @property
     def time_ms(self) -> int:
-        return self.figures.time_ms
+        return self.stats.time_ms
 
     @property
     def agreement(self) -> float:
-        return self.figures.num_agreed / max(self.figures.num_drafted, 1)
+        return self.stats.num_agreed / max(self.stats.num_drafted, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +59,12 @@ class Event:
     reason: str | None
 
 
-def run(plan: SoakPlan) -> Told:
-    """Both tasks, one after the other, while the fleet learns."""
+def run(plan: SoakPlan) -> CheckResult:
+    """Serve both tasks, one after the other, while the fleet learns."""
     texts = [prompts.read(plan.data / f"{task}.jsonl", plan.phase_requests) for task in plan.tasks]
-    with Cluster(emptied(plan.out / "drift"), _toml(plan)) as cluster:
+    with Cluster(empty_folder(plan.out / "drift"), _toml(plan)) as cluster:
         cluster.start_all()
-        client, changed_ms = Client(cluster.url, max_tokens=MAX_TOKENS), 0
+        client, changed_ms = ChatClient(cluster.url, max_tokens=MAX_TOKENS), 0
         with bar(f"requests, {' then '.join(plan.tasks)}", sum(map(len, texts))) as advance:
             for of_task in texts:
                 changed_ms = time.time_ns() // 1_000_000
@@ -72,27 +74,27 @@ def run(plan: SoakPlan) -> Told:
                     advance()
         time.sleep(SETTLE_S)
         requests, events = _requests(cluster.settings), _events(cluster.settings)
-    figures = detected_by(requests, events, changed_ms) | {"tasks": list(plan.tasks), "target": plan.target}
-    return Told(figures, promises(figures))
+    figures = figures_of(requests, events, changed_ms) | {"tasks": list(plan.tasks), "target": plan.target}
+    return CheckResult(figures, assertions(figures))
 
 
-def promises(figures: dict[str, Any]) -> dict[str, bool]:
-    """From the figures of this part."""
+def assertions(figures: dict[str, Any]) -> dict[str, bool]:
+    """Check the figures of this part."""
     return {
         "no fall is told while traffic stays the same": figures["alarms_before"] == 0,
-        "agreement falls with the task, and that is told": figures["level"] - figures["fell_to"] >= LEAST_FALL
+        "agreement falls with the task, and that is told": figures["level"] - figures["fell_to"] >= MIN_FALL
         and figures["told_after_requests"] is not None,
         f"agreement is back above {RECOVERED:.0%} of its level": figures["recovered_after_requests"] is not None,
     }
 
 
-def detected_by(requests: Sequence[DriftRequest], events: Sequence[Event], changed_ms: int) -> dict[str, Any]:
-    """What happened, counted in requests since the change."""
+def figures_of(requests: Sequence[DriftRequest], events: Sequence[Event], changed_ms: int) -> dict[str, Any]:
+    """Return the figures of the report, counted in requests since the change."""
     before = [each for each in requests if each.time_ms < changed_ms]
     after = [each for each in requests if each.time_ms >= changed_ms]
     level = fmean(each.agreement for each in before[-SETTLED:])
     alarms = [each for each in events if each.kind == "drift"]
-    told_ms = next((each.time_ms for each in alarms if each.time_ms >= changed_ms), None)
+    detected_ms = next((each.time_ms for each in alarms if each.time_ms >= changed_ms), None)
     over_ms = next((each.time_ms for each in events if each.kind == "drift_over"), None)
     return {
         "requests_before": len(before),
@@ -101,25 +103,25 @@ def detected_by(requests: Sequence[DriftRequest], events: Sequence[Event], chang
         "fell_to": round(fmean(each.agreement for each in after[:WINDOW]), 4),
         "end": round(fmean(each.agreement for each in after[-SETTLED:]), 4),
         "alarms_before": sum(each.time_ms < changed_ms for each in alarms),
-        "told_after_requests": _num_until(after, told_ms),
+        "told_after_requests": _num_until(after, detected_ms),
         "over_after_requests": _num_until(after, over_ms),
         "recovered_after_requests": _recovered(after, RECOVERED * level),
-        "snapshots_served": sorted({each.figures.version for each in requests if each.figures.version is not None}),
+        "snapshots_served": sorted({each.stats.version for each in requests if each.stats.version is not None}),
         "events": [f"{(each.time_ms - changed_ms) / 1000:+.0f} s {each.kind}: {each.reason}" for each in alarms],
-        "resampled": resampled(before[-2 * SETTLED :], after[:SETTLED]),
+        "resampled": resample(before[-2 * SETTLED :], after[:SETTLED]),
         "agreements": [round(each.agreement, 4) for each in requests],
         "changed_at": len(before),
     }
 
 
-def resampled(calm: Sequence[DriftRequest], fallen: Sequence[DriftRequest]) -> dict[str, Any]:
-    """How the detector of the default settings does on requests drawn again and again from these."""
-    dice, settings = random.Random(0), DriftSettings()
-    watch, alarms = DriftDetector(settings), 0
+def resample(calm: Sequence[DriftRequest], fallen: Sequence[DriftRequest]) -> dict[str, Any]:
+    """Return error rates of the default drift detector on requests drawn at random from these."""
+    rng, settings = random.Random(0), DriftSettings()
+    detector, alarms = DriftDetector(settings), 0
     for _ in range(RESAMPLED_VALUES):
-        change = watch.update(dice.choice(calm).figures)
+        change = detector.update(rng.choice(calm).stats)
         alarms += change is not None and change.kind == "drift"
-    delays = sorted(_delay(dice, calm, fallen, settings) for _ in range(RESAMPLED_FALLS))
+    delays = sorted(_delay(rng, calm, fallen, settings) for _ in range(RESAMPLED_FALLS))
     return {
         "false_alarms_per_10000_requests": round(alarms / RESAMPLED_VALUES * 10_000, 2),
         "delay_median_requests": delays[len(delays) // 2],
@@ -128,15 +130,15 @@ def resampled(calm: Sequence[DriftRequest], fallen: Sequence[DriftRequest]) -> d
 
 
 def _delay(
-    dice: random.Random, calm: Sequence[DriftRequest], fallen: Sequence[DriftRequest], settings: DriftSettings
+    rng: random.Random, calm: Sequence[DriftRequest], fallen: Sequence[DriftRequest], settings: DriftSettings
 ) -> int:
-    """Requests after the change until it is told; as many as were tried when it is not."""
-    watch = DriftDetector(settings)
+    """Return the number of requests until the fall is detected, or the number tried when it is not."""
+    detector = DriftDetector(settings)
     for _ in range(3 * settings.min_values):
-        watch.update(dice.choice(calm).figures)
+        detector.update(rng.choice(calm).stats)
     most = 10 * settings.min_values
     for number in range(1, most):
-        change = watch.update(dice.choice(fallen).figures)
+        change = detector.update(rng.choice(fallen).stats)
         if change is not None and change.kind == "drift":
             return number
     return most
@@ -147,26 +149,26 @@ def _num_until(requests: Sequence[DriftRequest], time_ms: int | None) -> int | N
 
 
 def _recovered(requests: Sequence[DriftRequest], level: float) -> int | None:
-    """Requests until the mean of the last WINDOW is there."""
+    """Return the number of requests until the mean of the last WINDOW reaches this level; None when it does not."""
     agreements = [each.agreement for each in requests]
     means = ((end, fmean(agreements[end - WINDOW : end])) for end in range(WINDOW, len(agreements) + 1))
     return next((end for end, mean in means if mean >= level), None)
 
 
 def _requests(settings: Settings) -> list[DriftRequest]:
-    found = []
+    requests = []
     reader = wiring.log_reader(settings, settings.log.traces_topic)
     for message in topic_scan.messages(reader):
-        found.append(DriftRequest(request_stats(codec.decode(message.value, message.headers))))
-    return sorted(found, key=lambda each: each.time_ms)
+        requests.append(DriftRequest(request_stats(codec.decode(message.value, message.headers))))
+    return sorted(requests, key=lambda each: each.time_ms)
 
 
 def _events(settings: Settings) -> list[Event]:
-    found = []
+    events = []
     for message in topic_scan.messages(wiring.log_reader(settings, settings.log.control_topic)):
-        told = announcements.parse_announcement(message)
-        found.append(Event(message.timestamp_ms, told.kind, told.version, told.reason))
-    return found
+        announcement = announcements.parse_announcement(message)
+        events.append(Event(message.timestamp_ms, announcement.kind, announcement.version, announcement.reason))
+    return events
 
 
 def _toml(plan: SoakPlan) -> str:

@@ -1,31 +1,31 @@
-"""Who is killed next, and when: seeded."""
+"""The order and the times of kills, from a seed."""
 
 import random
 from collections.abc import Callable, Sequence
 
 SHARES = {"decode_worker": 25, "broker": 20, "registry": 20, "actor": 15, "distiller": 10, "controller": 10}
-"""Of a hundred kills. `actor` is the process that learns, `distiller` the one that started it."""
-LEAST_GAP = 0.1
-"""Of the average."""
+"""Kills of each process in a hundred. `actor` is the one that learns, `distiller` the one that started it."""
+MIN_GAP = 0.1
+"""The shortest gap as a share of the average."""
 
 
-def order(num: int, dice: random.Random) -> list[str]:
-    """Each as often as its share says, as far as that goes into so few, in random order."""
+def order(num: int, rng: random.Random) -> list[str]:
+    """Return `num` victims in random order, each as often as its share says, rounded."""
     total = sum(SHARES.values())
     whole = {name: share * num // total for name, share in SHARES.items()}
     rest = sorted(SHARES, key=lambda name: -(SHARES[name] * num % total))[: num - sum(whole.values())]
     names = [name for name, times in whole.items() for _ in range(times)] + rest
-    dice.shuffle(names)
+    rng.shuffle(names)
     return names
 
 
-def gap_s(pace_s: float, dice: random.Random) -> float:
-    """Seconds until the next kill, `pace_s` on average: any moment is as likely as any other."""
-    return pace_s * LEAST_GAP + dice.expovariate(1 / (pace_s * (1 - LEAST_GAP)))
+def gap_s(pace_s: float, rng: random.Random) -> float:
+    """Draw the seconds until the next kill, exponential after a minimum, `pace_s` on average."""
+    return pace_s * MIN_GAP + rng.expovariate(1 / (pace_s * (1 - MIN_GAP)))
 
 
 def pick(waiting: list[str], is_ready: Callable[[str], bool]) -> str | None:
-    """Take the first of those that wait which can be killed now."""
+    """Remove the first name from `waiting` that is ready, and return it; None when none is."""
     for name in dict.fromkeys(waiting):
         if is_ready(name):
             waiting.remove(name)
@@ -33,6 +33,6 @@ def pick(waiting: list[str], is_ready: Callable[[str], bool]) -> str | None:
     return None
 
 
-def counted(killed: Sequence[str]) -> dict[str, int]:
-    """Kills by victim."""
+def counts_by_victim(killed: Sequence[str]) -> dict[str, int]:
+    """Return the number of kills of each victim."""
     return {name: killed.count(name) for name in SHARES}

@@ -1,4 +1,4 @@
-"""SIGKILL at random moments over worker, distiller, broker and registry, while clients ask and the drafter learns."""
+"""SIGKILL at random moments over worker, distiller, broker and registry, under requests and learning."""
 
 import random
 import time
@@ -14,53 +14,54 @@ from omnidraft.decode.engine import GenerationRequest
 from omnidraft.distill.retrying import retry
 from omnidraft.ports import Sampling
 from omnidraft.telemetry.metrics import CountingMetrics
-from pipelines.lib.local_cluster import ServiceFailed
+from pipelines.lib.check_result import CheckResult
+from pipelines.lib.local_cluster import ServiceFailed, empty_folder
 from pipelines.lib.progress import bar
-from pipelines.soak import kill_schedule, tiny_pair, uninterrupted, verdict
+from pipelines.soak import kill_schedule, uninterrupted, verdict
 from pipelines.soak.ack_monitor import AckMonitor
-from pipelines.soak.cluster import BROKER, REGISTRY, SERVICES, START_TIMEOUT_S, Cluster
-from pipelines.soak.load_clients import QUESTIONS, Clients, Tally
-from pipelines.soak.part import SoakPlan, Told, emptied
+from pipelines.soak.cluster import BROKER, REGISTRY, SERVICES, START_TIMEOUT_S, Cluster, tiny_settings
+from pipelines.soak.load_clients import PROMPTS, LoadClients, Tally
+from pipelines.soak.plan import SoakPlan
 
 NUM_CLIENTS = 2
 CLIENT_PAUSE_S = 0.3
 MAX_TOKENS = 24
 DOWN_S = 0.3
-"""Between a kill and the restart."""
+"""Seconds between a kill and the restart."""
 WHOLE_SHARE = 0.4
-"""Of the kills, that strike a fleet which is whole; the others may hit while somebody is still away."""
+"""The share of kills that wait until all processes are back; the others may come while one is still down."""
 DRAIN_TIMEOUT_S = 240.0
 EVIDENCE = "evidence.json"
 
 
 @dataclass(slots=True)
 class History:
-    """What happened to the processes."""
+    """The kills and restarts of a run."""
 
     started_s: float = field(default_factory=time.monotonic)
     killed: list[tuple[float, str]] = field(default_factory=list)
     """(second since the start, victim)"""
     ended: list[str] = field(default_factory=list)
-    """By themselves, because what they lean on was away; started again like the killed ones."""
+    """Processes that ended by themselves because a dependency was down; they were restarted too."""
     recovery_s: dict[str, list[float]] = field(default_factory=dict)
-    """From the kill until it was seen ready again."""
+    """Victim -> seconds from each kill until it was ready again."""
     seconds: float = 0.0
 
 
-def run(plan: SoakPlan) -> Told:
+def run(plan: SoakPlan) -> CheckResult:
     """Kill, drain, judge, and learn the log once more without interruption."""
-    folder = emptied(plan.out / "kills")
-    with Cluster(folder, tiny_pair.make(plan.out / "models")) as cluster:
-        evidence, told = endure(cluster, plan)
+    folder = empty_folder(plan.out / "kills")
+    with Cluster(folder, tiny_settings(plan.out / "models")) as cluster:
+        evidence, figures = run_kills(cluster, plan)
         evidence.save(folder / EVIDENCE)
-        figures = told | verdict.judge(cluster.settings, evidence)
+        figures |= verdict.judge(cluster.settings, evidence)
         compared = uninterrupted.compare(cluster.settings, folder / "uninterrupted")
         figures["uninterrupted"] = compared.plain_data()
-    return Told(figures, promises(figures))
+    return CheckResult(figures, assertions(figures))
 
 
-def promises(figures: dict[str, Any]) -> dict[str, bool]:
-    """From the figures of this part."""
+def assertions(figures: dict[str, Any]) -> dict[str, bool]:
+    """Check the figures of this part."""
     return {
         "no acknowledged trace is lost": figures["acknowledged_lost"] == 0,
         "no trace is learned twice": figures["learned_twice"] == 0 and figures["miscounted"] == 0,
@@ -73,27 +74,27 @@ def promises(figures: dict[str, Any]) -> dict[str, bool]:
     }
 
 
-def endure(cluster: Cluster, plan: SoakPlan) -> tuple[verdict.Evidence, dict[str, Any]]:
-    """Run the fleet through all kills; what clients saw, and figures about the run. Broker and registry go on."""
+def run_kills(cluster: Cluster, plan: SoakPlan) -> tuple[verdict.Evidence, dict[str, Any]]:
+    """Run the fleet through all kills; return what clients received, and figures. Broker and registry go on running."""
     plain = plain_texts(cluster.settings)
     cluster.start_all()
-    watch = AckMonitor(cluster.url)
-    cluster.on_end = watch.ended
-    watch.start()
-    clients = Clients(cluster.url, watch, num_clients=NUM_CLIENTS, pause_s=CLIENT_PAUSE_S, max_tokens=MAX_TOKENS)
-    history = _kill_all(cluster, watch, plan)
+    acks = AckMonitor(cluster.url)
+    cluster.on_end = acks.on_process_end
+    acks.start()
+    clients = LoadClients(cluster.url, acks, num_clients=NUM_CLIENTS, pause_s=CLIENT_PAUSE_S, max_tokens=MAX_TOKENS)
+    history = _kill_all(cluster, acks, plan)
     num_unlearned = _drain(cluster)
     cluster.wait_for(lambda: _serves_champion(cluster, clients.tally), "champion served", DRAIN_TIMEOUT_S)
     tally = clients.stop()
-    cluster.wait_for(lambda: _all_acknowledged(watch), "acknowledgement of the last records", DRAIN_TIMEOUT_S)
-    watch.stop()
-    exit_codes = {name: cluster.fleet.stop(name) for name in reversed(SERVICES)}
+    cluster.wait_for(lambda: _all_acknowledged(acks), "acknowledgement of the last records", DRAIN_TIMEOUT_S)
+    acks.stop()
+    exit_codes = {name: cluster.processes.stop(name) for name in reversed(SERVICES)}
     evidence = verdict.Evidence(
-        tally.replies, tally.beginnings, plain, frozenset(watch.acknowledged), watch.num_acknowledged
+        tally.replies, tally.beginnings, plain, frozenset(acks.acknowledged), acks.num_acknowledged
     )
     return evidence, {
         "kills": len(history.killed),
-        "kills_by_victim": kill_schedule.counted([victim for _, victim in history.killed]),
+        "kills_by_victim": kill_schedule.counts_by_victim([victim for _, victim in history.killed]),
         "kills_at_s": [[round(second, 1), victim] for second, victim in history.killed],
         "answers_per_10s": _per_10s([reply.at_s - history.started_s for _, reply in tally.replies]),
         "ended_by_themselves": dict(Counter(history.ended)),
@@ -101,7 +102,7 @@ def endure(cluster: Cluster, plan: SoakPlan) -> tuple[verdict.Evidence, dict[str
         "recovery_s": {name: _spread(seconds) for name, seconds in history.recovery_s.items()},
         "tries": tally.num_tries,
         "streams_that_broke_off": len(tally.beginnings),
-        "traces_dropped": watch.num_dropped,
+        "traces_dropped": acks.num_dropped,
         "requests_failed": len(tally.failures),
         "failures": tally.failures[:5],
         "unlearned": num_unlearned,
@@ -110,34 +111,34 @@ def endure(cluster: Cluster, plan: SoakPlan) -> tuple[verdict.Evidence, dict[str
 
 
 def plain_texts(settings: Settings) -> list[str]:
-    """The answer to each question by plain decoding, computed before anything is killed."""
+    """Return the answer to each prompt by plain decoding, computed before anything is killed."""
     worker = wiring.engine(settings, CountingMetrics())
-    made = []
-    for number, text in enumerate(QUESTIONS):
-        question = GenerationRequest(
+    texts = []
+    for number, text in enumerate(PROMPTS):
+        request = GenerationRequest(
             messages=[{"role": "user", "content": text}],
             max_new_tokens=MAX_TOKENS,
             sampling=Sampling(temperature=0.0),
             seed=number,
             num_draft_tokens=0,
         )
-        made.append("".join(step.text for step in worker.engine.stream(question).steps))
-    return made
+        texts.append("".join(step.text for step in worker.engine.stream(request).steps))
+    return texts
 
 
-def _kill_all(cluster: Cluster, watch: AckMonitor, plan: SoakPlan) -> History:
-    dice, history = random.Random(plan.seed), History()
-    waiting = kill_schedule.order(plan.kills, dice)
+def _kill_all(cluster: Cluster, acks: AckMonitor, plan: SoakPlan) -> History:
+    rng, history = random.Random(plan.seed), History()
+    waiting = kill_schedule.order(plan.kills, rng)
     recovering: dict[str, float] = {}
     with bar("kills", plan.kills) as advance:
         while waiting:
-            if dice.random() < WHOLE_SHARE:
+            if rng.random() < WHOLE_SHARE:
                 _heal(cluster, history, recovering)
-            _supervise(cluster, history, recovering, time.monotonic() + kill_schedule.gap_s(plan.pace_s, dice))
+            _supervise(cluster, history, recovering, time.monotonic() + kill_schedule.gap_s(plan.pace_s, rng))
             while (victim := kill_schedule.pick(waiting, lambda name: _can_be_killed(cluster, name))) is None:
                 _supervise(cluster, history, recovering, time.monotonic() + 0.2)
             recovering[victim] = time.monotonic()
-            _kill(cluster, watch, victim)
+            _kill(cluster, acks, victim)
             history.killed.append((time.monotonic() - history.started_s, victim))
             advance()
         _supervise(cluster, history, recovering, time.monotonic())
@@ -146,7 +147,7 @@ def _kill_all(cluster: Cluster, watch: AckMonitor, plan: SoakPlan) -> History:
 
 
 def _heal(cluster: Cluster, history: History, recovering: dict[str, float]) -> None:
-    """Until everybody is back, so that there is something to lose. Raises ServiceFailed when that takes too long."""
+    """Wait until all processes are ready. Raises ServiceFailed when that takes too long."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while not all(cluster.is_ready(name) for name in (BROKER, REGISTRY, *SERVICES)):
         if _is_past(deadline):
@@ -158,10 +159,10 @@ def _can_be_killed(cluster: Cluster, victim: str) -> bool:
     return cluster.is_ready("distiller" if victim == "actor" else victim)
 
 
-def _kill(cluster: Cluster, watch: AckMonitor, victim: str) -> None:
-    """And start it again, but for the actor: Ray does that."""
+def _kill(cluster: Cluster, acks: AckMonitor, victim: str) -> None:
+    """Kill a process and start it again; Ray restarts the actor."""
     if victim == "decode_worker":
-        with watch.worker_dies():
+        with acks.worker_dies():
             cluster.kill(victim)
     else:
         cluster.kill(victim)
@@ -171,7 +172,7 @@ def _kill(cluster: Cluster, watch: AckMonitor, victim: str) -> None:
 
 
 def _supervise(cluster: Cluster, history: History, recovering: dict[str, float], until_s: float) -> None:
-    """Restart what ends, and note who is back."""
+    """Restart what ends, and note which victims are ready again."""
     while True:
         history.ended += cluster.restart_ended()
         for name in [name for name in recovering if _can_be_killed(cluster, name)]:
@@ -184,8 +185,10 @@ def _supervise(cluster: Cluster, history: History, recovering: dict[str, float],
 
 
 def _drain(cluster: Cluster) -> int:
-    """Until the newest snapshot covers all that is in the log now; clients go on asking, so that batches fill. How many
-    records it does not cover in time."""
+    """Wait until the newest snapshot covers all that is in the log now, while clients go on, so that batches fill.
+
+    Returns the number of records that it does not cover in time.
+    """
     cluster.wait_until_ready((BROKER, REGISTRY, *SERVICES))
     topic = cluster.settings.log.traces_topic
     deadline = time.monotonic() + DRAIN_TIMEOUT_S
@@ -203,7 +206,7 @@ def _drain(cluster: Cluster) -> int:
 
 
 def _serves_champion(cluster: Cluster, tally: Tally) -> bool:
-    """As far as the last answer tells."""
+    """Return whether the last answer came from the champion."""
     champion = wiring.registry(cluster.settings).resolve("champion")
     return bool(tally.replies) and tally.replies[-1][1].snapshot_id == champion.manifest.snapshot_id
 
@@ -212,14 +215,14 @@ def _is_past(deadline: float) -> bool:
     return time.monotonic() > deadline
 
 
-def _all_acknowledged(watch: AckMonitor) -> bool:
-    found = watch.look()
-    return found is not None and found["acknowledged"] + found["dropped"] == found["emitted"]
+def _all_acknowledged(acks: AckMonitor) -> bool:
+    counts = acks.poll()
+    return counts is not None and counts["acknowledged"] + counts["dropped"] == counts["emitted"]
 
 
 def _per_10s(seconds: Sequence[float]) -> list[int]:
     counts = Counter(int(second // 10) for second in seconds if second >= 0)
-    return [counts[place] for place in range(max(counts, default=-1) + 1)]
+    return [counts[slot] for slot in range(max(counts, default=-1) + 1)]
 
 
 def _spread(seconds: Sequence[float]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The soak's figures where people would rather look."""
+"""Pictures of the soak's figures, for its page."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,33 +18,34 @@ COLOURS = {
 }
 
 MEAN_OF = 8
+"""The number of requests in a moving mean."""
 
 
 def draw(parts: Mapping[str, Any], folder: Path, stem: str) -> dict[str, str]:
-    """Part -> file name of its picture below `folder`."""
+    """Draw a picture for each part that has one; return part -> file name below `folder`."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     painters = {"kills": _kills, "broker-down": _speeds, "fuzz": _memory, "throughput": _rates, "drift": _agreement}
-    drawn = {}
+    names = {}
     for name, paint in painters.items():
         if not parts.get(name, {}).get("figures"):
             continue
         figure, axis = pyplot.subplots(figsize=(11, 3.2))
         paint(axis, parts[name]["figures"])
         figure.tight_layout()
-        drawn[name] = f"{stem}-{name}.png"
-        figure.savefig(folder / drawn[name], dpi=110)
+        names[name] = f"{stem}-{name}.png"
+        figure.savefig(folder / names[name], dpi=110)
         pyplot.close(figure)
-    return drawn
+    return names
 
 
 def _kills(axis: "Axes", figures: Mapping[str, Any]) -> None:
-    """Answers over time, and who was killed when."""
+    """Draw answers over time, and the kills."""
     answers = figures["answers_per_10s"]
-    minutes = [place / 6 for place in range(len(answers))]
+    minutes = [index / 6 for index in range(len(answers))]
     axis.step(minutes, answers, where="post", color="black", linewidth=1, label="answers in 10 s")
     for victim, colour in COLOURS.items():
         at = [second / 60 for second, name in figures["kills_at_s"] if name == victim]
@@ -55,9 +56,9 @@ def _kills(axis: "Axes", figures: Mapping[str, Any]) -> None:
 
 
 def _speeds(axis: "Axes", figures: Mapping[str, Any]) -> None:
-    """Windows in groups of their kind."""
+    """Draw a bar for each window."""
     windows = figures["windows"]
-    names = [f"{window['kind']}\n{place + 1}" for place, window in enumerate(windows)]
+    names = [f"{window['kind']}\n{index + 1}" for index, window in enumerate(windows)]
     colours = ["#3b6ea5" if window["kind"] == "up" else "#c44e52" for window in windows]
     bars = axis.bar(names, [window["tokens_per_s"] for window in windows], color=colours)
     axis.bar_label(bars, fmt="%.2f")
@@ -75,10 +76,10 @@ def _memory(axis: "Axes", figures: Mapping[str, Any]) -> None:
 
 
 def _rates(axis: "Axes", figures: Mapping[str, Any]) -> None:
-    for found in figures.values():
-        size = f"{found['size_bytes'] // 1000} kB"
-        share = [number / found["asked_per_s"] for number in found["read_by_second"]]
-        axis.plot(share, label=f"{size} read, of {found['asked_per_s']:,}/s")
+    for rate in figures.values():
+        size = f"{rate['size_bytes'] // 1000} kB"
+        share = [number / rate["asked_per_s"] for number in rate["read_by_second"]]
+        axis.plot(share, label=f"{size} read, of {rate['asked_per_s']:,}/s")
     axis.axhline(1.0, color="black", linewidth=1, linestyle="--")
     axis.set_ylim(0, 1.6)
     axis.set_xlabel("second")
@@ -88,7 +89,7 @@ def _rates(axis: "Axes", figures: Mapping[str, Any]) -> None:
 
 
 def _agreement(axis: "Axes", figures: Mapping[str, Any]) -> None:
-    """Each request's, their running mean, and when the fall was told."""
+    """Draw the agreement of each request, their moving mean, and the announcements of drift."""
     agreements, changed_at = figures["agreements"], figures["changed_at"]
     means = [fmean(agreements[max(0, end - MEAN_OF) : end]) for end in range(1, len(agreements) + 1)]
     axis.plot(agreements, ".", color="#9bb3cd")

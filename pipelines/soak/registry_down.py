@@ -1,47 +1,49 @@
-"""The registry dies while clients ask: the snapshot in place goes on serving, and the next one comes by itself."""
+"""The registry dies under requests: the snapshot in place goes on serving, and the next one comes by itself."""
 
 import time
 from typing import Any
 
 from omnidraft import wiring
+from pipelines.lib.check_result import CheckResult
+from pipelines.lib.local_cluster import empty_folder
 from pipelines.lib.progress import bar
-from pipelines.soak import kills, tiny_pair
+from pipelines.soak import kills
 from pipelines.soak.ack_monitor import AckMonitor
-from pipelines.soak.cluster import REGISTRY, SERVICES, Cluster
-from pipelines.soak.load_clients import Clients, Tally
-from pipelines.soak.part import SoakPlan, Told, emptied
+from pipelines.soak.cluster import REGISTRY, SERVICES, Cluster, tiny_settings
+from pipelines.soak.load_clients import LoadClients, Tally
+from pipelines.soak.plan import SoakPlan
 
 PAUSE_S = 0.1
 SHARE = 0.5
-"""Of the plan's outage, which is the broker's."""
+"""The length of the outage as a share of the plan's, which is the broker's."""
 TIMEOUT_S = 240.0
 
 
-def run(plan: SoakPlan) -> Told:
-    """Kill it, wait, start it again; the worker is never restarted."""
-    with Cluster(emptied(plan.out / "registry-down"), tiny_pair.make(plan.out / "models")) as cluster:
+def run(plan: SoakPlan) -> CheckResult:
+    """Kill the registry, wait, and start it again; the worker is never restarted."""
+    with Cluster(empty_folder(plan.out / "registry-down"), tiny_settings(plan.out / "models")) as cluster:
         plain = kills.plain_texts(cluster.settings)
         cluster.start_all()
         ended: list[str] = []
         cluster.on_end = ended.append
-        watch = AckMonitor(cluster.url)
-        clients = Clients(cluster.url, watch, num_clients=2, pause_s=PAUSE_S, max_tokens=kills.MAX_TOKENS)
+        acks = AckMonitor(cluster.url)
+        clients = LoadClients(cluster.url, acks, num_clients=2, pause_s=PAUSE_S, max_tokens=kills.MAX_TOKENS)
         figures = _outage(cluster, clients.tally, plan.outage_s * SHARE)
         tally = clients.stop()
         figures |= {
             "answers": len(tally.replies),
             "requests_failed": len(tally.failures),
-            "wrong_texts": sum(reply.text != plain[question] for question, reply in tally.replies),
+            "wrong_texts": sum(reply.text != plain[prompt] for prompt, reply in tally.replies),
             "worker_restarts": ended.count("decode_worker"),
             "ended_by_themselves": ended,
         }
         for name in reversed(SERVICES):
-            cluster.fleet.stop(name)
-    return Told(figures, promises(figures))
+            cluster.processes.stop(name)
+    return CheckResult(figures, assertions(figures))
 
 
-def promises(figures: dict[str, Any]) -> dict[str, bool]:
-    """From the figures of this part."""
+def assertions(figures: dict[str, Any]) -> dict[str, bool]:
+    """Check the figures of this part."""
     is_served = figures["answers_while_down"] > 0 and figures["requests_failed"] == 0 and figures["wrong_texts"] == 0
     return {
         "with the registry down every request is answered, by the snapshot in place": is_served

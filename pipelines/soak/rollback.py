@@ -1,44 +1,43 @@
-"""How long a rollback takes until every worker serves the snapshot before: several workers, again and again."""
+"""The time of a rollback until every worker serves the snapshot before: several workers, repeated."""
 
 import sys
 import time
 from collections.abc import Sequence
 from statistics import median
 
-import httpx
-
 from omnidraft import wiring
 from omnidraft.config import Settings
 from omnidraft.fleet import announcements
 from omnidraft.ports import Registry
-from pipelines.lib.local_cluster import ServiceFailed, is_serving
+from pipelines.lib.check_result import CheckResult
+from pipelines.lib.local_cluster import ServiceFailed, empty_folder, free_port, is_serving
+from pipelines.lib.openai_client import COMPLETIONS, OpenAIClient
 from pipelines.lib.progress import bar
-from pipelines.soak import tiny_pair
 from pipelines.soak.ack_monitor import AckMonitor
-from pipelines.soak.cluster import START_TIMEOUT_S, Cluster
-from pipelines.soak.load_clients import Clients
-from pipelines.soak.part import SoakPlan, Told, emptied, free_port
+from pipelines.soak.cluster import START_TIMEOUT_S, Cluster, tiny_settings
+from pipelines.soak.load_clients import LoadClients
+from pipelines.soak.plan import SoakPlan
 
 NUM_WORKERS = 3
 NUM_ROLLBACKS = 10
-MOST_S = 2.0
+MAX_S = 2.0
 LEARN_TIMEOUT_S = 240.0
 TAKE_UP_TIMEOUT_S = 60.0
-LOOK_S = 0.02
+POLL_S = 0.02
 REST_S = 1.0
-"""Between two, so that they meet a follower at rest."""
+"""Seconds between two rollbacks, so that followers are idle when one comes."""
 
 
-def run(plan: SoakPlan) -> Told:
+def run(plan: SoakPlan) -> CheckResult:
     """Learn two snapshots, stop learning, then go back and forth between them."""
-    with Cluster(emptied(plan.out / "rollback"), tiny_pair.make(plan.out / "models")) as cluster:
+    with Cluster(empty_folder(plan.out / "rollback"), tiny_settings(plan.out / "models")) as cluster:
         cluster.start_all()
-        urls = [cluster.url, *(_one_more(cluster, number) for number in range(1, NUM_WORKERS))]
+        urls = [cluster.url, *(_start_worker(cluster, number) for number in range(1, NUM_WORKERS))]
         registry = wiring.registry(cluster.settings)
-        clients = Clients(cluster.url, AckMonitor(cluster.url), num_clients=2, pause_s=0.1, max_tokens=16)
+        clients = LoadClients(cluster.url, AckMonitor(cluster.url), num_clients=2, pause_s=0.1, max_tokens=16)
         cluster.wait_for(lambda: len(registry.versions()) >= 2 and _has_previous(registry), "rollback", LEARN_TIMEOUT_S)
         clients.stop()
-        cluster.fleet.stop("distiller")
+        cluster.processes.stop("distiller")
         seconds = _back_and_forth(cluster.settings, registry, urls)
     figures = {
         "workers": len(urls),
@@ -47,19 +46,19 @@ def run(plan: SoakPlan) -> Told:
         "longest_s": round(max(seconds), 3),
         "seconds": [round(each, 3) for each in seconds],
     }
-    return Told(figures, promises(figures))
+    return CheckResult(figures, assertions(figures))
 
 
-def promises(figures: dict) -> dict[str, bool]:
-    """From the figures of this part."""
-    return {f"a rollback is in effect on every worker within {MOST_S:.0f} s": figures["longest_s"] <= MOST_S}
+def assertions(figures: dict) -> dict[str, bool]:
+    """Check the figures of this part."""
+    return {f"a rollback is in effect on every worker within {MAX_S:.0f} s": figures["longest_s"] <= MAX_S}
 
 
-def _one_more(cluster: Cluster, number: int) -> str:
-    """Another worker of the same settings, at a port of its own."""
+def _start_worker(cluster: Cluster, number: int) -> str:
+    """Start another worker of the same settings at a port of its own; return its URL."""
     port = free_port()
     command = [sys.executable, "-m", "services.decode_worker", "--config", str(cluster.folder / "settings.toml")]
-    cluster.fleet.start(f"decode_worker-{number}", ["env", f"OMNIDRAFT_WORKER__PORT={port}", *command])
+    cluster.processes.start(f"decode_worker-{number}", ["env", f"OMNIDRAFT_WORKER__PORT={port}", *command])
     url = f"http://127.0.0.1:{port}"
     cluster.wait_for(lambda: is_serving(url), f"ready worker {number}", START_TIMEOUT_S)
     return url
@@ -70,7 +69,7 @@ def _has_previous(registry: Registry) -> bool:
 
 
 def _back_and_forth(settings: Settings, registry: Registry, urls: Sequence[str]) -> list[float]:
-    """Seconds of each rollback, from the command to the last worker; all had both snapshots in memory."""
+    """Return the seconds of each rollback, from the command to the last worker; all have both snapshots in memory."""
     models, writer = settings.models, wiring.log_writer(settings, settings.log.control_topic)
     _wait(urls, registry.resolve("champion").version)
     seconds = []
@@ -90,17 +89,17 @@ def _back_and_forth(settings: Settings, registry: Registry, urls: Sequence[str])
 
 
 def _wait(urls: Sequence[str], version: int) -> None:
-    """Until all serve it. Raises ServiceFailed."""
+    """Wait until all workers serve this version. Raises ServiceFailed."""
     deadline = time.monotonic() + TAKE_UP_TIMEOUT_S
     while any(_served(url) != version for url in urls):
         if time.monotonic() > deadline:
             raise ServiceFailed(f"version {version} is not served everywhere after {TAKE_UP_TIMEOUT_S:.0f} s")
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
 
 
 def _served(url: str) -> int | None:
-    """By the version that a one-token answer names."""
+    """Return the snapshot version that a one-token answer names."""
     body = {"prompt": "x", "max_tokens": 1, "temperature": 0, "store": False, "figures": True}
-    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=TAKE_UP_TIMEOUT_S)
-    version: int | None = answer.json()["omnidraft"]["snapshot_version"]
+    with OpenAIClient(url, timeout_s=TAKE_UP_TIMEOUT_S) as api:
+        version: int | None = api.ask(COMPLETIONS, body).stats["snapshot_version"]
     return version

@@ -1,4 +1,4 @@
-"""Records a second through one Kafka topic: a writer process and a reader process, as a worker and a learner have them.
+"""Records a second through one Kafka topic, with a writer process and a reader process like a worker's and a learner's.
 
 Contents are cut from recorded traffic, so that they compress as trace records do.
 """
@@ -16,29 +16,31 @@ import psutil
 
 from omnidraft.ports import Outgoing
 from omnidraft.traces import archive, codec
+from pipelines.lib.check_result import CheckResult
+from pipelines.lib.local_cluster import empty_folder
 from pipelines.lib.progress import bar
 from pipelines.soak.cluster import BROKER, Cluster
-from pipelines.soak.part import SoakPlan, Told, emptied
+from pipelines.soak.plan import SoakPlan
 
 RECORDED = Path(__file__).parents[1] / "data" / "gsm8k_qwen1.5b.avro"
 RATES = {2_000: 5_000, 30_000: 300}
 """Bytes of a record -> records a second."""
 BATCH_RECORDS = 128
-"""As the recorder of a worker sends them."""
+"""The batch size of a worker's trace producer."""
 BEHIND_S = 0.5
-"""How much later than due the last record may be acknowledged. Who is too slow falls behind for as long as it lasts."""
+"""The delay that is allowed until the last record is acknowledged. A writer that is too slow falls further behind."""
 LATE_S = 1.0
-"""How long after that the reader may still wait for it."""
+"""The delay that is allowed from then until the reader has it."""
 GIVE_UP_S = 20.0
-"""Without a record."""
+"""Seconds without a record after which the reader stops."""
 UNPACED_PER_S = 10_000_000
 UNPACED_SHARE = 0.3
-"""Records of the unpaced run, beside the paced one."""
+"""The number of records of the unpaced run, as a share of the paced one's."""
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """What goes through."""
+class TopicLoad:
+    """The records of one run."""
 
     servers: str
     topic: str
@@ -51,42 +53,42 @@ class Load:
         return round(self.per_s * self.seconds)
 
 
-def run(plan: SoakPlan) -> Told:
-    """Each rate in a topic of its own."""
+def run(plan: SoakPlan) -> CheckResult:
+    """Measure each rate in a topic of its own."""
     figures: dict[str, Any] = {}
-    promises: dict[str, bool] = {}
-    with Cluster(emptied(plan.out / "throughput"), "[worker]") as cluster:
+    assertions: dict[str, bool] = {}
+    with Cluster(empty_folder(plan.out / "throughput"), "[worker]") as cluster:
         cluster.start(BROKER)
         servers = cluster.settings.log.url.removeprefix("kafka://")
         for size_bytes, per_s in RATES.items():
-            load = Load(servers, f"load-{size_bytes}-{time.time_ns()}", size_bytes, per_s, plan.hold_s)
-            found = measure(load, cluster)
-            found["most_per_s"] = measure(unpaced(load), cluster)["written_per_s"]
-            figures[str(size_bytes)] = found
+            load = TopicLoad(servers, f"load-{size_bytes}-{time.time_ns()}", size_bytes, per_s, plan.hold_s)
+            rates = measure(load, cluster)
+            rates["most_per_s"] = measure(unpaced(load), cluster)["written_per_s"]
+            figures[str(size_bytes)] = rates
             name = (
                 f"{per_s:,} records/s of {size_bytes // 1000} kB are sustained through one topic for {plan.hold_s:g} s"
             )
-            promises[name] = found["is_sustained"]
-    return Told(figures, promises)
+            assertions[name] = rates["is_sustained"]
+    return CheckResult(figures, assertions)
 
 
-def unpaced(load: Load) -> Load:
-    """As fast as it goes."""
+def unpaced(load: TopicLoad) -> TopicLoad:
+    """Return the same load, written as fast as possible."""
     num = load.num * UNPACED_SHARE
     return replace(load, topic=f"{load.topic}-unpaced", per_s=UNPACED_PER_S, seconds=num / UNPACED_PER_S)
 
 
-def measure(load: Load, cluster: Cluster) -> dict[str, Any]:
-    """Rates, and who used how much processor time."""
+def measure(load: TopicLoad, cluster: Cluster) -> dict[str, Any]:
+    """Return rates, delays and the processor time of writer, reader and broker."""
     context = mp.get_context("spawn")
-    (told_read, tell_read), (told_write, tell_write) = context.Pipe(False), context.Pipe(False)
-    reader = context.Process(target=_read, args=(load, tell_read), daemon=True)
+    (from_reader, reader_end), (from_writer, writer_end) = context.Pipe(False), context.Pipe(False)
+    reader = context.Process(target=_read, args=(load, reader_end), daemon=True)
     reader.start()
-    told_read.recv()  # it stands at the beginning of the topic
-    writer = context.Process(target=_write, args=(load, tell_write), daemon=True)
+    from_reader.recv()  # it is at the beginning of the topic
+    writer = context.Process(target=_write, args=(load, writer_end), daemon=True)
     broker_before = _cpu_s(cluster)
     writer.start()
-    written, read = _outcome(told_write, load, "written"), told_read.recv()
+    written, read = _outcome(from_writer, load), from_reader.recv()
     for process in (writer, reader):
         process.join()
     took_s = written["ended_s"] - written["started_s"]
@@ -109,21 +111,21 @@ def measure(load: Load, cluster: Cluster) -> dict[str, Any]:
     }
 
 
-def _outcome(told: Connection, load: Load, what: str) -> dict[str, Any]:
-    """The writer's last words; how far it is until then."""
-    with bar(f"{load.size_bytes // 1000} kB records {what}", load.num) as advance:
+def _outcome(writer: Connection, load: TopicLoad) -> dict[str, Any]:
+    """Return the writer's last message; show its progress until then."""
+    with bar(f"{load.size_bytes // 1000} kB records written", load.num) as advance:
         before = 0
         while True:
-            said = told.recv()
-            advance(said["num"] - before)
-            before = said["num"]
-            if "ended_s" in said:
-                outcome: dict[str, Any] = said
+            message = writer.recv()
+            advance(message["num"] - before)
+            before = message["num"]
+            if "ended_s" in message:
+                outcome: dict[str, Any] = message
                 return outcome
 
 
-def _write(load: Load, tell: Connection) -> None:
-    """As many as are due, BATCH_RECORDS at most, each batch acknowledged before the next."""
+def _write(load: TopicLoad, sender: Connection) -> None:
+    """Write the records that are due, at most BATCH_RECORDS at a time, each batch acknowledged before the next."""
     from omnidraft.bus.kafka_log import KafkaWriter
 
     values = _values(load.size_bytes)
@@ -139,51 +141,51 @@ def _write(load: Load, tell: Connection) -> None:
         num += size
         second = int(time.time() - started_s)
         if second not in by_second:
-            tell.send({"num": num})
+            sender.send({"num": num})
         by_second[second] += size
     ended_s = time.time()
     writer.close()
     cpu_s = time.process_time() - before_s
-    tell.send({"num": num, "started_s": started_s, "ended_s": ended_s, "cpu_s": cpu_s, "by_second": dict(by_second)})
+    sender.send({"num": num, "started_s": started_s, "ended_s": ended_s, "cpu_s": cpu_s, "by_second": dict(by_second)})
 
 
-def _read(load: Load, tell: Connection) -> None:
-    """Until all are there, or none came for a while."""
+def _read(load: TopicLoad, sender: Connection) -> None:
+    """Read until all records came, or none for GIVE_UP_S."""
     from omnidraft.bus.kafka_log import KafkaReader
 
     reader = KafkaReader(load.servers, load.topic)
-    tell.send("ready")
+    sender.send("ready")
     num, num_out_of_order, by_second = 0, 0, Counter[int]()
-    started_s = heard_s = time.time()
+    started_s = received_s = time.time()
     before_s = time.process_time()
-    while num < load.num and time.time() - heard_s < GIVE_UP_S:
+    while num < load.num and time.time() - received_s < GIVE_UP_S:
         messages = reader.poll(500, 0.5).messages
         if not messages:
             continue
         if not num:
             started_s, before_s = time.time(), time.process_time()
-        heard_s = time.time()
-        num_out_of_order += sum(int(message.key) != num + place for place, message in enumerate(messages))
+        received_s = time.time()
+        num_out_of_order += sum(int(message.key) != num + index for index, message in enumerate(messages))
         num += len(messages)
-        by_second[int(heard_s - started_s)] += len(messages)
+        by_second[int(received_s - started_s)] += len(messages)
     cpu_s = time.process_time() - before_s
     reader.close()
-    outcome = {"num": num, "num_out_of_order": num_out_of_order, "ended_s": heard_s, "cpu_s": cpu_s}
-    tell.send(outcome | {"by_second": dict(by_second)})
+    outcome = {"num": num, "num_out_of_order": num_out_of_order, "ended_s": received_s, "cpu_s": cpu_s}
+    sender.send(outcome | {"by_second": dict(by_second)})
 
 
 def _values(size_bytes: int) -> list[bytes]:
-    """Distinct contents of this size."""
+    """Return distinct contents of this size."""
     pool = b"".join(codec.encode(record) for record in archive.read(RECORDED))
     starts = range(0, len(pool) - size_bytes, max(1, (len(pool) - size_bytes) // 256))
     return [pool[start : start + size_bytes] for start in starts]
 
 
-def _by_second(found: Mapping[int, int], took_s: float) -> list[int]:
-    """The last second is cut off, and left out."""
-    return [found.get(second, 0) for second in range(int(took_s))]
+def _by_second(counts: Mapping[int, int], took_s: float) -> list[int]:
+    """Return the records of each full second."""
+    return [counts.get(second, 0) for second in range(int(took_s))]
 
 
 def _cpu_s(cluster: Cluster) -> float:
-    times = psutil.Process(cluster.fleet.pid(BROKER)).cpu_times()
+    times = psutil.Process(cluster.processes.pid(BROKER)).cpu_times()
     return times.user + times.system

@@ -1,7 +1,7 @@
-"""The same log learned once more, in one process that nobody kills: do the weights come out the same, bit for bit?
+"""The same log learned once more, in one process without kills, and its weights compared bit for bit.
 
-The log has one partition. Batches are then a function of the log alone; with several, whose turn it is while one of
-them is idle depends on time, and only that each record is learned once can be promised.
+The log has one partition. Batches are then a function of the log alone; with several, the order of partitions depends
+on time while one is idle, and only that each record is learned once can be promised.
 """
 
 import tempfile
@@ -19,37 +19,37 @@ from omnidraft.snapshots import bundle
 from omnidraft.telemetry.metrics import CountingMetrics
 
 FILES = (bundle.DRAFTER, bundle.NGRAMS, "resume/learner.safetensors", BATCHER)
-"""Weights, n-gram cache, optimizer, and what was held out or seen."""
+"""Weights, n-gram cache, optimizer, and the records held out or seen."""
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class WeightComparison:
     """The newest snapshot of the fleet beside that of the uninterrupted run."""
 
     num_steps: int
     num_records: int
     differing: tuple[str, ...]
     """Tensors that differ in a bit, as file:name."""
-    same_place: bool
-    """Whether both stopped at the same offsets with the same counts."""
+    same_offsets: bool
+    """Both stopped at the same offsets with the same counts."""
 
     @property
     def are_equal(self) -> bool:
-        return not self.differing and self.same_place
+        return not self.differing and self.same_offsets
 
     def plain_data(self) -> dict[str, Any]:
-        """For the report."""
+        """Return the fields of the report."""
         return {
             "steps": self.num_steps,
             "records_learned": self.num_records,
             "tensors_that_differ": list(self.differing[:5]),
-            "same_offsets_and_counts": self.same_place,
+            "same_offsets_and_counts": self.same_offsets,
             "weights_equal_bit_for_bit": self.are_equal,
         }
 
 
-def compare(settings: Settings, folder: Path) -> Compared:
-    """Learn up to where the fleet's newest snapshot stands; `folder` gets a registry of its own."""
+def compare(settings: Settings, folder: Path) -> WeightComparison:
+    """Learn as many steps as the fleet's newest snapshot has; `folder` gets a registry of its own."""
     theirs = wiring.registry(settings)
     final = theirs.resolve("latest")
     alone = settings.model_copy(
@@ -59,8 +59,10 @@ def compare(settings: Settings, folder: Path) -> Compared:
     ours = wiring.registry(alone)
     newest = ours.resolve("latest")
     differing = _differing(theirs, final, ours, newest)
-    told = [(each.manifest.offsets, each.manifest.counts, each.manifest.num_records) for each in (final, newest)]
-    return Compared(final.manifest.num_steps, final.manifest.num_records, differing, told[0] == told[1])
+    positions = [(each.manifest.offsets, each.manifest.counts, each.manifest.num_records) for each in (final, newest)]
+    return WeightComparison(
+        final.manifest.num_steps, final.manifest.num_records, differing, positions[0] == positions[1]
+    )
 
 
 def _learn(settings: Settings, num_steps: int, staging: Path) -> None:
@@ -92,7 +94,7 @@ def _differing_in(one: Path, other: Path, file: str) -> list[str]:
 
 
 def _same(first: torch.Tensor | None, second: torch.Tensor | None) -> bool:
-    """To the bit: a nan equals itself, and 0.0 is not -0.0."""
+    """Return whether two tensors have the same bits: a nan equals itself, and 0.0 is not -0.0."""
     if first is None or second is None or first.dtype != second.dtype or first.shape != second.shape:
         return False
     bits = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (first, second)]

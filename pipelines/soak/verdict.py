@@ -1,4 +1,4 @@
-"""What became of the promises in a fleet that was killed over and over: judged from log, registry and answers."""
+"""The verdict on a fleet that was killed repeatedly: faults found in its log, registry and answers."""
 
 import json
 import tempfile
@@ -17,43 +17,43 @@ from omnidraft.errors import SnapshotCorrupt, SnapshotNotFound, WireError
 from omnidraft.traces import codec
 from omnidraft.wiring.audit import audit
 from pipelines.lib import report
-from pipelines.soak.load_clients import QUESTIONS, Reply
+from pipelines.soak.load_clients import PROMPTS, ServedAnswer
 
 BASE = "base"
-"""What a worker without a snapshot calls its drafter."""
+"""The snapshot id of a worker without a snapshot."""
 SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What was seen from outside."""
+    """The observations of clients, and of the worker's counters."""
 
-    replies: Sequence[tuple[int, Reply]]
+    replies: Sequence[tuple[int, ServedAnswer]]
     beginnings: Sequence[tuple[int, str]]
     plain: Sequence[str]
-    """The answer to each question by plain decoding."""
+    """The answer to each prompt by plain decoding."""
     acknowledged: Set[str]
     """Ids of requests whose record the worker counted as acknowledged."""
     num_acknowledged: int
-    """That workers counted, each life as far as it was seen."""
+    """The number that workers counted, summed over their lives as far as their counters were read."""
 
     def save(self, path: Path) -> None:
-        """As JSON, so that a fleet can be judged again."""
+        """Write it as JSON, so that a fleet can be judged again."""
         plain_data = asdict(self) | {"acknowledged": sorted(self.acknowledged)}
         report.save(plain_data, path)
 
 
 def load(path: Path) -> Evidence:
-    """What `Evidence.save` wrote."""
-    said = json.loads(path.read_text())
-    replies = [(question, Reply(**reply)) for question, reply in said.pop("replies")]
-    return Evidence(replies=replies, acknowledged=frozenset(said.pop("acknowledged")), **said)
+    """Read the file that `Evidence.save` wrote."""
+    content = json.loads(path.read_text())
+    replies = [(prompt, ServedAnswer(**reply)) for prompt, reply in content.pop("replies")]
+    return Evidence(replies=replies, acknowledged=frozenset(content.pop("acknowledged")), **content)
 
 
 def judge(settings: Settings, evidence: Evidence) -> dict[str, Any]:
-    """Figures; all but the first few are numbers of faults."""
+    """Return figures; all but the first few are numbers of faults."""
     in_log = _in_log(settings)
-    found = audit(settings)
+    audited = audit(settings)
     missing = evidence.acknowledged - in_log.keys()
     uncounted = max(0, evidence.num_acknowledged - len(in_log))
     corrupt = _corrupt(settings, evidence)
@@ -63,44 +63,44 @@ def judge(settings: Settings, evidence: Evidence) -> dict[str, Any]:
         "requests_in_log": len(in_log),
         "acknowledged_by_name": len(evidence.acknowledged),
         "acknowledged_by_count": evidence.num_acknowledged,
-        "snapshots": found.num_snapshots,
+        "snapshots": audited.num_snapshots,
         "snapshots_served": len({reply.snapshot_id for _, reply in evidence.replies} - {BASE}),
-        "fates": _dispositions(found.partitions),
-        "acknowledged_lost": max(len(missing), uncounted) + found.num(FaultKind.LOST),
-        "learned_twice": found.num(FaultKind.LEARNED_TWICE),
-        "miscounted": found.num(FaultKind.MISCOUNTED),
+        "fates": _dispositions(audited.partitions),
+        "acknowledged_lost": max(len(missing), uncounted) + audited.num(FaultKind.LOST),
+        "learned_twice": audited.num(FaultKind.LEARNED_TWICE),
+        "miscounted": audited.num(FaultKind.MISCOUNTED),
         "corrupt_served": len(corrupt),
-        "faults": [fault.what for fault in found.faults][:SHOWN] + corrupt[:SHOWN] + sorted(missing)[:SHOWN],
+        "faults": [fault.what for fault in audited.faults][:SHOWN] + corrupt[:SHOWN] + sorted(missing)[:SHOWN],
     }
 
 
 def _in_log(settings: Settings) -> Mapping[str, int]:
-    """Request id -> records of it; a record that was sent again after an outage is there twice."""
-    found: Counter[str] = Counter()
+    """Return request id -> number of records; a record that was sent again after an outage counts twice."""
+    counts: Counter[str] = Counter()
     with closing(wiring.log_reader(settings, settings.log.traces_topic)) as reader:
         for message in topic_scan.messages(reader):
             try:
-                found[codec.decode(message.value, message.headers).request_id] += 1
+                counts[codec.decode(message.value, message.headers).request_id] += 1
             except WireError:
-                continue  # the audit tells what became of it
-    return found
+                continue  # the audit counts it
+    return counts
 
 
 def _corrupt(settings: Settings, evidence: Evidence) -> list[str]:
-    """A line for every answer that came from a snapshot which is not whole, or that plain decoding does not give."""
+    """Return a line for every answer of a snapshot that is not whole, and every text that is not plain decoding's."""
     whole = _whole_snapshots(settings, {reply.snapshot_id for _, reply in evidence.replies} - {BASE})
     lines = []
-    for question, reply in evidence.replies:
-        if reply.text != evidence.plain[question]:
+    for prompt, reply in evidence.replies:
+        if reply.text != evidence.plain[prompt]:
             lines.append(f"{reply.request_id} of snapshot {reply.snapshot_id}: not plain decoding's text")
         elif not whole.get(reply.snapshot_id, reply.snapshot_id == BASE):
             lines.append(f"{reply.request_id}: snapshot {reply.snapshot_id} is not in the registry, or not whole")
-    wrong = [question for question, begun in evidence.beginnings if not evidence.plain[question].startswith(begun)]
-    return lines + [f"a stream that broke off did not begin as {QUESTIONS[question]!r} does" for question in wrong]
+    wrong = [prompt for prompt, begun in evidence.beginnings if not evidence.plain[prompt].startswith(begun)]
+    return lines + [f"a stream that broke off did not begin as {PROMPTS[prompt]!r} does" for prompt in wrong]
 
 
 def _whole_snapshots(settings: Settings, served: Set[str]) -> dict[str, bool]:
-    """Of those in the registry that were served, whether their files have their manifests' checksums."""
+    """Return for each served snapshot in the registry whether its files have its manifest's checksums."""
     registry, whole = wiring.registry(settings), {}
     for version in registry.versions():
         if version.manifest.snapshot_id not in served:

@@ -1,4 +1,4 @@
-"""The soak itself, small: a fleet that is killed keeps its promises, and a fleet that did not is found out."""
+"""The soak itself, small: a fleet that is killed keeps its promises, and each broken promise is detected."""
 
 import json
 import sqlite3
@@ -15,8 +15,8 @@ from omnidraft.config import Settings
 from omnidraft.distill.ingest import topic_scan
 from omnidraft.ports import Outgoing
 from omnidraft.snapshots.files import sha256_of
-from pipelines.soak import __main__, tiny_pair, uninterrupted, verdict
-from pipelines.soak.cluster import BROKER, REGISTRY, Cluster
+from pipelines.soak import __main__, uninterrupted, verdict
+from pipelines.soak.cluster import BROKER, REGISTRY, Cluster, tiny_settings
 from pipelines.soak.kills import EVIDENCE
 from tests.cli_runs import run_pipeline
 from tests.kafka_fixture import require_jars
@@ -29,7 +29,7 @@ NUM_KILLS = 4
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory, omnidraft_home: Path) -> Iterator[Path]:
-    """Where a fleet was killed and judged."""
+    """Return the folder of a fleet that was killed and judged."""
     require_jars()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))
@@ -52,8 +52,8 @@ def test_a_fleet_that_is_killed_loses_nothing_repeats_nothing_and_learns_the_sam
 
 @pytest.fixture(scope="module")
 def again(killed: Path) -> Iterator[Cluster]:
-    """Log and registry of that fleet, to be judged again."""
-    with Cluster(killed / "kills", tiny_pair.make(killed / "models")) as cluster:
+    """Start log and registry of that fleet, to be judged again."""
+    with Cluster(killed / "kills", tiny_settings(killed / "models")) as cluster:
         for name in (REGISTRY, BROKER):
             cluster.start(name)
         cluster.wait_until_ready([REGISTRY, BROKER])
@@ -106,12 +106,12 @@ def copy_of_log(settings: Settings, path: Path) -> Settings:
 
 
 def test_an_answer_that_is_not_plain_decodings_is_corrupt(again: Cluster, evidence: verdict.Evidence) -> None:
-    question, reply = evidence.replies[0]
-    wrong = replace(evidence, replies=[(question, replace(reply, text=reply.text + "!")), *evidence.replies[1:]])
+    prompt, reply = evidence.replies[0]
+    wrong = replace(evidence, replies=[(prompt, replace(reply, text=reply.text + "!")), *evidence.replies[1:]])
     assert verdict.judge(again.settings, wrong)["corrupt_served"] == 1
-    unknown = replace(evidence, replies=[(question, replace(reply, snapshot_id="nobody")), *evidence.replies[1:]])
+    unknown = replace(evidence, replies=[(prompt, replace(reply, snapshot_id="nobody")), *evidence.replies[1:]])
     assert verdict.judge(again.settings, unknown)["corrupt_served"] == 1
-    torn = replace(evidence, beginnings=[(question, reply.text[:3] + "!")])
+    torn = replace(evidence, beginnings=[(prompt, reply.text[:3] + "!")])
     assert verdict.judge(again.settings, torn)["corrupt_served"] == 1
 
 

@@ -1,4 +1,4 @@
-"""Broker and registry taken away for seconds, and records counted through a topic: the soak's other parts, small."""
+"""The soak's other parts, small: broker and registry down for seconds, and records counted through a topic."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -8,7 +8,7 @@ import pytest
 
 from pipelines.soak import broker_down, registry_down, throughput
 from pipelines.soak.cluster import BROKER, Cluster
-from pipelines.soak.part import SoakPlan
+from pipelines.soak.plan import SoakPlan
 from tests.kafka_fixture import require_jars
 
 pytestmark = [pytest.mark.kafka, pytest.mark.long, pytest.mark.timeout(600)]
@@ -28,14 +28,14 @@ def test_while_the_broker_is_away_records_are_dropped_and_counted_and_sending_go
     plan: SoakPlan,
 ) -> None:
     """Speeds are not judged here: two seconds of a tiny model say nothing."""
-    told = broker_down.run(plan)
-    figures = told.figures
+    result = broker_down.run(plan)
+    figures = result.figures
     assert figures["acknowledged"] + figures["dropped"] == figures["emitted"]
     assert figures["dropped"] > 0
     assert figures["records_in_log"] >= figures["acknowledged"] > 0
     assert len(figures["recovered_s"]) == 2
     assert [window["kind"] for window in figures["windows"]].count("up") == 3
-    others = [held for promise, held in told.promises.items() if "speed" not in promise]
+    others = [held for assertion, held in result.assertions.items() if "speed" not in assertion]
     assert others == [True, True]
 
 
@@ -63,25 +63,25 @@ FIGURES = {
     ids=str,
 )
 def test_a_broker_outage_that_went_wrong_breaks_its_promise(wrong: dict[str, object]) -> None:
-    assert all(broker_down.promises(FIGURES).values())
-    assert list(broker_down.promises(FIGURES | wrong).values()).count(False) == 1
+    assert all(broker_down.assertions(FIGURES).values())
+    assert list(broker_down.assertions(FIGURES | wrong).values()).count(False) == 1
 
 
 def test_while_the_registry_is_away_the_snapshot_in_place_serves_and_the_next_one_comes_by_itself(
     plan: SoakPlan,
 ) -> None:
-    told = registry_down.run(plan)
-    assert all(told.promises.values()), told
-    assert told.figures["answers_while_down"] > 0
+    result = registry_down.run(plan)
+    assert all(result.assertions.values()), result
+    assert result.figures["answers_while_down"] > 0
 
 
 def test_records_come_through_a_topic_whole_and_in_order_and_a_rate_that_is_not_reached_is_told(plan: SoakPlan) -> None:
     with Cluster(plan.out / "throughput", "[worker]") as cluster:
         cluster.start(BROKER)
         servers = cluster.settings.log.url.removeprefix("kafka://")
-        load = throughput.Load(servers, "load", size_bytes=2_000, per_s=200, seconds=2.0)
-        found = throughput.measure(load, cluster)
-        assert (found["read"], found["out_of_order"], found["is_sustained"]) == (400, 0, True)
-        assert sum(found["read_by_second"]) <= 400
+        load = throughput.TopicLoad(servers, "load", size_bytes=2_000, per_s=200, seconds=2.0)
+        rates = throughput.measure(load, cluster)
+        assert (rates["read"], rates["out_of_order"], rates["is_sustained"]) == (400, 0, True)
+        assert sum(rates["read_by_second"]) <= 400
         impossible = throughput.measure(replace(load, topic="much", per_s=500_000, seconds=0.06), cluster)
         assert (impossible["read"], impossible["is_sustained"]) == (30_000, False)

@@ -10,8 +10,8 @@ import torch
 
 from omnidraft.errors import ConfigError, RequestError
 from pipelines import drift
-from pipelines.lib.result_cache import ResultCache
 from pipelines.paper_table import __main__
+from pipelines.paper_table.result_cache import ResultCache
 from tests.cli_runs import run_pipeline as run
 
 TEXTS = {"numbers": "How many are {n} and {n}?", "clips": "Natalia sold {n} clips in May. How many in April?"}

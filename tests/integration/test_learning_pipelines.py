@@ -68,9 +68,9 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def test_given_texts_are_recorded_as_they_are(recorded: Path) -> None:
-    words = wiring.vocabularies(config.load())
+    tokenizers = wiring.vocabularies(config.load())
     records = list(archive.read(recorded))
-    texts = [words.target.vocabulary.spell(each.emitted_ids.tolist()).decode() for each in records]
+    texts = [tokenizers.target.vocabulary.spell(each.emitted_ids.tolist()).decode() for each in records]
     assert texts == [ANSWERS[n % len(ANSWERS)] for n in range(24)]
     assert {each.tenant for each in records} == {"clips"}
     assert all(each.beliefs is not None for each in records)
@@ -82,15 +82,15 @@ def test_an_interrupted_recording_goes_on_where_it_was(
 ) -> None:
     from pipelines.lib import recording
 
-    forced, calls = recording.force, []
+    force, calls = recording.force, []
 
     def dies(*arguments: Any) -> Any:
         calls.append(arguments)
         if len(calls) == 10:
             raise MemoryError
-        return forced(*arguments)
+        return force(*arguments)
 
-    monkeypatch.setattr(recording, "forced", dies)
+    monkeypatch.setattr(recording, "force", dies)
     again = tmp_path / "again.avro"
     arguments = ("--answers", answers, "--out", again, "--tenant", "clips")
     with pytest.raises(MemoryError):
@@ -98,16 +98,16 @@ def test_an_interrupted_recording_goes_on_where_it_was(
     assert not again.exists()
     run(record.main, *arguments)
     assert len(calls) == 10 + 24 - 9
-    told, expected = (list(archive.read(path)) for path in (again, recorded))
-    assert [each.emitted_ids.tolist() for each in told] == [each.emitted_ids.tolist() for each in expected]
+    again_records, expected = (list(archive.read(path)) for path in (again, recorded))
+    assert [each.emitted_ids.tolist() for each in again_records] == [each.emitted_ids.tolist() for each in expected]
 
 
 def test_a_target_answers_prompts_as_plain_decoding_would(answers: Path, tmp_path: Path) -> None:
     out = tmp_path / "own.avro"
     run(record.main, "--prompts", answers, "--num-prompts", 3, "--max-new-tokens", 12, "--out", out)
     for each in archive.read(out):
-        believed_first = each.beliefs.top_ids_EK[:, 0] if each.beliefs is not None else None
-        assert (each.emitted_ids == believed_first).all()
+        likeliest = each.beliefs.top_ids_EK[:, 0] if each.beliefs is not None else None
+        assert (each.emitted_ids == likeliest).all()
 
 
 def test_learning_writes_a_snapshot_that_check_takes_and_that_agrees_more(
@@ -218,7 +218,7 @@ def test_replays_compare_configurations_as_mlflow_runs_and_leave_the_log_alone(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (("--log", "nowhere.avro"), "no archive"),
         (("--filter", "colour=red"), "name=value"),
@@ -227,11 +227,11 @@ def test_replays_compare_configurations_as_mlflow_runs_and_leave_the_log_alone(
     ],
 )
 def test_what_replay_cannot_do_is_said_in_one_line(
-    recorded: Path, tmp_path: Path, arguments: tuple[str, ...], words: str
+    recorded: Path, tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     (tmp_path / "a.toml").write_text("")
     given = ("--log", recorded, "--config", tmp_path / "a.toml", *arguments)
-    with pytest.raises(RequestError, match=words):
+    with pytest.raises(RequestError, match=message):
         run(replay.main, *given)
 
 

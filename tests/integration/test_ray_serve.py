@@ -24,7 +24,7 @@ from omnidraft.snapshots.manifest import Manifest
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.tiny_models import make_drafter, make_target
 from omnidraft.wiring.models import ngram_cache, vocabularies
-from pipelines.soak.part import free_port
+from pipelines.lib.local_cluster import free_port
 from tests.ray_serve_fleet import Asked, Load, ServeFleet, description
 
 NUM_REPLICAS = 3

@@ -1,5 +1,5 @@
-"""What the benchmark promises: every method on the same prompts, failures counted with their reason, rows that follow
-from what was measured."""
+"""The benchmark: every method on the same prompts, failures counted with their reason, rows that follow from the
+measured runs."""
 
 import json
 import sys
@@ -16,7 +16,7 @@ from omnidraft.errors import ConfigError, RequestError
 from omnidraft.ports import DraftTree, Source, Step, Timings
 from omnidraft.telemetry.metrics import CountingMetrics
 from pipelines.bench import __main__, page
-from pipelines.bench.runs import BenchRun, Failure, attempt, watched
+from pipelines.bench.runs import BenchRun, Failure, attempt, run_of_steps
 from pipelines.bench.summary import rows
 from pipelines.lib import machine
 from tests.tiny_engine import tiny_settings
@@ -104,11 +104,11 @@ def test_every_method_answers_every_prompt_and_the_rows_follow_from_the_steps(
     assert len(report["runs"]) == len(methods) * len(QUESTIONS)
 
     worker = wiring.engine(tiny_settings(tiny_models), CountingMetrics())
-    asked = [
+    requests = [
         GenerationRequest(messages=[{"role": "user", "content": text}], max_new_tokens=NUM_TOKENS, mode="reproducible")
         for text in QUESTIONS
     ]
-    texts = [list(worker.engine.stream(question).steps) for question in asked]
+    texts = [list(worker.engine.stream(request).steps) for request in requests]
     ids = [[token for step in steps for token in step.emitted] for steps in texts]
     by_method = {row["method"]: row for row in report["rows"]}
     assert [run["ids"] for run in report["runs"] if run["method"] == "omnidraft"] == ids
@@ -121,11 +121,11 @@ def test_every_method_answers_every_prompt_and_the_rows_follow_from_the_steps(
     shares = [by_method["omnidraft"][f"{part}_share"] for part in ("draft", "target", "overhead")]
     assert sum(shares) == pytest.approx(1.0)
 
-    said = page.read_text()
-    assert f"![Speed-up over plain decoding]({page.stem}.png)" in said
-    assert "## clips (2 prompts)" in said
-    assert all(f"| {name} |" in said for name in methods)
-    assert report["machine"]["processor"] in said
+    output = page.read_text()
+    assert f"![Speed-up over plain decoding]({page.stem}.png)" in output
+    assert "## clips (2 prompts)" in output
+    assert all(f"| {name} |" in output for name in methods)
+    assert report["machine"]["processor"] in output
     assert page.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -189,10 +189,10 @@ def test_rows_are_medians_and_ratios_over_the_prompts_that_both_could_do() -> No
 
 def test_shares_leave_the_first_pass_out_and_count_what_lies_outside_the_loop() -> None:
     first, later = step(3, 1, Timings(5.0, 5.0, 5.0)), step(3, 2, Timings(0.25, 0.5, 0.125))
-    run = watched([first, later, later])
+    run = run_of_steps([first, later, later])
     assert (run.draft_s, run.target_s) == (0.5, 1.0)
     assert run.ids == (1, 99, 1, 2, 99, 1, 2, 99)
-    run.figures.decode_s = 2.0
+    run.stats.decode_s = 2.0
     row = rows("task", {"plain": [run]}, is_greedy=True)[0]
     assert (row["draft_share"], row["target_share"], row["overhead_share"]) == (0.25, 0.5, 0.25)
     assert row["agreement_by_depth"] == [1.0, 2 / 3, 0.0]
@@ -220,20 +220,20 @@ def test_who_comes_first_changes_from_prompt_to_prompt() -> None:
 
 
 def test_the_machine_is_named() -> None:
-    told = machine.describe()
-    assert told["processor"]
-    assert int(told["cores"]) >= 1
-    assert float(told["memory_gib"]) > 0
-    assert told["commit"]
+    description = machine.describe()
+    assert description["processor"]
+    assert int(description["cores"]) >= 1
+    assert float(description["memory_gib"]) > 0
+    assert description["commit"]
 
 
 def test_a_method_that_cannot_be_loaded_is_told_at_once_and_counts_as_failed(
     run_bench: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:
     report = run_bench(QUESTIONS, methods="plain,llamacpp,llamacpp+omnidraft")
-    said = capsys.readouterr().err
+    output = capsys.readouterr().err
     for row in report["rows"][1:]:
         assert row["failed_prompts"] == len(QUESTIONS)
         assert "llama" in row["failures"][0]  # not installed, or no GGUF file of the tiny model
-        assert f"{row['method']}: {row['failures'][0]}" in said
+        assert f"{row['method']}: {row['failures'][0]}" in output
     assert report["rows"][0]["failed_prompts"] == 0

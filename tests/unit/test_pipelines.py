@@ -1,10 +1,36 @@
-"""What the pipelines promise: reports on disk."""
+"""The parts that pipelines share: their command lines, the HTTP client, check results and reports on disk."""
 
 import json
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-from pipelines.lib import report
+import pytest
+import typer
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
 
+from omnidraft.errors import RequestError
+from pipelines.lib import report
+from pipelines.lib.check_result import CheckResult, broken_assertions, exit_if_broken, run_part
+from pipelines.lib.openai_client import CHAT, COMPLETIONS, ApiError, ConnectionLost, OpenAIClient, text_of
+from tests.http_server import served
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = (
+    *("bench", "bench_vllm", "learn", "record", "replay", "evaluate", "drift", "demo", "soak", "fuzz", "serve_bench"),
+    *("paper_table", "scaling"),
+)
+SHOW_HELP = """
+import runpy, sys
+for name in sys.argv[1:]:
+    sys.argv = [name, "--help"]
+    try:
+        runpy.run_module(f"pipelines.{name}", run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        assert ended.code == 0, name
+"""
 ROW = {
     "agreement": 0.5,
     "tokens_per_pass": 2.0,
@@ -14,6 +40,20 @@ ROW = {
 }
 
 
+def test_every_pipeline_is_a_command() -> None:
+    """One process shows the help of all of them, so that it imports their libraries once."""
+    done = subprocess.run([sys.executable, "-c", SHOW_HELP, *COMMANDS], cwd=ROOT, capture_output=True, text=True)
+    assert done.stderr == ""
+    assert done.stdout.count("Usage:") == len(COMMANDS)
+
+
+def test_no_pipeline_is_left_out() -> None:
+    folder = ROOT / "pipelines"
+    packages = {path.parent.name for path in folder.glob("*/__main__.py")}
+    modules = {path.stem for path in folder.glob("*.py") if path.stem != "__init__"}
+    assert packages | modules == set(COMMANDS)
+
+
 def test_a_report_is_a_table_a_picture_and_a_file(tmp_path: Path) -> None:
     rows = [ROW | {"version": None}, ROW | {"version": 1}]
     assert report.table(rows).row_count == 2
@@ -21,3 +61,62 @@ def test_a_report_is_a_table_a_picture_and_a_file(tmp_path: Path) -> None:
     assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
     report.save({"rows": rows}, tmp_path / "report.json")
     assert json.loads((tmp_path / "report.json").read_text()) == {"rows": rows}
+
+
+def test_a_part_that_fails_is_a_broken_assertion(capsys: pytest.CaptureFixture[str]) -> None:
+    def fails() -> CheckResult:
+        raise RequestError("no model")
+
+    parts = {"good": run_part("good", lambda: CheckResult({"n": 1}, {"holds": True})), "bad": run_part("bad", fails)}
+    assert parts["good"]["figures"] == {"n": 1}
+    assert broken_assertions(parts) == ["bad: bad runs to its end: no model"]
+    exit_if_broken([])
+    with pytest.raises(typer.Exit):
+        exit_if_broken(broken_assertions(parts))
+    assert "BROKEN: bad: bad runs to its end: no model" in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def api() -> Iterator[OpenAIClient]:
+    """A client of a server that does with a request as its prompt says."""
+    app = FastAPI()
+    first = 'data: {"choices": [{"delta": {"content": "a"}}]}\n\n'
+
+    @app.post(CHAT)
+    async def chat(request: Request) -> Response:
+        prompt = (await request.json())["prompt"]
+        if prompt == "busy":
+            return JSONResponse({}, status_code=429, headers={"Retry-After": "2"})
+        if prompt == "whole":
+            return JSONResponse({"choices": [{"message": {"content": "ab"}}], "omnidraft": {"num_tokens": 2}})
+        ends = {"streamed": "data: [DONE]\n\n", "cut": "", "failed": 'data: {"error": {"message": "no memory"}}\n\n'}
+        return StreamingResponse(iter([first, 'data: {"choices": []}\n\n', ends[prompt]]))
+
+    with served(app) as url, OpenAIClient(url, timeout_s=10.0) as client:
+        yield client
+
+
+def test_a_whole_reply_has_its_text_and_statistics(api: OpenAIClient) -> None:
+    reply = api.ask(CHAT, {"prompt": "whole"})
+    assert (reply.text, reply.stats["num_tokens"]) == ("ab", 2)
+    assert text_of({"choices": [{"text": "completion"}]}) == "completion"
+
+
+def test_a_stream_yields_its_events(api: OpenAIClient) -> None:
+    assert [text_of(event) for event in api.stream(CHAT, {"prompt": "streamed"})] == ["a", ""]
+
+
+def test_a_refusal_has_its_status_and_the_seconds_to_wait(api: OpenAIClient) -> None:
+    with pytest.raises(ApiError, match="status 429") as refused:
+        api.ask(CHAT, {"prompt": "busy"})
+    assert (refused.value.status, refused.value.retry_after_s) == (429, 2.0)
+
+
+def test_a_stream_that_fails_or_breaks_off_raises(api: OpenAIClient) -> None:
+    with pytest.raises(ConnectionLost, match="ended before"):
+        list(api.stream(CHAT, {"prompt": "cut"}))
+    with pytest.raises(ApiError, match="no memory") as failed:
+        list(api.stream(CHAT, {"prompt": "failed"}))
+    assert not isinstance(failed.value, ConnectionLost)
+    with pytest.raises(ConnectionLost), OpenAIClient("http://127.0.0.1:9", timeout_s=1.0) as nobody:
+        nobody.ask(COMPLETIONS, {})

@@ -1,6 +1,5 @@
-"""What the measurement of the HTTP server makes of what it saw."""
+"""The figures of the HTTP server's measurement, and its clients."""
 
-import asyncio
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +13,8 @@ from omnidraft.serving.app import ServedModel, application
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.telemetry.metrics import CountingMetrics
 from pipelines.serve_bench import load, overhead, swap
-from pipelines.serve_bench.clients import ClientTally, ask_all
-from pipelines.serve_bench.plan import ServeBenchPlan
+from pipelines.serve_bench.clients import ClientTally, send_load
+from pipelines.serve_bench.server import ServeBenchPlan
 from tests.http_server import served
 from tests.tiny_engine import PATIENCE_S, tiny_worker
 
@@ -36,34 +35,34 @@ def test_what_http_adds_is_told_apart_by_request_and_by_token() -> None:
     assert figures["request_ms"] == pytest.approx(2.0)
     assert figures["whole_token_ms"] == pytest.approx(0.0, abs=1e-6)
     assert figures["streamed_token_ms"] == pytest.approx(0.1)
-    assert all(overhead.promises(figures | {"same_text": True}).values())
-    assert not all(overhead.promises(figures | {"same_text": True, "streamed_token_ms": 0.3}).values())
+    assert all(overhead.assertions(figures | {"same_text": True}).values())
+    assert not all(overhead.assertions(figures | {"same_text": True, "streamed_token_ms": 0.3}).values())
 
 
 def test_memory_that_grows_and_errors_break_a_promise() -> None:
     tally = ClientTally(latencies_s=[0.1, 0.2], num_tokens=5)
     flat = load.figures_of(tally, [50.0] * 10 + [100.0] * 30, PLAN)
     assert flat["rss_growth_share"] == 0
-    assert all(load.promises(flat).values())
-    grown = load.figures_of(tally, [float(100 + second) for second in range(40)], PLAN)
-    assert grown["rss_growth_share"] > load.GROWTH
-    assert list(load.promises(grown | {"num_errors": 1}).values()) == [False, False]
+    assert all(load.assertions(flat).values())
+    growing = load.figures_of(tally, [float(100 + second) for second in range(40)], PLAN)
+    assert growing["rss_growth_share"] > load.MAX_GROWTH
+    assert list(load.assertions(growing | {"num_errors": 1}).values()) == [False, False]
 
 
 def test_a_delay_counts_around_a_swap_only() -> None:
     gaps = [(float(at), 0.010) for at in range(100)] + [(50.5, 0.050), (80.5, 0.200)]
-    figures = swap.figures_of(swap.Gaps(gaps, {"base/x", "one/x"}), [(50.0, 52.0)])
+    figures = swap.figures_of(swap.StreamGaps(gaps, {"base/x", "one/x"}), [(50.0, 52.0)])
     assert figures["longest_delay_ms"] == pytest.approx(40.0)
     assert figures["longest_usual_delay_ms"] == pytest.approx(190.0)
-    assert all(swap.promises(figures).values())
-    assert not all(swap.promises(figures | {"longest_delay_ms": 60.0}).values())
+    assert all(swap.assertions(figures).values())
+    assert not all(swap.assertions(figures | {"longest_delay_ms": 60.0}).values())
 
 
 @pytest.fixture
 def requests() -> Iterator[RequestQueue]:
-    made = RequestQueue(CountingMetrics(), max_waiting=3)
-    yield made
-    made.close(PATIENCE_S)
+    queue = RequestQueue(CountingMetrics(), max_waiting=3)
+    yield queue
+    queue.close(PATIENCE_S)
 
 
 def test_clients_of_all_kinds_find_nothing_wrong_with_our_server(
@@ -73,7 +72,7 @@ def test_clients_of_all_kinds_find_nothing_wrong_with_our_server(
     app = application(requests, [ServedModel(engine, "print")], WorkerSettings(), lambda: b"")
     tally = ClientTally()
     with served(app) as url:
-        asyncio.run(ask_all(url, 8, 4.0, tally, seed=1))
+        send_load(url, 8, 4.0, tally, seed=1)
     assert tally.errors == []
     assert tally.num_refused > 0
     assert len(tally.by_kind) >= 4
@@ -90,7 +89,7 @@ def test_clients_find_what_is_wrong_with_another() -> None:
 
     tally = ClientTally()
     with served(app) as url:
-        asyncio.run(ask_all(url, 2, 0.5, tally, seed=1))
+        send_load(url, 2, 0.5, tally, seed=1)
     assert not tally.by_kind
     assert any("status 429" in error for error in tally.errors)
     assert any("status 500" in error for error in tally.errors)

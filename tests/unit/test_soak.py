@@ -1,4 +1,4 @@
-"""The soak's own bookkeeping: who is killed, what is known to be acknowledged, and that a broken promise is told."""
+"""The soak's own bookkeeping: the kill schedule, acknowledged requests, and reports of broken assertions."""
 
 import json
 import random
@@ -14,7 +14,7 @@ from omnidraft.errors import RequestError
 from omnidraft.fleet.request_stats import RequestStats
 from pipelines.soak import __main__, drift, kill_schedule, page
 from pipelines.soak.ack_monitor import AckMonitor
-from pipelines.soak.kills import promises
+from pipelines.soak.kills import assertions
 from pipelines.soak.uninterrupted import _same
 from tests.cli_runs import run_pipeline
 from tests.http_server import served
@@ -45,47 +45,47 @@ class Counters:
 def test_a_request_is_acknowledged_when_all_that_was_emitted_is() -> None:
     worker = Counters()
     with served(worker.app()) as url:
-        watch = AckMonitor(url)
-        watch.answered("a", watch.life)
+        monitor = AckMonitor(url)
+        monitor.answered("a", monitor.life)
         worker.emitted = 1
-        watch.look()
-        assert watch.acknowledged == set()
+        monitor.poll()
+        assert monitor.acknowledged == set()
         worker.acknowledged = 1
-        watch.look()
-        assert watch.acknowledged == {"a"}
-        watch.answered("b", watch.life)
+        monitor.poll()
+        assert monitor.acknowledged == {"a"}
+        monitor.answered("b", monitor.life)
         worker.emitted, worker.dropped = 2, 1
-        watch.look()
-        assert watch.acknowledged == {"a"}
+        monitor.poll()
+        assert monitor.acknowledged == {"a"}
 
 
 def test_what_another_life_of_the_worker_answered_is_never_taken_for_acknowledged() -> None:
     """Its counters begin at nothing, where as many are acknowledged as emitted."""
     worker = Counters()
     with served(worker.app()) as url:
-        watch = AckMonitor(url)
-        watch.answered("before", watch.life)
-        asked_in = watch.life
+        monitor = AckMonitor(url)
+        monitor.answered("before", monitor.life)
+        asked_in = monitor.life
         worker.emitted, worker.acknowledged = 5, 3
-        watch.look()
-        with watch.worker_dies():
-            asked_meanwhile = watch.life
+        monitor.poll()
+        with monitor.worker_dies():
+            asked_meanwhile = monitor.life
         worker.emitted = worker.acknowledged = 0
-        watch.answered("late", asked_in)
-        watch.answered("meanwhile", asked_meanwhile)
-        watch.look()
-        assert watch.acknowledged == set()
-        assert watch.num_acknowledged == 3
-        watch.answered("after", watch.life)
+        monitor.answered("late", asked_in)
+        monitor.answered("meanwhile", asked_meanwhile)
+        monitor.poll()
+        assert monitor.acknowledged == set()
+        assert monitor.num_acknowledged == 3
+        monitor.answered("after", monitor.life)
         worker.emitted = worker.acknowledged = 1
-        watch.look()
-        assert watch.acknowledged == {"after"}
+        monitor.poll()
+        assert monitor.acknowledged == {"after"}
 
 
 def test_a_hundred_kills_fall_to_victims_by_their_shares_and_a_seed_gives_the_same() -> None:
     first, again = kill_schedule.order(100, random.Random(3)), kill_schedule.order(100, random.Random(3))
     assert first == again
-    assert kill_schedule.counted(first) == kill_schedule.SHARES
+    assert kill_schedule.counts_by_victim(first) == kill_schedule.SHARES
     assert len(kill_schedule.order(7, random.Random(0))) == 7
     gaps = [kill_schedule.gap_s(9.0, random.Random(number)) for number in range(3000)]
     assert 8.5 < sum(gaps) / len(gaps) < 9.5
@@ -125,8 +125,8 @@ SOUND = {
     ids=str,
 )
 def test_each_fault_breaks_one_promise(wrong: dict[str, object]) -> None:
-    assert all(promises(SOUND).values())
-    assert list(promises(SOUND | wrong).values()).count(False) == 1
+    assert all(assertions(SOUND).values())
+    assert list(assertions(SOUND | wrong).values()).count(False) == 1
 
 
 @pytest.mark.parametrize(
@@ -147,9 +147,9 @@ def test_weights_are_compared_to_the_bit(one: list[float], other: list[float], e
 def test_fuzzing_runs_to_its_end_and_leaves_report_and_page(tmp_path: Path) -> None:
     arguments = ("--parts", "fuzz", "--fuzzed", 400, "--out", tmp_path / "out", "--markdown", tmp_path / "page.md")
     run_pipeline(__main__.main, *arguments)
-    made = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert made["broken"] == []
-    assert sum(made["parts"]["fuzz"]["figures"]["fates"].values()) == 400
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["broken"] == []
+    assert sum(report["parts"]["fuzz"]["figures"]["fates"].values()) == 400
     text = (tmp_path / "page.md").read_text()
     assert "400 hostile records" in text
     assert (tmp_path / "page-fuzz.png").exists()
@@ -158,9 +158,9 @@ def test_fuzzing_runs_to_its_end_and_leaves_report_and_page(tmp_path: Path) -> N
 def test_a_broken_promise_of_an_earlier_run_fails_the_report_and_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = {"figures": {}, "promises": {"nothing breaks": False}, "machine": {}, "command": "", "seconds": 1}
+    figures = {"figures": {}, "promises": {"nothing breaks": False}, "machine": {}, "command": "", "seconds": 1}
     (tmp_path / "parts").mkdir()
-    (tmp_path / "parts" / "kills.json").write_text(json.dumps(told))
+    (tmp_path / "parts" / "kills.json").write_text(json.dumps(figures))
     app = typer.Typer()
     app.command()(__main__.main)
     with pytest.raises(SystemExit) as ended:
@@ -176,8 +176,8 @@ def test_an_unknown_part_is_refused_by_name() -> None:
 
 def test_the_page_tells_every_promise_and_figure(tmp_path: Path) -> None:
     machine = {"cores": 2, "processor": "p", "commit": "c"}
-    told = {"promises": {"held": True, "not held": False}, "machine": machine, "command": "run", "seconds": 2.0}
-    parts = {"registry-down": told | {"figures": {"answers": 7, "groups": {"one_of": 1.5}, "ended": []}}}
+    figures = {"promises": {"held": True, "not held": False}, "machine": machine, "command": "run", "seconds": 2.0}
+    parts = {"registry-down": figures | {"figures": {"answers": 7, "groups": {"one_of": 1.5}, "ended": []}}}
     page.write({"parts": parts}, tmp_path / "page.md")
     text = (tmp_path / "page.md").read_text()
     assert "| registry-down | held | yes |" in text
@@ -192,32 +192,36 @@ def _request(time_ms: int, agreed: int) -> drift.DriftRequest:
 def _traffic(*parts: tuple[int, int]) -> list[drift.DriftRequest]:
     """(passes that agreed of 30, number of requests), a second each."""
     agreed = [share for share, number in parts for _ in range(number)]
-    return [_request(1000 * place, share) for place, share in enumerate(agreed)]
+    return [_request(1000 * second, share) for second, share in enumerate(agreed)]
 
 
 def test_a_fall_and_its_end_are_counted_in_requests_since_the_change() -> None:
     requests = _traffic((24, 40), (18, 12), (23, 20))
     events = [drift.Event(46_500, "drift", None, "fell"), drift.Event(60_500, "drift_over", None, "back")]
-    told = drift.detected_by(requests, events, changed_ms=39_500)
-    assert (told["level"], told["fell_to"]) == (0.8, 0.6)
-    assert (told["told_after_requests"], told["over_after_requests"]) == (7, 21)
-    assert told["recovered_after_requests"] == 12 + 6  # six of eight requests have to be good again for 0.72
-    assert all(drift.promises(told).values())
+    figures = drift.figures_of(requests, events, changed_ms=39_500)
+    assert (figures["level"], figures["fell_to"]) == (0.8, 0.6)
+    assert (figures["told_after_requests"], figures["over_after_requests"]) == (7, 21)
+    assert figures["recovered_after_requests"] == 12 + 6  # six of eight requests have to be good again for 0.72
+    assert all(drift.assertions(figures).values())
 
 
 def test_an_alarm_before_the_change_and_a_fall_that_nobody_told_are_broken_promises() -> None:
     requests = _traffic((24, 40), (18, 32))
-    told = drift.detected_by(requests, [drift.Event(10_000, "drift", None, "fell")], changed_ms=39_500)
-    assert (told["alarms_before"], told["told_after_requests"], told["recovered_after_requests"]) == (1, None, None)
-    assert not any(drift.promises(told).values())
+    figures = drift.figures_of(requests, [drift.Event(10_000, "drift", None, "fell")], changed_ms=39_500)
+    assert (figures["alarms_before"], figures["told_after_requests"], figures["recovered_after_requests"]) == (
+        1,
+        None,
+        None,
+    )
+    assert not any(drift.assertions(figures).values())
 
 
 def test_the_detector_is_tried_on_requests_drawn_again_and_again() -> None:
     """A fall of 0.2 without noise adds 0.17 to the sum for each request: six of them make 1."""
-    told = drift.resampled(_traffic((24, 30)), _traffic((18, 15)))
-    assert told["false_alarms_per_10000_requests"] == 0
-    assert told["delay_median_requests"] == told["delay_p90_requests"]
-    assert 5 <= told["delay_median_requests"] <= 8
+    figures = drift.resample(_traffic((24, 30)), _traffic((18, 15)))
+    assert figures["false_alarms_per_10000_requests"] == 0
+    assert figures["delay_median_requests"] == figures["delay_p90_requests"]
+    assert 5 <= figures["delay_median_requests"] <= 8
 
 
 def test_the_drift_part_names_two_tasks(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""One loaded target decodes prompts with one proposer after another, in turns, beside plain decoding."""
+"""One loaded target that decodes prompts with several proposers and plainly, in turns."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,8 +12,7 @@ from omnidraft.decode.policy.cost_model import MeasuredCosts
 from omnidraft.ports import Proposer, Step
 from omnidraft.prompts import Prompt
 from omnidraft.wiring.models import named_snapshot
-from pipelines.bench.__main__ import rotated
-from pipelines.bench.runs import BenchRun, watched
+from pipelines.bench.runs import BenchRun, rotated, run_of_steps
 from pipelines.lib.progress import bar
 from pipelines.lib.prompt_requests import request_for
 
@@ -22,46 +21,46 @@ PLAIN = "plain"
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """Who drafts, and how much at most; nobody in plain decoding."""
+    """A proposer and its largest number of tokens; no proposer in plain decoding."""
 
     proposer: Proposer | None
     num_draft_tokens: int
 
 
 class Decoding:
-    """Raises what wiring raises when the models cannot be had."""
+    """Loads a target. Raises as wiring when the models cannot be loaded."""
 
     def __init__(self, settings: config.Settings) -> None:
         self._settings = settings
-        self._words = wiring.vocabularies(settings)
-        target = wiring.target(settings, self._words)
+        self._tokenizers = wiring.vocabularies(settings)
+        target = wiring.target(settings, self._tokenizers)
         self._costs = MeasuredCosts(target)
         self._costs.passes("fast")
-        self._decoder = Decoder(target, self._words.target.vocabulary, costs=self._costs)
+        self._decoder = Decoder(target, self._tokenizers.target.vocabulary, costs=self._costs)
 
     def drafting(self, folder: Path | None, **decode: Any) -> "Drafting":
-        """With a snapshot folder, or the base drafter; `decode` changes settings of that section."""
+        """Return the drafting of a snapshot folder, or of the base drafter, after changes to section `decode`."""
         section = self._settings.decode.model_copy(update=decode)
         settings = self._settings.model_copy(update={"decode": section})
-        load = wiring.snapshot_loader(settings, self._words, self._costs)
+        load = wiring.snapshot_loader(settings, self._tokenizers, self._costs)
         loaded = load(None, None) if folder is None else named_snapshot(settings, load, str(folder))
         return Drafting(loaded.proposer, section.num_draft_tokens)
 
     def compare(
         self, texts: Sequence[Prompt], drafts: Mapping[str, "Drafting"], max_new_tokens: int
     ) -> dict[str, dict[str, Any]]:
-        """Figures of plain decoding and of each way to draft, in turns over the prompts."""
-        made = {PLAIN: Drafting(None, 0), **drafts}
-        runs: dict[str, list[_Counted]] = {name: [] for name in made}
-        with bar(f"{self._settings.models.target}: decoding", len(texts) * len(made)) as advance:
+        """Return figures of plain decoding and of each drafting, in turns over the prompts."""
+        draftings = {PLAIN: Drafting(None, 0), **drafts}
+        runs: dict[str, list[_CountedRun]] = {name: [] for name in draftings}
+        with bar(f"{self._settings.models.target}: decoding", len(texts) * len(draftings)) as advance:
             for number, prompt in enumerate(texts):
-                for name in rotated(list(made), number):
-                    runs[name].append(self._decode(prompt, made[name], max_new_tokens))
+                for name in rotated(list(draftings), number):
+                    runs[name].append(self._decode(prompt, draftings[name], max_new_tokens))
                     advance()
         return {name: _figures(each, runs[PLAIN]) for name, each in runs.items()}
 
-    def _decode(self, prompt: Prompt, drafting: "Drafting", max_new_tokens: int) -> "_Counted":
-        request = request_for(prompt, self._words, max_new_tokens, drafting.num_draft_tokens)
+    def _decode(self, prompt: Prompt, drafting: "Drafting", max_new_tokens: int) -> "_CountedRun":
+        request = request_for(prompt, self._tokenizers, max_new_tokens, drafting.num_draft_tokens)
         counts = {"drafted": 0, "accepted": 0}
 
         def counted(steps: Iterator[Step]) -> Iterator[Step]:
@@ -70,29 +69,29 @@ class Decoding:
                 counts["accepted"] += len(step.path)
                 yield step
 
-        run = watched(counted(self._decoder.decode(request, drafting.proposer)))
-        return _Counted(run, counts["drafted"], counts["accepted"])
+        run = run_of_steps(counted(self._decoder.decode(request, drafting.proposer)))
+        return _CountedRun(run, counts["drafted"], counts["accepted"])
 
 
 @dataclass(frozen=True, slots=True)
-class _Counted:
+class _CountedRun:
     run: BenchRun
     drafted: int
     accepted: int
 
 
-def _figures(runs: Sequence[_Counted], plain: Sequence[_Counted]) -> dict[str, Any]:
-    drafted, passes = sum(each.drafted for each in runs), sum(each.run.figures.num_passes for each in runs)
+def _figures(runs: Sequence[_CountedRun], plain: Sequence[_CountedRun]) -> dict[str, Any]:
+    drafted, passes = sum(each.drafted for each in runs), sum(each.run.stats.num_passes for each in runs)
     ratios = [
-        ours.run.figures.tokens_per_s / base.run.figures.tokens_per_s
+        ours.run.stats.tokens_per_s / base.run.stats.tokens_per_s
         for ours, base in zip(runs, plain, strict=True)
-        if base.run.figures.tokens_per_s
+        if base.run.stats.tokens_per_s
     ]
-    scored = sum(each.run.figures.num_scored for each in runs)
+    scored = sum(each.run.stats.num_scored for each in runs)
     return {
         "acceptance": sum(each.accepted for each in runs) / drafted if drafted else None,
-        "agreement": sum(each.run.figures.num_agreed for each in runs) / scored if scored else None,
-        "tokens_per_pass": sum(each.run.figures.num_tokens for each in runs) / passes,
+        "agreement": sum(each.run.stats.num_agreed for each in runs) / scored if scored else None,
+        "tokens_per_pass": sum(each.run.stats.num_tokens for each in runs) / passes,
         "speedup": median(ratios) if ratios else None,
         "same_texts": sum(ours.run.ids == base.run.ids for ours, base in zip(runs, plain, strict=True)),
         "num_texts": len(runs),

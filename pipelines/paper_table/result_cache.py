@@ -1,4 +1,4 @@
-"""Cells of a long experiment, each computed once: kept in a JSON file that an interrupted run goes on from."""
+"""Cells of a long experiment, each computed once and saved in a JSON file from which an interrupted run goes on."""
 
 import hashlib
 import json
@@ -11,12 +11,12 @@ from pipelines.lib import report
 
 
 class ResultCache:
-    """Results by key, written after each."""
+    """Results by key, saved after each."""
 
     def __init__(self, path: Path, options: dict[str, Any]) -> None:
         """
         Args:
-            options: what every cell depends on; a file made with others is refused.
+            options: everything that every cell depends on; a file made with others is refused.
 
         Raises:
             ConfigError: the file is of another experiment, or none.
@@ -35,7 +35,7 @@ class ResultCache:
         self.content = known
 
     def get(self, key: str, compute: Callable[[], Any]) -> Any:
-        """The cell of this key, computed if it is missing."""
+        """Return the cell of this key; compute it if it is missing."""
         cells = self.content["cells"]
         if key not in cells:
             cells[key] = compute()
@@ -44,5 +44,5 @@ class ResultCache:
 
 
 def name_of(*parts: object) -> str:
-    """A short file name that stands for these."""
+    """Return a short file name that is a hash of these."""
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]

@@ -1,0 +1,111 @@
+"""A small client of servers with OpenAI's HTTP API, ours and vLLM's: one request, its answer whole or streamed."""
+
+import json
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+from omnidraft.errors import OmnidraftError
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+
+class ApiError(OmnidraftError):
+    """The server refused the request or failed while it answered.
+
+    Args:
+        status: HTTP status code; None for an error within a stream.
+        retry_after_s: the response's Retry-After header, where it has a number of seconds.
+    """
+
+    def __init__(self, message: str, status: int | None = None, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.status, self.retry_after_s = status, retry_after_s
+
+
+class ConnectionLost(ApiError):
+    """The connection could not be opened, or broke before the answer was complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A complete response."""
+
+    body: Mapping[str, Any]
+
+    @property
+    def text(self) -> str:
+        """The text of the first choice."""
+        return text_of(self.body)
+
+    @property
+    def stats(self) -> Mapping[str, Any]:
+        """The decoding statistics that our server adds when a request asks for `figures`."""
+        stats: Mapping[str, Any] = self.body["omnidraft"]
+        return stats
+
+
+def text_of(body: Mapping[str, Any]) -> str:
+    """Return the text of the first choice of a response or of one event of a stream; "" when it has no choices."""
+    for choice in body["choices"]:
+        message = choice.get("message") or choice.get("delta")
+        text: str | None = choice["text"] if message is None else message.get("content")
+        return text or ""
+    return ""
+
+
+class OpenAIClient:
+    """Sends requests over connections that stay open."""
+
+    def __init__(self, url: str, *, timeout_s: float) -> None:
+        self._http = httpx.Client(base_url=url, timeout=timeout_s)
+
+    def __enter__(self) -> "OpenAIClient":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._http.close()
+
+    def ask(self, path: str, body: Mapping[str, Any]) -> Reply:
+        """Send a request and return its complete response. Raises ApiError, ConnectionLost."""
+        try:
+            response = self._http.post(path, json=body)
+        except httpx.TransportError as exc:
+            raise ConnectionLost(f"{path}: {exc!r}") from exc
+        _check(response)
+        return Reply(response.json())
+
+    def stream(self, path: str, body: Mapping[str, Any]) -> Generator[Mapping[str, Any]]:
+        """Send a request and yield the events of its stream as they come. Raises ApiError, ConnectionLost."""
+        try:
+            with self._http.stream("POST", path, json={**body, "stream": True}) as response:
+                _check(response)
+                for line in response.iter_lines():
+                    data = line.removeprefix("data: ")
+                    if data == "[DONE]":
+                        return
+                    if line.startswith("data: "):
+                        event = json.loads(data)
+                        if "error" in event:
+                            raise ApiError(event["error"]["message"])
+                        yield event
+        except httpx.TransportError as exc:
+            raise ConnectionLost(f"{path}: {exc!r}") from exc
+        raise ConnectionLost(f"{path}: the stream ended before its last event")
+
+
+def _check(response: httpx.Response) -> None:
+    if response.status_code == 200:
+        return
+    response.read()
+    retry_after = response.headers.get("retry-after", "")
+    raise ApiError(
+        f"{response.request.url.path}: status {response.status_code}: {response.text[:300]}",
+        response.status_code,
+        float(retry_after) if retry_after.isdigit() else None,
+    )

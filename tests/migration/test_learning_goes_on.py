@@ -13,7 +13,7 @@ from tests.migration.conftest import expected
 
 EXACT = (
     *("target", "drafter", "drafter_hash", "alignment", "train", "log_id", "restarts", "offsets", "num_records"),
-    *("num_tokens", "num_steps", "held_out_records", "counts", "lag_samples", "settings"),
+    *("num_tokens", "num_steps", "held_out_records", "counts"),
 )
 NUMBERS = ("agreement_before", "agreement_after")
 TIMEOUT_S = 60.0

@@ -1,20 +1,12 @@
 """Files that an earlier release wrote, copied to where a test may change them; README.md says how they were made."""
 
-import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from omnidraft import config
-
-DATA = Path(__file__).parent / "data"
-
-
-def expected(name: str) -> Any:
-    """Return what the earlier release saved as JSON under this name."""
-    return json.loads((DATA / name).read_text())
+from tests.migration.earlier_release import DATA
 
 
 @pytest.fixture

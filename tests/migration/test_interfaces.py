@@ -17,7 +17,7 @@ from omnidraft.serving.app import ServedModel, application
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.telemetry.metric_definitions import TABLE
 from omnidraft.telemetry.metrics import CountingMetrics
-from tests.migration.conftest import expected
+from tests.migration.earlier_release import expected
 
 WITHDRAWN = {"pipelines.scaling": frozenset[str]()}
 """Options that a pipeline has no more."""

@@ -9,7 +9,7 @@ from omnidraft import config, wiring
 from omnidraft.distill.ingest.crash_journal import CrashJournal
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.wiring.audit import audit
-from tests.migration.conftest import expected
+from tests.migration.earlier_release import expected
 
 EXACT = (
     *("target", "drafter", "drafter_hash", "alignment", "train", "log_id", "restarts", "offsets", "num_records"),

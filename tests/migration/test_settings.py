@@ -7,7 +7,7 @@ import pytest
 from pydantic import BaseModel, SecretStr
 
 from omnidraft import config, wiring
-from tests.migration.conftest import DATA, expected
+from tests.migration.earlier_release import DATA, expected
 
 WITHOUT_EFFECT = {"learner.max_lag_records", "learner.lag_sample_records"}
 """Settings that may still be given although nothing reads them any more."""

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from fastapi.testclient import TestClient
 
 from omnidraft import config, wiring
@@ -47,12 +48,10 @@ from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.memory_log import MemoryLog, MemoryReader, MemoryWriter
 from omnidraft.traces import codec
 from tests.cli_runs import run_cli
-from tests.kafka_fixture import kafka_bootstrap  # noqa: F401  (a fixture)
+from tests.distiller_runs import TEXTS, Setting, learned, names, run_until_idle
 from tests.snapshot_folders import make_bundle
+from tests.snapshot_followers import Worker, champion
 from tests.trace_records import make_record
-from tests.unit.decode.snapshot.test_updater import Worker, champion
-from tests.unit.distill.conftest import one_thread, pair  # noqa: F401  (fixtures: pytest finds them by name)
-from tests.unit.distill.test_distiller import TEXTS, Setting, impatient, learned, names, run_until_idle  # noqa: F401
 
 HOUR_MS = 3_600_000
 ROOT = Path(__file__).parents[2]
@@ -68,7 +67,7 @@ class PromptReader(SqliteReader):
 class Outage(Setting):
     """Trace log, dead letters and control log in SQLite, where things can be planted."""
 
-    def __init__(self, pair, folder: Path) -> None:  # noqa: F811
+    def __init__(self, pair, folder: Path) -> None:
         super().__init__(pair, folder)
         self.path, self.control = folder / "log.db", MemoryLog()
 
@@ -108,8 +107,15 @@ class Outage(Setting):
             connection.execute(statement)
 
 
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(1)
+    monkeypatch.setattr("omnidraft.distill.retrying.WAITS_S", (0.0,))
+    monkeypatch.setattr("omnidraft.distill.distiller.PAUSED_S", 0.0)
+
+
 @pytest.fixture
-def outage(pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Outage:  # noqa: F811
+def outage(pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Outage:
     monkeypatch.setattr("omnidraft.distill.distiller.WAITING_S", 0.0)
     return Outage(pair, tmp_path)
 
@@ -723,7 +729,7 @@ def test_a_drift_is_answered_however_wrong_the_clock_of_the_workers_is():
 class KafkaOutage(Outage):
     """The trace log on a real broker."""
 
-    def __init__(self, pair, folder: Path, servers: str) -> None:  # noqa: F811
+    def __init__(self, pair, folder: Path, servers: str) -> None:
         super().__init__(pair, folder)
         self.servers, self.topic = servers, f"outage-{uuid.uuid4().hex}"
 
@@ -740,7 +746,7 @@ class KafkaOutage(Outage):
 
 
 @pytest.fixture
-def on_kafka(pair, tmp_path: Path, kafka_bootstrap: str, monkeypatch) -> KafkaOutage:  # noqa: F811
+def on_kafka(pair, tmp_path: Path, kafka_bootstrap: str, monkeypatch) -> KafkaOutage:
     monkeypatch.setattr("omnidraft.distill.distiller.WAITING_S", 0.0)
     return KafkaOutage(pair, tmp_path, kafka_bootstrap)
 

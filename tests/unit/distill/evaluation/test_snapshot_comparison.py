@@ -16,7 +16,7 @@ from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.memory_log import MemoryLog, MemoryReader, MemoryWriter
 from omnidraft.traces import codec
 from tests.snapshot_folders import manifest
-from tests.unit.distill.conftest import TEXTS
+from tests.tiny_pair import TEXTS
 
 
 class Setting:

@@ -14,7 +14,6 @@ from omnidraft.ports import Grammar, Proposer, Request, Sampling
 from omnidraft.testing.toy_models import ToyTable
 from omnidraft.traces.record import SOURCES, TargetLogprobs, TraceRecord
 from tests.trace_records import make_record
-from tests.unit.decode.drafting.test_tree_proposer import Wide
 from tests.unit.decode.toys import (
     ALIGNMENT,
     DRAFT_PIECES,
@@ -23,6 +22,7 @@ from tests.unit.decode.toys import (
     TARGET_PIECES,
     D,
     T,
+    Wide,
     make_cache,
     make_drafter,
     make_request,

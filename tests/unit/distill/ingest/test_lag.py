@@ -15,9 +15,9 @@ from omnidraft.distill.ingest.stratified_recent_sample import StratifiedRecentSa
 from omnidraft.distill.ingest.trace_consumer import PolledRecords
 from omnidraft.ports import Outgoing
 from omnidraft.testing.memory_log import MemoryWriter
+from tests.audit_case import CLEAN, HELD_OUT_EVERY, case_of
+from tests.distiller_runs import Killed, Setting, SlowReader, names, run_until_idle
 from tests.trace_records import make_record
-from tests.unit.distill.test_audit import CLEAN, HELD_OUT_EVERY, case_of
-from tests.unit.distill.test_distiller import Killed, Setting, SlowReader, names, run_until_idle
 
 LIMITS = {"max_lag_records": 12, "lag_sample_records": 8}
 

@@ -76,7 +76,17 @@ class Setting:
                 [Outgoing(codec.key(record), codec.encode(record), codec.headers(record))]
             )
 
-    def distiller(self, *, die_after=None, registry=None, reader=None, held_out_every=0, intake=Batcher, **changes):
+    def distiller(
+        self,
+        *,
+        die_after=None,
+        registry=None,
+        reader=None,
+        held_out_every=0,
+        intake=Batcher,
+        drafter_hash="hash",
+        **changes,
+    ):
         learner = Journal(self.pair.learner(head=self.head), die_after=die_after)
         reader = reader or SlowReader(self.log, "t", 3)
         letters, fingerprint = MemoryWriter(self.log, "dead"), self.pair.alignment.fingerprint
@@ -84,7 +94,7 @@ class Setting:
         source = TraceConsumer(reader, letters, fingerprint, CountingMetrics(), topic="t", **names)
         numbers = {"records_per_step": 2, "held_out_every": held_out_every, "held_out_records": 4}
         intake = intake(reader.partitions(), **numbers)
-        identity = Identity("target", "drafter", "hash", self.pair.alignment.fingerprint, "full", "test")
+        identity = Identity("target", "drafter", drafter_hash, self.pair.alignment.fingerprint, "full", "test")
         publisher = Publisher(registry or self.registry, identity, self.folder / "staging")
         options = {"load_cache": self.pair.load_cache, "steps_per_snapshot": 2} | changes
         return Distiller(source, intake, learner, publisher, metrics=CountingMetrics(), **options), learner

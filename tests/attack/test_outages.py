@@ -49,7 +49,7 @@ from omnidraft.testing.memory_log import MemoryLog, MemoryReader, MemoryWriter
 from omnidraft.traces import codec
 from tests.cli_runs import run_cli
 from tests.distiller_runs import TEXTS, Setting, learned, names, run_until_idle
-from tests.snapshot_folders import make_bundle
+from tests.snapshot_folders import make_bundle, version_folder
 from tests.snapshot_followers import Worker, champion
 from tests.trace_records import make_record
 
@@ -222,7 +222,7 @@ def test_a_log_from_before_identities_is_given_one_that_stays_and_old_manifests_
     outage.emit(*names(4))
     outage.learn()
     newest = outage.registry.resolve("latest").version
-    folder = outage.registry._folder(newest) / "snapshot"
+    folder = version_folder(outage.folder / "registry", newest) / "snapshot"
     bundle.write_manifest(folder, bundle.read_manifest(folder).model_copy(update={"log_id": None}))
     outage.execute("DROP TABLE topics")
     outage.emit(*names(2, start=4))
@@ -309,7 +309,7 @@ def test_a_damaged_newest_snapshot_is_left_for_the_one_before_and_its_line_learn
     newest = outage.registry.resolve("latest")
     assert newest.manifest.offsets == {0: 8}
     before = outage.registry.resolve(str(newest.version - 1)).manifest
-    damage(outage.registry._folder(newest.version) / "snapshot")
+    damage(version_folder(outage.folder / "registry", newest.version) / "snapshot")
     outage.emit(*names(4, start=8))
     assert outage.learn() == names(8, start=4)  # from the predecessor's offsets on
     assert f"{newest.version} is damaged" in caplog.text
@@ -324,11 +324,11 @@ def test_a_damaged_newest_snapshot_is_left_for_the_one_before_and_its_line_learn
 
 
 def test_without_the_resume_part_of_the_one_before_its_weights_and_offsets_go_on(outage, caplog):
-    outage.registry._keep_resume = 1
+    outage.registry = DirectoryRegistry(outage.folder / "registry", "drafter", "target", keep_resume=1)
     outage.emit(*names(8))
     outage.learn()
     newest = outage.registry.resolve("latest").version
-    damage_weights(outage.registry._folder(newest) / "snapshot")
+    damage_weights(version_folder(outage.folder / "registry", newest) / "snapshot")
     assert outage.learn() == names(4, start=4)
     assert "has no optimizer any more" in caplog.text
     assert outage.manifest().num_records == 8
@@ -339,8 +339,10 @@ def test_where_every_snapshot_is_damaged_learning_does_not_begin_anew_in_silence
     outage.emit(*names(4))
     outage.learn()
     for each in outage.registry.versions():
-        (outage.registry._folder(each.version) / "snapshot" / bundle.NGRAMS).write_bytes(b"?")
-        damage_weights(outage.registry._folder(each.version) / "snapshot") if each.version > 1 else None
+        folder = version_folder(outage.folder / "registry", each.version) / "snapshot"
+        (folder / bundle.NGRAMS).write_bytes(b"?")
+        if each.version > 1:
+            damage_weights(folder)
     with pytest.raises(SnapshotCorrupt, match=r"each of the 2 snapshots .* `omnidraft snapshots publish"):
         outage.learn()
 
@@ -350,7 +352,7 @@ def test_a_worker_that_starts_under_a_damaged_champion_serves_the_one_before(tmp
     worker = Worker(tmp_path)
     worker.registry.promote(2)
     worker.registry.promote(3)
-    damage(worker.registry._folder(3) / "snapshot")
+    damage(version_folder(worker.folder / "registry", 3) / "snapshot")
     assert worker.step() == 2
     assert "the champion cannot be had; snapshot 2" in caplog.text
     assert worker.step(champion(1, 3)) == 2
@@ -364,7 +366,7 @@ def test_a_worker_that_serves_stays_with_what_it_has(tmp_path):
     worker.registry.promote(2)
     assert worker.step() == 2
     worker.registry.promote(3)
-    damage_weights(worker.registry._folder(3) / "snapshot")
+    damage_weights(version_folder(worker.folder / "registry", 3) / "snapshot")
     assert worker.step() == 2
 
 
@@ -621,7 +623,7 @@ def test_a_dead_recorder_or_refresher_turns_health_red_and_one_that_was_told_to_
     )
     assert client.get("/healthz").status_code == 200
     recorder.emit(make_record())
-    recorder._thread.join(5)
+    wait_until(lambda: recorder.problem is not None)
     red = client.get("/healthz")
     assert red.status_code == 503
     assert "trace-recorder thread ended: ZeroDivisionError: nobody foresaw this" in red.json()["status"]

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from omnidraft.distill.control import TrainingControl
-from omnidraft.distill.publisher import Identity, Publisher
 from omnidraft.errors import BusError, ConfigError, RegistryError, SnapshotStale
 from omnidraft.ports import Announcement, Outgoing, Polled
 from omnidraft.snapshots import bundle
@@ -375,9 +374,7 @@ def test_stopping_publishes_what_was_learned_since(setting) -> None:
 
 def test_another_base_drafter_is_refused(setting) -> None:
     run_until_idle(setting.distiller()[0])
-    distillation, _ = setting.distiller()
-    other = Identity("target", "drafter", "other", setting.pair.alignment.fingerprint, "full", "test")
-    distillation._publisher = Publisher(setting.registry, other, setting.folder / "staging")
+    distillation, _ = setting.distiller(drafter_hash="other")
     with pytest.raises(ConfigError, match="drafter_hash"):
         run_until_idle(distillation)
 

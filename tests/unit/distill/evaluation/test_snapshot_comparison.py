@@ -15,7 +15,7 @@ from omnidraft.snapshots import bundle
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.memory_log import MemoryLog, MemoryReader, MemoryWriter
 from omnidraft.traces import codec
-from tests.snapshot_folders import manifest
+from tests.snapshot_folders import manifest, version_folder
 from tests.tiny_pair import TEXTS
 
 
@@ -86,7 +86,7 @@ def test_the_snapshot_that_knows_the_new_traffic_is_told_with_all_figures(settin
     assert "the 8 newest records of t, by version: 3: 0." in what["reason"]
     assert all((before[name] == tensor).all() for name, tensor in setting.learner.serving_tensors().items())
     assert [path for path in (setting.folder / "f").iterdir() if path.is_dir()] == []
-    curves = (setting.registry._folder(2) / "metrics.jsonl").read_text()
+    curves = (version_folder(setting.folder / "registry", 2) / "metrics.jsonl").read_text()
     assert "agreement_on_drift" in curves
 
 

@@ -15,7 +15,7 @@ from pipelines.scaling_parts import simulation
 from pipelines.scaling_parts.arithmetic import Fleet
 from pipelines.scaling_parts.measured import Drafter, Measured, Traffic, recorded_traffic
 
-NOTE = Path(__file__).parents[2] / "docs/scaling.md"
+NOTE = Path(__file__).parents[3] / "docs/scaling.md"
 SIZES = [int(number) for number in scaling.SIZES.split(",")]
 RANK = 32
 

@@ -17,6 +17,7 @@ from tests.kafka_fixture import kafka_bootstrap as kafka_bootstrap
 from tests.orphans import end_orphans, name_run
 from tests.postgres_fixture import postgres as postgres
 from tests.postgres_fixture import postgres_mlflow_url as postgres_mlflow_url
+from tests.tiny_pair import Pair, make_pair
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -68,6 +69,12 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Folders of a tiny target and of a tiny drafter with another vocabulary."""
     root = tmp_path_factory.mktemp("models")
     return make_target(root / "target"), make_drafter(root / "drafter")
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """A vocabulary pair with a drafter that can learn."""
+    return make_pair(tmp_path_factory.mktemp("tied"), tied=True)
 
 
 @pytest.fixture(scope="session")

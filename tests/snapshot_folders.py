@@ -15,6 +15,12 @@ def manifest(snapshot_id: str = "s1", **fields: Any) -> Manifest:
     return Manifest(snapshot_id=snapshot_id, **(told | fields))
 
 
+def version_folder(root: Path, version: int) -> Path:
+    """Return where the one pair of a directory registry keeps this version."""
+    (folder,) = root.glob(f"*/v{version:06d}")
+    return folder
+
+
 def make_bundle(folder: Path, snapshot_id: str = "s1", **fields: Any) -> Path:
     """A snapshot folder with both parts; the weights differ from snapshot to snapshot."""
     weights = np.full(4, sum(snapshot_id.encode()), dtype=np.float32)

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from fastapi.testclient import TestClient
 
 from omnidraft import config, wiring
@@ -47,12 +48,10 @@ from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.memory_log import MemoryLog, MemoryReader, MemoryWriter
 from omnidraft.traces import codec
 from tests.cli_runs import run_cli
-from tests.kafka_fixture import kafka_bootstrap  # noqa: F401  (a fixture)
-from tests.snapshot_folders import make_bundle
+from tests.distiller_runs import TEXTS, Setting, learned, names, run_until_idle
+from tests.snapshot_folders import make_bundle, version_folder
+from tests.snapshot_followers import Worker, champion
 from tests.trace_records import make_record
-from tests.unit.decode.snapshot.test_updater import Worker, champion
-from tests.unit.distill.conftest import one_thread, pair  # noqa: F401  (fixtures: pytest finds them by name)
-from tests.unit.distill.test_distiller import TEXTS, Setting, impatient, learned, names, run_until_idle  # noqa: F401
 
 HOUR_MS = 3_600_000
 ROOT = Path(__file__).parents[2]
@@ -68,7 +67,7 @@ class PromptReader(SqliteReader):
 class Outage(Setting):
     """Trace log, dead letters and control log in SQLite, where things can be planted."""
 
-    def __init__(self, pair, folder: Path) -> None:  # noqa: F811
+    def __init__(self, pair, folder: Path) -> None:
         super().__init__(pair, folder)
         self.path, self.control = folder / "log.db", MemoryLog()
 
@@ -113,8 +112,15 @@ class Outage(Setting):
             connection.execute(statement)
 
 
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(1)
+    monkeypatch.setattr("omnidraft.distill.retrying.WAITS_S", (0.0,))
+    monkeypatch.setattr("omnidraft.distill.distiller.PAUSED_S", 0.0)
+
+
 @pytest.fixture
-def outage(pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Outage:  # noqa: F811
+def outage(pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Outage:
     monkeypatch.setattr("omnidraft.distill.distiller.WAITING_S", 0.0)
     return Outage(pair, tmp_path)
 
@@ -221,7 +227,7 @@ def test_a_log_from_before_identities_is_given_one_that_stays_and_old_manifests_
     outage.emit(*names(4))
     outage.learn()
     newest = outage.registry.resolve("latest").version
-    folder = outage.registry._folder(newest) / "snapshot"
+    folder = version_folder(outage.folder / "registry", newest) / "snapshot"
     bundle.write_manifest(folder, bundle.read_manifest(folder).model_copy(update={"log_id": None}))
     outage.execute("DROP TABLE topics")
     outage.emit(*names(2, start=4))
@@ -308,7 +314,7 @@ def test_a_damaged_newest_snapshot_is_left_for_the_one_before_and_its_line_learn
     newest = outage.registry.resolve("latest")
     assert newest.manifest.offsets == {0: 8}
     before = outage.registry.resolve(str(newest.version - 1)).manifest
-    damage(outage.registry._folder(newest.version) / "snapshot")
+    damage(version_folder(outage.folder / "registry", newest.version) / "snapshot")
     outage.emit(*names(4, start=8))
     assert outage.learn() == names(8, start=4)  # from the predecessor's offsets on
     assert f"{newest.version} is damaged" in caplog.text
@@ -323,11 +329,11 @@ def test_a_damaged_newest_snapshot_is_left_for_the_one_before_and_its_line_learn
 
 
 def test_without_the_resume_part_of_the_one_before_its_weights_and_offsets_go_on(outage, caplog):
-    outage.registry._keep_resume = 1
+    outage.registry = DirectoryRegistry(outage.folder / "registry", "drafter", "target", keep_resume=1)
     outage.emit(*names(8))
     outage.learn()
     newest = outage.registry.resolve("latest").version
-    damage_weights(outage.registry._folder(newest) / "snapshot")
+    damage_weights(version_folder(outage.folder / "registry", newest) / "snapshot")
     assert outage.learn() == names(4, start=4)
     assert "has no optimizer any more" in caplog.text
     assert outage.manifest().num_records == 8
@@ -338,8 +344,10 @@ def test_where_every_snapshot_is_damaged_learning_does_not_begin_anew_in_silence
     outage.emit(*names(4))
     outage.learn()
     for each in outage.registry.versions():
-        (outage.registry._folder(each.version) / "snapshot" / bundle.NGRAMS).write_bytes(b"?")
-        damage_weights(outage.registry._folder(each.version) / "snapshot") if each.version > 1 else None
+        folder = version_folder(outage.folder / "registry", each.version) / "snapshot"
+        (folder / bundle.NGRAMS).write_bytes(b"?")
+        if each.version > 1:
+            damage_weights(folder)
     with pytest.raises(SnapshotCorrupt, match=r"each of the 2 snapshots .* `omnidraft snapshots publish"):
         outage.learn()
 
@@ -349,7 +357,7 @@ def test_a_worker_that_starts_under_a_damaged_champion_serves_the_one_before(tmp
     worker = Worker(tmp_path)
     worker.registry.promote(2)
     worker.registry.promote(3)
-    damage(worker.registry._folder(3) / "snapshot")
+    damage(version_folder(worker.folder / "registry", 3) / "snapshot")
     assert worker.step() == 2
     assert "the champion cannot be had; snapshot 2" in caplog.text
     assert worker.step(champion(1, 3)) == 2
@@ -363,7 +371,7 @@ def test_a_worker_that_serves_stays_with_what_it_has(tmp_path):
     worker.registry.promote(2)
     assert worker.step() == 2
     worker.registry.promote(3)
-    damage_weights(worker.registry._folder(3) / "snapshot")
+    damage_weights(version_folder(worker.folder / "registry", 3) / "snapshot")
     assert worker.step() == 2
 
 
@@ -620,7 +628,7 @@ def test_a_dead_recorder_or_refresher_turns_health_red_and_one_that_was_told_to_
     )
     assert client.get("/healthz").status_code == 200
     recorder.emit(make_record())
-    recorder._thread.join(5)
+    wait_until(lambda: recorder.problem is not None)
     red = client.get("/healthz")
     assert red.status_code == 503
     assert "trace-recorder thread ended: ZeroDivisionError: nobody foresaw this" in red.json()["status"]
@@ -728,7 +736,7 @@ def test_a_drift_is_answered_however_wrong_the_clock_of_the_workers_is():
 class KafkaOutage(Outage):
     """The trace log on a real broker."""
 
-    def __init__(self, pair, folder: Path, servers: str) -> None:  # noqa: F811
+    def __init__(self, pair, folder: Path, servers: str) -> None:
         super().__init__(pair, folder)
         self.servers, self.topic = servers, f"outage-{uuid.uuid4().hex}"
 
@@ -745,7 +753,7 @@ class KafkaOutage(Outage):
 
 
 @pytest.fixture
-def on_kafka(pair, tmp_path: Path, kafka_bootstrap: str, monkeypatch) -> KafkaOutage:  # noqa: F811
+def on_kafka(pair, tmp_path: Path, kafka_bootstrap: str, monkeypatch) -> KafkaOutage:
     monkeypatch.setattr("omnidraft.distill.distiller.WAITING_S", 0.0)
     return KafkaOutage(pair, tmp_path, kafka_bootstrap)
 

@@ -24,7 +24,7 @@ from omnidraft.fleet.control_follower import LogControlFollower
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import codec
 from pipelines.soak.cluster import load_local_broker
-from tests.attack import hostile_batches
+from tests import hostile_batches
 from tests.kafka_fixture import kafka_bootstrap, skip_without_kafka  # noqa: F401  (a fixture)
 from tests.raw_batches import Batch, RawProducer, batch, record
 from tests.trace_records import make_record

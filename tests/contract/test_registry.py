@@ -13,7 +13,9 @@ from omnidraft.config import LearnerSettings
 from omnidraft.distill.publisher import Identity, Publisher
 from omnidraft.errors import RegistryError, SnapshotCorrupt, SnapshotNotFound, SnapshotStale
 from omnidraft.registry.directory_registry import DirectoryRegistry
+from omnidraft.registry.manifest_export import pair_name
 from omnidraft.registry.mlflow_registry import MANIFEST_TAG, READY_TAG, MlflowRegistry
+from omnidraft.registry.mlflow_store import open_client
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.files import sha256_of
 from omnidraft.snapshots.signature import sign
@@ -294,7 +296,7 @@ def test_a_version_that_is_not_ready_is_invisible_and_an_abandoned_one_gives_way
     target = next(targets)
     registry = open_mlflow(mlflow_url, target)
     registry.publish(make_bundle(tmp_path, "s1", target=target), None)
-    client, name = registry._client, registry._name  # what a publisher that died leaves behind
+    client, name = open_client(mlflow_url), pair_name("org/small", target)  # what a publisher that died leaves behind
     run_id = client.get_model_version(name, "1").run_id
     client.create_model_version(name, "file:///nowhere", run_id + "x", await_creation_for=0)
     assert [version.version for version in registry.versions()] == [1]
@@ -304,7 +306,7 @@ def test_a_version_that_is_not_ready_is_invisible_and_an_abandoned_one_gives_way
         registry.publish(make_bundle(tmp_path, "s2", target=target), 1)
     impatient = MlflowRegistry(mlflow_url, "org/small", target, artifacts=None, keep_resume=2, abandoned_ms=0)
     assert impatient.publish(make_bundle(tmp_path, "s3", target=target), 1).version == 4
-    assert [version.version for version in registry._all_versions()] == [1, 4]
+    assert sorted(int(each.version) for each in client.search_model_versions(f"name='{name}'")) == [1, 4]
     assert READY_TAG in client.get_model_version(name, "4").tags
 
 
@@ -333,16 +335,15 @@ def test_mlflow_shows_figures_and_story_of_a_version(mlflow_url, targets, tmp_pa
     registry.annotate(1, {"judgement": "promoted: well"})
     registry.log_metrics(1, {"promoted": 1.0}, step=1)
     registry.log_file(1, tmp_path / "s1/manifest.json")
-    shown = registry._client.get_model_version(registry._name, "1")
-    run = registry._client.get_run(shown.run_id)
+    client = open_client(mlflow_url)
+    shown = client.get_model_version(pair_name("org/small", target), "1")
+    run = client.get_run(shown.run_id)
     assert "0.7000 to 0.8000 (+0.1000) on 9 records" in shown.description
     assert (run.info.run_name, run.info.status) == ("v1 s1", "FINISHED")
     assert (run.data.metrics["loss/dm"], run.data.params["train"]) == (0.5, "base")
     assert (shown.tags["judgement"], run.data.metrics["promoted"]) == ("promoted: well", 1.0)
-    assert [file.path for file in registry._client.list_artifacts(run.info.run_id, "reports")] == [
-        "reports/manifest.json"
-    ]
-    assert {file.path for file in registry._client.list_artifacts(run.info.run_id)} >= {"manifest.json", "serving"}
+    assert [file.path for file in client.list_artifacts(run.info.run_id, "reports")] == ["reports/manifest.json"]
+    assert {file.path for file in client.list_artifacts(run.info.run_id)} >= {"manifest.json", "serving"}
 
 
 def open_fresh_store(url):

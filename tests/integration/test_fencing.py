@@ -12,8 +12,7 @@ import pytest
 
 from omnidraft import config
 from omnidraft.wiring.audit import audit
-from tests.integration.test_poison import run_learner
-from tests.integration.test_ray_actor import ROOT, Fleet
+from tests.integration.distiller_process import ROOT, Fleet, run_learner
 
 NEVER = 1_000_000
 

@@ -9,6 +9,7 @@ import pytest
 
 from omnidraft.errors import RegistryError, SnapshotStale
 from omnidraft.ports import Registry
+from omnidraft.registry.manifest_export import pair_name
 from omnidraft.registry.mlflow_registry import MlflowRegistry
 from tests.postgres_fixture import Postgres
 from tests.snapshot_folders import make_bundle
@@ -51,7 +52,7 @@ def test_what_was_published_stands_in_postgresql(postgres: Postgres, postgres_ml
     password = postgres.environ["PGPASSWORD"]
     with psycopg.connect(postgres.url, password=password) as database:
         found = database.execute(
-            "select alias, version from registered_model_aliases where name = %s", (registry._name,)
+            "select alias, version from registered_model_aliases where name = %s", (pair_name("org/small", "stored"),)
         )
         assert dict(found.fetchall())["champion"] == 1
 

@@ -1,9 +1,6 @@
 """A record that kills the learner's process, over and over: it becomes a dead letter, and all others are learned."""
 
-import os
 import signal
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -14,21 +11,10 @@ from omnidraft import config, wiring
 from omnidraft.distill.ingest import dead_letters
 from omnidraft.traces import codec
 from omnidraft.wiring.audit import audit
+from tests.integration.distiller_process import Fleet, run_learner
 from tests.integration.lethal_learner import LETHAL
-from tests.integration.test_ray_actor import ROOT, Fleet
 
 TRIES = 2
-
-
-def run_learner(fleet: Fleet, folder: Path, offset: int) -> int:
-    """Until it dies, or has learned to this offset; its exit code."""
-    return subprocess.run(
-        [sys.executable, "-m", "tests.integration.lethal_learner", str(folder), str(offset)],
-        cwd=ROOT,
-        env={**os.environ, **fleet.environ},
-        timeout=200,
-        check=False,
-    ).returncode
 
 
 LETHAL_NUMBER = 6

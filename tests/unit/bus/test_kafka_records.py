@@ -9,7 +9,7 @@ import pytest
 
 from omnidraft.bus.kafka_records import FetchedRecords, Marker
 from omnidraft.ports import Message
-from tests.attack import hostile_batches
+from tests import hostile_batches
 from tests.raw_batches import CONTROL, Batch, batch, record
 
 FAR = 1 << 40

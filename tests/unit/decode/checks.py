@@ -2,12 +2,16 @@
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from omnidraft.decode.loop import Decoder
-from omnidraft.ports import DraftModel, Proposer, Request, Target
+from omnidraft.ports import DraftModel, Noise, Proposer, Request, Target
 from omnidraft.testing.toy_models import ToyTarget
 from tests.unit.decode.toys import TABLE, TARGET_TOKENIZER, Strict, emitted, slow_decode
+
+QWEN_IDS = 151_936
+TAIL_MASS = 1e-6
 
 
 class Spy:
@@ -63,3 +67,12 @@ def spied(proposer):
     spy = Spy(drafter.model)
     proposer.sources = (*others, replace(drafter, model=spy))
     return proposer, spy
+
+
+def tail_wins(make_noise, num_seeds: int) -> int:
+    """How often any token of a tail of mass 1e-6 is drawn, at the size of a real vocabulary."""
+    p_V = np.full(QWEN_IDS, TAIL_MASS / (QWEN_IDS - 2))
+    p_V[:2] = (1 - TAIL_MASS) / 2
+    ids = np.arange(QWEN_IDS)
+    noises: list[Noise] = [make_noise(seed, 0, QWEN_IDS) for seed in range(num_seeds)]
+    return sum(noise.draw(ids, p_V, 1) >= 2 for noise in noises)

@@ -4,7 +4,6 @@ Bugs 9 and 11 are planted in a real model: the last two tests.
 """
 
 from dataclasses import replace
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -18,8 +17,8 @@ from omnidraft.models.hf.target import TransformersTarget
 from omnidraft.ports import DraftTree, Sampling, TreeLimits
 from omnidraft.testing.toy_models import ToyTable, ToyTarget, ToyTargetSession
 from omnidraft.vocab.packed_lists import PackedLists
-from tests.unit.decode.checks import check_text, spied
-from tests.unit.decode.sampling.test_noise import tail_wins
+from tests.unit.decode.checks import check_text, spied, tail_wins
+from tests.unit.decode.planted_bugs import Keeps, LeftoverNoise, RootRowForAll, StreamNoise
 from tests.unit.decode.toys import (
     ALIGNMENT,
     DRAFT_EOS,
@@ -38,7 +37,7 @@ from tests.unit.decode.toys import (
     table_of,
     toy_decoder,
 )
-from tests.unit.models.hf.test_target import BUSHY, assert_tree_scores_are_those_of_its_paths, drafted
+from tests.unit.models.drafted_trees import BUSHY, assert_tree_scores_are_those_of_its_paths, drafted
 from tests.unit.models.tiny import SETTINGS, text, tiny_model
 
 GOOD = TableProposer(TABLE, width=2)
@@ -73,18 +72,6 @@ def test_bug_1_an_unmapped_draft_token_sent_as_unk_or_eos(stand_in):
 
 
 # ---------------------------------------------------------------- 2
-
-
-class RootRowForAll(ToyTarget):
-    """Every node's distribution is computed as if the text ended at the root."""
-
-    def open(self, prompt_ids, max_new_tokens, mode):
-        class Session(ToyTargetSession):
-            def score(self, tree):
-                logits_NV = super().score(tree)
-                return logits_NV[:1].expand_as(logits_NV)
-
-        return Session(self, prompt_ids[:-1], len(prompt_ids) + max_new_tokens)
 
 
 def test_bug_2_a_nodes_distribution_from_the_wrong_history():
@@ -148,38 +135,11 @@ def test_bug_2_penalties_with_the_wrong_history_of_a_node(wrong, temperature):
 # ---------------------------------------------------------------- 3, 4 and the float32 race
 
 
-class StreamNoise(SeededNoise):
-    """One stream of numbers for whoever asks next, as a generator object gives them."""
-
-    def __init__(self, seed, choice, vocab_size):
-        super().__init__(seed, choice, vocab_size)
-        self._num_asked = 0
-
-    def _uniforms_at(self, position):
-        self._num_asked += 1
-        return super()._uniforms_at(self._num_asked)
-
-
 def test_bug_3_noise_by_order_of_asking_instead_of_position():
     request = make_request(Sampling(1.0))
     for proposer in (PROPOSERS["coupled"], None):
         check_text(proposer, request)
         assert fails(check_text, proposer, request, decoder=toy_decoder(noise=StreamNoise))
-
-
-class LeftoverNoise(SeededNoise):
-    """Numbers drawn ahead for drafted positions stay in a queue when the draft is rejected, and serve the next ones."""
-
-    def __init__(self, seed, choice, vocab_size):
-        super().__init__(seed, choice, vocab_size)
-        self._ahead: list[int] = []
-
-    def exponentials(self, position, ids):
-        self._ahead.append(position)
-        return super().exponentials(position, ids)
-
-    def draw(self, ids_M, p_M, position):
-        return super().draw(ids_M, p_M, self._ahead.pop(0) if self._ahead else position)
 
 
 def test_bug_4_the_noise_of_a_dropped_branch_used_for_another_position():
@@ -368,30 +328,6 @@ def test_bug_10_a_stop_inside_an_accepted_path_is_run_past():
 
 
 # ---------------------------------------------------------------- 9
-
-
-class Keeps(ToyTarget):
-    """Keeps other nodes than those it received."""
-
-    wrong: ClassVar[dict] = {
-        "rejected branch left": lambda tree, nodes: range(len(tree)),
-        "first nodes instead of the path": lambda tree, nodes: range(len(nodes)),
-        "path without its root": lambda tree, nodes: nodes[1:],
-    }
-
-    def __init__(self, name):
-        super().__init__(TABLE)
-        self._wrong = self.wrong[name]
-
-    def open(self, prompt_ids, max_new_tokens, mode):
-        choose = self._wrong
-
-        class Session(ToyTargetSession):
-            def keep(self, nodes):
-                tree, self._scored = self._scored, None
-                self.kept += [tree.tokens[node] for node in choose(tree, nodes)]
-
-        return Session(self, prompt_ids[:-1], 10**6)
 
 
 @pytest.mark.parametrize("name", Keeps.wrong)

@@ -288,3 +288,21 @@ class Strict(DraftingFailures):
 
 def toy_decoder(**options: object) -> Decoder:
     return Decoder(ToyTarget(TABLE), TARGET_TOKENIZER.vocabulary, **{"failures": Strict(), **options})  # type: ignore[arg-type]
+
+
+class Wide(FixedPolicy):
+    """So many candidates and rows, for so many steps."""
+
+    def __init__(self, num_candidates: int, num_rows: int, num_steps: int) -> None:
+        self.num_candidates = num_candidates
+        self._num_rows, self._num_steps = num_rows, num_steps
+        self.num_asked, self.seen = 0, []
+
+    def select_expansions(self, values, num_nodes):
+        assert list(values) == sorted(values, reverse=True)
+        self.num_asked += 1
+        return self._num_rows if self.num_asked <= self._num_steps else 0
+
+    def update(self, num_emitted, num_nodes, step_rows):
+        self.seen.append((num_emitted, num_nodes, list(step_rows)))
+        self.num_asked = 0

@@ -10,8 +10,8 @@ from omnidraft.ports import Outgoing
 from omnidraft.snapshots import bundle
 from omnidraft.testing.memory_log import MemoryWriter
 from omnidraft.traces import codec
+from tests.distiller_runs import TEXTS, Killed, Setting, names, run_until_idle
 from tests.unit.distill.drafted import with_drafts
-from tests.unit.distill.test_distiller import TEXTS, Killed, Setting, names, run_until_idle
 
 
 def emit(setting: Setting, num: int) -> None:

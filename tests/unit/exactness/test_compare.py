@@ -10,12 +10,7 @@ from omnidraft.exactness.compare import TextComparer, TextComparison
 from omnidraft.exactness.rounding import measure
 from omnidraft.ports import Proposer, Request, Sampling
 from omnidraft.testing.toy_models import ToyTable
-from tests.unit.decode.test_planted_bugs import (
-    Keeps,
-    LeftoverNoise,
-    RootRowForAll,
-    StreamNoise,
-)
+from tests.unit.decode.planted_bugs import Keeps, LeftoverNoise, RootRowForAll, StreamNoise
 from tests.unit.decode.toys import (
     DRAFT_TOKENIZER,
     PROPOSERS,

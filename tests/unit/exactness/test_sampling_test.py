@@ -10,7 +10,7 @@ from omnidraft.decode.sampling.noise import SeededNoise
 from omnidraft.exactness.sampling_test import SamplingTest
 from omnidraft.ports import Proposer, Sampling
 from omnidraft.testing.toy_models import ToyTarget
-from tests.unit.decode.test_planted_bugs import RootRowForAll
+from tests.unit.decode.planted_bugs import RootRowForAll
 from tests.unit.decode.toys import PROPOSERS, TABLE, TARGET_TOKENIZER, make_drafter, make_request, toy_decoder
 from tests.unit.exactness.rounded import rounded_decoder
 

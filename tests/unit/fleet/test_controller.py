@@ -20,7 +20,7 @@ from omnidraft.registry.directory_registry import DirectoryRegistry
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.memory_log import MemoryLog, MemoryReader, MemoryWriter
 from omnidraft.traces import codec
-from tests.snapshot_folders import make_bundle, manifest
+from tests.snapshot_folders import make_bundle, manifest, version_folder
 from tests.trace_records import make_record
 from tests.unit.fleet.served import serve
 
@@ -157,7 +157,7 @@ def test_challengers_are_judged_one_after_the_other_and_announced_once(fleet):
         promoted = fleet.metrics.value("omnidraft_promotions_total") > before
         assert fleet.heard() == (champion if promoted else None)
     assert fleet.metrics.value("omnidraft_refusals_total") == 2
-    notes = (fleet.registry._folder(3) / "notes.json").read_text()
+    notes = (version_folder(fleet.folder / "registry", 3) / "notes.json").read_text()
     assert "refused: held-out agreement 0.6000" in notes
 
 
@@ -237,7 +237,7 @@ class Canaries(Fleet):
         return [(each.kind, each.version) for each in self.everything.poll(0)]
 
     def judgement(self, version):
-        return json.loads((self.registry._folder(version) / "notes.json").read_text())["judgement"]
+        return json.loads((version_folder(self.folder / "registry", version) / "notes.json").read_text())["judgement"]
 
 
 @pytest.fixture
@@ -334,7 +334,7 @@ def test_agreement_that_falls_with_the_traffic_is_told_and_noted_and_so_is_its_r
     drift_of(canaries, controller, 2, is_good=1, number=80)
     drift_of(canaries, controller, 2, is_good=0, number=20, first=80)
     assert (canaries.told(), canaries.champion()) == ([("drift", None)], 2)
-    notes = json.loads((canaries.registry._folder(2) / "notes.json").read_text())
+    notes = json.loads((version_folder(canaries.folder / "registry", 2) / "notes.json").read_text())
     assert "agreement of default fell: 1.000 before" in notes["drift"]
     drift_of(canaries, controller, 2, is_good=1, number=20, first=100)
     assert canaries.told() == [("drift_over", None)]
@@ -411,7 +411,7 @@ def test_an_operator_who_came_while_the_controller_slept_is_never_overruled(drow
     for _ in range(3):
         controller.step()
     assert fleet.champion() == promoted[-1]
-    assert "void: " in (fleet.registry._folder(3) / "notes.json").read_text()
+    assert "void: " in (version_folder(fleet.folder / "registry", 3) / "notes.json").read_text()
     fleet.publish("s4", 3, 0.9, 0.95)
     controller.step()
     assert fleet.champion() == 4  # the next one is judged against what the operator chose

@@ -9,7 +9,6 @@ import torch
 from omnidraft.decode.drafting.prompt_lookup import PromptLookup
 from omnidraft.decode.drafting.tree_proposer import TreeProposer
 from omnidraft.decode.loop import Decoder
-from omnidraft.decode.policy.chain import FixedPolicy
 from omnidraft.decode.policy.cost import CostPolicy
 from omnidraft.decode.policy.cost_model import CostCurve
 from omnidraft.ports import Sampling, Source, TreeLimits
@@ -23,6 +22,7 @@ from tests.unit.decode.toys import (
     TARGET_TOKENIZER,
     D,
     T,
+    Wide,
     emitted,
     make_cache,
     make_drafter,
@@ -31,24 +31,6 @@ from tests.unit.decode.toys import (
     table_of,
     toy_decoder,
 )
-
-
-class Wide(FixedPolicy):
-    """So many candidates and rows, for so many steps."""
-
-    def __init__(self, num_candidates: int, num_rows: int, num_steps: int) -> None:
-        self.num_candidates = num_candidates
-        self._num_rows, self._num_steps = num_rows, num_steps
-        self.num_asked, self.seen = 0, []
-
-    def select_expansions(self, values, num_nodes):
-        assert list(values) == sorted(values, reverse=True)
-        self.num_asked += 1
-        return self._num_rows if self.num_asked <= self._num_steps else 0
-
-    def update(self, num_emitted, num_nodes, step_rows):
-        self.seen.append((num_emitted, num_nodes, list(step_rows)))
-        self.num_asked = 0
 
 
 def grow(proposer, limits=TreeLimits(30), sampling=None):  # noqa: B008

@@ -6,11 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnidraft.decode.sampling.noise import SeededNoise, uniform_of
-from omnidraft.ports import Noise
+from tests.unit.decode.checks import QWEN_IDS, tail_wins
 from tests.unit.decode.toys import slow_uniform
 
-QWEN_IDS = 151_936
-TAIL_MASS = 1e-6
 GOLDEN = [
     0.7387163675734378,
     0.5506997838229231,
@@ -93,15 +91,6 @@ def test_no_word_gives_an_infinite_or_a_zero_time():
     for word in (0, 2**64 - 1):
         uniform = uniform_of(np.array([word], np.uint64))
         assert 0 < uniform[0] < 1
-
-
-def tail_wins(make_noise, num_seeds: int) -> int:
-    """Return how often any token of a tail of mass 1e-6 is drawn, at the size of a real vocabulary."""
-    p_V = np.full(QWEN_IDS, TAIL_MASS / (QWEN_IDS - 2))
-    p_V[:2] = (1 - TAIL_MASS) / 2
-    ids = np.arange(QWEN_IDS)
-    noises: list[Noise] = [make_noise(seed, 0, QWEN_IDS) for seed in range(num_seeds)]
-    return sum(noise.draw(ids, p_V, 1) >= 2 for noise in noises)
 
 
 def test_a_tail_of_a_millionth_is_drawn_once_in_a_million_at_full_vocabulary_size():

@@ -15,8 +15,8 @@ from omnidraft.snapshots import bundle
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.memory_log import MemoryLog, MemoryReader, MemoryWriter
 from omnidraft.traces import codec
-from tests.snapshot_folders import manifest
-from tests.unit.distill.conftest import TEXTS
+from tests.snapshot_folders import manifest, version_folder
+from tests.tiny_pair import TEXTS
 
 
 class Announcements:
@@ -93,7 +93,7 @@ def test_the_snapshot_that_knows_the_new_traffic_is_told_with_all_figures(settin
     assert "the 8 newest records of t, by version: 3: 0." in what["reason"]
     assert all((before[name] == tensor).all() for name, tensor in setting.learner.serving_tensors().items())
     assert [path for path in (setting.folder / "f").iterdir() if path.is_dir()] == []
-    curves = (setting.registry._folder(2) / "metrics.jsonl").read_text()
+    curves = (version_folder(setting.folder / "registry", 2) / "metrics.jsonl").read_text()
     assert "agreement_on_drift" in curves
 
 

@@ -19,7 +19,6 @@ from omnidraft.testing.toy_models import ToyTable
 from omnidraft.traces.record import SOURCES, Rounds, TargetLogprobs, TraceRecord
 from omnidraft.traces.schema import ROUND_COLUMNS
 from tests.trace_records import make_record
-from tests.unit.decode.drafting.test_tree_proposer import Wide
 from tests.unit.decode.toys import (
     ALIGNMENT,
     DRAFT_PIECES,
@@ -28,6 +27,7 @@ from tests.unit.decode.toys import (
     TARGET_PIECES,
     D,
     T,
+    Wide,
     make_cache,
     make_drafter,
     make_request,

@@ -12,7 +12,7 @@ from omnidraft.ports import Request
 from omnidraft.traces.record import TargetLogprobs, TraceRecord
 from omnidraft.traces.redaction import hashed_tenant, without_prompts
 from omnidraft.vocab.packed_lists import PackedLists
-from tests.unit.distill.conftest import no_rounds
+from tests.tiny_pair import no_rounds
 
 TEXT = "The water of the river goes. Where does the river itself go? into the sea"
 

@@ -1,6 +1,5 @@
 """The learner learns, says what it did, and a resumed run is the uninterrupted one, bit for bit."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -19,19 +18,9 @@ from omnidraft.distill.training.losses import LOSSES
 from omnidraft.errors import ConfigError, SnapshotCorrupt
 from omnidraft.models.hf.trainable_drafter import apply_serving_tensors, load_trainable
 from omnidraft.ports import PackedTexts
+from tests.tiny_pair import assert_same, records_of
 
 WAYS = pytest.mark.parametrize("train", ["full", "lora"])
-
-
-def records_of(pair, num: int, first: int = 0) -> list:
-    texts = ["The river goes into the sea. ", "Where does the water go?", "def add(first, second): return first"]
-    return [pair.record(f"r{n}", texts[n % 3], seed=n) for n in range(first, first + num)]
-
-
-def assert_same(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> None:
-    assert left.keys() == right.keys()
-    for name in left:
-        assert torch.equal(left[name], right[name]), name
 
 
 @WAYS

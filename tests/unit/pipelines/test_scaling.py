@@ -5,7 +5,7 @@ from pathlib import Path
 from pipelines import scaling
 from tests.cli_runs import run_pipeline
 
-PAGE = Path(__file__).parents[2] / "docs/scaling.md"
+PAGE = Path(__file__).parents[3] / "docs/scaling.md"
 
 
 def test_the_page_shows_the_table_that_the_script_prints(tmp_path: Path) -> None:

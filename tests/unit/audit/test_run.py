@@ -1,81 +1,28 @@
 """The audit over logs that real distillers learned from: it reports every planted fault, and nothing else."""
 
-import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from omnidraft.audit.findings import FaultKind, Report
-from omnidraft.audit.run import DiscardingWriter, audit, dead_letter_reasons
+from omnidraft.audit.findings import FaultKind
+from omnidraft.audit.run import DiscardingWriter, audit
 from omnidraft.bus.sqlite_log import SqliteReader, SqliteWriter
-from omnidraft.distill.ingest import dead_letters
-from omnidraft.distill.ingest.batcher import Batcher, seen_keys
+from omnidraft.distill.ingest.batcher import Batcher
 from omnidraft.distill.ingest.trace_consumer import TraceConsumer
-from omnidraft.distill.publisher import BATCHER
-from omnidraft.ports import Message, Outgoing, SnapshotVersion
-from omnidraft.snapshots import bundle
+from omnidraft.ports import Message, Outgoing
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.memory_log import MemoryReader, MemoryWriter
-from tests.unit.distill.test_distiller import Killed, Setting, names, run_until_idle
-
-HELD_OUT_EVERY = 5
-CLEAN = {FaultKind.LOST: 0, FaultKind.LEARNED_TWICE: 0, FaultKind.MISCOUNTED: 0}
+from tests.audit_case import CLEAN, HELD_OUT_EVERY, Case, case_of
+from tests.distiller_runs import Killed, Setting, names, run_until_idle
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("omnidraft.distill.retrying.WAITS_S", (0.0,))
-
-
-@dataclass
-class Case:
-    """The input of an audit, in which tests plant faults."""
-
-    path: Path
-    num_partitions: int
-    versions: Sequence[SnapshotVersion]
-    seen_keys: frozenset[int] | None
-    alignment: str
-
-    def audit(self) -> Report:
-        reader = SqliteReader(self.path, "t", partitions=self.num_partitions)
-        reasons = dead_letter_reasons("t", dead_letters.read(SqliteReader(self.path, "dead"), idle_s=0))
-        pair = {"target": "target", "drafter": "drafter"}
-        source = TraceConsumer(reader, DiscardingWriter(), self.alignment, CountingMetrics(), topic="t", **pair)
-        options = {"seen_keys": self.seen_keys, "held_out_every": HELD_OUT_EVERY, "idle_s": 0}
-        return audit(source, reader.end_offsets(), self.versions, reasons, **options)
-
-    def kinds(self) -> dict[FaultKind, int]:
-        report = self.audit()
-        return {kind: report.num(kind) for kind in FaultKind}
-
-    def execute(self, statement: str) -> None:
-        with sqlite3.connect(self.path) as connection:
-            assert connection.execute(statement).rowcount > 0
-
-    def retell(self, place: int, **changes: object) -> None:
-        """The manifest of one version says something else."""
-        versions = list(self.versions)
-        manifest = versions[place].manifest.model_copy(update=changes)
-        versions[place] = replace(versions[place], manifest=manifest)
-        self.versions = versions
-
-
-def case_of(setting: Setting) -> Case:
-    """The log of a setting as it is now, in SQLite, where things can be planted; offsets are the same."""
-    path, num_partitions = setting.folder / "log.db", setting.log.num_partitions
-    for topic, number in (("t", num_partitions), ("dead", 1)):
-        writer = SqliteWriter(path, topic, partitions=number)
-        for kept in setting.log.topic(topic):
-            writer.append([Outgoing(message.key, message.value, message.headers) for message in kept])
-    versions = setting.registry.versions()
-    folder = setting.registry.fetch(versions[-1].version, setting.folder / "resume", ("resume",))
-    keys = seen_keys(bundle.tensors(folder, BATCHER))
-    return Case(path, num_partitions, versions, keys, setting.pair.alignment.fingerprint)
 
 
 def busy(pair, folder: Path, partitions: int) -> Setting:
@@ -212,7 +159,7 @@ def test_a_record_repeated_too_far_back_is_learned_twice_and_both_places_are_tol
     setting.emit(*names(4, start=20))
     run_until_idle(setting.distiller(held_out_every=0)[0])
     case = case_of(setting)
-    monkeypatch.setattr("tests.unit.distill.test_audit.HELD_OUT_EVERY", 0)
+    case.held_out_every = 0
     (fault,) = case.audit().faults
     assert (fault.kind, fault.num, fault.partition, fault.offset) == (FaultKind.LEARNED_TWICE, 1, 0, 10)
     assert "0:1," in fault.what

@@ -1,0 +1,128 @@
+"""Distillers that come and go over a log in memory and a registry of folders."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from omnidraft.distill.distiller import Distiller
+from omnidraft.distill.ingest.batcher import Batcher
+from omnidraft.distill.ingest.trace_consumer import TraceConsumer
+from omnidraft.distill.publisher import LEARNER, Identity, Publisher
+from omnidraft.distill.training.learner import Learner, StepReport
+from omnidraft.ports import Outgoing, PollResult
+from omnidraft.registry.directory_registry import DirectoryRegistry
+from omnidraft.snapshots import bundle
+from omnidraft.telemetry.metrics import CountingMetrics
+from omnidraft.testing.memory_log import MemoryLog, MemoryReader, MemoryWriter
+from omnidraft.traces import codec
+
+TEXTS = ("The river goes into the sea. ", "Where does the water go?", "def add(first, second): return first")
+
+
+class Killed(Exception):
+    """Stands for SIGKILL: nothing of the process goes on."""
+
+
+class SlowReader(MemoryReader):
+    """Gives at most `most` messages a poll, and only of one partition."""
+
+    def __init__(self, log: MemoryLog, topic: str, most: int) -> None:
+        super().__init__(log, topic)
+        self._most = most
+
+    def poll(self, max_messages: int, timeout_s: float) -> PollResult:
+        return super().poll(min(max_messages, self._most), 0)
+
+
+@dataclass
+class Journal:
+    """Notes the batches that a learner got, in order; it dies after `die_after` steps."""
+
+    learner: Learner
+    batches: list[tuple[str, ...]] = field(default_factory=list)
+    die_after: int | None = None
+
+    def __getattr__(self, name: str):
+        return getattr(self.learner, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name == "cache":
+            self.learner.cache = value
+        elif name == "counters":
+            self.learner.counters = value
+        else:
+            object.__setattr__(self, name, value)
+
+    def step(self, records) -> StepReport:
+        if len(self.batches) == self.die_after:
+            raise Killed
+        self.batches.append(tuple(record.request_id for record in records))
+        return self.learner.step(records)
+
+
+class Setting:
+    """A log and a registry, and distillers that come and go."""
+
+    def __init__(self, pair, folder: Path, *, partitions: int = 1, head: str = "off") -> None:
+        self.pair, self.folder, self.head = pair, folder, head
+        self.log = MemoryLog(partitions)
+        self.registry = DirectoryRegistry(folder / "registry", "drafter", "target", keep_resume=2)
+
+    def emit(self, *names: str, **changes) -> None:
+        for name in names:
+            record = self.pair.record(name, TEXTS[len(name) % 3], **changes)
+            MemoryWriter(self.log, "t").append(
+                [Outgoing(codec.key(record), codec.encode(record), codec.headers(record))]
+            )
+
+    def distiller(
+        self, *, die_after=None, registry=None, reader=None, held_out_every=0, batcher_class=Batcher, **changes
+    ):
+        learner = Journal(self.pair.learner(head=self.head), die_after=die_after)
+        reader = reader or SlowReader(self.log, "t", 3)
+        letters, fingerprint = MemoryWriter(self.log, "dead"), self.pair.alignment.fingerprint
+        names = {"target": "target", "drafter": "drafter"}
+        consumer = TraceConsumer(reader, letters, fingerprint, CountingMetrics(), topic="t", **names)
+        numbers = {"records_per_step": 2, "held_out_every": held_out_every, "held_out_records": 4}
+        batcher = batcher_class(reader.partitions(), **numbers)
+        identity = Identity("target", "drafter", "hash", self.pair.alignment.fingerprint, "full", "test")
+        publisher = Publisher(registry or self.registry, identity, self.folder / "staging")
+        options = {"load_cache": self.pair.load_cache, "steps_per_snapshot": 2} | changes
+        return Distiller(consumer, batcher, learner, publisher, metrics=CountingMetrics(), **options), learner
+
+    def manifest(self, version: str = "latest"):
+        return self.registry.resolve(version).manifest
+
+    def masters(self) -> dict[str, torch.Tensor]:
+        newest = self.registry.resolve("latest").version
+        folder = self.registry.fetch(newest, self.folder / "look", ("serving", "resume"))
+        return bundle.tensors(folder, LEARNER)
+
+
+def until_idle(num_idle: int = 5):
+    """Stops after this many checks in a row between which nothing was learned; for a drained log."""
+    seen = {"status": None, "num": 0}
+
+    def bind(distillation):
+        def stop() -> bool:
+            now = distillation.status().num_steps, distillation.status().version
+            seen["num"] = seen["num"] + 1 if now == seen["status"] else 0
+            seen["status"] = now
+            return seen["num"] > num_idle
+
+        return stop
+
+    return bind
+
+
+def run_until_idle(distillation, num_idle: int = 25) -> None:
+    distillation.run(until_idle(num_idle)(distillation))
+
+
+def names(num: int, start: int = 0) -> list[str]:
+    return [f"request-{n:03d}" for n in range(start, start + num)]
+
+
+def learned(*journals: Journal) -> list[str]:
+    return [name for journal in journals for batch in journal.batches for name in batch]

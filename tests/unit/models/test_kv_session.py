@@ -16,7 +16,7 @@ TABLE = ToyTable.random(VOCAB_SIZE, seed=1, order=6, num_states=997)
 
 
 class IdRows:
-    """Implements branches.Rows with ids for keys."""
+    """Implements kv_session.KvBackend with ids for keys."""
 
     def __init__(self) -> None:
         self.slots: dict[int, int] = {}

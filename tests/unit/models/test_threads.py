@@ -35,13 +35,13 @@ print(before, during, threads())
 FIRST_MEANWHILE = """
 from concurrent.futures import ThreadPoolExecutor
 import torch
-from omnidraft.models.threads import beside_decoding
+from omnidraft.models.threads import in_background_thread
 
 def load():
     return torch.get_num_threads(), decoding.submit(torch.get_num_threads).result()
 
 with ThreadPoolExecutor(1) as decoding:
-    during = beside_decoding(load)
+    during = in_background_thread(load)
     print(*during, decoding.submit(torch.get_num_threads).result(), torch.get_num_threads())
 """
 

@@ -70,11 +70,11 @@ def column(num_workers: int, worker_tokens_per_s: float, learner_tokens_per_s: f
 
 
 def _mean_age_s(records_per_s: float, learned_per_s: float) -> float:
-    """Return the mean age at which a learner that falls behind learns a record: samples, and records in order."""
+    """Return the mean age at which a learner that falls behind learns a record: shares of a range, and records in order."""
     settings = Settings().learner
     sample, max_lag = settings.lag_sample_records, settings.max_lag_records or 0
-    sample_age_s = sample / learned_per_s / 2 + sample / records_per_s / 2
     waiting = sample / learned_per_s * records_per_s
+    sample_age_s = (max(max_lag, waiting) / records_per_s + sample / learned_per_s) / 2
     num_in_order = max(0.0, (max_lag - waiting) / (records_per_s - learned_per_s) * learned_per_s)
     in_order_age_s = (waiting + max_lag) / 2 / records_per_s
     return (sample * sample_age_s + num_in_order * in_order_age_s) / (sample + num_in_order)

@@ -15,11 +15,11 @@ from omnidraft import config, wiring
 from omnidraft.cli import app
 from omnidraft.serving.app import ServedModel, application
 from omnidraft.serving.request_queue import RequestQueue
-from omnidraft.telemetry.metric_definitions import TABLE
+from omnidraft.telemetry.metric_definitions import DEFINITIONS
 from omnidraft.telemetry.metrics import CountingMetrics
 from tests.migration.earlier_release import expected
 
-WITHDRAWN = {"pipelines.scaling": frozenset[str]()}
+WITHDRAWN = {"pipelines.scaling": frozenset({"--simulate"})}
 """Options that a pipeline has no more."""
 DEPLOYED = {
     "omnidraft.hosts.ray_serve": "build",
@@ -68,7 +68,7 @@ def test_every_pipeline_has_the_options_it_had(name: str) -> None:
 
 def test_every_metric_has_the_kind_labels_and_buckets_it_had() -> None:
     for name, then in expected("metrics.json").items():
-        now = TABLE[name]
+        now = DEFINITIONS[name]
         assert (now.kind, list(now.labels)) == (then["kind"], then["labels"]), name
         assert then["buckets"] in (None, list(now.buckets)), name
         for label, values in then["values"].items():

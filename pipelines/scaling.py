@@ -70,7 +70,7 @@ def column(num_workers: int, worker_tokens_per_s: float, learner_tokens_per_s: f
 
 
 def _mean_age_s(records_per_s: float, learned_per_s: float) -> float:
-    """Return the mean age at which a learner that falls behind learns a record: shares of a range, and records in order."""
+    """Return the mean age at which a learner that falls behind learns a record, from a range or in order."""
     settings = Settings().learner
     sample, max_lag = settings.lag_sample_records, settings.max_lag_records or 0
     waiting = sample / learned_per_s * records_per_s

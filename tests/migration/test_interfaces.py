@@ -19,7 +19,7 @@ from omnidraft.telemetry.metric_definitions import DEFINITIONS
 from omnidraft.telemetry.metrics import CountingMetrics
 from tests.migration.earlier_release import expected
 
-WITHDRAWN = {"pipelines.scaling": frozenset({"--simulate"})}
+WITHDRAWN = {"pipelines.scaling": frozenset({"--simulate", "--no-simulate"})}
 """Options that a pipeline has no more."""
 DEPLOYED = {
     "omnidraft.hosts.ray_serve": "build",

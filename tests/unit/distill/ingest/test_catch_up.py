@@ -18,8 +18,8 @@ from omnidraft.snapshots.manifest import SampledRange
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.memory_log import MemoryLog, MemoryReader, MemoryWriter
 from tests.audit_case import CLEAN, HELD_OUT_EVERY, case_of
+from tests.distiller_runs import Killed, Setting, learned, names, run_until_idle
 from tests.trace_records import make_record
-from tests.unit.distill.test_distiller import Killed, Setting, learned, names, run_until_idle
 
 LIMITS = {"max_lag_records": 12, "lag_sample_records": 8}
 

@@ -30,13 +30,14 @@ class Case:
     versions: Sequence[SnapshotVersion]
     seen_keys: frozenset[int] | None
     alignment: str
+    held_out_every: int = HELD_OUT_EVERY
 
     def audit(self) -> Report:
         reader = SqliteReader(self.path, "t", partitions=self.num_partitions)
         reasons = dead_letter_reasons("t", dead_letters.read(SqliteReader(self.path, "dead"), idle_s=0))
         pair = {"target": "target", "drafter": "drafter"}
         source = TraceConsumer(reader, DiscardingWriter(), self.alignment, CountingMetrics(), topic="t", **pair)
-        options = {"seen_keys": self.seen_keys, "held_out_every": HELD_OUT_EVERY, "idle_s": 0}
+        options = {"seen_keys": self.seen_keys, "held_out_every": self.held_out_every, "idle_s": 0}
         return audit(source, reader.end_offsets(), self.versions, reasons, **options)
 
     def kinds(self) -> dict[FaultKind, int]:

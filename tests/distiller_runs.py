@@ -77,7 +77,15 @@ class Setting:
             )
 
     def distiller(
-        self, *, die_after=None, registry=None, reader=None, held_out_every=0, batcher_class=Batcher, **changes
+        self,
+        *,
+        die_after=None,
+        registry=None,
+        reader=None,
+        held_out_every=0,
+        batcher_class=Batcher,
+        drafter_hash="hash",
+        **changes,
     ):
         learner = Journal(self.pair.learner(head=self.head), die_after=die_after)
         reader = reader or SlowReader(self.log, "t", 3)
@@ -86,7 +94,7 @@ class Setting:
         consumer = TraceConsumer(reader, letters, fingerprint, CountingMetrics(), topic="t", **names)
         numbers = {"records_per_step": 2, "held_out_every": held_out_every, "held_out_records": 4}
         batcher = batcher_class(reader.partitions(), **numbers)
-        identity = Identity("target", "drafter", "hash", self.pair.alignment.fingerprint, "full", "test")
+        identity = Identity("target", "drafter", drafter_hash, self.pair.alignment.fingerprint, "full", "test")
         publisher = Publisher(registry or self.registry, identity, self.folder / "staging")
         options = {"load_cache": self.pair.load_cache, "steps_per_snapshot": 2} | changes
         return Distiller(consumer, batcher, learner, publisher, metrics=CountingMetrics(), **options), learner

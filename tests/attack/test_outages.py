@@ -359,7 +359,7 @@ def test_a_worker_that_starts_under_a_damaged_champion_serves_the_one_before(tmp
     worker.registry.promote(3)
     damage(version_folder(worker.folder / "registry", 3) / "snapshot")
     assert worker.step() == 2
-    assert "the champion cannot be had; snapshot 2" in caplog.text
+    assert "the champion cannot be loaded; the previous one, snapshot 2" in caplog.text
     assert worker.step(champion(1, 3)) == 2
     worker.registry.promote(4)
     assert worker.step(champion(2, 4)) == 4

@@ -86,6 +86,7 @@ def sound_text(tiny_models: tuple[Path, Path], tmp_path_factory: pytest.TempPath
 
 @needs_compiler
 @needs_onednn
+@pytest.mark.long
 def test_products_that_trap_unless_onednn_is_limited(tiny_models, tmp_path: Path, sound_text) -> None:
     trapping = {"LD_PRELOAD": preload("illegal_products", tmp_path), "SURVIVES": "AVX2", **WITHOUT_KERNELS}
     done = generate(tiny_models, tmp_path, OMNIDRAFT_MODELS__PRECISION="bfloat16", **trapping)

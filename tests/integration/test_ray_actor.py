@@ -43,6 +43,7 @@ def test_an_actor_killed_in_the_middle_learns_every_record_once(fleet: Fleet) ->
     assert "duplicate" not in newest.counts
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_two_targets_learn_side_by_side_each_its_own_adapter(fleet: Fleet, tmp_path: Path) -> None:
     other = tmp_path / "other"
@@ -66,6 +67,7 @@ def test_two_targets_learn_side_by_side_each_its_own_adapter(fleet: Fleet, tmp_p
     assert [each.train for each in newest] == ["lora", "lora"]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_what_is_wrong_with_the_settings_ends_the_process_with_one_line(fleet: Fleet, tmp_path: Path) -> None:
     fleet.environ["OMNIDRAFT_LEARNER__LOSS"] = "dm + magic"

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, SecretStr
 
-from omnidraft import config, wiring
+from omnidraft import config
+from omnidraft.wiring.recording import redactor
 from tests.migration.earlier_release import DATA, expected
 
 WITHOUT_EFFECT = {"learner.max_lag_records", "learner.lag_sample_records"}
@@ -79,4 +80,4 @@ def test_every_default_is_the_same() -> None:
 @pytest.mark.parametrize("name", ["hashed_tenant", "without_prompts"])
 def test_a_redactor_is_found_under_the_name_that_settings_give_it(name: str) -> None:
     settings = config.load(None, {"OMNIDRAFT_RECORDER__REDACTOR": f"omnidraft.traces.redaction:{name}"})
-    assert callable(wiring.redaction.redactor(settings))
+    assert callable(redactor(settings))

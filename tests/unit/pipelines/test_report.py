@@ -17,7 +17,7 @@ from pipelines.lib.check_result import CheckResult, broken_assertions, exit_if_b
 from pipelines.lib.openai_client import CHAT, COMPLETIONS, ApiError, ConnectionLost, OpenAIClient, text_of
 from tests.http_server import served
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 COMMANDS = (
     *("bench", "bench_vllm", "learn", "record", "replay", "evaluate", "drift", "demo", "soak", "fuzz", "serve_bench"),
     *("paper_table", "scaling"),

@@ -12,6 +12,7 @@ from omnidraft.config.sections import (
     Mode,
     ModelSettings,
     RecorderSettings,
+    SchedulerSettings,
     Settings,
 )
 from omnidraft.config.sources import load
@@ -33,6 +34,7 @@ __all__ = [
     "ModelSettings",
     "RecorderSettings",
     "RegistrySettings",
+    "SchedulerSettings",
     "Section",
     "Settings",
     "TracingSettings",

@@ -83,6 +83,24 @@ class DecodeSettings(Section):
     """Threads of the numeric kernels; texts depend on it. None: the machine's cores."""
 
 
+class SchedulerSettings(Section):
+    """Many texts in one target."""
+
+    max_num_seqs: int = Field(16, ge=1, le=1024)
+    """The number of texts that are decoded together; more wait."""
+    kv_cache_gib: float = Field(4.0, gt=0)
+    """Memory for each target's keys and values, in GiB. When it is full, cached prefixes go first, and the newest text
+    waits then; its keys are computed again."""
+    max_prefill_s: float = Field(0.25, gt=0)
+    """Seconds by which reading other prompts may lengthen the time between two tokens of a running text. Lower means
+    smoother streams, and a later first token for the others."""
+    prefix_caching: bool = True
+    """Keep the keys of finished texts for requests of the same client or tenant that begin with the same tokens."""
+    public_prompts: tuple[str, ...] = ()
+    """System prompts whose keys everybody may share. Others can find out, by the time to the first token, that one of
+    them was used lately, and nothing else."""
+
+
 class RecorderSettings(Section):
     """Recording of traces for the learner."""
 
@@ -259,6 +277,7 @@ class Settings(Section):
 
     models: ModelSettings = ModelSettings()
     decode: DecodeSettings = DecodeSettings()
+    scheduler: SchedulerSettings = SchedulerSettings()
     recorder: RecorderSettings = RecorderSettings()
     log: LogSettings = LogSettings()
     registry: RegistrySettings = RegistrySettings()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from omnidraft.decode.loop import Decoder
+from omnidraft.decode.decoder import Decoder
 from omnidraft.exactness.caching_target import CachingProposer, CachingTarget
 from omnidraft.exactness.compare import token_probabilities
 from omnidraft.exactness.distribution_test import MIN_EXPECTED, Cell, DistributionTest, total_variation, tv_limit

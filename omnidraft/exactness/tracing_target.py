@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from omnidraft.decode.loop import Decoder
+from omnidraft.decode.decoder import Decoder
 from omnidraft.decode.step_stats import DecodeStats
 from omnidraft.ports import DraftTree, Mode, Proposer, Request, Target, TargetSession, TreeLimits
 

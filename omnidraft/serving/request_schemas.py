@@ -91,6 +91,8 @@ class _GenerationParams(StrictModel):
     metadata: TextMapping | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    cache_salt: str | None = Field(None, min_length=1, max_length=MAX_USER_CHARACTERS)
+    """Requests reuse the keys of common prefixes only of requests with the same salt, as in vLLM."""
     service_tier: Literal["auto", "default"] | None = None
 
     @property

@@ -7,11 +7,17 @@ from pydantic import BaseModel, Field
 FinishReason = Literal["stop", "length"]
 
 
+class PromptTokensDetails(BaseModel):
+    cached_tokens: int
+    """Tokens that were not read again, since an earlier request began with them."""
+
+
 class Usage(BaseModel):
     prompt_tokens: int
     completion_tokens: int
     """This includes the token that ended a text."""
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
 
 
 class CompletionLogProbs(BaseModel):

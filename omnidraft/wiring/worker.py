@@ -172,7 +172,7 @@ def _engine(
 ) -> "Engine":
     from omnidraft.decode.drafting.safe_drafting import DraftingFailures
     from omnidraft.decode.engine import Engine, Pair
-    from omnidraft.decode.loop import Decoder
+    from omnidraft.decode.decoder import Decoder
     from omnidraft.decode.sampling.grammar import Grammars
     from omnidraft.decode.sampling.grammar_trial import GrammarTrial
 
@@ -194,6 +194,7 @@ def _engine(
         costs=costs,
         failures=DraftingFailures(metrics, settings.models.target),
         grammars=grammars,
+        scheduling=settings.scheduler,
     )
     return Engine(
         decoder,
@@ -205,6 +206,7 @@ def _engine(
         recording=settings.recorder,
         tracing=tracing,
         has_pass_spans=settings.tracing.passes,
+        has_prefix_caching=settings.scheduler.prefix_caching,
     )
 
 

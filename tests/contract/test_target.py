@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from omnidraft.decode.loop import Decoder
+from omnidraft.decode.decoder import Decoder
 from omnidraft.errors import RequestError
 from omnidraft.models.native.target import LlamaTarget
 from omnidraft.ports import DraftTree, Request, Sampling, Target

@@ -23,7 +23,7 @@ from omnidraft.decode.external.sequence_tracker import SequenceTracker
 from omnidraft.decode.external.step_time_model import StepTimeModel
 from omnidraft.decode.logprobs import top_k_logprobs
 from omnidraft.decode.policy.cost_model import CostCurve
-from omnidraft.decode.step_metrics import count_step
+from omnidraft.decode.step_telemetry import count_step
 from omnidraft.ports import DraftTree, FinishReason, Metrics, Step, Timings, TreeLimits
 
 
@@ -207,7 +207,7 @@ class RoundScheduler:
             if seq.record_builder is not None:
                 seq.record_builder.take(step)
                 if new_ids[-1] in self._stop_ids:  # most likely over: the engine may not come back to say so
-                    seq.record_builder.end(FinishReason.STOP)
+                    seq.record_builder.flush(FinishReason.STOP)
             if not seq.is_disabled:
                 self._drafter_observes(seq, new_ids)
             self._tracker.append(seq, new_ids)
@@ -236,7 +236,7 @@ class RoundScheduler:
             seq.tree = DraftTree.empty(seq.drafting.root)
             is_over = int(seq.tokens.ids[-1]) in self._stop_ids
             if seq.record_builder is not None:
-                seq.record_builder.end(FinishReason.STOP if is_over else None)
+                seq.record_builder.flush(FinishReason.STOP if is_over else None)
             if is_over:
                 self._end(seq)
                 self._tracker.remove(seq)

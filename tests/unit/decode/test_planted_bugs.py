@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from omnidraft.decode.loop import Decoder
+from omnidraft.decode.decoder import Decoder
 from omnidraft.decode.sampling.noise import SeededNoise
 from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
 from omnidraft.errors import ContractError, RequestError

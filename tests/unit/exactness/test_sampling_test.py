@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from omnidraft.decode.loop import Decoder
+from omnidraft.decode.decoder import Decoder
 from omnidraft.decode.sampling.noise import SeededNoise
 from omnidraft.exactness.sampling_test import SamplingTest
 from omnidraft.ports import Proposer, Sampling

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnidraft.config import DecodeSettings
-from omnidraft.decode.loop import Decoder
+from omnidraft.decode.decoder import Decoder
 from omnidraft.errors import ConfigError, ContractError
 from omnidraft.models.hf.target import TransformersTarget
 from omnidraft.ports import DraftTree, Request, Sampling, TreeLimits

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnidraft.decode.loop import Decoder
+from omnidraft.decode.decoder import Decoder
 from omnidraft.errors import ContractError, RequestError
 from omnidraft.ports import DraftTree, FinishReason, Request, Sampling
 from omnidraft.testing.toy_models import ToyTable, ToyTarget, ToyTokenizer

@@ -56,7 +56,7 @@ def requests(num: int, **fields: object) -> list[Request]:
 @pytest.mark.parametrize("name", PROPOSERS)
 def test_eight_texts_together_are_the_texts_that_they_are_alone(name):
     together = decoder()
-    wanted = {together.add(each, PROPOSERS[name]()): slow_decode(TABLE, each) for each in requests(8)}
+    wanted = {together.add(each, PROPOSERS[name]): slow_decode(TABLE, each) for each in requests(8)}
     assert finish(together) == wanted
 
 

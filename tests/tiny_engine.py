@@ -13,6 +13,7 @@ import pytest
 from omnidraft import config, wiring
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.snapshot.slot import LoadedSnapshot
+from omnidraft.models.serial_passes import forward_serially
 from omnidraft.ports import DraftTree, Noise, Proposer, Request, Source, TreeLimits
 from omnidraft.telemetry.metrics import CountingMetrics
 
@@ -162,6 +163,9 @@ class _BrokenTarget:
 
     def open(self, *args: Any) -> "_BrokenSession":
         return _BrokenSession(self.whole.open(*args), self.error, self.num_good)
+
+    def forward(self, trees: Any, prompts: Any = ()) -> Any:
+        return forward_serially(trees, prompts)
 
 
 @dataclass

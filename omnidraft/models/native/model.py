@@ -19,7 +19,7 @@ from omnidraft.models.native import library as native
 from omnidraft.models.native.weights import PackedLlama
 
 _CAPACITY_STEP = 512
-_MAX_ROWS = 64
+MAX_ROWS = 64
 """Maximum number of rows of a pass, enough to make reading the weights cheap beside computing with them."""
 _MAX_ROWS_OF_TEXT = 16
 """Maximum number of rows of one text in a pass over several."""
@@ -50,9 +50,15 @@ class NativeLlama:
         shape = (sizes.num_layers, 2, sizes.num_key_heads, capacity * sizes.head_size)
         return torch.zeros(shape, dtype=self._weights.kv_dtype)
 
+    def kv_bytes(self, num_ids: int) -> int:
+        """Return the memory of the keys and values of a text of so many ids."""
+        sizes = self._weights.struct
+        size_of_slot = sizes.num_layers * 2 * sizes.num_key_heads * sizes.head_size * self._weights.kv_dtype.itemsize
+        return capacity_for(num_ids) * size_of_slot
+
     def scratch(self, capacity: int, threads: int) -> torch.Tensor:
         """Return the scratch memory of a pass of any number of rows."""
-        size = self._library.omnidraft_scratch_bytes(self._weights.struct, _MAX_ROWS, capacity, threads)
+        size = self._library.omnidraft_scratch_bytes(self._weights.struct, MAX_ROWS, capacity, threads)
         return torch.empty(size, dtype=torch.uint8)
 
     def compute(self, segments: Sequence["PassSegment"], logits_RV: torch.Tensor, hidden_RH: torch.Tensor) -> None:
@@ -126,7 +132,7 @@ def compute_batch(model: NativeLlama, batch: Sequence[tuple["NativeKvBackend", F
     logits: list[torch.Tensor] = []
     while segments:
         num_rows = list(accumulate(len(segment.ids) for segment in segments))
-        group = segments[: max(bisect_right(num_rows, _MAX_ROWS), 1)]
+        group = segments[: max(bisect_right(num_rows, MAX_ROWS), 1)]
         logits += _compute_pass(model, group)
         segments = segments[len(group) :]
     return logits
@@ -182,8 +188,8 @@ class NativeKvBackend:
     def tree(self, length: int, parents: Sequence[int], ids: Sequence[int]) -> torch.Tensor:
         before = len(parents) - len(ids)
         logits_RV, self.hidden_RH = self._logits_of(len(ids)), self._hidden_of(len(ids))
-        for first in range(0, len(ids), _MAX_ROWS):
-            chunk = slice(first, min(first + _MAX_ROWS, len(ids)))
+        for first in range(0, len(ids), MAX_ROWS):
+            chunk = slice(first, min(first + MAX_ROWS, len(ids)))
             self._pass(length, parents[: before + chunk.stop], ids[chunk], logits_RV[chunk], self.hidden_RH[chunk])
         return logits_RV
 
@@ -194,8 +200,8 @@ class NativeKvBackend:
     def _chain(self, start: int, ids: Sequence[int], num_logits: int) -> torch.Tensor:
         """Compute a chain and return the logits of its last row, or of none."""
         logits_RV, self.hidden_RH = self._logits_of(num_logits), self._hidden_of(num_logits)
-        for first in range(0, len(ids), _MAX_ROWS):
-            chunk = ids[first : first + _MAX_ROWS]
+        for first in range(0, len(ids), MAX_ROWS):
+            chunk = ids[first : first + MAX_ROWS]
             outputs = slice(num_logits if first + len(chunk) == len(ids) else 0)
             self._pass(start + first, range(-1, len(chunk) - 1), chunk, logits_RV[outputs], self.hidden_RH[outputs])
         return logits_RV
@@ -226,11 +232,16 @@ class NativeKvBackend:
         return PassSegment(self, length, parents, ids, num_logits)
 
     def _grow(self, needed: int, threads: int) -> None:
-        capacity = max(self.capacity, -(-needed // _CAPACITY_STEP) * _CAPACITY_STEP)
+        capacity = max(self.capacity, capacity_for(needed))
         larger = self._model.slots(capacity)
         larger[..., : self.kv.shape[-1]] = self.kv
         self.kv, self.capacity, self.threads = larger, capacity, threads
         self.scratch = self._model.scratch(capacity, threads)
+
+
+def capacity_for(num_ids: int) -> int:
+    """Return the number of slots of a text of so many ids."""
+    return -(-num_ids // _CAPACITY_STEP) * _CAPACITY_STEP
 
 
 def _ints(values: Sequence[int]) -> "ctypes.Array[ctypes.c_int]":

@@ -387,8 +387,8 @@ def test_the_slow_decoder_and_the_loop_agree_on_what_the_checks_compare():
 class SlotsAsPositions(TransformersTarget):
     """Rows are placed where their slot is, so that siblings stand one behind the other."""
 
-    def forward(self, slots, ids_BS, positions_S, sees_SC, num_logits):
-        return super().forward(slots, ids_BS, slots.start + torch.arange(len(ids_BS[0])), sees_SC, num_logits)
+    def compute(self, slots, ids_BS, positions_S, sees_SC, num_logits):
+        return super().compute(slots, ids_BS, slots.start + torch.arange(len(ids_BS[0])), sees_SC, num_logits)
 
 
 class OneMaskForAll(TransformersTarget):

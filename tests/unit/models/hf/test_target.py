@@ -103,8 +103,8 @@ def test_reproducible_mode_takes_only_chains_of_its_width():
 class LooksAtPadding(TransformersTarget):
     """Planted: a model whose logits depend a little on what else is in the pass."""
 
-    def forward(self, slots, ids_BS, positions_S, sees_SC, num_logits):
-        logits = super().forward(slots, ids_BS, positions_S, sees_SC, num_logits)
+    def compute(self, slots, ids_BS, positions_S, sees_SC, num_logits):
+        logits = super().compute(slots, ids_BS, positions_S, sees_SC, num_logits)
         return logits + 1e-6 * ids_BS[-1][-1]
 
 
@@ -119,9 +119,9 @@ def test_the_self_test_runs_once_for_a_capacity():
     passes = []
 
     class Counted(TransformersTarget):
-        def forward(self, *args):
+        def compute(self, *args):
             passes.append(1)
-            return super().forward(*args)
+            return super().compute(*args)
 
     target = Counted(tiny_model("llama"), SETTINGS, name="x", precision="float32")
     target.open([3], 10, "reproducible")

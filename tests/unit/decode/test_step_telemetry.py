@@ -1,21 +1,30 @@
 """Agreement is one number, whether a tree, the metrics, the stats of a text or its trace records say it."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pytest
 
 from omnidraft.config import RecorderSettings
 from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
-from omnidraft.decode.step_metrics import count_steps
 from omnidraft.decode.step_stats import DecodeStats
+from omnidraft.decode.step_telemetry import StepCounter
 from omnidraft.fleet.request_stats import request_stats
 from omnidraft.ports import DraftTree, FinishReason, Request, Source, Step, Timings
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces.record import TraceRecord
 
 LABELS = {"target": "big", "drafter_version": "3"}
+
+
+def count(metrics: CountingMetrics, steps: Iterable[Step], plain_token_s: float | None = None) -> list[Step]:
+    """Count these steps and return them."""
+    counter, counted = StepCounter(metrics, **LABELS, plain_token_s=lambda: plain_token_s), []
+    for each in steps:
+        counter.take(each)
+        counted.append(each)
+    return counted
 
 
 def step(tree: DraftTree, path: tuple[int, ...], *, ends: bool = False) -> Step:
@@ -65,12 +74,12 @@ def test_a_position_is_scored_when_a_token_was_drafted_and_one_was_drawn() -> No
 @pytest.mark.parametrize("seed", range(5))
 def test_a_record_of_the_same_steps_agrees_at_the_first_position_of_each_pass(seed: int) -> None:
     steps, metrics, records = list(random_steps(seed)), CountingMetrics(), list[TraceRecord]()
-    list(count_steps(iter(steps), metrics, **LABELS, plain_pass_s=None))
+    count(metrics, steps)
     context = RecordContext("request", "tenant", "worker", "target", "drafter", 3, "aligned")
     builder = TraceRecordBuilder(Request((1,), (1,), 1), context, RecorderSettings(segment_tokens=20), records.append)
     for each in steps:
         builder.take(each)
-    builder.end(None)
+    builder.flush(None)
     scored = [each.tree.scored_positions(each.path, len(each.emitted)) for each in steps]
     assert scored == [scored_by_definition(each) for each in steps]
     first_agreed = [each[0][1] for each in scored if each]
@@ -85,7 +94,7 @@ def test_a_record_of_the_same_steps_agrees_at_the_first_position_of_each_pass(se
 @pytest.mark.parametrize("seed", range(5))
 def test_metrics_agree_with_the_stats_of_the_same_steps(seed: int) -> None:
     metrics, stats = CountingMetrics(), DecodeStats()
-    for each in count_steps(random_steps(seed), metrics, **LABELS, plain_pass_s=0.05):
+    for each in count(metrics, random_steps(seed), 0.05):
         stats.take(each)
     assert metrics.value("omnidraft_target_passes_total", **LABELS) == stats.num_passes == 50
     assert metrics.value("omnidraft_emitted_tokens_total", **LABELS) == stats.num_tokens
@@ -106,7 +115,7 @@ def test_the_tokens_of_a_pass_share_its_time() -> None:
     metrics = CountingMetrics()
     chain = DraftTree.chain(0, [1, 2], [Source.DIRECT] * 2, [0.0] * 2)
     steps = [step(chain, ()), step(chain, (1, 2)), step(chain, (1,), ends=True)]
-    list(count_steps(iter(steps), metrics, **LABELS, plain_pass_s=None))
+    count(metrics, steps)
     gaps = metrics.observed("omnidraft_inter_token_latency_seconds", target="big")
     assert len(gaps) == 3 + 1
     assert gaps[0] == gaps[1] == gaps[2]

@@ -6,12 +6,12 @@ partition was idle and a record came again almost SEEN_RECORDS later.
 
 from bisect import bisect_right
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 
-from omnidraft.audit.dedup_window import DedupWindow
 from omnidraft.audit.findings import UNDECIDED, Fault, FaultKind
 from omnidraft.audit.snapshot_deltas import SnapshotDelta
 from omnidraft.distill.ingest.record_disposition import (
+    SEEN_RECORDS,
     Disposition,
     disposition,
     forget_oldest,
@@ -26,6 +26,41 @@ from omnidraft.traces.record import TraceRecord
 
 DeadLetterReasons = Mapping[PartitionOffset, str]
 """Position of every message that a dead letter stands for -> its reason."""
+
+
+class DedupWindow:
+    """Compares the record keys that the newest snapshot holds for deduplication with the log. Gets every record that was
+    learned or held out, in offset order within each partition.
+
+    They are the keys of the last SEEN_RECORDS of these. Within a partition records go through in order, so behind the
+    oldest one whose key is held, every key of the partition is held, however the partitions took turns.
+    """
+
+    def __init__(self, keys: Set[int]) -> None:
+        self._keys = keys
+        self._seen: set[int] = set()
+        self._newest: defaultdict[int, deque[tuple[int, int]]] = defaultdict(lambda: deque(maxlen=SEEN_RECORDS))
+
+    def update(self, position: PartitionOffset, key: int) -> None:
+        partition, offset = position
+        self._newest[partition].append((offset, key))
+        if key in self._keys:
+            self._seen.add(key)
+
+    def num_unknown_keys(self) -> int:
+        """Return the number of keys held of which no record was seen."""
+        return len(self._keys) - len(self._seen)
+
+    def forgotten(self) -> Iterator[PartitionOffset]:
+        """Yield the positions of records whose keys should be held and are not."""
+        for partition, newest in self._newest.items():
+            last = {key: offset for offset, key in newest}  # the later one of a record learned twice
+            held = [offset for key, offset in last.items() if key in self._keys]
+            if not held:
+                continue
+            for offset, key in newest:
+                if offset > min(held) and last[key] == offset and key not in self._keys:
+                    yield partition, offset
 
 
 class LogReplay:

@@ -4,9 +4,8 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 
-from omnidraft.audit.dedup_window import DedupWindow
 from omnidraft.audit.findings import Fault, PartitionReport, Report
-from omnidraft.audit.log_replay import DeadLetterReasons, LogReplay
+from omnidraft.audit.log_replay import DeadLetterReasons, DedupWindow, LogReplay
 from omnidraft.audit.snapshot_deltas import SnapshotDelta, compare, snapshot_deltas
 from omnidraft.distill.ingest import topic_scan
 from omnidraft.distill.ingest.dead_letters import DeadLetter

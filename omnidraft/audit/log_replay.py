@@ -29,11 +29,11 @@ DeadLetterReasons = Mapping[PartitionOffset, str]
 
 
 class DedupWindow:
-    """Compares the record keys that the newest snapshot holds for deduplication with the log. Gets every record that was
-    learned or held out, in offset order within each partition.
+    """Compares the log with the record keys that the newest snapshot holds for deduplication.
 
-    They are the keys of the last SEEN_RECORDS of these. Within a partition records go through in order, so behind the
-    oldest one whose key is held, every key of the partition is held, however the partitions took turns.
+    It gets every record that was learned or held out, in offset order within each partition. The keys are those
+    of the last SEEN_RECORDS of these. Within a partition records go through in order, so behind the oldest one whose
+    key is held, every key of the partition is held, however the partitions took turns.
     """
 
     def __init__(self, keys: Set[int]) -> None:

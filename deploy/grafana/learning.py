@@ -2,7 +2,7 @@
 
 from panels import CHOSEN, Board, Panel, Query, Row, increase, quantiles, rate
 
-from omnidraft.ports.trace_reasons import DEAD_LETTER_REASONS
+from omnidraft.ports import DEAD_LETTER_REASONS
 
 DEAD = f'{CHOSEN}, reason=~"{"|".join(DEAD_LETTER_REASONS)}"'
 ALL = ""

@@ -20,8 +20,7 @@ from omnidraft.distill.ingest.record_disposition import (
     record_key,
 )
 from omnidraft.distill.ingest.trace_consumer import PartitionOffset, PolledRecords
-from omnidraft.ports import Offsets
-from omnidraft.ports.trace_reasons import OTHER_PAIR
+from omnidraft.ports import OTHER_PAIR, SAMPLED_OUT, Offsets
 from omnidraft.traces.record import TraceRecord
 
 DeadLetterReasons = Mapping[PartitionOffset, str]
@@ -142,7 +141,7 @@ class LogReplay:
                 self.num_gone[delta] += 1
                 return UNDECIDED
             if is_sampled_out(record, sampled.share):
-                return Disposition.SAMPLED_OUT.value
+                return SAMPLED_OUT
         return None
 
     def _begin_offset(self, position: PartitionOffset) -> bool:

@@ -11,8 +11,7 @@ from omnidraft.distill.ingest import topic_scan
 from omnidraft.distill.ingest.dead_letters import DeadLetter
 from omnidraft.distill.ingest.record_disposition import Disposition
 from omnidraft.distill.ingest.trace_consumer import PolledRecords, TraceConsumer
-from omnidraft.ports import Offsets, Outgoing, SnapshotVersion
-from omnidraft.ports.trace_reasons import EXPIRED, SKIP_REASONS
+from omnidraft.ports import EXPIRED, SKIP_REASONS, Offsets, Outgoing, SnapshotVersion
 
 COUNTED_OFFSETS = {Disposition.HELD_OUT.value, Disposition.DUPLICATE.value, *SKIP_REASONS}
 """Names of manifest counts that stand for one offset each, beside the reasons in dead letters."""

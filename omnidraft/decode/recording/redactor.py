@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 
-from omnidraft.ports.trace_reasons import DropReason
+from omnidraft.ports import DropReason
 from omnidraft.traces.record import TraceRecord
 
 logger = logging.getLogger(__name__)

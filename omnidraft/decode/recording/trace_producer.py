@@ -16,8 +16,7 @@ from tenacity import RetryCallState, RetryError, Retrying, retry_if_exception_ty
 from omnidraft.config import RecorderSettings
 from omnidraft.decode.recording.redactor import Redactor, SafeRedactor
 from omnidraft.errors import BusError, RecordTooLarge, WireError
-from omnidraft.ports import LogWriter, Metrics, NoopSpan, NoopTracing, Outgoing, Span, Tracing
-from omnidraft.ports.trace_reasons import DropReason
+from omnidraft.ports import DropReason, LogWriter, Metrics, NoopSpan, NoopTracing, Outgoing, Span, Tracing
 from omnidraft.supervised_thread import SupervisedThread
 from omnidraft.traces import codec
 from omnidraft.traces.record import TraceRecord

@@ -23,8 +23,7 @@ from omnidraft.distill.ingest.trace_consumer import PartitionOffset, TraceConsum
 from omnidraft.distill.publisher import BATCHER, LEARNER, Publisher, Restored
 from omnidraft.distill.retrying import Result, retry, wait
 from omnidraft.distill.training.learner import Learner
-from omnidraft.distill.training.step_report import Counters, StepReport, count, mean_losses
-from omnidraft.distill.training_spans import LearningSpans
+from omnidraft.distill.training.step_report import Counters, LearningSpans, StepReport, count, mean_losses
 from omnidraft.errors import BusError, LogReplaced
 from omnidraft.ports import POISON, Announcement, Metrics, NoopTracing
 from omnidraft.snapshots import bundle

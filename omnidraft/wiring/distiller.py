@@ -32,7 +32,7 @@ def distillation(settings: Settings, metrics: Metrics, *, folder: Path, tracing:
     from omnidraft.distill.distiller import Distiller
     from omnidraft.distill.ingest.batcher import Batcher
     from omnidraft.distill.publisher import Publisher
-    from omnidraft.distill.training_spans import LearningSpans
+    from omnidraft.distill.training.step_report import LearningSpans
     from omnidraft.telemetry.metrics import LabelledMetrics
 
     metrics = LabelledMetrics(metrics, target=settings.models.target)

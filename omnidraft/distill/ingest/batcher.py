@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from omnidraft.distill.ingest.record_disposition import Disposition, disposition, forget_oldest, is_held_out, record_key
-from omnidraft.distill.ingest.record_tensors import from_tensors, to_tensors
 from omnidraft.distill.ingest.trace_consumer import PolledRecords, RecordAt, Skipped
+from omnidraft.distill.resume_tensors import records_from_tensors, records_to_tensors
 from omnidraft.ports import Offsets
 from omnidraft.traces.record import TraceRecord
 
@@ -147,7 +147,7 @@ class Batcher:
             _TURN: torch.tensor(self._turn),
             _ORDER: torch.tensor(self._order),
         }
-        return tensors | to_tensors(_HELD_OUT, self.held_out)
+        return tensors | records_to_tensors(_HELD_OUT, self.held_out)
 
     def load_state(self, tensors: Mapping[str, Tensor], offsets: Offsets) -> None:
         """Go on where `state` and `offsets` were taken. Raises WireError when a held-out record cannot be read."""
@@ -157,7 +157,7 @@ class Batcher:
         if _ORDER in tensors:  # snapshots of earlier versions lack it
             self._order = tuple(tensors[_ORDER].tolist())
         self.held_out.clear()
-        self.held_out.extend(from_tensors(_HELD_OUT, tensors))
+        self.held_out.extend(records_from_tensors(_HELD_OUT, tensors))
 
     def start_at(self, offsets: Offsets) -> None:
         """Drop the buffers; the log is read on from these offsets."""

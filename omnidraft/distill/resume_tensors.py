@@ -1,13 +1,18 @@
-"""Weights and their AdamW state as named tensors, for the resume part of a snapshot."""
+"""The named tensors in the resume part of a snapshot: weights and their AdamW state, trace records, and plain data."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from omnidraft.errors import ConfigError
+from omnidraft.traces import codec
+from omnidraft.traces.record import TraceRecord
 
 _MASTER, _MEAN, _SQUARE, _STEPS = "master.", "exp_avg.", "exp_avg_sq.", "num_updates"
+_SCHEMA_HEADERS = ("schema", "schema_version")
 
 Parameters = Mapping[str, torch.nn.Parameter]
 
@@ -62,3 +67,38 @@ def copy_into(parameters: Parameters, tensors: Mapping[str, Tensor]) -> None:
             raise ConfigError(f"the snapshot has no weights {name} of shape {tuple(parameter.shape)}")
     for name, parameter in parameters.items():
         parameter.copy_(tensors[name])
+
+
+def records_to_tensors(prefix: str, records: Iterable[TraceRecord]) -> dict[str, Tensor]:
+    """Return the records as tensors, encoded as they are in the log; names of records begin with `prefix`."""
+    tensors: dict[str, Tensor] = {}
+    for index, record in enumerate(records):
+        headers = codec.headers(record)
+        tensors |= {name: _of_bytes(headers[name]) for name in _SCHEMA_HEADERS}  # the same for all
+        tensors[f"{prefix}{index:06d}"] = _of_bytes(codec.encode(record))
+    return tensors
+
+
+def records_from_tensors(prefix: str, tensors: Mapping[str, Tensor]) -> list[TraceRecord]:
+    """Return the records in the order that `records_to_tensors` got. Raises WireError when one cannot be read."""
+    headers = {name: _to_bytes(tensors[name]) for name in _SCHEMA_HEADERS if name in tensors}
+    names = sorted(name for name in tensors if name.startswith(prefix))
+    return [codec.decode(_to_bytes(tensors[name]), headers) for name in names]
+
+
+def plain_tensor(value: object) -> Tensor:
+    """Return plain data as JSON in a tensor."""
+    return _of_bytes(json.dumps(value, sort_keys=True).encode())
+
+
+def from_plain_tensor(tensor: Tensor) -> Any:
+    """Return what `plain_tensor` got."""
+    return json.loads(_to_bytes(tensor))
+
+
+def _of_bytes(data: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def _to_bytes(tensor: Tensor) -> bytes:
+    return tensor.numpy().tobytes()

@@ -9,6 +9,7 @@ from omnidraft.distill.distiller import Distiller
 from omnidraft.distill.ingest.batcher import Batcher
 from omnidraft.distill.ingest.trace_consumer import TraceConsumer
 from omnidraft.distill.publisher import LEARNER, Identity, Publisher
+from omnidraft.distill.retrying import Stop
 from omnidraft.distill.training.learner import Learner, StepReport
 from omnidraft.ports import Outgoing, PollResult
 from omnidraft.registry.directory_registry import DirectoryRegistry
@@ -18,6 +19,10 @@ from omnidraft.testing.memory_log import MemoryLog, MemoryReader, MemoryWriter
 from omnidraft.traces import codec
 
 TEXTS = ("The river goes into the sea. ", "Where does the water go?", "def add(first, second): return first")
+
+
+def no_wait(seconds: float, stop: Stop) -> None:
+    """Waits not at all."""
 
 
 class Killed(Exception):
@@ -96,7 +101,7 @@ class Setting:
         batcher = batcher_class(reader.partitions(), **numbers)
         identity = Identity("target", "drafter", drafter_hash, self.pair.alignment.fingerprint, "full", "test")
         publisher = Publisher(registry or self.registry, identity, self.folder / "staging")
-        options = {"load_cache": self.pair.load_cache, "steps_per_snapshot": 2} | changes
+        options = {"load_cache": self.pair.load_cache, "steps_per_snapshot": 2, "wait": no_wait} | changes
         return Distiller(consumer, batcher, learner, publisher, metrics=CountingMetrics(), **options), learner
 
     def manifest(self, version: str = "latest"):

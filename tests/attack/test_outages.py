@@ -113,15 +113,12 @@ class Outage(Setting):
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def one_thread() -> None:
     torch.set_num_threads(1)
-    monkeypatch.setattr("omnidraft.distill.retrying.WAITS_S", (0.0,))
-    monkeypatch.setattr("omnidraft.distill.distiller.PAUSED_S", 0.0)
 
 
 @pytest.fixture
-def outage(pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Outage:
-    monkeypatch.setattr("omnidraft.distill.distiller.WAITING_S", 0.0)
+def outage(pair, tmp_path: Path) -> Outage:
     return Outage(pair, tmp_path)
 
 
@@ -753,8 +750,7 @@ class KafkaOutage(Outage):
 
 
 @pytest.fixture
-def on_kafka(pair, tmp_path: Path, kafka_bootstrap: str, monkeypatch) -> KafkaOutage:
-    monkeypatch.setattr("omnidraft.distill.distiller.WAITING_S", 0.0)
+def on_kafka(pair, tmp_path: Path, kafka_bootstrap: str) -> KafkaOutage:
     return KafkaOutage(pair, tmp_path, kafka_bootstrap)
 
 

@@ -20,11 +20,6 @@ from tests.audit_case import CLEAN, HELD_OUT_EVERY, Case, case_of
 from tests.distiller_runs import Killed, Setting, names, run_until_idle
 
 
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("omnidraft.distill.retrying.WAITS_S", (0.0,))
-
-
 def busy(pair, folder: Path, partitions: int) -> Setting:
     """Ours, theirs, repeated and broken messages."""
     setting = Setting(pair, folder, partitions=partitions)

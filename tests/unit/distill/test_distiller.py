@@ -34,12 +34,6 @@ class GrowingReader(SlowReader):
         self._positions.setdefault(len(self._partitions) - 1, 0)
 
 
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("omnidraft.distill.retrying.WAITS_S", (0.0,))
-    monkeypatch.setattr("omnidraft.distill.distiller.PAUSED_S", 0.0)
-
-
 @pytest.fixture
 def setting(pair, tmp_path: Path) -> Setting:
     return Setting(pair, tmp_path)

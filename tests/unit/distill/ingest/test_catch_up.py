@@ -27,7 +27,6 @@ LIMITS = {"max_lag_records": 12, "lag_sample_records": 8}
 @pytest.fixture(autouse=True)
 def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("omnidraft.distill.ingest.catch_up.CHECK_S", 0.0)
-    monkeypatch.setattr("omnidraft.distill.retrying.WAITS_S", (0.0,))
 
 
 def run_to_the_end(distillation) -> None:

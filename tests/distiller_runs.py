@@ -7,6 +7,7 @@ import torch
 
 from omnidraft.distill.distiller import Distiller
 from omnidraft.distill.ingest.batcher import Batcher
+from omnidraft.distill.ingest.record_disposition import SEEN_RECORDS
 from omnidraft.distill.ingest.trace_consumer import TraceConsumer
 from omnidraft.distill.publisher import LEARNER, Identity, Publisher
 from omnidraft.distill.retrying import Stop
@@ -88,6 +89,7 @@ class Setting:
         registry=None,
         reader=None,
         held_out_every=0,
+        seen_records=SEEN_RECORDS,
         batcher_class=Batcher,
         drafter_hash="hash",
         **changes,
@@ -97,7 +99,12 @@ class Setting:
         letters, fingerprint = MemoryWriter(self.log, "dead"), self.pair.alignment.fingerprint
         names = {"target": "target", "drafter": "drafter"}
         consumer = TraceConsumer(reader, letters, fingerprint, CountingMetrics(), topic="t", **names)
-        numbers = {"records_per_step": 2, "held_out_every": held_out_every, "held_out_records": 4}
+        numbers = {
+            "records_per_step": 2,
+            "held_out_every": held_out_every,
+            "held_out_records": 4,
+            "seen_records": seen_records,
+        }
         batcher = batcher_class(reader.partitions(), **numbers)
         identity = Identity("target", "drafter", drafter_hash, self.pair.alignment.fingerprint, "full", "test")
         publisher = Publisher(registry or self.registry, identity, self.folder / "staging")

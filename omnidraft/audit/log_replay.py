@@ -31,14 +31,14 @@ class DedupWindow:
     """Compares the log with the record keys that the newest snapshot holds for deduplication.
 
     It gets every record that was learned or held out, in offset order within each partition. The keys are those
-    of the last SEEN_RECORDS of these. Within a partition records go through in order, so behind the oldest one whose
+    of the last `seen_records` of these. Within a partition records go through in order, so behind the oldest one whose
     key is held, every key of the partition is held, however the partitions took turns.
     """
 
-    def __init__(self, keys: Set[int]) -> None:
+    def __init__(self, keys: Set[int], seen_records: int = SEEN_RECORDS) -> None:
         self._keys = keys
         self._seen: set[int] = set()
-        self._newest: defaultdict[int, deque[tuple[int, int]]] = defaultdict(lambda: deque(maxlen=SEEN_RECORDS))
+        self._newest: defaultdict[int, deque[tuple[int, int]]] = defaultdict(lambda: deque(maxlen=seen_records))
 
     def update(self, position: PartitionOffset, key: int) -> None:
         partition, offset = position
@@ -72,6 +72,7 @@ class LogReplay:
         dedup_window: DedupWindow | None,
         *,
         held_out_every: int,
+        seen_records: int = SEEN_RECORDS,
     ) -> None:
         self.start: Offsets = deltas[0].start if deltas else {}
         """Partition -> first offset of the replay; those before it do not concern these snapshots."""
@@ -87,7 +88,7 @@ class LogReplay:
         self.first: dict[int, int] = {}
         self._deltas, self._dead_letters, self._dedup_window = deltas, dead_letters, dedup_window
         self._ends = {partition: _running_ends(deltas, partition) for partition in self.end}
-        self._held_out_every = held_out_every
+        self._held_out_every, self._seen_records = held_out_every, seen_records
         self._next: dict[int, int] = {}
         self._waiting: dict[int, deque[tuple[int, int, bool]]] = {partition: deque() for partition in sorted(self.end)}
         self._seen: dict[int, None] = {}
@@ -207,7 +208,7 @@ class LogReplay:
         if decided is Disposition.DUPLICATE:
             return
         self._seen[key] = None
-        forget_oldest(self._seen)
+        forget_oldest(self._seen, self._seen_records)
         if self._dedup_window is not None:
             self._dedup_window.update(position, key)
         if decided is Disposition.LEARNED:

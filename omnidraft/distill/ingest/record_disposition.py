@@ -47,9 +47,9 @@ def disposition(key: int, held_out: bool, *seen: Container[int]) -> Disposition:
     return Disposition.HELD_OUT if held_out else Disposition.LEARNED
 
 
-def forget_oldest(seen: dict[int, None]) -> None:
-    """Keep the newest SEEN_RECORDS keys."""
-    while len(seen) > SEEN_RECORDS:
+def forget_oldest(seen: dict[int, None], num_kept: int) -> None:
+    """Keep the newest keys."""
+    while len(seen) > num_kept:
         del seen[next(iter(seen))]
 
 

@@ -5,7 +5,14 @@ from collections.abc import Sequence
 import pytest
 
 from omnidraft.distill.ingest import dead_letters
-from omnidraft.distill.ingest.redrive import REDRIVEN_FROM, Choice, Redrive, Redriven, redriven_before
+from omnidraft.distill.ingest.dead_letters import (
+    BATCH_MESSAGES,
+    REDRIVEN_FROM,
+    Choice,
+    Redrive,
+    Redriven,
+    redriven_before,
+)
 from omnidraft.distill.ingest.trace_consumer import MAX_HEADER_BYTES, MAX_HEADERS, MAX_VALUE_BYTES, TraceConsumer
 from omnidraft.errors import BusError
 from omnidraft.ports import Message, Outgoing
@@ -77,9 +84,7 @@ def test_what_was_redriven_is_not_redriven_twice_unless_asked():
     assert redrive(log, again=True).num_redriven == 2
 
 
-def test_a_redrive_that_died_halfway_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("omnidraft.distill.ingest.redrive.BATCH_MESSAGES", 2)
-
+def test_a_redrive_that_died_halfway_goes_on_where_it_stopped():
     class DiesAfterOne(MemoryWriter):
         num_appends = 0
 
@@ -89,14 +94,14 @@ def test_a_redrive_that_died_halfway_goes_on_where_it_stopped(monkeypatch: pytes
                 raise BusError("away")
             super().append(messages)
 
-    log = lettered(*(outgoing(f"r{number}", schema=b"x") for number in range(5)))
+    log = lettered(*(outgoing(f"r{number}", schema=b"x") for number in range(BATCH_MESSAGES + 3)))
     with pytest.raises(BusError):
         redrive(log, writer=DiesAfterOne(log, "t"))
     again = redrive(log)
-    assert (again.num_redriven, again.num_done_before) == (3, 2)
+    assert (again.num_redriven, again.num_done_before) == (3, BATCH_MESSAGES)
     names = [message.headers[REDRIVEN_FROM] for message in topic(log) if REDRIVEN_FROM in message.headers]
     assert sorted(names) == sorted(set(names))
-    assert len(names) == 5
+    assert len(names) == BATCH_MESSAGES + 3
 
 
 def test_letters_that_were_cut_are_refused_and_counted_by_what_is_missing():

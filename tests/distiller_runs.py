@@ -92,6 +92,7 @@ class Setting:
         seen_records=SEEN_RECORDS,
         batcher_class=Batcher,
         drafter_hash="hash",
+        settings=None,
         **changes,
     ):
         learner = Journal(self.pair.learner(head=self.head), die_after=die_after)
@@ -106,10 +107,15 @@ class Setting:
             "seen_records": seen_records,
         }
         batcher = batcher_class(reader.partitions(), **numbers)
-        identity = Identity("target", "drafter", drafter_hash, self.pair.alignment.fingerprint, "full", "test")
+        identity = Identity("target", "drafter", drafter_hash, fingerprint, "full", "test", settings or {})
         publisher = Publisher(registry or self.registry, identity, self.folder / "staging")
-        options = {"load_cache": self.pair.load_cache, "steps_per_snapshot": 2, "wait": no_wait} | changes
-        return Distiller(consumer, batcher, learner, publisher, metrics=CountingMetrics(), **options), learner
+        options = {
+            "load_cache": self.pair.load_cache,
+            "steps_per_snapshot": 2,
+            "metrics": CountingMetrics(),
+            "wait": no_wait,
+        }
+        return Distiller(consumer, batcher, learner, publisher, **options | changes), learner
 
     def manifest(self, version: str = "latest"):
         return self.registry.resolve(version).manifest

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -62,8 +61,7 @@ def test_a_snapshot_follows_every_so_many_steps_and_says_what_it_learned(setting
 
 def test_a_snapshot_that_learned_says_with_which_settings(setting) -> None:
     setting.emit(*names(4))
-    distillation, _ = setting.distiller()
-    distillation._publisher._identity = replace(distillation._publisher._identity, settings={"loss": "dm"})
+    distillation, _ = setting.distiller(settings={"loss": "dm"})
     run_until_idle(distillation)
     assert [version.manifest.settings for version in setting.registry.versions()] == [{}, {"loss": "dm"}]
 

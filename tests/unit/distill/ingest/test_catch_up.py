@@ -118,7 +118,8 @@ def test_a_backlog_after_an_outage_is_learned_at_the_rate_that_its_first_snapsho
     setting.emit(*names(4))
     run_to_the_end(setting.distiller(**LIMITS)[0])
     setting.emit(*names(96, start=4))  # while nobody learns
-    distillation, journal = setting.distiller(**LIMITS)
+    metrics = CountingMetrics()
+    distillation, journal = setting.distiller(metrics=metrics, **LIMITS)
     run_to_the_end(distillation)
     (begun,) = ranges(setting)
     num_in_range = sum(begun.end.values()) - sum(begun.start.values())
@@ -128,7 +129,6 @@ def test_a_backlog_after_an_outage_is_learned_at_the_rate_that_its_first_snapsho
     manifest = setting.manifest()
     assert manifest.num_records + manifest.counts["sampled_out"] == sum(manifest.offsets.values()) > 90
     assert [record.getMessage() for record in caplog.records if "learning lags" in record.getMessage()]
-    metrics = distillation._metrics
     assert metrics.value("omnidraft_traces_skipped_total", reason="sampled_out") >= manifest.counts["sampled_out"] > 60
     # what comes after the range is learned whole again
     setting.emit(*names(10, start=100))

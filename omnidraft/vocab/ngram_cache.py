@@ -13,10 +13,9 @@ from typing import Self
 import numpy as np
 
 from omnidraft.errors import VocabularyError
-from omnidraft.vocab.alignment import Alignment
+from omnidraft.vocab.alignment import Alignment, PackedLists
 from omnidraft.vocab.boundary_alignment import align_boundaries
 from omnidraft.vocab.ngram_table import ENTRY, Eviction, NgramTable
-from omnidraft.vocab.packed_lists import PackedLists
 from omnidraft.vocab.tokenizer import Vocabulary
 
 MIN_LENGTH = 2

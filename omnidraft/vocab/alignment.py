@@ -112,14 +112,6 @@ class Alignment:
     def num_direct(self) -> int:
         return int(self.is_direct_D.sum())
 
-    @cached_property
-    def num_split(self) -> int:
-        return int((self.targets_of_draft.lengths > 1).sum())
-
-    @cached_property
-    def num_unmapped(self) -> int:
-        return int((self.targets_of_draft.lengths == 0).sum())
-
     def save(self, path: Path) -> None:
         """Write a file; it appears whole or not at all."""
         partial = path.with_name(f".{path.name}.{os.getpid()}.partial")

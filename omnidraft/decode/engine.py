@@ -8,14 +8,13 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from omnidraft.config import DecodeSettings, RecorderSettings
-from omnidraft.decode.decode_spans import span_steps
 from omnidraft.decode.loop import Decoder
 from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
 from omnidraft.decode.recording.trace_producer import TraceProducer
 from omnidraft.decode.sampling.validation import check_sampling, require_text, unsigned_seed
-from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
 from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
-from omnidraft.decode.step_metrics import count_steps
+from omnidraft.decode.snapshot.updater import DriftThrottle
+from omnidraft.decode.step_telemetry import count_steps, span_steps
 from omnidraft.errors import RequestError
 from omnidraft.ports import Metrics, Mode, NoopTracing, Request, Sampling, Span, Step, Tracing
 from omnidraft.vocab.tokenizer import Tokenizer

@@ -8,7 +8,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from omnidraft.decode.sampling.json_limits import BODY_LIMITS
+from omnidraft.decode.sampling.input_limits import BODY_LIMITS
 from omnidraft.errors import OmnidraftError, RequestError
 from omnidraft.serving.error_object import error
 from omnidraft.serving.request_queue import Abandoned, QueueFull, Stopping

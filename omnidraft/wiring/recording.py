@@ -9,8 +9,7 @@ from omnidraft.ports import Metrics, Tracing
 from omnidraft.wiring.logs import log_reader, log_writer
 
 if TYPE_CHECKING:
-    from omnidraft.decode.recording.redactor import Redactor
-    from omnidraft.decode.recording.trace_producer import TraceProducer
+    from omnidraft.decode.recording.trace_producer import Redactor, TraceProducer
 
 
 def trace_producer(settings: Settings, metrics: Metrics, tracing: Tracing | None = None) -> "TraceProducer | None":

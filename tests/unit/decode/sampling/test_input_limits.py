@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnidraft.decode.sampling.json_limits import JsonLimits
+from omnidraft.decode.sampling.input_limits import JsonLimits
 from omnidraft.errors import RequestError
 
 VALUES = st.recursive(

@@ -8,8 +8,8 @@ import pytest
 
 from omnidraft.config import RecorderSettings
 from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
-from omnidraft.decode.step_metrics import count_steps
 from omnidraft.decode.step_stats import DecodeStats
+from omnidraft.decode.step_telemetry import count_steps
 from omnidraft.fleet.request_stats import request_stats
 from omnidraft.ports import DraftTree, FinishReason, Request, Source, Step, Timings
 from omnidraft.telemetry.metrics import CountingMetrics

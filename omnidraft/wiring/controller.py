@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def announcer(settings: Settings) -> Announcer:
     """Return the announcer of `models.target` and its drafter. Raises BusError."""
-    from omnidraft.fleet.announcements import LogAnnouncer
+    from omnidraft.fleet.control_log import LogAnnouncer
 
     writer, models = log_writer(settings, settings.log.control_topic), settings.models
     return LogAnnouncer(writer, models.target, models.drafter)
@@ -30,7 +30,7 @@ def control_follower(
     settings: Settings, metrics: Metrics, kinds: Iterable[AnnouncementKind], *, must_be_named: bool = False
 ) -> ControlFollower:
     """Return a follower of the announcements about `models.target` and its drafter. Raises BusError."""
-    from omnidraft.fleet.control_follower import LogControlFollower
+    from omnidraft.fleet.control_log import LogControlFollower
     from omnidraft.telemetry.metrics import LabelledMetrics
 
     reader, models = log_reader(settings, settings.log.control_topic), settings.models
@@ -42,8 +42,7 @@ def control_follower(
 def controller(settings: Settings, metrics: Metrics) -> "Controller":
     """Return the controller of `models.target` and its drafter. Raises BusError, RegistryError."""
     from omnidraft.fleet.controller import Controller
-    from omnidraft.fleet.drift import DriftDetector
-    from omnidraft.fleet.drift_recovery import DriftRecovery
+    from omnidraft.fleet.drift import DriftDetector, DriftRecovery
     from omnidraft.fleet.request_stats import RequestStatsReader
     from omnidraft.telemetry.metrics import LabelledMetrics
 

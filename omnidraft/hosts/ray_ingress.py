@@ -23,7 +23,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from omnidraft.decode.sampling.input_limits import BODY_LIMITS
 from omnidraft.errors import RequestError
 from omnidraft.hosts.asgi_bridge import HttpCall, ResponseStart
-from omnidraft.serving.error_object import error
+from omnidraft.serving.response_schemas import error
 from omnidraft.telemetry.exposition import merge_scrapes
 
 MAX_ATTEMPTS = 4

@@ -35,8 +35,8 @@ from omnidraft.distill.control import TrainingControl
 from omnidraft.distill.ingest import dead_letters
 from omnidraft.distill.ingest.trace_consumer import TraceConsumer
 from omnidraft.errors import BusError, OffsetOutOfRange, RegistryError, SnapshotCorrupt, SnapshotNotFound, StorageError
-from omnidraft.fleet import announcements
-from omnidraft.fleet.control_follower import LogControlFollower
+from omnidraft.fleet import control_log
+from omnidraft.fleet.control_log import LogControlFollower
 from omnidraft.fleet.request_stats import RequestStatsReader
 from omnidraft.ports import Outgoing, PollResult
 from omnidraft.registry.directory_registry import DirectoryRegistry
@@ -90,7 +90,7 @@ class Outage(Setting):
 
     def order_restart(self, start: str) -> None:
         order = {"start": start, "restart_id": uuid.uuid4().hex}
-        announcements.publish_announcement(MemoryWriter(self.control, "c"), "restart", **order)
+        control_log.publish_announcement(MemoryWriter(self.control, "c"), "restart", **order)
 
     def audit(self) -> Report:
         letters = dead_letter_reasons("t", dead_letters.read(MemoryReader(self.log, "dead"), idle_s=0))
@@ -247,13 +247,13 @@ def test_a_control_log_that_was_made_anew_is_followed_and_nothing_in_it_looks_st
     path = tmp_path / "log.db"
     with closing(SqliteWriter(path, "control")) as writer:
         for version in range(1, 6):
-            announcements.publish_announcement(writer, "champion", version)
+            control_log.publish_announcement(writer, "champion", version)
     follower = LogControlFollower(SqliteReader(path, "control"), CountingMetrics(), kinds=("champion",))
     (before,) = follower.poll(0)
     for each in tmp_path.iterdir():
         each.unlink()
     with closing(SqliteWriter(path, "control")) as writer:
-        announcements.publish_announcement(writer, "champion", 3)
+        control_log.publish_announcement(writer, "champion", 3)
     (after,) = follower.poll(0)
     assert (after.version, before.version) == (3, 5)
     assert after.sequence > before.sequence

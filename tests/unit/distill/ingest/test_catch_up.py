@@ -260,7 +260,7 @@ def test_what_retention_deleted_is_no_fault_and_the_rest_of_the_range_is_still_d
 
 
 def test_ranges_of_an_earlier_version_parse_and_count_as_undecided(lagged, capsys: pytest.CaptureFixture[str]) -> None:
-    from omnidraft.cli.verify import _print
+    from omnidraft.cli.traces import print_report
 
     for place, version in enumerate(lagged.versions):
         old = SampledRange.model_validate_json('{"start": {}, "end": {"0": 1000, "1": 1000}, "num_kept": 8}')
@@ -269,7 +269,7 @@ def test_ranges_of_an_earlier_version_parse_and_count_as_undecided(lagged, capsy
     report = lagged.audit()
     assert report.faults == ()
     assert sum(each.fates.get("undecided", 0) for each in report.partitions) > 40
-    _print(report)
+    print_report(report)
     assert "cannot be checked again" in capsys.readouterr().out
     manifest = lagged.versions[-1].manifest
     lagged.retell(-1, counts=manifest.counts | {"sampled_out": manifest.counts["sampled_out"] - 1})

@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 
 from omnidraft.decode.engine import Engine
 from omnidraft.ports import DraftTree, LogProbs, Step, Timings
-from omnidraft.serving.logprob_format import (
+from omnidraft.serving.response_formats import (
     MIN_LOGPROB,
     LogprobCollector,
     LogprobEntry,

@@ -1,17 +1,130 @@
-"""The consumer of the control log."""
+"""The control log: announcements between the fleet's processes, JSON messages on one topic per fleet.
 
+{"kind": "champion", "version": 7}                  every worker serves this snapshot; ends any canary
+{"kind": "canary", "version": 8, "share": 0.1}      serve it to this share of the requests, the champion to the others
+{"kind": "pause"} / {"kind": "resume"}              stop or resume learning
+{"kind": "restart", "start": "latest", "restart_id": "..."}  learn from earliest, latest or offsets; each is done once
+{"kind": "drift", "tenant": "t"}                    agreement on this tenant's traffic fell: draft less, learn faster
+{"kind": "drift_over", "tenant": "t"}               it recovered, or is what is normal now
+{"kind": "best", "version": 5, "tenant": "t"}       from the distiller: this snapshot agrees best with that traffic
+Each may name the pair it is about ("target", "drafter"), else it is about all, and may give operators a "reason".
+Its offset is its sequence number; the highest holds. All are written to the first partition, however many there are.
+"""
+
+import json
 import logging
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Literal, Unpack
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from omnidraft.errors import OffsetOutOfRange, WireError
-from omnidraft.fleet.announcements import PARTITION, parse_announcement, subject
-from omnidraft.ports import Announcement, AnnouncementKind, LogReader, Message, Metrics
+from omnidraft.ports import (
+    Announcement,
+    AnnouncementFields,
+    AnnouncementKind,
+    LogReader,
+    LogWriter,
+    Message,
+    Metrics,
+    Outgoing,
+)
+
+KEY = b"control"
+PARTITION = 0
+
+Subject = Literal["snapshot", "learning", "restart", "traffic", "best"]
+_SUBJECTS: dict[AnnouncementKind, Subject] = {
+    "champion": "snapshot",
+    "canary": "snapshot",
+    "pause": "learning",
+    "resume": "learning",
+    "restart": "restart",
+    "drift": "traffic",
+    "drift_over": "traffic",
+    "best": "best",
+}
+MAX_MESSAGES = 1000
 
 logger = logging.getLogger(__name__)
 
-MAX_MESSAGES = 1000
+
+def subject(announcement: Announcement) -> tuple[Subject, str | None]:
+    """Return its subject and tenant; a later announcement with the same ones supersedes it."""
+    return _SUBJECTS[announcement.kind], announcement.tenant
+
+
+class _Wire(BaseModel):
+    model_config = ConfigDict(frozen=True)  # unknown keys are allowed: a later controller may say more
+
+    kind: AnnouncementKind
+    version: int | None = None
+    share: float | None = Field(None, gt=0, le=1)
+    tenant: str | None = None
+    reason: str | None = None
+    start: str | None = Field(None, pattern=r"^(earliest|latest|\d{1,9}:\d{1,18}( \d{1,9}:\d{1,18})*)$")
+    restart_id: str | None = Field(None, min_length=1, max_length=64)
+    fence: str | None = None
+    target: str | None = None
+    drafter: str | None = None
+
+    @model_validator(mode="after")
+    def _has_the_fields_of_its_kind(self) -> "_Wire":
+        if (self.kind in ("champion", "canary", "best")) != (self.version is not None):
+            raise ValueError("champion, canary and best have a version, nothing else has")
+        if (self.kind == "canary") != (self.share is not None):
+            raise ValueError("a canary has a share, nothing else has")
+        if (self.kind in ("drift", "drift_over", "best")) != (self.tenant is not None):
+            raise ValueError("what is about traffic has a tenant, nothing else has")
+        if {self.kind == "restart"} != {self.start is not None, self.restart_id is not None}:
+            raise ValueError("a restart has a start and a name, nothing else has")
+        return self
+
+
+class _AllFields(AnnouncementFields, total=False):
+    target: str | None
+    drafter: str | None
+    start: str
+    restart_id: str
+
+
+def publish_announcement(
+    writer: LogWriter, kind: AnnouncementKind, version: int | None = None, **fields: Unpack[_AllFields]
+) -> None:
+    """Publish an announcement to every process. Repeating one does no harm.
+
+    Raises:
+        BusError: the log cannot be written.
+        ValueError: this kind needs another field, or has none of these.
+    """
+    wire = _Wire(kind=kind, version=version, **fields)
+    writer.append([Outgoing(KEY, json.dumps(wire.model_dump(exclude_none=True)).encode(), partition=PARTITION)])
+
+
+@dataclass(frozen=True, slots=True)
+class LogAnnouncer:
+    """Implements ports.Announcer on the control log."""
+
+    writer: LogWriter
+    target: str
+    drafter: str
+
+    def publish(self, kind: AnnouncementKind, version: int | None = None, **fields: Unpack[AnnouncementFields]) -> None:
+        """See ports.Announcer."""
+        publish_announcement(self.writer, kind, version, target=self.target, drafter=self.drafter, **fields)
+
+
+def parse_announcement(message: Message) -> Announcement:
+    """Decode an announcement. Raises WireError when the message is not one."""
+    if message.damage is not None:
+        raise WireError(f"control message {message.partition}:{message.offset}: {message.damage.error}")
+    try:
+        wire = _Wire.model_validate_json(message.value)
+    except ValidationError as exc:
+        raise WireError(f"control message {message.offset}: {exc.errors()[0]['msg']}") from exc
+    return Announcement(message.offset, **wire.model_dump())
 
 
 class LogControlFollower:

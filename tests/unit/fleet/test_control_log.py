@@ -3,8 +3,8 @@
 import pytest
 
 from omnidraft.errors import BusError
-from omnidraft.fleet import announcements
-from omnidraft.fleet.control_follower import LogControlFollower
+from omnidraft.fleet import control_log
+from omnidraft.fleet.control_log import LogControlFollower
 from omnidraft.ports import Announcement, Outgoing
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.memory_log import MemoryLog, MemoryReader, MemoryWriter
@@ -31,28 +31,28 @@ def follow(log, metrics, kinds=("champion",), **pair):
 
 def test_after_a_long_absence_only_the_last_champion_is_told(log, writer, metrics):
     for version in range(1, 10):  # the memory log gives three messages a poll
-        announcements.publish_announcement(writer, "champion", version)
-    announcements.publish_announcement(writer, "champion", 4)  # a rollback
+        control_log.publish_announcement(writer, "champion", version)
+    control_log.publish_announcement(writer, "champion", 4)  # a rollback
     follower = follow(log, metrics)
     assert follower.poll(0) == (Announcement(9, "champion", 4),)
     assert follower.poll(0) == ()
-    announcements.publish_announcement(writer, "champion", 10)
+    control_log.publish_announcement(writer, "champion", 10)
     assert follower.poll(0) == (Announcement(10, "champion", 10),)
 
 
 def test_each_follower_hears_its_kinds_only(log, writer, metrics):
-    announcements.publish_announcement(writer, "pause")
-    announcements.publish_announcement(writer, "champion", 1)
-    announcements.publish_announcement(writer, "resume")
+    control_log.publish_announcement(writer, "pause")
+    control_log.publish_announcement(writer, "champion", 1)
+    control_log.publish_announcement(writer, "resume")
     learner, worker = follow(log, metrics, ("pause", "resume")), follow(log, metrics)
     assert learner.poll(0) == (Announcement(2, "resume"),)
     assert worker.poll(0) == (Announcement(1, "champion", 1),)
 
 
 def test_pairs_on_one_topic_hear_their_own_champion_only(log, writer, metrics):
-    announcements.publish_announcement(writer, "champion", 3, target="big", drafter="small")
-    announcements.publish_announcement(writer, "champion", 9, target="huge", drafter="small")
-    announcements.publish_announcement(writer, "champion", 5, target="big", drafter="other")
+    control_log.publish_announcement(writer, "champion", 3, target="big", drafter="small")
+    control_log.publish_announcement(writer, "champion", 9, target="huge", drafter="small")
+    control_log.publish_announcement(writer, "champion", 5, target="big", drafter="other")
     followers = [follow(log, metrics, target=target, drafter="small") for target in ("big", "huge", "unheard of")]
     heard = [follower.poll(0) for follower in followers]
     assert heard == [
@@ -64,8 +64,8 @@ def test_pairs_on_one_topic_hear_their_own_champion_only(log, writer, metrics):
 
 
 def test_a_message_that_names_no_pair_is_for_all_but_those_who_serve_several(log, writer, metrics):
-    announcements.publish_announcement(writer, "champion", 2, target="big", drafter="small")
-    announcements.publish_announcement(writer, "champion", 3)
+    control_log.publish_announcement(writer, "champion", 2, target="big", drafter="small")
+    control_log.publish_announcement(writer, "champion", 3)
     alone, among = (
         follow(log, metrics, target="big", drafter="small", must_be_named=several) for several in (False, True)
     )
@@ -76,9 +76,9 @@ def test_a_message_that_names_no_pair_is_for_all_but_those_who_serve_several(log
 def test_learning_is_paused_for_one_target_or_for_all(log, writer, metrics):
     kinds = ("pause", "resume")
     big, huge = (follow(log, metrics, kinds, target=target, drafter="small") for target in ("big", "huge"))
-    announcements.publish_announcement(writer, "pause")
+    control_log.publish_announcement(writer, "pause")
     assert [told.kind for told in (*big.poll(0), *huge.poll(0))] == ["pause", "pause"]
-    announcements.publish_announcement(writer, "resume", target="huge")
+    control_log.publish_announcement(writer, "resume", target="huge")
     assert (big.poll(0), [told.kind for told in huge.poll(0)]) == ((), ["resume"])
 
 
@@ -90,14 +90,14 @@ def test_learning_is_paused_for_one_target_or_for_all(log, writer, metrics):
     ],
 )
 def test_a_malformed_message_is_skipped_and_counted(log, writer, metrics, value):
-    announcements.publish_announcement(writer, "champion", 1)
-    writer.append([Outgoing(announcements.KEY, value)])
+    control_log.publish_announcement(writer, "champion", 1)
+    writer.append([Outgoing(control_log.KEY, value)])
     assert follow(log, metrics).poll(0) == (Announcement(0, "champion", 1),)
     assert metrics.value("omnidraft_control_messages_skipped_total") == 1
 
 
 def test_a_key_of_a_later_controller_does_no_harm(log, writer, metrics):
-    writer.append([Outgoing(announcements.KEY, b'{"kind": "champion", "version": 2, "canary": 0.1}')])
+    writer.append([Outgoing(control_log.KEY, b'{"kind": "champion", "version": 2, "canary": 0.1}')])
     assert follow(log, metrics).poll(0) == (Announcement(0, "champion", 2),)
 
 
@@ -115,9 +115,9 @@ class FailsOnce(MemoryReader):
 
 def test_what_was_read_before_the_log_went_down_is_told_when_it_is_back(log, writer, metrics):
     for version in (1, 2, 3):
-        announcements.publish_announcement(writer, "champion", version)
+        control_log.publish_announcement(writer, "champion", version)
     for _ in range(3):
-        announcements.publish_announcement(writer, "pause")
+        control_log.publish_announcement(writer, "pause")
     follower = LogControlFollower(FailsOnce(log, "control"), metrics, kinds=("champion",))
     with pytest.raises(BusError):
         follower.poll(0)
@@ -125,11 +125,11 @@ def test_what_was_read_before_the_log_went_down_is_told_when_it_is_back(log, wri
 
 
 def test_a_champion_after_a_canary_supersedes_it_and_drifts_of_tenants_hold_side_by_side(log, writer, metrics):
-    announcements.publish_announcement(writer, "champion", 1)
-    announcements.publish_announcement(writer, "canary", 2, share=0.1)
-    announcements.publish_announcement(writer, "drift", tenant="a", reason="fell")
-    announcements.publish_announcement(writer, "drift", tenant="b")
-    announcements.publish_announcement(writer, "drift_over", tenant="b")
+    control_log.publish_announcement(writer, "champion", 1)
+    control_log.publish_announcement(writer, "canary", 2, share=0.1)
+    control_log.publish_announcement(writer, "drift", tenant="a", reason="fell")
+    control_log.publish_announcement(writer, "drift", tenant="b")
+    control_log.publish_announcement(writer, "drift_over", tenant="b")
     kinds = ("champion", "canary", "drift", "drift_over")
     follower = follow(log, metrics, kinds)
     assert follower.poll(0) == (
@@ -137,11 +137,11 @@ def test_a_champion_after_a_canary_supersedes_it_and_drifts_of_tenants_hold_side
         Announcement(2, "drift", tenant="a", reason="fell"),
         Announcement(4, "drift_over", tenant="b"),
     )
-    announcements.publish_announcement(writer, "champion", 1)
+    control_log.publish_announcement(writer, "champion", 1)
     assert [told.kind for told in follow(log, metrics, kinds).poll(0)] == ["drift", "drift_over", "champion"]
 
 
 def test_a_message_that_lacks_what_its_kind_needs_is_not_written(log, writer, metrics):
     with pytest.raises(ValueError, match="a canary has a share"):
-        announcements.publish_announcement(writer, "canary", 2)
+        control_log.publish_announcement(writer, "canary", 2)
     assert follow(log, metrics).poll(0) == ()

@@ -165,7 +165,6 @@ def _content(dead_letter: "DeadLetter") -> dict[str, Any]:
     """Return the record, else its readable fields, else its first bytes."""
     from omnidraft.errors import UnknownKey, UnknownSchema, WireError
     from omnidraft.traces import codec
-    from omnidraft.traces.best_effort_decode import readable_fields
 
     value = dead_letter.message.value
     first_bytes = {"first_bytes": value[:HEX_BYTES].hex(" ")}
@@ -174,7 +173,7 @@ def _content(dead_letter: "DeadLetter") -> dict[str, Any]:
     except (UnknownSchema, UnknownKey):
         return first_bytes
     except WireError as exc:
-        fields = readable_fields(value)
+        fields = codec.readable_fields(value)
         return {"now": str(exc)} | ({"readable_fields": fields} if fields else first_bytes)
 
 

@@ -118,7 +118,7 @@ def identity(settings: Settings, tokenizers: Vocabularies) -> "Identity":
     """Return the manifest fields that all snapshots of `models.target` and its drafter share."""
     from omnidraft import __version__
     from omnidraft.distill.publisher import Identity
-    from omnidraft.models.catalog.atomic_dir import read_origin
+    from omnidraft.models.catalog.install import read_origin
 
     made = read_origin(tokenizers.drafter_folder)
     return Identity(

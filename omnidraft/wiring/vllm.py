@@ -145,7 +145,7 @@ def _updater(
     settings: Settings, metrics: Metrics, slot: "SnapshotSlot", throttle: "DriftThrottle", load: SnapshotLoader
 ) -> "SnapshotUpdater":
     from omnidraft.decode.snapshot.updater import SnapshotUpdater
-    from omnidraft.models.threads import in_background_thread
+    from omnidraft.models.loading import in_background_thread
 
     return SnapshotUpdater(
         registry(settings),

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from omnidraft.models.catalog.gguf_tokenizer import repair_config, repair_tokenizer
+from omnidraft.models.catalog.gguf_conversion import repair_config, repair_tokenizer
 
 SPACE = "\u2581"
 

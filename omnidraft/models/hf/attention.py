@@ -1,17 +1,23 @@
-"""Attention masks over key slots for chains and trees, and the check that a model can be served with them.
+"""The attention of a transformers model whose keys are in slots: its masks, the check that the model can be served with
+them, and grouped-query attention without copies.
 
+transformers copies all keys and values once for every query head before a masked pass of more than one id on a
+processor; torch's kernel reads each key head in place, for all the query heads that share it, with the same bits.
 Shapes: S rows of a pass, C slots.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from omnidraft.errors import ModelError
 
 Masks = torch.Tensor | Mapping[str, torch.Tensor]
+_SHARED_HEADS = "sdpa_with_shared_heads"
 _KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 _LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
@@ -56,19 +62,32 @@ def _rope_types(parameters: Mapping[str, Any]) -> list[str]:
     return [str(rope.get("rope_type")) for rope in each]
 
 
-def chain_visibility(start: int, rows: int, visible: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return positions [S] and visible slots [S, C] when each row continues the one before."""
-    positions_S = torch.arange(start, start + rows)
-    return positions_S, torch.arange(visible) <= positions_S[:, None]
+def share_key_heads(model: PreTrainedModel) -> None:
+    """Make the model's masked attention on a processor work without copies; all other attention stays unchanged."""
+    if model.config._attn_implementation != "sdpa":
+        return
+    AttentionInterface.register(_SHARED_HEADS, _attend)
+    AttentionMaskInterface.register(_SHARED_HEADS, sdpa_mask)
+    model.set_attn_implementation(_SHARED_HEADS)
 
 
-def tree_visibility(parents: Sequence[int], start: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the same for a tree whose root is its own parent: a node sees all kept ids, its ancestors and itself."""
-    rows = len(parents)
-    depths = [0] * rows
-    sees_SS = torch.eye(rows, dtype=torch.bool)
-    for row in range(1, rows):
-        depths[row] = depths[parents[row]] + 1
-        sees_SS[row] |= sees_SS[parents[row]]
-    prefix = torch.ones(rows, start, dtype=torch.bool)
-    return start + torch.tensor(depths), torch.cat([prefix, sees_SS], dim=1)
+def _attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    is_special = any(options.get(name) is not None for name in ("softcap", "position_bias"))
+    if attention_mask is None or is_special or not query.is_cpu:
+        output: tuple[torch.Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
+        )
+        return output
+    mixed = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling, enable_gqa=True
+    )
+    return mixed.transpose(1, 2).contiguous(), None

@@ -1,4 +1,4 @@
-"""Folders that are installed atomically, however many processes need them at once.
+"""Install folders atomically, however many processes need them at once, where the disk has space for them.
 
 A folder is made aside, gets a marker with its origin, and is renamed last, under a file lock.
 """
@@ -10,7 +10,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from omnidraft.errors import ModelDownloadError
+
 MARKER = "omnidraft.json"
+
+FreeBytes = Callable[[Path], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +53,17 @@ def install_once(folder: Path, source: str, make: Callable[[Path], Origin]) -> P
         shutil.rmtree(folder, ignore_errors=True)  # unmarked, so not ours or incomplete
         partial.rename(folder)
     return folder
+
+
+def free_bytes(folder: Path) -> int:
+    """Return the free space of the disk that `folder` is on."""
+    return shutil.disk_usage(folder).free
+
+
+def require_space(name: str, needed_bytes: int, folder: Path, *, free: FreeBytes = free_bytes) -> None:
+    """Raise ModelDownloadError, with both numbers, when the disk of `folder` has less free space."""
+    available_bytes = free(folder)
+    if available_bytes < needed_bytes:
+        raise ModelDownloadError(
+            f"{name} needs {needed_bytes:,} bytes of disk space in {folder}, {available_bytes:,} bytes are free"
+        )

@@ -1,7 +1,9 @@
-"""Lay a tree out as rows of one width, each a path from the root to a leaf, for a pass of reproducible mode.
+"""Lay a tree out for a pass: as one row whose ids see their ancestors, or, in reproducible mode, as rows of one width,
+each a path from the root to a leaf.
 
-A node's keys must be in sequence order for its bits to equal those of plain decoding, so every row has its own keys.
-Shapes: B rows, S columns (the width), N nodes.
+There a node's keys must be in sequence order for its bits to equal those of plain decoding, so every row has its own
+keys.
+Shapes: B rows, S columns (ids of a row), N nodes, C slots.
 """
 
 from collections.abc import Sequence
@@ -51,6 +53,24 @@ def lay_out(tree: DraftTree, *, rows: int, width: int) -> ChainLayout:
 def pad(ids: Sequence[int], width: int) -> tuple[int, ...]:
     """Pad the ids to `width`; ids behind a node change no bit of its logits."""
     return (*ids, *[_PADDING_ID] * (width - len(ids)))
+
+
+def chain_visibility(start: int, rows: int, visible: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return positions [S] and visible slots [S, C] when each row continues the one before."""
+    positions_S = torch.arange(start, start + rows)
+    return positions_S, torch.arange(visible) <= positions_S[:, None]
+
+
+def tree_visibility(parents: Sequence[int], start: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the same for a tree whose root is its own parent: a node sees all kept ids, its ancestors and itself."""
+    rows = len(parents)
+    depths = [0] * rows
+    sees_SS = torch.eye(rows, dtype=torch.bool)
+    for row in range(1, rows):
+        depths[row] = depths[parents[row]] + 1
+        sees_SS[row] |= sees_SS[parents[row]]
+    prefix = torch.ones(rows, start, dtype=torch.bool)
+    return start + torch.tensor(depths), torch.cat([prefix, sees_SS], dim=1)
 
 
 def _path(tree: DraftTree, node: int) -> list[int]:

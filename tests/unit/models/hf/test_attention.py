@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from omnidraft.models.hf.gqa_attention import share_key_heads
+from omnidraft.models.hf.attention import share_key_heads
 from tests.unit.models.tiny import CONFIGS, text, tiny_model
 
 MASK = torch.tril(torch.ones(1, 1, 9, 9, dtype=torch.bool))

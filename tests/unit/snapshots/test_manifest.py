@@ -3,8 +3,7 @@
 import pytest
 
 from omnidraft.errors import SnapshotCorrupt
-from omnidraft.snapshots.manifest import Manifest
-from omnidraft.snapshots.signature import require_signature, sign
+from omnidraft.snapshots.manifest import Manifest, require_signature, sign
 from tests.snapshot_folders import manifest
 
 KEY = "secret"

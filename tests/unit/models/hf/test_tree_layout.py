@@ -2,7 +2,7 @@
 
 import torch
 
-from omnidraft.models.tree_layout import lay_out
+from omnidraft.models.hf.tree_layout import lay_out
 from tests.unit.decode.toys import tree
 
 #     10

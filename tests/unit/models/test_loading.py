@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from omnidraft import throttle
-from omnidraft.models.threads import in_background_thread, in_own_thread, lower_priority
+from omnidraft.models.loading import in_background_thread, in_own_thread
 
 only_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads have no priority of their own")
 
 COUNT_THREADS = """
 import os, time, torch
-from omnidraft.models.threads import in_own_thread
+from omnidraft.models.loading import in_own_thread
 
 def threads():
     return len(os.listdir("/proc/self/task"))
@@ -35,7 +35,7 @@ print(before, during, threads())
 FIRST_MEANWHILE = """
 from concurrent.futures import ThreadPoolExecutor
 import torch
-from omnidraft.models.threads import in_background_thread
+from omnidraft.models.loading import in_background_thread
 
 def load():
     return torch.get_num_threads(), decoding.submit(torch.get_num_threads).result()
@@ -92,18 +92,3 @@ def test_a_thread_that_first_computes_during_a_load_computes_as_usual() -> None:
     env = os.environ | {"OMP_NUM_THREADS": "2"}
     run = subprocess.run([sys.executable, "-c", FIRST_MEANWHILE], env=env, capture_output=True, text=True, check=True)
     assert run.stdout.split() == ["1", "2", "2", "2"]
-
-
-@only_linux
-def test_a_lower_priority_is_the_threads_own() -> None:
-    def priority() -> int:
-        return os.getpriority(os.PRIO_PROCESS, 0)
-
-    def lowered(nice: int) -> int:
-        lower_priority(nice)
-        return priority()
-
-    before = priority()
-    assert in_own_thread(lambda: lowered(before + 3)) == before + 3
-    assert in_own_thread(priority) == before
-    assert priority() == before

@@ -1,6 +1,5 @@
 """Every setting of every process."""
 
-from omnidraft.config.log_registry import KafkaSettings, LogSettings, RegistrySettings, Section
 from omnidraft.config.secrets import masked
 from omnidraft.config.sections import (
     AlmSettings,
@@ -15,8 +14,15 @@ from omnidraft.config.sections import (
     SchedulerSettings,
     Settings,
 )
+from omnidraft.config.services import (
+    KafkaSettings,
+    LogSettings,
+    MetricsSettings,
+    RegistrySettings,
+    Section,
+    TracingSettings,
+)
 from omnidraft.config.sources import load
-from omnidraft.config.telemetry import MetricsSettings, TracingSettings
 from omnidraft.config.worker import ApiKey, VllmSettings, WorkerSettings
 
 __all__ = [

@@ -1,5 +1,5 @@
-"""Every setting, with its default and what it does when it is turned up; log and registry are in log_registry.py, the
-worker's HTTP side and vLLM's proposer in worker.py, metrics and tracing in telemetry.py."""
+"""Every setting, with its default and what it does when it is turned up; log, registry, metrics and tracing are in
+services.py, the worker's HTTP side and vLLM's proposer in worker.py."""
 
 import re
 from collections.abc import Mapping
@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from omnidraft.config.log_registry import LogSettings, RegistrySettings, Section
-from omnidraft.config.telemetry import MetricsSettings, TracingSettings
+from omnidraft.config.services import LogSettings, MetricsSettings, RegistrySettings, Section, TracingSettings
 from omnidraft.config.worker import VllmSettings, WorkerSettings
 
 Mode = Literal["fast", "reproducible"]

@@ -2,7 +2,7 @@
 
 from pydantic import Field, SecretStr, field_validator
 
-from omnidraft.config.log_registry import Section
+from omnidraft.config.services import Section
 
 MIN_KEY_CHARS = 16
 

@@ -15,11 +15,10 @@ from omnidraft.errors import RequestError
 from omnidraft.ports import Step
 from omnidraft.serving import auth, response_schemas
 from omnidraft.serving.error_handlers import ModelNotServed, error
-from omnidraft.serving.logprob_format import LogprobCollector
 from omnidraft.serving.queued_request import QueuedRequest
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.serving.request_schemas import ChatRequest, CompletionRequest
-from omnidraft.serving.response_formats import ChoicePart, ResponseKind
+from omnidraft.serving.response_formats import ChoicePart, LogprobCollector, ResponseKind
 from omnidraft.serving.structured_output import GrammarScheduler
 from omnidraft.traces.trace_context import valid_traceparent
 

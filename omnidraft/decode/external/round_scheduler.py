@@ -18,8 +18,7 @@ import torch
 from omnidraft.decode.drafting.safe_drafting import DraftingFailures, require_harmless
 from omnidraft.decode.external.batch_drafting import BatchDraft, draft_batch
 from omnidraft.decode.external.batch_policy import BatchPolicy, FixedBatchPolicy
-from omnidraft.decode.external.sequence import ExternalSequence, draft_groups
-from omnidraft.decode.external.sequence_tracker import SequenceTracker
+from omnidraft.decode.external.sequence_tracker import ExternalSequence, SequenceTracker, draft_groups
 from omnidraft.decode.external.step_time_model import StepTimeModel
 from omnidraft.decode.logprobs import top_k_logprobs
 from omnidraft.decode.policy.cost_model import CostCurve

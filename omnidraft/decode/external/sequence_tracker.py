@@ -1,4 +1,4 @@
-"""Identifies the sequences of an engine that passes token ids only, in any order: a sequence is known by its ids.
+"""The sequences of an engine that passes token ids only, in any order: a sequence is known by its ids.
 
 A sequence that continues has exactly the ids that it had in the round before. Two sequences of the same ids cannot be
 told apart and need not be: a draft for one is right for the other.
@@ -6,9 +6,15 @@ told apart and need not be: a draft for one is right for the other.
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
+
+from omnidraft.decode.external.batch_drafting import DraftingState
+from omnidraft.decode.recording.record_builder import TraceRecordBuilder
+from omnidraft.decode.snapshot.slot import LoadedSnapshot
+from omnidraft.ports import DraftTree
 
 _TAIL = 24
 """Ids at the end that stand for the whole sequence in the index; a match is then compared in full."""
@@ -137,3 +143,39 @@ class SequenceTracker(Generic[Tracked]):
 
 def _key(ids: np.ndarray) -> tuple[int, bytes]:
     return len(ids), ids[-_TAIL:].astype(np.int32).tobytes()
+
+
+@dataclass(slots=True, eq=False)
+class ExternalSequence:
+    """One running sequence."""
+
+    tokens: TokenBuffer
+    snapshot: LoadedSnapshot
+    drafting: DraftingState
+    record_builder: TraceRecordBuilder | None
+    num_prompt: int
+    tree: DraftTree = field(default_factory=lambda: DraftTree.empty(0))
+    """The draft that the engine received last and is scoring now."""
+    draft_s: float = 0.0
+    is_suspect: bool = False
+    """Whether drafting failed for it and others together; it is drafted for alone until that succeeds."""
+    is_disabled: bool = False
+    """Whether drafting failed for it alone; it gets no more drafts."""
+
+    def failed(self, *, is_alone: bool) -> None:
+        """Drop the draft and the drafter's KV cache after an exception; the cache is computed again if drafting
+        continues."""
+        self.drafting.release()
+        self.tree, self.draft_s = DraftTree.empty(0), 0.0
+        self.is_suspect, self.is_disabled = True, is_alone
+
+
+def draft_groups(seqs: Sequence[ExternalSequence]) -> list[list[ExternalSequence]]:
+    """Return the sequences that are drafted for together: those of one snapshot, suspects alone, disabled ones not at
+    all."""
+    groups: dict[tuple[int, int], list[ExternalSequence]] = {}
+    for seq in seqs:
+        if not seq.is_disabled:
+            alone = id(seq) if seq.is_suspect else 0
+            groups.setdefault((id(seq.snapshot.proposer), alone), []).append(seq)
+    return list(groups.values())

@@ -18,17 +18,15 @@ from transformers.utils import logging as transformers_logging
 from omnidraft.config import DecodeSettings
 from omnidraft.errors import ConfigError, ContractError, ModelError
 from omnidraft.models import precision as precisions
-from omnidraft.models.context_check import ids_needed
-from omnidraft.models.determinism_check import is_deterministic
-from omnidraft.models.hf import tree_attention
-from omnidraft.models.hf.gqa_attention import share_key_heads
+from omnidraft.models.hf import attention
 from omnidraft.models.hf.kv_slots import KvSlots, kv_bytes_of_slot
+from omnidraft.models.hf.tree_layout import ChainLayout, chain_visibility, lay_out, pad, tree_visibility
 from omnidraft.models.native import library as native
 from omnidraft.models.native.target import LlamaTarget
 from omnidraft.models.native.weights import is_supported
 from omnidraft.models.probe import choice
 from omnidraft.models.serial_passes import forward_serially, require_new
-from omnidraft.models.tree_layout import ChainLayout, lay_out, pad
+from omnidraft.models.target_checks import ids_needed, is_deterministic
 from omnidraft.ports import DraftTree, Mode, Target, TreeLimits
 
 _MAX_NODES = 64
@@ -40,15 +38,15 @@ class TransformersTarget:
 
     def __init__(self, model: PreTrainedModel, settings: DecodeSettings, *, name: str, precision: str) -> None:
         self._model = model.eval()
-        share_key_heads(model)
+        attention.share_key_heads(model)
         self._settings = settings
-        self._attention = tree_attention.AttentionMasks(model)
+        self._attention = attention.AttentionMasks(model)
         config = model.config.get_text_config()
         self.vocab_size: int = config.vocab_size
         self.context_limit: int = config.max_position_embeddings
         self._num_layers: int = config.num_hidden_layers
         self._bytes_of_slot = settings.chains * kv_bytes_of_slot(config, model.dtype)
-        self._has_length_dependent_rope = tree_attention.has_length_dependent_rope(config)
+        self._has_length_dependent_rope = attention.has_length_dependent_rope(config)
         self.fingerprint = (
             f"{name}-{precision}-b{settings.chains}-w{settings.width}-p{settings.prefill_rows}-c{settings.capacity_step}"
             f"-t{torch.get_num_threads()}-torch{torch.__version__}{_isa_suffix()}"
@@ -210,9 +208,9 @@ class _Session:
         width = len(ids_BS[0])
         visible = self._slots.capacity if self._is_padded else start + width
         if parents is None:
-            positions_S, sees_SC = tree_attention.chain_visibility(start, width, visible)
+            positions_S, sees_SC = chain_visibility(start, width, visible)
         else:
-            positions_S, sees_SC = tree_attention.tree_visibility(parents, start)
+            positions_S, sees_SC = tree_visibility(parents, start)
         self._slots.set_range(start, visible)
         return self._target.compute(self._slots, ids_BS, positions_S, sees_SC, num_logits)
 

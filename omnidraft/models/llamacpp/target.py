@@ -14,10 +14,10 @@ import torch
 
 from omnidraft.config import DecodeSettings
 from omnidraft.errors import ConfigError, ContractError, VocabularyError
-from omnidraft.models.context_check import ids_needed
 from omnidraft.models.llamacpp.context import CELL_STEP, BatchEntry, Context, LlamaModel
 from omnidraft.models.llamacpp.crash_probe import build
 from omnidraft.models.serial_passes import forward_serially, require_new
+from omnidraft.models.target_checks import ids_needed
 from omnidraft.ports import DraftTree, Mode, TreeLimits
 from omnidraft.vocab.tokenizer import Vocabulary
 

@@ -12,12 +12,11 @@ import torch
 from transformers import PreTrainedModel
 
 from omnidraft.errors import ConfigError
-from omnidraft.models.context_check import ids_needed
-from omnidraft.models.determinism_check import is_deterministic
 from omnidraft.models.kv_session import ROOT
 from omnidraft.models.native import library as native
 from omnidraft.models.native.model import MAX_ROWS, NativeKvBackend, NativeLlama
 from omnidraft.models.serial_passes import forward_serially, require_new
+from omnidraft.models.target_checks import ids_needed, is_deterministic
 from omnidraft.ports import DraftTree, Mode, TreeLimits
 
 _MAX_NODES = 63

@@ -16,9 +16,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from omnidraft.models.native import library as native
 from omnidraft.models.native.model import NativeKvBackend, NativeLlama
-from omnidraft.models.probe.pass_times import seconds_per_token
 from omnidraft.models.probe.subprocess_trial import report_part, report_wrong
-from omnidraft.models.probe.torch_products import FORMATS
+from omnidraft.models.probe.torch_products import FORMATS, seconds_per_token
 
 MAX_ERROR = {"float32": 1e-4, "packed16": 0.02, "int8": 0.08, "int4": 0.5}
 """Error as a share of the logits' standard deviation, by the rounding of each format."""

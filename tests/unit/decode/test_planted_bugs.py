@@ -16,7 +16,7 @@ from omnidraft.errors import ContractError, RequestError
 from omnidraft.models.hf.target import TransformersTarget
 from omnidraft.ports import DraftTree, Sampling, TreeLimits
 from omnidraft.testing.toy_models import ToyTable, ToyTarget, ToyTargetSession
-from omnidraft.vocab.packed_lists import PackedLists
+from omnidraft.vocab.alignment import PackedLists
 from tests.unit.decode.checks import check_text, spied, tail_wins
 from tests.unit.decode.planted_bugs import Keeps, LeftoverNoise, RootRowForAll, StreamNoise
 from tests.unit.decode.toys import (

@@ -15,8 +15,7 @@ from omnidraft.decode.external.batch_drafting import DraftingState
 from omnidraft.decode.external.batch_policy import BatchPolicy, FixedBatchPolicy
 from omnidraft.decode.external.prompt_mapping import map_prompt
 from omnidraft.decode.external.round_scheduler import RoundLimits, RoundScheduler
-from omnidraft.decode.external.sequence import ExternalSequence
-from omnidraft.decode.external.sequence_tracker import SequenceTracker, TokenBuffer
+from omnidraft.decode.external.sequence_tracker import ExternalSequence, SequenceTracker, TokenBuffer
 from omnidraft.decode.external.step_time_model import StepTimeModel
 from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
 from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from omnidraft.decode.external.batch_policy import CostBatchPolicy, ThresholdBatchPolicy
-from omnidraft.decode.external.sequence import ExternalSequence
+from omnidraft.decode.external.sequence_tracker import ExternalSequence
 from omnidraft.decode.external.step_time_model import StepTimeModel
 from omnidraft.decode.logprobs import top_k_logprobs
 from omnidraft.telemetry.metrics import CountingMetrics

@@ -10,14 +10,17 @@ from omnidraft.config import DecodeSettings
 from omnidraft.errors import ConfigError, ContractError, ModelError, RequestError
 from omnidraft.models.hf.target import TransformersTarget
 from omnidraft.ports import DraftTree
-from tests.unit.models.drafted_trees import BUSHY, CLOSE, assert_tree_scores_are_those_of_its_paths, drafted
+from tests.unit.models.drafted_trees import (
+    BUSHY,
+    CLOSE,
+    assert_tree_scores_are_those_of_its_paths,
+    chain,
+    drafted,
+    scores_by_partition,
+)
 from tests.unit.models.tiny import CONFIGS, SETTINGS, SHAPE, VOCAB_SIZE, text, tiny_model, tiny_target, whole_pass
 
 NAMES = list(CONFIGS)
-
-
-def chain(tokens) -> DraftTree:
-    return drafted(tokens, (0, *range(len(tokens) - 1)))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -59,17 +62,6 @@ def test_greedy_text_is_that_of_transformers_generate(name, mode):
         ids.append(int(session.score(DraftTree.empty(ids[-1]))[0].argmax()))
         session.keep((0,))
     assert ids[1:] == expected.tolist()
-
-
-def scores_by_partition(target, prompt, following, sizes) -> torch.Tensor:
-    """Logits after the last prompt id and each following one, scored in chains of these sizes. [S, V]"""
-    session, rows, at = target.open(prompt, 40, "reproducible"), [], 0
-    ids = [prompt[-1], *following]
-    for size in sizes:
-        rows.append(session.score(chain(ids[at : at + size])))
-        session.keep(range(len(rows[-1])))
-        at += size
-    return torch.cat(rows)
 
 
 @pytest.mark.parametrize("precision", ["float32", "packed16", "bfloat16"])

@@ -198,7 +198,9 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one or several conversations, together, in the chat template of each model; see `generate`."""
         chats = [conversations] if _is_conversation(conversations) else list(conversations)
-        return self._run([(chat, {"messages": _messages(chat)}) for chat in chats], params or SamplingParams(), use_tqdm)
+        return self._run(
+            [(chat, {"messages": _messages(chat)}) for chat in chats], params or SamplingParams(), use_tqdm
+        )
 
     def stream(self, conversation: Conversation, params: SamplingParams | None = None) -> Iterator[str]:
         """Answer one conversation; yield its text piece by piece, as it is generated. Raises RequestError."""
@@ -220,7 +222,9 @@ class LLM:
         from tqdm.auto import tqdm
 
         asked = [(prompt, request) for prompt, fields in prompts for request in params.requests(fields)]
-        results = [RequestOutput(prompt, [CompletionOutput(index) for index in range(params.n)]) for prompt, _ in prompts]
+        results = [
+            RequestOutput(prompt, [CompletionOutput(index) for index in range(params.n)]) for prompt, _ in prompts
+        ]
         texts: dict[Generation, tuple[RequestOutput, CompletionOutput]] = {}
         try:
             for number, (_, request) in enumerate(asked):

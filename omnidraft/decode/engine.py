@@ -12,8 +12,8 @@ from omnidraft.config import DecodeSettings, RecorderSettings
 from omnidraft.decode.decoder import Decoder
 from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
 from omnidraft.decode.recording.trace_producer import TraceProducer
-from omnidraft.decode.sequence import SequenceState
 from omnidraft.decode.sampling.validation import check_sampling, require_text, unsigned_seed
+from omnidraft.decode.sequence import SequenceState
 from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
 from omnidraft.decode.snapshot.updater import DriftThrottle
 from omnidraft.decode.step_telemetry import StepCounter, StepObserver, TextSpan

@@ -34,7 +34,9 @@ def run_pass(
         if len(sequences) == 1:
             result.errors[sequences[0]] = exc
         else:
-            alone = [run_pass(target, [each], []) for each in trees] + [run_pass(target, [], [each]) for each in prompts]
+            alone = [run_pass(target, [each], []) for each in trees] + [
+                run_pass(target, [], [each]) for each in prompts
+            ]
             result.logits = {sequence: logits for each in alone for sequence, logits in each.logits.items()}
             result.errors = {sequence: error for each in alone for sequence, error in each.errors.items()}
     result.seconds = time.perf_counter() - started_s

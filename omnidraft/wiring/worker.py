@@ -170,9 +170,9 @@ def _engine(
     slot: "SnapshotSlot",
     tracing: Tracing | None = None,
 ) -> "Engine":
+    from omnidraft.decode.decoder import Decoder
     from omnidraft.decode.drafting.safe_drafting import DraftingFailures
     from omnidraft.decode.engine import Engine, Pair
-    from omnidraft.decode.decoder import Decoder
     from omnidraft.decode.sampling.grammar import Grammars
     from omnidraft.decode.sampling.grammar_trial import GrammarTrial
 

@@ -142,9 +142,7 @@ def test_retry_after_is_estimated_from_the_durations_of_requests(engine: Engine,
     requests.close(PATIENCE_S)
 
 
-def test_texts_of_one_request_keep_its_snapshot(
-    engine: Engine, requests: RequestQueue
-) -> None:
+def test_texts_of_one_request_keep_its_snapshot(engine: Engine, requests: RequestQueue) -> None:
     base = engine.slot.current
     engine.slot.swap(snapshot(1, base.proposer))
     generations = [replace(GENERATION, seed=seed, max_new_tokens=12) for seed in (1, 2, 3)]

@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 from omnidraft.errors import ConfigError
 from omnidraft.models.kv_session import ROOT
 from omnidraft.models.native import library as native
-from omnidraft.models.native.model import MAX_ROWS, NativeKvBackend, NativeLlama
-from omnidraft.models.serial_passes import forward_serially, require_new
+from omnidraft.models.native.model import MAX_ROWS, NativeKvBackend, NativeLlama, PassSegment, compute_segments
+from omnidraft.models.serial_passes import require_new, require_valid_pass
 from omnidraft.models.target_checks import ids_needed, is_deterministic
 from omnidraft.ports import DraftTree, Mode, TreeLimits
 
@@ -51,12 +51,18 @@ class LlamaTarget:
         self, trees: Sequence[tuple[Any, DraftTree]], prompts: Sequence[tuple[Any, int]] = ()
     ) -> list[torch.Tensor]:
         """See ports.Target; the sessions are this target's."""
-        return forward_serially(trees, prompts)
+        require_valid_pass(trees, prompts)
+        segments = [session.scored_rows(tree) for session, tree in trees]
+        unscored = [session.prompt_rows(num_ids) for session, num_ids in prompts]
+        logits = compute_segments(self._model, [*segments, *unscored])
+        for session, num_ids in prompts:
+            session.num_kept += num_ids
+        return logits[: len(segments)]
 
     def reuse(self, session: Any, source: Any, num_ids: int) -> int:
         """See ports.Target; the sessions are this target's."""
         require_new(session)
-        return 0
+        return session.copy_keys(source, num_ids)
 
     def kv_bytes(self, num_ids: int) -> int:
         """See ports.Target."""
@@ -87,14 +93,25 @@ class _Session:
     def num_unread(self) -> int:
         return max(len(self._prompt_ids) - self.num_kept, 0)
 
-    def read(self, num_ids: int) -> None:
-        """Compute the keys of so many unread prompt ids."""
-        self._backend.fill(self.num_kept, self._prompt_ids[self.num_kept : self.num_kept + num_ids])
-        self.num_kept += num_ids
+    def prompt_rows(self, num_ids: int) -> PassSegment:
+        """Return the rows of so many unread prompt ids; the pass makes them kept."""
+        return self._backend.segment(self.num_kept, None, self._prompt_ids[self.num_kept :][:num_ids], 0)
+
+    def scored_rows(self, tree: DraftTree) -> PassSegment:
+        """Return the rows of a tree behind the kept ids."""
+        return self._backend.segment(self.num_kept, [ROOT, *tree.parents[1:]], tree.tokens, len(tree))
+
+    def copy_keys(self, source: "_Session", num_ids: int) -> int:
+        """Copy the keys of the first ids, as many as are stored there and unread here; return their number."""
+        self.num_kept = min(num_ids, source.num_kept, self.num_unread)
+        self._backend.copy(source._backend, self.num_kept)
+        return self.num_kept
 
     def score(self, tree: DraftTree) -> torch.Tensor:
-        self.read(self.num_unread)
-        return self._backend.tree(self.num_kept, [ROOT, *tree.parents[1:]], tree.tokens)
+        if self.num_unread:
+            compute_segments(self._model, [self.prompt_rows(self.num_unread)])
+            self.num_kept += self.num_unread
+        return compute_segments(self._model, [self.scored_rows(tree)])[0]
 
     def keep(self, nodes: Sequence[int]) -> None:
         self._backend.move([self.num_kept + node for node in nodes], self.num_kept)

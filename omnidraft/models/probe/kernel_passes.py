@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from omnidraft.models.kv_session import ForwardRequest
 from omnidraft.models.native import library as native
 from omnidraft.models.native.model import NativeKvBackend, NativeLlama
 from omnidraft.models.probe.subprocess_trial import report_part, report_wrong
@@ -63,9 +64,9 @@ def _model(sizes: dict[str, Any]) -> LlamaForCausalLM:
 def _last_logits(model: LlamaForCausalLM, precision: str, kernels: native.Library, ids: list[int]) -> torch.Tensor:
     backend, done = NativeKvBackend(NativeLlama(model, precision, kernels), _CAPACITY), 0
     for size in _CHUNKS[:-1]:
-        backend.fill(done, ids[done : done + size])
+        backend.compute(ForwardRequest(done, None, ids[done : done + size]))
         done += size
-    return backend.tree(done, _chain(len(ids) - done), ids[done:])[-1]
+    return backend.compute(ForwardRequest(done, _chain(len(ids) - done), ids[done:]))[-1]
 
 
 def _passes(kernels: native.Library, formats: Sequence[str]) -> dict[str, Callable[[int], object]]:
@@ -73,7 +74,7 @@ def _passes(kernels: native.Library, formats: Sequence[str]) -> dict[str, Callab
     model = _model(_MEASURED)
     packed = NativeKvBackend(NativeLlama(model, "packed16", kernels), _CAPACITY)
     passes: dict[str, Callable[[int], object]] = {
-        "packed16": lambda rows: packed.tree(0, _chain(rows), list(range(rows)))
+        "packed16": lambda rows: packed.compute(ForwardRequest(0, _chain(rows), range(rows)))
     }
     for name in formats:
         converted = model.to(FORMATS[name])  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ import pytest
 from omnidraft import config, wiring
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.snapshot.slot import LoadedSnapshot
-from omnidraft.ports import DraftTree, Noise, Proposer, Request, Source, TreeLimits
+from omnidraft.ports import DraftTree, Noise, Proposer, ProposerSession, Request, Source, TreeLimits
 from omnidraft.telemetry.metrics import CountingMetrics
 
 PATIENCE_S = 20.0
@@ -43,7 +43,7 @@ def snapshot(version: int, proposer: Proposer) -> LoadedSnapshot:
 
 
 @dataclass
-class Foretold:
+class Foretold(Proposer):
     """Drafts a known answer, three tokens at a time, as long as the target follows it."""
 
     answer: Sequence[int]
@@ -53,7 +53,7 @@ class Foretold:
 
 
 @dataclass
-class _Foretelling:
+class _Foretelling(ProposerSession):
     root: int
     left: list[int]
 
@@ -66,7 +66,7 @@ class _Foretelling:
 
 
 @dataclass
-class Gated:
+class Gated(Proposer):
     """Drafts nothing, and holds every pass up until the gate opens."""
 
     gate: Event = field(default_factory=Event)
@@ -77,7 +77,7 @@ class Gated:
 
 
 @dataclass
-class _Waiting:
+class _Waiting(ProposerSession):
     gated: Gated
     root: int
 
@@ -91,7 +91,7 @@ class _Waiting:
 
 
 @dataclass
-class Slow:
+class Slow(Proposer):
     """Drafts nothing, and takes its time."""
 
     pass_s: float
@@ -101,7 +101,7 @@ class Slow:
 
 
 @dataclass
-class _Slowly:
+class _Slowly(ProposerSession):
     pass_s: float
     root: int
 
@@ -114,7 +114,7 @@ class _Slowly:
 
 
 @dataclass
-class Failing:
+class Failing(Proposer):
     """Drafts nothing for some passes, then raises."""
 
     error: Exception
@@ -125,7 +125,7 @@ class Failing:
 
 
 @dataclass
-class _Breaking:
+class _Breaking(ProposerSession):
     error: Exception
     num_left: int
     root: int

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from omnidraft.decode.drafting.safe_drafting import DraftingFailures, SafeDrafting
+from omnidraft.decode.drafting.safe_drafting import DraftingFailures, SafeDrafting, SafeRequest, SafeText
 from omnidraft.decode.logprobs import client_logprobs, top_k_logprobs
 from omnidraft.decode.policy.cost_model import MeasuredCosts
 from omnidraft.decode.sampling.grammar import Grammars
@@ -18,7 +18,6 @@ from omnidraft.ports import (
     Mode,
     Noise,
     Proposer,
-    ProposerSession,
     Request,
     Step,
     Target,
@@ -59,6 +58,7 @@ class Decoder:
         self._costs = costs
         self._noise = noise
         self.failures = failures or DraftingFailures()
+        self._drafting = SafeDrafting(target.vocab_size, self.failures)
 
     def plain_pass_s(self, mode: Mode) -> float | None:
         """Return the seconds that a pass without a draft takes now; None where the mode was not measured."""
@@ -83,14 +83,16 @@ class Decoder:
         session = self.target.open(request.prompt_ids, request.max_new_tokens, request.mode)
         drafting = None
         if proposer is not None and request.num_draft_tokens:
-            drafting = SafeDrafting(proposer, request, self.target.vocab_size, self.failures)
+            drafting = self._drafting.open(proposer, request)
         try:
             yield from self._steps(request, session, drafting, pipeline)
         finally:
             session.close()
+            if drafting is not None:
+                self._drafting.close(drafting)
 
     def _steps(
-        self, request: Request, session: TargetSession, drafting: ProposerSession | None, pipeline: LogitsPipeline
+        self, request: Request, session: TargetSession, drafting: SafeText | None, pipeline: LogitsPipeline
     ) -> Iterator[Step]:
         noise = self._noise(request.seed, request.choice, self.target.vocab_size)
         stop_checker = StopChecker(request, self._vocabulary)
@@ -101,12 +103,12 @@ class Decoder:
             tree = DraftTree.empty(root)
             if drafting is not None:
                 limits = self._limits(request, num_left)
-                tree = drafting.propose(position, limits, noise)
+                (tree,) = self._drafting.propose_all([SafeRequest(drafting, position, limits, noise)])
             step, target_s = self._step(session, tree, position, noise, pipeline, stop_checker, request.num_log_probs)
             if self._costs is not None:
                 self._costs.update_pass(request.mode, len(tree), target_s)
             if drafting is not None:
-                drafting.observe(step.emitted)
+                self._drafting.observe_all([(drafting, step.emitted)])
             root, position = step.emitted[-1], position + len(step.emitted)
             num_left -= len(step.emitted)
             elapsed_s = time.perf_counter() - started

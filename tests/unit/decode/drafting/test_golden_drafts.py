@@ -16,7 +16,7 @@ from omnidraft.decode.loop import Decoder
 from omnidraft.decode.policy.chain import AcceptancePolicy, FixedPolicy, ThresholdPolicy
 from omnidraft.decode.policy.cost import CostPolicy
 from omnidraft.decode.policy.cost_model import CostCurve
-from omnidraft.ports import DraftTree, Policy, Sampling, TreeLimits
+from omnidraft.ports import DraftTree, Policy, RoundText, Sampling, TreeLimits
 from omnidraft.testing.toy_models import ToyTable, ToyTarget
 from tests.unit.decode.toys import (
     DRAFT_PIECES,
@@ -63,12 +63,19 @@ def numbers(policy: Policy) -> list[float]:
     """The state of the policy after the run."""
     if not isinstance(policy, CostPolicy):
         return []
-    names = ("rate", "_gain", "_emits", "_num_drafted", "_idle_s", "_trials_left", "_next_value", "_length")
-    return [float(f"{getattr(policy, name):.9g}") for name in names]
+    stats, plan = policy.stats("default"), policy.start_round([RoundText("default", 1)])
+    tenant = (stats.gain, stats.emits, stats.num_drafted, stats.idle_s, stats.trials_left)
+    return [float(f"{number:.9g}") for number in (plan.rate, *tenant, policy.next_value, stats.length)]
 
 
 def rows_of(tree: DraftTree) -> list[object]:
-    return [tree.tokens, tree.parents, "".join(each.value[0] for each in tree.sources[1:]), tree.draft_ids, tree.noise_weight]
+    return [
+        tree.tokens,
+        tree.parents,
+        "".join(each.value[0] for each in tree.sources[1:]),
+        tree.draft_ids,
+        tree.noise_weight,
+    ]
 
 
 def run(policy_name: str, temperature: float, limits_name: str) -> dict[str, object]:

@@ -14,7 +14,7 @@ from omnidraft import config, wiring
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.snapshot.slot import LoadedSnapshot
 from omnidraft.models.serial_passes import forward_serially
-from omnidraft.ports import DraftTree, Noise, Proposer, Request, Source, TreeLimits
+from omnidraft.ports import DraftTree, Noise, Proposer, ProposerSession, Request, Source, TreeLimits
 from omnidraft.telemetry.metrics import CountingMetrics
 
 PATIENCE_S = 20.0
@@ -46,7 +46,7 @@ def snapshot(version: int, proposer: Proposer) -> LoadedSnapshot:
 
 
 @dataclass
-class Foretold:
+class Foretold(Proposer):
     """Drafts a known answer, three tokens at a time, as long as the target follows it."""
 
     answer: Sequence[int]
@@ -56,7 +56,7 @@ class Foretold:
 
 
 @dataclass
-class _Foretelling:
+class _Foretelling(ProposerSession):
     root: int
     left: list[int]
 
@@ -69,7 +69,7 @@ class _Foretelling:
 
 
 @dataclass
-class Gated:
+class Gated(Proposer):
     """Drafts nothing, and holds every pass up until the gate opens."""
 
     gate: Event = field(default_factory=Event)
@@ -80,7 +80,7 @@ class Gated:
 
 
 @dataclass
-class _Waiting:
+class _Waiting(ProposerSession):
     gated: Gated
     root: int
 
@@ -94,7 +94,7 @@ class _Waiting:
 
 
 @dataclass
-class Slow:
+class Slow(Proposer):
     """Drafts nothing, and takes its time."""
 
     pass_s: float
@@ -104,7 +104,7 @@ class Slow:
 
 
 @dataclass
-class _Slowly:
+class _Slowly(ProposerSession):
     pass_s: float
     root: int
 
@@ -117,7 +117,7 @@ class _Slowly:
 
 
 @dataclass
-class Failing:
+class Failing(Proposer):
     """Drafts nothing for some passes, then raises."""
 
     error: Exception
@@ -128,7 +128,7 @@ class Failing:
 
 
 @dataclass
-class _Breaking:
+class _Breaking(ProposerSession):
     error: Exception
     num_left: int
     root: int

@@ -64,6 +64,7 @@ class Decoder:
         self._costs = costs
         self._noise = noise
         self.failures = failures or DraftingFailures()
+        self._drafting = SafeDrafting(target.vocab_size, self.failures)
         self.scheduler = Scheduler(target, scheduling or SchedulerSettings())
 
     def plain_token_s(self, mode: Mode) -> float | None:
@@ -117,12 +118,13 @@ class Decoder:
         matcher = None if grammar is None else self.grammars.matcher(grammar, request.stop_ids)
         drafting = None
         if proposer is not None and request.num_draft_tokens:
-            drafting = SafeDrafting(proposer, request, self.target.vocab_size, self.failures)
+            drafting = self._drafting.open(proposer, request)
         sequence = SequenceState(
             request,
             self._noise(request.seed, request.choice, self.target.vocab_size),
             LogitsPipeline(request, matcher),
             StopChecker(request, self._vocabulary),
+            self._drafting,
             drafting,
             client,
             cache_scope,
@@ -163,28 +165,25 @@ class Decoder:
 
     def _draft(self, scheduled: ScheduledRound) -> list[tuple[SequenceState, DraftTree]]:
         """Return the tree of every running sequence."""
-        drafts = []
-        for sequence in scheduled.running:
-            tree = DraftTree.empty(sequence.ids[-1])
-            if sequence.drafting is not None:
-                limits = sequence.limits(self.target.limits(sequence.request.mode))
-                tree = sequence.drafting.propose(len(sequence.ids), limits, sequence.noise)
-            drafts.append((sequence, tree))
-        return drafts
+        trees = {sequence: DraftTree.empty(sequence.ids[-1]) for sequence in scheduled.running}
+        drafted = [(sequence, each) for sequence in scheduled.running if (each := sequence.draft_request(self.target))]
+        num_other_rows = scheduled.num_other_rows + len(trees) - len(drafted)
+        proposed = self._drafting.propose_all([each for _, each in drafted], num_other_rows)
+        trees |= {sequence: tree for (sequence, _), tree in zip(drafted, proposed, strict=True)}
+        return list(trees.items())
 
     def _draw_all(self, drafts: Sequence[tuple[SequenceState, DraftTree]], result: PassResult) -> list[SequenceOutput]:
+        """Let every text draw its path; show the paths to the drafts' proposers."""
         outputs = []
         for sequence, tree in drafts:
-            if sequence not in result.logits:
-                continue
-            try:
-                step = sequence.draw(tree, result.logits[sequence], self._trace_top_k)
-            except Exception as exc:  # one text's failure must not end the others
-                outputs.append(SequenceOutput(sequence, error=exc))
-                continue
-            if sequence.drafting is not None:
-                sequence.drafting.observe(step.emitted)
-            outputs.append(SequenceOutput(sequence, step))
+            if sequence in result.logits:
+                try:
+                    step = sequence.draw(tree, result.logits[sequence], self._trace_top_k)
+                    outputs.append(SequenceOutput(sequence, step))
+                except Exception as exc:  # one text's failure must not end the others
+                    outputs.append(SequenceOutput(sequence, error=exc))
+        emitted = [(each.sequence.draft, each.step.emitted) for each in outputs if each.step is not None]
+        self._drafting.observe_all([(draft, ids) for draft, ids in emitted if draft is not None])
         return outputs
 
     def _update_costs(

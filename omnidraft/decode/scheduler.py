@@ -75,11 +75,11 @@ class Scheduler:
         """Remove a sequence; its keys stay for others when it is finished."""
         if sequence in self._waiting:
             self._waiting.remove(sequence)
-            return
-        self._admitted.remove(sequence)
-        if sequence.is_finished:
-            self.prefixes.add(sequence)
-        sequence.release()
+        else:
+            self._admitted.remove(sequence)
+            if sequence.is_finished:
+                self.prefixes.add(sequence)
+        sequence.close()
 
     def preempt(self, sequence: SequenceState) -> None:
         """Free the keys of a running sequence, which waits for its next turn before all that came later."""

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from omnidraft.decode.drafting.safe_drafting import SafeDrafting
+from omnidraft.decode.drafting.safe_drafting import SafeDrafting, SafeRequest, SafeText
 from omnidraft.decode.logprobs import client_logprobs, top_k_logprobs
 from omnidraft.decode.sampling.logits_pipeline import LogitsPipeline
 from omnidraft.decode.stop_checker import StopChecker
 from omnidraft.decode.verification import draw_path
-from omnidraft.ports import DraftTree, Noise, Request, Step, TargetSession, Timings, TreeLimits
+from omnidraft.ports import DraftTree, Noise, Request, Step, Target, TargetSession, Timings
 from omnidraft.traces.record import Source
 
 
@@ -26,8 +26,9 @@ class SequenceState:
     noise: Noise
     pipeline: LogitsPipeline
     stop_checker: StopChecker
-    drafting: SafeDrafting | None
-    """None decodes plainly."""
+    drafting: SafeDrafting
+    draft: SafeText | None
+    """Its state in the drafter; None decodes plainly."""
     client: str = ""
     """Sequences are scheduled fairly over clients."""
     cache_scope: str | None = None
@@ -77,9 +78,14 @@ class SequenceState:
         """Keep all nodes of a chain that was replayed."""
         self.open_session.keep(range(len(tree)))
 
-    def limits(self, limits: TreeLimits) -> TreeLimits:
-        """Return the limits of the next tree; nothing is drafted beyond `max_new_tokens`, where the KV cache ends."""
-        return replace(limits, num_nodes=min(limits.num_nodes, self.request.num_draft_tokens, self.num_left - 1))
+    def draft_request(self, target: Target) -> SafeRequest | None:
+        """Return what the next tree is drafted for; nothing is drafted beyond `max_new_tokens`, where the KV cache
+        ends. None decodes plainly."""
+        if self.draft is None:
+            return None
+        limits = target.limits(self.request.mode)
+        limits = replace(limits, num_nodes=min(limits.num_nodes, self.request.num_draft_tokens, self.num_left - 1))
+        return SafeRequest(self.draft, len(self.ids), limits, self.noise)
 
     def draw(self, tree: DraftTree, logits_NV: torch.Tensor, trace_top_k: int | None) -> Step:
         """Let the target draw its path through the tree, and keep it. Raises RequestError, ContractError."""
@@ -105,6 +111,14 @@ class SequenceState:
         if self.session is not None:
             self.session.close()
             self.session = None
+        if self.draft is not None:
+            self.drafting.pause(self.draft)
+
+    def close(self) -> None:
+        """Free the keys for good."""
+        self.release()
+        if self.draft is not None:
+            self.drafting.close(self.draft)
 
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:

@@ -137,7 +137,7 @@ class _CachingSession:
         pass
 
 
-class CachingProposer:
+class CachingProposer(Proposer):
     """Implements ports.Proposer for many seeds of one request."""
 
     def __init__(self, proposer: Proposer) -> None:
@@ -151,7 +151,7 @@ class CachingProposer:
 
 
 @dataclass(slots=True)
-class _CachingProposerSession:
+class _CachingProposerSession(ProposerSession):
     """Implements ports.ProposerSession."""
 
     proposer: CachingProposer

@@ -73,6 +73,9 @@ class Request:
     """The tenant that sent it: drafting may pay off for one tenant's texts and not for another's."""
     num_log_probs: int | None = None
     """The number of most probable ids reported with each emitted one; None reports no log-probabilities."""
+    drafter_prompt_tail: tuple[int, ...] = ()
+    """The target's ids at the end of the prompt, where the drafter reads them as it reads the answer, after its own
+    prompt ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,36 +246,94 @@ class ProposerSession(Protocol):
     def observe(self, emitted: Sequence[int]) -> None:
         """Learn the ids that the target emitted after the last tree."""
 
+    def pause(self) -> None:
+        """Give up the last tree and leave the drafter's KV cache to other texts; the text may go on later."""
+
+    def reset(self) -> None:
+        """Forget the last tree and the drafter's KV cache, whose state is unknown after an exception."""
+
+    def close(self) -> None:
+        """End the text; closing twice is allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    """One text that a tree is drafted for; see ProposerSession.propose."""
+
+    session: ProposerSession
+    position: int
+    limits: TreeLimits
+    noise: Noise
+
 
 class Proposer(Protocol):
-    """Drafts trees. One per snapshot, many sessions."""
+    """Drafts trees. One per snapshot, many sessions, one thread."""
 
     def open(self, request: Request) -> ProposerSession:
         """Return a session for this request, whose last prompt id is the first root."""
 
+    def propose_all(self, requests: Sequence[DraftRequest], num_other_rows: int = 0) -> list[DraftTree]:
+        """Return a tree for each of these texts, which the target scores in one pass beside `num_other_rows` other
+        rows. The sessions are distinct. A proposer that cannot batch inherits this: one text after another."""
+        return [each.session.propose(each.position, each.limits, each.noise) for each in requests]
 
-class Policy(Protocol):
-    """Decides how much to draft. Values are estimated probabilities that the target's text passes through a node."""
+    def observe_all(self, emitted: Sequence[tuple[ProposerSession, Sequence[int]]]) -> None:
+        """Learn the ids that the target emitted for each of these texts after the last trees."""
+        for session, ids in emitted:
+            session.observe(ids)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundText:
+    """A text that takes part in a round."""
+
+    tenant: str
+    max_new_tokens: int
+    """The limit of the whole answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextOutcome:
+    """A text after a round."""
+
+    tenant: str
+    num_emitted: int
+    num_nodes: int
+    """The drafted nodes that the target scored."""
+    step_rows: Sequence[int]
+    """Its rows in each of the drafter's passes; 0 in those without it."""
+
+
+class RoundPlan(Protocol):
+    """Decides how much to draft in one round. Values are estimated probabilities that a text passes through a node."""
 
     num_candidates: int
     """The number of guesses that the drafter makes after each node."""
     uses_acceptance_head: bool
     """Whether the values of guesses come from the drafter's acceptance head, where it has one."""
 
-    def start(self, max_new_tokens: int) -> None:
-        """Begin the text of a request."""
-
-    def should_draft(self, num_ids: int) -> bool:
-        """Return whether the drafter drafts in this pass, for which it has to read about `num_ids` ids first."""
+    def should_draft(self, index: int, num_ids: int) -> bool:
+        """Return whether the drafter drafts for this text, of which it has to read about `num_ids` ids first."""
 
     def select_expansions(self, values: Sequence[float], num_nodes: int) -> int:
-        """Return how many of these nodes, in falling order of value, the drafter expands in one step; 0 ends drafting.
+        """Return how many of these nodes, of all texts and in falling order of value, the drafter expands in one step;
+        0 ends drafting.
 
-        At first the only node is the end of the text; `num_nodes` were drafted so far.
+        At first the nodes are the ends of the texts; `num_nodes` were drafted so far.
         """
 
     def prune(self, values: Sequence[float]) -> int:
-        """Return how many of these nodes, best first, the target scores."""
+        """Return how many of these nodes, of all texts and best first, the target scores."""
 
-    def update(self, num_emitted: int, num_nodes: int, step_rows: Sequence[int]) -> None:
-        """Account for the last step: emitted tokens, scored nodes, and the rows of each of the drafter's passes."""
+
+class Policy(Protocol):
+    """Decides how much to draft, and learns from the outcome."""
+
+    def start_round(self, texts: Sequence[RoundText], num_other_rows: int = 0) -> RoundPlan:
+        """Return the plan for these texts, beside which the target computes `num_other_rows` other rows."""
+
+    def update(self, outcomes: Sequence[TextOutcome], num_other_rows: int = 0) -> None:
+        """Account for the texts of a round."""
+
+    def finish(self, tenant: str, num_emitted: int) -> None:
+        """Account for a text that ended after so many tokens."""

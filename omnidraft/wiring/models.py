@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from omnidraft.vocab.ngram_cache import NgramCache
 
 logger = logging.getLogger(__name__)
-
-_MAX_POLICIES = 512
-"""The number of (mode, tenant) streams with a policy of their own; the least recently used one is dropped."""
 
 UNPUBLISHED = 0
 """The version number of a snapshot in a folder outside the registry; registries count from 1."""
@@ -178,13 +175,13 @@ def proposer(
     return TreeProposer(sources, _policies(settings, costs, model))
 
 
-def _policies(settings: DecodeSettings, costs: "MeasuredCosts", model: DraftModel) -> Callable[[Mode, str], Policy]:
-    """Return a function that gives each (mode, tenant) a policy of its own."""
+def _policies(settings: DecodeSettings, costs: "MeasuredCosts", model: DraftModel) -> Callable[[Mode], Policy]:
+    """Return a function that gives each mode a policy of its own."""
     from omnidraft.decode.policy.chain import AcceptancePolicy, FixedPolicy, ThresholdPolicy
     from omnidraft.decode.policy.cost import CostPolicy
 
-    @lru_cache(_MAX_POLICIES)
-    def policy(mode: Mode, tenant: str) -> Policy:
+    @cache
+    def policy(mode: Mode) -> Policy:
         match settings.policy:
             case "fixed":
                 return FixedPolicy()

@@ -15,7 +15,7 @@ import uvicorn
 from omnidraft import config, wiring
 from omnidraft.decode.engine import Engine, GenerationRequest
 from omnidraft.models.hf.trainable_drafter import load_trainable
-from omnidraft.ports import DraftTree, Noise, Request, Sampling
+from omnidraft.ports import DraftTree, Noise, Proposer, ProposerSession, Request, Sampling
 from omnidraft.serving.app import ServedModel, application
 from omnidraft.serving.queued_request import QueuedRequest
 from omnidraft.serving.request_queue import QueueFull, RequestQueue
@@ -206,7 +206,7 @@ def drafted(engine: Engine) -> list[tuple[int, ...]]:
 
 
 @dataclass
-class Noting:
+class Noting(Proposer):
     """Drafts nothing, and notes every pass."""
 
     name: str
@@ -218,7 +218,7 @@ class Noting:
 
 
 @dataclass
-class _Notes:
+class _Notes(ProposerSession):
     noting: Noting
     root: int
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from omnidraft.decode.drafting.acceptance_stats import CandidateKind
-from omnidraft.ports import DraftTree, Source, TreeLimits
+from omnidraft.ports import DraftTree, Noise, Source, TreeLimits
 
 
 @dataclass(slots=True)
@@ -134,3 +134,15 @@ class DraftTreeBuilder:
             path.append(node)
             node = self.nodes[node].parent
         return path[::-1]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TextDraft:
+    """One text's part of a round: the tree that the draft sources fill."""
+
+    index: int
+    """The number of the text in the round's plan."""
+    tree: DraftTreeBuilder
+    position: int
+    limits: TreeLimits
+    noise: Noise

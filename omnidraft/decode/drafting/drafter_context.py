@@ -40,7 +40,7 @@ class DrafterContext:
         self._cache = cache
         self._unlearned: list[int] = []
         self._learned_to: int | None = len(self._tail.ids)
-        self._unread: list[int] = []
+        self._unread = list(request.drafter_prompt_tail)
         """Emitted ids that are not tokenised yet; not needed while nothing is drafted."""
         self._is_unspellable = False  # the text has bytes that the drafter cannot spell: nothing more is drafted
 

@@ -6,8 +6,8 @@ Source: prompt lookup decoding, https://github.com/apoorvumang/prompt-lookup-dec
 from collections.abc import Sequence
 
 from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator, CandidateKind
-from omnidraft.decode.drafting.draft_tree_builder import DraftTreeBuilder
-from omnidraft.ports import Noise, Policy, Request, Source, TreeLimits
+from omnidraft.decode.drafting.draft_tree_builder import DraftTreeBuilder, TextDraft
+from omnidraft.ports import Request, RoundPlan, Source
 
 _LONGEST, _SHORTEST = 4, 2
 """Tokens that must match, at most and at least."""
@@ -18,9 +18,16 @@ _PRIOR = 0.3
 class PromptLookup:
     """Implements tree_proposer.DraftSource."""
 
-    def open(self, request: Request, calibrator: AcceptanceCalibrator, policy: Policy) -> "PromptLookupSession":
+    def open(self, request: Request, calibrator: AcceptanceCalibrator) -> "PromptLookupSession":
         """See tree_proposer.DraftSource."""
         return PromptLookupSession(request.prompt_ids, calibrator)
+
+    def extend_all(
+        self, sessions: Sequence["PromptLookupSession"], drafts: Sequence[TextDraft], plan: RoundPlan
+    ) -> None:
+        """See tree_proposer.DraftSource."""
+        for session, draft in zip(sessions, drafts, strict=True):
+            session.extend(draft.tree)
 
 
 class PromptLookupSession:
@@ -32,8 +39,8 @@ class PromptLookupSession:
         self._next_index: dict[tuple[int, ...], int] = {}
         self._add(prompt_ids)
 
-    def extend(self, tree: DraftTreeBuilder, position: int, limits: TreeLimits, noise: Noise) -> None:
-        """See tree_proposer.DraftSourceSession."""
+    def extend(self, tree: DraftTreeBuilder) -> None:
+        """Copy what followed the longest match of the text's end."""
         for length in range(_LONGEST, _SHORTEST - 1, -1):
             next_index = self._next_index.get(tuple(self._ids[-length:]))
             if next_index is not None and next_index < len(self._ids):
@@ -43,6 +50,12 @@ class PromptLookupSession:
     def observe(self, emitted: Sequence[int], reached: Sequence[tuple[int, int]]) -> None:
         """See tree_proposer.DraftSourceSession."""
         self._add(emitted)
+
+    def reset(self) -> None:
+        """See tree_proposer.DraftSourceSession."""
+
+    def close(self) -> None:
+        """See tree_proposer.DraftSourceSession."""
 
     def _copy(self, tree: DraftTreeBuilder, ids: Sequence[int], length: int) -> None:
         node: int | None = 0

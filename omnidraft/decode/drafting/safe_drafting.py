@@ -1,16 +1,17 @@
 """The exception boundary of drafting: no exception of a proposer ends a text.
 
-A draft is never needed, so here, and in the rounds of other engines (external/round_scheduler.py), every exception is
-caught: a bug, a broken snapshot, out of memory. The text continues as plain decoding gives it, without drafts to its
-end, because after a failure the state of the drafter's KV cache is unknown; the next text drafts again.
+A draft is never needed, so here every exception is caught: a bug, a broken snapshot, out of memory. After a failure the
+state of the drafter's KV cache is unknown and forgotten. Texts that failed together are drafted for one by one in the
+next round, so that the one at fault is found; it continues as plain decoding gives it, without drafts to its end.
 """
 
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from omnidraft.errors import ContractError
-from omnidraft.ports import DraftTree, Metrics, Noise, Proposer, ProposerSession, Request, TreeLimits
+from omnidraft.ports import DraftRequest, DraftTree, Metrics, Noise, Proposer, ProposerSession, Request, TreeLimits
 
 logger = logging.getLogger(__name__)
 
@@ -44,44 +45,129 @@ class DraftingFailures:
             )
 
 
+@dataclass(slots=True, eq=False)
+class SafeText:
+    """One text that SafeDrafting drafts for."""
+
+    proposer: Proposer
+    session: ProposerSession | None
+    """None once drafting failed for it alone; it gets no more drafts."""
+    root: int
+    """The last emitted id."""
+    is_suspect: bool = False
+    """Whether drafting failed for it and others together; it is drafted for alone until that succeeds."""
+
+
+@dataclass(frozen=True, slots=True)
+class SafeRequest:
+    """One text that a tree is drafted for; see ports.DraftRequest."""
+
+    text: SafeText
+    position: int
+    limits: TreeLimits
+    noise: Noise
+
+
 class SafeDrafting:
-    """Implements ports.ProposerSession over another proposer's session, and never raises."""
+    """Drafts for many texts, each with the proposer of its snapshot, and never raises."""
 
-    def __init__(self, proposer: Proposer, request: Request, vocab_size: int, failures: DraftingFailures) -> None:
-        """Open the proposer's session; `vocab_size` is the target's."""
-        self._vocab_size, self._failures = vocab_size, failures
-        self._root = request.prompt_ids[-1]
-        self._session: ProposerSession | None = None
+    def __init__(self, vocab_size: int, failures: DraftingFailures) -> None:
+        """Draft for a target with a vocabulary of `vocab_size`."""
+        self._vocab_size = vocab_size
+        self._failures = failures
+
+    def open(self, proposer: Proposer, request: Request) -> SafeText:
+        """Begin a text."""
+        text = SafeText(proposer, None, request.prompt_ids[-1])
         try:
-            self._session = proposer.open(request)
+            text.session = proposer.open(request)
         except Exception as exc:  # the boundary: see above
-            self._stop(exc)
+            self._failures.report(exc)
+        return text
 
-    def propose(self, position: int, limits: TreeLimits, noise: Noise) -> DraftTree:
-        """See ports.ProposerSession; an empty tree replaces one that would change the text."""
-        if self._session is None:
-            return DraftTree.empty(self._root)
-        try:
-            tree = self._session.propose(position, limits, noise)
-            require_harmless(tree, self._root, limits, self._vocab_size)
-        except Exception as exc:  # the boundary: see above
-            self._stop(exc)
-            return DraftTree.empty(self._root)
-        return tree
+    def propose_all(self, requests: Sequence[SafeRequest], num_other_rows: int = 0) -> list[DraftTree]:
+        """See ports.Proposer; an empty tree replaces one that would change the text."""
+        trees = {id(each.text): DraftTree.empty(each.text.root) for each in requests}
+        for group in _groups(requests):
+            for each, tree in zip(
+                group, self._propose(group, num_other_rows + len(requests) - len(group)), strict=False
+            ):
+                if self._is_harmless(each, tree):
+                    trees[id(each.text)] = tree
+        return [trees[id(each.text)] for each in requests]
 
-    def observe(self, emitted: Sequence[int]) -> None:
+    def observe_all(self, emitted: Sequence[tuple[SafeText, Sequence[int]]]) -> None:
+        """See ports.Proposer. Texts are observed one by one, so that a failure costs no other text its drafts."""
+        for text, ids in emitted:
+            text.root = ids[-1]
+            if text.session is not None:
+                try:
+                    text.proposer.observe_all([(text.session, ids)])
+                except Exception as exc:  # the boundary: see above
+                    self._fail([text], exc)
+
+    def pause(self, text: SafeText) -> None:
         """See ports.ProposerSession."""
-        self._root = emitted[-1]
-        if self._session is None:
-            return
-        try:
-            self._session.observe(emitted)
-        except Exception as exc:  # the boundary: see above
-            self._stop(exc)
+        self._call(text, lambda session: session.pause())
 
-    def _stop(self, error: Exception) -> None:
-        self._session = None
+    def close(self, text: SafeText) -> None:
+        """See ports.ProposerSession."""
+        self._call(text, lambda session: session.close())
+
+    def _propose(self, group: Sequence[SafeRequest], num_other_rows: int) -> Sequence[DraftTree]:
+        """Return the trees of texts that are drafted for together; none after a failure."""
+        requests = [
+            DraftRequest(each.text.session, each.position, each.limits, each.noise)
+            for each in group
+            if each.text.session is not None
+        ]
+        try:
+            trees = group[0].text.proposer.propose_all(requests, num_other_rows)
+        except Exception as exc:  # the boundary: see above
+            self._fail([each.text for each in group], exc)
+            return []
+        for each in group:
+            each.text.is_suspect = False
+        return trees
+
+    def _is_harmless(self, request: SafeRequest, tree: DraftTree) -> bool:
+        try:
+            require_harmless(tree, request.text.root, request.limits, self._vocab_size)
+        except Exception as exc:  # the boundary: see above
+            self._fail([request.text], exc)
+            return False
+        return True
+
+    def _fail(self, texts: Sequence[SafeText], error: Exception) -> None:
+        """Report the exception and forget the KV caches, whose state is unknown."""
         self._failures.report(error)
+        for text in texts:
+            text.is_suspect = True
+            session = text.session
+            if len(texts) == 1:
+                text.session = None
+            if session is not None:
+                try:
+                    session.reset()
+                except Exception:  # the boundary: see above; the failure is reported
+                    text.session = None
+
+    def _call(self, text: SafeText, call: Callable[[ProposerSession], None]) -> None:
+        try:
+            if text.session is not None:
+                call(text.session)
+        except Exception as exc:  # the boundary: see above
+            self._fail([text], exc)
+
+
+def _groups(requests: Sequence[SafeRequest]) -> list[list[SafeRequest]]:
+    """Return the texts that are drafted for together: those of one proposer, suspects alone, failed ones not at all."""
+    groups: dict[tuple[int, int], list[SafeRequest]] = {}
+    for each in requests:
+        if each.text.session is not None:
+            alone = id(each.text) if each.text.is_suspect else 0
+            groups.setdefault((id(each.text.proposer), alone), []).append(each)
+    return list(groups.values())
 
 
 def require_harmless(tree: DraftTree, root: int, limits: TreeLimits, vocab_size: int) -> None:

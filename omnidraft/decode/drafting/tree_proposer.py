@@ -1,93 +1,207 @@
-"""One tree from several draft sources: each adds its candidates, the policy decides how much of it the target scores.
+"""Trees for all texts of a round from several draft sources: each source adds its candidates, the round's plan decides
+how much of them the target scores.
 
 The target's tokens then calibrate every candidate, scored or not.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any, Protocol
 
 from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator
-from omnidraft.decode.drafting.draft_tree_builder import DraftTreeBuilder
-from omnidraft.ports import DraftTree, Mode, Noise, Policy, Request, TreeLimits
+from omnidraft.decode.drafting.draft_tree_builder import DraftTreeBuilder, TextDraft
+from omnidraft.ports import (
+    DraftRequest,
+    DraftTree,
+    Mode,
+    Noise,
+    Policy,
+    Proposer,
+    Request,
+    RoundPlan,
+    RoundText,
+    TextOutcome,
+    TreeLimits,
+)
 
 
 class DraftSourceSession(Protocol):
     """One source's part in the trees of one request."""
 
-    def extend(self, tree: DraftTreeBuilder, position: int, limits: TreeLimits, noise: Noise) -> None:
-        """Add candidates after the root, or after those of other sources."""
-
     def observe(self, emitted: Sequence[int], reached: Sequence[tuple[int, int]]) -> None:
         """Learn that the target emitted these ids; `reached` are the nodes on its path, each with the id that came
         next."""
+
+    def reset(self) -> None:
+        """See ports.ProposerSession."""
+
+    def close(self) -> None:
+        """Free the memory, which is taken again when the text is drafted for again."""
 
 
 class DraftSource(Protocol):
     """Adds candidates to trees. One per snapshot, many sessions."""
 
-    def open(self, request: Request, calibrator: AcceptanceCalibrator, policy: Policy) -> DraftSourceSession:
+    def open(self, request: Request, calibrator: AcceptanceCalibrator) -> DraftSourceSession:
         """Begin a request, whose last prompt id is the first root."""
 
+    def extend_all(self, sessions: Sequence[Any], drafts: Sequence[TextDraft], plan: RoundPlan) -> None:
+        """Add candidates to the tree of each of these sessions, which are this source's, after the root, or after those
+        of other sources."""
 
-class TreeProposer:
+
+class TreeProposer(Proposer):
     """Implements ports.Proposer for one snapshot, which keeps its measured acceptance."""
 
-    def __init__(self, sources: Sequence[DraftSource], policy_for: Callable[[Mode, str], Policy]) -> None:
-        """Combine draft sources under the policy of a request.
+    def __init__(self, sources: Sequence[DraftSource], policy_for: Callable[[Mode], Policy]) -> None:
+        """Combine draft sources under the policy of a mode.
 
         Args:
             sources: in the order in which they draft, cheap ones first.
-            policy_for: the policy of a mode and a tenant, the same one every time.
+            policy_for: the policy of a mode, the same one every time.
         """
         self.sources = tuple(sources)
         self.calibrator = AcceptanceCalibrator()
-        self._policy_for = policy_for
+        self.policy_for = policy_for
 
     def open(self, request: Request) -> "TreeSession":
         """See ports.Proposer."""
-        policy = self._policy_for(request.mode, request.tenant)
-        policy.start(request.max_new_tokens)
-        sessions = [each.open(request, self.calibrator, policy) for each in self.sources]
-        return TreeSession(request.prompt_ids[-1], sessions, self.calibrator, policy)
+        return TreeSession(self, request)
+
+    def propose_all(self, requests: Sequence[DraftRequest], num_other_rows: int = 0) -> list[DraftTree]:
+        """See ports.Proposer. Texts of one mode are drafted for together."""
+        trees: dict[int, DraftTree] = {}
+        by_mode: dict[Mode, list[DraftRequest]] = {}
+        for each in requests:
+            by_mode.setdefault(_session(each).request.mode, []).append(each)
+        for mode, group in by_mode.items():
+            others = num_other_rows + len(requests) - len(group)
+            for each, tree in zip(group, self._propose_group(group, self.policy_for(mode), others), strict=True):
+                trees[id(each)] = tree
+        return [trees[id(each)] for each in requests]
+
+    def _propose_group(self, requests: Sequence[DraftRequest], policy: Policy, num_other_rows: int) -> list[DraftTree]:
+        sessions = [_session(each) for each in requests]
+        texts = [RoundText(each.request.tenant, each.request.max_new_tokens) for each in sessions]
+        plan, this_round = policy.start_round(texts, num_other_rows), Round(policy, num_other_rows)
+        drafts = [each.begin(index, requests[index], this_round) for index, each in enumerate(sessions)]
+        for number, source in enumerate(self.sources):
+            source.extend_all([each.sources[number] for each in sessions], drafts, plan)
+        scored = _prune(drafts, plan)
+        return [each.score(nodes) for each, nodes in zip(sessions, scored, strict=True)]
+
+
+@dataclass(slots=True)
+class Round:
+    """Collects the outcomes of the texts that were drafted for together, and updates the policy with all of them."""
+
+    policy: Policy
+    num_other_rows: int
+    waiting: set[int] = field(default_factory=set)
+    """Identities of the texts whose emitted ids are not known yet."""
+    outcomes: list[TextOutcome] = field(default_factory=list)
+
+    def end(self, session: "TreeSession", outcome: TextOutcome | None) -> None:
+        """Add the outcome of one text; None where there is none, because drafting failed or the text ended."""
+        self.waiting.discard(id(session))
+        if outcome is not None:
+            self.outcomes.append(outcome)
+        if self.outcomes and not self.waiting:
+            self.policy.update(self.outcomes, self.num_other_rows)
 
 
 class TreeSession:
     """Implements ports.ProposerSession."""
 
-    def __init__(
-        self, root: int, sessions: Sequence[DraftSourceSession], calibrator: AcceptanceCalibrator, policy: Policy
-    ) -> None:
-        self.sessions = tuple(sessions)
-        self._root = root
-        self._calibrator = calibrator
-        self._policy = policy
-        self._tree: DraftTreeBuilder | None = None
-        self._num_scored = 0
+    def __init__(self, proposer: TreeProposer, request: Request) -> None:
+        self.request = request
+        self.sources = tuple(each.open(request, proposer.calibrator) for each in proposer.sources)
+        self._proposer = proposer
+        self._root = request.prompt_ids[-1]
+        self._draft: TextDraft | None = None
+        self._round: Round | None = None
+        self._num_scored = self._num_emitted = 0
 
     def propose(self, position: int, limits: TreeLimits, noise: Noise) -> DraftTree:
         """See ports.ProposerSession."""
+        return self._proposer.propose_all([DraftRequest(self, position, limits, noise)])[0]
+
+    def begin(self, index: int, request: DraftRequest, this_round: Round) -> TextDraft:
+        """Begin a tree in this round."""
+        self._end_round(None)
+        limits = request.limits
         depth = limits.num_nodes if limits.depth is None else min(limits.depth, limits.num_nodes)
-        tree = self._tree = DraftTreeBuilder(self._root, depth)
-        for session in self.sessions:
-            session.extend(tree, position, limits, noise)
-        order = tree.ranked(limits)
-        scored = order[: self._policy.prune([tree.value(node) for node in order])]
-        self._num_scored = len(scored)
-        return tree.build(scored)
+        tree = DraftTreeBuilder(self._root, depth)
+        self._draft = TextDraft(index, tree, request.position, limits, request.noise)
+        self._round = this_round
+        this_round.waiting.add(id(self))
+        return self._draft
+
+    def score(self, nodes: Sequence[int]) -> DraftTree:
+        """Return the tree of these nodes, which the target is about to score."""
+        assert self._draft is not None
+        self._num_scored = len(nodes)
+        return self._draft.tree.build(nodes)
 
     def observe(self, emitted: Sequence[int]) -> None:
         """See ports.ProposerSession."""
-        tree, self._tree, self._root = self._tree, None, emitted[-1]
-        reached = tree.follow(emitted) if tree else []
-        if tree:
-            self._calibrate(tree, reached)
-            self._policy.update(len(emitted), self._num_scored, tree.step_rows)
-        for session in self.sessions:
-            session.observe(emitted, reached)
+        draft, self._root = self._draft, emitted[-1]
+        self._num_emitted += len(emitted)
+        reached = draft.tree.follow(emitted) if draft else []
+        if draft:
+            self._calibrate(draft.tree, reached)
+            outcome = TextOutcome(self.request.tenant, len(emitted), self._num_scored, draft.tree.step_rows)
+            self._end_round(outcome)
+        for source in self.sources:
+            source.observe(emitted, reached)
+
+    def pause(self) -> None:
+        """See ports.ProposerSession."""
+        self._end_round(None)
+        for source in self.sources:
+            source.close()
+
+    def reset(self) -> None:
+        """See ports.ProposerSession."""
+        self._end_round(None)
+        for source in self.sources:
+            source.reset()
+
+    def close(self) -> None:
+        """See ports.ProposerSession."""
+        self.pause()
+        self._proposer.policy_for(self.request.mode).finish(self.request.tenant, self._num_emitted)
+        self._num_emitted = 0
+
+    def _end_round(self, outcome: TextOutcome | None) -> None:
+        ended, self._round, self._draft = self._round, None, None
+        if ended is not None:
+            ended.end(self, outcome)
 
     def _calibrate(self, tree: DraftTreeBuilder, reached: Sequence[tuple[int, int]]) -> None:
         for node, token in reached:
             for child in tree.children(node):
                 if child.estimated_from is not None:
                     kind, q = child.estimated_from
-                    self._calibrator.update(kind, q, child.depth, is_right=child.token == token)
+                    self._proposer.calibrator.update(kind, q, child.depth, is_right=child.token == token)
+
+
+def _session(request: DraftRequest) -> TreeSession:
+    assert isinstance(request.session, TreeSession)
+    return request.session
+
+
+def _prune(drafts: Sequence[TextDraft], plan: RoundPlan) -> list[list[int]]:
+    """Return the nodes of each tree that the target scores: those of all texts compete, and each tree stays a
+    prefix of its own ranking."""
+    ranked = [draft.tree.ranked(draft.limits) for draft in drafts]
+    competing: list[tuple[float, float, int]] = []
+    for at, (draft, order) in enumerate(zip(drafts, ranked, strict=True)):
+        values = [draft.tree.value(node) for node in order]
+        competing += zip(accumulate(values, min), values, [at] * len(order), strict=True)
+    competing.sort(key=lambda node: -node[0])
+    num_scored = [0] * len(drafts)
+    for *_, at in competing[: plan.prune([value for _, value, _ in competing])]:
+        num_scored[at] += 1
+    return [order[:num] for order, num in zip(ranked, num_scored, strict=True)]

@@ -1,43 +1,50 @@
-"""Policies that draft one chain: to the limits, until it is improbable, or until the acceptance head stops it."""
+"""Policies that draft one chain for each text: to the limits, until it is improbable, or until the acceptance head
+stops it."""
 
 from collections.abc import Sequence
 
+from omnidraft.ports import RoundPlan, RoundText, TextOutcome
+
 
 class FixedPolicy:
-    """Implements ports.Policy: drafts to the limits."""
+    """Implements ports.Policy, and its plan of every round: drafts to the limits."""
 
     num_candidates = 1
     uses_acceptance_head = False
 
-    def start(self, max_new_tokens: int) -> None:
+    def start_round(self, texts: Sequence[RoundText], num_other_rows: int = 0) -> RoundPlan:
         """See ports.Policy."""
+        return self
 
-    def should_draft(self, num_ids: int) -> bool:
-        """See ports.Policy."""
+    def should_draft(self, index: int, num_ids: int) -> bool:
+        """See ports.RoundPlan."""
         return True
 
     def select_expansions(self, values: Sequence[float], num_nodes: int) -> int:
-        """See ports.Policy."""
-        return 1
-
-    def prune(self, values: Sequence[float]) -> int:
-        """See ports.Policy."""
+        """See ports.RoundPlan."""
         return len(values)
 
-    def update(self, num_emitted: int, num_nodes: int, step_rows: Sequence[int]) -> None:
+    def prune(self, values: Sequence[float]) -> int:
+        """See ports.RoundPlan."""
+        return len(values)
+
+    def update(self, outcomes: Sequence[TextOutcome], num_other_rows: int = 0) -> None:
+        """See ports.Policy."""
+
+    def finish(self, tenant: str, num_emitted: int) -> None:
         """See ports.Policy."""
 
 
 class ThresholdPolicy(FixedPolicy):
-    """Implements ports.Policy: extends the chain while the target reaches its end with a probability above a
+    """Implements ports.Policy: extends each chain while the target reaches its end with a probability above a
     threshold."""
 
     def __init__(self, min_path_probability: float) -> None:
         self._min_path_probability = min_path_probability
 
     def select_expansions(self, values: Sequence[float], num_nodes: int) -> int:
-        """See ports.Policy. The token that made the chain improbable stays in it."""
-        return int(values[0] >= self._min_path_probability)
+        """See ports.RoundPlan. The token that made a chain improbable stays in it."""
+        return sum(value >= self._min_path_probability for value in values)
 
 
 class AcceptancePolicy(FixedPolicy):
@@ -55,5 +62,5 @@ class AcceptancePolicy(FixedPolicy):
         self._max_rejection = max_rejection
 
     def select_expansions(self, values: Sequence[float], num_nodes: int) -> int:
-        """See ports.Policy. The token that exceeded gamma stays in the chain."""
-        return int(1 - values[0] <= self._max_rejection)
+        """See ports.RoundPlan. The token that exceeded gamma stays in the chain."""
+        return sum(1 - value <= self._max_rejection for value in values)

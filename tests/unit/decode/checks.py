@@ -49,6 +49,12 @@ class Spy:
         self.sent += ids
         return logits
 
+    def advance_all(self, requests):
+        return [session.advance(keep, ids) for session, keep, ids in requests]
+
+    def branch_all(self, requests):
+        return [session.branch(ids, parents) for session, ids, parents in requests]
+
     def acceptance_probabilities(self):
         return self._session.acceptance_probabilities()
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from omnidraft.decode.decoder import Decoder
 from omnidraft.errors import ContractError, RequestError
-from omnidraft.ports import DraftTree, FinishReason, Request, Sampling
+from omnidraft.ports import DraftTree, FinishReason, Proposer, ProposerSession, Request, Sampling
 from omnidraft.testing.toy_models import ToyTable, ToyTarget, ToyTokenizer
 from tests.unit.decode.toys import (
     PROPOSERS,
@@ -200,7 +200,7 @@ def test_a_context_can_be_filled_to_its_last_id(any_proposer):
     assert len(emitted(steps)) == request.max_new_tokens
 
 
-class Misfit:
+class Misfit(Proposer, ProposerSession):
     """A proposer that breaks its contract with one tree."""
 
     def __init__(self, tree: DraftTree) -> None:

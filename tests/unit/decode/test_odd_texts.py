@@ -38,7 +38,7 @@ def make_proposer(weight: float) -> TreeProposer:
     ngrams = NgramCache(ALIGNMENT.fingerprint, DRAFTER.vocabulary, TARGET.vocabulary, 1000)
     model = ToyDrafter(ToyTable.random(len(DRAFTER.vocabulary), seed=2, spread=3.0))
     drafter = Drafter(model, DRAFTER, TARGET.vocabulary, ALIGNMENT, ngrams, NoiseCoupling((weight,)))
-    return TreeProposer((PromptLookup(), drafter), lambda mode, tenant: FixedPolicy())
+    return TreeProposer((PromptLookup(), drafter), lambda mode: FixedPolicy())
 
 
 PROPOSER = make_proposer(1.0)

@@ -14,7 +14,7 @@ from omnidraft.decode.sampling.noise import SeededNoise
 from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
 from omnidraft.errors import ContractError, RequestError
 from omnidraft.models.hf.target import TransformersTarget
-from omnidraft.ports import DraftTree, Sampling, TreeLimits
+from omnidraft.ports import DraftTree, Proposer, ProposerSession, Sampling, TreeLimits
 from omnidraft.testing.toy_models import ToyTable, ToyTarget, ToyTargetSession
 from omnidraft.vocab.alignment import PackedLists
 from tests.unit.decode.checks import check_text, spied, tail_wins
@@ -170,7 +170,7 @@ def test_a_float32_race_lets_the_tail_win_at_full_vocabulary_size():
 # ---------------------------------------------------------------- 5
 
 
-class FromSlot:
+class FromSlot(Proposer, ProposerSession):
     """Planted: asks the slot at every step instead of once a request."""
 
     def __init__(self, slot):
@@ -290,7 +290,7 @@ def test_bug_8_the_token_that_ended_the_text_is_dropped():
     assert fails(check_stops, Stopping(drops_the_stop_token))
 
 
-class DropsLast:
+class DropsLast(Proposer, ProposerSession):
     """Planted: drafting stops at an unlikely token and leaves it out, although the drafter was fed on it."""
 
     def __init__(self, proposer, floor):

@@ -19,6 +19,7 @@ from omnidraft.ports import (
     Noise,
     Policy,
     Proposer,
+    ProposerSession,
     Request,
     Sampling,
     Source,
@@ -83,7 +84,7 @@ def make_drafter(
         make_cache() if cache is None else cache,
         NoiseCoupling((noise_weight,)),
     )
-    return TreeProposer((PromptLookup(), drafter) if has_lookup else (drafter,), lambda mode, tenant: chosen_policy)
+    return TreeProposer((PromptLookup(), drafter) if has_lookup else (drafter,), lambda mode: chosen_policy)
 
 
 def table_of(num_ids: int, favourite_after: dict[int, int], favourite: int) -> ToyTable:
@@ -169,7 +170,7 @@ def budget_of(limits: TreeLimits) -> int:
 
 
 @dataclass
-class TableProposer:
+class TableProposer(Proposer):
     """Guesses from a table over the target's vocabulary, with `width` siblings at every depth. The target's own table
     makes it good, any other bad."""
 
@@ -182,7 +183,7 @@ class TableProposer:
 
 
 @dataclass
-class _TableSession:
+class _TableSession(ProposerSession):
     proposer: TableProposer
     ids: list[int]
     temperature: float
@@ -210,7 +211,7 @@ class _TableSession:
 
 
 @dataclass
-class RandomTrees:
+class RandomTrees(Proposer):
     """Hostile: any tree within the budget, of any tokens: stop tokens, special tokens, copies of the context."""
 
     seed: int
@@ -221,7 +222,7 @@ class RandomTrees:
 
 
 @dataclass
-class _RandomSession:
+class _RandomSession(ProposerSession):
     rng: np.random.Generator
     ids: list[int]
     num_ids: int
@@ -251,7 +252,7 @@ def tree(tokens: Sequence[int], parents: Sequence[int]) -> DraftTree:
     )
 
 
-class EmptyProposer:
+class EmptyProposer(Proposer):
     """Never drafts."""
 
     def open(self, request: Request) -> "_EmptySession":
@@ -259,7 +260,7 @@ class EmptyProposer:
 
 
 @dataclass
-class _EmptySession:
+class _EmptySession(ProposerSession):
     root: int
 
     def propose(self, position: int, limits: TreeLimits, noise: Noise) -> DraftTree:
@@ -303,6 +304,7 @@ class Wide(FixedPolicy):
         self.num_asked += 1
         return self._num_rows if self.num_asked <= self._num_steps else 0
 
-    def update(self, num_emitted, num_nodes, step_rows):
-        self.seen.append((num_emitted, num_nodes, list(step_rows)))
+    def update(self, outcomes, num_other_rows=0):
+        (outcome,) = outcomes
+        self.seen.append((outcome.num_emitted, outcome.num_nodes, list(outcome.step_rows)))
         self.num_asked = 0

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from omnidraft.ports import DraftTree, Noise, Request, TreeLimits
+from omnidraft.ports import DraftTree, Noise, Proposer, ProposerSession, Request, TreeLimits
 from tests.unit.decode.toys import tree
 
 
@@ -38,7 +38,7 @@ def true_path(draft: DraftTree, true_ids: Sequence[int]) -> list[int]:
 
 
 @dataclass
-class OracleProposer:
+class OracleProposer(Proposer):
     """A proposer that knows the text and hides it among wrong branches."""
 
     text: Sequence[int]
@@ -53,7 +53,7 @@ class OracleProposer:
 
 
 @dataclass
-class _Session:
+class _Session(ProposerSession):
     proposer: OracleProposer
     rng: np.random.Generator
     ids: list[int] = field(default_factory=list)

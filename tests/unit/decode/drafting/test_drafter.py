@@ -175,7 +175,7 @@ def test_half_a_character_drafts_nothing_until_it_is_whole():
 def observe(session, pieces):
     """... and look at the text, as drafting does."""
     session.observe([T[piece] for piece in pieces])
-    return session.sessions[-1].context.ids
+    return session.sources[-1].context.ids
 
 
 def test_what_nobody_looked_at_meanwhile_is_followed_at_once():
@@ -204,7 +204,7 @@ def test_a_euro_sign_of_three_target_tokens_teaches_nothing_wrong():
     session = make_drafter(cache=cache).open(make_request(Sampling(0.0)))
     for piece in (b"e\xe2", b"\x82", b"\xac", b"he", b".", b"a"):
         observe(session, [piece])
-    assert D[EURO] in session.sessions[-1].context.ids
+    assert D[EURO] in session.sources[-1].context.ids
     assert len(cache) == 1
     assert cache.lookup((D[b"h"], D[b"e"])) == T[b"he"]
 
@@ -235,7 +235,7 @@ def test_any_text_can_be_observed_in_any_steps(steps):
 
 def test_special_tokens_in_the_text_are_read_by_role_and_left_out_without_a_partner():
     session = make_drafter().open(make_request(Sampling(0.0)))
-    context = session.sessions[-1].context
+    context = session.sources[-1].context
     before = list(context.ids)
     session.observe([T[b"a"], TARGET_EOS, T[b"b"], TARGET_UNK, T[b"cd"]])
     assert context.ids == [*before, D[b"a"], DRAFT_EOS, D[b"b"], D[b"c"], D[b"d"]]
@@ -244,7 +244,7 @@ def test_special_tokens_in_the_text_are_read_by_role_and_left_out_without_a_part
 def test_what_follows_a_special_token_is_tokenised_by_itself():
     """`bc` is one draft token, unless a special token stands between."""
     session = make_drafter().open(make_request(Sampling(0.0)))
-    context = session.sessions[-1].context
+    context = session.sources[-1].context
     before = list(context.ids)
     session.observe([T[b"b"], TARGET_EOS])
     session.observe([T[b"c"], T[b"b"], T[b"c"]])
@@ -253,7 +253,7 @@ def test_what_follows_a_special_token_is_tokenised_by_itself():
 
 def test_a_special_token_ends_a_character_that_never_ended():
     session = make_drafter().open(make_request(Sampling(0.0)))
-    context = session.sessions[-1].context
+    context = session.sources[-1].context
     before = list(context.ids)
     session.observe([T[b"\xe2"]])
     assert context.ids is None
@@ -265,7 +265,7 @@ def test_merges_before_and_behind_a_special_token_are_learned():
     cache = make_cache()
     session = make_drafter(cache=cache).open(make_request(Sampling(0.0)))
     session.observe([T[b"he"], TARGET_EOS, T[b" a"], TARGET_UNK, T[b"gh"], TARGET_EOS])
-    assert session.sessions[-1].context.ids is not None
+    assert session.sources[-1].context.ids is not None
     pairs = [(b"h", b"e"), (b" ", b"a"), (b"g", b"h")]
     assert [cache.lookup((D[left], D[right])) for left, right in pairs] == [T[left + right] for left, right in pairs]
 
@@ -279,7 +279,7 @@ def test_a_text_that_grew_is_read_as_the_whole_text_is(steps):
         session.observe(ids)
     said = [token for ids in steps for token in ids]
     whole = retokenise(said, TARGET_TOKENIZER.vocabulary, DRAFT_TOKENIZER, ALIGNMENT)
-    assert session.sessions[-1].context.ids in (None, [*request.drafter_prompt_ids, *whole])
+    assert session.sources[-1].context.ids in (None, [*request.drafter_prompt_ids, *whole])
 
 
 def test_drafting_stops_with_the_token_that_made_the_chain_unlikely():
@@ -380,7 +380,7 @@ def agreement(noise_weight: float, temperature: float) -> float:
     table = ToyTable(table.logits_SV + mask, order=1)
     weights = NoiseCoupling((noise_weight,))
     drafter = Drafter(ToyDrafter(table), _SingleBytes(), TARGET_TOKENIZER.vocabulary, own, cache, weights)
-    proposer = TreeProposer((drafter,), lambda mode, tenant: FixedPolicy())
+    proposer = TreeProposer((drafter,), lambda mode: FixedPolicy())
     decoder, drawn, drafted = Decoder(ToyTarget(table), TARGET_TOKENIZER.vocabulary), 0, 0
     for seed in range(12):
         request = make_request(Sampling(temperature), seed=seed, max_new_tokens=30)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from omnidraft.decode.drafting.safe_drafting import DraftingFailures
-from omnidraft.ports import DraftTree
+from omnidraft.ports import DraftTree, Proposer, ProposerSession
 from omnidraft.telemetry.metrics import CountingMetrics
 from tests.unit.decode.toys import TABLE, TableProposer, emitted, make_drafter, make_request, slow_decode, toy_decoder
 
@@ -16,7 +16,7 @@ ERRORS = [RuntimeError("a bug"), MemoryError(), AssertionError("no session"), Va
 
 
 @dataclass
-class Breaking:
+class Breaking(Proposer, ProposerSession):
     """Drafts well, until one of its calls raises."""
 
     call: str
@@ -103,7 +103,7 @@ def test_a_tree_that_would_change_the_text_is_an_empty_one(tokens, parents):
     tokens = tuple(request.prompt_ids[-1] if token == 10 else token for token in tokens)
     bad = DraftTree(tokens, parents, (None,) * len(tokens), (0.0,) * len(tokens))
 
-    class Misfit:
+    class Misfit(Proposer, ProposerSession):
         open = observe = lambda self, ids: self
         propose = lambda self, *args: bad  # noqa: E731
 

@@ -1,6 +1,5 @@
 """Trees from several proposers: readings side by side, runners-up, branches, copies; and what is learned of them."""
 
-from collections import defaultdict
 from dataclasses import replace
 
 import pytest
@@ -89,7 +88,7 @@ def test_the_log_of_q_and_the_draft_ids_lead_to_the_likeliest_text():
 
 def test_copied_text_is_proposed_from_where_it_stood_last():
     request = replace(make_request(Sampling(0.0)), prompt_ids=(3, 4, 5, 6, 7, 3, 4, 5))
-    session = TreeProposer((PromptLookup(),), lambda mode, tenant: Wide(1, 1, 1)).open(request)
+    session = TreeProposer((PromptLookup(),), lambda mode: Wide(1, 1, 1)).open(request)
     tree = session.propose(8, TreeLimits(4), NOISE)
     assert tree.tokens == (5, 6, 7, 3, 4)
     assert set(tree.sources[1:]) == {Source.LOOKUP}
@@ -158,9 +157,7 @@ def test_a_bad_drafter_is_left_alone_by_the_cost_policy_and_probed_now_and_then(
 def test_drafting_stops_for_the_tenant_whose_texts_it_loses_on_and_goes_on_for_the_other():
     """The same prompt and the same drafts; one tenant's target draws them, the other's never does."""
     pass_s, step_s = CostCurve({1: 1.0, 6: 1.3}), CostCurve({1: 0.1, 4: 0.12})
-    policies: dict[str, CostPolicy] = defaultdict(lambda: CostPolicy(pass_s, step_s))
-    drafter = make_drafter(table_of(len(DRAFT_PIECES), {}, D[b"g"]))
-    proposer = TreeProposer(drafter.sources, lambda mode, tenant: policies[tenant])
+    proposer = make_drafter(table_of(len(DRAFT_PIECES), {}, D[b"g"]), policy=CostPolicy(pass_s, step_s))
     sizes: dict[str, list[int]] = {"agrees": [], "differs": []}
     for _ in range(60):
         for tenant, sized in sizes.items():

@@ -8,7 +8,9 @@ import pytest
 from omnidraft.decode.policy.chain import AcceptancePolicy, FixedPolicy, ThresholdPolicy
 from omnidraft.decode.policy.cost import TRIAL_SHARE, CostPolicy
 from omnidraft.decode.policy.cost_model import CostCurve
-from omnidraft.ports import Policy
+from omnidraft.ports import Policy, RoundPlan, RoundText, TextOutcome
+
+TENANT = "default"
 
 
 @dataclass
@@ -31,8 +33,8 @@ class Machine:
         position = read_to = self.length
         for number in range(num_rounds):
             if position >= self.length:
+                policy.finish(TENANT, position if number else 0)
                 position, read_to = 0, -self.prompt
-                policy.start(2 * self.length)
             emitted, spent, num_steps = self._round(policy, rng, position - read_to)
             if num_steps:
                 spent, read_to = spent + self.step_s(position - read_to) - self.step_s(1), position
@@ -44,21 +46,28 @@ class Machine:
     def _round(self, policy: Policy, rng: np.random.Generator, num_unread: int) -> tuple[int, float, int]:
         """Tokens, seconds but for reading, and the drafter's steps."""
         values: list[float] = []
-        is_drafted = policy.should_draft(num_unread)
+        plan = policy.start_round([RoundText(TENANT, 2 * self.length)])
+        is_drafted = plan.should_draft(0, num_unread)
         while (
             is_drafted
             and len(values) < self.depth
-            and policy.select_expansions([values[-1] if values else 1.0], len(values))
+            and plan.select_expansions([values[-1] if values else 1.0], len(values))
         ):
             values.append((values[-1] if values else 1.0) * self.agreement)
-        num_nodes = policy.prune(values)
+        num_nodes = plan.prune(values)
         num_accepted = int(np.argmin([*(rng.random(num_nodes) < self.agreement), False]))
-        policy.update(num_accepted + 1, num_nodes, [num_unread, *[1] * (len(values) - 1)] if values else [])
+        step_rows = [num_unread, *[1] * (len(values) - 1)] if values else []
+        policy.update([TextOutcome(TENANT, num_accepted + 1, num_nodes, step_rows)])
         return num_accepted + 1, self.pass_s(num_nodes + 1) + len(values) * self.step_s(1), len(values)
 
 
 def flat(one: float, sixteen: float) -> CostCurve:
     return CostCurve({1: one, 16: sixteen})
+
+
+def alone(policy: CostPolicy) -> RoundPlan:
+    """The plan of a round with one text."""
+    return policy.start_round([RoundText(TENANT, 100)])
 
 
 def cost_policy(machine: Machine) -> CostPolicy:
@@ -90,11 +99,11 @@ def test_speculation_that_loses_is_turned_off_and_costs_next_to_nothing(step_s, 
 def test_drafts_that_are_never_worth_scoring_are_given_up():
     """A first draft token looks worth a step, and its successors are not worth a row: no later step corrects it."""
     policy = CostPolicy(CostCurve({1: 0.1, 2: 0.14}), flat(0.008, 0.008))
-    policy.start(400)
     steps = []
     for _ in range(400):
-        step_rows = [1] * (policy.should_draft(1) and policy.select_expansions([1.0], 0))
-        policy.update(1, policy.prune([0.3] if step_rows else []), step_rows)
+        plan = policy.start_round([RoundText(TENANT, 400)])
+        step_rows = [1] * (plan.should_draft(0, 1) and plan.select_expansions([1.0], 0))
+        policy.update([TextOutcome(TENANT, 1, plan.prune([0.3] if step_rows else []), step_rows)])
         steps.append(len(step_rows))
     assert steps[0] == 1
     assert sum(steps[200:]) * 0.008 <= 200 * 0.1 * TRIAL_SHARE
@@ -103,8 +112,7 @@ def test_drafts_that_are_never_worth_scoring_are_given_up():
 def test_where_no_likely_drafter_pays_the_first_round_is_plain():
     """llama.cpp on AVX2: a second row costs as much as a pass."""
     policy = CostPolicy(CostCurve({1: 0.045, 2: 0.081, 16: 0.36}), flat(0.005, 0.006))
-    policy.start(100)
-    assert not policy.should_draft(1)
+    assert not alone(policy).should_draft(0, 1)
 
 
 @pytest.mark.parametrize(("prompt", "length"), [(400, 20), (4000, 200), (40, 2)])
@@ -128,22 +136,22 @@ def test_a_drafter_that_recovers_is_taken_up_again():
 
 def test_a_surer_place_is_gone_on_from_where_a_doubtful_one_is_not():
     policy = CostPolicy(flat(0.18, 0.2), flat(0.04, 0.05))
-    assert policy.select_expansions([0.9], 1) == 1
-    policy.update(1, 1, [1])
-    assert policy.select_expansions([0.05], 1) == 0
+    plan = alone(policy)
+    assert plan.select_expansions([0.9], 1) == 1
+    assert plan.select_expansions([0.05], 1) == 0
 
 
 def test_several_places_share_a_step_when_rows_are_cheap():
     cheap = CostPolicy(flat(0.18, 0.19), CostCurve({1: 0.010, 4: 0.011}))
     dear = CostPolicy(flat(0.18, 0.19), CostCurve({1: 0.010, 4: 0.2}))
-    assert cheap.select_expansions([0.4, 0.3, 0.3], 3) == 3
-    assert dear.select_expansions([0.4, 0.3, 0.3], 3) == 1
+    assert alone(cheap).select_expansions([0.4, 0.3, 0.3], 3) == 3
+    assert alone(dear).select_expansions([0.4, 0.3, 0.3], 3) == 1
 
 
 def test_nodes_are_kept_until_the_next_costs_more_than_it_brings():
     policy = CostPolicy(CostCurve({1: 0.1, 3: 0.11, 4: 0.3, 5: 0.5}), flat(0.01, 0.01))
-    assert policy.prune([0.9, 0.5, 0.4, 0.3]) == 2
-    assert policy.prune([]) == 0
+    assert alone(policy).prune([0.9, 0.5, 0.4, 0.3]) == 2
+    assert alone(policy).prune([]) == 0
 
 
 def test_threshold_goes_on_while_the_chain_is_likely_and_keeps_its_last_token():
@@ -153,7 +161,7 @@ def test_threshold_goes_on_while_the_chain_is_likely_and_keeps_its_last_token():
 
 
 def test_fixed_never_stops_by_itself():
-    assert FixedPolicy().select_expansions([1e-9], 40) == 1
+    assert FixedPolicy().select_expansions([1e-9, 0.5], 40) == 2
     assert FixedPolicy().prune([0.1] * 9) == 9
 
 

@@ -1,6 +1,6 @@
 """Labels against the definitions: every chance by the target's own table, shaped the slow way."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +14,7 @@ from omnidraft.distill.examples.acceptance_labels import (
     rejected_tokens,
     target_distribution,
 )
-from omnidraft.ports import Grammar, Proposer, Request, Sampling
+from omnidraft.ports import Grammar, Proposer, Request, Sampling, TextOutcome
 from omnidraft.testing.toy_models import ToyTable
 from omnidraft.traces.record import SOURCES, Rounds, TargetLogprobs, TraceRecord
 from omnidraft.traces.schema import ROUND_COLUMNS
@@ -68,7 +68,7 @@ def tree_proposer(seed: int = 3) -> Proposer:
     table = ToyTable.random(len(DRAFT_PIECES), seed=seed)
 
     class Policy(Wide):
-        def update(self, num_emitted: int, num_nodes: int, step_rows: list[int]) -> None:
+        def update(self, outcomes: Sequence[TextOutcome], num_other_rows: int = 0) -> None:
             self.num_asked = 0
 
     return make_drafter(table, cache=cache, policy=Policy(4, 3, 5), has_lookup=True)

@@ -1,0 +1,179 @@
+"""One text that a drafter with another vocabulary drafts for: what it has read, and the candidates after a prefix.
+
+A merge reads the last draft tokens as one target token, so the draft text is a tree in the drafter's tokens and another
+in the target's.
+Shapes: D the drafter's vocabulary.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator
+from omnidraft.decode.drafting.draft_tree_builder import TextDraft
+from omnidraft.decode.drafting.ranking import CandidateRanker
+from omnidraft.decode.drafting.session_pool import num_shared
+from omnidraft.decode.drafting.token_mapping import DraftPrefix, TokenMapper
+from omnidraft.ports import DraftSession, Request, RoundPlan
+
+if TYPE_CHECKING:
+    from omnidraft.decode.drafting.drafter import Drafter
+
+MAX_ROWS = 4
+"""Prefixes of one text that a step extends at most."""
+
+
+class DrafterSession:
+    """Implements tree_proposer.DraftSourceSession."""
+
+    def __init__(self, drafter: "Drafter", request: Request, calibrator: AcceptanceCalibrator) -> None:
+        self.context = drafter.context(request)
+        self.drafter = drafter
+        self.mapper = TokenMapper(drafter.alignment, drafter.cache, calibrator)
+        self.temperature = request.sampling.temperature
+        self.stop_ids = request.stop_ids
+        self.model: DraftSession | None = None
+        """None until the text is drafted for, and again after `close` and `reset`."""
+        self.fed: list[int] = []
+        """The ids whose keys the model's session holds."""
+        self.first_ids: dict[int, list[int | None]] = {}
+        """The first candidate of each noise weight after the nodes of the last tree."""
+        self._tenant = request.tenant
+        self._may_resume = True
+        self._read_to = 0
+        """Ids of the target's text that the drafter has read."""
+
+    def observe(self, emitted: Sequence[int], reached: Sequence[tuple[int, int]]) -> None:
+        """See tree_proposer.DraftSourceSession."""
+        for node, token in reached:
+            if node in self.first_ids:
+                self.drafter.noise_coupling.update(self.temperature, self.first_ids[node], token)
+        self.context.observe(emitted)
+
+    def reset(self) -> None:
+        """See tree_proposer.DraftSourceSession."""
+        self.drafter.pool.memory.release(self, self.drafter.pool)
+        self.model, self.fed, self.first_ids, self._read_to = None, [], {}, 0
+
+    def close(self) -> None:
+        """See tree_proposer.DraftSourceSession."""
+        model, fed = self.model, self.fed
+        self.reset()
+        self._may_resume = True
+        if model is not None:
+            self.drafter.pool.put(self._tenant, model, fed)
+
+    def ids_to_read(self, draft: TextDraft, plan: RoundPlan) -> list[int] | None:
+        """Return the draft ids of the whole text, to draft from; None when nothing is drafted in this round."""
+        self.first_ids = {}
+        if not draft.limits.num_nodes:
+            return None
+        if self._may_resume:
+            self._resume(draft.position)
+        if not plan.should_draft(draft.index, draft.position - self._read_to):
+            return None
+        ids = self.context.ids
+        if ids is None or not self._rereading_pays(ids, draft, plan):
+            return None
+        return ids if self.drafter.pool.memory.reserve(self._num_missed(ids)) or self.model is not None else None
+
+    def begin(self, ids: list[int], position: int) -> tuple[DraftSession, int, list[int]]:
+        """Return the arguments of `advance` that take the drafter to the end of the text."""
+        if self.model is None:
+            self.model = self.drafter.model.open()
+        keep = len(ids) - self._num_missed(ids)
+        self.fed, self._read_to = list(ids), position
+        self.drafter.pool.memory.hold(self)
+        return self.model, keep, ids[keep:]
+
+    def _resume(self, position: int) -> None:
+        """Take over the keys of an ended text that began with the same ids."""
+        self._may_resume = False
+        if not self.drafter.pool.ended or (ids := self.context.ids) is None:
+            return
+        ended = self.drafter.pool.take(self._tenant, ids)
+        if ended is not None:
+            self.model, self.fed = ended.session, ended.fed
+            self._read_to = max(position - self._num_missed(ids), 0)
+            self.drafter.pool.memory.hold(self)
+
+    def _num_missed(self, ids: list[int]) -> int:
+        """Return the number of ids without keys; the last id is always read again."""
+        return len(ids) - min(num_shared(self.fed, ids), len(ids) - 1)
+
+    def _rereading_pays(self, ids: list[int], draft: TextDraft, plan: RoundPlan) -> bool:
+        """Return whether reading what the drafter has to read again is worth it: half a window after the window
+        slid."""
+        num_missed = self._num_missed(ids)
+        is_growth = not self.fed or num_missed <= draft.position - self._read_to
+        return is_growth or plan.should_draft(draft.index, num_missed)
+
+
+@dataclass(slots=True, eq=False)
+class Extension:
+    """A text while the drafter extends its tree in one round."""
+
+    session: DrafterSession
+    draft: TextDraft
+    ids: list[int]
+    num_candidates: int
+    prefixes: list[DraftPrefix] = field(default_factory=list)
+    """Those that may be extended."""
+    num_branched: int = 0
+
+    def best_prefixes(self) -> list[tuple[float, DraftPrefix]]:
+        """Return the prefixes that the next step may extend with their values, best first; none when the tree is full.
+        Every id branched in this round takes a position in the drafter's context, also beside others."""
+        tree = self.draft.tree
+        num_free = self.session.drafter.model.context_limit - len(self.session.fed) - self.num_branched
+        if self._is_full():
+            return []
+        valued = [(sum(map(tree.open_value, prefix.ends)), prefix) for prefix in self.prefixes]
+        best = sorted((each for each in valued if each[0]), key=lambda each: -each[0])
+        return best[: min(MAX_ROWS, num_free)]
+
+    def branch(self, selected: Sequence[DraftPrefix]) -> tuple[DraftSession, list[int], list[int]]:
+        """Return the arguments of `branch` that extend these prefixes."""
+        assert self.session.model is not None
+        self.prefixes = [prefix for prefix in self.prefixes if prefix not in selected]
+        ids = [prefix.draft_id for prefix in selected if prefix.draft_id is not None]
+        rows = [prefix.before.row for prefix in selected if prefix.before is not None]
+        return self.session.model, ids, [-1 if row is None else row for row in rows]
+
+    def expand_all(
+        self, prefixes: Sequence[DraftPrefix], logits: Iterable[torch.Tensor], plan: RoundPlan, *, are_branches: bool
+    ) -> None:
+        """Add the drafter's candidates after each of these prefixes, whose rows the last step computed."""
+        assert self.session.model is not None
+        head = self.session.model.acceptance_probabilities() if plan.uses_acceptance_head else None
+        for number, (prefix, logits_D) in enumerate(zip(prefixes, logits, strict=True)):
+            row, acceptance = self.num_branched if are_branches else None, None if head is None else head[number]
+            self.num_branched += are_branches
+            self._expand(replace(prefix, row=row, acceptance=acceptance), logits_D)
+
+    def _expand(self, prefix: DraftPrefix, logits_D: torch.Tensor) -> None:
+        """Add the drafter's candidates after this prefix, and the new prefixes that may be extended."""
+        session, tree, noise = self.session, self.draft.tree, self.draft.noise
+        coupling, end = session.drafter.noise_coupling, max(prefix.ends, key=tree.value)
+        ranker = CandidateRanker(logits_D, session.drafter.alignment, session.temperature)
+        weight, at = coupling.best(session.temperature), self.draft.position + tree.nodes[end].depth
+        tree.noise_weight = weight if session.temperature else 0.0
+        if session.temperature:
+            session.first_ids[end] = ranker.first_ids(coupling.weights, noise, at)
+        for rank, candidate in enumerate(ranker.best(self.num_candidates, weight, noise, at)):
+            style = (round(session.temperature, 1), tree.noise_weight)
+            next_prefix = session.mapper.add(tree, prefix, candidate, rank, style)
+            if rank == 0:
+                tree.draft_ids = max(tree.draft_ids, next_prefix.draft_ids, key=len)
+            ends = tuple(node for node in next_prefix.ends if tree.nodes[node].token not in session.stop_ids)
+            if ends:
+                self.prefixes.append(replace(next_prefix, ends=ends))
+
+    def _is_full(self) -> bool:
+        """Return whether the tree holds as many nodes as can be scored."""
+        tree, limits = self.draft.tree, self.draft.limits
+        if self.num_candidates > 1 and limits.num_chains is None:
+            return tree.num_drafted >= 4 * limits.num_nodes
+        return len(tree.ranked(limits)) >= limits.num_nodes

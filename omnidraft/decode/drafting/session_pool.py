@@ -1,0 +1,107 @@
+"""The drafter's KV caches of ended texts, each for the next text of the tenant that begins with the same draft ids."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Protocol
+from weakref import WeakSet
+
+from omnidraft.ports import DraftSession
+
+_MAX_ENDED = 64
+"""Ended texts of one proposer at most, since a short one takes more memory than its ids."""
+
+
+class KvHolder(Protocol):
+    """A text whose draft ids have keys."""
+
+    fed: list[int]
+
+
+class DrafterMemory:
+    """The limit of the ids whose keys all drafters of one host hold together, for running and for ended texts."""
+
+    def __init__(self, max_ids: int) -> None:
+        self._max_ids = max_ids
+        self._running: WeakSet[KvHolder] = WeakSet()
+        self._pools: WeakSet[SessionPool] = WeakSet()
+        self.stamps = count()
+
+    @property
+    def num_ids(self) -> int:
+        """The number of ids whose keys are held."""
+        return sum(len(each.fed) for each in self._running) + sum(pool.num_ids for pool in self._pools)
+
+    def hold(self, text: KvHolder) -> None:
+        """Count the keys of a running text until it is freed or released."""
+        self._running.add(text)
+
+    def release(self, text: KvHolder, pool: "SessionPool") -> None:
+        """Count the keys of this text no longer as those of a running one, but as those in its pool."""
+        self._running.discard(text)
+        self._pools.add(pool)
+
+    def reserve(self, num_ids: int) -> bool:
+        """Return whether keys of so many more ids fit; those of ended texts give way, the least recently used first."""
+        excess = self.num_ids + num_ids - self._max_ids
+        while excess > 0 and (filled := [pool for pool in self._pools if pool.ended]):
+            excess -= min(filled, key=lambda pool: pool.ended[0].stamp).evict()
+        return excess <= 0
+
+
+@dataclass(frozen=True, slots=True)
+class EndedText:
+    """The KV cache of a text that is not drafted for any more."""
+
+    tenant: str
+    session: DraftSession
+    fed: list[int]
+    stamp: int
+
+
+class SessionPool:
+    """The ended texts of one proposer, the least recently used one first."""
+
+    def __init__(self, memory: DrafterMemory | None = None) -> None:
+        """Share `memory` with other pools; None has no limit."""
+        self.memory = memory or DrafterMemory(2**62)
+        self.ended: list[EndedText] = []
+
+    @property
+    def num_ids(self) -> int:
+        """The number of ids whose keys are held here."""
+        return sum(len(each.fed) for each in self.ended)
+
+    def put(self, tenant: str, session: DraftSession, fed: list[int]) -> None:
+        """Hold the KV cache of a text that ended."""
+        self.ended.append(EndedText(tenant, session, fed, next(self.memory.stamps)))
+        if len(self.ended) > _MAX_ENDED:
+            self.evict()
+        self.memory.reserve(0)
+
+    def take(self, tenant: str, ids: Sequence[int]) -> EndedText | None:
+        """Remove and return the tenant's text that shares most leading ids with these. One that shares less than half
+        of its own stays for another text."""
+        shared = [(num_shared(each.fed, ids), each) for each in self.ended if each.tenant == tenant]
+        fitting = [(num, each) for num, each in shared if 2 * num >= len(each.fed)]
+        if not fitting:
+            return None
+        _, best = max(fitting, key=lambda pair: (pair[0], pair[1].stamp))
+        self.ended = [each for each in self.ended if each is not best]
+        return best
+
+    def evict(self) -> int:
+        """Free the least recently used text; return the number of its ids."""
+        return len(self.ended.pop(0).fed)
+
+
+def num_shared(left: Sequence[int], right: Sequence[int]) -> int:
+    """Return the number of leading ids that both have."""
+    low, high = 0, min(len(left), len(right))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -97,9 +97,9 @@ def finish_with(together: Decoder, texts: dict[SequenceState, list[int]]) -> dic
     return {sequence: texts[sequence] + more for sequence, more in finish(together).items()}
 
 
-def test_a_text_preempted_before_every_round_ends_all_the_same():
+def test_a_text_preempted_again_and_again_ends_all_the_same():
     together = decoder()
-    wanted = {together.add(each, make_drafter()): slow_decode(TABLE, each) for each in requests(3, max_new_tokens=6)}
+    wanted = {together.add(each, make_drafter()): slow_decode(TABLE, each) for each in requests(3, max_new_tokens=20)}
     texts: dict[SequenceState, list[int]] = {each: [] for each in wanted}
     for number in range(600):
         for output in together.step():
@@ -110,7 +110,7 @@ def test_a_text_preempted_before_every_round_ends_all_the_same():
         if not together.scheduler.sequences:
             break
     assert texts == wanted
-    assert together.scheduler.num_preemptions > 10
+    assert together.scheduler.num_preemptions >= 5
 
 
 def test_a_prompt_is_read_in_chunks_beside_running_texts():

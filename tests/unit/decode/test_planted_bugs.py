@@ -115,11 +115,16 @@ class Misremembering(Decoder):
         super().__init__(ToyTarget(TABLE), TARGET_TOKENIZER.vocabulary)
         self._wrong = wrong
 
-    def _step(self, session, tree, position, noise, pipeline, stop_checker, num_log_probs):
-        history = self._wrong(pipeline, tree)
-        scored = super()._step(session, tree, position, noise, history, stop_checker, num_log_probs)
-        history.end()
-        return scored
+    def _draw_all(self, drafts, result):
+        histories = [self._wrong(sequence.pipeline, tree) for sequence, tree in drafts]
+        right = [sequence.pipeline for sequence, _ in drafts]
+        for (sequence, _), history in zip(drafts, histories, strict=True):
+            sequence.pipeline = history
+        outputs = super()._draw_all(drafts, result)
+        for (sequence, _), history, pipeline in zip(drafts, histories, right, strict=True):
+            history.end()
+            sequence.pipeline = pipeline
+        return outputs
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

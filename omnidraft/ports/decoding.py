@@ -214,12 +214,15 @@ class ProposerSession(Protocol):
 
     def pause(self) -> None:
         """Give up the last tree and leave the drafter's KV cache to other texts; the text may go on later."""
+        return
 
     def reset(self) -> None:
         """Forget the last tree and the drafter's KV cache, whose state is unknown after an exception."""
+        return
 
     def close(self) -> None:
         """End the text; closing twice is allowed."""
+        return
 
 
 @dataclass(frozen=True, slots=True)

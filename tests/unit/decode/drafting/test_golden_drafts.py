@@ -69,13 +69,8 @@ def numbers(policy: Policy) -> list[float]:
 
 
 def rows_of(tree: DraftTree) -> list[object]:
-    return [
-        tree.tokens,
-        tree.parents,
-        "".join(each.value[0] for each in tree.sources[1:]),
-        tree.draft_ids,
-        tree.noise_weight,
-    ]
+    sources = "".join(each.value[0] for each in tree.sources[1:] if each is not None)
+    return [tree.tokens, tree.parents, sources, tree.draft_ids, tree.noise_weight]
 
 
 def run(policy_name: str, temperature: float, limits_name: str) -> dict[str, object]:

@@ -132,6 +132,8 @@ class RoundScheduler:
             self._last_round = None
             self._end_records(self._tracker.set_active(()))
         self._evict()
+        if self._last_round is None and not len(self._tracker):
+            self._memory.evict_all()
         self._metrics.set("omnidraft_followed_texts", len(self._tracker), target=self._target)
         self._metrics.set("omnidraft_drafter_ids", self._memory.num_ids, target=self._target)
 

@@ -4,6 +4,7 @@ A pass computes on every core and waits for the slowest one, many times. So back
 still delays each pass: once it runs, the scheduler lets it finish a time slice of milliseconds.
 """
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,3 +38,8 @@ def rest() -> None:
     if worked_s >= _PIECE_S:
         _rested_s.set(rested_s + worked_s)
         time.sleep(worked_s * (1 / _SHARE - 1))
+
+
+def lower_priority(nice: int) -> None:
+    """Lower the priority of the calling thread and of those it starts (on Linux priority belongs to a thread)."""
+    os.setpriority(os.PRIO_PROCESS, 0, max(nice, os.getpriority(os.PRIO_PROCESS, 0)))

@@ -10,6 +10,7 @@ from omnidraft.audit.run import DiscardingWriter, audit, dead_letter_reasons
 from omnidraft.bus.sqlite_log import SqliteReader, SqliteWriter
 from omnidraft.distill.ingest import dead_letters
 from omnidraft.distill.ingest.batcher import seen_keys
+from omnidraft.distill.ingest.record_disposition import SEEN_RECORDS
 from omnidraft.distill.ingest.trace_consumer import TraceConsumer
 from omnidraft.distill.publisher import BATCHER
 from omnidraft.ports import Outgoing, SnapshotVersion
@@ -31,13 +32,19 @@ class Case:
     seen_keys: frozenset[int] | None
     alignment: str
     held_out_every: int = HELD_OUT_EVERY
+    seen_records: int = SEEN_RECORDS
 
     def audit(self) -> Report:
         reader = SqliteReader(self.path, "t", partitions=self.num_partitions)
         reasons = dead_letter_reasons("t", dead_letters.read(SqliteReader(self.path, "dead"), idle_s=0))
         pair = {"target": "target", "drafter": "drafter"}
         source = TraceConsumer(reader, DiscardingWriter(), self.alignment, CountingMetrics(), topic="t", **pair)
-        options = {"seen_keys": self.seen_keys, "held_out_every": self.held_out_every, "idle_s": 0}
+        options = {
+            "seen_keys": self.seen_keys,
+            "held_out_every": self.held_out_every,
+            "seen_records": self.seen_records,
+            "idle_s": 0,
+        }
         return audit(source, reader.end_offsets(), self.versions, reasons, **options)
 
     def kinds(self) -> dict[FaultKind, int]:

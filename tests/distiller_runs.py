@@ -7,8 +7,10 @@ import torch
 
 from omnidraft.distill.distiller import Distiller
 from omnidraft.distill.ingest.batcher import Batcher
+from omnidraft.distill.ingest.record_disposition import SEEN_RECORDS
 from omnidraft.distill.ingest.trace_consumer import TraceConsumer
 from omnidraft.distill.publisher import LEARNER, Identity, Publisher
+from omnidraft.distill.retrying import Stop
 from omnidraft.distill.training.learner import Learner, StepReport
 from omnidraft.ports import Outgoing, PollResult
 from omnidraft.registry.directory_registry import DirectoryRegistry
@@ -18,6 +20,10 @@ from omnidraft.testing.memory_log import MemoryLog, MemoryReader, MemoryWriter
 from omnidraft.traces import codec
 
 TEXTS = ("The river goes into the sea. ", "Where does the water go?", "def add(first, second): return first")
+
+
+def no_wait(seconds: float, stop: Stop) -> None:
+    """Waits not at all."""
 
 
 class Killed(Exception):
@@ -83,8 +89,10 @@ class Setting:
         registry=None,
         reader=None,
         held_out_every=0,
+        seen_records=SEEN_RECORDS,
         batcher_class=Batcher,
         drafter_hash="hash",
+        settings=None,
         **changes,
     ):
         learner = Journal(self.pair.learner(head=self.head), die_after=die_after)
@@ -92,12 +100,22 @@ class Setting:
         letters, fingerprint = MemoryWriter(self.log, "dead"), self.pair.alignment.fingerprint
         names = {"target": "target", "drafter": "drafter"}
         consumer = TraceConsumer(reader, letters, fingerprint, CountingMetrics(), topic="t", **names)
-        numbers = {"records_per_step": 2, "held_out_every": held_out_every, "held_out_records": 4}
+        numbers = {
+            "records_per_step": 2,
+            "held_out_every": held_out_every,
+            "held_out_records": 4,
+            "seen_records": seen_records,
+        }
         batcher = batcher_class(reader.partitions(), **numbers)
-        identity = Identity("target", "drafter", drafter_hash, self.pair.alignment.fingerprint, "full", "test")
+        identity = Identity("target", "drafter", drafter_hash, fingerprint, "full", "test", settings or {})
         publisher = Publisher(registry or self.registry, identity, self.folder / "staging")
-        options = {"load_cache": self.pair.load_cache, "steps_per_snapshot": 2} | changes
-        return Distiller(consumer, batcher, learner, publisher, metrics=CountingMetrics(), **options), learner
+        options = {
+            "load_cache": self.pair.load_cache,
+            "steps_per_snapshot": 2,
+            "metrics": CountingMetrics(),
+            "wait": no_wait,
+        }
+        return Distiller(consumer, batcher, learner, publisher, **options | changes), learner
 
     def manifest(self, version: str = "latest"):
         return self.registry.resolve(version).manifest

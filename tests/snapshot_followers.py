@@ -3,9 +3,8 @@
 import threading
 
 from omnidraft.config import WorkerSettings
-from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
 from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
-from omnidraft.decode.snapshot.updater import SnapshotUpdater
+from omnidraft.decode.snapshot.updater import DriftThrottle, SnapshotUpdater
 from omnidraft.errors import BusError, ModelError, RegistryError
 from omnidraft.ports import Announcement
 from omnidraft.registry.directory_registry import DirectoryRegistry

@@ -13,6 +13,7 @@ import pytest
 from omnidraft import config, wiring
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.snapshot.slot import LoadedSnapshot
+from omnidraft.models.serial_passes import forward_serially
 from omnidraft.ports import DraftTree, Noise, Proposer, ProposerSession, Request, Source, TreeLimits
 from omnidraft.telemetry.metrics import CountingMetrics
 
@@ -30,11 +31,13 @@ def tiny_settings(
     return config.load(None, {}, models=names, decode=decode, **sections)
 
 
-def tiny_worker(models: tuple[Path, Path], home: Path, metrics: CountingMetrics) -> wiring.Worker:
+def tiny_worker(
+    models: tuple[Path, Path], home: Path, metrics: CountingMetrics, *, max_num_seqs: int = 16
+) -> wiring.Worker:
     """Engine alone, with the base drafter."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMNIDRAFT_HOME", str(home))
-        return wiring.engine(tiny_settings(models), metrics)
+        return wiring.engine(tiny_settings(models, scheduler={"max_num_seqs": max_num_seqs}), metrics)
 
 
 def snapshot(version: int, proposer: Proposer) -> LoadedSnapshot:
@@ -143,12 +146,12 @@ class _Breaking(ProposerSession):
 @contextmanager
 def broken_target(engine: Engine, error: Exception, num_good: int) -> Iterator[None]:
     """Inside, every text's target raises after so many passes."""
-    whole = engine.decoder.target
-    engine.decoder.target = _BrokenTarget(whole, error, num_good)  # type: ignore[assignment]
+    whole = engine.decoder
+    engine.decoder = whole.with_target(_BrokenTarget(whole.target, error, num_good))  # type: ignore[arg-type]
     try:
         yield
     finally:
-        engine.decoder.target = whole
+        engine.decoder = whole
 
 
 @dataclass
@@ -162,6 +165,9 @@ class _BrokenTarget:
 
     def open(self, *args: Any) -> "_BrokenSession":
         return _BrokenSession(self.whole.open(*args), self.error, self.num_good)
+
+    def forward(self, trees: Any, prompts: Any = ()) -> Any:
+        return forward_serially(trees, prompts)
 
 
 @dataclass

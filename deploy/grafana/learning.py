@@ -2,7 +2,7 @@
 
 from panels import CHOSEN, Board, Panel, Query, Row, increase, quantiles, rate
 
-from omnidraft.ports.trace_reasons import DEAD_LETTER_REASONS
+from omnidraft.ports import DEAD_LETTER_REASONS
 
 DEAD = f'{CHOSEN}, reason=~"{"|".join(DEAD_LETTER_REASONS)}"'
 ALL = ""
@@ -37,7 +37,8 @@ TRACES = Row(
         Panel(
             "Lag",
             "short",
-            "Records between the learner and the end of the log. Beyond learner.max_lag_records it learns a sample.",
+            "Messages between the newest snapshot and the end of the log. Beyond learner.max_lag_records the learner "
+            "catches up: it learns only a share of the requests that wait, chosen by a hash of the request id.",
             (Query(f"sum by (target) (omnidraft_log_lag_records{{{CHOSEN}}})", "{{target}}"),),
         ),
         Panel(
@@ -49,7 +50,7 @@ TRACES = Row(
         Panel(
             "Records skipped",
             "short",
-            "other_pair: another learner's. sampled_out: passed over by a learner that lagged.",
+            "other_pair: records of another learner. sampled_out: left out on purpose while the learner caught up.",
             (Query(increase(SKIPPED, "reason"), "{{reason}}"),),
         ),
     ),

@@ -6,12 +6,12 @@ partition was idle and a record came again almost SEEN_RECORDS later.
 
 from bisect import bisect_right
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 
-from omnidraft.audit.dedup_window import DedupWindow
 from omnidraft.audit.findings import UNDECIDED, Fault, FaultKind
 from omnidraft.audit.snapshot_deltas import SnapshotDelta
 from omnidraft.distill.ingest.record_disposition import (
+    SEEN_RECORDS,
     Disposition,
     disposition,
     forget_oldest,
@@ -20,12 +20,46 @@ from omnidraft.distill.ingest.record_disposition import (
     record_key,
 )
 from omnidraft.distill.ingest.trace_consumer import PartitionOffset, PolledRecords
-from omnidraft.ports import Offsets
-from omnidraft.ports.trace_reasons import OTHER_PAIR
+from omnidraft.ports import OTHER_PAIR, SAMPLED_OUT, Offsets
 from omnidraft.traces.record import TraceRecord
 
 DeadLetterReasons = Mapping[PartitionOffset, str]
 """Position of every message that a dead letter stands for -> its reason."""
+
+
+class DedupWindow:
+    """Compares the log with the record keys that the newest snapshot holds for deduplication.
+
+    It gets every record that was learned or held out, in offset order within each partition. The keys are those
+    of the last `seen_records` of these. Within a partition records go through in order, so behind the oldest one whose
+    key is held, every key of the partition is held, however the partitions took turns.
+    """
+
+    def __init__(self, keys: Set[int], seen_records: int = SEEN_RECORDS) -> None:
+        self._keys = keys
+        self._seen: set[int] = set()
+        self._newest: defaultdict[int, deque[tuple[int, int]]] = defaultdict(lambda: deque(maxlen=seen_records))
+
+    def update(self, position: PartitionOffset, key: int) -> None:
+        partition, offset = position
+        self._newest[partition].append((offset, key))
+        if key in self._keys:
+            self._seen.add(key)
+
+    def num_unknown_keys(self) -> int:
+        """Return the number of keys held of which no record was seen."""
+        return len(self._keys) - len(self._seen)
+
+    def forgotten(self) -> Iterator[PartitionOffset]:
+        """Yield the positions of records whose keys should be held and are not."""
+        for partition, newest in self._newest.items():
+            last = {key: offset for offset, key in newest}  # the later one of a record learned twice
+            held = [offset for key, offset in last.items() if key in self._keys]
+            if not held:
+                continue
+            for offset, key in newest:
+                if offset > min(held) and last[key] == offset and key not in self._keys:
+                    yield partition, offset
 
 
 class LogReplay:
@@ -38,6 +72,7 @@ class LogReplay:
         dedup_window: DedupWindow | None,
         *,
         held_out_every: int,
+        seen_records: int = SEEN_RECORDS,
     ) -> None:
         self.start: Offsets = deltas[0].start if deltas else {}
         """Partition -> first offset of the replay; those before it do not concern these snapshots."""
@@ -53,7 +88,7 @@ class LogReplay:
         self.first: dict[int, int] = {}
         self._deltas, self._dead_letters, self._dedup_window = deltas, dead_letters, dedup_window
         self._ends = {partition: _running_ends(deltas, partition) for partition in self.end}
-        self._held_out_every = held_out_every
+        self._held_out_every, self._seen_records = held_out_every, seen_records
         self._next: dict[int, int] = {}
         self._waiting: dict[int, deque[tuple[int, int, bool]]] = {partition: deque() for partition in sorted(self.end)}
         self._seen: dict[int, None] = {}
@@ -107,7 +142,7 @@ class LogReplay:
                 self.num_gone[delta] += 1
                 return UNDECIDED
             if is_sampled_out(record, sampled.share):
-                return Disposition.SAMPLED_OUT.value
+                return SAMPLED_OUT
         return None
 
     def _begin_offset(self, position: PartitionOffset) -> bool:
@@ -173,7 +208,7 @@ class LogReplay:
         if decided is Disposition.DUPLICATE:
             return
         self._seen[key] = None
-        forget_oldest(self._seen)
+        forget_oldest(self._seen, self._seen_records)
         if self._dedup_window is not None:
             self._dedup_window.update(position, key)
         if decided is Disposition.LEARNED:

@@ -4,16 +4,14 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 
-from omnidraft.audit.dedup_window import DedupWindow
 from omnidraft.audit.findings import Fault, PartitionReport, Report
-from omnidraft.audit.log_replay import DeadLetterReasons, LogReplay
+from omnidraft.audit.log_replay import DeadLetterReasons, DedupWindow, LogReplay
 from omnidraft.audit.snapshot_deltas import SnapshotDelta, compare, snapshot_deltas
 from omnidraft.distill.ingest import topic_scan
 from omnidraft.distill.ingest.dead_letters import DeadLetter
-from omnidraft.distill.ingest.record_disposition import Disposition
+from omnidraft.distill.ingest.record_disposition import SEEN_RECORDS, Disposition
 from omnidraft.distill.ingest.trace_consumer import PolledRecords, TraceConsumer
-from omnidraft.ports import Offsets, Outgoing, SnapshotVersion
-from omnidraft.ports.trace_reasons import EXPIRED, SKIP_REASONS
+from omnidraft.ports import EXPIRED, SKIP_REASONS, Offsets, Outgoing, SnapshotVersion
 
 COUNTED_OFFSETS = {Disposition.HELD_OUT.value, Disposition.DUPLICATE.value, *SKIP_REASONS}
 """Names of manifest counts that stand for one offset each, beside the reasons in dead letters."""
@@ -47,6 +45,7 @@ def audit(
     *,
     seen_keys: Set[int] | None,
     held_out_every: int,
+    seen_records: int = SEEN_RECORDS,
     on_poll: Callable[[int], None] = lambda num_messages: None,
     idle_s: float = topic_scan.IDLE_S,
 ) -> Report:
@@ -56,15 +55,15 @@ def audit(
         consumer: of the pair, over the whole log; its dead letters go to a `DiscardingWriter`.
         log_ends: read after `versions`, `dead_letters` after both.
         seen_keys: keys in the newest snapshot's batcher; None when they are not known.
-        held_out_every: as while learning.
+        held_out_every: as while learning; `seen_records` too.
         on_poll: called with the number of messages of each poll.
 
     Raises:
         BusError: the log cannot be read.
     """
     deltas = snapshot_deltas(versions, COUNTED_OFFSETS | set(dead_letters.values()))
-    names = None if seen_keys is None else DedupWindow(seen_keys)
-    replay = LogReplay(deltas, dead_letters, names, held_out_every=held_out_every)
+    names = None if seen_keys is None else DedupWindow(seen_keys, seen_records)
+    replay = LogReplay(deltas, dead_letters, names, held_out_every=held_out_every, seen_records=seen_records)
     for polled in _polls(consumer, replay.end, log_ends, on_poll, idle_s):
         replay.update(polled)
     replay.finish(log_ends)

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from omnidraft.audit.findings import Fault, FaultKind
 from omnidraft.distill.ingest.record_disposition import Disposition
-from omnidraft.ports import Offsets, SnapshotVersion
+from omnidraft.ports import SAMPLED_OUT, Offsets, SnapshotVersion
 from omnidraft.snapshots.manifest import SampledRange
 
 
@@ -85,7 +85,7 @@ def compare(
     surplus = sum(delta.counts.values()) - delta.num_offsets
     over = _difference(delta.counts, replayed, Disposition.LEARNED)
     over_duplicates = _difference(delta.counts, replayed, Disposition.DUPLICATE)
-    over_sampled = _difference(delta.counts, replayed, Disposition.SAMPLED_OUT)
+    over_sampled = _difference(delta.counts, replayed, SAMPLED_OUT)
     what = (
         f"{delta.num_offsets} offsets; the snapshot counts {_described(delta.counts)}, "
         f"the log says {_described(replayed)}"

@@ -1,11 +1,19 @@
-"""kafka-python's fetcher with our own record parser; sessions, leaders and positions remain its own."""
+"""Read a topic whose files or messages are damaged: kafka-python's fetcher with our own record parser, which returns
+everything that a broker sends, and a search for what lies behind the offsets that the broker itself cannot read.
+
+The broker answers a fetch at such an offset with an error, or with nothing, for ever. An offset counts as unreadable
+only when it was fetched alone and gave nothing twice, before and after a later one was read: a slow broker, or one
+whose disk is gone, does not behave like that.
+"""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
+from kafka import KafkaConsumer, TopicPartition
 from kafka.consumer.fetcher import CompletedFetch, Fetcher
-from kafka.errors import CorruptRecordError, KafkaError
+from kafka.errors import CorruptRecordError, KafkaError, OffsetOutOfRangeError
 from kafka.record import MemoryRecords
 
 from omnidraft.bus.kafka_records import FetchedRecords, Marker
@@ -13,6 +21,14 @@ from omnidraft.ports import Message
 
 MAX_POLL_BYTES = 32 << 20
 """Bytes of one poll: a fetch of 2 MiB can decompress to a thousand times as much."""
+UNREADABLE_ERRORS = (CorruptRecordError, OffsetOutOfRangeError)
+"""Errors that a fetch raises at such an offset, although it lies between the ends of its partition."""
+START_TIMEOUT_MS = 2_000
+"""Timeout of each fetch at the first offset."""
+PROBE_TIMEOUT_MS = 300
+"""Timeout of a fetch at a later offset."""
+STRIDE_DIVISOR = 8
+"""The step to the next probe grows by the distance so far, divided by this."""
 
 
 class TolerantRecords(Fetcher.PartitionRecords):  # type: ignore[misc]
@@ -45,8 +61,8 @@ class TolerantRecords(Fetcher.PartitionRecords):  # type: ignore[misc]
 
 
 class TolerantFetcher(Fetcher):  # type: ignore[misc]
-    """Returns everything that a broker sends, at most MAX_POLL_BYTES and one message at once. Where a broker cannot
-    read its own files it raises, or returns nothing; see kafka_gaps.py."""
+    """Returns everything that a broker sends, at most MAX_POLL_BYTES and one message at once; sessions, leaders and
+    positions remain the client's own. Where a broker cannot read its own files this raises, or returns nothing."""
 
     PartitionRecords = TolerantRecords
 
@@ -72,3 +88,42 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]
             epoch = self._manager.cluster.leader_epoch_for_partition(completed_fetch.topic_partition)
             parsed.newest_epoch = -1 if epoch is None else epoch
         return parsed
+
+
+def first_readable_offset(consumer: KafkaConsumer, partition: TopicPartition, start: int, end: int) -> int:
+    """Return the first readable offset from `start` on, or `start` when none before `end` can be read.
+
+    Args:
+        consumer: used by nobody else; it is assigned and sought.
+
+    Raises:
+        KafkaError: the broker cannot be reached.
+    """
+    consumer.assign([partition])
+    if _is_readable(consumer, partition, start, START_TIMEOUT_MS):
+        return start
+    unreadable, readable = _next_readable(consumer, partition, start, end)
+    while readable - unreadable > 1:
+        middle = (unreadable + readable) // 2
+        if _is_readable(consumer, partition, middle, PROBE_TIMEOUT_MS):
+            readable = middle
+        else:
+            unreadable = middle
+    return start if _is_readable(consumer, partition, start, START_TIMEOUT_MS) else readable
+
+
+def _next_readable(consumer: KafkaConsumer, partition: TopicPartition, start: int, end: int) -> tuple[int, int]:
+    """Return the last unreadable offset that was probed and a readable one; `start` twice when there is none."""
+    unreadable, probe = start, start + 1
+    while probe < end:
+        if _is_readable(consumer, partition, probe, PROBE_TIMEOUT_MS):
+            return unreadable, probe
+        unreadable, probe = probe, probe + 1 + (probe - start) // STRIDE_DIVISOR
+    return start, start
+
+
+def _is_readable(consumer: KafkaConsumer, partition: TopicPartition, offset: int, timeout_ms: int) -> bool:
+    consumer.seek(partition, offset)
+    with suppress(*UNREADABLE_ERRORS):
+        return bool(consumer.poll(timeout_ms=timeout_ms, max_records=1))
+    return False

@@ -14,9 +14,8 @@ from contextlib import closing
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.errors import KafkaError, KafkaTimeoutError
 
-from omnidraft.bus import kafka_gaps
 from omnidraft.bus.kafka_client import MAX_MESSAGE_BYTES, connection, ensure_topic, topic_id, translate_errors
-from omnidraft.bus.kafka_fetcher import TolerantFetcher
+from omnidraft.bus.kafka_fetcher import UNREADABLE_ERRORS, TolerantFetcher, first_readable_offset
 from omnidraft.config import KafkaSettings
 from omnidraft.errors import BusError, OffsetOutOfRange
 from omnidraft.ports import Damage, Message, Offsets, Outgoing, PollResult
@@ -176,7 +175,7 @@ class KafkaReader:
             with translate_errors(f"polling {self._topic}", self._servers):
                 polled = self._consumer.poll(timeout_ms=int(timeout_s * 1000), max_records=max_messages)
         except BusError as exc:
-            if isinstance(exc.__cause__, kafka_gaps.UNREADABLE_ERRORS) and (gap := self._skip_gap(self._partitions)):
+            if isinstance(exc.__cause__, UNREADABLE_ERRORS) and (gap := self._skip_gap(self._partitions)):
                 return gap
             raise
         self._active_partitions |= {name.partition for name in polled}
@@ -229,7 +228,7 @@ class KafkaReader:
             translate_errors(f"looking for what can be read of {self._topic}", self._servers),
             closing(self._connect()) as consumer,
         ):
-            readable = kafka_gaps.first_readable_offset(consumer, self._partitions[partition], position, end)
+            readable = first_readable_offset(consumer, self._partitions[partition], position, end)
         return readable
 
     def _read_added_partitions(self) -> None:

@@ -9,7 +9,7 @@ from omnidraft.cli import models, run, snapshots, traces
 from omnidraft.cli.check import check
 from omnidraft.cli.doctor import doctor
 from omnidraft.cli.generate import generate
-from omnidraft.cli.serve import serve
+from omnidraft.cli.run import serve
 from omnidraft.cli.status import status
 from omnidraft.cli.supervised import run_supervised
 from omnidraft.errors import OmnidraftError

@@ -15,8 +15,7 @@ from omnidraft.cli.options import Config, printable
 from omnidraft.errors import RequestError
 
 if TYPE_CHECKING:
-    from omnidraft.distill.ingest.dead_letters import DeadLetter
-    from omnidraft.distill.ingest.redrive import Choice, Redriven
+    from omnidraft.distill.ingest.dead_letters import Choice, DeadLetter, Redriven
     from omnidraft.ports import LogReader
 
 app = typer.Typer(help="Messages that could not be learned from: list, show, redrive.", no_args_is_help=True)
@@ -88,7 +87,7 @@ def redrive(
 def _redrive(settings: config.Settings, choice: "Choice", again: bool) -> "Redriven":
     from omnidraft import wiring
     from omnidraft.distill.ingest import dead_letters
-    from omnidraft.distill.ingest.redrive import Redrive, redriven_before
+    from omnidraft.distill.ingest.dead_letters import Redrive, redriven_before
 
     log = settings.log
     done: frozenset[str] = frozenset()
@@ -114,7 +113,7 @@ def _counted(messages: "Iterator[DeadLetter]", saw: Callable[[], None]) -> "Iter
 
 
 def _choice(reasons: list[str], places: list[str], everything: bool) -> "Choice":
-    from omnidraft.distill.ingest.redrive import Choice
+    from omnidraft.distill.ingest.dead_letters import Choice
 
     if not (reasons or places or everything):
         raise RequestError("redrive what? Name letters with --reason or --offset PARTITION:OFFSET, or say --all")
@@ -166,7 +165,6 @@ def _content(dead_letter: "DeadLetter") -> dict[str, Any]:
     """Return the record, else its readable fields, else its first bytes."""
     from omnidraft.errors import UnknownKey, UnknownSchema, WireError
     from omnidraft.traces import codec
-    from omnidraft.traces.best_effort_decode import readable_fields
 
     value = dead_letter.message.value
     first_bytes = {"first_bytes": value[:HEX_BYTES].hex(" ")}
@@ -175,7 +173,7 @@ def _content(dead_letter: "DeadLetter") -> dict[str, Any]:
     except (UnknownSchema, UnknownKey):
         return first_bytes
     except WireError as exc:
-        fields = readable_fields(value)
+        fields = codec.readable_fields(value)
         return {"now": str(exc)} | ({"readable_fields": fields} if fields else first_bytes)
 
 

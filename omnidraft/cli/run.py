@@ -1,12 +1,74 @@
-"""`omnidraft run`: run one of the services."""
+"""`omnidraft serve` and `omnidraft run`: run one of the services until SIGTERM.
 
-from typing import Annotated
+`serve` puts OpenAI's API in front of a target, given two model names; `run` takes everything from the settings.
+"""
+
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from omnidraft.cli.options import Config
+from omnidraft.cli.options import Config, Engine, Quantize, download_bars
+
+if TYPE_CHECKING:
+    from omnidraft.config import Settings
 
 app = typer.Typer(help="Be one of the services until SIGTERM.", no_args_is_help=True)
+
+
+def serve(
+    target: Annotated[str | None, typer.Option(help="The model whose text you get: a name, folder or hub id.")] = None,
+    drafter: Annotated[str | None, typer.Option(help="The small model that drafts; any tokenizer.")] = None,
+    more_targets: Annotated[
+        list[str] | None, typer.Option("--more-target", help="Serve this one too; may be given again.")
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Where to listen; 127.0.0.1 unless the settings say more.")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="8000 unless the settings say more; 0: any free one.")
+    ] = None,
+    engine: Engine = None,
+    quantize: Quantize = None,
+    mode: Annotated[str | None, typer.Option(help="fast or reproducible, unless a request says it.")] = None,
+    snapshot: Annotated[
+        str | None, typer.Option(help="Draft with this version, alias or snapshot folder for good.")
+    ] = None,
+    record: Annotated[
+        bool | None, typer.Option("--record/--no-record", help="Whether a learner may see the requests.")
+    ] = None,
+    config_path: Config = None,
+) -> None:
+    """Serve OpenAI's API (completions, chat completions, models) until SIGTERM.
+
+    Needs nothing beside it: traces go to an SQLite file in runs/omnidraft, and the drafter serves as it comes. Start
+    `omnidraft run distiller` and `omnidraft run controller` in the same folder, and it learns.
+
+    \b
+    omnidraft serve --target qwen2.5-coder-1.5b --drafter smollm2-135m
+    curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\
+      -d '{"messages": [{"role": "user", "content": "What is 12 * 17?"}]}'
+
+    API keys: OMNIDRAFT_WORKER__API_KEYS='[{"key": "...", "tenant": "team-a"}]'. All of it: docs/http-api.md.
+    """
+    from omnidraft.hosts import process
+
+    models = {"target": target, "drafter": drafter, "engine": engine, "precision": quantize}
+    overrides = {
+        "models": models | {"more_targets": tuple(more_targets) if more_targets else None},
+        "worker": {"host": host, "port": port, "snapshot": snapshot},
+        "decode": {"mode": mode},
+        "recorder": {"enabled": record},
+    }
+    raise typer.Exit(process.serve("serve", _main, config_path, **overrides))
+
+
+def _main(settings: "Settings") -> int:
+    """Pull missing models with a progress bar, then run the worker."""
+    from omnidraft.hosts import worker
+    from omnidraft.models.catalog import store
+
+    with download_bars() as progress:
+        for name in (*settings.models.targets, settings.models.drafter):
+            store.resolve(name, progress=progress)
+    return worker.main(settings)
 
 
 @app.command("worker")

@@ -80,7 +80,7 @@ def rollback(target: Target = None, config_path: Config = None) -> None:
 
 
 def _promote(name: str, settings: config.Settings) -> None:
-    from omnidraft.fleet.announcements import publish_announcement
+    from omnidraft.fleet.control_log import publish_announcement
 
     registry = _registry(settings)
     chosen = registry.resolve(name).version
@@ -123,7 +123,7 @@ OfTarget = Annotated[str | None, typer.Option("--target", help="For this target 
 @learning_app.command("pause")
 def pause_learning(target: OfTarget = None, config_path: Config = None) -> None:
     """Stop learning after the present step; serving continues."""
-    from omnidraft.fleet.announcements import publish_announcement
+    from omnidraft.fleet.control_log import publish_announcement
 
     publish_announcement(_control(config.load(config_path)), "pause", target=target)
 
@@ -131,7 +131,7 @@ def pause_learning(target: OfTarget = None, config_path: Config = None) -> None:
 @learning_app.command("resume")
 def resume_learning(target: OfTarget = None, config_path: Config = None) -> None:
     """Resume learning."""
-    from omnidraft.fleet.announcements import publish_announcement
+    from omnidraft.fleet.control_log import publish_announcement
 
     publish_announcement(_control(config.load(config_path)), "resume", target=target)
 
@@ -152,7 +152,7 @@ def restart_learning(
     """Restart learning from these offsets, once: for a log that was created anew, or restored from a backup."""
     import uuid
 
-    from omnidraft.fleet.announcements import publish_announcement
+    from omnidraft.fleet.control_log import publish_announcement
 
     offsets = " ".join(start.replace(",", " ").split())
     try:

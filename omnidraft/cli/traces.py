@@ -1,29 +1,56 @@
-"""`omnidraft traces`: print and verify the trace log, and manage its dead letters."""
+"""`omnidraft traces`: print the trace log, verify that nothing was lost or learned twice, manage its dead letters."""
 
 import json
-from collections.abc import Iterable
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from omnidraft import config
 from omnidraft.cli import dead_letters
-from omnidraft.cli.options import Config
-from omnidraft.cli.verify import verify
+from omnidraft.cli.options import Config, Target, printable
 from omnidraft.errors import WireError
 
 if TYPE_CHECKING:
+    from omnidraft.audit.findings import Report
     from omnidraft.ports import Message
+
 
 app = typer.Typer(help="The trace log that decoding writes and the learner reads.", no_args_is_help=True)
 app.add_typer(dead_letters.app, name="dead-letters")
-app.command()(verify)
+
+SHOWN_FAULTS = 20
 
 
 @app.callback()
 def traces() -> None:
     """The trace log that decoding writes and the learner reads."""
+
+
+@app.command("verify")
+def verify(
+    target: Target = None,
+    counts_only: Annotated[
+        bool, typer.Option("--counts-only", help="Do not fetch the newest snapshot's memory, which is large.")
+    ] = False,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Where all of it goes.")] = None,
+    config_path: Config = None,
+) -> None:
+    """Compare the trace log with what snapshots learned and with the dead letters; exit code 1 when they disagree."""
+    from omnidraft.wiring.audit import audit
+
+    settings = config.load(config_path, models={"target": target})
+    with _progress(settings.log.traces_topic) as saw:
+        report = audit(settings, counts_only=counts_only, on_poll=saw)
+    if json_path is not None:
+        json_path.write_text(json.dumps(report.plain_data(), indent=2) + "\n")
+    print_report(report)
+    if report.faults:
+        raise typer.Exit(1)
 
 
 @app.command("new-key")
@@ -51,16 +78,16 @@ def tail(
         newest: list[Message] = []
         for polled in topic_scan.polls_until(lambda: reader.poll(num, timeout_s=1.0), ends):
             newest = sorted([*newest, *polled.messages], key=_age)[-num:]
-        _print(newest)
+        _print_messages(newest)
         while follow:
-            _print(reader.poll(num, timeout_s=1.0).messages)
+            _print_messages(reader.poll(num, timeout_s=1.0).messages)
 
 
 def _age(message: "Message") -> tuple[int, int, int]:
     return message.timestamp_ms, message.partition, message.offset
 
 
-def _print(messages: "Iterable[Message]") -> None:
+def _print_messages(messages: "Iterable[Message]") -> None:
     from omnidraft.traces import codec
 
     for message in messages:
@@ -74,3 +101,49 @@ def _print(messages: "Iterable[Message]") -> None:
         except WireError as exc:
             row = {"partition": message.partition, "offset": message.offset, "error": str(exc)}
         print(json.dumps(row), flush=True)
+
+
+def print_report(report: "Report") -> None:
+    """Print a row per partition, the first faults, and a summary."""
+    console = Console(markup=False, highlight=False)
+    table = Table("partition", "held from", "learned up to", "end", "to learn", "what became of them")
+    for each in report.partitions:
+        dispositions = ", ".join(f"{number} {printable(name)}" for name, number in each.fates.items())
+        numbers = (each.partition, each.first, each.offset, each.end, each.num_to_learn)
+        table.add_row(*map(str, numbers), dispositions)
+    console.print(table)
+    for fault in report.faults[:SHOWN_FAULTS]:
+        where = "" if fault.partition is None else f" {fault.partition}:{fault.offset}"
+        version = "" if fault.version is None else f" snapshot {fault.version}"
+        console.print(f"{fault.kind}{where}{version}: {fault.num}: {printable(fault.what)}", soft_wrap=True)
+    if len(report.faults) > SHOWN_FAULTS:
+        console.print(f"... and {len(report.faults) - SHOWN_FAULTS} more")
+    console.print(_summary(report), soft_wrap=True)
+
+
+def _summary(report: "Report") -> str:
+    from omnidraft.audit.findings import UNDECIDED, FaultKind
+
+    if report.version is None:
+        return "no snapshot yet"
+    counts = ", ".join(f"{report.num(kind)} {kind.replace('_', ' ')}" for kind in FaultKind)
+    expired = f"; {report.num_expired} expired before they were learned" if report.num_expired else ""
+    num_undecided = sum(each.fates.get(UNDECIDED, 0) for each in report.partitions)
+    earlier = (
+        f"; {num_undecided} were passed over or learned by an earlier version's sampling, which cannot be checked again"
+        if num_undecided
+        else ""
+    )
+    return f"up to snapshot {report.version}: {counts}{expired}{earlier}"
+
+
+@contextmanager
+def _progress(topic: str) -> Iterator[Callable[[int], None]]:
+    """Show the number of messages read on stderr, transient; nothing when stderr is not a terminal."""
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn(f"reading {topic}: {{task.completed:g}} messages"), TimeElapsedColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(topic, total=None)
+        yield lambda num_messages: progress.advance(task, num_messages)

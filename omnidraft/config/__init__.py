@@ -1,6 +1,5 @@
 """Every setting of every process."""
 
-from omnidraft.config.log_registry import KafkaSettings, LogSettings, RegistrySettings, Section
 from omnidraft.config.secrets import masked
 from omnidraft.config.sections import (
     AlmSettings,
@@ -12,10 +11,18 @@ from omnidraft.config.sections import (
     Mode,
     ModelSettings,
     RecorderSettings,
+    SchedulerSettings,
     Settings,
 )
+from omnidraft.config.services import (
+    KafkaSettings,
+    LogSettings,
+    MetricsSettings,
+    RegistrySettings,
+    Section,
+    TracingSettings,
+)
 from omnidraft.config.sources import load
-from omnidraft.config.telemetry import MetricsSettings, TracingSettings
 from omnidraft.config.worker import ApiKey, VllmSettings, WorkerSettings
 
 __all__ = [
@@ -33,6 +40,7 @@ __all__ = [
     "ModelSettings",
     "RecorderSettings",
     "RegistrySettings",
+    "SchedulerSettings",
     "Section",
     "Settings",
     "TracingSettings",

@@ -1,5 +1,5 @@
-"""Every setting, with its default and what it does when it is turned up; log and registry are in log_registry.py, the
-worker's HTTP side and vLLM's proposer in worker.py, metrics and tracing in telemetry.py."""
+"""Every setting, with its default and what it does when it is turned up; log, registry, metrics and tracing are in
+services.py, the worker's HTTP side and vLLM's proposer in worker.py."""
 
 import re
 from collections.abc import Mapping
@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from omnidraft.config.log_registry import LogSettings, RegistrySettings, Section
-from omnidraft.config.telemetry import MetricsSettings, TracingSettings
+from omnidraft.config.services import LogSettings, MetricsSettings, RegistrySettings, Section, TracingSettings
 from omnidraft.config.worker import VllmSettings, WorkerSettings
 
 Mode = Literal["fast", "reproducible"]
@@ -81,6 +80,24 @@ class DecodeSettings(Section):
     best."""
     threads: int | None = Field(None, ge=1)
     """Threads of the numeric kernels; texts depend on it. None: the machine's cores."""
+
+
+class SchedulerSettings(Section):
+    """Many texts in one target."""
+
+    max_num_seqs: int = Field(16, ge=1, le=1024)
+    """The number of texts that are decoded together; more wait."""
+    kv_cache_gib: float = Field(4.0, gt=0)
+    """Memory for each target's keys and values, in GiB. When it is full, cached prefixes go first, and the newest text
+    waits then; its keys are computed again."""
+    max_prefill_s: float = Field(0.25, gt=0)
+    """Seconds by which reading other prompts may lengthen the time between two tokens of a running text. Lower means
+    smoother streams, and a later first token for the others."""
+    prefix_caching: bool = True
+    """Keep the keys of finished texts for requests of the same client or tenant that begin with the same tokens."""
+    public_prompts: tuple[str, ...] = ()
+    """System prompts whose keys everybody may share. Others can find out, by the time to the first token, that one of
+    them was used lately, and nothing else."""
 
 
 class RecorderSettings(Section):
@@ -259,6 +276,7 @@ class Settings(Section):
 
     models: ModelSettings = ModelSettings()
     decode: DecodeSettings = DecodeSettings()
+    scheduler: SchedulerSettings = SchedulerSettings()
     recorder: RecorderSettings = RecorderSettings()
     log: LogSettings = LogSettings()
     registry: RegistrySettings = RegistrySettings()

@@ -2,7 +2,7 @@
 
 from pydantic import Field, SecretStr, field_validator
 
-from omnidraft.config.log_registry import Section
+from omnidraft.config.services import Section
 
 MIN_KEY_CHARS = 16
 
@@ -60,7 +60,7 @@ class WorkerSettings(Section):
     max_new_tokens: int = Field(2048, ge=1)
     """The maximal `max_tokens` of a request."""
     max_choices: int = Field(16, ge=1)
-    """Texts of one request: `n` times its prompts. They are decoded one after another."""
+    """Texts of one request: `n` times its prompts. They are decoded side by side."""
     drain_timeout_s: float = Field(15.0, ge=0)
     """The time accepted requests have to finish after SIGTERM; then they end with an error. Whatever kills the process
     has to wait longer than this and `recorder.drain_timeout_s` together."""

@@ -3,19 +3,20 @@ metrics."""
 
 import secrets
 import uuid
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 from omnidraft.config import DecodeSettings, RecorderSettings
-from omnidraft.decode.decode_spans import span_steps
-from omnidraft.decode.loop import Decoder
+from omnidraft.decode.decoder import Decoder
 from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
 from omnidraft.decode.recording.trace_producer import TraceProducer
 from omnidraft.decode.sampling.validation import check_sampling, require_text, unsigned_seed
-from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
+from omnidraft.decode.sequence import SequenceState
 from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
-from omnidraft.decode.step_metrics import count_steps
+from omnidraft.decode.snapshot.updater import DriftThrottle
+from omnidraft.decode.step_telemetry import StepCounter, StepObserver, TextSpan
 from omnidraft.errors import RequestError
 from omnidraft.ports import Metrics, Mode, NoopTracing, Request, Sampling, Span, Step, Tracing
 from omnidraft.vocab.tokenizer import Tokenizer
@@ -62,13 +63,61 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class GenerationStream:
-    """One text being generated."""
+    """One text that is generated alone, a step for each item read."""
 
     snapshot: LoadedSnapshot
     seed: int
     num_prompt_tokens: int
     steps: Generator[Step, None, None]
     """Closing it ends the text early and frees the target's memory."""
+
+
+@dataclass(slots=True, eq=False)
+class Generation:
+    """One text that is generated beside others."""
+
+    snapshot: LoadedSnapshot
+    sequence: SequenceState
+    observers: tuple[StepObserver, ...]
+    has_begun: bool = False
+    """Whether a round gave it anything."""
+    is_over: bool = False
+
+    @property
+    def seed(self) -> int:
+        return self.sequence.request.seed
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.sequence.request.prompt_ids)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens whose keys came from another text."""
+        return self.sequence.num_reused
+
+    def take(self, step: Step) -> None:
+        """Show a step to the observers."""
+        for observer in self.observers:
+            observer.take(step)
+        if step.finish_reason is not None:
+            self.end(None)
+
+    def end(self, error: Exception | None) -> None:
+        """Tell the observers, once, that nothing follows."""
+        if not self.is_over:
+            self.is_over = True
+            for observer in self.observers:
+                observer.end(error)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationOutput:
+    """The result of one round for a text: a step, or the error that ended it."""
+
+    generation: Generation
+    step: Step | None = None
+    error: Exception | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +133,7 @@ class Pair:
 
 
 class Engine:
-    """One target and one snapshot slot. Any thread may start a text; one thread at a time runs its steps."""
+    """One target and one snapshot slot. One thread at a time adds texts and runs their rounds."""
 
     def __init__(
         self,
@@ -98,8 +147,10 @@ class Engine:
         recording: RecorderSettings,
         tracing: Tracing | None = None,
         has_pass_spans: bool = True,
+        has_prefix_caching: bool = True,
     ) -> None:
-        """Serve one pair. With `has_pass_spans` every pass is a span of its own, where `tracing` is on."""
+        """Serve one pair. With `has_pass_spans` every pass is a span of its own, where `tracing` is on. Without
+        `has_prefix_caching` no text reuses another one's keys."""
         self.drift_throttle = DriftThrottle(decode.drifted_draft_tokens)
         self.pair = pair
         self.slot = slot
@@ -110,24 +161,115 @@ class Engine:
         self._recording = recording
         self._tracing = tracing or NoopTracing()
         self._has_pass_spans = has_pass_spans
+        self._has_prefix_caching = has_prefix_caching
+        self._num_preemptions = 0
+        self._generations: dict[SequenceState, Generation] = {}
 
-    def stream(self, request: GenerationRequest, snapshot: LoadedSnapshot | None = None) -> GenerationStream:
-        """Start a text with this snapshot, or else with the one that the slot gives its id.
+    def add_request(
+        self,
+        request: GenerationRequest,
+        snapshot: LoadedSnapshot | None = None,
+        *,
+        client: str = "",
+        cache_scope: str | None = None,
+    ) -> Generation:
+        """Add a text to the next rounds, with this snapshot or else with the one that the slot gives its id.
+
+        Args:
+            client: texts are admitted fairly over clients.
+            cache_scope: texts of one scope may reuse each other's keys; None reuses nothing.
 
         Raises:
             RequestError: the request cannot be served.
         """
         snapshot = snapshot or self.slot.snapshot_for(request.request_id)
         decode_request = self.decode_request(request)
+        scope = cache_scope if self._has_prefix_caching else None
+        sequence = self.decoder.add(decode_request, snapshot.proposer, client=client, cache_scope=scope)
+        generation = Generation(snapshot, sequence, self._observers(request, decode_request, snapshot))
+        self._generations[sequence] = generation
+        return generation
+
+    def step(self) -> list[GenerationOutput]:
+        """Run one round over all texts; return the steps of those that drew tokens, and the errors that ended texts."""
+        outputs = []
+        for output in self.decoder.step():
+            generation = self._generations[output.sequence]
+            if not generation.has_begun:
+                self._count_prefix(generation)
+            if output.step is None:
+                generation.end(output.error)
+            else:
+                generation.take(output.step)
+            if generation.is_over:
+                del self._generations[output.sequence]
+            outputs.append(GenerationOutput(generation, output.step, output.error))
+        self._count_preemptions()
+        return outputs
+
+    def _count_prefix(self, generation: Generation) -> None:
+        generation.has_begun = True
+        add = partial(self._metrics.add, target=self.pair.target)
+        add("omnidraft_prefix_cache_queries_total", generation.num_prompt_tokens)
+        add("omnidraft_prefix_cache_hits_total", generation.num_cached_tokens)
+
+    def _count_preemptions(self) -> None:
+        num_preemptions = self.decoder.scheduler.num_preemptions
+        if num_preemptions > self._num_preemptions:
+            added, self._num_preemptions = num_preemptions - self._num_preemptions, num_preemptions
+            self._metrics.add("omnidraft_preemptions_total", added, target=self.pair.target)
+
+    def abort(self, generation: Generation) -> None:
+        """End a text early; nothing happens when it has ended already."""
+        if self._generations.pop(generation.sequence, None) is not None:
+            self.decoder.abort(generation.sequence)
+            generation.end(None)
+
+    def has_room(self, client: str) -> bool:
+        """Return whether a text of this client would begin at once, if there is memory for it."""
+        return self.decoder.scheduler.has_room(client)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether texts run or wait."""
+        return bool(self._generations)
+
+    def stream(self, request: GenerationRequest, snapshot: LoadedSnapshot | None = None) -> GenerationStream:
+        """Start a text that is generated alone, beside no other one; see `add_request`."""
+        snapshot = snapshot or self.slot.snapshot_for(request.request_id)
+        decode_request = self.decode_request(request)
+        steps = self._observed_steps(request, decode_request, snapshot)
+        return GenerationStream(snapshot, decode_request.seed, len(decode_request.prompt_ids), steps)
+
+    def _observed_steps(
+        self, request: GenerationRequest, decode_request: Request, snapshot: LoadedSnapshot
+    ) -> Generator[Step, None, None]:
+        observers, error = self._observers(request, decode_request, snapshot), None
+        try:
+            for step in self.decoder.decode(decode_request, snapshot.proposer):
+                for observer in observers:
+                    observer.take(step)
+                yield step
+        except Exception as exc:
+            error = exc
+            raise
+        finally:
+            for observer in observers:
+                observer.end(error)
+
+    def _observers(
+        self, request: GenerationRequest, decode_request: Request, snapshot: LoadedSnapshot
+    ) -> tuple[StepObserver, ...]:
+        """Return what follows the steps of a text: its trace record, its spans and the metrics."""
         span = self._begin_span(request, decode_request, snapshot)
-        steps = self.decoder.decode(decode_request, snapshot.proposer)
+        observers: list[StepObserver] = []
         if self._producer is not None and request.is_stored and request.tenant not in self._recording.opted_out:
-            steps = self._record_steps(steps, self._record_builder(request, decode_request, snapshot, span.context))
+            observers.append(self._record_builder(request, decode_request, snapshot, span.context))
         if self._tracing.is_on:
-            steps = span_steps(steps, self._tracing, span, has_passes=self._has_pass_spans)
-        plain_pass_s = self.decoder.plain_pass_s(decode_request.mode)
-        counted = count_steps(steps, self._metrics, self.pair.target, str(snapshot.version), plain_pass_s)
-        return GenerationStream(snapshot, decode_request.seed, len(decode_request.prompt_ids), counted)
+            observers.append(TextSpan(self._tracing, span, has_passes=self._has_pass_spans))
+        plain_token_s = partial(self.decoder.plain_token_s, decode_request.mode)
+        observers.append(StepCounter(self._metrics, self.pair.target, str(snapshot.version), plain_token_s))
+        return tuple(observers)
 
     def prepare(self, request: GenerationRequest) -> GenerationRequest:
         """Return the request with its grammar compiled in the caller's thread, so that decoding never waits for it.
@@ -201,11 +343,6 @@ class Engine:
             traceparent,
         )
         return TraceRecordBuilder(decode_request, context, self._recording, self._producer.emit)
-
-    def _record_steps(self, steps: Iterator[Step], builder: TraceRecordBuilder) -> Iterator[Step]:
-        for step in steps:
-            builder.take(step)
-            yield step
 
 
 def _prompt_ids(request: GenerationRequest, tokenizer: PromptTokenizer) -> list[int]:

@@ -21,10 +21,9 @@ from omnidraft.distill.ingest.batcher import Batch, Batcher
 from omnidraft.distill.ingest.crash_journal import CrashJournal
 from omnidraft.distill.ingest.trace_consumer import PartitionOffset, TraceConsumer
 from omnidraft.distill.publisher import BATCHER, LEARNER, Publisher, Restored
-from omnidraft.distill.retrying import Result, retry, wait
+from omnidraft.distill.retrying import Result, Stop, Wait, retry, wait
 from omnidraft.distill.training.learner import Learner
-from omnidraft.distill.training.step_report import Counters, StepReport, count, mean_losses
-from omnidraft.distill.training_spans import LearningSpans
+from omnidraft.distill.training.step_report import Counters, LearningSpans, StepReport, count, mean_losses
 from omnidraft.errors import BusError, LogReplaced
 from omnidraft.ports import POISON, Announcement, Metrics, NoopTracing
 from omnidraft.snapshots import bundle
@@ -37,7 +36,6 @@ WAITING_S = 2.0
 logger = logging.getLogger(__name__)
 
 LoadCache = Callable[[Mapping[str, np.ndarray]], NgramCache]
-Stop = Callable[[], bool]
 
 
 class Distiller:
@@ -61,6 +59,7 @@ class Distiller:
         drift_haste: int = 1,
         progress: Callable[[Status], None] = lambda status: None,
         spans: LearningSpans | None = None,
+        wait: Wait = wait,
     ) -> None:
         """
         Args:
@@ -72,6 +71,7 @@ class Distiller:
             journal: gets every step before it runs; its poison is the batcher's. None: crashes are not noted.
             progress: called after every step and every snapshot, in the thread of `run`.
             spans: the spans of every step and every snapshot but the first.
+            wait: sleeps before a retry, while learning is paused, and until a log is back.
         """
         self._consumer, self._batcher, self._learner, self._publisher = consumer, batcher, learner, publisher
         self._load_cache, self._steps_per_snapshot = load_cache, steps_per_snapshot
@@ -82,7 +82,7 @@ class Distiller:
             consumer, batcher, metrics, max_lag_records=max_lag_records, lag_sample_records=lag_sample_records
         )
         self._held_out = HeldOut(learner)
-        self._spans = spans or LearningSpans(NoopTracing(), "")
+        self._wait, self._spans = wait, spans or LearningSpans(NoopTracing(), "")
         self._reports: list[StepReport] = []  # since the newest snapshot
         self._unmeasured: list[PartitionOffset] = []  # held out since then
         self._status = Status()
@@ -106,7 +106,7 @@ class Distiller:
         while not stop():
             self._follow_control(stop)
             if self._control.is_paused:
-                wait(PAUSED_S, stop)
+                self._wait(PAUSED_S, stop)
             elif batch := self._next_batch(stop):
                 self._learn(batch, stop)
                 if len(self._reports) >= self._num_steps_due():
@@ -154,7 +154,7 @@ class Distiller:
                     logger.error("learning stands still: %s", exc)
                 self._update_status(waits_for=str(exc))
             self._follow_control(stop)
-            wait(WAITING_S, stop)
+            self._wait(WAITING_S, stop)
 
     def _restart(self, order: Announcement, stop: Stop) -> None:
         """Publish the steps so far; move; publish the new offsets. So a restart is carried out once, and the snapshots
@@ -277,7 +277,7 @@ class Distiller:
         self._update_status(version=version, agreement=after)
 
     def _retry(self, action: Callable[[], Result], stop: Stop) -> Result:
-        return retry(action, stop, lambda: self._metrics.add("omnidraft_learner_errors_total"))
+        return retry(action, stop, lambda: self._metrics.add("omnidraft_learner_errors_total"), wait=self._wait)
 
     def _update_status(self, **changes: Any) -> None:
         if changes.get("version") is not None:

@@ -14,12 +14,26 @@ WAITS_S = (0.5, 1.0, 2.0, 5.0, 10.0)
 TICK_S = 0.05
 
 Result = TypeVar("Result")
+Stop = Callable[[], bool]
+Wait = Callable[[float, Stop], None]
+"""Sleeps for so many seconds, or until the process is to stop."""
 
 logger = logging.getLogger(__name__)
 
 
+def wait(seconds: float, stop: Stop) -> None:
+    """Sleep, but not past `stop`."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and not stop():
+        time.sleep(min(TICK_S, max(0.0, until - time.monotonic())))
+
+
 def retry(
-    action: Callable[[], Result], stop: Callable[[], bool], on_failure: Callable[[], None] = lambda: None
+    action: Callable[[], Result],
+    stop: Stop,
+    on_failure: Callable[[], None] = lambda: None,
+    *,
+    wait: Wait = wait,
 ) -> Result:
     """Return what `action` returns, tried again until it succeeds; `on_failure` is called after every failure.
 
@@ -36,13 +50,6 @@ def retry(
         reraise=True,
     )
     return retrying(action)
-
-
-def wait(seconds: float, stop: Callable[[], bool]) -> None:
-    """Sleep, but not past `stop`."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until and not stop():
-        time.sleep(min(TICK_S, max(0.0, until - time.monotonic())))
 
 
 def _log_failure(state: RetryCallState) -> None:

@@ -7,7 +7,7 @@ from omnidraft.config import Settings
 from omnidraft.doctor.finding import Finding, ok, problem, warning
 
 if TYPE_CHECKING:
-    from omnidraft.models.catalog.atomic_dir import Origin
+    from omnidraft.models.catalog.install import Origin
 
 
 def folder_of(name: str) -> Path | None:
@@ -26,7 +26,7 @@ def weights_bytes(folder: Path) -> int:
 def model(name: str) -> Finding:
     """Check that the model is installed, made from the catalog's file, and that every weight file is complete."""
     from omnidraft.models.catalog import known_models
-    from omnidraft.models.catalog.atomic_dir import read_origin
+    from omnidraft.models.catalog.install import read_origin
     from omnidraft.models.catalog.store import HUB_ID
 
     check, folder, local = f"model {name}", folder_of(name), Path(name).expanduser()

@@ -9,10 +9,12 @@ Shapes: N nodes of a tree, V vocabulary.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 
+from omnidraft.models.serial_passes import forward_serially, require_new
 from omnidraft.ports import DraftTree, Mode, Noise, Proposer, ProposerSession, Request, Target, TreeLimits
 
 MAX_ROWS = 512
@@ -54,6 +56,7 @@ class CachingTarget:
         self.vocab_size = target.vocab_size
         self.context_limit = target.context_limit
         self.fingerprint = target.fingerprint
+        self.max_rows = target.max_rows
         self._scored: dict[_PassKey, torch.Tensor] = {}
 
     def limits(self, mode: Mode) -> TreeLimits:
@@ -63,6 +66,21 @@ class CachingTarget:
     def open(self, prompt_ids: Sequence[int], max_new_tokens: int, mode: Mode) -> "_CachingSession":
         """See ports.Target."""
         return _CachingSession(self, tuple(prompt_ids), max_new_tokens, mode)
+
+    def forward(
+        self, trees: Sequence[tuple[Any, DraftTree]], prompts: Sequence[tuple[Any, int]] = ()
+    ) -> list[torch.Tensor]:
+        """See ports.Target."""
+        return forward_serially(trees, prompts)
+
+    def reuse(self, session: Any, source: Any, num_ids: int) -> int:
+        """See ports.Target. Nothing is reused: a replayed session computes its own keys."""
+        require_new(session)
+        return 0
+
+    def kv_bytes(self, num_ids: int) -> int:
+        """See ports.Target."""
+        return self._target.kv_bytes(num_ids)
 
     def logits(self, key: _PassKey) -> torch.Tensor:
         """Return the logits [N, V] of this pass, computed by a real session that replays its history."""
@@ -99,13 +117,21 @@ class _CachingSession:
         self._opened_with = (prompt_ids, max_new_tokens, mode)
         self._history: tuple[_ScoredTree, ...] = ()
         self._tree = DraftTree.empty(prompt_ids[-1])
+        self.num_unread = len(prompt_ids) - 1
+        self.num_kept = 0
+
+    def read(self, num_ids: int) -> None:
+        self.num_unread -= num_ids
+        self.num_kept += num_ids
 
     def score(self, tree: DraftTree) -> torch.Tensor:
+        self.read(self.num_unread)
         self._tree = tree
         return self._target.logits(_PassKey(*self._opened_with, self._history, tree))
 
     def keep(self, nodes: Sequence[int]) -> None:
         self._history += (_ScoredTree(self._tree, tuple(nodes)),)
+        self.num_kept += len(nodes)
 
     def close(self) -> None:
         pass

@@ -7,9 +7,8 @@ from operator import add
 
 from omnidraft.decode.engine import Engine, GenerationRequest
 from omnidraft.exactness.compare import TextComparer, TextComparison
-from omnidraft.exactness.distribution_test import DistributionTest
+from omnidraft.exactness.distribution_test import DistributionTest, SamplingTest
 from omnidraft.exactness.rounding import Rounding, measure
-from omnidraft.exactness.sampling_test import SamplingTest
 from omnidraft.ports import Mode, Request, Sampling
 
 

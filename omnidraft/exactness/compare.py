@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from omnidraft.decode.loop import Decoder
+from omnidraft.decode.decoder import Decoder
 from omnidraft.decode.sampling.logits_pipeline import LogitsPipeline
 from omnidraft.decode.sampling.noise import SeededNoise
 from omnidraft.decode.step_stats import DecodeStats

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from omnidraft.decode.loop import Decoder
+from omnidraft.decode.decoder import Decoder
 from omnidraft.exactness.tracing_target import trace_tokens
 from omnidraft.ports import DraftTree, Request, Source, Target
 

@@ -5,10 +5,11 @@ Shapes: N nodes of a tree, V vocabulary.
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from omnidraft.decode.loop import Decoder
+from omnidraft.decode.decoder import Decoder
 from omnidraft.decode.step_stats import DecodeStats
 from omnidraft.ports import DraftTree, Mode, Proposer, Request, Target, TargetSession, TreeLimits
 
@@ -36,16 +37,17 @@ def trace_tokens(
 
 
 class TracingTarget:
-    """Implements ports.Target over another target; for one text at a time."""
+    """Implements ports.Target over another target; it records one text at a time."""
 
     logits_NV: torch.Tensor
-    """Logits of the last pass."""
+    """Logits of the last tree of the last pass."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
         self.vocab_size = target.vocab_size
         self.context_limit = target.context_limit
         self.fingerprint = target.fingerprint
+        self.max_rows = target.max_rows
 
     def limits(self, mode: Mode) -> TreeLimits:
         """See ports.Target."""
@@ -55,20 +57,48 @@ class TracingTarget:
         """See ports.Target."""
         return _TracingSession(self, self._target.open(prompt_ids, max_new_tokens, mode))
 
+    def forward(
+        self, trees: Sequence[tuple[Any, DraftTree]], prompts: Sequence[tuple[Any, int]] = ()
+    ) -> list[torch.Tensor]:
+        """See ports.Target."""
+        logits = self._target.forward(
+            [(session.traced, tree) for session, tree in trees],
+            [(session.traced, num_ids) for session, num_ids in prompts],
+        )
+        if logits:
+            self.logits_NV = logits[-1]
+        return logits
+
+    def reuse(self, session: Any, source: Any, num_ids: int) -> int:
+        """See ports.Target."""
+        return self._target.reuse(session.traced, source.traced, num_ids)
+
+    def kv_bytes(self, num_ids: int) -> int:
+        """See ports.Target."""
+        return self._target.kv_bytes(num_ids)
+
 
 class _TracingSession:
     """Implements ports.TargetSession."""
 
     def __init__(self, target: TracingTarget, session: TargetSession) -> None:
         self._target = target
-        self._session = session
+        self.traced = session
+
+    @property
+    def num_kept(self) -> int:
+        return self.traced.num_kept
+
+    @property
+    def num_unread(self) -> int:
+        return self.traced.num_unread
 
     def score(self, tree: DraftTree) -> torch.Tensor:
-        self._target.logits_NV = self._session.score(tree)
+        self._target.logits_NV = self.traced.score(tree)
         return self._target.logits_NV
 
     def keep(self, nodes: Sequence[int]) -> None:
-        self._session.keep(nodes)
+        self.traced.keep(nodes)
 
     def close(self) -> None:
-        self._session.close()
+        self.traced.close()

@@ -7,9 +7,8 @@ from collections.abc import Callable
 
 from omnidraft.config import ControllerSettings
 from omnidraft.errors import BusError, SnapshotError, SnapshotNotFound, SnapshotStale
-from omnidraft.fleet.canary_trial import CanaryTrial
-from omnidraft.fleet.drift_recovery import DriftRecovery
-from omnidraft.fleet.promotion_gate import Decision, decide, lineage_between
+from omnidraft.fleet.drift import DriftRecovery
+from omnidraft.fleet.promotion import CanaryTrial, Decision, decide, lineage_between
 from omnidraft.fleet.request_stats import RequestStatsReader
 from omnidraft.ports import Announcer, ControlFollower, Metrics, Registry, SnapshotVersion
 

@@ -1,6 +1,7 @@
 """The status of a fleet: versions of every target, the learner's lag, dead letters, workers, and unreachable services.
 
 A service that does not answer adds a line to the problems, and None stands for its values; the rest is still reported.
+What holds by the control log (whether a pair learns, its canary, the tenants whose traffic drifts) is read anew.
 """
 
 from collections import Counter
@@ -11,16 +12,63 @@ from typing import TypeVar
 
 from omnidraft.config import Settings
 from omnidraft.errors import OmnidraftError
-from omnidraft.fleet.control_state import CanaryState, ControlState, DriftingTenant, read_control_state
+from omnidraft.fleet.control_log import LogControlFollower
 from omnidraft.fleet.workers import WorkerStatus
-from omnidraft.ports import LogReader, Metrics, Offsets, Registry, SnapshotVersion
+from omnidraft.ports import Announcement, AnnouncementKind, LogReader, Metrics, Offsets, Registry, SnapshotVersion
 
 _T = TypeVar("_T")
 
+ALL_KINDS: tuple[AnnouncementKind, ...] = ("champion", "canary", "pause", "resume", "drift", "drift_over")
 ALIASES = ("champion", "challenger", "previous")
 POLL_S = 2.0
 MOST_DEAD_LETTERS = 1000
 """The number of newest dead letters whose reasons are read."""
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryState:
+    """A canary that serves now."""
+
+    version: int
+    share: float
+    """The share of the requests it serves."""
+
+
+@dataclass(frozen=True, slots=True)
+class DriftingTenant:
+    """A tenant on whose traffic agreement fell."""
+
+    tenant: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ControlState:
+    """The state of one pair."""
+
+    is_learning_paused: bool = False
+    canary: CanaryState | None = None
+    drifting: tuple[DriftingTenant, ...] = ()
+
+
+def read_control_state(
+    reader: LogReader, metrics: Metrics, *, target: str, drafter: str, timeout_s: float
+) -> ControlState:
+    """Read the whole control log. Raises BusError."""
+    follower = LogControlFollower(reader, metrics, kinds=ALL_KINDS, target=target, drafter=drafter)
+    return _state(follower.poll(timeout_s))
+
+
+def _state(announcements: Sequence[Announcement]) -> ControlState:
+    """Return the state that announcements describe, none of which supersedes another."""
+    by_kind = {each.kind: each for each in announcements}
+    canary = by_kind.get("canary")
+    drifting = [DriftingTenant(each.tenant or "", each.reason or "") for each in announcements if each.kind == "drift"]
+    return ControlState(
+        "pause" in by_kind,
+        CanaryState(canary.version or 0, canary.share or 0.0) if canary else None,
+        tuple(drifting),
+    )
 
 
 @dataclass(frozen=True, slots=True)

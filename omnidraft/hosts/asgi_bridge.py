@@ -61,7 +61,9 @@ class ResponseStart:
     headers: Headers
 
 
-async def respond(app: ASGIApp, call: HttpCall) -> AsyncGenerator[ResponseStart | bytes, None]:
+async def respond(
+    app: ASGIApp, call: HttpCall, *, disconnect_timeout_s: float = DISCONNECT_TIMEOUT_S
+) -> AsyncGenerator[ResponseStart | bytes, None]:
     """Yield the response's frames as the application sends them. Closing the generator means a client disconnect.
 
     An exception of the application before its first frame is raised here; a later one is logged.
@@ -72,7 +74,7 @@ async def respond(app: ASGIApp, call: HttpCall) -> AsyncGenerator[ResponseStart 
             async for frame in frames:
                 yield frame
     finally:
-        await app_call.disconnect()
+        await app_call.disconnect(disconnect_timeout_s)
 
 
 class _AppCall:
@@ -91,12 +93,12 @@ class _AppCall:
         await asyncio.wait({self._task})
         self._raise_or_log()
 
-    async def disconnect(self) -> None:
+    async def disconnect(self, timeout_s: float) -> None:
         """Disconnect, and cancel the application unless it returns in time."""
         self._is_disconnected.set()
         while not self._sent.empty():  # the application may wait for the queue
             self._sent.get_nowait()
-        _, late = await asyncio.wait({self._task}, timeout=DISCONNECT_TIMEOUT_S)
+        _, late = await asyncio.wait({self._task}, timeout=timeout_s)
         for task in late:
             task.cancel()
 

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from omnidraft.config import WorkerSettings
-from omnidraft.serving.error_object import error
+from omnidraft.serving.response_schemas import error
 
 LAST_BYTES_S = 3
 """The time clients have to read the end of their responses when the server stops."""

@@ -14,9 +14,9 @@ from typing import Any
 from omnidraft.config import LearnerSettings, Settings
 from omnidraft.distill.distiller import Distiller
 from omnidraft.hosts.process import configure_logging
-from omnidraft.models.threads import lower_priority
 from omnidraft.telemetry.metric_definitions import DISTILLER
 from omnidraft.telemetry.metrics import PrometheusMetrics
+from omnidraft.throttle import lower_priority
 
 
 class DistillerActor:

@@ -43,7 +43,7 @@ class DecodeReplica:
         Raises:
             OmnidraftError: model, log or registry cannot be used.
         """
-        from omnidraft.hosts.worker_runtime import WorkerRuntime  # heavy: only replicas load models
+        from omnidraft.hosts.worker import WorkerRuntime  # heavy: only replicas load models
 
         configure_logging(f"worker for {settings.models.target}")
         self._worker = WorkerRuntime(settings)

@@ -28,23 +28,39 @@ from omnidraft.ports.drafting import (
 )
 from omnidraft.ports.learning import PackedTexts, TrainableDrafter, TrainableHead
 from omnidraft.ports.log import (
+    DEAD_LETTER_REASONS,
+    DROP_REASONS,
+    EXPIRED,
+    OTHER_PAIR,
+    POISON,
+    REJECT_REASONS,
+    SAMPLED_OUT,
+    SKIP_REASONS,
     Damage,
     DamageReason,
+    DropReason,
     LogReader,
     LogWriter,
     Message,
     Offsets,
     Outgoing,
     PollResult,
+    RejectReason,
     TopicFacts,
 )
 from omnidraft.ports.registry import Registry, SnapshotVersion
 from omnidraft.ports.telemetry import Metrics, NoopSpan, NoopTracing, Span, Tracing
-from omnidraft.ports.trace_reasons import POISON
 from omnidraft.traces.record import FinishReason, Source
 
 __all__ = [
+    "DEAD_LETTER_REASONS",
+    "DROP_REASONS",
+    "EXPIRED",
+    "OTHER_PAIR",
     "POISON",
+    "REJECT_REASONS",
+    "SAMPLED_OUT",
+    "SKIP_REASONS",
     "AcceptanceFn",
     "Announcement",
     "AnnouncementFields",
@@ -57,6 +73,7 @@ __all__ = [
     "DraftRequest",
     "DraftSession",
     "DraftTree",
+    "DropReason",
     "FinishReason",
     "Grammar",
     "LogProbs",
@@ -76,6 +93,7 @@ __all__ = [
     "Proposer",
     "ProposerSession",
     "Registry",
+    "RejectReason",
     "Request",
     "RoundPlan",
     "RoundText",

@@ -119,11 +119,19 @@ class Step:
 
 
 class TargetSession(Protocol):
-    """One request's KV cache inside the target. Not shared between threads."""
+    """One text's KV cache inside the target. Not shared between threads."""
+
+    @property
+    def num_kept(self) -> int:
+        """The number of ids whose keys are stored."""
+
+    @property
+    def num_unread(self) -> int:
+        """The number of prompt ids, the last one not counted, whose keys are still to be computed before a tree."""
 
     def score(self, tree: DraftTree) -> torch.Tensor:
-        """Return the raw logits float32 [N, V] after each node, in order, without NaN or +inf. The kept ids and the
-        tree fit the capacity."""
+        """Compute what is unread, then return the raw logits float32 [N, V] after each node, in order, without NaN or
+        +inf. The kept ids and the tree fit the capacity."""
 
     def keep(self, nodes: Sequence[int]) -> None:
         """Make the ids of these nodes (root first, each the parent of the next) part of the text, after `score`; drop
@@ -141,16 +149,42 @@ class Target(Protocol):
     """The maximal number of ids of prompt and answer together."""
     fingerprint: str
     """Identifies everything a text depends on besides prompt, seed and settings: weights, precision, width, threads."""
+    max_rows: int
+    """The number of ids, of all texts together, that `forward` computes in one pass; more take several passes."""
 
     def limits(self, mode: Mode) -> TreeLimits:
         """Return the limits of the trees that `score` takes in this mode."""
 
     def open(self, prompt_ids: Sequence[int], max_new_tokens: int, mode: Mode) -> TargetSession:
-        """Prefill all of the prompt but its last id, which is the root of the first tree.
+        """Return a session whose prompt is unread; its last id is the root of the first tree.
 
         Raises:
             RequestError: the prompt is empty, or exceeds the context limit together with max_new_tokens.
         """
+
+    def forward(
+        self,
+        trees: Sequence[tuple[TargetSession, DraftTree]],
+        prompts: Sequence[tuple[TargetSession, int]] = (),
+    ) -> list[torch.Tensor]:
+        """Compute one pass over the rows of several texts; return the logits float32 [N, V] of each tree, as `score`
+        does. The bits of a text in reproducible mode depend neither on the other texts nor on the sizes of chunks.
+
+        Args:
+            trees: sessions with nothing unread, each with the tree to score.
+            prompts: other sessions, each with the number of further prompt ids whose keys are computed.
+        """
+
+    def reuse(self, session: TargetSession, source: TargetSession, num_ids: int) -> int:
+        """Copy keys of ids that both texts begin with, `num_ids` of them, into a session that has none yet.
+
+        Returns:
+            The number of ids whose keys were copied; fewer where copied keys would differ from computed ones, or where
+            the source keeps fewer.
+        """
+
+    def kv_bytes(self, num_ids: int) -> int:
+        """Return the memory of the keys and values of a text of so many ids."""
 
 
 class DraftSession(Protocol):

@@ -1,11 +1,36 @@
-"""The log: a topic of messages in partitions, written and read by several processes."""
+"""The log: a topic of messages in partitions, written and read by several processes, and the reasons why a trace record
+was not written to it or not learned from.
+
+The values of the reasons are stored: in the metric label `reason`, in manifests and in the header `reason` of dead
+letters.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 Offsets = Mapping[int, int]
 """Partition -> offset of the next message to read."""
+
+DropReason = Literal["queue_full", "closed", "invalid", "too_large", "redacted", "redactor_failed"]
+"""The worker did not write the record."""
+RejectReason = Literal["unknown_schema", "unknown_key", "other_alignment", "unreadable"]
+"""The distiller read a whole message and cannot learn from it."""
+DamageReason = Literal["malformed_record", "malformed_batch", "corrupt_batch", "missing"]
+"""A client wrote it malformed (the first two), or the log's storage corrupted or lost it."""
+POISON = "poison"
+"""The record is sound, but the learner's process died over it again and again."""
+OTHER_PAIR = "other_pair"
+"""The record is sound, and another distiller learns from it."""
+SAMPLED_OUT = "sampled_out"
+"""The record is sound, and a learner that lagged passed over it."""
+EXPIRED = "expired"
+"""The log deleted the message before it was read."""
+
+DROP_REASONS: tuple[str, ...] = get_args(DropReason)
+REJECT_REASONS: tuple[str, ...] = get_args(RejectReason)
+DEAD_LETTER_REASONS = (*REJECT_REASONS, *get_args(DamageReason), POISON)
+SKIP_REASONS = (*DEAD_LETTER_REASONS, OTHER_PAIR, SAMPLED_OUT, EXPIRED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,10 +42,6 @@ class Outgoing:
     headers: Mapping[str, bytes] = field(default_factory=dict)
     partition: int | None = None
     """None: chosen by the key."""
-
-
-DamageReason = Literal["malformed_record", "malformed_batch", "corrupt_batch", "missing"]
-"""A client wrote it malformed (the first two), or the log's storage corrupted or lost it."""
 
 
 @dataclass(frozen=True, slots=True)

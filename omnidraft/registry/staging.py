@@ -12,8 +12,7 @@ from omnidraft.errors import RegistryError, SnapshotCorrupt, SnapshotNotFound, S
 from omnidraft.ports import SnapshotVersion
 from omnidraft.private_files import PRIVATE
 from omnidraft.snapshots import bundle
-from omnidraft.snapshots.manifest import Manifest
-from omnidraft.snapshots.signature import require_signature, sign
+from omnidraft.snapshots.manifest import Manifest, require_signature, sign
 
 CHAMPION_CHANGED = "an operator promoted, or the champion became another, since that was decided"
 

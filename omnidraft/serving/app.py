@@ -1,6 +1,7 @@
-"""The HTTP application: OpenAI's completions and chat completions, health, metrics.
+"""The HTTP application: OpenAI's completions and chat completions, health, metrics, and the OpenAPI document of all.
 
-Every response names its snapshot (`system_fingerprint`) and on request has statistics of speculation (`omnidraft`).
+Every response names its snapshot (`system_fingerprint`) and on request has statistics of speculation (`omnidraft`). The
+document lists exactly the statuses that each endpoint answers with.
 """
 
 from collections.abc import Callable, Sequence
@@ -8,10 +9,11 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from pydantic import BaseModel
 
 from omnidraft import __version__
 from omnidraft.config import WorkerSettings
-from omnidraft.serving import openapi, response_schemas
+from omnidraft.serving import response_schemas
 from omnidraft.serving.auth import ApiKeyAuth
 from omnidraft.serving.error_handlers import BodyLimit, ModelNotServed, add_error_handlers
 from omnidraft.serving.request_queue import RequestQueue
@@ -21,6 +23,20 @@ from omnidraft.serving.responses import Responder, ServedModel
 from omnidraft.supervised_thread import Supervised, first_problem
 
 __all__ = ["ServedModel", "application"]
+
+_Responses = dict[int | str, dict[str, Any]]
+
+_DESCRIPTIONS = {
+    400: "A field is missing, unknown or out of its range, or the body is no JSON.",
+    401: "No such API key.",
+    404: "No such model here.",
+    413: "The body is larger than worker.max_body_bytes.",
+    429: "Too many requests wait; Retry-After says when to come again.",
+    500: "Decoding failed.",
+    503: "The worker is stopping; ask another one.",
+}
+_NEVER_SENT = "422"
+"""The status that FastAPI documents for bodies that do not validate; here they are 400."""
 
 
 def application(
@@ -43,14 +59,14 @@ def application(
     app.add_middleware(BodyLimit, max_body_bytes=settings.max_body_bytes)
     if settings.api_keys:
         app.add_middleware(ApiKeyAuth, keys=settings.api_keys)
-    openapi.describe(app, has_keys=bool(settings.api_keys))
+    _correct_openapi(app, has_keys=bool(settings.api_keys))
     return app
 
 
 def _add_completions(app: FastAPI, respond: Responder) -> None:
     @app.post(
         "/v1/completions",
-        responses=openapi.completion_responses(response_schemas.Completion, response_schemas.Completion),
+        responses=_completion_responses(response_schemas.Completion, response_schemas.Completion),
     )
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Go on with a text, as it is."""
@@ -58,7 +74,7 @@ def _add_completions(app: FastAPI, respond: Responder) -> None:
 
     @app.post(
         "/v1/chat/completions",
-        responses=openapi.completion_responses(response_schemas.ChatCompletion, response_schemas.ChatChunk),
+        responses=_completion_responses(response_schemas.ChatCompletion, response_schemas.ChatChunk),
     )
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Answer messages, in the target's own chat template."""
@@ -73,7 +89,7 @@ def _add_models(app: FastAPI, served: Sequence[ServedModel]) -> None:
         """What is served here."""
         return response_schemas.ModelList(data=list(known.values()))
 
-    @app.get("/v1/models/{name:path}", responses=openapi.error_responses(404))
+    @app.get("/v1/models/{name:path}", responses=_error_responses(404))
     async def model(name: str) -> response_schemas.Model:
         """One of them."""
         if name not in known:
@@ -104,3 +120,39 @@ def _add_health(
 
 def _health(problem: str | None) -> Response:
     return JSONResponse({"status": problem or "ok"}, status_code=503 if problem else 200)
+
+
+def _error_responses(*statuses: int) -> _Responses:
+    """Return the responses that are errors in OpenAI's shape."""
+    return {status: {"model": response_schemas.ErrorBody, "description": _DESCRIPTIONS[status]} for status in statuses}
+
+
+def _completion_responses(whole: type[BaseModel], chunk: type[BaseModel]) -> _Responses:
+    """Return the responses of an endpoint that answers whole or streamed."""
+    stream = {"schema": {"type": "string", "description": f"Server-sent events: {chunk.__name__}, then [DONE]."}}
+    ok = {"model": whole, "description": "The answer.", "content": {"text/event-stream": stream}}
+    return {200: ok, **_error_responses(400, 404, 413, 429, 500, 503)}
+
+
+def _correct_openapi(app: FastAPI, *, has_keys: bool) -> None:
+    """Correct the document that FastAPI generates for this application."""
+    generate = app.openapi
+
+    def document() -> dict[str, Any]:
+        generated = generate()
+        for path, operations in generated["paths"].items():
+            for operation in operations.values():
+                operation["responses"].pop(_NEVER_SENT, None)
+                if has_keys and path.startswith("/v1"):
+                    operation["security"] = [{"key": []}]
+                    operation["responses"]["401"] = _unauthorized()
+        if has_keys:
+            generated["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        return generated
+
+    app.openapi = document  # type: ignore[method-assign]
+
+
+def _unauthorized() -> dict[str, Any]:
+    schema = {"$ref": f"#/components/schemas/{response_schemas.ErrorBody.__name__}"}
+    return {"description": _DESCRIPTIONS[401], "content": {"application/json": {"schema": schema}}}

@@ -8,10 +8,10 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from omnidraft.decode.sampling.json_limits import BODY_LIMITS
+from omnidraft.decode.sampling.input_limits import BODY_LIMITS
 from omnidraft.errors import OmnidraftError, RequestError
-from omnidraft.serving.error_object import error
 from omnidraft.serving.request_queue import Abandoned, QueueFull, Stopping
+from omnidraft.serving.response_schemas import error
 
 STOPPING_RETRY_S = "1"
 """Clients may retry at once: another worker takes the request."""

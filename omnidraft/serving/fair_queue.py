@@ -35,9 +35,13 @@ class FairQueue:
             self._served_s[request.client] = max(self._served_s.get(request.client, 0.0), self._virtual_time_s)
         self._waiting[request.client].append(request)
 
+    def peek(self) -> QueuedRequest:
+        """Return the next request; the queue must not be empty."""
+        return self._waiting[self._next_client()][0]
+
     def next(self) -> QueuedRequest:
         """Remove and return the next request; the queue must not be empty."""
-        client = min(self._waiting, key=lambda each: self._served_s[each])
+        client = self._next_client()
         self._virtual_time_s = self._served_s[client]
         request = self._waiting[client].popleft()
         self._drop_if_empty(client)
@@ -74,6 +78,9 @@ class FairQueue:
         requests = [request for waiting in self._waiting.values() for request in waiting]
         self._waiting.clear()
         return requests
+
+    def _next_client(self) -> str:
+        return min(self._waiting, key=lambda each: self._served_s[each])
 
     def _drop_if_empty(self, client: str) -> None:
         if not self._waiting[client]:

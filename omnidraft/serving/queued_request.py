@@ -4,7 +4,7 @@ import queue
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from omnidraft.decode.engine import Engine, GenerationRequest, GenerationStream
+from omnidraft.decode.engine import Engine, Generation, GenerationRequest
 from omnidraft.decode.step_stats import DecodeStats
 from omnidraft.ports import Step
 
@@ -15,12 +15,12 @@ class QueuedText:
 
     request: GenerationRequest
     stats: DecodeStats = field(default_factory=DecodeStats)
-    stream: GenerationStream | None = None
+    generation: Generation | None = None
     """None until decoding begins."""
 
 
 class QueuedRequest:
-    """The texts of one HTTP request; they are decoded one after another, with one snapshot."""
+    """The texts of one HTTP request; they are decoded side by side, with one snapshot."""
 
     def __init__(
         self,
@@ -28,16 +28,19 @@ class QueuedRequest:
         requests: Sequence[GenerationRequest],
         *,
         client: str = "default",
+        cache_scope: str | None = None,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
         """
         Args:
             client: the fair queue charges the decoding time to it.
+            cache_scope: requests of one scope may reuse each other's keys; None reuses nothing.
             wake: the decoding thread calls it whenever there is something to read; it must return at once.
         """
         self.engine = engine
         self.texts = tuple(QueuedText(request) for request in requests)
         self.client = client
+        self.cache_scope = cache_scope
         self.is_abandoned = False
         """The client went away: decoding ends at its next step."""
         self._wake = wake
@@ -46,6 +49,11 @@ class QueuedRequest:
     @property
     def request_id(self) -> str:
         return self.texts[0].request.request_id
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all texts have begun and ended."""
+        return all(text.generation is not None and text.generation.is_over for text in self.texts)
 
     @property
     def stats(self) -> DecodeStats:

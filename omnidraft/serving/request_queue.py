@@ -1,17 +1,14 @@
-"""A bounded fair queue of requests for each engine, and the one thread that decodes them, pass by pass in turn."""
+"""A bounded fair queue of requests for each engine, and the one thread that decodes them, round by round in turn."""
 
 import logging
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Generator
-from contextlib import closing
 from dataclasses import dataclass, field
 from math import ceil
 from statistics import fmean
 
-from omnidraft.decode.engine import Engine
-from omnidraft.decode.step_stats import DecodeStats
+from omnidraft.decode.engine import Engine, Generation, GenerationOutput
 from omnidraft.errors import OmnidraftError
 from omnidraft.ports import Metrics
 from omnidraft.serving.fair_queue import FairQueue
@@ -46,33 +43,33 @@ class Abandoned(OmnidraftError):
 
 @dataclass(slots=True)
 class _EngineQueue:
-    """The waiting requests of one engine, and the durations of its last ones."""
+    """The waiting and the running requests of one engine, and the durations of its last ones."""
 
     waiting: FairQueue = field(default_factory=FairQueue)
     durations_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_REQUESTS))
     """Each from the start of decoding to its end."""
-    serving: QueuedRequest | None = None
-    started_s: float = 0.0
-    """Start of `serving`, by the monotonic clock."""
-    used_s: float = 0.0
-    """Time that decoding `serving` has taken since, without the passes of other engines."""
+    running: dict[QueuedRequest, float] = field(default_factory=dict)
+    """With the start of each, by the monotonic clock."""
+    texts: dict[Generation, tuple[QueuedRequest, int]] = field(default_factory=dict)
+    """The running texts, each with its index among those of its request."""
 
     def retry_after_s(self) -> int:
         """Return the whole seconds until half of the waiting requests will have been served."""
-        so_far_s = time.monotonic() - self.started_s if self.serving else 0.0
+        so_far_s = time.monotonic() - min(self.running.values()) if self.running else 0.0
         mean_s = fmean(self.durations_s) if self.durations_s else so_far_s
-        return max(1, min(MAX_RETRY_S, ceil(mean_s * (len(self.waiting) + 1) / 2)))
+        rounds = (len(self.waiting) + 1) / max(len(self.running), 1)
+        return max(1, min(MAX_RETRY_S, ceil(mean_s * rounds / 2)))
 
 
 class RequestQueue:
     """A bounded queue for each engine, all in front of one decoding thread.
 
-    Each engine decodes one text at a time, and the engines take turns, a target pass each. So two targets never compute
-    at once, and no request waits for a long text of another target, nor for its queue.
+    Each engine decodes many texts together, and the engines take turns, a round each. So two targets never compute at
+    once, and no request waits for a long text of another target, nor for its queue.
     """
 
     def __init__(self, metrics: Metrics, *, max_waiting: int) -> None:
-        """`max_waiting` requests may wait for each engine, besides the one that it decodes."""
+        """`max_waiting` requests may wait for each engine, besides those that it decodes."""
         self._metrics = metrics
         self._max_waiting = max_waiting
         self._queues: defaultdict[Engine, _EngineQueue] = defaultdict(_EngineQueue)
@@ -92,16 +89,16 @@ class RequestQueue:
                 self._count(request, exc)
                 raise
             queue.waiting.add(request)
-            self._set_waiting_gauge(request.engine)
+            self._set_gauges(request.engine)
             self._changed.notify()
         return request
 
     def abandon(self, request: QueuedRequest) -> None:
-        """End a request whose client went away: at once if it waits, else at its next step."""
+        """End a request whose client went away: at once if it waits, else before the next round."""
         request.is_abandoned = True
         with self._changed:
             was_waiting = self._queues[request.engine].waiting.remove(request)
-            self._set_waiting_gauge(request.engine)
+            self._set_gauges(request.engine)
         if was_waiting:
             self._end(request, Abandoned("the client went away before its turn"))
 
@@ -150,88 +147,99 @@ class RequestQueue:
         self._end(evicted, full)
 
     def _run(self) -> None:
-        texts: dict[Engine, Generator[None, None, None]] = {}
-        while self._has_work(texts):
-            for request in self._start_next(texts):
-                texts[request.engine] = self._serve(request)
-            for engine in tuple(texts):
-                began_s = time.monotonic()
-                try:
-                    next(texts[engine])
-                except StopIteration:
-                    del texts[engine]
-                queue = self._queues[engine]
-                queue.used_s += time.monotonic() - began_s
-                if engine not in texts:
-                    self._finish(queue)
+        while self._has_work():
+            for engine, queue in self._engines():
+                self._start_waiting(engine, queue)
+                self._end_aborted(engine, queue)
+                if queue.texts:
+                    self._step(engine, queue)
 
-    def _has_work(self, texts: dict[Engine, Generator[None, None, None]]) -> bool:
+    def _has_work(self) -> bool:
         """Wait until there is work and return True; False when the queue is closed and all is done."""
         with self._changed:
-            while not (has_work := bool(texts) or self._is_any_waiting()) and not self._is_closed:
+            while not (has_work := self._is_any_request()) and not self._is_closed:
                 self._changed.wait()
         return has_work
 
-    def _is_any_waiting(self) -> bool:
-        return any(len(queue.waiting) for queue in self._queues.values())
+    def _is_any_request(self) -> bool:
+        return any(len(queue.waiting) or queue.running for queue in self._queues.values())
 
-    def _start_next(self, texts: dict[Engine, Generator[None, None, None]]) -> list[QueuedRequest]:
-        """Take the next request of each engine that is idle."""
-        started = []
+    def _engines(self) -> list[tuple[Engine, _EngineQueue]]:
         with self._changed:
-            for engine, queue in self._queues.items():
-                if len(queue.waiting) and engine not in texts:
-                    queue.serving, queue.started_s, queue.used_s = queue.waiting.next(), time.monotonic(), 0.0
-                    started.append(queue.serving)
-                    self._set_waiting_gauge(engine)
-        return started
+            return list(self._queues.items())
 
-    def _finish(self, queue: _EngineQueue) -> None:
-        """Charge the request that has ended to its client, and mark the engine idle."""
+    def _start_waiting(self, engine: Engine, queue: _EngineQueue) -> None:
+        """Start waiting requests, as many as the engine has room for."""
+        while True:
+            with self._changed:
+                if not len(queue.waiting) or not engine.has_room(queue.waiting.peek().client):
+                    return
+                request = queue.waiting.next()
+                queue.running[request] = time.monotonic()
+                self._set_gauges(engine)
+            try:
+                self._start(request, queue)
+            except Exception as exc:  # one request's failure must not end the thread that serves all others
+                self._finish(request, queue, exc)
+
+    def _start(self, request: QueuedRequest, queue: _EngineQueue) -> None:
+        """Add all texts of a request to the next rounds, with one snapshot."""
+        snapshot = None
+        for index, text in enumerate(request.texts):
+            text.generation = request.engine.add_request(
+                text.request, snapshot, client=request.client, cache_scope=request.cache_scope
+            )
+            snapshot = text.generation.snapshot
+            queue.texts[text.generation] = request, index
+
+    def _step(self, engine: Engine, queue: _EngineQueue) -> None:
+        """Run one round, hand its steps over, and charge its time to the clients."""
+        began_s = time.monotonic()
+        outputs = engine.step()
+        self._charge(queue, time.monotonic() - began_s)
+        for output in outputs:
+            self._hand_over(output, queue)
+
+    def _hand_over(self, output: GenerationOutput, queue: _EngineQueue) -> None:
+        if output.generation not in queue.texts:
+            return  # another text of its request failed in the same round
+        request, index = queue.texts[output.generation]
+        if output.step is not None:
+            request.texts[index].stats.take(output.step)
+            request.put((index, output.step))
+        if output.error is not None:
+            self._finish(request, queue, output.error)
+        elif output.generation.is_over:
+            del queue.texts[output.generation]
+            if request.is_over:
+                self._finish(request, queue, None)
+
+    def _end_aborted(self, engine: Engine, queue: _EngineQueue) -> None:
+        """End the requests whose clients went away, and all of them after the deadline."""
+        for request in list(queue.running):
+            if request.is_abandoned:
+                self._finish(request, queue, Abandoned("the client went away"))
+            elif self._is_past_deadline:
+                self._finish(request, queue, Stopping("the worker stopped before this text's end; ask another one"))
+
+    def _finish(self, request: QueuedRequest, queue: _EngineQueue, error: Exception | None) -> None:
+        """End a running request and those of its texts that still run."""
+        if error is not None and not isinstance(error, OmnidraftError):
+            logger.error("request %s failed", request.request_id, exc_info=error)
+        for text in request.texts:
+            if text.generation is not None:
+                request.engine.abort(text.generation)
+                queue.texts.pop(text.generation, None)
         with self._changed:
-            assert queue.serving is not None
-            queue.waiting.charge(queue.serving.client, queue.used_s)
-            queue.durations_s.append(time.monotonic() - queue.started_s)
-            queue.serving = None
+            queue.durations_s.append(time.monotonic() - queue.running.pop(request))
+            self._set_gauges(request.engine)
+        self._end(request, error)
 
-    def _serve(self, request: QueuedRequest) -> Generator[None, None, None]:
-        """Decode all texts of a request; yield after every pass but the last of each text."""
-        try:
-            for index in range(len(request.texts)):
-                yield from self._decode(request, index)
-        except Exception as exc:  # one request's failure must not end the thread that serves all others
-            if not isinstance(exc, OmnidraftError):
-                logger.exception("request %s failed", request.request_id)
-            self._end(request, exc)
-        else:
-            self._end(request, None)
-
-    def _decode(self, request: QueuedRequest, index: int) -> Generator[None, None, None]:
-        """Decode one text of a request; yield after every pass but the last.
-
-        Raises:
-            Abandoned: at the first step after the client went away.
-            Stopping: at the first step after the deadline.
-        """
-        self._check_aborted(request)
-        text, first = request.texts[index], request.texts[0].stream
-        if first is not None:
-            text.stats = DecodeStats()  # its time begins now
-        text.stream = request.engine.stream(text.request, first.snapshot if first else None)
-        with closing(text.stream.steps) as steps:
-            for step in steps:
-                text.stats.take(step)
-                request.put((index, step))
-                if step.finish_reason is not None:
-                    continue
-                self._check_aborted(request)
-                yield
-
-    def _check_aborted(self, request: QueuedRequest) -> None:
-        if request.is_abandoned:
-            raise Abandoned("the client went away")
-        if self._is_past_deadline:
-            raise Stopping("the worker stopped before this text's end; ask another one")
+    def _charge(self, queue: _EngineQueue, seconds: float) -> None:
+        """Charge the seconds of a round to the clients, by the number of their texts."""
+        with self._changed:
+            for request, _ in queue.texts.values():
+                queue.waiting.charge(request.client, seconds / len(queue.texts))
 
     def _end(self, request: QueuedRequest, error: Exception | None) -> None:
         """Count a request, observe its statistics, and hand the end over to its reader."""
@@ -247,8 +255,10 @@ class RequestQueue:
     def _count(self, request: QueuedRequest, error: Exception | None) -> None:
         self._metrics.add("omnidraft_requests_total", status=_status(error), target=request.engine.pair.target)
 
-    def _set_waiting_gauge(self, engine: Engine) -> None:
-        self._metrics.set("omnidraft_requests_waiting", len(self._queues[engine].waiting), target=engine.pair.target)
+    def _set_gauges(self, engine: Engine) -> None:
+        queue, target = self._queues[engine], engine.pair.target
+        self._metrics.set("omnidraft_requests_waiting", len(queue.waiting), target=target)
+        self._metrics.set("omnidraft_requests_running", len(queue.running), target=target)
 
 
 def _status(error: Exception | None) -> str:

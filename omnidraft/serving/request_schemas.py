@@ -4,7 +4,6 @@ A field that is not here is refused by name, so that nobody believes it had an e
 counterpart here are accepted with those values that change nothing.
 """
 
-import hashlib
 import secrets
 import uuid
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
 
 from omnidraft.decode.engine import GenerationRequest
+from omnidraft.decode.sampling.noise import choice_seed
 from omnidraft.decode.sampling.validation import (
     MAX_COUNT,
     MAX_PENALTY,
@@ -91,6 +91,8 @@ class _GenerationParams(StrictModel):
     metadata: TextMapping | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    cache_salt: str | None = Field(None, min_length=1, max_length=MAX_USER_CHARACTERS)
+    """Requests reuse the keys of common prefixes only of requests with the same salt, as in vLLM."""
     service_tier: Literal["auto", "default"] | None = None
 
     @property
@@ -222,13 +224,6 @@ class ChatRequest(_GenerationParams):
 
     def prompts(self) -> Sequence[dict[str, Any]]:
         return [{"messages": [message.plain() for message in self.messages]}]
-
-
-def choice_seed(seed: int, choice: int) -> int:
-    """Return the seed of a choice: the request's own for the first, 63 bits of a hash for the others."""
-    if choice == 0:
-        return seed
-    return int.from_bytes(hashlib.sha256(f"{seed}/{choice}".encode()).digest()[:8], "big") >> 1
 
 
 def _choice_request_id(request_id: str, index: int) -> str:

@@ -1,13 +1,114 @@
-"""Formats of the choices in each kind of response: whole completions and chats, and the chunks of both."""
+"""Formats of the choices in each kind of response, whole or as chunks, and of log-probabilities in OpenAI's two shapes.
 
-from collections.abc import Callable
+Log-probabilities are the target's own: before penalties, biases, grammar, temperature and cuts, as OpenAI's and
+vLLM's. The entry of a token is sent with the text that the token contributes to. A stop token has none, nor has a token
+wholly behind the beginning of a stop string. An entry whose token is cut by a stop string spells the whole token.
+"""
+
+import codecs
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from pydantic import BaseModel
 
+from omnidraft.ports import LogProbs, Step
 from omnidraft.serving import response_schemas
-from omnidraft.serving.logprob_format import LogprobEntry, for_chat, for_completion
+from omnidraft.serving.response_schemas import ChatLogProbs, ChatToken, CompletionLogProbs, TokenLogProb
 from omnidraft.vocab.tokenizer import Vocabulary
+
+MIN_LOGPROB = -9999.0
+"""The value that stands for all smaller ones, as in OpenAI's API."""
+REPLACEMENT_CHARACTER = "\ufffd"
+"""The character that replaces bytes that are not UTF-8."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobEntry:
+    """One emitted token."""
+
+    token: int
+    log_p: float
+    likeliest: tuple[tuple[int, float], ...]
+    offset: int
+    """Number of characters of the text before it; a character of several tokens begins with the first of them."""
+
+
+class LogprobCollector:
+    """Collects the entries of one text while it is decoded."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._num_decoded = 0
+        self._num_sent = 0
+        self._pending: deque[LogprobEntry] = deque()
+
+    def take(self, step: Step) -> list[LogprobEntry]:
+        """Return the entries of tokens that the text sent up to this step contains, each of them once."""
+        assert step.log_probs is not None
+        for token, logprobs in zip(step.emitted, _rows(step.log_probs), strict=True):
+            self._pending.append(LogprobEntry(token, *logprobs, offset=self._offset(token)))
+        self._num_sent += len(step.text)
+        entries = []
+        while self._pending and self._pending[0].offset < self._num_sent:
+            entries.append(self._pending.popleft())
+        return entries
+
+    def _offset(self, token: int) -> int:
+        """Return the offset of the token: within a character that it continues, behind one that it leaves broken."""
+        token_bytes, was_inside = self._vocabulary.spell((token,)), bool(self._utf8.getstate()[0])
+        first = self._utf8.decode(token_bytes[:1])
+        offset = self._num_decoded + (was_inside and first.startswith(REPLACEMENT_CHARACTER))
+        self._num_decoded += len(first) + len(self._utf8.decode(token_bytes[1:]))
+        return offset
+
+
+def _rows(log_probs: LogProbs) -> Iterable[tuple[float, tuple[tuple[int, float], ...]]]:
+    return zip(log_probs.emitted, log_probs.likeliest, strict=True)
+
+
+def for_completion(entries: Sequence[LogprobEntry], vocabulary: Vocabulary) -> CompletionLogProbs:
+    """Return the four lists of a completion; a `top_logprobs` that is not empty includes the emitted token."""
+    return CompletionLogProbs(
+        tokens=[token_text(each.token, vocabulary) for each in entries],
+        token_logprobs=[max(each.log_p, MIN_LOGPROB) for each in entries],
+        top_logprobs=[_with_emitted(each, vocabulary) for each in entries],
+        text_offset=[each.offset for each in entries],
+    )
+
+
+def for_chat(entries: Sequence[LogprobEntry], vocabulary: Vocabulary) -> ChatLogProbs:
+    """Return an object for each token, with its bytes."""
+    content = []
+    for each in entries:
+        likeliest = [_token(token, log_p, vocabulary) for token, log_p in each.likeliest]
+        own = _token(each.token, each.log_p, vocabulary)
+        content.append(ChatToken(token=own.token, logprob=own.logprob, bytes=own.bytes, top_logprobs=likeliest))
+    return ChatLogProbs(content=content)
+
+
+def token_text(token: int, vocabulary: Vocabulary) -> str:
+    """Return the text of a token; `bytes:` and escapes if it is not UTF-8, `id:` and its id if it spells nothing."""
+    token_bytes = vocabulary.spell((token,))
+    if not token_bytes:
+        return f"id:{token}"
+    try:
+        return token_bytes.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token_bytes)
+
+
+def _with_emitted(entry: LogprobEntry, vocabulary: Vocabulary) -> dict[str, float]:
+    if not entry.likeliest:
+        return {}
+    log_p_of = dict(entry.likeliest) | {entry.token: entry.log_p}
+    return {token_text(token, vocabulary): max(log_p, MIN_LOGPROB) for token, log_p in log_p_of.items()}
+
+
+def _token(token: int, log_p: float, vocabulary: Vocabulary) -> TokenLogProb:
+    own_bytes = list(vocabulary.spell((token,)))
+    return TokenLogProb(token=token_text(token, vocabulary), logprob=max(log_p, MIN_LOGPROB), bytes=own_bytes)
 
 
 @dataclass(slots=True)

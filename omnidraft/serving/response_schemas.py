@@ -1,4 +1,7 @@
-"""Response bodies of OpenAI's API; the OpenAPI document shows these models, and responses are made of them."""
+"""Response bodies of OpenAI's API; the OpenAPI document shows these models, and responses are made of them.
+
+The module imports no model code, so that Ray Serve's ingress, which has no models, can use it.
+"""
 
 from typing import Any, Literal
 
@@ -7,11 +10,17 @@ from pydantic import BaseModel, Field
 FinishReason = Literal["stop", "length"]
 
 
+class PromptTokensDetails(BaseModel):
+    cached_tokens: int
+    """Tokens that were not read again, since an earlier request began with them."""
+
+
 class Usage(BaseModel):
     prompt_tokens: int
     completion_tokens: int
     """This includes the token that ended a text."""
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
 
 
 class CompletionLogProbs(BaseModel):
@@ -125,6 +134,12 @@ class ErrorBody(BaseModel):
     """Of every 4xx and 5xx."""
 
     error: ErrorDetail
+
+
+def error(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, object]:
+    """Return an error object; a lone surrogate of a client's text is shown as its escape."""
+    printable = message.encode("utf-8", "backslashreplace").decode()
+    return {"error": {"message": printable, "type": kind, "param": param, "code": code}}
 
 
 class Health(BaseModel):

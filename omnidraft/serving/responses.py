@@ -15,11 +15,10 @@ from omnidraft.errors import RequestError
 from omnidraft.ports import Step
 from omnidraft.serving import auth, response_schemas
 from omnidraft.serving.error_handlers import ModelNotServed, error
-from omnidraft.serving.logprob_format import LogprobCollector
 from omnidraft.serving.queued_request import QueuedRequest
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.serving.request_schemas import ChatRequest, CompletionRequest
-from omnidraft.serving.response_formats import ChoicePart, ResponseKind
+from omnidraft.serving.response_formats import ChoicePart, LogprobCollector, ResponseKind
 from omnidraft.serving.structured_output import GrammarScheduler
 from omnidraft.traces.trace_context import valid_traceparent
 
@@ -84,12 +83,13 @@ class Responder:
             raise RequestError(f"n: {self._settings.max_choices} choices at most, got {body.num_choices}")
         api_client = auth.authenticated_client(request)
         tenant = (api_client and api_client.tenant) or body.user or self._settings.tenant
-        client = api_client.name if api_client else tenant
+        client = api_client.name if api_client else _address(request)
+        scope = f"{(api_client and api_client.tenant) or client}/{body.cache_salt or ''}"
         first, *others = body.generation_requests(tenant, self._settings.max_new_tokens)
         sampling = (await self._grammars.prepare(client, model.engine, first)).sampling
         traceparent = valid_traceparent(request.headers.get("traceparent"))
         generations = [replace(each, sampling=sampling, traceparent=traceparent) for each in (first, *others)]
-        return QueuedRequest(model.engine, generations, client=client, wake=wake)
+        return QueuedRequest(model.engine, generations, client=client, cache_scope=scope, wake=wake)
 
     async def _abandon_on_disconnect(self, request: Request, queued: QueuedRequest) -> None:
         """Abandon the request when its client goes away. The body has been read, so nothing else can come."""
@@ -126,18 +126,17 @@ class _ResponseWriter:
 
     async def parts(self, ready: asyncio.Event) -> AsyncIterator[ChoicePart]:
         """Yield every step that has something to show. Raises what decoding raised."""
-        index, is_first, logprobs = 0, True, self._logprobs()
-        async for number, step in _steps(self.queued, ready):
-            if number != index:
-                index, is_first, logprobs = number, True, self._logprobs()
-            part = ChoicePart(index, is_first, step.text)
+        logprobs = [self._logprobs() for _ in self.queued.texts]
+        begun: set[int] = set()
+        async for index, step in _steps(self.queued, ready):
+            part = ChoicePart(index, index not in begun, step.text)
             if step.finish_reason is not None:
                 part.finish_reason = step.finish_reason.value
-            part.entries = None if logprobs is None else logprobs.take(step)
-            if not (part.text or part.finish_reason or part.entries):
-                continue
-            is_first = False
-            yield part
+            collector = logprobs[index]
+            part.entries = None if collector is None else collector.take(step)
+            if part.text or part.finish_reason or part.entries:
+                begun.add(index)
+                yield part
 
     async def whole(self, parts: AsyncIterator[ChoicePart]) -> bytes:
         """Return the body of a response that is not streamed."""
@@ -173,31 +172,36 @@ class _ResponseWriter:
     def _frame(self) -> str:
         """Return the JSON before the choices, which is the same in every chunk."""
         if self._head is None:
-            stream = self.queued.texts[0].stream
-            assert stream is not None  # a step has come
+            generation = self.queued.texts[0].generation
+            assert generation is not None  # a step has come
             frame = {
                 "id": self._kind.prefix + self.queued.request_id,
                 "object": self._kind.name,
                 "created": self._created,
                 "model": self._model.name,
-                "system_fingerprint": f"{stream.snapshot.snapshot_id}/{self._model.fingerprint}",
+                "system_fingerprint": f"{generation.snapshot.snapshot_id}/{self._model.fingerprint}",
             }
             self._head = json.dumps(frame)[:-1] + ',"choices":'
         return self._head
 
     def _usage(self) -> dict[str, int]:
         texts, num_per_prompt = self.queued.texts, self._body.n or 1
-        num_prompt = sum(text.stream.num_prompt_tokens for text in texts[::num_per_prompt] if text.stream)
+        prompts = [text.generation for text in texts[::num_per_prompt] if text.generation]
+        num_prompt = sum(each.num_prompt_tokens for each in prompts)
         num_completion = sum(text.stats.num_tokens for text in texts)
+        num_cached = sum(each.num_cached_tokens for each in prompts)
         return response_schemas.Usage(
-            prompt_tokens=num_prompt, completion_tokens=num_completion, total_tokens=num_prompt + num_completion
+            prompt_tokens=num_prompt,
+            completion_tokens=num_completion,
+            total_tokens=num_prompt + num_completion,
+            prompt_tokens_details=response_schemas.PromptTokensDetails(cached_tokens=num_cached),
         ).model_dump()
 
     def _stats(self) -> dict[str, object]:
         if not self._body.figures:
             return {}
-        streams = [text.stream for text in self.queued.texts if text.stream]
-        origin = {"snapshot_version": streams[0].snapshot.version, "seeds": [stream.seed for stream in streams]}
+        generations = [text.generation for text in self.queued.texts if text.generation]
+        origin = {"snapshot_version": generations[0].snapshot.version, "seeds": [each.seed for each in generations]}
         return {"omnidraft": self.queued.stats.summary() | origin}
 
 
@@ -223,6 +227,11 @@ def _waker(ready: asyncio.Event) -> Callable[[], None]:
                 raise
 
     return wake
+
+
+def _address(request: Request) -> str:
+    """Return the client's address, which stands for the client where there are no keys."""
+    return request.client.host if request.client is not None else "unknown"
 
 
 def _event(data: str) -> bytes:

@@ -18,8 +18,7 @@ from pydantic import ValidationError
 from omnidraft.errors import SnapshotCorrupt, SnapshotError, StorageError
 from omnidraft.private_files import PRIVATE, USUAL, create
 from omnidraft.snapshots.files import link_or_copy, put_in_place, sha256_of, sync_tree
-from omnidraft.snapshots.manifest import Manifest
-from omnidraft.snapshots.signature import sign
+from omnidraft.snapshots.manifest import Manifest, sign
 
 if TYPE_CHECKING:
     import torch

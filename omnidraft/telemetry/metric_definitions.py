@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from omnidraft.ports.trace_reasons import DROP_REASONS, SKIP_REASONS
+from omnidraft.ports import DROP_REASONS, SKIP_REASONS
 
 SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 120.0)
 TOKENS = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0)
@@ -68,6 +68,10 @@ WORKER: Mapping[str, MetricDefinition] = {
     "omnidraft_http_request_seconds": _seconds("From a request's first byte to its response's last.", "path"),
     "omnidraft_requests_total": _counter("Finished requests.", "status", "target", status=("ok", "abandoned")),
     "omnidraft_requests_waiting": _gauge("Requests that wait for the target.", "target"),
+    "omnidraft_requests_running": _gauge("Requests that are decoded, together.", "target"),
+    "omnidraft_preemptions_total": _counter("Texts that gave up their keys for others and went on later.", "target"),
+    "omnidraft_prefix_cache_queries_total": _counter("Prompt tokens of requests that began.", "target"),
+    "omnidraft_prefix_cache_hits_total": _counter("... whose keys were those of an earlier text.", "target"),
     "omnidraft_emitted_tokens_total": _counter("Tokens shown to clients.", *_VERSION),
     "omnidraft_target_passes_total": _counter("Passes of the target.", *_VERSION),
     "omnidraft_decode_seconds_total": _counter(

@@ -7,10 +7,12 @@ Shapes: S states of a table, V vocabulary, N nodes of a tree.
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 
 from omnidraft.errors import ContractError, RequestError, VocabularyError
+from omnidraft.models.serial_passes import forward_serially, require_new
 from omnidraft.ports import AcceptanceFn, DraftSession, DraftTree, Mode, TreeLimits
 from omnidraft.vocab.tokenizer import Vocabulary
 
@@ -54,6 +56,7 @@ class ToyTarget:
         self.context_limit = context_limit
         self._limits = limits or TreeLimits(64)
         self.fingerprint = f"toy-{table.vocab_size}-{table.order}"
+        self.max_rows = 64
 
     def limits(self, mode: Mode) -> TreeLimits:
         """See ports.Target."""
@@ -68,19 +71,63 @@ class ToyTarget:
             )
         return ToyTargetSession(self, prompt_ids[:-1], needed)
 
+    def forward(
+        self, trees: Sequence[tuple[Any, DraftTree]], prompts: Sequence[tuple[Any, int]] = ()
+    ) -> list[torch.Tensor]:
+        """See ports.Target."""
+        return forward_serially(trees, prompts)
+
+    def reuse(self, session: Any, source: Any, num_ids: int) -> int:
+        """See ports.Target. Raises ContractError when the texts do not begin with the same ids."""
+        require_new(session)
+        return session.copy_ids(source, num_ids)
+
+    def kv_bytes(self, num_ids: int) -> int:
+        """See ports.Target."""
+        return num_ids
+
 
 class ToyTargetSession:
     """Implements ports.TargetSession over the ids that were kept."""
 
-    def __init__(self, target: ToyTarget, kept: Sequence[int], capacity: int) -> None:
+    def __init__(self, target: ToyTarget, prompt_ids: Sequence[int], capacity: int) -> None:
+        """`prompt_ids` are those to be read before the first root."""
         self._target = target
-        self.kept = list(kept)
+        self._prompt_ids = tuple(prompt_ids)
+        self.kept: list[int] = []
         self._capacity = capacity
         self._scored: DraftTree | None = None
         self._is_closed = False
 
+    @property
+    def num_kept(self) -> int:
+        """See ports.TargetSession."""
+        return len(self.kept)
+
+    @property
+    def num_unread(self) -> int:
+        """See ports.TargetSession."""
+        return max(len(self._prompt_ids) - len(self.kept), 0)
+
+    def read(self, num_ids: int) -> None:
+        """See serial_passes.SerialSession. Raises ContractError when the session is closed."""
+        if self._is_closed:
+            raise ContractError("the session is closed")
+        self.kept += self._prompt_ids[len(self.kept) :][:num_ids]
+
+    def copy_ids(self, source: "ToyTargetSession", num_ids: int) -> int:
+        """See ToyTarget.reuse."""
+        if self._is_closed or source._is_closed:
+            raise ContractError("reuse: a session is closed")
+        shared = source.kept[: min(num_ids, self.num_unread)]
+        if shared != list(self._prompt_ids[: len(shared)]):
+            raise ContractError(f"reuse: the texts do not begin with the same {len(shared)} ids")
+        self.kept = shared
+        return len(shared)
+
     def score(self, tree: DraftTree) -> torch.Tensor:
         """See ports.TargetSession. Raises ContractError for a malformed tree, or one that is too large."""
+        self.read(self.num_unread)
         self._check(tree)
         self._scored = tree
         table = self._target.table
@@ -106,8 +153,6 @@ class ToyTargetSession:
         self._is_closed = True
 
     def _check(self, tree: DraftTree) -> None:
-        if self._is_closed:
-            raise ContractError("score: the session is closed")
         if self._scored is not None:
             raise ContractError("score: the last tree was not kept")
         if len(self.kept) + len(tree) > self._capacity:

@@ -37,6 +37,7 @@ _PLAIN_FIELDS = (
     "has_settings",
 )
 """Fields that Avro writes without conversion."""
+_COLUMNS: Mapping[str, str] = {**RECORD_COLUMNS, **LOGPROB_COLUMNS, **ROUND_COLUMNS}
 
 
 def key(record: TraceRecord) -> bytes:
@@ -151,6 +152,21 @@ def to_json(record: TraceRecord) -> dict[str, Any]:
     return fields
 
 
+def readable_fields(payload: bytes, version: int = SCHEMA_VERSION) -> dict[str, Any]:
+    """Return what can be read of a broken record, for people who search for the cause; nothing is learned from it.
+
+    The fields come in the order of the schema, up to the first that cannot be read, as plain data for JSON.
+    """
+    source, fields = io.BytesIO(payload), dict[str, Any]()
+    for field in SCHEMAS[version]["fields"]:
+        try:
+            value = fastavro.schemaless_reader(source, fastavro.parse_schema(field["type"]), None)
+        except _AVRO_ERRORS:
+            break
+        fields[field["name"]] = _plain_value(field["name"], value)
+    return fields
+
+
 def _to_list(column: np.ndarray) -> list[Any]:
     if column.dtype.kind != "f":
         return column.tolist()
@@ -159,6 +175,18 @@ def _to_list(column: np.ndarray) -> list[Any]:
         return flat
     width = column.shape[1]
     return [flat[start : start + width] for start in range(0, len(flat), width)]
+
+
+def _plain_value(name: str, value: Any) -> Any:
+    if isinstance(value, dict):
+        return {column: _plain_value(column, packed) for column, packed in value.items()}
+    if not isinstance(value, bytes):
+        return value
+    kind = np.dtype(_COLUMNS.get(name, "|u1"))
+    if len(value) % kind.itemsize:
+        return value.hex()
+    column = np.frombuffer(value, kind)
+    return [number if np.isfinite(number) else None for number in column.tolist()]
 
 
 def _written_version(headers: Mapping[str, bytes]) -> int:

@@ -7,16 +7,13 @@ Source: docs/algorithms.md section 2.
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
-from typing import Self
 
 import numpy as np
 
 from omnidraft.errors import VocabularyError
-from omnidraft.vocab.alignment import Alignment
+from omnidraft.vocab.alignment import Alignment, PackedLists
 from omnidraft.vocab.boundary_alignment import align_boundaries
 from omnidraft.vocab.ngram_table import ENTRY, Eviction, NgramTable
-from omnidraft.vocab.packed_lists import PackedLists
 from omnidraft.vocab.tokenizer import Vocabulary
 
 MIN_LENGTH = 2
@@ -74,16 +71,6 @@ class NgramCache:
         """Return the target token that these draft tokens spell, or None; the entry counts as used."""
         return self._use(draft_ids, _key(draft_ids))
 
-    def longest(self, draft_ids: Sequence[int]) -> tuple[int, int] | None:
-        """Return (length, target id) of the longest n-gram at the start of these draft tokens."""
-        keys = list(accumulate(draft_ids[: self._max_length], _next_key, initial=_SEED))[MIN_LENGTH:]
-        for index in reversed(self._table.stored_indices(keys)):
-            length = index + MIN_LENGTH
-            target_id = self._use(draft_ids[:length], keys[index])
-            if target_id is not None:
-                return length, target_id
-        return None
-
     def learn(self, draft_ids: Sequence[int], target_ids: Sequence[int]) -> int:
         """Insert every merge of two tokenisations of the same bytes, one of which may end earlier; return the number of
         new ones.
@@ -105,12 +92,6 @@ class NgramCache:
             raise VocabularyError(f"the alignment spells {len(wrong)} target tokens wrongly, the first is {wrong[0]}")
         self._max_length = max(self._max_length, int(lists.lengths[targets].max(initial=MIN_LENGTH)))
         return self._table.add_all(_keys(lists, targets), targets)
-
-    def merge(self, other: Self) -> None:
-        """Add the entries of another cache. Raises VocabularyError when it belongs to another pair."""
-        self._require_alignment(other.alignment_fingerprint)
-        self._max_length = max(self._max_length, other._max_length)
-        self._table.merge(other._table)
 
     def copy(self) -> "NgramCache":
         """Return a cache with the same entries and no shared memory."""

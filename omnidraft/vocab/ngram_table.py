@@ -6,7 +6,7 @@ costs a small part of a copy. Equal histories give equal arrays. The table is no
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Literal, Self
+from typing import Literal
 
 import numpy as np
 
@@ -55,13 +55,6 @@ class NgramTable:
         self._use_stored(index)
         return self._targets.item(index)
 
-    def stored_indices(self, keys: Sequence[int]) -> list[int]:
-        """Return the indices of those keys that are in the table; no entry counts as used."""
-        queried = np.array(keys, np.uint64)
-        indices = np.minimum(self._keys.searchsorted(queried), max(len(self._keys) - 1, 0))
-        stored = (self._keys[indices] == queried).tolist() if len(self._keys) else [False] * len(keys)
-        return [number for number, key in enumerate(keys) if stored[number] or key in self._recent]
-
     def add(self, key: int, target: int) -> bool:
         """Set the target of a key and count a use; return whether the key is new."""
         if key in self._recent:
@@ -86,16 +79,6 @@ class NgramTable:
         self._replace_all(np.concatenate([own, _table(len(fresh), (keys[fresh], zeros, targets[fresh], zeros))]))
         self._evict_down_to(self.capacity)
         return int(np.isin(keys[fresh], self._keys).sum())
-
-    def merge(self, other: Self) -> None:
-        """Add the other's entries, then evict. A common key gets the sum of uses, the later use and our target."""
-        own, theirs = self.entries(), other.entries()
-        common, at_own, at_theirs = np.intersect1d(own["key"], theirs["key"], return_indices=True)
-        num_uses = own["num_uses"][at_own].astype(np.int64) + theirs["num_uses"][at_theirs]
-        own["num_uses"][at_own] = np.minimum(num_uses, _MAX_USES)
-        own["last_used"][at_own] = np.maximum(own["last_used"][at_own], theirs["last_used"][at_theirs])
-        self._replace_all(np.concatenate([own, theirs[~np.isin(theirs["key"], common)]]))
-        self._evict_down_to(self.capacity)
 
     def _index_of(self, key: int) -> int | None:
         index = bisect_left(self._keys.data, key)  # faster than searchsorted for a single key

@@ -1,6 +1,6 @@
 """Incremental retokenisation: the ids in one vocabulary of a text that another model emits.
 
-A text is cut at safe boundaries (boundaries.py) into segments, and each segment is tokenised by itself; so a text
+A text is cut at safe boundaries (tokenizer.py) into segments, and each segment is tokenised by itself; so a text
 that grows is tokenised again only from the beginning of its last segment. A segment has at most MAX_SEGMENT characters,
 which bounds the work for an endless run of letters or spaces.
 Bytes that are not UTF-8 are surrogates in the text (PEP 383).

@@ -1,6 +1,6 @@
 """From settings to objects: the only package that knows every implementation. Heavy imports stay inside functions."""
 
-from omnidraft.wiring.controller import controller
+from omnidraft.wiring.controller import controller, overview, worker_url
 from omnidraft.wiring.distiller import distillation, identity, learner, learner_from_snapshot
 from omnidraft.wiring.logs import (
     existing_registry,
@@ -23,8 +23,7 @@ from omnidraft.wiring.models import (
     target,
     vocabularies,
 )
-from omnidraft.wiring.overview import overview, worker_url
-from omnidraft.wiring.telemetry import tracing
+from omnidraft.wiring.recording import tracing
 from omnidraft.wiring.vllm import Batching, batching
 from omnidraft.wiring.worker import ServedTarget, Worker, engine, worker
 

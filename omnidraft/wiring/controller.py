@@ -1,12 +1,13 @@
-"""The controller, its connections to the control log, and the snapshot comparison of a drift."""
+"""The controller, its connections to the control log, the snapshot comparison of a drift, and the fleet's status."""
 
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omnidraft.config import Settings
 from omnidraft.ports import AnnouncementKind, Announcer, ControlFollower, LogReader, Metrics
-from omnidraft.wiring.logs import log_reader, log_writer, registry, trace_source
+from omnidraft.wiring.logs import existing_registry, log_reader, log_writer, registry, topics, trace_source
 from omnidraft.wiring.models import Vocabularies
 
 if TYPE_CHECKING:
@@ -16,11 +17,12 @@ if TYPE_CHECKING:
     from omnidraft.distill.ingest.trace_consumer import TraceConsumer
     from omnidraft.distill.training.learner import Learner
     from omnidraft.fleet.controller import Controller
+    from omnidraft.fleet.overview import Overview
 
 
 def announcer(settings: Settings) -> Announcer:
     """Return the announcer of `models.target` and its drafter. Raises BusError."""
-    from omnidraft.fleet.announcements import LogAnnouncer
+    from omnidraft.fleet.control_log import LogAnnouncer
 
     writer, models = log_writer(settings, settings.log.control_topic), settings.models
     return LogAnnouncer(writer, models.target, models.drafter)
@@ -30,7 +32,7 @@ def control_follower(
     settings: Settings, metrics: Metrics, kinds: Iterable[AnnouncementKind], *, must_be_named: bool = False
 ) -> ControlFollower:
     """Return a follower of the announcements about `models.target` and its drafter. Raises BusError."""
-    from omnidraft.fleet.control_follower import LogControlFollower
+    from omnidraft.fleet.control_log import LogControlFollower
     from omnidraft.telemetry.metrics import LabelledMetrics
 
     reader, models = log_reader(settings, settings.log.control_topic), settings.models
@@ -42,8 +44,7 @@ def control_follower(
 def controller(settings: Settings, metrics: Metrics) -> "Controller":
     """Return the controller of `models.target` and its drafter. Raises BusError, RegistryError."""
     from omnidraft.fleet.controller import Controller
-    from omnidraft.fleet.drift import DriftDetector
-    from omnidraft.fleet.drift_recovery import DriftRecovery
+    from omnidraft.fleet.drift import DriftDetector, DriftRecovery
     from omnidraft.fleet.request_stats import RequestStatsReader
     from omnidraft.telemetry.metrics import LabelledMetrics
 
@@ -89,3 +90,30 @@ def snapshot_comparison(
 
     recent = RecentRecords(lambda: log_reader(settings, settings.log.traces_topic), source_over, section.drift_records)
     return SnapshotComparison(registry(settings), learner, recent, announcer(settings), base, folder / "earlier")
+
+
+def overview(settings: Settings, workers: Sequence[str] = ()) -> "Overview":
+    """Return the status of all targets and workers; services that do not answer are among its problems.
+
+    Args:
+        workers: their URLs; empty means the worker that the settings describe.
+    """
+    from omnidraft.fleet.overview import OverviewSources
+    from omnidraft.fleet.overview import overview as gather
+    from omnidraft.fleet.workers import worker_status
+    from omnidraft.telemetry.metrics import CountingMetrics
+
+    sources = OverviewSources(
+        registry=lambda target: existing_registry(settings.for_target(target)),
+        topics=lambda: topics(settings),
+        reader=lambda topic: log_reader(settings, topic),
+        worker=worker_status,
+    )
+    urls = tuple(workers) or (worker_url(settings),)
+    return gather(sources, settings, CountingMetrics(), urls, time.time_ns() // 1_000_000)
+
+
+def worker_url(settings: Settings) -> str:
+    """Return the URL of the worker of these settings, seen from this machine."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.worker.host, settings.worker.host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{settings.worker.port}"

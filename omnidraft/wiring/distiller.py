@@ -32,7 +32,7 @@ def distillation(settings: Settings, metrics: Metrics, *, folder: Path, tracing:
     from omnidraft.distill.distiller import Distiller
     from omnidraft.distill.ingest.batcher import Batcher
     from omnidraft.distill.publisher import Publisher
-    from omnidraft.distill.training_spans import LearningSpans
+    from omnidraft.distill.training.step_report import LearningSpans
     from omnidraft.telemetry.metrics import LabelledMetrics
 
     metrics = LabelledMetrics(metrics, target=settings.models.target)
@@ -118,7 +118,7 @@ def identity(settings: Settings, tokenizers: Vocabularies) -> "Identity":
     """Return the manifest fields that all snapshots of `models.target` and its drafter share."""
     from omnidraft import __version__
     from omnidraft.distill.publisher import Identity
-    from omnidraft.models.catalog.atomic_dir import read_origin
+    from omnidraft.models.catalog.install import read_origin
 
     made = read_origin(tokenizers.drafter_folder)
     return Identity(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from omnidraft.decode.policy.cost_model import MeasuredCosts, StepCosts
     from omnidraft.decode.snapshot.slot import LoadedSnapshot
     from omnidraft.models.hf.tokenizer import HfTokenizer
-    from omnidraft.models.shared_drafter import SharedDrafter
+    from omnidraft.models.loading import SharedDrafter
     from omnidraft.vocab.alignment import Alignment
     from omnidraft.vocab.ngram_cache import NgramCache
 
@@ -107,7 +107,7 @@ def ngram_cache(
 def base_drafter(settings: Settings, tokenizers: Vocabularies) -> "SharedDrafter":
     """Return the base drafter, loaded when first needed and shared by all targets."""
     from omnidraft.models.hf.drafter import load_drafter
-    from omnidraft.models.shared_drafter import SharedDrafter
+    from omnidraft.models.loading import SharedDrafter
 
     section = settings.models
     return SharedDrafter(
@@ -242,7 +242,7 @@ def named_folder(settings: Settings, name: str) -> Iterator[tuple[SnapshotVersio
         SnapshotError: there is none of that name, or its signature does not match `registry.signing_key`.
     """
     from omnidraft.snapshots import bundle
-    from omnidraft.snapshots.signature import require_signature
+    from omnidraft.snapshots.manifest import require_signature
 
     folder = Path(name).expanduser()
     if folder.is_dir():

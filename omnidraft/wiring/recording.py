@@ -1,16 +1,15 @@
-"""The producer of trace records, and the operator's redactor from its name in the settings."""
+"""What a process reports of its work: trace records, by way of the operator's redactor, and OpenTelemetry spans."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from omnidraft.config import Settings
 from omnidraft.errors import ConfigError
-from omnidraft.ports import Metrics, Tracing
+from omnidraft.ports import Metrics, NoopTracing, Tracing
 from omnidraft.wiring.logs import log_reader, log_writer
 
 if TYPE_CHECKING:
-    from omnidraft.decode.recording.redactor import Redactor
-    from omnidraft.decode.recording.trace_producer import TraceProducer
+    from omnidraft.decode.recording.trace_producer import Redactor, TraceProducer
 
 
 def trace_producer(settings: Settings, metrics: Metrics, tracing: Tracing | None = None) -> "TraceProducer | None":
@@ -47,3 +46,18 @@ def redactor(settings: Settings) -> "Redactor | None":
         raise ConfigError(f"recorder.redactor = {path!r} is a {type(function).__name__}, not a function")
     made: Redactor = function
     return made
+
+
+def tracing(settings: Settings, role: str, metrics: Metrics) -> Tracing:
+    """Return the tracing of a process with this role: worker, distiller or controller.
+
+    Raises:
+        ConfigError: `tracing.endpoint` is set and OpenTelemetry is not installed.
+    """
+    if settings.tracing.endpoint is None:
+        return NoopTracing()
+    try:
+        from omnidraft.telemetry.tracing import OtelTracing
+    except ImportError as exc:
+        raise ConfigError(f"tracing.endpoint needs `pip install 'omnidraft[otel]'`: {exc}") from exc
+    return OtelTracing(settings.tracing, f"omnidraft-{role}", metrics)

@@ -34,13 +34,11 @@ if TYPE_CHECKING:
     from omnidraft.decode.drafting.drafter import Drafter
     from omnidraft.decode.drafting.safe_drafting import SafeDrafting
     from omnidraft.decode.external.round_scheduler import RoundScheduler
-    from omnidraft.decode.external.sequence import ExternalSequence
-    from omnidraft.decode.policy.cost_model import StepCosts
+    from omnidraft.decode.external.sequence_tracker import ExternalSequence
     from omnidraft.decode.recording.record_builder import TraceRecordBuilder
     from omnidraft.decode.recording.trace_producer import TraceProducer
-    from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
     from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
-    from omnidraft.decode.snapshot.updater import SnapshotUpdater
+    from omnidraft.decode.snapshot.updater import DriftThrottle, SnapshotUpdater
 
 _LONGEST_PROMPT_SHARE = 0.75
 """The share of the drafter's context that a prompt may fill; the rest is for the answer."""
@@ -70,8 +68,9 @@ def batching(settings: Settings, metrics: Metrics, *, num_tokens: int) -> Batchi
     from omnidraft.decode.external.round_scheduler import RoundLimits, RoundScheduler
     from omnidraft.decode.external.sequence_tracker import SequenceTracker
     from omnidraft.decode.external.step_time_model import StepTimeModel
-    from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
+    from omnidraft.decode.policy.cost_model import StepCosts
     from omnidraft.decode.snapshot.slot import SnapshotSlot
+    from omnidraft.decode.snapshot.updater import DriftThrottle
 
     is_recorded = settings.worker.tenant not in settings.recorder.opted_out
     producer = trace_producer(settings, metrics) if is_recorded else None
@@ -124,7 +123,7 @@ def _updater(
     settings: Settings, metrics: Metrics, slot: "SnapshotSlot", throttle: "DriftThrottle", load: SnapshotLoader
 ) -> "SnapshotUpdater":
     from omnidraft.decode.snapshot.updater import SnapshotUpdater
-    from omnidraft.models.threads import in_background_thread
+    from omnidraft.models.loading import in_background_thread
 
     return SnapshotUpdater(
         registry(settings),
@@ -159,8 +158,7 @@ class SequenceOpener:
 
     def open(self, prompt_ids: "np.ndarray") -> "ExternalSequence":
         """See round_scheduler.SequenceFactory. The request id decides whether the canary serves it."""
-        from omnidraft.decode.external.sequence import ExternalSequence
-        from omnidraft.decode.external.sequence_tracker import TokenBuffer
+        from omnidraft.decode.external.sequence_tracker import ExternalSequence, TokenBuffer
 
         request_id = uuid.uuid4().hex
         snapshot = self._slot.snapshot_for(request_id)

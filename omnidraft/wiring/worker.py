@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from omnidraft.decode.recording.trace_producer import TraceProducer
     from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
     from omnidraft.decode.snapshot.updater import SnapshotUpdater
-    from omnidraft.models.shared_drafter import SharedDrafter
+    from omnidraft.models.loading import SharedDrafter
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def worker(
         BusError, RegistryError: log or registry cannot be reached at the start; later they may come and go.
         ConfigError: there is no such redactor.
     """
-    from omnidraft.models.threads import in_own_thread
+    from omnidraft.models.loading import in_own_thread
 
     tracing = tracing or NoopTracing()
     producer = trace_producer(settings, metrics, tracing)
@@ -170,9 +170,9 @@ def _engine(
     slot: "SnapshotSlot",
     tracing: Tracing | None = None,
 ) -> "Engine":
+    from omnidraft.decode.decoder import Decoder
     from omnidraft.decode.drafting.safe_drafting import DraftingFailures
     from omnidraft.decode.engine import Engine, Pair
-    from omnidraft.decode.loop import Decoder
     from omnidraft.decode.sampling.grammar import Grammars
     from omnidraft.decode.sampling.grammar_trial import GrammarTrial
 
@@ -194,6 +194,7 @@ def _engine(
         costs=costs,
         failures=DraftingFailures(metrics, settings.models.target),
         grammars=grammars,
+        scheduling=settings.scheduler,
     )
     return Engine(
         decoder,
@@ -205,6 +206,7 @@ def _engine(
         recording=settings.recorder,
         tracing=tracing,
         has_pass_spans=settings.tracing.passes,
+        has_prefix_caching=settings.scheduler.prefix_caching,
     )
 
 
@@ -219,7 +221,7 @@ def _updater(
     is_alone: bool,
 ) -> "SnapshotUpdater":
     from omnidraft.decode.snapshot.updater import SnapshotUpdater
-    from omnidraft.models.threads import in_background_thread
+    from omnidraft.models.loading import in_background_thread
 
     follower = control_follower(
         settings, metrics, ("champion", "canary", "drift", "drift_over"), must_be_named=not is_alone

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from omnidraft import config, wiring
+from omnidraft.decode.decoder import Decoder
 from omnidraft.decode.engine import Engine, GenerationRequest
-from omnidraft.decode.loop import Decoder
 from omnidraft.decode.recording.trace_producer import TraceProducer
 from omnidraft.errors import OmnidraftError
 from omnidraft.ports import Mode, Sampling

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from omnidraft import config, prompts, wiring
-from omnidraft.fleet.announcements import publish_announcement
+from omnidraft.fleet.control_log import publish_announcement
 from omnidraft.hosts import process
 from omnidraft.ports import Outgoing, Registry, SnapshotVersion
 from omnidraft.traces import archive, codec

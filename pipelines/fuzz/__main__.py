@@ -21,8 +21,7 @@ from omnidraft.distill.ingest import dead_letters, topic_scan
 from omnidraft.distill.ingest.trace_consumer import TraceConsumer
 from omnidraft.errors import ContractError
 from omnidraft.hosts import process
-from omnidraft.ports import Offsets, Outgoing
-from omnidraft.ports.trace_reasons import OTHER_PAIR
+from omnidraft.ports import OTHER_PAIR, Offsets, Outgoing
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import archive, codec
 from pipelines.fuzz import corpus

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from omnidraft import config, wiring
-from omnidraft.decode.loop import Decoder
+from omnidraft.decode.decoder import Decoder
 from omnidraft.decode.policy.cost_model import MeasuredCosts
 from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
 from omnidraft.decode.teacher_forcing import force

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from omnidraft import config, wiring
-from omnidraft.decode.loop import Decoder
+from omnidraft.decode.decoder import Decoder
 from omnidraft.decode.policy.cost_model import MeasuredCosts
 from omnidraft.ports import Proposer, Step
 from omnidraft.prompts import Prompt

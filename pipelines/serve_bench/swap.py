@@ -16,7 +16,7 @@ import torch
 
 from omnidraft import wiring
 from omnidraft.config import Settings
-from omnidraft.fleet import announcements
+from omnidraft.fleet import control_log
 from omnidraft.models.hf.trainable_drafter import load_trainable
 from omnidraft.snapshots import bundle
 from pipelines.lib.check_result import CheckResult
@@ -92,9 +92,7 @@ def _swap_all(server: Server, versions: Sequence[int]) -> list[tuple[float, floa
             time.sleep(REST_S)
             started = time.monotonic()
             registry.promote(version)
-            announcements.publish_announcement(
-                writer, "champion", version, target=models.target, drafter=models.drafter
-            )
+            control_log.publish_announcement(writer, "champion", version, target=models.target, drafter=models.drafter)
             while _in_place(server.url) != version:
                 if time.monotonic() - started > TAKE_UP_TIMEOUT_S:
                     raise ServiceFailed(f"version {version} was not taken up within {TAKE_UP_TIMEOUT_S:.0f} s")

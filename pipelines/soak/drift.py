@@ -10,7 +10,7 @@ from typing import Any
 from omnidraft import prompts, wiring
 from omnidraft.config import DriftSettings, Settings
 from omnidraft.distill.ingest import topic_scan
-from omnidraft.fleet import announcements
+from omnidraft.fleet import control_log
 from omnidraft.fleet.drift import DriftDetector
 from omnidraft.fleet.request_stats import RequestStats, request_stats
 from omnidraft.traces import codec
@@ -166,7 +166,7 @@ def _requests(settings: Settings) -> list[DriftRequest]:
 def _events(settings: Settings) -> list[Event]:
     events = []
     for message in topic_scan.messages(wiring.log_reader(settings, settings.log.control_topic)):
-        announcement = announcements.parse_announcement(message)
+        announcement = control_log.parse_announcement(message)
         events.append(Event(message.timestamp_ms, announcement.kind, announcement.version, announcement.reason))
     return events
 

@@ -14,49 +14,51 @@ HIDDEN = (
 
 KILLS = """\
 A Kafka broker (KRaft, one node), an MLflow server on SQLite, the controller, the distiller with its Ray actor, and a
-decoding worker run as processes of their own around two tiny random models. Clients ask without end, half of them
-streamed, at temperature 0. At random moments somebody gets SIGKILL: the worker, the broker, the registry, the learning
-process, or the one that started it; most when everybody is back, others while somebody is still away. A supervisor
-(the soak) starts again what ended; Ray restarts its actor. Then the clients stop and everything is accounted for:
+decoding worker run as separate processes with two tiny random models. Clients send requests without a pause, half of
+them streamed, at temperature 0. At random moments one process gets SIGKILL: the worker, the broker, the registry, the
+learning process, or the one that started it. Most kills come when all processes are up again, others while one is still
+down. The soak restarts processes that ended; Ray restarts its actor. Then the clients stop and every record is
+accounted for:
 
-- *acknowledged lost*: a request whose record the worker had counted as acknowledged is not in the log, or snapshots
-  passed over a record that the log holds (`omnidraft traces verify`). A request is known to be acknowledged when a look
-  at the worker's counters after its answer found as many records acknowledged as emitted.
-- *learned twice*: snapshots count more learned records than the log has distinct ones.
-- *corrupt served*: an answer that is not plain decoding's text, which was computed before, or that comes from a
-  snapshot which the registry does not hold whole. Beginnings of streams that broke off are checked too.
-- *requests failed*: a request without an answer in the end. Clients ask again when the connection breaks or the worker
-  is busy.
-- *weights equal*: the log is learned once more from its beginning, in one process that nobody kills. Weights, n-gram
-  cache, optimizer and memory must be the same to the bit. For this the trace topic has one partition: batches are then
-  a function of the log alone. With several, whose turn it is while one of them is idle depends on time; that each
-  record is learned once does not."""
+- *acknowledged lost*: a request whose record the worker had counted as acknowledged is not in the log, or the snapshots
+  missed a record that the log holds (`omnidraft traces verify`). A request counts as acknowledged when the worker's
+  counters, read after its answer, show as many records acknowledged as emitted.
+- *learned twice*: the snapshots count more learned records than the log has distinct ones.
+- *corrupt served*: an answer differs from plain decoding's text, which was computed before, or comes from a snapshot
+  that the registry does not hold completely. The received part of a broken stream is checked too.
+- *requests failed*: a request never got an answer. Clients repeat a request when the connection breaks or the worker is
+  busy.
+- *weights equal*: one process that is never killed learns the same log again from its beginning. Weights, n-gram cache,
+  optimizer and the batcher's state must be identical to the bit. For this the trace topic has one partition, so that
+  the batches depend on the log alone. With several, the order of partitions while one is idle depends on time; that no
+  record is lost or learned twice does not."""
 
 BROKER_DOWN = """\
-One worker's engine decodes the same prompts in turns with the broker up, stopped (SIGSTOP) and killed, one engine and
-one recorder throughout. The ratio is the median over prompts of the speed in such a window to that with the broker up.
-The queue of records is made so small that it overflows."""
+One engine with one recorder decodes the same prompts, in turn with the broker up, stopped (SIGSTOP) and killed. The
+ratio is the speed in such a window divided by the speed with the broker up, as the median over prompts. The queue of
+records is so small that it overflows."""
 
-REGISTRY_DOWN = "Clients ask while the MLflow server is killed, stays down, and is started again."
+REGISTRY_DOWN = "Clients send requests while the MLflow server is killed, stays down, and is started again."
 
 ROLLBACK = """\
-Three workers over one control log, both snapshots in the memory of each. From the command (alias moved, announced)
-until a request to each worker is answered by the snapshot before, several times in a row."""
+Three workers follow one control log and hold both snapshots in memory. The time is measured from the command, which
+moves the alias and announces it, until each worker answers a request with the previous snapshot; several times in a
+row."""
 
 FUZZ = """\
-Recorded records cut, mutated, mislabelled, replaced by noise or by two megabytes of zeros, through the learner's source
-over a log. Every one must have exactly one fate."""
+The learner's consumer reads recorded trace records from a log that were cut, mutated, mislabelled, or replaced by
+noise or by two megabytes of zeros. Each of them must be counted under exactly one outcome."""
 
 THROUGHPUT = """\
-One writer process and one reader process around one topic with one partition, as a worker and a learner use them:
-idempotent, all replicas acknowledge, 128 records a batch, each batch acknowledged before the next. Contents are cut
+One process writes to a topic with one partition and another reads it, with the settings of a worker and a learner:
+idempotent, all replicas acknowledge, 128 records a batch, each batch acknowledged before the next. The contents are cut
 from recorded traffic."""
 
 DRIFT = """\
-Real models, the whole fleet, traffic of one task and then of another, while the drafter learns. Agreement is that of
-the first candidate behind the text, as the controller sees it; a fall is told when its announcement is on the control
-log. *Resampled*: the detector with its default settings over requests drawn again and again from the last ones before
-the change (false alarms), and from these and then the first ones after it (delay)."""
+The whole fleet runs with real models. Traffic changes from one task to another while the drafter learns. Agreement is
+that of the first candidate after the text, as the controller sees it. A fall counts as told when its announcement is on
+the control log. *Resampled*: the detector runs with its default settings over requests that are drawn repeatedly from
+the last ones before the change (false alarms), and from these and then the first ones after it (delay)."""
 
 METHODS = {
     "kills": ("Everybody is killed, over and over", KILLS),

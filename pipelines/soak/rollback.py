@@ -7,7 +7,7 @@ from statistics import median
 
 from omnidraft import wiring
 from omnidraft.config import Settings
-from omnidraft.fleet import announcements
+from omnidraft.fleet import control_log
 from omnidraft.ports import Registry
 from pipelines.lib.check_result import CheckResult
 from pipelines.lib.local_cluster import ServiceFailed, empty_folder, free_port, is_serving
@@ -79,9 +79,7 @@ def _back_and_forth(settings: Settings, registry: Registry, urls: Sequence[str])
             started = time.monotonic()
             previous = registry.resolve("previous").version
             registry.promote(previous)
-            announcements.publish_announcement(
-                writer, "champion", previous, target=models.target, drafter=models.drafter
-            )
+            control_log.publish_announcement(writer, "champion", previous, target=models.target, drafter=models.drafter)
             _wait(urls, previous)
             seconds.append(time.monotonic() - started)
             advance()

@@ -35,8 +35,8 @@ from omnidraft.distill.control import TrainingControl
 from omnidraft.distill.ingest import dead_letters
 from omnidraft.distill.ingest.trace_consumer import TraceConsumer
 from omnidraft.errors import BusError, OffsetOutOfRange, RegistryError, SnapshotCorrupt, SnapshotNotFound, StorageError
-from omnidraft.fleet import announcements
-from omnidraft.fleet.control_follower import LogControlFollower
+from omnidraft.fleet import control_log
+from omnidraft.fleet.control_log import LogControlFollower
 from omnidraft.fleet.request_stats import RequestStatsReader
 from omnidraft.ports import Outgoing, PollResult
 from omnidraft.registry.directory_registry import DirectoryRegistry
@@ -90,7 +90,7 @@ class Outage(Setting):
 
     def order_restart(self, start: str) -> None:
         order = {"start": start, "restart_id": uuid.uuid4().hex}
-        announcements.publish_announcement(MemoryWriter(self.control, "c"), "restart", **order)
+        control_log.publish_announcement(MemoryWriter(self.control, "c"), "restart", **order)
 
     def audit(self) -> Report:
         letters = dead_letter_reasons("t", dead_letters.read(MemoryReader(self.log, "dead"), idle_s=0))
@@ -113,15 +113,12 @@ class Outage(Setting):
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def one_thread() -> None:
     torch.set_num_threads(1)
-    monkeypatch.setattr("omnidraft.distill.retrying.WAITS_S", (0.0,))
-    monkeypatch.setattr("omnidraft.distill.distiller.PAUSED_S", 0.0)
 
 
 @pytest.fixture
-def outage(pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Outage:
-    monkeypatch.setattr("omnidraft.distill.distiller.WAITING_S", 0.0)
+def outage(pair, tmp_path: Path) -> Outage:
     return Outage(pair, tmp_path)
 
 
@@ -250,13 +247,13 @@ def test_a_control_log_that_was_made_anew_is_followed_and_nothing_in_it_looks_st
     path = tmp_path / "log.db"
     with closing(SqliteWriter(path, "control")) as writer:
         for version in range(1, 6):
-            announcements.publish_announcement(writer, "champion", version)
+            control_log.publish_announcement(writer, "champion", version)
     follower = LogControlFollower(SqliteReader(path, "control"), CountingMetrics(), kinds=("champion",))
     (before,) = follower.poll(0)
     for each in tmp_path.iterdir():
         each.unlink()
     with closing(SqliteWriter(path, "control")) as writer:
-        announcements.publish_announcement(writer, "champion", 3)
+        control_log.publish_announcement(writer, "champion", 3)
     (after,) = follower.poll(0)
     assert (after.version, before.version) == (3, 5)
     assert after.sequence > before.sequence
@@ -753,8 +750,7 @@ class KafkaOutage(Outage):
 
 
 @pytest.fixture
-def on_kafka(pair, tmp_path: Path, kafka_bootstrap: str, monkeypatch) -> KafkaOutage:
-    monkeypatch.setattr("omnidraft.distill.distiller.WAITING_S", 0.0)
+def on_kafka(pair, tmp_path: Path, kafka_bootstrap: str) -> KafkaOutage:
     return KafkaOutage(pair, tmp_path, kafka_bootstrap)
 
 

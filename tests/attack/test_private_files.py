@@ -11,7 +11,7 @@ import pytest
 
 from omnidraft.bus.sqlite_log import SqliteWriter
 from omnidraft.distill.ingest.crash_journal import CrashJournal
-from omnidraft.distill.ingest.record_tensors import to_tensors
+from omnidraft.distill.resume_tensors import records_to_tensors
 from omnidraft.ports import Outgoing
 from omnidraft.registry.directory_registry import DirectoryRegistry
 from omnidraft.snapshots import bundle, files
@@ -40,8 +40,8 @@ def open_to_others(root: Path) -> list[str]:
 def secret_bundle(folder: Path) -> Path:
     parts = {
         "serving/ngrams.safetensors": {"keys": np.arange(3, dtype=np.uint32)},
-        "resume/intake.safetensors": to_tensors("held_out.", [RECORD]),
-        "resume/learner.safetensors": to_tensors("replay.", [RECORD]),
+        "resume/intake.safetensors": records_to_tensors("held_out.", [RECORD]),
+        "resume/learner.safetensors": records_to_tensors("replay.", [RECORD]),
     }
     bundle.write(folder / "s1", manifest(), parts)
     return folder / "s1"

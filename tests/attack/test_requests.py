@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from omnidraft import wiring
 from omnidraft.config import ApiKey, WorkerSettings
+from omnidraft.models.serial_passes import forward_serially
 from omnidraft.ports import DraftTree, Mode, Target, TargetSession, TreeLimits
 from omnidraft.serving.app import ServedModel, application
 from omnidraft.serving.request_queue import RequestQueue
@@ -426,7 +427,7 @@ class BrokenAfter:
     def __init__(self, target: Target, broken: float) -> None:
         self._target, self._broken = target, broken
         self.vocab_size, self.context_limit = target.vocab_size, target.context_limit
-        self.fingerprint = target.fingerprint
+        self.fingerprint, self.max_rows = target.fingerprint, target.max_rows
 
     def limits(self, mode: Mode) -> TreeLimits:
         return self._target.limits(mode)
@@ -434,11 +435,24 @@ class BrokenAfter:
     def open(self, prompt_ids: Sequence[int], max_new_tokens: int, mode: Mode) -> "_BrokenSession":
         return _BrokenSession(self._target.open(prompt_ids, max_new_tokens, mode), self._broken)
 
+    def forward(
+        self, trees: Sequence[tuple[Any, DraftTree]], prompts: Sequence[tuple[Any, int]] = ()
+    ) -> list[torch.Tensor]:
+        return forward_serially(trees, prompts)
+
+    def reuse(self, session: Any, source: Any, num_ids: int) -> int:
+        return 0
+
+    def kv_bytes(self, num_ids: int) -> int:
+        return self._target.kv_bytes(num_ids)
+
 
 class _BrokenSession:
     def __init__(self, session: TargetSession, broken: float) -> None:
         self._session, self._broken, self._num_passes = session, broken, 0
-        self.keep, self.close = session.keep, session.close
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
 
     def score(self, tree: DraftTree) -> torch.Tensor:
         self._num_passes += 1

@@ -19,8 +19,8 @@ import pytest
 
 from omnidraft.distill.ingest import dead_letters, topic_scan
 from omnidraft.distill.ingest.trace_consumer import TraceConsumer
-from omnidraft.fleet import announcements
-from omnidraft.fleet.control_follower import LogControlFollower
+from omnidraft.fleet import control_log
+from omnidraft.fleet.control_log import LogControlFollower
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import codec
 from pipelines.soak.cluster import load_local_broker
@@ -165,10 +165,10 @@ def test_a_control_topic_with_a_broken_record_still_tells_what_serves(kafka_boot
 
     metrics = CountingMetrics()
     with closing(KafkaWriter(kafka_bootstrap, topic)) as writer:
-        announcements.publish_announcement(writer, "champion", 1)
+        control_log.publish_announcement(writer, "champion", 1)
         with RawProducer(kafka_bootstrap, topic) as producer:
             producer.produce(batch([record(0, b'{"kind": "pause"}', b"control", [(b"\xff", b"")])]))
-        announcements.publish_announcement(writer, "champion", 2)
+        control_log.publish_announcement(writer, "champion", 2)
     with closing(KafkaReader(kafka_bootstrap, topic)) as reader:
         follower = LogControlFollower(reader, metrics, kinds=("champion", "pause"))
         assert [(each.kind, each.version) for each in follower.poll(5.0)] == [("champion", 2)]
@@ -224,7 +224,7 @@ def test_a_control_topic_that_got_partitions_goes_on_in_its_first_and_the_others
 
     monkeypatch.setattr(kafka_log, "METADATA_MAX_AGE_S", 1)
     with closing(kafka_log.KafkaWriter(kafka_bootstrap, topic)) as writer:
-        announcements.publish_announcement(writer, "champion", 1)
+        control_log.publish_announcement(writer, "champion", 1)
         with closing(kafka_log.KafkaReader(kafka_bootstrap, topic)) as reader:
             follower = LogControlFollower(reader, CountingMetrics(), kinds=("champion", "pause"))
             assert [each.version for each in follower.poll(5.0)] == [1]
@@ -234,7 +234,7 @@ def test_a_control_topic_that_got_partitions_goes_on_in_its_first_and_the_others
             with RawProducer(kafka_bootstrap, topic) as producer:
                 until_taken(producer, late, partition=4)
             assert told_within(follower, 15) == [("champion", 2, 0)]
-            announcements.publish_announcement(writer, "champion", 3)
+            control_log.publish_announcement(writer, "champion", 3)
             assert told_within(follower, 15) == [("champion", 3, 1)]
     with closing(kafka_log.KafkaReader(kafka_bootstrap, topic)) as reader:
         assert reader.end_offsets() == {0: 2, 1: 0, 2: 0, 3: 0, 4: 1}

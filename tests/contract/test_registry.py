@@ -18,7 +18,7 @@ from omnidraft.registry.mlflow_registry import MANIFEST_TAG, READY_TAG, MlflowRe
 from omnidraft.registry.mlflow_store import open_client
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.files import sha256_of
-from omnidraft.snapshots.signature import sign
+from omnidraft.snapshots.manifest import sign
 from tests.snapshot_folders import make_bundle
 
 MLFLOW_URLS = {"mlflow": "mlflow_url", "postgres": "postgres_mlflow_url"}

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from omnidraft.decode.loop import Decoder
-from omnidraft.errors import RequestError
+from omnidraft.decode.decoder import Decoder
+from omnidraft.errors import ContractError, RequestError
 from omnidraft.models.native.target import LlamaTarget
 from omnidraft.ports import DraftTree, Request, Sampling, Target
 from omnidraft.testing.toy_models import ToyTable, ToyTarget
@@ -21,6 +21,7 @@ TARGETS = {
     "llama.cpp": tiny_llamacpp_target,
 }
 CLOSE = {"atol": 2e-4, "rtol": 1e-4}
+MODES = ["fast", "reproducible"]
 VOCABULARY = Vocabulary(tuple(b"%d " % token for token in range(VOCAB_SIZE)), {}, frozenset())
 
 
@@ -36,6 +37,14 @@ def tree(tokens, parents) -> DraftTree:
 def after(target: Target, ids: list[int]) -> torch.Tensor:
     """Logits after a text, from a fresh session. [V]"""
     return target.open(ids, 1, "fast").score(DraftTree.empty(ids[-1]))[0]
+
+
+def assert_same(logits_NV: torch.Tensor, expected_NV: torch.Tensor, mode: str) -> None:
+    """Equal up to rounding; in reproducible mode in every bit."""
+    if mode == "reproducible":
+        assert torch.equal(logits_NV, expected_NV)
+    else:
+        torch.testing.assert_close(logits_NV, expected_NV, **CLOSE)
 
 
 def test_it_says_how_large_it_is(target):
@@ -98,3 +107,88 @@ def test_closing_twice_is_allowed(target):
     session = target.open(text(3), 4, "fast")
     session.close()
     session.close()
+
+
+def test_opening_computes_nothing_and_scoring_reads_the_prompt(target):
+    session = target.open(text(6), 9, "fast")
+    assert (session.num_kept, session.num_unread) == (0, 5)
+    session.score(DraftTree.empty(4))
+    assert (session.num_kept, session.num_unread) == (5, 0)
+    session.keep((0,))
+    assert (session.num_kept, session.num_unread) == (6, 0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_a_prompt_may_be_read_in_chunks_beside_other_texts(target, mode, chunk):
+    prompt, other = text(90), text(40, seed=3)
+    alone, whole = target.open(other, 99, mode), target.open(prompt, 9, mode).score(DraftTree.empty(7))
+    running, reading = target.open(other, 99, mode), target.open(prompt, 9, mode)
+    running.score(DraftTree.empty(other[-1]))
+    alone.score(DraftTree.empty(other[-1]))
+    while num_unread := reading.num_unread:
+        running.keep((0,))
+        alone.keep((0,))
+        [logits] = target.forward([(running, DraftTree.empty(5))], [(reading, min(chunk, num_unread))])
+        assert_same(logits, alone.score(DraftTree.empty(5)), mode)
+        assert reading.num_unread == max(num_unread - chunk, 0)
+    assert_same(reading.score(DraftTree.empty(7)), whole, mode)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_text_is_scored_beside_others_as_alone(target, mode):
+    prompts = [text(3 + 9 * seed, seed) for seed in range(8)]
+    limits = target.limits(mode)
+    trees = [tree([5, *range(20, 20 + seed % 3)], [0, *range(seed % 3)]) for seed in range(8)]
+    if limits.num_chains is None:
+        trees[4] = tree([5, 2, 3, 4, 6], [0, 0, 0, 1, 2])
+    expected = [target.open(ids, 9, mode).score(each) for ids, each in zip(prompts, trees, strict=True)]
+    sessions = [target.open(ids, 9, mode) for ids in prompts]
+    for session in sessions:
+        if session.num_unread:
+            target.forward([], [(session, session.num_unread)])
+    for logits, alone in zip(target.forward(list(zip(sessions, trees, strict=True))), expected, strict=True):
+        assert_same(logits, alone, mode)
+    for session in sessions:
+        session.keep((0,))
+    after_root = target.forward([(session, DraftTree.empty(9)) for session in sessions])
+    for ids, logits in zip(prompts, after_root, strict=True):
+        torch.testing.assert_close(logits[0], after(target, [*ids[:-1], 5, 9]), **CLOSE)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_reused_keys_are_those_that_would_be_computed(target, mode):
+    first = text(90)
+    prompt = [*first[:70], *text(20, seed=2)]
+    source = target.open(first, 9, mode)
+    source.score(DraftTree.empty(first[-1]))
+    source.keep((0,))
+    session = target.open(prompt, 9, mode)
+    num_reused = target.reuse(session, source, 70)
+    assert 0 <= num_reused <= 70
+    assert (session.num_kept, session.num_unread) == (num_reused, 89 - num_reused)
+    source.close()
+    assert_same(session.score(DraftTree.empty(3)), target.open(prompt, 9, mode).score(DraftTree.empty(3)), mode)
+
+
+def test_a_pass_that_names_a_session_twice_or_misses_a_prompt_is_refused(target):
+    ready, unread = target.open(text(1), 9, "fast"), target.open(text(5), 9, "fast")
+    one = DraftTree.empty(3)
+    for trees, prompts in [
+        ([(ready, one), (ready, one)], []),
+        ([(unread, one)], []),
+        ([(unread, one)], [(unread, 4)]),
+        ([], [(unread, 5)]),
+        ([], [(unread, 0)]),
+    ]:
+        with pytest.raises(ContractError):
+            target.forward(trees, prompts)
+    ready.score(one)
+    ready.keep((0,))
+    with pytest.raises(ContractError, match="already"):
+        target.reuse(ready, unread, 1)
+
+
+def test_more_ids_need_no_less_memory(target):
+    assert 0 < target.kv_bytes(1) <= target.kv_bytes(100) < target.kv_bytes(5000)
+    assert target.max_rows >= 16

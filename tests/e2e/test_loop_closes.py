@@ -13,7 +13,7 @@ import pytest
 
 from omnidraft import config, wiring
 from omnidraft.distill.ingest import topic_scan
-from omnidraft.fleet import announcements
+from omnidraft.fleet import control_log
 from omnidraft.ports import Registry, SnapshotVersion
 from pipelines.lib.local_cluster import LocalCluster, is_serving
 from tests.cli_runs import run_cli
@@ -149,7 +149,7 @@ def ask(url: str, number: int) -> dict[str, object]:
 def control_messages(settings: config.Settings) -> set[str]:
     """Kinds of all that was announced."""
     reader = wiring.log_reader(settings, settings.log.control_topic)
-    return {announcements.parse_announcement(message).kind for message in topic_scan.messages(reader)}
+    return {control_log.parse_announcement(message).kind for message in topic_scan.messages(reader)}
 
 
 def newest(registry: Registry) -> SnapshotVersion:

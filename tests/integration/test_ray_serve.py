@@ -16,7 +16,7 @@ import torch
 
 from omnidraft import config, wiring
 from omnidraft.decode.engine import GenerationRequest
-from omnidraft.fleet import announcements
+from omnidraft.fleet import control_log
 from omnidraft.models.hf.trainable_drafter import load_trainable
 from omnidraft.ports import Sampling
 from omnidraft.snapshots import bundle
@@ -195,7 +195,7 @@ def announce(fleet: ServeFleet, settings: config.Settings, registry, version: in
     """Seconds from the announcement until every replica serves it; the first time it has to be loaded."""
     models, writer = settings.models, wiring.log_writer(settings, settings.log.control_topic)
     registry.promote(version)
-    announcements.publish_announcement(writer, "champion", version, target=models.target, drafter=models.drafter)
+    control_log.publish_announcement(writer, "champion", version, target=models.target, drafter=models.drafter)
 
     def is_everywhere() -> bool:
         served = [each["snapshot_version"] for each in fleet.replicas(models.target).values()]

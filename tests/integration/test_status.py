@@ -18,7 +18,7 @@ from omnidraft import config, wiring
 from omnidraft.config import WorkerSettings
 from omnidraft.doctor import machine
 from omnidraft.doctor.finding import Verdict
-from omnidraft.fleet import announcements
+from omnidraft.fleet import control_log
 from omnidraft.ports import Outgoing
 from omnidraft.serving.app import ServedModel, application
 from omnidraft.serving.request_queue import RequestQueue
@@ -76,9 +76,9 @@ def fill_log(settings: config.Settings) -> None:
     reasons = (b"unreadable", b"unreadable", b"other_alignment")
     letters.append([Outgoing(b"k", b"bytes", {"reason": reason}) for reason in reasons])
     control = wiring.log_writer(settings, settings.log.control_topic)
-    announcements.publish_announcement(control, "pause", target="somebody else's")
-    announcements.publish_announcement(control, "resume")
-    announcements.publish_announcement(control, "pause", target=settings.models.target)
+    control_log.publish_announcement(control, "pause", target="somebody else's")
+    control_log.publish_announcement(control, "resume")
+    control_log.publish_announcement(control, "pause", target=settings.models.target)
 
 
 def publish_two(settings: config.Settings, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pydantic import SecretStr
 from omnidraft import config, wiring
 from omnidraft.distill.ingest import dead_letters
 from omnidraft.errors import OmnidraftError, SnapshotCorrupt, WireError
-from omnidraft.fleet.announcements import parse_announcement
+from omnidraft.fleet.control_log import parse_announcement
 from omnidraft.ports import Message, Registry, SnapshotVersion
 from omnidraft.snapshots import bundle
 from omnidraft.traces import archive, codec

@@ -6,7 +6,7 @@ import pytest
 
 from omnidraft import wiring
 from omnidraft.config import DecodeSettings
-from omnidraft.decode.loop import Decoder
+from omnidraft.decode.decoder import Decoder
 from omnidraft.decode.policy.cost_model import MeasuredCosts
 from omnidraft.models.catalog.store import resolve
 from omnidraft.models.hf.drafter import load_drafter

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from omnidraft.models.catalog.atomic_dir import read_origin
+from omnidraft.models.catalog.install import read_origin
 from omnidraft.models.catalog.known_models import CATALOG, find, names
 from omnidraft.models.catalog.store import gguf_path, resolve
 

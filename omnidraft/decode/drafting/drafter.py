@@ -122,9 +122,10 @@ class _Steps:
         started = time.perf_counter()
         result = compute()
         spent = time.perf_counter() - started
+        row_s = spent / sum(num_rows.values())
         for draft in self._drafts:
             draft.tree.step_rows.append(num_rows.get(draft.index, 0))
-            draft.tree.draft_s += spent
+            draft.tree.draft_s += row_s * num_rows.get(draft.index, 0)
         if self._drafter.step_s is not None and max(num_rows.values()) <= MAX_ROWS:
             self._drafter.step_s.update(sum(num_rows.values()), spent)
         return result

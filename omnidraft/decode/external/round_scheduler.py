@@ -17,12 +17,11 @@ import torch
 
 from omnidraft.decode.drafting.safe_drafting import DraftingFailures, SafeDrafting, SafeRequest
 from omnidraft.decode.drafting.session_pool import DrafterMemory
-from omnidraft.decode.external.sequence import ExternalSequence
-from omnidraft.decode.external.sequence_tracker import SequenceTracker
+from omnidraft.decode.external.sequence_tracker import ExternalSequence, SequenceTracker
 from omnidraft.decode.external.step_time_model import StepTimeModel
 from omnidraft.decode.logprobs import top_k_logprobs
 from omnidraft.decode.sampling.noise import ForbiddenNoise
-from omnidraft.decode.step_metrics import count_step
+from omnidraft.decode.step_telemetry import count_step
 from omnidraft.ports import DraftTree, FinishReason, Metrics, Step, Timings, TreeLimits
 
 _NO_NOISE = ForbiddenNoise()
@@ -204,7 +203,7 @@ class RoundScheduler:
             if seq.record_builder is not None:
                 seq.record_builder.take(step)
                 if new_ids[-1] in self._stop_ids:  # most likely over: the engine may not come back to say so
-                    seq.record_builder.end(FinishReason.STOP)
+                    seq.record_builder.flush(FinishReason.STOP)
             self._drafting.observe_all([(seq.drafting, new_ids)])
             self._tracker.append(seq, new_ids)
 
@@ -226,7 +225,7 @@ class RoundScheduler:
             seq.tree = DraftTree.empty(seq.drafting.root)
             is_over = int(seq.tokens.ids[-1]) in self._stop_ids
             if seq.record_builder is not None:
-                seq.record_builder.end(FinishReason.STOP if is_over else None)
+                seq.record_builder.flush(FinishReason.STOP if is_over else None)
             if is_over:
                 self._drafting.close(seq.drafting)
                 self._tracker.remove(seq)

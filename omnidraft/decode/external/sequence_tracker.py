@@ -1,4 +1,4 @@
-"""Identifies the sequences of an engine that passes token ids only, in any order: a sequence is known by its ids.
+"""The sequences of an engine that passes token ids only, in any order: a sequence is known by its ids.
 
 A sequence that continues has exactly the ids that it had in the round before. Two sequences of the same ids cannot be
 told apart and need not be: a draft for one is right for the other.
@@ -6,9 +6,15 @@ told apart and need not be: a draft for one is right for the other.
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
+
+from omnidraft.decode.drafting.safe_drafting import SafeText
+from omnidraft.decode.recording.record_builder import TraceRecordBuilder
+from omnidraft.decode.snapshot.slot import LoadedSnapshot
+from omnidraft.ports import DraftTree
 
 _TAIL = 24
 """Ids at the end that stand for the whole sequence in the index; a match is then compared in full."""
@@ -137,3 +143,15 @@ class SequenceTracker(Generic[Tracked]):
 
 def _key(ids: np.ndarray) -> tuple[int, bytes]:
     return len(ids), ids[-_TAIL:].astype(np.int32).tobytes()
+
+
+@dataclass(slots=True, eq=False)
+class ExternalSequence:
+    """One running sequence."""
+
+    tokens: TokenBuffer
+    snapshot: LoadedSnapshot
+    drafting: SafeText
+    record_builder: TraceRecordBuilder | None
+    tree: DraftTree = field(default_factory=lambda: DraftTree.empty(0))
+    """The draft that the engine received last and is scoring now."""

@@ -80,9 +80,9 @@ class MeasuredCosts:
             self._passes[mode] = measure_passes(self._target, mode)
         return self._passes[mode]
 
-    def plain_pass_s(self, mode: Mode) -> float | None:
-        """Return the seconds of a pass over one row; None while the mode is not measured."""
-        return self._passes[mode](1) if mode in self._passes else None
+    def measured(self, mode: Mode) -> CostCurve | None:
+        """Return the cost curve of this mode's passes; None while it is not measured."""
+        return self._passes.get(mode)
 
     def update_pass(self, mode: Mode, rows: int, seconds: float) -> None:
         """Add the duration of one pass; ignored where the mode was not measured."""

@@ -53,7 +53,10 @@ class TraceRecordBuilder:
         if step.finish_reason is not None:
             self._flush(step.finish_reason.value)
 
-    def end(self, reason: FinishReason | None) -> None:
+    def end(self, error: Exception | None) -> None:
+        """See step_telemetry.StepObserver: a text that ended early is recorded up to its last full segment."""
+
+    def flush(self, reason: FinishReason | None) -> None:
         """Emit the rest of a text that ends without a finishing step; `reason` is None where it is unknown. Steps may
         still follow."""
         if self._steps:

@@ -1,7 +1,8 @@
 """Produces trace records to the log from a thread of its own, so that decoding never waits for it.
 
 While the log is down, records wait and the thread retries; when the queue is full, records are dropped and counted. A
-retried batch may be in the log twice: (request_id, segment) identifies a record, and readers keep the first.
+retried batch may be in the log twice: (request_id, segment) identifies a record, and readers keep the first. The
+operator's redactor changes or drops a record before it is written.
 """
 
 import logging
@@ -14,10 +15,8 @@ from threading import Event, Lock
 from tenacity import RetryCallState, RetryError, Retrying, retry_if_exception_type, wait_exponential_jitter
 
 from omnidraft.config import RecorderSettings
-from omnidraft.decode.recording.redactor import Redactor, SafeRedactor
 from omnidraft.errors import BusError, RecordTooLarge, WireError
-from omnidraft.ports import LogWriter, Metrics, NoopSpan, NoopTracing, Outgoing, Span, Tracing
-from omnidraft.ports.trace_reasons import DropReason
+from omnidraft.ports import DropReason, LogWriter, Metrics, NoopSpan, NoopTracing, Outgoing, Span, Tracing
 from omnidraft.supervised_thread import SupervisedThread
 from omnidraft.traces import codec
 from omnidraft.traces.record import TraceRecord
@@ -33,6 +32,9 @@ DRAIN_WAIT_S = 0.1
 EMITTED = "omnidraft_traces_emitted_total"
 DROPPED = "omnidraft_traces_dropped_total"
 ACKNOWLEDGED = "omnidraft_traces_acknowledged_total"
+
+Redactor = Callable[[TraceRecord], TraceRecord | None]
+"""The operator's function: returns the record to log; None where nobody may see it."""
 
 
 class TraceProducer:
@@ -50,7 +52,7 @@ class TraceProducer:
         record. A record's span begins with the record and ends when the log has acknowledged it; the record's
         traceparent names it."""
         self._writer_factory, self._metrics = writer_factory, metrics
-        self._redact = SafeRedactor(redactor) if redactor else None
+        self._redact = _SafeRedactor(redactor) if redactor else None
         self._tracing = tracing or NoopTracing()
         self._queue: queue.Queue[_QueuedRecord] = queue.Queue(settings.queue_records)
         self._writer: LogWriter | None = None
@@ -209,3 +211,29 @@ def _log_failure(state: RetryCallState) -> None:
     if state.attempt_number == 1 or state.attempt_number % 12 == 0:
         cause = state.outcome.exception() if state.outcome else None
         logger.warning("trace records wait for the log, attempt %d: %s", state.attempt_number, cause)
+
+
+class _SafeRedactor:
+    """Runs the operator's redactor and never raises: it returns the reason why a record is dropped instead. One thread
+    at a time."""
+
+    def __init__(self, redactor: Redactor) -> None:
+        self._redactor = redactor
+        self._logged_failures: set[str] = set()
+
+    def __call__(self, record: TraceRecord) -> TraceRecord | DropReason:
+        """Return the record to write, or the reason why it is dropped."""
+        try:
+            redacted = self._redactor(record)
+        except Exception as exc:  # not our code: it may raise anything
+            return self._failed(type(exc).__name__)
+        if redacted is None:
+            return "redacted"
+        return redacted if isinstance(redacted, TraceRecord) else self._failed(f"it returned {type(redacted).__name__}")
+
+    def _failed(self, failure: str) -> DropReason:
+        """Log one line for each kind of failure, without its message, which may contain the record's text."""
+        if failure not in self._logged_failures:
+            self._logged_failures.add(failure)
+            logger.warning("recorder.redactor failed, the record is dropped: %s", failure)
+        return "redactor_failed"

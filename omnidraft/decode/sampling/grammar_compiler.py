@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from omnidraft.decode.sampling.grammar_bounds import check_regex, checked_schema
+from omnidraft.decode.sampling.input_limits import check_regex, checked_schema
 from omnidraft.errors import RequestError
 from omnidraft.vocab.tokenizer import Vocabulary
 

@@ -1,17 +1,22 @@
 """Turns the target's raw logits into the distribution that the request's sampling settings ask for.
 
-In this order: penalties, bias, grammar, temperature, top-k, top-p, min-p; for the nodes that the target's draws visit
-and no others. Only ids that can be drawn are returned. Sorts are stable: probability down, id up.
-Shapes: V vocabulary, M ids left.
+In this order: penalties (repetition, frequency, presence), bias, grammar, temperature, top-k, top-p, min-p; for the
+nodes that the target's draws visit and no others. Only ids that can be drawn are returned. Sorts are stable:
+probability down, id up.
+The ids that count for penalties are those of vLLM and transformers: for repetition those of prompt and output, for
+frequency and presence (OpenAI's) those of the output alone.
+Sources: https://arxiv.org/abs/1909.05858, section 4.1 (repetition);
+https://developers.openai.com/api/docs/advanced-usage (frequency and presence).
+Shapes: V vocabulary, M ids left, S distinct output ids.
 """
 
 import math
+from collections import Counter
 from typing import Protocol
 
 import numpy as np
 import torch
 
-from omnidraft.decode.sampling.penalties import Bias, Penalties
 from omnidraft.errors import ContractError
 from omnidraft.ports import Request, Sampling
 
@@ -123,3 +128,48 @@ def _nucleus(p_V: np.ndarray, ids: np.ndarray, top_p: float) -> np.ndarray:
         if mass[-1] >= top_p or num_ids >= len(ids):
             break
     return ids[prefix[: int(np.searchsorted(mass, top_p)) + 1]]
+
+
+class Penalties:
+    """Implements Processor: penalties on the tokens of one text so far."""
+
+    def __init__(self, request: Request) -> None:
+        self._sampling = request.sampling
+        self._prompt_ids = np.unique(np.array(request.prompt_ids, np.int64))
+        self._num_output: Counter[int] = Counter()
+
+    @staticmethod
+    def are_needed(sampling: Sampling) -> bool:
+        return sampling.repetition_penalty != 1 or sampling.frequency_penalty != 0 or sampling.presence_penalty != 0
+
+    def apply(self, logits_V: np.ndarray) -> None:
+        """See Processor."""
+        output_ids_S = np.fromiter(self._num_output, np.int64, len(self._num_output))
+        sampling = self._sampling
+        if sampling.repetition_penalty != 1:
+            ids = np.union1d(self._prompt_ids, output_ids_S)
+            score = logits_V[ids]
+            penalty = sampling.repetition_penalty
+            logits_V[ids] = np.where(score > 0, score / penalty, score * penalty)
+        counts_S = np.fromiter(self._num_output.values(), np.float64, len(self._num_output))
+        logits_V[output_ids_S] -= sampling.frequency_penalty * counts_S
+        logits_V[output_ids_S] -= sampling.presence_penalty
+
+    def take(self, token: int) -> None:
+        """See Processor."""
+        self._num_output[token] += 1
+
+
+class Bias:
+    """Implements Processor: adds the client's numbers to the logits of its ids."""
+
+    def __init__(self, sampling: Sampling) -> None:
+        self._ids = np.array(list(sampling.logit_bias), np.int64)
+        self._added = np.array(list(sampling.logit_bias.values()), np.float64)
+
+    def apply(self, logits_V: np.ndarray) -> None:
+        """See Processor."""
+        logits_V[self._ids] += self._added
+
+    def take(self, token: int) -> None:
+        """See Processor. A bias does not depend on the output."""

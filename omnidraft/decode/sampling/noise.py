@@ -7,6 +7,8 @@ Sources: Philox, Salmon et al. 2011 (numpy's generator); the race has the distri
 Shapes: M ids that take part, V the vocabulary.
 """
 
+import hashlib
+
 import numpy as np
 
 from omnidraft.errors import ContractError
@@ -77,3 +79,10 @@ def uniform_of(words: np.ndarray) -> np.ndarray:
     u: np.ndarray = words.view(np.float64)
     u -= 1 - _UNIT / 2
     return u
+
+
+def choice_seed(seed: int, choice: int) -> int:
+    """Return the seed of a choice: the request's own for the first, 63 bits of a hash for the others."""
+    if choice == 0:
+        return seed
+    return int.from_bytes(hashlib.sha256(f"{seed}/{choice}".encode()).digest()[:8], "big") >> 1

@@ -1,7 +1,7 @@
 """Bounds of the sampling settings that can be served; every refusal names field, value and range.
 
 Served settings can be recorded: no range here is wider than that of traces/schema.py and traces/checks.py. Grammars
-have bounds of their own: see grammar_bounds.py.
+have bounds of their own: see input_limits.py.
 """
 
 import math

@@ -19,9 +19,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from omnidraft.distill.ingest.record_disposition import Disposition, disposition, forget_oldest, is_held_out, record_key
-from omnidraft.distill.ingest.record_tensors import from_tensors, to_tensors
+from omnidraft.distill.ingest.record_disposition import (
+    SEEN_RECORDS,
+    Disposition,
+    disposition,
+    forget_oldest,
+    is_held_out,
+    record_key,
+)
 from omnidraft.distill.ingest.trace_consumer import PolledRecords, RecordAt, Skipped
+from omnidraft.distill.resume_tensors import records_from_tensors, records_to_tensors
 from omnidraft.ports import Offsets
 from omnidraft.traces.record import TraceRecord
 
@@ -68,12 +75,14 @@ class Batcher:
         records_per_step: int,
         held_out_every: int,
         held_out_records: int,
+        seen_records: int = SEEN_RECORDS,
         poison: Container[tuple[int, int]] = frozenset(),
     ) -> None:
         """
         Args:
             held_out_every: one request in so many is held out, by a hash of its id; 0 holds none out.
             held_out_records: maximal number of held-out records, of which the newest stay.
+            seen_records: see record_disposition.py.
             poison: positions of records that must not be learned from.
         """
         self._order = tuple(sorted(partitions))
@@ -82,7 +91,7 @@ class Batcher:
         self._next_offsets: dict[int, int] = {}
         self._skipped: list[Skipped] = []
         self._records_per_step, self._held_out_every = records_per_step, held_out_every
-        self._poison = poison
+        self._poison, self._seen_records = poison, seen_records
         self._turn = 0
         self._seen: dict[int, None] = {}
         self.held_out: deque[TraceRecord] = deque(maxlen=held_out_records)
@@ -147,7 +156,7 @@ class Batcher:
             _TURN: torch.tensor(self._turn),
             _ORDER: torch.tensor(self._order),
         }
-        return tensors | to_tensors(_HELD_OUT, self.held_out)
+        return tensors | records_to_tensors(_HELD_OUT, self.held_out)
 
     def load_state(self, tensors: Mapping[str, Tensor], offsets: Offsets) -> None:
         """Go on where `state` and `offsets` were taken. Raises WireError when a held-out record cannot be read."""
@@ -157,7 +166,7 @@ class Batcher:
         if _ORDER in tensors:  # snapshots of earlier versions lack it
             self._order = tuple(tensors[_ORDER].tolist())
         self.held_out.clear()
-        self.held_out.extend(from_tensors(_HELD_OUT, tensors))
+        self.held_out.extend(records_from_tensors(_HELD_OUT, tensors))
 
     def start_at(self, offsets: Offsets) -> None:
         """Drop the buffers; the log is read on from these offsets."""
@@ -207,7 +216,7 @@ class Batcher:
                 self._buffers[partition].popleft()
         self._turn = partial.turn
         self._seen |= partial.seen
-        forget_oldest(self._seen)
+        forget_oldest(self._seen, self._seen_records)
         self.held_out.extend(record for _, _, record in partial.held_out)
         return Batch(
             tuple(partial.records),

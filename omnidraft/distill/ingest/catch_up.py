@@ -14,10 +14,10 @@ from contextlib import suppress
 from itertools import groupby
 
 from omnidraft.distill.ingest.batcher import Batcher
-from omnidraft.distill.ingest.record_disposition import Disposition, is_sampled_out
+from omnidraft.distill.ingest.record_disposition import is_sampled_out
 from omnidraft.distill.ingest.trace_consumer import SKIPPED, PolledRecords, RecordAt, Skipped, TraceConsumer
 from omnidraft.errors import BusError
-from omnidraft.ports import Metrics, Offsets
+from omnidraft.ports import SAMPLED_OUT, Metrics, Offsets
 from omnidraft.snapshots.manifest import SampledRange
 
 CHECK_S = 2.0
@@ -71,8 +71,8 @@ class CatchUp:
         for (partition, is_out), run in groupby(polled.records, lambda each: (each[0], self._is_sampled_out(each))):
             run_records = list(run)
             if is_out:
-                skipped.append((partition, run_records[-1][1], Disposition.SAMPLED_OUT.value, len(run_records)))
-                self._metrics.add(SKIPPED, len(run_records), reason=Disposition.SAMPLED_OUT.value)
+                skipped.append((partition, run_records[-1][1], SAMPLED_OUT, len(run_records)))
+                self._metrics.add(SKIPPED, len(run_records), reason=SAMPLED_OUT)
             else:
                 records += run_records
         return PolledRecords(tuple(records), polled.next_offsets, (*polled.skipped, *skipped))

@@ -14,8 +14,7 @@ from typing import Any
 from omnidraft.distill.ingest.batcher import Batcher
 from omnidraft.distill.ingest.trace_consumer import SKIPPED, PolledRecords, TraceConsumer
 from omnidraft.errors import LogReplaced
-from omnidraft.ports import Announcement, Metrics, Offsets
-from omnidraft.ports.trace_reasons import EXPIRED
+from omnidraft.ports import EXPIRED, Announcement, Metrics, Offsets
 from omnidraft.snapshots.manifest import Manifest
 
 ADVICE = (

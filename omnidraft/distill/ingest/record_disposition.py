@@ -1,5 +1,5 @@
-"""The disposition of a readable record of our pair: learned, held out, dropped as a duplicate, or sampled out by a
-learner that lags.
+"""The disposition of a readable record of our pair: learned, held out, or dropped as a duplicate, unless a learner that
+lags sampled it out.
 
 The batcher and catch_up.py decide while learning; the audit decides again, from the log.
 """
@@ -8,7 +8,6 @@ import hashlib
 from collections.abc import Container
 from enum import StrEnum
 
-from omnidraft.ports import trace_reasons
 from omnidraft.traces.record import TraceRecord
 
 SEEN_RECORDS = 4096
@@ -16,12 +15,11 @@ SEEN_RECORDS = 4096
 
 
 class Disposition(StrEnum):
-    """The values are the keys of a manifest's counts."""
+    """The disposition of a record that is not sampled out. The values are keys of a manifest's counts."""
 
     LEARNED = "learned"
     HELD_OUT = "held_out"
     DUPLICATE = "duplicate"
-    SAMPLED_OUT = trace_reasons.SAMPLED_OUT
 
 
 def record_key(record: TraceRecord) -> int:
@@ -43,15 +41,15 @@ def is_sampled_out(record: TraceRecord, share: float) -> bool:
 
 
 def disposition(key: int, held_out: bool, *seen: Container[int]) -> Disposition:
-    """Return the disposition of a record with this key that is not sampled out, after the keys already seen."""
+    """Return the disposition of a record with this key, after the keys already seen."""
     if any(key in keys for keys in seen):
         return Disposition.DUPLICATE
     return Disposition.HELD_OUT if held_out else Disposition.LEARNED
 
 
-def forget_oldest(seen: dict[int, None]) -> None:
-    """Keep the newest SEEN_RECORDS keys."""
-    while len(seen) > SEEN_RECORDS:
+def forget_oldest(seen: dict[int, None], num_kept: int) -> None:
+    """Keep the newest keys."""
+    while len(seen) > num_kept:
         del seen[next(iter(seen))]
 
 

@@ -14,8 +14,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from omnidraft.errors import UnknownKey, UnknownSchema, VocabularyError, WireError
-from omnidraft.ports import Damage, LogReader, LogWriter, Message, Metrics, Offsets, Outgoing, PollResult
-from omnidraft.ports.trace_reasons import OTHER_PAIR, POISON, RejectReason
+from omnidraft.ports import (
+    OTHER_PAIR,
+    POISON,
+    Damage,
+    LogReader,
+    LogWriter,
+    Message,
+    Metrics,
+    Offsets,
+    Outgoing,
+    PollResult,
+    RejectReason,
+)
 from omnidraft.traces import codec
 from omnidraft.traces.record import TraceRecord
 

@@ -23,7 +23,7 @@ from omnidraft.config import LearnerSettings
 from omnidraft.distill.examples.collate import PackedBatch, join, pack
 from omnidraft.distill.examples.targets import AcceptanceTargets, Array
 from omnidraft.distill.examples.training_example import TrainingExample
-from omnidraft.distill.training.optimizer_state import adam_state, copy_into, load_adam_state
+from omnidraft.distill.resume_tensors import adam_state, copy_into, load_adam_state
 from omnidraft.ports import TrainableDrafter, TrainableHead
 
 LOSS = "head"

@@ -4,7 +4,6 @@ Randomness depends on the seed and the step's number alone, so master weights, o
 are the whole state, and a run that was resumed from them equals one that was never interrupted, bit for bit.
 """
 
-import json
 import logging
 import time
 from collections import Counter
@@ -19,10 +18,10 @@ from torch import Tensor
 from omnidraft.config import LearnerSettings
 from omnidraft.distill.evaluation import agreement
 from omnidraft.distill.examples.training_example import ExampleBuilder, TrainingExample
+from omnidraft.distill.resume_tensors import adam_state, copy_into, from_plain_tensor, load_adam_state, plain_tensor
 from omnidraft.distill.training.gradients import backward, num_positions
 from omnidraft.distill.training.head import HeadTrainer
 from omnidraft.distill.training.losses import parse
-from omnidraft.distill.training.optimizer_state import adam_state, copy_into, load_adam_state
 from omnidraft.distill.training.replay_buffer import ReplayBuffer
 from omnidraft.distill.training.step_report import Counters, StepReport
 from omnidraft.errors import ConfigError, VocabularyError, WireError
@@ -166,7 +165,7 @@ class Learner:
         Write them before the next step: they are no copies.
         """
         return {
-            _COUNTERS: _json_tensor(asdict(self.counters)),
+            _COUNTERS: plain_tensor(asdict(self.counters)),
             **adam_state(self.model.trained(), self._optimizer),
             **(self._head.state() if self._head else {}),
             **self._replay.state(),
@@ -183,7 +182,7 @@ class Learner:
         if self._head:
             self._head.load_state(tensors)
         self._replay.load_state(tensors)
-        self.counters = Counters(**_from_json_tensor(tensors[_COUNTERS]))
+        self.counters = Counters(**from_plain_tensor(tensors[_COUNTERS]))
 
     def _examples(self, records: Sequence[TraceRecord], skipped: Counter[str]) -> list[TrainingExample]:
         """Return the examples of the records that can be read, and count the rest."""
@@ -258,11 +257,3 @@ class Learner:
         counters.num_records += report.num_records
         counters.num_tokens += report.num_tokens
         self.count_skipped(report.skipped)
-
-
-def _json_tensor(value: object) -> Tensor:
-    return torch.frombuffer(bytearray(json.dumps(value, sort_keys=True).encode()), dtype=torch.uint8)
-
-
-def _from_json_tensor(tensor: Tensor) -> dict:
-    return json.loads(bytes(tensor.tolist()))

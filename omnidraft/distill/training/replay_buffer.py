@@ -12,7 +12,7 @@ from itertools import zip_longest
 import numpy as np
 from torch import Tensor
 
-from omnidraft.distill.ingest.record_tensors import from_tensors, to_tensors
+from omnidraft.distill.resume_tensors import records_from_tensors, records_to_tensors
 from omnidraft.traces.record import TraceRecord
 
 _RECORD = "replay."
@@ -65,10 +65,10 @@ class ReplayBuffer:
 
     def state(self) -> dict[str, Tensor]:
         """Return the records as tensors of a snapshot."""
-        return to_tensors(_RECORD, (record for tenant in self._records_of.values() for record in tenant))
+        return records_to_tensors(_RECORD, (record for tenant in self._records_of.values() for record in tenant))
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Continue from where `state` was taken. Raises WireError when a record cannot be read."""
         self._records_of = {}
-        for record in from_tensors(_RECORD, tensors):
+        for record in records_from_tensors(_RECORD, tensors):
             self._records_of.setdefault(record.tenant, []).append(record)

@@ -1,10 +1,11 @@
-"""The report of a training step, its metrics, and the mean losses of several steps."""
+"""The report of a training step, its metrics and its span, and the mean losses of several steps."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from omnidraft.ports import Metrics
+from omnidraft.distill.ingest.batcher import Batch
+from omnidraft.ports import Metrics, Span, Tracing
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +57,26 @@ def mean_losses(reports: Sequence[StepReport]) -> dict[str, float]:
                 sums[name] += loss
                 nums[name] += 1
     return {name: total / nums[name] for name, total in sums.items()}
+
+
+class LearningSpans:
+    """The spans of one distiller: a step links the records it learned from, a snapshot the steps it was made of."""
+
+    def __init__(self, tracing: Tracing, target: str) -> None:
+        self._tracing, self._target = tracing, target
+        self._steps: list[str] = []  # since the newest snapshot
+
+    def step(self, batch: Batch, number: int) -> Span:
+        """Begin the span of a step."""
+        links = dict.fromkeys(record.traceparent for record in batch.records if record.traceparent)
+        span = self._tracing.begin(
+            "learning step", links=list(links), model=self._target, number=number, records=len(batch.records)
+        )
+        if span.context:
+            self._steps.append(span.context)
+        return span
+
+    def snapshot(self) -> Span:
+        """Begin the span of a snapshot, which links all steps since the last one."""
+        steps, self._steps = self._steps, []
+        return self._tracing.begin("snapshot", links=steps, model=self._target, steps=len(steps))

@@ -2,20 +2,31 @@
 
 The weights are the quantised ones, dequantised to bf16. When a model ties its embeddings but its file stores both
 matrices (Qwen2.5), both are kept: they were quantised separately, and llama.cpp uses both.
+
+The tokenizer needs repairs: transformers rebuilds it from vocabulary and merges, and knows most pre-tokenizers by the
+name in `tokenizer.ggml.pre`. It misses these parts of the original tokenizers:
+
+- `smollm`: digits stand alone before the byte-level split; else "2024" is cut where no merge was learned;
+- `qwen2`: text is normalised to NFC;
+- `gemma3`: the longest run of spaces, tabs or line ends is merged first, before all other merges;
+- unused rows that pad the vocabulary (token type 5) are no tokens: they must neither be read nor spelled.
 """
 
 import contextlib
 import io
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-
-from omnidraft.models.catalog.gguf_tokenizer import Json, repair_config, repair_tokenizer
+from typing import Any
 
 UNUSED_TYPE = 5  # llama.cpp's LLAMA_TOKEN_TYPE_UNUSED
 STOP_TOKENS = ("<|im_end|>", "<|endoftext|>", "<eos>", "<end_of_turn>", "</s>", "<|eot_id|>")
+GENERIC_CLASS = "PreTrainedTokenizerFast"  # takes tokenizer.json as it is; a model's own class would rebuild it
+RUN_CHARACTERS = "\n\t\u2581"  # U+2581 stands for a space
+
+Json = dict[str, Any]
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +64,32 @@ def read_tokenizer_facts(gguf: Path) -> TokenizerFacts:
         flavour=pre if kind == "gpt2" else architecture,
         unused=frozenset(str(tokens.contents(row)) for row in rows),
     )
+
+
+def repair_tokenizer(tokenizer: Json, flavour: str, unused: Collection[str]) -> Json:
+    """Return the tokenizer as its authors publish it.
+
+    Args:
+        tokenizer: the content of `tokenizer.json`.
+        flavour: `tokenizer.ggml.pre` of the GGUF file, or its architecture where the vocabulary is SentencePiece.
+        unused: the tokens that the GGUF file marks as unused.
+    """
+    model = _without(tokenizer["model"], unused)
+    match flavour:
+        case "smollm":
+            return tokenizer | {"model": model, "pre_tokenizer": _sequence(_digits(), _byte_level())}
+        case "qwen2":
+            return tokenizer | {"model": model, "normalizer": {"type": "NFC"}}
+        case "gemma3":
+            return tokenizer | {"model": model | {"merges": _runs_first(model["merges"])}}
+        case _:
+            return tokenizer | {"model": model}
+
+
+def repair_config(config: Json) -> Json:
+    """Return the content of `tokenizer_config.json` for a folder that is loaded without the GGUF file."""
+    saved = {key: value for key, value in config.items() if key not in ("is_local", "local_files_only")}
+    return saved | {"tokenizer_class": GENERIC_CLASS}
 
 
 def _convert_tokenizer(gguf: Path, folder: Path) -> None:
@@ -115,3 +152,30 @@ def _read(file: Path) -> Json:
 
 def _write(file: Path, content: Json) -> None:
     file.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+
+
+def _without(model: Json, unused: Collection[str]) -> Json:
+    removed = set(unused)
+    return model | {"vocab": {token: index for token, index in model["vocab"].items() if token not in removed}}
+
+
+def _sequence(*steps: Json) -> Json:
+    return {"type": "Sequence", "pretokenizers": list(steps)}
+
+
+def _digits() -> Json:
+    return {"type": "Digits", "individual_digits": True}
+
+
+def _byte_level() -> Json:
+    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+
+
+def _runs_first(merges: list[list[str]]) -> list[list[str]]:
+    runs = [pair for pair in merges if _is_run(*pair)]
+    others = [pair for pair in merges if not _is_run(*pair)]
+    return sorted(runs, key=lambda pair: (-len(pair[0]), -len(pair[1]))) + others
+
+
+def _is_run(left: str, right: str) -> bool:
+    return left[0] in RUN_CHARACTERS and set(left + right) == {left[0]}

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from omnidraft.errors import ModelCorrupt, ModelDownloadError
-from omnidraft.models.catalog.disk_check import FreeBytes, free_bytes, require_space
+from omnidraft.models.catalog.install import FreeBytes, free_bytes, require_space
 from omnidraft.models.catalog.known_models import CatalogModel
 
 if TYPE_CHECKING:

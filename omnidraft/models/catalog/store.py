@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from omnidraft.errors import ModelDownloadError, ModelUnknown
 from omnidraft.models.catalog import gguf_conversion, hub, known_models, pypi_wheels
-from omnidraft.models.catalog.atomic_dir import Origin, install_once, is_complete
-from omnidraft.models.catalog.disk_check import require_space
+from omnidraft.models.catalog.install import Origin, install_once, is_complete, require_space
 from omnidraft.models.catalog.known_models import CatalogModel
 
 if TYPE_CHECKING:

@@ -11,10 +11,11 @@ from transformers import PreTrainedModel
 from omnidraft.errors import KernelsUnavailable, SnapshotCorrupt
 from omnidraft.models import precision as precisions
 from omnidraft.models.acceptance_head import AcceptanceHead, split_tensors
-from omnidraft.models.hf import tree_attention
+from omnidraft.models.hf import attention
 from omnidraft.models.hf.kv_slots import KvSlots
 from omnidraft.models.hf.target import load_model
 from omnidraft.models.hf.trainable_drafter import apply_serving_tensors
+from omnidraft.models.hf.tree_layout import chain_visibility, tree_visibility
 from omnidraft.models.kv_session import BranchingSession, ForwardRequest
 from omnidraft.models.native.build import VARIANTS
 from omnidraft.models.native.drafter import LlamaDrafter
@@ -37,7 +38,7 @@ class TorchDrafter:
         self.vocab_size: int = config.vocab_size
         self.context_limit: int = config.max_position_embeddings
         self.num_layers: int = config.num_hidden_layers
-        self._attention = tree_attention.AttentionMasks(model)
+        self._attention = attention.AttentionMasks(model)
 
     def open(self) -> BranchingSession:
         """See ports.DraftModel."""
@@ -57,7 +58,7 @@ class TorchDrafter:
         slots: KvSlots,
         ids: Sequence[int],
         positions_S: torch.Tensor,
-        masks: tree_attention.Masks,
+        masks: attention.Masks,
         num_logits: int,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the logits float32 of the last rows, and their hidden states if there is a head that reads them.
@@ -75,7 +76,7 @@ class TorchDrafter:
         hidden_RH = output.hidden_states[-1][0, -num_logits:].float() if self.has_head else None
         return output.logits[0, -num_logits:].float(), hidden_RH
 
-    def masks(self, positions_S: torch.Tensor, sees_SC: torch.Tensor, start: int, rows: int) -> tree_attention.Masks:
+    def masks(self, positions_S: torch.Tensor, sees_SC: torch.Tensor, start: int, rows: int) -> attention.Masks:
         """Return the masks of the last `rows` of these S rows, which are in the slots from `start` on."""
         masks = self._attention.masks(sees_SC, positions_S, start)
         if isinstance(masks, torch.Tensor):
@@ -98,10 +99,10 @@ class _TorchKvBackend:
     def compute(self, request: ForwardRequest) -> torch.Tensor:
         start, ids = request.length, request.ids
         if request.parents is None:
-            positions_S, sees_SC = tree_attention.chain_visibility(start, len(ids), start + len(ids))
+            positions_S, sees_SC = chain_visibility(start, len(ids), start + len(ids))
             return self._pass(start, ids, positions_S, sees_SC, 1)
         root_and_branches = [0, *(parent + 1 for parent in request.parents)]
-        positions_S, sees_SC = tree_attention.tree_visibility(root_and_branches, start - 1)
+        positions_S, sees_SC = tree_visibility(root_and_branches, start - 1)
         return self._pass(start - 1, ids, positions_S, sees_SC, len(ids))
 
     def move(self, sources: Sequence[int], start: int) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 
@@ -93,6 +94,19 @@ class KvSlots(Cache):
                 slots_BHCD[others, :, start : start + count] = slots_BHCD[row, :, start : start + count]
 
     @torch.inference_mode()
+    def copy(self, source: "KvSlots", count: int) -> None:
+        """Copy the first `count` slots of the source's first row into all rows."""
+        for layer, other in zip(self._slots, source._slots, strict=True):
+            assert other.keys is not None
+            assert other.values is not None
+            if layer.keys is None or layer.values is None:
+                layer.lazy_initialization(other.keys, other.values)
+            assert layer.keys is not None
+            assert layer.values is not None
+            layer.keys[:, :, :count] = other.keys[:1, :, :count]
+            layer.values[:, :, :count] = other.values[:1, :, :count]
+
+    @torch.inference_mode()
     def enlarged(self, capacity: int) -> "KvSlots":
         """Return a copy with more slots."""
         larger = KvSlots(len(self._slots), capacity, num_rows=self.num_rows)
@@ -104,3 +118,12 @@ class KvSlots(Cache):
                 copy.keys[:, :, : self.capacity] = layer.keys
                 copy.values[:, :, : self.capacity] = layer.values
         return larger
+
+
+def kv_bytes_of_slot(config: PreTrainedConfig, dtype: torch.dtype) -> int:
+    """Return the memory of the keys and values of one id of a text."""
+    num_heads: int = config.num_attention_heads
+    num_key_heads: int = getattr(config, "num_key_value_heads", None) or num_heads
+    head_size: int = getattr(config, "head_dim", None) or config.hidden_size // num_heads
+    num_layers: int = config.num_hidden_layers
+    return num_layers * 2 * num_key_heads * head_size * dtype.itemsize

@@ -9,6 +9,7 @@ Shapes: N nodes of the tree, B rows of a batch, S ids of a row, C slots, V vocab
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -17,19 +18,19 @@ from transformers.utils import logging as transformers_logging
 from omnidraft.config import DecodeSettings
 from omnidraft.errors import ConfigError, ContractError, ModelError
 from omnidraft.models import precision as precisions
-from omnidraft.models.context_check import ids_needed
-from omnidraft.models.determinism_check import is_deterministic
-from omnidraft.models.hf import tree_attention
-from omnidraft.models.hf.gqa_attention import share_key_heads
-from omnidraft.models.hf.kv_slots import KvSlots
+from omnidraft.models.hf import attention
+from omnidraft.models.hf.kv_slots import KvSlots, kv_bytes_of_slot
+from omnidraft.models.hf.tree_layout import ChainLayout, chain_visibility, lay_out, pad, tree_visibility
 from omnidraft.models.native import library as native
 from omnidraft.models.native.target import LlamaTarget
 from omnidraft.models.native.weights import is_supported
 from omnidraft.models.probe import choice
-from omnidraft.models.tree_layout import ChainLayout, lay_out, pad
+from omnidraft.models.serial_passes import forward_serially, require_new
+from omnidraft.models.target_checks import ids_needed, is_deterministic
 from omnidraft.ports import DraftTree, Mode, Target, TreeLimits
 
 _MAX_NODES = 64
+_MAX_ROWS, _MAX_ROWS_ON_ACCELERATOR = 64, 512
 
 
 class TransformersTarget:
@@ -37,18 +38,20 @@ class TransformersTarget:
 
     def __init__(self, model: PreTrainedModel, settings: DecodeSettings, *, name: str, precision: str) -> None:
         self._model = model.eval()
-        share_key_heads(model)
+        attention.share_key_heads(model)
         self._settings = settings
-        self._attention = tree_attention.AttentionMasks(model)
+        self._attention = attention.AttentionMasks(model)
         config = model.config.get_text_config()
         self.vocab_size: int = config.vocab_size
         self.context_limit: int = config.max_position_embeddings
         self._num_layers: int = config.num_hidden_layers
-        self._has_length_dependent_rope = tree_attention.has_length_dependent_rope(config)
+        self._bytes_of_slot = settings.chains * kv_bytes_of_slot(config, model.dtype)
+        self._has_length_dependent_rope = attention.has_length_dependent_rope(config)
         self.fingerprint = (
             f"{name}-{precision}-b{settings.chains}-w{settings.width}-p{settings.prefill_rows}-c{settings.capacity_step}"
             f"-t{torch.get_num_threads()}-torch{torch.__version__}{_isa_suffix()}"
         )
+        self.max_rows = _MAX_ROWS if model.device.type == "cpu" else _MAX_ROWS_ON_ACCELERATOR
         self._verified_capacities: set[int] = set()
 
     def limits(self, mode: Mode) -> TreeLimits:
@@ -64,9 +67,22 @@ class TransformersTarget:
         capacity = self._capacity(needed)
         if mode == "reproducible" and capacity not in self._verified_capacities:
             self._verify_determinism(capacity)
-        session = _Session(self, capacity, mode)
-        session.prefill(list(prompt_ids[:-1]))
-        return session
+        return _Session(self, capacity, mode, prompt_ids[:-1])
+
+    def forward(
+        self, trees: Sequence[tuple[Any, DraftTree]], prompts: Sequence[tuple[Any, int]] = ()
+    ) -> list[torch.Tensor]:
+        """See ports.Target; the sessions are this target's."""
+        return forward_serially(trees, prompts)
+
+    def reuse(self, session: Any, source: Any, num_ids: int) -> int:
+        """See ports.Target; the sessions are this target's."""
+        require_new(session)
+        return session.copy_keys(source, num_ids)
+
+    def kv_bytes(self, num_ids: int) -> int:
+        """See ports.Target."""
+        return self._capacity(num_ids) * self._bytes_of_slot
 
     def _verify_determinism(self, capacity: int) -> None:
         if self._has_length_dependent_rope:
@@ -94,7 +110,7 @@ class TransformersTarget:
         return -(-(needed + max(self._settings.width, self._settings.prefill_rows)) // step) * step
 
     @torch.inference_mode()
-    def forward(
+    def compute(
         self,
         slots: KvSlots,
         ids_BS: Sequence[Sequence[int]],
@@ -120,54 +136,83 @@ class TransformersTarget:
 class _Session:
     """Implements ports.TargetSession."""
 
-    def __init__(self, target: TransformersTarget, capacity: int, mode: Mode) -> None:
+    def __init__(self, target: TransformersTarget, capacity: int, mode: Mode, prompt_ids: Sequence[int] = ()) -> None:
         self._target = target
         self._settings = target._settings
         self._mode: Mode = mode
         self._is_padded = mode == "reproducible"
         self._slots = KvSlots(target._num_layers, capacity, num_rows=self._settings.chains if self._is_padded else 1)
         self._chains: ChainLayout | None = None
-        self._num_kept = 0
+        self._prompt_ids = tuple(prompt_ids)
+        self._num_prefilled = 0
+        """In reproducible mode the end of the last whole chunk, which is computed as soon as its first id is read."""
+        self.num_kept = 0
 
-    def prefill(self, ids: list[int]) -> None:
-        """Compute keys for these ids in chunks; in reproducible mode padded to one size, and once for all rows."""
-        rows = self._settings.prefill_rows if self._is_padded else max(len(ids), 1)
-        for start in range(0, len(ids), rows):
-            chunk = ids[start : start + rows]
-            self._pass([pad(chunk, rows) if self._is_padded else chunk], None, num_logits=0)
-            self._num_kept += len(chunk)
+    @property
+    def num_unread(self) -> int:
+        return max(len(self._prompt_ids) - self.num_kept, 0)
+
+    def read(self, num_ids: int) -> None:
+        """Compute the keys of so many unread prompt ids; in reproducible mode in padded chunks, once for all rows."""
+        self.num_kept += num_ids
+        rows = self._settings.prefill_rows if self._is_padded else num_ids
+        while self._num_prefilled < self.num_kept:
+            start = self._num_prefilled
+            chunk = self._prompt_ids[start : start + rows]
+            self._pass(start, [pad(chunk, rows)], None, num_logits=0)
+            self._num_prefilled += len(chunk)
+
+    def copy_keys(self, source: "_Session", num_ids: int) -> int:
+        """Copy the keys of the first `num_ids` ids as far as this session would compute the same; return their number.
+        In reproducible mode these are whole chunks that the source computed at the same capacity."""
+        num_same = min(num_ids, source.num_kept, self.num_unread)
+        if self._is_padded:
+            if not source._is_padded or source._slots.capacity != self._slots.capacity:
+                return 0
+            rows = self._settings.prefill_rows
+            num_same = min(num_same, len(source._prompt_ids)) // rows * rows
+        if num_same:
+            self._slots.copy(source._slots, num_same)
+        self.num_kept = self._num_prefilled = num_same
+        return num_same
 
     def score(self, tree: DraftTree) -> torch.Tensor:
         if not tree.fits(limits := self._target.limits(self._mode)):
             raise ContractError(f"a tree of {len(tree) - 1} drafted nodes does not fit {limits} ({self._mode} mode)")
+        if self.num_unread:
+            self.read(self.num_unread)
         if not self._is_padded:
             parents = None if tree.is_chain else tree.parents
-            return self._pass([tree.tokens], parents, num_logits=len(tree))[0].float()
+            return self._pass(self.num_kept, [tree.tokens], parents, num_logits=len(tree))[0].float()
         width = self._settings.width
         self._chains = lay_out(tree, rows=self._settings.chains, width=width)
         # all columns are read, because the head's matrix product has one width too
-        return self._chains.node_logits(self._pass(self._chains.ids_BS, None, num_logits=width)).float()
+        logits_BSV = self._pass(self.num_kept, self._chains.ids_BS, None, num_logits=width)
+        return self._chains.node_logits(logits_BSV).float()
 
     def keep(self, nodes: Sequence[int]) -> None:
         if self._chains is None:
-            self._slots.gather([self._num_kept + node for node in nodes], self._num_kept)
+            self._slots.gather([self.num_kept + node for node in nodes], self.num_kept)
         else:
-            self._slots.spread(self._chains.row_of(nodes), self._num_kept, len(nodes))
-        self._num_kept += len(nodes)
+            self._slots.spread(self._chains.row_of(nodes), self.num_kept, len(nodes))
+        self.num_kept += len(nodes)
 
     def close(self) -> None:
         self._slots = KvSlots(0, 0)
 
-    def _pass(self, ids_BS: Sequence[Sequence[int]], parents: Sequence[int] | None, *, num_logits: int) -> torch.Tensor:
-        """Return the logits [B, num_logits, V]. Without parents the rows are chains, and padding ids continue them."""
-        start, width = self._num_kept, len(ids_BS[0])
+    def _pass(
+        self, start: int, ids_BS: Sequence[Sequence[int]], parents: Sequence[int] | None, *, num_logits: int
+    ) -> torch.Tensor:
+        """Return the logits [B, num_logits, V] of ids that begin at slot `start`. Without parents the rows are chains,
+        and padding ids continue them."""
+        width = len(ids_BS[0])
         visible = self._slots.capacity if self._is_padded else start + width
         if parents is None:
-            positions_S, sees_SC = tree_attention.chain_visibility(start, width, visible)
+            positions_S, sees_SC = chain_visibility(start, width, visible)
         else:
-            positions_S, sees_SC = tree_attention.tree_visibility(parents, start)
+            positions_S, sees_SC = tree_visibility(parents, start)
         self._slots.set_range(start, visible)
-        return self._target.forward(self._slots, ids_BS, positions_S, sees_SC, num_logits)
+        return self._target.compute(self._slots, ids_BS, positions_S, sees_SC, num_logits)
 
 
 def load_target(folder: Path, settings: DecodeSettings, *, name: str, precision: str, kernels: str = "auto") -> Target:

@@ -60,6 +60,10 @@ class LlamaModel:
         self._vocabulary = lib.llama_model_get_vocab(self.pointer)
         self.vocab_size: int = lib.llama_vocab_n_tokens(self._vocabulary)
         self.context_limit: int = lib.llama_model_n_ctx_train(self.pointer)
+        head_size = lib.llama_model_n_embd(self.pointer) // lib.llama_model_n_head(self.pointer)
+        num_key_heads = lib.llama_model_n_head_kv(self.pointer)
+        self.num_key_numbers: int = lib.llama_model_n_layer(self.pointer) * num_key_heads * head_size
+        """The size of the keys of one id."""
 
     def piece(self, token: int) -> bytes:
         """Return the bytes of an id; special tokens have none."""

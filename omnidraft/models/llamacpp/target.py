@@ -8,14 +8,16 @@ Shapes: N nodes of the tree, V vocabulary.
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from omnidraft.config import DecodeSettings
 from omnidraft.errors import ConfigError, ContractError, VocabularyError
-from omnidraft.models.context_check import ids_needed
 from omnidraft.models.llamacpp.context import CELL_STEP, BatchEntry, Context, LlamaModel
 from omnidraft.models.llamacpp.crash_probe import build
+from omnidraft.models.serial_passes import forward_serially, require_new
+from omnidraft.models.target_checks import ids_needed
 from omnidraft.ports import DraftTree, Mode, TreeLimits
 from omnidraft.vocab.tokenizer import Vocabulary
 
@@ -42,6 +44,7 @@ class LlamaCppTarget:
         self._is_verified = False
         self.vocab_size = model.vocab_size
         self.context_limit = model.context_limit
+        self.max_rows = _PREFILL_ROWS
         self.fingerprint = f"{name}-llamacpp-{build()}-kv{bits}-w{self._rows}-t{self._threads}"
 
     def limits(self, mode: Mode) -> TreeLimits:
@@ -54,21 +57,36 @@ class LlamaCppTarget:
         if mode == "reproducible" and not self._is_verified:
             self.self_test()
             self._is_verified = True
-        session = self._session(needed, mode)
-        session.prefill(prompt_ids[:-1])
-        return session
+        return self._session(needed, mode, prompt_ids[:-1])
 
-    def _session(self, num_ids: int, mode: Mode) -> "_Session":
-        num_cells = -(-(num_ids + _MAX_NODES + self._rows) // CELL_STEP) * CELL_STEP
+    def forward(
+        self, trees: Sequence[tuple[Any, DraftTree]], prompts: Sequence[tuple[Any, int]] = ()
+    ) -> list[torch.Tensor]:
+        """See ports.Target; the sessions are this target's."""
+        return forward_serially(trees, prompts)
+
+    def reuse(self, session: Any, source: Any, num_ids: int) -> int:
+        """See ports.Target; the sessions are this target's."""
+        require_new(session)
+        return 0
+
+    def kv_bytes(self, num_ids: int) -> int:
+        """See ports.Target."""
+        return self._num_cells(num_ids) * self._model.num_key_numbers * 2 * self._bits // 8
+
+    def _num_cells(self, num_ids: int) -> int:
+        return -(-(num_ids + _MAX_NODES + self._rows) // CELL_STEP) * CELL_STEP
+
+    def _session(self, num_ids: int, mode: Mode, prompt_ids: Sequence[int] = ()) -> "_Session":
         context = Context(
             self._model,
-            num_cells,
+            self._num_cells(num_ids),
             max_rows=max(_PREFILL_ROWS, self._rows),
             num_sequences=_MAX_NODES,
             threads=self._threads,
             bits=self._bits,
         )
-        return _Session(context, self.limits(mode), self._rows if mode == "reproducible" else None)
+        return _Session(context, self.limits(mode), prompt_ids, self._rows if mode == "reproducible" else None)
 
     def self_test(self) -> None:
         """Compare full blocks, begun at every offset, against one row at a time, bit by bit, where the number of cells
@@ -80,8 +98,7 @@ class LlamaCppTarget:
         width = self._rows
         start = CELL_STEP - width - width // 2
         ids = [(7 * i + 3) % self.vocab_size for i in range(start + 2 * width)]
-        session = self._session(len(ids), "reproducible")
-        session.prefill(ids[:start])
+        session = self._session(len(ids), "reproducible", ids[:start])
         alone_NV = [session.extend(token) for token in ids[start:]]
         session.rewind(start)
         for first in range(width):
@@ -99,21 +116,33 @@ class LlamaCppTarget:
 class _Session:
     """Implements ports.TargetSession."""
 
-    def __init__(self, context: Context, limits: TreeLimits, padded_rows: int | None) -> None:
+    def __init__(
+        self, context: Context, limits: TreeLimits, prompt_ids: Sequence[int], padded_rows: int | None
+    ) -> None:
         self._context = context
         self._limits = limits
         self._padded_rows = padded_rows
-        self._num_kept = 0
+        self._prompt_ids = tuple(prompt_ids)
+        self._num_prefilled = 0
+        """In reproducible mode the end of the last whole chunk, which is computed as soon as its first id is read."""
+        self.num_kept = 0
         self._sequences: list[tuple[int, ...]] = []
         """Sequences of each node of the last scored tree, until some are kept."""
 
-    def prefill(self, ids: Sequence[int]) -> None:
-        """Compute keys for these ids, in chunks of one size from position 0."""
-        for start in range(0, len(ids), _PREFILL_ROWS):
-            chunk = ids[start : start + _PREFILL_ROWS]
-            entries = [BatchEntry(token, self._num_kept + row) for row, token in enumerate(chunk)]
+    @property
+    def num_unread(self) -> int:
+        return max(len(self._prompt_ids) - self.num_kept, 0)
+
+    def read(self, num_ids: int) -> None:
+        """Compute the keys of so many unread prompt ids; in reproducible mode in chunks of one size from position 0."""
+        self.num_kept += num_ids
+        while self._num_prefilled < self.num_kept:
+            start = self._num_prefilled
+            end = start + _PREFILL_ROWS if self._padded_rows else min(self.num_kept, start + _PREFILL_ROWS)
+            chunk = self._prompt_ids[start:end]
+            entries = [BatchEntry(token, start + row) for row, token in enumerate(chunk)]
             self._context.decode(entries, has_logits=False)
-            self._num_kept += len(chunk)
+            self._num_prefilled += len(chunk)
 
     def extend(self, token: int) -> torch.Tensor:
         """Score one id by itself, keep it and return its logits [V]."""
@@ -124,31 +153,33 @@ class _Session:
     def rewind(self, num_kept: int) -> None:
         """Go back to the first `num_kept` ids."""
         self._context.cut(0, num_kept)
-        self._num_kept = num_kept
+        self.num_kept = num_kept
 
     def score(self, tree: DraftTree) -> torch.Tensor:
         if not tree.fits(self._limits):
             raise ContractError(f"a tree of {len(tree) - 1} drafted nodes does not fit {self._limits}")
+        if self.num_unread:
+            self.read(self.num_unread)
         if self._sequences:
             self.keep(())
         self._sequences = sequences(tree)
         for other in self._sequences[0][1:]:
             self._context.share(0, other)
         entries = [
-            BatchEntry(token, self._num_kept + depth, members)
+            BatchEntry(token, self.num_kept + depth, members)
             for token, depth, members in zip(tree.tokens, tree.depths, self._sequences, strict=True)
         ]
         padding = (self._padded_rows or len(entries)) - len(entries)
-        entries += [BatchEntry(0, self._num_kept + len(entries) + row) for row in range(padding)]  # continues the chain
+        entries += [BatchEntry(0, self.num_kept + len(entries) + row) for row in range(padding)]  # continues the chain
         logits_NV = self._context.decode(entries, has_logits=True)
         assert logits_NV is not None
         return logits_NV[: len(tree)]
 
     def keep(self, nodes: Sequence[int]) -> None:
-        start = self._num_kept
-        self._num_kept += len(nodes)
+        start = self.num_kept
+        self.num_kept += len(nodes)
         chosen = self._sequences[nodes[-1]][0] if nodes else 0
-        self._context.cut(chosen, self._num_kept)
+        self._context.cut(chosen, self.num_kept)
         if chosen:
             self._context.cut(0, start)
             self._context.share(chosen, 0, start)

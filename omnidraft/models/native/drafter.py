@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from omnidraft.models.acceptance_head import AcceptanceHead
 from omnidraft.models.kv_session import BranchingSession, ForwardRequest, ForwardSteps, run_batched
 from omnidraft.models.native import library as native
-from omnidraft.models.native.model import NativeKvBackend, NativeLlama, compute_batch
+from omnidraft.models.native.model import NativeKvBackend, NativeLlama, compute_segments
 
 
 class LlamaDrafter:
@@ -50,7 +50,7 @@ class LlamaDrafter:
 
     def _run_batched(self, sessions: Sequence["LlamaSession"], steps: Sequence[ForwardSteps]) -> list[torch.Tensor]:
         def compute(batch: Sequence[tuple[int, ForwardRequest]]) -> Sequence[torch.Tensor]:
-            return compute_batch(self._model, [(sessions[number].backend, each) for number, each in batch])
+            return compute_segments(self._model, [sessions[number].backend.requested(each) for number, each in batch])
 
         return run_batched(steps, compute)
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from omnidraft.models.probe.choice import kernels
 
 Library = ctypes.CDLL
-GROUP, BLOCK = 32, 16
-"""Vectors are padded to whole groups of inputs, matrices to whole blocks of channels."""
+GROUP, BLOCK, SLOTS_TOGETHER = 32, 16, 8
+"""Vectors are padded to whole groups of inputs, matrices to whole blocks of channels; keys of so many slots are
+interleaved."""
 KINDS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
 PACKED = {"packed16": "bfloat16", "int8": "int8", "int4": "int4"}
 """The weight format of each precision of our own kernels."""

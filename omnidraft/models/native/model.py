@@ -4,10 +4,8 @@ Shapes: R rows of a pass, C slots, L layers, K key heads, D head size, V vocabul
 """
 
 import ctypes
-from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -16,13 +14,12 @@ from transformers import PreTrainedModel
 from omnidraft.errors import ContractError
 from omnidraft.models.kv_session import ForwardRequest
 from omnidraft.models.native import library as native
+from omnidraft.models.native.scratch_pool import ScratchPool
 from omnidraft.models.native.weights import PackedLlama
 
 _CAPACITY_STEP = 512
-_MAX_ROWS = 64
+MAX_ROWS = 64
 """Maximum number of rows of a pass, enough to make reading the weights cheap beside computing with them."""
-_MAX_ROWS_OF_TEXT = 16
-"""Maximum number of rows of one text in a pass over several."""
 
 
 class NativeLlama:
@@ -42,6 +39,8 @@ class NativeLlama:
         """Identifies source, compiler and processor, on which bits depend besides the weights."""
         self.vocab_size: int = model.config.vocab_size
         self.hidden_size: int = model.config.hidden_size
+        self.head_size: int = self._weights.struct.head_size
+        self._scratch = ScratchPool()
         self.context_limit: int = model.config.max_position_embeddings
 
     def slots(self, capacity: int) -> torch.Tensor:
@@ -50,10 +49,11 @@ class NativeLlama:
         shape = (sizes.num_layers, 2, sizes.num_key_heads, capacity * sizes.head_size)
         return torch.zeros(shape, dtype=self._weights.kv_dtype)
 
-    def scratch(self, capacity: int, threads: int) -> torch.Tensor:
-        """Return the scratch memory of a pass of any number of rows."""
-        size = self._library.omnidraft_scratch_bytes(self._weights.struct, _MAX_ROWS, capacity, threads)
-        return torch.empty(size, dtype=torch.uint8)
+    def kv_bytes(self, num_ids: int) -> int:
+        """Return the memory of the keys and values of a text of so many ids."""
+        sizes = self._weights.struct
+        size_of_slot = sizes.num_layers * 2 * sizes.num_key_heads * sizes.head_size * self._weights.kv_dtype.itemsize
+        return _round_up(num_ids, _CAPACITY_STEP) * size_of_slot
 
     def compute(self, segments: Sequence["PassSegment"], logits_RV: torch.Tensor, hidden_RH: torch.Tensor) -> None:
         """Compute one pass over the rows of several texts, without the interpreter's lock. The results of a text do not
@@ -64,27 +64,32 @@ class NativeLlama:
             hidden_RH: the output for the normed last hidden states of the same rows; may be empty.
         """
         numbered = list(enumerate(segments))
-        unscored = [(number, node) for number, each in numbered for node in each.nodes[: each.num_without_logits]]
-        scored = [(number, node) for number, each in numbered for node in each.nodes[each.num_without_logits :]]
+        unscored = [(number, row) for number, each in numbered for row in range(each.num_without_logits)]
+        scored = [(n, row) for n, each in numbered for row in range(each.num_without_logits, len(each.ids))]
         rows = [*unscored, *scored]
-        texts, nodes = zip(*rows, strict=True)
-        largest = max((segment.backend for segment in segments), key=lambda backend: backend.capacity)
-        self._library.omnidraft_forward(
-            self._weights.struct,
-            native.PassStruct(
-                rows=len(nodes),
-                logit_rows=len(scored),
-                capacity=largest.capacity,
-                threads=largest.threads,
-                ids=_ints([segments[text].ids[node - segments[text].nodes[0]] for text, node in rows]),
-                texts=_ints(texts),
-                nodes=_ints(nodes),
-                text=(native.TextStruct * len(segments))(*(segment.struct for segment in segments)),
-                scratch=largest.scratch.data_ptr(),
-                logits=logits_RV.data_ptr(),
-                hidden=hidden_RH.data_ptr() if len(hidden_RH) else None,
-            ),
-        )
+        capacity, threads = max(segment.backend.capacity for segment in segments), torch.get_num_threads()
+        with self._scratch.take(self._scratch_bytes(capacity, threads)) as scratch:
+            self._library.omnidraft_forward(
+                self._weights.struct,
+                native.PassStruct(
+                    rows=len(rows),
+                    logit_rows=len(scored),
+                    capacity=capacity,
+                    threads=threads,
+                    ids=_ints([segments[number].ids[row] for number, row in rows]),
+                    texts=_ints([number for number, _ in rows]),
+                    nodes=_ints([segments[number].num_before + row for number, row in rows]),
+                    text=(native.TextStruct * len(segments))(*(segment.struct for segment in segments)),
+                    scratch=scratch.data_ptr(),
+                    logits=logits_RV.data_ptr(),
+                    hidden=hidden_RH.data_ptr() if len(hidden_RH) else None,
+                ),
+            )
+
+    def _scratch_bytes(self, capacity: int, threads: int) -> int:
+        """Return the memory of a pass of any number of rows."""
+        size: int = self._library.omnidraft_scratch_bytes(self._weights.struct, MAX_ROWS, capacity, threads)
+        return size
 
     def move(self, kv: torch.Tensor, capacity: int, sources: Sequence[int], start: int) -> None:
         """See kv_session.KvBackend."""
@@ -93,18 +98,20 @@ class NativeLlama:
 
 @dataclass(frozen=True, slots=True)
 class PassSegment:
-    """The rows of one text in a pass: the last `ids` of a tree of `parents` behind its first `length` ids."""
+    """The rows of one text in a pass: the last `ids` of a tree behind its first `length` ids."""
 
     backend: "NativeKvBackend"
     length: int
-    parents: Sequence[int]
+    parents: Sequence[int] | None
+    """Parents of all nodes of the tree; None: the ids are a chain."""
     ids: Sequence[int]
     num_logits: int
     """Number of last ids whose logits are computed."""
 
     @property
-    def nodes(self) -> range:
-        return range(len(self.parents) - len(self.ids), len(self.parents))
+    def num_before(self) -> int:
+        """The number of nodes before the ids, whose keys are stored."""
+        return 0 if self.parents is None else len(self.parents) - len(self.ids)
 
     @property
     def num_without_logits(self) -> int:
@@ -115,32 +122,53 @@ class PassSegment:
         return native.TextStruct(
             length=self.length,
             capacity=self.backend.capacity,
-            parents=_ints(self.parents),
+            parents=_ints(range(-1, len(self.ids) - 1) if self.parents is None else self.parents),
             kv=self.backend.kv.data_ptr(),
         )
 
+    def split(self, num_rows: int) -> "tuple[PassSegment, PassSegment]":
+        """Return the first rows, and those that can be computed after them."""
+        ids, rest = self.ids[:num_rows], self.ids[num_rows:]
+        num_logits = max(self.num_logits - len(rest), 0)
+        parents = None if self.parents is None else self.parents[: self.num_before + num_rows]
+        length = self.length + num_rows if parents is None else self.length
+        return (
+            replace(self, parents=parents, ids=ids, num_logits=num_logits),
+            replace(self, length=length, ids=rest, num_logits=self.num_logits - num_logits),
+        )
 
-def compute_batch(model: NativeLlama, batch: Sequence[tuple["NativeKvBackend", ForwardRequest]]) -> list[torch.Tensor]:
-    """Compute one request of each of these different texts in as few passes as possible."""
-    segments = [backend.final_segment(request) for backend, request in batch]
-    logits: list[torch.Tensor] = []
-    while segments:
-        num_rows = list(accumulate(len(segment.ids) for segment in segments))
-        group = segments[: max(bisect_right(num_rows, _MAX_ROWS), 1)]
-        logits += _compute_pass(model, group)
-        segments = segments[len(group) :]
-    return logits
 
-
-def _compute_pass(model: NativeLlama, segments: Sequence[PassSegment]) -> Sequence[torch.Tensor]:
+def compute_segments(model: NativeLlama, segments: Sequence[PassSegment]) -> list[torch.Tensor]:
+    """Compute the rows of different texts in as few passes as possible; return the logits of each."""
     sizes = [segment.num_logits for segment in segments]
     keeps_hidden = any(segment.backend.keeps_hidden for segment in segments)
     logits_RV = torch.empty(sum(sizes), model.vocab_size, dtype=torch.float32)
     hidden_RH = torch.empty(sum(sizes) if keeps_hidden else 0, model.hidden_size, dtype=torch.float32)
-    model.compute(segments, logits_RV, hidden_RH)
+    end = 0
+    for group in _passes(segments):
+        start, end = end, end + sum(segment.num_logits for segment in group)
+        model.compute(group, logits_RV[start:end], hidden_RH[start:end])
     for segment, hidden in zip(segments, hidden_RH.split(sizes), strict=True) if keeps_hidden else ():
         segment.backend.hidden_RH = hidden
-    return logits_RV.split(sizes)
+    return list(logits_RV.split(sizes))
+
+
+def _passes(segments: Sequence[PassSegment]) -> Iterator[list[PassSegment]]:
+    """Yield the segments of each pass; one that does not fit is split."""
+    group: list[PassSegment] = []
+    num_left = MAX_ROWS
+    for segment in segments:
+        rest = segment
+        while len(rest.ids) > num_left:
+            if num_left:
+                first, rest = rest.split(num_left)
+                group.append(first)
+            yield group
+            group, num_left = [], MAX_ROWS
+        group.append(rest)
+        num_left -= len(rest.ids)
+    if group:
+        yield group
 
 
 class NativeKvBackend:
@@ -154,83 +182,49 @@ class NativeKvBackend:
         """
         self._model = model
         self.keeps_hidden = keeps_hidden
-        self.hidden_RH = self._hidden_of(0)
-        self.capacity = self.threads = 0
+        self.hidden_RH = torch.empty(0, model.hidden_size, dtype=torch.float32)
+        self.capacity = 0
         self.kv = model.slots(0)
         if capacity:
-            self._grow(capacity, torch.get_num_threads())
+            self._grow(capacity)
 
     def compute(self, request: ForwardRequest) -> torch.Tensor:
-        if request.parents is None:
-            return self._chain(request.length, request.ids, 1)
-        return self.tree(request.length, request.parents, request.ids)
+        return compute_segments(self._model, [self.requested(request)])[0]
 
-    def final_segment(self, request: ForwardRequest) -> PassSegment:
-        """Return the rows for a shared pass; all but the end of a long chain is computed now."""
-        if request.parents is not None:
-            return self.segment(request.length, request.parents, request.ids, len(request.ids))
-        num_before = max(len(request.ids) - _MAX_ROWS_OF_TEXT, 0)
-        if num_before:
-            self.fill(request.length, request.ids[:num_before])
-        ids = request.ids[num_before:]
-        return self.segment(request.length + num_before, range(-1, len(ids) - 1), ids, 1)
+    def requested(self, request: ForwardRequest) -> PassSegment:
+        """Return the rows of this request."""
+        num_logits = 1 if request.parents is None else len(request.ids)
+        return self.segment(request.length, request.parents, request.ids, num_logits)
 
-    def fill(self, start: int, ids: Sequence[int]) -> None:
-        """Compute the keys of these ids, which follow the first `start` ids of the text."""
-        self._chain(start, ids, 0)
-
-    def tree(self, length: int, parents: Sequence[int], ids: Sequence[int]) -> torch.Tensor:
-        before = len(parents) - len(ids)
-        logits_RV, self.hidden_RH = self._logits_of(len(ids)), self._hidden_of(len(ids))
-        for first in range(0, len(ids), _MAX_ROWS):
-            chunk = slice(first, min(first + _MAX_ROWS, len(ids)))
-            self._pass(length, parents[: before + chunk.stop], ids[chunk], logits_RV[chunk], self.hidden_RH[chunk])
-        return logits_RV
+    def segment(self, length: int, parents: Sequence[int] | None, ids: Sequence[int], num_logits: int) -> PassSegment:
+        """Return a segment of a pass, with slots allocated for its keys. Raises ContractError."""
+        needed = length + len(ids if parents is None else parents)
+        if not (needed <= self._model.context_limit and min(ids) >= 0 and max(ids) < self._model.vocab_size):
+            raise ContractError(f"{needed} ids or an id of {list(ids)}: more than this model's tables hold")
+        if needed > self.capacity:
+            self._grow(needed)
+        return PassSegment(self, length, parents, ids, num_logits)
 
     def move(self, sources: Sequence[int], start: int) -> None:
         if list(sources) != list(range(start, start + len(sources))):
             self._model.move(self.kv, self.capacity, sources, start)
 
-    def _chain(self, start: int, ids: Sequence[int], num_logits: int) -> torch.Tensor:
-        """Compute a chain and return the logits of its last row, or of none."""
-        logits_RV, self.hidden_RH = self._logits_of(num_logits), self._hidden_of(num_logits)
-        for first in range(0, len(ids), _MAX_ROWS):
-            chunk = ids[first : first + _MAX_ROWS]
-            outputs = slice(num_logits if first + len(chunk) == len(ids) else 0)
-            self._pass(start + first, range(-1, len(chunk) - 1), chunk, logits_RV[outputs], self.hidden_RH[outputs])
-        return logits_RV
+    def copy(self, source: "NativeKvBackend", num_ids: int) -> None:
+        """Copy the keys and values of the first `num_ids` ids of another text."""
+        if num_ids > self.capacity:
+            self._grow(num_ids)
+        size = min(_round_up(num_ids, native.SLOTS_TOGETHER), source.capacity) * self._model.head_size
+        self.kv[..., :size] = source.kv[..., :size]
 
-    def _logits_of(self, num_rows: int) -> torch.Tensor:
-        return torch.empty(num_rows, self._model.vocab_size, dtype=torch.float32)
-
-    def _hidden_of(self, num_rows: int) -> torch.Tensor:
-        return torch.empty(num_rows if self.keeps_hidden else 0, self._model.hidden_size, dtype=torch.float32)
-
-    def _pass(
-        self,
-        length: int,
-        parents: Sequence[int],
-        ids: Sequence[int],
-        logits_RV: torch.Tensor,
-        hidden_RH: torch.Tensor,
-    ) -> None:
-        self._model.compute([self.segment(length, parents, ids, len(logits_RV))], logits_RV, hidden_RH)
-
-    def segment(self, length: int, parents: Sequence[int], ids: Sequence[int], num_logits: int) -> PassSegment:
-        """Return a segment of a pass, with slots allocated for its keys. Raises ContractError."""
-        needed, threads = length + len(parents), torch.get_num_threads()
-        if not (needed <= self._model.context_limit and min(ids) >= 0 and max(ids) < self._model.vocab_size):
-            raise ContractError(f"{needed} ids or an id of {list(ids)}: more than this model's tables hold")
-        if needed > self.capacity or threads > self.threads:
-            self._grow(needed, threads)
-        return PassSegment(self, length, parents, ids, num_logits)
-
-    def _grow(self, needed: int, threads: int) -> None:
-        capacity = max(self.capacity, -(-needed // _CAPACITY_STEP) * _CAPACITY_STEP)
+    def _grow(self, needed: int) -> None:
+        capacity = max(self.capacity, _round_up(needed, _CAPACITY_STEP))
         larger = self._model.slots(capacity)
         larger[..., : self.kv.shape[-1]] = self.kv
-        self.kv, self.capacity, self.threads = larger, capacity, threads
-        self.scratch = self._model.scratch(capacity, threads)
+        self.kv, self.capacity = larger, capacity
+
+
+def _round_up(number: int, step: int) -> int:
+    return -(-number // step) * step
 
 
 def _ints(values: Sequence[int]) -> "ctypes.Array[ctypes.c_int]":

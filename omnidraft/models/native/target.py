@@ -6,16 +6,17 @@ Shapes: N nodes of the tree, V vocabulary.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from omnidraft.errors import ConfigError
-from omnidraft.models.context_check import ids_needed
-from omnidraft.models.determinism_check import is_deterministic
 from omnidraft.models.kv_session import ROOT
 from omnidraft.models.native import library as native
-from omnidraft.models.native.model import NativeKvBackend, NativeLlama
+from omnidraft.models.native.model import MAX_ROWS, NativeKvBackend, NativeLlama, PassSegment, compute_segments
+from omnidraft.models.serial_passes import require_new, require_valid_pass
+from omnidraft.models.target_checks import ids_needed, is_deterministic
 from omnidraft.ports import DraftTree, Mode, TreeLimits
 
 _MAX_NODES = 63
@@ -31,6 +32,7 @@ class LlamaTarget:
         self.vocab_size = self._model.vocab_size
         self.context_limit = self._model.context_limit
         self.fingerprint = f"{name}-{precision}-{self._model.build}"
+        self.max_rows = MAX_ROWS
         self._is_verified = False
 
     def limits(self, mode: Mode) -> TreeLimits:
@@ -43,9 +45,28 @@ class LlamaTarget:
         if mode == "reproducible" and not self._is_verified:
             self.self_test()
             self._is_verified = True
-        session = _Session(self._model, needed)
-        session.prefill(prompt_ids[:-1])
-        return session
+        return _Session(self._model, needed, prompt_ids[:-1])
+
+    def forward(
+        self, trees: Sequence[tuple[Any, DraftTree]], prompts: Sequence[tuple[Any, int]] = ()
+    ) -> list[torch.Tensor]:
+        """See ports.Target; the sessions are this target's."""
+        require_valid_pass(trees, prompts)
+        segments = [session.scored_rows(tree) for session, tree in trees]
+        unscored = [session.prompt_rows(num_ids) for session, num_ids in prompts]
+        logits = compute_segments(self._model, [*segments, *unscored])
+        for session, num_ids in prompts:
+            session.num_kept += num_ids
+        return logits[: len(segments)]
+
+    def reuse(self, session: Any, source: Any, num_ids: int) -> int:
+        """See ports.Target; the sessions are this target's."""
+        require_new(session)
+        return session.copy_keys(source, num_ids)
+
+    def kv_bytes(self, num_ids: int) -> int:
+        """See ports.Target."""
+        return self._model.kv_bytes(num_ids)
 
     def self_test(self) -> None:
         """Compare passes over trees with one id at a time, bit by bit.
@@ -62,22 +83,39 @@ class LlamaTarget:
 class _Session:
     """Implements ports.TargetSession."""
 
-    def __init__(self, model: NativeLlama, capacity: int) -> None:
+    def __init__(self, model: NativeLlama, capacity: int, prompt_ids: Sequence[int] = ()) -> None:
         self._model = model
         self._backend = NativeKvBackend(model, capacity)
-        self._num_kept = 0
+        self._prompt_ids = tuple(prompt_ids)
+        self.num_kept = 0
 
-    def prefill(self, ids: Sequence[int]) -> None:
-        """Compute the keys of these ids."""
-        self._backend.fill(0, ids)
-        self._num_kept = len(ids)
+    @property
+    def num_unread(self) -> int:
+        return max(len(self._prompt_ids) - self.num_kept, 0)
+
+    def prompt_rows(self, num_ids: int) -> PassSegment:
+        """Return the rows of so many unread prompt ids; the pass makes them kept."""
+        return self._backend.segment(self.num_kept, None, self._prompt_ids[self.num_kept :][:num_ids], 0)
+
+    def scored_rows(self, tree: DraftTree) -> PassSegment:
+        """Return the rows of a tree behind the kept ids."""
+        return self._backend.segment(self.num_kept, [ROOT, *tree.parents[1:]], tree.tokens, len(tree))
+
+    def copy_keys(self, source: "_Session", num_ids: int) -> int:
+        """Copy the keys of the first ids, as many as are stored there and unread here; return their number."""
+        self.num_kept = min(num_ids, source.num_kept, self.num_unread)
+        self._backend.copy(source._backend, self.num_kept)
+        return self.num_kept
 
     def score(self, tree: DraftTree) -> torch.Tensor:
-        return self._backend.tree(self._num_kept, [ROOT, *tree.parents[1:]], tree.tokens)
+        if self.num_unread:
+            compute_segments(self._model, [self.prompt_rows(self.num_unread)])
+            self.num_kept += self.num_unread
+        return compute_segments(self._model, [self.scored_rows(tree)])[0]
 
     def keep(self, nodes: Sequence[int]) -> None:
-        self._backend.move([self._num_kept + node for node in nodes], self._num_kept)
-        self._num_kept += len(nodes)
+        self._backend.move([self.num_kept + node for node in nodes], self.num_kept)
+        self.num_kept += len(nodes)
 
     def close(self) -> None:
         self._backend = NativeKvBackend(self._model)

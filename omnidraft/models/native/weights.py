@@ -12,7 +12,7 @@ from torch import nn
 from transformers import LlamaForCausalLM, PreTrainedModel, Qwen2ForCausalLM
 
 from omnidraft import throttle
-from omnidraft.models.hf.tree_attention import has_length_dependent_rope
+from omnidraft.models.hf.attention import has_length_dependent_rope
 from omnidraft.models.native import library as native
 
 _CHUNK_WEIGHTS = 2**18

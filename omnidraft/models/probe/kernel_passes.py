@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from omnidraft.models.kv_session import ForwardRequest
 from omnidraft.models.native import library as native
 from omnidraft.models.native.model import NativeKvBackend, NativeLlama
-from omnidraft.models.probe.pass_times import seconds_per_token
 from omnidraft.models.probe.subprocess_trial import report_part, report_wrong
-from omnidraft.models.probe.torch_products import FORMATS
+from omnidraft.models.probe.torch_products import FORMATS, seconds_per_token
 
 MAX_ERROR = {"float32": 1e-4, "packed16": 0.02, "int8": 0.08, "int4": 0.5}
 """Error as a share of the logits' standard deviation, by the rounding of each format."""
@@ -64,9 +64,9 @@ def _model(sizes: dict[str, Any]) -> LlamaForCausalLM:
 def _last_logits(model: LlamaForCausalLM, precision: str, kernels: native.Library, ids: list[int]) -> torch.Tensor:
     backend, done = NativeKvBackend(NativeLlama(model, precision, kernels), _CAPACITY), 0
     for size in _CHUNKS[:-1]:
-        backend.fill(done, ids[done : done + size])
+        backend.compute(ForwardRequest(done, None, ids[done : done + size]))
         done += size
-    return backend.tree(done, _chain(len(ids) - done), ids[done:])[-1]
+    return backend.compute(ForwardRequest(done, _chain(len(ids) - done), ids[done:]))[-1]
 
 
 def _passes(kernels: native.Library, formats: Sequence[str]) -> dict[str, Callable[[int], object]]:
@@ -74,7 +74,7 @@ def _passes(kernels: native.Library, formats: Sequence[str]) -> dict[str, Callab
     model = _model(_MEASURED)
     packed = NativeKvBackend(NativeLlama(model, "packed16", kernels), _CAPACITY)
     passes: dict[str, Callable[[int], object]] = {
-        "packed16": lambda rows: packed.tree(0, _chain(rows), list(range(rows)))
+        "packed16": lambda rows: packed.compute(ForwardRequest(0, _chain(rows), range(rows)))
     }
     for name in formats:
         converted = model.to(FORMATS[name])  # type: ignore[arg-type]

@@ -1,13 +1,14 @@
 """A trial of torch's matrix products: run as a program, in a process that may die.
 
+It also says how number formats are compared: by the time of a token at the best number of rows.
 Shapes: R rows, K inputs, N outputs.
 """
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 
 import torch
 
-from omnidraft.models.probe.pass_times import seconds_per_token
 from omnidraft.models.probe.subprocess_trial import report_part, report_wrong
 
 FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -16,6 +17,11 @@ _SHAPES = ((1, 64, 64), (1, 576, 1536), (3, 896, 4864), (16, 1536, 256), (64, 32
 _MAX_ERROR = 0.02
 """Error as a share of the products' standard deviation: bfloat16 keeps 8 bits of each result."""
 _MEASURED_NK = (8192, 2048)
+TOKENS_OF_ROWS = {1: 1.0, 5: 2.7, 8: 3.2, 16: 3.4}
+"""Tokens that a pass of so many rows emits: chains of an untrained drafter on GSM8K (algorithms.md section 10)."""
+_BUDGET_S = 0.3
+"""Time budget for each format and number of rows, besides a first pass for warm-up."""
+_MAX_PASSES = 20
 
 
 def main() -> None:
@@ -25,6 +31,21 @@ def main() -> None:
             report_wrong(f"{name}: {problem}")
         else:
             report_part(name, seconds_per_token({name: _layer(dtype)})[name])
+
+
+def seconds_per_token(passes: Mapping[str, Callable[[int], object]]) -> dict[str, float]:
+    """Return the time of one token in each format, at the number of rows that is best for it.
+
+    The formats take turns, so that other load on the machine affects all of them.
+
+    Args:
+        passes: functions that compute one pass over a given number of rows, by the format's name.
+    """
+    best = dict.fromkeys(passes, float("inf"))
+    for rows, tokens in TOKENS_OF_ROWS.items():
+        for name, seconds in _fastest(passes, rows).items():
+            best[name] = min(best[name], seconds / tokens)
+    return best
 
 
 def _problem(dtype: torch.dtype) -> str | None:
@@ -52,6 +73,19 @@ def _layer(dtype: torch.dtype) -> Callable[[int], torch.Tensor]:
     """Return a function that computes a linear layer over a given number of random rows."""
     weight_NK = torch.randn(_MEASURED_NK).to(dtype)
     return lambda rows: torch.nn.functional.linear(torch.randn(rows, _MEASURED_NK[1]).to(dtype), weight_NK)
+
+
+def _fastest(passes: Mapping[str, Callable[[int], object]], rows: int) -> dict[str, float]:
+    for compute in passes.values():
+        compute(rows)
+    times: dict[str, list[float]] = {name: [] for name in passes}
+    for _ in range(_MAX_PASSES):
+        for name, compute in passes.items():
+            if sum(times[name]) < _BUDGET_S:
+                started = time.perf_counter()
+                compute(rows)
+                times[name].append(time.perf_counter() - started)
+    return {name: min(each) for name, each in times.items()}
 
 
 if __name__ == "__main__":

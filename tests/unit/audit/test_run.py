@@ -20,11 +20,6 @@ from tests.audit_case import CLEAN, HELD_OUT_EVERY, Case, case_of
 from tests.distiller_runs import Killed, Setting, names, run_until_idle
 
 
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("omnidraft.distill.retrying.WAITS_S", (0.0,))
-
-
 def busy(pair, folder: Path, partitions: int) -> Setting:
     """Ours, theirs, repeated and broken messages."""
     setting = Setting(pair, folder, partitions=partitions)
@@ -149,17 +144,14 @@ def test_a_record_that_went_by_unlearned_is_named_even_where_counts_were_made_to
     assert lost == len(learned_late) - case.num_partitions
 
 
-def test_a_record_repeated_too_far_back_is_learned_twice_and_both_places_are_told(
-    pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("omnidraft.distill.ingest.record_disposition.SEEN_RECORDS", 4)
+def test_a_record_repeated_too_far_back_is_learned_twice_and_both_places_are_told(pair, tmp_path: Path) -> None:
     setting = Setting(pair, tmp_path)
     setting.emit(*names(10), "request-001")
-    run_until_idle(setting.distiller(held_out_every=0)[0])
+    run_until_idle(setting.distiller(seen_records=4)[0])
     setting.emit(*names(4, start=20))
-    run_until_idle(setting.distiller(held_out_every=0)[0])
+    run_until_idle(setting.distiller(seen_records=4)[0])
     case = case_of(setting)
-    case.held_out_every = 0
+    case.held_out_every, case.seen_records = 0, 4
     (fault,) = case.audit().faults
     assert (fault.kind, fault.num, fault.partition, fault.offset) == (FaultKind.LEARNED_TWICE, 1, 0, 10)
     assert "0:1," in fault.what

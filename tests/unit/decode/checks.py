@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from omnidraft.decode.loop import Decoder
+from omnidraft.decode.decoder import Decoder
 from omnidraft.ports import DraftModel, Noise, Proposer, Request, Target
 from omnidraft.testing.toy_models import ToyTarget
 from tests.unit.decode.toys import TABLE, TARGET_TOKENIZER, Strict, emitted, slow_decode

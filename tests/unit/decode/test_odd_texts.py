@@ -7,12 +7,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from omnidraft import prompts
+from omnidraft.decode.decoder import Decoder
 from omnidraft.decode.drafting.acceptance_stats import NoiseCoupling
 from omnidraft.decode.drafting.drafter import Drafter
 from omnidraft.decode.drafting.prompt_lookup import PromptLookup
 from omnidraft.decode.drafting.tree_proposer import TreeProposer
 from omnidraft.decode.engine import Engine
-from omnidraft.decode.loop import Decoder
 from omnidraft.decode.policy.chain import FixedPolicy
 from omnidraft.exactness.check import CheckPlan, ExactnessCheck
 from omnidraft.ports import Mode, Request, Sampling

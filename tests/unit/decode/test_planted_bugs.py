@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from omnidraft.decode.loop import Decoder
+from omnidraft.decode.decoder import Decoder
 from omnidraft.decode.sampling.noise import SeededNoise
 from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
 from omnidraft.errors import ContractError, RequestError
 from omnidraft.models.hf.target import TransformersTarget
 from omnidraft.ports import DraftTree, Proposer, ProposerSession, Sampling, TreeLimits
 from omnidraft.testing.toy_models import ToyTable, ToyTarget, ToyTargetSession
-from omnidraft.vocab.packed_lists import PackedLists
+from omnidraft.vocab.alignment import PackedLists
 from tests.unit.decode.checks import check_text, spied, tail_wins
 from tests.unit.decode.planted_bugs import Keeps, LeftoverNoise, RootRowForAll, StreamNoise
 from tests.unit.decode.toys import (
@@ -387,8 +387,8 @@ def test_the_slow_decoder_and_the_loop_agree_on_what_the_checks_compare():
 class SlotsAsPositions(TransformersTarget):
     """Rows are placed where their slot is, so that siblings stand one behind the other."""
 
-    def forward(self, slots, ids_BS, positions_S, sees_SC, num_logits):
-        return super().forward(slots, ids_BS, slots.start + torch.arange(len(ids_BS[0])), sees_SC, num_logits)
+    def compute(self, slots, ids_BS, positions_S, sees_SC, num_logits):
+        return super().compute(slots, ids_BS, slots.start + torch.arange(len(ids_BS[0])), sees_SC, num_logits)
 
 
 class OneMaskForAll(TransformersTarget):

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from omnidraft.decode.decoder import Decoder
 from omnidraft.decode.drafting.acceptance_stats import NoiseCoupling
 from omnidraft.decode.drafting.drafter import Drafter
 from omnidraft.decode.drafting.prompt_lookup import PromptLookup
 from omnidraft.decode.drafting.safe_drafting import DraftingFailures
 from omnidraft.decode.drafting.tree_proposer import TreeProposer
-from omnidraft.decode.loop import Decoder
 from omnidraft.decode.policy.chain import FixedPolicy, ThresholdPolicy
 from omnidraft.decode.sampling.noise import SeededNoise
 from omnidraft.ports import (

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,12 +33,6 @@ class GrowingReader(SlowReader):
         self._positions.setdefault(len(self._partitions) - 1, 0)
 
 
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("omnidraft.distill.retrying.WAITS_S", (0.0,))
-    monkeypatch.setattr("omnidraft.distill.distiller.PAUSED_S", 0.0)
-
-
 @pytest.fixture
 def setting(pair, tmp_path: Path) -> Setting:
     return Setting(pair, tmp_path)
@@ -68,8 +61,7 @@ def test_a_snapshot_follows_every_so_many_steps_and_says_what_it_learned(setting
 
 def test_a_snapshot_that_learned_says_with_which_settings(setting) -> None:
     setting.emit(*names(4))
-    distillation, _ = setting.distiller()
-    distillation._publisher._identity = replace(distillation._publisher._identity, settings={"loss": "dm"})
+    distillation, _ = setting.distiller(settings={"loss": "dm"})
     run_until_idle(distillation)
     assert [version.manifest.settings for version in setting.registry.versions()] == [{}, {"loss": "dm"}]
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from omnidraft.bus.sqlite_log import SqliteReader, SqliteWriter
 from omnidraft.distill.ingest import dead_letters, topic_scan
 from omnidraft.distill.ingest.trace_consumer import TraceConsumer
-from omnidraft.ports import Outgoing
-from omnidraft.ports.trace_reasons import OTHER_PAIR, REJECT_REASONS
+from omnidraft.ports import OTHER_PAIR, REJECT_REASONS, Outgoing
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import codec
 from tests.trace_records import make_record

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from omnidraft.distill.retrying import retry
+from omnidraft.distill.retrying import retry, wait
 from omnidraft.errors import BusError, ConfigError
 
 
@@ -21,20 +21,32 @@ class Failing:
         return self.num_calls
 
 
-def test_every_failure_is_counted_and_logged_with_the_wait_and_the_waits_grow(monkeypatch, caplog) -> None:
-    monkeypatch.setattr("omnidraft.distill.retrying.WAITS_S", (0.0, 0.1))
+def test_every_failure_is_counted_and_logged_with_the_wait_and_the_waits_grow(caplog) -> None:
     failures: list[None] = []
-    assert retry(Failing(3, BusError("log away")), lambda: False, lambda: failures.append(None)) == 4
-    assert len(failures) == 3
+    waits_s: list[float] = []
+    action = Failing(7, BusError("log away"))
+    num_calls = retry(
+        action,
+        lambda: False,
+        lambda: failures.append(None),
+        wait=lambda seconds, stop: waits_s.append(seconds),
+    )
+    assert num_calls == 8
+    assert len(failures) == 7
+    assert waits_s == [0.5, 1.0, 2.0, 5.0, 10.0, 10.0, 10.0]
     lines = [record.getMessage() for record in caplog.records]
-    assert lines == [f"trying again in {wait_s} s: log away" for wait_s in (0.0, 0.1, 0.1)]
+    assert lines == [f"trying again in {wait_s} s: log away" for wait_s in waits_s]
 
 
-def test_stop_ends_a_long_wait_at_once_with_the_actions_own_error(monkeypatch) -> None:
-    monkeypatch.setattr("omnidraft.distill.retrying.WAITS_S", (60.0,))
+def test_stop_ends_a_long_wait_at_once_with_the_actions_own_error() -> None:
     action, failures, started_s = Failing(99, BusError("log away")), [], time.monotonic()
     with pytest.raises(BusError, match="log away"):
-        retry(action, lambda: time.monotonic() - started_s > 0.2, lambda: failures.append(None))
+        retry(
+            action,
+            lambda: time.monotonic() - started_s > 0.2,
+            lambda: failures.append(None),
+            wait=lambda seconds, stop: wait(60.0, stop),
+        )
     assert time.monotonic() - started_s < 10
     assert len(failures) == action.num_calls == 2
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from omnidraft.decode.loop import Decoder
+from omnidraft.decode.decoder import Decoder
 from omnidraft.ports import DraftTree, Mode
 from omnidraft.testing.toy_models import ToyTable, ToyTarget, ToyTargetSession
 from tests.unit.decode.toys import TABLE, TARGET_TOKENIZER

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from omnidraft.decode.loop import Decoder
+from omnidraft.decode.decoder import Decoder
 from omnidraft.decode.sampling.noise import SeededNoise
 from omnidraft.exactness.compare import TextComparer, TextComparison
 from omnidraft.exactness.rounding import measure

@@ -8,100 +8,19 @@ import pytest
 
 from omnidraft.config import ControllerSettings, DriftSettings
 from omnidraft.errors import BusError
-from omnidraft.fleet import announcements
-from omnidraft.fleet.control_follower import LogControlFollower
+from omnidraft.fleet import control_log
+from omnidraft.fleet.control_log import LogControlFollower
 from omnidraft.fleet.controller import Controller
-from omnidraft.fleet.drift import DriftDetector
-from omnidraft.fleet.drift_recovery import DriftRecovery
-from omnidraft.fleet.promotion_gate import decide
+from omnidraft.fleet.drift import DriftDetector, DriftRecovery
 from omnidraft.fleet.request_stats import RequestStatsReader
 from omnidraft.ports import Outgoing
 from omnidraft.registry.directory_registry import DirectoryRegistry
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.memory_log import MemoryLog, MemoryReader, MemoryWriter
 from omnidraft.traces import codec
-from tests.snapshot_folders import make_bundle, manifest, version_folder
+from tests.snapshot_folders import make_bundle, version_folder
 from tests.trace_records import make_record
 from tests.unit.fleet.served import serve
-
-
-def measured(snapshot_id, parent_id, before, after):
-    told = {"agreement_before": before, "agreement_after": after, "held_out_records": 8}
-    return manifest(snapshot_id, parent_id=parent_id, **told)
-
-
-BASE = manifest("base")
-EXACT = ControllerSettings()
-
-
-def test_the_first_snapshot_of_a_pair_is_promoted():
-    assert decide(BASE, None, EXACT).promote
-
-
-@pytest.mark.parametrize(
-    ("after", "tolerance", "promote"), [(0.71, 0, True), (0.70, 0, True), (0.69, 0, False), (0.69, 0.01, True)]
-)
-def test_a_child_must_not_fall_by_more_than_the_tolerance(after, tolerance, promote):
-    assert decide(measured("s1", "base", 0.70, after), BASE, ControllerSettings(tolerance=tolerance)).promote is promote
-
-
-def test_a_challenger_that_was_not_measured_is_refused_and_says_why():
-    decision = decide(manifest("s1", parent_id="base"), BASE, ControllerSettings(tolerance=0.5))
-    assert not decision.promote
-    assert "no held-out records" in decision.reason
-
-
-def test_better_than_a_refused_parent_is_not_enough():
-    refused = measured("s1", "base", 0.80, 0.70)
-    assert not decide(measured("s2", "s1", 0.70, 0.75), BASE, EXACT, between=[refused]).promote
-    assert decide(measured("s2", "s1", 0.70, 0.81), BASE, EXACT, between=[refused]).promote
-
-
-def unsure(snapshot_id, parent_id, before, after, error):
-    return measured(snapshot_id, parent_id, before, after).model_copy(update={"agreement_change_error": error})
-
-
-@pytest.mark.parametrize(("error", "promote"), [(0.01, True), (0.0242, True), (0.0244, False), (None, False)])
-def test_where_confidence_is_asked_for_the_gain_must_exceed_its_error(error, promote):
-    """1.645 standard errors at 95 %."""
-    decision = decide(unsure("s1", "base", 0.70, 0.74, error), BASE, ControllerSettings(confidence=0.95))
-    assert decision.promote is promote
-    assert decide(unsure("s1", "base", 0.70, 0.74, error), BASE, EXACT).promote
-    assert ("too few" in decision.reason) == (error is None)
-    assert error is None or f"+- {1.96 * error:.4f}" in decision.reason
-
-
-def test_a_challenger_whose_foretold_speed_falls_is_refused_however_well_it_agrees():
-    def foretold(snapshot_id, parent, before, after):
-        told = {"speedup_before": before, "speedup_after": after}
-        return measured(snapshot_id, parent, 0.70, 0.75).model_copy(update=told)
-
-    assert decide(foretold("s1", "base", 1.80, 1.78), BASE, EXACT).promote
-    slow = decide(foretold("s1", "base", 1.80, 1.70), BASE, EXACT)
-    assert not slow.promote
-    assert "foretold speed 0.944 of before" in slow.reason
-    first = foretold("s1", "base", 1.80, 1.78)
-    assert not decide(foretold("s2", "s1", 1.78, 1.76), BASE, EXACT, between=[first]).promote
-
-
-def test_gains_of_several_snapshots_in_a_row_make_sure_together():
-    careful = ControllerSettings(confidence=0.95)
-    first, second = unsure("s1", "base", 0.70, 0.72, 0.015), unsure("s2", "s1", 0.72, 0.74, 0.015)
-    assert not decide(first, BASE, careful).promote
-    assert decide(second, BASE, careful, between=[first]).promote
-
-
-def test_a_stranger_is_compared_with_the_champion_itself():
-    champion = measured("s5", "s4", 0.79, 0.80)
-    assert not decide(measured("x", None, 0.60, 0.70), champion, EXACT).promote
-    assert decide(measured("x", None, 0.60, 0.81), champion, EXACT).promote
-    assert not decide(measured("x", None, 0.60, 0.81), manifest("s5", train="full"), EXACT).promote
-
-
-def test_what_was_learned_offline_is_judged_against_the_base_drafter_it_began_with():
-    assert decide(measured("x", None, 0.60, 0.81), BASE, EXACT).promote
-    assert not decide(measured("x", None, 0.60, 0.59), BASE, EXACT).promote
-    assert not decide(measured("x", None, 0.60, 0.81), manifest("base", drafter_hash="other"), EXACT).promote
 
 
 class Fleet:
@@ -117,7 +36,7 @@ class Fleet:
 
     def controller(self, writer=None):
         settings = ControllerSettings(poll_s=0.001)
-        announcer = announcements.LogAnnouncer(writer or self.writer, "big", "org/small")
+        announcer = control_log.LogAnnouncer(writer or self.writer, "big", "org/small")
         return Controller(self.registry, announcer, settings, self.metrics, target="big")
 
     def publish(self, snapshot_id, parent, before=None, after=None):
@@ -218,7 +137,7 @@ class Canaries(Fleet):
 
     def controller(self, writer=None):
         settings = ControllerSettings(canary_share=0.1, canary_requests=20, confidence=0.95)
-        announcer = announcements.LogAnnouncer(writer or self.writer, "big", "org/small")
+        announcer = control_log.LogAnnouncer(writer or self.writer, "big", "org/small")
         pair = {"target": "big", "drafter": "org/small"}
         watch = DriftDetector(DriftSettings())
         return Controller(
@@ -353,7 +272,7 @@ def test_a_snapshot_whose_first_requests_fall_is_rolled_back_at_once(canaries):
 def test_the_snapshot_that_agrees_best_with_the_drifted_traffic_is_taken_while_it_drifts_and_not_after(canaries):
     controller = champion_two(canaries)
     best = partial(
-        announcements.publish_announcement, canaries.writer, "best", 1, tenant="default", reason="0.6 on 16 records"
+        control_log.publish_announcement, canaries.writer, "best", 1, tenant="default", reason="0.6 on 16 records"
     )
     best()
     controller.step()
@@ -436,6 +355,6 @@ def test_a_comparison_from_before_an_operators_promotion_is_void(canaries):
     fence = canaries.registry.fence()
     drift_of(canaries, controller, 2, is_good=0, number=40)
     canaries.registry.promote(2)
-    announcements.publish_announcement(canaries.writer, "best", 1, tenant="default", reason="0.6", fence=fence)
+    control_log.publish_announcement(canaries.writer, "best", 1, tenant="default", reason="0.6", fence=fence)
     controller.step()
     assert canaries.champion() == 2

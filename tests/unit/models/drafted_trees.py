@@ -1,4 +1,4 @@
-"""Drafted trees over the tiny models, and the check that each of their nodes is scored as its own path."""
+"""Drafted trees over the tiny models, and checks of their scores: each node is scored as its own path."""
 
 import torch
 
@@ -10,6 +10,10 @@ CLOSE = {"atol": 2e-4, "rtol": 1e-4}
 
 def drafted(tokens, parents) -> DraftTree:
     return DraftTree(tuple(tokens), tuple(parents), (None,) * len(tokens), (0.0,) * len(tokens))
+
+
+def chain(tokens) -> DraftTree:
+    return drafted(tokens, (0, *range(len(tokens) - 1)))
 
 
 def path_to(tree: DraftTree, node: int) -> list[int]:
@@ -24,6 +28,17 @@ def assert_tree_scores_are_those_of_its_paths(target, model, prompt, tree):
         alone = whole_pass(model, [*prompt[:-1], *path_to(tree, node)])[-1]
         torch.testing.assert_close(scores[node], alone, **CLOSE)
     return session
+
+
+def scores_by_partition(target, prompt, following, sizes) -> torch.Tensor:
+    """Logits after the last prompt id and each following one, scored in chains of these sizes. [S, V]"""
+    session, rows, at = target.open(prompt, 40, "reproducible"), [], 0
+    ids = [prompt[-1], *following]
+    for size in sizes:
+        rows.append(session.score(chain(ids[at : at + size])))
+        session.keep(range(len(rows[-1])))
+        at += size
+    return torch.cat(rows)
 
 
 #        0

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnidraft.config import DecodeSettings
-from omnidraft.decode.loop import Decoder
+from omnidraft.decode.decoder import Decoder
 from omnidraft.errors import ConfigError, ContractError
 from omnidraft.models.hf.target import TransformersTarget
 from omnidraft.ports import DraftTree, Request, Sampling, TreeLimits
@@ -157,8 +157,8 @@ class FirstRowWins(Trusting):
 class OtherRow(TransformersTarget):
     """Planted: a node is read from another row than its own."""
 
-    def forward(self, *args):
-        return super().forward(*args).flip(0)
+    def compute(self, *args):
+        return super().compute(*args).flip(0)
 
 
 class TrustingOtherRow(OtherRow, Trusting):
@@ -168,8 +168,8 @@ class TrustingOtherRow(OtherRow, Trusting):
 class LooksAtOtherRows(TransformersTarget):
     """Planted: logits depend a little on what the last row holds."""
 
-    def forward(self, slots, ids_BS, positions_S, sees_SC, num_logits):
-        return super().forward(slots, ids_BS, positions_S, sees_SC, num_logits) + 1e-6 * ids_BS[-1][1]
+    def compute(self, slots, ids_BS, positions_S, sees_SC, num_logits):
+        return super().compute(slots, ids_BS, positions_S, sees_SC, num_logits) + 1e-6 * ids_BS[-1][1]
 
 
 def planted(kind) -> TransformersTarget:

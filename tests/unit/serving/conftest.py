@@ -18,7 +18,14 @@ from tests.tiny_engine import PATIENCE_S, tiny_worker
 
 @pytest.fixture(scope="session")
 def tiny_engine(tiny_models: tuple[Path, Path], omnidraft_home: Path) -> Engine:
-    return tiny_worker(tiny_models, omnidraft_home, CountingMetrics()).engine
+    """Decodes one text at a time, so that others wait."""
+    return tiny_worker(tiny_models, omnidraft_home, CountingMetrics(), max_num_seqs=1).engine
+
+
+@pytest.fixture(scope="session")
+def many_engine(tiny_models: tuple[Path, Path], omnidraft_home: Path) -> Engine:
+    """Decodes many texts together."""
+    return tiny_worker(tiny_models, omnidraft_home, CountingMetrics(), max_num_seqs=8).engine
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ from itertools import groupby
 import pytest
 from fastapi.testclient import TestClient
 
-from omnidraft.serving.request_schemas import CompletionRequest, choice_seed
+from omnidraft.decode.sampling.noise import choice_seed
+from omnidraft.serving.request_schemas import CompletionRequest
 from tests.http_server import events
 
 BODY = {"prompt": "How many clips", "max_tokens": 10, "seed": 5}

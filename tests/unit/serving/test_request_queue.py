@@ -2,6 +2,7 @@
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -141,9 +142,7 @@ def test_retry_after_is_estimated_from_the_durations_of_requests(engine: Engine,
     requests.close(PATIENCE_S)
 
 
-def test_texts_of_one_request_come_one_after_another_and_keep_its_snapshot(
-    engine: Engine, requests: RequestQueue
-) -> None:
+def test_texts_of_one_request_keep_its_snapshot(engine: Engine, requests: RequestQueue) -> None:
     base = engine.slot.current
     engine.slot.swap(snapshot(1, base.proposer))
     generations = [replace(GENERATION, seed=seed, max_new_tokens=12) for seed in (1, 2, 3)]
@@ -152,14 +151,45 @@ def test_texts_of_one_request_come_one_after_another_and_keep_its_snapshot(
     indices = [next(steps)[0]]
     engine.slot.swap(snapshot(2, base.proposer))
     indices += [index for index, _ in steps]
-    assert indices == sorted(indices)
     assert set(indices) == {0, 1, 2}
-    assert {text.stream.snapshot.version for text in three_texts.texts if text.stream} == {1}
+    assert {text.generation.snapshot.version for text in three_texts.texts if text.generation} == {1}
     assert three_texts.stats.num_tokens == sum(text.stats.num_tokens for text in three_texts.texts)
     later = requests.submit(queued(engine))
     assert num_tokens(later) == 4
-    assert later.texts[0].stream is not None
-    assert later.texts[0].stream.snapshot.version == 2
+    assert later.texts[0].generation is not None
+    assert later.texts[0].generation.snapshot.version == 2
+
+
+def test_requests_are_decoded_side_by_side(many_engine: Engine, metrics: CountingMetrics) -> None:
+    """Each is the text that it is alone; the short ones do not wait for the long one."""
+    generations = [replace(GENERATION, seed=seed, max_new_tokens=40 if seed == 1 else 5) for seed in range(1, 5)]
+    alone = ["".join(step.text for step in many_engine.stream(each).steps) for each in generations]
+    requests = RequestQueue(metrics, max_waiting=8)
+    submitted = [requests.submit(QueuedRequest(many_engine, [each], client=f"c{each.seed}")) for each in generations]
+    ends: dict[int, float] = {}
+
+    def read(number: int) -> str:
+        text = "".join(step.text for _, step in submitted[number].steps())
+        ends[number] = time.monotonic()
+        return text
+
+    with ThreadPoolExecutor(4) as readers:
+        assert list(readers.map(read, range(4))) == alone
+    requests.close(PATIENCE_S)
+    assert max(ends, key=lambda number: ends[number]) == 0
+
+
+def test_a_text_that_fails_ends_no_other_one(many_engine: Engine, metrics: CountingMetrics) -> None:
+    requests = RequestQueue(metrics, max_waiting=8)
+    good = QueuedRequest(many_engine, [replace(GENERATION, max_new_tokens=20)])
+    bad = QueuedRequest(many_engine, [GENERATION, replace(GENERATION, max_new_tokens=100_000)])
+    for each in (good, bad):
+        requests.submit(each)
+    with pytest.raises(RequestError, match="context"):
+        list(bad.steps())
+    assert num_tokens(good) == 20
+    requests.close(PATIENCE_S)
+    assert not many_engine.has_work
 
 
 def test_what_is_not_finished_by_the_deadline_ends_with_an_error(engine: Engine, metrics: CountingMetrics) -> None:

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from omnidraft.ports.trace_reasons import SKIP_REASONS
+from omnidraft.ports import SKIP_REASONS
 from omnidraft.telemetry.metric_definitions import COMMON, CONTROLLER, DEFINITIONS, DISTILLER, WORKER
 from omnidraft.telemetry.metrics import MAX_VERSIONS, CountingMetrics, LabelledMetrics, PrometheusMetrics
 

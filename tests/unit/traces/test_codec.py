@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from omnidraft.errors import UnknownSchema, WireError
 from omnidraft.traces import archive, codec
 from omnidraft.traces.record import Rounds, TargetLogprobs, TraceRecord
-from omnidraft.traces.schema import MAX_PAYLOAD_BYTES
+from omnidraft.traces.schema import MAX_PAYLOAD_BYTES, SCHEMA_V3
 from tests.trace_records import make_record
 
 GOLDEN = Path(__file__).parents[1] / "golden"
+FIELD_NAMES = [field["name"] for field in SCHEMA_V3["fields"]]
 HEADERS = {"schema": b"omnidraft.trace", "schema_version": b"3"}
 SINCE_V3 = {"has_settings": True}
 SINCE_V2 = {
@@ -233,3 +234,21 @@ def test_a_damaged_archive_raises_wire_error(tmp_path):
         except WireError:
             continue
         assert cut > 16, "a damaged magic number was read"
+
+
+def test_a_whole_record_is_readable_in_all_its_fields():
+    record = make_record("request-9")
+    fields = codec.readable_fields(codec.encode(record))
+    assert list(fields) == FIELD_NAMES
+    assert fields["request_id"] == "request-9"
+    assert fields["emitted_ids"] == record.emitted_ids.tolist()
+    assert fields["rounds"]["parents_M"] == record.rounds.parents_M.tolist()
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 40, 200, 500])
+def test_of_a_truncated_record_the_fields_before_the_cut_are_readable(num_bytes):
+    whole = codec.encode(make_record("request-9"))
+    fields = codec.readable_fields(whole[:num_bytes])
+    assert list(fields) == FIELD_NAMES[: len(fields)]
+    assert len(fields) < len(FIELD_NAMES)
+    assert bool(fields) == (num_bytes > 10)

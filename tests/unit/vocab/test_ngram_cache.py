@@ -42,17 +42,6 @@ def test_a_key_that_stands_for_another_ngram_gives_nothing() -> None:
     arrays = honest.to_arrays() | {"target": np.array([0], np.uint32)}
     forged = NgramCache.from_arrays(arrays, "pair", DRAFT, TARGET, 100)
     assert forged.lookup([1, 2]) is None
-    assert forged.longest([1, 2, 3]) is None
-
-
-def test_the_longest_ngram_at_the_start_wins() -> None:
-    ngrams = cache()
-    for draft_ids, target_id in (([1, 2], 1), ([1, 2, 3], 0), ([1, 2, 3, 1, 2], 3)):
-        ngrams.insert(draft_ids, target_id)
-    assert ngrams.longest([1, 2, 3, 1]) == (3, 0)
-    assert ngrams.longest([1, 2, 3, 1, 2, 2]) == (5, 3)
-    assert ngrams.longest([2, 1, 2, 3]) is None
-    assert ngrams.longest([1]) is None
 
 
 def test_learning_inserts_every_merge_of_two_tokenisations() -> None:
@@ -97,7 +86,7 @@ def test_a_cache_survives_its_arrays() -> None:
     ngrams = cache()
     ngrams.learn([1, 2, 1, 5], [1, 0])
     loaded = NgramCache.from_arrays(ngrams.to_arrays(), "pair", DRAFT, TARGET, 100)
-    assert (loaded.lookup([1, 2]), loaded.longest([1, 5, 5])) == (1, (2, 0))
+    assert (loaded.lookup([1, 2]), loaded.lookup([1, 5])) == (1, 0)
     for name, array in ngrams.to_arrays().items():
         np.testing.assert_array_equal(array, cache_of(ngrams).to_arrays()[name])
 
@@ -135,19 +124,6 @@ def test_a_copy_shares_nothing() -> None:
     ngrams.insert([4, 3], 0)
     assert (ngrams.lookup([1, 5]), other.lookup([4, 3])) == (None, None)
     assert (len(ngrams), len(other)) == (2, 2)
-
-
-def test_merging_takes_over_what_the_other_learned() -> None:
-    mine, theirs = cache(), cache()
-    mine.insert([1, 2], 1)
-    theirs.insert([1, 2, 3], 0)
-    mine.merge(theirs)
-    assert (mine.longest([1, 2, 3]), mine.lookup([1, 2])) == ((3, 0), 1)
-
-
-def test_merging_another_pairs_cache_is_refused() -> None:
-    with pytest.raises(VocabularyError, match="alignment other, here it is pair"):
-        cache().merge(NgramCache("other", DRAFT, TARGET, 10))
 
 
 @given(st.lists(st.sampled_from([((1, 2), 1), ((1, 5), 0), ((4, 3), 0), ((1, 2, 3), 0), ((2, 3), 4)]), max_size=30))

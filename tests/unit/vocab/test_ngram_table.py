@@ -56,29 +56,5 @@ def test_entries_added_in_bulk_leave_before_entries_that_were_used() -> None:
     assert table.entries()["key"].tolist() == [5, 9, 10, 11]
 
 
-def test_merging_adds_up_uses_and_stays_bounded() -> None:
-    mine, theirs = NgramTable(3, "lfu"), NgramTable(3, "lfu")
-    for key in (1, 2, 2):
-        mine.add(key, 10)
-    for key in (2, 3, 3, 4):
-        theirs.add(key, 20)
-    mine.merge(theirs)
-    entries = mine.entries()
-    assert entries["key"].tolist() == [2, 3, 4]
-    assert entries["num_uses"].tolist() == [3, 2, 1]
-    assert mine.use(2) == 10
-
-
-def test_known_finds_stored_and_recent_keys_and_counts_nothing() -> None:
-    table = NgramTable(100, "lru")
-    for key in range(20):
-        table.add(key, 0)
-    before = table.entries()
-    table.add(2**64 - 1, 0)
-    assert table.stored_indices([500, 3, 2**64 - 1, 2**63]) == [1, 2]
-    np.testing.assert_array_equal(table.entries()[:20], before)
-    assert NgramTable(4, "lru").stored_indices([1]) == []
-
-
 def test_an_entry_takes_24_bytes() -> None:
     assert ENTRY.itemsize == 24

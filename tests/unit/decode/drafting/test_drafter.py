@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from omnidraft.decode.decoder import Decoder
 from omnidraft.decode.drafting.acceptance_stats import NoiseCoupling
 from omnidraft.decode.drafting.drafter import Drafter
 from omnidraft.decode.drafting.tree_proposer import TreeProposer
-from omnidraft.decode.loop import Decoder
 from omnidraft.decode.policy.chain import AcceptancePolicy, FixedPolicy, ThresholdPolicy
 from omnidraft.ports import Sampling, Source, TreeLimits
 from omnidraft.testing.toy_models import ToyDrafter, ToyTable, ToyTarget

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from omnidraft.decode.decoder import Decoder
 from omnidraft.decode.drafting.prompt_lookup import PromptLookup
 from omnidraft.decode.drafting.tree_proposer import TreeProposer
-from omnidraft.decode.loop import Decoder
 from omnidraft.decode.policy.cost import CostPolicy
 from omnidraft.decode.policy.cost_model import CostCurve
 from omnidraft.ports import Sampling, Source, TreeLimits

@@ -14,8 +14,7 @@ from omnidraft.decode.drafting.tree_proposer import TreeProposer
 from omnidraft.decode.external.probing_policy import ProbingPolicy
 from omnidraft.decode.external.prompt_mapping import map_prompt
 from omnidraft.decode.external.round_scheduler import RoundLimits, RoundScheduler
-from omnidraft.decode.external.sequence import ExternalSequence
-from omnidraft.decode.external.sequence_tracker import SequenceTracker, TokenBuffer
+from omnidraft.decode.external.sequence_tracker import ExternalSequence, SequenceTracker, TokenBuffer
 from omnidraft.decode.external.step_time_model import StepTimeModel
 from omnidraft.decode.policy.chain import FixedPolicy
 from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from omnidraft.decode.external.sequence import ExternalSequence
+from omnidraft.decode.external.sequence_tracker import ExternalSequence
 from omnidraft.decode.external.step_time_model import StepTimeModel
 from omnidraft.decode.logprobs import top_k_logprobs
 from omnidraft.decode.policy.chain import ThresholdPolicy

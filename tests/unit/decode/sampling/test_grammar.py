@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnidraft.decode.loop import Decoder
+from omnidraft.decode.decoder import Decoder
 from omnidraft.decode.sampling.grammar import Grammars
 from omnidraft.errors import RequestError
 from omnidraft.ports import FinishReason, Grammar, Request, Sampling

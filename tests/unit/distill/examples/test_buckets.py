@@ -6,8 +6,7 @@ import pytest
 from omnidraft.distill.examples.buckets import Split, bucket_targets, direct_buckets, one_against_all
 from omnidraft.distill.examples.targets import Positions
 from omnidraft.traces.record import TargetLogprobs
-from omnidraft.vocab.alignment import Alignment
-from omnidraft.vocab.packed_lists import PackedLists
+from omnidraft.vocab.alignment import Alignment, PackedLists
 
 # Target tokens 0..4, draft tokens 0..3: 0 and 1 are direct, 2 is spelled (0, 3), 3 cannot be drafted, 4 is (1, 3);
 # draft token 2 spells the target tokens (0, 1).

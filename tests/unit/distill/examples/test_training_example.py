@@ -11,7 +11,7 @@ from omnidraft.errors import WireError
 from omnidraft.ports import Request
 from omnidraft.traces.record import TargetLogprobs, TraceRecord
 from omnidraft.traces.redaction import hashed_tenant, without_prompts
-from omnidraft.vocab.packed_lists import PackedLists
+from omnidraft.vocab.alignment import PackedLists
 from tests.tiny_pair import no_rounds
 
 TEXT = "The water of the river goes. Where does the river itself go? into the sea"

@@ -27,7 +27,6 @@ LIMITS = {"max_lag_records": 12, "lag_sample_records": 8}
 @pytest.fixture(autouse=True)
 def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("omnidraft.distill.ingest.catch_up.CHECK_S", 0.0)
-    monkeypatch.setattr("omnidraft.distill.retrying.WAITS_S", (0.0,))
 
 
 def run_to_the_end(distillation) -> None:
@@ -119,7 +118,8 @@ def test_a_backlog_after_an_outage_is_learned_at_the_rate_that_its_first_snapsho
     setting.emit(*names(4))
     run_to_the_end(setting.distiller(**LIMITS)[0])
     setting.emit(*names(96, start=4))  # while nobody learns
-    distillation, journal = setting.distiller(**LIMITS)
+    metrics = CountingMetrics()
+    distillation, journal = setting.distiller(metrics=metrics, **LIMITS)
     run_to_the_end(distillation)
     (begun,) = ranges(setting)
     num_in_range = sum(begun.end.values()) - sum(begun.start.values())
@@ -129,7 +129,6 @@ def test_a_backlog_after_an_outage_is_learned_at_the_rate_that_its_first_snapsho
     manifest = setting.manifest()
     assert manifest.num_records + manifest.counts["sampled_out"] == sum(manifest.offsets.values()) > 90
     assert [record.getMessage() for record in caplog.records if "learning lags" in record.getMessage()]
-    metrics = distillation._metrics
     assert metrics.value("omnidraft_traces_skipped_total", reason="sampled_out") >= manifest.counts["sampled_out"] > 60
     # what comes after the range is learned whole again
     setting.emit(*names(10, start=100))
@@ -261,7 +260,7 @@ def test_what_retention_deleted_is_no_fault_and_the_rest_of_the_range_is_still_d
 
 
 def test_ranges_of_an_earlier_version_parse_and_count_as_undecided(lagged, capsys: pytest.CaptureFixture[str]) -> None:
-    from omnidraft.cli.verify import _print
+    from omnidraft.cli.traces import print_report
 
     for place, version in enumerate(lagged.versions):
         old = SampledRange.model_validate_json('{"start": {}, "end": {"0": 1000, "1": 1000}, "num_kept": 8}')
@@ -270,7 +269,7 @@ def test_ranges_of_an_earlier_version_parse_and_count_as_undecided(lagged, capsy
     report = lagged.audit()
     assert report.faults == ()
     assert sum(each.fates.get("undecided", 0) for each in report.partitions) > 40
-    _print(report)
+    print_report(report)
     assert "cannot be checked again" in capsys.readouterr().out
     manifest = lagged.versions[-1].manifest
     lagged.retell(-1, counts=manifest.counts | {"sampled_out": manifest.counts["sampled_out"] - 1})

@@ -11,7 +11,7 @@ import pytest
 
 from omnidraft.errors import ModelDownloadError, ModelUnknown
 from omnidraft.models.catalog import store
-from omnidraft.models.catalog.atomic_dir import Origin, install_once, is_complete, read_origin
+from omnidraft.models.catalog.install import Origin, install_once, is_complete, read_origin
 from omnidraft.models.catalog.store import DownloadSources, gguf_path, installed, resolve
 
 NAME = "smollm2-135m"

@@ -10,14 +10,17 @@ from omnidraft.config import DecodeSettings
 from omnidraft.errors import ConfigError, ContractError, ModelError, RequestError
 from omnidraft.models.hf.target import TransformersTarget
 from omnidraft.ports import DraftTree
-from tests.unit.models.drafted_trees import BUSHY, CLOSE, assert_tree_scores_are_those_of_its_paths, drafted
+from tests.unit.models.drafted_trees import (
+    BUSHY,
+    CLOSE,
+    assert_tree_scores_are_those_of_its_paths,
+    chain,
+    drafted,
+    scores_by_partition,
+)
 from tests.unit.models.tiny import CONFIGS, SETTINGS, SHAPE, VOCAB_SIZE, text, tiny_model, tiny_target, whole_pass
 
 NAMES = list(CONFIGS)
-
-
-def chain(tokens) -> DraftTree:
-    return drafted(tokens, (0, *range(len(tokens) - 1)))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -61,17 +64,6 @@ def test_greedy_text_is_that_of_transformers_generate(name, mode):
     assert ids[1:] == expected.tolist()
 
 
-def scores_by_partition(target, prompt, following, sizes) -> torch.Tensor:
-    """Logits after the last prompt id and each following one, scored in chains of these sizes. [S, V]"""
-    session, rows, at = target.open(prompt, 40, "reproducible"), [], 0
-    ids = [prompt[-1], *following]
-    for size in sizes:
-        rows.append(session.score(chain(ids[at : at + size])))
-        session.keep(range(len(rows[-1])))
-        at += size
-    return torch.cat(rows)
-
-
 @pytest.mark.parametrize("precision", ["float32", "packed16", "bfloat16"])
 @pytest.mark.parametrize("name", NAMES)
 def test_reproducible_mode_gives_the_same_bits_however_the_text_was_drafted(name, precision):
@@ -103,8 +95,8 @@ def test_reproducible_mode_takes_only_chains_of_its_width():
 class LooksAtPadding(TransformersTarget):
     """Planted: a model whose logits depend a little on what else is in the pass."""
 
-    def forward(self, slots, ids_BS, positions_S, sees_SC, num_logits):
-        logits = super().forward(slots, ids_BS, positions_S, sees_SC, num_logits)
+    def compute(self, slots, ids_BS, positions_S, sees_SC, num_logits):
+        logits = super().compute(slots, ids_BS, positions_S, sees_SC, num_logits)
         return logits + 1e-6 * ids_BS[-1][-1]
 
 
@@ -119,9 +111,9 @@ def test_the_self_test_runs_once_for_a_capacity():
     passes = []
 
     class Counted(TransformersTarget):
-        def forward(self, *args):
+        def compute(self, *args):
             passes.append(1)
-            return super().forward(*args)
+            return super().compute(*args)
 
     target = Counted(tiny_model("llama"), SETTINGS, name="x", precision="float32")
     target.open([3], 10, "reproducible")

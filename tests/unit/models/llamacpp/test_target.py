@@ -11,34 +11,9 @@ from omnidraft.models.llamacpp.target import LlamaCppTarget, load_target, requir
 from omnidraft.ports import DraftTree
 from omnidraft.vocab.tokenizer import Vocabulary
 from tests.tiny_gguf import write_gguf
+from tests.unit.models.drafted_trees import BUSHY, CLOSE, chain, drafted, path_to, scores_by_partition
 from tests.unit.models.tiny import SETTINGS, VOCAB_SIZE, text, tiny_model, whole_pass
 from tests.unit.models.tiny_llamacpp import require_llamacpp, tiny_llamacpp_model, tiny_llamacpp_target
-
-CLOSE = {"atol": 2e-4, "rtol": 1e-4}
-BUSHY = (0, 0, 0, 1, 1, 2, 5, 6, 7, 8, 9)
-
-
-def drafted(tokens, parents) -> DraftTree:
-    return DraftTree(tuple(tokens), tuple(parents), (None,) * len(tokens), (0.0,) * len(tokens))
-
-
-def chain(tokens) -> DraftTree:
-    return drafted(tokens, (0, *range(len(tokens) - 1)))
-
-
-def path_to(tree: DraftTree, node: int) -> list[int]:
-    return [*(path_to(tree, tree.parents[node]) if node else []), tree.tokens[node]]
-
-
-def scores_by_partition(target, prompt, following, sizes) -> torch.Tensor:
-    """Logits after the last prompt id and each following one, scored in chains of these sizes. [S, V]"""
-    session, rows, at = target.open(prompt, 40, "reproducible"), [], 0
-    ids = [prompt[-1], *following]
-    for size in sizes:
-        rows.append(session.score(chain(ids[at : at + size])))
-        session.keep(range(len(rows[-1])))
-        at += size
-    return torch.cat(rows)
 
 
 def test_a_node_belongs_to_the_sequences_of_the_leaves_behind_it():

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from omnidraft.errors import ConfigError
 from omnidraft.models.hf.target import load_target
-from omnidraft.models.native.model import NativeKvBackend
+from omnidraft.models.native.model import NativeLlama
 from omnidraft.models.native.target import LlamaTarget
 from omnidraft.ports import DraftTree
 from tests.unit.models.tiny import SETTINGS, VOCAB_SIZE, text, tiny_model, whole_pass
@@ -93,8 +93,13 @@ def test_the_last_tree_of_a_full_context_fits():
 
 
 def test_bits_that_depend_on_the_pass_are_found_before_they_are_promised(monkeypatch):
-    scored = NativeKvBackend.tree
-    monkeypatch.setattr(NativeKvBackend, "tree", lambda self, *tree: scored(self, *tree) * (1 + 1e-6 * len(tree[2])))
+    compute = NativeLlama.compute
+
+    def planted_compute(self, segments, logits_RV, hidden_RH):
+        compute(self, segments, logits_RV, hidden_RH)
+        logits_RV *= 1 + 1e-6 * len(logits_RV)
+
+    monkeypatch.setattr(NativeLlama, "compute", planted_compute)
     planted = LlamaTarget(exact("llama"), name="planted", precision="packed16")
     with pytest.raises(ConfigError, match=r"decode\.mode = 'fast'"):
         planted.open(text(4), 10, "reproducible")

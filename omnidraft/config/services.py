@@ -1,0 +1,160 @@
+"""Settings of the external services: log, registry, Prometheus metrics, OpenTelemetry, with credentials and keys."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_serializer, field_validator, model_validator
+
+from omnidraft.config.secrets import masked, require_key
+
+
+class Section(BaseModel):
+    """A section of the settings; unknown keys are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class KafkaSettings(Section):
+    """Authentication of our Kafka clients and of the broker. Secrets never appear in logs or reports."""
+
+    security: Literal["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"] = "plaintext"
+    """Encryption (`ssl`) and passwords (`sasl`), as the broker's listener has them."""
+    mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
+    username: str | None = None
+    password: SecretStr | None = None
+    """Give it as OMNIDRAFT_LOG__KAFKA__PASSWORD rather than in a file."""
+    ca_file: Path | None = None
+    """The certificate authority of the broker, as PEM; None trusts the system's authorities."""
+    cert_file: Path | None = None
+    """The client certificate, for brokers that require one; `key_file` belongs to it."""
+    key_file: Path | None = None
+    key_password: SecretStr | None = None
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> "KafkaSettings":
+        if self.security.startswith("sasl") and (self.username is None or self.password is None):
+            raise ValueError(f"log.kafka.security = '{self.security}' needs log.kafka.username and log.kafka.password")
+        if (self.cert_file is None) != (self.key_file is None):
+            raise ValueError("log.kafka.cert_file and log.kafka.key_file belong together")
+        return self
+
+
+class LogSettings(Section):
+    """The log of trace records, dead letters and announcements."""
+
+    url: str = "sqlite:///runs/omnidraft/log.db"
+    """sqlite:///path or kafka://host:port[,host:port]."""
+    topic_prefix: str = "omnidraft"
+    partitions: int = Field(1, ge=1)
+    """Partitions of the trace topic when it has to be created."""
+    linger_ms: int = Field(20, ge=0)
+    request_timeout_s: float = Field(10.0, gt=0)
+    retention_hours: float | None = Field(None, gt=0)
+    """The retention of trace records. A learner that is down for longer loses the records it has not read. None: the
+    broker's default, unlimited in SQLite. Kafka's topics get it when we create them; SQLite deletes on writing."""
+    dead_letters_retention_hours: float | None = Field(None, gt=0)
+    """The retention of dead letters. Announcements never expire."""
+    encryption_keys: tuple[SecretStr, ...] = ()
+    """Trace records and dead letters are encrypted with the first key and decrypted with any, so a new key goes in
+    front. Empty: no encryption. Give them as OMNIDRAFT_LOG__ENCRYPTION_KEYS='["..."]'; `omnidraft traces new-key` makes
+    one."""
+    kafka: KafkaSettings = KafkaSettings()
+
+    @field_validator("url")
+    @classmethod
+    def _names_a_log(cls, url: str) -> str:
+        if re.fullmatch(r"sqlite:///.+|kafka://[^/:,@]+:\d+(,[^/:,@]+:\d+)*|memory://", url):
+            return url
+        raise ValueError("not a log: use sqlite:///path or kafka://host:port[,host:port]")
+
+    @field_validator("encryption_keys")
+    @classmethod
+    def _are_keys(cls, keys: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+        for key in keys:
+            require_key("each of log.encryption_keys", key)
+        return keys
+
+    @property
+    def traces_topic(self) -> str:
+        return f"{self.topic_prefix}.traces.v1"
+
+    @property
+    def dead_letters_topic(self) -> str:
+        return f"{self.topic_prefix}.dead-letters.v1"
+
+    @property
+    def control_topic(self) -> str:
+        return f"{self.topic_prefix}.snapshots.v1"
+
+
+class RegistrySettings(Section):
+    """The registry of snapshot versions."""
+
+    url: str = "sqlite:///runs/omnidraft/mlflow.db"
+    """An MLflow tracking URI (sqlite:///path, http://host:5000), or directory:///path without MLflow."""
+    artifacts: str | None = None
+    """The folder for files of a local MLflow store; None: `artifacts` beside its database."""
+    keep_resume: int = Field(2, ge=1)
+    """The number of newest snapshots whose resume part (optimizer, master weights) is kept; older ones lose it."""
+    signing_key: SecretStr | None = None
+    """Signs snapshots on publishing; a fetched snapshot without its signature is refused, so every process needs it.
+    Give it as OMNIDRAFT_REGISTRY__SIGNING_KEY; `omnidraft traces new-key` makes one."""
+
+    @field_validator("signing_key")
+    @classmethod
+    def _is_a_key(cls, key: SecretStr | None) -> SecretStr | None:
+        if key is not None:
+            require_key("registry.signing_key", key)
+        return key
+
+    @field_validator("url")
+    @classmethod
+    def _names_a_registry(cls, url: str) -> str:
+        if re.fullmatch(r"(sqlite|directory):///.+|(https?|(postgresql|mysql)(\+\w+)?)://[^/]+.*", url):
+            return url
+        raise ValueError("not a registry: use sqlite:///path, http://host:port, postgresql://... or directory:///path")
+
+    @field_serializer("url", "artifacts", when_used="json")
+    def _show(self, address: str | None) -> str | None:
+        return address and masked(address)
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        for name, value in super().__repr_args__():
+            yield name, masked(value) if isinstance(value, str) else value
+
+
+class MetricsSettings(Section):
+    """The metrics endpoints of distiller and controller. The worker answers `/metrics` on `worker.port`."""
+
+    enabled: bool = True
+    host: str = "127.0.0.1"
+    """Use 0.0.0.0 inside a container. The endpoint has no authentication."""
+    distiller_port: int = Field(8001, ge=0, le=65535)
+    """One port for the actors of all targets; 0 takes a free one, which the log names. If the port is taken, the
+    service runs without it and logs that."""
+    controller_port: int = Field(8002, ge=0, le=65535)
+
+
+class TracingSettings(Section):
+    """OpenTelemetry spans of requests, passes, trace records, learning steps and snapshots. Needs `omnidraft[otel]`."""
+
+    endpoint: str | None = None
+    """A collector that takes OTLP over HTTP, such as http://collector:4318; None: no tracing.
+    OTEL_EXPORTER_OTLP_ENDPOINT sets it; its headers and certificates come from OTEL_EXPORTER_OTLP_* too."""
+    passes: bool = True
+    """Whether every pass of the target is a span of its own."""
+    sample_ratio: float | None = Field(None, ge=0, le=1)
+    """The share of traces sampled; a client's sampling decision wins. None: all, or as OTEL_TRACES_SAMPLER says."""
+    queue_spans: int = Field(8192, ge=512)
+    """Spans that may wait for the collector; a full queue drops the oldest."""
+    timeout_s: float = Field(5.0, gt=0)
+    """The timeout of one batch, and of the last batches when the process stops."""
+
+    @field_validator("endpoint")
+    @classmethod
+    def _is_an_address(cls, endpoint: str | None) -> str | None:
+        if endpoint is None or endpoint.startswith(("http://", "https://")):
+            return endpoint
+        raise ValueError("not a collector: use http://host:4318 or https://host:4318")

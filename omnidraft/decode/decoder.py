@@ -1,0 +1,212 @@
+"""Decodes many sequences against one target, in rounds.
+
+A round: draft for all running sequences, one pass of the target over their trees and over a chunk of the prompts that
+are being read, then every sequence draws its own path. Plain decoding has empty trees.
+"""
+
+import copy
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from omnidraft.config import SchedulerSettings
+from omnidraft.decode.drafting.safe_drafting import DraftingFailures, SafeDrafting
+from omnidraft.decode.policy.cost_model import MeasuredCosts
+from omnidraft.decode.round import PassResult, run_pass
+from omnidraft.decode.sampling.grammar import Grammars
+from omnidraft.decode.sampling.logits_pipeline import LogitsPipeline
+from omnidraft.decode.sampling.noise import SeededNoise
+from omnidraft.decode.scheduler import ScheduledRound, Scheduler
+from omnidraft.decode.sequence import SequenceState
+from omnidraft.decode.stop_checker import StopChecker
+from omnidraft.ports import DraftTree, Mode, Noise, Proposer, Request, Step, Target, Timings
+from omnidraft.vocab.tokenizer import Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceOutput:
+    """The result of one round for a sequence: a step, or the error that ended it."""
+
+    sequence: SequenceState
+    step: Step | None = None
+    error: Exception | None = None
+
+
+class Decoder:
+    """Decodes sequences in rounds. One thread at a time."""
+
+    def __init__(
+        self,
+        target: Target,
+        vocabulary: Vocabulary,
+        *,
+        trace_top_k: int | None = None,
+        costs: MeasuredCosts | None = None,
+        noise: Callable[[int, int, int], Noise] = SeededNoise,
+        failures: DraftingFailures | None = None,
+        grammars: Grammars | None = None,
+        scheduling: SchedulerSettings | None = None,
+    ) -> None:
+        """Decode with this target and its vocabulary.
+
+        Args:
+            trace_top_k: log-probabilities to keep per emitted token; None keeps none.
+            costs: updated with the duration of each pass; None measures nothing.
+            noise: (seed, choice, size of the target's vocabulary) -> the noise of one text.
+            failures: counts and logs drafting failures, which end no text; None logs only.
+            grammars: compiles the grammars of requests; None compiles them without a trial, for trusted requests.
+            scheduling: limits of the rounds; None takes the defaults.
+        """
+        self.target = target
+        self._vocabulary = vocabulary
+        self.grammars = grammars or Grammars(vocabulary)
+        self._trace_top_k = trace_top_k
+        self._costs = costs
+        self._noise = noise
+        self.failures = failures or DraftingFailures()
+        self._drafting = SafeDrafting(target.vocab_size, self.failures)
+        self.scheduler = Scheduler(target, scheduling or SchedulerSettings())
+
+    def plain_token_s(self, mode: Mode) -> float | None:
+        """Return the seconds that a token without drafts takes now, beside the other sequences; None where the mode was
+        not measured."""
+        num_running = max(self.scheduler.num_admitted, 1)
+        pass_s = self._pass_s(mode)
+        return None if pass_s is None else pass_s(num_running) / num_running
+
+    def with_target(self, target: Target) -> "Decoder":
+        """Return the same decoder over another view of its target, whose passes do not update the measured costs."""
+        other = copy.copy(self)
+        other.target, other._costs = target, None
+        other.scheduler = Scheduler(target, SchedulerSettings())
+        return other
+
+    def decode(self, request: Request, proposer: Proposer | None) -> Iterator[Step]:
+        """Decode one text alone: yield one Step per pass of the target, until the text ends. The caller keeps one
+        proposer to the last token.
+
+        Raises:
+            RequestError: before the first step, when the target cannot take the prompt or the grammar does not compile;
+                later, when no token can follow under the grammar.
+        """
+        alone = copy.copy(self)
+        alone.scheduler = Scheduler(self.target, SchedulerSettings())
+        sequence = alone.add(request, proposer)
+        try:
+            while not sequence.is_finished:
+                for output in alone.step():
+                    if output.error is not None:
+                        raise output.error
+                    assert output.step is not None
+                    yield output.step
+        finally:
+            alone.close()
+
+    def add(
+        self, request: Request, proposer: Proposer | None, *, client: str = "", cache_scope: str | None = None
+    ) -> SequenceState:
+        """Add a text, which takes part in the next rounds. The caller keeps one proposer to its last token.
+
+        Args:
+            client: sequences are admitted fairly over clients.
+            cache_scope: texts of one scope may reuse each other's keys; None reuses nothing.
+
+        Raises:
+            RequestError: the grammar does not compile.
+        """
+        grammar = request.sampling.grammar
+        matcher = None if grammar is None else self.grammars.matcher(grammar, request.stop_ids)
+        drafting = None
+        if proposer is not None and request.num_draft_tokens:
+            drafting = self._drafting.open(proposer, request)
+        sequence = SequenceState(
+            request,
+            self._noise(request.seed, request.choice, self.target.vocab_size),
+            LogitsPipeline(request, matcher),
+            StopChecker(request, self._vocabulary),
+            self._drafting,
+            drafting,
+            client,
+            cache_scope,
+        )
+        self.scheduler.add(sequence)
+        return sequence
+
+    def abort(self, sequence: SequenceState) -> None:
+        """End a sequence and free its keys; nothing happens when it has ended already."""
+        if sequence in self.scheduler.sequences:
+            self.scheduler.remove(sequence)
+
+    def close(self) -> None:
+        """End all sequences and free all keys."""
+        for sequence in self.scheduler.sequences:
+            self.scheduler.remove(sequence)
+        self.scheduler.prefixes.clear()
+
+    def step(self) -> list[SequenceOutput]:
+        """Run one round; return the steps of the sequences that drew tokens, and the errors of those that failed."""
+        started_s = time.perf_counter()
+        scheduled = self.scheduler.schedule(self._pass_s)
+        drafts = self._draft(scheduled)
+        replays = [(sequence, sequence.replay(num_ids)) for sequence, num_ids in scheduled.replays]
+        result = run_pass(self.target, [*replays, *drafts], scheduled.prompts)
+        for sequence, tree in replays:
+            if sequence in result.logits:
+                sequence.keep_all(tree)
+        steps = self._draw_all(drafts, result)
+        errors = {**dict(scheduled.failed), **result.errors}
+        self._update_costs(scheduled, drafts, result.seconds)
+        outputs = [SequenceOutput(sequence, error=error) for sequence, error in errors.items()]
+        outputs += _with_timings(steps, result.seconds, time.perf_counter() - started_s)
+        for output in outputs:
+            if output.error is not None or output.sequence.is_finished:
+                self.abort(output.sequence)
+        return outputs
+
+    def _draft(self, scheduled: ScheduledRound) -> list[tuple[SequenceState, DraftTree]]:
+        """Return the tree of every running sequence."""
+        trees = {sequence: DraftTree.empty(sequence.ids[-1]) for sequence in scheduled.running}
+        drafted = [(sequence, each) for sequence in scheduled.running if (each := sequence.draft_request(self.target))]
+        num_other_rows = scheduled.num_other_rows + len(trees) - len(drafted)
+        proposed = self._drafting.propose_all([each for _, each in drafted], num_other_rows)
+        trees |= {sequence: tree for (sequence, _), tree in zip(drafted, proposed, strict=True)}
+        return list(trees.items())
+
+    def _draw_all(self, drafts: Sequence[tuple[SequenceState, DraftTree]], result: PassResult) -> list[SequenceOutput]:
+        """Let every text draw its path; show the paths to the drafts' proposers."""
+        outputs = []
+        for sequence, tree in drafts:
+            if sequence in result.logits:
+                try:
+                    step = sequence.draw(tree, result.logits[sequence], self._trace_top_k)
+                    outputs.append(SequenceOutput(sequence, step))
+                except Exception as exc:  # one text's failure must not end the others
+                    outputs.append(SequenceOutput(sequence, error=exc))
+        emitted = [(each.sequence.draft, each.step.emitted) for each in outputs if each.step is not None]
+        self._drafting.observe_all([(draft, ids) for draft, ids in emitted if draft is not None])
+        return outputs
+
+    def _update_costs(
+        self, scheduled: ScheduledRound, drafts: Sequence[tuple[SequenceState, DraftTree]], seconds: float
+    ) -> None:
+        """Add the duration of the pass, if it computed trees and nothing else."""
+        if self._costs is not None and drafts and not scheduled.num_other_rows:
+            self._costs.update_pass(drafts[0][0].request.mode, sum(len(tree) for _, tree in drafts), seconds)
+
+    def _pass_s(self, mode: Mode) -> Callable[[int], float] | None:
+        return None if self._costs is None else self._costs.measured(mode)
+
+
+def _with_timings(outputs: Sequence[SequenceOutput], target_s: float, round_s: float) -> list[SequenceOutput]:
+    """Return the outputs with the timings of their steps: every sequence has its share of the round, by its rows."""
+    steps = [output.step for output in outputs if output.step is not None]
+    num_rows, draft_s = sum(len(step.tree) for step in steps), sum(step.tree.draft_s for step in steps)
+    timed = []
+    for output in outputs:
+        if output.step is not None:
+            tree = output.step.tree
+            share = len(tree) / num_rows
+            timings = Timings(tree.draft_s, share * target_s, share * max(round_s - target_s - draft_s, 0.0))
+            output = replace(output, step=replace(output.step, timings=timings))
+        timed.append(output)
+    return timed

@@ -1,0 +1,57 @@
+"""One pass of the target over the rows of several sequences."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from omnidraft.decode.sequence import SequenceState
+from omnidraft.ports import DraftTree, Target
+
+
+@dataclass(slots=True)
+class PassResult:
+    """The logits [N, V] of each tree, the errors of sequences that the target could not compute, and the duration."""
+
+    logits: dict[SequenceState, torch.Tensor] = field(default_factory=dict)
+    errors: dict[SequenceState, Exception] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+def run_pass(
+    target: Target,
+    trees: Sequence[tuple[SequenceState, DraftTree]],
+    prompts: Sequence[tuple[SequenceState, int]],
+) -> PassResult:
+    """Score these trees and read so many prompt ids of the other sequences; an error ends only the sequence that raises
+    it: where a pass over several fails, each is computed alone."""
+    result, started_s = PassResult(), time.perf_counter()
+    sequences = [each for each, _ in (*trees, *prompts)]
+    try:
+        _forward(target, trees, prompts, result)
+    except Exception as exc:  # found out below whose it is
+        if len(sequences) == 1:
+            result.errors[sequences[0]] = exc
+        else:
+            alone = [run_pass(target, [each], []) for each in trees] + [
+                run_pass(target, [], [each]) for each in prompts
+            ]
+            result.logits = {sequence: logits for each in alone for sequence, logits in each.logits.items()}
+            result.errors = {sequence: error for each in alone for sequence, error in each.errors.items()}
+    result.seconds = time.perf_counter() - started_s
+    return result
+
+
+def _forward(
+    target: Target,
+    trees: Sequence[tuple[SequenceState, DraftTree]],
+    prompts: Sequence[tuple[SequenceState, int]],
+    result: PassResult,
+) -> None:
+    if not trees and not prompts:
+        return
+    scored = [(sequence.open_session, tree) for sequence, tree in trees]
+    read = [(each.open_session, min(num_ids, each.num_unread)) for each, num_ids in prompts if each.num_unread]
+    logits = target.forward(scored, read)
+    result.logits = {sequence: each for (sequence, _), each in zip(trees, logits, strict=True)}

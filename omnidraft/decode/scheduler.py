@@ -1,0 +1,217 @@
+"""Decides which sequences take part in a round, and how many prompt ids are read in it.
+
+Sequences are admitted fairly over clients, as many as fit the memory for keys; when it runs short, cached prefixes go
+first and the newest sequence is preempted after them. Prompts are read in chunks beside the running sequences, each as
+large as the gap between two tokens may grow by.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from omnidraft.config import SchedulerSettings
+from omnidraft.decode.prefix_cache import PrefixCache
+from omnidraft.decode.sequence import SequenceState, common_prefix
+from omnidraft.ports import Mode, Target
+
+_MIN_CHUNK = 8
+"""Prompt ids that a round reads at least, so that a prompt is read in the end."""
+_UNMEASURED_CHUNK = 16
+_MIN_REUSED = 16
+"""Common ids that are worth waiting for until another sequence has read them."""
+
+PassSeconds = Callable[[int], float]
+"""The seconds of a pass by its number of rows."""
+
+
+@dataclass(slots=True)
+class ScheduledRound:
+    """What the target computes in one pass."""
+
+    running: list[SequenceState] = field(default_factory=list)
+    """Sequences whose next tokens are drawn."""
+    replays: list[tuple[SequenceState, int]] = field(default_factory=list)
+    """Preempted sequences, with the number of emitted ids whose keys are computed again."""
+    prompts: list[tuple[SequenceState, int]] = field(default_factory=list)
+    """Sequences with the number of prompt ids that are read."""
+    failed: list[tuple[SequenceState, Exception]] = field(default_factory=list)
+    """Sequences that the target refused."""
+
+    @property
+    def num_other_rows(self) -> int:
+        """Rows besides those of running sequences and their drafts."""
+        return sum(num for _, num in (*self.replays, *self.prompts))
+
+
+class Scheduler:
+    """The waiting and the admitted sequences of one target. One thread."""
+
+    def __init__(self, target: Target, settings: SchedulerSettings) -> None:
+        self._target = target
+        self._settings = settings
+        self._waiting: list[SequenceState] = []
+        self._admitted: list[SequenceState] = []
+        """In the order in which they were admitted."""
+        self.prefixes = PrefixCache()
+        self.num_preemptions = 0
+
+    @property
+    def sequences(self) -> list[SequenceState]:
+        return [*self._admitted, *self._waiting]
+
+    @property
+    def num_admitted(self) -> int:
+        return len(self._admitted)
+
+    def has_room(self, client: str) -> bool:
+        """Return whether a new sequence of this client would be admitted at once, if there is memory for it."""
+        return len(self.sequences) < self._settings.max_num_seqs or _is_unfair_to(client, self.sequences)
+
+    def add(self, sequence: SequenceState) -> None:
+        """Add a new sequence; it waits for its turn."""
+        self._waiting.append(sequence)
+
+    def remove(self, sequence: SequenceState) -> None:
+        """Remove a sequence; its keys stay for others when it is finished."""
+        if sequence in self._waiting:
+            self._waiting.remove(sequence)
+        else:
+            self._admitted.remove(sequence)
+            if sequence.is_finished:
+                self.prefixes.add(sequence)
+        sequence.close()
+
+    def preempt(self, sequence: SequenceState) -> None:
+        """Free the keys of a running sequence, which waits for its next turn before all that came later."""
+        self._admitted.remove(sequence)
+        sequence.release()
+        self._waiting.insert(0, sequence)
+        self.num_preemptions += 1
+
+    def schedule(self, pass_s_of: Callable[[Mode], PassSeconds | None]) -> ScheduledRound:
+        """Return the next round. `pass_s_of` a mode sizes the chunks of prompts; None where it was not measured."""
+        scheduled = ScheduledRound()
+        self._preempt_for_fairness()
+        self._admit(scheduled)
+        self._preempt_for_memory()
+        scheduled.running = [each for each in self._admitted if not each.num_unread and not each.num_unreplayed]
+        rows = self._chunk(scheduled.running, pass_s_of)
+        for sequence in self._admitted:
+            if rows > 0 and (num_replayed := min(sequence.num_unreplayed, rows, self._longest_chain(sequence))):
+                scheduled.replays.append((sequence, num_replayed))
+                rows -= num_replayed
+            elif rows > 0 and (num_read := min(sequence.num_unread, rows)):
+                scheduled.prompts.append((sequence, num_read))
+                rows -= num_read
+        return scheduled
+
+    def _admit(self, scheduled: ScheduledRound) -> None:
+        held_back: list[SequenceState] = []
+        while len(self._admitted) < self._settings.max_num_seqs:
+            candidates = [each for each in self._waiting if each not in held_back]
+            if not candidates:
+                return
+            sequence = self._fairest(candidates)
+            if self._waits_for_prefix(sequence):
+                held_back.append(sequence)
+                continue
+            if self._admitted and not self._has_memory_for(sequence):
+                return
+            self._waiting.remove(sequence)
+            try:
+                self._open(sequence)
+            except Exception as exc:  # whatever the target has against it is this sequence's end, and no other's
+                scheduled.failed.append((sequence, exc))
+
+    def _open(self, sequence: SequenceState) -> None:
+        request = sequence.request
+        session = self._target.open(request.prompt_ids, request.max_new_tokens, request.mode)
+        sequence.session = session
+        num_reused = self._reuse(sequence)
+        if not sequence.was_admitted:
+            sequence.num_reused, sequence.was_admitted = num_reused, True
+        self._admitted.append(sequence)
+
+    def _reuse(self, sequence: SequenceState) -> int:
+        """Take over the keys that the sequence has in common with another one; return their number."""
+        if sequence.cache_scope is None:
+            return 0
+        ids = sequence.request.prompt_ids[:-1]
+        found = self.prefixes.find(sequence.cache_scope, list(ids))
+        sources = [] if found is None else [(found[1], found[0].session)]
+        for other in self._admitted:
+            if other.cache_scope == sequence.cache_scope and other.session is not None:
+                num_common = common_prefix(other.ids[: other.session.num_kept], list(ids))
+                sources.append((num_common, other.session))
+        num_ids, source = max(sources, key=lambda each: each[0], default=(0, None))
+        if source is None or not num_ids:
+            return 0
+        return self._target.reuse(sequence.open_session, source, num_ids)
+
+    def _waits_for_prefix(self, sequence: SequenceState) -> bool:
+        """Return whether another sequence is reading what this one can reuse."""
+        if sequence.cache_scope is None:
+            return False
+        for other in self._admitted:
+            if other.cache_scope == sequence.cache_scope and other.session is not None and other.num_unread:
+                num_common = common_prefix(other.request.prompt_ids, sequence.request.prompt_ids)
+                if num_common >= other.session.num_kept + _MIN_REUSED:
+                    return True
+        return False
+
+    def _fairest(self, sequences: list[SequenceState]) -> SequenceState:
+        """Return the first sequence of the client with the fewest admitted ones."""
+        running = Counter(each.client for each in self._admitted)
+        return min(sequences, key=lambda each: running[each.client])  # the first of equals
+
+    def _preempt_for_fairness(self) -> None:
+        """Let the newest sequence of the client with most of them wait, if a client with fewer waits for it."""
+        if not self._waiting or len(self._admitted) < self._settings.max_num_seqs:
+            return
+        sequence = self._fairest(self._waiting)
+        if _is_unfair_to(sequence.client, self._admitted):
+            running = Counter(each.client for each in self._admitted)
+            most = max(running, key=lambda client: running[client])
+            self.preempt(next(each for each in reversed(self._admitted) if each.client == most))
+
+    def _preempt_for_memory(self) -> None:
+        while self._used_bytes() > self._settings.kv_cache_gib * 2**30 and len(self.prefixes):
+            self.prefixes.evict()
+        while self._used_bytes() > self._settings.kv_cache_gib * 2**30 and len(self._admitted) > 1:
+            self.preempt(self._admitted[-1])
+
+    def _has_memory_for(self, sequence: SequenceState) -> bool:
+        needed = self._bytes_of(sequence)
+        while self._used_bytes() + needed > self._settings.kv_cache_gib * 2**30 and len(self.prefixes):
+            self.prefixes.evict()
+        return self._used_bytes() + needed <= self._settings.kv_cache_gib * 2**30
+
+    def _used_bytes(self) -> float:
+        cached = sum(map(self._target.kv_bytes, self.prefixes.num_ids))
+        return cached + sum(map(self._bytes_of, self._admitted))
+
+    def _bytes_of(self, sequence: SequenceState) -> int:
+        """Return the memory of a sequence's keys after its next pass."""
+        return self._target.kv_bytes(len(sequence.ids) + self._longest_chain(sequence))
+
+    def _longest_chain(self, sequence: SequenceState) -> int:
+        limits = self._target.limits(sequence.request.mode)
+        return 1 + min(limits.num_nodes, limits.depth or limits.num_nodes)
+
+    def _chunk(self, running: list[SequenceState], pass_s_of: Callable[[Mode], PassSeconds | None]) -> int:
+        """Return the number of prompt ids that this round may read."""
+        num_running = len(running)
+        free = self._target.max_rows - num_running
+        if not running or free <= _MIN_CHUNK:
+            return max(free, _MIN_CHUNK)
+        pass_s = pass_s_of(running[0].request.mode)
+        if pass_s is None:
+            return min(free, _UNMEASURED_CHUNK)
+        longest_s = pass_s(num_running) + self._settings.max_prefill_s
+        return next((num for num in range(free, _MIN_CHUNK, -1) if pass_s(num_running + num) <= longest_s), _MIN_CHUNK)
+
+
+def _is_unfair_to(client: str, sequences: Sequence[SequenceState]) -> bool:
+    """Return whether another client has at least two of these sequences more than this one."""
+    running = Counter(each.client for each in sequences)
+    return max(running.values(), default=0) >= running[client] + 2

@@ -1,0 +1,129 @@
+"""One text under way: what was emitted, its keys in the target, and how its next tokens are drawn.
+
+Shapes: N nodes of a tree, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+
+from omnidraft.decode.drafting.safe_drafting import SafeDrafting, SafeRequest, SafeText
+from omnidraft.decode.logprobs import client_logprobs, top_k_logprobs
+from omnidraft.decode.sampling.logits_pipeline import LogitsPipeline
+from omnidraft.decode.stop_checker import StopChecker
+from omnidraft.decode.verification import draw_path
+from omnidraft.ports import DraftTree, Noise, Request, Step, Target, TargetSession, Timings
+from omnidraft.traces.record import Source
+
+
+@dataclass(slots=True, eq=False)
+class SequenceState:
+    """A text from its request to its last token. Its draws depend on its request and the target's logits only."""
+
+    request: Request
+    noise: Noise
+    pipeline: LogitsPipeline
+    stop_checker: StopChecker
+    drafting: SafeDrafting
+    draft: SafeText | None
+    """Its state in the drafter; None decodes plainly."""
+    client: str = ""
+    """Sequences are scheduled fairly over clients."""
+    cache_scope: str | None = None
+    """Sequences of one scope may reuse each other's keys; None reuses nothing."""
+    session: TargetSession | None = None
+    """The keys in the target; None while the sequence waits for its turn."""
+    num_reused: int = 0
+    """Prompt ids whose keys came from another sequence when it was first admitted."""
+    was_admitted: bool = False
+    ids: list[int] = field(init=False)
+    """The prompt's ids and the emitted ones."""
+
+    def __post_init__(self) -> None:
+        self.ids = list(self.request.prompt_ids)
+
+    @property
+    def num_left(self) -> int:
+        return self.request.max_new_tokens - (len(self.ids) - len(self.request.prompt_ids))
+
+    @property
+    def is_finished(self) -> bool:
+        return self.stop_checker.finish_reason is not None
+
+    @property
+    def num_unread(self) -> int:
+        """Prompt ids that the target must read before anything else."""
+        return 0 if self.session is None else self.session.num_unread
+
+    @property
+    def num_unreplayed(self) -> int:
+        """Emitted ids, the last one left out, whose keys were lost when the sequence was preempted."""
+        return 0 if self.session is None or self.num_unread else len(self.ids) - 1 - self.session.num_kept
+
+    @property
+    def open_session(self) -> TargetSession:
+        """The session of an admitted sequence."""
+        assert self.session is not None
+        return self.session
+
+    def replay(self, num_ids: int) -> DraftTree:
+        """Return a chain of the next ids whose keys were lost."""
+        start = self.open_session.num_kept
+        root, *ids = self.ids[start : start + num_ids]
+        return DraftTree.chain(root, ids, [Source.DIRECT] * len(ids), [0.0] * len(ids))
+
+    def keep_all(self, tree: DraftTree) -> None:
+        """Keep all nodes of a chain that was replayed."""
+        self.open_session.keep(range(len(tree)))
+
+    def draft_request(self, target: Target) -> SafeRequest | None:
+        """Return what the next tree is drafted for; nothing is drafted beyond `max_new_tokens`, where the KV cache
+        ends. None decodes plainly."""
+        if self.draft is None:
+            return None
+        limits = target.limits(self.request.mode)
+        limits = replace(limits, num_nodes=min(limits.num_nodes, self.request.num_draft_tokens, self.num_left - 1))
+        return SafeRequest(self.draft, len(self.ids), limits, self.noise)
+
+    def draw(self, tree: DraftTree, logits_NV: torch.Tensor, trace_top_k: int | None) -> Step:
+        """Let the target draw its path through the tree, and keep it. Raises RequestError, ContractError."""
+        rows_NV: np.ndarray = logits_NV.float().cpu().numpy()
+        position = len(self.ids)
+
+        def draw(node: int, index: int) -> int:
+            token = self.noise.draw(*self.pipeline.distribution(rows_NV[node]), position + index)
+            self.pipeline.take(token)
+            return token
+
+        path = draw_path(tree, draw, self.stop_checker.ends)
+        text, finish_reason = self.stop_checker.take(), self.stop_checker.finish_reason
+        nodes, num_log_probs = (0, *path.nodes)[: len(path.emitted)], self.request.num_log_probs
+        self.ids += path.emitted
+        self.open_session.keep(nodes)
+        traced = None if trace_top_k is None else top_k_logprobs(logits_NV, nodes, path.emitted, trace_top_k)
+        shown = None if num_log_probs is None else client_logprobs(logits_NV, nodes, path.emitted, num_log_probs)
+        return Step(tree, path.emitted, path.nodes, text, finish_reason, Timings(), traced, shown)
+
+    def release(self) -> None:
+        """Free the keys in the target and in the drafter; both are computed again when the sequence goes on."""
+        if self.session is not None:
+            self.session.close()
+            self.session = None
+        if self.draft is not None:
+            self.drafting.pause(self.draft)
+
+    def close(self) -> None:
+        """Free the keys for good."""
+        self.release()
+        if self.draft is not None:
+            self.drafting.close(self.draft)
+
+
+def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    """Return the number of leading ids that both have."""
+    limit = min(len(first), len(second))
+    if first[:limit] == second[:limit]:
+        return limit
+    return next(at for at in range(limit) if first[at] != second[at])

@@ -1,0 +1,104 @@
+"""The named tensors in the resume part of a snapshot: weights and their AdamW state, trace records, and plain data."""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from omnidraft.errors import ConfigError
+from omnidraft.traces import codec
+from omnidraft.traces.record import TraceRecord
+
+_MASTER, _MEAN, _SQUARE, _STEPS = "master.", "exp_avg.", "exp_avg_sq.", "num_updates"
+_SCHEMA_HEADERS = ("schema", "schema_version")
+
+Parameters = Mapping[str, torch.nn.Parameter]
+
+
+def adam_state(parameters: Parameters, optimizer: torch.optim.Optimizer, prefix: str = "") -> dict[str, Tensor]:
+    """Return the weights and their AdamW state, names beginning with `prefix`. The tensors are in use, not copies."""
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in parameters.items():
+        tensors[prefix + _MASTER + name] = parameter.detach()
+        if adam := optimizer.state.get(parameter):
+            tensors[prefix + _MEAN + name] = adam["exp_avg"]
+            tensors[prefix + _SQUARE + name] = adam["exp_avg_sq"]
+            tensors[prefix + _STEPS] = adam["step"]
+    return tensors
+
+
+def load_adam_state(
+    parameters: Parameters, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], prefix: str = ""
+) -> None:
+    """Continue from where `adam_state` was taken.
+
+    Raises:
+        ConfigError: it belongs to other weights; then nothing changed.
+    """
+    masters = {
+        name.removeprefix(prefix + _MASTER): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix + _MASTER)
+    }
+    if masters.keys() != parameters.keys():
+        raise ConfigError("the snapshot's master weights are not those of this learner; see learner.train and .head")
+    copy_into(parameters, masters)
+    optimizer.state.clear()
+    for name, parameter in parameters.items():
+        if prefix + _MEAN + name in tensors:
+            optimizer.state[parameter] = {
+                "step": tensors[prefix + _STEPS].clone(),
+                "exp_avg": tensors[prefix + _MEAN + name].clone(),
+                "exp_avg_sq": tensors[prefix + _SQUARE + name].clone(),
+            }
+
+
+@torch.no_grad()
+def copy_into(parameters: Parameters, tensors: Mapping[str, Tensor]) -> None:
+    """Copy tensors into the parameters of the same names.
+
+    Raises:
+        ConfigError: one is missing or of another shape; then nothing changed.
+    """
+    for name, parameter in parameters.items():
+        if name not in tensors or tensors[name].shape != parameter.shape:
+            raise ConfigError(f"the snapshot has no weights {name} of shape {tuple(parameter.shape)}")
+    for name, parameter in parameters.items():
+        parameter.copy_(tensors[name])
+
+
+def records_to_tensors(prefix: str, records: Iterable[TraceRecord]) -> dict[str, Tensor]:
+    """Return the records as tensors, encoded as they are in the log; names of records begin with `prefix`."""
+    tensors: dict[str, Tensor] = {}
+    for index, record in enumerate(records):
+        headers = codec.headers(record)
+        tensors |= {name: _of_bytes(headers[name]) for name in _SCHEMA_HEADERS}  # the same for all
+        tensors[f"{prefix}{index:06d}"] = _of_bytes(codec.encode(record))
+    return tensors
+
+
+def records_from_tensors(prefix: str, tensors: Mapping[str, Tensor]) -> list[TraceRecord]:
+    """Return the records in the order that `records_to_tensors` got. Raises WireError when one cannot be read."""
+    headers = {name: _to_bytes(tensors[name]) for name in _SCHEMA_HEADERS if name in tensors}
+    names = sorted(name for name in tensors if name.startswith(prefix))
+    return [codec.decode(_to_bytes(tensors[name]), headers) for name in names]
+
+
+def plain_tensor(value: object) -> Tensor:
+    """Return plain data as JSON in a tensor."""
+    return _of_bytes(json.dumps(value, sort_keys=True).encode())
+
+
+def from_plain_tensor(tensor: Tensor) -> Any:
+    """Return what `plain_tensor` got."""
+    return json.loads(_to_bytes(tensor))
+
+
+def _of_bytes(data: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def _to_bytes(tensor: Tensor) -> bytes:
+    return tensor.numpy().tobytes()

@@ -1,0 +1,221 @@
+"""The promotion of a challenger: the offline gate over held-out records, and the trial of a canary on live requests.
+
+A drafter can make the service slower, never wrong; so a challenger must show on held-out records that it is not worse.
+A canary then serves a share of the requests, and its seconds per token are compared with the champion's over the same
+time. The request id alone decides which requests the canary takes, so both serve the same kind of traffic.
+See docs/algorithms.md, section 11.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf, prod, sqrt
+from statistics import NormalDist
+
+from omnidraft.config import ControllerSettings
+from omnidraft.fleet.request_stats import RequestStats
+from omnidraft.ports import SnapshotVersion
+from omnidraft.snapshots.manifest import Manifest
+
+_LEAST_REQUESTS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Whether to promote, and why."""
+
+    promote: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """The change of held-out agreement from the champion to the challenger."""
+
+    estimate: float
+    error: float | None
+    """The standard error of the estimate; None when it is unknown."""
+    against: str
+
+    def bound(self, confidence: float) -> float | None:
+        """Return the lower confidence bound of the change; None when the standard error is unknown."""
+        if confidence <= 0.5:
+            return self.estimate
+        return None if self.error is None else self.estimate - NormalDist().inv_cdf(confidence) * self.error
+
+    def __str__(self) -> str:
+        interval = "" if self.error is None else f" +- {NormalDist().inv_cdf(0.975) * self.error:.4f} (95 %)"
+        return f"{self.estimate:+.4f}{interval} {self.against}"
+
+
+def decide(
+    challenger: Manifest, champion: Manifest | None, settings: ControllerSettings, *, between: Sequence[Manifest] = ()
+) -> Decision:
+    """Decide whether the challenger's held-out agreement is at least the champion's, less the tolerance, with the
+    confidence of the settings, and the predicted speed-up too.
+
+    - The first snapshot of a pair is promoted: there is nothing to lose.
+    - A challenger that was not measured is refused: nothing shows that it is not worse.
+    - One that descends from the champion is judged by the sum of the changes since, each measured before and after
+      on the same records. A snapshot in between that was not measured counts as no change.
+    - One without a parent was trained offline from the base drafter; if that is the champion, it is judged likewise.
+    - One that does not descend from it is judged by its agreement against the champion's, on different records, and
+      refused when the champion's is unknown.
+
+    Args:
+        between: the snapshots from the champion's child to the challenger's parent, oldest first.
+    """
+    if champion is None:
+        return Decision(True, "the first snapshot of this pair")
+    if challenger.agreement_after is None or challenger.agreement_before is None or challenger.held_out_records == 0:
+        return Decision(False, "no held-out records: nothing shows that it is not worse than the champion")
+    change = _change_from(champion, challenger, between)
+    if change is None:
+        return Decision(False, "the champion is no ancestor and was never measured, so they cannot be compared")
+    verdict = f"held-out agreement {challenger.agreement_after:.4f} on {challenger.held_out_records} records, {change}"
+    bound = change.bound(settings.confidence)
+    if bound is None:
+        return Decision(False, f"{verdict}, too few requests to be {settings.confidence:.0%} sure of anything")
+    speedup = _predicted_speedup([*between, challenger])
+    is_enough = bound >= -settings.tolerance - 1e-9  # a sum of rounded differences
+    is_fast = speedup is None or speedup >= 1 - settings.speed_tolerance
+    speed = "" if speedup is None else f", foretold speed {speedup:.3f} of before"
+    bounds = f"tolerance {settings.tolerance:.4f}, confidence {settings.confidence:.0%}"
+    return Decision(is_enough and is_fast, f"{verdict}{speed}, {bounds}")
+
+
+def _predicted_speedup(lineage: Sequence[Manifest]) -> float | None:
+    """Return the speed after the last of these snapshots relative to before the first; None without measured times."""
+    ratios = [
+        each.speedup_after / each.speedup_before for each in lineage if each.speedup_before and each.speedup_after
+    ]
+    return prod(ratios) if ratios else None
+
+
+def _change_from(champion: Manifest, challenger: Manifest, between: Sequence[Manifest]) -> _Change | None:
+    """Return the change between the two, or None when they cannot be compared."""
+    lineage = [*between, challenger]
+    if lineage[0].parent_id == champion.snapshot_id:
+        return _sum(lineage, f"against the champion over {len(lineage)} snapshot(s), each on the same records")
+    if challenger.parent_id is None and _is_base_of(champion, challenger):
+        return _sum([challenger], "against the base drafter, which is the champion, on the same records")
+    if champion.agreement_after is None or challenger.agreement_after is None:
+        return None
+    estimate = challenger.agreement_after - champion.agreement_after
+    return _Change(estimate, None, "against the champion, which is no ancestor, on other records")
+
+
+def _sum(lineage: Sequence[Manifest], against: str) -> _Change:
+    """Sum the changes of one snapshot after another, whose errors are taken as independent."""
+    errors = [manifest.agreement_change_error for manifest in lineage]
+    known = [error for error in errors if error is not None]
+    error = sqrt(sum(each**2 for each in known)) if len(known) == len(errors) else None
+    return _Change(sum(map(_change, lineage)), error, against)
+
+
+def _is_base_of(champion: Manifest, challenger: Manifest) -> bool:
+    return champion.train == "base" and champion.parent_id is None and champion.drafter_hash == challenger.drafter_hash
+
+
+def _change(manifest: Manifest) -> float:
+    if manifest.agreement_after is None or manifest.agreement_before is None:
+        return 0.0
+    return manifest.agreement_after - manifest.agreement_before
+
+
+def lineage_between(versions: Sequence[SnapshotVersion], challenger: Manifest, champion: Manifest) -> list[Manifest]:
+    """Return the snapshots from the champion's child to the challenger's parent, oldest first; empty when the
+    challenger does not descend from the champion."""
+    by_id = {version.manifest.snapshot_id: version.manifest for version in versions}
+    between: list[Manifest] = []
+    parent_id = challenger.parent_id
+    while parent_id != champion.snapshot_id:
+        if parent_id is None or (parent := by_id.pop(parent_id, None)) is None:
+            return []
+        between.insert(0, parent)
+        parent_id = parent.parent_id
+    return between
+
+
+@dataclass(slots=True)
+class _Ratio:
+    """The ratio of two sums over requests, with its standard error.
+
+    Source: linearisation, Cochran, Sampling Techniques, section 6.3. Sums of squares stand in for the requests.
+    """
+
+    num: int = 0
+    y: float = 0.0
+    x: float = 0.0
+    yy: float = 0.0
+    xy: float = 0.0
+    xx: float = 0.0
+
+    def add(self, y: float, x: float) -> None:
+        self.num, self.y, self.x = self.num + 1, self.y + y, self.x + x
+        self.yy, self.xy, self.xx = self.yy + y * y, self.xy + x * y, self.xx + x * x
+
+    @property
+    def estimate(self) -> float:
+        return self.y / self.x if self.x else 0.0
+
+    @property
+    def error(self) -> float:
+        if self.num < _LEAST_REQUESTS or not self.x:
+            return inf
+        squares = max(self.yy - 2 * self.estimate * self.xy + self.estimate**2 * self.xx, 0.0)
+        return sqrt(squares * self.num / (self.num - 1)) / self.x
+
+
+@dataclass(slots=True)
+class _Arm:
+    """Statistics of the requests that one snapshot served."""
+
+    time: _Ratio = field(default_factory=_Ratio)
+    agreement: _Ratio = field(default_factory=_Ratio)
+
+    def update(self, request: RequestStats) -> None:
+        self.time.add(request.seconds, request.num_tokens)
+        self.agreement.add(request.num_agreed, request.num_drafted)
+
+
+class CanaryTrial:
+    """One canary, from its announcement to the verdict."""
+
+    def __init__(self, version: int, champion: int, settings: ControllerSettings, now_s: float, fence: str) -> None:
+        """
+        Args:
+            fence: the registry's, from before the decision to try this version.
+        """
+        self.version, self.fence = version, fence
+        self._champion = champion
+        self._settings = settings
+        self._deadline_s = now_s + settings.canary_timeout_s
+        self._arms = {version: _Arm(), champion: _Arm()}
+
+    def update(self, request: RequestStats) -> None:
+        """Count one request; requests of other snapshots are ignored."""
+        if request.version in self._arms:
+            self._arms[request.version].update(request)
+
+    def verdict(self, now_s: float) -> Decision | None:
+        """Return the decision, or None while too few requests were served and there is time left."""
+        numbers = [arm.time.num for arm in self._arms.values()]
+        if min(numbers) < self._settings.canary_requests and now_s < self._deadline_s:
+            return None
+        if min(numbers) < _LEAST_REQUESTS:
+            return Decision(True, f"canary: {min(numbers)} requests in time, nothing speaks against it")
+        return self._compare()
+
+    def _compare(self) -> Decision:
+        canary, champion = self._arms[self.version], self._arms[self._champion]
+        slower = canary.time.estimate / champion.time.estimate - 1
+        relative = (canary.time.error / canary.time.estimate, champion.time.error / champion.time.estimate)
+        error = (1 + slower) * sqrt(sum(each**2 for each in relative))
+        most = slower + NormalDist().inv_cdf(self._settings.confidence) * error
+        reason = (
+            f"canary: {slower:+.1%} +- {NormalDist().inv_cdf(0.975) * error:.1%} (95 %) seconds per token and "
+            f"agreement {canary.agreement.estimate:.3f} over {canary.time.num} requests, champion "
+            f"{champion.agreement.estimate:.3f} over {champion.time.num}; tolerance "
+            f"{self._settings.canary_tolerance:.1%}, confidence {self._settings.confidence:.0%}"
+        )
+        return Decision(most <= self._settings.canary_tolerance, reason)

@@ -1,0 +1,262 @@
+"""The Python API: `LLM.generate`, `chat` and `stream` over the same engine as the server, with vLLM's names.
+
+    from omnidraft import LLM, SamplingParams
+
+    llm = LLM(target="qwen2.5-coder-0.5b", drafter="smollm2-135m")
+    for output in llm.chat(["What is a monad?", "What is a torque?"], SamplingParams(temperature=0, max_tokens=64)):
+        print(output.outputs[0].text, output.outputs[0].stats)
+
+Nothing is recorded and no other process is needed: no log, no registry, no Ray.
+"""
+
+import json
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from omnidraft import config, wiring
+from omnidraft.decode.engine import Engine, Generation, GenerationRequest
+from omnidraft.decode.sampling.noise import choice_seed
+from omnidraft.decode.sampling.validation import unsigned_seed
+from omnidraft.decode.step_stats import DecodeStats
+from omnidraft.errors import RequestError
+from omnidraft.ports import Grammar, Mode, Sampling, Step
+from omnidraft.telemetry.metrics import CountingMetrics
+
+Message = Mapping[str, str]
+Conversation = str | Sequence[Message]
+"""A question, or the messages of a chat, each with a role and a content."""
+_SCOPE = "llm"
+"""All texts of one LLM may share the keys of what they have in common."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Settings of one request, with vLLM's names and meanings."""
+
+    temperature: float = 1.0
+    """0 takes the most probable token."""
+    max_tokens: int = 256
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    """The same seed gives the same text, whatever drafts and whatever is generated beside it. None draws one."""
+    n: int = 1
+    """The number of texts, which share the keys of the prompt; the first is the text that n = 1 gives."""
+    stop: str | Sequence[str] = ()
+    logprobs: int | None = None
+    """The number of most probable tokens reported with each token; None reports no log-probabilities."""
+    json_schema: str | Mapping[str, Any] | None = None
+    """The text is JSON that this schema allows."""
+    regex: str | None = None
+    """The whole text matches this pattern."""
+    num_draft_tokens: int | None = None
+    """The maximal number of tokens drafted per pass: 0 decodes plainly; None takes the deployment's setting."""
+    mode: Mode | None = None
+    """`fast` or `reproducible`; None takes the deployment's setting."""
+
+    def requests(self, prompt: Mapping[str, Any]) -> list[GenerationRequest]:
+        """Return a request for each of the `n` texts. Raises RequestError."""
+        if self.n < 1:
+            raise RequestError(f"n must be at least 1, got {self.n}")
+        seed = secrets.randbits(63) if self.seed is None else unsigned_seed(self.seed)
+        return [
+            GenerationRequest(
+                **prompt,
+                max_new_tokens=self.max_tokens,
+                sampling=self._sampling(),
+                seed=choice_seed(seed, number),
+                stop_strings=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
+                mode=self.mode,
+                num_draft_tokens=self.num_draft_tokens,
+                num_log_probs=self.logprobs,
+            )
+            for number in range(self.n)
+        ]
+
+    def _sampling(self) -> Sampling:
+        return Sampling(
+            self.temperature,
+            self.top_k,
+            self.top_p,
+            self.min_p,
+            self.repetition_penalty,
+            self.presence_penalty,
+            self.frequency_penalty,
+            self.logit_bias,
+            self._grammar(),
+        )
+
+    def _grammar(self) -> Grammar | None:
+        if self.json_schema is not None and self.regex is not None:
+            raise RequestError("give either json_schema or regex")
+        if self.json_schema is not None:
+            schema = self.json_schema if isinstance(self.json_schema, str) else json.dumps(dict(self.json_schema))
+            return Grammar("json_schema", schema)
+        return None if self.regex is None else Grammar("regex", self.regex)
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One generated text."""
+
+    index: int
+    """The number of the text among the `n` of its request."""
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[dict[int, float]] | None = None
+    """The log-probabilities of each token and of the most probable ones, by token id; None unless asked for."""
+    finish_reason: Literal["stop", "length"] | None = None
+    """None while the text grows."""
+    stats: DecodeStats = field(default_factory=DecodeStats)
+    """What drafting did: passes, tokens per pass, agreement, seconds."""
+
+    def take(self, step: Step) -> None:
+        """Append the tokens of a step."""
+        self.text += step.text
+        self.token_ids += step.emitted
+        self.stats.take(step)
+        if step.log_probs is not None:
+            rows = zip(step.emitted, step.log_probs.emitted, step.log_probs.likeliest, strict=True)
+            self.logprobs = [*(self.logprobs or []), *({token: p} | dict(likeliest) for token, p, likeliest in rows)]
+        if step.finish_reason is not None:
+            self.finish_reason = "stop" if step.finish_reason.value == "stop" else "length"
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """The texts generated for one prompt."""
+
+    prompt: Conversation
+    outputs: list[CompletionOutput]
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    """Prompt tokens whose keys came from an earlier text."""
+    seeds: list[int] = field(default_factory=list)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all texts are complete."""
+        return all(output.finish_reason is not None for output in self.outputs)
+
+
+class LLM:
+    """A target with a drafter of any tokenizer, in this process. One thread at a time."""
+
+    def __init__(
+        self,
+        target: str | None = None,
+        drafter: str | None = None,
+        snapshot: str | None = None,
+        *,
+        quantize: str | None = None,
+        settings: Path | str | None = None,
+        **sections: Mapping[str, Any],
+    ) -> None:
+        """Load the models, fetching those that are not installed.
+
+        Args:
+            target: a name of the catalog (`omnidraft models list`), a repository id, a folder or a GGUF file.
+            drafter: the small model that drafts.
+            snapshot: a folder, a version or an alias of a learned drafter; None takes the drafter as it is.
+            quantize: the precision of the target's weights, such as `int8`; None chooses by the processor.
+            settings: a TOML file of settings.
+            sections: settings by section, such as `decode={"mode": "reproducible"}`.
+
+        Raises:
+            ConfigError: a setting is unknown or out of range.
+            ModelError, SnapshotError, VocabularyError: models or snapshot cannot be loaded, or do not belong together.
+        """
+        models = {"target": target, "drafter": drafter, "precision": quantize, **sections.pop("models", {})}
+        loaded = config.load(None if settings is None else Path(settings), models=models, **sections)
+        self._engine: Engine = wiring.engine(loaded, CountingMetrics(), snapshot=snapshot).engine
+
+    def generate(
+        self, prompts: str | Sequence[str], params: SamplingParams | None = None, *, use_tqdm: bool = True
+    ) -> list[RequestOutput]:
+        """Continue one or several texts, together; return an output for each, in order.
+
+        Raises:
+            RequestError: a prompt or a parameter is not possible; no text is generated.
+        """
+        texts = [prompts] if isinstance(prompts, str) else list(prompts)
+        return self._run([(text, {"prompt": text}) for text in texts], params or SamplingParams(), use_tqdm)
+
+    def chat(
+        self,
+        conversations: Conversation | Sequence[Conversation],
+        params: SamplingParams | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer one or several conversations, together, in the chat template of each model; see `generate`."""
+        chats = [conversations] if _is_conversation(conversations) else list(conversations)
+        return self._run(
+            [(chat, {"messages": _messages(chat)}) for chat in chats], params or SamplingParams(), use_tqdm
+        )
+
+    def stream(self, conversation: Conversation, params: SamplingParams | None = None) -> Iterator[str]:
+        """Answer one conversation; yield its text piece by piece, as it is generated. Raises RequestError."""
+        chosen = params or SamplingParams()
+        if chosen.n != 1:
+            raise RequestError(f"stream gives one text, got n = {chosen.n}")
+        (request,) = chosen.requests({"messages": _messages(conversation)})
+        generation = self._engine.add_request(request, client=_SCOPE, cache_scope=_SCOPE)
+        try:
+            while not generation.is_over:
+                for _, step in self._steps():
+                    yield step.text
+        finally:
+            self._engine.abort(generation)
+
+    def _run(
+        self, prompts: Sequence[tuple[Conversation, Mapping[str, Any]]], params: SamplingParams, use_tqdm: bool
+    ) -> list[RequestOutput]:
+        from tqdm.auto import tqdm
+
+        asked = [(prompt, request) for prompt, fields in prompts for request in params.requests(fields)]
+        results = [
+            RequestOutput(prompt, [CompletionOutput(index) for index in range(params.n)]) for prompt, _ in prompts
+        ]
+        texts: dict[Generation, tuple[RequestOutput, CompletionOutput]] = {}
+        try:
+            for number, (_, request) in enumerate(asked):
+                generation = self._engine.add_request(request, client=_SCOPE, cache_scope=_SCOPE)
+                result = results[number // params.n]
+                texts[generation] = result, result.outputs[number % params.n]
+            with tqdm(total=len(asked), desc="Generated", unit="text", disable=not use_tqdm) as bar:
+                while any(not generation.is_over for generation in texts):
+                    for generation, step in self._steps():
+                        texts[generation][1].take(step)
+                        bar.update(generation.is_over)
+        finally:
+            for generation in texts:
+                self._engine.abort(generation)
+        for generation, (result, _) in texts.items():
+            result.num_prompt_tokens = generation.num_prompt_tokens
+            result.num_cached_tokens = max(result.num_cached_tokens, generation.num_cached_tokens)
+            result.seeds.append(generation.seed)
+        return results
+
+    def _steps(self) -> Iterator[tuple[Generation, Step]]:
+        """Run one round. Raises what ended a text."""
+        for output in self._engine.step():
+            if output.error is not None:
+                raise output.error
+            assert output.step is not None
+            yield output.generation, output.step
+
+
+def _is_conversation(value: Conversation | Sequence[Conversation]) -> bool:
+    return isinstance(value, str) or (len(value) > 0 and isinstance(value[0], Mapping))
+
+
+def _messages(conversation: Conversation) -> list[Message]:
+    return [{"role": "user", "content": conversation}] if isinstance(conversation, str) else list(conversation)

@@ -1,0 +1,69 @@
+"""Install folders atomically, however many processes need them at once, where the disk has space for them.
+
+A folder is made aside, gets a marker with its origin, and is renamed last, under a file lock.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from omnidraft.errors import ModelDownloadError
+
+MARKER = "omnidraft.json"
+
+FreeBytes = Callable[[Path], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The source of an installed folder."""
+
+    source: Literal["hub", "wheels", "file"]
+    fingerprint: str
+    """Revision on the hub, or sha256 of the GGUF file."""
+
+
+def is_complete(folder: Path) -> bool:
+    """Return whether the folder was installed here completely."""
+    return (folder / MARKER).is_file()
+
+
+def read_origin(folder: Path) -> Origin | None:
+    """Return the origin of an installed folder, None for a folder that was not installed here."""
+    if not is_complete(folder):
+        return None
+    return Origin(**json.loads((folder / MARKER).read_text(encoding="utf-8")))
+
+
+def install_once(folder: Path, source: str, make: Callable[[Path], Origin]) -> Path:
+    """Return the folder; a missing one is made aside, marked and renamed. An unfinished one is resumed."""
+    from filelock import FileLock
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_name(f".{folder.name}.lock")):
+        if is_complete(folder):
+            return folder
+        partial = folder.with_name(f".{folder.name}.{source}.partial")
+        partial.mkdir(exist_ok=True)
+        origin = make(partial)
+        (partial / MARKER).write_text(json.dumps(asdict(origin), indent=2) + "\n", encoding="utf-8")
+        shutil.rmtree(folder, ignore_errors=True)  # unmarked, so not ours or incomplete
+        partial.rename(folder)
+    return folder
+
+
+def free_bytes(folder: Path) -> int:
+    """Return the free space of the disk that `folder` is on."""
+    return shutil.disk_usage(folder).free
+
+
+def require_space(name: str, needed_bytes: int, folder: Path, *, free: FreeBytes = free_bytes) -> None:
+    """Raise ModelDownloadError, with both numbers, when the disk of `folder` has less free space."""
+    available_bytes = free(folder)
+    if available_bytes < needed_bytes:
+        raise ModelDownloadError(
+            f"{name} needs {needed_bytes:,} bytes of disk space in {folder}, {available_bytes:,} bytes are free"
+        )

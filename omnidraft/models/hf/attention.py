@@ -1,0 +1,93 @@
+"""The attention of a transformers model whose keys are in slots: its masks, the check that the model can be served with
+them, and grouped-query attention without copies.
+
+transformers copies all keys and values once for every query head before a masked pass of more than one id on a
+processor; torch's kernel reads each key head in place, for all the query heads that share it, with the same bits.
+Shapes: S rows of a pass, C slots.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from omnidraft.errors import ModelError
+
+Masks = torch.Tensor | Mapping[str, torch.Tensor]
+_SHARED_HEADS = "sdpa_with_shared_heads"
+_KNOWN_LAYERS = {"full_attention", "sliding_attention"}
+_LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
+
+
+class AttentionMasks:
+    """The attention masks of a model's layers with full and with sliding attention."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        """Raises ModelError when a layer has other state than keys and values, which cannot be cut back."""
+        config = model.config.get_text_config()
+        layers = set(getattr(config, "layer_types", None) or ())
+        if model._is_stateful or layers - _KNOWN_LAYERS:
+            raise ModelError(
+                f"a {config.model_type} model has layers whose state cannot be cut back after a rejected draft; "
+                "use a model with full or sliding attention layers only"
+            )
+        self._is_mixed = bool(layers)
+        window = getattr(config, "sliding_window", None)
+        has_window = "sliding_attention" in layers or (not layers and getattr(config, "use_sliding_window", True))
+        self._window: int | None = window if has_window else None
+
+    def masks(self, sees_SC: torch.Tensor, positions_S: torch.Tensor, start: int) -> Masks:
+        """Return the masks for every layer type; slot C holds position C, but from `start` on this pass's rows."""
+        full = sees_SC[None, None]
+        if self._window is None:
+            return full
+        positions_C = torch.arange(sees_SC.shape[1], device=sees_SC.device)
+        positions_C[start : start + len(positions_S)] = positions_S
+        near_SC = positions_S[:, None] - positions_C < self._window
+        near = (sees_SC & near_SC)[None, None]
+        return {"full_attention": full, "sliding_attention": near} if self._is_mixed else near
+
+
+def has_length_dependent_rope(config: PreTrainedConfig) -> bool:
+    """Return whether the rotation of a key depends on the final length of the text; then passes do not agree on it."""
+    return any(kind in _LENGTH_DEPENDENT_ROPE for kind in _rope_types(getattr(config, "rope_parameters", None) or {}))
+
+
+def _rope_types(parameters: Mapping[str, Any]) -> list[str]:
+    """Return the rope type of the model, or of each layer type."""
+    each = [value for value in parameters.values() if isinstance(value, Mapping)] or [parameters]
+    return [str(rope.get("rope_type")) for rope in each]
+
+
+def share_key_heads(model: PreTrainedModel) -> None:
+    """Make the model's masked attention on a processor work without copies; all other attention stays unchanged."""
+    if model.config._attn_implementation != "sdpa":
+        return
+    AttentionInterface.register(_SHARED_HEADS, _attend)
+    AttentionMaskInterface.register(_SHARED_HEADS, sdpa_mask)
+    model.set_attn_implementation(_SHARED_HEADS)
+
+
+def _attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    is_special = any(options.get(name) is not None for name in ("softcap", "position_bias"))
+    if attention_mask is None or is_special or not query.is_cpu:
+        output: tuple[torch.Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
+        )
+        return output
+    mixed = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling, enable_gqa=True
+    )
+    return mixed.transpose(1, 2).contiguous(), None

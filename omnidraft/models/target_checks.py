@@ -1,0 +1,67 @@
+"""The checks of every target: a request fits into its context, and the bits of a logit do not depend on the rest of
+its pass, as reproducible mode requires."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from omnidraft.errors import RequestError
+from omnidraft.ports import DraftTree, TargetSession
+
+
+def ids_needed(prompt_ids: Sequence[int], max_new_tokens: int, context_limit: int) -> int:
+    """Return the number of ids of prompt and answer together.
+
+    Raises:
+        RequestError: the prompt is empty, or they exceed the context.
+    """
+    if not prompt_ids:
+        raise RequestError("the prompt is empty; give at least one token")
+    needed = len(prompt_ids) + max_new_tokens
+    if needed > context_limit:
+        raise RequestError(
+            f"the prompt has {len(prompt_ids)} tokens and {max_new_tokens} more were asked for, but the target's "
+            f"context holds {context_limit}; shorten the prompt or lower max_new_tokens"
+        )
+    return needed
+
+
+def is_deterministic(alone: TargetSession, blocks: TargetSession, *, vocab_size: int, chains: int, width: int) -> bool:
+    """Return whether full passes, begun at every offset, give the same bits as one id at a time.
+
+    Each chain of the pass in turn holds the text, and all the others hold arbitrary ids.
+
+    Args:
+        alone: an empty session, for passes over one id.
+        blocks: another empty session, for full passes.
+    """
+    ids = [(7 * i + 3) % vocab_size for i in range(2 * width)]
+    alone_SV = torch.stack([_extend(alone, token) for token in ids])
+    for start in range(width):
+        text, expected_SV = ids[start : start + width], alone_SV[start : start + width]
+        for tree, nodes in _blocks(text, chains, vocab_size):
+            if not torch.equal(blocks.score(tree)[nodes], expected_SV):
+                return False
+        blocks.keep((0,))
+    return True
+
+
+def _extend(session: TargetSession, token: int) -> torch.Tensor:
+    """Score one id by itself, keep it and return its logits [V]."""
+    logits_NV = session.score(DraftTree.empty(token))
+    session.keep((0,))
+    return logits_NV[0]
+
+
+def _blocks(text: Sequence[int], chains: int, vocab_size: int) -> Iterator[tuple[DraftTree, list[int]]]:
+    """Yield, for every chain, a full tree whose root begins the text and whose chain of that number continues it, and
+    the nodes of the text."""
+    depth = len(text) - 1
+    parents = [0] + [0 if node % depth == 0 else node for node in range(chains * depth)]
+    for chain in range(chains):
+        drafted = [(31 * node + 11 * text[0] + 5) % vocab_size for node in range(chains * depth)]
+        first = chain * depth
+        drafted[first : first + depth] = text[1:]
+        tokens = (text[0], *drafted)
+        tree = DraftTree(tokens, tuple(parents), (None,) * len(tokens), (0.0,) * len(tokens))
+        yield tree, [0, *range(first + 1, first + depth + 1)]

@@ -1,0 +1,281 @@
+"""The promise of the decoding loop: the text is the target's own, whoever drafts."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omnidraft.decode.decoder import Decoder
+from omnidraft.errors import ContractError, RequestError
+from omnidraft.ports import DraftTree, FinishReason, Proposer, ProposerSession, Request, Sampling
+from omnidraft.testing.toy_models import ToyTable, ToyTarget, ToyTokenizer
+from tests.unit.decode.toys import (
+    PROPOSERS,
+    TABLE,
+    TARGET_EOS,
+    TARGET_TOKENIZER,
+    RandomTrees,
+    TableProposer,
+    emitted,
+    make_drafter,
+    make_request,
+    slow_decode,
+    toy_decoder,
+)
+
+SAMPLINGS = [
+    Sampling(0.0),
+    Sampling(0.7),
+    Sampling(1.0),
+    Sampling(1.0, top_k=4),
+    Sampling(0.7, top_p=0.8),
+    Sampling(1.0, top_k=6, top_p=0.7),
+    Sampling(1.0, min_p=0.2),
+    Sampling(0.0, repetition_penalty=1.8),
+    Sampling(1.0, presence_penalty=1.5),
+    Sampling(0.0, frequency_penalty=2.0),
+    Sampling(1.0, logit_bias={2: 4.0, TARGET_EOS: -100.0}),
+    Sampling(0.8, 20, 0.9, 0.02, 1.3, 0.5, 0.7, {3: 1.5}),
+]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+@pytest.mark.parametrize("seed", [0, 1, 2**64 - 1])
+def test_the_drafter_never_shows_in_the_text(any_proposer, sampling, seed):
+    """Same seed, same text as drawing one token at a time by definition."""
+    request = make_request(sampling, seed=seed, choice=1)
+    assert emitted(toy_decoder().decode(request, any_proposer)) == slow_decode(TABLE, request)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    trees=st.integers(0, 2**32),
+    seed=st.integers(0, 2**64 - 1),
+    choice=st.integers(0, 3),
+    temperature=st.sampled_from([0.0, 0.3, 0.7, 1.0, 1.5]),
+    top_k=st.none() | st.integers(1, 30),
+    top_p=st.none() | st.floats(0.01, 1.0),
+    min_p=st.none() | st.floats(0.0, 1.0),
+    repetition=st.sampled_from([1.0, 0.7, 1.3, 3.0]),
+    presence=st.sampled_from([0.0, -1.0, 1.5]),
+    frequency=st.sampled_from([0.0, -0.5, 0.8]),
+    bias=st.dictionaries(st.integers(0, len(TABLE.logits_SV[0]) - 1), st.floats(-10, 10), max_size=3),
+    budget=st.integers(0, 9),
+    max_new_tokens=st.integers(1, 20),
+    has_stops=st.booleans(),
+)
+def test_any_tree_and_any_setting_gives_the_targets_own_text(
+    trees,
+    seed,
+    choice,
+    temperature,
+    top_k,
+    top_p,
+    min_p,
+    repetition,
+    presence,
+    frequency,
+    bias,
+    budget,
+    max_new_tokens,
+    has_stops,
+):
+    request = make_request(
+        Sampling(temperature, top_k, top_p, min_p, repetition, presence, frequency, bias),
+        seed=seed,
+        choice=choice,
+        num_draft_tokens=budget,
+        max_new_tokens=max_new_tokens,
+        stop_ids=frozenset({TARGET_EOS}) if has_stops else frozenset(),
+        stop_strings=(b"abc", b".\n", b"hh") if has_stops else (),
+    )
+    steps = list(toy_decoder().decode(request, RandomTrees(trees)))
+    assert emitted(steps) == slow_decode(TABLE, request)
+    plain = list(toy_decoder().decode(request, None))
+    assert "".join(step.text for step in steps) == "".join(step.text for step in plain)
+    assert steps[-1].finish_reason == plain[-1].finish_reason
+
+
+def test_seeds_and_choices_give_different_texts():
+    texts = {
+        tuple(emitted(toy_decoder().decode(make_request(seed=seed, choice=choice), None)))
+        for seed in (0, 1)
+        for choice in (0, 1)
+    }
+    assert len(texts) == 4
+
+
+def test_a_good_proposer_saves_passes_of_the_target():
+    request = make_request(Sampling(0.0))
+    steps = list(toy_decoder().decode(request, PROPOSERS["good"]))
+    assert [len(step.emitted) for step in steps] == [6, 6, 6, 6]
+    assert len(list(toy_decoder().decode(request, None))) == 24
+
+
+def test_the_last_pass_drafts_no_more_than_can_be_emitted():
+    request = make_request(Sampling(0.0), max_new_tokens=8)
+    steps = list(toy_decoder().decode(request, PROPOSERS["good"]))
+    assert [len(step.tree) - 1 for step in steps] == [5, 1]
+    assert steps[-1].finish_reason is FinishReason.LENGTH
+
+
+def test_a_step_says_what_was_drafted_and_what_was_drawn():
+    request = make_request(Sampling(1.0), seed=4)
+    for step in toy_decoder().decode(request, TableProposer(TABLE, width=2)):
+        drawn = [step.tree.tokens[node] for node in step.path]
+        assert drawn == list(step.emitted[: len(drawn)])
+        assert [step.tree.parents[node] for node in step.path] == [0, *step.path][: len(step.path)]
+
+
+def four_tokens(p_4: list[float], p_after_44: list[list[float]]) -> ToyTable:
+    """A table of the tokens that follow the prompt (4,) and each of four tokens."""
+    rows = torch.log(torch.tensor([p_4, *p_after_44], dtype=torch.float64)).float()
+    table = ToyTable(torch.zeros(6, 5), order=1)
+    table.logits_SV[:] = -30.0
+    table.logits_SV[(4 + 1) % 6, :4] = rows[0]
+    for token in range(4):
+        table.logits_SV[token + 1, :4] = rows[token + 1]
+    return table
+
+
+P_FIRST = [0.55, 0.25, 0.15, 0.05]
+P_SECOND = [[0.1, 0.2, 0.3, 0.4], [0.7, 0.1, 0.1, 0.1], [0.25, 0.25, 0.25, 0.25], [0.01, 0.01, 0.01, 0.97]]
+
+
+@pytest.mark.parametrize("proposer", ["drafts the likeliest", "drafts with the noise", "none"])
+def test_first_and_second_token_keep_the_targets_distribution(proposer):
+    """2,000 seeds, 4 x 4 outcomes: the pair of tokens must follow p.
+
+    Total variation of an honest sample of this size over 16 outcomes exceeds 0.08 with probability below 1e-4 (and
+    the seeds are fixed); a drafter that leaks through would show as 0.3 and more.
+    """
+    table = four_tokens(P_FIRST, P_SECOND)
+    drafts = {
+        "drafts the likeliest": TableProposer(table, width=1),
+        "drafts with the noise": TableProposer(table, width=1, noise_weight=1.0),
+        "none": None,
+    }[proposer]
+    decoder = Decoder(ToyTarget(table), ToyTokenizer([b"a", b"b", b"c", b"d", b"e"]).vocabulary)
+    counts = np.zeros((4, 4))
+    for seed in range(2000):
+        request = Request((4,), (), 2, Sampling(1.0), seed=seed, mode="fast", num_draft_tokens=1)
+        first, second = emitted(decoder.decode(request, drafts))
+        counts[first, second] += 1
+    expected = np.array(P_FIRST)[:, None] * np.array(P_SECOND)
+    assert np.abs(counts / counts.sum() - expected).sum() / 2 < 0.08
+
+
+def test_a_position_counts_the_prompt():
+    """The same table, one more id in front: other noise, so another text; and the noise of a turn is not used again."""
+    table = ToyTable(torch.zeros(1, 64), order=1)
+    decoder = Decoder(ToyTarget(table), ToyTokenizer([bytes([65 + n]) for n in range(64)]).vocabulary)
+    long = emitted(decoder.decode(Request((1,), (), 12, Sampling(1.0)), None))
+    shifted = emitted(decoder.decode(Request((1, 2, 3), (), 10, Sampling(1.0)), None))
+    assert shifted == long[2:]
+
+
+def test_a_text_ends_with_its_stop_token_and_does_not_show_it():
+    request = make_request(Sampling(1.0), stop_ids=frozenset({TARGET_EOS}), max_new_tokens=400, seed=3)
+    steps = list(toy_decoder().decode(request, PROPOSERS["coupled"]))
+    ids = emitted(steps)
+    assert ids.index(TARGET_EOS) == len(ids) - 1
+    assert steps[-1].finish_reason is FinishReason.STOP
+    assert (
+        "".join(step.text for step in steps).encode()
+        == TARGET_TOKENIZER.vocabulary.spell(ids[:-1]).decode(errors="replace").encode()
+    )
+
+
+def test_a_prompt_that_does_not_fit_is_refused_before_the_first_step():
+    decoder = Decoder(ToyTarget(TABLE, context_limit=len(make_request().prompt_ids) + 23), TARGET_TOKENIZER.vocabulary)
+    with pytest.raises(RequestError):
+        next(decoder.decode(make_request(), None))
+
+
+def test_a_context_can_be_filled_to_its_last_id(any_proposer):
+    request = make_request()
+    target = ToyTarget(TABLE, context_limit=len(request.prompt_ids) + request.max_new_tokens)
+    steps = Decoder(target, TARGET_TOKENIZER.vocabulary).decode(request, any_proposer)
+    assert len(emitted(steps)) == request.max_new_tokens
+
+
+class Misfit(Proposer, ProposerSession):
+    """A proposer that breaks its contract with one tree."""
+
+    def __init__(self, tree: DraftTree) -> None:
+        self._tree = tree
+
+    def open(self, request):
+        return self
+
+    def propose(self, position, limits, noise):
+        return self._tree
+
+    def observe(self, emitted):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("tokens", "complaint"),
+    [((3, 4), "root"), ((10, 2, 2, 2, 2, 2, 2), "fit"), ((10, 999), "vocabulary"), ((10, -1), "vocabulary")],
+)
+def test_a_tree_that_could_change_the_text_is_refused(tokens, complaint):
+    root = make_request().prompt_ids[-1]
+    tokens = tuple(root if token == 10 else token for token in tokens)
+    chain = DraftTree(tokens, (0, *range(len(tokens) - 1)), (None,) * len(tokens), (0.0,) * len(tokens))
+    with pytest.raises(ContractError, match=complaint):
+        list(toy_decoder().decode(make_request(), Misfit(chain)))
+
+
+class Watched(ToyTarget):
+    """Remembers its sessions."""
+
+    def open(self, prompt_ids, max_new_tokens, mode):
+        self.session = super().open(prompt_ids, max_new_tokens, mode)
+        return self.session
+
+
+def test_a_reader_who_leaves_early_frees_the_targets_memory():
+    target = Watched(TABLE)
+    steps = Decoder(target, TARGET_TOKENIZER.vocabulary).decode(make_request(), None)
+    next(steps)
+    steps.close()
+    with pytest.raises(ContractError, match="closed"):
+        target.session.score(DraftTree.empty(2))
+
+
+def test_beliefs_are_kept_only_when_asked_for():
+    request = make_request(max_new_tokens=6)
+    assert all(step.target_logprobs is None for step in toy_decoder().decode(request, make_drafter()))
+    steps = list(toy_decoder(trace_top_k=3).decode(request, make_drafter()))
+    assert all(step.target_logprobs.top_ids_EK.shape == (len(step.emitted), 3) for step in steps)
+
+
+def test_beliefs_are_raw_and_those_of_the_emitted_positions():
+    request = make_request(Sampling(0.5, top_k=3), seed=9)
+    text = list(request.prompt_ids)
+    for step in toy_decoder(trace_top_k=4).decode(request, PROPOSERS["good tree"]):
+        for index, token in enumerate(step.emitted):
+            log_p = torch.log_softmax(TABLE.logits(text), dim=-1)
+            assert step.target_logprobs.emitted_log_p_E[index] == pytest.approx(float(log_p[token]), abs=5e-3)
+            assert step.target_logprobs.top_ids_EK[index, 0] == int(log_p.argmax())
+            text.append(token)
+
+
+@pytest.mark.parametrize("proposer", PROPOSERS.values(), ids=PROPOSERS)
+def test_log_probs_are_the_targets_own_whoever_drafts_and_however_it_is_sampled(proposer):
+    request = make_request(Sampling(0.8, 5, 0.9, logit_bias={3: 2.0}), seed=4, num_log_probs=2)
+    text = list(request.prompt_ids)
+    for step in toy_decoder().decode(request, proposer):
+        assert step.log_probs is not None
+        for token, log_p, likeliest in zip(step.emitted, step.log_probs.emitted, step.log_probs.likeliest, strict=True):
+            expected_V = torch.log_softmax(TABLE.logits(text), dim=-1)
+            assert log_p == pytest.approx(float(expected_V[token]), abs=1e-5)
+            assert [each for _, each in likeliest] == pytest.approx(expected_V.topk(2).values.tolist(), abs=1e-5)
+            text.append(token)
+    assert len(text) > len(request.prompt_ids)
+
+
+def test_log_probs_are_told_only_when_asked_for():
+    assert all(step.log_probs is None for step in toy_decoder().decode(make_request(), None))

@@ -1,0 +1,173 @@
+"""Many texts in one target: each is the text that it is alone, whatever is beside it, reused, chunked or preempted."""
+
+from collections import deque
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omnidraft.config import SchedulerSettings
+from omnidraft.decode.decoder import Decoder
+from omnidraft.decode.sequence import SequenceState
+from omnidraft.errors import RequestError
+from omnidraft.ports import Request, Sampling
+from omnidraft.testing.toy_models import ToyTarget
+from tests.unit.decode.toys import (
+    PROMPT,
+    PROPOSERS,
+    TABLE,
+    TARGET_TOKENIZER,
+    RandomTrees,
+    emitted,
+    make_drafter,
+    make_request,
+    slow_decode,
+)
+
+
+def decoder(**scheduling: object) -> Decoder:
+    return Decoder(
+        ToyTarget(TABLE), TARGET_TOKENIZER.vocabulary, trace_top_k=4, scheduling=SchedulerSettings(**scheduling)
+    )
+
+
+def finish(decoder: Decoder) -> dict[SequenceState, list[int]]:
+    """Run rounds until nothing is left; return what each sequence emitted in them."""
+    texts: dict[SequenceState, list[int]] = {}
+    for _ in range(2000):
+        for output in decoder.step():
+            if output.error is not None:
+                raise output.error
+            texts.setdefault(output.sequence, []).extend(output.step.emitted)
+        if not decoder.scheduler.sequences:
+            return texts
+    raise AssertionError("the texts do not end")
+
+
+def requests(num: int, **fields: object) -> list[Request]:
+    prompts = [PROMPT * (1 + number % 3) + PROMPT[: number % 5] for number in range(num)]
+    return [
+        replace(make_request(Sampling(0.0 if number % 3 == 0 else 1.0), seed=number, **fields), prompt_ids=prompt)
+        for number, prompt in enumerate(prompts)
+    ]
+
+
+@pytest.mark.parametrize("name", PROPOSERS)
+def test_eight_texts_together_are_the_texts_that_they_are_alone(name):
+    together = decoder()
+    wanted = {together.add(each, PROPOSERS[name]): slow_decode(TABLE, each) for each in requests(8)}
+    assert finish(together) == wanted
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), num=st.integers(1, 7), max_num_seqs=st.integers(1, 4), memory=st.integers(60, 400))
+def test_arrival_preemption_abort_chunks_and_reuse_change_no_text(data, num, max_num_seqs, memory):
+    together = decoder(max_num_seqs=max_num_seqs, kv_cache_gib=memory / 2**30)
+    waiting = deque(requests(num, max_new_tokens=data.draw(st.integers(1, 20))))
+    texts: dict[SequenceState, list[int]] = {}
+    aborted = []
+    for _ in range(600):
+        if waiting and data.draw(st.booleans()):
+            scope = data.draw(st.sampled_from([None, "a", "b"]))
+            client = data.draw(st.sampled_from(["x", "y"]))
+            sequence = together.add(
+                waiting.popleft(), RandomTrees(data.draw(st.integers(0, 99))), client=client, cache_scope=scope
+            )
+            texts[sequence] = []
+        running = [each for each in together.scheduler.sequences if each.session is not None]
+        if running and data.draw(st.integers(0, 3)) == 0:
+            together.scheduler.preempt(data.draw(st.sampled_from(running)))
+        if running and data.draw(st.integers(0, 30)) == 0:
+            aborted.append(data.draw(st.sampled_from(together.scheduler.sequences)))
+            together.abort(aborted[-1])
+        for output in together.step():
+            assert output.error is None
+            texts[output.sequence] += output.step.emitted
+        if not waiting and not together.scheduler.sequences:
+            break
+    else:
+        texts |= finish_with(together, texts)
+    for sequence, text in texts.items():
+        alone = slow_decode(TABLE, sequence.request)
+        assert text == (alone[: len(text)] if sequence in aborted else alone)
+
+
+def finish_with(together: Decoder, texts: dict[SequenceState, list[int]]) -> dict[SequenceState, list[int]]:
+    return {sequence: texts[sequence] + more for sequence, more in finish(together).items()}
+
+
+def test_a_text_preempted_before_every_round_ends_all_the_same():
+    together = decoder()
+    wanted = {together.add(each, make_drafter()): slow_decode(TABLE, each) for each in requests(3, max_new_tokens=6)}
+    texts: dict[SequenceState, list[int]] = {each: [] for each in wanted}
+    for number in range(600):
+        for output in together.step():
+            texts[output.sequence] += output.step.emitted
+        running = [each for each in together.scheduler.sequences if each.session is not None and each.ids]
+        if running and number % 3 == 0:
+            together.scheduler.preempt(running[number % len(running)])
+        if not together.scheduler.sequences:
+            break
+    assert texts == wanted
+    assert together.scheduler.num_preemptions > 10
+
+
+def test_a_prompt_is_read_in_chunks_beside_running_texts():
+    together = decoder()
+    running = together.add(make_request(max_new_tokens=40, num_draft_tokens=0), None)
+    together.step()
+    long = together.add(replace(make_request(), prompt_ids=PROMPT * 20), None)
+    sizes, emitted_meanwhile = [], 0
+    while long.session is None or long.num_unread:
+        before = 0 if long.session is None else long.session.num_kept
+        emitted_meanwhile += sum(len(each.step.emitted) for each in together.step() if each.sequence is running)
+        sizes.append(long.session.num_kept - before)
+    assert max(sizes) <= 16
+    assert emitted_meanwhile == len(sizes) > 5
+
+
+def test_keys_are_reused_within_a_scope_only():
+    together = decoder()
+    first = together.add(make_request(), None, cache_scope="tenant a")
+    finish(together)
+    again = replace(make_request(seed=9), prompt_ids=(*first.ids, *PROMPT))
+    mine = together.add(again, None, cache_scope="tenant a")
+    others = together.add(again, None, cache_scope="tenant b")
+    nobodys = together.add(again, None)
+    assert finish(together)[mine] == slow_decode(TABLE, again)
+    assert mine.num_reused == len(first.ids) - 1
+    assert others.num_reused == nobodys.num_reused == 0
+
+
+def test_choices_wait_for_the_prompt_that_one_of_them_reads():
+    together = decoder()
+    prompt = PROMPT * 20
+    choices = [
+        together.add(replace(make_request(seed=seed), prompt_ids=prompt), None, cache_scope="me") for seed in range(4)
+    ]
+    texts = finish(together)
+    assert [each.num_reused for each in choices] == [0] + 3 * [len(prompt) - 1]
+    assert all(texts[each] == slow_decode(TABLE, each.request) for each in choices)
+
+
+def test_a_client_with_many_texts_makes_way_for_another():
+    together = decoder(max_num_seqs=4)
+    many = [together.add(each, None, client="many") for each in requests(6, max_new_tokens=20)]
+    together.step()
+    assert together.scheduler.has_room("other")
+    other = together.add(make_request(max_new_tokens=5), None, client="other")
+    together.step()
+    assert other.session is not None
+    texts = finish(together)
+    for each in many[:2]:
+        assert slow_decode(TABLE, each.request)[-len(texts[each]) :] == texts[each]
+
+
+def test_a_text_that_the_target_refuses_ends_alone():
+    together = decoder()
+    good = together.add(make_request(), None)
+    bad = together.add(make_request(max_new_tokens=9999), None)
+    outputs = together.step() + together.step()
+    assert [type(each.error) for each in outputs if each.sequence is bad] == [RequestError]
+    assert emitted([each.step for each in outputs if each.sequence is good]) == slow_decode(TABLE, good.request)[:1]

@@ -1,0 +1,138 @@
+"""A challenger is promoted when held-out records and its canary show that it is not worse, as surely as is asked."""
+
+import random
+
+import pytest
+
+from omnidraft.config import ControllerSettings
+from omnidraft.fleet.promotion import CanaryTrial, decide
+from tests.snapshot_folders import manifest
+from tests.unit.fleet.served import requests
+
+BASE = manifest("base")
+EXACT = ControllerSettings()
+SURE = ControllerSettings(canary_share=0.1, confidence=0.95, canary_tolerance=0.05)
+
+
+def measured(snapshot_id, parent_id, before, after):
+    told = {"agreement_before": before, "agreement_after": after, "held_out_records": 8}
+    return manifest(snapshot_id, parent_id=parent_id, **told)
+
+
+def test_the_first_snapshot_of_a_pair_is_promoted():
+    assert decide(BASE, None, EXACT).promote
+
+
+@pytest.mark.parametrize(
+    ("after", "tolerance", "promote"), [(0.71, 0, True), (0.70, 0, True), (0.69, 0, False), (0.69, 0.01, True)]
+)
+def test_a_child_must_not_fall_by_more_than_the_tolerance(after, tolerance, promote):
+    assert decide(measured("s1", "base", 0.70, after), BASE, ControllerSettings(tolerance=tolerance)).promote is promote
+
+
+def test_a_challenger_that_was_not_measured_is_refused_and_says_why():
+    decision = decide(manifest("s1", parent_id="base"), BASE, ControllerSettings(tolerance=0.5))
+    assert not decision.promote
+    assert "no held-out records" in decision.reason
+
+
+def test_better_than_a_refused_parent_is_not_enough():
+    refused = measured("s1", "base", 0.80, 0.70)
+    assert not decide(measured("s2", "s1", 0.70, 0.75), BASE, EXACT, between=[refused]).promote
+    assert decide(measured("s2", "s1", 0.70, 0.81), BASE, EXACT, between=[refused]).promote
+
+
+def unsure(snapshot_id, parent_id, before, after, error):
+    return measured(snapshot_id, parent_id, before, after).model_copy(update={"agreement_change_error": error})
+
+
+@pytest.mark.parametrize(("error", "promote"), [(0.01, True), (0.0242, True), (0.0244, False), (None, False)])
+def test_where_confidence_is_asked_for_the_gain_must_exceed_its_error(error, promote):
+    """1.645 standard errors at 95 %."""
+    decision = decide(unsure("s1", "base", 0.70, 0.74, error), BASE, ControllerSettings(confidence=0.95))
+    assert decision.promote is promote
+    assert decide(unsure("s1", "base", 0.70, 0.74, error), BASE, EXACT).promote
+    assert ("too few" in decision.reason) == (error is None)
+    assert error is None or f"+- {1.96 * error:.4f}" in decision.reason
+
+
+def test_a_challenger_whose_foretold_speed_falls_is_refused_however_well_it_agrees():
+    def foretold(snapshot_id, parent, before, after):
+        told = {"speedup_before": before, "speedup_after": after}
+        return measured(snapshot_id, parent, 0.70, 0.75).model_copy(update=told)
+
+    assert decide(foretold("s1", "base", 1.80, 1.78), BASE, EXACT).promote
+    slow = decide(foretold("s1", "base", 1.80, 1.70), BASE, EXACT)
+    assert not slow.promote
+    assert "foretold speed 0.944 of before" in slow.reason
+    first = foretold("s1", "base", 1.80, 1.78)
+    assert not decide(foretold("s2", "s1", 1.78, 1.76), BASE, EXACT, between=[first]).promote
+
+
+def test_gains_of_several_snapshots_in_a_row_make_sure_together():
+    careful = ControllerSettings(confidence=0.95)
+    first, second = unsure("s1", "base", 0.70, 0.72, 0.015), unsure("s2", "s1", 0.72, 0.74, 0.015)
+    assert not decide(first, BASE, careful).promote
+    assert decide(second, BASE, careful, between=[first]).promote
+
+
+def test_a_stranger_is_compared_with_the_champion_itself():
+    champion = measured("s5", "s4", 0.79, 0.80)
+    assert not decide(measured("x", None, 0.60, 0.70), champion, EXACT).promote
+    assert decide(measured("x", None, 0.60, 0.81), champion, EXACT).promote
+    assert not decide(measured("x", None, 0.60, 0.81), manifest("s5", train="full"), EXACT).promote
+
+
+def test_what_was_learned_offline_is_judged_against_the_base_drafter_it_began_with():
+    assert decide(measured("x", None, 0.60, 0.81), BASE, EXACT).promote
+    assert not decide(measured("x", None, 0.60, 0.59), BASE, EXACT).promote
+    assert not decide(measured("x", None, 0.60, 0.81), manifest("base", drafter_hash="other"), EXACT).promote
+
+
+def verdict(settings, canary_ms, *, seed=0, number=60, tenants=("t",)):
+    dice = random.Random(seed)
+    trial = CanaryTrial(2, 1, settings, 0.0, "fence")
+    for version, ms in ((1, 20.0), (2, canary_ms)):
+        for request in requests(dice, 0.7, number, version=version, ms=ms):
+            trial.update(request)
+    return trial.verdict(1.0)
+
+
+@pytest.mark.parametrize(("canary_ms", "promote"), [(20.0, True), (19.0, True), (22.0, False), (40.0, False)])
+def test_time_per_token_decides(canary_ms, promote):
+    decision = verdict(SURE, canary_ms)
+    assert decision.promote is promote
+    assert "60 requests, champion" in decision.reason
+    assert "agreement 0.697" in decision.reason
+
+
+def test_an_equal_canary_passes_and_one_ten_percent_slower_does_not_nearly_every_time():
+    """Requests' time per token has a relative standard deviation of 3 percent here, so each verdict is certain."""
+    assert all(verdict(SURE, 20.0, seed=seed).promote for seed in range(40))
+    assert not any(verdict(SURE, 22.0, seed=seed).promote for seed in range(40))
+
+
+def test_too_few_requests_give_no_verdict_until_time_is_up():
+    trial = CanaryTrial(2, 1, ControllerSettings(canary_requests=50, canary_timeout_s=600), 100.0, "fence")
+    for request in requests(random.Random(1), 0.7, 49, version=2):
+        trial.update(request)
+    for request in requests(random.Random(1), 0.7, 80, version=1):
+        trial.update(request)
+    assert trial.verdict(699.0) is None
+    assert trial.verdict(701.0).promote
+    for request in requests(random.Random(1), 0.7, 1, version=2):
+        trial.update(request)
+    assert "50 requests, champion" in trial.verdict(200.0).reason
+
+
+def test_without_traffic_nothing_speaks_against_it():
+    trial = CanaryTrial(2, 1, SURE, 0.0, "fence")
+    assert trial.verdict(1.0) is None
+    assert "0 requests in time" in trial.verdict(601.0).reason
+
+
+def test_requests_of_other_snapshots_count_for_nobody():
+    trial = CanaryTrial(2, 1, ControllerSettings(canary_requests=2), 0.0, "fence")
+    for request in requests(random.Random(1), 0.7, 10, version=3):
+        trial.update(request)
+    assert trial.verdict(1.0) is None

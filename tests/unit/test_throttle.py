@@ -1,0 +1,25 @@
+"""A thread's lower priority is its own."""
+
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from omnidraft.throttle import lower_priority
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads have no priority of their own")
+def test_a_lower_priority_is_the_threads_own() -> None:
+    def priority() -> int:
+        return os.getpriority(os.PRIO_PROCESS, 0)
+
+    def lowered(nice: int) -> int:
+        lower_priority(nice)
+        return priority()
+
+    before = priority()
+    with ThreadPoolExecutor(1) as lowering, ThreadPoolExecutor(1) as other:
+        assert lowering.submit(lowered, before + 3).result() == before + 3
+        assert other.submit(priority).result() == before
+    assert priority() == before

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from omnidraft.decode.drafting.acceptance_stats import NoiseCoupling
 from omnidraft.decode.decoder import Decoder
+from omnidraft.decode.drafting.acceptance_stats import NoiseCoupling
 from omnidraft.decode.policy.chain import AcceptancePolicy, FixedPolicy, ThresholdPolicy
 from omnidraft.decode.policy.cost import CostPolicy
 from omnidraft.decode.policy.cost_model import CostCurve

@@ -84,8 +84,8 @@ class VllmSettings(Section):
     """The proposer inside vLLM. Its settings file is named by OMNIDRAFT_CONFIG."""
 
     drafter_ids: int = Field(65_536, ge=1)
-    """The size of the drafter's KV cache in ids of all running sequences; 23 kB each for SmolLM2-135M. Sequences that
-    do not fit are drafted by `decode.lookup` alone."""
+    """The size of the drafter's KV cache in ids of all sequences; 23 kB each for SmolLM2-135M. Ended ones, which serve
+    the next that begin alike, give way to running ones; those that do not fit are drafted by `decode.lookup` alone."""
     keep_left_s: float = Field(60.0, ge=0)
     """The time for which a sequence that left vLLM's batch is kept: it may have been preempted."""
     most_left: int = Field(256, ge=0)

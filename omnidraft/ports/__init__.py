@@ -5,25 +5,27 @@ from omnidraft.ports.control import Announcement, AnnouncementFields, Announceme
 from omnidraft.ports.decoding import (
     AcceptanceFn,
     DraftModel,
-    DraftRequest,
     DraftSession,
     Grammar,
     LogProbs,
     Noise,
-    Policy,
-    Proposer,
-    ProposerSession,
     Request,
-    RoundPlan,
-    RoundText,
     Sampling,
     Step,
     Target,
     TargetSession,
-    TextOutcome,
     Timings,
 )
 from omnidraft.ports.draft_tree import DraftTree, TreeLimits
+from omnidraft.ports.drafting import (
+    DraftRequest,
+    Policy,
+    Proposer,
+    ProposerSession,
+    RoundPlan,
+    RoundText,
+    TextOutcome,
+)
 from omnidraft.ports.learning import PackedTexts, TrainableDrafter, TrainableHead
 from omnidraft.ports.log import (
     DEAD_LETTER_REASONS,

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     import numpy as np
     from rich.progress import Progress
 
-    from omnidraft.decode.policy.cost_model import MeasuredCosts
+    from omnidraft.decode.drafting.session_pool import DrafterMemory
+    from omnidraft.decode.policy.cost import Seconds
+    from omnidraft.decode.policy.cost_model import MeasuredCosts, StepCosts
     from omnidraft.decode.snapshot.slot import LoadedSnapshot
     from omnidraft.models.hf.tokenizer import HfTokenizer
     from omnidraft.models.loading import SharedDrafter
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
     from omnidraft.vocab.ngram_cache import NgramCache
 
 logger = logging.getLogger(__name__)
+
+_DRAFTER_IDS = 65_536
+"""The ids whose keys the drafter holds for all texts of a target, running and ended; 23 kB each for SmolLM2-135M."""
 
 UNPUBLISHED = 0
 """The version number of a snapshot in a folder outside the registry; registries count from 1."""
@@ -114,8 +119,9 @@ def snapshot_loader(
     settings: Settings, tokenizers: Vocabularies, costs: "MeasuredCosts", base: "SharedDrafter | None" = None
 ) -> SnapshotLoader:
     """Return a loader of snapshots for our own engine; see snapshot_loader_with."""
+    shared = shared_drafting(settings.decode, costs)
     return snapshot_loader_with(
-        settings, tokenizers, lambda model, ngrams: proposer(settings.decode, tokenizers, model, ngrams, costs), base
+        settings, tokenizers, lambda model, ngrams: proposer(settings.decode, tokenizers, model, ngrams, shared), base
     )
 
 
@@ -156,43 +162,75 @@ def snapshot_loader_with(
     return load
 
 
+@dataclass(frozen=True, slots=True)
+class SharedDrafting:
+    """The part of drafting that outlives the snapshots of one target."""
+
+    policy_for: Callable[[Mode], Policy]
+    step_s: "StepCosts"
+    memory: "DrafterMemory"
+
+
+def shared_drafting(settings: DecodeSettings, costs: "MeasuredCosts") -> SharedDrafting:
+    """Return policies, costs and memory for our own engine. A mode is measured when the policy first needs it."""
+    from omnidraft.decode.drafting.session_pool import DrafterMemory
+
+    @cache
+    def policy_for(mode: Mode) -> Policy:
+        return policy(settings, lambda rows: costs.passes(mode)(rows), costs.step_s)
+
+    return SharedDrafting(policy_for, costs.step_s, DrafterMemory(_DRAFTER_IDS))
+
+
 def proposer(
-    settings: DecodeSettings, tokenizers: Vocabularies, model: DraftModel, ngrams: "NgramCache", costs: "MeasuredCosts"
+    settings: DecodeSettings,
+    tokenizers: Vocabularies,
+    model: DraftModel,
+    ngrams: "NgramCache",
+    shared: SharedDrafting,
+    *,
+    is_external: bool = False,
 ) -> Proposer:
-    """Return a proposer that drafts with the model and prompt lookup, under the policy of the settings."""
+    """Return a proposer that drafts with the model and prompt lookup. For an external engine the drafter uses no noise,
+    since the engine's is unknown."""
     from omnidraft.decode.drafting.acceptance_stats import NoiseCoupling
     from omnidraft.decode.drafting.drafter import Drafter
     from omnidraft.decode.drafting.prompt_lookup import PromptLookup
+    from omnidraft.decode.drafting.session_pool import SessionPool
     from omnidraft.decode.drafting.tree_proposer import TreeProposer
 
-    coupling = NoiseCoupling((0.0, 0.5, 1.0) if settings.noise_weight is None else (settings.noise_weight,))
-    step_s = costs.steps(model) if settings.policy == "cost" else None
-    vocabulary = tokenizers.target.vocabulary
-    drafter = Drafter(model, tokenizers.drafter, vocabulary, tokenizers.alignment, ngrams, coupling, step_s)
+    weights = (0.0, 0.5, 1.0) if settings.noise_weight is None else (settings.noise_weight,)
+    drafter = Drafter(
+        model,
+        tokenizers.drafter,
+        tokenizers.target.vocabulary,
+        tokenizers.alignment,
+        ngrams,
+        NoiseCoupling((0.0,) if is_external else weights),
+        shared.step_s.measured(model) if settings.policy == "cost" else None,
+        SessionPool(shared.memory),
+        extends_to_depth=is_external,
+    )
     sources = (PromptLookup(), drafter) if settings.lookup else (drafter,)
     if settings.policy == "acceptance" and not model.has_head:
         logger.info("this drafter has no acceptance head: its chains end by measured agreement")
-    return TreeProposer(sources, _policies(settings, costs, model))
+    return TreeProposer(sources, shared.policy_for)
 
 
-def _policies(settings: DecodeSettings, costs: "MeasuredCosts", model: DraftModel) -> Callable[[Mode], Policy]:
-    """Return a function that gives each mode a policy of its own."""
+def policy(settings: DecodeSettings, pass_s: "Seconds", step_s: "Seconds", num_candidates: int = 4) -> Policy:
+    """Return a new policy of the kind that the settings name."""
     from omnidraft.decode.policy.chain import AcceptancePolicy, FixedPolicy, ThresholdPolicy
     from omnidraft.decode.policy.cost import CostPolicy
 
-    @cache
-    def policy(mode: Mode) -> Policy:
-        match settings.policy:
-            case "fixed":
-                return FixedPolicy()
-            case "acceptance":
-                return AcceptancePolicy(settings.max_rejection)
-            case "threshold":
-                return ThresholdPolicy(settings.min_path_probability)
-            case "cost":
-                return CostPolicy(costs.passes(mode), costs.steps(model))
-
-    return policy
+    match settings.policy:
+        case "fixed":
+            return FixedPolicy()
+        case "acceptance":
+            return AcceptancePolicy(settings.max_rejection)
+        case "threshold":
+            return ThresholdPolicy(settings.min_path_probability)
+        case "cost":
+            return CostPolicy(pass_s, step_s, num_candidates)
 
 
 @contextmanager

@@ -34,7 +34,7 @@ def pair():
     cache = NgramCache(alignment.fingerprint, draft_tokenizer.vocabulary, target_tokenizer.vocabulary, 10_000)
     words = wiring.Vocabularies(target_folder, draft_folder, target_tokenizer, draft_tokenizer, alignment)
     always = DecodeSettings(policy="fixed", num_draft_tokens=5)  # costs measured on a busy machine decide nothing here
-    proposer = wiring.proposer(always, words, model, cache, MeasuredCosts(target))
+    proposer = wiring.proposer(always, words, model, cache, wiring.shared_drafting(always, MeasuredCosts(target)))
     return Decoder(target, target_tokenizer.vocabulary), proposer, target_tokenizer, draft_tokenizer
 
 

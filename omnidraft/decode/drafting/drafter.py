@@ -37,6 +37,8 @@ class Drafter:
     step_s: CostCurve | None = None
     """Updated with the duration of each step; None measures nothing."""
     pool: SessionPool = field(default_factory=SessionPool)
+    extends_to_depth: bool = False
+    """Whether it extends its chain to the limit also where another source's chain has as many nodes as are scored."""
 
     def context(self, request: Request) -> DrafterContext:
         """Return the drafter's view of a request's text."""
@@ -79,9 +81,7 @@ class _Steps:
         if not readers:
             return
         self._advance(list(readers))
-        while selected := self._select(
-            [(value, each, prefix) for each in readers for value, prefix in each.best_prefixes()]
-        ):
+        while selected := self._select([each for reader in readers for each in reader.best_prefixes()]):
             self._branch(selected)
 
     def _select(self, prefixes: list[tuple[float, Extension, DraftPrefix]]) -> dict[Extension, list[DraftPrefix]]:

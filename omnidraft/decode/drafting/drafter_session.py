@@ -123,14 +123,14 @@ class Extension:
     """Those that may be extended."""
     num_branched: int = 0
 
-    def best_prefixes(self) -> list[tuple[float, DraftPrefix]]:
+    def best_prefixes(self) -> list[tuple[float, "Extension", DraftPrefix]]:
         """Return the prefixes that the next step may extend with their values, best first; none when the tree is full.
         Every id branched in this round takes a position in the drafter's context, also beside others."""
         tree = self.draft.tree
         num_free = self.session.drafter.model.context_limit - len(self.session.fed) - self.num_branched
         if self._is_full():
             return []
-        valued = [(sum(map(tree.open_value, prefix.ends)), prefix) for prefix in self.prefixes]
+        valued = [(sum(map(tree.open_value, prefix.ends)), self, prefix) for prefix in self.prefixes]
         best = sorted((each for each in valued if each[0]), key=lambda each: -each[0])
         return best[: min(MAX_ROWS, num_free)]
 
@@ -174,6 +174,9 @@ class Extension:
     def _is_full(self) -> bool:
         """Return whether the tree holds as many nodes as can be scored."""
         tree, limits = self.draft.tree, self.draft.limits
+        if self.session.drafter.extends_to_depth:
+            ends = (end for prefix in self.prefixes for end in prefix.ends)
+            return all(tree.nodes[end].depth >= limits.num_nodes for end in ends)
         if self.num_candidates > 1 and limits.num_chains is None:
             return tree.num_drafted >= 4 * limits.num_nodes
         return len(tree.ranked(limits)) >= limits.num_nodes

@@ -89,11 +89,8 @@ class SafeDrafting:
         """See ports.Proposer; an empty tree replaces one that would change the text."""
         trees = {id(each.text): DraftTree.empty(each.text.root) for each in requests}
         for group in _groups(requests):
-            for each, tree in zip(
-                group, self._propose(group, num_other_rows + len(requests) - len(group)), strict=False
-            ):
-                if self._is_harmless(each, tree):
-                    trees[id(each.text)] = tree
+            drafted = self._propose(group, num_other_rows + len(requests) - len(group))
+            trees |= {id(each.text): tree for each, tree in drafted if self._is_harmless(each, tree)}
         return [trees[id(each.text)] for each in requests]
 
     def observe_all(self, emitted: Sequence[tuple[SafeText, Sequence[int]]]) -> None:
@@ -110,11 +107,15 @@ class SafeDrafting:
         """See ports.ProposerSession."""
         self._call(text, lambda session: session.pause())
 
+    def reset(self, text: SafeText) -> None:
+        """See ports.ProposerSession."""
+        self._call(text, lambda session: session.reset())
+
     def close(self, text: SafeText) -> None:
         """See ports.ProposerSession."""
         self._call(text, lambda session: session.close())
 
-    def _propose(self, group: Sequence[SafeRequest], num_other_rows: int) -> Sequence[DraftTree]:
+    def _propose(self, group: Sequence[SafeRequest], num_other_rows: int) -> list[tuple[SafeRequest, DraftTree]]:
         """Return the trees of texts that are drafted for together; none after a failure."""
         requests = [
             DraftRequest(each.text.session, each.position, each.limits, each.noise)
@@ -122,13 +123,13 @@ class SafeDrafting:
             if each.text.session is not None
         ]
         try:
-            trees = group[0].text.proposer.propose_all(requests, num_other_rows)
+            drafted = list(zip(group, group[0].text.proposer.propose_all(requests, num_other_rows), strict=True))
         except Exception as exc:  # the boundary: see above
             self._fail([each.text for each in group], exc)
             return []
         for each in group:
             each.text.is_suspect = False
-        return trees
+        return drafted
 
     def _is_harmless(self, request: SafeRequest, tree: DraftTree) -> bool:
         try:

@@ -41,6 +41,11 @@ class DrafterMemory:
         self._running.discard(text)
         self._pools.add(pool)
 
+    def evict_all(self) -> None:
+        """Free the keys of all ended texts."""
+        for pool in self._pools:
+            pool.ended = []
+
     def reserve(self, num_ids: int) -> bool:
         """Return whether keys of so many more ids fit; those of ended texts give way, the least recently used first."""
         excess = self.num_ids + num_ids - self._max_ids

@@ -2,8 +2,8 @@
 
 It passes no request ids, no settings and no ends (sequence_tracker.py identifies sequences all the same). A sequence
 keeps its snapshot as long as it is tracked, so that no swap makes the drafter read running sequences again.
-Like in safe_drafting.py, no exception gets out: the engine receives no drafts. Sequences that failed together are
-drafted for one by one in the next round, so that the one at fault is found; it gets no more drafts.
+It uses no noise: an engine that draws with its own accepts a token with the target's probability of it, so the most
+probable token is best. Like in safe_drafting.py, no exception gets out: the engine receives no drafts.
 Shapes: N rows of logits of one sequence, V vocabulary.
 """
 
@@ -15,15 +15,16 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from omnidraft.decode.drafting.safe_drafting import DraftingFailures, require_harmless
-from omnidraft.decode.external.batch_drafting import BatchDraft, draft_batch
-from omnidraft.decode.external.batch_policy import BatchPolicy, FixedBatchPolicy
-from omnidraft.decode.external.sequence_tracker import ExternalSequence, SequenceTracker, draft_groups
+from omnidraft.decode.drafting.safe_drafting import DraftingFailures, SafeDrafting, SafeRequest
+from omnidraft.decode.drafting.session_pool import DrafterMemory
+from omnidraft.decode.external.sequence_tracker import ExternalSequence, SequenceTracker
 from omnidraft.decode.external.step_time_model import StepTimeModel
 from omnidraft.decode.logprobs import top_k_logprobs
-from omnidraft.decode.policy.cost_model import CostCurve
+from omnidraft.decode.sampling.noise import ForbiddenNoise
 from omnidraft.decode.step_telemetry import count_step
 from omnidraft.ports import DraftTree, FinishReason, Metrics, Step, Timings, TreeLimits
+
+_NO_NOISE = ForbiddenNoise()
 
 
 class SequenceFactory(Protocol):
@@ -43,8 +44,6 @@ class RoundLimits:
 
     num_tokens: Callable[[], int]
     """Draft tokens per sequence and round at most; read in each round."""
-    drafter_ids: int
-    """Ids of all sequences together in the drafter's KV cache at most."""
     trace_rows: int
     """Rows of a round whose logits are read for traces at most; rounds with more are recorded without."""
     idle_s: float
@@ -57,7 +56,6 @@ class _Round:
 
     seqs: tuple[ExternalSequence, ...]
     num_nodes: int
-    step_rows: tuple[int, ...]
     at_s: float
 
 
@@ -68,9 +66,9 @@ class RoundScheduler:
         self,
         factory: SequenceFactory,
         tracker: SequenceTracker[ExternalSequence],
-        policy: BatchPolicy,
+        drafting: SafeDrafting,
         passes: StepTimeModel,
-        step_s: CostCurve | None,
+        memory: DrafterMemory,
         metrics: Metrics,
         *,
         target: str,
@@ -82,9 +80,9 @@ class RoundScheduler:
     ) -> None:
         self._factory = factory
         self._tracker = tracker
-        self._policy = policy
+        self._drafting = drafting
         self._passes = passes
-        self._step_s = step_s
+        self._memory = memory
         self._metrics = metrics
         self._target = target
         self._stop_ids = stop_ids
@@ -114,7 +112,7 @@ class RoundScheduler:
         now_s = self._clock()
         seqs = self._match(emitted, ids_of)
         active = [seq for seq in seqs if seq is not None]
-        pass_s = self._update_costs(seqs, emitted, now_s)
+        pass_s = self._update_costs(seqs, now_s)
         self._observe(seqs, emitted, pass_s, logits_of)
         self._end_records(self._tracker.set_active(active))
         self._evict()
@@ -133,8 +131,10 @@ class RoundScheduler:
             self._last_round = None
             self._end_records(self._tracker.set_active(()))
         self._evict()
+        if self._last_round is None and not len(self._tracker):
+            self._memory.evict_all()
         self._metrics.set("omnidraft_followed_texts", len(self._tracker), target=self._target)
-        self._metrics.set("omnidraft_drafter_ids", self._num_cached_ids(), target=self._target)
+        self._metrics.set("omnidraft_drafter_ids", self._memory.num_ids, target=self._target)
 
     def close(self) -> None:
         """Write all records; no more rounds come."""
@@ -147,7 +147,7 @@ class RoundScheduler:
         self._failures.report(error)
         self._last_round = None
         for seq in self._tracker.clear():
-            seq.drafting.release()
+            self._drafting.reset(seq.drafting)
 
     def _match(
         self, emitted: Sequence[Sequence[int]], ids_of: Callable[[int], np.ndarray]
@@ -174,17 +174,14 @@ class RoundScheduler:
         self._tracker.add(seq)
         return seq
 
-    def _update_costs(
-        self, seqs: Sequence[ExternalSequence | None], emitted: Sequence[Sequence[int]], now_s: float
-    ) -> float:
-        """Update costs and policy with the pass since the last round; return its seconds, 0 when it is no sample
-        because it also read prompts or the engine waited."""
+    def _update_costs(self, seqs: Sequence[ExternalSequence | None], now_s: float) -> float:
+        """Update the costs with the pass since the last round; return its seconds, 0 when it is no sample because it
+        also read prompts or the engine waited."""
         last, self._last_round = self._last_round, None
         if last is None or {id(seq) for seq in seqs} != {id(seq) for seq in last.seqs}:
             return 0.0
         pass_s = now_s - last.at_s
         self._passes.update(len(last.seqs) + last.num_nodes, pass_s)
-        self._policy.update(sum(map(len, emitted)), last.num_nodes, last.step_rows)
         return pass_s
 
     def _observe(
@@ -207,15 +204,8 @@ class RoundScheduler:
                 seq.record_builder.take(step)
                 if new_ids[-1] in self._stop_ids:  # most likely over: the engine may not come back to say so
                     seq.record_builder.flush(FinishReason.STOP)
-            if not seq.is_disabled:
-                self._drafter_observes(seq, new_ids)
+            self._drafting.observe_all([(seq.drafting, new_ids)])
             self._tracker.append(seq, new_ids)
-
-    def _drafter_observes(self, seq: ExternalSequence, new_ids: Sequence[int]) -> None:
-        try:
-            seq.drafting.observe(new_ids)
-        except Exception as exc:  # the boundary: see safe_drafting.py
-            self._on_failure([seq], exc)
 
     def _step(self, seq: ExternalSequence, ids: Sequence[int], pass_s: float, logits_NV: torch.Tensor | None) -> Step:
         path, node = [], 0
@@ -228,7 +218,7 @@ class RoundScheduler:
         traced = None
         if seq.record_builder is not None and logits_NV is not None and len(ids) <= len(logits_NV):
             traced = top_k_logprobs(logits_NV.float(), range(len(ids)), ids, self._top_k)
-        return Step(seq.tree, tuple(ids), tuple(path), "", None, Timings(seq.draft_s, pass_s), traced)
+        return Step(seq.tree, tuple(ids), tuple(path), "", None, Timings(seq.tree.draft_s, pass_s), traced)
 
     def _end_records(self, inactive: Sequence[ExternalSequence]) -> None:
         for seq in inactive:
@@ -237,62 +227,23 @@ class RoundScheduler:
             if seq.record_builder is not None:
                 seq.record_builder.flush(FinishReason.STOP if is_over else None)
             if is_over:
-                self._end(seq)
+                self._drafting.close(seq.drafting)
                 self._tracker.remove(seq)
+            else:
+                self._drafting.pause(seq.drafting)
 
     def _evict(self) -> None:
         for seq in self._tracker.evict():
-            self._end(seq)
-
-    def _end(self, seq: ExternalSequence) -> None:
-        seq.drafting.release()
-        self._policy.finish(len(seq.tokens) - seq.num_prompt)
+            self._drafting.close(seq.drafting)
 
     def _draft(self, active: Sequence[ExternalSequence]) -> dict[int, list[int]]:
         """Return the draft tokens by the identity of a sequence."""
         if not active:
             return {}
-        policy, num_tokens = self._policy, self._limits.num_tokens()
-        policy.start(len(active))
-        probe_length = self._passes.probe_length(len(active), num_tokens)
-        if probe_length is not None:
-            policy, num_tokens = FixedBatchPolicy(), probe_length
-        num_nodes, step_rows = 0, []
-        for group in draft_groups(active):
-            batch_draft = self._draft_group(group, num_tokens, policy)
-            num_nodes += sum(len(tree) - 1 for tree in batch_draft.trees)
-            step_rows += batch_draft.step_rows
-        self._last_round = _Round(tuple(active), num_nodes, tuple(step_rows), self._clock())
+        num_tokens = self._limits.num_tokens()
+        limits = TreeLimits(num_tokens, num_chains=1, depth=num_tokens)
+        requests = [SafeRequest(seq.drafting, len(seq.tokens), limits, _NO_NOISE) for seq in active]
+        for seq, tree in zip(active, self._drafting.propose_all(requests), strict=True):
+            seq.tree = tree
+        self._last_round = _Round(tuple(active), sum(len(seq.tree) - 1 for seq in active), self._clock())
         return {id(seq): list(seq.tree.tokens[1:]) for seq in active}
-
-    def _draft_group(self, group: Sequence[ExternalSequence], num_tokens: int, policy: BatchPolicy) -> BatchDraft:
-        try:
-            states = [seq.drafting for seq in group]
-            batch_draft = draft_batch(states, num_tokens, policy, self._step_s, may_open=self._fits_memory)
-            for seq, tree in zip(group, batch_draft.trees, strict=True):
-                size = len(seq.drafting.drafter.target_vocabulary)
-                require_harmless(tree, seq.drafting.root, TreeLimits(num_tokens, num_chains=1), size)
-                seq.tree, seq.draft_s, seq.is_suspect = tree, batch_draft.draft_s, False
-        except Exception as exc:  # the boundary: see safe_drafting.py
-            self._on_failure(group, exc)
-            return BatchDraft()
-        return batch_draft
-
-    def _on_failure(self, group: Sequence[ExternalSequence], error: Exception) -> None:
-        """Report the exception and release the sequences, whose KV cache in the drafter is in an unknown state."""
-        self._failures.report(error)
-        for seq in group:
-            seq.failed(is_alone=len(group) == 1)
-
-    def _fits_memory(self, num_ids: int) -> bool:
-        """Return whether the drafter may cache so many more ids; inactive sequences are released first."""
-        num_cached = self._num_cached_ids()
-        for seq in self._tracker.inactive:
-            if num_cached + num_ids <= self._limits.drafter_ids:
-                break
-            num_cached -= len(seq.drafting.fed)
-            seq.drafting.release()
-        return num_cached + num_ids <= self._limits.drafter_ids
-
-    def _num_cached_ids(self) -> int:
-        return sum(len(seq.drafting.fed) for seq in self._tracker)

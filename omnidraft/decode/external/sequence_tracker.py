@@ -11,7 +11,7 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
-from omnidraft.decode.external.batch_drafting import DraftingState
+from omnidraft.decode.drafting.safe_drafting import SafeText
 from omnidraft.decode.recording.record_builder import TraceRecordBuilder
 from omnidraft.decode.snapshot.slot import LoadedSnapshot
 from omnidraft.ports import DraftTree
@@ -151,31 +151,7 @@ class ExternalSequence:
 
     tokens: TokenBuffer
     snapshot: LoadedSnapshot
-    drafting: DraftingState
+    drafting: SafeText
     record_builder: TraceRecordBuilder | None
-    num_prompt: int
     tree: DraftTree = field(default_factory=lambda: DraftTree.empty(0))
     """The draft that the engine received last and is scoring now."""
-    draft_s: float = 0.0
-    is_suspect: bool = False
-    """Whether drafting failed for it and others together; it is drafted for alone until that succeeds."""
-    is_disabled: bool = False
-    """Whether drafting failed for it alone; it gets no more drafts."""
-
-    def failed(self, *, is_alone: bool) -> None:
-        """Drop the draft and the drafter's KV cache after an exception; the cache is computed again if drafting
-        continues."""
-        self.drafting.release()
-        self.tree, self.draft_s = DraftTree.empty(0), 0.0
-        self.is_suspect, self.is_disabled = True, is_alone
-
-
-def draft_groups(seqs: Sequence[ExternalSequence]) -> list[list[ExternalSequence]]:
-    """Return the sequences that are drafted for together: those of one snapshot, suspects alone, disabled ones not at
-    all."""
-    groups: dict[tuple[int, int], list[ExternalSequence]] = {}
-    for seq in seqs:
-        if not seq.is_disabled:
-            alone = id(seq) if seq.is_suspect else 0
-            groups.setdefault((id(seq.snapshot.proposer), alone), []).append(seq)
-    return list(groups.values())

@@ -3,7 +3,8 @@
 The rows of all texts of a round share one pass and the drafter's steps, so their prefixes and nodes compete. Tokens and
 seconds are summed over rounds; their ratio is the rate that every further node or step must beat with what it adds to
 both (Dinkelbach's method for ratios: https://doi.org/10.1287/mnsc.13.7.492; docs/algorithms.md section 10). It is a
-multiple of plain decoding's rate, since that changes with the number of texts.
+multiple of plain decoding's rate, since that changes with the number of texts. Rows of prompts in the same pass make
+further rows dearer, and their own time is not the drafts'.
 When drafting does not beat plain decoding it stops, and is tried again now and then for a small share of the time, so
 that a recovery is seen. The measured gain of rounds with a drafter decides that, so no wrong estimate can make it lose
 for long. A text that the drafter has not read yet is read only when the rest of the answer is expected to pay for it.
@@ -93,7 +94,7 @@ class CostPolicy:
     def update(self, outcomes: Sequence[TextOutcome], num_other_rows: int = 0) -> None:
         """See ports.Policy. Seconds are those of the cost curves, which are smoother than the clock's; catching up was
         paid for when the ids were read."""
-        token_s = self.pass_s(len(outcomes) + num_other_rows) / len(outcomes)
+        token_s = self.pass_s(len(outcomes)) / len(outcomes)
         with_seconds = list(zip(outcomes, self._seconds(outcomes, num_other_rows), strict=True))
         for tenant in dict.fromkeys(outcome.tenant for outcome in outcomes):
             self.stats(tenant).add([each for each in with_seconds if each[0].tenant == tenant], token_s)
@@ -107,9 +108,8 @@ class CostPolicy:
     def _seconds(self, outcomes: Sequence[TextOutcome], num_other_rows: int) -> list[float]:
         """Return the seconds of each text: its share of a plain pass, and of nodes and steps by their number."""
         num_plain, num_nodes = len(outcomes) + num_other_rows, sum(outcome.num_nodes for outcome in outcomes)
-        plain_s = self.pass_s(num_plain)
-        node_s = (self.pass_s(num_plain + num_nodes) - plain_s) / max(num_nodes, 1)
-        seconds = [plain_s / len(outcomes) + node_s * outcome.num_nodes for outcome in outcomes]
+        node_s = (self.pass_s(num_plain + num_nodes) - self.pass_s(num_plain)) / max(num_nodes, 1)
+        seconds = [self.pass_s(len(outcomes)) / len(outcomes) + node_s * each.num_nodes for each in outcomes]
         for rows in zip(*(outcome.step_rows for outcome in outcomes), strict=True):
             capped = [min(each, _CATCH_UP) for each in rows]
             row_s = self.step_s(sum(capped)) / max(sum(capped), 1)
@@ -139,6 +139,8 @@ class CostPlan:
         self._policy = policy
         self._texts = texts
         self._num_plain = len(texts) + num_other_rows
+        self._token_s = policy.pass_s(len(texts)) / len(texts)
+        """Seconds per token of plain decoding."""
         self._plain_s = policy.pass_s(self._num_plain)
         self._last_value: float | None = None
         self._has_trial = self._has_gain = False
@@ -149,7 +151,7 @@ class CostPlan:
         stats = [self._policy.stats(tenant) for tenant in {text.tenant for text in self._texts}]
         seconds = sum(each.seconds for each in stats)
         speedup = max(sum(each.plain_s for each in stats) / seconds, 1.0) if seconds else 1.0
-        return speedup * len(self._texts) / self._plain_s
+        return speedup / self._token_s
 
     def should_draft(self, index: int, num_ids: int) -> bool:
         """See ports.RoundPlan."""
@@ -157,7 +159,7 @@ class CostPlan:
         stats = self._policy.stats(text.tenant)
         catch_up_s = step_s(num_ids) - step_s(min(num_ids, _CATCH_UP))
         rounds = min(stats.length, text.max_new_tokens) / stats.emits
-        if not stats.trials_left and stats.gain * rounds * self._plain_s / len(self._texts) > catch_up_s:
+        if not stats.trials_left and stats.gain * rounds * self._token_s > catch_up_s:
             self._has_gain = True
             return True
         is_tried = self._is_tried(stats, index, num_ids, catch_up_s)

@@ -48,13 +48,31 @@ class CostCurve:
         self._slope = float(beyond[0]) if len(beyond) else 0.0
 
 
+class StepCosts:
+    """Seconds of drafter steps by number of rows, measured with the first drafter; later ones differ in their weights
+    only."""
+
+    def __init__(self) -> None:
+        self._curve: CostCurve | None = None
+
+    def measured(self, drafter: DraftModel) -> CostCurve:
+        """Return the curve, measured with this drafter if it is the first."""
+        if self._curve is None:
+            self._curve = measure_steps(drafter)
+        return self._curve
+
+    def __call__(self, rows: int) -> float:
+        assert self._curve is not None, "no drafter was measured"
+        return self._curve(rows)
+
+
 class MeasuredCosts:
     """Costs of one target and its drafter on this machine; a mode is measured on first use."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
         self._passes: dict[Mode, CostCurve] = {}
-        self._steps: CostCurve | None = None
+        self.step_s = StepCosts()
 
     def passes(self, mode: Mode) -> CostCurve:
         """Return the cost curve of this mode's passes. Raises ConfigError when the target cannot serve the mode."""
@@ -65,13 +83,6 @@ class MeasuredCosts:
     def measured(self, mode: Mode) -> CostCurve | None:
         """Return the cost curve of this mode's passes; None while it is not measured."""
         return self._passes.get(mode)
-
-    def steps(self, drafter: DraftModel) -> CostCurve:
-        """Return the cost curve of drafter steps, measured with the first drafter; later ones differ in their weights
-        only."""
-        if self._steps is None:
-            self._steps = measure_steps(drafter)
-        return self._steps
 
     def update_pass(self, mode: Mode, rows: int, seconds: float) -> None:
         """Add the duration of one pass; ignored where the mode was not measured."""

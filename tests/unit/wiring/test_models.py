@@ -8,10 +8,14 @@ from pydantic import SecretStr
 
 from omnidraft import config, wiring
 from omnidraft.config import LearnerSettings, Settings
+from omnidraft.decode.drafting.drafter import Drafter
+from omnidraft.decode.drafting.tree_proposer import TreeProposer
 from omnidraft.decode.engine import GenerationRequest
+from omnidraft.decode.policy.cost_model import MeasuredCosts
 from omnidraft.errors import SnapshotCorrupt, SnapshotNotFound, VocabularyError
 from omnidraft.snapshots import bundle
 from omnidraft.telemetry.metrics import CountingMetrics
+from omnidraft.wiring.models import snapshot_loader
 from tests.snapshot_folders import manifest
 from tests.tiny_engine import tiny_settings
 
@@ -124,3 +128,20 @@ def test_where_signatures_are_asked_for_a_folder_needs_one_too(
     assert wiring.engine(signing, CountingMetrics(), snapshot=str(tmp_path / "signed")).engine.slot.current
     wiring.registry(signing).publish(folder, None)
     assert wiring.engine(signing, CountingMetrics(), snapshot="latest").engine.slot.current.version == 1
+
+
+def test_a_swap_keeps_the_policys_statistics_and_the_limit_of_the_drafters_memory(settings: Settings) -> None:
+    decode = settings.decode.model_copy(update={"policy": "cost"})
+    words = wiring.vocabularies(settings)
+    costs = MeasuredCosts(wiring.target(settings, words))
+    load = snapshot_loader(settings.model_copy(update={"decode": decode}), words, costs)
+    first, second = (load(None, None).proposer for _ in range(2))
+    assert isinstance(first, TreeProposer)
+    assert isinstance(second, TreeProposer)
+    assert first.policy_for("fast") is second.policy_for("fast")
+    assert first.policy_for("fast") is not first.policy_for("reproducible")
+    assert first.calibrator is not second.calibrator
+    drafters = [each.sources[-1] for each in (first, second)]
+    assert all(isinstance(each, Drafter) for each in drafters)
+    assert drafters[0].pool.memory is drafters[1].pool.memory  # type: ignore[attr-defined]
+    assert drafters[0].pool is not drafters[1].pool  # type: ignore[attr-defined]

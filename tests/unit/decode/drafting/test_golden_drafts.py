@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from omnidraft.decode.decoder import Decoder
 from omnidraft.decode.drafting.acceptance_stats import NoiseCoupling
-from omnidraft.decode.loop import Decoder
 from omnidraft.decode.policy.chain import AcceptancePolicy, FixedPolicy, ThresholdPolicy
 from omnidraft.decode.policy.cost import CostPolicy
 from omnidraft.decode.policy.cost_model import CostCurve
@@ -69,13 +69,8 @@ def numbers(policy: Policy) -> list[float]:
 
 
 def rows_of(tree: DraftTree) -> list[object]:
-    return [
-        tree.tokens,
-        tree.parents,
-        "".join(each.value[0] for each in tree.sources[1:]),
-        tree.draft_ids,
-        tree.noise_weight,
-    ]
+    sources = "".join(each.value[0] for each in tree.sources[1:] if each is not None)
+    return [tree.tokens, tree.parents, sources, tree.draft_ids, tree.noise_weight]
 
 
 def run(policy_name: str, temperature: float, limits_name: str) -> dict[str, object]:

@@ -2,24 +2,24 @@
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 
 from omnidraft.config import RecorderSettings
-from omnidraft.decode.drafting.drafter import Drafter
-from omnidraft.decode.drafting.safe_drafting import DraftingFailures
+from omnidraft.decode.drafting.safe_drafting import DraftingFailures, SafeDrafting
+from omnidraft.decode.drafting.session_pool import DrafterMemory, SessionPool
 from omnidraft.decode.drafting.tree_proposer import TreeProposer
-from omnidraft.decode.external.batch_drafting import DraftingState
-from omnidraft.decode.external.batch_policy import BatchPolicy, FixedBatchPolicy
+from omnidraft.decode.external.probing_policy import ProbingPolicy
 from omnidraft.decode.external.prompt_mapping import map_prompt
 from omnidraft.decode.external.round_scheduler import RoundLimits, RoundScheduler
 from omnidraft.decode.external.sequence_tracker import ExternalSequence, SequenceTracker, TokenBuffer
 from omnidraft.decode.external.step_time_model import StepTimeModel
+from omnidraft.decode.policy.chain import FixedPolicy
 from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
 from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
-from omnidraft.ports import Request
+from omnidraft.ports import Policy, Request
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.toy_models import ToyTable
 from omnidraft.traces.record import TraceRecord
@@ -159,32 +159,33 @@ class ToyFactory:
 
     def __init__(self, *, is_traced: bool = False) -> None:
         self.slot: SnapshotSlot | None = None
+        self.drafting: SafeDrafting | None = None
         self.records: list[TraceRecord] = []
         self._is_traced = is_traced
         self._num_opened = 0
 
     def open(self, prompt_ids: np.ndarray) -> ExternalSequence:
         assert self.slot is not None
+        assert self.drafting is not None
         snapshot = self.slot.current
-        assert isinstance(snapshot.proposer, TreeProposer)
-        drafter = next(each for each in snapshot.proposer.sources if isinstance(each, Drafter))
         ids = prompt_ids.tolist()
         prompt = map_prompt(ids, TARGET_TOKENIZER.vocabulary, DRAFT_TOKENIZER, ALIGNMENT, longest=2048)
-        request = Request(tuple(ids), tuple(prompt.ids), 1, stop_ids=STOP_IDS, mode="fast")
-        state = DraftingState(drafter, request, prompt.rest, snapshot.proposer.calibrator, with_lookup=True)
+        tail = tuple(prompt.rest)
+        request = Request(tuple(ids), tuple(prompt.ids), 1000, stop_ids=STOP_IDS, mode="fast", drafter_prompt_tail=tail)
+        state = self.drafting.open(snapshot.proposer, request)
         self._num_opened += 1
         builder = None
         if self._is_traced:
             context = RecordContext(f"text-{self._num_opened}", "default", "w", "t", "d", snapshot.version, "a")
             builder = TraceRecordBuilder(request, context, RecorderSettings(segment_tokens=8), self.records.append)
-        return ExternalSequence(TokenBuffer(prompt_ids), snapshot, state, builder, len(ids))
+        return ExternalSequence(TokenBuffer(prompt_ids), snapshot, state, builder)
 
 
 def make_rounds(
     *,
     proposer: TreeProposer | None = None,
     factory: ToyFactory | None = None,
-    policy: BatchPolicy | None = None,
+    policy: Policy | None = None,
     passes: StepTimeModel | None = None,
     metrics: CountingMetrics | None = None,
     clock: Clock | None = None,
@@ -195,23 +196,30 @@ def make_rounds(
 ) -> tuple[RoundScheduler, SnapshotSlot, SequenceTracker[ExternalSequence]]:
     """The real rounds over toys; what fails ends the test unless `failures` are counted."""
     clock = clock or Clock()
-    slot = SnapshotSlot(LoadedSnapshot(None, "base", proposer or make_drafter(), None, None))
+    passes, memory = passes or StepTimeModel(), DrafterMemory(drafter_ids)
+    drafting = SafeDrafting(len(TARGET_PIECES), failures or Strict())
+    proposer = proposer or make_drafter(has_lookup=True)
+    probing = ProbingPolicy(policy or FixedPolicy(), passes, lambda: NUM_TOKENS)
+    proposer.policy_for = lambda mode: probing
+    *others, drafter = proposer.sources
+    proposer.sources = (*others, replace(drafter, pool=SessionPool(memory), extends_to_depth=True))
+    slot = SnapshotSlot(LoadedSnapshot(None, "base", proposer, None, None))
     tracker: SequenceTracker[ExternalSequence] = SequenceTracker(
         keep_s=keep_left_s, max_inactive=max_inactive, clock=clock
     )
     factory = factory or ToyFactory()
-    factory.slot = slot
+    factory.slot, factory.drafting = slot, drafting
     rounds = RoundScheduler(
         factory,
         tracker,
-        policy or FixedBatchPolicy(),
-        passes or StepTimeModel(),
-        None,
+        drafting,
+        passes,
+        memory,
         metrics or CountingMetrics(),
         target="t",
         stop_ids=STOP_IDS,
         top_k=4,
-        limits=RoundLimits(lambda: NUM_TOKENS, drafter_ids, trace_rows=64, idle_s=5.0),
+        limits=RoundLimits(lambda: NUM_TOKENS, trace_rows=64, idle_s=5.0),
         failures=failures or Strict(),
         clock=clock,
     )

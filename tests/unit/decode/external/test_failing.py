@@ -62,7 +62,9 @@ def test_a_failure_costs_one_rounds_drafts_and_is_drafted_from_afresh(call, at):
     assert all(each.emitted == plain(TABLE, each) for each in requests)
     assert metrics.value(FAILURES, target="t") == 1
     assert engine.num_rows > engine.num_passes * 3  # it went on drafting
-    assert not any(text.is_suspect for text in tracker) or any(text.is_disabled for text in tracker)
+    assert not any(text.drafting.is_suspect for text in tracker) or any(
+        text.drafting.session is None for text in tracker
+    )
 
 
 def test_a_text_that_kills_every_round_loses_its_drafts_and_the_others_keep_theirs():
@@ -72,7 +74,7 @@ def test_a_text_that_kills_every_round_loses_its_drafts_and_the_others_keep_thei
     requests = [engine.ask(prompt, 30) for prompt in prompts(8)]
     while engine.waiting or engine.running:
         engine.step()
-        poisoned = [text for text in tracker if text.is_disabled]
+        poisoned = [text for text in tracker if text.drafting.session is None]
         assert all(not text.tree.tokens[1:] for text in poisoned)
     assert all(each.emitted == plain(TABLE, each) for each in requests)
     assert 0 < metrics.value(FAILURES) <= 2 * len(requests)

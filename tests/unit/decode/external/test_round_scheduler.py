@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from omnidraft.decode.external.batch_policy import CostBatchPolicy, ThresholdBatchPolicy
 from omnidraft.decode.external.sequence_tracker import ExternalSequence
 from omnidraft.decode.external.step_time_model import StepTimeModel
 from omnidraft.decode.logprobs import top_k_logprobs
+from omnidraft.decode.policy.chain import ThresholdPolicy
+from omnidraft.decode.policy.cost import CostPolicy
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.toy_models import ToyTable
 from omnidraft.traces import codec
@@ -50,7 +51,7 @@ def test_a_text_goes_on_where_it_was_after_preemption_in_any_row():
 def test_ten_thousand_requests_leave_nothing_behind():
     """Ended, aborted and preempted ones, short and long; memory is bounded while they come and free afterwards."""
     clock = Clock()
-    rounds, _, tracker = make_rounds(clock=clock, keep_left_s=50.0, max_inactive=20, policy=ThresholdBatchPolicy(0.3))
+    rounds, _, tracker = make_rounds(clock=clock, keep_left_s=50.0, max_inactive=20, policy=ThresholdPolicy(0.3))
     engine = BatchingEngine(rounds, TABLE, clock=clock, trouble=0.02, max_seqs=8)
     most = 0
     for batch in range(100):
@@ -128,7 +129,7 @@ def test_a_text_keeps_its_snapshot_and_the_next_takes_the_new_one():
     engine.ask([*prompts(1)[0], 3], 30)
     for _ in range(3):
         engine.step()
-    versions = {len(text.tokens.ids[: text.num_prompt]): text.snapshot.version for text in tracker}
+    versions = {len(text.drafting.session.request.prompt_ids): text.snapshot.version for text in tracker}
     assert sorted(versions.items()) == [(len(prompts(1)[0]), None), (len(prompts(1)[0]) + 1, 2)]
 
 
@@ -140,7 +141,7 @@ def test_a_text_keeps_its_snapshot_and_the_next_takes_the_new_one():
 def test_drafts_are_as_many_as_pay(pass_s, is_worth_it):
     """Texts that soon repeat themselves, where rows cost nearly nothing or all: it knows neither before."""
     clock, passes, metrics = Clock(), StepTimeModel(), CountingMetrics()
-    policy = CostBatchPolicy(passes, lambda rows: 0.01)
+    policy = CostPolicy(passes, lambda rows: 0.01, num_candidates=1)
     rounds, _, _ = make_rounds(policy=policy, passes=passes, clock=clock, metrics=metrics)
     engine = BatchingEngine(rounds, TABLE, clock=clock, pass_s=pass_s, max_seqs=1)
     for prompt in prompts(30):
@@ -161,13 +162,13 @@ def test_texts_beyond_the_drafters_memory_are_decoded_all_the_same():
     """Memory is given to texts as they begin; what they grow by comes on top."""
     most = {}
     for drafter_ids in (40, 100_000):
-        rounds, _, tracker = make_rounds(drafter_ids=drafter_ids)
+        rounds, _, _ = make_rounds(drafter_ids=drafter_ids)
         engine = BatchingEngine(rounds, TABLE, max_seqs=8)
         requests = [engine.ask([*prompt, *[3] * (number % 4)], 12) for number, prompt in enumerate(prompts(20))]
         held = []
         while engine.running or engine.waiting:
             engine.step()
-            held.append(sum(len(text.drafting.fed) for text in tracker))
+            held.append(rounds._memory.num_ids)
         assert all(each.emitted == plain(TABLE, each) for each in requests)
         most[drafter_ids] = max(held)
     assert most[40] < 0.5 * most[100_000]

@@ -68,5 +68,5 @@ def test_passes_of_a_mode_that_nobody_measured_are_of_no_interest():
 
 def test_steps_are_measured_once():
     drafter, costs = ToyDrafter(TABLE), MeasuredCosts(ToyTarget(TABLE))
-    assert costs.steps(drafter) is costs.steps(drafter)
+    assert costs.step_s.measured(drafter) is costs.step_s.measured(drafter)
     assert measure_steps(ToyDrafter(TABLE, context_limit=9))(4) > 0

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from omnidraft.decode.policy.chain import AcceptancePolicy, FixedPolicy, ThresholdPolicy
-from omnidraft.decode.policy.cost import TRIAL_SHARE, CostPolicy
+from omnidraft.decode.policy.cost import TRIAL_SHARE, CostPlan, CostPolicy
 from omnidraft.decode.policy.cost_model import CostCurve
 from omnidraft.ports import Policy, RoundPlan, RoundText, TextOutcome
 
@@ -169,3 +169,105 @@ def test_acceptance_stops_once_the_chain_is_doubtful_and_keeps_its_last_token():
     policy = AcceptancePolicy(0.75)
     assert [policy.select_expansions([value], 1) for value in (1.0, 0.25, 0.24)] == [1, 1, 0]
     assert policy.prune([0.9, 0.1]) == 2
+
+
+# ---------------------------------------------------------------- many texts
+
+
+def plan_of(pass_s, step_s=lambda rows: 0.001, num_texts: int = 2, num_other_rows: int = 0) -> CostPlan:
+    return CostPolicy(pass_s, step_s).start_round([RoundText(TENANT, 100)] * num_texts, num_other_rows)
+
+
+def test_free_rows_are_all_taken():
+    plan = plan_of(lambda rows: 1.0)
+    assert plan.select_expansions([1.0, 1.0], 0) == 2
+    assert plan.prune([0.9, 0.5, 0.1, 0.01]) == 4
+
+
+def test_rows_that_cost_as_much_as_a_pass_are_not():
+    assert plan_of(lambda rows: float(rows)).prune([0.9, 0.5]) == 0
+
+
+def test_of_two_texts_the_likelier_nodes_are_kept():
+    """Rows cost a fifth of a pass for two: a node pays when it is likelier than what the time gives without it."""
+    assert plan_of(lambda rows: 1.0 + 0.2 * max(rows - 2, 0)).prune([0.9, 0.5, 0.3, 0.2]) == 2
+
+
+def test_a_drafter_slower_than_the_target_does_not_draft():
+    assert plan_of(lambda rows: 1.0, lambda rows: 3.0).select_expansions([1.0, 1.0], 0) == 0
+
+
+def knee(rows: int) -> float:
+    """Sixteen rows for the price of one, then the full price of arithmetic."""
+    return 1.0 + max(rows - 16, 0) / 16
+
+
+def test_drafting_fades_out_as_texts_fill_the_pass():
+    """Likely nodes of every text: the more texts, the fewer of each, and none where a row costs what it brings."""
+    num_nodes = {}
+    for num_texts in (1, 4, 8, 16, 32):
+        values = sorted([0.8, 0.6, 0.5, 0.3] * num_texts, reverse=True)
+        num_nodes[num_texts] = plan_of(knee, num_texts=num_texts).prune(values)
+    assert num_nodes == {1: 4, 4: 16, 8: 16, 16: 0, 32: 0}
+
+
+def test_rows_of_prompts_leave_fewer_to_drafts():
+    """Four texts have rows for free, and beside a prompt that takes those only likely nodes pay."""
+    values = sorted([0.8, 0.2] * 4, reverse=True)
+    assert [plan_of(knee, num_texts=4, num_other_rows=other).prune(values) for other in (0, 16, 200)] == [8, 4, 4]
+
+
+def simulate(policy: CostPolicy, agreement: dict[str, float], num_rounds: int, depth: int = 6) -> dict[str, list[int]]:
+    """Rounds in which each tenant has two texts, whose drafted tokens all look as likely; return the number of nodes of
+    each tenant by round."""
+    rng, tenants = np.random.default_rng(0), [tenant for tenant in agreement for _ in range(2)]
+    nodes: dict[str, list[int]] = {tenant: [] for tenant in agreement}
+    for _ in range(num_rounds):
+        plan = policy.start_round([RoundText(tenant, 500) for tenant in tenants])
+        drafting = [at for at in range(len(tenants)) if plan.should_draft(at, 2)]
+        lengths, steps = [0] * len(tenants), []
+        while drafting and len(steps) < depth:
+            num = plan.select_expansions([0.7 ** len(steps)] * len(drafting), sum(lengths))
+            if not num:
+                break
+            steps.append([at in drafting[:num] for at in range(len(tenants))])
+            for at in drafting[:num]:
+                lengths[at] += 1
+        values = sorted((0.7**number, at) for at in range(len(tenants)) for number in range(1, lengths[at] + 1))[::-1]
+        scored = [at for _, at in values[: plan.prune([value for value, _ in values])]]
+        outcomes = []
+        for at, tenant in enumerate(tenants):
+            accepted = int(np.argmin([*(rng.random(scored.count(at)) < agreement[tenant]), False]))
+            rows = [int(step[at]) for step in steps]
+            outcomes.append(TextOutcome(tenant, accepted + 1, scored.count(at), rows))
+        policy.update(outcomes)
+        for tenant in agreement:
+            nodes[tenant].append(sum(outcome.num_nodes for outcome in outcomes if outcome.tenant == tenant))
+    return nodes
+
+
+def test_beside_a_tenant_that_gains_drafting_stops_for_the_one_that_loses():
+    policy = CostPolicy(flat(1.0, 1.6), CostCurve({1: 0.05, 4: 0.07, 64: 0.8}))
+    nodes = simulate(policy, {"gains": 0.8, "loses": 0.05}, 600)
+    assert policy.stats("gains").gain > 0.3
+    assert policy.stats("loses").gain < 0
+    assert np.mean(nodes["gains"][300:]) > 3
+    assert np.mean(np.array(nodes["loses"][300:]) > 0) < 0.15
+
+
+def test_many_texts_take_drafting_up_again_when_it_recovers():
+    policy = CostPolicy(flat(1.0, 1.3), CostCurve({1: 0.05, 4: 0.07, 64: 0.8}))
+    nodes = simulate(policy, {TENANT: 0.02}, 400)
+    assert np.mean(np.array(nodes[TENANT][200:]) > 0) < 0.2
+    nodes = simulate(policy, {TENANT: 0.9}, 800)
+    assert np.mean(nodes[TENANT][500:]) > 2
+
+
+def test_for_a_trial_only_the_first_text_of_a_tenant_is_read():
+    policy = CostPolicy(flat(1.0, 1.6), CostCurve({1: 0.05, 64: 0.8}))
+    policy.stats(TENANT).gain = -0.1
+    policy.stats(TENANT).idle_s = 1e6
+    plan = policy.start_round([RoundText(TENANT, 100)] * 3)
+    assert [plan.should_draft(at, num_ids) for at, num_ids in enumerate([500, 500, 2])] == [True, False, True]
+    assert plan.select_expansions([0.01, 0.01], 0) == 1
+    assert plan.prune([0.001]) == 1

@@ -1,0 +1,51 @@
+"""Rounds that measure passes of another engine: their drafts have the length whose cost is not known yet."""
+
+from collections.abc import Callable, Sequence
+
+from omnidraft.decode.external.step_time_model import StepTimeModel
+from omnidraft.decode.policy.chain import FixedPolicy
+from omnidraft.ports import Policy, RoundPlan, RoundText, TextOutcome
+
+
+class ProbingPolicy:
+    """Implements ports.Policy by another policy, except in the rounds that measure."""
+
+    def __init__(self, policy: Policy, passes: StepTimeModel, num_tokens: Callable[[], int]) -> None:
+        """Measure passes with at most `num_tokens` drafted tokens for each text."""
+        self._policy = policy
+        self._passes = passes
+        self._num_tokens = num_tokens
+
+    def start_round(self, texts: Sequence[RoundText], num_other_rows: int = 0) -> RoundPlan:
+        """See ports.Policy."""
+        length = self._passes.probe_length(len(texts) + num_other_rows, self._num_tokens())
+        if length is None:
+            return self._policy.start_round(texts, num_other_rows)
+        return _ProbePlan(length * len(texts))
+
+    def update(self, outcomes: Sequence[TextOutcome], num_other_rows: int = 0) -> None:
+        """See ports.Policy."""
+        self._policy.update(outcomes, num_other_rows)
+
+    def finish(self, tenant: str, num_emitted: int) -> None:
+        """See ports.Policy."""
+        self._policy.finish(tenant, num_emitted)
+
+
+class _ProbePlan(FixedPolicy):
+    """Implements ports.RoundPlan: so many nodes, likely or not."""
+
+    def __init__(self, num_nodes: int) -> None:
+        self._num_nodes = num_nodes
+
+    def should_draft(self, index: int, num_ids: int) -> bool:
+        """See ports.RoundPlan."""
+        return self._num_nodes > 0
+
+    def select_expansions(self, values: Sequence[float], num_nodes: int) -> int:
+        """See ports.RoundPlan."""
+        return len(values) if num_nodes < self._num_nodes else 0
+
+    def prune(self, values: Sequence[float]) -> int:
+        """See ports.RoundPlan."""
+        return min(len(values), self._num_nodes)

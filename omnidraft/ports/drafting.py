@@ -1,0 +1,114 @@
+"""Drafting for the texts of a round: proposers, and the policies that decide how much they draft."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from omnidraft.ports.decoding import Noise, Request
+from omnidraft.ports.draft_tree import DraftTree, TreeLimits
+
+
+class ProposerSession(Protocol):
+    """Proposals for one request."""
+
+    def propose(self, position: int, limits: TreeLimits, noise: Noise) -> DraftTree:
+        """Return a tree within the limits under the last emitted token, possibly an empty one; `position` is that of
+        the next emitted token."""
+
+    def observe(self, emitted: Sequence[int]) -> None:
+        """Learn the ids that the target emitted after the last tree."""
+
+    def pause(self) -> None:
+        """Give up the last tree and leave the drafter's KV cache to other texts; the text may go on later."""
+        return
+
+    def reset(self) -> None:
+        """Forget the last tree and the drafter's KV cache, whose state is unknown after an exception."""
+        return
+
+    def close(self) -> None:
+        """End the text; closing twice is allowed."""
+        return
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    """One text that a tree is drafted for; see ProposerSession.propose."""
+
+    session: ProposerSession
+    position: int
+    limits: TreeLimits
+    noise: Noise
+
+
+class Proposer(Protocol):
+    """Drafts trees. One per snapshot, many sessions, one thread."""
+
+    def open(self, request: Request) -> ProposerSession:
+        """Return a session for this request, whose last prompt id is the first root."""
+
+    def propose_all(self, requests: Sequence[DraftRequest], num_other_rows: int = 0) -> list[DraftTree]:
+        """Return a tree for each of these texts, which the target scores in one pass beside `num_other_rows` other
+        rows. The sessions are distinct. A proposer that cannot batch inherits this: one text after another."""
+        return [each.session.propose(each.position, each.limits, each.noise) for each in requests]
+
+    def observe_all(self, emitted: Sequence[tuple[ProposerSession, Sequence[int]]]) -> None:
+        """Learn the ids that the target emitted for each of these texts after the last trees."""
+        for session, ids in emitted:
+            session.observe(ids)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundText:
+    """A text that takes part in a round."""
+
+    tenant: str
+    max_new_tokens: int
+    """The limit of the whole answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextOutcome:
+    """A text after a round."""
+
+    tenant: str
+    num_emitted: int
+    num_nodes: int
+    """The drafted nodes that the target scored."""
+    step_rows: Sequence[int]
+    """Its rows in each of the drafter's passes; 0 in those without it."""
+
+
+class RoundPlan(Protocol):
+    """Decides how much to draft in one round. Values are estimated probabilities that a text passes through a node."""
+
+    num_candidates: int
+    """The number of guesses that the drafter makes after each node."""
+    uses_acceptance_head: bool
+    """Whether the values of guesses come from the drafter's acceptance head, where it has one."""
+
+    def should_draft(self, index: int, num_ids: int) -> bool:
+        """Return whether the drafter drafts for this text, of which it has to read about `num_ids` ids first."""
+
+    def select_expansions(self, values: Sequence[float], num_nodes: int) -> int:
+        """Return how many of these nodes, of all texts and in falling order of value, the drafter expands in one step;
+        0 ends drafting.
+
+        At first the nodes are the ends of the texts; `num_nodes` were drafted so far.
+        """
+
+    def prune(self, values: Sequence[float]) -> int:
+        """Return how many of these nodes, of all texts and best first, the target scores."""
+
+
+class Policy(Protocol):
+    """Decides how much to draft, and learns from the outcome."""
+
+    def start_round(self, texts: Sequence[RoundText], num_other_rows: int = 0) -> RoundPlan:
+        """Return the plan for these texts, beside which the target computes `num_other_rows` other rows."""
+
+    def update(self, outcomes: Sequence[TextOutcome], num_other_rows: int = 0) -> None:
+        """Account for the texts of a round."""
+
+    def finish(self, tenant: str, num_emitted: int) -> None:
+        """Account for a text that ended after so many tokens."""

@@ -6,7 +6,7 @@ processor; torch's kernel reads each key head in place, for all the query heads 
 Shapes: S rows of a pass, C slots.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,12 +14,24 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedC
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from omnidraft.errors import ModelError
+from omnidraft.errors import ContractError, ModelError
 
 Masks = torch.Tensor | Mapping[str, torch.Tensor]
 _SHARED_HEADS = "sdpa_with_shared_heads"
 _KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 _LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
+
+
+class PackedKeys(torch.Tensor):
+    """The new keys of a pass over several texts, which carry what each text reads."""
+
+    texts: Sequence[tuple[slice, torch.Tensor, torch.Tensor]]
+    """The rows of each text, and its keys and values in all slots up to its last row."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Refuse to be computed with: another attention would mix the texts."""
+        raise ContractError(f"{function} takes the keys of one text, not those of several")
 
 
 class AttentionMasks:
@@ -81,6 +93,22 @@ def _attend(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
+    if isinstance(key, PackedKeys):
+        assert attention_mask is not None
+        mixed_texts = [
+            _attend(
+                module,
+                query[:, :, rows],
+                keys,
+                values,
+                attention_mask[:, :, rows, : keys.shape[2]],
+                dropout,
+                scaling,
+                **options,
+            )[0]
+            for rows, keys, values in key.texts
+        ]
+        return torch.cat(mixed_texts, dim=1), None
     is_special = any(options.get(name) is not None for name in ("softcap", "position_bias"))
     if attention_mask is None or is_special or not query.is_cpu:
         output: tuple[torch.Tensor, None] = sdpa_attention_forward(

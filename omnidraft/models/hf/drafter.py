@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from transformers import PreTrainedModel
@@ -12,15 +12,17 @@ from omnidraft.errors import KernelsUnavailable, SnapshotCorrupt
 from omnidraft.models import precision as precisions
 from omnidraft.models.acceptance_head import AcceptanceHead, split_tensors
 from omnidraft.models.hf import attention
+from omnidraft.models.hf.attention import share_key_heads
 from omnidraft.models.hf.kv_slots import KvSlots
+from omnidraft.models.hf.packed_pass import TextRows, forward_packed
 from omnidraft.models.hf.target import load_model
 from omnidraft.models.hf.trainable_drafter import apply_serving_tensors
 from omnidraft.models.hf.tree_layout import chain_visibility, tree_visibility
-from omnidraft.models.kv_session import BranchingSession, ForwardRequest
+from omnidraft.models.kv_session import BranchingSession, ForwardRequest, ForwardSteps, run_batched
 from omnidraft.models.native.build import VARIANTS
 from omnidraft.models.native.drafter import LlamaDrafter
 from omnidraft.models.native.weights import is_supported
-from omnidraft.ports import DraftModel, DraftSession
+from omnidraft.ports import DraftModel
 
 _CAPACITY_STEP = 512
 
@@ -32,6 +34,7 @@ class TorchDrafter:
 
     def __init__(self, model: PreTrainedModel, head: AcceptanceHead | None = None) -> None:
         self._model = model.eval()
+        share_key_heads(model)
         self._head = head
         self.has_head = head is not None
         config = model.config.get_text_config()
@@ -40,52 +43,48 @@ class TorchDrafter:
         self.num_layers: int = config.num_hidden_layers
         self._attention = attention.AttentionMasks(model)
 
-    def open(self) -> BranchingSession:
+    def open(self) -> "TorchSession":
         """See ports.DraftModel."""
-        return BranchingSession(_TorchKvBackend(self), self._head)
+        return TorchSession(_TorchKvBackend(self), self._head)
 
-    def advance_all(self, requests: Sequence[tuple[DraftSession, int, Sequence[int]]]) -> list[torch.Tensor]:
-        """See ports.DraftModel. Requests run one by one: a pass over several texts would need keys in one layout."""
-        return [session.advance(keep, ids) for session, keep, ids in requests]
-
-    def branch_all(self, requests: Sequence[tuple[DraftSession, Sequence[int], Sequence[int]]]) -> list[torch.Tensor]:
-        """See ports.DraftModel."""
-        return [session.branch(ids, parents) for session, ids, parents in requests]
-
-    @torch.inference_mode()
-    def forward(
-        self,
-        slots: KvSlots,
-        ids: Sequence[int],
-        positions_S: torch.Tensor,
-        masks: attention.Masks,
-        num_logits: int,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the logits float32 of the last rows, and their hidden states if there is a head that reads them.
-        The range of `slots` is set; the rows are the last of `positions_S`."""
-        device = self._model.device
-        output = self._model(
-            input_ids=torch.tensor([list(ids)], device=device),
-            position_ids=positions_S[None, -len(ids) :],
-            attention_mask=masks,
-            past_key_values=slots,
-            use_cache=True,
-            logits_to_keep=num_logits,
-            output_hidden_states=self.has_head,
+    def advance_all(self, requests: Sequence[tuple[Any, int, Sequence[int]]]) -> list[torch.Tensor]:
+        """See ports.DraftModel; the sessions are this model's."""
+        return self._run_batched(
+            [session for session, *_ in requests], [each.advance_steps(keep, ids) for each, keep, ids in requests]
         )
-        hidden_RH = output.hidden_states[-1][0, -num_logits:].float() if self.has_head else None
-        return output.logits[0, -num_logits:].float(), hidden_RH
+
+    def branch_all(self, requests: Sequence[tuple[Any, Sequence[int], Sequence[int]]]) -> list[torch.Tensor]:
+        """See ports.DraftModel."""
+        steps = [session.branch_steps(ids, parents) for session, ids, parents in requests]
+        return self._run_batched([session for session, *_ in requests], steps)
+
+    def _run_batched(self, sessions: Sequence["TorchSession"], steps: Sequence[ForwardSteps]) -> list[torch.Tensor]:
+        def compute(batch: Sequence[tuple[int, ForwardRequest]]) -> Sequence[torch.Tensor]:
+            return self.forward([(sessions[number].backend, each) for number, each in batch])
+
+        return run_batched(steps, compute)
+
+    def forward(self, batch: Sequence[tuple["_TorchKvBackend", ForwardRequest]]) -> list[torch.Tensor]:
+        """Compute one request of each of these different texts in one pass."""
+        rows = [backend.rows(request) for backend, request in batch]
+        outputs = forward_packed(self._model, rows, has_hidden=self.has_head)
+        for (backend, _), output in zip(batch, outputs, strict=True):
+            if output.hidden_RH is not None:
+                backend.hidden_RH = output.hidden_RH
+        return [output.logits_RV for output in outputs]
 
     def masks(self, positions_S: torch.Tensor, sees_SC: torch.Tensor, start: int, rows: int) -> attention.Masks:
         """Return the masks of the last `rows` of these S rows, which are in the slots from `start` on."""
-        masks = self._attention.masks(sees_SC, positions_S, start)
+        masks = self._attention.masks(sees_SC.to(self._model.device), positions_S.to(self._model.device), start)
         if isinstance(masks, torch.Tensor):
             return masks[:, :, -rows:]
         return {kind: mask[:, :, -rows:] for kind, mask in masks.items()}
 
-    @property
-    def device(self) -> torch.device:
-        return self._model.device
+
+class TorchSession(BranchingSession):
+    """Implements ports.DraftSession."""
+
+    backend: "_TorchKvBackend"
 
 
 class _TorchKvBackend:
@@ -97,31 +96,28 @@ class _TorchKvBackend:
         self.hidden_RH = torch.empty(0)
 
     def compute(self, request: ForwardRequest) -> torch.Tensor:
+        return self._drafter.forward([(self, request)])[0]
+
+    def rows(self, request: ForwardRequest) -> TextRows:
+        """Return the rows of this request, with slots allocated for them."""
         start, ids = request.length, request.ids
         if request.parents is None:
-            positions_S, sees_SC = chain_visibility(start, len(ids), start + len(ids))
-            return self._pass(start, ids, positions_S, sees_SC, 1)
+            return self._rows(start, ids, *chain_visibility(start, len(ids), start + len(ids)), 1)
         root_and_branches = [0, *(parent + 1 for parent in request.parents)]
-        positions_S, sees_SC = tree_visibility(root_and_branches, start - 1)
-        return self._pass(start - 1, ids, positions_S, sees_SC, len(ids))
+        return self._rows(start - 1, ids, *tree_visibility(root_and_branches, start - 1), len(ids))
 
     def move(self, sources: Sequence[int], start: int) -> None:
         self._slots.gather(sources, start)
 
-    def _pass(
+    def _rows(
         self, start: int, ids: Sequence[int], positions_S: torch.Tensor, sees_SC: torch.Tensor, num_logits: int
-    ) -> torch.Tensor:
-        """Compute the rows of `ids`, the last of the S rows that begin at slot `start`."""
-        end, device = start + len(positions_S), self._drafter.device
+    ) -> TextRows:
+        """Return the rows of `ids`, the last of the S rows that begin at slot `start`."""
+        end, num_rows = start + len(positions_S), len(ids)
         if end > self._slots.capacity:
             self._slots = self._slots.enlarged(-(-end // _CAPACITY_STEP) * _CAPACITY_STEP)
-        positions_S, sees_SC = positions_S.to(device), sees_SC.to(device)
-        masks = self._drafter.masks(positions_S, sees_SC, start, len(ids))
-        self._slots.set_range(end - len(ids), end)
-        logits_RV, hidden_RH = self._drafter.forward(self._slots, ids, positions_S, masks, num_logits)
-        if hidden_RH is not None:
-            self.hidden_RH = hidden_RH
-        return logits_RV
+        masks = self._drafter.masks(positions_S, sees_SC, start, num_rows)
+        return TextRows(self._slots, end - num_rows, ids, positions_S[-num_rows:], masks, num_logits)
 
 
 def load_drafter(

@@ -392,8 +392,16 @@ def test_the_slow_decoder_and_the_loop_agree_on_what_the_checks_compare():
 class SlotsAsPositions(TransformersTarget):
     """Rows are placed where their slot is, so that siblings stand one behind the other."""
 
-    def compute(self, slots, ids_BS, positions_S, sees_SC, num_logits):
-        return super().compute(slots, ids_BS, slots.start + torch.arange(len(ids_BS[0])), sees_SC, num_logits)
+    def open(self, *args):
+        session = super().open(*args)
+        scored_rows = session.scored_rows
+
+        def planted(tree):
+            rows = scored_rows(tree)
+            return replace(rows, positions_R=rows.start + torch.arange(len(rows.ids)))
+
+        session.scored_rows = planted
+        return session
 
 
 class OneMaskForAll(TransformersTarget):

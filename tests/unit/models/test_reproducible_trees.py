@@ -140,7 +140,7 @@ class RowsOnTheirOwn(Trusting):
 
     def open(self, *args):
         session = super().open(*args)
-        session._slots.spread = lambda row, start, count: None
+        session.slots.spread = lambda row, start, count: None
         return session
 
 
@@ -149,8 +149,8 @@ class FirstRowWins(Trusting):
 
     def open(self, *args):
         session = super().open(*args)
-        spread = session._slots.spread
-        session._slots.spread = lambda row, start, count: spread(0, start, count)
+        spread = session.slots.spread
+        session.slots.spread = lambda row, start, count: spread(0, start, count)
         return session
 
 

@@ -1,5 +1,6 @@
 """Tiny models of real architectures with random weights."""
 
+import copy
 from functools import lru_cache
 
 import torch
@@ -47,7 +48,8 @@ SETTINGS = DecodeSettings(width=4, prefill_rows=8, capacity_step=64)
 def tiny_model(name: str, precision: str = "float32") -> PreTrainedModel:
     """The same weights in every precision."""
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(CONFIGS[name], attn_implementation="sdpa").eval()
+    config = copy.deepcopy(CONFIGS[name])  # a model's attention is changed there
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
     model.requires_grad_(False)
     return precisions.apply(model, precision)  # type: ignore[return-value]
 

@@ -193,7 +193,7 @@ def test_a_closed_session_frees_its_keys_and_closing_twice_is_allowed():
     session = tiny_target("llama").open(text(9), 5, "fast")
     session.close()
     session.close()
-    assert session._slots.capacity == 0
+    assert session.slots.capacity == 0
 
 
 def test_the_fingerprint_names_what_a_text_depends_on():

@@ -111,8 +111,8 @@ def test_the_self_test_refuses_a_build_whose_bits_depend_on_the_rest_of_the_pass
     """Planted: passes of one row are not padded, and llama.cpp computes one row otherwise than four."""
 
     class Unpadded(LlamaCppTarget):
-        def _session(self, num_ids, mode):
-            session = super()._session(num_ids, mode)
+        def _session(self, *args):
+            session = super()._session(*args)
             session._padded_rows = None
             return session
 

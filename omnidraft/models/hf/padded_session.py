@@ -1,0 +1,94 @@
+"""One text of the transformers target in reproducible mode: every pass has one shape, whatever is drafted.
+
+A tree is laid out as chains; after the pass all rows get the keys of the path's row.
+Shapes: N nodes of a tree, B rows of a batch, S ids of a row, C slots, V vocabulary.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from omnidraft.config import DecodeSettings
+from omnidraft.errors import ContractError
+from omnidraft.models.hf.kv_slots import KvSlots
+from omnidraft.models.hf.tree_layout import ChainLayout, chain_visibility, lay_out, pad
+from omnidraft.ports import DraftTree, TreeLimits
+
+Compute = Callable[[KvSlots, Sequence[Sequence[int]], torch.Tensor, torch.Tensor, int], torch.Tensor]
+"""Slots, ids [B, S], positions [S], visible slots [S, C] and the number of logits -> logits [B, num_logits, V]."""
+
+
+class PaddedSession:
+    """Implements ports.TargetSession."""
+
+    def __init__(
+        self,
+        compute: Compute,
+        settings: DecodeSettings,
+        limits: TreeLimits,
+        slots: KvSlots,
+        prompt_ids: Sequence[int] = (),
+    ) -> None:
+        self._compute = compute
+        self._settings = settings
+        self._limits = limits
+        self.slots = slots
+        self._chains: ChainLayout | None = None
+        self._prompt_ids = tuple(prompt_ids)
+        self._num_prefilled = 0
+        """The end of the last chunk that was computed, which happens as soon as its first id is read."""
+        self.num_kept = 0
+
+    @property
+    def num_unread(self) -> int:
+        return max(len(self._prompt_ids) - self.num_kept, 0)
+
+    def read(self, num_ids: int) -> None:
+        """Count so many unread prompt ids as kept; compute the padded chunks, from position 0, that hold them."""
+        self.num_kept += num_ids
+        rows = self._settings.prefill_rows
+        while self._num_prefilled < self.num_kept:
+            start = self._num_prefilled
+            chunk = self._prompt_ids[start : start + rows]
+            self._pass(start, [pad(chunk, rows)], num_logits=0)
+            self._num_prefilled += len(chunk)
+
+    def reusable(self, source: "PaddedSession", num_ids: int) -> int:
+        """Return the number of first ids, at most `num_ids`, whose keys the source computed as this session would: in
+        whole chunks of its prompt, at the same capacity."""
+        if source.slots.capacity != self.slots.capacity:
+            return 0
+        rows = self._settings.prefill_rows
+        return min(num_ids, len(source._prompt_ids)) // rows * rows
+
+    def copy_keys(self, source_slots: KvSlots, num_ids: int) -> None:
+        """Begin with the keys of so many ids of another text."""
+        self.slots.copy(source_slots, num_ids)
+        self.num_kept = self._num_prefilled = num_ids
+
+    def score(self, tree: DraftTree) -> torch.Tensor:
+        if not tree.fits(self._limits):
+            raise ContractError(
+                f"a tree of {len(tree) - 1} drafted nodes does not fit {self._limits} (reproducible mode)"
+            )
+        if self.num_unread:
+            self.read(self.num_unread)
+        width = self._settings.width
+        self._chains = lay_out(tree, rows=self._settings.chains, width=width)
+        # all columns are read, because the head's matrix product has one width too
+        return self._chains.node_logits(self._pass(self.num_kept, self._chains.ids_BS, num_logits=width)).float()
+
+    def keep(self, nodes: Sequence[int]) -> None:
+        assert self._chains is not None
+        self.slots.spread(self._chains.row_of(nodes), self.num_kept, len(nodes))
+        self.num_kept += len(nodes)
+
+    def close(self) -> None:
+        self.slots = KvSlots(0, 0)
+
+    def _pass(self, start: int, ids_BS: Sequence[Sequence[int]], *, num_logits: int) -> torch.Tensor:
+        """Return the logits [B, num_logits, V] of rows that begin at slot `start`; padding ids continue them."""
+        capacity = self.slots.capacity
+        positions_S, sees_SC = chain_visibility(start, len(ids_BS[0]), capacity)
+        self.slots.set_range(start, capacity)
+        return self._compute(self.slots, ids_BS, positions_S, sees_SC, num_logits)

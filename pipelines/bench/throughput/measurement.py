@@ -79,15 +79,19 @@ class Measurement:
         print(f"{name}: starting", file=sys.stderr)
         try:
             with serving(name, setup) as endpoint:
-                for num_clients in self._plan.clients:
-                    self._add_row(name, num_clients, endpoint.weights, self._many_clients(name, num_clients, endpoint))
-                self._measure_latency(name, endpoint)
+                self.measure_endpoint(name, endpoint)
         except (ServiceFailed, ModelError, OSError) as exc:
             print(f"{name}: {exc}", file=sys.stderr)
             measured = {each["clients"] for each in self.rows if each["system"] == name}
             for num_clients in self._plan.clients:
                 if num_clients not in measured:
                     self._add_row(name, num_clients, None, Tally(errors=[str(exc).strip()]))
+
+    def measure_endpoint(self, name: str, endpoint: Endpoint) -> None:
+        """Measure everything of the plan on a server that is ready."""
+        for num_clients in self._plan.clients:
+            self._add_row(name, num_clients, endpoint.weights, self._many_clients(name, num_clients, endpoint))
+        self._measure_latency(name, endpoint)
 
     def _many_clients(self, name: str, num_clients: int, endpoint: Endpoint) -> Tally:
         """Warm up with as many clients, then measure."""
@@ -106,8 +110,8 @@ class Measurement:
     def _measure_latency(self, name: str, endpoint: Endpoint) -> None:
         plan = self._plan
         if plan.long_prompt_tokens is not None:
-            measured = latency.long_prompt(endpoint, plan.work, plan.long_prompt_tokens, plan.temperature)
             with bar(f"{name}, long prompt", 1) as advance:
+                measured = latency.long_prompt(endpoint, plan.work, plan.long_prompt_tokens, plan.temperature)
                 self._long_prompt[name] = _figures(measured)
                 advance()
             self._publish(self.figures)

@@ -11,17 +11,10 @@ from rich.table import Table
 from pipelines.bench.throughput.rows import Row
 
 COLUMNS = (
-    "system",
-    "weights",
-    "clients",
-    "tokens/s",
-    "scaling",
-    "first token s",
-    "gap s",
-    "requests",
-    "tokens",
-    "errors",
+    *("system", "weights", "clients", "tokens/s", "scaling"),
+    *("first token s", "99 %", "gap ms", "99 %"),
 )
+"""The headings; they fit a terminal of 80 characters."""
 
 
 def show(report: Mapping[str, Any]) -> None:
@@ -34,24 +27,26 @@ def show(report: Mapping[str, Any]) -> None:
             console.print(_figures_table(f"{part.replace('_', ' ')}: {system}", figures))
     for row in report["rows"]:
         for reason in row["errors"]:
-            print(f"{row['system']}, {row['clients']} clients: {reason}")
+            print(
+                f"{row['system']}, {row['clients']} clients, {row['num_errors']} of {row['requests']} failed: {reason}"
+            )
 
 
 def table(rows: Sequence[Row]) -> Table:
     """Return a line for each system and number of clients; times are medians and 99th percentiles."""
-    result = Table(*COLUMNS, title="Many clients (median / 99 %)", box=box.SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
+    result = Table(title="Many clients (median, 99 %)", box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    for heading in COLUMNS:
+        result.add_column(heading, justify="left" if heading in ("system", "weights") else "right")
     for row in rows:
+        first_token, gap = row["first_token_s"], row["gap_s"]
         result.add_row(
             row["system"],
             row["weights"],
             str(row["clients"]),
             _number(row["tokens_per_s"], 2),
             _number(scaling(row, rows), 2),
-            _spread(row["first_token_s"]),
-            _spread(row["gap_s"]),
-            str(row["requests"]),
-            str(row["tokens"]),
-            str(row["num_errors"]),
+            *(_number(first_token[name], 2) for name in ("median", "p99")),
+            *(_number(gap[name] and 1000 * gap[name], 0) for name in ("median", "p99")),
         )
     return result
 
@@ -103,10 +98,6 @@ def _plain(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {_number(each, 3)}" for name, each in value.items())
     return _number(value, 3) if isinstance(value, float) else str(value)
-
-
-def _spread(seconds: Mapping[str, float | None]) -> str:
-    return f"{_number(seconds['median'], 3)} / {_number(seconds['p99'], 3)}"
 
 
 def _number(value: float | None, places: int) -> str:

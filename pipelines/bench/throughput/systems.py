@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
+
 from omnidraft.config import Settings
 from omnidraft.models.catalog import store
 from pipelines.lib import child_process, llama_server, vllm_server
@@ -97,15 +99,8 @@ def _llamacpp(setup: Setup) -> Iterator[Endpoint]:
         gguf = llama_server.with_8_bits(programs, gguf, home)
     command = llama_server.command(programs, gguf, port, num_slots=setup.num_slots, slot_tokens=setup.slot_tokens)
     with _http_server("llama-server", command, os.environ, setup.folder, port, "/health") as url:
-        yield Endpoint(url, gguf.stem, _file_type(gguf))
-
-
-def _file_type(gguf: Path) -> str:
-    """Return the format of most weights of the file, such as Q4_K_M."""
-    from gguf import GGUFReader, LlamaFileType
-
-    field = GGUFReader(gguf).get_field("general.file_type")
-    return "GGUF" if field is None else LlamaFileType(int(field.contents())).name.removeprefix("MOSTLY_")
+        (served,) = httpx.get(f"{url}/v1/models").raise_for_status().json()["data"]
+        yield Endpoint(url, served["id"], served["meta"]["ftype"])
 
 
 @contextmanager

@@ -229,7 +229,7 @@ def test_tables_and_picture_take_failed_rows_too(tmp_path: Path, capsys: pytest.
     page.show({"rows": rows, "long_prompt": {"omnidraft": {"growth_s": 0.1}}, "second_turn": {}})
     shown = capsys.readouterr().out
     assert "growth s" in shown
-    assert "vllm, 1 clients: no such folder" in shown
+    assert "vllm, 1 clients, 1 of 1 failed: no such folder" in shown
     page.picture(rows, tmp_path / "plots" / "throughput.png")
     assert (tmp_path / "plots" / "throughput.png").read_bytes().startswith(b"\x89PNG")
 

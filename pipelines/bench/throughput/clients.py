@@ -34,6 +34,8 @@ class TimedAnswer:
     ended_s: float
     events: Sequence[TokenEvent]
     usage: Mapping[str, Any]
+    fingerprint: str | None = None
+    """The server's `system_fingerprint`, if it has one."""
 
     @property
     def text(self) -> str:
@@ -119,9 +121,11 @@ async def ask(api: AsyncOpenAIClient, body: Mapping[str, Any]) -> TimedAnswer:
     """Send one request and return its answer. Raises ApiError, ConnectionLost."""
     events: list[TokenEvent] = []
     usage: Mapping[str, Any] = {}
+    fingerprint: str | None = None
     sent_s = time.perf_counter()
     async for event in api.stream(CHAT, body):
         usage = event.get("usage") or usage
+        fingerprint = event.get("system_fingerprint") or fingerprint
         if text := text_of(event):
             events.append(TokenEvent(time.perf_counter(), text, usage.get("completion_tokens")))
-    return TimedAnswer(sent_s, time.perf_counter(), events, usage)
+    return TimedAnswer(sent_s, time.perf_counter(), events, usage, fingerprint)

@@ -24,6 +24,7 @@ def row(system: str, num_clients: int, tally: Tally, count_tokens: CountTokens) 
     return {
         "system": system,
         "clients": num_clients,
+        "fingerprints": sorted({each.fingerprint for each in answers if each.fingerprint}),
         "tokens_per_s": num_tokens / wall_s if wall_s else None,
         "first_token_s": spread([each.first_token_s for each in answers if each.first_token_s is not None]),
         "gap_s": spread(gaps),

@@ -61,7 +61,7 @@ def test_the_command_measures_our_server_and_leaves_no_process(
         throughput.main,
         *("--prompts", prompts, "--systems", "omnidraft", "--clients", "1,2", "--num-prompts", 2),
         *("--max-new-tokens", 8, "--target", tiny_models[0], "--drafter", tiny_models[1], "--config", settings),
-        *("--second-turn", 64, "--json", out, "--plot", plot),
+        *("--long-prompt", 64, "--second-turn", 64, "--json", out, "--plot", plot),
     )
     report = json.loads(out.read_text())
     assert [(row["clients"], row["requests"], row["num_errors"]) for row in report["rows"]] == [(1, 2, 0), (2, 4, 0)]
@@ -70,6 +70,7 @@ def test_the_command_measures_our_server_and_leaves_no_process(
         assert row["tokens"] > 0
         assert row["prompt_tokens"] > 0
         assert row["first_token_s"]["median"] <= row["first_token_s"]["p99"]
+    assert report["long_prompt"]["omnidraft"]["gap_before_s"]["largest"] > 0
     assert report["second_turn"]["omnidraft"]["times_sooner"] > 0
     assert plot.exists()
     assert set(psutil.Process().children(recursive=True)) <= before

@@ -16,7 +16,7 @@ from pipelines.lib.openai_client import CHAT, AsyncOpenAIClient, text_of
 
 NUM_RUNNING = 4
 """Texts that run when the long prompt arrives."""
-RUNNING_TOKENS = 1024
+RUNNING_TOKENS = 512
 """Tokens of a running text at most; another begins when it ends."""
 USUAL_GAPS = 48
 """Gaps of each running text before the long prompt comes; the first WARM_UP_GAPS of them do not count."""

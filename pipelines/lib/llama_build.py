@@ -7,6 +7,7 @@ Order of effects, so that an interrupted build resumes:
 """
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -34,6 +35,8 @@ OPTIONS = {
     "LLAMA_OPENSSL": "OFF",
 }
 """cmake's options: for this processor (GGML_NATIVE is on by itself), no web pages, nothing from the network."""
+_WITHOUT_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
+"""llama.cpp's AMX code ends with a segmentation fault on processors where AMX itself works. Its AVX512 stays."""
 COMPILERS = ("c++", "g++", "clang++")
 _SOURCE = Path("vendor", "llama.cpp")
 """The folder of llama.cpp in the source package."""
@@ -128,7 +131,8 @@ def _members(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
 def _build(folder: Path) -> None:
     build = str(folder / "build")
     log_path = folder / "build.log"
-    options = [f"-D{name}={value}" for name, value in OPTIONS.items()]
+    flags = {name: _WITHOUT_AMX for name in ("CMAKE_C_FLAGS", "CMAKE_CXX_FLAGS") if platform.machine() == "x86_64"}
+    options = [f"-D{name}={value}" for name, value in (OPTIONS | flags).items()]
     with log_path.open("w") as log:
         configure = ["cmake", "-G", "Unix Makefiles", "-S", str(folder / "source" / _SOURCE), "-B", build, *options]
         if subprocess.run(configure, stdout=log, stderr=subprocess.STDOUT).returncode != 0:

@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 comma := ,
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-kafka test test-llamacpp test-vllm test-long test-real lint format bench bench-vllm soak kafka docs dashboards lock clean
+.PHONY: help setup demo demo-kafka test test-llamacpp test-vllm test-long test-real lint format bench bench-vllm bench-throughput soak kafka docs dashboards lock clean
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
@@ -22,6 +22,7 @@ SOAK_PARTS ?= kills,broker-down,registry-down,rollback,fuzz,throughput$(if $(wil
 BENCH_ARGS ?= --num-prompts 3 --max-new-tokens 64
 BENCH_METHODS ?= plain,omnidraft,omnidraft-reproducible,omnidraft+traces,hf-generate,hf-uad,hf-tli,llamacpp,llamacpp+omnidraft
 BENCH_VLLM_ARGS ?= --num-prompts 4 --max-new-tokens 128
+BENCH_THROUGHPUT_ARGS ?= --quantize int8
 PROMPTS ?= $(wildcard $(patsubst %,../shared/data/%.jsonl,gsm8k code instruct xsum))
 
 # What hangs in native code, where pytest cannot interrupt it, ends the run after so long; it takes a quarter of that.
@@ -39,7 +40,7 @@ export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' Makefile
 
 setup: $(STAMP) ## Build .venv from requirements.lock; nothing to do when it is up to date
 
@@ -105,6 +106,10 @@ bench: setup ## Measure one model pair on this machine into docs/benchmarks.md (
 bench-vllm: $(VLLM_STAMP) ## Measure vLLM alone, with its own drafting and with ours (PROMPTS, JSON, BENCH_VLLM_ARGS)
 	$(PYTHON) -m pipelines.bench_vllm --venv $(VLLM_VENV) $(foreach file,$(PROMPTS),--prompts $(file)) \
 	  --json $(or $(JSON),runs/bench-vllm.json) $(BENCH_VLLM_ARGS)
+
+bench-throughput: $(VLLM_STAMP) ## Measure our server, llama.cpp's and vLLM's under many clients (PROMPTS, JSON, BENCH_THROUGHPUT_ARGS)
+	$(PYTHON) -m pipelines.bench.throughput --vllm-venv $(VLLM_VENV) $(foreach file,$(firstword $(PROMPTS)),--prompts $(file)) \
+	  --json $(or $(JSON),runs/throughput.json) --plot $(basename $(or $(JSON),runs/throughput.json)).png $(BENCH_THROUGHPUT_ARGS)
 
 soak: setup ## Kills, outages, load and drift, for an hour and a quarter, into docs/reliability.md (SOAK_PARTS, SOAK_ARGS)
 	$(PYTHON) -m pipelines.soak --parts $(SOAK_PARTS) --markdown docs/reliability.md $(SOAK_ARGS)

@@ -133,10 +133,10 @@ def last_log_lines(log: Sequence[str]) -> str:
     return f"{last}; it was at {where}" if where else last
 
 
-def is_serving(url: str) -> bool:
-    """Return whether the worker is ready."""
+def is_serving(url: str, path: str = "/readyz") -> bool:
+    """Return whether the server is ready, a worker or another with a probe at `path`."""
     try:
-        return httpx.get(f"{url}/readyz", timeout=2.0).status_code == 200
+        return httpx.get(f"{url}{path}", timeout=2.0).status_code == 200
     except httpx.HTTPError:
         return False
 

@@ -1,7 +1,7 @@
-"""A small client of servers with OpenAI's HTTP API, ours and vLLM's: one request, its answer whole or streamed."""
+"""Small clients of servers with OpenAI's HTTP API, ours and others': one request, its answer whole or streamed."""
 
 import json
-from collections.abc import Generator, Mapping
+from collections.abc import AsyncGenerator, Generator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -11,6 +11,7 @@ import httpx
 from omnidraft.errors import OmnidraftError
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+_EVENT, _LAST_LINE = "data: ", "data: [DONE]"
 
 
 class ApiError(OmnidraftError):
@@ -77,34 +78,70 @@ class OpenAIClient:
             response = self._http.post(path, json=body)
         except httpx.TransportError as exc:
             raise ConnectionLost(f"{path}: {exc!r}") from exc
-        _check(response)
+        if response.status_code != 200:
+            raise _refusal(response)
         return Reply(response.json())
 
     def stream(self, path: str, body: Mapping[str, Any]) -> Generator[Mapping[str, Any]]:
         """Send a request and yield the events of its stream as they come. Raises ApiError, ConnectionLost."""
         try:
             with self._http.stream("POST", path, json={**body, "stream": True}) as response:
-                _check(response)
+                if response.status_code != 200:
+                    response.read()
+                    raise _refusal(response)
                 for line in response.iter_lines():
-                    data = line.removeprefix("data: ")
-                    if data == "[DONE]":
+                    if line == _LAST_LINE:
                         return
-                    if line.startswith("data: "):
-                        event = json.loads(data)
-                        if "error" in event:
-                            raise ApiError(event["error"]["message"])
-                        yield event
+                    if line.startswith(_EVENT):
+                        yield _event(line)
         except httpx.TransportError as exc:
             raise ConnectionLost(f"{path}: {exc!r}") from exc
         raise ConnectionLost(f"{path}: the stream ended before its last event")
 
 
-def _check(response: httpx.Response) -> None:
-    if response.status_code == 200:
-        return
-    response.read()
+class AsyncOpenAIClient:
+    """Streams answers on an event loop, over one connection that stays open."""
+
+    def __init__(self, url: str, *, timeout_s: float) -> None:
+        self._http = httpx.AsyncClient(base_url=url, timeout=timeout_s)
+
+    async def __aenter__(self) -> "AsyncOpenAIClient":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._http.aclose()
+
+    async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any]]:
+        """Send a request and yield the events of its stream as they come. Raises ApiError, ConnectionLost."""
+        try:
+            async with self._http.stream("POST", path, json={**body, "stream": True}) as response:
+                if response.status_code != 200:
+                    await response.aread()
+                    raise _refusal(response)
+                async for line in response.aiter_lines():
+                    if line == _LAST_LINE:
+                        return
+                    if line.startswith(_EVENT):
+                        yield _event(line)
+        except httpx.TransportError as exc:
+            raise ConnectionLost(f"{path}: {exc!r}") from exc
+        raise ConnectionLost(f"{path}: the stream ended before its last event")
+
+
+def _event(line: str) -> Mapping[str, Any]:
+    """Return the event on a line of a stream. Raises ApiError when it is an error."""
+    event: Mapping[str, Any] = json.loads(line.removeprefix(_EVENT))
+    if "error" in event:
+        raise ApiError(event["error"]["message"])
+    return event
+
+
+def _refusal(response: httpx.Response) -> ApiError:
+    """Return the error of a response whose body was read."""
     retry_after = response.headers.get("retry-after", "")
-    raise ApiError(
+    return ApiError(
         f"{response.request.url.path}: status {response.status_code}: {response.text[:300]}",
         response.status_code,
         float(retry_after) if retry_after.isdigit() else None,

@@ -18,6 +18,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from omnidraft.errors import ModelError, RequestError
+from pipelines.lib import child_process
 from pipelines.lib.local_cluster import free_port
 from pipelines.lib.openai_client import CHAT, COMPLETIONS, OpenAIClient, text_of
 
@@ -139,14 +140,7 @@ def serve(
     command += ["--host", "127.0.0.1", "--served-model-name", "target", *arguments]
     if speculation is not None:
         command += ["--speculative-config", json.dumps(speculation)]
-    with log_path.open("wb") as log:
-        process = subprocess.Popen(
-            command,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=_environment(venv, threads) | dict(settings or {}),
-            start_new_session=True,
-        )
+    process = child_process.start(command, log_path, _environment(venv, threads) | dict(settings or {}))
     server = VllmServer(f"http://127.0.0.1:{port}", process.pid, log_path)
     try:
         _await(server, process)

@@ -1,9 +1,10 @@
-"""The parts that pipelines share: their command lines, the HTTP client, check results and reports on disk."""
+"""The parts that pipelines share: their command lines, the HTTP clients, check results and reports on disk."""
 
+import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,13 +15,21 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from omnidraft.errors import RequestError
 from pipelines.lib import report
 from pipelines.lib.check_result import CheckResult, broken_assertions, exit_if_broken, run_part
-from pipelines.lib.openai_client import CHAT, COMPLETIONS, ApiError, ConnectionLost, OpenAIClient, text_of
+from pipelines.lib.openai_client import (
+    CHAT,
+    COMPLETIONS,
+    ApiError,
+    AsyncOpenAIClient,
+    ConnectionLost,
+    OpenAIClient,
+    text_of,
+)
 from tests.http_server import served
 
 ROOT = Path(__file__).parents[3]
 COMMANDS = (
     *("bench", "bench_vllm", "learn", "record", "replay", "evaluate", "drift", "demo", "soak", "fuzz", "serve_bench"),
-    *("paper_table", "scaling"),
+    *("paper_table", "scaling", "bench.throughput"),
 )
 SHOW_HELP = """
 import runpy, sys
@@ -49,7 +58,7 @@ def test_every_pipeline_is_a_command() -> None:
 
 def test_no_pipeline_is_left_out() -> None:
     folder = ROOT / "pipelines"
-    packages = {path.parent.name for path in folder.glob("*/__main__.py")}
+    packages = {".".join(path.parent.relative_to(folder).parts) for path in folder.rglob("__main__.py")}
     modules = {path.stem for path in folder.glob("*.py") if path.stem != "__init__"}
     assert packages | modules == set(COMMANDS)
 
@@ -76,9 +85,13 @@ def test_a_part_that_fails_is_a_broken_assertion(capsys: pytest.CaptureFixture[s
     assert "BROKEN: bad: bad runs to its end: no model" in capsys.readouterr().out
 
 
+Stream = Callable[[str], list[str]]
+"""The texts of the events that the answer to a prompt has."""
+
+
 @pytest.fixture(scope="module")
-def api() -> Iterator[OpenAIClient]:
-    """A client of a server that does with a request as its prompt says."""
+def url() -> Iterator[str]:
+    """A server that does with a request as its prompt says."""
     app = FastAPI()
     first = 'data: {"choices": [{"delta": {"content": "a"}}]}\n\n'
 
@@ -92,8 +105,29 @@ def api() -> Iterator[OpenAIClient]:
         ends = {"streamed": "data: [DONE]\n\n", "cut": "", "failed": 'data: {"error": {"message": "no memory"}}\n\n'}
         return StreamingResponse(iter([first, 'data: {"choices": []}\n\n', ends[prompt]]))
 
-    with served(app) as url, OpenAIClient(url, timeout_s=10.0) as client:
+    with served(app) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def api(url: str) -> Iterator[OpenAIClient]:
+    with OpenAIClient(url, timeout_s=10.0) as client:
         yield client
+
+
+@pytest.fixture(params=["blocking", "asynchronous"])
+def stream(request: pytest.FixtureRequest, url: str) -> Stream:
+    """Both clients stream alike."""
+
+    def blocking(prompt: str) -> list[str]:
+        with OpenAIClient(url, timeout_s=10.0) as api:
+            return [text_of(event) for event in api.stream(CHAT, {"prompt": prompt})]
+
+    async def asynchronous(prompt: str) -> list[str]:
+        async with AsyncOpenAIClient(url, timeout_s=10.0) as api:
+            return [text_of(event) async for event in api.stream(CHAT, {"prompt": prompt})]
+
+    return blocking if request.param == "blocking" else lambda prompt: asyncio.run(asynchronous(prompt))
 
 
 def test_a_whole_reply_has_its_text_and_statistics(api: OpenAIClient) -> None:
@@ -102,21 +136,25 @@ def test_a_whole_reply_has_its_text_and_statistics(api: OpenAIClient) -> None:
     assert text_of({"choices": [{"text": "completion"}]}) == "completion"
 
 
-def test_a_stream_yields_its_events(api: OpenAIClient) -> None:
-    assert [text_of(event) for event in api.stream(CHAT, {"prompt": "streamed"})] == ["a", ""]
+def test_a_stream_yields_its_events(stream: Stream) -> None:
+    assert stream("streamed") == ["a", ""]
 
 
-def test_a_refusal_has_its_status_and_the_seconds_to_wait(api: OpenAIClient) -> None:
-    with pytest.raises(ApiError, match="status 429") as refused:
-        api.ask(CHAT, {"prompt": "busy"})
-    assert (refused.value.status, refused.value.retry_after_s) == (429, 2.0)
+def test_a_refusal_has_its_status_and_the_seconds_to_wait(api: OpenAIClient, stream: Stream) -> None:
+    for send in (lambda: api.ask(CHAT, {"prompt": "busy"}), lambda: stream("busy")):
+        with pytest.raises(ApiError, match="status 429") as refused:
+            send()
+        assert (refused.value.status, refused.value.retry_after_s) == (429, 2.0)
 
 
-def test_a_stream_that_fails_or_breaks_off_raises(api: OpenAIClient) -> None:
+def test_a_stream_that_fails_or_breaks_off_raises(stream: Stream) -> None:
     with pytest.raises(ConnectionLost, match="ended before"):
-        list(api.stream(CHAT, {"prompt": "cut"}))
+        stream("cut")
     with pytest.raises(ApiError, match="no memory") as failed:
-        list(api.stream(CHAT, {"prompt": "failed"}))
+        stream("failed")
     assert not isinstance(failed.value, ConnectionLost)
+
+
+def test_nobody_at_the_address_is_a_lost_connection() -> None:
     with pytest.raises(ConnectionLost), OpenAIClient("http://127.0.0.1:9", timeout_s=1.0) as nobody:
         nobody.ask(COMPLETIONS, {})

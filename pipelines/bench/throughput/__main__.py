@@ -1,0 +1,113 @@
+"""Tokens a second under many clients: our server, llama.cpp's own and vLLM's, one after the other on this machine.
+
+`python -m pipelines.bench.throughput --prompts FILE --json OUT`. Each server is a process of its own, driven over HTTP
+by the same streaming clients; OUT is written after every row. `scaling` and the picture follow from the rows.
+
+tokens_per_s   completion tokens of all clients, by the server's usage, from the first request to the last answer's end
+first_token_s  from sending to the first text
+gap_s          of each token after that; tokens that came in one event share the time since the event before
+"""
+
+import shlex
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from omnidraft import config, prompts, wiring
+from omnidraft.errors import RequestError
+from omnidraft.hosts import process
+from pipelines.bench.throughput import page
+from pipelines.bench.throughput.measurement import Measurement, ThroughputPlan
+from pipelines.bench.throughput.systems import NAMES, Setup
+from pipelines.bench.throughput.workload import Workload
+from pipelines.lib import machine, report
+from pipelines.lib.choices import chosen
+
+DEFAULT_PROMPTS = Path(__file__).parents[2] / "data" / "gsm8k.jsonl"
+
+
+def main(
+    prompts_path: Annotated[
+        Path, typer.Option("--prompts", help="JSON lines with prompt or question; test split.")
+    ] = DEFAULT_PROMPTS,
+    clients: Annotated[str, typer.Option(help="Numbers of clients, with commas; '' measures none.")] = "1,2,4,8,16",
+    systems: Annotated[str, typer.Option(help=f"Some of {', '.join(NAMES)}, with commas.")] = ",".join(NAMES),
+    num_prompts: Annotated[int, typer.Option(min=1, help="Requests of a row; at least two for each client.")] = 16,
+    max_new_tokens: Annotated[int, typer.Option(min=2)] = 96,
+    temperature: Annotated[float, typer.Option(min=0)] = 0.0,
+    target: Annotated[str | None, typer.Option()] = None,
+    drafter: Annotated[str | None, typer.Option()] = None,
+    snapshot: Annotated[str | None, typer.Option(help="Folder, version or alias; the base drafter without it.")] = None,
+    quantize: Annotated[
+        str | None, typer.Option(help="int4 or int8: our target. With int8 llama.cpp gets a Q8_0 file too.")
+    ] = None,
+    long_prompt_tokens: Annotated[
+        int | None, typer.Option("--long-prompt", min=64, help="Also: a prompt of so many tokens while 4 texts run.")
+    ] = None,
+    second_turn_tokens: Annotated[
+        int | None, typer.Option("--second-turn", min=64, help="Also: a chat's turn after so many tokens of history.")
+    ] = None,
+    vllm_venv: Annotated[Path, typer.Option(help="The virtual environment of vLLM.")] = Path(".venv-vllm"),
+    json_path: Annotated[Path | None, typer.Option("--json", help="A file for rows and figures.")] = None,
+    plot_path: Annotated[Path | None, typer.Option("--plot", help="A picture (PNG) of tokens/s over clients.")] = None,
+    config_path: Annotated[Path | None, typer.Option("--config")] = None,
+) -> None:
+    """Compare servers under many clients.
+
+    \b
+    python -m pipelines.bench.throughput --quantize int8 --json runs/throughput.json --plot runs/throughput.png
+    python -m pipelines.bench.throughput --systems omnidraft --clients '' --long-prompt 2000 --second-turn 1000
+    """
+    names, numbers = chosen(systems, NAMES, "system"), _numbers(clients)
+    models = {"target": target, "drafter": drafter, "precision": quantize}
+    settings = config.load(config_path, models=models)
+    texts = [each.text for each in prompts.read(prompts_path, split="test")]
+    plan = ThroughputPlan(
+        work=Workload(texts, wiring.vocabularies(settings).target),
+        clients=numbers,
+        num_prompts=num_prompts,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        long_prompt_tokens=long_prompt_tokens,
+        second_turn_tokens=second_turn_tokens,
+    )
+    about = {
+        "machine": machine.describe(),
+        "options": {
+            "command": shlex.join(["python", "-m", "pipelines.bench.throughput", *sys.argv[1:]]),
+            "prompts": prompts_path.name,
+            "snapshot": snapshot,
+            "temperature": temperature,
+            "max_new_tokens": max_new_tokens,
+        },
+        "settings": settings.model_dump(mode="json"),
+    }
+
+    def publish(figures: dict[str, Any]) -> None:
+        if json_path is not None:
+            report.save(about | figures, json_path)
+
+    with tempfile.TemporaryDirectory(prefix="omnidraft-throughput-") as folder:
+        setup = Setup(settings, config_path, snapshot, plan.num_slots, plan.slot_tokens, vllm_venv, Path(folder))
+        measurement = Measurement(plan, publish)
+        for name in names:
+            measurement.measure(name, setup)
+    page.show(measurement.figures)
+    if plot_path is not None:
+        page.picture(measurement.rows, plot_path)
+
+
+def _numbers(text: str) -> list[int]:
+    numbers = chosen(text)
+    if not all(number.isascii() and number.isdigit() and int(number) > 0 for number in numbers):
+        raise RequestError(f"--clients needs numbers from 1 on with commas between them, got {text!r}")
+    return [int(number) for number in numbers]
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that it ends its servers first
+    process.entry("throughput", main)

@@ -1,0 +1,131 @@
+"""Concurrent clients on one event loop, each sending the next request when its last answer has ended."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipelines.bench.throughput.systems import Endpoint
+from pipelines.lib.openai_client import CHAT, ApiError, AsyncOpenAIClient, text_of
+
+TIMEOUT_S = 1800.0
+"""The longest time without anything from the server; the first token of many long prompts takes minutes."""
+
+Message = Mapping[str, str]
+CountTokens = Callable[[str], int]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """An event of a stream that brought text."""
+
+    at_s: float
+    text: str
+    num_so_far: int | None
+    """Tokens of the answer up to here; None where the server does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimedAnswer:
+    """A complete answer with the times of its events."""
+
+    sent_s: float
+    ended_s: float
+    events: Sequence[TokenEvent]
+    usage: Mapping[str, Any]
+    fingerprint: str | None = None
+    """The server's `system_fingerprint`, if it has one."""
+
+    @property
+    def text(self) -> str:
+        return "".join(event.text for event in self.events)
+
+    @property
+    def first_token_s(self) -> float | None:
+        """Seconds from sending to the first text; None where there is no text."""
+        return self.events[0].at_s - self.sent_s if self.events else None
+
+    def num_tokens(self, count_tokens: CountTokens) -> int:
+        """Return the completion tokens by the server's usage, or those of the text."""
+        num: int | None = self.usage.get("completion_tokens")
+        return count_tokens(self.text) if num is None else num
+
+    def token_gaps(self, count_tokens: CountTokens) -> list[float]:
+        """Return the seconds of each token after the first event; those of one event share the time since the last.
+
+        How many they are is what the server says in the event, else the target's tokens of its text.
+        """
+        gaps: list[float] = []
+        for before, event in zip(self.events, self.events[1:], strict=False):
+            if before.num_so_far is not None and event.num_so_far is not None:
+                num = event.num_so_far - before.num_so_far
+            else:
+                num = count_tokens(event.text)
+            num = max(num, 1)
+            gaps += [(event.at_s - before.at_s) / num] * num
+        return gaps
+
+
+@dataclass(slots=True)
+class Tally:
+    """The outcome of all clients."""
+
+    answers: list[TimedAnswer] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+
+def chat_body(
+    endpoint: Endpoint, messages: Sequence[Message], max_new_tokens: int, temperature: float, seed: int = 0
+) -> dict[str, Any]:
+    """Return a request that streams, with the usage in every event where the server can."""
+    return {
+        "model": endpoint.model,
+        "messages": list(messages),
+        "max_tokens": max_new_tokens,
+        "temperature": temperature,
+        "seed": seed,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    }
+
+
+def user(text: str) -> Message:
+    """Return a message of the user."""
+    return {"role": "user", "content": text}
+
+
+async def run_clients(
+    url: str, bodies: Sequence[Mapping[str, Any]], num_clients: int, on_answer: Callable[[], None]
+) -> Tally:
+    """Send each request once, `num_clients` at a time; a request that fails is an error of the tally."""
+    tally, waiting = Tally(), iter(bodies)
+    async with asyncio.TaskGroup() as group:
+        for _ in range(num_clients):
+            group.create_task(_run_client(url, waiting, tally, on_answer))
+    return tally
+
+
+async def _run_client(
+    url: str, waiting: Iterator[Mapping[str, Any]], tally: Tally, on_answer: Callable[[], None]
+) -> None:
+    async with AsyncOpenAIClient(url, timeout_s=TIMEOUT_S) as api:
+        for body in waiting:
+            try:
+                tally.answers.append(await ask(api, body))
+            except ApiError as exc:
+                tally.errors.append(str(exc))
+            on_answer()
+
+
+async def ask(api: AsyncOpenAIClient, body: Mapping[str, Any]) -> TimedAnswer:
+    """Send one request and return its answer. Raises ApiError, ConnectionLost."""
+    events: list[TokenEvent] = []
+    usage: Mapping[str, Any] = {}
+    fingerprint: str | None = None
+    sent_s = time.perf_counter()
+    async for event in api.stream(CHAT, body):
+        usage = event.get("usage") or usage
+        fingerprint = event.get("system_fingerprint") or fingerprint
+        if text := text_of(event):
+            events.append(TokenEvent(time.perf_counter(), text, usage.get("completion_tokens")))
+    return TimedAnswer(sent_s, time.perf_counter(), events, usage, fingerprint)

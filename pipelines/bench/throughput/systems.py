@@ -1,0 +1,125 @@
+"""The servers that are compared, each a process of its own that ends with the measurement, however that ends."""
+
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from omnidraft.config import Settings
+from omnidraft.models.catalog import store
+from pipelines.lib import child_process, llama_server, vllm_server
+from pipelines.lib.llama_build import llama_programs
+from pipelines.lib.local_cluster import LocalCluster, free_port, is_serving
+
+NAMES = ("omnidraft", "llamacpp-server", "vllm")
+VLLM_DTYPE = "bfloat16"
+_READY_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Options of all servers."""
+
+    settings: Settings
+    config_path: Path | None
+    snapshot: str | None
+    num_slots: int
+    """Texts that a server has to decode side by side."""
+    slot_tokens: int
+    """Tokens of each, prompt and answer together."""
+    vllm_venv: Path
+    folder: Path
+    """A folder for logs, traces and registry."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A server that is ready."""
+
+    url: str
+    model: str
+    """The name that requests give."""
+    weights: str
+    """The format of the target's weights."""
+
+
+@contextmanager
+def serving(name: str, setup: Setup) -> Iterator[Endpoint]:
+    """Start the server of this name and stop it when the context ends.
+
+    Raises:
+        ServiceFailed, ModelError: the server cannot be built or does not start.
+    """
+    match name:
+        case "omnidraft":
+            with _omnidraft(setup) as endpoint:
+                yield endpoint
+        case "llamacpp-server":
+            with _llamacpp(setup) as endpoint:
+                yield endpoint
+        case "vllm":
+            with _vllm(setup) as endpoint:
+                yield endpoint
+
+
+@contextmanager
+def _omnidraft(setup: Setup) -> Iterator[Endpoint]:
+    """Serve the pair without recording, since the others record nothing."""
+    models, port = setup.settings.models, free_port()
+    options = {
+        "--target": models.target,
+        "--drafter": models.drafter,
+        "--engine": models.engine,
+        "--quantize": models.precision if models.precision in ("int4", "int8") else None,
+        "--snapshot": setup.snapshot,
+        "--config": setup.config_path,
+        "--port": port,
+    }
+    command = [sys.executable, "-m", "omnidraft.cli", "serve", "--no-record"]
+    for option, value in options.items():
+        command += [] if value is None else [option, str(value)]
+    environ = {**os.environ, "OMNIDRAFT_LOG": f"sqlite:///{setup.folder}/log.db"}
+    if setup.snapshot is None:
+        environ["MLFLOW_TRACKING_URI"] = f"directory://{setup.folder}/registry"
+    with _http_server("omnidraft", command, environ, setup.folder, port, "/readyz") as url:
+        yield Endpoint(url, models.target, models.precision)
+
+
+@contextmanager
+def _llamacpp(setup: Setup) -> Iterator[Endpoint]:
+    """Serve the catalog's GGUF file as it is, or with 8 bits a weight where our target has them."""
+    home = store.default_home()
+    programs, port = llama_programs(home), free_port()
+    gguf = store.gguf_path(setup.settings.models.target)
+    if setup.settings.models.precision == "int8":
+        gguf = llama_server.with_8_bits(programs, gguf, home)
+    command = llama_server.command(programs, gguf, port, num_slots=setup.num_slots, slot_tokens=setup.slot_tokens)
+    with _http_server("llama-server", command, os.environ, setup.folder, port, "/health") as url:
+        (served,) = httpx.get(f"{url}/v1/models").raise_for_status().json()["data"]
+        yield Endpoint(url, served["id"], served["meta"]["ftype"])
+
+
+@contextmanager
+def _vllm(setup: Setup) -> Iterator[Endpoint]:
+    arguments = ["--dtype", VLLM_DTYPE, "--max-model-len", str(setup.slot_tokens)]
+    arguments += ["--max-num-seqs", str(setup.num_slots), "--seed", "0"]
+    target = store.resolve(setup.settings.models.target)
+    log_path = setup.folder / "vllm.log"
+    with vllm_server.serve(setup.vllm_venv.resolve(), target, log_path, arguments=arguments) as server:
+        yield Endpoint(server.url, "target", VLLM_DTYPE)
+
+
+@contextmanager
+def _http_server(
+    name: str, command: Sequence[str], environ: Mapping[str, str], folder: Path, port: int, probe: str
+) -> Iterator[str]:
+    """Run a command that serves on this port; yield the URL once its probe says that it is ready."""
+    url = f"http://127.0.0.1:{port}"
+    with LocalCluster(folder, folder) as cluster:
+        cluster.adopt(name, child_process.start(command, folder / f"{name}.log", environ))
+        cluster.wait_for(lambda: is_serving(url, probe), f"serving {name}", _READY_S)
+        yield url

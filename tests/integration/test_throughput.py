@@ -1,0 +1,143 @@
+"""The throughput benchmark's servers: ours over tiny models, llama.cpp's programs built from a package, no orphans."""
+
+import io
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from omnidraft.errors import ModelError
+from pipelines.bench.throughput import __main__ as throughput
+from pipelines.lib import llama_build
+from tests.cli_runs import run_pipeline
+
+PATIENCE_S = 30.0
+STARTS_A_CHILD = """
+import os, sys, time
+from pathlib import Path
+from pipelines.lib import child_process
+child = child_process.start(["sleep", "300"], Path(sys.argv[1]), os.environ)
+print(child.pid, flush=True)
+time.sleep(300)
+"""
+CMAKE = """
+cmake_minimum_required(VERSION 3.14)
+project(llama C CXX)
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+add_executable(llama-server tools/server/main.cpp)
+add_executable(llama-quantize tools/server/main.cpp)
+"""
+BACKEND = """
+import os
+def prepare_metadata_for_build_wheel(folder, config_settings=None):
+    name = "llama_cpp_python-VERSION.dist-info"
+    os.mkdir(os.path.join(folder, name))
+    with open(os.path.join(folder, name, "METADATA"), "w") as file:
+        file.write("Metadata-Version: 2.1\\nName: llama-cpp-python\\nVersion: VERSION\\n")
+    return name
+def build_wheel(folder, config_settings=None, metadata_directory=None):
+    raise NotImplementedError
+""".replace("VERSION", llama_build.VERSION)
+
+
+def test_the_command_measures_our_server_and_leaves_no_process(
+    tmp_path: Path, tiny_models: tuple[Path, Path], omnidraft_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))
+    before = set(psutil.Process().children(recursive=True))
+    settings = tmp_path / "settings.toml"
+    settings.write_text('[models]\nprecision = "float32"\ndrafter_precision = "float32"\n[decode]\nthreads = 1\n')
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "How many clips in"}\n{"prompt": "A robe takes"}\n')
+    out, plot = tmp_path / "out.json", tmp_path / "plot.png"
+    run_pipeline(
+        throughput.main,
+        *("--prompts", prompts, "--systems", "omnidraft", "--clients", "1,2", "--num-prompts", 2),
+        *("--max-new-tokens", 8, "--target", tiny_models[0], "--drafter", tiny_models[1], "--config", settings),
+        *("--long-prompt", 64, "--second-turn", 64, "--json", out, "--plot", plot),
+    )
+    report = json.loads(out.read_text())
+    assert [(row["clients"], row["requests"], row["num_errors"]) for row in report["rows"]] == [(1, 2, 0), (2, 4, 0)]
+    for row in report["rows"]:
+        assert row["tokens_per_s"] > 0
+        assert row["tokens"] > 0
+        assert row["prompt_tokens"] > 0
+        assert row["first_token_s"]["median"] <= row["first_token_s"]["p99"]
+    assert report["long_prompt"]["omnidraft"]["gap_before_s"]["largest"] > 0
+    assert report["second_turn"]["omnidraft"]["times_sooner"] > 0
+    assert plot.exists()
+    assert set(psutil.Process().children(recursive=True)) <= before
+
+
+def test_a_server_ends_when_the_benchmark_is_killed(tmp_path: Path) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", STARTS_A_CHILD, str(tmp_path / "log")], stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    child = psutil.Process(int(parent.stdout.readline()))
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    deadline = time.monotonic() + PATIENCE_S
+    while _runs(child) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _runs(child)
+
+
+def _runs(process: psutil.Process) -> bool:
+    """Return whether it does; one that nobody waits for is a zombie."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.skipif(not all(map(shutil.which, ("cmake", "make", "c++"))), reason="cmake, make or a compiler is missing")
+def test_programs_are_built_once_from_the_source_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip takes the package from a folder; its llama.cpp is two programs that print a line."""
+    _write_package(tmp_path / "packages")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "packages"))
+    programs = llama_build.llama_programs(tmp_path / "home")
+    assert subprocess.run([programs.server], capture_output=True, text=True).stdout == "serving\n"
+    assert programs.quantize.exists()
+    built = programs.server.stat().st_mtime_ns
+    assert sorted(path.name for path in programs.folder.parent.iterdir()) == [".lock", "bin", "build.log"]
+    shutil.rmtree(tmp_path / "packages")
+    assert llama_build.llama_programs(tmp_path / "home").server.stat().st_mtime_ns == built
+
+
+def _write_package(folder: Path) -> None:
+    folder.mkdir()
+    root = f"llama_cpp_python-{llama_build.VERSION}"
+    files = {
+        "PKG-INFO": f"Metadata-Version: 2.1\nName: llama-cpp-python\nVersion: {llama_build.VERSION}\n",
+        "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n',
+        "backend.py": BACKEND,
+        "vendor/llama.cpp/CMakeLists.txt": CMAKE,
+        "vendor/llama.cpp/tools/server/main.cpp": '#include <cstdio>\nint main() { puts("serving"); }\n',
+    }
+    with tarfile.open(folder / f"{root}.tar.gz", "w:gz") as archive:
+        for name, text in files.items():
+            member = tarfile.TarInfo(f"{root}/{name}")
+            member.size = len(text.encode())
+            archive.addfile(member, io.BytesIO(text.encode()))
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "reason"),
+    [("CXX", "no-such-compiler", "no C\\+\\+ compiler"), ("PATH", "", "compiler|cmake")],
+)
+def test_what_the_build_needs_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, reason: str
+) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ModelError, match=reason):
+        llama_build.llama_programs(tmp_path)

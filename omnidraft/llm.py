@@ -14,10 +14,11 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from omnidraft import config, wiring
-from omnidraft.decode.engine import Engine, Generation, GenerationRequest
+from omnidraft.decode.engine import Engine
+from omnidraft.decode.generation import Generation, GenerationRequest
 from omnidraft.decode.sampling.noise import choice_seed
 from omnidraft.decode.sampling.validation import unsigned_seed
 from omnidraft.decode.step_stats import DecodeStats
@@ -197,7 +198,7 @@ class LLM:
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Answer one or several conversations, together, in the chat template of each model; see `generate`."""
-        chats = [conversations] if _is_conversation(conversations) else list(conversations)
+        chats = _conversations(conversations)
         return self._run(
             [(chat, {"messages": _messages(chat)}) for chat in chats], params or SamplingParams(), use_tqdm
         )
@@ -254,8 +255,11 @@ class LLM:
             yield output.generation, output.step
 
 
-def _is_conversation(value: Conversation | Sequence[Conversation]) -> bool:
-    return isinstance(value, str) or (len(value) > 0 and isinstance(value[0], Mapping))
+def _conversations(given: Conversation | Sequence[Conversation]) -> list[Conversation]:
+    """Return a list of conversations, of which one may be given alone."""
+    if isinstance(given, str) or (given and isinstance(given[0], Mapping)):
+        return [cast(Conversation, given)]
+    return list(cast(Sequence[Conversation], given))
 
 
 def _messages(conversation: Conversation) -> list[Message]:

@@ -34,6 +34,9 @@ def check(
     num_prompts: Annotated[int | None, typer.Option(min=1, help="The first so many prompts.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer.")] = 64,
     num_draft_tokens: Annotated[int | None, typer.Option(min=1, help="Drafted tokens per pass at most.")] = None,
+    concurrency: Annotated[
+        int, typer.Option(min=1, max=64, help="Decode so many texts together; each must be the text that it is alone.")
+    ] = 1,
     law_samples: Annotated[int, typer.Option(min=100, help="Seeds that the law is tested with.")] = 1000,
     seed: Annotated[int, typer.Option(min=0, help="Of the texts, and the first of the law test.")] = 0,
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the whole report here.")] = None,
@@ -53,7 +56,7 @@ def check(
     rows = prompts.read(prompts_path, num_prompts) if prompts_path else prompts.built_in(num_prompts)
     models = {"target": target, "drafter": drafter, "engine": engine, "precision": quantize}
     settings = config.load(config_path, models=models)
-    plan = CheckPlan([row.text for row in rows], max_new_tokens, num_draft_tokens, seed, law_samples)
+    plan = CheckPlan([row.text for row in rows], max_new_tokens, num_draft_tokens, seed, law_samples, concurrency)
     result = _run_check(settings, plan, temperatures, modes, snapshot)
     _show(result)
     if json_path is not None:

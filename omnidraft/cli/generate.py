@@ -45,7 +45,7 @@ def generate(
 ) -> None:
     """Answer a prompt with speculative decoding, and print what it gained."""
     from omnidraft import wiring
-    from omnidraft.decode.engine import GenerationRequest
+    from omnidraft.decode.generation import GenerationRequest
     from omnidraft.decode.step_stats import DecodeStats
     from omnidraft.ports import Sampling
     from omnidraft.telemetry.metrics import CountingMetrics

@@ -74,11 +74,11 @@ class Decoder:
         pass_s = self._pass_s(mode)
         return None if pass_s is None else pass_s(num_running) / num_running
 
-    def with_target(self, target: Target) -> "Decoder":
+    def with_target(self, target: Target, *, max_num_seqs: int = 1) -> "Decoder":
         """Return the same decoder over another view of its target, whose passes do not update the measured costs."""
         other = copy.copy(self)
         other.target, other._costs = target, None
-        other.scheduler = Scheduler(target, SchedulerSettings())
+        other.scheduler = Scheduler(target, SchedulerSettings(max_num_seqs=max_num_seqs))
         return other
 
     def decode(self, request: Request, proposer: Proposer | None) -> Iterator[Step]:

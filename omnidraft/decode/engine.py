@@ -2,14 +2,14 @@
 metrics."""
 
 import secrets
-import uuid
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
 from omnidraft.config import DecodeSettings, RecorderSettings
 from omnidraft.decode.decoder import Decoder
+from omnidraft.decode.generation import Generation, GenerationOutput, GenerationRequest, GenerationStream
 from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
 from omnidraft.decode.recording.trace_producer import TraceProducer
 from omnidraft.decode.sampling.validation import check_sampling, require_text, unsigned_seed
@@ -18,7 +18,7 @@ from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
 from omnidraft.decode.snapshot.updater import DriftThrottle
 from omnidraft.decode.step_telemetry import StepCounter, StepObserver, TextSpan
 from omnidraft.errors import RequestError
-from omnidraft.ports import Metrics, Mode, NoopTracing, Request, Sampling, Span, Step, Tracing
+from omnidraft.ports import Metrics, NoopTracing, Request, Span, Step, Tracing
 from omnidraft.vocab.tokenizer import Tokenizer
 
 
@@ -34,90 +34,6 @@ class PromptTokenizer(Tokenizer, Protocol):
     def chat_prompt_ids(self, messages: Sequence[Mapping[str, str]]) -> list[int]: ...
 
     def prompt_ids(self, text: str) -> list[int]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationRequest:
-    """A client's request in text; None takes the deployment's setting."""
-
-    prompt: str | None = None
-    """Plain text to continue; exactly one of prompt and messages is given."""
-    messages: Sequence[Mapping[str, str]] | None = None
-    max_new_tokens: int = 256
-    sampling: Sampling = field(default_factory=Sampling)
-    seed: int | None = None
-    """None takes 64 random bits."""
-    stop_strings: tuple[str, ...] = ()
-    mode: Mode | None = None
-    num_draft_tokens: int | None = None
-    """0 is plain decoding."""
-    num_log_probs: int | None = None
-    """Number of most probable ids to return with each token; None returns no log-probabilities."""
-    is_stored: bool = True
-    """Whether it may be recorded for training."""
-    tenant: str = "default"
-    request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    traceparent: str | None = None
-    """The caller's W3C trace context."""
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationStream:
-    """One text that is generated alone, a step for each item read."""
-
-    snapshot: LoadedSnapshot
-    seed: int
-    num_prompt_tokens: int
-    steps: Generator[Step, None, None]
-    """Closing it ends the text early and frees the target's memory."""
-
-
-@dataclass(slots=True, eq=False)
-class Generation:
-    """One text that is generated beside others."""
-
-    snapshot: LoadedSnapshot
-    sequence: SequenceState
-    observers: tuple[StepObserver, ...]
-    has_begun: bool = False
-    """Whether a round gave it anything."""
-    is_over: bool = False
-
-    @property
-    def seed(self) -> int:
-        return self.sequence.request.seed
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        return len(self.sequence.request.prompt_ids)
-
-    @property
-    def num_cached_tokens(self) -> int:
-        """Prompt tokens whose keys came from another text."""
-        return self.sequence.num_reused
-
-    def take(self, step: Step) -> None:
-        """Show a step to the observers."""
-        for observer in self.observers:
-            observer.take(step)
-        if step.finish_reason is not None:
-            self.end(None)
-
-    def end(self, error: Exception | None) -> None:
-        """Tell the observers, once, that nothing follows."""
-        if not self.is_over:
-            self.is_over = True
-            for observer in self.observers:
-                observer.end(error)
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationOutput:
-    """The result of one round for a text: a step, or the error that ended it."""
-
-    generation: Generation
-    step: Step | None = None
-    error: Exception | None = None
 
 
 @dataclass(frozen=True, slots=True)

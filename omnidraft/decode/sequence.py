@@ -14,6 +14,7 @@ from omnidraft.decode.logprobs import client_logprobs, top_k_logprobs
 from omnidraft.decode.sampling.logits_pipeline import LogitsPipeline
 from omnidraft.decode.stop_checker import StopChecker
 from omnidraft.decode.verification import draw_path
+from omnidraft.errors import ContractError
 from omnidraft.ports import DraftTree, Noise, Request, Step, Target, TargetSession, Timings
 from omnidraft.traces.record import Source
 
@@ -102,6 +103,8 @@ class SequenceState:
         nodes, num_log_probs = (0, *path.nodes)[: len(path.emitted)], self.request.num_log_probs
         self.ids += path.emitted
         self.open_session.keep(nodes)
+        if (num_kept := self.open_session.num_kept) != len(self.ids) - 1:
+            raise ContractError(f"the target keeps the keys of {num_kept} ids, the text has {len(self.ids)}")
         traced = None if trace_top_k is None else top_k_logprobs(logits_NV, nodes, path.emitted, trace_top_k)
         shown = None if num_log_probs is None else client_logprobs(logits_NV, nodes, path.emitted, num_log_probs)
         return Step(tree, path.emitted, path.nodes, text, finish_reason, Timings(), traced, shown)

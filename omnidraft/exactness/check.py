@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from operator import add
 
-from omnidraft.decode.engine import Engine, GenerationRequest
+from omnidraft.decode.engine import Engine
+from omnidraft.decode.generation import GenerationRequest
 from omnidraft.exactness.compare import TextComparer, TextComparison
 from omnidraft.exactness.distribution_test import DistributionTest, SamplingTest
 from omnidraft.exactness.rounding import Rounding, measure
@@ -23,6 +24,8 @@ class CheckPlan:
     seed: int = 0
     num_samples: int = 1000
     """Samples of the sampling test."""
+    concurrency: int = 1
+    """Number of texts that are decoded together while one of them is compared."""
     num_rounding_prompts: int = 3
     """Number of prompts over whose answers the rounding is measured, at most."""
     num_rounding_tokens: int = 48
@@ -90,12 +93,17 @@ class ExactnessCheck:
             rounding=limit,
         )
         comparisons = []
-        for request in requests:
-            comparisons.append(comparer.compare(request))
+        for index, request in enumerate(requests):
+            comparisons.append(comparer.compare(request, self._companions(requests, index)))
             self._on_progress()
         chosen = self._sampling_test.highest_entropy(requests[: self._plan.num_sampling_prompts])
         tests = self._sampling_test.run(chosen, self._plan.num_samples, rounding=limit, on_progress=self._on_progress)
         return CheckRun(temperature, mode, tuple(comparisons), tuple(tests), requests.index(chosen), rounding)
+
+    def _companions(self, requests: Sequence[Request], index: int) -> list[Request]:
+        """Return the requests that are decoded beside this one: the next prompts, with seeds of their own."""
+        others = [requests[(index + number) % len(requests)] for number in range(1, self._plan.concurrency)]
+        return [replace(each, seed=each.seed + number) for number, each in enumerate(others, 1)]
 
     @cached_property
     def rounding(self) -> Rounding:

@@ -76,13 +76,14 @@ class TextComparer:
         self._drafter = drafter
         self._rounding = rounding
 
-    def compare(self, request: Request) -> TextComparison:
-        """Decode the request both ways, to the end or to the first difference that rounding does not explain."""
+    def compare(self, request: Request, companions: Sequence[Request] = ()) -> TextComparison:
+        """Decode the request both ways, to the end or to the first difference that rounding does not explain. The
+        `companions` are decoded beside the speculative text; plain decoding is alone."""
         answer: list[int] = []
         differences: list[Difference] = []
         stats, remaining = DecodeStats(), request
         with closing(trace_tokens(self._decoder, replace(request, num_draft_tokens=0), None)) as plain:
-            while (pair := self._first_difference(remaining, plain, answer, stats)) is not None:
+            while (pair := self._first_difference(remaining, companions, plain, answer, stats)) is not None:
                 differences.append(self._difference(request, answer, *pair))
                 if pair[1] is not None:
                     answer.append(pair[1].token)
@@ -92,10 +93,15 @@ class TextComparer:
         return TextComparison(tuple(answer), tuple(differences), stats)
 
     def _first_difference(
-        self, request: Request, plain: Iterator[TracedToken], answer: list[int], stats: DecodeStats
+        self,
+        request: Request,
+        companions: Sequence[Request],
+        plain: Iterator[TracedToken],
+        answer: list[int],
+        stats: DecodeStats,
     ) -> tuple[TracedToken | None, TracedToken | None] | None:
         """Return the first two tokens that differ, None when both texts end together; equal ones go into `answer`."""
-        with closing(trace_tokens(self._decoder, request, self._proposer, stats)) as drafted:
+        with closing(trace_tokens(self._decoder, request, self._proposer, stats, companions)) as drafted:
             for ours, theirs in zip_longest(drafted, plain):
                 if ours is None or theirs is None or ours.token != theirs.token:
                     return ours, theirs

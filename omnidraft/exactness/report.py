@@ -24,6 +24,7 @@ def report(runs: Sequence[CheckRun], plan: CheckPlan, engine: Engine) -> dict[st
         "fingerprint": engine.decoder.target.fingerprint,
         "seed": plan.seed,
         "max_new_tokens": plan.max_new_tokens,
+        "concurrency": plan.concurrency,
         **{name: sum(row[name] for row in rows) for name in ("texts", "identical", "explained", "unexplained")},
         "law": _worst([test for run in runs for test in run.distribution_tests]),
         "runs": rows,

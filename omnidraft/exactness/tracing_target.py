@@ -3,13 +3,13 @@
 Shapes: N nodes of a tree, V vocabulary.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from omnidraft.decode.decoder import Decoder
+from omnidraft.decode.decoder import Decoder, SequenceOutput
 from omnidraft.decode.step_stats import DecodeStats
 from omnidraft.ports import DraftTree, Mode, Proposer, Request, Target, TargetSession, TreeLimits
 
@@ -24,25 +24,54 @@ class TracedToken:
 
 
 def trace_tokens(
-    decoder: Decoder, request: Request, proposer: Proposer | None, stats: DecodeStats | None = None
+    decoder: Decoder,
+    request: Request,
+    proposer: Proposer | None,
+    stats: DecodeStats | None = None,
+    companions: Sequence[Request] = (),
 ) -> Generator[TracedToken, None, None]:
-    """Yield the tokens that this decoder emits; closing the generator ends the text early. `stats` counts its steps."""
+    """Yield the tokens that this decoder emits; closing the generator ends the text early.
+
+    Args:
+        stats: counts the steps.
+        companions: texts that are decoded beside it, again and again until it ends; all share a prefix cache.
+    """
     target = TracingTarget(decoder.target)
-    for step in decoder.with_target(target).decode(request, proposer):
-        if stats is not None:
-            stats.take(step)
-        nodes = (0, *step.path)[: len(step.emitted)]
-        for token, node in zip(step.emitted, nodes, strict=True):
-            yield TracedToken(token, target.logits_NV[node])
+    tracing = decoder.with_target(target, max_num_seqs=1 + len(companions))
+    scope = "companions" if companions else None
+    beside = {tracing.add(each, proposer, cache_scope=scope): each for each in companions}
+    sequence = tracing.add(request, proposer, cache_scope=scope)
+    try:
+        while not sequence.is_finished:
+            for output in tracing.step():
+                if output.sequence is sequence:
+                    yield from _traced(output, target, stats)
+                elif output.sequence.is_finished or output.error is not None:
+                    again = beside.pop(output.sequence)
+                    beside[tracing.add(again, proposer, cache_scope=scope)] = again
+    finally:
+        tracing.close()
+
+
+def _traced(output: SequenceOutput, target: "TracingTarget", stats: DecodeStats | None) -> Iterator[TracedToken]:
+    """Yield the tokens of a step. Raises what ended the text."""
+    if output.error is not None:
+        raise output.error
+    step = output.step
+    assert step is not None
+    if stats is not None:
+        stats.take(step)
+    nodes = (0, *step.path)[: len(step.emitted)]
+    for token, node in zip(step.emitted, nodes, strict=True):
+        yield TracedToken(token, target.logits[id(step.tree)][node])
 
 
 class TracingTarget:
-    """Implements ports.Target over another target; it records one text at a time."""
-
-    logits_NV: torch.Tensor
-    """Logits of the last tree of the last pass."""
+    """Implements ports.Target over another target, and records the last pass."""
 
     def __init__(self, target: Target) -> None:
+        self.logits: dict[int, torch.Tensor] = {}
+        """The logits [N, V] of each tree of the last pass, by the tree's identity."""
         self._target = target
         self.vocab_size = target.vocab_size
         self.context_limit = target.context_limit
@@ -65,8 +94,7 @@ class TracingTarget:
             [(session.traced, tree) for session, tree in trees],
             [(session.traced, num_ids) for session, num_ids in prompts],
         )
-        if logits:
-            self.logits_NV = logits[-1]
+        self.logits = {id(tree): each for (_, tree), each in zip(trees, logits, strict=True)}
         return logits
 
     def reuse(self, session: Any, source: Any, num_ids: int) -> int:
@@ -94,8 +122,9 @@ class _TracingSession:
         return self.traced.num_unread
 
     def score(self, tree: DraftTree) -> torch.Tensor:
-        self._target.logits_NV = self.traced.score(tree)
-        return self._target.logits_NV
+        logits_NV = self.traced.score(tree)
+        self._target.logits = {id(tree): logits_NV}
+        return logits_NV
 
     def keep(self, nodes: Sequence[int]) -> None:
         self.traced.keep(nodes)

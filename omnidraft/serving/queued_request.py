@@ -4,7 +4,8 @@ import queue
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from omnidraft.decode.engine import Engine, Generation, GenerationRequest
+from omnidraft.decode.engine import Engine
+from omnidraft.decode.generation import Generation, GenerationRequest
 from omnidraft.decode.step_stats import DecodeStats
 from omnidraft.ports import Step
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from math import ceil
 from statistics import fmean
 
-from omnidraft.decode.engine import Engine, Generation, GenerationOutput
+from omnidraft.decode.engine import Engine
+from omnidraft.decode.generation import Generation, GenerationOutput
 from omnidraft.errors import OmnidraftError
 from omnidraft.ports import Metrics
 from omnidraft.serving.fair_queue import FairQueue

@@ -7,7 +7,8 @@ from weakref import WeakValueDictionary
 
 from pydantic import ConfigDict, Field, model_validator
 
-from omnidraft.decode.engine import Engine, GenerationRequest
+from omnidraft.decode.engine import Engine
+from omnidraft.decode.generation import GenerationRequest
 from omnidraft.errors import RequestError
 from omnidraft.ports import Grammar
 from omnidraft.serving.strict_model import StrictModel

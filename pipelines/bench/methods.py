@@ -18,7 +18,8 @@ from pathlib import Path
 
 from omnidraft import config, wiring
 from omnidraft.decode.decoder import Decoder
-from omnidraft.decode.engine import Engine, GenerationRequest
+from omnidraft.decode.engine import Engine
+from omnidraft.decode.generation import GenerationRequest
 from omnidraft.decode.recording.trace_producer import TraceProducer
 from omnidraft.errors import OmnidraftError
 from omnidraft.ports import Mode, Sampling

@@ -13,7 +13,8 @@ from statistics import median
 from typing import Any
 
 from omnidraft import wiring
-from omnidraft.decode.engine import Engine, GenerationRequest
+from omnidraft.decode.engine import Engine
+from omnidraft.decode.generation import GenerationRequest
 from omnidraft.ports import Sampling
 from omnidraft.telemetry.metrics import CountingMetrics
 from pipelines.bench.runs import rotated

@@ -16,7 +16,8 @@ import torch
 
 from omnidraft import prompts, wiring
 from omnidraft.config import Settings
-from omnidraft.decode.engine import Engine, GenerationRequest
+from omnidraft.decode.engine import Engine
+from omnidraft.decode.generation import GenerationRequest
 from omnidraft.decode.recording import trace_producer
 from omnidraft.distill.ingest import topic_scan
 from omnidraft.ports import Sampling

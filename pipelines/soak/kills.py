@@ -10,7 +10,7 @@ from typing import Any
 
 from omnidraft import wiring
 from omnidraft.config import Settings
-from omnidraft.decode.engine import GenerationRequest
+from omnidraft.decode.generation import GenerationRequest
 from omnidraft.distill.retrying import retry
 from omnidraft.ports import Sampling
 from omnidraft.telemetry.metrics import CountingMetrics

@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from omnidraft import wiring
 from omnidraft.config import Settings
-from omnidraft.decode.engine import Engine, GenerationRequest
+from omnidraft.decode.engine import Engine
+from omnidraft.decode.generation import GenerationRequest
 from omnidraft.decode.policy.chain import FixedPolicy
 from omnidraft.models.kv_session import BranchingSession
 from omnidraft.ports import Sampling, Step

@@ -13,7 +13,8 @@ import torch
 import uvicorn
 
 from omnidraft import config, wiring
-from omnidraft.decode.engine import Engine, GenerationRequest
+from omnidraft.decode.engine import Engine
+from omnidraft.decode.generation import GenerationRequest
 from omnidraft.models.hf.trainable_drafter import load_trainable
 from omnidraft.ports import DraftTree, Noise, Proposer, ProposerSession, Request, Sampling
 from omnidraft.serving.app import ServedModel, application

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from omnidraft import config, wiring
-from omnidraft.decode.engine import GenerationRequest
+from omnidraft.decode.generation import GenerationRequest
 from omnidraft.fleet import control_log
 from omnidraft.models.hf.trainable_drafter import load_trainable
 from omnidraft.ports import Sampling

@@ -23,7 +23,7 @@ from langchain_openai import ChatOpenAI
 from transformers import AutoModelForCausalLM
 
 from omnidraft import wiring
-from omnidraft.decode.engine import GenerationRequest
+from omnidraft.decode.generation import GenerationRequest
 from omnidraft.models.hf.tokenizer import load_tokenizer
 from omnidraft.ports import Sampling
 from omnidraft.telemetry.metrics import CountingMetrics

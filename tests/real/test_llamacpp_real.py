@@ -3,7 +3,7 @@
 import pytest
 
 from omnidraft import config, wiring
-from omnidraft.decode.engine import GenerationRequest
+from omnidraft.decode.generation import GenerationRequest
 from omnidraft.ports import Sampling
 from omnidraft.telemetry.metrics import CountingMetrics
 from tests.unit.models.tiny_llamacpp import require_llamacpp

@@ -21,8 +21,8 @@ LEVELS = (  # lowest first
     {"bus", "registry", "models", "telemetry", "decode", "distill", "fleet"},
     {"serving", "exactness", "audit", "testing"},
     {"wiring"},
-    {"hosts", "doctor"},
-    {"cli", "services", "pipelines"},
+    {"hosts", "doctor", "llm"},
+    {"cli", "services", "pipelines", "omnidraft"},
 )
 LEVEL_OF = {unit: level for level, units in enumerate(LEVELS) for unit in units}
 SIDEWAYS = {("config", "errors")}

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from omnidraft import wiring
-from omnidraft.decode.engine import Engine, GenerationRequest, GenerationStream
+from omnidraft.decode.engine import Engine
+from omnidraft.decode.generation import GenerationRequest, GenerationStream
 from omnidraft.decode.snapshot.slot import Canary
 from omnidraft.errors import RequestError
 from omnidraft.ports import Announcement, Sampling

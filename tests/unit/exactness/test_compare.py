@@ -6,6 +6,7 @@ import pytest
 
 from omnidraft.decode.decoder import Decoder
 from omnidraft.decode.sampling.noise import SeededNoise
+from omnidraft.errors import ContractError
 from omnidraft.exactness.compare import TextComparer, TextComparison
 from omnidraft.exactness.rounding import measure
 from omnidraft.ports import Proposer, Request, Sampling
@@ -92,7 +93,6 @@ BUGS: dict[str, tuple[Decoder, Proposer]] = {
     "noise of a dropped branch": (toy_decoder(noise=LeftoverNoise), BAD_BUT_COUPLED),
     "a draw that depends on the draft": (toy_decoder(noise=PrefersTheDraft), PROPOSERS["coupled"]),
     "rows of the wrong node": (toy_decoder().with_target(RootRowForAll(TABLE)), GOOD),
-    "rejected branch left": (toy_decoder().with_target(Keeps("rejected branch left")), GOOD),
     "first nodes instead of the path": (toy_decoder().with_target(Keeps("first nodes instead of the path")), GOOD),
 }
 
@@ -111,6 +111,12 @@ def test_a_planted_bug_is_not_explained_by_rounding(name: str, rounding: float) 
     for each in worst:
         assert each.differences[-1].problem
         assert each.differences[-1].plain_token != each.differences[-1].drafted_token
+
+
+def test_a_target_that_keeps_a_rejected_branch_is_found_out_at_once() -> None:
+    decoder = toy_decoder().with_target(Keeps("rejected branch left"))
+    with pytest.raises(ContractError, match="the target keeps the keys of"):
+        compared(make_request(Sampling(1.0)), decoder=decoder, proposer=GOOD, rounding=0.0)
 
 
 class Ending(Decoder):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from omnidraft import wiring
-from omnidraft.decode.engine import GenerationRequest
+from omnidraft.decode.generation import GenerationRequest
 from omnidraft.decode.step_stats import DecodeStats
 from omnidraft.errors import ConfigError, RequestError
 from omnidraft.ports import DraftTree, Source, Step, Timings

@@ -9,7 +9,8 @@ from fastapi.testclient import TestClient
 
 from omnidraft import config
 from omnidraft.config import ApiKey, WorkerSettings
-from omnidraft.decode.engine import Engine, GenerationRequest
+from omnidraft.decode.engine import Engine
+from omnidraft.decode.generation import GenerationRequest
 from omnidraft.errors import ConfigError
 from omnidraft.serving.app import ServedModel, application
 from omnidraft.serving.queued_request import QueuedRequest

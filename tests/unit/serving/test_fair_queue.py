@@ -5,7 +5,8 @@ from typing import cast
 
 import pytest
 
-from omnidraft.decode.engine import Engine, GenerationRequest
+from omnidraft.decode.engine import Engine
+from omnidraft.decode.generation import GenerationRequest
 from omnidraft.serving.fair_queue import MAX_IDLE_CLIENTS, FairQueue
 from omnidraft.serving.queued_request import QueuedRequest
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from omnidraft.decode.engine import Engine, GenerationRequest
+from omnidraft.decode.engine import Engine
+from omnidraft.decode.generation import GenerationRequest
 from omnidraft.errors import ContractError, RequestError
 from omnidraft.serving.queued_request import QueuedRequest
 from omnidraft.serving.request_queue import Abandoned, QueueFull, RequestQueue, Stopping

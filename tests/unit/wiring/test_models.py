@@ -10,7 +10,7 @@ from omnidraft import config, wiring
 from omnidraft.config import LearnerSettings, Settings
 from omnidraft.decode.drafting.drafter import Drafter
 from omnidraft.decode.drafting.tree_proposer import TreeProposer
-from omnidraft.decode.engine import GenerationRequest
+from omnidraft.decode.generation import GenerationRequest
 from omnidraft.decode.policy.cost_model import MeasuredCosts
 from omnidraft.errors import SnapshotCorrupt, SnapshotNotFound, VocabularyError
 from omnidraft.snapshots import bundle

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from omnidraft import config, wiring
-from omnidraft.decode.engine import GenerationRequest
+from omnidraft.decode.generation import GenerationRequest
 from omnidraft.errors import ConfigError
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import codec

@@ -159,7 +159,7 @@ def test_texts_that_begin_end_and_fail_in_any_order_have_harmless_trees(seed, ha
             rng.choice([safe.close, safe.pause])(text)
             texts = [each for each in texts if each[0] is not text]
     assert all(str(error) == "this text is poison" for error in errors)
-    assert len(errors) <= 2 * num_poisoned
+    assert num_poisoned or not errors
     assert len([text for text, _ in texts if text.session is None]) <= num_poisoned
 
 

@@ -1,0 +1,94 @@
+"""What a client asks to be generated, in text, and what it gets round by round."""
+
+import uuid
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from omnidraft.decode.sequence import SequenceState
+from omnidraft.decode.snapshot.slot import LoadedSnapshot
+from omnidraft.decode.step_telemetry import StepObserver
+from omnidraft.ports import Mode, Sampling, Step
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """A client's request in text; None takes the deployment's setting."""
+
+    prompt: str | None = None
+    """Plain text to continue; exactly one of prompt and messages is given."""
+    messages: Sequence[Mapping[str, str]] | None = None
+    max_new_tokens: int = 256
+    sampling: Sampling = field(default_factory=Sampling)
+    seed: int | None = None
+    """None takes 64 random bits."""
+    stop_strings: tuple[str, ...] = ()
+    mode: Mode | None = None
+    num_draft_tokens: int | None = None
+    """0 is plain decoding."""
+    num_log_probs: int | None = None
+    """Number of most probable ids to return with each token; None returns no log-probabilities."""
+    is_stored: bool = True
+    """Whether it may be recorded for training."""
+    tenant: str = "default"
+    request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    traceparent: str | None = None
+    """The caller's W3C trace context."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationStream:
+    """One text that is generated alone, a step for each item read."""
+
+    snapshot: LoadedSnapshot
+    seed: int
+    num_prompt_tokens: int
+    steps: Generator[Step, None, None]
+    """Closing it ends the text early and frees the target's memory."""
+
+
+@dataclass(slots=True, eq=False)
+class Generation:
+    """One text that is generated beside others."""
+
+    snapshot: LoadedSnapshot
+    sequence: SequenceState
+    observers: tuple[StepObserver, ...]
+    has_begun: bool = False
+    """Whether a round gave it anything."""
+    is_over: bool = False
+
+    @property
+    def seed(self) -> int:
+        return self.sequence.request.seed
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.sequence.request.prompt_ids)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens whose keys came from another text."""
+        return self.sequence.num_reused
+
+    def take(self, step: Step) -> None:
+        """Show a step to the observers."""
+        for observer in self.observers:
+            observer.take(step)
+        if step.finish_reason is not None:
+            self.end(None)
+
+    def end(self, error: Exception | None) -> None:
+        """Tell the observers, once, that nothing follows."""
+        if not self.is_over:
+            self.is_over = True
+            for observer in self.observers:
+                observer.end(error)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationOutput:
+    """The result of one round for a text: a step, or the error that ended it."""
+
+    generation: Generation
+    step: Step | None = None
+    error: Exception | None = None

@@ -22,10 +22,10 @@ LEVELS = (  # lowest first
     {"serving", "exactness", "audit", "testing"},
     {"wiring"},
     {"hosts", "doctor", "llm"},
-    {"cli", "services", "pipelines", "omnidraft"},
+    {"cli", "services", "pipelines"},
 )
 LEVEL_OF = {unit: level for level, units in enumerate(LEVELS) for unit in units}
-SIDEWAYS = {("config", "errors")}
+SIDEWAYS = {("config", "errors"), ("omnidraft", "llm")}
 
 CLIENTS: dict[str, str | tuple[str, ...]] = {  # third-party package -> the only places that import it
     "kafka": "omnidraft/bus/kafka_",

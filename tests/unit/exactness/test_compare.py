@@ -120,16 +120,11 @@ def test_a_target_that_keeps_a_rejected_branch_is_found_out_at_once() -> None:
 
 
 class Ending(Decoder):
-    """Planted: the speculating side looks for stop tokens at the end of a pass only."""
+    """Planted: the speculating side does not look for stop tokens."""
 
-    def decode(self, request, proposer):
-        if proposer is None:
-            yield from super().decode(request, proposer)
-            return
-        for step in super().decode(replace(request, stop_ids=frozenset()), proposer):
-            yield step
-            if step.emitted[-1] in request.stop_ids:
-                return
+    def add(self, request, proposer, **options):
+        looks = request if proposer is None else replace(request, stop_ids=frozenset())
+        return super().add(looks, proposer, **options)
 
 
 def test_a_text_that_runs_past_its_end_is_found() -> None:

@@ -54,7 +54,9 @@ def test_the_openai_client_gets_the_same_text_whole_and_streamed(url: str, engin
         text = "".join(chunk.choices[0].delta.content for chunk in chunks[:-1])
         assert text == chat.choices[0].message.content != whole.choices[0].text
         assert chunks[-1].choices == []
-        assert chunks[-1].usage == chat.usage
+        usage, again = chat.usage, chunks[-1].usage
+        assert (again.prompt_tokens, again.completion_tokens) == (usage.prompt_tokens, usage.completion_tokens)
+        assert 0 == usage.prompt_tokens_details.cached_tokens < again.prompt_tokens_details.cached_tokens
         with pytest.raises(openai.NotFoundError, match="no model 'other'"):
             client.completions.create(model="other", **BODY)
 

@@ -1,0 +1,104 @@
+"""The Python API gives the texts of the engine, many at once, and needs no other process."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import omnidraft
+from omnidraft import LLM, SamplingParams
+from omnidraft.errors import ConfigError, ModelError, RequestError
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12)
+DECODE = {"mode": "reproducible", "policy": "fixed", "num_draft_tokens": 5, "threads": 1, "prefill_rows": 16}
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_models: tuple[Path, Path], omnidraft_home: Path) -> LLM:
+    target, drafter = map(str, tiny_models)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))
+        return LLM(target, drafter, quantize="float32", decode=DECODE, models={"drafter_precision": "float32"})
+
+
+def text_of(llm: LLM, prompt: str, params: SamplingParams) -> str:
+    return llm.generate(prompt, params, use_tqdm=False)[0].outputs[0].text
+
+
+def test_prompts_are_answered_together_with_the_texts_that_they_have_alone(llm: LLM) -> None:
+    prompts = ["How many clips", "Natalia sold", "def main("]
+    alone = [text_of(llm, each, GREEDY) for each in prompts]
+    together = llm.generate(prompts, GREEDY, use_tqdm=False)
+    assert [each.outputs[0].text for each in together] == alone
+    assert [each.prompt for each in together] == prompts
+    for each in together:
+        assert each.finished
+        assert len(each.outputs[0].token_ids) == each.outputs[0].stats.num_tokens <= 12
+        assert each.num_prompt_tokens > 0
+    plain = SamplingParams(temperature=0, max_tokens=12, num_draft_tokens=0)
+    assert [each.outputs[0].text for each in llm.generate(prompts, plain, use_tqdm=False)] == alone
+
+
+def test_n_texts_share_a_prompt_and_can_be_had_again_by_their_seeds(llm: LLM) -> None:
+    params = SamplingParams(temperature=1.0, max_tokens=10, n=3, seed=5, logprobs=2)
+    (result,) = llm.generate("How many clips did she sell", params, use_tqdm=False)
+    assert len({output.text for output in result.outputs}) > 1
+    for output, seed in zip(result.outputs, result.seeds, strict=True):
+        again = SamplingParams(temperature=1.0, max_tokens=10, seed=seed)
+        assert text_of(llm, "How many clips did she sell", again) == output.text
+        assert len(output.logprobs) == len(output.token_ids)
+        assert all(token in row for token, row in zip(output.token_ids, output.logprobs, strict=True))
+
+
+def test_a_chat_is_streamed_piece_by_piece(llm: LLM) -> None:
+    question = [{"role": "user", "content": "How many?"}]
+    (whole,) = llm.chat(question, GREEDY, use_tqdm=False)
+    assert "".join(llm.stream("How many?", GREEDY)) == whole.outputs[0].text
+    first_and_then_closed = llm.stream(question, GREEDY)
+    next(first_and_then_closed)
+    first_and_then_closed.close()
+    two = llm.chat(["How many?", question], GREEDY, use_tqdm=False)
+    assert [each.outputs[0].text for each in two] == 2 * [whole.outputs[0].text]
+    assert two[1].num_cached_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("prompt", "fields", "message"),
+    [
+        ("", {}, "prompt is empty"),
+        ("a", {"max_tokens": 0}, "max_new_tokens must be at least 1"),
+        ("a", {"n": 0}, "n must be at least 1"),
+        ("a", {"temperature": -1.0}, "temperature"),
+        ("a", {"max_tokens": 10**6}, "context"),
+        ("a", {"regex": "(", "temperature": 0}, "regex"),
+        ("a", {"regex": "a", "json_schema": {}}, "either json_schema or regex"),
+    ],
+)
+def test_what_is_not_possible_says_so_and_ends_nothing_else(llm: LLM, prompt: str, fields: dict, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        llm.generate(["good", prompt], SamplingParams(**fields), use_tqdm=False)
+    assert text_of(llm, "good", GREEDY)
+
+
+def test_a_schema_holds(llm: LLM) -> None:
+    params = SamplingParams(temperature=1.0, seed=1, max_tokens=20, regex="[ab]{3}")
+    assert set(text_of(llm, "Say", params)) <= {"a", "b"}
+
+
+def test_settings_and_models_that_do_not_exist_are_named() -> None:
+    with pytest.raises(ConfigError, match="decode"):
+        LLM(decode={"no_such": 1})
+    with pytest.raises(ModelError, match="no-such"):
+        LLM("no-such/model-anywhere")
+
+
+def test_the_package_is_imported_without_models_brokers_or_registries() -> None:
+    code = "import sys, omnidraft; from omnidraft import llm; print(*{'ray', 'mlflow', 'kafka'} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+    light = "import sys, omnidraft; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", light], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = omnidraft.nothing

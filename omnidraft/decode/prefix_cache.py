@@ -22,7 +22,9 @@ class CachedPrefix:
 class PrefixCache:
     """Sessions of finished sequences, the least recently used first."""
 
-    def __init__(self) -> None:
+    def __init__(self, public: Sequence[Sequence[int]] = ()) -> None:
+        """`public` prefixes are shared by all scopes."""
+        self._public = tuple(map(list, public))
         self._prefixes: list[CachedPrefix] = []
 
     def __len__(self) -> int:
@@ -47,13 +49,23 @@ class PrefixCache:
 
     def find(self, scope: str, ids: Sequence[int]) -> tuple[CachedPrefix, int] | None:
         """Return the prefix that has the most of these ids in common, with their number; None without any."""
-        lengths = [(common_prefix(each.ids, ids), each) for each in self._prefixes if each.scope == scope]
+        lengths = [(self.num_shared(each.scope, each.ids, scope, ids), each) for each in self._prefixes]
         length, best = max(lengths, key=lambda each: each[0], default=(0, None))
         if best is None or not length:
             return None
         self._prefixes.remove(best)
         self._prefixes.append(best)
         return best, length
+
+    def num_shared(self, source_scope: str | None, source: Sequence[int], scope: str | None, ids: Sequence[int]) -> int:
+        """Return the number of leading ids whose keys a text of `scope` may take from a source: all common ones of its
+        own scope, public ones of others."""
+        if source_scope is None or scope is None:
+            return 0
+        num_common = common_prefix(source, ids)
+        if source_scope == scope:
+            return num_common
+        return min(num_common, max((common_prefix(each, ids) for each in self._public), default=0))
 
     def evict(self) -> None:
         """Close the least recently used prefix."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from omnidraft.config import SchedulerSettings
 from omnidraft.decode.prefix_cache import PrefixCache
-from omnidraft.decode.sequence import SequenceState, common_prefix
+from omnidraft.decode.sequence import SequenceState
 from omnidraft.ports import Mode, Target
 
 _MIN_CHUNK = 8
@@ -46,13 +46,16 @@ class ScheduledRound:
 class Scheduler:
     """The waiting and the admitted sequences of one target. One thread."""
 
-    def __init__(self, target: Target, settings: SchedulerSettings) -> None:
+    def __init__(
+        self, target: Target, settings: SchedulerSettings, public_prefixes: Sequence[Sequence[int]] = ()
+    ) -> None:
+        """Keys of `public_prefixes` are shared by all clients."""
         self._target = target
         self._settings = settings
         self._waiting: list[SequenceState] = []
         self._admitted: list[SequenceState] = []
         """In the order in which they were admitted."""
-        self.prefixes = PrefixCache()
+        self.prefixes = PrefixCache(public_prefixes)
         self.num_preemptions = 0
 
     @property
@@ -140,9 +143,10 @@ class Scheduler:
         found = self.prefixes.find(sequence.cache_scope, list(ids))
         sources = [] if found is None else [(found[1], found[0].session)]
         for other in self._admitted:
-            if other.cache_scope == sequence.cache_scope and other.session is not None:
-                num_common = common_prefix(other.ids[: other.session.num_kept], list(ids))
-                sources.append((num_common, other.session))
+            if other.session is not None:
+                kept = other.ids[: other.session.num_kept]
+                num_shared = self.prefixes.num_shared(other.cache_scope, kept, sequence.cache_scope, list(ids))
+                sources.append((num_shared, other.session))
         num_ids, source = max(sources, key=lambda each: each[0], default=(0, None))
         if source is None or not num_ids:
             return 0
@@ -150,12 +154,12 @@ class Scheduler:
 
     def _waits_for_prefix(self, sequence: SequenceState) -> bool:
         """Return whether another sequence is reading what this one can reuse."""
-        if sequence.cache_scope is None:
-            return False
+        ids = sequence.request.prompt_ids
         for other in self._admitted:
-            if other.cache_scope == sequence.cache_scope and other.session is not None and other.num_unread:
-                num_common = common_prefix(other.request.prompt_ids, sequence.request.prompt_ids)
-                if num_common >= other.session.num_kept + _MIN_REUSED:
+            if other.session is not None and other.num_unread:
+                prompt_ids = other.request.prompt_ids
+                num_shared = self.prefixes.num_shared(other.cache_scope, prompt_ids, sequence.cache_scope, ids)
+                if num_shared >= other.session.num_kept + _MIN_REUSED:
                     return True
         return False
 

@@ -127,6 +127,6 @@ class SequenceState:
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
     """Return the number of leading ids that both have."""
     limit = min(len(first), len(second))
-    if first[:limit] == second[:limit]:
+    if list(first[:limit]) == list(second[:limit]):
         return limit
     return next(at for at in range(limit) if first[at] != second[at])

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from omnidraft.decode.recording.trace_producer import TraceProducer
     from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
     from omnidraft.decode.snapshot.updater import SnapshotUpdater
+    from omnidraft.models.hf.tokenizer import HfTokenizer
     from omnidraft.models.loading import SharedDrafter
 
 
@@ -195,6 +196,7 @@ def _engine(
         failures=DraftingFailures(metrics, settings.models.target),
         grammars=grammars,
         scheduling=settings.scheduler,
+        public_prefixes=[_prefix_of(prompt, tokenizers.target) for prompt in settings.scheduler.public_prompts],
     )
     return Engine(
         decoder,
@@ -208,6 +210,17 @@ def _engine(
         has_pass_spans=settings.tracing.passes,
         has_prefix_caching=settings.scheduler.prefix_caching,
     )
+
+
+def _prefix_of(system_prompt: str, tokenizer: "HfTokenizer") -> list[int]:
+    """Return the ids that all chats with this system prompt begin with; those of the text without a chat template."""
+    from omnidraft.decode.sequence import common_prefix
+
+    if not tokenizer.has_chat_template:
+        return tokenizer.prompt_ids(system_prompt)
+    system = {"role": "system", "content": system_prompt}
+    one, other = (tokenizer.chat_prompt_ids([system, {"role": "user", "content": text}]) for text in ("a", "1"))
+    return one[: common_prefix(one, other)]
 
 
 def _updater(

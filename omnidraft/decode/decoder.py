@@ -134,6 +134,15 @@ class Decoder:
         self.scheduler.add(sequence)
         return sequence
 
+    def move(self, sequence: SequenceState, proposer: Proposer) -> None:
+        """Draft for a running sequence with another snapshot's proposer from now on; its text does not change."""
+        if sequence.draft is not None:
+            self._drafting.close(sequence.draft)
+            sequence.draft = self._drafting.open(proposer, sequence.request)
+            emitted = sequence.ids[len(sequence.request.prompt_ids) :]
+            if emitted:
+                self._drafting.observe_all([(sequence.draft, emitted)])
+
     def abort(self, sequence: SequenceState) -> None:
         """End a sequence and free its keys; nothing happens when it has ended already."""
         if sequence in self.scheduler.sequences:

@@ -102,7 +102,8 @@ class Engine:
         decode_request = self.decode_request(request)
         scope = cache_scope if self._has_prefix_caching else None
         sequence = self.decoder.add(decode_request, snapshot.proposer, client=client, cache_scope=scope)
-        generation = Generation(snapshot, sequence, self._observers(request, decode_request, snapshot))
+        observers = self._observers(request, decode_request, snapshot)
+        generation = Generation(snapshot, sequence, request.request_id, observers)
         self._generations[sequence] = generation
         return generation
 
@@ -119,9 +120,18 @@ class Engine:
                 generation.take(output.step)
             if generation.is_over:
                 del self._generations[output.sequence]
+            elif generation.num_emitted >= self._recording.segment_tokens:
+                self._follow_slot(generation)
             outputs.append(GenerationOutput(generation, output.step, output.error))
         self._count_preemptions()
         return outputs
+
+    def _follow_slot(self, generation: Generation) -> None:
+        """Move a long text to the snapshot that serves now, so that old ones can be freed."""
+        snapshot = self.slot.snapshot_for(generation.request_id)
+        if snapshot is not generation.snapshot:
+            self.decoder.move(generation.sequence, snapshot.proposer)
+            generation.move(snapshot)
 
     def _count_prefix(self, generation: Generation) -> None:
         generation.has_begun = True

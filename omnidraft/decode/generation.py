@@ -52,7 +52,10 @@ class Generation:
 
     snapshot: LoadedSnapshot
     sequence: SequenceState
+    request_id: str
     observers: tuple[StepObserver, ...]
+    num_emitted: int = 0
+    """Tokens since the snapshot drafts for it."""
     has_begun: bool = False
     """Whether a round gave it anything."""
     is_over: bool = False
@@ -72,10 +75,17 @@ class Generation:
 
     def take(self, step: Step) -> None:
         """Show a step to the observers."""
+        self.num_emitted += len(step.emitted)
         for observer in self.observers:
             observer.take(step)
         if step.finish_reason is not None:
             self.end(None)
+
+    def move(self, snapshot: LoadedSnapshot) -> None:
+        """Account for another snapshot that drafts from now on."""
+        self.snapshot, self.num_emitted = snapshot, 0
+        for observer in self.observers:
+            observer.move(snapshot.version)
 
     def end(self, error: Exception | None) -> None:
         """Tell the observers, once, that nothing follows."""

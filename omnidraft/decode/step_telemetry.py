@@ -21,6 +21,9 @@ class StepObserver(Protocol):
     def take(self, step: Step) -> None:
         """Add a step that has just ended."""
 
+    def move(self, snapshot_version: int | None) -> None:
+        """Account for another snapshot that drafts from now on."""
+
     def end(self, error: Exception | None) -> None:
         """End the text: after its last step, by an error, or because its client went away."""
 
@@ -49,6 +52,10 @@ class StepCounter:
                 self._metrics.observe("omnidraft_inter_token_latency_seconds", gap_s, target=self._target)
         self._last_s = now_s
 
+    def move(self, snapshot_version: int | None) -> None:
+        """See StepObserver."""
+        self._drafter_version = str(snapshot_version)
+
     def end(self, error: Exception | None) -> None:
         """See StepObserver."""
 
@@ -73,6 +80,9 @@ class TextSpan:
             self._add_pass_span(step)
         if step.finish_reason is not None:
             self._outcome = {"finish_reason": step.finish_reason.value}
+
+    def move(self, snapshot_version: int | None) -> None:
+        """See StepObserver: the span names the snapshot that the text began with."""
 
     def end(self, error: Exception | None) -> None:
         """See StepObserver."""

@@ -5,7 +5,7 @@ Shapes: as in traces/record.py.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -61,6 +61,11 @@ class TraceRecordBuilder:
         still follow."""
         if self._steps:
             self._flush(None if reason is None else reason.value)
+
+    def move(self, snapshot_version: int | None) -> None:
+        """End the record here, since another snapshot drafts from now on."""
+        self.flush(None)
+        self._context = replace(self._context, snapshot_version=snapshot_version)
 
     def _num_emitted(self) -> int:
         return sum(len(step.emitted) for step in self._steps)

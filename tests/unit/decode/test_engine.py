@@ -181,6 +181,29 @@ def test_records_cover_the_answer_and_one_that_is_not_stored_or_whose_tenant_opt
     }
 
 
+def test_a_long_text_moves_to_a_new_snapshot_between_two_records(
+    worker: wiring.Worker, tiny_models: tuple[Path, Path], tmp_path: Path
+) -> None:
+    engine = worker.engine
+    request = make_request(request_id="long", max_new_tokens=30)
+    alone = ids(engine.stream(replace(request, is_stored=False)))
+    generation, emitted = engine.add_request(request), []
+    while engine.has_work:
+        emitted += [token for output in engine.step() for token in output.step.emitted]
+        if len(emitted) >= 3 and engine.slot.current.version is None:
+            engine.slot.swap(snapshot(4, Foretold(alone)))
+    assert emitted == alone
+    assert generation.snapshot.version == 4
+    assert worker.producer is not None
+    assert worker.producer.close(5.0) == 0
+    records = _records(tiny_models, tmp_path)
+    versions = [record.snapshot_version for record in records]
+    assert versions[0] is None
+    assert versions[-1] == 4
+    assert versions == sorted(versions, key=lambda version: version or 0)
+    assert [token for record in records for token in record.emitted_ids.tolist()] == alone
+
+
 def _records(models: tuple[Path, Path], root: Path) -> list[TraceRecord]:
     settings = _recording(models, root)
     reader = wiring.log_reader(settings, settings.log.traces_topic)

@@ -55,16 +55,16 @@ class BranchingSession:
         self._state_RH: Sequence[torch.Tensor] = ()
         self._clear_branches()
 
-    def advance(self, keep: int, ids: Sequence[int]) -> torch.Tensor:
+    def prefill_or_extend(self, keep: int, ids: Sequence[int]) -> torch.Tensor:
         """See ports.DraftSession."""
-        return _run_single(self.advance_steps(keep, ids), self.backend.compute)
+        return _run_single(self.prefill_or_extend_steps(keep, ids), self.backend.compute)
 
     def branch(self, ids: Sequence[int], parents: Sequence[int]) -> torch.Tensor:
         """See ports.DraftSession."""
         return _run_single(self.branch_steps(ids, parents), self.backend.compute)
 
-    def advance_steps(self, keep: int, ids: Sequence[int]) -> ForwardSteps:
-        """Run `advance` as steps, so that the caller can batch the computation."""
+    def prefill_or_extend_steps(self, keep: int, ids: Sequence[int]) -> ForwardSteps:
+        """Run `prefill_or_extend` as steps, so that the caller can batch the computation."""
         path = self._matching_path(ids) if keep == self._length else []
         self.backend.move([keep + node for node in path], keep)
         new_ids = ids[len(path) :]

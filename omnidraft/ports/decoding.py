@@ -190,7 +190,7 @@ class Target(Protocol):
 class DraftSession(Protocol):
     """One request's KV cache inside the drafter."""
 
-    def advance(self, keep: int, ids: Sequence[int]) -> torch.Tensor:
+    def prefill_or_extend(self, keep: int, ids: Sequence[int]) -> torch.Tensor:
         """Truncate to the first `keep` ids, append `ids` (at least one), return the logits float32 [V] after the last.
 
         Ids that follow a branch added since the last call reuse its keys; all other branches are dropped.
@@ -199,12 +199,13 @@ class DraftSession(Protocol):
     def branch(self, ids: Sequence[int], parents: Sequence[int]) -> torch.Tensor:
         """Append one id to each parent in one pass; return logits float32 [R, V], one row per id.
 
-        Parent -1 is the last id of the text; any other is the index among the ids branched since the last `advance`.
+        Parent -1 is the last id of the text; any other is the index among the ids branched since the last
+        `prefill_or_extend`.
         """
 
     def acceptance_probabilities(self) -> Sequence[AcceptanceFn] | None:
-        """Return one function for the guesses after each row of the last `advance` or `branch`; None without an
-        acceptance head."""
+        """Return one function for the guesses after each row of the last `prefill_or_extend` or `branch`; None
+        without an acceptance head."""
 
 
 class DraftModel(Protocol):
@@ -218,8 +219,8 @@ class DraftModel(Protocol):
     def open(self) -> DraftSession:
         """Return a new, empty session."""
 
-    def advance_all(self, requests: Sequence[tuple[DraftSession, int, Sequence[int]]]) -> list[torch.Tensor]:
-        """Call `advance` on several distinct sessions, in one pass where the model can batch."""
+    def prefill_or_extend_all(self, requests: Sequence[tuple[DraftSession, int, Sequence[int]]]) -> list[torch.Tensor]:
+        """Call `prefill_or_extend` on several distinct sessions, in one pass where the model can batch."""
 
     def branch_all(self, requests: Sequence[tuple[DraftSession, Sequence[int], Sequence[int]]]) -> list[torch.Tensor]:
         """Call `branch` on several distinct sessions, in one pass where the model can batch."""

@@ -181,9 +181,9 @@ class ToyDrafter:
         """See ports.DraftModel."""
         return ToyDraftSession(self)
 
-    def advance_all(self, requests: Sequence[tuple[DraftSession, int, Sequence[int]]]) -> list[torch.Tensor]:
+    def prefill_or_extend_all(self, requests: Sequence[tuple[DraftSession, int, Sequence[int]]]) -> list[torch.Tensor]:
         """See ports.DraftModel."""
-        return [session.advance(keep, ids) for session, keep, ids in requests]
+        return [session.prefill_or_extend(keep, ids) for session, keep, ids in requests]
 
     def branch_all(self, requests: Sequence[tuple[DraftSession, Sequence[int], Sequence[int]]]) -> list[torch.Tensor]:
         """See ports.DraftModel."""
@@ -199,14 +199,16 @@ class ToyDraftSession:
         self._branched: list[list[int]] = []
         self._num_rows = 0
 
-    def advance(self, keep: int, ids: Sequence[int]) -> torch.Tensor:
+    def prefill_or_extend(self, keep: int, ids: Sequence[int]) -> torch.Tensor:
         """See ports.DraftSession. Raises ContractError for ids outside the vocabulary or beyond the context."""
         if not ids or not 0 <= keep <= len(self.held):
-            raise ContractError(f"advance: keep {keep} of {len(self.held)} and add {len(ids)} ids")
+            raise ContractError(f"prefill_or_extend: keep {keep} of {len(self.held)} and add {len(ids)} ids")
         if keep + len(ids) > self._drafter.context_limit:
-            raise ContractError(f"advance: {keep + len(ids)} ids, the context holds {self._drafter.context_limit}")
+            raise ContractError(
+                f"prefill_or_extend: {keep + len(ids)} ids, the context holds {self._drafter.context_limit}"
+            )
         if not all(0 <= token < self._drafter.vocab_size for token in ids):
-            raise ContractError(f"advance: ids {list(ids)} of a vocabulary of {self._drafter.vocab_size}")
+            raise ContractError(f"prefill_or_extend: ids {list(ids)} of a vocabulary of {self._drafter.vocab_size}")
         self.held, self._branched, self._num_rows = [*self.held[:keep], *ids], [], 1
         return self._drafter.table.logits(self.held)
 

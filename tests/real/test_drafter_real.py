@@ -28,7 +28,7 @@ def test_the_likeliest_token_stays_that_of_exact_weights(precision, at_least):
     for first in range(0, 3 * LENGTH, LENGTH):
         ids = ids_of_questions[first : first + LENGTH]
         session = drafter.open()
-        session.advance(0, ids[:1])
+        session.prefill_or_extend(0, ids[:1])
         rows = session.branch(ids[1:], range(-1, len(ids) - 2))
         same += int((rows.argmax(1) == whole_pass(model, ids)[1:].argmax(1)).sum())
         total += len(rows)

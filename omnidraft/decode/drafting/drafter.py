@@ -80,7 +80,7 @@ class _Steps:
         readers = self._select(at_end)
         if not readers:
             return
-        self._advance(list(readers))
+        self._prefill_or_extend(list(readers))
         while selected := self._select([each for reader in readers for each in reader.best_prefixes()]):
             self._branch(selected)
 
@@ -101,11 +101,11 @@ class _Steps:
             return self._drafts[0].tree.num_drafted
         return sum(min(draft.tree.num_drafted, draft.limits.num_nodes) for draft in self._drafts)
 
-    def _advance(self, readers: Sequence[Extension]) -> None:
+    def _prefill_or_extend(self, readers: Sequence[Extension]) -> None:
         """Read the texts to their ends and add the first candidates."""
         requests = [each.session.begin(each.ids, each.draft.position) for each in readers]
         num_rows = {each.draft.index: len(ids) for each, (*_, ids) in zip(readers, requests, strict=True)}
-        logits = self._timed(num_rows, lambda: self._drafter.model.advance_all(requests))
+        logits = self._timed(num_rows, lambda: self._drafter.model.prefill_or_extend_all(requests))
         for each, logits_D in zip(readers, logits, strict=True):
             each.expand_all([DraftPrefix()], [logits_D], self._plan, are_branches=False)
 

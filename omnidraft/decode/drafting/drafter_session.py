@@ -80,7 +80,7 @@ class DrafterSession:
         return ids if self.drafter.pool.memory.reserve(self._num_missed(ids)) or self.model is not None else None
 
     def begin(self, ids: list[int], position: int) -> tuple[DraftSession, int, list[int]]:
-        """Return the arguments of `advance` that take the drafter to the end of the text."""
+        """Return the arguments of `prefill_or_extend` that take the drafter to the end of the text."""
         if self.model is None:
             self.model = self.drafter.model.open()
         keep = len(ids) - self._num_missed(ids)

@@ -123,12 +123,12 @@ def _pass_s(session: TargetSession, rows: int) -> float:
 
 def _read_s(session: DraftSession, text: Sequence[int]) -> float:
     started = time.perf_counter()
-    session.advance(0, text)
+    session.prefill_or_extend(0, text)
     return time.perf_counter() - started
 
 
 def _step_s(session: DraftSession, num_ids: int, rows: int) -> float:
-    session.advance(num_ids - 1, [0])
+    session.prefill_or_extend(num_ids - 1, [0])
     started = time.perf_counter()
     session.branch(list(range(rows)), [-1] * rows)
     return time.perf_counter() - started

@@ -37,10 +37,11 @@ class LlamaDrafter:
         """See ports.DraftModel."""
         return LlamaSession(self._model, self._head)
 
-    def advance_all(self, requests: Sequence[tuple[Any, int, Sequence[int]]]) -> list[torch.Tensor]:
+    def prefill_or_extend_all(self, requests: Sequence[tuple[Any, int, Sequence[int]]]) -> list[torch.Tensor]:
         """See ports.DraftModel; the sessions are this model's."""
         return self._run_batched(
-            [session for session, *_ in requests], [each.advance_steps(keep, ids) for each, keep, ids in requests]
+            [session for session, *_ in requests],
+            [each.prefill_or_extend_steps(keep, ids) for each, keep, ids in requests],
         )
 
     def branch_all(self, requests: Sequence[tuple[Any, Sequence[int], Sequence[int]]]) -> list[torch.Tensor]:

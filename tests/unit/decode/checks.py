@@ -29,12 +29,12 @@ class Spy:
         self._ids: list[int] = []
         return self
 
-    def advance(self, keep, ids):
+    def prefill_or_extend(self, keep, ids):
         self.sent += ids
         self._ids, self._branched = [*self._ids[:keep], *ids], []
         self.texts.append(self._ids)
-        logits = self._session.advance(keep, ids)
-        assert torch.equal(logits, self._model.open().advance(0, self._ids)), (
+        logits = self._session.prefill_or_extend(keep, ids)
+        assert torch.equal(logits, self._model.open().prefill_or_extend(0, self._ids)), (
             "a cut-back session differs from a fresh one"
         )
         return logits
@@ -45,12 +45,13 @@ class Spy:
             text = [*(self._ids if parent < 0 else self._branched[parent]), token]
             self._branched.append(text)
             self.texts.append(text)
-            assert torch.equal(logits[row], self._model.open().advance(0, text)), "a branch differs from a fresh one"
+            fresh = self._model.open().prefill_or_extend(0, text)
+            assert torch.equal(logits[row], fresh), "a branch differs from a fresh one"
         self.sent += ids
         return logits
 
-    def advance_all(self, requests):
-        return [session.advance(keep, ids) for session, keep, ids in requests]
+    def prefill_or_extend_all(self, requests):
+        return [session.prefill_or_extend(keep, ids) for session, keep, ids in requests]
 
     def branch_all(self, requests):
         return [session.branch(ids, parents) for session, ids, parents in requests]

@@ -19,7 +19,7 @@ def drive(
     *,
     vocab_size: int,
 ) -> None:
-    """Run three turns of one `advance` and up to two `branch` calls, and compare every row of logits."""
+    """Run three turns of one `prefill_or_extend` and up to two `branch` calls, and compare every row of logits."""
     some_ids = st.lists(st.integers(0, vocab_size - 1), max_size=5)
     held: list[int] = []
     branched: list[list[int]] = []
@@ -52,5 +52,5 @@ def _next_text(
         keep = data.draw(st.integers(0, len(held)))
         start = list(held[:keep])
     text = [*start, *data.draw(some_ids.filter(bool) if len(start) == keep else some_ids)]
-    assert_same(session.advance(keep, text[keep:]), expected(text))
+    assert_same(session.prefill_or_extend(keep, text[keep:]), expected(text))
     return text

@@ -70,7 +70,7 @@ def test_the_native_drafter_reads_transformers_hidden_states(name, precision) ->
     drafter = LlamaDrafter(tiny_model(name), precision, head=trained_head())
     session, ids = drafter.open(), text(70)
     backend = session.backend
-    session.advance(0, ids)
+    session.prefill_or_extend(0, ids)
     seen = [(backend.hidden_RH, [ids])]
     session.branch([3, 4, 5], [-1, 0, -1])
     seen.append((backend.hidden_RH, [[*ids, 3], [*ids, 3, 4], [*ids, 5]]))
@@ -100,22 +100,22 @@ def test_acceptance_belongs_to_the_rows_of_the_last_call(name, kind) -> None:
             [acceptance(-1.0) for acceptance in reference], abs=1e-4
         )
 
-    session.advance(0, ids)
+    session.prefill_or_extend(0, ids)
     assert_acceptance_of([ids])
     session.branch([5, 6], [-1, 0])
     assert_acceptance_of([[*ids, 5], [*ids, 5, 6]])
     session.branch([7], [1])
     assert_acceptance_of([[*ids, 5, 6, 7]])
-    session.advance(9, [5, 6])
+    session.prefill_or_extend(9, [5, 6])
     assert_acceptance_of([[*ids, 5, 6]])
-    session.advance(11, [8])
+    session.prefill_or_extend(11, [8])
     assert_acceptance_of([[*ids, 5, 6, 8]])
 
 
 def test_without_a_head_there_is_no_acceptance_and_no_hidden_state() -> None:
     for drafter in (LlamaDrafter(tiny_model("llama"), "float32"), TorchDrafter(tiny_model("llama"))):
         session = drafter.open()
-        session.advance(0, text(5))
+        session.prefill_or_extend(0, text(5))
         assert not drafter.has_head
         assert session.acceptance_probabilities() is None
         assert not len(session.backend.hidden_RH)
@@ -123,7 +123,7 @@ def test_without_a_head_there_is_no_acceptance_and_no_hidden_state() -> None:
 
 def test_a_toy_drafter_keeps_the_promises_of_one_with_a_head() -> None:
     session = ToyDrafter(ToyTable.random(4, 1), acceptance=lambda log_q: 0.25).open()
-    session.advance(0, [1, 2])
+    session.prefill_or_extend(0, [1, 2])
     assert [acceptance(-1.0) for acceptance in session.acceptance_probabilities()] == [0.25]
     session.branch([1, 2, 3], [-1, -1, -1])
     assert len(session.acceptance_probabilities()) == 3
@@ -144,7 +144,7 @@ def test_a_snapshots_head_comes_with_its_drafter(folder) -> None:
     head = trained_head()
     drafter = load_drafter(folder, "float32", base_tensors() | dict(head.trained()), "full")
     session, ids = drafter.open(), text(6)
-    session.advance(0, ids)
+    session.prefill_or_extend(0, ids)
     (reference,) = head.acceptance_probabilities(hidden_of("llama", ids)[None])
     assert drafter.has_head
     assert session.acceptance_probabilities()[0](-0.5) == pytest.approx(reference(-0.5), abs=1e-4)

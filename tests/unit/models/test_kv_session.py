@@ -59,16 +59,16 @@ def test_any_calls_say_what_the_text_says(open_session, data):
 def test_a_text_along_branches_computes_only_what_nobody_branched():
     rows = IdRows()
     session = BranchingSession(rows)
-    session.advance(0, [0, 1])
+    session.prefill_or_extend(0, [0, 1])
     session.branch([2, 1, 0], [-1, -1, 1])
-    session.advance(2, [1, 0, 2])
+    session.prefill_or_extend(2, [1, 0, 2])
     assert rows.num_computed == 2 + 3 + 1
 
 
 def test_a_text_that_ends_on_a_branch_computes_nothing():
     rows = IdRows()
     session = BranchingSession(rows)
-    session.advance(0, [0, 1])
+    session.prefill_or_extend(0, [0, 1])
     branched = session.branch([2, 1, 0], [-1, -1, 1])
-    assert torch.equal(session.advance(2, [1, 0]), branched[2])
+    assert torch.equal(session.prefill_or_extend(2, [1, 0]), branched[2])
     assert rows.num_computed == 2 + 3

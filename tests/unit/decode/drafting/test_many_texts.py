@@ -38,11 +38,11 @@ class Counting(ToyDrafter):
         self.branched: list[list[int]] = []
         self._poison = poison
 
-    def advance_all(self, requests):
+    def prefill_or_extend_all(self, requests):
         if any(self._poison in (*session.held[:keep], *ids) for session, keep, ids in requests):
             raise RuntimeError("this text is poison")
         self.advanced.append([len(ids) for *_, ids in requests])
-        return super().advance_all(requests)
+        return super().prefill_or_extend_all(requests)
 
     def branch_all(self, requests):
         self.branched.append([len(ids) for _, ids, _ in requests])

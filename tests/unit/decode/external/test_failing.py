@@ -24,11 +24,11 @@ class Breaking(ToyDrafter):
         super().__init__(ToyTable.random(len(DRAFT_PIECES), seed=3))
         self._poison, self._call, self._left = poison, call, at
 
-    def advance_all(self, requests):
-        self._calls("advance")
+    def prefill_or_extend_all(self, requests):
+        self._calls("prefill")
         if any(self._poison in (*session.held[:keep], *ids) for session, keep, ids in requests):
             raise RuntimeError("this text is poison")
-        return super().advance_all(requests)
+        return super().prefill_or_extend_all(requests)
 
     def branch_all(self, requests):
         self._calls("branch")
@@ -52,7 +52,7 @@ def rounds_over(model: ToyDrafter, **options):
     return rounds, tracker, metrics
 
 
-@pytest.mark.parametrize("call", ["advance", "branch"])
+@pytest.mark.parametrize("call", ["prefill", "branch"])
 @pytest.mark.parametrize("at", [0, 1, 5])
 def test_a_failure_costs_one_rounds_drafts_and_is_drafted_from_afresh(call, at):
     rounds, tracker, metrics = rounds_over(Breaking(call=call, at=at))

@@ -190,7 +190,7 @@ def test_a_worker_judges_drafted_tokens_as_the_learner_did(pair) -> None:
     acceptance_by_label = {True: [], False: []}
     for at, log_q in zip(example.acceptance.row_N, example.acceptance.log_q_N, strict=True):
         session = drafter.open()
-        session.advance(0, example.ids_T[: at + 1].tolist())
+        session.prefill_or_extend(0, example.ids_T[: at + 1].tolist())
         (acceptance,) = session.acceptance_probabilities()
         acceptance_by_label[bool(log_q == np.float32(RIGHT_LOG_Q))].append(acceptance(float(log_q)))
     assert {RIGHT_LOG_Q, WRONG_LOG_Q} == set(example.acceptance.log_q_N.tolist())

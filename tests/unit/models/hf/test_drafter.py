@@ -31,27 +31,27 @@ def test_any_calls_say_what_a_whole_pass_over_the_text_says(name, data):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_branches_behind_a_text_longer_than_the_window_say_what_a_whole_pass_says(name):
     session, ids, model = TorchDrafter(tiny_model(name)).open(), text(12), tiny_model(name)
-    session.advance(0, ids)
+    session.prefill_or_extend(0, ids)
     session.branch([5, 6], [-1, 0])
     deeper = session.branch([7, 8], [1, 0])
     assert_close(deeper[0], whole_pass(model, [*ids, 5, 6, 7])[-1])
     assert_close(deeper[1], whole_pass(model, [*ids, 5, 8])[-1])
-    assert_close(session.advance(12, [5, 8, 9]), whole_pass(model, [*ids, 5, 8, 9])[-1])
+    assert_close(session.prefill_or_extend(12, [5, 8, 9]), whole_pass(model, [*ids, 5, 8, 9])[-1])
 
 
 def test_a_text_longer_than_the_first_slots_grows_them(monkeypatch):
     monkeypatch.setattr(drafter, "_CAPACITY_STEP", 16)
     session, ids = TorchDrafter(tiny_model("llama")).open(), text(200)
-    session.advance(0, ids[:10])
-    assert_close(session.advance(10, ids[10:]), whole_pass(tiny_model("llama"), ids)[-1])
+    session.prefill_or_extend(0, ids[:10])
+    assert_close(session.prefill_or_extend(10, ids[10:]), whole_pass(tiny_model("llama"), ids)[-1])
 
 
 def test_two_sessions_of_one_drafter_do_not_disturb_each_other():
     drafter, ids = TorchDrafter(tiny_model("qwen2")), text(9)
     one, other = drafter.open(), drafter.open()
-    one.advance(0, ids)
-    other.advance(0, text(9, seed=4))
-    assert_close(one.advance(9, [3]), whole_pass(tiny_model("qwen2"), [*ids, 3])[-1])
+    one.prefill_or_extend(0, ids)
+    other.prefill_or_extend(0, text(9, seed=4))
+    assert_close(one.prefill_or_extend(9, [3]), whole_pass(tiny_model("qwen2"), [*ids, 3])[-1])
 
 
 @pytest.fixture
@@ -64,15 +64,15 @@ def test_a_drafter_is_loaded_from_its_folder(folder):
     ids = text(6)
     drafter = load_drafter(folder, "float32", None, "full")
     assert (drafter.vocab_size, drafter.context_limit) == (VOCAB_SIZE, 256)
-    assert_close(drafter.open().advance(0, ids), whole_pass(tiny_model("llama"), ids)[-1])
+    assert_close(drafter.open().prefill_or_extend(0, ids), whole_pass(tiny_model("llama"), ids)[-1])
 
 
 def test_a_snapshots_tensors_go_on_top(folder):
     name = "model.layers.1.mlp.down_proj.weight"
     tensors = {each: parameter.detach().clone() for each, parameter in tiny_model("llama").named_parameters()}
     tensors[name] = tensors[name] * 0
-    plain = load_drafter(folder, "float32", None, "full").open().advance(0, text(6))
-    changed = load_drafter(folder, "float32", tensors, "full").open().advance(0, text(6))
+    plain = load_drafter(folder, "float32", None, "full").open().prefill_or_extend(0, text(6))
+    changed = load_drafter(folder, "float32", tensors, "full").open().prefill_or_extend(0, text(6))
     assert not torch.allclose(plain, changed, atol=1e-2)
 
 
@@ -88,7 +88,7 @@ def test_without_a_compiler_transformers_drafts_and_the_log_says_what_to_install
     [warning] = [record.getMessage() for record in caplog.records if record.name == "omnidraft.models.hf.drafter"]
     assert "no-such-compiler" in warning
     assert "apt-get install g++" in warning
-    got, expected = drafter.open().advance(0, text(6)), whole_pass(tiny_model("llama"), text(6))[-1]
+    got, expected = drafter.open().prefill_or_extend(0, text(6)), whole_pass(tiny_model("llama"), text(6))[-1]
     most = 0.05 if precision == "auto" and automatic() == "bfloat16" else 0.02
     assert (got - expected).std() / expected.std() < most
 

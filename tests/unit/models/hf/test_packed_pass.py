@@ -93,9 +93,13 @@ def test_drafters_steps_of_several_texts_are_one_pass(name, data):
     texts = [text(data.draw(st.integers(1, 40)), seed) for seed in range(data.draw(st.integers(1, 5)))]
     sessions = [drafter.open() for _ in texts]
     with Counting(model) as counted:
-        advanced = drafter.advance_all([(session, 0, ids) for session, ids in zip(sessions, texts, strict=True)])
+        advanced = drafter.prefill_or_extend_all(
+            [(session, 0, ids) for session, ids in zip(sessions, texts, strict=True)]
+        )
         branched = drafter.branch_all([(session, [3, 4, 5], [-1, -1, 0]) for session in sessions])
-        again = drafter.advance_all([(each, len(ids), [3, 5, 9]) for each, ids in zip(sessions, texts, strict=True)])
+        again = drafter.prefill_or_extend_all(
+            [(each, len(ids), [3, 5, 9]) for each, ids in zip(sessions, texts, strict=True)]
+        )
     assert counted.rows == [sum(map(len, texts)), 3 * len(texts), len(texts)]
     for number, ids in enumerate(texts):
         torch.testing.assert_close(advanced[number], whole_pass(model, ids)[-1], **CLOSE)
@@ -104,6 +108,6 @@ def test_drafters_steps_of_several_texts_are_one_pass(name, data):
         torch.testing.assert_close(again[number], whole_pass(model, [*ids, 3, 5, 9])[-1], **CLOSE)
         if head is not None:
             alone = drafter.open()
-            alone.advance(0, [*ids, 3, 5, 9])
+            alone.prefill_or_extend(0, [*ids, 3, 5, 9])
             [got], [expected] = sessions[number].acceptance_probabilities(), alone.acceptance_probabilities()
             assert got(-1.0) == pytest.approx(expected(-1.0), abs=1e-3)

@@ -72,8 +72,8 @@ def test_any_calls_say_what_transformers_says_of_the_text(shape, data):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_rounded_precision_stays_close(shape, precision):
     session, ids = drafter(shape, precision).open(), text(70)
-    session.advance(0, ids)
-    rows = [*session.branch([3, 4, 5], [-1, 0, -1]), session.advance(70, [3, 4, 6])]
+    session.prefill_or_extend(0, ids)
+    rows = [*session.branch([3, 4, 5], [-1, 0, -1]), session.prefill_or_extend(70, [3, 4, 6])]
     reference = [expected([*ids, *more], shape) for more in ([3], [3, 4], [5], [3, 4, 6])]
     for got, logits in zip(rows, reference, strict=True):
         assert (got - logits).std() / logits.std() < HOW_FAR[precision]
@@ -83,14 +83,14 @@ def test_a_rounded_precision_stays_close(shape, precision):
 def test_rows_threads_and_branches_change_no_bit(precision):
     ids, threads = text(30), torch.get_num_threads()
     drafted = drafter("nine heads on three", precision)
-    whole = drafted.open().advance(0, ids)
+    whole = drafted.open().prefill_or_extend(0, ids)
     try:
         torch.set_num_threads(3)
         session = drafted.open()
         for number, token in enumerate(ids[:20]):
-            session.advance(number, [token])
+            session.prefill_or_extend(number, [token])
         session.branch(ids[20:28], range(-1, 7))
-        assert torch.equal(session.advance(20, ids[20:]), whole)
+        assert torch.equal(session.prefill_or_extend(20, ids[20:]), whole)
     finally:
         torch.set_num_threads(threads)
 
@@ -98,25 +98,25 @@ def test_rows_threads_and_branches_change_no_bit(precision):
 def test_a_long_text_runs_through_several_passes_and_grows_its_slots(monkeypatch):
     monkeypatch.setattr(native_model, "_CAPACITY_STEP", 32)
     session, ids = drafter().open(), text(200)
-    session.advance(0, ids[:10])
-    assert_close(session.advance(10, ids[10:]), expected(ids))
+    session.prefill_or_extend(0, ids[:10])
+    assert_close(session.prefill_or_extend(10, ids[10:]), expected(ids))
     assert_close(session.branch([7], [-1])[0], expected([*ids, 7]))
     assert_close(session.branch(ids[:40], [0, *range(1, 40)])[-1], expected([*ids, 7, *ids[:40]]))
 
 
 def test_two_sessions_of_one_drafter_do_not_disturb_each_other():
     one, other, ids = drafter().open(), drafter().open(), text(9)
-    one.advance(0, ids)
-    other.advance(0, text(9, seed=4))
-    assert_close(one.advance(9, [3]), expected([*ids, 3]))
+    one.prefill_or_extend(0, ids)
+    other.prefill_or_extend(0, text(9, seed=4))
+    assert_close(one.prefill_or_extend(9, [3]), expected([*ids, 3]))
 
 
 def test_more_threads_than_before_find_room():
     session, ids, threads = drafter().open(), text(9), torch.get_num_threads()
-    session.advance(0, ids)
+    session.prefill_or_extend(0, ids)
     try:
         torch.set_num_threads(threads + 2)
-        assert_close(session.advance(9, [3]), expected([*ids, 3]))
+        assert_close(session.prefill_or_extend(9, [3]), expected([*ids, 3]))
     finally:
         torch.set_num_threads(threads)
 
@@ -124,7 +124,7 @@ def test_more_threads_than_before_find_room():
 @pytest.mark.parametrize("ids", [[VOCAB_SIZE], [-1], [1] * 257], ids=["no such id", "negative", "too long"])
 def test_what_the_tables_do_not_hold_is_refused(ids):
     with pytest.raises(ContractError, match="tables"):
-        drafter().open().advance(0, ids)
+        drafter().open().prefill_or_extend(0, ids)
 
 
 def test_only_llama_models_that_the_pass_computes_are_supported():
@@ -143,11 +143,11 @@ def test_only_llama_models_that_the_pass_computes_are_supported():
 def test_a_model_loading_in_another_thread_changes_nothing():
     """transformers sets the default dtype of the whole process while it loads; half the room would be written over."""
     session = drafter().open()
-    session.advance(0, text(5))
+    session.prefill_or_extend(0, text(5))
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
-        rows = [session.branch([7, 8], [-1, 0]), session.advance(5, [9])[None]]
+        rows = [session.branch([7, 8], [-1, 0]), session.prefill_or_extend(5, [9])[None]]
     finally:
         torch.set_default_dtype(before)
     assert {each.dtype for each in rows} == {torch.float32}
@@ -166,15 +166,15 @@ def test_several_texts_in_one_pass_are_what_each_is_alone_bit_by_bit(precision, 
     texts = [text(length, seed=number) for number, length in enumerate(lengths)]
     branch_ids = [[3 + number, 4][: 1 + number % 2] for number in range(len(lengths))]
 
-    advanced = model.advance_all([(session, 0, ids) for session, ids in zip(together, texts, strict=True)])
+    advanced = model.prefill_or_extend_all([(session, 0, ids) for session, ids in zip(together, texts, strict=True)])
     branched = model.branch_all(
         [(each, ids, range(-1, len(ids) - 1)) for each, ids in zip(together, branch_ids, strict=True)]
     )
-    followed = model.advance_all(
+    followed = model.prefill_or_extend_all(
         [(session, len(ids), [3 + number]) for number, (session, ids) in enumerate(zip(together, texts, strict=True))]
     )
 
     for number, session in enumerate(alone):
-        assert torch.equal(advanced[number], session.advance(0, texts[number]))
+        assert torch.equal(advanced[number], session.prefill_or_extend(0, texts[number]))
         assert torch.equal(branched[number], session.branch(branch_ids[number], range(-1, len(branch_ids[number]) - 1)))
-        assert torch.equal(followed[number], session.advance(len(texts[number]), [3 + number]))
+        assert torch.equal(followed[number], session.prefill_or_extend(len(texts[number]), [3 + number]))

@@ -114,6 +114,31 @@ REQUESTS = Row(
             (Query(f"sum by (target) (omnidraft_requests_waiting{{{CHOSEN}}})", "{{target}}"),),
         ),
         Panel(
+            "Requests decoded together",
+            "short",
+            "Up to scheduler.max_num_seqs texts of each target.",
+            (Query(f"sum by (target) (omnidraft_requests_running{{{CHOSEN}}})", "{{target}}"),),
+        ),
+        Panel(
+            "Prompt tokens that were not read again",
+            "percentunit",
+            "Their keys were those of an earlier text of the same client.",
+            (
+                Query(
+                    share("omnidraft_prefix_cache_hits_total", "omnidraft_prefix_cache_queries_total", "target"),
+                    "{{target}}",
+                ),
+            ),
+            maximum=1,
+        ),
+        Panel(
+            "Preempted texts per second",
+            "ops",
+            "Texts that gave up their keys and went on later: scheduler.kv_cache_gib is too small for the traffic, or "
+            "a client with many texts made way for others.",
+            (Query(rate("omnidraft_preemptions_total", "target"), "{{target}}"),),
+        ),
+        Panel(
             "Responses by status code",
             "reqps",
             "429: the queue was full. 499: the client went away before the first byte.",

@@ -168,7 +168,8 @@ class Decoder:
         errors = {**dict(scheduled.failed), **result.errors}
         self._update_costs(scheduled, drafts, result.seconds)
         outputs = [SequenceOutput(sequence, error=error) for sequence, error in errors.items()]
-        outputs += _with_timings(steps, result.seconds, time.perf_counter() - started_s)
+        round_s = time.perf_counter() - started_s
+        outputs += _with_timings(steps, scheduled.num_other_rows, result.seconds, round_s)
         for output in outputs:
             if output.error is not None or output.sequence.is_finished:
                 self.abort(output.sequence)
@@ -208,10 +209,14 @@ class Decoder:
         return None if self._costs is None else self._costs.measured(mode)
 
 
-def _with_timings(outputs: Sequence[SequenceOutput], target_s: float, round_s: float) -> list[SequenceOutput]:
-    """Return the outputs with the timings of their steps: every sequence has its share of the round, by its rows."""
+def _with_timings(
+    outputs: Sequence[SequenceOutput], num_other_rows: int, target_s: float, round_s: float
+) -> list[SequenceOutput]:
+    """Return the outputs with the timings of their steps: every sequence has its share of the round, by its rows; the
+    share of prompts belongs to no step."""
     steps = [output.step for output in outputs if output.step is not None]
-    num_rows, draft_s = sum(len(step.tree) for step in steps), sum(step.tree.draft_s for step in steps)
+    num_rows = sum(len(step.tree) for step in steps) + num_other_rows
+    draft_s = sum(step.tree.draft_s for step in steps)
     timed = []
     for output in outputs:
         if output.step is not None:

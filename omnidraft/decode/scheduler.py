@@ -124,6 +124,7 @@ class Scheduler:
             try:
                 self._open(sequence)
             except Exception as exc:  # whatever the target has against it is this sequence's end, and no other's
+                sequence.close()
                 scheduled.failed.append((sequence, exc))
 
     def _open(self, sequence: SequenceState) -> None:

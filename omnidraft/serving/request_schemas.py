@@ -53,6 +53,8 @@ class RequestMessage(BaseModel):
 class StreamOptions(BaseModel):
     model_config = ConfigDict(strict=True)
     include_usage: bool = False
+    continuous_usage_stats: bool = False
+    """Every chunk has the usage so far, as in vLLM."""
 
 
 class _GenerationParams(StrictModel):
@@ -99,6 +101,11 @@ class _GenerationParams(StrictModel):
     def wants_usage(self) -> bool:
         """Whether the stream ends with a chunk of usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def wants_continuous_usage(self) -> bool:
+        """Whether every chunk of the stream has the usage so far."""
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     @property
     def num_log_probs(self) -> int | None:

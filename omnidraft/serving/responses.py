@@ -155,6 +155,8 @@ class _ResponseWriter:
         """Return one chunk of a stream."""
         choice = self._kind.choice(part, self._vocabulary).model_dump_json(exclude_unset=True)
         usage = ',"usage":null' if self._body.wants_usage else ""
+        if self._body.wants_continuous_usage:
+            usage = f',"usage":{json.dumps(self._usage())}'
         return _event(f"{self._frame()}[{choice}]{usage}}}")
 
     @property

@@ -61,6 +61,16 @@ def test_the_openai_client_gets_the_same_text_whole_and_streamed(url: str, engin
             client.completions.create(model="other", **BODY)
 
 
+def test_every_chunk_has_the_usage_so_far_when_asked(client: TestClient) -> None:
+    options = {"stream": True, "stream_options": {"continuous_usage_stats": True}}
+    lines = client.post("/v1/completions", json=BODY | options).text.splitlines()
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    whole = client.post("/v1/completions", json=BODY).json()
+    assert counts == sorted(counts)
+    assert counts[-1] == whole["usage"]["completion_tokens"]
+
+
 def test_a_response_says_what_it_cost_and_how_to_get_it_again(client: TestClient) -> None:
     assert "omnidraft" not in client.post("/v1/completions", json=BODY).json()
     body = client.post("/v1/completions", json=WITH_STATS | {"seed": None}).json()

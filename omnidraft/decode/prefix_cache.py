@@ -6,7 +6,8 @@ A sequence only finds what its own scope left behind, so that the time to its fi
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from omnidraft.decode.sequence import SequenceState, common_prefix
+from omnidraft.decode.common_prefix import common_prefix
+from omnidraft.decode.sequence import SequenceState
 from omnidraft.ports import TargetSession
 
 

@@ -3,7 +3,6 @@
 Shapes: N nodes of a tree, V vocabulary.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -122,11 +121,3 @@ class SequenceState:
         self.release()
         if self.draft is not None:
             self.drafting.close(self.draft)
-
-
-def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    """Return the number of leading ids that both have."""
-    limit = min(len(first), len(second))
-    if list(first[:limit]) == list(second[:limit]):
-        return limit
-    return next(at for at in range(limit) if first[at] != second[at])

@@ -3,9 +3,10 @@
 Shapes: R new rows, V vocabulary, H hidden size.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -137,3 +138,27 @@ def run_batched(
         except StopIteration as done:
             returned[number] = done.value
     return [returned[number] for number in range(len(all_steps))]
+
+
+class BatchingDrafter(ABC):
+    """The calls of ports.DraftModel on several sessions, over `forward`."""
+
+    @abstractmethod
+    def forward(self, batch: Sequence[tuple[Any, ForwardRequest]]) -> list[torch.Tensor]:
+        """Compute one request of each of these different KV backends in as few passes as possible."""
+
+    def prefill_or_extend_all(self, requests: Sequence[tuple[Any, int, Sequence[int]]]) -> list[torch.Tensor]:
+        """See ports.DraftModel; the sessions are this model's."""
+        steps = [session.prefill_or_extend_steps(keep, ids) for session, keep, ids in requests]
+        return self._run_batched([session for session, *_ in requests], steps)
+
+    def branch_all(self, requests: Sequence[tuple[Any, Sequence[int], Sequence[int]]]) -> list[torch.Tensor]:
+        """See ports.DraftModel."""
+        steps = [session.branch_steps(ids, parents) for session, ids, parents in requests]
+        return self._run_batched([session for session, *_ in requests], steps)
+
+    def _run_batched(self, sessions: Sequence[BranchingSession], steps: Sequence[ForwardSteps]) -> list[torch.Tensor]:
+        def compute(batch: Sequence[tuple[int, ForwardRequest]]) -> Sequence[torch.Tensor]:
+            return self.forward([(sessions[number].backend, each) for number, each in batch])
+
+        return run_batched(steps, compute)

@@ -214,7 +214,7 @@ def _engine(
 
 def _prefix_of(system_prompt: str, tokenizer: "HfTokenizer") -> list[int]:
     """Return the ids that all chats with this system prompt begin with; those of the text without a chat template."""
-    from omnidraft.decode.sequence import common_prefix
+    from omnidraft.decode.common_prefix import common_prefix
 
     if not tokenizer.has_chat_template:
         return tokenizer.prompt_ids(system_prompt)

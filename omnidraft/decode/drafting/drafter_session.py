@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from omnidraft.decode.common_prefix import common_prefix
 from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator
 from omnidraft.decode.drafting.draft_tree_builder import TextDraft
 from omnidraft.decode.drafting.ranking import CandidateRanker
-from omnidraft.decode.drafting.session_pool import num_shared
 from omnidraft.decode.drafting.token_mapping import DraftPrefix, TokenMapper
 from omnidraft.ports import DraftSession, Request, RoundPlan
 
@@ -101,7 +101,7 @@ class DrafterSession:
 
     def _num_missed(self, ids: list[int]) -> int:
         """Return the number of ids without keys; the last id is always read again."""
-        return len(ids) - min(num_shared(self.fed, ids), len(ids) - 1)
+        return len(ids) - min(common_prefix(self.fed, ids), len(ids) - 1)
 
     def _rereading_pays(self, ids: list[int], draft: TextDraft, plan: RoundPlan) -> bool:
         """Return whether reading what the drafter has to read again is worth it: half a window after the window

@@ -6,6 +6,7 @@ from itertools import count
 from typing import Protocol
 from weakref import WeakSet
 
+from omnidraft.decode.common_prefix import common_prefix
 from omnidraft.ports import DraftSession
 
 _MAX_ENDED = 64
@@ -87,7 +88,7 @@ class SessionPool:
     def take(self, tenant: str, ids: Sequence[int]) -> EndedText | None:
         """Remove and return the tenant's text that shares most leading ids with these. One that shares less than half
         of its own stays for another text."""
-        shared = [(num_shared(each.fed, ids), each) for each in self.ended if each.tenant == tenant]
+        shared = [(common_prefix(each.fed, ids), each) for each in self.ended if each.tenant == tenant]
         fitting = [(num, each) for num, each in shared if 2 * num >= len(each.fed)]
         if not fitting:
             return None
@@ -98,15 +99,3 @@ class SessionPool:
     def evict(self) -> int:
         """Free the least recently used text; return the number of its ids."""
         return len(self.ended.pop(0).fed)
-
-
-def num_shared(left: Sequence[int], right: Sequence[int]) -> int:
-    """Return the number of leading ids that both have."""
-    low, high = 0, min(len(left), len(right))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if left[low:middle] == right[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

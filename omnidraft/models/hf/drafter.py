@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from transformers import PreTrainedModel
@@ -18,7 +18,7 @@ from omnidraft.models.hf.packed_pass import TextRows, forward_packed
 from omnidraft.models.hf.target import load_model
 from omnidraft.models.hf.trainable_drafter import apply_serving_tensors
 from omnidraft.models.hf.tree_layout import chain_visibility, tree_visibility
-from omnidraft.models.kv_session import BranchingSession, ForwardRequest, ForwardSteps, run_batched
+from omnidraft.models.kv_session import BatchingDrafter, BranchingSession, ForwardRequest
 from omnidraft.models.native.build import VARIANTS
 from omnidraft.models.native.drafter import LlamaDrafter
 from omnidraft.models.native.weights import is_supported
@@ -29,7 +29,7 @@ _CAPACITY_STEP = 512
 logger = logging.getLogger(__name__)
 
 
-class TorchDrafter:
+class TorchDrafter(BatchingDrafter):
     """Implements ports.DraftModel at one set of weights."""
 
     def __init__(self, model: PreTrainedModel, head: AcceptanceHead | None = None) -> None:
@@ -47,26 +47,8 @@ class TorchDrafter:
         """See ports.DraftModel."""
         return TorchSession(_TorchKvBackend(self), self._head)
 
-    def prefill_or_extend_all(self, requests: Sequence[tuple[Any, int, Sequence[int]]]) -> list[torch.Tensor]:
-        """See ports.DraftModel; the sessions are this model's."""
-        return self._run_batched(
-            [session for session, *_ in requests],
-            [each.prefill_or_extend_steps(keep, ids) for each, keep, ids in requests],
-        )
-
-    def branch_all(self, requests: Sequence[tuple[Any, Sequence[int], Sequence[int]]]) -> list[torch.Tensor]:
-        """See ports.DraftModel."""
-        steps = [session.branch_steps(ids, parents) for session, ids, parents in requests]
-        return self._run_batched([session for session, *_ in requests], steps)
-
-    def _run_batched(self, sessions: Sequence["TorchSession"], steps: Sequence[ForwardSteps]) -> list[torch.Tensor]:
-        def compute(batch: Sequence[tuple[int, ForwardRequest]]) -> Sequence[torch.Tensor]:
-            return self.forward([(sessions[number].backend, each) for number, each in batch])
-
-        return run_batched(steps, compute)
-
     def forward(self, batch: Sequence[tuple["_TorchKvBackend", ForwardRequest]]) -> list[torch.Tensor]:
-        """Compute one request of each of these different texts in one pass."""
+        """See kv_session.BatchingDrafter."""
         rows = [backend.rows(request) for backend, request in batch]
         outputs = forward_packed(self._model, rows, has_hidden=self.has_head)
         for (backend, _), output in zip(batch, outputs, strict=True):

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from omnidraft.decode.common_prefix import common_prefix
 from omnidraft.decode.drafting.safe_drafting import DraftingFailures, SafeDrafting, SafeRequest, require_harmless
-from omnidraft.decode.drafting.session_pool import DrafterMemory, SessionPool, num_shared
+from omnidraft.decode.drafting.session_pool import DrafterMemory, SessionPool
 from omnidraft.decode.drafting.tree_proposer import TreeProposer
 from omnidraft.decode.policy.chain import FixedPolicy, ThresholdPolicy
 from omnidraft.decode.policy.cost import CostPolicy
@@ -231,4 +232,4 @@ def test_keys_are_forgotten_after_a_failure_and_kept_over_a_pause():
 @given(st.lists(st.integers(0, 1), max_size=9), st.lists(st.integers(0, 1), max_size=9))
 def test_shared_ids_are_counted_from_the_beginning(left, right):
     slow = next((at for at, pair in enumerate(zip(left, right, strict=False)) if pair[0] != pair[1]), None)
-    assert num_shared(left, right) == (min(len(left), len(right)) if slow is None else slow)
+    assert common_prefix(left, right) == (min(len(left), len(right)) if slow is None else slow)

@@ -33,10 +33,12 @@ class ModelSettings(Section):
     drafter_precision: Literal["auto", "float32", "bfloat16", "packed16", "int8"] = "auto"
     """The precision of the drafter; it changes agreement, never the text. `auto`: int8 for models of the Llama family
     where our kernels work, else the target's `auto`: there int8 costs agreement."""
-    kernels: Literal["auto", "native", "x86-64-v3", "torch"] = "auto"
-    """The build of our kernels. `auto`: the first that survives a trial in a process of its own, else torch. A named
-    build has to work: a worker that cannot run it refuses to start. `native` is compiled for this CPU, `x86-64-v3` for
-    any with AVX2, `torch` uses no kernels of ours. ONEDNN_MAX_CPU_ISA pins the instructions of oneDNN."""
+    kernels: Literal["auto", "portable", "amx", "avx512", "avx2", "generic", "native", "x86-64-v3", "torch"] = "auto"
+    """The instructions of our kernels. `auto`: the fastest of those that survive a trial in a process of its own, else
+    torch. Texts in int8, int4 and float32 are the same with all of them, bit for bit; in packed16 with all but `amx`,
+    so a mixed fleet sets `portable`, which leaves it out. A named one has to work: a worker that cannot run it refuses
+    to start. `torch` uses no kernels of ours. `native` and `x86-64-v3` are the older names of `auto` and `avx2`.
+    ONEDNN_MAX_CPU_ISA pins the instructions of oneDNN."""
 
     @property
     def targets(self) -> tuple[str, ...]:

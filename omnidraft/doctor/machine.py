@@ -49,7 +49,7 @@ def kernels_finding(chosen: "Kernels") -> Finding:
     """Return the finding about a working build of our kernels and the builds refused before it."""
     from omnidraft.models.probe.choice import refusals
 
-    message = f"compiled as {chosen.variant}, tried and right: {_times(chosen.seconds_per_token)}"
+    message = f"compiled for {chosen.variant}, tried and right: {_times(chosen.seconds_per_token)}"
     if chosen.refused:
         message = f"{message}; not used: {refusals(chosen.refused)}"
         return warning("kernels", message, "report it: the compiler uses instructions that this processor does not run")

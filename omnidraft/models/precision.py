@@ -1,6 +1,6 @@
 """The number format that the matrices of a transformers model are computed in.
 
-`packed16`, `int8` and `int4` run in our own kernels (native/kernels.cpp), where a row depends neither on the other rows
+`packed16`, `int8` and `int4` run in our own kernels (native/kernels/), where a row depends neither on the other rows
 of the pass nor on the number of threads: bfloat16 weights in float32 arithmetic, and weights rounded to 256 or 16
 levels a group of 32 inputs. On processors that multiply no matrices of bfloat16, `packed16` reads half of what float32
 reads, and several rows cost little more than one.
@@ -22,8 +22,6 @@ from omnidraft.models.probe import choice
 
 ORDER = ("bfloat16", "packed16", "float32")
 """Preference among equally fast formats: more rows of bfloat16 cost least, so better drafters gain more with it."""
-TIMING_NOISE = 0.1
-"""Relative difference of two measured times that is not significant."""
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +43,7 @@ def automatic(kernels: str = "auto") -> str:
     try:
         return _fastest(choice.kernels(kernels).seconds_per_token)
     except KernelsUnavailable as exc:
-        if kernels in VARIANTS:
+        if kernels in VARIANTS or kernels == choice.PORTABLE:
             raise
         logger.warning("computing without our kernels, which is slower: %s", exc)
     products = choice.torch_products()
@@ -55,7 +53,7 @@ def automatic(kernels: str = "auto") -> str:
 
 def _fastest(seconds: Mapping[str, float]) -> str:
     """Return the first of ORDER that is not significantly slower than the fastest."""
-    limit = (1 + TIMING_NOISE) * min(seconds.values())
+    limit = (1 + choice.TIMING_NOISE) * min(seconds.values())
     return next(name for name in ORDER if name in seconds and seconds[name] <= limit)
 
 
@@ -78,8 +76,8 @@ class PackedLinear(nn.Module):
         if self.in_features % library.GROUP:
             x_RK = nn.functional.pad(x_RK, (0, -self.in_features % library.GROUP))
         x_RK = x_RK.contiguous()
-        row_bytes = self._library.omnidraft_row_bytes(self._kind, self.in_features)
-        scratch = torch.empty(rows * row_bytes, dtype=torch.uint8)
+        scratch_bytes = self._library.omnidraft_linear_scratch_bytes(rows, self.in_features)
+        scratch = torch.empty(scratch_bytes, dtype=torch.uint8)
         y_RN = torch.empty(rows, -(-self.out_features // library.BLOCK) * library.BLOCK, dtype=torch.float32)
         if rows:
             sizes = (rows, self.out_features, self.in_features)

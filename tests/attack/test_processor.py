@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from omnidraft.models.native.build import VARIANTS, is_announced
 from omnidraft.models.probe.choice import ISA_VARIABLE
 from omnidraft.models.probe.subprocess_trial import Outcome, run_once
 from pipelines.lib.local_cluster import LocalCluster, ServiceFailed
@@ -29,7 +30,8 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="faults 
 
 FORWARD = "void omnidraft_forward(const Model* m, const Pass* p) {"
 ILLEGAL = (FORWARD, f"{FORWARD} __builtin_trap();")
-WRONG = ("whole * 0.693359375f", "whole * 0.703359375f")
+WRONG = ('#include "forward.h"', '#include <cmath>\n#define sqrt cbrt\n#include "forward.h"')
+ANNOUNCED = [name for name in VARIANTS if is_announced(name)]
 PROCESSOR = Path("/proc/cpuinfo").read_text().split()
 WITHOUT_KERNELS = {"OMNIDRAFT_MODELS__KERNELS": "torch"}
 needs_onednn = pytest.mark.skipif(
@@ -60,17 +62,20 @@ def preload(source: str, folder: Path) -> str:
 
 
 def faulty_compiler(folder: Path, faults: Mapping[str, tuple[str, str]]) -> str:
-    """A C++ compiler that for a value of -march replaces a piece of the source first."""
+    """A C++ compiler that for some variants of the kernels replaces a piece of the source first."""
+    replaced = {VARIANTS[name]: fault for name, fault in faults.items()}
     script = folder / "faulty-g++"
     script.write_text(f"""#!{sys.executable}
 import pathlib, subprocess, sys
 *arguments, last = sys.argv[1:]
-for march, (sound, fault) in {dict(faults)!r}.items():
-    if f"-march={{march}}" in arguments:
-        source = pathlib.Path(last).read_text()
-        assert sound in source
-        last = {str(folder / "planted.cpp")!r}
-        pathlib.Path(last).write_text(source.replace(sound, fault))
+flags = tuple(each for each in arguments if each.startswith("-m"))
+if flags in {replaced!r}:
+    sound, fault = {replaced!r}[flags]
+    source = pathlib.Path(last)
+    assert sound in source.read_text()
+    arguments += ["-I", str(source.parent)]
+    last = {str(folder / "planted.cpp")!r}
+    pathlib.Path(last).write_text(source.read_text().replace(sound, fault))
 sys.exit(subprocess.call(["g++", *arguments, last]))
 """)
     script.chmod(0o755)
@@ -113,26 +118,27 @@ def test_products_that_trap_with_the_instructions_that_an_operator_pinned(tiny_m
 @needs_compiler
 @pytest.mark.long
 def test_kernels_with_an_illegal_instruction_and_kernels_with_wrong_numbers(tiny_models, tmp_path, sound_text) -> None:
-    faults = {"native": ILLEGAL, "x86-64-v3": WRONG}
-    broken = {"CXX": faulty_compiler(tmp_path, faults)}
+    first, *others = ANNOUNCED
+    broken = {"CXX": faulty_compiler(tmp_path, {first: ILLEGAL} | dict.fromkeys(others, WRONG))}
     done = generate(tiny_models, tmp_path, OMNIDRAFT_MODELS__PRECISION="float32", **broken)
     assert (done.returncode, done.stdout) == (0, sound_text), done.stderr
-    assert "compiled as native: dies of SIGILL" in done.stderr
-    assert "compiled as x86-64-v3: float32 is off by" in done.stderr
+    assert f"compiled for {first}: dies of SIGILL" in done.stderr
+    assert all(f"compiled for {name}: float32 is off by" in done.stderr for name in others)
     assert "drafting through transformers, which is slower" in done.stderr
-    refused = generate(tiny_models, tmp_path, OMNIDRAFT_MODELS__KERNELS="native", **broken)
+    refused = generate(tiny_models, tmp_path, OMNIDRAFT_MODELS__KERNELS=first, **broken)
     assert refused.returncode == 2
-    assert "our kernels do not work on this processor: compiled as native: dies of SIGILL" in refused.stderr
+    assert f"our kernels do not work on this processor: compiled for {first}: dies of SIGILL" in refused.stderr
 
 
 @needs_compiler
+@pytest.mark.skipif(len(ANNOUNCED) < 2, reason="this processor has one instruction set of ours")
 @pytest.mark.long
 @pytest.mark.parametrize("fault", ["ILLEGAL", "WRONG"])
-def test_the_other_build_of_the_kernels_takes_over(tiny_models, tmp_path: Path, sound_text, fault: str) -> None:
-    broken = {"CXX": faulty_compiler(tmp_path, {"native": globals()[fault]})}
+def test_the_next_instruction_set_takes_over(tiny_models, tmp_path: Path, sound_text, fault: str) -> None:
+    broken = {"CXX": faulty_compiler(tmp_path, {ANNOUNCED[0]: globals()[fault]})}
     done = generate(tiny_models, tmp_path, OMNIDRAFT_MODELS__PRECISION="packed16", **broken)
     assert (done.returncode, done.stdout) == (0, sound_text), done.stderr
-    assert "our kernels compiled as x86-64-v3, which may be slower: compiled as native: " in done.stderr
+    assert f"our kernels: compiled for {ANNOUNCED[0]}: " in done.stderr
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""Compile our kernels once for this processor; every later process finds the library in the user's cache.
+"""Compile our kernels once for each instruction set; every later process finds the libraries in the user's cache.
 
 The libraries share torch's OpenMP threads: torch has loaded a libgomp.so.1 already, and no second one is loaded.
 """
@@ -10,49 +10,73 @@ import platform
 import shutil
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from omnidraft.errors import KernelsUnavailable
-from omnidraft.models.probe.subprocess_trial import processor
 
-SOURCE = Path(__file__).with_name("kernels.cpp")
-FLAGS = ("-std=c++17", "-O3", "-fopenmp", "-shared", "-fPIC")
-VARIANTS = {"native": "-march=native"} | (
-    {"x86-64-v3": "-march=x86-64-v3"} if platform.machine() in ("x86_64", "AMD64") else {}
+SOURCE = Path(__file__).parent / "kernels" / "kernels.cpp"
+"""The main file; it includes the headers beside it."""
+FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC")
+"""Without contraction the bits of a result do not depend on the instruction set."""
+_AVX512 = ("-march=x86-64-v4", "-mavx512vnni")
+VARIANTS: dict[str, tuple[str, ...]] = (
+    {
+        "amx": (*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
+        "avx512": _AVX512,
+        "avx2": ("-march=x86-64-v3",),
+    }
+    if platform.machine() in ("x86_64", "AMD64")
+    else {"generic": ()}
 )
-"""Processors that the kernels can be compiled for, the fastest first: this one as the compiler detects it, which is not
-always true in a virtual machine, and any with AVX2."""
+"""Instruction sets that the kernels are compiled for, with the compiler's flags; usually the fastest comes first. None
+asks the compiler what this processor can do, so a library that was built elsewhere serves here too."""
+_NEEDED = {
+    "amx": {"amx_tile", "amx_int8", "amx_bf16", "avx512_bf16", "avx512_vnni"},
+    "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"},
+    "avx2": {"avx2", "fma", "f16c"},
+}
+"""Flags of /proc/cpuinfo without which a variant is not tried."""
 _ADVICE = "install a C++ compiler with OpenMP (Debian and Ubuntu: apt-get install g++), or name one in CXX"
 
 logger = logging.getLogger(__name__)
 
 
-def compiled(source: Path, folder: Path, march: str = VARIANTS["native"]) -> Path:
-    """Return the library of this source for this compiler and processor; a missing one is compiled into `folder`.
+def is_announced(variant: str) -> bool:
+    """Return whether the processor claims the instructions of this variant, or makes no claims."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
+    flags = next((set(line.split(":")[1].split()) for line in lines if line.startswith("flags")), None)
+    return flags is None or _NEEDED.get(variant, set()) <= flags
+
+
+def compiled(source: Path, folder: Path, flags: Sequence[str] = ()) -> Path:
+    """Return the library of this source for this compiler; a missing one is compiled into `folder`.
 
     Args:
-        march: the compiler's flag for the instruction set.
+        flags: the compiler's flags for the instruction set.
 
     Raises:
         KernelsUnavailable: there is no compiler, or it refuses the source.
     """
     from filelock import FileLock
 
-    compiler = _compiler()
-    library = folder / f"{source.stem}-{_fingerprint(source, compiler, march)}.so"
+    compiler = find_compiler()
+    library = folder / f"{source.stem}-{_fingerprint(source, compiler, flags)}.so"
     if library.exists():
         return library
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(library.with_suffix(".lock")):
             if not library.exists():
-                _compile(source, library, compiler, march)
+                _compile(source, library, compiler, flags)
     except OSError as exc:
         raise KernelsUnavailable(f"{folder} cannot be written: {exc}; give OMNIDRAFT_HOME a place that can") from exc
     return library
 
 
-def _compiler() -> str:
+def find_compiler() -> str:
+    """Return the C++ compiler that CXX names, else g++ or c++. Raises KernelsUnavailable without one."""
     names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "c++"]
     compiler = next((path for path in map(shutil.which, names) if path), None)
     if compiler is None:
@@ -60,17 +84,23 @@ def _compiler() -> str:
     return compiler
 
 
-def _compile(source: Path, library: Path, compiler: str, march: str) -> None:
-    logger.info("compiling %s with %s, once", source.name, march)
+def _compile(source: Path, library: Path, compiler: str, flags: Sequence[str]) -> None:
+    logger.info("compiling %s with %s, once", source.name, " ".join(flags) or "no flags")
     partial, started = library.with_suffix(".partial"), time.perf_counter()
-    _run([compiler, *FLAGS, march, "-o", str(partial), str(source)])
+    _run([compiler, *FLAGS, *flags, "-o", str(partial), str(source)])
     partial.rename(library)
     logger.info("compiled %s in %.1f s", library, time.perf_counter() - started)
 
 
-def _fingerprint(source: Path, compiler: str, march: str) -> str:
-    parts = [source.read_text(encoding="utf-8"), *FLAGS, march, _run([compiler, "--version"]), processor()]
+def _fingerprint(source: Path, compiler: str, flags: Sequence[str]) -> str:
+    parts = [source_digest(source), *FLAGS, *flags, _run([compiler, "--version"])]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def source_digest(source: Path = SOURCE) -> str:
+    """Return a digest of the source and the headers beside it."""
+    files = [source, *sorted(source.parent.glob("*.h"))]
+    return hashlib.sha256("\n".join(file.read_text(encoding="utf-8") for file in files).encode()).hexdigest()
 
 
 def _run(command: list[str]) -> str:

@@ -1,12 +1,15 @@
-"""The ctypes declarations of the structures and functions at the end of kernels.cpp."""
+"""The ctypes declarations of kernels/interface.h and of the functions at the end of kernels/kernels.cpp."""
 
 import ctypes
-from ctypes import POINTER, Structure, c_float, c_int, c_size_t, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_size_t, c_void_p
 from pathlib import Path
 
+from omnidraft.models.native.build import source_digest
 from omnidraft.models.probe.choice import kernels
 
 Library = ctypes.CDLL
+LAYOUT = "2"
+"""Changes when packed weights do."""
 GROUP, BLOCK, SLOTS_TOGETHER = 32, 16, 8
 """Vectors are padded to whole groups of inputs, matrices to whole blocks of channels; keys of so many slots are
 interleaved."""
@@ -58,16 +61,24 @@ def load(variant: str = "auto") -> Library:
     return open_library(kernels(variant).library)
 
 
+def bits(library: Library, precision: str) -> str:
+    """Return a name of the arithmetic: with the same weights, equal names give equal bits on any processor."""
+    name: bytes = library.omnidraft_bits(KINDS[PACKED.get(precision, precision)])
+    return f"kernels-{source_digest()[:10]}-{name.decode()}"
+
+
 def open_library(path: Path) -> Library:
     """Open a compiled library and declare its functions."""
     library = Library(str(path))
+    library.omnidraft_start()
     signatures = {
         "packed_bytes": ([c_int, c_int, c_int], c_size_t),
         "pack": ([c_int, c_void_p, c_int, c_int, c_void_p, c_int, c_int], None),
-        "row_bytes": ([c_int, c_int], c_size_t),
+        "linear_scratch_bytes": ([c_int, c_int], c_size_t),
         "linear": ([c_int, c_void_p, c_void_p, c_int, c_int, c_int, c_void_p, c_void_p, c_int], None),
         "scratch_bytes": ([POINTER(ModelStruct), c_int, c_int, c_int], c_size_t),
         "forward": ([POINTER(ModelStruct), POINTER(PassStruct)], None),
+        "bits": ([c_int], c_char_p),
         "move": ([POINTER(ModelStruct), c_void_p, c_int, POINTER(c_int), c_int, c_int], None),
     }
     for name, (arguments, result) in signatures.items():

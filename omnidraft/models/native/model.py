@@ -1,4 +1,4 @@
-"""A Llama-family model computed by kernels.cpp, and the KV backend of one text.
+"""A Llama-family model computed by kernels/, and the KV backend of one text.
 
 Shapes: R rows of a pass, C slots, L layers, K key heads, D head size, V vocabulary, H hidden size.
 """
@@ -6,7 +6,6 @@ Shapes: R rows of a pass, C slots, L layers, K key heads, D head size, V vocabul
 import ctypes
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
@@ -35,8 +34,8 @@ class NativeLlama:
         """
         self._library = library
         self._weights = PackedLlama(model, precision, self._library)
-        self.build = Path(self._library._name).stem[:18]
-        """Identifies source, compiler and processor, on which bits depend besides the weights."""
+        self.bits = native.bits(library, precision)
+        """Names the arithmetic, on which bits depend besides the weights."""
         self.vocab_size: int = model.config.vocab_size
         self.hidden_size: int = model.config.hidden_size
         self.head_size: int = self._weights.struct.head_size

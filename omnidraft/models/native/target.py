@@ -1,4 +1,4 @@
-"""A target of the Llama family whose passes run in native/kernels.cpp.
+"""A target of the Llama family whose passes run in native/kernels/.
 
 Its logits after a text depend on that text only, bit for bit: neither on the tree nor on the number of ids of the pass.
 So both modes take the same trees at the same cost, which `self_test` verifies here.
@@ -31,7 +31,7 @@ class LlamaTarget:
         self._model = NativeLlama(model, precision, native.load(kernels))
         self.vocab_size = self._model.vocab_size
         self.context_limit = self._model.context_limit
-        self.fingerprint = f"{name}-{precision}-{self._model.build}"
+        self.fingerprint = f"{name}-{precision}-{self._model.bits}"
         self.max_rows = MAX_ROWS
         self._is_verified = False
 

@@ -7,14 +7,14 @@ command line, the services, Ray's actors, the pipelines and vLLM's host.
 import logging
 import os
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 from omnidraft.errors import KernelsUnavailable, ModelError
 from omnidraft.models.catalog import store
-from omnidraft.models.native.build import SOURCE, VARIANTS, compiled
+from omnidraft.models.native.build import SOURCE, VARIANTS, compiled, find_compiler, is_announced
 from omnidraft.models.probe.subprocess_trial import Outcome, run_once
 
 ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"
@@ -23,8 +23,14 @@ _ISA_LIMITS = (None, "AVX512_CORE_BF16", "AVX2")
 """Values of that variable in the order of speed. AVX512_CORE_BF16 excludes AMX."""
 SIXTEEN_BITS = {"bfloat16"}
 """Formats of torch that keep as much of every weight as packed16 does."""
-NO_KERNELS = "torch"
-"""The variant without our kernels."""
+NO_KERNELS, PORTABLE = "torch", "portable"
+"""Settings: without our kernels; with bits that are the same on every processor in every format."""
+SYNONYMS = {"native": "auto", "x86-64-v3": "avx2"}
+"""Older names in stored settings."""
+NOT_PORTABLE = "amx"
+"""The variant whose bits in packed16 are not those of the others."""
+TIMING_NOISE = 0.1
+"""Relative difference of two measured times that is not significant."""
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +60,8 @@ class Kernels:
     library: Path
     seconds_per_token: Mapping[str, float]
     """Times of packed16 and of torch's 16-bit formats, on layers of a real model's size."""
-    refused: tuple[tuple[str, str], ...]
-    """Variants that were tried before, each with its problem."""
+    refused: tuple[tuple[str, str], ...] = ()
+    """Variants that do not work here although the processor announces their instructions, each with its problem."""
 
 
 def torch_products() -> TorchProducts:
@@ -109,7 +115,8 @@ def kernels(variant: str = "auto") -> Kernels:
     """Return the build of our kernels to use, compiled and tried if that was not done yet.
 
     Args:
-        variant: a name of VARIANTS must work; `auto` takes the first that does.
+        variant: a name of VARIANTS must work; `auto` takes the fastest that does, and `portable` the fastest whose
+            bits are the same on every processor.
 
     Raises:
         KernelsUnavailable: none works here, none can be compiled, or `variant` is `torch`, which asks for none.
@@ -122,18 +129,40 @@ def kernels(variant: str = "auto") -> Kernels:
 
 @cache
 def _kernels(home: Path, variant: str, formats: tuple[str, ...], _compiler: str | None) -> Kernels:
+    find_compiler()
+    found: dict[str, Kernels] = {}
     refused: list[tuple[str, str]] = []
-    for name in VARIANTS if variant == "auto" else (variant,):
-        library = compiled(SOURCE, home / "native", VARIANTS[name])
-        outcome = _try_kernels(home, library, formats)
+    for name in _candidates(variant):
+        try:
+            library = compiled(SOURCE, home / "native", VARIANTS[name])
+            outcome = _try_kernels(home, name, library, formats)
+        except KernelsUnavailable as exc:
+            refused.append((name, str(exc)))
+            continue
         if outcome.fault is None:
-            if refused:
-                logger.warning(
-                    "our kernels compiled as %s, which may be slower: %s", name, refusals(refused, "compiled as ")
-                )
-            return Kernels(name, library, outcome.seconds, tuple(refused))
-        refused.append((name, outcome.fault))
-    raise KernelsUnavailable(f"our kernels do not work on this processor: {refusals(refused, 'compiled as ')}")
+            found[name] = Kernels(name, library, outcome.seconds)
+        else:
+            refused.append((name, outcome.fault))
+    if not found:
+        raise KernelsUnavailable(f"our kernels do not work on this processor: {refusals(refused, 'compiled for ')}")
+    if refused:
+        logger.warning("our kernels: %s", refusals(refused, "compiled for "))
+    return replace(_fastest(found), refused=tuple(refused))
+
+
+def _candidates(variant: str) -> Sequence[str]:
+    """Return the variants to try, the one that is usually fastest first."""
+    variant = SYNONYMS.get(variant, variant)
+    if variant in VARIANTS:
+        return [variant]
+    announced = [name for name in VARIANTS if is_announced(name)]
+    return [name for name in announced if variant != PORTABLE or name != NOT_PORTABLE] or list(VARIANTS)[-1:]
+
+
+def _fastest(found: Mapping[str, Kernels]) -> Kernels:
+    """Return the first that is not significantly slower than the fastest in 16 bits."""
+    limit = (1 + TIMING_NOISE) * min(each.seconds_per_token["packed16"] for each in found.values())
+    return next(each for each in found.values() if each.seconds_per_token["packed16"] <= limit)
 
 
 def refusals(refused: Iterable[tuple[str, str]], prefix: str = "") -> str:
@@ -141,12 +170,12 @@ def refusals(refused: Iterable[tuple[str, str]], prefix: str = "") -> str:
     return ", ".join(f"{prefix}{name}: {problem}" for name, problem in refused)
 
 
-def _try_kernels(home: Path, library: Path, formats: tuple[str, ...]) -> Outcome:
+def _try_kernels(home: Path, variant: str, library: Path, formats: tuple[str, ...]) -> Outcome:
     import torch
 
     return run_once(
         (sys.executable, "-m", "omnidraft.models.probe.kernel_passes", str(library.resolve()), *formats),
-        name=f"our kernels ({library.name})",
+        name=f"our kernels for {variant}",
         home=home,
         depends_on=(torch.__version__, os.environ.get("OMP_NUM_THREADS"), os.environ.get(ISA_VARIABLE)),
     )

@@ -1,0 +1,151 @@
+// Packed weights. A block holds 16 output channels over all inputs, so that lanes are channels and no sum crosses lanes;
+// every variant reads the same blocks.
+//
+// Each format says how inputs are prepared for it (`prepare`), and multiplies one block by up to TILE_ROWS prepared rows
+// (`multiply`). The sums of a row are added in the same order for any number of rows.
+
+#pragma once
+
+#include "simd.h"
+
+namespace {
+
+// Prefetches the weights of a block or of the next one while those of a group of inputs are multiplied; the hardware
+// prefetcher is too late.
+struct Prefetcher {
+    static constexpr int NEAR = 8192, FAR = 24576;
+    const char* from;
+    int step;
+    bool is_near;
+
+    // For the `tile`th of the tiles of rows that meet a block.
+    static Prefetcher of_tile(const char* block, int group_bytes, int groups, int tile, int tiles) {
+        return tiles == 1 ? along(block, group_bytes) : of_next(block, group_bytes, groups, tile, tiles);
+    }
+    // For one tile of rows: what comes soon to the first cache, and what comes later to the second.
+    static Prefetcher along(const char* block, int group_bytes) { return {block, group_bytes, true}; }
+    // For one of several tiles of rows, which read this block from the cache: its part of the next block.
+    static Prefetcher of_next(const char* block, int group_bytes, int groups, int tile, int tiles) {
+        int step = (group_bytes / tiles + 63) / 64 * 64;
+        return {block + (size_t)groups * (group_bytes + tile * step), step, false};
+    }
+
+    ALWAYS_INLINE void fetch() {
+        for (int line = 0; line < step; line += 64) {
+            if (is_near) __builtin_prefetch(from + NEAR + line);
+            __builtin_prefetch(from + (is_near ? FAR : 0) + line, 0, 2);
+        }
+        from += step;
+    }
+};
+
+// Blocks are [K, 16] floats.
+struct Float32Layout {
+    static constexpr int GROUP_BYTES = GROUP * BLOCK * sizeof(float);
+
+    static void pack(const float* weights_NK, int n, int k, int first, char* block) {
+        for (int i = 0; i < padded(k); i++)
+            for (int c = first; c < first + BLOCK; c++, block += sizeof(float))
+                store(block, c < n && i < k ? weights_NK[(size_t)c * k + i] : 0.f);
+    }
+};
+
+// Blocks are [K/2, 16, 2] bfloat16, the layout of matrix instructions.
+struct Bfloat16Layout {
+    static constexpr int GROUP_BYTES = GROUP * BLOCK * 2;
+
+    static void pack(const float* weights_NK, int n, int k, int first, char* block) {
+        for (int i = 0; i < padded(k); i += 2)
+            for (int c = first; c < first + BLOCK; c++)
+                for (int j = i; j < i + 2; j++, block += sizeof(BFloat16))
+                    narrow(c < n && j < k ? weights_NK[(size_t)c * k + j] : 0.f, (BFloat16*)block);
+    }
+};
+
+// Every channel has its own 2^BITS levels in each group of inputs: minimum + step * level.
+// Groups are 16 float16 steps, 16 float16 minimums and levels [8, 16, 4]: bytes, or, with 4 bits, [4, 16, 4] bytes whose
+// lower halves are the first four of the eight and whose upper halves are the last four.
+template <int BITS> struct QuantizedLayout {
+    static constexpr int MAX_LEVEL = (1 << BITS) - 1, HEADER_BYTES = 2 * BLOCK * sizeof(Float16);
+    static constexpr int QUAD_BYTES = 4 * BLOCK, LEVEL_BYTES = GROUP * BLOCK * BITS / 8;
+    static constexpr int GROUP_BYTES = HEADER_BYTES + LEVEL_BYTES;
+
+    static void pack(const float* weights_NK, int n, int k, int first, char* block) {
+        for (int i = 0; i < padded(k); i += GROUP, block += GROUP_BYTES) {
+            for (int c = 0; c < BLOCK; c++) {
+                int size = first + c < n ? std::max(0, std::min(GROUP, k - i)) : 0;
+                pack_group(weights_NK + (size_t)(first + c) * k + i, size, c, block);
+            }
+        }
+    }
+
+    static void pack_group(const float* weights, int size, int channel, char* group) {
+        float own[GROUP] = {};
+        std::copy_n(weights, size, own);
+        std::fill(own + size, own + GROUP, own[0]);
+        float low = *std::min_element(own, own + GROUP), high = *std::max_element(own, own + GROUP);
+        Float16 *step = (Float16*)group + channel, *minimum = step + BLOCK;
+        narrow(low, minimum);
+        low = widen_scalar(minimum);
+        narrow(std::max(0.f, high - low) / MAX_LEVEL, step);
+        float inverse = step->bits ? 1 / widen_scalar(step) : 0;
+        uint8_t levels[GROUP];
+        for (int i = 0; i < GROUP; i += LANES) {
+            Floats level = vmin(vmax((widen(own + i) - low) * inverse, Floats{}), splat(MAX_LEVEL));
+            store(levels + i, __builtin_convertvector(round_to_int(level), Bytes8));
+        }
+        std::fill(levels + size, levels + GROUP, 0);
+        store_levels(levels, group + HEADER_BYTES + channel * 4);
+    }
+    static void store_levels(const uint8_t* levels, char* to) {
+        for (int quad = 0; quad < BITS; quad++, to += QUAD_BYTES) {
+            uint32_t bytes = load<uint32_t>(levels + quad * 4);
+            if (BITS == 4) bytes |= load<uint32_t>(levels + GROUP / 2 + quad * 4) << 4;
+            store(to, bytes);
+        }
+    }
+};
+
+template <class W> size_t block_bytes(int k) { return (size_t)padded(k) / GROUP * W::GROUP_BYTES; }
+
+// ---- inputs
+
+struct FloatInputs {
+    static size_t row_bytes(int k) { return sizeof(float) * padded(k); }
+    static void prepare(const float* x, int k, char* row) { std::memcpy(row, x, row_bytes(k)); }
+    static const float* at(const char* rows, int row, int k) { return (const float*)(rows + row * row_bytes(k)); }
+};
+
+// Inputs of quantised weights are rounded to 16-bit levels (off by less than sqrt(K)/2^16 of their root mean square), so
+// that sums inside a group are exact, in whatever order and pieces a processor adds them. A row begins with its step and
+// the sum of the levels of each group.
+struct QuantizedInputs {
+    static constexpr float MAX_LEVEL = 32639;  // 127 * 256 + 127
+
+    static int header_bytes(int k) { return 64 + (padded(k) / GROUP * (int)sizeof(float) + 63) / 64 * 64; }
+    static float* sums(const char* row) { return (float*)(row + 64); }
+    static float step(const char* row) { return load<float>(row); }
+
+    // Calls store_group(levels, number) with the 32 levels of each group.
+    template <class StoreGroup> static void prepare(const float* x, int k, char* row, StoreGroup store_group) {
+        int size = padded(k);
+        Floats largest{};
+        for (int i = 0; i < size; i += LANES) largest = vmax(largest, vmax(widen(x + i), -widen(x + i)));
+        float step = std::max(horizontal_max(largest), 1e-30f) / MAX_LEVEL, inverse = 1 / step;
+        store(row, step);
+        for (int group = 0; group < size / GROUP; group++, x += GROUP) {
+            Ints levels[GROUP / LANES], total{};
+            for (int j = 0; j < GROUP / LANES; j++) {
+                levels[j] = round_to_int(widen(x + j * LANES) * inverse);
+                total += levels[j];
+            }
+            sums(row)[group] = horizontal_sum(__builtin_convertvector(total, Floats));
+            store_group(levels, group);
+        }
+    }
+};
+
+// A length of at least `bytes` that is an odd number of cache lines, so that rows do not compete for the same ones.
+inline size_t odd_lines(size_t bytes) { return ((bytes + 63) / 64 | 1) * 64; }
+
+}  // namespace

@@ -1,0 +1,34 @@
+// The products of this build's instruction set.
+
+#pragma once
+
+#ifdef __AMX_TILE__
+#include "multiply_amx.h"
+#elif defined(__AVX512VNNI__)
+#include "multiply_512.h"
+#else
+#include "multiply_256.h"
+#endif
+
+namespace {
+
+#ifdef __AMX_TILE__
+inline void allow_instructions() { allow_tiles(); }
+using Bfloat16Matrix = Bfloat16WeightsAmx;
+template <int BITS> using QuantizedMatrix = QuantizedWeightsAmx<BITS>;
+#elif defined(__AVX512VNNI__)
+inline void allow_instructions() {}
+using Bfloat16Matrix = Bfloat16Weights512;
+template <int BITS> using QuantizedMatrix = QuantizedWeights512<BITS>;
+#else
+inline void allow_instructions() {}
+using Bfloat16Matrix = Bfloat16Weights;
+template <int BITS> using QuantizedMatrix = QuantizedWeights<BITS>;
+#endif
+using Int8Matrix = QuantizedMatrix<8>;
+using Int4Matrix = QuantizedMatrix<4>;
+
+// Memory for prepared rows of any format. Tiles of rows may read, and ignore, rows behind the last.
+inline size_t prepared_bytes(int rows, int k) { return (size_t)(rows + BLOCK) * (sizeof(float) * padded(k) + 512); }
+
+}  // namespace

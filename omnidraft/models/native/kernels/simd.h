@@ -1,0 +1,114 @@
+// Vectors of 8 lanes, whose arithmetic gives the same bits on every processor: sums and products are written in one
+// order, and the compiler may not fuse them (-ffp-contract=off); fma is fused everywhere.
+
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
+
+namespace {
+
+#define ALWAYS_INLINE __attribute__((always_inline)) inline
+
+constexpr int LANES = 8, BLOCK = 16, GROUP = 32;
+
+typedef float Floats __attribute__((vector_size(32)));
+typedef int32_t Ints __attribute__((vector_size(32)));
+typedef uint32_t Uints __attribute__((vector_size(32)));
+typedef int16_t Shorts __attribute__((vector_size(32)));
+typedef uint16_t Ushorts __attribute__((vector_size(32)));
+typedef uint16_t Ushorts8 __attribute__((vector_size(16)));
+typedef uint8_t Bytes8 __attribute__((vector_size(8)));
+
+struct Float16 {
+    uint16_t bits;
+};
+struct BFloat16 {
+    uint16_t bits;
+};
+
+template <class T> inline T load(const void* from) {
+    T value;
+    std::memcpy(&value, from, sizeof value);
+    return value;
+}
+
+template <class T> inline void store(void* to, T value) { std::memcpy(to, &value, sizeof value); }
+
+inline Floats splat(float x) { return Floats{x, x, x, x, x, x, x, x}; }
+
+inline Floats fma(Floats a, Floats b, Floats c) {
+#ifdef __FMA__
+    return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    for (int lane = 0; lane < LANES; lane++) c[lane] = std::fma(a[lane], b[lane], c[lane]);
+    return c;
+#endif
+}
+
+inline Floats widen(const float* from) { return load<Floats>(from); }
+inline Floats widen(const Float16* from) {
+#ifdef __F16C__
+    return (Floats)_mm256_cvtph_ps(load<__m128i>(from));
+#else
+    Uints bits = __builtin_convertvector(load<Ushorts8>(from), Uints);
+    Floats size = (Floats)((bits & 0x7fff) << 13) * 0x1p112f;  // the exponents' biases differ by 112
+    return (Floats)((Uints)size | (bits & 0x8000) << 16);
+#endif
+}
+
+inline float widen_scalar(const float* from) { return *from; }
+inline float widen_scalar(const Float16* from) {
+    Float16 eight[LANES] = {*from};
+    return widen(eight)[0];
+}
+inline float widen_scalar(const BFloat16* from) {
+    uint32_t bits = (uint32_t)from->bits << 16;
+    return load<float>(&bits);
+}
+
+inline void narrow(float value, float* to) { *to = value; }
+inline void narrow(float value, Float16* to) {
+    float size = std::min(std::fabs(value), 65504.f) * 0x1p-112f;
+    uint32_t bits = load<uint32_t>(&size);
+    to->bits = (uint16_t)((bits + 0xfff + (bits >> 13 & 1)) >> 13 | (std::signbit(value) ? 0x8000 : 0));
+}
+inline void narrow(float value, BFloat16* to) {
+    uint32_t bits = load<uint32_t>(&value);
+    to->bits = (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+inline Floats vmax(Floats a, Floats b) { return a > b ? a : b; }
+inline Floats vmin(Floats a, Floats b) { return a < b ? a : b; }
+
+inline Ints round_to_int(Floats x) { return (Ints)(x + 12582912.f) - 0x4b400000; }  // to nearest, below 2^22
+
+inline float horizontal_sum(Floats x) { return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7])); }
+inline float horizontal_max(Floats x) {
+    return std::max(std::max(std::max(x[0], x[1]), std::max(x[2], x[3])),
+                    std::max(std::max(x[4], x[5]), std::max(x[6], x[7])));
+}
+
+// e^x within 2 units in the last place; results outside the normal numbers are clamped to their limits.
+inline Floats fast_exp(Floats x) {
+    x = vmin(vmax(x, splat(-87.f)), splat(88.f));
+    Ints n = round_to_int(x * 1.44269504f);
+    Floats whole = __builtin_convertvector(n, Floats);
+    Floats r = fma(whole, splat(2.12194440e-4f), fma(whole, splat(-0.693359375f), x));
+    Floats p = splat(1.9875691500e-4f);
+    for (float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
+        p = fma(p, r, splat(c));
+    return (fma(p * r, r, r) + 1.f) * (Floats)((n + 127) << 23);
+}
+
+inline int padded(int size) { return (size + GROUP - 1) / GROUP * GROUP; }
+inline int blocks(int channels) { return (channels + BLOCK - 1) / BLOCK; }
+inline int share(int work, int thread, int threads) { return (int)((int64_t)work * thread / threads); }
+
+}  // namespace

@@ -1,0 +1,80 @@
+"""Kernels for different instruction sets: which bits they share, and that a row is what it is alone in each of them."""
+
+from functools import lru_cache
+
+import pytest
+import torch
+from torch import nn
+
+from omnidraft.models.native import library as native
+from omnidraft.models.native.build import VARIANTS, is_announced
+from omnidraft.models.native.drafter import LlamaDrafter
+from omnidraft.models.precision import PackedLinear
+from tests.unit.models.tiny import text, tiny_model
+
+ANNOUNCED = [name for name in VARIANTS if is_announced(name)]
+KINDS = ["float32", "bfloat16", "int8", "int4"]
+SIZES = [(64, 32), (96, 300), (40, 1536), (16, 4128)]
+"""N, K: one group and many, whole tiles and parts of them."""
+NUM_ROWS = 70
+
+
+@lru_cache
+def layer(size: tuple[int, int], kind: str, variant: str) -> PackedLinear:
+    torch.manual_seed(0)
+    num_out, num_in = size
+    return PackedLinear(nn.Linear(num_in, num_out, bias=False), kind, native.load(variant))
+
+
+@lru_cache
+def inputs(num_in: int) -> torch.Tensor:
+    torch.manual_seed(1)
+    return torch.randn(NUM_ROWS, num_in) * 10 ** torch.linspace(-4, 4, NUM_ROWS)[:, None]
+
+
+@pytest.mark.parametrize("variant", ANNOUNCED)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", SIZES)
+def test_a_row_does_not_depend_on_the_number_of_rows(size, kind, variant):
+    packed, x_RK = layer(size, kind, variant), inputs(size[1])
+    together = packed(x_RK)
+    for rows in (1, 2, 3, 4, 5, 7, 8, 9, 12, 13, 15, 16, 17, 24, 31, 32, 33, 48, 64):
+        assert torch.equal(packed(x_RK[-rows:]), together[-rows:]), rows
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", SIZES)
+def test_equal_names_of_arithmetic_are_equal_bits(size, kind):
+    found: dict[str, torch.Tensor] = {}
+    for variant in ANNOUNCED:
+        product = layer(size, kind, variant)(inputs(size[1]))
+        assert torch.equal(found.setdefault(native.bits(native.load(variant), kind), product), product), variant
+    assert len(found) == (2 if kind == "bfloat16" and "amx" in ANNOUNCED and len(ANNOUNCED) > 1 else 1)
+
+
+@pytest.mark.parametrize("variant", ANNOUNCED)
+@pytest.mark.parametrize("size", SIZES)
+def test_sixteen_bit_products_are_those_of_exact_inputs(size, variant):
+    """The inputs of matrix instructions are two parts of 8 bits of mantissa each."""
+    packed, x_RK = layer(size, "bfloat16", variant), inputs(size[1])
+    torch.manual_seed(0)
+    weights_NK = nn.Linear(size[1], size[0], bias=False).weight.detach().bfloat16().double()
+    error_RN = packed(x_RK).double() - x_RK.double() @ weights_NK.T
+    scale_R1 = x_RK.double().norm(dim=1, keepdim=True) * weights_NK.norm(dim=1).mean()
+    assert float((error_RN / scale_R1).abs().max()) < 2e-5
+
+
+@pytest.mark.parametrize("precision", ["float32", "packed16", "int8", "int4"])
+def test_a_fleet_with_portable_kernels_computes_the_same_logits(precision):
+    logits = []
+    for variant in ("portable", *(name for name in ANNOUNCED if precision != "packed16" or name != "amx")):
+        session = LlamaDrafter(tiny_model("qwen2").float(), precision, variant).open()
+        session.prefill_or_extend(0, text(60))
+        logits.append(torch.stack([*session.branch(text(20, seed=3), range(-1, 19))]))
+    assert all(torch.equal(each, logits[0]) for each in logits)
+
+
+def test_stored_settings_name_kernels_by_their_older_names():
+    assert native.load("native")._name == native.load("auto")._name
+    if "avx2" in ANNOUNCED:
+        assert native.load("x86-64-v3")._name == native.load("avx2")._name

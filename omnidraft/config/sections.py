@@ -38,6 +38,10 @@ class ModelSettings(Section):
     build has to work: a worker that cannot run it refuses to start. `native` is compiled for this CPU, `x86-64-v3` for
     any with AVX2, `torch` uses no kernels of ours. ONEDNN_MAX_CPU_ISA pins the instructions of oneDNN."""
 
+    packed_cache_gib: float = Field(20.0, ge=0)
+    """GiB of disk for models packed for our kernels, which later starts map and share. The longest unused go first; 0
+    packs at every start."""
+
     @property
     def targets(self) -> tuple[str, ...]:
         """All targets, each once, `target` first."""

@@ -58,8 +58,9 @@ def vocabularies(settings: Settings, progress: "Progress | None" = None) -> Voca
 
     target_folder = store.resolve(settings.models.target, progress=progress)
     drafter_folder = store.resolve(settings.models.drafter, progress=progress)
-    target, drafter = load_tokenizer(target_folder), load_tokenizer(drafter_folder)
-    alignment = align_cached(drafter, target, store.default_home() / "alignments")
+    home = store.default_home()
+    target, drafter = (load_tokenizer(folder, home / "tokenizers") for folder in (target_folder, drafter_folder))
+    alignment = align_cached(drafter, target, home / "alignments")
     return Vocabularies(target_folder, drafter_folder, target, drafter, alignment)
 
 

@@ -4,7 +4,7 @@ The format is safetensors with one tensor of bytes for each part. The header's m
 checksums of the parts and of the header itself, and the time of the file. Opening compares header, size and time;
 `verify` reads everything.
 The kernel maps the page cache of ext4, xfs and others in huge pages when the file was read in large pieces, so a pass
-over a mapped file is as fast as one over anonymous huge pages (docs/benchmarks.md).
+over a mapped file is as fast as one over anonymous huge pages (docs/service.md).
 """
 
 import fcntl
@@ -130,7 +130,7 @@ def _append(file: int, part: Part) -> str:
 def is_in_use(path: Path) -> bool:
     """Return whether a process has mapped this file, or is writing it."""
     try:
-        with path.open("rb") as file:
+        with path.open("r+b") as file:  # NFS grants this lock to writers only
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

@@ -18,8 +18,8 @@ _PASS_ROWS = (1, 2, 4, 6, 8, 12, 16)
 _STEP_ROWS = (1, 2, 4)
 _CONTEXT = 64
 """Ids in the context of the measured rows."""
-_MAX_CHANGE = 1.5
-"""The factor by which a pass may differ from an earlier start, and that start's other sizes still count."""
+_MIN_CHANGE = 0.67
+"""A pass that takes less than this share of its time at an earlier start: that start measured beside other load."""
 
 
 class CostCurve:
@@ -90,14 +90,13 @@ class MeasuredCosts:
 
     def _remembered(self, mode: Mode) -> dict[int, float]:
         """Return the costs of an earlier start, scaled by those of the smallest pass now; empty without them, or when
-        the machine has changed."""
+        the machine was busy then. On a busy machine all sizes are slower, and measuring them would take longest."""
         seconds = {} if self._file is None else self._file.read(mode)
         if not seconds:
             return {}
         fewest = min(seconds)
         change = measure_passes(self._target, mode, (fewest,), num_context=1)[fewest] / seconds[fewest]
-        is_like_then = 1 / _MAX_CHANGE < change < _MAX_CHANGE
-        return {rows: change * each for rows, each in seconds.items()} if is_like_then else {}
+        return {rows: change * each for rows, each in seconds.items()} if change > _MIN_CHANGE else {}
 
     def _newly_measured(self, mode: Mode) -> dict[int, float]:
         seconds = measure_passes(self._target, mode, _PASS_ROWS, num_context=_CONTEXT)

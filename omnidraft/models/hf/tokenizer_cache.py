@@ -37,13 +37,13 @@ class ResolvedTokenizer:
         from transformers.utils.chat_template_utils import render_jinja_template  # only who chats needs transformers
 
         template = self.chat_template["default"] if isinstance(self.chat_template, dict) else self.chat_template
-        texts, _ = render_jinja_template(
+        rendered: Any = render_jinja_template(  # annotated as a string, and returns texts and spans
             conversations=[[dict(message) for message in messages]],  # type: ignore[misc]
             chat_template=template,
             add_generation_prompt=True,
             **self.special_tokens,
         )
-        text: str = texts[0]
+        text: str = rendered[0][0]
         return text
 
 

@@ -40,6 +40,10 @@ class ModelSettings(Section):
     to start. `torch` uses no kernels of ours. `native` and `x86-64-v3` are the older names of `auto` and `avx2`.
     ONEDNN_MAX_CPU_ISA pins the instructions of oneDNN."""
 
+    packed_cache_gib: float = Field(20.0, ge=0)
+    """GiB of disk for models packed for our kernels, which later starts map and share. The longest unused go first; 0
+    packs at every start."""
+
     @property
     def targets(self) -> tuple[str, ...]:
         """All targets, each once, `target` first."""

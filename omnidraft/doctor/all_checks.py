@@ -50,6 +50,7 @@ def _model_checks(settings: Settings) -> Iterator[Check]:
     section = settings.models
     for name in dict.fromkeys((*section.targets, section.drafter)):
         yield f"model {name}", partial(models.model, name)
+    yield "packed models", partial(models.packed, settings)
     if section.engine == "llamacpp":
         for name in section.targets:
             yield f"GGUF file of {name}", partial(models.gguf, name)

@@ -66,6 +66,25 @@ def gguf(name: str) -> Finding:
     return ok(check, f"{file} is the catalog's")
 
 
+def packed(settings: Settings) -> Finding:
+    """Compare the packed models, which every start maps unread, with their checksums."""
+    from omnidraft import wiring
+    from omnidraft.errors import ModelCorrupt
+    from omnidraft.models.native.packed_file import PackedFile
+
+    check, cache = "packed models", wiring.packed_cache(settings)
+    if cache is None:
+        return ok(check, "models.packed_cache_gib = 0: models are packed at every start")
+    files = cache.files()
+    for path in files:
+        try:
+            PackedFile(path).verify()
+        except (ModelCorrupt, OSError) as exc:
+            return problem(check, str(exc), f"remove {path}; the next start packs the model anew")
+    size_gb = sum(path.stat().st_size for path in files) / 1e9
+    return ok(check, f"{len(files)} files, {size_gb:.2f} GB, in {cache.folder} have the right checksums")
+
+
 def alignment(settings: Settings) -> Finding:
     """Check that the alignment of a pair can be built, and that drafting can use it."""
     from omnidraft import wiring

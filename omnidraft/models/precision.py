@@ -7,7 +7,6 @@ reads, and several rows cost little more than one.
 Shapes of a layer: R rows, K inputs, N outputs.
 """
 
-import ctypes
 import logging
 from collections.abc import Mapping
 
@@ -17,7 +16,7 @@ from torch import nn
 from omnidraft.errors import KernelsUnavailable
 from omnidraft.models.native import library
 from omnidraft.models.native.build import VARIANTS
-from omnidraft.models.native.weights import memory, pack
+from omnidraft.models.native.matrix import address_of, memory, pack
 from omnidraft.models.probe import choice
 
 ORDER = ("bfloat16", "packed16", "float32")
@@ -67,7 +66,7 @@ class PackedLinear(nn.Module):
         self.out_features, self.in_features = linear.weight.shape
         self._bias = None if linear.bias is None else linear.bias.detach().float()
         self._memory = memory(kernels.omnidraft_packed_bytes(self._kind, *linear.weight.shape))
-        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self._address = address_of(self._memory)
         pack(kernels, self._kind, linear.weight, self._address)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

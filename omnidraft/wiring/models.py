@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from omnidraft.decode.snapshot.slot import LoadedSnapshot
     from omnidraft.models.hf.tokenizer import HfTokenizer
     from omnidraft.models.loading import SharedDrafter
+    from omnidraft.models.native.packed_cache import PackedCache
     from omnidraft.vocab.alignment import Alignment
     from omnidraft.vocab.ngram_cache import NgramCache
 
@@ -57,8 +58,9 @@ def vocabularies(settings: Settings, progress: "Progress | None" = None) -> Voca
 
     target_folder = store.resolve(settings.models.target, progress=progress)
     drafter_folder = store.resolve(settings.models.drafter, progress=progress)
-    target, drafter = load_tokenizer(target_folder), load_tokenizer(drafter_folder)
-    alignment = align_cached(drafter, target, store.default_home() / "alignments")
+    home = store.default_home()
+    target, drafter = (load_tokenizer(folder, home / "tokenizers") for folder in (target_folder, drafter_folder))
+    alignment = align_cached(drafter, target, home / "alignments")
     return Vocabularies(target_folder, drafter_folder, target, drafter, alignment)
 
 
@@ -66,13 +68,30 @@ def target(settings: Settings, tokenizers: Vocabularies) -> Target:
     """Load the target. Raises ConfigError, ModelError, VocabularyError."""
     match settings.models.engine:
         case "transformers":
-            from omnidraft.models.hf.target import load_target
-
-            section = settings.models
-            options = {"precision": section.precision, "kernels": section.kernels}
-            return load_target(tokenizers.target_folder, settings.decode, name=section.target, **options)
+            return _target_on_kernels_or_transformers(settings, tokenizers.target_folder)
         case "llamacpp":
             return _llamacpp_target(settings, tokenizers)
+
+
+def _target_on_kernels_or_transformers(settings: Settings, folder: Path) -> Target:
+    from omnidraft.models.native.target import cached_target
+
+    section, cache = settings.models, packed_cache(settings)
+    options = {"name": section.target, "precision": section.precision, "kernels": section.kernels}
+    if cache is not None and (cached := cached_target(folder, **options, cache=cache)):
+        return cached
+    from omnidraft.models.hf.target import load_target  # takes seconds
+
+    return load_target(folder, settings.decode, **options, cache=cache)
+
+
+def packed_cache(settings: Settings) -> "PackedCache | None":
+    """Return the cache of packed models, None if the settings want none."""
+    from omnidraft.models.catalog import store
+    from omnidraft.models.native.packed_cache import PackedCache
+
+    max_bytes = int(settings.models.packed_cache_gib * 2**30)
+    return PackedCache(store.default_home() / "packed", max_bytes) if max_bytes else None
 
 
 def _llamacpp_target(settings: Settings, tokenizers: Vocabularies) -> Target:
@@ -106,13 +125,20 @@ def ngram_cache(
 
 def base_drafter(settings: Settings, tokenizers: Vocabularies) -> "SharedDrafter":
     """Return the base drafter, loaded when first needed and shared by all targets."""
-    from omnidraft.models.hf.drafter import load_drafter
     from omnidraft.models.loading import SharedDrafter
 
-    section = settings.models
-    return SharedDrafter(
-        lambda: load_drafter(tokenizers.drafter_folder, section.drafter_precision, None, "full", section.kernels)
-    )
+    return SharedDrafter(lambda: _load_base_drafter(settings, tokenizers.drafter_folder))
+
+
+def _load_base_drafter(settings: Settings, folder: Path) -> DraftModel:
+    from omnidraft.models.native.drafter import cached_drafter
+
+    section, cache = settings.models, packed_cache(settings)
+    if cache is not None and (cached := cached_drafter(folder, section.drafter_precision, section.kernels, cache)):
+        return cached
+    from omnidraft.models.hf.drafter import load_drafter  # takes seconds
+
+    return load_drafter(folder, section.drafter_precision, None, "full", section.kernels, cache)
 
 
 def snapshot_loader(
@@ -139,7 +165,6 @@ def snapshot_loader_with(
         base: the base drafter shared with other loaders; None gives this loader its own.
     """
     from omnidraft.decode.snapshot.slot import LoadedSnapshot
-    from omnidraft.models.hf.drafter import load_drafter
     from omnidraft.snapshots import bundle
 
     shared = base or base_drafter(settings, tokenizers)
@@ -153,6 +178,8 @@ def snapshot_loader_with(
         if tensors is None:
             model = shared.get()
         else:
+            from omnidraft.models.hf.drafter import load_drafter  # takes seconds
+
             model = load_drafter(tokenizers.drafter_folder, precision, tensors, train, kernels)
         ngrams = ngram_cache(settings, tokenizers, bundle.ngrams(folder) if folder else None)
         made = make(model, ngrams)

@@ -1,5 +1,6 @@
 """The decoding worker: an engine for each target, one drafter for all, one trace producer."""
 
+import hashlib
 import os
 import socket
 import tempfile
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from omnidraft.decode.engine import Engine
+    from omnidraft.decode.policy.cost_file import CostFile
     from omnidraft.decode.policy.cost_model import MeasuredCosts
     from omnidraft.decode.recording.trace_producer import TraceProducer
     from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
@@ -155,10 +157,23 @@ def _costs(settings: Settings, loaded_target: Target) -> "MeasuredCosts":
     """Measure the costs of the target, at once for the default mode if the policy needs them."""
     from omnidraft.decode.policy.cost_model import MeasuredCosts
 
-    costs = MeasuredCosts(loaded_target)
+    costs = MeasuredCosts(loaded_target, _cost_file(loaded_target))
     if settings.decode.policy == "cost":
         costs.passes(settings.decode.mode)
     return costs
+
+
+def _cost_file(loaded_target: Target) -> "CostFile":
+    """Return the file of this target's costs on this machine."""
+    import torch
+
+    from omnidraft.decode.policy.cost_file import CostFile
+    from omnidraft.models.catalog import store
+    from omnidraft.models.probe.subprocess_trial import processor
+
+    facts = (loaded_target.fingerprint, torch.get_num_threads(), processor())
+    name = hashlib.sha256(repr(facts).encode()).hexdigest()[:24]
+    return CostFile(store.default_home() / "costs" / f"{name}.json")
 
 
 def _engine(

@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 
+from omnidraft.decode.policy.cost_file import CostFile
 from omnidraft.ports import DraftModel, DraftSession, DraftTree, Mode, Source, Target, TargetSession
 
 _EMA_WEIGHT = 0.1
@@ -17,6 +18,8 @@ _PASS_ROWS = (1, 2, 4, 6, 8, 12, 16)
 _STEP_ROWS = (1, 2, 4)
 _CONTEXT = 64
 """Ids in the context of the measured rows."""
+_MIN_CHANGE = 0.67
+"""A pass that takes less than this share of its time at an earlier start: that start measured beside other load."""
 
 
 class CostCurve:
@@ -69,16 +72,37 @@ class StepCosts:
 class MeasuredCosts:
     """Costs of one target and its drafter on this machine; a mode is measured on first use."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, file: CostFile | None = None) -> None:
+        """
+        Args:
+            file: keeps the costs for the next start; None keeps nothing.
+        """
         self._target = target
+        self._file = file
         self._passes: dict[Mode, CostCurve] = {}
         self.step_s = StepCosts()
 
     def passes(self, mode: Mode) -> CostCurve:
         """Return the cost curve of this mode's passes. Raises ConfigError when the target cannot serve the mode."""
         if mode not in self._passes:
-            self._passes[mode] = measure_passes(self._target, mode)
+            self._passes[mode] = CostCurve(self._remembered(mode) or self._newly_measured(mode))
         return self._passes[mode]
+
+    def _remembered(self, mode: Mode) -> dict[int, float]:
+        """Return the costs of an earlier start, scaled by those of the smallest pass now; empty without them, or when
+        the machine was busy then. On a busy machine all sizes are slower, and measuring them would take longest."""
+        seconds = {} if self._file is None else self._file.read(mode)
+        if not seconds:
+            return {}
+        fewest = min(seconds)
+        change = measure_passes(self._target, mode, (fewest,), num_context=1)[fewest] / seconds[fewest]
+        return {rows: change * each for rows, each in seconds.items()} if change > _MIN_CHANGE else {}
+
+    def _newly_measured(self, mode: Mode) -> dict[int, float]:
+        seconds = measure_passes(self._target, mode, _PASS_ROWS, num_context=_CONTEXT)
+        if self._file is not None:
+            self._file.write(mode, seconds)
+        return seconds
 
     def measured(self, mode: Mode) -> CostCurve | None:
         """Return the cost curve of this mode's passes; None while it is not measured."""
@@ -90,15 +114,15 @@ class MeasuredCosts:
             self._passes[mode].update(rows, seconds)
 
 
-def measure_passes(target: Target, mode: Mode) -> CostCurve:
+def measure_passes(target: Target, mode: Mode, all_rows: Sequence[int], *, num_context: int) -> dict[int, float]:
     """Time passes over chains of several lengths; over one length where passes are padded to one width."""
     limits = target.limits(mode)
     longest = 1 + min(limits.num_nodes, limits.depth or limits.num_nodes)
-    sizes = [longest] if limits.num_chains else [rows for rows in _PASS_ROWS if rows <= longest]
+    sizes = [longest] if limits.num_chains else [rows for rows in all_rows if rows <= longest]
     num_ids = longest + _REPEATS * len(sizes)
-    session = target.open([0] * max(min(_CONTEXT, target.context_limit - num_ids), 1), num_ids, mode)
+    session = target.open([0] * max(min(num_context, target.context_limit - num_ids), 1), num_ids, mode)
     try:
-        return CostCurve({rows: _fastest_s(partial(_pass_s, session, rows)) for rows in sizes})
+        return {rows: _fastest_s(partial(_pass_s, session, rows)) for rows in sizes}
     finally:
         session.close()
 

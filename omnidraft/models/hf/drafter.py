@@ -19,8 +19,11 @@ from omnidraft.models.hf.target import load_model
 from omnidraft.models.hf.trainable_drafter import apply_serving_tensors
 from omnidraft.models.hf.tree_layout import chain_visibility, tree_visibility
 from omnidraft.models.kv_session import BatchingDrafter, BranchingSession, ForwardRequest
+from omnidraft.models.native import library as native
 from omnidraft.models.native.build import VARIANTS
-from omnidraft.models.native.drafter import LlamaDrafter
+from omnidraft.models.native.drafter import AUTOMATIC, LlamaDrafter
+from omnidraft.models.native.packed_cache import PackedCache
+from omnidraft.models.native.packed_llama import PackedLlama
 from omnidraft.models.native.weights import is_supported
 from omnidraft.ports import DraftModel
 
@@ -109,8 +112,13 @@ def load_drafter(
     tensors: dict[str, torch.Tensor] | None,
     train: Literal["full", "lora"],
     kernels: str = "auto",
+    cache: PackedCache | None = None,
 ) -> DraftModel:
     """Load the base drafter, apply a snapshot's tensors (None: no change), and convert it to serving precision.
+
+    Args:
+        cache: keeps the packed weights of the unchanged drafter for the next start; see native.drafter.cached_drafter.
+            None keeps nothing.
 
     Raises:
         ModelError: the folder holds no model, or the precision cannot be computed here.
@@ -124,8 +132,12 @@ def load_drafter(
         _require_fitting(head, model)
         apply_serving_tensors(model, weights, train=train)
     if is_supported(model):
+        packed_as = AUTOMATIC if precision == "auto" else precision
         try:
-            return LlamaDrafter(model, "int8" if precision == "auto" else precision, kernels, head=head)
+            packed: PreTrainedModel | PackedLlama = model
+            if cache is not None and tensors is None:
+                packed = cache.packed(folder, model, packed_as, native.load(kernels))
+            return LlamaDrafter(packed, packed_as, kernels, head=head)
         except KernelsUnavailable as exc:
             if kernels in VARIANTS:
                 raise

@@ -25,6 +25,7 @@ from omnidraft.models.hf.packed_pass import forward_packed
 from omnidraft.models.hf.packed_session import PackedSession
 from omnidraft.models.hf.padded_session import PaddedSession
 from omnidraft.models.native import library as native
+from omnidraft.models.native.packed_cache import PackedCache
 from omnidraft.models.native.target import LlamaTarget
 from omnidraft.models.native.weights import is_supported
 from omnidraft.models.probe import choice
@@ -164,8 +165,19 @@ class TransformersTarget:
         return logits_BSV
 
 
-def load_target(folder: Path, settings: DecodeSettings, *, name: str, precision: str, kernels: str = "auto") -> Target:
+def load_target(
+    folder: Path,
+    settings: DecodeSettings,
+    *,
+    name: str,
+    precision: str,
+    kernels: str = "auto",
+    cache: PackedCache | None = None,
+) -> Target:
     """Load a model folder; our own kernels run the whole model if they support it, else its matrices.
+
+    Args:
+        cache: keeps the packed weights for the next start; see native.target.cached_target. None keeps nothing.
 
     Raises:
         ModelError: it is not one transformers can run as a causal language model, or there is no compiler for `int8`.
@@ -175,7 +187,8 @@ def load_target(folder: Path, settings: DecodeSettings, *, name: str, precision:
     chosen = precisions.automatic(kernels) if precision == "auto" else precision
     model = load_model(folder)
     if chosen in native.PACKED and is_supported(model):
-        return LlamaTarget(model, name=name, precision=chosen, kernels=kernels)
+        packed = cache.packed(folder, model, chosen, native.load(kernels)) if cache else model
+        return LlamaTarget(packed, name=name, precision=chosen, kernels=kernels)
     changed = precisions.apply(model, chosen, kernels)
     return TransformersTarget(changed, settings, name=name, precision=chosen)  # type: ignore[arg-type]
 

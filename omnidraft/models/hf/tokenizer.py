@@ -14,9 +14,9 @@ from typing import Any
 
 from jinja2.exceptions import TemplateError
 from tokenizers import Tokenizer as Backend
-from transformers import AutoTokenizer
 
 from omnidraft.errors import ModelError, RequestError
+from omnidraft.models.hf.tokenizer_cache import resolve
 from omnidraft.models.hf.tokenizer_json import (
     UNREACHABLE,
     control_ids,
@@ -36,22 +36,25 @@ ENDS = ("eos", "end_of_turn", "end_of_text")
 class HfTokenizer:
     """A tokenizer that is immutable and may be shared between threads."""
 
-    def __init__(self, folder: Path | str, vocab_size: int | None = None) -> None:
+    def __init__(self, folder: Path | str, vocab_size: int | None = None, *, cache: Path | None = None) -> None:
         """
         Args:
             vocab_size: rows of the model's head; the ids beyond the tokenizer's table spell nothing.
+            cache: see tokenizer_cache.resolve.
 
         Raises:
             ModelError: the folder holds no fast tokenizer, or one whose tokens cannot be spelled in bytes.
         """
         self._folder = Path(folder)
-        self._chat = _load_backend(self._folder)
-        plain = json.loads(self._chat.backend_tokenizer.to_str())
+        self._resolved = resolve(self._folder, cache)
+        plain = json.loads(self._resolved.tokenizer_json)
         self._special_of = {token["content"]: token["id"] for token in plain["added_tokens"] if token["special"]}
-        self.vocabulary = _vocabulary(plain, self._chat.special_tokens_map, vocab_size)
+        self.vocabulary = _vocabulary(plain, self._resolved.special_tokens, vocab_size)
         continuing = json.dumps(for_continuations(plain), ensure_ascii=False)
         self._backend = Backend.from_str(continuing)
-        self._identity = hashlib.sha256(f"{len(self.vocabulary)}\n{continuing}\n{self._chat.chat_template}".encode())
+        self._identity = hashlib.sha256(
+            f"{len(self.vocabulary)}\n{continuing}\n{self._resolved.chat_template}".encode()
+        )
 
     @property
     def fingerprint(self) -> str:
@@ -76,7 +79,7 @@ class HfTokenizer:
     @property
     def has_chat_template(self) -> bool:
         """Whether this model takes messages; a base model only continues plain text."""
-        return bool(self._chat.chat_template)
+        return bool(self._resolved.chat_template)
 
     def chat_prompt_ids(self, messages: Sequence[Message]) -> list[int]:
         """Encode the messages with the tokenizer's own chat template and its generation prompt.
@@ -88,18 +91,14 @@ class HfTokenizer:
             raise RequestError(f"the tokenizer in {self._folder} has no chat template; send a plain prompt instead")
         escaped = [{**message, "content": self._escape_special_tokens(message["content"])} for message in messages]
         try:
-            text = self._chat.apply_chat_template(escaped, tokenize=False, add_generation_prompt=True)
+            text = self._resolved.render(escaped)
         except TemplateError as exc:
             raise RequestError(f"the chat template refuses these messages: {exc}") from exc
         return self._prompt_ids(text)
 
     def prompt_ids(self, text: str) -> list[int]:
         """Encode a plain prompt, with the bos token where the tokenizer adds one; special tokens stay text."""
-        return self._prefix_ids + self.encode(text)
-
-    @cached_property
-    def _prefix_ids(self) -> list[int]:
-        return self._chat.encode("", add_special_tokens=True)
+        return self._resolved.prefix_ids + self.encode(text)
 
     @cached_property
     def _specials(self) -> re.Pattern[str]:
@@ -122,16 +121,6 @@ class HfTokenizer:
             special = self._special_of.get(part)
             ids += [special] if special is not None else self.encode(part.replace(UNREACHABLE, ""))
         return ids
-
-
-def _load_backend(folder: Path) -> Any:
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, use_fast=True, local_files_only=True)
-    except (OSError, ValueError) as exc:
-        raise ModelError(f"no tokenizer in {folder}: {exc}") from exc
-    if not tokenizer.is_fast:
-        raise ModelError(f"the tokenizer in {folder} has no tokenizer.json; convert it to a fast one")
-    return tokenizer
 
 
 def _vocabulary(plain: Mapping[str, Any], named: Mapping[str, Any], vocab_size: int | None) -> Vocabulary:
@@ -160,10 +149,17 @@ def _generation_eos(folder: Path) -> set[int]:
     return set(eos) if isinstance(eos, list) else {eos} - {None}
 
 
-def load_tokenizer(folder: Path) -> HfTokenizer:
-    """Load the tokenizer of a model folder, with as many ids as the model's head. Raises ModelError."""
+def load_tokenizer(folder: Path, cache: Path | None = None) -> HfTokenizer:
+    """Load the tokenizer of a model folder, with as many ids as the model's head.
+
+    Args:
+        cache: see tokenizer_cache.resolve.
+
+    Raises:
+        ModelError: the folder holds none that can be used.
+    """
     try:
         config = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as exc:
         raise ModelError(f"{folder} is not a model folder: {exc}") from exc
-    return HfTokenizer(folder, config.get("text_config", config).get("vocab_size"))
+    return HfTokenizer(folder, config.get("text_config", config).get("vocab_size"), cache=cache)

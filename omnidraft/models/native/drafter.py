@@ -4,14 +4,24 @@ The drafter may compute in any precision, since it cannot change the text.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import PreTrainedModel
 
+from omnidraft.errors import KernelsUnavailable
 from omnidraft.models.acceptance_head import AcceptanceHead
 from omnidraft.models.kv_session import BatchingDrafter, BranchingSession, ForwardRequest
 from omnidraft.models.native import library as native
 from omnidraft.models.native.model import NativeKvBackend, NativeLlama, compute_segments
+from omnidraft.models.native.packed_cache import PackedCache
+from omnidraft.models.native.packed_llama import PackedLlama
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+AUTOMATIC = "int8"
+"""The precision that `auto` chooses for a drafter on our kernels."""
 
 
 class LlamaDrafter(BatchingDrafter):
@@ -19,7 +29,7 @@ class LlamaDrafter(BatchingDrafter):
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: "PreTrainedModel | PackedLlama",
         precision: str,
         kernels: str = "auto",
         *,
@@ -48,3 +58,13 @@ class LlamaSession(BranchingSession):
 
     def __init__(self, model: NativeLlama, head: AcceptanceHead | None) -> None:
         super().__init__(NativeKvBackend(model, keeps_hidden=head is not None), head)
+
+
+def cached_drafter(folder: Path, precision: str, kernels: str, cache: PackedCache) -> LlamaDrafter | None:
+    """Return the base drafter of a model folder that is packed; None if it is not, or our kernels do not work here."""
+    chosen = AUTOMATIC if precision == "auto" else precision
+    weights = None if torch.cuda.is_available() else cache.find(folder, chosen)
+    try:
+        return None if weights is None else LlamaDrafter(weights, chosen, kernels)
+    except KernelsUnavailable:
+        return None

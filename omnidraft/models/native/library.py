@@ -8,11 +8,12 @@ from omnidraft.models.native.build import source_digest
 from omnidraft.models.probe.choice import kernels
 
 Library = ctypes.CDLL
-LAYOUT = "2"
-"""Changes when packed weights do."""
 GROUP, BLOCK, SLOTS_TOGETHER = 32, 16, 8
 """Vectors are padded to whole groups of inputs, matrices to whole blocks of channels; keys of so many slots are
 interleaved."""
+LAYOUT = "2"
+"""The layout of packed weights, the same for every variant of the kernels. Change it whenever `omnidraft_pack` or the
+parts in weights.py change: files packed in another layout are packed anew."""
 KINDS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
 PACKED = {"packed16": "bfloat16", "int8": "int8", "int4": "int4"}
 """The weight format of each precision of our own kernels."""

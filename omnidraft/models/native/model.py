@@ -6,15 +6,18 @@ Shapes: R rows of a pass, C slots, L layers, K key heads, D head size, V vocabul
 import ctypes
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import PreTrainedModel
 
 from omnidraft.errors import ContractError
 from omnidraft.models.kv_session import ForwardRequest
 from omnidraft.models.native import library as native
+from omnidraft.models.native.packed_llama import PackedLlama
 from omnidraft.models.native.scratch_pool import ScratchPool
-from omnidraft.models.native.weights import PackedLlama
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _CAPACITY_STEP = 512
 MAX_ROWS = 64
@@ -24,33 +27,34 @@ MAX_ROWS = 64
 class NativeLlama:
     """A model at one set of weights, for many texts."""
 
-    def __init__(self, model: PreTrainedModel, precision: str, library: native.Library) -> None:
+    def __init__(self, model: "PreTrainedModel | PackedLlama", precision: str, library: native.Library) -> None:
         """
         Args:
-            model: one that weights.is_supported.
+            model: one that weights.is_supported, which is packed in memory here, or one that is packed already.
             precision: `int8` and `int4` round weights per group and activations to 16 bits; the others keep activations
                 exact.
             library: a build of our kernels that works here; see library.load.
         """
         self._library = library
-        self._weights = PackedLlama(model, precision, self._library)
+        self._weights = model if isinstance(model, PackedLlama) else _packed(model, precision, library)
         self.bits = native.bits(library, precision)
         """Names the arithmetic, on which bits depend besides the weights."""
-        self.vocab_size: int = model.config.vocab_size
-        self.hidden_size: int = model.config.hidden_size
-        self.head_size: int = self._weights.struct.head_size
+        sizes = self._weights.sizes
+        self.vocab_size = sizes.vocabulary
+        self.hidden_size = sizes.hidden
+        self.head_size = sizes.head_size
+        self.context_limit = sizes.context_limit
         self._scratch = ScratchPool()
-        self.context_limit: int = model.config.max_position_embeddings
 
     def slots(self, capacity: int) -> torch.Tensor:
         """Return empty keys and values [L, 2, K, C * D]; the keys of eight slots are interleaved."""
-        sizes = self._weights.struct
+        sizes = self._weights.sizes
         shape = (sizes.num_layers, 2, sizes.num_key_heads, capacity * sizes.head_size)
         return torch.zeros(shape, dtype=self._weights.kv_dtype)
 
     def kv_bytes(self, num_ids: int) -> int:
         """Return the memory of the keys and values of a text of so many ids."""
-        sizes = self._weights.struct
+        sizes = self._weights.sizes
         size_of_slot = sizes.num_layers * 2 * sizes.num_key_heads * sizes.head_size * self._weights.kv_dtype.itemsize
         return _round_up(num_ids, _CAPACITY_STEP) * size_of_slot
 
@@ -93,6 +97,12 @@ class NativeLlama:
     def move(self, kv: torch.Tensor, capacity: int, sources: Sequence[int], start: int) -> None:
         """See kv_session.KvBackend."""
         self._library.omnidraft_move(self._weights.struct, kv.data_ptr(), capacity, _ints(sources), len(sources), start)
+
+
+def _packed(model: "PreTrainedModel", precision: str, library: native.Library) -> PackedLlama:
+    from omnidraft.models.native.weights import packed_in_memory  # transformers, which packed weights do not need
+
+    return packed_in_memory(model, precision, library)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,18 +6,24 @@ Shapes: N nodes of the tree, V vocabulary.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import PreTrainedModel
 
 from omnidraft.errors import ConfigError
+from omnidraft.models import precision as precisions
 from omnidraft.models.kv_session import ROOT
 from omnidraft.models.native import library as native
 from omnidraft.models.native.model import MAX_ROWS, NativeKvBackend, NativeLlama, PassSegment, compute_segments
+from omnidraft.models.native.packed_cache import PackedCache
+from omnidraft.models.native.packed_llama import PackedLlama
 from omnidraft.models.serial_passes import require_new, require_valid_pass
 from omnidraft.models.target_checks import ids_needed, is_deterministic
 from omnidraft.ports import DraftTree, Mode, TreeLimits
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _MAX_NODES = 63
 _TESTED_CHAINS, _TESTED_WIDTH = 2, 4
@@ -26,7 +32,9 @@ _TESTED_CHAINS, _TESTED_WIDTH = 2, 4
 class LlamaTarget:
     """Implements ports.Target. One pass at a time."""
 
-    def __init__(self, model: PreTrainedModel, *, name: str, precision: str, kernels: str = "auto") -> None:
+    def __init__(
+        self, model: "PreTrainedModel | PackedLlama", *, name: str, precision: str, kernels: str = "auto"
+    ) -> None:
         """See NativeLlama for precisions, library.load for kernels and errors."""
         self._model = NativeLlama(model, precision, native.load(kernels))
         self.vocab_size = self._model.vocab_size
@@ -119,3 +127,16 @@ class _Session:
 
     def close(self) -> None:
         self._backend = NativeKvBackend(self._model)
+
+
+def cached_target(folder: Path, *, name: str, precision: str, kernels: str, cache: PackedCache) -> LlamaTarget | None:
+    """Return the target of a model folder that is packed, None if it is not.
+
+    Raises:
+        ModelError: nothing can compute it here.
+    """
+    chosen = precisions.automatic(kernels) if precision == "auto" else precision
+    if chosen not in native.PACKED or torch.cuda.is_available():
+        return None
+    weights = cache.find(folder, chosen)
+    return None if weights is None else LlamaTarget(weights, name=name, precision=chosen, kernels=kernels)

@@ -1,22 +1,22 @@
-"""The weights of a transformers model of the Llama family, packed for kernels.cpp into one block of memory.
+"""The weights of a transformers model of the Llama family as parts, each packed where the caller wants it.
 
 Shapes: N output channels, K input channels, H hidden size, C positions, D head size.
 """
 
 import ctypes
-import mmap
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import LlamaForCausalLM, PreTrainedModel, Qwen2ForCausalLM
 
-from omnidraft import throttle
 from omnidraft.models.hf.attention import has_length_dependent_rope
 from omnidraft.models.native import library as native
-
-_CHUNK_WEIGHTS = 2**18
-"""Weights that are packed at once."""
+from omnidraft.models.native.matrix import address_of, memory, pack
+from omnidraft.models.native.packed_llama import LlamaSizes, PackedLlama, Part, layer_part
 
 
 def is_supported(model: PreTrainedModel) -> bool:
@@ -38,88 +38,90 @@ def is_supported(model: PreTrainedModel) -> bool:
     )
 
 
-class PackedLlama:
-    """The packed weights, which own the memory that `struct` points to."""
+def packed_in_memory(model: PreTrainedModel, precision: str, library: ctypes.CDLL) -> PackedLlama:
+    """Pack a model that is_supported into one block of memory."""
+    parts = LlamaParts(model, precision, library).parts
+    *starts, size = accumulate((part.padded_bytes for part in parts), initial=0)
+    block = memory(size)
+    addresses = {part.name: address_of(block) + start for part, start in zip(parts, starts, strict=True)}
+    for part in parts:
+        part.write(addresses[part.name])
+    return PackedLlama(llama_sizes(model), precision, addresses, block)
+
+
+def llama_sizes(model: Any) -> LlamaSizes:
+    """Return the numbers of a model that is_supported."""
+    config, attention = model.config, model.model.layers[0].self_attn
+    return LlamaSizes(
+        num_layers=len(model.model.layers),
+        hidden=config.hidden_size,
+        num_query_heads=config.num_attention_heads,
+        num_key_heads=config.num_key_value_heads,
+        head_size=attention.head_dim,
+        mlp=config.intermediate_size,
+        vocabulary=config.vocab_size,
+        context_limit=config.max_position_embeddings,
+        eps=config.rms_norm_eps,
+        scaling=attention.scaling,
+        has_bias=attention.q_proj.bias is not None,
+    )
+
+
+class LlamaParts:
+    """The parts of a model that is_supported; nothing is packed before a part is written."""
 
     def __init__(self, model: Any, precision: str, library: ctypes.CDLL) -> None:
         self._library = library
         kind = native.PACKED.get(precision, precision)
         self._kind, self._head_kind = native.KINDS[kind], native.KINDS[native.HEADS.get(kind, kind)]
         self._head = model.lm_head
-        self.kv_dtype = torch.float16 if precision in ("int8", "int4") else torch.float32
         self._embedding_dtype = torch.float32 if precision == "float32" else torch.bfloat16
-        self._small: list[torch.Tensor] = []
-        matrices = [module for module in model.modules() if isinstance(module, nn.Linear)]
-        self._memory = memory(sum(self._packed_bytes(each) for each in matrices))
-        self._next = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
-        self._layers = (native.LayerStruct * len(model.model.layers))(*map(self._layer, model.model.layers))
-        self.struct = self._model(model)
+        self.parts: Sequence[Part] = [
+            *(part for number, layer in enumerate(model.model.layers) for part in self._layer(number, layer)),
+            *self._model(model),
+        ]
 
-    def _layer(self, layer: Any) -> native.LayerStruct:
-        attention, mlp = layer.self_attn, layer.mlp
-        return native.LayerStruct(
-            norm=self._norm(layer.input_layernorm),
-            mlp_norm=self._norm(layer.post_attention_layernorm),
-            bias=self._bias(attention),
-            qkv=self._in_sequence(attention.q_proj, attention.k_proj, attention.v_proj),
-            out=self._in_sequence(attention.o_proj),
-            gate_up=self._in_turns(mlp.gate_proj, mlp.up_proj),
-            down=self._in_sequence(mlp.down_proj),
-        )
+    def _layer(self, number: int, layer: Any) -> Iterator[Part]:
+        name, attention, mlp = partial(layer_part, number), layer.self_attn, layer.mlp
+        yield _tensor(name("norm"), _norm(layer.input_layernorm))
+        yield _tensor(name("mlp_norm"), _norm(layer.post_attention_layernorm))
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+        if attention.q_proj.bias is not None:
+            yield _tensor(name("bias"), torch.cat([each.bias for each in projections]).detach().float())
+        yield self._in_sequence(name("qkv"), *projections)
+        yield self._in_sequence(name("out"), attention.o_proj)
+        yield self._in_turns(name("gate_up"), mlp.gate_proj, mlp.up_proj)
+        yield self._in_sequence(name("down"), mlp.down_proj)
 
-    def _model(self, model: Any) -> native.ModelStruct:
-        config, attention = model.config, model.model.layers[0].self_attn
+    def _model(self, model: Any) -> Iterator[Part]:
         cos_CD, sin_CD = _rope(model)
-        return native.ModelStruct(
-            kind=self._kind,
-            num_layers=len(self._layers),
-            hidden=config.hidden_size,
-            num_query_heads=config.num_attention_heads,
-            num_key_heads=config.num_key_value_heads,
-            head_size=attention.head_dim,
-            mlp=config.intermediate_size,
-            vocabulary=config.vocab_size,
-            eps=config.rms_norm_eps,
-            scaling=attention.scaling,
-            layer=self._layers,
-            norm=self._norm(model.model.norm),
-            head=self._in_sequence(model.lm_head),
-            embedding=self._keep(model.model.embed_tokens.weight.detach().to(self._embedding_dtype)),
-            cos=self._keep(cos_CD),
-            sin=self._keep(sin_CD),
-        )
+        yield _tensor("norm", _norm(model.model.norm))
+        yield self._in_sequence("head", model.lm_head)
+        yield _tensor("embedding", model.model.embed_tokens.weight.detach().to(self._embedding_dtype))
+        yield _tensor("cos", cos_CD)
+        yield _tensor("sin", sin_CD)
 
-    def _norm(self, norm: Any) -> int:
-        weight_H = norm.weight.detach().float()
-        return self._keep(nn.functional.pad(weight_H, (0, -len(weight_H) % native.GROUP)))
+    def _in_sequence(self, name: str, *matrices: nn.Linear) -> Part:
+        """Return a part with these matrices one after the other."""
+        sizes = [self._packed_bytes(matrix) for matrix in matrices]
 
-    def _bias(self, attention: Any) -> int | None:
-        """Return the address of the biases of queries, keys and values, None without biases."""
-        biases = [each.bias for each in (attention.q_proj, attention.k_proj, attention.v_proj)]
-        return None if biases[0] is None else self._keep(torch.cat(biases).detach().float())
+        def write(address: int) -> None:
+            for matrix, start in zip(matrices, accumulate(sizes, initial=0), strict=False):
+                self._pack(matrix, address + start, 1, 0)
 
-    def _keep(self, tensor: torch.Tensor) -> int:
-        self._small.append(tensor.contiguous())
-        return self._small[-1].data_ptr()
+        return Part(name, sum(sizes), write)
 
-    def _in_sequence(self, *matrices: nn.Linear) -> int:
-        """Pack these matrices one after the other and return their address."""
-        start = self._next
-        for matrix in matrices:
-            self._pack(matrix, 1, 0)
-            self._next += self._packed_bytes(matrix)
-        return start
+    def _in_turns(self, name: str, *matrices: nn.Linear) -> Part:
+        """Return a part with these matrices, their blocks interleaved."""
 
-    def _in_turns(self, *matrices: nn.Linear) -> int:
-        """Pack these matrices with their blocks interleaved and return their address."""
-        start = self._next
-        for number, matrix in enumerate(matrices):
-            self._pack(matrix, len(matrices), number)
-        self._next += sum(map(self._packed_bytes, matrices))
-        return start
+        def write(address: int) -> None:
+            for number, matrix in enumerate(matrices):
+                self._pack(matrix, address, len(matrices), number)
 
-    def _pack(self, matrix: nn.Linear, stride: int, offset: int) -> None:
-        pack(self._library, self._kind_of(matrix), matrix.weight, self._next, stride, offset)
+        return Part(name, sum(map(self._packed_bytes, matrices)), write)
+
+    def _pack(self, matrix: nn.Linear, address: int, stride: int, offset: int) -> None:
+        pack(self._library, self._kind_of(matrix), matrix.weight, address, stride, offset)
 
     def _packed_bytes(self, matrix: nn.Linear) -> int:
         size: int = self._library.omnidraft_packed_bytes(self._kind_of(matrix), *matrix.weight.shape)
@@ -129,24 +131,19 @@ class PackedLlama:
         return self._head_kind if matrix is self._head else self._kind
 
 
-def pack(library: ctypes.CDLL, kind: int, weight_NK: torch.Tensor, to: int, stride: int = 1, offset: int = 0) -> None:
-    """Write a matrix to the address `to`, block by block; block b becomes block number b * stride + offset."""
-    channels, inputs = weight_NK.shape
-    block_bytes = library.omnidraft_packed_bytes(kind, native.BLOCK, inputs)
-    blocks = max(1, _CHUNK_WEIGHTS // (native.BLOCK * inputs))
-    for first in range(0, channels, blocks * native.BLOCK):
-        part_NK = weight_NK.detach()[first : first + blocks * native.BLOCK].float().contiguous()
-        address = to + first // native.BLOCK * stride * block_bytes
-        library.omnidraft_pack(kind, part_NK.data_ptr(), *part_NK.shape, address, stride, offset)
-        throttle.rest()
+def _tensor(name: str, tensor: torch.Tensor) -> Part:
+    """Return a part that is a tensor as it is."""
+    kept = tensor.contiguous()
+
+    def write(address: int) -> None:
+        ctypes.memmove(address, kept.data_ptr(), kept.nbytes)
+
+    return Part(name, kept.nbytes, write)
 
 
-def memory(size: int) -> mmap.mmap:
-    """Allocate memory, in huge pages where the system has them, since every pass reads all weights."""
-    memory = mmap.mmap(-1, size)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory
+def _norm(norm: Any) -> torch.Tensor:
+    weight_H = norm.weight.detach().float()
+    return nn.functional.pad(weight_H, (0, -len(weight_H) % native.GROUP))
 
 
 def _rope(model: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,6 +1,7 @@
 """Every check of the doctor names the fault that was planted for it, and says what to do."""
 
 import json
+import os
 import shutil
 import socket
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from omnidraft.doctor.finding import Finding, Verdict, run_check
 from omnidraft.models.probe.choice import Kernels, TorchProducts
 from omnidraft.models.probe.subprocess_trial import Outcome
 from omnidraft.ports import Outgoing
+from tests.homes import make_home
 from tests.http_server import served
 from tests.snapshot_folders import make_bundle
 from tests.tiny_engine import tiny_settings
@@ -166,6 +168,25 @@ def test_a_gguf_file_that_is_not_the_catalogs(tmp_path: Path, monkeypatch) -> No
     assert_found(models.gguf("gemma3-270m"), Verdict.PROBLEM, "sha256", "a5fd3b62230aa5ec")
     found = run_check("GGUF file", lambda: models.gguf(str(tmp_path)))
     assert_found(found, Verdict.PROBLEM, "llama.cpp needs a GGUF file")
+
+
+def test_packed_weights_with_a_flipped_byte(
+    settings: config.Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("OMNIDRAFT_HOME", str(make_home(home)))
+    packing = settings.model_copy(update={"models": settings.models.model_copy(update={"precision": "int8"})})
+    assert_found(models.packed(packing), Verdict.OK, "0 files")
+    wiring.target(packing, wiring.vocabularies(packing))
+    assert_found(models.packed(packing), Verdict.OK, "1 files")
+    (path,) = (home / "packed").glob("*.safetensors")
+    status = path.stat()
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert_found(models.packed(packing), Verdict.PROBLEM, str(path), "checksum of sin", "remove")
+    no_cache = packing.model_copy(update={"models": packing.models.model_copy(update={"packed_cache_gib": 0.0})})
+    assert_found(models.packed(no_cache), Verdict.OK, "packed at every start")
 
 
 def test_an_alignment_that_is_spoilt_and_a_champion_of_other_models(

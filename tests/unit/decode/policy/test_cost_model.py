@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from omnidraft.decode.policy.cost_file import CostFile
 from omnidraft.decode.policy.cost_model import CostCurve, MeasuredCosts, measure_steps
 from omnidraft.ports import TreeLimits
 from omnidraft.testing.toy_models import ToyDrafter, ToyTable, ToyTarget, ToyTargetSession
@@ -54,6 +55,62 @@ def test_passes_are_measured_as_wide_as_the_target_takes_them():
     curve = costs.passes("fast")
     assert curve(8) > 2 * curve(1)
     assert curve is costs.passes("fast")
+
+
+class Counting(Slow):
+    """Keeps the number of rows of every pass; `pace` makes them all slower."""
+
+    def __init__(self, pace: float = 1.0) -> None:
+        super().__init__(TABLE, limits=TreeLimits(7))
+        self.passes: list[int] = []
+        self.pace = pace
+
+    def open(self, prompt_ids, max_new_tokens, mode):
+        target = self
+
+        class Session(ToyTargetSession):
+            def score(self, tree):
+                target.passes.append(len(tree))
+                time.sleep(0.004 * target.pace * (1 + len(tree)))
+                return super().score(tree)
+
+        return Session(self, prompt_ids[:-1], len(prompt_ids) + max_new_tokens)
+
+
+def test_a_second_start_measures_only_how_fast_the_machine_is_now(tmp_path):
+    first, second = Counting(), Counting(pace=1.2)
+    before = MeasuredCosts(first, CostFile(tmp_path / "costs.json")).passes("fast")
+    after = MeasuredCosts(second, CostFile(tmp_path / "costs.json")).passes("fast")
+    assert set(first.passes) == {1, 2, 4, 6, 8}
+    assert set(second.passes) == {1}
+    assert after(1) == pytest.approx(1.2 * before(1), rel=0.15)
+    assert after(8) / after(1) == pytest.approx(before(8) / before(1))
+
+
+def test_costs_measured_on_a_busy_machine_are_scaled_while_it_is_busy_and_measured_anew_after(tmp_path):
+    def start(pace: float) -> set[int]:
+        target = Counting(pace)
+        assert MeasuredCosts(target, CostFile(tmp_path / "costs.json")).passes("fast")(1) > 0.007 * pace
+        return set(target.passes)
+
+    everything = {1, 2, 4, 6, 8}
+    assert [start(pace) for pace in (3, 9, 1, 1)] == [everything, {1}, everything, {1}]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"fast": 3}', b'{"fast": {"x": 1}}', b'{"fast": {"1": 0}}'])
+def test_costs_that_cannot_be_read_are_measured_anew(tmp_path, content):
+    (tmp_path / "costs.json").write_bytes(content)
+    target = Counting()
+    MeasuredCosts(target, CostFile(tmp_path / "costs.json")).passes("fast")
+    assert set(target.passes) == {1, 2, 4, 6, 8}
+
+
+def test_modes_are_kept_side_by_side_and_a_file_that_cannot_be_written_costs_time_only(tmp_path):
+    file = CostFile(tmp_path / "costs.json")
+    file.write("fast", {1: 2.0})
+    file.write("reproducible", {6: 3.0})
+    assert (file.read("fast"), file.read("reproducible")) == ({1: 2.0}, {6: 3.0})
+    CostFile(tmp_path / "costs.json" / "no folder.json").write("fast", {1: 1.0})
 
 
 def test_a_target_with_a_short_context_can_be_measured_too():

@@ -1,0 +1,115 @@
+"""What transformers makes of a tokenizer's folder, kept for the next start: to import and convert it takes seconds.
+
+A file belongs to one state of the folder (names, sizes and times) and to one version of the libraries; any other, and
+any that is damaged, is replaced.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from omnidraft.errors import ModelError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedTokenizer:
+    """A tokenizer as data."""
+
+    tokenizer_json: str
+    special_tokens: dict[str, Any]
+    """The special tokens that have a role, by role."""
+    chat_template: str | dict[str, str] | None
+    """None: this model takes no messages. Of several templates `default` counts."""
+    prefix_ids: list[int]
+    """The ids that begin every plain prompt."""
+
+    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """Return the text of these messages and of the prompt for an answer. Raises jinja2's TemplateError."""
+        from transformers.utils.chat_template_utils import render_jinja_template  # only who chats needs transformers
+
+        template = self.chat_template["default"] if isinstance(self.chat_template, dict) else self.chat_template
+        rendered: Any = render_jinja_template(  # annotated as a string, and returns texts and spans
+            conversations=[[dict(message) for message in messages]],  # type: ignore[misc]
+            chat_template=template,
+            add_generation_prompt=True,
+            **self.special_tokens,
+        )
+        text: str = rendered[0][0]
+        return text
+
+
+def resolve(folder: Path, cache: Path | None = None) -> ResolvedTokenizer:
+    """Return the tokenizer of a folder.
+
+    Args:
+        cache: the folder that keeps it for the next start; None keeps nothing.
+
+    Raises:
+        ModelError: the folder holds no fast tokenizer.
+    """
+    if cache is None:
+        return _load(folder)
+    key = _key(folder)
+    file = cache / f"{folder.name}-{hashlib.sha256(key['folder'].encode()).hexdigest()[:12]}.json"
+    stored = _read(file, key)
+    if stored is None:
+        stored = _load(folder)
+        _write(file, key, stored)
+    return stored
+
+
+def _load(folder: Path) -> ResolvedTokenizer:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, use_fast=True, local_files_only=True)
+    except (OSError, ValueError) as exc:
+        raise ModelError(f"no tokenizer in {folder}: {exc}") from exc
+    if not tokenizer.is_fast:
+        raise ModelError(f"the tokenizer in {folder} has no tokenizer.json; convert it to a fast one")
+    return ResolvedTokenizer(
+        tokenizer.backend_tokenizer.to_str(),
+        dict(tokenizer.special_tokens_map),
+        tokenizer.chat_template or None,
+        tokenizer.encode("", add_special_tokens=True),
+    )
+
+
+def _key(folder: Path) -> dict[str, Any]:
+    files = [(path, path.stat()) for path in sorted(folder.iterdir()) if path.suffix != ".safetensors"]
+    return {
+        "folder": str(folder.resolve()),
+        "files": [[path.name, status.st_size, status.st_mtime_ns] for path, status in files],
+        "libraries": [metadata.version(name) for name in ("transformers", "tokenizers")],
+    }
+
+
+def _read(file: Path, key: Mapping[str, Any]) -> ResolvedTokenizer | None:
+    try:
+        first, _, body = file.read_bytes().partition(b"\n")
+        header = json.loads(first)
+        is_current = header == {"key": key, "checksum": zlib.crc32(body)}
+        return ResolvedTokenizer(**json.loads(body)) if is_current else None
+    except (OSError, ValueError, TypeError):  # not there, or damaged
+        return None
+
+
+def _write(file: Path, key: Mapping[str, Any], resolved: ResolvedTokenizer) -> None:
+    try:
+        body = json.dumps(asdict(resolved)).encode()
+        header = json.dumps({"key": key, "checksum": zlib.crc32(body)}).encode()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial = file.with_suffix(f".{os.getpid()}")
+        partial.write_bytes(header + b"\n" + body)
+        partial.rename(file)
+    except (OSError, TypeError) as exc:  # TypeError: a special token that is no text
+        logger.warning("the next start has to convert the tokenizer of %s again: %s", file.stem, exc)

@@ -1,0 +1,156 @@
+"""The folder of packed models: each model folder is packed once per precision, for all processes of a user.
+
+A file belongs to one state of the model's folder (names, sizes and times of config.json and *.safetensors) and to one
+layout; any other is packed anew. When the files exceed their bound, those whose last use is longest ago are deleted,
+but none that a process has mapped.
+"""
+
+import contextlib
+import ctypes
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omnidraft.errors import ModelCorrupt
+from omnidraft.models.native import library as native
+from omnidraft.models.native.packed_file import PackedFile, is_in_use, write
+from omnidraft.models.native.packed_llama import LlamaSizes, PackedLlama, Part
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+SUFFIX = ".safetensors"
+_REPORT_S = 3.0
+"""Time between two reports of a first packing."""
+
+logger = logging.getLogger(__name__)
+
+
+class PackedCache:
+    """The packed files in one folder."""
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        self.folder = folder
+        self._max_bytes = max_bytes
+
+    def find(self, source: Path, precision: str) -> PackedLlama | None:
+        """Return the weights of this model folder, mapped; None if it is not packed, or not as it should be."""
+        path = self._path(source, precision)
+        try:
+            file = PackedFile(path)
+            is_current = file.description["key"] == _key(source, precision)
+        except FileNotFoundError:
+            return None
+        except (OSError, ModelCorrupt) as exc:
+            logger.warning("packing %s anew: %s", source.name, exc)
+            return None
+        if not is_current:
+            return None
+        _mark_used(path)
+        return _mapped(file)
+
+    def packed(self, source: Path, model: "PreTrainedModel", precision: str, library: ctypes.CDLL) -> PackedLlama:
+        """Return the weights of a model that is not packed yet, or that another process is packing.
+
+        They are mapped from their new file; where no file can be written they are in memory.
+        """
+        from filelock import FileLock
+
+        from omnidraft.models.native import weights
+
+        path = self._path(source, precision)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with FileLock(path.with_suffix(".lock")):
+                found = self.find(source, precision)
+                if found is not None:
+                    return found
+                parts = weights.LlamaParts(model, precision, library).parts
+                self._make_space(sum(part.padded_bytes for part in parts))
+                return _mapped(_write(path, source, precision, weights.llama_sizes(model), parts))
+        except (OSError, ModelCorrupt) as exc:
+            logger.warning("the next start has to pack %s again: %s", source.name, exc)
+        return weights.packed_in_memory(model, precision, library)
+
+    def files(self) -> list[Path]:
+        """Return all complete files, that of the oldest last use first."""
+        return sorted(_listed(self.folder, f"*{SUFFIX}"), key=lambda path: path.stat().st_atime_ns)
+
+    def _make_space(self, needed_bytes: int) -> None:
+        """Delete what killed processes left, then the files of the oldest last use. Raises OSError."""
+        for path in _listed(self.folder, f".*{SUFFIX}.partial"):
+            _delete_unused(path)
+        files = self.files()
+        used_bytes = needed_bytes + sum(path.stat().st_size for path in files)
+        for path in files:
+            if used_bytes <= self._max_bytes:
+                return
+            size_bytes = path.stat().st_size
+            if _delete_unused(path):
+                used_bytes -= size_bytes
+        if used_bytes > self._max_bytes:
+            bound = f"{self._max_bytes / 2**30:.1f} GiB (models.packed_cache_gib)"
+            raise OSError(f"{needed_bytes / 2**30:.1f} GiB more than what is in use do not fit into {bound}")
+
+    def _path(self, source: Path, precision: str) -> Path:
+        resolved = source.resolve()
+        digest = hashlib.sha256(str(resolved).encode()).hexdigest()[:12]
+        return self.folder / f"{resolved.name}-{precision}-{digest}{SUFFIX}"
+
+
+def _key(source: Path, precision: str) -> dict[str, Any]:
+    """Return everything that the packed bytes depend on. Raises OSError."""
+    read = [source / "config.json", *sorted(source.glob("*.safetensors"))]
+    facts = [(path, path.stat()) for path in read]
+    files = [[path.name, status.st_size, status.st_mtime_ns] for path, status in facts]
+    return {"folder": str(source.resolve()), "files": files, "precision": precision, "layout": native.LAYOUT}
+
+
+def _mapped(file: PackedFile) -> PackedLlama:
+    sizes = LlamaSizes(**file.description["sizes"])
+    return PackedLlama(sizes, file.description["key"]["precision"], file.addresses, file)
+
+
+def _write(path: Path, source: Path, precision: str, sizes: LlamaSizes, parts: Sequence[Part]) -> PackedFile:
+    logger.info("packing %s as %s, once", source.name, precision)
+    started = time.perf_counter()
+    description = {"key": _key(source, precision), "sizes": asdict(sizes)}
+    file = write(path, description, parts, _reporter(source.name))
+    logger.info("packed %s in %.1f s", path, time.perf_counter() - started)
+    return file
+
+
+def _reporter(name: str) -> Callable[[int, int], None]:
+    """Return a function that logs the progress every few seconds."""
+    reported_s = time.monotonic()
+
+    def report(written_bytes: int, total_bytes: int) -> None:
+        nonlocal reported_s
+        if time.monotonic() - reported_s > _REPORT_S:
+            reported_s = time.monotonic()
+            logger.info("packing %s: %d %%", name, 100 * written_bytes // total_bytes)
+
+    return report
+
+
+def _listed(folder: Path, pattern: str) -> list[Path]:
+    return [path for path in folder.glob(pattern) if path.is_file()]
+
+
+def _mark_used(path: Path) -> None:
+    """Set the time of the last use, which not every file system sets itself."""
+    with contextlib.suppress(OSError):
+        os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
+
+
+def _delete_unused(path: Path) -> bool:
+    """Delete a file unless a process uses it; return whether it is gone."""
+    if is_in_use(path):
+        return False
+    path.unlink(missing_ok=True)
+    return True

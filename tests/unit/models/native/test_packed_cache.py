@@ -1,0 +1,350 @@
+"""A model is packed once; the file gives the same bits, and whatever is wrong with it costs time only."""
+
+import copy
+import errno
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from omnidraft.config import DecodeSettings
+from omnidraft.errors import ModelCorrupt
+from omnidraft.models.hf.drafter import load_drafter
+from omnidraft.models.hf.target import load_model, load_target
+from omnidraft.models.native import library as native
+from omnidraft.models.native import packed_file
+from omnidraft.models.native.drafter import LlamaDrafter, cached_drafter
+from omnidraft.models.native.packed_cache import PackedCache
+from omnidraft.models.native.packed_file import PackedFile, is_in_use
+from omnidraft.models.native.target import LlamaTarget, cached_target
+from omnidraft.ports import DraftTree
+from tests.unit.models.tiny import text, tiny_model
+
+GIB = 2**30
+
+
+@pytest.fixture(params=["qwen2", "llama"])
+def source(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A model folder, with biases and a tied head, or without."""
+    model = copy.deepcopy(tiny_model(request.param)).to(torch.bfloat16)
+    model.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> PackedCache:
+    return PackedCache(tmp_path / "packed", GIB)
+
+
+def load(source: Path, cache: PackedCache | None, precision: str = "int8") -> LlamaTarget:
+    loaded = load_target(source, DecodeSettings(), name="tiny", precision=precision, cache=cache)
+    assert isinstance(loaded, LlamaTarget)
+    return loaded
+
+
+def find(source: Path, cache: PackedCache, precision: str = "int8") -> LlamaTarget | None:
+    return cached_target(source, name="tiny", precision=precision, kernels="auto", cache=cache)
+
+
+def logits(target: LlamaTarget) -> torch.Tensor:
+    ids = text(40)
+    session = target.open(ids, 5, "fast")
+    return torch.cat([session.score(DraftTree.empty(ids[-1]))])
+
+
+def packed_path(source: Path, cache: PackedCache, precision: str = "int8") -> Path:
+    """The file of a model that was packed just now."""
+    load(source, cache, precision)
+    (path,) = cache.folder.glob(f"*-{precision}-*.safetensors")
+    return path
+
+
+def flip(path: Path, position: int) -> None:
+    """Flip one byte, as a failing disk does: no time changes."""
+    status = path.stat()
+    with path.open("r+b") as file:
+        file.seek(position)
+        byte = file.read(1)[0]
+        file.seek(position)
+        file.write(bytes([byte ^ 1]))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+@pytest.mark.parametrize("precision", native.PACKED)
+def test_a_target_from_its_file_has_the_bits_of_one_packed_in_memory(source, cache, precision):
+    in_memory = load(source, None, precision)
+    first = load(source, cache, precision)
+    second = find(source, cache, precision)
+    assert second is not None
+    assert torch.equal(logits(first), logits(in_memory))
+    assert torch.equal(logits(second), logits(in_memory))
+    assert second.fingerprint == in_memory.fingerprint
+    assert (second.vocab_size, second.context_limit) == (in_memory.vocab_size, in_memory.context_limit)
+
+
+@pytest.mark.parametrize("precision", ["auto", "float32", "bfloat16", "packed16", "int8"])
+def test_a_base_drafter_from_its_file_has_the_bits_of_one_packed_in_memory(source, cache, precision):
+    in_memory = load_drafter(source, precision, None, "full")
+    assert cached_drafter(source, precision, "auto", cache) is None
+    load_drafter(source, precision, None, "full", cache=cache)
+    second = cached_drafter(source, precision, "auto", cache)
+    assert isinstance(second, LlamaDrafter)
+    expected = in_memory.open().prefill_or_extend(0, text(30))
+    assert torch.equal(second.open().prefill_or_extend(0, text(30)), expected)
+
+
+def test_learned_weights_are_not_cached(source, cache):
+    tensors = {name: weight.detach() for name, weight in load_model(source).named_parameters()}
+    load_drafter(source, "int8", tensors, "full", cache=cache)
+    assert cache.files() == []
+
+
+def test_the_file_is_safetensors_and_holds_the_parts_where_the_cache_line_begins(source, cache):
+    path = packed_path(source, cache)
+    with safe_open(path, framework="numpy") as file:
+        assert {"layers.0.qkv", "layers.2.down", "head", "embedding", "cos"} <= set(file.keys())
+    assert all(address % 64 == 0 for address in PackedFile(path).addresses.values())
+
+
+def test_a_second_start_packs_nothing_and_loads_no_transformers(source, cache):
+    packed_path(source, cache)
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from omnidraft.models.native.packed_cache import PackedCache\n"
+        "from omnidraft.models.native.target import cached_target\n"
+        "cache = PackedCache(Path(sys.argv[2]), 2**30)\n"
+        "target = cached_target(Path(sys.argv[1]), name='tiny', precision='int8', kernels='auto', cache=cache)\n"
+        "print(target.vocab_size, 'transformers' in sys.modules)\n"
+    )
+    assert python(code, source, cache.folder).stdout.split() == ["300", "False"]
+
+
+def python(code: str, *arguments: object) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=True)
+
+
+@pytest.mark.parametrize("size", [0, 5, 3000, -1])
+def test_a_truncated_file_is_packed_anew(source, cache, caplog, size):
+    path = packed_path(source, cache)
+    expected, status = logits(load(source, None)), path.stat()
+    os.truncate(path, size if size >= 0 else status.st_size + size)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    with caplog.at_level(logging.WARNING):
+        assert find(source, cache) is None
+    assert "anew" in caplog.text
+    assert torch.equal(logits(load(source, cache)), expected)
+    assert find(source, cache) is not None
+
+
+def test_a_flipped_byte_of_the_header_is_packed_anew(source, cache):
+    path = packed_path(source, cache)
+    for position in (0, 4, 100, 700):
+        flip(path, position)
+        assert find(source, cache) is None, position
+        flip(path, position)
+        assert find(source, cache) is not None, position
+
+
+def test_a_flipped_byte_of_the_weights_is_found_by_verifying(source, cache):
+    path = packed_path(source, cache)
+    PackedFile(path).verify()
+    flip(path, path.stat().st_size // 2)
+    file = PackedFile(path)
+    with pytest.raises(ModelCorrupt, match="checksum of layers"):
+        file.verify()
+
+
+def test_a_file_that_was_written_to_is_packed_anew(source, cache):
+    path = packed_path(source, cache)
+    with path.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"x")
+    assert find(source, cache) is None
+
+
+def test_another_layout_is_packed_anew_in_the_same_place(source, cache, monkeypatch):
+    path = packed_path(source, cache)
+    monkeypatch.setattr(native, "LAYOUT", "another")
+    assert find(source, cache) is None
+    load(source, cache)
+    assert cache.files() == [path]
+    assert find(source, cache) is not None
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_changed_model_is_packed_anew(source, cache, name):
+    path = packed_path(source, cache)
+    os.utime(source / name, (1, 1))
+    assert find(source, cache) is None
+    load(source, cache)
+    assert cache.files() == [path]
+    assert find(source, cache) is not None
+
+
+def test_models_and_precisions_have_files_of_their_own(source, cache, tmp_path):
+    shutil.copytree(source, tmp_path / "other" / "model")
+    load(source, cache)
+    load(source, cache, "packed16")
+    load(tmp_path / "other" / "model", cache)
+    assert len(cache.files()) == 3
+
+
+def test_an_unreadable_file_is_packed_anew(source, cache, monkeypatch):
+    packed_path(source, cache)
+
+    def refused(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr("omnidraft.models.native.packed_cache.PackedFile", refused)
+    assert find(source, cache) is None
+    assert torch.equal(logits(load(source, cache)), logits(load(source, None)))
+
+
+def test_a_folder_that_cannot_be_written_costs_time_only(source, tmp_path, caplog):
+    """A file stands where the folder should: root may write into read-only folders."""
+    (tmp_path / "packed").write_text("no folder")
+    cache = PackedCache(tmp_path / "packed", GIB)
+    assert find(source, cache) is None
+    assert torch.equal(logits(load(source, cache)), logits(load(source, None)))
+    assert "has to pack model again" in caplog.text
+
+
+def test_a_full_disk_costs_time_only_and_leaves_nothing(source, cache, monkeypatch, caplog):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(packed_file.os, "posix_fallocate", full)
+    assert torch.equal(logits(load(source, cache)), logits(load(source, None)))
+    assert "No space left" in caplog.text
+    assert list(cache.folder.glob("*safetensors*")) + list(cache.folder.glob(".*")) == []
+
+
+def test_a_file_that_the_disk_spoils_while_it_is_written_is_not_used(source, cache, monkeypatch, caplog):
+    fsync = os.fsync
+
+    def spoil(file):
+        os.pwrite(file, b"spoilt", os.fstat(file).st_size - 100)
+        fsync(file)
+
+    monkeypatch.setattr(packed_file.os, "fsync", spoil)
+    assert torch.equal(logits(load(source, cache)), logits(load(source, None)))
+    assert "checksum of sin" in caplog.text
+    assert cache.files() == []
+
+
+PACK = (
+    "import sys, time; from pathlib import Path\n"
+    "from omnidraft.config import DecodeSettings\n"
+    "from omnidraft.models.hf.target import load_target\n"
+    "from omnidraft.models.native import packed_cache, packed_file\n"
+    "write, append = packed_cache.write, packed_file._append\n"
+    "def counted(*arguments):\n"
+    "    print('packing', flush=True)\n"
+    "    return write(*arguments)\n"
+    "def slow(*arguments):\n"
+    "    time.sleep(float(sys.argv[3]))\n"
+    "    return append(*arguments)\n"
+    "packed_cache.write, packed_file._append = counted, slow\n"
+    "cache = packed_cache.PackedCache(Path(sys.argv[2]), 2**30)\n"
+    "load_target(Path(sys.argv[1]), DecodeSettings(), name='tiny', precision='int8', cache=cache)\n"
+    "print('loaded', flush=True)\n"
+)
+
+
+def packing(source: Path, cache: PackedCache, seconds_per_part: float) -> "subprocess.Popen[str]":
+    """A process that packs this model, slowly."""
+    command = [sys.executable, "-c", PACK, str(source), str(cache.folder), str(seconds_per_part)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("source", ["llama"], indirect=True)
+def test_two_processes_that_start_together_pack_once(source, cache):
+    processes = [packing(source, cache, 0.02) for _ in range(2)]
+    words = [word for process in processes for word in process.communicate(timeout=60)[0].split()]
+    assert sorted(words) == ["loaded", "loaded", "packing"]
+    assert find(source, cache) is not None
+
+
+@pytest.mark.parametrize("source", ["llama"], indirect=True)
+def test_what_a_killed_process_leaves_is_replaced(source, cache):
+    process = packing(source, cache, 0.2)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "packing\n"
+    deadline = time.monotonic() + 20
+    while not (partials := list(cache.folder.glob(".*.partial"))) or not partials[0].stat().st_size:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert find(source, cache) is None
+    assert torch.equal(logits(load(source, cache)), logits(load(source, None)))
+    assert list(cache.folder.glob(".*.partial")) == []
+    assert find(source, cache) is not None
+
+
+def test_partial_files_of_other_models_go_when_the_next_is_packed(source, cache):
+    cache.folder.mkdir()
+    left = cache.folder / ".another-int8-0.safetensors.partial"
+    left.write_bytes(b"left by a killed process")
+    load(source, cache)
+    assert not left.exists()
+
+
+def bounded(source: Path, cache: PackedCache, precisions: list[str]) -> PackedCache:
+    """A cache of the same folder that holds as much as the model takes in these precisions."""
+    sizes = [packed_path(source, cache, precision).stat().st_size for precision in precisions]
+    return PackedCache(cache.folder, sum(sizes))
+
+
+@pytest.mark.parametrize("source", ["llama"], indirect=True)
+def test_the_longest_unused_file_goes_first(source, cache):
+    full = bounded(source, cache, ["int8", "packed16"])
+    assert find(source, full, "int8") is not None  # used after packed16, which was written later
+    load(source, full, "int4")
+    assert find(source, full, "packed16") is None
+    assert find(source, full, "int8") is not None
+    assert find(source, full, "int4") is not None
+
+
+@pytest.mark.parametrize("source", ["llama"], indirect=True)
+def test_a_file_in_use_is_not_deleted(source, cache):
+    full = bounded(source, cache, ["int8", "packed16"])
+    used = find(source, full, "int8")
+    assert find(source, full, "packed16") is not None
+    load(source, full, "int4")
+    assert find(source, full, "packed16") is None
+    assert find(source, full, "int8") is not None
+    assert used is not None
+
+
+@pytest.mark.parametrize("source", ["llama"], indirect=True)
+def test_what_does_not_fit_is_packed_in_memory(source, cache, caplog):
+    small = PackedCache(cache.folder, 1000)
+    assert torch.equal(logits(load(source, small)), logits(load(source, None)))
+    assert "models.packed_cache_gib" in caplog.text
+    assert cache.files() == []
+
+
+def test_a_file_is_in_use_as_long_as_it_is_mapped(source, cache):
+    path = packed_path(source, cache)
+    assert not is_in_use(path)
+    file = PackedFile(path)
+    assert is_in_use(path)
+    del file
+    assert not is_in_use(path)
+
+
+def test_a_deleted_file_serves_those_who_have_it(source, cache):
+    target = load(source, cache)
+    expected = logits(target)
+    shutil.rmtree(cache.folder)
+    assert torch.equal(logits(target), expected)

@@ -25,7 +25,7 @@ class EngineSpec:
     variant: str
     """A build or a setting of the system."""
     model: str
-    """What the system loads: a model's name or folder, or a GGUF file."""
+    """The model's name or folder; llama.cpp and ik_llama.cpp take the GGUF file of that name, or a file."""
 
     def __str__(self) -> str:
         return f"{self.system} {self.format} {self.variant}"

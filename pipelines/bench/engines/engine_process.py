@@ -7,13 +7,20 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import IO, Any
 
 from omnidraft.errors import ModelError
 from omnidraft.exit_status import describe_exit
+from omnidraft.models.catalog import store
 from pipelines.bench.engines.engine import EngineSpec
+from pipelines.bench.engines.gguf_quantize import quantized
+from pipelines.lib.llama_bindings import ik_bindings, llama_bindings
+from pipelines.soak.cluster import bytecode_environment
 
+LLAMACPP, IK = "llamacpp", "ik-llamacpp"
+"""Systems that load GGUF files."""
 _MODULE = "pipelines.bench.engines.worker"
 
 
@@ -37,16 +44,14 @@ class EngineProcess:
 
 
 @contextmanager
-def running(spec: EngineSpec, environ: Mapping[str, str] | None = None) -> Iterator[EngineProcess]:
-    """Load an engine in a process that ends with the context.
-
-    Args:
-        environ: variables of the process beside those of this one.
+def running(spec: EngineSpec) -> Iterator[EngineProcess]:
+    """Load an engine in a process that ends with the context; what it needs is built or downloaded the first time.
 
     Raises:
         ModelError: it cannot be loaded, or died of it.
     """
-    command = [sys.executable, "-m", _MODULE, json.dumps(asdict(spec))]
+    loaded, environ = _prepared(spec, store.default_home())
+    command = [sys.executable, "-m", _MODULE, json.dumps(asdict(loaded))]
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             command,
@@ -54,7 +59,7 @@ def running(spec: EngineSpec, environ: Mapping[str, str] | None = None) -> Itera
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
-            env={**os.environ, **(environ or {})},
+            env={**os.environ, **bytecode_environment(), **environ},
         )
         with process:
             facts = _ask(process, log)
@@ -64,6 +69,21 @@ def running(spec: EngineSpec, environ: Mapping[str, str] | None = None) -> Itera
                 yield EngineProcess(spec, facts, process, log)
             finally:
                 process.kill()
+
+
+def _prepared(spec: EngineSpec, home: Path) -> tuple[EngineSpec, dict[str, str]]:
+    """Return the spec with what its system loads, and the environment of its process."""
+    if spec.system not in (LLAMACPP, IK):
+        return spec, _finding()
+    llamacpp = _finding(llama_bindings(home))
+    gguf = quantized(store.gguf_path(spec.model), spec.format, home, llamacpp)
+    environ = llamacpp if spec.system == LLAMACPP else _finding(ik_bindings(home))
+    return replace(spec, model=str(gguf)), environ
+
+
+def _finding(*bindings: Path) -> dict[str, str]:
+    """Return an environment that finds everything that this process finds, and the bindings."""
+    return {"PYTHONPATH": os.pathsep.join([*filter(None, sys.path), *map(str, bindings)])}
 
 
 def _ask(process: "subprocess.Popen[str]", log: IO[bytes], command: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -72,6 +72,14 @@ def _load(spec: EngineSpec) -> Engine:
             from pipelines.bench.engines.torch_engine import TorchEngine
 
             return TorchEngine(spec)
+        case "llamacpp":
+            from pipelines.bench.engines.llamacpp_engine import LlamaCppEngine
+
+            return LlamaCppEngine(spec)
+        case "ik-llamacpp":
+            from pipelines.bench.engines.ik_engine import IkEngine
+
+            return IkEngine(spec)
     raise AssertionError(f"no such system: {spec.system}")
 
 

@@ -5,6 +5,10 @@ on this processor costs its rows only; as many as memory holds take turns. OUT i
 
 omnidraft      our kernels, each format in each build that the compiler makes
 torch          transformers' own pass in float32 and bfloat16
+llamacpp       llama.cpp without AMX, which crashes on some processors that have it; built the first time (minutes)
+ik-llamacpp    ik_llama.cpp, the wheel of the package index (AVX2); matrices as stored, and repacked when it loads them
+
+llama.cpp makes their files of the catalog's GGUF file.
 """
 
 import shlex
@@ -21,12 +25,15 @@ from omnidraft.models.catalog import store
 from omnidraft.models.native.build import VARIANTS
 from omnidraft.models.native.library import PACKED
 from pipelines.bench.engines.engine import EngineSpec
+from pipelines.bench.engines.engine_process import IK, LLAMACPP
+from pipelines.bench.engines.ik_engine import REPACKED
 from pipelines.bench.kernels import machine_limits, page
 from pipelines.bench.kernels.measurement import KernelPlan, Measurement, Row
 from pipelines.lib import machine, report
 from pipelines.lib.choices import chosen
 
-SYSTEMS = ("omnidraft", "torch")
+SYSTEMS = ("omnidraft", "torch", LLAMACPP, IK)
+GGUF_FORMATS = "Q8_0,Q4_K_M"
 TORCH_FORMATS = ("float32", "bfloat16")
 _HEADROOM = 2.5
 """Free memory that loading another engine needs, as a multiple of the model's folder: float32 has twice its size."""
@@ -37,10 +44,11 @@ def main(
     systems: Annotated[str, typer.Option(help=f"Some of {', '.join(SYSTEMS)}, with commas.")] = ",".join(SYSTEMS),
     formats: Annotated[str, typer.Option(help="Number formats of our kernels, with commas.")] = ",".join(PACKED),
     variants: Annotated[str, typer.Option(help="Builds of our kernels, with commas.")] = ",".join(VARIANTS),
+    gguf_formats: Annotated[str, typer.Option(help="Formats of llama.cpp, with commas.")] = GGUF_FORMATS,
     rows: Annotated[
         str, typer.Option(help="Rows of a pass, with commas; above 64: tokens of a prompt.")
     ] = "1,2,4,8,16,32,64,1000",
-    repeats: Annotated[int, typer.Option(min=1, help="Passes of each engine and number of rows.")] = 7,
+    repeats: Annotated[int, typer.Option(min=1, help="Passes of each engine and number of rows.")] = 5,
     limits: Annotated[bool, typer.Option(help="Measure memory and arithmetic alone too.")] = True,
     json_path: Annotated[Path | None, typer.Option("--json", help="A file for the rows.")] = None,
     markdown_path: Annotated[Path | None, typer.Option("--markdown", help="A page, and a picture beside it.")] = None,
@@ -51,7 +59,8 @@ def main(
     python -m pipelines.bench.kernels --json runs/kernels.json --markdown runs/kernels.md
     python -m pipelines.bench.kernels --systems omnidraft --formats int8 --rows 1,8 --target qwen2.5-coder-0.5b
     """
-    specs = _specs(chosen(systems, SYSTEMS, "system"), chosen(formats, PACKED, "format"), target, chosen(variants))
+    named, ours = chosen(systems, SYSTEMS, "system"), chosen(formats, PACKED, "format")
+    specs = _specs(named, ours, chosen(variants), chosen(gguf_formats), target)
     about = {
         "machine": machine.describe(),
         "limits": machine_limits.measure() if limits else {},
@@ -67,14 +76,20 @@ def main(
 
     plan = KernelPlan(_numbers(rows), repeats, int(_HEADROOM * _folder_bytes(target)))
     measurement = Measurement(plan, publish)
-    measurement.measure([(spec, {}) for spec in specs])
+    measurement.measure(specs)
     page.show({**about, "rows": measurement.rows}, markdown_path)
 
 
-def _specs(systems: Sequence[str], formats: Sequence[str], target: str, variants: Sequence[str]) -> list[EngineSpec]:
-    ours = [EngineSpec("omnidraft", name, variant, target) for name in formats for variant in variants]
-    torch = [EngineSpec("torch", name, "onednn", target) for name in TORCH_FORMATS]
-    return [spec for spec in (*ours, *torch) if spec.system in systems]
+def _specs(
+    systems: Sequence[str], formats: Sequence[str], variants: Sequence[str], gguf_formats: Sequence[str], target: str
+) -> list[EngineSpec]:
+    named = {
+        "omnidraft": [(name, variant) for name in formats for variant in variants],
+        "torch": [(name, "onednn") for name in TORCH_FORMATS],
+        LLAMACPP: [(name, "without AMX") for name in gguf_formats],
+        IK: [(name, variant) for name in gguf_formats for variant in ("as stored", REPACKED)],
+    }
+    return [EngineSpec(system, *each, target) for system in systems for each in named[system]]
 
 
 def _numbers(text: str) -> list[int]:

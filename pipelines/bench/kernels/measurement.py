@@ -1,6 +1,6 @@
 """Times of passes of several engines, which take turns as far as memory holds them all."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from statistics import median
@@ -38,8 +38,8 @@ class Measurement:
     publish: Callable[[Sequence[Row]], None]
     rows: list[Row] = field(default_factory=list)
 
-    def measure(self, specs: Sequence[tuple[EngineSpec, Mapping[str, str]]]) -> None:
-        """Measure engines, each with the environment of its process."""
+    def measure(self, specs: Sequence[EngineSpec]) -> None:
+        """Measure these engines."""
         waiting = list(specs)
         with bar("passes", len(specs) * len(self.plan.rows) * self.plan.repeats) as advance:
             while waiting:
@@ -49,14 +49,14 @@ class Measurement:
                         engines = self._measure_rows(engines, num_rows, advance)
 
     def _loaded(
-        self, waiting: list[tuple[EngineSpec, Mapping[str, str]]], stack: ExitStack, advance: Callable[[int], None]
+        self, waiting: list[EngineSpec], stack: ExitStack, advance: Callable[[int], None]
     ) -> Iterator[EngineProcess]:
         """Load engines while there is memory, at least one."""
         num_loaded = 0
         while waiting and (not num_loaded or psutil.virtual_memory().available > self.plan.headroom_bytes):
-            spec, environ = waiting.pop(0)
+            spec = waiting.pop(0)
             try:
-                yield stack.enter_context(running(spec, environ))
+                yield stack.enter_context(running(spec))
                 num_loaded += 1
             except OmnidraftError as exc:
                 self.add(_failed(spec, None, str(exc)))
@@ -68,12 +68,12 @@ class Measurement:
         """Add a row for each engine; return those that still run."""
         seconds: dict[EngineSpec, list[float]] = {engine.spec: [] for engine in engines}
         failures: dict[EngineSpec, str] = {}
-        for repeat in range(self.plan.repeats):
+        for _ in range(self.plan.repeats):
             for engine in engines:
                 spent = seconds[engine.spec]
                 if engine.spec not in failures and sum(spent) < MAX_CELL_S:
                     try:
-                        spent.append(_timed_pass(engine, num_rows, warm_up=repeat == 0))
+                        spent.append(_timed_pass(engine, num_rows))
                     except OmnidraftError as exc:
                         failures[engine.spec] = str(exc)
                 advance(1)
@@ -88,9 +88,13 @@ class Measurement:
         self.publish(self.rows)
 
 
-def _timed_pass(engine: EngineProcess, num_rows: int, *, warm_up: bool) -> float:
+def _timed_pass(engine: EngineProcess, num_rows: int) -> float:
+    """Return the seconds of a pass right after one like it, or of a prompt.
+
+    The first pass after another engine's finds its threads still spinning, and none of its weights in a cache.
+    """
     command = {"pass" if num_rows <= MAX_ROWS else "prompt": num_rows}
-    if warm_up and num_rows <= MAX_ROWS:
+    if num_rows <= MAX_ROWS:
         engine.ask(command)
     seconds: float = engine.ask(command)["seconds"]
     return seconds

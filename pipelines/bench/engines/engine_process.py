@@ -75,10 +75,14 @@ def _prepared(spec: EngineSpec, home: Path) -> tuple[EngineSpec, dict[str, str]]
     """Return the spec with what its system loads, and the environment of its process."""
     if spec.system not in (LLAMACPP, IK):
         return spec, _finding()
-    llamacpp = _finding(llama_bindings(home))
-    gguf = quantized(store.gguf_path(spec.model), spec.format, home, llamacpp)
-    environ = llamacpp if spec.system == LLAMACPP else _finding(ik_bindings(home))
-    return replace(spec, model=str(gguf)), environ
+    gguf = llamacpp_file(store.gguf_path(spec.model), spec.format, home)
+    bindings = llama_bindings(home) if spec.system == LLAMACPP else ik_bindings(home)
+    return replace(spec, model=str(gguf)), _finding(bindings)
+
+
+def llamacpp_file(gguf: Path, kind: str, home: Path) -> Path:
+    """Return a GGUF file in another of llama.cpp's formats; see gguf_quantize.quantized. Raises ModelError."""
+    return quantized(gguf, kind, home, _finding(llama_bindings(home)))
 
 
 def _finding(*bindings: Path) -> dict[str, str]:

@@ -94,15 +94,22 @@ def _models(target: str, *, permute: bool, with_gguf: bool) -> tuple[str, str]:
     """Return the folder of the 16-bit model, and the GGUF file of the same weights."""
     if not permute:
         return str(store.resolve(target)), str(store.gguf_path(target)) if with_gguf else ""
-    home = store.default_home()
-    sixteen_bits = llamacpp_file(store.gguf_path(target), "BF16", home)
-    permuted = sixteen_bits.with_name(f"{sixteen_bits.stem}-permuted.gguf")
+    permuted = _permuted_file(store.gguf_path(target), store.default_home())
+    return str(store.resolve(str(permuted))), str(permuted)
+
+
+def _permuted_file(gguf: Path, home: Path) -> Path:
+    """Return the file's model with its channels in another order, made below `home` the first time."""
+    permuted = home / "llama-cpp-python" / "models" / f"{gguf.stem}-{gguf.stat().st_size}-permuted.gguf"
+    permuted.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(permuted.with_name(f".{permuted.name}.lock")):
         if not permuted.exists():
             partial = permuted.with_name(f".{permuted.name}.partial")
+            sixteen_bits = llamacpp_file(gguf, "BF16", home)
             write_permuted(sixteen_bits, partial)
             partial.rename(permuted)
-    return str(store.resolve(str(permuted))), str(permuted)
+            sixteen_bits.unlink()
+    return permuted
 
 
 def _show(rows: Sequence[Row]) -> None:

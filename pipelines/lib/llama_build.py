@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,12 +34,14 @@ OPTIONS = {
     "LLAMA_USE_PREBUILT_UI": "OFF",
     "LLAMA_OPENSSL": "OFF",
 }
-"""cmake's options: for this processor (GGML_NATIVE is on by itself), no web pages, nothing from the network."""
+"""cmake's options for the programs: this processor (GGML_NATIVE is on by itself), no web pages, no network."""
 _WITHOUT_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 """llama.cpp's AMX code ends with a segmentation fault on processors where AMX itself works. Its AVX512 stays."""
 COMPILERS = ("c++", "g++", "clang++")
 _SOURCE = Path("vendor", "llama.cpp")
 """The folder of llama.cpp in the source package."""
+BINDINGS = Path("llama_cpp")
+"""The folder of the bindings there."""
 _PERCENT = re.compile(r"\[ *(\d+)%\]")
 _LAST_LINES = 15
 
@@ -71,9 +73,8 @@ def llama_programs(home: Path) -> LlamaPrograms:
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / ".lock"):
         if not programs.folder.exists():
-            _require_tools()
-            _unpack(folder)
-            _build(folder)
+            unpack(folder)
+            build(folder, PROGRAMS, OPTIONS)
             _install(folder, programs.folder)
     return programs
 
@@ -82,19 +83,25 @@ def _require_tools() -> None:
     compilers = [os.environ["CXX"]] if os.environ.get("CXX") else COMPILERS
     if not any(map(shutil.which, compilers)):
         raise ModelError(
-            f"llama.cpp's server is built from source, and there is no C++ compiler ({', '.join(compilers)}); "
+            f"llama.cpp is built from source, and there is no C++ compiler ({', '.join(compilers)}); "
             "install one (Debian: apt-get install g++), or measure other --systems"
         )
     for tool in ("cmake", "make"):
         if shutil.which(tool) is None:
             raise ModelError(
-                f"llama.cpp's server is built from source, and there is no {tool}; install it "
+                f"llama.cpp is built from source, and there is no {tool}; install it "
                 f"(Debian: apt-get install {tool}), or measure other --systems"
             )
 
 
-def _unpack(folder: Path) -> None:
-    """Put the source into `folder`/source, unless it is there."""
+def unpack(folder: Path) -> None:
+    """Put llama.cpp and its bindings into `folder`/source, unless they are there.
+
+    Raises:
+        ModelError: there is no cmake or no C++ compiler to build them with.
+        ModelDownloadError: the source cannot be downloaded.
+    """
+    _require_tools()
     if (folder / "source").exists():
         return
     package = _download(folder / "download")
@@ -121,31 +128,32 @@ def _download(folder: Path) -> Path:
 
 
 def _members(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """Yield llama.cpp's files, their paths without the package's own folder."""
+    """Yield the files of llama.cpp and the bindings, their paths without the package's own folder."""
     for member in archive:
         path = Path(*Path(member.name).parts[1:])
-        if path.is_relative_to(_SOURCE):
+        if path.is_relative_to(_SOURCE) or path.is_relative_to(BINDINGS):
             yield member.replace(name=str(path), deep=False)
 
 
-def _build(folder: Path) -> None:
-    build = str(folder / "build")
+def build(folder: Path, targets: Sequence[str], options: Mapping[str, str]) -> None:
+    """Build what is in `folder`/source in `folder`/build, where an interrupted build goes on. Raises ModelError."""
+    made = str(folder / "build")
     log_path = folder / "build.log"
     flags = {name: _WITHOUT_AMX for name in ("CMAKE_C_FLAGS", "CMAKE_CXX_FLAGS") if platform.machine() == "x86_64"}
-    options = [f"-D{name}={value}" for name, value in (OPTIONS | flags).items()]
+    definitions = [f"-D{name}={value}" for name, value in {**options, **flags}.items()]
     with log_path.open("w") as log:
-        configure = ["cmake", "-G", "Unix Makefiles", "-S", str(folder / "source" / _SOURCE), "-B", build, *options]
+        configure = ["cmake", "-G", "Unix Makefiles", "-S", str(folder / "source" / _SOURCE), "-B", made, *definitions]
         if subprocess.run(configure, stdout=log, stderr=subprocess.STDOUT).returncode != 0:
             raise ModelError(_failure(log_path))
     jobs = str(os.cpu_count() or 1)
-    _run_make(["cmake", "--build", build, "--parallel", jobs, "--target", *PROGRAMS], log_path)
+    _run_make(["cmake", "--build", made, "--parallel", jobs, "--target", *targets], log_path)
 
 
 def _run_make(command: Sequence[str], log_path: Path) -> None:
     """Run the build and show how far it is. Raises ModelError."""
     with (
         log_path.open("a") as log,
-        bar("building llama.cpp's server", 100) as advance,
+        bar("building llama.cpp", 100) as advance,
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as make,
     ):
         assert make.stdout is not None
@@ -160,7 +168,7 @@ def _run_make(command: Sequence[str], log_path: Path) -> None:
 
 
 def _failure(log_path: Path) -> str:
-    return f"building llama.cpp's server failed; see {log_path}:\n{_end_of(log_path.read_text().splitlines())}"
+    return f"building llama.cpp failed; see {log_path}:\n{_end_of(log_path.read_text().splitlines())}"
 
 
 def _end_of(lines: Sequence[str]) -> str:

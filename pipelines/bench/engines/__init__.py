@@ -1,0 +1,1 @@
+"""Programs that compute passes of one model, ours and others', each in a process of its own."""

@@ -1,0 +1,107 @@
+"""How long a pass takes, for every number format and build of our kernels, beside other engines on this machine.
+
+`python -m pipelines.bench.kernels --json OUT --markdown PAGE`. Every engine is a process of its own, so one that dies
+on this processor costs its rows only; as many as memory holds take turns. OUT is written after every row.
+
+omnidraft      our kernels, each format in each build that the compiler makes
+torch          transformers' own pass in float32 and bfloat16
+llamacpp       llama.cpp without AMX, which crashes on some processors that have it; built the first time (minutes)
+ik-llamacpp    ik_llama.cpp, the wheel of the package index (AVX2); matrices as stored, and repacked when it loads them
+
+llama.cpp makes their files of the catalog's GGUF file.
+"""
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from omnidraft.errors import RequestError
+from omnidraft.hosts import process
+from omnidraft.models.catalog import store
+from omnidraft.models.native.build import VARIANTS
+from omnidraft.models.native.library import PACKED
+from pipelines.bench.engines.engine import EngineSpec
+from pipelines.bench.engines.engine_process import IK, LLAMACPP
+from pipelines.bench.engines.ik_engine import REPACKED
+from pipelines.bench.kernels import machine_limits, page
+from pipelines.bench.kernels.measurement import KernelPlan, Measurement, Row
+from pipelines.lib import machine, report
+from pipelines.lib.choices import chosen
+
+SYSTEMS = ("omnidraft", "torch", LLAMACPP, IK)
+GGUF_FORMATS = "Q8_0,Q4_K_M"
+TORCH_FORMATS = ("float32", "bfloat16")
+_HEADROOM = 2.5
+"""Free memory that loading another engine needs, as a multiple of the model's folder: float32 has twice its size."""
+
+
+def main(
+    target: Annotated[str, typer.Option()] = "qwen2.5-coder-1.5b",
+    systems: Annotated[str, typer.Option(help=f"Some of {', '.join(SYSTEMS)}, with commas.")] = ",".join(SYSTEMS),
+    formats: Annotated[str, typer.Option(help="Number formats of our kernels, with commas.")] = ",".join(PACKED),
+    variants: Annotated[str, typer.Option(help="Builds of our kernels, with commas.")] = ",".join(VARIANTS),
+    gguf_formats: Annotated[str, typer.Option(help="Formats of llama.cpp, with commas.")] = GGUF_FORMATS,
+    rows: Annotated[
+        str, typer.Option(help="Rows of a pass, with commas; above 64: tokens of a prompt.")
+    ] = "1,2,4,8,16,32,64,1000",
+    repeats: Annotated[int, typer.Option(min=1, help="Passes of each engine and number of rows.")] = 5,
+    limits: Annotated[bool, typer.Option(help="Measure memory and arithmetic alone too.")] = True,
+    json_path: Annotated[Path | None, typer.Option("--json", help="A file for the rows.")] = None,
+    markdown_path: Annotated[Path | None, typer.Option("--markdown", help="A page, and a picture beside it.")] = None,
+) -> None:
+    """Compare the passes of engines.
+
+    \b
+    python -m pipelines.bench.kernels --json runs/kernels.json --markdown runs/kernels.md
+    python -m pipelines.bench.kernels --systems omnidraft --formats int8 --rows 1,8 --target qwen2.5-coder-0.5b
+    """
+    named, ours = chosen(systems, SYSTEMS, "system"), chosen(formats, PACKED, "format")
+    specs = _specs(named, ours, chosen(variants), chosen(gguf_formats), target)
+    about = {
+        "machine": machine.describe(),
+        "limits": machine_limits.measure() if limits else {},
+        "options": {
+            "command": shlex.join(["python", "-m", "pipelines.bench.kernels", *sys.argv[1:]]),
+            "target": target,
+        },
+    }
+
+    def publish(so_far: Sequence[Row]) -> None:
+        if json_path is not None:
+            report.save({**about, "rows": list(so_far)}, json_path)
+
+    plan = KernelPlan(_numbers(rows), repeats, int(_HEADROOM * _folder_bytes(target)))
+    measurement = Measurement(plan, publish)
+    measurement.measure(specs)
+    page.show({**about, "rows": measurement.rows}, markdown_path)
+
+
+def _specs(
+    systems: Sequence[str], formats: Sequence[str], variants: Sequence[str], gguf_formats: Sequence[str], target: str
+) -> list[EngineSpec]:
+    named = {
+        "omnidraft": [(name, variant) for name in formats for variant in variants],
+        "torch": [(name, "onednn") for name in TORCH_FORMATS],
+        LLAMACPP: [(name, "without AMX") for name in gguf_formats],
+        IK: [(name, variant) for name in gguf_formats for variant in ("as stored", REPACKED)],
+    }
+    return [EngineSpec(system, *each, target) for system in systems for each in named[system]]
+
+
+def _numbers(text: str) -> list[int]:
+    numbers = chosen(text)
+    if not all(number.isascii() and number.isdigit() and int(number) > 0 for number in numbers):
+        raise RequestError(f"--rows needs numbers from 1 on with commas between them, got {text!r}")
+    return [int(number) for number in numbers]
+
+
+def _folder_bytes(target: str) -> int:
+    return sum(file.stat().st_size for file in store.resolve(target).glob("*.safetensors"))
+
+
+if __name__ == "__main__":
+    process.entry("kernels", main)

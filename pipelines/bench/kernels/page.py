@@ -1,0 +1,117 @@
+"""The benchmark's output: a table of milliseconds, a page in Markdown, a picture."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from pipelines.bench.engines.engine import MAX_ROWS
+from pipelines.bench.kernels.measurement import Row
+
+LEGEND = (
+    "Milliseconds of a whole pass over so many rows with the logits of all, medians; an empty text, so reading the "
+    f"weights is most of the work. More than {MAX_ROWS} rows: a prompt of so many tokens, read in passes of the "
+    "system's own size. GB/s: the bytes of the matrices over the time of a pass of one row."
+)
+
+
+def show(report: Mapping[str, Any], markdown_path: Path | None) -> None:
+    """Print the table; write the page, with its picture beside it, when there is a path."""
+    rows = report["rows"]
+    Console().print(table(rows))
+    for row in rows:
+        if row["error"]:
+            print(f"{_name(row)}: {row['error']}")
+    if markdown_path is not None:
+        picture_path = markdown_path.with_suffix(".png")
+        markdown_path.parent.mkdir(parents=True, exist_ok=True)
+        picture(rows, report["limits"], picture_path)
+        markdown_path.write_text(markdown(report, picture_path.name))
+
+
+def table(rows: Sequence[Row]) -> Table:
+    """Return a line for each engine."""
+    result = Table(title="ms of a pass", box=box.SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
+    for heading in _headings(rows):
+        result.add_column(heading, justify="left" if heading in ("system", "format", "variant") else "right")
+    for line in _lines(rows):
+        result.add_row(*line)
+    return result
+
+
+def markdown(report: Mapping[str, Any], picture_name: str) -> str:
+    """Return the page: machine, its limits, the table, and failures with their reasons."""
+    rows = report["rows"]
+    lines = [
+        "# Passes",
+        "",
+        f"Target {report['options']['target']}.",
+        LEGEND,
+        "",
+        *(f"- {name}: {value}" for part in ("machine", "limits") for name, value in report[part].items()),
+        "",
+        f"![Milliseconds of a pass]({picture_name})",
+        "",
+        "| " + " | ".join(_headings(rows)) + " |",
+        "|" + " --- |" * len(_headings(rows)),
+        *("| " + " | ".join(line) + " |" for line in _lines(rows)),
+        "",
+        *(f"- {_name(row)}: {row['error']}" for row in rows if row["error"]),
+        "",
+        f"Made by `{report['options']['command']}`.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def picture(rows: Sequence[Row], limits: Mapping[str, Any], path: Path) -> None:
+    """Draw milliseconds of a pass over its rows, a line for each engine, as PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axis = pyplot.subplots(figsize=(8.0, 5.0))
+    for name, measured in _by_engine([row for row in rows if row["ms"] and row["rows"] <= MAX_ROWS]).items():
+        axis.plot([row["rows"] for row in measured], [row["ms"] for row in measured], "o-", label=name)
+    numbers = [number for number in _numbers(rows) if number <= MAX_ROWS]
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log")
+    axis.set_xticks(numbers, [str(number) for number in numbers])
+    axis.set_xlabel("rows of a pass")
+    axis.set_ylabel("ms")
+    axis.set_title(f"reading alone: {limits.get('read_gb_per_s')} GB/s", fontsize=9)
+    axis.grid(alpha=0.3, which="both")
+    axis.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    figure.savefig(path, dpi=120, bbox_inches="tight")
+    pyplot.close(figure)
+
+
+def _name(row: Row) -> str:
+    return f"{row['system']} {row['format']} {row['variant']}"
+
+
+def _numbers(rows: Sequence[Row]) -> list[int]:
+    return sorted({row["rows"] for row in rows if row["rows"] is not None})
+
+
+def _by_engine(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    return {name: [row for row in rows if _name(row) == name] for name in dict.fromkeys(map(_name, rows))}
+
+
+def _headings(rows: Sequence[Row]) -> list[str]:
+    return ["system", "format", "variant", *map(str, _numbers(rows)), "GB/s"]
+
+
+def _lines(rows: Sequence[Row]) -> list[list[str]]:
+    lines = []
+    for measured in _by_engine(rows).values():
+        times = {row["rows"]: row["ms"] for row in measured}
+        bandwidth = next((row["gb_per_s"] for row in measured if row["rows"] == 1), None)
+        cells = [times.get(number) for number in _numbers(rows)]
+        names = [measured[0][name] for name in ("system", "format", "variant")]
+        lines.append([*names, *("-" if cell is None else f"{cell:.0f}" for cell in cells), f"{bandwidth or '-'}"])
+    return lines

@@ -1,0 +1,1 @@
+"""What number formats cost in quality: `python -m pipelines.bench.quality`."""

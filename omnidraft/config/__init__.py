@@ -1,13 +1,9 @@
 """Every setting of every process."""
 
+from omnidraft.config.learning import AlmSettings, CacheSettings, ControllerSettings, DriftSettings, LearnerSettings
 from omnidraft.config.secrets import masked
 from omnidraft.config.sections import (
-    AlmSettings,
-    CacheSettings,
-    ControllerSettings,
     DecodeSettings,
-    DriftSettings,
-    LearnerSettings,
     Mode,
     ModelSettings,
     RecorderSettings,

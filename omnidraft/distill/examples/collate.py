@@ -21,7 +21,9 @@ from omnidraft.ports import PackedTexts
 PASS_ROWS = 256
 """Rows with gradients in a pass, unless one record alone has more. They cost 1.7 MB each in SmolLM2-135M."""
 LOGIT_ROWS = 256
-"""Rows of logits that exist at a time: 50 MB for 49,152 tokens, and a few copies."""
+"""Rows of logits that exist at a time, with their gradient: 50 MB each for 49,152 tokens in float32."""
+LOSS_ROWS = 32
+"""Rows whose losses are computed at a time, from a few float32 copies of their logits: 6 MB each."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,14 +11,15 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache
-
 from omnidraft import throttle
 from omnidraft.errors import ConfigError, SnapshotCorrupt
+from omnidraft.models.hf.master_weights import MasterWeights
+from omnidraft.models.hf.training_attention import PackedTextCache, use_packed_texts
 from omnidraft.models.probe import choice
 from omnidraft.ports import PackedTexts
 
 Train = Literal["full", "lora"]
+Precision = Literal["float32", "bfloat16"]
 LORA_SCALE = 2.0
 """alpha / r; alpha is twice the rank at every rank."""
 _A, _B = ".lora_A.weight", ".lora_B.weight"
@@ -27,10 +28,11 @@ _A, _B = ".lora_A.weight", ".lora_B.weight"
 class TransformersTrainable:
     """Implements ports.TrainableDrafter."""
 
-    def __init__(self, model: Any, train: Train) -> None:
+    def __init__(self, model: Any, train: Train, precision: Precision = "float32") -> None:
         """
         Args:
-            model: a causal language model, or that model inside a peft wrapper when `train` is lora.
+            model: a causal language model, or that model inside a peft wrapper when `train` is lora; in float32.
+            precision: the format of its passes; weights are learned in float32.
         """
         self._train = train
         self._model = model
@@ -43,7 +45,10 @@ class TransformersTrainable:
         self.vocab_size: int = self._head.weight.shape[0]
         self.context_limit: int = causal.config.get_text_config().max_position_embeddings
         self.hidden_size: int = self._head.weight.shape[1]
-        self._trained = {
+        self._num_layers: int = causal.config.get_text_config().num_hidden_layers
+        self._takes_texts = use_packed_texts(causal)
+        self._weights = MasterWeights(model, serving_name) if precision == "bfloat16" else None
+        self._trained = self._weights.masters if self._weights else {
             serving_name(name): parameter for name, parameter in model.named_parameters() if parameter.requires_grad
         }
 
@@ -52,14 +57,17 @@ class TransformersTrainable:
 
     def hidden(self, texts: PackedTexts) -> Tensor:
         """Run the context without gradients, then the rest, which attends to its keys and values."""
+        if self._weights:
+            self._weights.refresh()
         context = texts.num_context
-        cache = DynamicCache()
+        cache = PackedTextCache(self._num_layers)
         with torch.no_grad():
             if context:
                 self._rows(texts, slice(0, context), cache)
         return self._rows(texts, slice(context, len(texts.ids_R)), cache)
 
-    def _rows(self, texts: PackedTexts, rows: slice, cache: DynamicCache) -> Tensor:
+    def _rows(self, texts: PackedTexts, rows: slice, cache: PackedTextCache) -> Tensor:
+        cache.begin(texts, rows)
         out = self._decoder(
             input_ids=texts.ids_R[None, rows],
             position_ids=texts.position_R[None, rows],
@@ -72,25 +80,26 @@ class TransformersTrainable:
     def _masks(self, texts: PackedTexts, rows: slice) -> Tensor | dict[str, Tensor]:
         """Return the attention mask [1, 1, rows, rows up to the last], by kind of layer where some layers have a
         window."""
-        distance_RK = texts.position_R[rows, None] - texts.position_R[None, : rows.stop]
-        sees_RK = (texts.text_R[rows, None] == texts.text_R[None, : rows.stop]) & (distance_RK >= 0)
+        position_R = texts.position_R[rows]
+        distance_RK = position_R[:, None] - torch.arange(int(position_R.max()) + 1)
+        sees_RK = distance_RK >= 0
         if self._window is None:
             return sees_RK[None, None]
         near_RK = sees_RK & (distance_RK < self._window)
         return {"full_attention": sees_RK[None, None], "sliding_attention": near_RK[None, None]}
 
     def logits(self, hidden_NH: Tensor) -> Tensor:
-        logits_NV = self._head(hidden_NH).float()
+        logits_NV: Tensor = self._head(hidden_NH)
         if self._softcap is None:
             return logits_NV
-        return torch.tanh(logits_NV / self._softcap) * self._softcap
+        return torch.tanh(logits_NV.float() / self._softcap) * self._softcap
 
     def serving_tensors(self) -> dict[str, Tensor]:
         dtype = torch.bfloat16 if self._train == "full" else torch.float32
         return {name: parameter.detach().to(dtype, copy=True) for name, parameter in self._trained.items()}
 
 
-def load_trainable(folder: Path, *, train: Train, rank: int, seed: int) -> TransformersTrainable:
+def load_trainable(folder: Path, *, train: Train, rank: int, seed: int, precision: Precision = "float32") -> TransformersTrainable:
     """Load the drafter of a model folder for training. The seed initialises the LoRA factors, nothing else.
 
     Raises:
@@ -108,7 +117,7 @@ def load_trainable(folder: Path, *, train: Train, rank: int, seed: int) -> Trans
         raise ConfigError(f"{folder} holds no model that can learn: {exc}") from exc
     model.eval()
     model.requires_grad_(train == "full")
-    return TransformersTrainable(_with_lora(model, rank, seed) if train == "lora" else model, train)
+    return TransformersTrainable(_with_lora(model, rank, seed) if train == "lora" else model, train, precision)
 
 
 def apply_serving_tensors(model: nn.Module, tensors: Mapping[str, Tensor], *, train: Train) -> None:

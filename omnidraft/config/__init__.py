@@ -1,13 +1,12 @@
 """Every setting of every process."""
 
+from omnidraft.config.learner import AlmSettings, LearnerSettings
 from omnidraft.config.secrets import masked
 from omnidraft.config.sections import (
-    AlmSettings,
     CacheSettings,
     ControllerSettings,
     DecodeSettings,
     DriftSettings,
-    LearnerSettings,
     Mode,
     ModelSettings,
     RecorderSettings,

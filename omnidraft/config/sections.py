@@ -1,13 +1,12 @@
-"""Every setting, with its default and what it does when it is turned up; log, registry, metrics and tracing are in
-services.py, the worker's HTTP side and vLLM's proposer in worker.py."""
+"""Every setting, with its default and what it does when it is turned up; the learner's are in learner.py, log,
+registry, metrics and tracing in services.py, the worker's HTTP side and vLLM's proposer in worker.py."""
 
 import re
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
+from omnidraft.config.learner import LearnerSettings
 from omnidraft.config.services import LogSettings, MetricsSettings, RegistrySettings, Section, TracingSettings
 from omnidraft.config.worker import VllmSettings, WorkerSettings
 
@@ -133,98 +132,6 @@ class RecorderSettings(Section):
         if redactor is None or re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", redactor):
             return redactor
         raise ValueError("not a function: use package.module:function")
-
-
-class AlmSettings(Section):
-    """Approximate likelihood matching: the losses `alm` and `alm_tv`. Defaults are its paper's."""
-
-    tau: float = Field(100.0, gt=0)
-    """Likelihoods are compared to the power 1 / tau; higher weighs unlikely chunks like likely ones."""
-    debias: bool = True
-    """Compare the text together with a word start after it, so that a vocabulary with longer tokens is not penalized.
-    The target's probability of the word start is a lower bound, since the trace keeps top-k log-probabilities only."""
-    merge_below: float = Field(0.1, ge=0, lt=1)
-    """Chunks grow until a word starts after them with more than this probability; 0 never merges."""
-
-
-class LearnerSettings(Section):
-    """Training of the drafter. Defaults are the paper's (OmniDraft, section 5) unless measurements favour others."""
-
-    loss: str = "dm + 0.2 ngram"
-    """A weighted sum of losses by name, such as "nll + 0.2 ngram", which needs no log-probabilities of the target.
-    On the target's log-probabilities: dm (forward KL), dm_reverse, dm_mixed, dm_paper (OmniDraft's own form), jsd, tv,
-    lk, osd (where the drafter was wrong), rejected (rejected drafts), alm and alm_tv (chunks of text), ngram_p. On the
-    emitted tokens alone: nll, ngram."""
-    alm: AlmSettings = AlmSettings()
-    train: Literal["full", "lora"] = "full"
-    lora_rank: int = Field(32, ge=1)
-    learning_rate: float = Field(1e-4, gt=0)
-    weight_decay: float = Field(0.0, ge=0)
-    head: Literal["off", "joint", "interleaved", "only"] = "off"
-    """Whether an acceptance head is trained for `decode.policy = "acceptance"`: in the drafter's steps (`joint`),
-    between them from `records_per_step` records of the replay buffer (`interleaved`, algorithm 4 of OmniDraft; the
-    drafter still learns from every record), or alone with the drafter frozen (`only`). With `off` snapshots have no
-    head."""
-    head_blocks: int = Field(1, ge=0, le=8)
-    """Residual blocks of a new head; each costs a square matrix of the drafter's hidden size."""
-    head_learning_rate: float = Field(1e-3, gt=0)
-    head_rejected_weight: float = Field(6.0, gt=0)
-    """The weight of a rejected guess relative to an accepted one (SpecDec++: 6); higher ends chains earlier. With 1 the
-    head's outputs are calibrated probabilities."""
-    head_labels: Literal["soft", "hard"] = "soft"
-    """`soft`: the target's probability of each guess where a record has it; not under penalties, bias or a grammar, nor
-    where drafting used the target's noise (`decode.noise_weight`). There, and everywhere with `hard`: whether the guess
-    was accepted, which is unbiased but noisier."""
-    records_per_step: int = Field(4, ge=1)
-    replay_records: int = Field(0, ge=0)
-    """Records of earlier steps that each step replays against forgetting, sampled evenly over tenants."""
-    replay_capacity: int = Field(512, ge=1)
-    """The size of the replay buffer, which an interleaved head uses too; about 25 kB per record."""
-    steps_per_snapshot: int = Field(12, ge=1)
-    drift_haste: int = Field(4, ge=1)
-    """The factor by which snapshots are more frequent while any tenant's traffic drifts. Training does not depend on
-    it."""
-    drift_records: int = Field(16, ge=0)
-    """The newest records of a drifting tenant on which earlier snapshots are compared; 0 compares none."""
-    max_tokens: int = Field(768, ge=32)
-    """Draft tokens of prompt and answer used per record; longer ones lose the front of the prompt. The drafter's
-    context limits it too."""
-    held_out_every: int = Field(16, ge=0)
-    """Every n-th record measures agreement and is never learned from; 0 holds none out."""
-    held_out_records: int = Field(24, ge=1)
-    """The number of held-out records kept, the newest ones."""
-    max_lag_records: int | None = Field(20_000, ge=0)
-    """When more messages than this wait in the log as a snapshot is made, the learner learns a share of the requests up
-    to the end of the log; the rest is counted as `sampled_out`. None or 0: every record is learned, however late."""
-    lag_sample_records: int = Field(2_000, ge=1)
-    """About so many records of those that wait are learned then: the share is this number over theirs. A hash of the
-    request id chooses. Lower is learned younger."""
-    poison_tries: int = Field(3, ge=0)
-    """The number of crashes over a step's records after which they are tried one by one, and over a single record after
-    which it is dead-lettered. 0: never, and a record that kills the process kills every process after it."""
-    journal_folder: Path | None = None
-    """The folder of the crash journal, written before each step. None: a folder of the service, which outlives the
-    learner's process but not the service; set it where both end together, as in a container."""
-    grad_clip: float = Field(1.0, gt=0)
-    seed: int = 0
-    threads: int | None = Field(None, ge=1)
-    """Threads of a training step; None is one, which leaves the others to requests. On a Ray cluster the learner
-    reserves as many CPUs."""
-    ray_resources: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
-    """Custom Ray resources that the learner reserves (`ray start --resources`): `{distiller = 1}` keeps learners off
-    the nodes that serve, and at one per node."""
-    nice: int = Field(10, ge=0, le=19)
-    """The niceness of the learner, so that requests come first on a shared machine."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _learns_on_processors(cls, given: Any) -> Any:
-        if isinstance(given, Mapping) and "num_gpus" in given:
-            raise ValueError(
-                "num_gpus is no setting any more: it set GPUs aside that the learner, which computes on processors, "
-                "never used. Take it out; learner.threads makes learning faster"
-            )
-        return given
 
 
 class CacheSettings(Section):

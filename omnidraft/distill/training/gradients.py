@@ -1,7 +1,8 @@
 """Gradients of a weighted sum of losses over training examples, with few logits in memory at a time.
 
-The logits of a block of rows are computed, differentiated down to the hidden states and freed; the losses look at a few
-of these rows at a time, whose copies stay in the processor's caches; the decoder is differentiated once per pass. Logits exist at rows with a loss only: with 49,152 tokens they cost as much as 7 layers.
+The logits of a block of rows are computed, differentiated down to the hidden states and freed; the decoder is
+differentiated once per pass. The losses of a block are computed for a few of its rows at a time, whose float32 copies
+stay in the processor's caches. Logits exist at rows with a loss only: with 49,152 tokens they cost as much as 7 layers.
 A target belongs to the block that its first row lies in; later rows that it looks at are computed once more there.
 Shapes: R rows of a pass, H hidden size, N rows that any loss looks at, V the drafter's vocabulary.
 """
@@ -42,7 +43,7 @@ def backward(
     sums = dict.fromkeys(num_by_loss, 0.0)
     weight_of = {name: weight / num_by_loss[name] for name, weight in terms if num_by_loss[name]}
     kinds = list(dict.fromkeys(LOSSES[name].positions for name, _ in terms))
-    for batch in pack(examples):
+    for batch in pack(examples, model.precision):
         rows_N, targets_of = collate(batch, kinds)
         if not len(rows_N):
             continue
@@ -86,6 +87,7 @@ def _backward_of_block(
                 total = total + weight * loss
                 sums[name] += loss.item()
         total.backward()
+        assert part_RV.grad is not None
         grad_RV[rows] += part_RV.grad
     logits_RV.backward(grad_RV)
     return sums

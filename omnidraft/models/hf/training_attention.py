@@ -20,8 +20,8 @@ from omnidraft.ports import PackedTexts
 _NAME = "sdpa_of_packed_texts"
 
 
-def use_packed_texts(model: PreTrainedModel) -> bool:
-    """Let the model attend to the keys of a PackedTextCache; False when its own attention must stay."""
+def take_texts_apart(model: PreTrainedModel) -> bool:
+    """Let the model attend to the keys of a PackedTextCache; False when its own attention, which cannot, must stay."""
     if model.config._attn_implementation != "sdpa":
         return False
     AttentionInterface.register(_NAME, _attend)
@@ -91,7 +91,9 @@ class _SixteenBitAttention(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, query_GMD: Tensor, key_GKD: Tensor, value_GKD: Tensor, bias_RK: Tensor, scale: float) -> Tensor:
+    def forward(
+        ctx: Any, query_GMD: Tensor, key_GKD: Tensor, value_GKD: Tensor, bias_RK: Tensor, scale: float
+    ) -> Tensor:
         share = _shares(query_GMD, key_GKD, bias_RK, scale)
         ctx.save_for_backward(query_GMD, key_GKD, value_GKD, share)
         ctx.scale = scale
@@ -128,6 +130,7 @@ def _attend(
 ) -> tuple[Tensor, None]:
     if not isinstance(key, PackedKeys):
         return attend_with_shared_heads(module, query, key, value, attention_mask, **options)
+    assert attention_mask is not None
     mixed = [
         _attend_to_one(module, query[:, :, rows], keys, values, attention_mask[:, :, rows, : keys.shape[2]], **options)
         for rows, keys, values in key.texts

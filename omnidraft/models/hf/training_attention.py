@@ -18,6 +18,9 @@ from omnidraft.models.hf.attention import PackedKeys, attend_with_shared_heads
 from omnidraft.ports import PackedTexts
 
 _NAME = "sdpa_of_packed_texts"
+MOST_SCORES = 1 << 20
+"""Rows times keys of a text whose attention keeps its scores for the gradient: 2 MiB a head and layer. Longer texts
+take torch's kernel, which computes them again in float32."""
 
 
 def take_texts_apart(model: PreTrainedModel) -> bool:
@@ -141,7 +144,9 @@ def _attend(
 def _attend_to_one(
     module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **options: Any
 ) -> Tensor:
-    if query.dtype != torch.bfloat16 or not query.requires_grad or options.get("softcap") is not None:
+    is_special = any(options.get(name) is not None for name in ("softcap", "position_bias"))
+    is_long = mask.shape[2] * mask.shape[3] > MOST_SCORES
+    if query.dtype != torch.bfloat16 or not query.requires_grad or is_special or is_long:
         return attend_with_shared_heads(module, query, key, value, mask, **options)[0]
     _, num_heads, num_rows, size = query.shape
     bias_RK = torch.zeros(mask.shape[2:], dtype=query.dtype).masked_fill_(~mask[0, 0], float("-inf"))

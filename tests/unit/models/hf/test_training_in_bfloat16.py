@@ -94,34 +94,21 @@ def test_the_weights_stay_the_optimizers_when_the_precision_changes(folder: Path
     assert all(torch.equal(exact[name], again[name]) for name in exact)
 
 
-def products(*formats: str) -> TorchProducts:
-    return TorchProducts(None, Outcome(dict.fromkeys(formats, 1e-3)), ())
+def products(**seconds: float) -> TorchProducts:
+    return TorchProducts(None, Outcome(seconds), ())
 
 
 def test_a_processor_that_multiplies_bfloat16_wrong_learns_in_float32(monkeypatch, caplog, folder: Path) -> None:
-    monkeypatch.setattr(training_precision.choice, "torch_products", lambda: products("float32"))
-    training_precision.automatic.cache_clear()
+    monkeypatch.setattr(training_precision.choice, "torch_products", lambda: products(float32=1.0))
     model = load(folder, "auto")
     assert model.precision == "float32"
     model.compute_in("bfloat16")
     assert model.precision == "float32"
     assert "bfloat16" in caplog.text
-    training_precision.automatic.cache_clear()
 
 
-@pytest.mark.parametrize(("seconds", "chosen"), [(0.2, "bfloat16"), (0.9, "float32"), (4.0, "float32")])
+@pytest.mark.parametrize(("seconds", "chosen"), [(0.4, "bfloat16"), (0.9, "float32"), (4.0, "float32")])
 def test_the_automatic_choice_is_bfloat16_where_it_is_clearly_faster(monkeypatch, seconds: float, chosen: str) -> None:
-    clock = [0.0]
-
-    def step(dtype: torch.dtype):
-        def run() -> None:
-            clock[0] += seconds if dtype == torch.bfloat16 else 1.0
-
-        return run
-
-    monkeypatch.setattr(training_precision.choice, "torch_products", lambda: products("float32", "bfloat16"))
-    monkeypatch.setattr(training_precision, "_step", step)
-    monkeypatch.setattr(training_precision.time, "perf_counter", lambda: clock[0])
-    training_precision.automatic.cache_clear()
+    trial = products(float32=1.0, bfloat16=seconds)
+    monkeypatch.setattr(training_precision.choice, "torch_products", lambda: trial)
     assert training_precision.automatic() == chosen
-    training_precision.automatic.cache_clear()

@@ -1,7 +1,8 @@
 """The attention of a training pass over several texts: each text attends to its own rows, one after the other.
 
 One mask over all rows of all texts would cost as much as a single text of their joint length.
-Shapes: R rows of one text in a pass, K keys that they read, H query heads, G key heads, D head size.
+Shapes: R rows of one text in a pass, K keys that they read, G key heads, M rows times query heads of a key head, D head
+size.
 """
 
 from collections.abc import Sequence

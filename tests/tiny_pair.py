@@ -79,8 +79,8 @@ class Pair:
         )
 
     def learner(self, **settings) -> Learner:
-        chosen = LearnerSettings(**{"learning_rate": 3e-3, "max_tokens": 128, **settings})
-        model = load_trainable(self.folder, train=chosen.train, rank=4, seed=chosen.seed)
+        chosen = LearnerSettings(**{"learning_rate": 3e-3, "max_tokens": 128, "precision": "float32", **settings})
+        model = load_trainable(self.folder, train=chosen.train, rank=4, seed=chosen.seed, precision=chosen.precision)
         head = None if chosen.head == "off" else AcceptanceHead(model.hidden_size, num_blocks=chosen.head_blocks)
         return Learner(model, self.draft, self.target.vocabulary, self.alignment, self.cache(), chosen, head)
 

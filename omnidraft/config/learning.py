@@ -32,6 +32,10 @@ class LearnerSettings(Section):
     alm: AlmSettings = AlmSettings()
     train: Literal["full", "lora"] = "full"
     lora_rank: int = Field(32, ge=1)
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """The format of a training step's products; weights, their gradients and the optimizer stay in float32. `bfloat16`
+    is faster on processors that multiply it (AMX, AVX-512 BF16) and slower on others. `auto` is the faster one in a
+    trial on this machine; a learner that resumes keeps the format that it began with."""
     learning_rate: float = Field(1e-4, gt=0)
     weight_decay: float = Field(0.0, ge=0)
     head: Literal["off", "joint", "interleaved", "only"] = "off"

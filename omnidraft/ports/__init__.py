@@ -26,7 +26,7 @@ from omnidraft.ports.drafting import (
     RoundText,
     TextOutcome,
 )
-from omnidraft.ports.learning import PackedTexts, TrainableDrafter, TrainableHead
+from omnidraft.ports.learning import PackedTexts, Precision, TrainableDrafter, TrainableHead
 from omnidraft.ports.log import (
     DEAD_LETTER_REASONS,
     DROP_REASONS,
@@ -90,6 +90,7 @@ __all__ = [
     "PackedTexts",
     "Policy",
     "PollResult",
+    "Precision",
     "Proposer",
     "ProposerSession",
     "Registry",

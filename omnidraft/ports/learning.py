@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
+
+Precision = Literal["float32", "bfloat16"]
+"""The number format of training passes; weights are learned in float32 in either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,13 @@ class TrainableDrafter(Protocol):
     vocab_size: int
     context_limit: int
 
+    @property
+    def precision(self) -> Precision:
+        """The format that passes are computed in."""
+
+    def compute_in(self, precision: Precision) -> None:
+        """Compute in this format from now on, or, with a warning, in float32 where it does not work."""
+
     def trained(self) -> Mapping[str, torch.nn.Parameter]:
         """Return the trained parameters by name, float32, in a fixed order."""
 
@@ -36,7 +46,7 @@ class TrainableDrafter(Protocol):
         constants."""
 
     def logits(self, hidden_NH: torch.Tensor) -> torch.Tensor:
-        """Return the logits float32 [N, V_q] of selected rows."""
+        """Return the logits [N, V_q] of selected rows of the last hidden states, in the precision of the pass."""
 
     def serving_tensors(self) -> dict[str, torch.Tensor]:
         """Return the tensors that a worker adds to the base drafter: all weights in bfloat16, or LoRA factors in

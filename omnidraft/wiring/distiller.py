@@ -85,7 +85,13 @@ def learner(settings: Settings, tokenizers: Vocabularies) -> "Learner":
     from omnidraft.models.hf.trainable_drafter import load_trainable
 
     section = settings.learner
-    model = load_trainable(tokenizers.drafter_folder, train=section.train, rank=section.lora_rank, seed=section.seed)
+    model = load_trainable(
+        tokenizers.drafter_folder,
+        train=section.train,
+        rank=section.lora_rank,
+        seed=section.seed,
+        precision=section.precision,
+    )
     cache = ngram_cache(settings, tokenizers, None)
     has_head = section.head != "off"
     head = AcceptanceHead(model.hidden_size, num_blocks=section.head_blocks, seed=section.seed) if has_head else None

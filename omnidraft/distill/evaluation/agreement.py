@@ -33,7 +33,7 @@ def first_candidate_matches(
     """
     first_D = torch.from_numpy(alignment.first_D)
     matches: list[np.ndarray] = []
-    for batch in pack(examples):
+    for batch in pack(examples, model.precision):
         hidden_NH = model.hidden(batch.texts())
         for number, example in enumerate(batch.examples):
             at_PH = hidden_NH[batch.rows(number, example.at_P)]
@@ -83,7 +83,9 @@ def _first_candidates(model: TrainableDrafter, hidden_NH: Tensor, first_D: Tenso
     """Return the target id with the largest sum of q at each row."""
     parts = []
     for start in range(0, len(hidden_NH), LOGIT_ROWS):
-        q_NV = model.logits(hidden_NH[start : start + LOGIT_ROWS])[:, : len(first_D)].softmax(dim=-1)
+        q_NV = model.logits(hidden_NH[start : start + LOGIT_ROWS])[:, : len(first_D)].softmax(
+            dim=-1, dtype=torch.float32
+        )
         q_NT = torch.zeros(len(q_NV), num_target + 1).index_add_(1, first_D[: q_NV.shape[1]], q_NV)
         parts.append(q_NT[:, :num_target].argmax(dim=-1))
     return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64)

@@ -16,12 +16,17 @@ from torch import Tensor
 from omnidraft.distill.examples.targets import Kind, LossTargets, Targets
 from omnidraft.distill.examples.training_example import TrainingExample
 from omnidraft.errors import ContractError
-from omnidraft.ports import PackedTexts
+from omnidraft.ports import PackedTexts, Precision
 
 PASS_ROWS = 256
 """Rows with gradients in a pass, unless one record alone has more. They cost 1.7 MB each in SmolLM2-135M."""
-LOGIT_ROWS = 256
-"""Rows of logits that exist at a time: 50 MB for 49,152 tokens, and a few copies."""
+PASS_ROWS_16 = 1024
+"""The same in bfloat16, half as large each: the gradients of a pass are added to float32 ones, which costs as much as
+100 rows."""
+LOGIT_ROWS = 1024
+"""Rows of logits that exist at a time, with their gradient: 100 MB each for 49,152 tokens in bfloat16."""
+LOSS_ROWS = 32
+"""Rows whose losses are computed at a time, from a few float32 copies of their logits: 6 MB each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +58,14 @@ class PackedBatch:
         )
 
 
-def pack(examples: Sequence[TrainingExample]) -> Iterator[PackedBatch]:
-    """Yield batches of all examples in order, as many to a batch as PASS_ROWS holds."""
+def pack(examples: Sequence[TrainingExample], precision: Precision) -> Iterator[PackedBatch]:
+    """Yield batches of all examples in order, as many to a batch as a pass in this precision holds."""
+    most = PASS_ROWS_16 if precision == "bfloat16" else PASS_ROWS
     packed: list[TrainingExample] = []
     num_rows = 0
     for example in examples:
         rows = len(example.ids_T) - example.num_context
-        if packed and num_rows + rows > PASS_ROWS:
+        if packed and num_rows + rows > most:
             yield PackedBatch(tuple(packed))
             packed, num_rows = [], 0
         packed.append(example)

@@ -53,7 +53,8 @@ class Targets(Generic[Array]):
 
     def select(self, chosen: slice, logits_RV: Tensor, start: int) -> tuple[Tensor, Any]:
         """Return what a loss takes for these targets: logits and targets. The given logits begin at row `start`."""
-        return logits_RV[self.row_N[chosen] - start], self[chosen]
+        rows: Any = self.row_N[chosen] - start
+        return logits_RV.index_select(0, rows), self[chosen]
 
 
 @dataclass(frozen=True, slots=True)

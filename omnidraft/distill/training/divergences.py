@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from omnidraft.distill.examples.targets import LOG_P_FLOOR, BucketTargets
+from omnidraft.distill.training.picked_logits import picked_and_rest
 
-_OUT = -1e30  # finite, so that a row whose buckets are the whole vocabulary has no NaN in its gradient
+_OUT = -1e30
 LK_ETA = 3.0
 """Rate at which `lk` turns from KL to total variation as acceptance rises; the paper's."""
 
@@ -101,8 +102,8 @@ def rejected_kl(logits_NV: Tensor, buckets: BucketTargets[Tensor]) -> Tensor:
 
 def emitted_nll(logits_NV: Tensor, buckets: BucketTargets[Tensor]) -> Tensor:
     """Return -log q of the draft token that came next. 0 when q is certain of it. Needs no p."""
-    logits_NV = logits_NV.float()
-    return logits_NV.logsumexp(dim=-1) - logits_NV.gather(1, buckets.emitted_N[:, None])[:, 0]
+    logits_N1, others_N = picked_and_rest(logits_NV, buckets.emitted_N[:, None])
+    return torch.logaddexp(logits_N1[:, 0], others_N) - logits_N1[:, 0]
 
 
 def weighted_nll(logits_NV: Tensor, buckets: BucketTargets[Tensor]) -> Tensor:
@@ -141,12 +142,7 @@ def log_q(logits_NV: Tensor, buckets: BucketTargets[Tensor]) -> tuple[Tensor, Te
 
     The rest is a logsumexp over what is outside, never 1 minus a sum: it stays exact when it is tiny.
     """
-    logits_NV = logits_NV.float()
-    logits_NS = logits_NV.gather(1, buckets.ids_NS)
+    logits_NS, outside_N = picked_and_rest(logits_NV, buckets.ids_NS, buckets.rest_V)
     inside_N = logits_NS.masked_fill(~buckets.real_NS, _OUT).logsumexp(dim=-1)
-    outside_NV = logits_NV.scatter(1, buckets.ids_NS, _OUT)
-    if buckets.rest_V is not None:
-        outside_NV = outside_NV[:, : len(buckets.rest_V)].masked_fill(~buckets.rest_V, _OUT)
-    outside_N = outside_NV.logsumexp(dim=-1)
     all_N = torch.logaddexp(inside_N, outside_N)
     return logits_NS - all_N[:, None], outside_N - all_N

@@ -1,7 +1,8 @@
 """Gradients of a weighted sum of losses over training examples, with few logits in memory at a time.
 
 The logits of a block of rows are computed, differentiated down to the hidden states and freed; the decoder is
-differentiated once per pass. Logits exist at rows with a loss only: with 49,152 tokens they cost as much as 7 layers.
+differentiated once per pass. The losses of a block are computed for a few of its rows at a time, whose float32 copies
+stay in the processor's caches. Logits exist at rows with a loss only: with 49,152 tokens they cost as much as 7 layers.
 A target belongs to the block that its first row lies in; later rows that it looks at are computed once more there.
 Shapes: R rows of a pass, H hidden size, N rows that any loss looks at, V the drafter's vocabulary.
 """
@@ -11,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from omnidraft.distill.examples.collate import LOGIT_ROWS, collate, pack
+from omnidraft.distill.examples.collate import LOGIT_ROWS, LOSS_ROWS, collate, pack
 from omnidraft.distill.examples.targets import Kind, LossTargets
 from omnidraft.distill.examples.training_example import TrainingExample
 from omnidraft.distill.training.head import HeadTrainer
@@ -40,42 +41,67 @@ def backward(
         head: one that learns from the same passes, and adds its loss to the sum.
     """
     sums = dict.fromkeys(num_by_loss, 0.0)
+    weight_of = {name: weight / num_by_loss[name] for name, weight in terms if num_by_loss[name]}
     kinds = list(dict.fromkeys(LOSSES[name].positions for name, _ in terms))
-    for batch in pack(examples):
+    for batch in pack(examples, model.precision):
         rows_N, targets_of = collate(batch, kinds)
         if not len(rows_N):
             continue
-        hidden_NH = model.hidden(batch.texts())[rows_N]
+        hidden_NH = model.hidden(batch.texts()).index_select(0, rows_N)
         leaf_NH = hidden_NH.detach().requires_grad_()
         for start in range(0, len(rows_N), LOGIT_ROWS):
-            losses = _losses_of_block(model, leaf_NH, start, targets_of, terms)
-            total = sum(weight / num_by_loss[name] * losses[name] for name, weight in terms if name in losses)
-            if isinstance(total, Tensor):
-                total.backward()
+            losses = _backward_of_block(model, leaf_NH, start, targets_of, weight_of)
             for name, loss in losses.items():
-                sums[name] += loss.item()
+                sums[name] += loss
         if head is not None:
             head.backward(batch, rows_N, leaf_NH)
         hidden_NH.backward(leaf_NH.grad)
     return sums
 
 
-def _losses_of_block(
-    model: TrainableDrafter, leaf_NH: Tensor, start: int, targets_of: Mapping[Kind, LossTargets[Tensor]], terms: Terms
-) -> dict[str, Tensor]:
-    """Return the sum over the targets of one block of rows, for each loss that has any there."""
-    chosen = {kind: _between(targets.row_N, start, start + LOGIT_ROWS) for kind, targets in targets_of.items()}
-    chosen = {kind: span for kind, span in chosen.items() if span.start < span.stop}
-    if not chosen:
+def _backward_of_block(
+    model: TrainableDrafter,
+    leaf_NH: Tensor,
+    start: int,
+    targets_of: Mapping[Kind, LossTargets[Tensor]],
+    weight_of: Mapping[str, float],
+) -> dict[str, float]:
+    """Differentiate the losses whose targets begin in one block of rows; return their sums."""
+    spans = _spans(targets_of, start, start + LOGIT_ROWS)
+    if not spans:
         return {}
-    last = max(int(targets_of[kind].last_row_N[span].max()) for kind, span in chosen.items())
-    logits_RV = model.logits(leaf_NH[start : last + 1])
-    losses = {}
-    for name, _ in terms:
-        kind = LOSSES[name].positions
-        if kind in chosen:
-            losses[name] = LOSSES[name].per_position(*targets_of[kind].select(chosen[kind], logits_RV, start)).sum()
-    return losses
+    logits_RV = model.logits(leaf_NH[start : _end(targets_of, spans)])
+    grad_RV = torch.zeros_like(logits_RV)
+    sums = dict.fromkeys(weight_of, 0.0)
+    for first in range(start, start + LOGIT_ROWS, LOSS_ROWS):
+        spans = _spans(targets_of, first, min(first + LOSS_ROWS, start + LOGIT_ROWS))
+        if not spans:
+            continue
+        rows = slice(first - start, _end(targets_of, spans) - start)
+        part_RV = logits_RV.detach()[rows].requires_grad_()
+        total = torch.zeros(())
+        for name, weight in weight_of.items():
+            kind = LOSSES[name].positions
+            if kind in spans:
+                loss = LOSSES[name].per_position(*targets_of[kind].select(spans[kind], part_RV, first)).sum()
+                total = total + weight * loss
+                sums[name] += loss.item()
+        total.backward()
+        assert part_RV.grad is not None
+        grad_RV[rows] += part_RV.grad
+    logits_RV.backward(grad_RV)
+    return sums
+
+
+def _spans(targets_of: Mapping[Kind, LossTargets[Tensor]], start: int, end: int) -> dict[Kind, slice]:
+    """Return the targets of each kind whose first row lies in a block of rows, without kinds that have none there."""
+    spans = {kind: _between(targets.row_N, start, end) for kind, targets in targets_of.items()}
+    return {kind: span for kind, span in spans.items() if span.start < span.stop}
+
+
+def _end(targets_of: Mapping[Kind, LossTargets[Tensor]], spans: Mapping[Kind, slice]) -> int:
+    """Return the row after the last one that these targets look at."""
+    return 1 + max(int(targets_of[kind].last_row_N[span].max()) for kind, span in spans.items())
 
 
 def _between(row_N: Tensor, start: int, end: int) -> slice:

@@ -60,7 +60,7 @@ class HeadTrainer:
         known_G = torch.isin(drafted.row_N, row_N)
         if not known_G.any():
             return
-        hidden_GH = hidden_NH[torch.searchsorted(row_N, drafted.row_N[known_G])]
+        hidden_GH = hidden_NH[torch.searchsorted(row_N, drafted.row_N[known_G])].float()
         logit_G = self._head.logits(hidden_GH, drafted.log_q_N[known_G])
         label_G = self._labels(drafted)[known_G]
         loss_G = label_G * softplus(-logit_G) + (self._weights(label_G) - label_G) * softplus(logit_G)
@@ -78,7 +78,7 @@ class HeadTrainer:
     def gradients(self, model: TrainableDrafter, examples: Sequence[TrainingExample]) -> tuple[dict[str, float], float]:
         """Compute `begin`, `backward` and `finish` with the drafter frozen."""
         self.begin(examples)
-        for batch in pack(examples) if self._total_weight else ():
+        for batch in pack(examples, model.precision) if self._total_weight else ():
             with torch.no_grad():
                 hidden_NH = model.hidden(batch.texts())
             self.backward(batch, torch.arange(len(hidden_NH)), hidden_NH)

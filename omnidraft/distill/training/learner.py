@@ -33,7 +33,7 @@ from omnidraft.vocab.tokenizer import Tokenizer, Vocabulary
 
 logger = logging.getLogger(__name__)
 
-_COUNTERS = "counters"
+_COUNTERS, _PRECISION = "counters", "precision"
 
 
 class Learner:
@@ -166,13 +166,14 @@ class Learner:
         """
         return {
             _COUNTERS: plain_tensor(asdict(self.counters)),
+            _PRECISION: plain_tensor(self.model.precision),
             **adam_state(self.model.trained(), self._optimizer),
             **(self._head.state() if self._head else {}),
             **self._replay.state(),
         }
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Continue from where `state` was taken.
+        """Continue from where `state` was taken, with `learner.precision = "auto"` in the precision that it had.
 
         Raises:
             ConfigError: it belongs to other weights (another drafter, rank, or full against LoRA).
@@ -183,6 +184,8 @@ class Learner:
             self._head.load_state(tensors)
         self._replay.load_state(tensors)
         self.counters = Counters(**from_plain_tensor(tensors[_COUNTERS]))
+        if self._settings.precision == "auto" and _PRECISION in tensors:
+            self.model.compute_in(from_plain_tensor(tensors[_PRECISION]))
 
     def _examples(self, records: Sequence[TraceRecord], skipped: Counter[str]) -> list[TrainingExample]:
         """Return the examples of the records that can be read, and count the rest."""

@@ -78,12 +78,12 @@ def share_key_heads(model: PreTrainedModel) -> None:
     """Make the model's masked attention on a processor work without copies; all other attention stays unchanged."""
     if model.config._attn_implementation != "sdpa":
         return
-    AttentionInterface.register(_SHARED_HEADS, _attend)
+    AttentionInterface.register(_SHARED_HEADS, attend_with_shared_heads)
     AttentionMaskInterface.register(_SHARED_HEADS, sdpa_mask)
     model.set_attn_implementation(_SHARED_HEADS)
 
 
-def _attend(
+def attend_with_shared_heads(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -96,7 +96,7 @@ def _attend(
     if isinstance(key, PackedKeys):
         assert attention_mask is not None
         mixed_texts = [
-            _attend(
+            attend_with_shared_heads(
                 module,
                 query[:, :, rows],
                 keys,

@@ -1,4 +1,6 @@
-"""The trainable drafter: a transformers model in float32 that learns all its weights, or LoRA factors.
+"""The trainable drafter: a transformers model that learns all its weights, or LoRA factors, in float32.
+
+Its passes are computed in float32 or in bfloat16; see trained_weights.py.
 
 Shapes: R rows of a pass over several texts, K rows that they see, N chosen rows, H hidden size, V the drafter's
 vocabulary; of LoRA factors, R is the rank.
@@ -11,12 +13,15 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache
+from transformers import Cache, DynamicCache
 
 from omnidraft import throttle
 from omnidraft.errors import ConfigError, SnapshotCorrupt
+from omnidraft.models.hf import training_precision
+from omnidraft.models.hf.trained_weights import TrainedWeights
+from omnidraft.models.hf.training_attention import PackedTextCache, take_texts_apart
 from omnidraft.models.probe import choice
-from omnidraft.ports import PackedTexts
+from omnidraft.ports import PackedTexts, Precision
 
 Train = Literal["full", "lora"]
 LORA_SCALE = 2.0
@@ -27,10 +32,11 @@ _A, _B = ".lora_A.weight", ".lora_B.weight"
 class TransformersTrainable:
     """Implements ports.TrainableDrafter."""
 
-    def __init__(self, model: Any, train: Train) -> None:
+    def __init__(self, model: Any, train: Train, precision: Precision = "float32") -> None:
         """
         Args:
-            model: a causal language model, or that model inside a peft wrapper when `train` is lora.
+            model: a causal language model, or that model inside a peft wrapper when `train` is lora; in float32.
+            precision: the format of its passes; weights are learned in float32.
         """
         self._train = train
         self._model = model
@@ -43,23 +49,34 @@ class TransformersTrainable:
         self.vocab_size: int = self._head.weight.shape[0]
         self.context_limit: int = causal.config.get_text_config().max_position_embeddings
         self.hidden_size: int = self._head.weight.shape[1]
-        self._trained = {
-            serving_name(name): parameter for name, parameter in model.named_parameters() if parameter.requires_grad
-        }
+        self._num_layers: int = causal.config.get_text_config().num_hidden_layers
+        self._takes_texts_apart = take_texts_apart(causal)
+        self._weights = TrainedWeights(model, serving_name)
+        self._weights.compute_in(precision)
+
+    @property
+    def precision(self) -> Precision:
+        return self._weights.precision
+
+    def compute_in(self, precision: Precision) -> None:
+        self._weights.compute_in(training_precision.usable(precision))
 
     def trained(self) -> Mapping[str, nn.Parameter]:
-        return self._trained
+        return self._weights.masters
 
     def hidden(self, texts: PackedTexts) -> Tensor:
         """Run the context without gradients, then the rest, which attends to its keys and values."""
+        self._weights.refresh()
         context = texts.num_context
-        cache = DynamicCache()
+        cache = PackedTextCache(self._num_layers) if self._takes_texts_apart else DynamicCache()
         with torch.no_grad():
             if context:
                 self._rows(texts, slice(0, context), cache)
         return self._rows(texts, slice(context, len(texts.ids_R)), cache)
 
-    def _rows(self, texts: PackedTexts, rows: slice, cache: DynamicCache) -> Tensor:
+    def _rows(self, texts: PackedTexts, rows: slice, cache: Cache) -> Tensor:
+        if isinstance(cache, PackedTextCache):
+            cache.begin(texts, rows)
         out = self._decoder(
             input_ids=texts.ids_R[None, rows],
             position_ids=texts.position_R[None, rows],
@@ -70,36 +87,48 @@ class TransformersTrainable:
         return out.last_hidden_state[0]
 
     def _masks(self, texts: PackedTexts, rows: slice) -> Tensor | dict[str, Tensor]:
-        """Return the attention mask [1, 1, rows, rows up to the last], by kind of layer where some layers have a
-        window."""
-        distance_RK = texts.position_R[rows, None] - texts.position_R[None, : rows.stop]
-        sees_RK = (texts.text_R[rows, None] == texts.text_R[None, : rows.stop]) & (distance_RK >= 0)
+        """Return the attention mask [1, 1, rows, keys], by kind of layer where some layers have a window.
+
+        A row's keys are the positions of its own text, or all rows up to the last for a model that takes them together.
+        """
+        position_R = texts.position_R[rows]
+        if self._takes_texts_apart:
+            distance_RK = position_R[:, None] - torch.arange(int(position_R.max()) + 1)
+            sees_RK = distance_RK >= 0
+        else:
+            distance_RK = position_R[:, None] - texts.position_R[None, : rows.stop]
+            sees_RK = (texts.text_R[rows, None] == texts.text_R[None, : rows.stop]) & (distance_RK >= 0)
         if self._window is None:
             return sees_RK[None, None]
         near_RK = sees_RK & (distance_RK < self._window)
         return {"full_attention": sees_RK[None, None], "sliding_attention": near_RK[None, None]}
 
     def logits(self, hidden_NH: Tensor) -> Tensor:
-        logits_NV = self._head(hidden_NH).float()
+        logits_NV: Tensor = self._head(hidden_NH)
         if self._softcap is None:
             return logits_NV
-        return torch.tanh(logits_NV / self._softcap) * self._softcap
+        return torch.tanh(logits_NV.float() / self._softcap) * self._softcap
 
     def serving_tensors(self) -> dict[str, Tensor]:
         dtype = torch.bfloat16 if self._train == "full" else torch.float32
-        return {name: parameter.detach().to(dtype, copy=True) for name, parameter in self._trained.items()}
+        return {name: parameter.detach().to(dtype, copy=True) for name, parameter in self.trained().items()}
 
 
-def load_trainable(folder: Path, *, train: Train, rank: int, seed: int) -> TransformersTrainable:
+def load_trainable(
+    folder: Path, *, train: Train, rank: int, seed: int, precision: Precision | Literal["auto"] = "float32"
+) -> TransformersTrainable:
     """Load the drafter of a model folder for training. The seed initialises the LoRA factors, nothing else.
+
+    Args:
+        precision: the format of its passes; `auto` is the fastest that works here.
 
     Raises:
         ConfigError: the folder holds no causal language model that transformers can load.
-        ModelError: torch computes nothing right here.
+        ModelError: torch computes nothing right here, or not in this precision.
     """
     from transformers import AutoModelForCausalLM
 
-    choice.torch_products().require("float32")
+    choice.torch_products().require("float32" if precision == "auto" else precision)
     try:
         model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, local_files_only=True, use_safetensors=True
@@ -108,7 +137,8 @@ def load_trainable(folder: Path, *, train: Train, rank: int, seed: int) -> Trans
         raise ConfigError(f"{folder} holds no model that can learn: {exc}") from exc
     model.eval()
     model.requires_grad_(train == "full")
-    return TransformersTrainable(_with_lora(model, rank, seed) if train == "lora" else model, train)
+    learned = _with_lora(model, rank, seed) if train == "lora" else model
+    return TransformersTrainable(learned, train, training_precision.automatic() if precision == "auto" else precision)
 
 
 def apply_serving_tensors(model: nn.Module, tensors: Mapping[str, Tensor], *, train: Train) -> None:

@@ -119,7 +119,7 @@ def test_the_gradient_of_all_losses_at_once_is_the_naive_one(
 
 
 def test_only_rows_that_a_loss_looks_at_are_computed(pair) -> None:
-    (batch,) = packing.pack(examples_of(pair, AlmSettings())[:1])
+    (batch,) = packing.pack(examples_of(pair, AlmSettings())[:1], "float32")
     (example,) = batch.examples
     pieces, positions = (batch.rows(0, at).tolist() for at in (example.piece_at_M, example.at_P))
     rows_N, _ = collate(batch, ["piece"])

@@ -133,7 +133,7 @@ def test_rejected_tokens_weigh_as_much_as_the_setting_says(pair, weight, labels)
     head = AcceptanceHead(8)
     trainer, example = HeadTrainer(head, settings), build(pair, drafted(pair, 1)[0])
     example.acceptance.log_q_N[:] = -1.0
-    (group,) = pack([example])
+    (group,) = pack([example], "float32")
     for _ in range(200):
         trainer.begin([example])
         trainer.backward(group, torch.arange(len(example.ids_T)), torch.zeros(len(example.ids_T), 8))

@@ -16,6 +16,7 @@ from omnidraft.distill.examples.training_example import ExampleBuilder
 from omnidraft.distill.training import gradients
 from omnidraft.distill.training.losses import LOSSES
 from omnidraft.errors import ConfigError, SnapshotCorrupt
+from omnidraft.models.hf import training_precision
 from omnidraft.models.hf.trainable_drafter import apply_serving_tensors, load_trainable
 from omnidraft.ports import PackedTexts
 from tests.tiny_pair import assert_same, records_of
@@ -74,9 +75,10 @@ def test_replay_keeps_what_new_records_would_overwrite(pair) -> None:
 
 
 @WAYS
-@pytest.mark.parametrize("replay_records", [0, 2])
-def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(any_pair, train, replay_records) -> None:
+@pytest.mark.parametrize(("replay_records", "precision"), [(0, "float32"), (2, "float32"), (2, "bfloat16")])
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(any_pair, train, replay_records, precision) -> None:
     options = {"train": train, "weight_decay": 0.1, "replay_records": replay_records, "replay_capacity": 6}
+    options["precision"] = precision
     whole = any_pair.learner(**options)
     for first in (0, 4, 8, 12):
         whole.step(records_of(any_pair, 4, first))
@@ -93,6 +95,35 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(any_pair, train, 
     assert resumed.counters == whole.counters
     arrays = whole.cache.to_arrays()
     assert all((resumed.cache.to_arrays()[name] == arrays[name]).all() for name in arrays)
+
+
+@pytest.mark.parametrize("began", ["float32", "bfloat16"])
+@pytest.mark.parametrize("chosen", ["float32", "bfloat16"])
+def test_a_resumed_run_keeps_its_precision_unless_one_is_set(pair, monkeypatch, began, chosen) -> None:
+    """On a machine whose own choice may be another."""
+    state = pair.learner(precision=began).state()
+    monkeypatch.setattr(training_precision, "automatic", lambda: chosen)
+    for setting, expected in (("auto", began), ("float32", "float32"), ("bfloat16", "bfloat16")):
+        resumed = pair.learner(precision=setting)
+        resumed.load_state(state)
+        assert resumed.model.precision == expected
+
+
+def test_a_state_without_a_precision_takes_the_one_chosen_here(pair, monkeypatch) -> None:
+    state = pair.learner().state()
+    del state["precision"]
+    monkeypatch.setattr(training_precision, "automatic", lambda: "bfloat16")
+    resumed = pair.learner(precision="auto")
+    resumed.load_state(state)
+    assert resumed.model.precision == "bfloat16"
+
+
+def test_learning_in_bfloat16_raises_agreement_like_float32(pair) -> None:
+    records = records_of(pair, 3)
+    learner = pair.learner(learning_rate=1e-2, precision="bfloat16")
+    for _ in range(60):
+        learner.step(records)
+    assert learner.agreement(records) > 0.8
 
 
 def test_state_of_other_weights_is_refused(pair) -> None:
@@ -159,6 +190,8 @@ def test_how_records_are_packed_changes_nothing_but_rounding(pair, pass_rows, lo
 
 class Oracle:
     """A drafter that is certain of given next tokens: ports.TrainableDrafter as far as agreement uses it."""
+
+    precision = "float32"
 
     def __init__(self, vocab_size: int, next_T: Tensor) -> None:
         self.vocab_size, self._next_T = vocab_size, next_T

@@ -10,8 +10,11 @@ from omnidraft.models.hf.target import load_model
 from omnidraft.models.kv_session import ForwardRequest
 from omnidraft.models.native import library
 from omnidraft.models.native.model import NativeKvBackend, NativeLlama
-from omnidraft.models.native.weights import is_supported
+from omnidraft.models.native.weights import LlamaParts, is_supported
 from pipelines.bench.engines.engine import MAX_TOKENS, EngineSpec, linear_weights
+
+_MATRICES = {"qkv", "out", "gate_up", "down", "head"}
+"""The parts that every pass reads whole."""
 
 
 class NativeEngine:
@@ -26,7 +29,8 @@ class NativeEngine:
         native = NativeLlama(model, spec.format, kernels)
         self._backend = NativeKvBackend(native, MAX_TOKENS)
         self.num_weights = sum(weight.numel() for weight in linear_weights(model))
-        self.weight_bytes = len(native._weights._memory)
+        parts = LlamaParts(model, spec.format, kernels).parts
+        self.weight_bytes = sum(part.num_bytes for part in parts if part.name.split(".")[-1] in _MATRICES)
         self.vocab_size = native.vocab_size
 
     def score(self, start: int, ids: Sequence[int]) -> torch.Tensor:

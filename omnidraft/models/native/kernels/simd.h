@@ -64,10 +64,6 @@ inline Floats widen(const Float16* from) {
 }
 
 inline float widen_scalar(const float* from) { return *from; }
-inline float widen_scalar(const Float16* from) {
-    Float16 eight[LANES] = {*from};
-    return widen(eight)[0];
-}
 inline float widen_scalar(const BFloat16* from) {
     uint32_t bits = (uint32_t)from->bits << 16;
     return load<float>(&bits);
@@ -93,7 +89,6 @@ inline void narrow(float value, BFloat16* to) {
 }
 
 inline Ints round_to_int(Floats x) { return (Ints)(x + 12582912.f) - 0x4b400000; }  // to nearest, below 2^22
-
 inline Floats round_to_whole(Floats x) { return (x + 12582912.f) - 12582912.f; }
 inline Floats round_to_float16(Floats x) {
     Float16 halves[LANES];

@@ -2,10 +2,14 @@
 
 `python -m pipelines.bench.quality --prompts FILE --json OUT`; OUT is written after every row.
 
-perplexity      of the file's prompts and answers, in parts of 512 tokens
-greedy_equal    share of the tokens of the 16-bit model's greedy answers that are the likeliest here too, after the same
-                text
-bits_per_weight of the matrices that a pass reads
+perplexity       of the file's prompts and answers, in parts of 512 tokens
+perplexity_ratio to that of the 16-bit model
+best_equal       share of these tokens' places where the likeliest token is that of the 16-bit model
+greedy_equal     share of the tokens of the 16-bit model's greedy answers that are the likeliest here too, after the
+                 same text
+bits_per_weight  of the matrices that a pass reads
+
+Fields that end with `_error` are standard errors. The rows of the 16-bit model itself come first.
 """
 
 import shlex
@@ -36,7 +40,8 @@ DEFAULT_PROMPTS = Path(__file__).parents[2] / "data" / "gsm8k.jsonl"
 SYSTEMS = ("torch", "omnidraft", LLAMACPP)
 GGUF_FORMATS = "Q8_0,Q4_K_M"
 REFERENCE = "packed16"
-COLUMNS = ("system", "format", "text", "perplexity", "greedy_equal", "bits_per_weight")
+SHARES = ("perplexity_ratio", "best_equal", "greedy_equal")
+COLUMNS = ("system", "format", "text", "perplexity", *SHARES, "bits_per_weight")
 
 
 def main(
@@ -118,8 +123,9 @@ def _show(rows: Sequence[Row]) -> None:
         if row["error"]:
             print(f"{row['system']} {row['format']}: {row['error']}")
         else:
-            names, figures = COLUMNS[:3], (f"{row[name]:.4f}" for name in COLUMNS[3:5])
-            table.add_row(*(row[name] for name in names), *figures, f"{row['bits_per_weight']:.2f}")
+            shares = (f"{row[name]:.4f} ± {row[f'{name}_error']:.4f}" for name in SHARES)
+            perplexity, bits = f"{row['perplexity']:.4f}", f"{row['bits_per_weight']:.2f}"
+            table.add_row(*(row[name] for name in COLUMNS[:3]), perplexity, *shares, bits)
     Console().print(table)
 
 

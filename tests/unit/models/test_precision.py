@@ -12,9 +12,9 @@ from omnidraft.models.hf.target import TransformersTarget
 from omnidraft.models.native import library
 from omnidraft.models.precision import PackedLinear
 from omnidraft.ports import DraftTree
+from tests.unit.models.native.packed_levels import unpacked
 from tests.unit.models.tiny import CONFIGS, SETTINGS, text, tiny_model, whole_pass
 
-LEVELS = {"int8": 255, "int4": 15}
 PRECISIONS = {"packed16": 5e-5, "int8": 0.08, "int4": 0.8}
 """The largest error of a tiny model with bfloat16 weights against float32, as a share of the logits' spread."""
 MAX_ERROR = {"packed16": 0.02, "bfloat16": 0.05, "int8": 0.08}
@@ -26,7 +26,7 @@ def kernels():
     return library.load()
 
 
-@pytest.fixture(params=["bfloat16", *LEVELS])
+@pytest.fixture(params=["bfloat16", "int8", "int4"])
 def kind(request):
     return request.param
 
@@ -36,18 +36,11 @@ def precision(request):
     return request.param
 
 
-def rounded(weight_NK: torch.Tensor, kind: str) -> torch.Tensor:
-    """Weights of 8 bits of mantissa, or in groups of 32 of their row, each of equal steps from lowest to highest."""
+def rounded(weight_NK: torch.Tensor, kind: str, kernels: library.Library) -> torch.Tensor:
+    """Return weights of 8 bits of mantissa, or those of the packed levels."""
     if kind == "bfloat16":
         return weight_NK.bfloat16().float()
-    levels = LEVELS[kind]
-    out_NK = weight_NK.clone()
-    for start in range(0, weight_NK.shape[1], 32):
-        group = weight_NK[:, start : start + 32]
-        least = group.amin(1, keepdim=True).half().float()
-        step = ((group.amax(1, keepdim=True) - least) / levels).half().float()
-        out_NK[:, start : start + 32] = least + ((group - least) / step).round().clamp(0, levels) * step
-    return out_NK
+    return unpacked(weight_NK, kind, kernels).float()
 
 
 @pytest.mark.parametrize(("num_in", "num_out"), [(64, 48), (96, 40), (50, 7), (33, 17)])
@@ -56,7 +49,7 @@ def test_a_layer_computes_with_weights_of_its_kind(kernels, kind, num_in, num_ou
     torch.manual_seed(0)
     layer = nn.Linear(num_in, num_out, bias=has_bias)
     x = torch.randn(2, 5, num_in)
-    expected = nn.functional.linear(x, rounded(layer.weight.detach(), kind), layer.bias)
+    expected = nn.functional.linear(x, rounded(layer.weight.detach(), kind, kernels), layer.bias)
     torch.testing.assert_close(PackedLinear(layer, kind, kernels)(x), expected.detach(), atol=2e-3, rtol=1e-3)
 
 

@@ -45,20 +45,26 @@ def test_the_model_in_16_bits_is_compared_with_itself(
         prompts_paths=[prompts],
         target=str(tiny_models[0]),
         systems="omnidraft",
-        formats="packed16",
+        formats="packed16,int4",
         permute=False,
         num_tokens=30,
         num_prompts=2,
         answer_tokens=5,
         json_path=tmp_path / "quality.json",
     )
-    (row,) = json.loads((tmp_path / "quality.json").read_text())["rows"]
+    row, rounded = json.loads((tmp_path / "quality.json").read_text())["rows"]
     tokenizer, model = load_tokenizer(tiny_models[0]), load_model(tiny_models[0]).float()
     (window,) = texts.read(prompts, tokenizer, num_tokens=30, num_prompts=1).windows
     loss = model(input_ids=torch.tensor([list(window)]), labels=torch.tensor([list(window)])).loss
     assert row["perplexity"] == pytest.approx(exp(float(loss)), rel=1e-3)
     assert (row["greedy_equal"], row["tokens"], row["greedy_tokens"]) == (1.0, 29, 10)
+    assert (row["perplexity_ratio"], row["perplexity_ratio_error"], row["best_equal"]) == (1.0, 0.0, 1.0)
     assert row["bits_per_weight"] == 16
+    assert rounded["perplexity"] / row["perplexity"] == pytest.approx(rounded["perplexity_ratio"])
+    assert 0 < rounded["perplexity_ratio_error"] < 0.1
+    assert rounded["best_equal_error"] == pytest.approx(
+        (rounded["best_equal"] * (1 - rounded["best_equal"]) / 29) ** 0.5
+    )
 
 
 def test_texts_are_windows_of_prompts_with_answers_and_the_test_split_is_first(

@@ -6,7 +6,7 @@
 
 #pragma once
 
-#include "simd.h"
+#include "levels.h"
 
 namespace {
 
@@ -71,36 +71,31 @@ template <int BITS> struct QuantizedLayout {
     static constexpr int GROUP_BYTES = HEADER_BYTES + LEVEL_BYTES;
 
     static void pack(const float* weights_NK, int n, int k, int first, char* block) {
-        for (int i = 0; i < padded(k); i += GROUP, block += GROUP_BYTES) {
-            for (int c = 0; c < BLOCK; c++) {
-                int size = first + c < n ? std::max(0, std::min(GROUP, k - i)) : 0;
-                pack_group(weights_NK + (size_t)(first + c) * k + i, size, c, block);
+        for (int i = 0; i < padded(k); i += GROUP, block += GROUP_BYTES)
+            for (int c = 0; c < BLOCK; c += LANES) {
+                int channels = std::max(0, std::min(LANES, n - first - c));
+                ChannelGroup group(weights_NK + (size_t)(first + c) * k + i, channels, k, std::min(GROUP, k - i));
+                pack_channels(group, c, block);
             }
-        }
     }
 
-    static void pack_group(const float* weights, int size, int channel, char* group) {
-        float own[GROUP] = {};
-        std::copy_n(weights, size, own);
-        std::fill(own + size, own + GROUP, own[0]);
-        float low = *std::min_element(own, own + GROUP), high = *std::max_element(own, own + GROUP);
-        Float16 *step = (Float16*)group + channel, *minimum = step + BLOCK;
-        narrow(low, minimum);
-        low = widen_scalar(minimum);
-        narrow(std::max(0.f, high - low) / MAX_LEVEL, step);
-        float inverse = step->bits ? 1 / widen_scalar(step) : 0;
-        uint8_t levels[GROUP];
-        for (int i = 0; i < GROUP; i += LANES) {
-            Floats level = vmin(vmax((widen(own + i) - low) * inverse, Floats{}), splat(MAX_LEVEL));
-            store(levels + i, __builtin_convertvector(round_to_int(level), Bytes8));
-        }
-        std::fill(levels + size, levels + GROUP, 0);
-        store_levels(levels, group + HEADER_BYTES + channel * 4);
+    // Writes the channels from `first` on; 16 levels are too few to spend them on all of the range.
+    static void pack_channels(const ChannelGroup& group, int first, char* to) {
+        Levels levels = BITS == 4 ? group.least_squares(MAX_LEVEL) : group.full_range(MAX_LEVEL);
+        narrow(levels.step, (Float16*)to + first);
+        narrow(levels.minimum, (Float16*)to + BLOCK + first);
+        Uints own[GROUP] = {};
+        for (int i = 0; i < group.size; i++)
+            own[i] = __builtin_convertvector(levels.nearest(group.weights[i], MAX_LEVEL), Uints);
+        store_levels(own, to + HEADER_BYTES + first * 4);
     }
-    static void store_levels(const uint8_t* levels, char* to) {
+    static void store_levels(const Uints* levels, char* to) {
         for (int quad = 0; quad < BITS; quad++, to += QUAD_BYTES) {
-            uint32_t bytes = load<uint32_t>(levels + quad * 4);
-            if (BITS == 4) bytes |= load<uint32_t>(levels + GROUP / 2 + quad * 4) << 4;
+            Uints bytes{};
+            for (int i = 0; i < 4; i++) {
+                bytes |= levels[quad * 4 + i] << (8 * i);
+                if (BITS == 4) bytes |= levels[GROUP / 2 + quad * 4 + i] << (8 * i + 4);
+            }
             store(to, bytes);
         }
     }

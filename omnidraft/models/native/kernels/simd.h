@@ -64,14 +64,13 @@ inline Floats widen(const Float16* from) {
 }
 
 inline float widen_scalar(const float* from) { return *from; }
-inline float widen_scalar(const Float16* from) {
-    Float16 eight[LANES] = {*from};
-    return widen(eight)[0];
-}
 inline float widen_scalar(const BFloat16* from) {
     uint32_t bits = (uint32_t)from->bits << 16;
     return load<float>(&bits);
 }
+
+inline Floats vmax(Floats a, Floats b) { return a > b ? a : b; }
+inline Floats vmin(Floats a, Floats b) { return a < b ? a : b; }
 
 inline void narrow(float value, float* to) { *to = value; }
 inline void narrow(float value, Float16* to) {
@@ -79,15 +78,23 @@ inline void narrow(float value, Float16* to) {
     uint32_t bits = load<uint32_t>(&size);
     to->bits = (uint16_t)((bits + 0xfff + (bits >> 13 & 1)) >> 13 | (std::signbit(value) ? 0x8000 : 0));
 }
+inline void narrow(Floats values, Float16* to) {
+    Uints bits = (Uints)(vmin(vmax(values, -values), splat(65504.f)) * 0x1p-112f);
+    bits = (bits + 0xfff + (bits >> 13 & 1)) >> 13 | ((Uints)values >> 31 << 15);
+    store(to, __builtin_convertvector(bits, Ushorts8));
+}
 inline void narrow(float value, BFloat16* to) {
     uint32_t bits = load<uint32_t>(&value);
     to->bits = (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-inline Floats vmax(Floats a, Floats b) { return a > b ? a : b; }
-inline Floats vmin(Floats a, Floats b) { return a < b ? a : b; }
-
 inline Ints round_to_int(Floats x) { return (Ints)(x + 12582912.f) - 0x4b400000; }  // to nearest, below 2^22
+inline Floats round_to_whole(Floats x) { return (x + 12582912.f) - 12582912.f; }
+inline Floats round_to_float16(Floats x) {
+    Float16 halves[LANES];
+    narrow(x, halves);
+    return widen(halves);
+}
 
 inline float horizontal_sum(Floats x) { return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7])); }
 inline float horizontal_max(Floats x) {

@@ -10,6 +10,7 @@ from omnidraft.models.native import library as native
 from omnidraft.models.native.build import VARIANTS, is_announced
 from omnidraft.models.native.drafter import LlamaDrafter
 from omnidraft.models.precision import PackedLinear
+from tests.unit.models.native.packed_levels import packed
 from tests.unit.models.tiny import text, tiny_model
 
 ANNOUNCED = [name for name in VARIANTS if is_announced(name)]
@@ -36,10 +37,10 @@ def inputs(num_in: int) -> torch.Tensor:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", SIZES)
 def test_a_row_does_not_depend_on_the_number_of_rows(size, kind, variant):
-    packed, x_RK = layer(size, kind, variant), inputs(size[1])
-    together = packed(x_RK)
+    linear, x_RK = layer(size, kind, variant), inputs(size[1])
+    together = linear(x_RK)
     for rows in (1, 2, 3, 4, 5, 7, 8, 9, 12, 13, 15, 16, 17, 24, 31, 32, 33, 48, 64):
-        assert torch.equal(packed(x_RK[-rows:]), together[-rows:]), rows
+        assert torch.equal(linear(x_RK[-rows:]), together[-rows:]), rows
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -52,14 +53,27 @@ def test_equal_names_of_arithmetic_are_equal_bits(size, kind):
     assert len(found) == (2 if kind == "bfloat16" and "amx" in ANNOUNCED and len(ANNOUNCED) > 1 else 1)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [(40, 96), (37, 50)])
+def test_every_variant_packs_the_same_bytes(size, kind):
+    """A packed file serves all of them."""
+    torch.manual_seed(0)
+    weight_NK = torch.randn(size) * 10 ** torch.linspace(-9, 4, size[0])[:, None]
+    weight_NK[::3, ::7] *= 50
+    weight_NK[1::5] = (
+        weight_NK[1::5, :1] + torch.randint(0, 2, (1, size[1])) * torch.linspace(0, 1, size[0])[1::5, None]
+    )
+    assert len({packed(weight_NK, kind, native.load(variant)) for variant in ANNOUNCED}) == 1
+
+
 @pytest.mark.parametrize("variant", ANNOUNCED)
 @pytest.mark.parametrize("size", SIZES)
 def test_sixteen_bit_products_are_those_of_exact_inputs(size, variant):
     """The inputs of matrix instructions are two parts of 8 bits of mantissa each."""
-    packed, x_RK = layer(size, "bfloat16", variant), inputs(size[1])
+    linear, x_RK = layer(size, "bfloat16", variant), inputs(size[1])
     torch.manual_seed(0)
     weights_NK = nn.Linear(size[1], size[0], bias=False).weight.detach().bfloat16().double()
-    error_RN = packed(x_RK).double() - x_RK.double() @ weights_NK.T
+    error_RN = linear(x_RK).double() - x_RK.double() @ weights_NK.T
     scale_R1 = x_RK.double().norm(dim=1, keepdim=True) * weights_NK.norm(dim=1).mean()
     assert float((error_RN / scale_R1).abs().max()) < 2e-5
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +184,8 @@ def test_messages_that_the_drafters_template_refuses_are_answered(
     messages = [{"role": "user", "content": PROMPT}]
     fields = {"prompt": None, "messages": messages, "max_new_tokens": 12}
     plain = ids_of(steps_of(engine, num_draft_tokens=0, **fields))
-    monkeypatch.setattr(engine.pair.drafter_tokenizer._chat, "chat_template", None)
+    tokenizer = engine.pair.drafter_tokenizer
+    monkeypatch.setattr(tokenizer, "_resolved", replace(tokenizer._resolved, chat_template=None))
     assert ids_of(steps_of(engine, **fields)) == plain
 
 

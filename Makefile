@@ -69,11 +69,10 @@ demo-kafka: setup ## The same over a Kafka broker that is started for it
 test: setup ## Unit, contract, integration and end-to-end tests on tiny models
 	$(TEST_ENV) $(TEST_LIMIT) $(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
-test-llamacpp: setup ## The tests that need llama.cpp, which it builds into .venv the first time (minutes)
-	$(PYTHON) -m uv pip install --quiet --python $(PYTHON) --editable '.[llamacpp]'
-	$(TEST_ENV) $(PYTHON) -m pytest -m 'real or not real' $(PYTEST_ARGS) \
-	  tests/contract/test_target.py tests/unit/models/llamacpp/test_target.py tests/unit/models/llamacpp/test_crash_probe.py \
-	  tests/integration/test_llamacpp.py tests/real/test_llamacpp_real.py
+test-llamacpp: setup ## The tests that need llama.cpp, which is built into the user's cache the first time (minutes)
+	bindings=$$($(PYTHON) -m pipelines.lib.llama_bindings) && \
+	$(TEST_ENV) PYTHONPATH="$$bindings" $(PYTHON) -m pytest -m 'real or not real' $(PYTEST_ARGS) \
+	  tests/contract/test_target.py tests/unit/models/llamacpp tests/integration/test_llamacpp.py tests/real/test_llamacpp_real.py
 
 test-vllm: $(VLLM_STAMP) ## The proposer inside vLLM's real engine on a tiny model, in .venv-vllm (2 GB the first time)
 	$(TEST_ENV) $(VLLM_PYTHON) -m pytest -m vllm --timeout 1200 $(PYTEST_ARGS) tests/vllm

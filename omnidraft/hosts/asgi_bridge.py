@@ -32,6 +32,8 @@ class HttpCall:
     headers: Headers = ()
     body: bytes = b""
     query: bytes = b""
+    client: tuple[str, int] | None = None
+    """The address that the request came from."""
 
     @property
     def scope(self) -> dict[str, Any]:
@@ -47,7 +49,7 @@ class HttpCall:
             "root_path": "",
             "query_string": self.query,
             "headers": list(self.headers),
-            "client": None,
+            "client": self.client,
             "server": None,
             "state": {},
         }

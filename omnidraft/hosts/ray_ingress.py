@@ -23,6 +23,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from omnidraft.decode.sampling.input_limits import BODY_LIMITS
 from omnidraft.errors import RequestError
 from omnidraft.hosts.asgi_bridge import HttpCall, ResponseStart
+from omnidraft.hosts.ray_router import conversation_of
 from omnidraft.serving.response_schemas import error
 from omnidraft.telemetry.exposition import merge_scrapes
 
@@ -86,7 +87,9 @@ class Ingress:
             if len(body) > self._max_body_bytes:
                 return None
         headers = tuple((name, value) for name, value in request.headers.raw if name.lower() not in NOT_FORWARDED)
-        return HttpCall(request.method, request.url.path, headers, bytes(body), request.url.query.encode())
+        path, query = request.url.path, request.url.query.encode()
+        client = None if request.client is None else (request.client.host, request.client.port)
+        return HttpCall(request.method, path, headers, bytes(body), query, client)
 
     def _target_of(self, call: HttpCall) -> str:
         default = next(iter(self._replicas))
@@ -148,7 +151,7 @@ class _ForwardedCall:
     """One request, forwarded to a replica and, if that dies, to another."""
 
     def __init__(self, replicas: DeploymentHandle, call: HttpCall) -> None:
-        self._replicas = replicas.options(stream=True, method_name="respond")
+        self._replicas = replicas.options(stream=True, method_name="respond", session_id=conversation_of(call))
         self._call = call
 
     async def response(self) -> Response:

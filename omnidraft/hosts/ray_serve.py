@@ -15,11 +15,11 @@ from ray.serve import Application
 
 from omnidraft import config
 from omnidraft.hosts.ray_ingress import Ingress
+from omnidraft.hosts.ray_router import ConversationRouter
 from omnidraft.hosts.ray_worker import DecodeReplica
 
 MAX_ONGOING = 8
-"""Requests that one replica holds: one is decoded, the others are queued fairly over tenants. More wait in the
-ingress."""
+"""Requests that one replica holds and decodes together. More wait in the ingress."""
 MAX_QUEUED = 256
 """Requests of one target that wait in one ingress; more get 429."""
 INGRESS_ONGOING = 1000
@@ -63,6 +63,7 @@ def _deployment(settings: config.Settings) -> Application:
         max_queued_requests=MAX_QUEUED,
         autoscaling_config={"min_replicas": 1, "max_replicas": 4, "target_ongoing_requests": 2},
         graceful_shutdown_timeout_s=settings.worker.drain_timeout_s + 2 * drain_s,
+        request_router_config={"request_router_class": ConversationRouter},
         health_check_period_s=5,
         health_check_timeout_s=30,
     )(DecodeReplica)

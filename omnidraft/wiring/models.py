@@ -105,7 +105,10 @@ def _llamacpp_target(settings: Settings, tokenizers: Vocabularies) -> Target:
     library()
     gguf = store.gguf_path(settings.models.target)
     require_surviving_build(gguf, store.default_home())
-    return load_target(gguf, tokenizers.target.vocabulary, settings.decode, name=settings.models.target)
+    max_texts = settings.scheduler.max_num_seqs
+    return load_target(
+        gguf, tokenizers.target.vocabulary, settings.decode, name=settings.models.target, max_texts=max_texts
+    )
 
 
 def ngram_cache(

@@ -2,6 +2,7 @@
 
 A process that has the folder in PYTHONPATH imports them; this environment stays without them. llama-cpp-python is built
 as llama_build.py builds the programs, without AMX. ik-llama-cpp-python is the wheel of the package index (AVX2).
+As a program it prints the folder of llama-cpp-python.
 """
 
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from omnidraft.errors import ModelDownloadError
+from omnidraft.models.catalog import store
 from pipelines.lib import llama_build
 
 IK_VERSION = "0.1.5"
@@ -84,3 +86,7 @@ def _install(requirement: str, folder: Path) -> None:
     done = subprocess.run([*command, "--target", str(folder), requirement], capture_output=True, text=True)
     if done.returncode != 0:
         raise ModelDownloadError(f"{requirement}: {done.stderr.strip()[-500:]}")
+
+
+if __name__ == "__main__":
+    print(llama_bindings(store.default_home()))

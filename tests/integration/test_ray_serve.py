@@ -13,6 +13,7 @@ import httpx
 import openai
 import pytest
 import torch
+from prometheus_client.parser import text_string_to_metric_families
 
 from omnidraft import config, wiring
 from omnidraft.decode.generation import GenerationRequest
@@ -31,6 +32,7 @@ NUM_REPLICAS = 3
 NUM_SEEDS = 8
 NUM_TOKENS = 100
 NUM_SWAPS = 6
+PROMPTS = "omnidraft_prefix_cache_queries_total"
 SWAPPED_S = 2.0
 RESUMED_S = 5.0
 
@@ -132,6 +134,45 @@ def test_the_ingress_chooses_the_target_and_speaks_for_all(fleet: ServeFleet, ta
     scrape = httpx.get(f"{fleet.url}/metrics").text
     workers = {*fleet.replicas(targets[0]), *fleet.replicas(targets[1])}
     assert all(f'worker="{worker}"' in scrape for worker in workers)
+
+
+def test_a_conversation_goes_to_the_replica_that_holds_its_keys(fleet: ServeFleet, targets: tuple[str, str]) -> None:
+    """Each is asked three times; its replica is killed before the last time."""
+    questions = [f"{number}. How many clips did {number} friends sell?" for number in range(9)]
+    histories = [[{"role": "user", "content": question}] for question in questions]
+    replicas = [ask_next(fleet, targets[0], history)[0] for history in histories]
+    assert len(set(replicas)) > 1
+    again = [ask_next(fleet, targets[0], history) for history in histories]
+    found = sum(now == first and num_cached > 0 for first, (now, num_cached) in zip(replicas, again, strict=True))
+    print(f"{found} of {len(histories)} second turns found their keys")
+    assert found >= len(histories) - 1
+    before = set(fleet.replicas(targets[0]))
+    os.kill(int(replicas[0].rpartition("-")[2]), signal.SIGKILL)
+    elsewhere = [ask_next(fleet, targets[0], history)[0] for history in histories]
+    assert replicas[0] not in elsewhere
+    fleet.wait_for(lambda: len(set(fleet.replicas(targets[0])) - before) == 1, "new replica")
+
+
+def ask_next(fleet: ServeFleet, target: str, history: list[dict[str, str]]) -> tuple[str, int]:
+    """The replica that took the next turn, and how many tokens of the prompt it did not read."""
+    before = num_prompts(fleet)
+    body = {"model": target, "messages": history, "max_tokens": 8, "temperature": 0}
+    answer = httpx.post(f"{fleet.url}/v1/chat/completions", json=body, timeout=60).json()
+    text = answer["choices"][0]["message"]["content"]
+    history += [{"role": "assistant", "content": text}, {"role": "user", "content": "And then?"}]
+    (replica,) = [worker for worker, number in num_prompts(fleet).items() if number > before.get(worker, 0)]
+    return replica, answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def num_prompts(fleet: ServeFleet) -> dict[str, float]:
+    """Prompt tokens that each replica was asked for."""
+    numbers: dict[str, float] = {}
+    for family in text_string_to_metric_families(httpx.get(f"{fleet.url}/metrics", timeout=10).text):
+        for sample in family.samples:
+            if sample.name == PROMPTS:
+                worker = sample.labels["worker"]
+                numbers[worker] = numbers.get(worker, 0) + sample.value
+    return numbers
 
 
 def test_a_replica_killed_under_load_loses_nothing_that_had_not_begun(

@@ -21,6 +21,8 @@ from omnidraft.errors import ConfigError, ContractError, ModelError
 
 CELL_STEP = 256
 """llama.cpp reads its cells in multiples of this."""
+MAX_SEQUENCES = 128
+"""Sequences of one context, which llama.cpp wants to be no more than the rows of a pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,7 @@ class BatchEntry:
     token: int
     position: int
     sequences: tuple[int, ...] = (0,)
+    has_logits: bool = True
 
 
 def library() -> ModuleType:
@@ -80,7 +83,7 @@ class Context:
     ) -> None:
         """
         Args:
-            max_rows: maximum number of entries of a pass.
+            max_rows: maximum number of entries that are computed at once.
             bits: bits of each number of keys and values, 16 or 32.
 
         Raises:
@@ -88,6 +91,8 @@ class Context:
         """
         self._model = model
         self._lib = lib = model.lib
+        self.num_cells = num_cells
+        self._max_rows = max_rows
         params = lib.llama_context_default_params()
         params.n_ctx, params.n_batch, params.n_ubatch = num_cells, max_rows, max_rows
         params.n_seq_max, params.kv_unified, params.swa_full = num_sequences, True, True
@@ -101,18 +106,23 @@ class Context:
         self._batch = lib.llama_batch_init(max_rows, 0, num_sequences)
         self._release = weakref.finalize(self, _release, lib, self._pointer, self._batch)
 
-    def decode(self, entries: Sequence[BatchEntry], *, has_logits: bool) -> torch.Tensor | None:
-        """Run one pass, which fills a cell for each entry; return the logits float32 [N, V] if `has_logits`."""
-        self._fill(entries, has_logits)
+    def decode(self, entries: Sequence[BatchEntry]) -> torch.Tensor:
+        """Fill a cell for each entry; return the logits float32 [N, V] of those that have logits."""
+        parts = [self._decode(entries[i : i + self._max_rows]) for i in range(0, len(entries), self._max_rows)]
+        return torch.cat(parts)
+
+    def _decode(self, entries: Sequence[BatchEntry]) -> torch.Tensor:
+        self._fill(entries)
         failure = self._lib.llama_decode(self._pointer, self._batch)
         if failure:
             raise ContractError(f"llama.cpp refused a pass over {len(entries)} tokens: llama_decode gave {failure}")
-        if not has_logits:
-            return None
+        num_logits = sum(entry.has_logits for entry in entries)
+        if not num_logits:
+            return torch.empty(0, self._model.vocab_size)
         rows_NV = self._lib.llama_get_logits(self._pointer)
-        return torch.from_numpy(np.ctypeslib.as_array(rows_NV, (len(entries), self._model.vocab_size)).copy())
+        return torch.from_numpy(np.ctypeslib.as_array(rows_NV, (num_logits, self._model.vocab_size)).copy())
 
-    def _fill(self, entries: Sequence[BatchEntry], has_logits: bool) -> None:
+    def _fill(self, entries: Sequence[BatchEntry]) -> None:
         batch = self._batch
         batch.n_tokens = len(entries)
         for row, entry in enumerate(entries):
@@ -121,23 +131,42 @@ class Context:
             batch.n_seq_id[row] = len(entry.sequences)
             for index, sequence in enumerate(entry.sequences):
                 batch.seq_id[row][index] = sequence
-            batch.logits[row] = has_logits
+            batch.logits[row] = entry.has_logits
 
-    def share(self, source: int, other: int, start: int = 0) -> None:
-        """Add the cells of `source` from position `start` on to sequence `other`."""
-        self._lib.llama_memory_seq_cp(self._memory, source, other, start, -1)
+    def share(self, source: int, other: int, start: int = 0, end: int = -1) -> None:
+        """Add the cells of `source` from position `start` to before `end` (-1: its last one) to sequence `other`."""
+        self._lib.llama_memory_seq_cp(self._memory, source, other, start, end)
 
     def cut(self, sequence: int, start: int) -> None:
         """Remove a sequence's cells from position `start` on."""
         self._lib.llama_memory_seq_rm(self._memory, sequence, start, -1)
 
-    def keep_only(self, sequence: int) -> None:
-        """Empty all other sequences."""
-        self._lib.llama_memory_seq_keep(self._memory, sequence)
+    def length(self, sequence: int) -> int:
+        """Return the position after the last cell of a sequence."""
+        return int(self._lib.llama_memory_seq_pos_max(self._memory, sequence)) + 1
+
+    def is_whole(self, sequence: int) -> bool:
+        """Return whether a sequence has its first cell still, which a sliding window may have given away."""
+        return int(self._lib.llama_memory_seq_pos_min(self._memory, sequence)) == 0
+
+    def save(self, sequence: int) -> np.ndarray:
+        """Return a copy of the cells of a sequence, for `load`."""
+        buffer = np.empty(self._lib.llama_state_seq_get_size(self._pointer, sequence), dtype=np.uint8)
+        self._lib.llama_state_seq_get_data(self._pointer, _bytes_at(buffer), buffer.size, sequence)
+        return buffer
+
+    def load(self, sequence: int, saved: np.ndarray) -> None:
+        """Replace the cells of a sequence. Raises ModelError when they do not fit in."""
+        if not self._lib.llama_state_seq_set_data(self._pointer, _bytes_at(saved), saved.size, sequence):
+            raise ModelError(f"llama.cpp has no room for {saved.size} bytes of saved keys; its messages are on stderr")
 
     def close(self) -> None:
         """Free the cells. Closing twice is allowed."""
         self._release()
+
+
+def _bytes_at(buffer: np.ndarray) -> Any:
+    return buffer.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
 
 
 def _release(lib: ModuleType, pointer: Any, batch: Any) -> None:

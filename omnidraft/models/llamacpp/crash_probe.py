@@ -49,7 +49,7 @@ def try_passes(gguf: str) -> None:
 
     context = Context(LlamaModel(Path(gguf)), CELL_STEP, max_rows=max(_ROWS), num_sequences=1, threads=1)
     for rows in _ROWS:
-        context.decode([BatchEntry(row, row) for row in range(rows)], has_logits=True)
+        context.decode([BatchEntry(row, row) for row in range(rows)])
         context.cut(0, 0)
     context.close()
 

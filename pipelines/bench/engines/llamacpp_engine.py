@@ -24,16 +24,14 @@ class LlamaCppEngine:
 
     def score(self, start: int, ids: Sequence[int]) -> torch.Tensor:
         """See Engine."""
-        logits_NV = self._decode(start, ids, has_logits=True)
-        assert logits_NV is not None
-        return logits_NV
+        return self._decode(start, ids, has_logits=True)
 
     def read(self, ids: Sequence[int]) -> None:
         """See Engine; without any logits."""
         self._decode(0, ids, has_logits=False)
 
-    def _decode(self, start: int, ids: Sequence[int], *, has_logits: bool) -> torch.Tensor | None:
+    def _decode(self, start: int, ids: Sequence[int], *, has_logits: bool) -> torch.Tensor:
         self._context.cut(0, start)
         return self._context.decode(
-            [BatchEntry(token, start + row) for row, token in enumerate(ids)], has_logits=has_logits
+            [BatchEntry(token, start + row, has_logits=has_logits) for row, token in enumerate(ids)]
         )

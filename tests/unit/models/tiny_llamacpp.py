@@ -14,7 +14,7 @@ from tests.unit.models.tiny import SETTINGS, tiny_model
 
 
 def require_llamacpp() -> None:
-    pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed; `make test-llamacpp` installs it")
+    pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed; `make test-llamacpp` builds it")
 
 
 @lru_cache(maxsize=1)

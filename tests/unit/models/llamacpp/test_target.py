@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from omnidraft.errors import ConfigError, ContractError, ModelError, RequestError, VocabularyError
 from omnidraft.models.llamacpp.context import LlamaModel
-from omnidraft.models.llamacpp.target import LlamaCppTarget, load_target, require_same_ids, sequences
+from omnidraft.models.llamacpp.shared_context import sequences
+from omnidraft.models.llamacpp.target import LlamaCppTarget, load_target, require_same_ids
 from omnidraft.ports import DraftTree
 from omnidraft.vocab.tokenizer import Vocabulary
 from tests.tiny_gguf import write_gguf
@@ -61,11 +62,16 @@ def test_a_tree_that_was_scored_and_not_kept_leaves_nothing():
 
 def test_a_tree_may_be_as_bushy_as_the_limits_say():
     target = tiny_llamacpp_target()
-    num_nodes = target.limits("fast").num_nodes
-    session = target.open(text(4), num_nodes, "fast")
-    assert session.score(drafted(range(num_nodes + 1), (0,) * (num_nodes + 1))).shape == (num_nodes + 1, VOCAB_SIZE)
+    limits = target.limits("fast")
+    session = target.open(text(4), limits.num_nodes, "fast")
+    num_leaves, num_inner = limits.num_chains, limits.num_nodes - limits.num_chains
+    parents = (0, *range(num_inner), *[num_inner] * num_leaves)
+    assert session.score(drafted(range(len(parents)), parents)).shape == (limits.num_nodes + 1, VOCAB_SIZE)
+    for longer in ((*parents, num_inner + 1), (*parents[:-1], num_inner, num_inner)):
+        with pytest.raises(ContractError, match="does not fit"):
+            session.score(drafted(range(len(longer)), longer))
     with pytest.raises(ContractError, match="does not fit"):
-        session.score(drafted(range(num_nodes + 2), (0,) * (num_nodes + 2)))
+        session.score(drafted(range(num_leaves + 2), (0,) * (num_leaves + 2)))
 
 
 def test_the_context_can_be_filled_to_its_last_id():
@@ -111,9 +117,9 @@ def test_the_self_test_refuses_a_build_whose_bits_depend_on_the_rest_of_the_pass
     """Planted: passes of one row are not padded, and llama.cpp computes one row otherwise than four."""
 
     class Unpadded(LlamaCppTarget):
-        def _session(self, *args):
-            session = super()._session(*args)
-            session._padded_rows = None
+        def _padded_session(self, *args):
+            session = super()._padded_session(*args)
+            session._num_rows = 1
             return session
 
     target = Unpadded(tiny_llamacpp_model(), SETTINGS, name="tiny")

@@ -1,0 +1,213 @@
+"""Texts of fast mode in one llama.cpp context, so that a pass computes the rows of all of them together.
+
+Every text has a block of sequences: the first for its kept ids, one for each further leaf of its tree. A pass reads all
+cells, those of other texts too, so the context holds as many as the running texts need: what is not in the pass is
+saved elsewhere, least recently used first, when it is in the way. A prefix is shared, not copied.
+Shapes: N nodes of a tree, V vocabulary.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from omnidraft.errors import ContractError
+from omnidraft.models.llamacpp.context import CELL_STEP, MAX_SEQUENCES, BatchEntry, Context
+from omnidraft.ports import DraftTree, TreeLimits
+
+_MIN_CELLS = 2048
+
+
+class SharedContext:
+    """The context of several texts. One pass at a time."""
+
+    def __init__(self, open_context: Callable[[int, int], Context], max_texts: int) -> None:
+        """
+        Args:
+            open_context: (number of cells, number of sequences) -> a context.
+            max_texts: the number of texts of one pass, at most MAX_SEQUENCES.
+        """
+        self._open_context = open_context
+        self.num_leaves = MAX_SEQUENCES // max_texts
+        self._context: Context | None = None
+        self._free_blocks = [number * self.num_leaves for number in range(max_texts)]
+        self._blocks: dict[SharedSession, int] = {}
+        """The first sequence of each text in the context, least recently used first."""
+
+    @property
+    def context(self) -> Context:
+        assert self._context is not None
+        return self._context
+
+    def forward(
+        self,
+        trees: Sequence[tuple["SharedSession", DraftTree]],
+        prompts: Sequence[tuple["SharedSession", int]] = (),
+    ) -> list[torch.Tensor]:
+        """See ports.Target."""
+        self.admit([session for session, _ in (*trees, *prompts)])
+        entries = [entry for session, tree in trees for entry in session.tree_entries(tree)]
+        entries += [entry for session, num_ids in prompts for entry in session.prompt_entries(num_ids)]
+        if not entries:
+            return []
+        logits_NV = self.context.decode(entries)
+        for session, num_ids in prompts:
+            session.num_kept += num_ids
+        return list(logits_NV.split([len(tree) for _, tree in trees]))
+
+    def admit(self, sessions: Sequence["SharedSession"]) -> None:
+        """Put these texts into the context, and save others where they are in the way."""
+        num_needed = sum(each.num_cells for each in sessions)
+        if self._context is None or num_needed > self._context.num_cells:
+            self._enlarge(num_needed)
+        absent = [each for each in sessions if each not in self._blocks]
+        idle = [each for each in self._blocks if each not in sessions]
+        num_free_cells = self.context.num_cells - num_needed
+        while idle and (len(self._free_blocks) < len(absent) or sum(each.num_kept for each in idle) > num_free_cells):
+            idle.pop(0).leave()
+        if len(self._free_blocks) < len(absent):
+            raise ContractError(f"a pass over {len(sessions)} texts; {MAX_SEQUENCES // self.num_leaves} fit")
+        for session in sessions:
+            if session in self._blocks:
+                self._blocks[session] = self._blocks.pop(session)
+        for session in absent:
+            self._blocks[session] = self._free_blocks.pop()
+            session.enter(self._blocks[session])
+
+    def remove(self, session: "SharedSession") -> None:
+        """Free the cells and the sequences of a text."""
+        first = self._blocks.pop(session)
+        for sequence in range(first, first + self.num_leaves):
+            self.context.cut(sequence, 0)
+        self._free_blocks.append(first)
+
+    def _enlarge(self, num_cells: int) -> None:
+        """Go on in a larger context, which all texts enter anew."""
+        for session in list(self._blocks):
+            session.leave()
+        if self._context is not None:
+            self._context.close()
+            self._context = None
+        rounded = -(-num_cells // CELL_STEP) * CELL_STEP
+        self._context = self._open_context(max(rounded, _MIN_CELLS), MAX_SEQUENCES)
+
+
+class SharedSession:
+    """Implements ports.TargetSession. Its cells are in the shared context, or saved."""
+
+    def __init__(self, shared: SharedContext, limits: TreeLimits, prompt_ids: Sequence[int], num_cells: int) -> None:
+        """
+        Args:
+            num_cells: the most cells that this text needs in a pass.
+        """
+        self._shared = shared
+        self._limits = limits
+        self._prompt_ids = tuple(prompt_ids)
+        self.num_cells = num_cells
+        self.num_kept = 0
+        self.first: int = -1
+        """The first of its sequences; -1 while it is not in the context."""
+        self._saved: np.ndarray | None = None
+        self._tree = DraftTree.empty(0)
+        """The last scored tree."""
+        self._sequences: list[tuple[int, ...]] = []
+        """Sequences of its nodes, until some are kept."""
+
+    @property
+    def num_unread(self) -> int:
+        return max(len(self._prompt_ids) - self.num_kept, 0)
+
+    def enter(self, first: int) -> None:
+        """Take the sequences from `first` on, with the cells that were saved."""
+        self.first = first
+        if self._saved is not None:
+            self._shared.context.load(first, self._saved)
+            self._saved = None
+
+    def leave(self) -> None:
+        """Save the cells of the kept ids and give the sequences back."""
+        self._drop_tree()
+        self._saved = self._shared.context.save(self.first) if self.num_kept else None
+        self._release()
+
+    def prompt_entries(self, num_ids: int) -> list[BatchEntry]:
+        """Return so many unread prompt ids; the pass makes them kept."""
+        self._drop_tree()
+        return self._unscored(self._prompt_ids[self.num_kept :][:num_ids])
+
+    def tree_entries(self, tree: DraftTree) -> list[BatchEntry]:
+        """Return the nodes of a tree behind the kept ids."""
+        if not tree.fits(self._limits):
+            raise ContractError(f"a tree of {len(tree) - 1} drafted nodes does not fit {self._limits}")
+        self._drop_tree()
+        self._tree = tree
+        self._sequences = [tuple(self.first + leaf for leaf in leaves) for leaves in sequences(tree)]
+        for other in self._sequences[0][1:]:
+            self._shared.context.share(self.first, other)
+        nodes = zip(tree.tokens, tree.depths, self._sequences, strict=True)
+        return [BatchEntry(token, self.num_kept + depth, members) for token, depth, members in nodes]
+
+    def copy_keys(self, source: "SharedSession", num_ids: int) -> int:
+        """Begin with ids of another text, whose cells are shared; return the number of ids."""
+        num_same = min(num_ids, source.num_kept, self.num_unread)
+        if num_same:
+            self._shared.admit([source, self])
+            if self._shared.context.is_whole(source.first):
+                self._shared.context.share(source.first, self.first, 0, num_same)
+                self.num_kept = num_same
+        return self.num_kept
+
+    def score(self, tree: DraftTree) -> torch.Tensor:
+        if num_unread := self.num_unread:
+            self._shared.forward([], [(self, num_unread)])
+        return self._shared.forward([(self, tree)])[0]
+
+    def keep(self, nodes: Sequence[int]) -> None:
+        if self._sequences:
+            self._keep_cells(nodes)
+        elif nodes:  # other texts needed the room of this one's tree
+            self._shared.admit([self])
+            self._shared.context.decode(self._unscored([self._tree.tokens[node] for node in nodes]))
+        self.num_kept += len(nodes)
+
+    def _keep_cells(self, nodes: Sequence[int]) -> None:
+        context, start = self._shared.context, self.num_kept
+        chosen = self._sequences[nodes[-1]][0] if nodes else self.first
+        context.cut(chosen, start + len(nodes))
+        if chosen != self.first:
+            context.cut(self.first, start)
+            context.share(chosen, self.first, start)
+        for leaf in self._sequences[0][1:]:
+            context.cut(leaf, 0)
+        self._sequences = []
+
+    def close(self) -> None:
+        self._saved = None
+        if self.first >= 0:
+            self._release()
+
+    def _release(self) -> None:
+        self._shared.remove(self)
+        self.first, self._sequences = -1, []
+
+    def _drop_tree(self) -> None:
+        """Drop what a pass computed behind the kept ids, one that failed in its middle too."""
+        if self._sequences:
+            self._keep_cells(())
+        self._shared.context.cut(self.first, self.num_kept)
+
+    def _unscored(self, ids: Sequence[int]) -> list[BatchEntry]:
+        """Return rows of ids that follow the kept ones."""
+        return [BatchEntry(token, self.num_kept + row, (self.first,), False) for row, token in enumerate(ids)]
+
+
+def sequences(tree: DraftTree) -> list[tuple[int, ...]]:
+    """Return the sequences of each node; leaf number i ends sequence i."""
+    members: list[list[int]] = [[] for _ in range(len(tree))]
+    for sequence, leaf in enumerate(tree.leaves or (0,)):
+        node = leaf
+        while node:
+            members[node].append(sequence)
+            node = tree.parents[node]
+        members[0].append(sequence)
+    return [tuple(each) for each in members]

@@ -18,7 +18,7 @@ _PASS_ROWS = (1, 2, 4, 6, 8, 12, 16)
 _STEP_ROWS = (1, 2, 4)
 _CONTEXT = 64
 """Ids in the context of the measured rows."""
-_MIN_CHANGE = 0.67
+_MIN_CHANGE = 0.9
 """A pass that takes less than this share of its time at an earlier start: that start measured beside other load."""
 
 

@@ -24,6 +24,7 @@ def open_registry(url: str, target: str) -> MlflowRegistry:
     return MlflowRegistry(url, "org/small", target, artifacts=None, keep_resume=2)
 
 
+@pytest.mark.timeout(300)  # the servers start within the first test
 def test_of_publishers_at_once_with_one_parent_one_wins(postgres_mlflow_url: str, tmp_path: Path) -> None:
     """Compare-and-set holds over several server processes, round after round."""
     parent = None

@@ -49,7 +49,7 @@ class Scraping:
     def values(self, expr: str) -> list[float]:
         return [float(each["value"][1]) for each in self.ask("query", query=expr)["result"]]
 
-    def wait_for(self, is_there: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    def wait_for(self, is_there: Callable[[], bool], timeout_s: float = 60.0) -> None:
         deadline = time.monotonic() + timeout_s
         while not is_there():
             assert time.monotonic() < deadline
@@ -133,7 +133,7 @@ def test_the_figures_are_those_of_what_was_decoded(scraping: Scraping) -> None:
     def now(name: str) -> float:
         return sum(scraping.values(f"sum({name})"))
 
-    time.sleep(1.5)  # the last answers of the fixture are scraped
+    time.sleep(5.0)  # the last answers of the fixture are scraped
     before = {name: now(name) for name in ("omnidraft_emitted_tokens_total", "omnidraft_target_passes_total")}
     told = scraping.fleet.ask(seed=11, figures=True).json()["omnidraft"]
     after = dict(zip(before, (told["num_tokens"], told["num_passes"]), strict=True))

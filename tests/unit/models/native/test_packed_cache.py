@@ -267,14 +267,16 @@ def packing(source: Path, cache: PackedCache, seconds_per_part: float) -> "subpr
 
 
 @pytest.mark.parametrize("source", ["llama"], indirect=True)
+@pytest.mark.timeout(300)
 def test_two_processes_that_start_together_pack_once(source, cache):
     processes = [packing(source, cache, 0.02) for _ in range(2)]
-    words = [word for process in processes for word in process.communicate(timeout=110)[0].split()]
+    words = [word for process in processes for word in process.communicate(timeout=250)[0].split()]
     assert sorted(words) == ["loaded", "loaded", "packing"]
     assert find(source, cache) is not None
 
 
 @pytest.mark.parametrize("source", ["llama"], indirect=True)
+@pytest.mark.timeout(300)
 def test_what_a_killed_process_leaves_is_replaced(source, cache):
     process = packing(source, cache, 0.2)
     assert process.stdout is not None

@@ -6,7 +6,8 @@ processor; torch's kernel reads each key head in place, for all the query heads 
 Shapes: S rows of a pass, C slots.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from omnidraft.errors import ContractError, ModelError
+from omnidraft.models.hf.padded_attention import Attend, TextGroup, TextKeys, attend_in_groups
 
 Masks = torch.Tensor | Mapping[str, torch.Tensor]
 _SHARED_HEADS = "sdpa_with_shared_heads"
@@ -25,8 +27,9 @@ _LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 class PackedKeys(torch.Tensor):
     """The new keys of a pass over several texts, which carry what each text reads."""
 
-    texts: Sequence[tuple[slice, torch.Tensor, torch.Tensor]]
-    """The rows of each text, and its keys and values in all slots up to its last row."""
+    texts: Sequence[TextKeys]
+    groups: Callable[[], Sequence[TextGroup]]
+    """Returns the groups in which an accelerator computes them."""
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -95,20 +98,8 @@ def attend_with_shared_heads(
 ) -> tuple[torch.Tensor, None]:
     if isinstance(key, PackedKeys):
         assert attention_mask is not None
-        mixed_texts = [
-            attend_with_shared_heads(
-                module,
-                query[:, :, rows],
-                keys,
-                values,
-                attention_mask[:, :, rows, : keys.shape[2]],
-                dropout,
-                scaling,
-                **options,
-            )[0]
-            for rows, keys, values in key.texts
-        ]
-        return torch.cat(mixed_texts, dim=1), None
+        attend = partial(attend_with_shared_heads, module, dropout=dropout, scaling=scaling, **options)
+        return _attend_texts(lambda *inputs: attend(*inputs)[0], query, attention_mask, key), None
     is_special = any(options.get(name) is not None for name in ("softcap", "position_bias"))
     if attention_mask is None or is_special or not query.is_cpu:
         output: tuple[torch.Tensor, None] = sdpa_attention_forward(
@@ -119,3 +110,20 @@ def attend_with_shared_heads(
         query, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling, enable_gqa=True
     )
     return mixed.transpose(1, 2).contiguous(), None
+
+
+def _attend_texts(attend: Attend, query: torch.Tensor, mask: torch.Tensor, packed: PackedKeys) -> torch.Tensor:
+    """Return the mixed values of all texts' rows: on a processor text by text, without copies of keys."""
+    if not _is_on_processor(query):
+        return attend_in_groups(attend, query, mask, packed.texts, packed.groups())
+    return torch.cat(
+        [
+            attend(query[:, :, rows], keys, values, mask[:, :, rows, : keys.shape[2]])
+            for rows, keys, values in packed.texts
+        ],
+        dim=1,
+    )
+
+
+def _is_on_processor(query: torch.Tensor) -> bool:
+    return query.is_cpu

@@ -1,11 +1,13 @@
 """One pass of a transformers model over the rows of several texts, each with its own slots.
 
-All rows stand in one line, so that every matrix is read once; attention alone takes the texts one by one.
+All rows stand in one line, so that every matrix is read once; attention alone takes the texts one by one, on an
+accelerator in groups.
 Shapes: R rows of a text, C slots that they read, V vocabulary, H hidden size.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate, chain
 from typing import Any
 
@@ -16,6 +18,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from omnidraft.models.hf.attention import Masks, PackedKeys
 from omnidraft.models.hf.kv_slots import KvSlots
+from omnidraft.models.hf.padded_attention import TextGroup, text_groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +86,13 @@ class _PackedLayer(CacheLayerMixin):
 
     is_sliding = False
 
-    def __init__(self, layers: Sequence[CacheLayerMixin], rows: Sequence[slice]) -> None:
+    def __init__(
+        self, layers: Sequence[CacheLayerMixin], rows: Sequence[slice], groups: Callable[[], Sequence[TextGroup]]
+    ) -> None:
         super().__init__()
         self._layers = layers
         self._rows = rows
+        self._groups = groups
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Do nothing: every text's layer initializes itself."""
@@ -99,6 +105,7 @@ class _PackedLayer(CacheLayerMixin):
             (rows, *layer.update(key_states[:, :, rows], value_states[:, :, rows]))
             for layer, rows in zip(self._layers, self._rows, strict=True)
         ]
+        packed.groups = self._groups
         return packed, value_states
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -117,5 +124,7 @@ class _PackedSlots(Cache):
     def __init__(self, texts: Sequence[TextRows]) -> None:
         ends = list(accumulate(len(text.ids) for text in texts))
         rows = [slice(end - len(text.ids), end) for text, end in zip(texts, ends, strict=True)]
+        num_slots = [text.start + len(text.ids) for text in texts]
+        groups = cache(lambda: text_groups(rows, num_slots, texts[0].positions_R.device))
         layers = zip(*(text.slots.layers for text in texts), strict=True)
-        super().__init__(layers=[_PackedLayer(each, rows) for each in layers])
+        super().__init__(layers=[_PackedLayer(each, rows, groups) for each in layers])

@@ -7,11 +7,21 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, GPT2Config
 
 from omnidraft.models.acceptance_head import AcceptanceHead
+from omnidraft.models.hf import attention
 from omnidraft.models.hf.drafter import TorchDrafter
 from omnidraft.models.hf.target import TransformersTarget
 from omnidraft.ports import DraftTree
 from tests.unit.models.drafted_trees import BUSHY, CLOSE, drafted
 from tests.unit.models.tiny import CONFIGS, SETTINGS, SHAPE, VOCAB_SIZE, text, tiny_model, tiny_target, whole_pass
+
+
+@pytest.fixture(scope="module", params=["text by text", "in groups"], autouse=True)
+def attention_of_texts(request):
+    """How a processor, and how an accelerator computes the attention of several texts; both here on a processor."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "in groups":
+            patch.setattr(attention, "_is_on_processor", lambda query: False)
+        yield request.param
 
 
 class Counting:
@@ -111,3 +121,31 @@ def test_drafters_steps_of_several_texts_are_one_pass(name, data):
             alone.prefill_or_extend(0, [*ids, 3, 5, 9])
             [got], [expected] = sessions[number].acceptance_probabilities(), alone.acceptance_probabilities()
             assert got(-1.0) == pytest.approx(expected(-1.0), abs=1e-3)
+
+
+def test_texts_of_like_numbers_of_rows_are_one_attention(attention_of_texts, monkeypatch):
+    """Eight texts with one to four rows, and a long prompt."""
+    target, model = tiny_target("llama"), tiny_model("llama")
+    prompts = [text(3 + 5 * number, number) for number in range(8)]
+    sessions = [target.open(ids, 60, "fast") for ids in prompts]
+    target.forward([], [(each, each.num_unread) for each in sessions])
+    trees = [
+        drafted([ids[-1], *range(2, 2 + number % 4)], [0] * (1 + number % 4)) for number, ids in enumerate(prompts)
+    ]
+    sizes = []
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def counted(query, *args, **kwargs):
+        sizes.append((query.shape[0], query.shape[2]))
+        return attend(query, *args, **kwargs)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", counted)
+    scored = target.forward(list(zip(sessions, trees, strict=True)), [(target.open(text(43), 9, "fast"), 42)])
+    for ids, tree, logits in zip(prompts, trees, scored, strict=True):
+        for node, token in enumerate(tree.tokens):
+            ids_to_node = [*ids, token] if node else ids
+            torch.testing.assert_close(logits[node], whole_pass(model, ids_to_node)[-1], **CLOSE)
+    if attention_of_texts == "in groups":
+        assert sizes[:4] == [(2, 1), (2, 2), (4, 4), (1, 42)]
+    else:
+        assert sizes[:9] == [(1, 1 + number % 4) for number in range(8)] + [(1, 42)]

@@ -3,6 +3,8 @@
 import math
 import multiprocessing
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -40,6 +42,37 @@ def test_two_processes_append_at_once_without_a_gap_or_a_loss(tmp_path):
         written = [m.value.decode() for m in messages if m.key.decode() == name]
         assert written == [f"{name} {number}" for number in range(100)]
     reader.close()
+
+
+READS_AND_LEAVES = """
+import sys
+from pathlib import Path
+from omnidraft.bus.sqlite_log import SqliteReader
+reader = SqliteReader(Path(sys.argv[1]), "t")
+print(len(reader.poll(100, 0.0).messages))
+reader.close()
+"""
+
+
+def num_read_elsewhere(path: Path) -> int:
+    """By a process that opens the file and leaves, like a command line."""
+    command = [sys.executable, "-c", READS_AND_LEAVES, path]
+    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def test_a_process_that_leaves_takes_nothing_of_one_with_several_topics(tmp_path):
+    """A worker opens its control topic after its traces. It holds its locks on the file still, so whoever leaves is not
+    the last one, and does not delete the WAL that the worker goes on to write."""
+    path = tmp_path / "log.db"
+    writer = SqliteWriter(path, "t")
+    writer.append([Outgoing(b"", b"1")])
+    control = SqliteReader(path, "control")
+    assert num_read_elsewhere(path) == 1
+    writer.append([Outgoing(b"", b"2")])
+    assert num_read_elsewhere(path) == 2
+    control.close()
+    writer.close()
+    assert num_read_elsewhere(path) == 2
 
 
 def test_a_writer_that_waits_too_long_for_another_raises_bus_error(tmp_path):

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnidraft.decode.drafting.ranking import CandidateRanker
+from omnidraft.decode.drafting.ranking import CandidateRanker, most_probable
 from omnidraft.decode.sampling.noise import SeededNoise
 from tests.unit.decode.toys import ALIGNMENT, DRAFT_PIECES, TARGET_PIECES
 
@@ -66,3 +66,12 @@ def test_a_drafter_that_says_nothing_the_target_knows_has_no_candidates():
     ranking = CandidateRanker(logits, ALIGNMENT, 1.0)
     assert ranking.best(3, 1.0, NOISE, 0) == []
     assert ranking.first_ids((0.0, 1.0), NOISE, 0) == [None, None]
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.5, 3.0, 20.0])
+def test_the_most_probable_tokens_of_a_large_vocabulary_are_those_of_a_sort(spread):
+    """Whether few or many logits are close to the largest one."""
+    logits = np.random.default_rng(3).normal(size=40_000).astype(np.float32).round(2) * np.float32(spread)
+    ids, q = most_probable(logits)
+    assert ids.tolist() == np.argsort(-logits, kind="stable")[:128].tolist()
+    np.testing.assert_allclose(q, torch.softmax(torch.tensor(logits).double(), 0).numpy()[ids], rtol=1e-5)

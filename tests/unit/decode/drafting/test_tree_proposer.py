@@ -164,5 +164,5 @@ def test_drafting_stops_for_the_tenant_whose_texts_it_loses_on_and_goes_on_for_t
             session = proposer.open(make_request(Sampling(0.0), tenant=tenant))
             sized.append(len(session.propose(8, TreeLimits(5), NOISE)) - 1)
             session.observe([T[b"g"]] * (sized[-1] + 1) if tenant == "agrees" else [T[b"a"]])
-    assert sum(sizes["differs"][-20:]) <= 4  # a trial
+    assert sum(sizes["differs"][-20:]) <= 5  # one trial
     assert min(sizes["agrees"][-20:]) >= 1

@@ -1,5 +1,6 @@
 """The benchmark's output: a table of milliseconds, a page in Markdown, a picture."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from rich.table import Table
 from pipelines.bench.engines.engine import MAX_ROWS
 from pipelines.bench.kernels.measurement import Row
 
+_MOST_BITS = 16
 LEGEND = (
     "Milliseconds of a whole pass over so many rows with the logits of all, medians; an empty text, so reading the "
     f"weights is most of the work. More than {MAX_ROWS} rows: a prompt of so many tokens, read in passes of the "
@@ -68,26 +70,39 @@ def markdown(report: Mapping[str, Any], picture_name: str) -> str:
 
 
 def picture(rows: Sequence[Row], limits: Mapping[str, Any], path: Path) -> None:
-    """Draw milliseconds of a pass over its rows, a line for each engine, as PNG."""
+    """Draw milliseconds of a pass over its rows as PNG: a panel for each number of bits, a line for each engine."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axis = pyplot.subplots(figsize=(8.0, 5.0))
-    for name, measured in _by_engine([row for row in rows if row["ms"] and row["rows"] <= MAX_ROWS]).items():
-        axis.plot([row["rows"] for row in measured], [row["ms"] for row in measured], "o-", label=name)
-    numbers = [number for number in _numbers(rows) if number <= MAX_ROWS]
-    axis.set_xscale("log", base=2)
-    axis.set_yscale("log")
-    axis.set_xticks(numbers, [str(number) for number in numbers])
-    axis.set_xlabel("rows of a pass")
-    axis.set_ylabel("ms")
-    axis.set_title(f"reading alone: {limits.get('read_gb_per_s')} GB/s", fontsize=9)
-    axis.grid(alpha=0.3, which="both")
-    axis.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    drawn = [row for row in rows if row["ms"] and row["rows"] <= MAX_ROWS]
+    panels = sorted({_bits(row) for row in drawn}, reverse=True)
+    figure, axes = pyplot.subplots(
+        1, max(len(panels), 1), figsize=(4.5 * max(len(panels), 1), 4.5), sharey=True, squeeze=False
+    )
+    for bits, axis in zip(panels, axes[0], strict=False):
+        for name, measured in _by_engine([row for row in drawn if _bits(row) == bits]).items():
+            style = "o-" if measured[0]["system"] == "omnidraft" else "s--"
+            axis.plot([row["rows"] for row in measured], [row["ms"] for row in measured], style, label=name)
+        numbers = _numbers(drawn)
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log")
+        axis.set_xticks(numbers, [str(number) for number in numbers])
+        axis.set_xlabel("rows of a pass")
+        axis.set_title(f"{bits} bits" if bits < _MOST_BITS else f"{bits} bits or more", fontsize=9)
+        axis.grid(alpha=0.3, which="both")
+        axis.legend(fontsize=7)
+    axes[0][0].set_ylabel("ms")
+    figure.suptitle(f"reading alone: {limits.get('read_gb_per_s')} GB/s", fontsize=9)
     figure.savefig(path, dpi=120, bbox_inches="tight")
     pyplot.close(figure)
+
+
+def _bits(row: Row) -> int:
+    """Return the bits of a weight, from the format's name; wider ones count as 16."""
+    number = re.search(r"\d+", row["format"])
+    return _MOST_BITS if number is None else min(int(number.group()), _MOST_BITS)
 
 
 def _name(row: Row) -> str:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from omnidraft import config, wiring
+from omnidraft.cli.progress import bar
 from omnidraft.distill.evaluation import speedup_model
 from omnidraft.distill.evaluation.agreement import share
 from omnidraft.distill.training.learner import Learner
@@ -19,7 +20,6 @@ from omnidraft.traces.record import TraceRecord
 from omnidraft.wiring.models import named_folder
 from pipelines.lib import log_slice, report
 from pipelines.lib.learning import measure
-from pipelines.lib.progress import bar
 
 BASE = "base"
 

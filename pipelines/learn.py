@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from omnidraft import config, prompts, wiring
+from omnidraft.cli.progress import bar
 from omnidraft.distill.training.losses import parse
 from omnidraft.errors import RequestError
 from omnidraft.hosts import process
@@ -20,7 +21,6 @@ from omnidraft.traces import archive
 from omnidraft.traces.record import TraceRecord
 from pipelines.lib import report
 from pipelines.lib.learning import Point, TrainingRun, learn, new_run, split_by_request, write_snapshot
-from pipelines.lib.progress import bar
 from pipelines.lib.recording import Recording, RecordingLimits
 
 

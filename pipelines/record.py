@@ -11,11 +11,11 @@ from typing import Annotated
 import typer
 
 from omnidraft import config, prompts
+from omnidraft.cli.progress import bar
 from omnidraft.errors import RequestError
 from omnidraft.hosts import process
 from omnidraft.traces import archive
 from omnidraft.traces.record import TraceRecord
-from pipelines.lib.progress import bar
 from pipelines.lib.recording import Recording, RecordingLimits
 
 

@@ -14,8 +14,6 @@ from omnidraft.cli.options import Config, Engine, Quantize, Snapshot, download_b
 from omnidraft.errors import RequestError
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
     from omnidraft.config import Settings
     from omnidraft.exactness.check import CheckPlan
 
@@ -89,30 +87,17 @@ def _run_check(
 ) -> dict[str, Any]:
     """Run the whole check under a progress bar; return the report."""
     from omnidraft import wiring
+    from omnidraft.cli.progress import bar
     from omnidraft.exactness.check import ExactnessCheck
     from omnidraft.exactness.report import report
     from omnidraft.telemetry.metrics import CountingMetrics
 
     with download_bars() as progress:
         engine = wiring.engine(settings, CountingMetrics(), snapshot=snapshot, progress=progress).engine
-    with _bar() as progress:
-        task = progress.add_task("loading")
-        exactness = ExactnessCheck(engine, plan, lambda: progress.advance(task))
-        progress.update(task, total=exactness.num_progress_steps(temperatures, modes))
-        runs = []
-        for mode in modes:
-            for temperature in temperatures:
-                progress.update(task, description=f"{mode}, temperature {temperature:g}")
-                runs.append(exactness.run(temperature, mode))
+    with bar("checking", plan.num_progress_steps(temperatures, modes), transient=True) as advance:
+        exactness = ExactnessCheck(engine, plan, advance)
+        runs = [exactness.run(temperature, mode) for mode in modes for temperature in temperatures]
     return report(runs, plan, engine)
-
-
-def _bar() -> "Progress":
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _show(result: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 import json
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -86,6 +86,7 @@ def redrive(
 
 def _redrive(settings: config.Settings, choice: "Choice", again: bool) -> "Redriven":
     from omnidraft import wiring
+    from omnidraft.cli.progress import bar
     from omnidraft.distill.ingest import dead_letters
     from omnidraft.distill.ingest.dead_letters import Redrive, redriven_before
 
@@ -94,16 +95,20 @@ def _redrive(settings: config.Settings, choice: "Choice", again: bool) -> "Redri
     if not again:
         with (
             closing(wiring.log_reader(settings, log.traces_topic)) as origin,
-            _bar(f"reading {log.traces_topic}", origin) as saw,
+            bar(f"reading {log.traces_topic}", _num_messages(origin), transient=True) as saw,
         ):
             done = redriven_before(origin, on_message=lambda message: saw())
     with (
         closing(_dead_letters(settings)) as reader,
         closing(wiring.log_writer(settings, log.traces_topic)) as writer,
-        _bar("redriving", reader) as saw,
+        bar("redriving", _num_messages(reader), transient=True) as saw,
     ):
         job = Redrive(writer, topic=log.traces_topic, dead_letters_topic=log.dead_letters_topic)
         return job.run(_counted(dead_letters.read(reader), saw), choice, done)
+
+
+def _num_messages(reader: "LogReader") -> int:
+    return sum(reader.end_offsets().values())
 
 
 def _counted(messages: "Iterator[DeadLetter]", saw: Callable[[], None]) -> "Iterator[DeadLetter]":
@@ -195,15 +200,3 @@ def _table(rows: list[dict[str, Any]]) -> Table:
 
 def _text(value: bytes) -> str:
     return value.decode(errors="replace")
-
-
-@contextmanager
-def _bar(title: str, reader: "LogReader") -> Iterator[Callable[[], None]]:
-    """Show a progress bar over all messages of a topic on stderr, transient; nothing when stderr is not a terminal."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(title, total=sum(reader.end_offsets().values()))
-        yield lambda: progress.advance(task)

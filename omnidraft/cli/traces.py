@@ -1,8 +1,8 @@
 """`omnidraft traces`: print the trace log, verify that nothing was lost or learned twice, manage its dead letters."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -41,10 +41,11 @@ def verify(
     config_path: Config = None,
 ) -> None:
     """Compare the trace log with what snapshots learned and with the dead letters; exit code 1 when they disagree."""
+    from omnidraft.cli.progress import bar
     from omnidraft.wiring.audit import audit
 
     settings = config.load(config_path, models={"target": target})
-    with _progress(settings.log.traces_topic) as saw:
+    with bar(f"reading {settings.log.traces_topic}: messages", None, transient=True) as saw:
         report = audit(settings, counts_only=counts_only, on_poll=saw)
     if json_path is not None:
         json_path.write_text(json.dumps(report.plain_data(), indent=2) + "\n")
@@ -135,15 +136,3 @@ def _summary(report: "Report") -> str:
         else ""
     )
     return f"up to snapshot {report.version}: {counts}{expired}{earlier}"
-
-
-@contextmanager
-def _progress(topic: str) -> Iterator[Callable[[int], None]]:
-    """Show the number of messages read on stderr, transient; nothing when stderr is not a terminal."""
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    columns = (SpinnerColumn(), TextColumn(f"reading {topic}: {{task.completed:g}} messages"), TimeElapsedColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(topic, total=None)
-        yield lambda num_messages: progress.advance(task, num_messages)

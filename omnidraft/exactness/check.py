@@ -33,6 +33,11 @@ class CheckPlan:
     num_sampling_prompts: int = 8
     """Number of prompts among which the sampling test chooses one, at most."""
 
+    def num_progress_steps(self, temperatures: Sequence[float], modes: Sequence[Mode]) -> int:
+        """Return the number of calls of `on_progress` that checking these will make."""
+        measured = len(self.prompts[: self.num_rounding_prompts]) if "fast" in modes else 0
+        return measured + len(temperatures) * len(modes) * (len(self.prompts) + self.num_samples)
+
 
 @dataclass(frozen=True, slots=True)
 class CheckRun:
@@ -68,12 +73,6 @@ class ExactnessCheck:
         self._on_progress = on_progress
         self._proposer = engine.slot.current.proposer
         self._sampling_test = SamplingTest(engine.decoder, self._proposer)
-
-    def num_progress_steps(self, temperatures: Sequence[float], modes: Sequence[Mode]) -> int:
-        """Return the number of calls of `on_progress` that checking these will make."""
-        plan = self._plan
-        measured = len(plan.prompts[: plan.num_rounding_prompts]) if "fast" in modes else 0
-        return measured + len(temperatures) * len(modes) * (len(plan.prompts) + plan.num_samples)
 
     def run(self, temperature: float, mode: Mode) -> CheckRun:
         """Run the check at one temperature in one mode.

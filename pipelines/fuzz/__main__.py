@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from omnidraft.bus.sqlite_log import SqliteReader, SqliteWriter
+from omnidraft.cli.progress import bar
 from omnidraft.distill.ingest import dead_letters, topic_scan
 from omnidraft.distill.ingest.trace_consumer import TraceConsumer
 from omnidraft.errors import ContractError
@@ -26,7 +27,6 @@ from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import archive, codec
 from pipelines.fuzz import corpus
 from pipelines.lib import report
-from pipelines.lib.progress import bar
 
 RECORDED = Path(__file__).parents[1] / "data" / "gsm8k_qwen1.5b.avro"
 NUM_SOUND = 16

@@ -7,13 +7,13 @@ from statistics import median
 from typing import Any
 
 from omnidraft import config, wiring
+from omnidraft.cli.progress import bar
 from omnidraft.decode.decoder import Decoder
 from omnidraft.decode.policy.cost_model import MeasuredCosts
 from omnidraft.ports import Proposer, Step
 from omnidraft.prompts import Prompt
 from omnidraft.wiring.models import named_snapshot
 from pipelines.bench.runs import BenchRun, rotated, run_of_steps
-from pipelines.lib.progress import bar
 from pipelines.lib.prompt_requests import request_for
 
 PLAIN = "plain"

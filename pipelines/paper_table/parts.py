@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from omnidraft import config, prompts, wiring
+from omnidraft.cli.progress import bar
 from omnidraft.prompts import Prompt
 from omnidraft.traces.record import TraceRecord
 from pipelines.lib.learning import learn, new_run, write_snapshot
-from pipelines.lib.progress import bar
 from pipelines.lib.recording import Recording, RecordingLimits
 from pipelines.paper_table.result_cache import name_of
 

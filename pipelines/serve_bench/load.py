@@ -7,8 +7,8 @@ from typing import Any
 
 import psutil
 
+from omnidraft.cli.progress import bar
 from pipelines.lib.check_result import CheckResult
-from pipelines.lib.progress import bar
 from pipelines.serve_bench.clients import ClientTally, send_load
 from pipelines.serve_bench.server import ServeBenchPlan, serving
 

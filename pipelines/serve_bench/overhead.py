@@ -13,13 +13,13 @@ from statistics import median
 from typing import Any
 
 from omnidraft import wiring
+from omnidraft.cli.progress import bar
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.generation import GenerationRequest
 from omnidraft.ports import Sampling
 from omnidraft.telemetry.metrics import CountingMetrics
 from pipelines.bench.runs import rotated
 from pipelines.lib.check_result import CheckResult
-from pipelines.lib.progress import bar
 from pipelines.lib.report import ms
 from pipelines.serve_bench.server import ServeBenchPlan, Server, serving
 

@@ -15,6 +15,7 @@ import httpx
 import torch
 
 from omnidraft import wiring
+from omnidraft.cli.progress import bar
 from omnidraft.config import Settings
 from omnidraft.fleet import control_log
 from omnidraft.models.hf.trainable_drafter import load_trainable
@@ -22,7 +23,6 @@ from omnidraft.snapshots import bundle
 from pipelines.lib.check_result import CheckResult
 from pipelines.lib.local_cluster import ServiceFailed
 from pipelines.lib.openai_client import COMPLETIONS, ApiError, OpenAIClient
-from pipelines.lib.progress import bar
 from pipelines.lib.report import ms
 from pipelines.serve_bench.server import ServeBenchPlan, Server, serving
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from omnidraft import prompts, wiring
+from omnidraft.cli.progress import bar
 from omnidraft.config import Settings
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.generation import GenerationRequest
@@ -24,7 +25,6 @@ from omnidraft.ports import Sampling
 from omnidraft.telemetry.metrics import CountingMetrics
 from pipelines.lib.check_result import CheckResult
 from pipelines.lib.local_cluster import empty_folder
-from pipelines.lib.progress import bar
 from pipelines.soak.cluster import BROKER, Cluster, tiny_settings
 from pipelines.soak.plan import SoakPlan
 

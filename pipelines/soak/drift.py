@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from omnidraft import prompts, wiring
+from omnidraft.cli.progress import bar
 from omnidraft.config import DriftSettings, Settings
 from omnidraft.distill.ingest import topic_scan
 from omnidraft.fleet import control_log
@@ -17,7 +18,6 @@ from omnidraft.traces import codec
 from pipelines.demo.measure import ChatClient
 from pipelines.lib.check_result import CheckResult
 from pipelines.lib.local_cluster import empty_folder
-from pipelines.lib.progress import bar
 from pipelines.soak.cluster import Cluster
 from pipelines.soak.plan import SoakPlan
 

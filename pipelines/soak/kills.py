@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from omnidraft import wiring
+from omnidraft.cli.progress import bar
 from omnidraft.config import Settings
 from omnidraft.decode.generation import GenerationRequest
 from omnidraft.distill.retrying import retry
@@ -16,7 +17,6 @@ from omnidraft.ports import Sampling
 from omnidraft.telemetry.metrics import CountingMetrics
 from pipelines.lib.check_result import CheckResult
 from pipelines.lib.local_cluster import ServiceFailed, empty_folder
-from pipelines.lib.progress import bar
 from pipelines.soak import kill_schedule, uninterrupted, verdict
 from pipelines.soak.ack_monitor import AckMonitor
 from pipelines.soak.cluster import BROKER, REGISTRY, SERVICES, START_TIMEOUT_S, Cluster, tiny_settings

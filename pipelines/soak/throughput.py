@@ -14,11 +14,11 @@ from typing import Any
 
 import psutil
 
+from omnidraft.cli.progress import bar
 from omnidraft.ports import Outgoing
 from omnidraft.traces import archive, codec
 from pipelines.lib.check_result import CheckResult
 from pipelines.lib.local_cluster import empty_folder
-from pipelines.lib.progress import bar
 from pipelines.soak.cluster import BROKER, Cluster
 from pipelines.soak.plan import SoakPlan
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import psutil
 
+from omnidraft.cli.progress import bar
 from omnidraft.errors import OmnidraftError
 from pipelines.bench.engines.engine import MAX_ROWS, EngineSpec
 from pipelines.bench.engines.engine_process import EngineProcess, running
-from pipelines.lib.progress import bar
 from pipelines.lib.report import ms
 
 Row = dict[str, Any]

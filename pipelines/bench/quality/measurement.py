@@ -6,11 +6,11 @@ from math import exp, sqrt
 from statistics import fmean, stdev
 from typing import Any
 
+from omnidraft.cli.progress import bar
 from omnidraft.errors import OmnidraftError
 from pipelines.bench.engines.engine import EngineSpec
 from pipelines.bench.engines.engine_process import EngineProcess, running
 from pipelines.bench.quality.texts import QualityTexts
-from pipelines.lib.progress import bar
 
 Row = dict[str, Any]
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from omnidraft.cli.progress import bar
 from omnidraft.errors import ModelError
 from pipelines.bench.throughput import latency
 from pipelines.bench.throughput.clients import Tally, chat_body, run_clients, user
@@ -14,7 +15,6 @@ from pipelines.bench.throughput.systems import Endpoint, Setup, serving
 from pipelines.bench.throughput.workload import Workload
 from pipelines.lib.local_cluster import ServiceFailed
 from pipelines.lib.openai_client import ApiError
-from pipelines.lib.progress import bar
 
 WARM_UP_TOKENS = 16
 MIN_REQUESTS = 2

@@ -16,11 +16,11 @@ import typer
 from rich.console import Console
 
 from omnidraft import config, wiring
-from omnidraft.cli.progress import bar
 from omnidraft.distill.evaluation.agreement import share
 from omnidraft.distill.training.learner import Learner
 from omnidraft.errors import RequestError
 from omnidraft.hosts import process
+from omnidraft.progress import bar
 from omnidraft.traces.record import TraceRecord
 from pipelines.lib import report
 from pipelines.paper_table.parts import TablePlan, prompts_of, records, settings_for

@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.table import Table
 
 from omnidraft import config, wiring
-from omnidraft.cli.progress import bar
 from omnidraft.distill.evaluation import speedup_model
 from omnidraft.distill.evaluation.agreement import share
 from omnidraft.distill.training.learner import Learner
 from omnidraft.hosts import process
+from omnidraft.progress import bar
 from omnidraft.traces.record import TraceRecord
 from omnidraft.wiring.models import named_folder
 from pipelines.lib import log_slice, report

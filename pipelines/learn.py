@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.table import Table
 
 from omnidraft import config, prompts, wiring
-from omnidraft.cli.progress import bar
 from omnidraft.distill.training.losses import parse
 from omnidraft.errors import RequestError
 from omnidraft.hosts import process
+from omnidraft.progress import bar
 from omnidraft.traces import archive
 from omnidraft.traces.record import TraceRecord
 from pipelines.lib import report

@@ -11,9 +11,9 @@ from typing import Annotated
 import typer
 
 from omnidraft import config, prompts
-from omnidraft.cli.progress import bar
 from omnidraft.errors import RequestError
 from omnidraft.hosts import process
+from omnidraft.progress import bar
 from omnidraft.traces import archive
 from omnidraft.traces.record import TraceRecord
 from pipelines.lib.recording import Recording, RecordingLimits

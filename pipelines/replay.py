@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.table import Table
 
 from omnidraft import config, wiring
-from omnidraft.cli.progress import bar
 from omnidraft.distill.evaluation import speedup_model
 from omnidraft.errors import RequestError
 from omnidraft.hosts import process
+from omnidraft.progress import bar
 from omnidraft.traces.record import TraceRecord
 from pipelines.lib import log_slice, report
 from pipelines.lib.learning import Point, TrainingRun, learn, new_run, split_by_request, write_snapshot

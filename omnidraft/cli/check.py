@@ -87,9 +87,9 @@ def _run_check(
 ) -> dict[str, Any]:
     """Run the whole check under a progress bar; return the report."""
     from omnidraft import wiring
-    from omnidraft.cli.progress import bar
     from omnidraft.exactness.check import ExactnessCheck
     from omnidraft.exactness.report import report
+    from omnidraft.progress import bar
     from omnidraft.telemetry.metrics import CountingMetrics
 
     with download_bars() as progress:

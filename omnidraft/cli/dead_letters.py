@@ -86,9 +86,9 @@ def redrive(
 
 def _redrive(settings: config.Settings, choice: "Choice", again: bool) -> "Redriven":
     from omnidraft import wiring
-    from omnidraft.cli.progress import bar
     from omnidraft.distill.ingest import dead_letters
     from omnidraft.distill.ingest.dead_letters import Redrive, redriven_before
+    from omnidraft.progress import bar
 
     log = settings.log
     done: frozenset[str] = frozenset()

@@ -41,7 +41,7 @@ def verify(
     config_path: Config = None,
 ) -> None:
     """Compare the trace log with what snapshots learned and with the dead letters; exit code 1 when they disagree."""
-    from omnidraft.cli.progress import bar
+    from omnidraft.progress import bar
     from omnidraft.wiring.audit import audit
 
     settings = config.load(config_path, models={"target": target})

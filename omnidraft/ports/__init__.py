@@ -48,7 +48,7 @@ from omnidraft.ports.log import (
     RejectReason,
     TopicFacts,
 )
-from omnidraft.ports.registry import Registry, SnapshotVersion
+from omnidraft.ports.registry import Registry, SnapshotReader, SnapshotVersion
 from omnidraft.ports.telemetry import Metrics, NoopSpan, NoopTracing, Span, Tracing
 from omnidraft.traces.record import FinishReason, Source
 
@@ -99,6 +99,7 @@ __all__ = [
     "RoundPlan",
     "RoundText",
     "Sampling",
+    "SnapshotReader",
     "SnapshotVersion",
     "Source",
     "Span",

@@ -18,7 +18,18 @@ class SnapshotVersion:
     created_ms: int
 
 
-class Registry(Protocol):
+class SnapshotReader(Protocol):
+    """Finds and fetches snapshots."""
+
+    def resolve(self, name: str) -> SnapshotVersion:
+        """Find a version by alias (champion, challenger, previous), `latest` or number. Raises SnapshotNotFound."""
+
+    def fetch(self, version: int, into: Path, parts: Sequence[str] = ("serving",)) -> Path:
+        """Return a local snapshot folder with these parts, checksums verified. Raises SnapshotNotFound,
+        SnapshotCorrupt."""
+
+
+class Registry(SnapshotReader, Protocol):
     """Versions and aliases of the snapshots of one (drafter, target) pair. Safe for several processes."""
 
     def publish(self, bundle: Path, parent: int | None) -> SnapshotVersion:
@@ -33,13 +44,6 @@ class Registry(Protocol):
 
     def versions(self) -> tuple[SnapshotVersion, ...]:
         """Return all versions, oldest first."""
-
-    def resolve(self, name: str) -> SnapshotVersion:
-        """Find a version by alias (champion, challenger, previous), `latest` or number. Raises SnapshotNotFound."""
-
-    def fetch(self, version: int, into: Path, parts: Sequence[str] = ("serving",)) -> Path:
-        """Return a local snapshot folder with these parts, checksums verified. Raises SnapshotNotFound,
-        SnapshotCorrupt."""
 
     def promote(self, version: int) -> None:
         """Move `champion` to this version, and `previous` to the last champion. A challenger that becomes champion is

@@ -46,11 +46,27 @@ def open_client(url: str) -> "MlflowClient":
     """
     for name, value in MLFLOW_DEFAULTS.items():
         os.environ.setdefault(name, value)
+    check_reachable(url)
     with translate_errors(url, "opening"):
+        return _open_sqlite(database_of(url)) if url.startswith(SQLITE) else _open(url)
+
+
+def check_reachable(url: str) -> None:
+    """Connect to a server, without MLflow, which takes seconds to import; make a local store's folder.
+
+    Raises:
+        RegistryError: nothing answers within CONNECT_TIMEOUT_S, however long the timeout of uploads is; there can be no
+            such folder; the file cannot be written.
+    """
+    try:
         if url.startswith(SQLITE):
-            return _open_sqlite(database_of(url))
-        _check_reachable(url)
-        return _open(url)
+            _check_database(database_of(url))
+        elif url.startswith(("http://", "https://")):
+            parts = urlsplit(url)
+            port = parts.port or {"http": 80, "https": 443}[parts.scheme]
+            socket.create_connection((parts.hostname or "", port), timeout=CONNECT_TIMEOUT_S).close()
+    except OSError as exc:
+        raise RegistryError(masked(f"opening at {url}: {exc}; {_advice(url)}")) from exc
 
 
 def database_of(url: str) -> Path:
@@ -79,8 +95,14 @@ def translate_errors(url: str, action: str) -> Iterator[None]:
         raise RegistryError(masked(f"{action} at {url}: {str(exc).splitlines()[0]}; {_advice(url)}")) from exc
 
 
-def _open_sqlite(database: Path) -> "MlflowClient":
+def _check_database(database: Path) -> None:
+    """Raises OSError. The file is not even opened: closing it would drop the locks that this process has on it."""
     database.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(database if database.exists() else database.parent, os.W_OK):
+        raise PermissionError("it cannot be written")
+
+
+def _open_sqlite(database: Path) -> "MlflowClient":
     with FileLock(database.with_name(f".{database.name}.lock")):
         return _open(f"{SQLITE}{database}")
 
@@ -94,14 +116,6 @@ def _open(url: str) -> "MlflowClient":
     client.search_experiments(max_results=1)
     client.search_registered_models(max_results=1)
     return client
-
-
-def _check_reachable(url: str) -> None:
-    """Fail within seconds at a dead address, however long the timeout of uploads is."""
-    parts = urlsplit(url)
-    if parts.scheme in ("http", "https"):
-        port = parts.port or {"http": 80, "https": 443}[parts.scheme]
-        socket.create_connection((parts.hostname or "", port), timeout=CONNECT_TIMEOUT_S).close()
 
 
 def _store_errors() -> tuple[type[Exception], ...]:

@@ -2,13 +2,14 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from omnidraft.config import Settings, masked
 from omnidraft.errors import ConfigError, RegistryError
-from omnidraft.ports import LogReader, LogWriter, Metrics, Registry, TopicFacts
+from omnidraft.ports import LogReader, LogWriter, Metrics, Registry, SnapshotReader, TopicFacts
 
 if TYPE_CHECKING:
     from omnidraft.distill.ingest.trace_consumer import TraceConsumer
@@ -166,6 +167,18 @@ def registry(settings: Settings) -> Registry:
     from omnidraft.registry.mlflow_registry import MlflowRegistry
 
     return MlflowRegistry(section.url, *pair, artifacts=section.artifacts, **options)
+
+
+def snapshot_reader(settings: Settings) -> SnapshotReader:
+    """Return what a worker reads snapshots from, opened by the thread that reads first. Raises RegistryError when
+    nothing answers at its address."""
+    if settings.registry.url.startswith("directory://"):
+        return registry(settings)
+    from omnidraft.registry.deferred_registry import DeferredRegistry
+    from omnidraft.registry.mlflow_store import check_reachable
+
+    check_reachable(settings.registry.url)
+    return DeferredRegistry(partial(registry, settings))
 
 
 def signing_key(settings: Settings) -> str | None:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omnidraft.config import Settings
-from omnidraft.ports import Metrics, NoopTracing, Registry, Target, Tracing
+from omnidraft.ports import Metrics, NoopTracing, SnapshotReader, Target, Tracing
 from omnidraft.wiring.controller import control_follower
-from omnidraft.wiring.logs import registry
+from omnidraft.wiring.logs import snapshot_reader
 from omnidraft.wiring.models import (
     SnapshotLoader,
     Vocabularies,
@@ -111,12 +111,12 @@ def _all_served(
     progress: "Progress | None",
 ) -> tuple[ServedTarget, ...]:
     pairs = [settings.for_target(name) for name in settings.models.targets]
-    registries = [registry(pair) for pair in pairs]  # connected before anything large is loaded
+    readers = [snapshot_reader(pair) for pair in pairs]  # a wrong address is known before anything large is loaded
     tokenizers = [vocabularies(pair, progress) for pair in pairs]
     drafter = base_drafter(settings, tokenizers[0])
     return tuple(
         _served(pair, its_tokenizers, metrics, tracing, producer, drafter, snapshots, is_alone=len(pairs) == 1)
-        for pair, its_tokenizers, snapshots in zip(pairs, tokenizers, registries, strict=True)
+        for pair, its_tokenizers, snapshots in zip(pairs, tokenizers, readers, strict=True)
     )
 
 
@@ -127,7 +127,7 @@ def _served(
     tracing: Tracing,
     producer: "TraceProducer | None",
     drafter: "SharedDrafter",
-    snapshots: Registry,
+    snapshots: SnapshotReader,
     *,
     is_alone: bool,
 ) -> ServedTarget:
@@ -242,7 +242,7 @@ def _updater(
     settings: Settings,
     metrics: Metrics,
     tracing: Tracing,
-    snapshots: Registry,
+    snapshots: SnapshotReader,
     made: "Engine",
     load: SnapshotLoader,
     *,

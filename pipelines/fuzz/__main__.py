@@ -17,12 +17,12 @@ from typing import Annotated, Any
 import typer
 
 from omnidraft.bus.sqlite_log import SqliteReader, SqliteWriter
-from omnidraft.cli.progress import bar
 from omnidraft.distill.ingest import dead_letters, topic_scan
 from omnidraft.distill.ingest.trace_consumer import TraceConsumer
 from omnidraft.errors import ContractError
 from omnidraft.hosts import process
 from omnidraft.ports import OTHER_PAIR, Offsets, Outgoing
+from omnidraft.progress import bar
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import archive, codec
 from pipelines.fuzz import corpus

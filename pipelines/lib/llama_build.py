@@ -19,8 +19,8 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from omnidraft.cli.progress import bar
 from omnidraft.errors import ModelDownloadError, ModelError
+from omnidraft.progress import bar
 
 VERSION = "0.3.36"
 """The version of llama-cpp-python; its source package has the whole of llama.cpp."""

@@ -7,10 +7,10 @@ from statistics import median
 from typing import Any
 
 from omnidraft import config, wiring
-from omnidraft.cli.progress import bar
 from omnidraft.decode.decoder import Decoder
 from omnidraft.decode.policy.cost_model import MeasuredCosts
 from omnidraft.ports import Proposer, Step
+from omnidraft.progress import bar
 from omnidraft.prompts import Prompt
 from omnidraft.wiring.models import named_snapshot
 from pipelines.bench.runs import BenchRun, rotated, run_of_steps

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from omnidraft import config, prompts, wiring
-from omnidraft.cli.progress import bar
+from omnidraft.progress import bar
 from omnidraft.prompts import Prompt
 from omnidraft.traces.record import TraceRecord
 from pipelines.lib.learning import learn, new_run, write_snapshot

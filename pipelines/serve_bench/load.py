@@ -7,7 +7,7 @@ from typing import Any
 
 import psutil
 
-from omnidraft.cli.progress import bar
+from omnidraft.progress import bar
 from pipelines.lib.check_result import CheckResult
 from pipelines.serve_bench.clients import ClientTally, send_load
 from pipelines.serve_bench.server import ServeBenchPlan, serving

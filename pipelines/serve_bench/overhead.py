@@ -13,10 +13,10 @@ from statistics import median
 from typing import Any
 
 from omnidraft import wiring
-from omnidraft.cli.progress import bar
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.generation import GenerationRequest
 from omnidraft.ports import Sampling
+from omnidraft.progress import bar
 from omnidraft.telemetry.metrics import CountingMetrics
 from pipelines.bench.runs import rotated
 from pipelines.lib.check_result import CheckResult

@@ -15,10 +15,10 @@ import httpx
 import torch
 
 from omnidraft import wiring
-from omnidraft.cli.progress import bar
 from omnidraft.config import Settings
 from omnidraft.fleet import control_log
 from omnidraft.models.hf.trainable_drafter import load_trainable
+from omnidraft.progress import bar
 from omnidraft.snapshots import bundle
 from pipelines.lib.check_result import CheckResult
 from pipelines.lib.local_cluster import ServiceFailed

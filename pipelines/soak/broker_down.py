@@ -15,13 +15,13 @@ from typing import Any
 import torch
 
 from omnidraft import prompts, wiring
-from omnidraft.cli.progress import bar
 from omnidraft.config import Settings
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.generation import GenerationRequest
 from omnidraft.decode.recording import trace_producer
 from omnidraft.distill.ingest import topic_scan
 from omnidraft.ports import Sampling
+from omnidraft.progress import bar
 from omnidraft.telemetry.metrics import CountingMetrics
 from pipelines.lib.check_result import CheckResult
 from pipelines.lib.local_cluster import empty_folder

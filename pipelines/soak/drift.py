@@ -8,12 +8,12 @@ from statistics import fmean
 from typing import Any
 
 from omnidraft import prompts, wiring
-from omnidraft.cli.progress import bar
 from omnidraft.config import DriftSettings, Settings
 from omnidraft.distill.ingest import topic_scan
 from omnidraft.fleet import control_log
 from omnidraft.fleet.drift import DriftDetector
 from omnidraft.fleet.request_stats import RequestStats, request_stats
+from omnidraft.progress import bar
 from omnidraft.traces import codec
 from pipelines.demo.measure import ChatClient
 from pipelines.lib.check_result import CheckResult

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from omnidraft import wiring
-from omnidraft.cli.progress import bar
 from omnidraft.config import Settings
 from omnidraft.decode.generation import GenerationRequest
 from omnidraft.distill.retrying import retry
 from omnidraft.ports import Sampling
+from omnidraft.progress import bar
 from omnidraft.telemetry.metrics import CountingMetrics
 from pipelines.lib.check_result import CheckResult
 from pipelines.lib.local_cluster import ServiceFailed, empty_folder

@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 from omnidraft import wiring
-from omnidraft.cli.progress import bar
+from omnidraft.progress import bar
 from pipelines.lib.check_result import CheckResult
 from pipelines.lib.local_cluster import empty_folder
 from pipelines.soak import kills

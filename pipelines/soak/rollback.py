@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from statistics import median
 
 from omnidraft import wiring
-from omnidraft.cli.progress import bar
 from omnidraft.config import Settings
 from omnidraft.fleet import control_log
 from omnidraft.ports import Registry
+from omnidraft.progress import bar
 from pipelines.lib.check_result import CheckResult
 from pipelines.lib.local_cluster import ServiceFailed, empty_folder, free_port, is_serving
 from pipelines.lib.openai_client import COMPLETIONS, OpenAIClient

@@ -14,8 +14,8 @@ from typing import Any
 
 import psutil
 
-from omnidraft.cli.progress import bar
 from omnidraft.ports import Outgoing
+from omnidraft.progress import bar
 from omnidraft.traces import archive, codec
 from pipelines.lib.check_result import CheckResult
 from pipelines.lib.local_cluster import empty_folder

@@ -14,7 +14,7 @@ _EMA_WEIGHT = 0.1
 """Share of the error that one observation corrects."""
 _MAX_LOG_ERROR = math.log(2)
 _REPEATS = 3
-_STEP_REPEATS, _STEP_S = 12, 0.4
+_STEP_REPEATS, _STEP_S = 8, 0.25
 """Repeats of a drafter step, as far as they take no more seconds. Steps are short, so one hiccup of the machine can hit
 a few in a row, and drafting would not be tried for long."""
 _PASS_ROWS = (1, 2, 4, 6, 8, 12, 16)

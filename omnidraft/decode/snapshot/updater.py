@@ -17,7 +17,15 @@ from omnidraft import throttle
 from omnidraft.config import WorkerSettings
 from omnidraft.decode.snapshot.slot import Canary, LoadedSnapshot, SnapshotSlot
 from omnidraft.errors import BusError, OmnidraftError, SnapshotCorrupt, SnapshotError, SnapshotNotFound, SnapshotStale
-from omnidraft.ports import Announcement, ControlFollower, Metrics, NoopTracing, Registry, SnapshotVersion, Tracing
+from omnidraft.ports import (
+    Announcement,
+    ControlFollower,
+    Metrics,
+    NoopTracing,
+    SnapshotReader,
+    SnapshotVersion,
+    Tracing,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +77,7 @@ class SnapshotUpdater:
 
     def __init__(
         self,
-        registry: Registry,
+        registry: SnapshotReader,
         slot: SnapshotSlot,
         loader: Loader,
         follower: ControlFollower,

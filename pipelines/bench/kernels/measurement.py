@@ -8,8 +8,8 @@ from typing import Any
 
 import psutil
 
-from omnidraft.cli.progress import bar
 from omnidraft.errors import OmnidraftError
+from omnidraft.progress import bar
 from pipelines.bench.engines.engine import MAX_ROWS, EngineSpec
 from pipelines.bench.engines.engine_process import EngineProcess, running
 from pipelines.lib.report import ms

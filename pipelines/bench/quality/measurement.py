@@ -6,8 +6,8 @@ from math import exp, sqrt
 from statistics import fmean, stdev
 from typing import Any
 
-from omnidraft.cli.progress import bar
 from omnidraft.errors import OmnidraftError
+from omnidraft.progress import bar
 from pipelines.bench.engines.engine import EngineSpec
 from pipelines.bench.engines.engine_process import EngineProcess, running
 from pipelines.bench.quality.texts import QualityTexts

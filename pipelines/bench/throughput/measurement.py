@@ -6,8 +6,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from omnidraft.cli.progress import bar
 from omnidraft.errors import ModelError
+from omnidraft.progress import bar
 from pipelines.bench.throughput import latency
 from pipelines.bench.throughput.clients import Tally, chat_body, run_clients, user
 from pipelines.bench.throughput.rows import Row, row

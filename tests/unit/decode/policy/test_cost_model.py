@@ -131,7 +131,7 @@ def test_steps_are_measured_once():
 
 
 def test_a_hiccup_of_several_steps_is_not_taken_for_their_cost(monkeypatch):
-    """Six steps in a row take 50 ms more, as on a machine that others use too."""
-    hiccups, step = [0.05] * 6, cost_model._step_s
+    """Four steps in a row take 50 ms more, as on a machine that others use too."""
+    hiccups, step = [0.05] * 4, cost_model._step_s
     monkeypatch.setattr(cost_model, "_step_s", lambda *args: step(*args) + (hiccups.pop() if hiccups else 0.0))
     assert measure_steps(ToyDrafter(TABLE))(1) < 0.02

@@ -1,0 +1,66 @@
+"""A worker connects to its registry after it serves: importing MLflow takes longer than all of its start."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from omnidraft import config, wiring
+from omnidraft.errors import RegistryError, SnapshotNotFound
+from omnidraft.registry.deferred_registry import DeferredRegistry
+from omnidraft.wiring.logs import snapshot_reader
+
+STARTS = """
+import sys
+from omnidraft import config, wiring
+from omnidraft.telemetry.metrics import CountingMetrics
+worker = wiring.worker(config.load(None), CountingMetrics())
+print("mlflow" in sys.modules)
+worker.producer.close(5.0)
+"""
+
+
+def test_the_first_read_opens_it_and_a_failed_opening_is_tried_again(tmp_path: Path) -> None:
+    settings = config.load(None, {}, registry={"url": f"directory:///{tmp_path}/registry"})
+    opened: list[str] = []
+
+    def open_registry():
+        opened.append("tried")
+        if len(opened) == 1:
+            raise RegistryError("away")
+        return wiring.registry(settings)
+
+    reader = DeferredRegistry(open_registry)
+    assert opened == []
+    with pytest.raises(RegistryError, match="away"):
+        reader.resolve("champion")
+    for _ in range(2):
+        with pytest.raises(SnapshotNotFound):
+            reader.resolve("champion")
+    with pytest.raises(SnapshotNotFound):
+        reader.fetch(7, tmp_path / "into")
+    assert len(opened) == 2
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "sqlite:////dev/null/mlflow.db"])
+def test_an_address_where_nothing_can_be_is_refused_before_anything_is_opened(url: str) -> None:
+    with pytest.raises(RegistryError, match="check that"):
+        snapshot_reader(config.load(None, {}, registry={"url": url}))
+
+
+def test_a_worker_is_ready_before_mlflow_is_imported(
+    tiny_models: tuple[Path, Path], omnidraft_home: Path, tmp_path: Path
+) -> None:
+    environ = {
+        "OMNIDRAFT_HOME": str(omnidraft_home),
+        "OMNIDRAFT_MODELS__TARGET": str(tiny_models[0]),
+        "OMNIDRAFT_MODELS__DRAFTER": str(tiny_models[1]),
+        "OMNIDRAFT_MODELS__PRECISION": "float32",
+        "OMNIDRAFT_REGISTRY__URL": f"sqlite:///{tmp_path}/mlflow.db",
+        "OMNIDRAFT_LOG__URL": f"sqlite:///{tmp_path}/log.db",
+    }
+    done = subprocess.run([sys.executable, "-c", STARTS], env=os.environ | environ, capture_output=True, text=True)
+    assert done.stdout.split() == ["False"], done.stderr
+    assert not (tmp_path / "mlflow.db").exists()

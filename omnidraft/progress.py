@@ -1,5 +1,6 @@
-"""A progress bar with times on stderr; where that is no terminal, a line at the start and every LINE_EVERY_S."""
+"""A progress bar with times on stderr; where that is no terminal, a line after FIRST_LINE_S and every LINE_EVERY_S."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,6 +8,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+FIRST_LINE_S = 2.0
 LINE_EVERY_S = 30.0
 
 
@@ -16,27 +18,39 @@ def bar(title: str, total: int | None, *, transient: bool = False) -> Iterator[C
 
     Args:
         total: None where it is not known.
-        transient: on a terminal, remove the bar at its end.
+        transient: leave nothing at the end but the lines.
     """
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-    with Progress(*columns, *times, console=console, speed_estimate_period=600, transient=transient) as progress:
-        task = progress.add_task(title, total=total)
+    progress = Progress(
+        *columns,
+        *times,
+        console=console,
+        speed_estimate_period=600,
+        transient=transient,
+        disable=transient and not console.is_terminal,
+    )
+    task = progress.add_task(title, total=total)
+    shown_s = time.monotonic()
 
-        def show_line() -> None:
-            end = "" if total is None else f" of {total}"
-            console.print(f"{title}: {progress.tasks[0].completed:g}{end}", markup=False, highlight=False)
+    def show_line() -> None:
+        end = "" if total is None else f" of {total}"
+        console.print(f"{title}: {progress.tasks[0].completed:g}{end}", markup=False, highlight=False)
 
-        shown_s = time.monotonic()
-        if not console.is_terminal:
+    def advance(by: int = 1) -> None:
+        nonlocal shown_s
+        progress.advance(task, by)
+        if not console.is_terminal and time.monotonic() - shown_s > LINE_EVERY_S:
+            shown_s = time.monotonic()
             show_line()
 
-        def advance(by: int = 1) -> None:
-            nonlocal shown_s
-            progress.advance(task, by)
-            if not console.is_terminal and time.monotonic() - shown_s > LINE_EVERY_S:
-                shown_s = time.monotonic()
-                show_line()
-
-        yield advance
+    first_line = threading.Timer(FIRST_LINE_S, show_line)
+    first_line.daemon = True
+    if not console.is_terminal:
+        first_line.start()
+    try:
+        with progress:
+            yield advance
+    finally:
+        first_line.cancel()

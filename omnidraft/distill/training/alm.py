@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from omnidraft.distill.examples.targets import ChunkTargets
+from omnidraft.distill.training.picked_logits import OUT
 
-_OUT = -1e30
 _CERTAIN = -1e-6  # added to both sides: a likelihood of 1 has a finite divergence and a finite gradient
 
 
@@ -46,7 +46,7 @@ def log_q(logits_RV: Tensor, chunks: ChunkTargets[Tensor]) -> Tensor:
     if chunks.starts_V is None:
         return log_q_N
     after_NV = logits_RV[chunks.last_row_N, : len(chunks.starts_V)]
-    starting_N = after_NV.masked_fill(~chunks.starts_V, _OUT).logsumexp(dim=-1)
+    starting_N = after_NV.masked_fill(~chunks.starts_V, OUT).logsumexp(dim=-1)
     return log_q_N + starting_N - all_R[chunks.last_row_N]
 
 

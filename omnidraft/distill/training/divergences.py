@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from omnidraft.distill.examples.targets import LOG_P_FLOOR, BucketTargets
-from omnidraft.distill.training.picked_logits import picked_and_rest
+from omnidraft.distill.training.picked_logits import OUT, picked_and_rest
 
-_OUT = -1e30
 LK_ETA = 3.0
 """Rate at which `lk` turns from KL to total variation as acceptance rises; the paper's."""
 
@@ -143,6 +142,6 @@ def log_q(logits_NV: Tensor, buckets: BucketTargets[Tensor]) -> tuple[Tensor, Te
     The rest is a logsumexp over what is outside, never 1 minus a sum: it stays exact when it is tiny.
     """
     logits_NS, outside_N = picked_and_rest(logits_NV, buckets.ids_NS, buckets.rest_V)
-    inside_N = logits_NS.masked_fill(~buckets.real_NS, _OUT).logsumexp(dim=-1)
+    inside_N = logits_NS.masked_fill(~buckets.real_NS, OUT).logsumexp(dim=-1)
     all_N = torch.logaddexp(inside_N, outside_N)
     return logits_NS - all_N[:, None], outside_N - all_N

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-_OUT = -1e30  # finite, so that a row whose picked ids are the whole vocabulary has no NaN in its gradient
+OUT = -1e30
+"""A logit that counts for nothing; finite, so that a row without others has no NaN in its gradient."""
 
 
 def picked_and_rest(logits_NV: Tensor, ids_NS: Tensor, rest_V: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -29,10 +30,10 @@ class _PickedAndRest(torch.autograd.Function):
     def forward(ctx: Any, logits_NV: Tensor, ids_NS: Tensor, rest_V: Tensor | None) -> tuple[Tensor, Tensor]:
         others_NV = logits_NV.to(torch.float32, copy=True)
         logits_NS = others_NV.gather(1, ids_NS)
-        others_NV.scatter_(1, ids_NS, _OUT)
+        others_NV.scatter_(1, ids_NS, OUT)
         if rest_V is not None:
-            others_NV[:, : len(rest_V)].masked_fill_(~rest_V, _OUT)
-            others_NV[:, len(rest_V) :] = _OUT
+            others_NV[:, : len(rest_V)].masked_fill_(~rest_V, OUT)
+            others_NV[:, len(rest_V) :] = OUT
         largest_N1 = others_NV.amax(dim=1, keepdim=True)
         others_NV.sub_(largest_N1).exp_()
         sum_N1 = others_NV.sum(dim=1, keepdim=True)

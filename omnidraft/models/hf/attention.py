@@ -100,8 +100,7 @@ def attend_with_shared_heads(
         assert attention_mask is not None
         attend = partial(attend_with_shared_heads, module, dropout=dropout, scaling=scaling, **options)
         return _attend_texts(lambda *inputs: attend(*inputs)[0], query, attention_mask, key), None
-    is_special = any(options.get(name) is not None for name in ("softcap", "position_bias"))
-    if attention_mask is None or is_special or not query.is_cpu:
+    if attention_mask is None or has_special_scores(options) or not query.is_cpu:
         output: tuple[torch.Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
         )
@@ -116,13 +115,18 @@ def _attend_texts(attend: Attend, query: torch.Tensor, mask: torch.Tensor, packe
     """Return the mixed values of all texts' rows: on a processor text by text, without copies of keys."""
     if not _is_on_processor(query):
         return attend_in_groups(attend, query, mask, packed.texts, packed.groups())
-    return torch.cat(
-        [
-            attend(query[:, :, rows], keys, values, mask[:, :, rows, : keys.shape[2]])
-            for rows, keys, values in packed.texts
-        ],
-        dim=1,
-    )
+    return attend_by_text(attend, query, mask, packed.texts)
+
+
+def attend_by_text(attend: Attend, query: torch.Tensor, mask: torch.Tensor, texts: Sequence[TextKeys]) -> torch.Tensor:
+    """Return the mixed values of all texts' rows, computed one text after the other."""
+    mixed = [attend(query[:, :, rows], keys, values, mask[:, :, rows, : keys.shape[2]]) for rows, keys, values in texts]
+    return torch.cat(mixed, dim=1)
+
+
+def has_special_scores(options: Mapping[str, Any]) -> bool:
+    """Return whether scores are more than scaled products of queries and keys."""
+    return any(options.get(name) is not None for name in ("softcap", "position_bias"))
 
 
 def _is_on_processor(query: torch.Tensor) -> bool:

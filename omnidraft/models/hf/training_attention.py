@@ -6,6 +6,7 @@ size.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,12 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.masking_utils import sdpa_mask
 
-from omnidraft.models.hf.attention import PackedKeys, attend_with_shared_heads
+from omnidraft.models.hf.attention import (
+    PackedKeys,
+    attend_by_text,
+    attend_with_shared_heads,
+    has_special_scores,
+)
 from omnidraft.ports import PackedTexts
 
 _NAME = "sdpa_of_packed_texts"
@@ -135,19 +141,14 @@ def _attend(
     if not isinstance(key, PackedKeys):
         return attend_with_shared_heads(module, query, key, value, attention_mask, **options)
     assert attention_mask is not None
-    mixed = [
-        _attend_to_one(module, query[:, :, rows], keys, values, attention_mask[:, :, rows, : keys.shape[2]], **options)
-        for rows, keys, values in key.texts
-    ]
-    return torch.cat(mixed, dim=1), None
+    return attend_by_text(partial(_attend_to_one, module, **options), query, attention_mask, key.texts), None
 
 
 def _attend_to_one(
     module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **options: Any
 ) -> Tensor:
-    is_special = any(options.get(name) is not None for name in ("softcap", "position_bias"))
     is_long = mask.shape[2] * mask.shape[3] > MOST_SCORES
-    if query.dtype != torch.bfloat16 or not query.requires_grad or is_special or is_long:
+    if query.dtype != torch.bfloat16 or not query.requires_grad or has_special_scores(options) or is_long:
         return attend_with_shared_heads(module, query, key, value, mask, **options)[0]
     _, num_heads, num_rows, size = query.shape
     bias_RK = torch.zeros(mask.shape[2:], dtype=query.dtype).masked_fill_(~mask[0, 0], float("-inf"))

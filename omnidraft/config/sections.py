@@ -27,8 +27,8 @@ class ModelSettings(Section):
     precision: Literal["auto", "float32", "bfloat16", "packed16", "int8", "int4"] = "auto"
     """The precision of the target. `auto`: bfloat16 on an accelerator; on a CPU bfloat16 weights in float32 arithmetic
     (`packed16`) or bfloat16, whichever is faster in a trial on this machine. `int8` and `int4` quantize the weights in
-    groups of 32. These three are our kernels, for CPUs only, compiled with g++. Texts depend on the precision: set it
-    where several machines serve; a worker that cannot compute it refuses to start."""
+    groups of 128 and 32. These three are our kernels, for CPUs only, compiled with g++. Texts depend on the precision:
+    set it where several machines serve; a worker that cannot compute it refuses to start."""
     drafter_precision: Literal["auto", "float32", "bfloat16", "packed16", "int8", "int4"] = "auto"
     """The precision of the drafter; it changes agreement, never the text. `auto`: int8 for models of the Llama family
     where our kernels work, else the target's `auto`: there int8 costs agreement."""

@@ -15,7 +15,7 @@ from omnidraft.config import Settings
 from omnidraft.errors import ContractError, VocabularyError
 from omnidraft.ports import Metrics, Proposer, Request
 from omnidraft.wiring.controller import control_follower
-from omnidraft.wiring.logs import registry
+from omnidraft.wiring.logs import snapshot_reader
 from omnidraft.wiring.models import (
     SharedDrafting,
     SnapshotLoader,
@@ -126,7 +126,7 @@ def _updater(
     from omnidraft.models.loading import in_background_thread
 
     return SnapshotUpdater(
-        registry(settings),
+        snapshot_reader(settings),
         slot,
         partial(in_background_thread, load),
         control_follower(settings, metrics, ("champion", "canary", "drift", "drift_over")),

@@ -23,7 +23,7 @@ def command(programs: LlamaPrograms, gguf: Path, port: int, *, num_slots: int, s
 
 
 def with_8_bits(programs: LlamaPrograms, gguf: Path, home: Path) -> Path:
-    """Return the file's Q8_0 below `home`: the same model with 8 bits a weight in groups of 32, as our int8 has it.
+    """Return the file's Q8_0 below `home`: the same model with 8 bits a weight, as our int8 has it.
 
     Raises ModelError.
     """

@@ -11,7 +11,7 @@ Library = ctypes.CDLL
 GROUP, BLOCK, SLOTS_TOGETHER = 32, 16, 8
 """Vectors are padded to whole groups of inputs, matrices to whole blocks of channels; keys of so many slots are
 interleaved."""
-LAYOUT = "3"
+LAYOUT = "4"
 """The layout of packed weights, the same for every variant of the kernels. Change it whenever `omnidraft_pack` or the
 parts in weights.py change: files packed in another layout are packed anew."""
 KINDS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}

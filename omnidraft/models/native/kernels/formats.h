@@ -41,7 +41,7 @@ struct Prefetcher {
 
 // Blocks are [K, 16] floats.
 struct Float32Layout {
-    static constexpr int GROUP_BYTES = GROUP * BLOCK * sizeof(float);
+    static constexpr int GROUP_SIZE = GROUP, GROUP_BYTES = GROUP * BLOCK * sizeof(float);
 
     static void pack(const float* weights_NK, int n, int k, int first, char* block) {
         for (int i = 0; i < padded(k); i++)
@@ -52,7 +52,7 @@ struct Float32Layout {
 
 // Blocks are [K/2, 16, 2] bfloat16, the layout of matrix instructions.
 struct Bfloat16Layout {
-    static constexpr int GROUP_BYTES = GROUP * BLOCK * 2;
+    static constexpr int GROUP_SIZE = GROUP, GROUP_BYTES = GROUP * BLOCK * 2;
 
     static void pack(const float* weights_NK, int n, int k, int first, char* block) {
         for (int i = 0; i < padded(k); i += 2)
@@ -62,46 +62,49 @@ struct Bfloat16Layout {
     }
 };
 
-// Every channel has its own 2^BITS levels in each group of inputs: minimum + step * level.
-// Groups are 16 float16 steps, 16 float16 minimums and levels [8, 16, 4]: bytes, or, with 4 bits, [4, 16, 4] bytes whose
-// lower halves are the first four of the eight and whose upper halves are the last four.
+// Every channel has its own 2^BITS levels in each group of inputs: minimum + step * level. Scaling the sum of a group costs
+// as much as 128 of its products, so groups are as large as the quality of the weights allows.
+// Groups are 16 float16 steps, 16 float16 minimums and levels [32, 16, 4]: bytes, or, with 4 bits, [4, 16, 4] bytes whose
+// lower halves are the first 16 inputs and whose upper halves are the others.
 template <int BITS> struct QuantizedLayout {
+    static constexpr int GROUP_SIZE = BITS == 8 ? 128 : 32, QUADS = GROUP_SIZE * BITS / 32;
     static constexpr int MAX_LEVEL = (1 << BITS) - 1, HEADER_BYTES = 2 * BLOCK * sizeof(Float16);
-    static constexpr int QUAD_BYTES = 4 * BLOCK, LEVEL_BYTES = GROUP * BLOCK * BITS / 8;
-    static constexpr int GROUP_BYTES = HEADER_BYTES + LEVEL_BYTES;
+    static constexpr int QUAD_BYTES = 4 * BLOCK, GROUP_BYTES = HEADER_BYTES + QUADS * QUAD_BYTES;
+    using Channels = ChannelGroup<GROUP_SIZE>;
 
     static void pack(const float* weights_NK, int n, int k, int first, char* block) {
-        for (int i = 0; i < padded(k); i += GROUP, block += GROUP_BYTES)
+        for (int i = 0; i < k; i += GROUP_SIZE, block += GROUP_BYTES)
             for (int c = 0; c < BLOCK; c += LANES) {
                 int channels = std::max(0, std::min(LANES, n - first - c));
-                ChannelGroup group(weights_NK + (size_t)(first + c) * k + i, channels, k, std::min(GROUP, k - i));
+                Channels group(weights_NK + (size_t)(first + c) * k + i, channels, k, std::min(GROUP_SIZE, k - i));
                 pack_channels(group, c, block);
             }
     }
 
     // Writes the channels from `first` on; 16 levels are too few to spend them on all of the range.
-    static void pack_channels(const ChannelGroup& group, int first, char* to) {
+    static void pack_channels(const Channels& group, int first, char* to) {
         Levels levels = BITS == 4 ? group.least_squares(MAX_LEVEL) : group.full_range(MAX_LEVEL);
         narrow(levels.step, (Float16*)to + first);
         narrow(levels.minimum, (Float16*)to + BLOCK + first);
-        Uints own[GROUP] = {};
+        Uints own[GROUP_SIZE] = {};
         for (int i = 0; i < group.size; i++)
             own[i] = __builtin_convertvector(levels.nearest(group.weights[i], MAX_LEVEL), Uints);
         store_levels(own, to + HEADER_BYTES + first * 4);
     }
     static void store_levels(const Uints* levels, char* to) {
-        for (int quad = 0; quad < BITS; quad++, to += QUAD_BYTES) {
+        for (int quad = 0; quad < QUADS; quad++, to += QUAD_BYTES) {
             Uints bytes{};
             for (int i = 0; i < 4; i++) {
                 bytes |= levels[quad * 4 + i] << (8 * i);
-                if (BITS == 4) bytes |= levels[GROUP / 2 + quad * 4 + i] << (8 * i + 4);
+                if (BITS == 4) bytes |= levels[GROUP_SIZE / 2 + quad * 4 + i] << (8 * i + 4);
             }
             store(to, bytes);
         }
     }
 };
 
-template <class W> size_t block_bytes(int k) { return (size_t)padded(k) / GROUP * W::GROUP_BYTES; }
+template <class W> int num_groups(int k) { return (k + W::GROUP_SIZE - 1) / W::GROUP_SIZE; }
+template <class W> size_t block_bytes(int k) { return (size_t)num_groups<W>(k) * W::GROUP_BYTES; }
 
 // ---- inputs
 
@@ -114,28 +117,32 @@ struct FloatInputs {
 // Inputs of quantised weights are rounded to 16-bit levels (off by less than sqrt(K)/2^16 of their root mean square), so
 // that sums inside a group are exact, in whatever order and pieces a processor adds them. A row begins with its step and
 // the sum of the levels of each group.
-struct QuantizedInputs {
+template <class Layout> struct QuantizedInputs {
+    static constexpr int GROUP_SIZE = Layout::GROUP_SIZE;
     static constexpr float MAX_LEVEL = 32639;  // 127 * 256 + 127
 
-    static int header_bytes(int k) { return 64 + (padded(k) / GROUP * (int)sizeof(float) + 63) / 64 * 64; }
+    static int size(int k) { return num_groups<Layout>(k) * GROUP_SIZE; }
+    static int header_bytes(int k) { return 64 + (num_groups<Layout>(k) * (int)sizeof(float) + 63) / 64 * 64; }
     static float* sums(const char* row) { return (float*)(row + 64); }
     static float step(const char* row) { return load<float>(row); }
 
-    // Calls store_group(levels, number) with the 32 levels of each group.
-    template <class StoreGroup> static void prepare(const float* x, int k, char* row, StoreGroup store_group) {
-        int size = padded(k);
+    // Calls store_levels(levels, first) with the levels of 32 inputs after the other.
+    template <class StoreLevels> static void prepare(const float* x, int k, char* row, StoreLevels store_levels) {
         Floats largest{};
-        for (int i = 0; i < size; i += LANES) largest = vmax(largest, vmax(widen(x + i), -widen(x + i)));
+        for (int i = 0; i < padded(k); i += LANES) largest = vmax(largest, vmax(widen(x + i), -widen(x + i)));
         float step = std::max(horizontal_max(largest), 1e-30f) / MAX_LEVEL, inverse = 1 / step;
         store(row, step);
-        for (int group = 0; group < size / GROUP; group++, x += GROUP) {
-            Ints levels[GROUP / LANES], total{};
-            for (int j = 0; j < GROUP / LANES; j++) {
-                levels[j] = round_to_int(widen(x + j * LANES) * inverse);
-                total += levels[j];
+        for (int first = 0; first < size(k);) {
+            Ints total{};
+            for (int end = first + GROUP_SIZE; first < end; first += GROUP) {
+                Ints levels[GROUP / LANES] = {};
+                for (int j = 0; first < padded(k) && j < GROUP / LANES; j++) {
+                    levels[j] = round_to_int(widen(x + first + j * LANES) * inverse);
+                    total += levels[j];
+                }
+                store_levels(levels, first);
             }
-            sums(row)[group] = horizontal_sum(__builtin_convertvector(total, Floats));
-            store_group(levels, group);
+            sums(row)[first / GROUP_SIZE - 1] = horizontal_sum(__builtin_convertvector(total, Floats));
         }
     }
 };

@@ -26,9 +26,9 @@ struct Levels {
     }
 };
 
-// The weights of eight channels in one group of inputs, of which a matrix's last group has less than GROUP.
-struct ChannelGroup {
-    Floats weights[GROUP] = {};
+// The weights of eight channels in one group of inputs, of which a matrix's last group may have less than GROUP_SIZE.
+template <int GROUP_SIZE> struct ChannelGroup {
+    Floats weights[GROUP_SIZE] = {};
     int size;
 
     // `stride` is that between channels, of which the last block of a matrix has less than LANES.

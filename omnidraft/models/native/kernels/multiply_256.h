@@ -16,7 +16,7 @@ template <class W> struct RowTiles {
     static void multiply_all(const char* weights, int first, int last, const char* rows, int num_rows, int k, Write write) {
         Floats out[W::TILE_ROWS][2];
         int tiles = (num_rows + W::TILE_ROWS - 1) / W::TILE_ROWS;
-        int groups = padded(k) / GROUP;
+        int groups = num_groups<W>(k);
         for (int block = first; block < last; block++) {
             const char* from = weights + block * block_bytes<W>(k);
             for (int tile = 0; tile < tiles; tile++) {
@@ -91,32 +91,33 @@ inline Ints multiply_pairs(Ushorts a, Shorts b) {
 
 // Levels of inputs as words. Those of four inputs are stored as first, third, second, fourth, since pairs of weights are
 // the even and the odd bytes of a word.
-struct WordInputs : QuantizedInputs {
-    static constexpr int INPUT_GROUP_BYTES = GROUP * sizeof(int16_t);
+template <class Layout> struct WordInputs : QuantizedInputs<Layout> {
+    using Inputs = QuantizedInputs<Layout>;
+    static constexpr int INPUT_GROUP_BYTES = Layout::GROUP_SIZE * sizeof(int16_t);
 
-    static size_t row_bytes(int k) { return odd_lines(header_bytes(k) + sizeof(int16_t) * padded(k)); }
+    static size_t row_bytes(int k) { return odd_lines(Inputs::header_bytes(k) + sizeof(int16_t) * Inputs::size(k)); }
     static void prepare(const float* x, int k, char* row) {
-        char* words = row + header_bytes(k);
-        QuantizedInputs::prepare(x, k, row, [=](const Ints* levels, int group) {
+        char* words = row + Inputs::header_bytes(k);
+        Inputs::prepare(x, k, row, [=](const Ints* levels, int first) {
             for (int i = 0; i < GROUP; i++) {
-                int place = group * GROUP + i / 4 * 4 + i % 2 * 2 + i % 4 / 2;
+                int place = first + i / 4 * 4 + i % 2 * 2 + i % 4 / 2;
                 store(words + place * sizeof(int16_t), (int16_t)levels[i / LANES][i % LANES]);
             }
         });
     }
 };
 
-template <int BITS> struct QuantizedWeights : QuantizedLayout<BITS>, WordInputs, RowTiles<QuantizedWeights<BITS>> {
-    using Layout = QuantizedLayout<BITS>;
-    using Layout::GROUP_BYTES;
+template <int BITS, class Layout = QuantizedLayout<BITS>, class Inputs = WordInputs<Layout>>
+struct QuantizedWeights : Layout, Inputs, RowTiles<QuantizedWeights<BITS>> {
+    using Layout::GROUP_BYTES, Layout::GROUP_SIZE, Inputs::INPUT_GROUP_BYTES, Inputs::row_bytes;
     static constexpr int TILE_ROWS = 4;
 
     template <int R>
     static void multiply(const char* block, const char* rows, int k, Prefetcher prefetch, Floats (*out)[2]) {
         size_t stride = row_bytes(k);
-        const char *words = rows + header_bytes(k), *sum = (const char*)sums(rows);
+        const char *words = rows + Inputs::header_bytes(k), *sum = (const char*)Inputs::sums(rows);
         for (int r = 0; r < R; r++) out[r][0] = out[r][1] = Floats{};
-        for (int i = 0; i < padded(k); i += GROUP, block += GROUP_BYTES, words += INPUT_GROUP_BYTES, sum += sizeof(float)) {
+        for (int i = 0; i < k; i += GROUP_SIZE, block += GROUP_BYTES, words += INPUT_GROUP_BYTES, sum += sizeof(float)) {
             prefetch.fetch();
             Ints products[R][2] = {};
             const char* weights = block + Layout::HEADER_BYTES;
@@ -131,7 +132,7 @@ template <int BITS> struct QuantizedWeights : QuantizedLayout<BITS>, WordInputs,
             }
         }
         for (int r = 0; r < R; r++)
-            for (int half = 0; half < 2; half++) out[r][half] *= QuantizedInputs::step(rows + r * stride);
+            for (int half = 0; half < 2; half++) out[r][half] *= Inputs::step(rows + r * stride);
     }
 
     // Adds the products of the levels in the lower bits of each byte, or of those in the upper bits.
@@ -139,7 +140,7 @@ template <int BITS> struct QuantizedWeights : QuantizedLayout<BITS>, WordInputs,
     static void add_quads(const char* weights, int part, const char* x, size_t stride, Ints (*products)[2]) {
         x += part * GROUP_BYTES_OF_PART;
 #pragma GCC unroll 2  // fully unrolled it would be summed as a tree, which needs too many registers
-        for (int quad = 0; quad < BITS; quad++, weights += Layout::QUAD_BYTES, x += 4 * sizeof(int16_t))
+        for (int quad = 0; quad < Layout::QUADS; quad++, weights += Layout::QUAD_BYTES, x += 4 * sizeof(int16_t))
             for (int half = 0; half < 2; half++) {
                 Ushorts both = load<Ushorts>(weights + half * sizeof(Ushorts)) >> (part * BITS);
                 Ushorts even = both & (uint16_t)Layout::MAX_LEVEL, odd = both >> 8 & (uint16_t)Layout::MAX_LEVEL;

@@ -136,16 +136,16 @@ struct Bfloat16WeightsAmx : Bfloat16Layout, SplitInputs {
 
 // A tile of inputs has the high and the low bytes of 8 rows; two of them meet each tile of weights. Vectors are faster
 // for one or two rows.
-template <int BITS> struct QuantizedWeightsAmx : QuantizedLayout<BITS>, ByteInputs {
-    using Layout = QuantizedLayout<BITS>;
-    using Layout::GROUP_BYTES;
-    static constexpr int MIN_BLOCKS = 1, ROWS_OF_TILE = 8, MAX_VECTOR_ROWS = 2;
+template <int BITS, class Layout = QuantizedLayout<BITS>, class Inputs = ByteInputs<Layout>>
+struct QuantizedWeightsAmx : Layout, Inputs {
+    using Layout::GROUP_BYTES, Layout::GROUP_SIZE, Inputs::row_bytes;
+    static constexpr int MIN_BLOCKS = 1, ROWS_OF_TILE = 8, MAX_VECTOR_ROWS = 2, TILE_INPUTS = std::min(GROUP_SIZE, 64);
 
     static void configure() {
         TileConfig config;
         for (int tile = 0; tile < 4; tile++) config.set(tile, TILE_ROWS, BLOCK * sizeof(int32_t));
-        config.set(4, TILE_ROWS, GROUP), config.set(5, TILE_ROWS, GROUP);
-        config.set(6, GROUP / 4, Layout::QUAD_BYTES), config.set(7, GROUP / 4, Layout::QUAD_BYTES);
+        config.set(4, TILE_ROWS, TILE_INPUTS), config.set(5, TILE_ROWS, TILE_INPUTS);
+        config.set(6, TILE_INPUTS / 4, Layout::QUAD_BYTES), config.set(7, TILE_INPUTS / 4, Layout::QUAD_BYTES);
         config.load();
     }
 
@@ -153,7 +153,7 @@ template <int BITS> struct QuantizedWeightsAmx : QuantizedLayout<BITS>, ByteInpu
         int32_t high_and_low[2 * TILE_ROWS][BLOCK];
     };
     struct alignas(64) Levels {
-        char bytes[GROUP * BLOCK];
+        char bytes[GROUP_SIZE * BLOCK];
     };
 
     // One block by R rows. What a tile stores can be read only after a while, and so can what a vector stores by a tile;
@@ -170,29 +170,33 @@ template <int BITS> struct QuantizedWeightsAmx : QuantizedLayout<BITS>, ByteInpu
         Prefetcher prefetch;
 
         Pipeline(const char* block, const char* rows, int k, Prefetcher prefetch)
-            : block(block), bytes(rows + header_bytes(k)), part(part_bytes(k)), groups(padded(k) / GROUP),
-              prefetch(prefetch) {}
+            : block(block), bytes(rows + Inputs::header_bytes(k)), part(Inputs::part_bytes(k)),
+              groups(num_groups<Layout>(k)), prefetch(prefetch) {}
 
         void run(const char* rows, int k, Floats (*out)[2]) {
-            QuantizedSums<R> sums(rows, k);
+            QuantizedSums<Inputs, R> sums(rows, k);
             if (BITS == 4)
                 for (int g = 0; g < std::min(AHEAD, groups); g++) unpack(g);
             for (int g = 0; g < groups + LAG; g += 2) step<0>(g, sums), step<1>(g + 1, sums);
             sums.write(out);
         }
-        template <int ODD> ALWAYS_INLINE void step(int g, QuantizedSums<R>& sums) {
+        template <int ODD> ALWAYS_INLINE void step(int g, QuantizedSums<Inputs, R>& sums) {
             if (g < groups) multiply<2 * ODD, 2 * ODD + 1, 6 + ODD>(g);
             if (g >= 1 && g - 1 < groups) store_products<2 - 2 * ODD, 3 - 2 * ODD>(products[(g - 1) % RING]);
             if (BITS == 4 && g + AHEAD < groups) unpack(g + AHEAD);
             if (g >= LAG && g - LAG < groups) add(g - LAG, sums);
         }
         template <int FIRST, int SECOND, int WEIGHTS> ALWAYS_INLINE void multiply(int g) {
-            const char *group = block + (size_t)g * GROUP_BYTES, *inputs = bytes + (size_t)g * GROUP;
+            const char* weights = block + (size_t)g * GROUP_BYTES + Layout::HEADER_BYTES;
             prefetch.fetch();
-            load_tile<WEIGHTS>(BITS == 8 ? group + Layout::HEADER_BYTES : levels[g % RING].bytes, Layout::QUAD_BYTES);
-            load_tile<4>(inputs, part), zero_tile<FIRST>(), multiply_bytes<FIRST, 4, WEIGHTS>();
-            if (R <= ROWS_OF_TILE) return;
-            load_tile<5>(inputs + TILE_ROWS * part, part), zero_tile<SECOND>(), multiply_bytes<SECOND, 5, WEIGHTS>();
+            zero_tile<FIRST>(), zero_tile<SECOND>();
+            if (BITS == 4) weights = levels[g % RING].bytes;
+            for (int i = 0; i < GROUP_SIZE; i += TILE_INPUTS, weights += TILE_INPUTS * BLOCK) {
+                const char* inputs = bytes + (size_t)g * GROUP_SIZE + i;
+                load_tile<WEIGHTS>(weights, Layout::QUAD_BYTES);
+                load_tile<4>(inputs, part), multiply_bytes<FIRST, 4, WEIGHTS>();
+                if (R > ROWS_OF_TILE) load_tile<5>(inputs + TILE_ROWS * part, part), multiply_bytes<SECOND, 5, WEIGHTS>();
+            }
         }
         template <int FIRST, int SECOND> ALWAYS_INLINE void store_products(Products& to) {
             store_tile<FIRST>(to.high_and_low, 64);
@@ -201,13 +205,13 @@ template <int BITS> struct QuantizedWeightsAmx : QuantizedLayout<BITS>, ByteInpu
         ALWAYS_INLINE void unpack(int g) {
             const char* from = block + (size_t)g * GROUP_BYTES + Layout::HEADER_BYTES;
             for (int half = 0; half < 8 / BITS; half++)
-                for (int quad = 0; quad < BITS; quad++) {
+                for (int quad = 0; quad < Layout::QUADS; quad++) {
                     __m512i both = _mm512_loadu_si512(from + quad * Layout::QUAD_BYTES);
-                    char* to = levels[g % RING].bytes + (half * BITS + quad) * Layout::QUAD_BYTES;
+                    char* to = levels[g % RING].bytes + (half * Layout::QUADS + quad) * Layout::QUAD_BYTES;
                     _mm512_store_si512(to, QuantizedWeights512<BITS>::nibbles(both, half));
                 }
         }
-        ALWAYS_INLINE void add(int g, QuantizedSums<R>& sums) {
+        ALWAYS_INLINE void add(int g, QuantizedSums<Inputs, R>& sums) {
             const auto& from = products[g % RING].high_and_low;
             sums.add_group(
                 g, block + (size_t)g * GROUP_BYTES, [&](int r) { return _mm512_load_si512(from[2 * r]); },
@@ -225,7 +229,7 @@ template <int BITS> struct QuantizedWeightsAmx : QuantizedLayout<BITS>, ByteInpu
         for (int block = first; block < last; block++)
             for (int row = 0; row < num_rows; row += tile_rows) {
                 const char *from = weights + block * block_bytes<Layout>(k), *tile = rows + row * row_bytes(k);
-                auto prefetch = Prefetcher::of_tile(from, GROUP_BYTES, padded(k) / GROUP, row / tile_rows, tiles);
+                auto prefetch = Prefetcher::of_tile(from, GROUP_BYTES, num_groups<Layout>(k), row / tile_rows, tiles);
                 multiply_rows(tile_rows, from, tile, k, prefetch, out);
                 for (int r = 0; r < std::min(tile_rows, num_rows - row); r++) write(block, row + r, out[r][0], out[r][1]);
             }

@@ -1,6 +1,6 @@
 """Quantised weights read back from their packed bytes, written from the layout's description alone.
 
-Shapes: N outputs, K inputs, B blocks of 16 channels, G groups of 32 inputs.
+Shapes: N outputs, K inputs, B blocks of 16 channels, G groups of inputs.
 """
 
 import torch
@@ -9,6 +9,7 @@ from omnidraft.models.native import library as native
 from omnidraft.models.native.matrix import address_of, memory, pack
 
 HEADER_BYTES = 2 * 2 * native.BLOCK
+GROUP_SIZES = {"int8": 128, "int4": 32}
 
 
 def packed(weight_NK: torch.Tensor, kind: str, kernels: native.Library) -> bytes:
@@ -21,7 +22,7 @@ def packed(weight_NK: torch.Tensor, kind: str, kernels: native.Library) -> bytes
 
 def unpacked(weight_NK: torch.Tensor, kind: str, kernels: native.Library) -> torch.Tensor:
     """Return the weights that the kernels compute with."""
-    groups = -(-weight_NK.shape[1] // native.GROUP)
+    groups = -(-weight_NK.shape[1] // GROUP_SIZES[kind])
     data = torch.frombuffer(bytearray(packed(weight_NK, kind, kernels)), dtype=torch.uint8)
     data = data.view(-(-weight_NK.shape[0] // native.BLOCK), groups, -1)
     header = data[..., :HEADER_BYTES].contiguous().view(torch.float16).double().view(*data.shape[:2], 2, 16)
@@ -33,13 +34,13 @@ def unpacked(weight_NK: torch.Tensor, kind: str, kernels: native.Library) -> tor
     return made[: weight_NK.shape[0], : weight_NK.shape[1]]
 
 
-def full_range(weight_NK: torch.Tensor, levels: int) -> torch.Tensor:
+def full_range(weight_NK: torch.Tensor, levels: int, kind: str) -> torch.Tensor:
     """Return weights rounded to equal steps from the least to the largest of each group."""
-    out_NK = weight_NK.clone()
-    for start in range(0, weight_NK.shape[1], native.GROUP):
-        group = weight_NK[:, start : start + native.GROUP]
+    out_NK, size = weight_NK.clone(), GROUP_SIZES[kind]
+    for start in range(0, weight_NK.shape[1], size):
+        group = weight_NK[:, start : start + size]
         least = group.amin(1, keepdim=True).half().float()
         step = ((group.amax(1, keepdim=True) - least).clamp(min=0) / levels).half().float()
         level = ((group - least) / step.where(step > 0, 1)).round().clamp(0, levels)
-        out_NK[:, start : start + native.GROUP] = least + level * step
+        out_NK[:, start : start + size] = least + level * step
     return out_NK

@@ -1,9 +1,9 @@
 """The number format that the matrices of a transformers model are computed in.
 
 `packed16`, `int8` and `int4` run in our own kernels (native/kernels/), where a row depends neither on the other rows
-of the pass nor on the number of threads: bfloat16 weights in float32 arithmetic, and weights rounded to 256
-levels a group of 128 inputs, or 16 levels a group of 32. On processors that multiply no matrices of bfloat16, `packed16` reads half of what float32
-reads, and several rows cost little more than one.
+of the pass nor on the number of threads: bfloat16 weights in float32 arithmetic, and weights rounded to 256 levels a
+group of 128 inputs or to 16 levels a group of 32. On processors that multiply no matrices of bfloat16, `packed16` reads
+half of what float32 reads, and several rows cost little more than one.
 Shapes of a layer: R rows, K inputs, N outputs.
 """
 

@@ -10,6 +10,7 @@ from omnidraft.models.native.matrix import address_of, memory, pack
 
 HEADER_BYTES = 2 * 2 * native.BLOCK
 GROUP_SIZES = {"int8": 128, "int4": 32}
+MAX_LEVELS = {"int8": 255, "int4": 15}
 
 
 def packed(weight_NK: torch.Tensor, kind: str, kernels: native.Library) -> bytes:
@@ -34,9 +35,9 @@ def unpacked(weight_NK: torch.Tensor, kind: str, kernels: native.Library) -> tor
     return made[: weight_NK.shape[0], : weight_NK.shape[1]]
 
 
-def full_range(weight_NK: torch.Tensor, levels: int, kind: str) -> torch.Tensor:
+def full_range(weight_NK: torch.Tensor, kind: str) -> torch.Tensor:
     """Return weights rounded to equal steps from the least to the largest of each group."""
-    out_NK, size = weight_NK.clone(), GROUP_SIZES[kind]
+    out_NK, size, levels = weight_NK.clone(), GROUP_SIZES[kind], MAX_LEVELS[kind]
     for start in range(0, weight_NK.shape[1], size):
         group = weight_NK[:, start : start + size]
         least = group.amin(1, keepdim=True).half().float()

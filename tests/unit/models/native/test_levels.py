@@ -46,7 +46,7 @@ def test_no_group_is_farther_than_from_its_full_range(kind, inputs, channels, ex
     weight_NK = weights(kind, (channels, inputs), 10.0**exponent, offset, seed)
     weight_NK = weight_NK.clamp(-6e4, 6e4)  # what float16 can hold
     errors = squared_errors(unpacked(weight_NK, "int4", KERNELS), weight_NK)
-    limits = squared_errors(full_range(weight_NK, 15, "int4"), weight_NK)
+    limits = squared_errors(full_range(weight_NK, "int4"), weight_NK)
     rounding = inputs * (1e-6 * float(weight_NK.abs().max())) ** 2
     assert (errors <= limits * 1.0001 + rounding).all()
 
@@ -56,7 +56,7 @@ def test_no_group_is_farther_than_from_its_full_range(kind, inputs, channels, ex
 def test_groups_are_nearer_than_to_their_full_range(kind, inputs):
     weight_NK = weights(kind, (4096, inputs), 0.02, 0.0, seed=0)
     errors = squared_errors(unpacked(weight_NK, "int4", KERNELS), weight_NK)
-    limits = squared_errors(full_range(weight_NK, 15, "int4"), weight_NK)
+    limits = squared_errors(full_range(weight_NK, "int4"), weight_NK)
     assert errors.mean() < GROUP_ERROR[kind] * limits.mean()
 
 
@@ -70,4 +70,4 @@ def test_weights_that_lie_on_sixteen_levels_are_kept():
 
 def test_eight_bits_keep_the_full_range():
     weight_NK = weights("outlier", (37, 100), 0.02, 0.1, seed=0)
-    torch.testing.assert_close(unpacked(weight_NK, "int8", KERNELS).float(), full_range(weight_NK, 255, "int8"))
+    torch.testing.assert_close(unpacked(weight_NK, "int8", KERNELS).float(), full_range(weight_NK, "int8"))

@@ -189,7 +189,8 @@ struct QuantizedWeightsAmx : Layout, Inputs {
         template <int FIRST, int SECOND, int WEIGHTS> ALWAYS_INLINE void multiply(int g) {
             const char* weights = block + (size_t)g * GROUP_BYTES + Layout::HEADER_BYTES;
             prefetch.fetch();
-            zero_tile<FIRST>(), zero_tile<SECOND>();
+            zero_tile<FIRST>();
+            if (R > ROWS_OF_TILE) zero_tile<SECOND>();
             if (BITS == 4) weights = levels[g % RING].bytes;
             for (int i = 0; i < GROUP_SIZE; i += TILE_INPUTS, weights += TILE_INPUTS * BLOCK) {
                 const char* inputs = bytes + (size_t)g * GROUP_SIZE + i;

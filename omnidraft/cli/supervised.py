@@ -21,6 +21,7 @@ _SIGNALS = (
 )
 _SENT_BY_A_PROCESS = 0  # SI_USER; the terminal's own signals reach the child directly
 _PR_SET_PDEATHSIG = 1
+_INTERRUPTED = 128 + signal.SIGINT  # as shells count and typer exits
 
 
 def run_supervised(command: Callable[[], None]) -> None:
@@ -53,6 +54,9 @@ def _wait(child: int) -> int:
 
 
 def _exit_like(returncode: int) -> None:
+    """End as the child did. An interrupt that passed through `exec` kills CPython even if it was caught: 130 too."""
+    if returncode == -signal.SIGINT:
+        sys.exit(_INTERRUPTED)
     if returncode >= 0:
         sys.exit(returncode)
     print(f"omnidraft: ended by {describe_exit(returncode)}", file=sys.stderr, flush=True)

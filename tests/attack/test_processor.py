@@ -226,6 +226,21 @@ def test_a_signal_to_a_command_reaches_what_it_runs(number: signal.Signals) -> N
     assert command.wait(30) == 7
 
 
+def test_an_interrupt_ends_a_command_by_130_wherever_it_comes(tmp_path: Path) -> None:
+    """CPython dies of SIGINT after an interrupt that passed through `exec` of a text, as defining a dataclass does."""
+    (tmp_path / "interrupted.py").write_text(
+        "import sys; from omnidraft.cli.supervised import run_supervised\n"
+        "def command():\n"
+        "    try: exec('raise KeyboardInterrupt')\n"
+        "    except KeyboardInterrupt: sys.exit(130)\n"
+        "run_supervised(command)"
+    )
+    environ = os.environ | {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    command = [sys.executable, "-m", "interrupted"]
+    ended = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (130, "")
+
+
 def test_a_command_that_is_killed_leaves_nothing_running() -> None:
     code = (
         "import os, signal; from omnidraft.cli.supervised import run_supervised; "

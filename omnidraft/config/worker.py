@@ -1,6 +1,6 @@
 """Settings of the two processes that draft: the decoding worker's HTTP side, and the proposer inside vLLM."""
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
 from omnidraft.config.services import Section
 
@@ -13,15 +13,20 @@ class ApiKey(Section):
     key: SecretStr
     """Printable ASCII without spaces; `omnidraft traces new-key` makes one."""
     tenant: str | None = Field(None, min_length=1)
-    """The tenant of its requests, whatever their `user` says. None: their `user`, else `worker.tenant`."""
+    """The tenant of its requests, whatever their `user` says; no other key may name it. None: their `user`, unless
+    another key has that tenant, else `worker.tenant`."""
 
     @field_validator("key")
     @classmethod
     def _can_be_sent(cls, key: SecretStr) -> SecretStr:
-        text = key.get_secret_value()
-        if len(text) < MIN_KEY_CHARS or not all("!" <= char <= "~" for char in text):
-            raise ValueError(f"a key has {MIN_KEY_CHARS} printable ASCII letters or more, without spaces")
-        return key
+        return _sendable(key)
+
+
+def _sendable(key: SecretStr) -> SecretStr:
+    text = key.get_secret_value()
+    if len(text) < MIN_KEY_CHARS or not all("!" <= char <= "~" for char in text):
+        raise ValueError(f"a key has {MIN_KEY_CHARS} printable ASCII letters or more, without spaces")
+    return key
 
 
 class WorkerSettings(Section):
@@ -34,6 +39,9 @@ class WorkerSettings(Section):
     api_keys: tuple[ApiKey, ...] = ()
     """The keys that allow /v1; empty: no authentication. Give them as OMNIDRAFT_WORKER__API_KEYS='[{"key": "...",
     "tenant": "..."}]' rather than in a file."""
+    metrics_key: SecretStr | None = None
+    """The key that /metrics asks for, as `Authorization: Bearer KEY`; none of `api_keys`. None: everybody who reaches
+    the port may read how much all tenants send together. `omnidraft status` and Prometheus need it too."""
     max_queue: int = Field(64, ge=1)
     """Requests that may wait for the target; more get 429. Higher makes clients wait longer instead."""
     max_connections: int = Field(512, ge=1)
@@ -78,6 +86,23 @@ class WorkerSettings(Section):
         if len({each.key.get_secret_value() for each in keys}) < len(keys):
             raise ValueError("two of worker.api_keys are the same key")
         return keys
+
+    @field_validator("metrics_key")
+    @classmethod
+    def _can_be_sent(cls, key: SecretStr | None) -> SecretStr | None:
+        return key and _sendable(key)
+
+    @model_validator(mode="after")
+    def _keeps_keys_and_tenants_apart(self) -> "WorkerSettings":
+        if self.metrics_key is not None and any(each.key == self.metrics_key for each in self.api_keys):
+            raise ValueError("worker.metrics_key is one of worker.api_keys, so a tenant could read it")
+        has_free_key = any(each.tenant is None for each in self.api_keys)
+        if has_free_key and any(each.tenant == self.tenant for each in self.api_keys):
+            raise ValueError(
+                f"worker.tenant is {self.tenant!r}, which a key of worker.api_keys has, and another key without a "
+                "tenant would be that tenant too; set worker.tenant to a name of its own"
+            )
+        return self
 
 
 class VllmSettings(Section):

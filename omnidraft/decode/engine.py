@@ -99,7 +99,7 @@ class Engine:
             RequestError: the request cannot be served.
         """
         snapshot = snapshot or self.slot.snapshot_for(request.request_id)
-        decode_request = self.decode_request(request)
+        decode_request = replace(self.decode_request(request), cache_scope=cache_scope)
         scope = cache_scope if self._has_prefix_caching else None
         sequence = self.decoder.add(decode_request, snapshot.proposer, client=client, cache_scope=scope)
         observers = self._observers(request, decode_request, snapshot)

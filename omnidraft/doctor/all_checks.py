@@ -91,6 +91,6 @@ def _memory(settings: Settings) -> Finding:
     from omnidraft.doctor import machine
     from omnidraft.fleet.workers import worker_status
 
-    if worker_status(wiring.worker_url(settings)).served:
+    if worker_status(wiring.worker_url(settings), metrics_key=settings.worker.metrics_key).served:
         return ok("memory", "a worker has its models loaded already")
     return machine.memory(settings)

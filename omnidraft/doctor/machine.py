@@ -164,7 +164,7 @@ def port(settings: Settings) -> Finding:
         return problem(
             "worker port", f"{address[0]}:{address[1]} cannot be used: {refusal.strerror or refusal}", advice
         )
-    worker = worker_status(url)
+    worker = worker_status(url, metrics_key=settings.worker.metrics_key)
     if not worker.served:
         return problem("worker port", f"{url} is in use and {worker.problem}", advice)
     if worker.problem:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
+from pydantic import SecretStr
 
 OWNER = "omnidraft"
 """`owned_by` in a worker's list of models; other servers have another one."""
@@ -38,19 +39,26 @@ class WorkerStatus:
     served: tuple[ServedTargetStatus, ...] = ()
 
 
-def worker_status(url: str, timeout_s: float = 3.0) -> WorkerStatus:
-    """Fetch the status of the worker at this URL. Never raises: no answer, or another server, is a `problem`."""
+def worker_status(url: str, timeout_s: float = 3.0, *, metrics_key: SecretStr | None = None) -> WorkerStatus:
+    """Fetch the status of the worker at this URL. Never raises: no answer, or another server, is a `problem`.
+
+    Args:
+        metrics_key: sent with the request for /metrics alone.
+    """
+    headers = {"Authorization": f"Bearer {metrics_key.get_secret_value()}"} if metrics_key else {}
     try:
         with httpx.Client(base_url=url, timeout=timeout_s) as client:
-            return _fetch(url, client)
+            return _fetch(url, client, headers)
     except (httpx.HTTPError, httpx.InvalidURL) as exc:
         return WorkerStatus(url, f"does not answer: {exc or type(exc).__name__}")
     except (ValueError, KeyError, TypeError) as exc:  # JSON or metrics of something else
         return WorkerStatus(url, f"is no omnidraft worker: {type(exc).__name__}: {exc}")
 
 
-def _fetch(url: str, client: httpx.Client) -> WorkerStatus:
-    models, metrics = client.get("/v1/models"), client.get("/metrics")
+def _fetch(url: str, client: httpx.Client, metrics_headers: Mapping[str, str]) -> WorkerStatus:
+    models, metrics = client.get("/v1/models"), client.get("/metrics", headers=metrics_headers)
+    if metrics.status_code == 401:
+        return WorkerStatus(url, "shows its metrics to holders of their key only; set worker.metrics_key here too")
     samples = _samples(metrics.text) if metrics.status_code == 200 else {}
     targets = _targets(models, samples)
     if not targets:

@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import asdict
 from typing import Any, cast
 
+from pydantic import SecretStr
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
@@ -24,6 +25,7 @@ from omnidraft.decode.sampling.input_limits import BODY_LIMITS
 from omnidraft.errors import RequestError
 from omnidraft.hosts.asgi_bridge import HttpCall, ResponseStart
 from omnidraft.hosts.ray_router import conversation_of
+from omnidraft.serving.auth import METRICS_REFUSAL, MetricsKey, unauthorized
 from omnidraft.serving.response_schemas import error
 from omnidraft.telemetry.exposition import merge_scrapes
 
@@ -33,6 +35,7 @@ BROADCAST_TIMEOUT_S = 2.0
 """The time for all replicas to answer a broadcast."""
 RETRY_AFTER_S = "5"
 EVENT_STREAM = "text/event-stream"
+OPERATOR_PATHS = ("/metrics", "/replicas")
 NOT_FORWARDED = (b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"host")
 """Hop-by-hop headers and `host`, which are not forwarded."""
 
@@ -47,17 +50,24 @@ class Ingress:
     """Forwards requests by `model`. One without a model, or with an unknown one, goes to the first target's replicas,
     which answer or refuse it."""
 
-    def __init__(self, max_body_bytes: int, replicas: Mapping[str, DeploymentHandle]) -> None:
+    def __init__(
+        self, max_body_bytes: int, replicas: Mapping[str, DeploymentHandle], metrics_key: SecretStr | None = None
+    ) -> None:
         """
         Args:
             replicas: target -> handle of its deployment; the first is the default.
+            metrics_key: what the paths about all tenants ask for; None: nothing.
         """
+        self._metrics_key = MetricsKey(metrics_key)
         self._max_body_bytes = max_body_bytes
         self._replicas = replicas
         self._ready: set[str] = set()
 
     async def __call__(self, request: Request) -> Response:
-        match request.url.path:
+        path = request.url.path
+        if path in OPERATOR_PATHS and not self._metrics_key.admits(request.headers.get("authorization", "")):
+            return unauthorized(METRICS_REFUSAL)
+        match path:
             case "/healthz":
                 return JSONResponse({"status": "ok"})
             case "/readyz":

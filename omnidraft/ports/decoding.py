@@ -76,6 +76,8 @@ class Request:
     drafter_prompt_tail: tuple[int, ...] = ()
     """The target's ids at the end of the prompt, where the drafter reads them as it reads the answer, after its own
     prompt ids."""
+    cache_scope: str | None = None
+    """Texts of one scope may reuse each other's drafter keys; None: those of one tenant."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,14 @@ from pydantic import BaseModel
 from omnidraft import __version__
 from omnidraft.config import WorkerSettings
 from omnidraft.serving import response_schemas
-from omnidraft.serving.auth import ApiKeyAuth
+from omnidraft.serving.auth import METRICS_PATH, ApiKeyAuth
 from omnidraft.serving.error_handlers import BodyLimit, ModelNotServed, add_error_handlers
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.serving.request_schemas import ChatRequest, CompletionRequest
 from omnidraft.serving.response_formats import CHAT, CHAT_CHUNK, COMPLETION
 from omnidraft.serving.responses import Responder, ServedModel
 from omnidraft.supervised_thread import Supervised, first_problem
+from omnidraft.telemetry.metric_definitions import GENERATION_PATHS
 
 __all__ = ["ServedModel", "application"]
 
@@ -28,7 +29,8 @@ _Responses = dict[int | str, dict[str, Any]]
 
 _DESCRIPTIONS = {
     400: "A field is missing, unknown or out of its range, or the body is no JSON.",
-    401: "No such API key.",
+    401: "No such key, or none.",
+    403: "`user` names the tenant of another API key.",
     404: "No such model here.",
     413: "The body is larger than worker.max_body_bytes.",
     429: "Too many requests wait; Retry-After says when to come again.",
@@ -57,9 +59,9 @@ def application(
     _add_health(app, requests, vital, metrics_text)
     add_error_handlers(app)
     app.add_middleware(BodyLimit, max_body_bytes=settings.max_body_bytes)
-    if settings.api_keys:
-        app.add_middleware(ApiKeyAuth, keys=settings.api_keys)
-    _correct_openapi(app, has_keys=bool(settings.api_keys))
+    if settings.api_keys or settings.metrics_key:
+        app.add_middleware(ApiKeyAuth, keys=settings.api_keys, metrics_key=settings.metrics_key)
+    _correct_openapi(app, has_keys=bool(settings.api_keys), has_metrics_key=settings.metrics_key is not None)
     return app
 
 
@@ -134,7 +136,7 @@ def _completion_responses(whole: type[BaseModel], chunk: type[BaseModel]) -> _Re
     return {200: ok, **_error_responses(400, 404, 413, 429, 500, 503)}
 
 
-def _correct_openapi(app: FastAPI, *, has_keys: bool) -> None:
+def _correct_openapi(app: FastAPI, *, has_keys: bool, has_metrics_key: bool) -> None:
     """Correct the document that FastAPI generates for this application."""
     generate = app.openapi
 
@@ -145,14 +147,20 @@ def _correct_openapi(app: FastAPI, *, has_keys: bool) -> None:
                 operation["responses"].pop(_NEVER_SENT, None)
                 if has_keys and path.startswith("/v1"):
                     operation["security"] = [{"key": []}]
-                    operation["responses"]["401"] = _unauthorized()
-        if has_keys:
-            generated["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+                    operation["responses"]["401"] = _refused(401)
+                if has_keys and path in GENERATION_PATHS:
+                    operation["responses"]["403"] = _refused(403)
+                if has_metrics_key and path == METRICS_PATH:
+                    operation["security"] = [{"metrics_key": []}]
+                    operation["responses"]["401"] = _refused(401)
+        names = ["key"] * has_keys + ["metrics_key"] * has_metrics_key
+        if names:
+            generated["components"]["securitySchemes"] = {name: {"type": "http", "scheme": "bearer"} for name in names}
         return generated
 
     app.openapi = document  # type: ignore[method-assign]
 
 
-def _unauthorized() -> dict[str, Any]:
+def _refused(status: int) -> dict[str, Any]:
     schema = {"$ref": f"#/components/schemas/{response_schemas.ErrorBody.__name__}"}
-    return {"description": _DESCRIPTIONS[401], "content": {"application/json": {"schema": schema}}}
+    return {"description": _DESCRIPTIONS[status], "content": {"application/json": {"schema": schema}}}

@@ -1,4 +1,4 @@
-"""Authentication by API key: middleware that admits only holders of a key, and names the client of each request.
+"""Authentication by API key: middleware that admits only holders of a key, and names client and tenant of each request.
 
 Keys are compared as SHA-256 digests, every one of them each time and in constant time, so that the time that a
 refusal takes reveals nothing. The body of a request without a key is never read.
@@ -6,19 +6,25 @@ refusal takes reveals nothing. The body of a request without a key is never read
 
 import hashlib
 import hmac
+import json
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fastapi import Request
 from fastapi.responses import JSONResponse
+from pydantic import SecretStr
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from omnidraft.config import ApiKey
-from omnidraft.serving.error_handlers import error
+from omnidraft.config import ApiKey, WorkerSettings
+from omnidraft.serving.error_handlers import TenantTaken, error
 
-PUBLIC_PATHS = frozenset({"/healthz", "/readyz", "/metrics", "/openapi.json", "/docs", "/redoc"})
-"""Paths that need no key: for probes, Prometheus and readers of the document."""
+PUBLIC_PATHS = frozenset({"/healthz", "/readyz", "/openapi.json", "/docs", "/redoc"})
+"""Paths that need no key: for probes and readers of the document."""
+METRICS_PATH = "/metrics"
+"""It needs the metrics key where there is one, and no API key."""
+METRICS_REFUSAL = "metrics need a key of their own"
 _STATE_KEY = "omnidraft_caller"
 
 
@@ -32,23 +38,39 @@ class ApiClient:
     """None: each request names its own tenant."""
 
 
+class MetricsKey:
+    """The key that metrics need, if any."""
+
+    def __init__(self, key: SecretStr | None) -> None:
+        self._digest = None if key is None else _digest(key.get_secret_value())
+
+    def admits(self, authorization: str) -> bool:
+        """Return whether a request with this Authorization header may read metrics."""
+        return self._digest is None or hmac.compare_digest(_digest(_bearer(authorization)), self._digest)
+
+
 class ApiKeyAuth:
     """Middleware in front of everything that reads a body."""
 
-    def __init__(self, app: ASGIApp, keys: Sequence[ApiKey]) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, keys: Sequence[ApiKey], metrics_key: SecretStr | None = None) -> None:
+        """Without `keys` only metrics are guarded."""
+        self._app, self._metrics_key = app, MetricsKey(metrics_key)
         self._clients = [
             (_digest(each.key.get_secret_value()), ApiClient(f"key {number}", each.tenant))
             for number, each in enumerate(keys)
         ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"].removeprefix(scope.get("root_path", "")) in PUBLIC_PATHS:
+        if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-        client = self._find_client(key.strip()) if scheme.lower() == "bearer" else None
+        path, authorization = _path(scope), Headers(scope=scope).get("authorization", "")
+        if path == METRICS_PATH and not self._metrics_key.admits(authorization):
+            return await unauthorized(METRICS_REFUSAL)(scope, receive, send)
+        if path == METRICS_PATH or path in PUBLIC_PATHS or not self._clients:
+            return await self._app(scope, receive, send)
+        client = self._find_client(_bearer(authorization))
         if client is None:
-            return await _unauthorized()(scope, receive, send)
+            return await unauthorized("no such API key")(scope, receive, send)
         scope.setdefault("state", {})[_STATE_KEY] = client
         await self._app(scope, receive, send)
 
@@ -66,11 +88,53 @@ def authenticated_client(request: Request) -> ApiClient | None:
     return client
 
 
+class TenantNames:
+    """Decides whose a request is: its key's tenant, else the one that it names, else the worker's."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._default = settings.tenant
+        self._taken = frozenset(_folded(each.tenant) for each in settings.api_keys if each.tenant)
+
+    def tenant_of(self, client: ApiClient | None, user: str | None) -> str:
+        """Return the tenant of a request whose body names `user`. Raises TenantTaken."""
+        if client is not None and client.tenant is not None:
+            return client.tenant
+        if user and _folded(user) in self._taken:
+            raise TenantTaken("user: this name is the tenant of another API key; send that key, or name another user")
+        return user or self._default
+
+
+def cache_scope(client: ApiClient | None, address: str, salt: str | None) -> str:
+    """Return the scope in which requests reuse each other's keys: a tenant, key or address, and a salt. Different ones
+    never give the same text."""
+    if client is None:
+        return json.dumps(["address", address, salt])
+    return json.dumps(["key", client.name, salt] if client.tenant is None else ["tenant", client.tenant, salt])
+
+
+def _folded(name: str) -> str:
+    """Return the name without what readers do not see: case, compatibility forms, format characters, outer spaces."""
+    plain = unicodedata.normalize("NFKC", name).casefold()
+    return "".join(char for char in plain if unicodedata.category(char) != "Cf").strip()
+
+
+def _path(scope: Scope) -> str:
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
+
+
+def _bearer(authorization: str) -> str:
+    """Return the key of an Authorization header; empty for another scheme."""
+    scheme, _, key = authorization.partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else ""
+
+
 def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("latin-1", "replace")).digest()
 
 
-def _unauthorized() -> JSONResponse:
-    message = "no such API key; send one as 'Authorization: Bearer KEY'"
+def unauthorized(reason: str) -> JSONResponse:
+    """Return the response to a request without the key it needs."""
+    message = f"{reason}; send one as 'Authorization: Bearer KEY'"
     content = error(message, "invalid_request_error", code="invalid_api_key")
     return JSONResponse(content, status_code=401, headers={"WWW-Authenticate": "Bearer"})

@@ -23,6 +23,10 @@ class ModelNotServed(RequestError):
     """The request names a model that is not served here (HTTP 404)."""
 
 
+class TenantTaken(RequestError):
+    """A key without a tenant named the tenant of another key (HTTP 403)."""
+
+
 class BodyLimit:
     """Middleware that reads the whole body before anything parses it.
 
@@ -99,6 +103,8 @@ async def _on_error(_request: Request, exc: Exception) -> Response:
             return _refusal(exc.status_code, error(exc.detail, "invalid_request_error"), exc.headers)
         case ModelNotServed():
             return _refusal(404, error(str(exc), "invalid_request_error", "model", "model_not_found"))
+        case TenantTaken():
+            return _refusal(403, error(str(exc), "invalid_request_error", "user", "tenant_taken"))
         case RequestError():
             return _refusal(400, error(str(exc), "invalid_request_error"))
         case QueueFull():

@@ -45,7 +45,7 @@ class Responder:
         self._requests = requests
         self._served = {each.name: each for each in served}
         self._first = served[0].name
-        self._settings = settings
+        self._settings, self._tenants = settings, auth.TenantNames(settings)
         self._grammars = GrammarScheduler()
 
     async def __call__(self, request: Request, body: Body, whole: ResponseKind, chunk: ResponseKind) -> Response:
@@ -82,9 +82,9 @@ class Responder:
         if body.num_choices > self._settings.max_choices:
             raise RequestError(f"n: {self._settings.max_choices} choices at most, got {body.num_choices}")
         api_client = auth.authenticated_client(request)
-        tenant = (api_client and api_client.tenant) or body.user or self._settings.tenant
+        tenant = self._tenants.tenant_of(api_client, body.user)
         client = api_client.name if api_client else _address(request)
-        scope = f"{(api_client and api_client.tenant) or client}/{body.cache_salt or ''}"
+        scope = auth.cache_scope(api_client, _address(request), body.cache_salt)
         first, *others = body.generation_requests(tenant, self._settings.max_new_tokens)
         sampling = (await self._grammars.prepare(client, model.engine, first)).sampling
         traceparent = valid_traceparent(request.headers.get("traceparent"))

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -107,7 +108,7 @@ def overview(settings: Settings, workers: Sequence[str] = ()) -> "Overview":
         registry=lambda target: existing_registry(settings.for_target(target)),
         topics=lambda: topics(settings),
         reader=lambda topic: log_reader(settings, topic),
-        worker=worker_status,
+        worker=partial(worker_status, metrics_key=settings.worker.metrics_key),
     )
     urls = tuple(workers) or (worker_url(settings),)
     return gather(sources, settings, CountingMetrics(), urls, time.time_ns() // 1_000_000)

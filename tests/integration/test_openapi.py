@@ -86,6 +86,6 @@ def test_every_status_of_ours_is_in_the_document_and_no_other(app: FastAPI) -> N
     assert set(paths) >= {"/v1/completions", "/v1/chat/completions", "/v1/models", "/healthz", "/readyz", "/metrics"}
     for name in ("/v1/completions", "/v1/chat/completions"):
         operation = paths[name]["post"]
-        assert set(operation["responses"]) == {"200", "400", "401", "404", "413", "429", "500", "503"}
+        assert set(operation["responses"]) == {"200", "400", "401", "403", "404", "413", "429", "500", "503"}
         assert operation["security"] == [{"key": []}]
         assert set(operation["responses"]["200"]["content"]) == {"application/json", "text/event-stream"}

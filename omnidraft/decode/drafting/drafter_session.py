@@ -40,7 +40,7 @@ class DrafterSession:
         """The ids whose keys the model's session holds."""
         self.first_ids: dict[int, list[int | None]] = {}
         """The first candidate of each noise weight after the nodes of the last tree."""
-        self._tenant = request.tenant
+        self._scope = request.tenant if request.cache_scope is None else request.cache_scope
         self._may_resume = True
         self._read_to = 0
         """Ids of the target's text that the drafter has read."""
@@ -63,7 +63,7 @@ class DrafterSession:
         self.reset()
         self._may_resume = True
         if model is not None:
-            self.drafter.pool.put(self._tenant, model, fed)
+            self.drafter.pool.put(self._scope, model, fed)
 
     def ids_to_read(self, draft: TextDraft, plan: RoundPlan) -> list[int] | None:
         """Return the draft ids of the whole text, to draft from; None when nothing is drafted in this round."""
@@ -93,7 +93,7 @@ class DrafterSession:
         self._may_resume = False
         if not self.drafter.pool.ended or (ids := self.context.ids) is None:
             return
-        ended = self.drafter.pool.take(self._tenant, ids)
+        ended = self.drafter.pool.take(self._scope, ids)
         if ended is not None:
             self.model, self.fed = ended.session, ended.fed
             self._read_to = max(position - self._num_missed(ids), 0)

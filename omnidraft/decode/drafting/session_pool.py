@@ -1,4 +1,4 @@
-"""The drafter's KV caches of ended texts, each for the next text of the tenant that begins with the same draft ids."""
+"""The drafter's KV caches of ended texts, each for the next text of its scope that begins with the same draft ids."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,7 +59,7 @@ class DrafterMemory:
 class EndedText:
     """The KV cache of a text that is not drafted for any more."""
 
-    tenant: str
+    scope: str
     session: DraftSession
     fed: list[int]
     stamp: int
@@ -78,17 +78,17 @@ class SessionPool:
         """The number of ids whose keys are held here."""
         return sum(len(each.fed) for each in self.ended)
 
-    def put(self, tenant: str, session: DraftSession, fed: list[int]) -> None:
+    def put(self, scope: str, session: DraftSession, fed: list[int]) -> None:
         """Hold the KV cache of a text that ended."""
-        self.ended.append(EndedText(tenant, session, fed, next(self.memory.stamps)))
+        self.ended.append(EndedText(scope, session, fed, next(self.memory.stamps)))
         if len(self.ended) > _MAX_ENDED:
             self.evict()
         self.memory.reserve(0)
 
-    def take(self, tenant: str, ids: Sequence[int]) -> EndedText | None:
-        """Remove and return the tenant's text that shares most leading ids with these. One that shares less than half
+    def take(self, scope: str, ids: Sequence[int]) -> EndedText | None:
+        """Remove and return the scope's text that shares most leading ids with these. One that shares less than half
         of its own stays for another text."""
-        shared = [(common_prefix(each.fed, ids), each) for each in self.ended if each.tenant == tenant]
+        shared = [(common_prefix(each.fed, ids), each) for each in self.ended if each.scope == scope]
         fitting = [(num, each) for num, each in shared if 2 * num >= len(each.fed)]
         if not fitting:
             return None

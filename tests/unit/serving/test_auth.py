@@ -13,10 +13,11 @@ from omnidraft.decode.engine import Engine
 from omnidraft.decode.generation import GenerationRequest
 from omnidraft.errors import ConfigError
 from omnidraft.serving.app import ServedModel, application
+from omnidraft.serving.auth import ApiClient, cache_scope
 from omnidraft.serving.queued_request import QueuedRequest
 from omnidraft.serving.request_queue import RequestQueue
 
-KEY, OTHER = "sk-of-acme-0123456789", "sk-of-anybody-0123456789"
+KEY, OTHER, METRICS_KEY = "sk-of-acme-0123456789", "sk-of-anybody-0123456789", "sk-of-prometheus-0123456789"
 BODY = {"prompt": "clips", "max_tokens": 2, "user": "someone"}
 
 
@@ -74,6 +75,21 @@ def test_probes_scrapers_and_readers_of_the_document_need_none(client: TestClien
         assert client.get(path).status_code == 200
 
 
+@pytest.mark.parametrize("keys", [(), (ApiKey(key=KEY, tenant="acme"),)], ids=["no API keys", "API keys"])
+def test_metrics_are_for_holders_of_their_key_alone(watched: Watched, engine: Engine, keys: tuple[ApiKey, ...]) -> None:
+    """They tell how much all tenants send together, so no tenant's key opens them, and theirs opens nothing else."""
+    settings = WorkerSettings(api_keys=keys, metrics_key=METRICS_KEY)
+    app = application(watched, [ServedModel(engine, "print")], settings, lambda: b"figures of all")
+    with TestClient(app) as scraped:
+        for headers in ({}, bearer(KEY), bearer(METRICS_KEY[:-1]), {"Authorization": METRICS_KEY}):
+            refused = scraped.get("/metrics", headers=headers)
+            assert (refused.status_code, "figures" in refused.text) == (401, False)
+        assert scraped.get("/metrics", headers=bearer(METRICS_KEY)).text == "figures of all"
+        assert scraped.get("/healthz").status_code == 200
+        assert scraped.get("/v1/models", headers=bearer(METRICS_KEY)).status_code == (401 if keys else 200)
+        assert scraped.get("/openapi.json").json()["paths"]["/metrics"]["get"]["security"] == [{"metrics_key": []}]
+
+
 def test_a_body_without_a_key_is_never_read(client: TestClient) -> None:
     def chunks() -> Iterator[bytes]:
         raise AssertionError("read")
@@ -90,6 +106,36 @@ def test_a_key_says_whose_the_request_is_whatever_the_request_says(client: TestC
         clients.append((generation.tenant, watched.last.client))
     assert clients == [("acme", "key 0"), ("someone", "key 1")]
     assert client.get("/v1/models", headers={"authorization": f"bearer {KEY}"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "user",
+    ["acme", "ACME", " acme ", "ac\u200bme", "\uff41cme"],
+    ids=["same", "case", "spaces", "unseen", "full width"],
+)
+def test_a_key_without_a_tenant_cannot_take_the_name_that_another_key_has(
+    client: TestClient, watched: Watched, user: str
+) -> None:
+    refused = client.post("/v1/completions", json=BODY | {"user": user}, headers=bearer(OTHER))
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "tenant_taken")
+    assert not hasattr(watched, "last")
+    assert client.post("/v1/completions", json=BODY | {"user": user}, headers=bearer(KEY)).status_code == 200
+    assert watched.last.texts[0].request.tenant == "acme"
+
+
+def test_no_two_of_tenants_keys_addresses_and_salts_share_a_cache() -> None:
+    """Whoever shares one learns by speed how the other's prompts begin."""
+    clients = [
+        None,
+        *(ApiClient(name, tenant) for name in ("key 0", "key 1") for tenant in (None, "a", "a/b", "key 0")),
+    ]
+    scopes: dict[str, set] = {}
+    for each in clients:
+        for address in ("key 0", "a", "a/b"):
+            for salt in (None, "", "b/", "/"):
+                owner = ("address", address) if each is None else (each.tenant or f"key:{each.name}", None)
+                scopes.setdefault(cache_scope(each, address, salt), set()).add((owner, salt))
+    assert all(len(owners) == 1 for owners in scopes.values())
 
 
 def test_keys_come_from_the_environment_and_are_never_shown(caplog: pytest.LogCaptureFixture) -> None:
@@ -121,3 +167,21 @@ def test_a_bad_key_is_refused_without_being_shown(keys: object, message_part: st
     assert message_part in str(refused.value)
     for secret in (KEY, "sk-too-short", "sk-with"):
         assert secret not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("section", "message_part"),
+    [
+        ({"metrics_key": KEY, "api_keys": [{"key": KEY}]}, "worker.metrics_key is one of worker.api_keys"),
+        (
+            {"tenant": "acme", "api_keys": [{"key": KEY, "tenant": "acme"}, {"key": OTHER}]},
+            "set worker.tenant to a name",
+        ),
+        ({"metrics_key": "short"}, "worker.metrics_key: a key has 16 printable ASCII letters"),
+    ],
+)
+def test_settings_that_would_mix_tenants_are_refused(section: dict, message_part: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        config.load(None, {}, worker=section)
+    assert message_part in str(refused.value)
+    config.load(None, {}, worker={"tenant": "acme", "api_keys": [{"key": KEY, "tenant": "acme"}]})

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from omnidraft.audit.findings import Fault, FaultKind
 from omnidraft.distill.ingest.record_disposition import Disposition
-from omnidraft.ports import SAMPLED_OUT, Offsets, SnapshotVersion
+from omnidraft.ports import OVER_SHARE, SAMPLED_OUT, Offsets, SnapshotVersion
 from omnidraft.snapshots.manifest import SampledRange
 
 
@@ -20,7 +20,8 @@ class SnapshotDelta:
     """Partitions that are not named start at 0."""
     end: Offsets
     counts: Mapping[str, int]
-    """Disposition -> records, by the manifests' counts."""
+    """Disposition -> records, by the manifests' counts; those over their tenants' share are among the learned, since
+    the log does not tell where steps began."""
     lag_samples: tuple[SampledRange, ...] = ()
     """The ranges of which a learner that lagged learned a share."""
 
@@ -44,10 +45,12 @@ def snapshot_deltas(versions: Sequence[SnapshotVersion], dispositions: Set[str])
 
 
 def _lineage(versions: Sequence[SnapshotVersion]) -> list[SnapshotVersion]:
-    """Return the newest snapshot and its ancestors, oldest first, as far back as they are known."""
+    """Return the newest snapshot and those whose offsets and counts it continues, oldest first, as far back as they
+    are known."""
     lineage = list(versions[-1:])
     for each in reversed(versions[:-1]):
-        if lineage[0].manifest.parent_id in (None, each.manifest.snapshot_id):
+        manifest = lineage[0].manifest
+        if (manifest.continues_id or manifest.parent_id) in (None, each.manifest.snapshot_id):
             lineage.insert(0, each)
     return lineage
 
@@ -68,8 +71,9 @@ def _delta(before: SnapshotVersion, after: SnapshotVersion, dispositions: Set[st
 
 def _counts(version: SnapshotVersion, dispositions: Set[str]) -> Counter[str]:
     manifest = version.manifest
-    skipped = {name: number for name, number in manifest.counts.items() if name in dispositions}
-    return Counter(skipped | {Disposition.LEARNED.value: manifest.num_records})
+    skipped = {name: number for name, number in manifest.counts.items() if name in dispositions - {OVER_SHARE}}
+    num_admissible = manifest.num_records + manifest.counts.get(OVER_SHARE, 0)
+    return Counter(skipped | {Disposition.LEARNED.value: num_admissible})
 
 
 def compare(

@@ -24,13 +24,15 @@ OTHER_PAIR = "other_pair"
 """The record is sound, and another distiller learns from it."""
 SAMPLED_OUT = "sampled_out"
 """The record is sound, and a learner that lagged passed over it."""
+OVER_SHARE = "over_share"
+"""The record is sound, and its tenant had its share of the step."""
 EXPIRED = "expired"
 """The log deleted the message before it was read."""
 
 DROP_REASONS: tuple[str, ...] = get_args(DropReason)
 REJECT_REASONS: tuple[str, ...] = get_args(RejectReason)
 DEAD_LETTER_REASONS = (*REJECT_REASONS, *get_args(DamageReason), POISON)
-SKIP_REASONS = (*DEAD_LETTER_REASONS, OTHER_PAIR, SAMPLED_OUT, EXPIRED)
+SKIP_REASONS = (*DEAD_LETTER_REASONS, OTHER_PAIR, SAMPLED_OUT, OVER_SHARE, EXPIRED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,32 @@ class SampledRange(BaseModel):
         return any(offsets.get(partition, 0) < end for partition, end in self.end.items())
 
 
+class TenantAgreement(BaseModel):
+    """Held-out agreement of one tenant's requests, before and after, on the same records."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    tenant: str | None
+    """None: the tenants with too few requests to be judged apart, together."""
+    num_requests: int
+    before: float
+    after: float
+    change_error: float | None
+    """Standard error of after - before; None with a single request."""
+
+
+class PinnedAgreement(BaseModel):
+    """Agreement on the records of `learner.pinned_held_out`, which no writer of the log can change."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    sha256: str
+    """Hash of the file; only agreements on the same file are compared."""
+    num_records: int
+    before: float
+    after: float
+
+
 class Manifest(BaseModel):
     """The metadata of a snapshot. It is written last: a folder without it is not a snapshot."""
 
@@ -76,6 +102,10 @@ class Manifest(BaseModel):
     agreement_after: float | None = None
     agreement_change_error: float | None = None
     """Standard error of agreement_after - agreement_before, which were measured on the same records."""
+    tenants: tuple[TenantAgreement, ...] = ()
+    """The same by tenant, bounded in number. It is the operator's: tenants are shown no manifests."""
+    pinned: PinnedAgreement | None = None
+    """None: learner.pinned_held_out is not set."""
     speedup_before: float | None = None
     """Predicted speedup of the parent over plain decoding, from its hits on the same records and the times in them."""
     speedup_after: float | None = None
@@ -85,6 +115,11 @@ class Manifest(BaseModel):
     restarts: tuple[str, ...] = ()
     """Names of the executed `learning restart` orders. If there is one more than in the parent, learning restarted at
     these offsets."""
+    rewinds: tuple[str, ...] = ()
+    """Names of the newest executed orders to go back to the champion."""
+    continues_id: str | None = None
+    """The snapshot whose offsets and counts this one continues; None: the parent. They differ where learning went back
+    to the champion's weights and on from its own place in the log."""
     counts: dict[str, int] = {}
     """Records skipped, by reason, since the base drafter."""
     lag_samples: tuple[SampledRange, ...] = ()

@@ -4,7 +4,7 @@ Partitions take turns in the order of their numbers, one record each. A partitio
 waited for, unless the log is drained (a poll returned nothing) or the partitions that do have records are LOOKAHEAD
 ahead; then it is passed over. So, while every partition has records waiting, batches are a function of the log alone,
 whatever each poll returned. Where one is idle, the interleaving of partitions depends on time; that each record is
-learned once does not.
+learned once does not. Each tenant has its share of a batch (tenant_shares.py).
 A partition that is added to the topic while this runs is buffered from its first message on, and takes its turns from
 the next snapshot on (`admit_partitions`). A run that resumes from the snapshot before does the same, so both make the
 same batches. It does not wait for a snapshot where the others are idle or a buffer is full.
@@ -27,6 +27,7 @@ from omnidraft.distill.ingest.record_disposition import (
     is_held_out,
     record_key,
 )
+from omnidraft.distill.ingest.tenant_shares import StepShare, StepShares, TenantGroups, keep_newest_of_each
 from omnidraft.distill.ingest.trace_consumer import PolledRecords, RecordAt, Skipped
 from omnidraft.distill.resume_tensors import records_from_tensors, records_to_tensors
 from omnidraft.ports import Offsets
@@ -35,7 +36,7 @@ from omnidraft.traces.record import TraceRecord
 LOOKAHEAD = 1024
 """Maximal number of records buffered per partition, about 25 kB each."""
 
-_SEEN, _TURN, _ORDER, _HELD_OUT = "seen", "turn", "partitions", "held_out."
+_SEEN, _TURN, _ORDER, _RECENT, _HELD_OUT = "seen", "turn", "partitions", "recent_tenants", "held_out."
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,8 @@ class Batch:
     """Records to be dead-lettered instead."""
     held_out: tuple[RecordAt, ...]
     num_duplicates: int
+    num_over_share: int = 0
+    """Records that were left out because their tenants had their share of the step."""
 
 
 @dataclass(slots=True)
@@ -56,6 +59,7 @@ class _PartialBatch:
     """A batch that is being filled; it has no effect before it is full."""
 
     turn: int
+    share: StepShare
     records: list[TraceRecord] = field(default_factory=list)
     positions: list[tuple[int, int]] = field(default_factory=list)
     poison: list[RecordAt] = field(default_factory=list)
@@ -77,13 +81,16 @@ class Batcher:
         held_out_records: int,
         seen_records: int = SEEN_RECORDS,
         poison: Container[tuple[int, int]] = frozenset(),
+        tenant_share: float = 1.0,
+        groups: TenantGroups | None = None,
     ) -> None:
         """
         Args:
             held_out_every: one request in so many is held out, by a hash of its id; 0 holds none out.
-            held_out_records: maximal number of held-out records, of which the newest stay.
+            held_out_records: maximal number of held-out records, of which the newest of each tenant stay.
             seen_records: see record_disposition.py.
             poison: positions of records that must not be learned from.
+            tenant_share: see tenant_shares.py, `groups` too; None makes each tenant one.
         """
         self._order = tuple(sorted(partitions))
         """The partitions that take turns."""
@@ -94,7 +101,9 @@ class Batcher:
         self._poison, self._seen_records = poison, seen_records
         self._turn = 0
         self._seen: dict[int, None] = {}
-        self.held_out: deque[TraceRecord] = deque(maxlen=held_out_records)
+        self._groups, self._held_out_records = groups or TenantGroups(), held_out_records
+        self._shares = StepShares(self._groups, share=tenant_share, records_per_step=records_per_step)
+        self.held_out: deque[TraceRecord] = deque()
 
     @property
     def has_capacity(self) -> bool:
@@ -117,7 +126,7 @@ class Batcher:
         may_pass_over = is_drained or not self.has_capacity
         if may_pass_over:
             self.admit_partitions()
-        partial = _PartialBatch(turn=self._turn)
+        partial = _PartialBatch(turn=self._turn, share=self._shares.begin())
         while len(partial.records) < self._records_per_step:
             partition = self._next_partition(partial, may_pass_over)
             if partition is None:
@@ -155,6 +164,7 @@ class Batcher:
             _SEEN: torch.from_numpy(np.array(list(self._seen), np.int64)),
             _TURN: torch.tensor(self._turn),
             _ORDER: torch.tensor(self._order),
+            _RECENT: torch.from_numpy(np.array(self._shares.recent, np.int64)),
         }
         return tensors | records_to_tensors(_HELD_OUT, self.held_out)
 
@@ -165,8 +175,10 @@ class Batcher:
         self._turn = int(tensors[_TURN])
         if _ORDER in tensors:  # snapshots of earlier versions lack it
             self._order = tuple(tensors[_ORDER].tolist())
+        if _RECENT in tensors:  # likewise
+            self._shares.restore(tensors[_RECENT].tolist())
         self.held_out.clear()
-        self.held_out.extend(records_from_tensors(_HELD_OUT, tensors))
+        self._hold_out(records_from_tensors(_HELD_OUT, tensors))
 
     def start_at(self, offsets: Offsets) -> None:
         """Drop the buffers; the log is read on from these offsets."""
@@ -205,9 +217,11 @@ class Batcher:
                 return
             case Disposition.HELD_OUT:
                 partial.held_out.append((partition, offset, record))
-            case Disposition.LEARNED:
+            case Disposition.LEARNED if partial.share.admits(record):
                 partial.records.append(record)
                 partial.positions.append((partition, offset))
+            case Disposition.LEARNED:
+                pass  # counted as over its share
         partial.seen[key] = None
 
     def _commit(self, partial: _PartialBatch) -> Batch:
@@ -217,14 +231,20 @@ class Batcher:
         self._turn = partial.turn
         self._seen |= partial.seen
         forget_oldest(self._seen, self._seen_records)
-        self.held_out.extend(record for _, _, record in partial.held_out)
+        self._shares.commit(partial.share)
+        self._hold_out(record for _, _, record in partial.held_out)
         return Batch(
             tuple(partial.records),
             tuple(partial.positions),
             tuple(partial.poison),
             tuple(partial.held_out),
             partial.num_duplicates,
+            partial.share.num_over,
         )
+
+    def _hold_out(self, records: Iterable[TraceRecord]) -> None:
+        self.held_out.extend(records)
+        keep_newest_of_each(self.held_out, self._held_out_records, self._groups)
 
 
 def seen_keys(tensors: Mapping[str, Tensor]) -> frozenset[int]:

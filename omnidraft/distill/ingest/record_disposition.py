@@ -24,12 +24,12 @@ class Disposition(StrEnum):
 
 def record_key(record: TraceRecord) -> int:
     """Return the key of a record: the same for every copy of it, in every process."""
-    return _hash(f"{record.request_id}\n{record.segment}")
+    return hash_63(f"{record.request_id}\n{record.segment}")
 
 
 def is_held_out(record: TraceRecord, held_out_every: int) -> bool:
     """Return whether the record's request is held out: one in `held_out_every`, by a hash; 0 holds none out."""
-    return held_out_every > 0 and _hash(record.request_id) % held_out_every == 0
+    return held_out_every > 0 and hash_63(record.request_id) % held_out_every == 0
 
 
 def is_sampled_out(record: TraceRecord, share: float) -> bool:
@@ -37,7 +37,7 @@ def is_sampled_out(record: TraceRecord, share: float) -> bool:
 
     Independent of `is_held_out`; a larger share contains every smaller one.
     """
-    return _hash(f"catch-up\n{record.request_id}") >= share * (1 << 63)
+    return hash_63(f"catch-up\n{record.request_id}") >= share * (1 << 63)
 
 
 def disposition(key: int, held_out: bool, *seen: Container[int]) -> Disposition:
@@ -58,6 +58,6 @@ def hash_64(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
 
-def _hash(text: str) -> int:
+def hash_63(text: str) -> int:
     """Return a hash of 63 bits, which a tensor of int64 holds."""
     return hash_64(text) >> 1

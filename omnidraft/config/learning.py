@@ -70,7 +70,18 @@ class LearnerSettings(Section):
     held_out_every: int = Field(16, ge=0)
     """Every n-th record measures agreement and is never learned from; 0 holds none out."""
     held_out_records: int = Field(24, ge=1)
-    """The number of held-out records kept, the newest ones."""
+    """The number of held-out records kept, the newest ones of each tenant."""
+    pinned_held_out: Path | None = None
+    """A trace archive (`omnidraft traces export`) of up to 256 records that judges every snapshot too: one that agrees
+    less with it than the champion is not promoted. Writers of the log cannot change it. Each record is measured for
+    every snapshot and takes 25 kB."""
+    tenants: tuple[str, ...] = ()
+    """Tenants with a share of their own; all others have one together. Name them where requests can name any tenant
+    (API keys without one, or no keys): else a sender with many names has many shares. Empty: every name has a share."""
+    tenant_share: float = Field(0.5, gt=0, le=1)
+    """The share of a step's records that one tenant may have while others are there; further records of it are not
+    learned, and counted as `over_share`. Lower protects small tenants more and learns less of large ones; 1: no limit.
+    A step of one record cannot be shared."""
     max_lag_records: int | None = Field(20_000, ge=0)
     """When more messages than this wait in the log as a snapshot is made, the learner learns a share of the requests up
     to the end of the log; the rest is counted as `sampled_out`. None or 0: every record is learned, however late."""
@@ -124,6 +135,12 @@ class ControllerSettings(Section):
     """The confidence of that comparison, and of a canary's: 0.5 compares the measured values, 0.95 promotes only what
     is as good with 95 % confidence by the held-out requests, which takes more of them, or gains of several
     snapshots."""
+    tenant_confidence: float = Field(0.8, ge=0.5, lt=1)
+    """A challenger on which a tenant's agreement fell by more than the tolerance is refused, when that is so sure over
+    all tenants together. Lower protects tenants more, and refuses more snapshots by chance."""
+    refusals_before_rewind: int = Field(6, ge=0)
+    """After so many challengers in a row that were worse than the champion, learning goes back to the champion's
+    weights and optimizer, and on from its own place in the log. 0: never."""
     speed_tolerance: float = Field(0.02, ge=0)
     """The speed-up predicted from held-out records may be this share lower and still be promoted."""
     canary_share: float = Field(0.0, ge=0, le=0.5)

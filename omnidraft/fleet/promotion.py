@@ -3,6 +3,7 @@
 A drafter can make the service slower, never wrong; so a challenger must show on held-out records that it is not worse.
 A canary then serves a share of the requests, and its seconds per token are compared with the champion's over the same
 time. The request id alone decides which requests the canary takes, so both serve the same kind of traffic.
+In the gate each tenant weighs alike and none may fall (tenant_gate.py), and nothing may fall on the pinned file.
 See docs/algorithms.md, section 11.
 """
 
@@ -13,6 +14,7 @@ from statistics import NormalDist
 
 from omnidraft.config import ControllerSettings
 from omnidraft.fleet.request_stats import RequestStats
+from omnidraft.fleet.tenant_gate import Change, equal_weight_change, fallen_tenants
 from omnidraft.ports import SnapshotVersion
 from omnidraft.snapshots.manifest import Manifest
 
@@ -25,6 +27,8 @@ class Decision:
 
     promote: bool
     reason: str
+    is_worse: bool = False
+    """Whether it is refused because something measured fell, not because too little was measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +52,15 @@ class _Change:
 
 
 def decide(
-    challenger: Manifest, champion: Manifest | None, settings: ControllerSettings, *, between: Sequence[Manifest] = ()
+    challenger: Manifest,
+    champion: Manifest | None,
+    settings: ControllerSettings,
+    *,
+    between: Sequence[Manifest] = (),
+    history: Sequence[Manifest] = (),
 ) -> Decision:
     """Decide whether the challenger's held-out agreement is at least the champion's, less the tolerance, with the
-    confidence of the settings, and the predicted speed-up too.
+    confidence of the settings, and the predicted speed-up too; and that no tenant's fell, nor that on the pinned file.
 
     - The first snapshot of a pair is promoted: there is nothing to lose.
     - A challenger that was not measured is refused: nothing shows that it is not worse.
@@ -63,6 +72,7 @@ def decide(
 
     Args:
         between: the snapshots from the champion's child to the challenger's parent, oldest first.
+        history: the champion and its ancestors, newest first.
     """
     if champion is None:
         return Decision(True, "the first snapshot of this pair")
@@ -75,12 +85,41 @@ def decide(
     bound = change.bound(settings.confidence)
     if bound is None:
         return Decision(False, f"{verdict}, too few requests to be {settings.confidence:.0%} sure of anything")
-    speedup = _predicted_speedup([*between, challenger])
+    lineage = [*between, challenger]
+    falls = _falls(champion, lineage, history, settings)
+    speedup = _predicted_speedup(lineage)
     is_enough = bound >= -settings.tolerance - 1e-9  # a sum of rounded differences
     is_fast = speedup is None or speedup >= 1 - settings.speed_tolerance
     speed = "" if speedup is None else f", foretold speed {speedup:.3f} of before"
     bounds = f"tolerance {settings.tolerance:.4f}, confidence {settings.confidence:.0%}"
-    return Decision(is_enough and is_fast, f"{verdict}{speed}, {bounds}")
+    reason = "; ".join([f"{verdict}{speed}, {bounds}", *falls])
+    return Decision(is_enough and is_fast and not falls, reason, bool(falls) or change.estimate < -settings.tolerance)
+
+
+def _falls(
+    champion: Manifest, lineage: Sequence[Manifest], history: Sequence[Manifest], settings: ControllerSettings
+) -> list[str]:
+    """Return what fell, whatever the mean of the tenants is: tenants, and the agreement on the pinned file."""
+    descends = champion.snapshot_id == lineage[0].parent_id or _is_base_of(champion, lineage[0])
+    fallen = fallen_tenants(
+        lineage if descends else (),
+        history,
+        tolerance=settings.tolerance,
+        confidence=settings.tenant_confidence,
+    )
+    pinned_before, pinned = _pinned_before(champion, lineage[0], descends=descends), lineage[-1].pinned
+    if pinned is None or pinned_before is None or pinned.sha256 != pinned_before[0]:
+        return [str(each) for each in fallen]
+    change = pinned.after - pinned_before[1]
+    has_fallen = change < -settings.tolerance - 1e-9
+    return [*map(str, fallen), *([f"agreement on the pinned file fell by {-change:.4f}"] if has_fallen else [])]
+
+
+def _pinned_before(champion: Manifest, oldest: Manifest, *, descends: bool) -> tuple[str, float] | None:
+    """Return the hash of a pinned file and the champion's agreement on it; None when it was not measured."""
+    if champion.pinned is not None:
+        return champion.pinned.sha256, champion.pinned.after
+    return (oldest.pinned.sha256, oldest.pinned.before) if descends and oldest.pinned is not None else None
 
 
 def _predicted_speedup(lineage: Sequence[Manifest]) -> float | None:
@@ -106,20 +145,23 @@ def _change_from(champion: Manifest, challenger: Manifest, between: Sequence[Man
 
 def _sum(lineage: Sequence[Manifest], against: str) -> _Change:
     """Sum the changes of one snapshot after another, whose errors are taken as independent."""
-    errors = [manifest.agreement_change_error for manifest in lineage]
-    known = [error for error in errors if error is not None]
-    error = sqrt(sum(each**2 for each in known)) if len(known) == len(errors) else None
-    return _Change(sum(map(_change, lineage)), error, against)
+    changes = list(map(_change, lineage))
+    known = [each.error for each in changes if each.error is not None]
+    error = sqrt(sum(each**2 for each in known)) if len(known) == len(changes) else None
+    return _Change(sum(each.estimate for each in changes), error, against)
 
 
 def _is_base_of(champion: Manifest, challenger: Manifest) -> bool:
     return champion.train == "base" and champion.parent_id is None and champion.drafter_hash == challenger.drafter_hash
 
 
-def _change(manifest: Manifest) -> float:
+def _change(manifest: Manifest) -> Change:
+    """Return the change from the snapshot's parent, the mean over tenants where it tells them."""
+    if (change := equal_weight_change(manifest)) is not None:
+        return change
     if manifest.agreement_after is None or manifest.agreement_before is None:
-        return 0.0
-    return manifest.agreement_after - manifest.agreement_before
+        return Change(0.0, manifest.agreement_change_error)
+    return Change(manifest.agreement_after - manifest.agreement_before, manifest.agreement_change_error)
 
 
 def lineage_between(versions: Sequence[SnapshotVersion], challenger: Manifest, champion: Manifest) -> list[Manifest]:
@@ -134,6 +176,16 @@ def lineage_between(versions: Sequence[SnapshotVersion], challenger: Manifest, c
         between.insert(0, parent)
         parent_id = parent.parent_id
     return between
+
+
+def lineage_to(versions: Sequence[SnapshotVersion], newest: Manifest, most: int) -> list[Manifest]:
+    """Return this snapshot and its ancestors, newest first, `most` at most."""
+    by_id = {version.manifest.snapshot_id: version.manifest for version in versions}
+    lineage, at = [], by_id.pop(newest.snapshot_id, None)
+    while at is not None and len(lineage) < most:
+        lineage.append(at)
+        at = by_id.pop(at.parent_id, None) if at.parent_id else None
+    return lineage
 
 
 @dataclass(slots=True)
@@ -218,4 +270,5 @@ class CanaryTrial:
             f"{champion.agreement.estimate:.3f} over {champion.time.num}; tolerance "
             f"{self._settings.canary_tolerance:.1%}, confidence {self._settings.confidence:.0%}"
         )
-        return Decision(most <= self._settings.canary_tolerance, reason)
+        is_fast = most <= self._settings.canary_tolerance
+        return Decision(is_fast, reason, not is_fast)

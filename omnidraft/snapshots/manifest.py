@@ -44,6 +44,10 @@ class SampledRange(BaseModel):
         return any(offsets.get(partition, 0) < end for partition, end in self.end.items())
 
 
+LEAST_TENANT_REQUESTS = 4
+"""Held-out requests of a tenant from which on it is measured, and judged, apart from the small ones."""
+
+
 class TenantAgreement(BaseModel):
     """Held-out agreement of one tenant's requests, before and after, on the same records."""
 

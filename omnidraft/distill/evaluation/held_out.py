@@ -2,21 +2,25 @@
 
 The parent's hits are remembered from when it was published; only records held out since are measured again with the
 parent's weights, which stay in memory as they are served (bfloat16, or LoRA factors). Both sides are measured with
-serving weights, the ones that workers get.
+serving weights, the ones that workers get. A pinned file is measured likewise, apart from what the log brought.
 Source: docs/algorithms.md, section 11.
 """
 
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from math import sqrt
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from omnidraft.distill.evaluation import speedup_model
 from omnidraft.distill.evaluation.agreement import block_efficiency, share
+from omnidraft.distill.evaluation.paired_error import paired_standard_error
+from omnidraft.distill.evaluation.pinned import PinnedRecords
+from omnidraft.distill.evaluation.tenant_agreement import ScoredRecord, by_tenant
+from omnidraft.distill.ingest.tenant_shares import TenantGroups
 from omnidraft.distill.training.learner import Learner
+from omnidraft.snapshots.manifest import PinnedAgreement, TenantAgreement
 from omnidraft.traces.record import TraceRecord
 
 Key = tuple[str, int]
@@ -38,14 +42,18 @@ class HeldOutMeasurement:
     speedup_after: float | None
     change_error: float | None
     """Standard error of after - before; None when too few requests were held out."""
+    tenants: tuple[TenantAgreement, ...]
+    pinned: PinnedAgreement | None
     hits: Hits
 
-    def facts(self) -> dict[str, float | None]:
+    def facts(self) -> dict[str, Any]:
         """Return the fields of the manifest."""
         return {
             "agreement_before": self.before,
             "agreement_after": self.after,
             "agreement_change_error": self.change_error,
+            "tenants": self.tenants,
+            "pinned": self.pinned,
             "speedup_before": self.speedup_before,
             "speedup_after": self.speedup_after,
         }
@@ -54,14 +62,19 @@ class HeldOutMeasurement:
 class HeldOut:
     """Compares each snapshot with its parent."""
 
-    def __init__(self, learner: Learner) -> None:
-        self._learner = learner
+    def __init__(
+        self, learner: Learner, *, groups: TenantGroups | None = None, pinned: PinnedRecords | None = None
+    ) -> None:
+        self._learner, self._pinned = learner, pinned
+        self._groups = groups or TenantGroups()
         self._parent_serving: Mapping[str, Tensor] = {}
         self._parent_hits: Hits = {}
+        self._parent_pinned: float | None = None
 
-    def set_parent(self, serving: Mapping[str, Tensor], hits: Hits) -> None:
-        """Set the snapshot that the next one is compared with, and its hits as far as they are known."""
-        self._parent_serving, self._parent_hits = serving, hits
+    def set_parent(self, serving: Mapping[str, Tensor], measured: HeldOutMeasurement | None = None) -> None:
+        """Set the snapshot that the next one is compared with, and its measurement if it is known."""
+        self._parent_serving, self._parent_hits = serving, measured.hits if measured else {}
+        self._parent_pinned = measured.pinned.after if measured and measured.pinned else None
 
     def measure(self, records: Iterable[TraceRecord], serving: Mapping[str, Tensor]) -> HeldOutMeasurement:
         """Compare the parent with these serving tensors; the learner's own weights stay as they are."""
@@ -78,8 +91,30 @@ class HeldOut:
             speedup_before=_speedup(parent_hits, costs),
             speedup_after=_speedup(after.values(), costs),
             change_error=error,
+            tenants=by_tenant(
+                [
+                    ScoredRecord(self._groups.of(record), record.request_id, before[key], after[key])
+                    for key, record in by_key.items()
+                ]
+            ),
+            pinned=self._measure_pinned(serving),
             hits=after,
         )
+
+    def _measure_pinned(self, serving: Mapping[str, Tensor]) -> PinnedAgreement | None:
+        if self._pinned is None:
+            return None
+        before = self._parent_pinned
+        if before is None:
+            before = self._agreement(self._pinned, self._parent_serving)
+        after = self._agreement(self._pinned, serving)
+        return PinnedAgreement(
+            sha256=self._pinned.sha256, num_records=len(self._pinned.records), before=before, after=after
+        )
+
+    def _agreement(self, pinned: PinnedRecords, serving: Mapping[str, Tensor]) -> float:
+        with self._learner.serving(serving):
+            return self._learner.agreement(pinned.records) or 0.0
 
     def _hits(self, by_key: Mapping[Key, TraceRecord], serving: Mapping[str, Tensor]) -> dict[Key, np.ndarray]:
         if not by_key:
@@ -94,27 +129,3 @@ def _speedup(hits: Collection[np.ndarray], costs: speedup_model.SpeedupModel | N
     tokens_per_pass = {depth: block_efficiency(hits, depth) for depth in DEPTHS}
     known = {depth: tokens for depth, tokens in tokens_per_pass.items() if tokens is not None}
     return costs.speedup(known) if known else None
-
-
-def paired_standard_error(pairs: Iterable[tuple[str, np.ndarray, np.ndarray]]) -> float | None:
-    """Return the standard error of the change in agreement, positions of one request taken as one draw.
-
-    The linearised error of a ratio of sums over clusters; Cochran, Sampling Techniques (1977), section 9A.
-
-    Args:
-        pairs: request id, and whether each position [P] agrees before and after, bool, for every record.
-
-    Returns:
-        None with fewer than two requests that have a position.
-    """
-    sums: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
-    for request_id, before_P, after_P in pairs:
-        sums[request_id][0] += int(after_P.sum()) - int(before_P.sum())
-        sums[request_id][1] += len(after_P)
-    clusters = [(gain, scored) for gain, scored in sums.values() if scored]
-    if len(clusters) < 2:
-        return None
-    scored = sum(number for _, number in clusters)
-    change = sum(gain for gain, _ in clusters) / scored
-    residual = sum((gain - change * number) ** 2 for gain, number in clusters)
-    return sqrt(len(clusters) / (len(clusters) - 1) * residual) / scored

@@ -16,7 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from omnidraft.distill.evaluation.agreement import share
-from omnidraft.distill.evaluation.held_out import paired_standard_error
+from omnidraft.distill.evaluation.paired_error import paired_standard_error
 from omnidraft.distill.ingest.topic_scan import RecentRecords
 from omnidraft.distill.training.learner import Learner
 from omnidraft.errors import BusError, SnapshotError

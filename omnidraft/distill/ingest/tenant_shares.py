@@ -6,19 +6,18 @@ them after all, so that no flood keeps learning from going on. All of it depends
 the window is part of a snapshot, so a run that resumes makes the same batches.
 The held-out set keeps the newest records of each tenant: when it is full, the tenant with most loses its oldest.
 Where requests name their own tenant, one sender may pretend to be many: `learner.tenants` names those that are known,
-and all others share one place. Tenants with fewer than LEAST_RECORDS held-out records share one, too.
+and all others share one place. Tenants with fewer than LEAST_TENANT_REQUESTS held-out records share one, too.
 """
 
 from collections import Counter, deque
 from collections.abc import Collection, Iterable
 
 from omnidraft.distill.ingest.record_disposition import hash_63
+from omnidraft.snapshots.manifest import LEAST_TENANT_REQUESTS
 from omnidraft.traces.record import TraceRecord
 
 WINDOW = 256
 """Records before a record among which another tenant's shows that it is there; and the most that a step leaves out."""
-LEAST_RECORDS = 4
-"""Held-out records of a tenant from which on it has a place of its own."""
 OTHERS = ""
 """The group of all tenants that `learner.tenants` does not name."""
 
@@ -84,7 +83,7 @@ def keep_newest_of_each(records: deque[TraceRecord], capacity: int, groups: Tena
     while len(records) > capacity:
         names = [groups.of(record) for record in records]
         counts = Counter(names)
-        places = [name if counts[name] >= LEAST_RECORDS else None for name in names]
+        places = [name if counts[name] >= LEAST_TENANT_REQUESTS else None for name in names]
         sizes = Counter(places)
         largest = max(sizes.values())
         del records[next(index for index, place in enumerate(places) if sizes[place] == largest)]

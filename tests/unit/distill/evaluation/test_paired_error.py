@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from omnidraft.distill.evaluation.held_out import paired_standard_error
+from omnidraft.distill.evaluation.paired_error import paired_standard_error
 
 Pairs = list[tuple[str, np.ndarray, np.ndarray]]
 

@@ -1,7 +1,7 @@
 """The control of one distiller: the orders that it follows, and the status that it reports.
 
-Orders come from the control log: to pause and resume learning, to restart it elsewhere in the trace log, and which
-tenants' traffic drifts. While the control log is away, the orders read last hold.
+Orders come from the control log: to pause and resume learning, to restart it elsewhere in the trace log, to go back to
+the champion, and which tenants' traffic drifts. While the control log is away, the orders read last hold.
 """
 
 from collections.abc import Mapping
@@ -21,6 +21,8 @@ class TrainingControl:
         self.is_paused = False
         self.restart: Announcement | None = None
         """The newest order to restart; the caller remembers whether it was carried out."""
+        self.rewind: Announcement | None = None
+        """The newest order to go back to the champion, likewise."""
         self._drifting: dict[str, bool] = {}
         """Tenant -> whether `new_drifts` returned it."""
 
@@ -49,6 +51,8 @@ class TrainingControl:
                 self.is_paused = announcement.kind == "pause"
             case "restart":
                 self.restart = announcement
+            case "rewind":
+                self.rewind = announcement
             case "drift" if announcement.tenant is not None:
                 self._drifting[announcement.tenant] = False
             case "drift_over":

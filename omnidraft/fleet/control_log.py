@@ -4,6 +4,7 @@
 {"kind": "canary", "version": 8, "share": 0.1}      serve it to this share of the requests, the champion to the others
 {"kind": "pause"} / {"kind": "resume"}              stop or resume learning
 {"kind": "restart", "start": "latest", "restart_id": "..."}  learn from earliest, latest or offsets; each is done once
+{"kind": "rewind", "version": 7, "restart_id": "..."}  go back to this champion's weights: what came after was refused
 {"kind": "drift", "tenant": "t"}                    agreement on this tenant's traffic fell: draft less, learn faster
 {"kind": "drift_over", "tenant": "t"}               it recovered, or is what is normal now
 {"kind": "best", "version": 5, "tenant": "t"}       from the distiller: this snapshot agrees best with that traffic
@@ -35,13 +36,14 @@ from omnidraft.ports import (
 KEY = b"control"
 PARTITION = 0
 
-Subject = Literal["snapshot", "learning", "restart", "traffic", "best"]
+Subject = Literal["snapshot", "learning", "restart", "rewind", "traffic", "best"]
 _SUBJECTS: dict[AnnouncementKind, Subject] = {
     "champion": "snapshot",
     "canary": "snapshot",
     "pause": "learning",
     "resume": "learning",
     "restart": "restart",
+    "rewind": "rewind",
     "drift": "traffic",
     "drift_over": "traffic",
     "best": "best",
@@ -72,14 +74,16 @@ class _Wire(BaseModel):
 
     @model_validator(mode="after")
     def _has_the_fields_of_its_kind(self) -> "_Wire":
-        if (self.kind in ("champion", "canary", "best")) != (self.version is not None):
-            raise ValueError("champion, canary and best have a version, nothing else has")
+        if (self.kind in ("champion", "canary", "best", "rewind")) != (self.version is not None):
+            raise ValueError("champion, canary, best and rewind have a version, nothing else has")
         if (self.kind == "canary") != (self.share is not None):
             raise ValueError("a canary has a share, nothing else has")
         if (self.kind in ("drift", "drift_over", "best")) != (self.tenant is not None):
             raise ValueError("what is about traffic has a tenant, nothing else has")
-        if {self.kind == "restart"} != {self.start is not None, self.restart_id is not None}:
-            raise ValueError("a restart has a start and a name, nothing else has")
+        if (self.kind == "restart") != (self.start is not None):
+            raise ValueError("a restart has a start, nothing else has")
+        if (self.kind in ("restart", "rewind")) != (self.restart_id is not None):
+            raise ValueError("restart and rewind have a name, nothing else has")
         return self
 
 
@@ -87,7 +91,6 @@ class _AllFields(AnnouncementFields, total=False):
     target: str | None
     drafter: str | None
     start: str
-    restart_id: str
 
 
 def publish_announcement(

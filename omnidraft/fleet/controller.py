@@ -8,8 +8,9 @@ from collections.abc import Callable
 from omnidraft.config import ControllerSettings
 from omnidraft.errors import BusError, SnapshotError, SnapshotNotFound, SnapshotStale
 from omnidraft.fleet.drift import DriftRecovery
-from omnidraft.fleet.promotion import CanaryTrial, Decision, decide, lineage_between
+from omnidraft.fleet.promotion import CanaryTrial, Decision, decide, lineage_between, lineage_to
 from omnidraft.fleet.request_stats import RequestStatsReader
+from omnidraft.fleet.tenant_gate import MOST_HISTORY
 from omnidraft.ports import Announcer, ControlFollower, Metrics, Registry, SnapshotVersion
 
 logger = logging.getLogger(__name__)
@@ -49,6 +50,8 @@ class Controller:
         self._judged_version: int | None = None
         self._announced_version: int | None = None
         self._trial: CanaryTrial | None = None
+        self._num_worse = 0
+        """Challengers in a row that were worse than the champion, since this process started."""
 
     def run(self, stop: threading.Event) -> None:
         """Step until `stop` is set; while the registry or log is down, retry every `poll_s`."""
@@ -86,12 +89,19 @@ class Controller:
         self._judged_version = challenger.version
 
     def _judge(self, challenger: SnapshotVersion, champion: SnapshotVersion | None, fence: str) -> None:
-        between = lineage_between(self._registry.versions(), challenger.manifest, champion.manifest) if champion else []
-        decision = decide(challenger.manifest, champion.manifest if champion else None, self._settings, between=between)
+        decision = self._decide(challenger, champion)
         if decision.promote and champion and self._settings.canary_share and self._traffic:
             self._start_canary(challenger.version, champion.version, decision, fence)
         else:
             self._settle(challenger.version, decision, fence)
+
+    def _decide(self, challenger: SnapshotVersion, champion: SnapshotVersion | None) -> Decision:
+        if champion is None:
+            return decide(challenger.manifest, None, self._settings)
+        versions = self._registry.versions()
+        between = lineage_between(versions, challenger.manifest, champion.manifest)
+        history = lineage_to(versions, champion.manifest, MOST_HISTORY)
+        return decide(challenger.manifest, champion.manifest, self._settings, between=between, history=history)
 
     def _start_canary(self, version: int, champion: int, decision: Decision, fence: str) -> None:
         self._announce_champion()  # before the canary, which it would end
@@ -131,9 +141,22 @@ class Controller:
                 self._registry.annotate(version, {"judgement": f"void: {exc}"})
                 logger.warning("%s: a decision is void: %s", self._target, exc)
                 return
+        self._maybe_rewind(version, decision)
         self._registry.log_metrics(version, {"promoted": float(decision.promote)}, version)
         self._metrics.add("omnidraft_promotions_total" if decision.promote else "omnidraft_refusals_total")
         logger.info("%s version %d for %s: %s", verdict, version, self._target, decision.reason)
+
+    def _maybe_rewind(self, version: int, decision: Decision) -> None:
+        """Order learning back to the champion after `refusals_before_rewind` challengers in a row that were worse."""
+        self._num_worse = self._num_worse + 1 if decision.is_worse else 0
+        limit = self._settings.refusals_before_rewind
+        if not limit or self._num_worse < limit or (champion := self._find("champion")) is None:
+            return
+        refused = self._registry.resolve(str(version)).manifest.snapshot_id
+        reason = f"{self._num_worse} challengers in a row were worse than champion {champion.version}"
+        self._announcer.publish("rewind", champion.version, restart_id=refused, reason=reason)
+        self._num_worse = 0
+        logger.warning("%s: learning goes back to champion %d: %s", self._target, champion.version, reason)
 
     def _announce_champion(self) -> None:
         """Announce the champion unless it is the one announced last. A champion that changed while a canary ran ends

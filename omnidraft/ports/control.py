@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypedDict, Unpack
 
-AnnouncementKind = Literal["champion", "canary", "pause", "resume", "restart", "drift", "drift_over", "best"]
+AnnouncementKind = Literal["champion", "canary", "pause", "resume", "restart", "rewind", "drift", "drift_over", "best"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Announcement:
     start: str | None = None
     """The position at which learning continues: `earliest`, `latest`, or offsets such as `0:120 1:96`."""
     restart_id: str | None = None
-    """Names one restart, so that no process carries it out twice."""
+    """Names one restart or rewind, so that no process carries it out twice; a rewind has the refused snapshot's id."""
     fence: str | None = None
     """The registry's fence from before the version was chosen; see Registry.fence."""
 
@@ -39,6 +39,7 @@ class AnnouncementFields(TypedDict, total=False):
     tenant: str
     reason: str
     fence: str
+    restart_id: str
 
 
 class Announcer(Protocol):

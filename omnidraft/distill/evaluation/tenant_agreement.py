@@ -1,7 +1,7 @@
 """Held-out agreement by tenant: what the promotion gate judges, so that no tenant's gain pays for another's loss.
 
-Tenants with fewer than LEAST_TENANT_REQUESTS held-out requests are one group, and so are those beyond the MOST_TENANTS with
-most: few requests show nothing, and a manifest is bounded however many names there are.
+Tenants with fewer than LEAST_TENANT_REQUESTS held-out requests are one group, and so are those beyond the MOST_TENANTS
+with most: few requests show nothing, and a manifest is bounded however many names there are.
 """
 
 from collections import defaultdict
@@ -38,10 +38,8 @@ def by_tenant(scored: Sequence[ScoredRecord]) -> tuple[TenantAgreement, ...]:
         if len(record.after_P):
             records_of[record.group].append(record)
     by_size = sorted(records_of, key=lambda group: (-_num_requests(records_of[group]), group))
-    large = [
-        group for group in by_size if group != OTHERS and _num_requests(records_of[group]) >= LEAST_TENANT_REQUESTS
-    ]
-    apart = large[:MOST_TENANTS]
+    named = [group for group in by_size if group != OTHERS][:MOST_TENANTS]
+    apart = [group for group in named if _num_requests(records_of[group]) >= LEAST_TENANT_REQUESTS]
     rest = [record for group in by_size if group not in apart for record in records_of[group]]
     groups = [(_bounded(group), records_of[group]) for group in apart]
     return tuple(_agreement(name, records) for name, records in [*groups, (None, rest)] if records)

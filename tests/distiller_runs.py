@@ -111,6 +111,7 @@ class Setting:
         publisher = Publisher(registry or self.registry, identity, self.folder / "staging")
         options = {
             "load_cache": self.pair.load_cache,
+            "load_base": lambda: self.pair.learner(head=self.head).serving_tensors(),
             "steps_per_snapshot": 2,
             "metrics": CountingMetrics(),
             "wait": no_wait,

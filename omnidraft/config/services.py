@@ -97,7 +97,8 @@ class RegistrySettings(Section):
     artifacts: str | None = None
     """The folder for files of a local MLflow store; None: `artifacts` beside its database."""
     keep_resume: int = Field(2, ge=1)
-    """The number of newest snapshots whose resume part (optimizer, master weights) is kept; older ones lose it."""
+    """The number of newest snapshots whose resume part (optimizer, master weights) is kept; older ones but
+    the champion lose it."""
     signing_key: SecretStr | None = None
     """Signs snapshots on publishing; a fetched snapshot without its signature is refused, so every process needs it.
     Give it as OMNIDRAFT_REGISTRY__SIGNING_KEY; `omnidraft traces new-key` makes one."""

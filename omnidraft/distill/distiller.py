@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from omnidraft.distill.control import Status, TrainingControl
@@ -19,23 +18,21 @@ from omnidraft.distill.evaluation.held_out import HeldOut, HeldOutMeasurement
 from omnidraft.distill.ingest.batch_reader import BatchReader
 from omnidraft.distill.ingest.batcher import Batch, Batcher
 from omnidraft.distill.ingest.crash_journal import CrashJournal
-from omnidraft.distill.ingest.trace_consumer import PartitionOffset, TraceConsumer
+from omnidraft.distill.ingest.trace_consumer import SKIPPED, PartitionOffset, TraceConsumer
 from omnidraft.distill.publisher import BATCHER, LEARNER, Publisher, Restored
+from omnidraft.distill.restoring import LoadBase, LoadCache, go_back, go_on
 from omnidraft.distill.retrying import Result, Stop, Wait, retry, wait
 from omnidraft.distill.training.learner import Learner
-from omnidraft.distill.training.step_report import Counters, LearningSpans, StepReport, count, mean_losses
+from omnidraft.distill.training.step_report import LearningSpans, StepReport, count, mean_losses
 from omnidraft.errors import BusError, LogReplaced
-from omnidraft.ports import POISON, Announcement, Metrics, NoopTracing
+from omnidraft.ports import OVER_SHARE, Announcement, Metrics, NoopTracing
 from omnidraft.snapshots import bundle
-from omnidraft.vocab.ngram_cache import NgramCache
 
 PAUSED_S = 0.2
 WAITING_S = 2.0
 """Seconds between two checks whether a log that was replaced is back, or a restart was ordered."""
 
 logger = logging.getLogger(__name__)
-
-LoadCache = Callable[[Mapping[str, np.ndarray]], NgramCache]
 
 
 class Distiller:
@@ -49,6 +46,8 @@ class Distiller:
         publisher: Publisher,
         *,
         load_cache: LoadCache,
+        load_base: LoadBase,
+        held_out: HeldOut | None = None,
         steps_per_snapshot: int,
         max_lag_records: int | None = None,
         lag_sample_records: int = 2_000,
@@ -63,7 +62,8 @@ class Distiller:
     ) -> None:
         """
         Args:
-            load_cache: makes the n-gram cache of a snapshot's arrays.
+            load_cache: makes the n-gram cache of a snapshot's arrays; for `load_base` see restoring.py.
+            held_out: measures snapshots; None measures them on the batcher's held-out records alone.
             control: polled before every step; while learning is paused, nothing is read or learned.
             compare_earlier: called once for each tenant whose traffic begins to drift; see snapshot_comparison.py.
             drift_haste: snapshots are so many times as frequent while any traffic drifts.
@@ -74,14 +74,14 @@ class Distiller:
             wait: sleeps before a retry, while learning is paused, and until a log is back.
         """
         self._consumer, self._batcher, self._learner, self._publisher = consumer, batcher, learner, publisher
-        self._load_cache, self._steps_per_snapshot = load_cache, steps_per_snapshot
+        self._load_cache, self._load_base, self._steps_per_snapshot = load_cache, load_base, steps_per_snapshot
         self._control, self._compare_earlier = control or TrainingControl(), compare_earlier
         self._drift_haste, self._metrics, self._progress = drift_haste, metrics, progress
         self._journal = journal or CrashJournal(Path(), tries=0)
         self._reader = BatchReader(
             consumer, batcher, metrics, max_lag_records=max_lag_records, lag_sample_records=lag_sample_records
         )
-        self._held_out = HeldOut(learner)
+        self._held_out = held_out or HeldOut(learner)
         self._wait, self._spans = wait, spans or LearningSpans(NoopTracing(), "")
         self._reports: list[StepReport] = []  # since the newest snapshot
         self._unmeasured: list[PartitionOffset] = []  # held out since then
@@ -118,7 +118,7 @@ class Distiller:
         restored = self._retry(self._publisher.restore, stop)
         if restored:
             self._resume(restored)
-        self._held_out.set_parent(self._learner.serving_tensors(), {})
+        self._held_out.set_parent(self._learner.serving_tensors())
         if restored is None:
             self._control.poll()
             self._reader.position.mark_done(self._control.restart)  # it was meant for those who had learned something
@@ -129,18 +129,7 @@ class Distiller:
     def _resume(self, restored: Restored) -> None:
         manifest = restored.version.manifest
         self._reader.resume(manifest)
-        if restored.ngrams:
-            self._learner.cache = self._load_cache(restored.ngrams)
-        if restored.learner is not None and restored.batcher is not None:
-            self._learner.load_state(restored.learner)
-            self._batcher.load_state(restored.batcher, manifest.offsets)
-        else:
-            self._learner.counters = Counters(
-                manifest.num_steps, manifest.num_records, manifest.num_tokens, dict(manifest.counts)
-            )
-            self._batcher.start_at(manifest.offsets)
-            if restored.serving is not None:
-                self._learner.start_from(restored.serving)
+        go_on(restored, self._learner, self._batcher, self._load_cache)
         logger.info("going on from snapshot %d at offsets %s", restored.version.version, manifest.offsets)
 
     def _seek(self, stop: Stop) -> None:
@@ -165,6 +154,20 @@ class Distiller:
             self._journal.clear()
             self._publish(stop)
 
+    def _rewind(self, order: str, stop: Stop) -> None:
+        """Publish the steps so far; go back to the champion's weights; publish them with the present offsets. So
+        whoever resumes from the snapshot before does it again, and from the one after never."""
+        champion = self._retry(lambda: self._publisher.champion_before(order), stop)
+        if champion is None:
+            return self._publisher.mark_rewound(order)
+        if self._reports:
+            self._publish(stop)
+        go_back(champion, self._learner, self._load_cache, self._load_base)
+        self._publisher.go_back_to(champion.version, order)
+        self._held_out.set_parent(self._learner.serving_tensors())
+        logger.warning("learning goes back to champion %d, as ordered", champion.version.version)
+        return self._publish(stop)
+
     def _follow_control(self, stop: Stop) -> None:
         self._control.poll()
         if (is_paused := self._control.is_paused) != self._status.is_paused:
@@ -174,6 +177,8 @@ class Distiller:
                 self._seek(stop)  # the log may have changed meanwhile
         if (order := self._control.restart) is not None and self._reader.position.is_new(order):
             self._restart(order, stop)
+        if (order := self._control.rewind) is not None and order.restart_id not in self._publisher.rewinds:
+            self._rewind(order.restart_id or "", stop)
         for tenant in self._control.new_drifts():
             self._compare_earlier(tenant)
 
@@ -198,8 +203,9 @@ class Distiller:
         if batch.poison:
             self._retry(lambda: self._consumer.dead_letter(batch.poison), stop)
             logger.warning("%d records are dead letters: the process crashed on them", len(batch.poison))
-        skipped = {"duplicate": batch.num_duplicates, "held_out": len(batch.held_out), POISON: len(batch.poison)}
-        self._learner.count_skipped(skipped)
+        if batch.num_over_share:
+            self._metrics.add(SKIPPED, batch.num_over_share, reason=OVER_SHARE)
+        self._learner.count_skipped(batch.skipped())
         span = self._spans.step(batch, self._learner.counters.num_steps)
         report = self._step(batch)
         span.end(tokens=report.num_tokens, **{f"loss.{name}": loss for name, loss in report.losses.items()})
@@ -252,9 +258,8 @@ class Distiller:
         fields = {
             **log_fields,
             **measured.facts(),
-            **{name: getattr(counters, name) for name in ("num_records", "num_tokens", "num_steps")},
+            **counters.manifest_fields(),
             "losses": losses,
-            "counts": counters.skipped,
             "traceparent": span.context,
         }
         staged = self._retry(lambda: self._publisher.stage(parts, **fields), stop)
@@ -262,19 +267,17 @@ class Distiller:
         span.end(version=published.version, records=counters.num_records)
         self._reader.end_snapshot()
         self._journal.published(self._batcher.offsets())
-        self._held_out.set_parent(serving, measured.hits)
+        self._held_out.set_parent(serving, measured)
         self._reports.clear()
-        self._report_snapshot(published.version, measured.before, measured.after, losses)
+        self._report_snapshot(published.version, measured, losses)
         self._retry(self._publisher.log_curves, stop)
 
-    def _report_snapshot(
-        self, version: int, before: float | None, after: float | None, losses: Mapping[str, float]
-    ) -> None:
-        logger.info("published snapshot %d: losses %s, agreement %s -> %s", version, losses, before, after)
+    def _report_snapshot(self, version: int, of: HeldOutMeasurement, losses: Mapping[str, float]) -> None:
+        logger.info("published snapshot %d: losses %s, agreement %s -> %s", version, losses, of.before, of.after)
         self._metrics.add("omnidraft_snapshots_published_total")
-        if after is not None:
-            self._metrics.set("omnidraft_held_out_agreement_ratio", after, drafter_version=str(version))
-        self._update_status(version=version, agreement=after)
+        if of.after is not None:
+            self._metrics.set("omnidraft_held_out_agreement_ratio", of.after, drafter_version=str(version))
+        self._update_status(version=version, agreement=of.after)
 
     def _retry(self, action: Callable[[], Result], stop: Stop) -> Result:
         return retry(action, stop, lambda: self._metrics.add("omnidraft_learner_errors_total"), wait=self._wait)

@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 LEARNER = "resume/learner.safetensors"
 BATCHER = "resume/intake.safetensors"
+MOST_REWINDS = 8
+"""Names of orders that a manifest has at most; only the newest order is ever read again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,10 @@ class Publisher:
         """`folder` is where snapshots are staged; it belongs to this distiller alone, and its files are deleted."""
         self._registry, self._identity, self._folder = registry, identity, folder
         self.parent: SnapshotVersion | None = None
+        self.rewinds: tuple[str, ...] = ()
+        """Names of the newest orders to go back to the champion that were carried out or have nothing to go back from.
+        """
+        self._continues: str | None = None
         self._newest: int | None = None
         """The newest version that this publisher knows; the parent's, unless the newest one is damaged."""
 
@@ -104,10 +110,36 @@ class Publisher:
                 number = version.version
                 logger.error("snapshot %d is damaged, so learning goes on from the one before: %s", number, exc)
                 continue
-            self.parent, self._newest = version, versions[-1].version
+            self.parent, self._newest, self.rewinds = version, versions[-1].version, version.manifest.rewinds
             return restored
         advice = "put one back from a backup, or publish a folder: `omnidraft snapshots publish FOLDER`"
         raise SnapshotCorrupt(f"each of the {len(versions)} snapshots of this pair is damaged; {advice}")
+
+    def champion_before(self, refused: str) -> Restored | None:
+        """Return the champion if learning went on from the refused snapshot of this id since; else None, as when the
+        champion cannot be read. Raises RegistryError."""
+        by_id = {version.manifest.snapshot_id: version for version in self._registry.versions()}
+        try:
+            champion, at = self._registry.resolve("champion"), self.parent
+            while at is not None and at.manifest.snapshot_id != refused:
+                is_end = at.version == champion.version or at.manifest.parent_id is None
+                at = None if is_end else by_id.pop(at.manifest.parent_id or "", None)
+            if at is None or at.version == champion.version:
+                return None
+            return self._restored(champion, is_newest=False)
+        except (SnapshotCorrupt, SnapshotNotFound) as exc:
+            logger.error("learning does not go back to the champion, which cannot be read: %s", exc)
+            return None
+
+    def go_back_to(self, champion: SnapshotVersion, order: str) -> None:
+        """Make the champion the parent of the next snapshot, which continues the offsets of the one before."""
+        self._continues = self.parent.manifest.snapshot_id if self.parent else None
+        self.parent = champion
+        self.mark_rewound(order)
+
+    def mark_rewound(self, order: str) -> None:
+        """Note that this order needs nothing more."""
+        self.rewinds = (*self.rewinds, order)[-MOST_REWINDS:]
 
     def _restored(self, version: SnapshotVersion, *, is_newest: bool) -> Restored:
         """Return the parts of this snapshot; any but the newest may lack its resume part (registry.keep_resume).
@@ -145,7 +177,9 @@ class Publisher:
         Raises:
             StorageError: the disk has no space for it; nothing of it stays.
         """
-        manifest = self._identity.manifest(self.parent.manifest.snapshot_id if self.parent else None, **fields)
+        parent_id = self.parent.manifest.snapshot_id if self.parent else None
+        fields = {"rewinds": self.rewinds, "continues_id": self._continues, **fields}
+        manifest = self._identity.manifest(parent_id, **fields)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             folder = Path(tempfile.mkdtemp(prefix="snapshot-", dir=self._folder))
@@ -169,7 +203,7 @@ class Publisher:
             published = self._registry.publish(staged, self._newest)
         except SnapshotStale as exc:
             raise SnapshotStale(f"another distiller learns for this pair, so this one ends: {exc}") from exc
-        self.parent, self._newest = published, published.version
+        self.parent, self._newest, self._continues = published, published.version, None
         shutil.rmtree(staged.parent, ignore_errors=True)
         return published
 

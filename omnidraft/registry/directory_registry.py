@@ -154,8 +154,10 @@ class DirectoryRegistry:
         files.put_in_place(partial, self._folder(version))
 
     def _prune(self) -> None:
+        """Remove old resume parts; the champion's stays, to which learning may go back."""
         for version in self.versions()[: -self._keep_resume]:
-            shutil.rmtree(self._folder(version.version) / "snapshot" / "resume", ignore_errors=True)
+            if "champion" not in version.aliases:
+                shutil.rmtree(self._folder(version.version) / "snapshot" / "resume", ignore_errors=True)
 
     def _aliases(self) -> dict[str, int]:
         return {name: version for name, version in self._state().items() if name != PROMOTIONS}

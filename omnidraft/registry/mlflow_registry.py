@@ -205,8 +205,11 @@ class MlflowRegistry:
                 raise
 
     def _prune(self) -> None:
-        """Remove old resume parts: they are large, and only the newest are ever read."""
+        """Remove old resume parts: they are large, and only the newest and the champion's are ever read."""
+        champion = self._aliases().get("champion")
         for old in self._readable_versions()[: -self._keep_resume]:
+            if str(old.version) == str(champion):
+                continue
             if "resume" in bundle.parts_of(_manifest_of(old)) and old.tags.get("resume") != "removed":
                 self._runs.remove(_run_id(old), "resume")
                 self._client.set_model_version_tag(self._name, str(old.version), "resume", "removed")

@@ -77,20 +77,24 @@ def snapshot_comparison(
     from omnidraft.audit.run import DiscardingWriter
     from omnidraft.distill.evaluation.snapshot_comparison import SnapshotComparison
     from omnidraft.distill.ingest.topic_scan import RecentRecords
-    from omnidraft.models.hf.trainable_drafter import load_trainable
     from omnidraft.telemetry.metrics import CountingMetrics
-
-    section = settings.learner
 
     def source_over(reader: LogReader) -> "TraceConsumer":
         return trace_source(settings, tokenizers.alignment.fingerprint, reader, DiscardingWriter(), CountingMetrics())
 
-    def base() -> "dict[str, Tensor]":
-        made = load_trainable(tokenizers.drafter_folder, train=section.train, rank=section.lora_rank, seed=section.seed)
-        return made.serving_tensors()
-
-    recent = RecentRecords(lambda: log_reader(settings, settings.log.traces_topic), source_over, section.drift_records)
+    num_records = settings.learner.drift_records
+    recent = RecentRecords(lambda: log_reader(settings, settings.log.traces_topic), source_over, num_records)
+    base = partial(base_serving_tensors, settings, tokenizers)
     return SnapshotComparison(registry(settings), learner, recent, announcer(settings), base, folder / "earlier")
+
+
+def base_serving_tensors(settings: Settings, tokenizers: Vocabularies) -> "dict[str, Tensor]":
+    """Return the serving tensors of the base drafter, as the settings train it."""
+    from omnidraft.models.hf.trainable_drafter import load_trainable
+
+    section = settings.learner
+    made = load_trainable(tokenizers.drafter_folder, train=section.train, rank=section.lora_rank, seed=section.seed)
+    return made.serving_tensors()
 
 
 def overview(settings: Settings, workers: Sequence[str] = ()) -> "Overview":

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from omnidraft.config import Settings
 from omnidraft.ports import Metrics, NoopTracing, Tracing
-from omnidraft.wiring.controller import control_follower, snapshot_comparison
+from omnidraft.wiring.controller import base_serving_tensors, control_follower, snapshot_comparison
 from omnidraft.wiring.logs import log_reader, log_writer, registry, trace_source
 from omnidraft.wiring.models import Vocabularies, ngram_cache, vocabularies
 
@@ -27,16 +27,21 @@ def distillation(settings: Settings, metrics: Metrics, *, folder: Path, tracing:
 
     Raises:
         BusError, RegistryError, ModelError: log, registry or drafter cannot be used.
+        ConfigError: the pinned held-out file cannot be used.
     """
     from omnidraft.distill.control import TrainingControl
     from omnidraft.distill.distiller import Distiller
+    from omnidraft.distill.evaluation.held_out import HeldOut
+    from omnidraft.distill.evaluation.pinned import read_pinned
     from omnidraft.distill.ingest.batcher import Batcher
+    from omnidraft.distill.ingest.tenant_shares import TenantGroups
     from omnidraft.distill.publisher import Publisher
     from omnidraft.distill.training.step_report import LearningSpans
     from omnidraft.telemetry.metrics import LabelledMetrics
 
     metrics = LabelledMetrics(metrics, target=settings.models.target)
     tokenizers, section = vocabularies(settings), settings.learner
+    groups, pinned = TenantGroups(section.tenants), section.pinned_held_out
     learning, alignment = learner(settings, tokenizers), tokenizers.alignment.fingerprint
     reader = log_reader(settings, settings.log.traces_topic)
     dead_letters = log_writer(settings, settings.log.dead_letters_topic)
@@ -49,17 +54,21 @@ def distillation(settings: Settings, metrics: Metrics, *, folder: Path, tracing:
             held_out_every=section.held_out_every,
             held_out_records=section.held_out_records,
             poison=journal.poison,
+            tenant_share=section.tenant_share,
+            groups=groups,
         ),
         learning,
         Publisher(registry(settings), identity(settings, tokenizers), folder / "staging"),
         load_cache=lambda arrays: ngram_cache(settings, tokenizers, arrays),
+        load_base=lambda: base_serving_tensors(settings, tokenizers),
+        held_out=HeldOut(learning, groups=groups, pinned=pinned and read_pinned(pinned, alignment)),
         steps_per_snapshot=section.steps_per_snapshot,
         max_lag_records=section.max_lag_records,
         lag_sample_records=section.lag_sample_records,
         journal=journal,
         metrics=metrics,
         control=TrainingControl(
-            control_follower(settings, metrics, ("pause", "resume", "restart", "drift", "drift_over"))
+            control_follower(settings, metrics, ("pause", "resume", "restart", "rewind", "drift", "drift_over"))
         ),
         compare_earlier=snapshot_comparison(settings, tokenizers, learning, folder).compare,
         drift_haste=section.drift_haste,
@@ -134,5 +143,5 @@ def identity(settings: Settings, tokenizers: Vocabularies) -> "Identity":
         alignment=tokenizers.alignment.fingerprint,
         train=settings.learner.train,
         code_version=__version__,
-        settings={name: str(value) for name, value in settings.learner.model_dump().items()},
+        settings={name: str(value) for name, value in settings.learner.model_dump(exclude={"tenants"}).items()},
     )

@@ -30,7 +30,7 @@ from omnidraft.distill.ingest.record_disposition import (
 from omnidraft.distill.ingest.tenant_shares import StepShare, StepShares, TenantGroups, keep_newest_of_each
 from omnidraft.distill.ingest.trace_consumer import PolledRecords, RecordAt, Skipped
 from omnidraft.distill.resume_tensors import records_from_tensors, records_to_tensors
-from omnidraft.ports import Offsets
+from omnidraft.ports import OVER_SHARE, POISON, Offsets
 from omnidraft.traces.record import TraceRecord
 
 LOOKAHEAD = 1024
@@ -52,6 +52,15 @@ class Batch:
     num_duplicates: int
     num_over_share: int = 0
     """Records that were left out because their tenants had their share of the step."""
+
+    def skipped(self) -> dict[str, int]:
+        """Return the number of records of the batch that are not learned, by reason."""
+        return {
+            Disposition.DUPLICATE.value: self.num_duplicates,
+            Disposition.HELD_OUT.value: len(self.held_out),
+            POISON: len(self.poison),
+            OVER_SHARE: self.num_over_share,
+        }
 
 
 @dataclass(slots=True)

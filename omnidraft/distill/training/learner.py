@@ -155,6 +155,13 @@ class Learner:
         if self._head:
             self._head.start_from(tensors)
 
+    def start_afresh_from(self, tensors: Mapping[str, Tensor]) -> None:
+        """Do the same with a fresh optimizer and an empty replay buffer."""
+        for optimizer in self._optimizers():
+            optimizer.state.clear()
+        self._replay.load_state({})
+        self.start_from(tensors)
+
     def count_skipped(self, reasons: Mapping[str, int]) -> None:
         """Add to the counters of skipped records and tokens, by reason."""
         self.counters.skipped = dict(Counter(self.counters.skipped) + Counter(reasons))

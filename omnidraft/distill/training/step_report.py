@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from omnidraft.distill.ingest.batcher import Batch
 from omnidraft.ports import Metrics, Span, Tracing
@@ -36,6 +37,11 @@ class Counters:
     num_records: int = 0
     num_tokens: int = 0
     skipped: dict[str, int] = field(default_factory=dict)
+
+    def manifest_fields(self) -> dict[str, Any]:
+        """Return the fields of a manifest."""
+        numbers = {"num_records": self.num_records, "num_tokens": self.num_tokens, "num_steps": self.num_steps}
+        return {**numbers, "counts": self.skipped}
 
 
 def count(report: StepReport, metrics: Metrics) -> None:

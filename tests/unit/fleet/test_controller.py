@@ -358,3 +358,47 @@ def test_a_comparison_from_before_an_operators_promotion_is_void(canaries):
     control_log.publish_announcement(canaries.writer, "best", 1, tenant="default", reason="0.6", fence=fence)
     controller.step()
     assert canaries.champion() == 2
+
+
+def rewinds(fleet):
+    """The orders so far; of several the follower tells the newest."""
+    follower = LogControlFollower(MemoryReader(fleet.log, "control"), fleet.metrics, kinds=("rewind",))
+    return [(each.version, each.restart_id) for each in follower.poll(0)]
+
+
+def judge_all(fleet, controller, *afters, first=2):
+    """Challengers in a row, each the child of the one before, which agreed 0.7 at first."""
+    for number, after in enumerate(afters, first):
+        fleet.publish(f"s{number}", number - 1, 0.7, after)
+        controller.step()
+
+
+@pytest.mark.parametrize(
+    ("afters", "ordered"),
+    [
+        ([0.69] * 6, [(1, "s7")]),
+        ([0.69] * 5, []),
+        ([0.69] * 5 + [None] + [0.69] * 5, []),
+        ([0.69] * 13, [(1, "s13")]),
+    ],
+    ids=["six worse in a row", "five", "interrupted by one that was not measured", "twice"],
+)
+def test_learning_is_ordered_back_after_so_many_challengers_in_a_row_that_were_worse(fleet, afters, ordered):
+    controller = fleet.controller()
+    fleet.publish("s1", None)
+    controller.step()
+    judge_all(fleet, controller, *afters)
+    assert fleet.champion() == 1
+    assert rewinds(fleet) == ordered
+
+
+def test_a_promotion_starts_the_count_anew(fleet):
+    controller = fleet.controller()
+    fleet.publish("s1", None)
+    controller.step()
+    judge_all(fleet, controller, *[0.69] * 5, 1.0)
+    assert fleet.champion() == 7
+    judge_all(fleet, controller, *[0.69] * 5, first=8)
+    assert rewinds(fleet) == []
+    judge_all(fleet, controller, 0.69, first=13)
+    assert rewinds(fleet) == [(7, "s13")]

@@ -1,0 +1,156 @@
+"""After refusals learning goes back to the champion, and on from its own place: nothing is learned twice or left out."""
+
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+
+from omnidraft.distill.control import TrainingControl
+from omnidraft.errors import SnapshotStale
+from omnidraft.ports import Announcement, SnapshotVersion
+from omnidraft.snapshots import bundle
+from tests.audit_case import CLEAN, case_of
+from tests.distiller_runs import Killed, Setting, learned, names, run_until_idle
+from tests.tiny_pair import assert_same
+
+
+class Orders:
+    """A follower that has one order from a time on."""
+
+    def __init__(self, order: Announcement | None) -> None:
+        self.order = order
+
+    def poll(self, timeout_s: float) -> list[Announcement]:
+        given, self.order = ([self.order] if self.order else []), None
+        return given
+
+
+def rewind(setting: Setting, refused: str = "latest", champion: str = "champion") -> TrainingControl:
+    version = setting.registry.resolve(champion).version
+    order = Announcement(1, "rewind", version, restart_id=setting.manifest(refused).snapshot_id)
+    return TrainingControl(Orders(order))
+
+
+def weights(setting: Setting, version: str, part: str = bundle.DRAFTER) -> dict[str, torch.Tensor]:
+    number = setting.registry.resolve(version).version
+    folder = setting.registry.fetch(number, setting.folder / "look", (part.partition("/")[0],))
+    return bundle.tensors(folder, part)
+
+
+def learner_state(setting: Setting, version: str) -> dict[str, torch.Tensor]:
+    state = weights(setting, version, "resume/learner.safetensors")
+    return {name: tensor for name, tensor in state.items() if name != "counters"}
+
+
+@pytest.fixture
+def setting(pair, tmp_path: Path) -> Setting:
+    """Version 3 is the champion, 4 to 6 were refused, and six records wait."""
+    made = Setting(pair, tmp_path)
+    made.emit(*names(8))
+    run_until_idle(made.distiller(held_out_every=5)[0])
+    made.registry.promote(made.registry.resolve("latest").version)
+    made.emit(*names(12, start=8))
+    run_until_idle(made.distiller(held_out_every=5)[0])
+    made.emit(*names(6, start=20))
+    return made
+
+
+def versions(setting: Setting) -> tuple[SnapshotVersion, ...]:
+    return setting.registry.versions()
+
+
+def rewound(setting: Setting) -> SnapshotVersion:
+    (found,) = (each for each in versions(setting) if each.manifest.continues_id)
+    return found
+
+
+def test_weights_optimizer_and_cache_are_the_champions_and_the_place_is_its_own(setting: Setting) -> None:
+    champion, refused = setting.manifest("champion"), setting.manifest()
+    distillation, journal = setting.distiller(held_out_every=5, control=rewind(setting))
+    run_until_idle(distillation)
+    version = rewound(setting)
+    manifest, number = version.manifest, str(version.version)
+    assert (manifest.parent_id, manifest.continues_id) == (champion.snapshot_id, refused.snapshot_id)
+    assert manifest.rewinds == (refused.snapshot_id,)
+    assert (manifest.offsets, manifest.num_records, manifest.counts) == (
+        refused.offsets,
+        refused.num_records,
+        refused.counts,
+    )
+    assert manifest.agreement_before == manifest.agreement_after
+    assert_same(weights(setting, number), weights(setting, "champion"))
+    assert learned(journal) == [name for name in names(6, start=20) if name in learned(journal)]
+    assert setting.manifest().offsets == {0: 26}
+    assert case_of(setting).kinds() == CLEAN
+
+
+def test_the_champions_optimizer_is_there_however_many_snapshots_were_refused(setting: Setting) -> None:
+    """registry.keep_resume is 2 here, and there are more snapshots since."""
+    champion = setting.registry.resolve("champion").version
+    assert versions(setting)[-1].version - champion >= 2
+    before = learner_state(setting, str(champion))
+    assert any(name.startswith("exp_avg") for name in before)
+    distillation, _ = setting.distiller(held_out_every=5, control=rewind(setting))
+    run_until_idle(distillation, 2)
+    assert_same(learner_state(setting, str(rewound(setting).version)), before)
+
+
+@pytest.mark.parametrize("after", ["before it is published", "right after"])
+def test_killed_in_the_middle_it_is_done_once_and_the_end_is_the_same(
+    setting: Setting, after: str, tmp_path: Path
+) -> None:
+    control, again = rewind(setting), rewind(setting)
+    num_before = len(versions(setting))
+
+    class Dying:
+        """A registry whose process dies as the champion's weights are published."""
+
+        def __getattr__(self, name: str):
+            return getattr(setting.registry, name)
+
+        def publish(self, folder: Path, parent: int | None) -> SnapshotVersion:
+            if bundle.read_manifest(folder).continues_id is None:
+                return setting.registry.publish(folder, parent)
+            if after == "right after":
+                setting.registry.publish(folder, parent)
+            raise Killed
+
+    with suppress(Killed):
+        run_until_idle(setting.distiller(held_out_every=5, control=control, registry=Dying())[0])
+    assert len(versions(setting)) == num_before + (after == "right after")
+    distillation, journal = setting.distiller(held_out_every=5, control=again)
+    run_until_idle(distillation)
+    assert rewound(setting).version == num_before + 1
+    assert learned(journal) == [name for name in names(6, start=20) if name in learned(journal)]
+    assert setting.manifest().offsets == {0: 26}
+    assert case_of(setting).kinds() == CLEAN
+
+
+def test_with_the_base_drafter_as_champion_learning_begins_with_it_again(setting: Setting) -> None:
+    setting.registry.promote(1)
+    distillation, _ = setting.distiller(held_out_every=5, control=rewind(setting))
+    run_until_idle(distillation, 2)
+    version = rewound(setting)
+    assert version.manifest.parent_id == setting.manifest("1").snapshot_id
+    assert_same(weights(setting, str(version.version)), setting.pair.learner().serving_tensors())
+    assert not any(name.startswith("exp_avg") for name in learner_state(setting, str(version.version)))
+
+
+@pytest.mark.parametrize("what", ["champion by now", "of another lineage", "champion unreadable"])
+def test_an_order_without_anything_to_go_back_from_changes_nothing(setting: Setting, what: str) -> None:
+    control = rewind(setting)
+    if what == "champion by now":
+        setting.registry.promote(setting.registry.resolve("latest").version)
+    elif what == "of another lineage":
+        control = TrainingControl(Orders(Announcement(1, "rewind", 3, restart_id="unknown")))
+    else:
+        number = setting.registry.resolve("champion").version
+        for file in setting.folder.glob(f"registry/**/v{number:06d}/snapshot/serving/*"):
+            file.write_bytes(b"damaged")
+    distillation, journal = setting.distiller(held_out_every=5, control=control)
+    with suppress(SnapshotStale):
+        run_until_idle(distillation)
+    assert not [each for each in versions(setting) if each.manifest.continues_id]
+    assert learned(journal)
+    assert len(setting.manifest().rewinds) == 1

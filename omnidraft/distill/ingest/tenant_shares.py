@@ -63,19 +63,29 @@ class StepShare:
         self.recent = recent
         self.num_over = 0
         """Records left out so far."""
+        self._num_recent = Counter(recent)
         self._groups, self._most, self._records_per_step = groups, most, records_per_step
         self._taken = Counter[int]()
 
     def admits(self, record: TraceRecord) -> bool:
         """Return whether this record is learned in this batch; else it is left out and counted."""
         group = hash_63(self._groups.of(record))
-        num_groups = len({*self.recent, group})
+        num_groups = len(self._num_recent) + (group not in self._num_recent)
         most = max(self._most, -(-self._records_per_step // num_groups))
         is_admitted = self._taken[group] < most or self.num_over >= WINDOW
-        self.recent.append(group)
+        self._remember(group)
         self._taken[group] += is_admitted
         self.num_over += not is_admitted
         return is_admitted
+
+    def _remember(self, group: int) -> None:
+        if len(self.recent) == WINDOW:
+            oldest = self.recent.popleft()
+            self._num_recent[oldest] -= 1
+            if not self._num_recent[oldest]:
+                del self._num_recent[oldest]
+        self.recent.append(group)
+        self._num_recent[group] += 1
 
 
 def keep_newest_of_each(records: deque[TraceRecord], capacity: int, groups: TenantGroups) -> None:

@@ -1,4 +1,4 @@
-"""After refusals learning goes back to the champion, and on from its own place: nothing is learned twice or left out."""
+"""After refusals learning goes back to the champion, and on from its own place: nothing is lost or learned twice."""
 
 from contextlib import suppress
 from pathlib import Path

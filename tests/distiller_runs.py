@@ -90,7 +90,7 @@ class Setting:
         reader=None,
         held_out_every=0,
         seen_records=SEEN_RECORDS,
-        tenant_share=1.0,
+        limits=None,
         batcher_class=Batcher,
         drafter_hash="hash",
         settings=None,
@@ -106,9 +106,8 @@ class Setting:
             "held_out_every": held_out_every,
             "held_out_records": 4,
             "seen_records": seen_records,
-            "tenant_share": tenant_share,
         }
-        batcher = batcher_class(reader.partitions(), **numbers)
+        batcher = batcher_class(reader.partitions(), **numbers | (limits or {}))
         identity = Identity("target", "drafter", drafter_hash, fingerprint, "full", "test", settings or {})
         publisher = Publisher(registry or self.registry, identity, self.folder / "staging")
         options = {

@@ -151,7 +151,7 @@ def test_what_a_flood_left_out_is_no_loss_to_the_audit_and_a_loss_beside_it_is(p
     setting = Setting(pair, tmp_path)
     for number, name in enumerate(names(120)):
         setting.emit(name, tenant="acme" if number % 10 == 5 else "mallory")
-    distillation, journal = setting.distiller(held_out_every=5, tenant_share=0.5)
+    distillation, journal = setting.distiller(held_out_every=5, limits={"tenant_share": 0.5})
     run_until_idle(distillation, 60)
     manifest = setting.manifest()
     assert manifest.counts["over_share"] > 40

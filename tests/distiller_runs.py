@@ -91,6 +91,7 @@ class Setting:
         held_out_every=0,
         seen_records=SEEN_RECORDS,
         limits=None,
+        held_out=None,
         batcher_class=Batcher,
         drafter_hash="hash",
         settings=None,
@@ -117,6 +118,8 @@ class Setting:
             "metrics": CountingMetrics(),
             "wait": no_wait,
         }
+        if held_out is not None:
+            options["held_out"] = held_out(learner)
         return Distiller(consumer, batcher, learner, publisher, **options | changes), learner
 
     def manifest(self, version: str = "latest"):

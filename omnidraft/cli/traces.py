@@ -1,8 +1,8 @@
-"""`omnidraft traces`: print the trace log, verify that nothing was lost or learned twice, manage its dead letters."""
+"""`omnidraft traces`: print and export the trace log, verify that nothing was lost or learned twice, manage its dead letters."""
 
 import json
-from collections.abc import Iterable
-from contextlib import closing
+from collections.abc import Iterable, Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,11 +13,12 @@ from rich.table import Table
 from omnidraft import config
 from omnidraft.cli import dead_letters
 from omnidraft.cli.options import Config, Target, printable
-from omnidraft.errors import WireError
+from omnidraft.errors import ConfigError, WireError
 
 if TYPE_CHECKING:
     from omnidraft.audit.findings import Report
-    from omnidraft.ports import Message
+    from omnidraft.ports import LogReader, Message
+    from omnidraft.traces.record import TraceRecord
 
 
 app = typer.Typer(help="The trace log that decoding writes and the learner reads.", no_args_is_help=True)
@@ -70,18 +71,63 @@ def tail(
 ) -> None:
     """Print trace records as JSON, one a line; unreadable ones as their error."""
     from omnidraft import wiring
-    from omnidraft.distill.ingest import topic_scan
 
     settings = config.load(config_path)
     with closing(wiring.log_reader(settings, settings.log.traces_topic)) as reader:
-        ends = reader.end_offsets()
-        reader.seek_back(num)
-        newest: list[Message] = []
-        for polled in topic_scan.polls_until(lambda: reader.poll(num, timeout_s=1.0), ends):
-            newest = sorted([*newest, *polled.messages], key=_age)[-num:]
-        _print_messages(newest)
+        _print_messages(_newest(reader, num))
         while follow:
             _print_messages(reader.poll(num, timeout_s=1.0).messages)
+
+
+@app.command("export")
+def export(
+    path: Annotated[Path, typer.Argument(help="An Avro file that only its owner may read.")],
+    num: Annotated[
+        int, typer.Option("--num", "-n", min=1, help="How many of the newest messages are looked at.")
+    ] = 256,
+    tenants: Annotated[
+        list[str] | None, typer.Option("--tenant", help="Only of this tenant; may be given several times.")
+    ] = None,
+    target: Target = None,
+    config_path: Config = None,
+) -> None:
+    """Write the newest records of a target into an archive, for pipelines or as learner.pinned_held_out."""
+    from omnidraft import wiring
+    from omnidraft.traces import archive
+
+    settings = config.load(config_path, models={"target": target})
+    with closing(wiring.log_reader(settings, settings.log.traces_topic)) as reader:
+        readable = list(_readable(_newest(reader, num)))
+    pair = (settings.models.target, settings.models.drafter)
+    ours = [each for each in readable if (each.target, each.drafter) == pair]
+    chosen = [each for each in ours if not tenants or each.tenant in tenants]
+    if not chosen:
+        raise ConfigError(
+            f"none of the newest {num} messages is a record of {pair[0]} that was asked for; ask for more"
+        )
+    archive.write(path, chosen)
+    print(f"{len(chosen)} records of {pair[0]} are in {path}")
+
+
+def _newest(reader: "LogReader", num: int) -> "list[Message]":
+    """Return the newest messages of all partitions, oldest first. Raises BusError."""
+    from omnidraft.distill.ingest import topic_scan
+
+    ends = reader.end_offsets()
+    reader.seek_back(num)
+    newest: list[Message] = []
+    for polled in topic_scan.polls_until(lambda: reader.poll(num, timeout_s=1.0), ends):
+        newest = sorted([*newest, *polled.messages], key=_age)[-num:]
+    return newest
+
+
+def _readable(messages: "Iterable[Message]") -> "Iterator[TraceRecord]":
+    from omnidraft.traces import codec
+
+    for message in messages:
+        with suppress(WireError):  # `tail` shows it, and the learner dead-letters it
+            if message.damage is None:
+                yield codec.decode(message.value, message.headers)
 
 
 def _age(message: "Message") -> tuple[int, int, int]:

@@ -119,7 +119,7 @@ class FloodedFleet:
             MemoryReader(self.setting.log, "control"), CountingMetrics(), kinds=("rewind",), target="target"
         )
         pinned = limits.pinned_held_out and read_pinned(limits.pinned_held_out, self.pair.alignment.fingerprint)
-        distiller, journal = self.setting.distiller(
+        distiller, _ = self.setting.distiller(
             reader=SlowReader(self.setting.log, "t", 64),
             held_out_every=HELD_OUT_EVERY,
             limits={
@@ -128,11 +128,11 @@ class FloodedFleet:
                 "tenant_share": limits.tenant_share,
                 "groups": groups,
             },
+            held_out=lambda learner: HeldOut(learner, groups=groups, pinned=pinned),
             steps_per_snapshot=STEPS_PER_SNAPSHOT,
             control=TrainingControl(control),
             progress=self.judge,
         )
-        distiller._held_out = HeldOut(journal, groups=groups, pinned=pinned or None)
         run_until_idle(distiller)
 
     def judge(self, status: Status) -> None:

@@ -8,7 +8,7 @@ import pytest
 from omnidraft import config, wiring
 from omnidraft.ports import Outgoing
 from omnidraft.registry.directory_registry import DirectoryRegistry
-from omnidraft.traces import codec
+from omnidraft.traces import archive, codec
 from tests.cli_runs import run_cli
 from tests.snapshot_folders import make_bundle
 from tests.trace_records import make_record
@@ -41,3 +41,23 @@ def test_the_exit_code_says_whether_every_record_was_learned_once(
     assert (told["num_lost"], told["num_learned_twice"]) == (max(0, 3 - num_learned), max(0, num_learned - 3))
     assert told["num_to_learn"] == 2
     assert "up to snapshot 2" in done.stdout
+
+
+def test_the_newest_records_of_a_target_become_an_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What learner.pinned_held_out names; messages that are unreadable or of another target are left out."""
+    environ = {"OMNIDRAFT_LOG": f"sqlite:///{tmp_path}/log.db", "OMNIDRAFT_MODELS__DRAFTER": "drafter"}
+    settings = config.load(None, environ, models={"target": "target"})
+    records = [make_record(f"r{number}", tenant=("acme", "bolt")[number % 2]) for number in range(9)]
+    records[4] = make_record("r4", target="other")
+    writer = wiring.log_writer(settings, settings.log.traces_topic)
+    writer.append([Outgoing(codec.key(each), codec.encode(each), codec.headers(each)) for each in records])
+    writer.append([Outgoing(b"", b"no record")])
+    for options, expected in (((), "r3 r5 r6 r7 r8"), (("--tenant", "acme"), "r6 r8")):
+        asked = ("traces", "export", tmp_path / "out.avro", "-n", "7", "--target", "target", *options)
+        assert run_cli(asked, monkeypatch, capsys, environ).returncode == 0
+        assert [each.request_id for each in archive.read(tmp_path / "out.avro")] == expected.split()
+    asked = ("traces", "export", tmp_path / "none.avro", "--target", "target", "--tenant", "nobody")
+    assert run_cli(asked, monkeypatch, capsys, environ).returncode == 2
+    assert not (tmp_path / "none.avro").exists()

@@ -50,7 +50,8 @@ TRACES = Row(
         Panel(
             "Records skipped",
             "short",
-            "other_pair: records of another learner. sampled_out: left out on purpose while the learner caught up. over_share: its tenant had its share of the step.",
+            "other_pair: records of another learner. sampled_out: left out on purpose while the learner caught up. "
+            "over_share: its tenant had its share of the step.",
             (Query(increase(SKIPPED, "reason"), "{{reason}}"),),
         ),
     ),

@@ -1,4 +1,4 @@
-"""`omnidraft traces`: print and export the trace log, verify that nothing was lost or learned twice, manage its dead letters."""
+"""`omnidraft traces`: print, export and verify the trace log, and manage its dead letters."""
 
 import json
 from collections.abc import Iterable, Iterator

@@ -115,7 +115,14 @@ async def _on_error(_request: Request, exc: Exception) -> Response:
         case Abandoned():
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         case _:
-            return _refusal(500, error(str(exc), "server_error"))
+            return _refusal(500, server_error(exc))
+
+
+def server_error(exc: Exception) -> dict[str, object]:
+    """Return the content of an error that is not the request's. Only our own errors are shown: the text of any other
+    may be about what was decoded beside this request, and the server's log has it."""
+    shown = str(exc) if isinstance(exc, OmnidraftError) else f"decoding failed: {type(exc).__name__}"
+    return error(shown, "server_error")
 
 
 def _invalid(exc: RequestValidationError) -> JSONResponse:

@@ -14,7 +14,7 @@ from omnidraft.decode.engine import Engine
 from omnidraft.errors import RequestError
 from omnidraft.ports import Step
 from omnidraft.serving import auth, response_schemas
-from omnidraft.serving.error_handlers import ModelNotServed, error
+from omnidraft.serving.error_handlers import ModelNotServed, server_error
 from omnidraft.serving.queued_request import QueuedRequest
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.serving.request_schemas import ChatRequest, CompletionRequest
@@ -108,7 +108,7 @@ class Responder:
             if writer.has_final_event:
                 yield writer.final_event()
         except Exception as exc:  # the status line is out: all that is left is to say it in the stream
-            yield _event(json.dumps(error(str(exc), "server_error")))
+            yield _event(json.dumps(server_error(exc)))
         finally:
             self._requests.abandon(writer.queued)
         yield b"data: [DONE]\n\n"

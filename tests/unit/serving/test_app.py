@@ -308,10 +308,12 @@ def test_a_stream_that_its_client_closes_is_abandoned(url: str, metrics: Countin
 def test_a_decoding_failure_is_a_500_and_the_next_request_is_served(
     engine: Engine, client: TestClient, error: Exception
 ) -> None:
+    """Only our own errors are told: any other may be about a text beside this one."""
+    told = str(error) if isinstance(error, ContractError) else f"decoding failed: {type(error).__name__}"
     with broken_target(engine, error, num_good=2):
-        assert str(error) in refusal(client.post("/v1/completions", json=BODY), 500)
+        assert told in refusal(client.post("/v1/completions", json=BODY), 500)
         streamed = events(client.post("/v1/completions", json=BODY | {"stream": True}))
     assert [set(event) == {"error"} for event in streamed] == [*[False] * (len(streamed) - 1), True]
     assert len(streamed) > 1
-    assert streamed[-1]["error"]["message"] == str(error)
+    assert streamed[-1]["error"]["message"] == told
     assert client.post("/v1/completions", json=BODY).status_code == 200

@@ -178,21 +178,33 @@ def test_a_worker_whose_decoding_thread_ended_is_named(
     assert "the decoding thread ended" in worker["problem"]
 
 
-def test_a_worker_that_asks_for_a_key_is_looked_at_without_one(
-    status: Status, settings: config.Settings, tiny_models: tuple[Path, Path], omnidraft_home: Path
+@pytest.mark.parametrize("metrics_key", [None, "a-key-of-prometheus"])
+def test_a_worker_that_asks_for_a_key_is_looked_at_without_one_but_for_that_of_its_metrics(
+    status: Status,
+    settings: config.Settings,
+    tiny_models: tuple[Path, Path],
+    omnidraft_home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    metrics_key: str | None,
 ) -> None:
     fill_log(settings)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))
-        pair = tiny_settings(tiny_models, worker={"api_keys": [{"key": "a key of sixteen letters".replace(" ", "-")}]})
+        keys = {"api_keys": [{"key": "a-key-of-sixteen-letters"}], "metrics_key": metrics_key}
+        pair = tiny_settings(tiny_models, worker=keys)
         metrics = PrometheusMetrics(targets=pair.models.targets)
         made = wiring.engine(pair, metrics)
     requests = RequestQueue(metrics, max_waiting=1)
     models = [ServedModel(made.engine, made.target.fingerprint)]
     with served(application(requests, models, pair.worker, metrics.render)) as url:
         assert httpx.get(f"{url}/v1/models").status_code == 401
+        if metrics_key is not None:
+            without = json.loads(status("--json", "--worker", url).stdout)["workers"][0]
+            assert "shows its metrics to holders of their key only" in without["problem"]
+            monkeypatch.setenv("OMNIDRAFT_WORKER__METRICS_KEY", metrics_key)
         done = status("--json", "--worker", url)
-        found = machine.port(pair.model_copy(update={"worker": WorkerSettings(port=int(url.rsplit(":", 1)[1]))}))
+        section = WorkerSettings(port=int(url.rsplit(":", 1)[1]), metrics_key=metrics_key)
+        found = machine.port(pair.model_copy(update={"worker": section}))
     requests.close(PATIENCE_S)
     (worker,) = json.loads(done.stdout)["workers"]
     assert (worker["problem"], worker["is_ready"]) == (None, True)

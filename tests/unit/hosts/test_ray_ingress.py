@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import SecretStr
 from ray.exceptions import ActorDiedError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from starlette.requests import Request
@@ -165,6 +166,20 @@ def test_it_is_ready_when_every_target_has_a_replica_that_answers() -> None:
     assert (answer.status_code, answer.json()) == (503, {"status": "no replica of b"})
     assert [each["worker"] for each in ask({"a": ready}, "/replicas").json()] == ["worker-1"]
     assert ask({"b": missing}, "/healthz").status_code == 200
+
+
+def test_what_is_about_all_tenants_is_for_holders_of_the_metrics_key() -> None:
+    replicas = Replicas([], [ReplicaStatus("worker-1", "a", 3, "s")])
+    ingress = Ingress(1000, {"a": replicas}, SecretStr("sk-of-prometheus-0123456789"))
+
+    async def statuses(**headers: str) -> list[int]:
+        transport = httpx.ASGITransport(app_of(ingress))
+        async with httpx.AsyncClient(transport=transport, base_url="http://fleet", headers=headers) as client:
+            return [(await client.get(path)).status_code for path in ("/replicas", "/readyz")]
+
+    assert asyncio.run(statuses()) == [401, 200]
+    assert asyncio.run(statuses(authorization="Bearer sk-of-a-tenant-0123456789")) == [401, 200]
+    assert asyncio.run(statuses(authorization="Bearer sk-of-prometheus-0123456789")) == [200, 200]
 
 
 def test_one_replica_that_hangs_makes_nobody_unready() -> None:

@@ -184,7 +184,6 @@ def test_a_worker_that_asks_for_a_key_is_looked_at_without_one_but_for_that_of_i
     settings: config.Settings,
     tiny_models: tuple[Path, Path],
     omnidraft_home: Path,
-    monkeypatch: pytest.MonkeyPatch,
     metrics_key: str | None,
 ) -> None:
     fill_log(settings)
@@ -201,8 +200,8 @@ def test_a_worker_that_asks_for_a_key_is_looked_at_without_one_but_for_that_of_i
         if metrics_key is not None:
             without = json.loads(status("--json", "--worker", url).stdout)["workers"][0]
             assert "shows its metrics to holders of their key only" in without["problem"]
-            monkeypatch.setenv("OMNIDRAFT_WORKER__METRICS_KEY", metrics_key)
-        done = status("--json", "--worker", url)
+        environ = {} if metrics_key is None else {"OMNIDRAFT_WORKER__METRICS_KEY": metrics_key}
+        done = status("--json", "--worker", url, **environ)
         section = WorkerSettings(port=int(url.rsplit(":", 1)[1]), metrics_key=metrics_key)
         found = machine.port(pair.model_copy(update={"worker": section}))
     requests.close(PATIENCE_S)

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from omnidraft import config
-from omnidraft.cli.options import AsJson, Config
+from omnidraft.cli.options import AsJson, Config, printable
 
 if TYPE_CHECKING:
     from omnidraft.fleet.overview import NamedVersion, Overview, TargetOverview
@@ -91,7 +91,7 @@ def _events(fleet: "Overview") -> Iterable[Text]:
                 f"{each.target}: canary: version {each.canary.version} at {each.canary.share:.1%} of the requests"
             )
         for drifting in each.drifting or ():
-            yield Text(f"{each.target}: drift: {drifting.reason or drifting.tenant}", style="yellow")
+            yield Text(f"{each.target}: drift: {printable(drifting.reason or drifting.tenant)}", style="yellow")
 
 
 def _standing(standing: "NamedVersion", now_ms: int) -> tuple[str, ...]:

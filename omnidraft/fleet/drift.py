@@ -6,9 +6,10 @@ mean; ADWIN needs several times as many values for the same fall. See docs/algor
 
 The cheapest measure comes first: the announcement alone makes workers draft less for this tenant; a fall that came
 with the first requests of a snapshot rolls back to the one before; otherwise the distiller announces which earlier
-snapshot agrees best with the new traffic, and publishes more often until the drift is over. Every step is recorded on
-the control log, as an annotation of the champion, and in the process's log. After a restart the newest traffic is read
-again to restore the levels; changes in it were handled before the restart and are not handled twice.
+snapshot agrees best with the new traffic, and publishes more often until the drift is over. No snapshot returns by
+which other tenants lose (return_check.py). Every step is recorded on the control log, as an annotation of the champion,
+and in the process's log. After a restart the newest traffic is read again to restore the levels; changes in it were
+handled before the restart and are not handled twice.
 """
 
 import logging
@@ -17,9 +18,10 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Literal
 
-from omnidraft.config import DriftSettings
+from omnidraft.config import ControllerSettings, DriftSettings
 from omnidraft.errors import SnapshotNotFound, SnapshotStale
 from omnidraft.fleet.request_stats import RequestStats
+from omnidraft.fleet.return_check import objection
 from omnidraft.ports import Announcement, Announcer, Metrics, Registry
 
 if TYPE_CHECKING:
@@ -52,8 +54,9 @@ class DriftChange:
     def __str__(self) -> str:
         verb = "fell" if self.kind == "drift" else "was back" if self.recent >= self.level else "stayed"
         why = f", with the first requests of snapshot {self.suspect}" if self.suspect is not None else ""
+        name = self.tenant if self.tenant.isprintable() else repr(self.tenant)  # it may be whatever a request said
         return (
-            f"agreement of {self.tenant} {verb}: {self.level:.3f} before, {self.recent:.3f} over the last {RECENT} of "
+            f"agreement of {name} {verb}: {self.level:.3f} before, {self.recent:.3f} over the last {RECENT} of "
             f"{self.num_values} values{why}"
         )
 
@@ -175,9 +178,11 @@ class DriftRecovery:
         metrics: Metrics,
         *,
         target: str,
+        gate: ControllerSettings | None = None,
     ) -> None:
+        """`gate`: what another champion must not do to the other tenants; None takes the defaults."""
         self._registry, self._announcer, self._detector = registry, announcer, detector
-        self._metrics, self._target = metrics, target
+        self._metrics, self._target, self._gate = metrics, target, gate or ControllerSettings()
 
     def update(self, request: RequestStats) -> None:
         """Add one request and react to the change it reveals. Raises SnapshotError, BusError."""
@@ -190,7 +195,7 @@ class DriftRecovery:
         self._metrics.add(counter, target=self._target)  # tenants are too many to be labels
         self._annotate(change)
         if change.suspect is not None:
-            self._roll_back(change.suspect, str(change))
+            self._roll_back(change.suspect, change.tenant, str(change))
 
     def on_announcement(self, announcement: Announcement) -> None:
         """Promote the version announced as `best` by the distiller, unless the drift is over. Raises SnapshotError."""
@@ -199,7 +204,8 @@ class DriftRecovery:
             return
         fence = announcement.fence or self._registry.fence()
         if self._registry.resolve("champion").version != version:
-            self._promote(version, announcement.reason or "agrees best with the traffic that drifted", fence)
+            reason = announcement.reason or "agrees best with the traffic that drifted"
+            self._promote(version, tenant, reason, fence)
 
     def _annotate(self, change: DriftChange) -> None:
         try:
@@ -210,7 +216,7 @@ class DriftRecovery:
         name = "drift_alarm" if change.kind == "drift" else "drift_over"
         self._registry.log_metrics(champion, {name: 1.0, "agreement_served": change.recent}, champion)
 
-    def _roll_back(self, suspect: int, reason: str) -> None:
+    def _roll_back(self, suspect: int, tenant: str, reason: str) -> None:
         """Roll back from a champion that was bad from its first requests on to the one before."""
         fence = self._registry.fence()
         try:
@@ -218,10 +224,14 @@ class DriftRecovery:
         except SnapshotNotFound:
             return
         if self._registry.resolve("champion").version == suspect:
-            self._promote(previous, reason, fence)
+            self._promote(previous, tenant, reason, fence)
 
-    def _promote(self, version: int, reason: str, fence: str) -> None:
-        """Make it the champion; the controller announces every champion."""
+    def _promote(self, version: int, tenant: str, reason: str, fence: str) -> None:
+        """Make it the champion unless other tenants lose by it; the controller announces every champion."""
+        candidate, champion = self._registry.resolve(str(version)), self._registry.resolve("champion")
+        if against := objection(candidate, champion, self._registry.versions(), self._gate, tenant=tenant):
+            logger.warning("%s: not back to snapshot %d: %s", self._target, version, against)
+            return
         try:
             self._registry.promote_unless_changed(version, fence)
         except SnapshotStale as exc:

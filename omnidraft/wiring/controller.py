@@ -51,7 +51,9 @@ def controller(settings: Settings, metrics: Metrics) -> "Controller":
 
     metrics = LabelledMetrics(metrics, target=settings.models.target)
     snapshots, announce, models = registry(settings), announcer(settings), settings.models
-    recovery = DriftRecovery(snapshots, announce, DriftDetector(settings.drift), metrics, target=models.target)
+    recovery = DriftRecovery(
+        snapshots, announce, DriftDetector(settings.drift), metrics, target=models.target, gate=settings.controller
+    )
     return Controller(
         snapshots,
         announce,

@@ -297,6 +297,19 @@ def test_a_controller_that_starts_anew_answers_no_fall_that_was_answered_before(
     assert (canaries.champion(), canaries.told()) == (2, [("champion", 2)])
 
 
+def test_a_tenant_whose_traffic_drifts_chooses_no_refused_snapshot_for_all(canaries):
+    """It agrees best with his newest records, since it was learned from his poison."""
+    controller = champion_two(canaries)
+    canaries.publish("s3", 2, 0.8, 0.5)
+    controller.step()
+    assert "refused" in canaries.judgement(3)
+    drift_of(canaries, controller, 2, is_good=1, number=80)
+    drift_of(canaries, controller, 2, is_good=0, number=20, first=80)
+    control_log.publish_announcement(canaries.writer, "best", 3, tenant="default", reason="0.9 on 16 records")
+    controller.step()
+    assert canaries.champion() == 2
+
+
 class Asleep(DirectoryRegistry):
     """Its controller writes down why it promotes, and falls asleep; meanwhile `happens`."""
 

@@ -90,7 +90,7 @@ class WorkerSettings(Section):
     @field_validator("metrics_key")
     @classmethod
     def _can_be_sent(cls, key: SecretStr | None) -> SecretStr | None:
-        return key and _sendable(key)
+        return None if key is None else _sendable(key)
 
     @model_validator(mode="after")
     def _keeps_keys_and_tenants_apart(self) -> "WorkerSettings":

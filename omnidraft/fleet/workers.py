@@ -45,7 +45,7 @@ def worker_status(url: str, timeout_s: float = 3.0, *, metrics_key: SecretStr | 
     Args:
         metrics_key: sent with the request for /metrics alone.
     """
-    headers = {"Authorization": f"Bearer {metrics_key.get_secret_value()}"} if metrics_key else {}
+    headers = {} if metrics_key is None else {"Authorization": f"Bearer {metrics_key.get_secret_value()}"}
     try:
         with httpx.Client(base_url=url, timeout=timeout_s) as client:
             return _fetch(url, client, headers)

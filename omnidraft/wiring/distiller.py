@@ -41,8 +41,9 @@ def distillation(settings: Settings, metrics: Metrics, *, folder: Path, tracing:
 
     metrics = LabelledMetrics(metrics, target=settings.models.target)
     tokenizers, section = vocabularies(settings), settings.learner
-    groups, pinned = TenantGroups(section.tenants), section.pinned_held_out
+    groups = TenantGroups(section.tenants)
     learning, alignment = learner(settings, tokenizers), tokenizers.alignment.fingerprint
+    pinned = None if section.pinned_held_out is None else read_pinned(section.pinned_held_out, alignment)
     reader = log_reader(settings, settings.log.traces_topic)
     dead_letters = log_writer(settings, settings.log.dead_letters_topic)
     journal = _journal(settings, folder)
@@ -61,7 +62,7 @@ def distillation(settings: Settings, metrics: Metrics, *, folder: Path, tracing:
         Publisher(registry(settings), identity(settings, tokenizers), folder / "staging"),
         load_cache=lambda arrays: ngram_cache(settings, tokenizers, arrays),
         load_base=lambda: base_serving_tensors(settings, tokenizers),
-        held_out=HeldOut(learning, groups=groups, pinned=pinned and read_pinned(pinned, alignment)),
+        held_out=HeldOut(learning, groups=groups, pinned=pinned),
         steps_per_snapshot=section.steps_per_snapshot,
         max_lag_records=section.max_lag_records,
         lag_sample_records=section.lag_sample_records,

@@ -118,7 +118,8 @@ class FloodedFleet:
         control = LogControlFollower(
             MemoryReader(self.setting.log, "control"), CountingMetrics(), kinds=("rewind",), target="target"
         )
-        pinned = limits.pinned_held_out and read_pinned(limits.pinned_held_out, self.pair.alignment.fingerprint)
+        path, fingerprint = limits.pinned_held_out, self.pair.alignment.fingerprint
+        pinned = None if path is None else read_pinned(path, fingerprint)
         distiller, _ = self.setting.distiller(
             reader=SlowReader(self.setting.log, "t", 64),
             held_out_every=HELD_OUT_EVERY,

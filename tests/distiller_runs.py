@@ -70,8 +70,9 @@ class Journal:
 class Setting:
     """A log and a registry, and distillers that come and go."""
 
-    def __init__(self, pair, folder: Path, *, partitions: int = 1, head: str = "off") -> None:
-        self.pair, self.folder, self.head = pair, folder, head
+    def __init__(self, pair, folder: Path, *, partitions: int = 1, **learner) -> None:
+        """`learner`: settings of all its learners."""
+        self.pair, self.folder, self.learner = pair, folder, learner
         self.log = MemoryLog(partitions)
         self.registry = DirectoryRegistry(folder / "registry", "drafter", "target", keep_resume=2)
 
@@ -97,7 +98,7 @@ class Setting:
         settings=None,
         **changes,
     ):
-        learner = Journal(self.pair.learner(head=self.head), die_after=die_after)
+        learner = Journal(self.pair.learner(**self.learner), die_after=die_after)
         reader = reader or SlowReader(self.log, "t", 3)
         letters, fingerprint = MemoryWriter(self.log, "dead"), self.pair.alignment.fingerprint
         names = {"target": "target", "drafter": "drafter"}
@@ -113,7 +114,7 @@ class Setting:
         publisher = Publisher(registry or self.registry, identity, self.folder / "staging")
         options = {
             "load_cache": self.pair.load_cache,
-            "load_base": lambda: self.pair.learner(head=self.head).serving_tensors(),
+            "load_base": lambda: self.pair.learner(**self.learner).serving_tensors(),
             "steps_per_snapshot": 2,
             "metrics": CountingMetrics(),
             "wait": no_wait,

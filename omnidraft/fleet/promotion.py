@@ -181,7 +181,8 @@ def lineage_between(versions: Sequence[SnapshotVersion], challenger: Manifest, c
 def lineage_to(versions: Sequence[SnapshotVersion], newest: Manifest, most: int) -> list[Manifest]:
     """Return this snapshot and its ancestors, newest first, `most` at most."""
     by_id = {version.manifest.snapshot_id: version.manifest for version in versions}
-    lineage, at = [], by_id.pop(newest.snapshot_id, None)
+    lineage: list[Manifest] = []
+    at = by_id.pop(newest.snapshot_id, None)
     while at is not None and len(lineage) < most:
         lineage.append(at)
         at = by_id.pop(at.parent_id, None) if at.parent_id else None

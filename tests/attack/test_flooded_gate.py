@@ -33,7 +33,7 @@ TEXTS = {
     "acme": ("The river goes into the sea, and the water of the river stays. ", "The sea stays where it was. "),
     "bolt": ("def add(first, second):\n    return first + second\n", "def first(add):\n    return add + 12\n"),
 }
-NUM_HONEST, NUM_FLOOD, POISONED_SHARE = 160, 800, 0.9
+NUM_HONEST, NUM_FLOOD, POISONED_SHARE = 440, 800, 0.9
 HELD_OUT_EVERY, STEPS_PER_SNAPSHOT = 4, 4
 MARGIN = 0.02
 """Agreement that a champion may lose on unseen requests: what the gate sees are 24 held-out records, two thirds of them
@@ -82,7 +82,7 @@ class FloodedFleet:
     dice: random.Random = field(default_factory=lambda: random.Random(5))
 
     def __post_init__(self) -> None:
-        self.setting = Setting(self.pair, self.folder)
+        self.setting = Setting(self.pair, self.folder, learning_rate=1e-2)
         self.measuring = self.pair.learner()
         self.unseen = [self.honest(tenant) for tenant in HONEST for _ in range(12)]
         announcer = LogAnnouncer(MemoryWriter(self.setting.log, "control"), "target", "drafter")

@@ -61,11 +61,11 @@ def test_a_manifest_stays_small_however_many_tenants_there_are_and_however_long_
 
 
 def test_both_sides_are_measured_on_the_records_of_each_group(pair: Pair) -> None:
-    learner = pair.learner()
+    learner = pair.learner(learning_rate=1e-2)
     records = [pair.record(f"r{n}", seed=n, tenant=("acme", "bolt", "sybil-1", "sybil-2")[n % 4]) for n in range(16)]
     held_out = HeldOut(learner, groups=TenantGroups(["acme", "bolt"]))
     held_out.set_parent(learner.serving_tensors())
-    for _ in range(6):
+    for _ in range(30):
         learner.step(records[:4])
     measured = held_out.measure(records, learner.serving_tensors())
     assert [(each.tenant, each.num_requests) for each in measured.tenants] == [("acme", 4), ("bolt", 4), (None, 8)]
@@ -78,7 +78,7 @@ def test_both_sides_are_measured_on_the_records_of_each_group(pair: Pair) -> Non
 
 
 def test_the_pinned_file_is_measured_before_and_after_and_never_read_again(pair: Pair, tmp_path: Path) -> None:
-    path, learner = tmp_path / "pinned.avro", pair.learner()
+    path, learner = tmp_path / "pinned.avro", pair.learner(learning_rate=1e-2)
     records = [pair.record(f"pinned-{number}", seed=number) for number in range(4)]
     archive.write(path, records)
     held_out = HeldOut(learner, pinned=read_pinned(path, pair.alignment.fingerprint))
@@ -86,7 +86,7 @@ def test_the_pinned_file_is_measured_before_and_after_and_never_read_again(pair:
     held_out.set_parent(learner.serving_tensors())
     with learner.serving(learner.serving_tensors()):
         base = learner.agreement(records)
-    for _ in range(6):
+    for _ in range(30):
         learner.step(records)
     measured = held_out.measure([], learner.serving_tensors())
     assert measured.pinned is not None

@@ -79,9 +79,9 @@ class LearnerSettings(Section):
     """Tenants with a share of their own; all others have one together. Name them where requests can name any tenant
     (API keys without one, or no keys): else a sender with many names has many shares. Empty: every name has a share."""
     tenant_share: float = Field(0.5, gt=0, le=1)
-    """The share of a step's records that one tenant may have while others are there; further records of it are not
-    learned, and counted as `over_share`. Lower protects small tenants more and learns less of large ones; 1: no limit.
-    A step of one record cannot be shared."""
+    """The share of a step's records that a tenant may have that sends more than this share; further records of it are
+    not learned, and counted as `over_share`. Lower protects small tenants more and learns less of large ones; 1: no
+    limit. A step of one record cannot be shared."""
     max_lag_records: int | None = Field(20_000, ge=0)
     """When more messages than this wait in the log as a snapshot is made, the learner learns a share of the requests up
     to the end of the log; the rest is counted as `sampled_out`. None or 0: every record is learned, however late."""

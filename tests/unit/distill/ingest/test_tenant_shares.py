@@ -53,13 +53,25 @@ def test_a_flood_has_half_of_every_step_and_what_is_left_out_is_counted() -> Non
     batcher = Batcher([0], **LIMITS)
     made = batches(batcher, records)
     assert len(made) > 80
-    assert all(tenants_of(batch.records)["mallory"] <= 2 for batch in made)
+    assert all(
+        tenants_of(batch.records)["mallory"] <= 2 for batch in made[8:]
+    )  # after so many records chance is no excuse
     num_learned, num_over = sum(len(batch.records) for batch in made), sum(batch.num_over_share for batch in made)
     assert num_over > 1_000
     assert num_learned + num_over == batcher.offsets()[0]
     all_learned = tenants_of(record for batch in made for record in batch.records)
     sent_by_now = tenants_of(records[: batcher.offsets()[0]])
     assert (all_learned["acme"], all_learned["bolt"]) == (sent_by_now["acme"], sent_by_now["bolt"])
+
+
+@pytest.mark.parametrize("num_tenants", [2, 3, 5])
+def test_tenants_that_send_alike_lose_few_records(num_tenants: int) -> None:
+    """In random order, of which chance alone would leave out a quarter if steps were shared exactly. The excess of one
+    of two over half of 256 is beyond two standard deviations one time in 44; ids are fixed."""
+    dice = random.Random(num_tenants)
+    records = sent(f"t{dice.randrange(num_tenants)}" for _ in range(2_000))
+    made = batches(Batcher([0], **LIMITS), records)
+    assert sum(batch.num_over_share for batch in made) < 0.05 * 2_000
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5])
@@ -106,10 +118,10 @@ def test_names_that_requests_choose_share_one_place_where_the_known_ones_are_nam
     """A sender with a name for each record has no more than one with a single name."""
     dice = random.Random(2)
     records = sent("acme" if dice.random() < 0.1 else f"sybil-{number}" for number in range(2_000))
-    for known, share_of_acme in (((), 0.2), (("acme",), 0.5)):
+    for known, share_of_acme in (((), 0.1), (("acme",), 0.5)):
         made = batches(Batcher([0], **LIMITS, groups=TenantGroups(known)), records)
         all_learned = tenants_of(record for batch in made[20:] for record in batch.records)
-        assert abs(all_learned["acme"] / all_learned.total() - share_of_acme) < 0.11, known
+        assert abs(all_learned["acme"] / all_learned.total() - share_of_acme) < 0.05, known
 
 
 def held_out_after(tenants: Iterable[str], known: Sequence[str] = ()) -> Counter[str]:

@@ -12,6 +12,7 @@ from omnidraft.errors import ConfigError, RegistryError
 from omnidraft.ports import LogReader, LogWriter, Metrics, Registry, SnapshotReader, TopicFacts
 
 if TYPE_CHECKING:
+    from omnidraft.bus.tenant_keys import TenantKeys
     from omnidraft.distill.ingest.trace_consumer import TraceConsumer
     from omnidraft.registry.mlflow_runs import Experiment
 
@@ -28,7 +29,7 @@ def log_writer(settings: Settings, topic: str) -> LogWriter:
     from omnidraft.bus.encryption import EncryptedWriter
 
     sealed = SEALED_HEADERS if topic == settings.log.dead_letters_topic else ()
-    return EncryptedWriter(writer, keys, sealed_prefixes=sealed)
+    return EncryptedWriter(writer, keys, sealed_prefixes=sealed, tenant_keys=tenant_keys(settings))
 
 
 def log_reader(settings: Settings, topic: str) -> LogReader:
@@ -38,7 +39,19 @@ def log_reader(settings: Settings, topic: str) -> LogReader:
         return reader
     from omnidraft.bus.encryption import EncryptedReader
 
-    return EncryptedReader(reader, keys)
+    return EncryptedReader(reader, keys, tenant_keys=tenant_keys(settings))
+
+
+def tenant_keys(settings: Settings) -> "TenantKeys | None":
+    """Return the data keys of tenants, of one thread; None without a key store. Nothing is opened yet."""
+    log = settings.log
+    if log.key_store_url is None:
+        return None
+    from omnidraft.bus.key_store import KeyStore
+    from omnidraft.bus.tenant_keys import TenantKeys
+
+    store = KeyStore(log.key_store_url, log.request_timeout_s)
+    return TenantKeys(store, [key.get_secret_value() for key in log.encryption_keys])
 
 
 def _keys(settings: Settings, topic: str) -> tuple[str, ...]:

@@ -85,6 +85,9 @@ class Manifest(BaseModel):
     restarts: tuple[str, ...] = ()
     """Names of the executed `learning restart` orders. If there is one more than in the parent, learning restarted at
     these offsets."""
+    forgets: tuple[str, ...] = ()
+    """Names of the newest orders to forget a tenant that were carried out: nothing of these tenants from before them is
+    in the n-gram cache or among the kept records."""
     counts: dict[str, int] = {}
     """Records skipped, by reason, since the base drafter."""
     lag_samples: tuple[SampledRange, ...] = ()

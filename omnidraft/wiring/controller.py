@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from omnidraft.distill.evaluation.snapshot_comparison import SnapshotComparison
+    from omnidraft.distill.ingest.topic_scan import RecentRecords
     from omnidraft.distill.ingest.trace_consumer import TraceConsumer
     from omnidraft.distill.training.learner import Learner
     from omnidraft.fleet.controller import Controller
@@ -73,23 +75,30 @@ def snapshot_comparison(
     Raises:
         BusError, RegistryError: log or registry cannot be reached.
     """
-    from omnidraft.audit.run import DiscardingWriter
     from omnidraft.distill.evaluation.snapshot_comparison import SnapshotComparison
-    from omnidraft.distill.ingest.topic_scan import RecentRecords
     from omnidraft.models.hf.trainable_drafter import load_trainable
-    from omnidraft.telemetry.metrics import CountingMetrics
 
     section = settings.learner
-
-    def source_over(reader: LogReader) -> "TraceConsumer":
-        return trace_source(settings, tokenizers.alignment.fingerprint, reader, DiscardingWriter(), CountingMetrics())
 
     def base() -> "dict[str, Tensor]":
         made = load_trainable(tokenizers.drafter_folder, train=section.train, rank=section.lora_rank, seed=section.seed)
         return made.serving_tensors()
 
-    recent = RecentRecords(lambda: log_reader(settings, settings.log.traces_topic), source_over, section.drift_records)
+    recent = recent_records(settings, tokenizers.alignment.fingerprint)
     return SnapshotComparison(registry(settings), learner, recent, announcer(settings), base, folder / "earlier")
+
+
+def recent_records(settings: Settings, alignment: str) -> "RecentRecords":
+    """Return what reads this pair's newest records from the log, wherever the learner stands."""
+    from omnidraft.audit.run import DiscardingWriter
+    from omnidraft.distill.ingest.topic_scan import RecentRecords
+    from omnidraft.telemetry.metrics import CountingMetrics
+
+    def source_over(reader: LogReader) -> "TraceConsumer":
+        return trace_source(settings, alignment, reader, DiscardingWriter(), CountingMetrics())
+
+    reader_of_traces = partial(log_reader, settings, settings.log.traces_topic)
+    return RecentRecords(reader_of_traces, source_over, settings.learner.drift_records)
 
 
 def overview(settings: Settings, workers: Sequence[str] = ()) -> "Overview":

@@ -1,6 +1,7 @@
 """Logs and registries from their URLs, with their credentials, keys and retention."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from omnidraft.bus.tenant_keys import TenantKeys
     from omnidraft.distill.ingest.trace_consumer import TraceConsumer
     from omnidraft.registry.mlflow_runs import Experiment
+    from omnidraft.traces.record import TraceRecord
 
 
 SEALED_HEADERS = ("error", "original.")
@@ -120,7 +122,12 @@ def _plain_reader(settings: Settings, topic: str) -> LogReader:
 
 
 def trace_source(
-    settings: Settings, alignment: str | None, reader: LogReader, dead_letters: LogWriter, metrics: Metrics
+    settings: Settings,
+    alignment: str | None,
+    reader: LogReader,
+    dead_letters: LogWriter,
+    metrics: Metrics,
+    is_forgotten: "Callable[[TraceRecord], bool]" = lambda record: False,
 ) -> "TraceConsumer":
     """Return the consumer of this pair's records in the trace topic."""
     from omnidraft.distill.ingest.trace_consumer import TraceConsumer
@@ -133,6 +140,7 @@ def trace_source(
         topic=settings.log.traces_topic,
         target=settings.models.target,
         drafter=settings.models.drafter,
+        is_forgotten=is_forgotten,
     )
 
 

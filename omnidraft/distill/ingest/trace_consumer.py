@@ -10,7 +10,7 @@ order, so batches that are cut by these do not depend on the sizes of polls.
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from omnidraft.errors import RecordForgotten, UnknownKey, UnknownSchema, VocabularyError, WireError
@@ -75,16 +75,19 @@ class TraceConsumer:
         topic: str,
         target: str | None = None,
         drafter: str | None = None,
+        is_forgotten: Callable[[TraceRecord], bool] = lambda record: False,
     ) -> None:
         """
         Args:
             expected_alignment: the fingerprint that records must have; None takes any.
             topic: the name of the reader's topic, for the dead letters.
             target: records of other targets are skipped; None takes any. `drafter` likewise.
+            is_forgotten: whether a record's tenant was forgotten since; such records are skipped.
         """
         self._reader, self._dead_letters, self._metrics = reader, dead_letters, metrics
         self._target, self._drafter = target, drafter
         self._expected_alignment, self._topic = expected_alignment, topic
+        self._is_forgotten = is_forgotten
         self._unsettled: PollResult | None = None
 
     def seek(self, offsets: Offsets) -> None:
@@ -176,6 +179,8 @@ class TraceConsumer:
             return None
         if self._expected_alignment not in (None, record.alignment):
             raise VocabularyError(f"alignment: {record.alignment}, this learner's is {self._expected_alignment}")
+        if self._is_forgotten(record):
+            raise RecordForgotten(f"payload: of a tenant who was forgotten after {record.time_ms}")
         return record
 
     def _dead_letter(self, message: Message, reason: str, error: str) -> Outgoing:

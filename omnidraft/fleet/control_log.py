@@ -227,7 +227,8 @@ class LogControlFollower:
         return self._offsets[older - 1] if older else 0
 
     def _concerns_us(self, announcement: Announcement) -> bool:
-        if self._must_be_named and (announcement.target is None or announcement.drafter is None):
+        is_for_all = announcement.kind == "forget"
+        if self._must_be_named and not is_for_all and (announcement.target is None or announcement.drafter is None):
             return False
         is_about_us = _matches(announcement.target, self._target) and _matches(announcement.drafter, self._drafter)
         return is_about_us and announcement.kind in self._kinds

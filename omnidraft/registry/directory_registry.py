@@ -107,6 +107,17 @@ class DirectoryRegistry:
             path = self._folder(version) / "notes.json"
             files.write_text(path, json.dumps({**_read_json(path), **notes}, indent=2))
 
+    def remove_files(self, version: int, parts: Sequence[str]) -> None:
+        with self._locked():
+            state = self._state()
+            staging.check_removable(version, state.get("champion"), parts)
+            if "serving" in parts:
+                self._write_state(
+                    {name: number for name, number in state.items() if not _is_alias(name, version, number)}
+                )
+            for part in parts:
+                shutil.rmtree(self._folder(version) / "snapshot" / part, ignore_errors=True)
+
     def log_metrics(self, version: int, metrics: Mapping[str, float], step: int) -> None:
         with self._locked(), (self._folder(version) / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({"step": step, **metrics}) + "\n")
@@ -180,6 +191,11 @@ class DirectoryRegistry:
 
 def _number(folder: Path) -> int:
     return int(folder.name.removeprefix("v"))
+
+
+def _is_alias(name: str, version: int, number: int) -> bool:
+    """Return whether this entry of the state is an alias of the version."""
+    return name != PROMOTIONS and number == version
 
 
 def _fence(state: Mapping[str, int]) -> str:

@@ -217,6 +217,11 @@ def experiment(settings: Settings, name: str) -> "Experiment | None":
     return Experiment(settings.registry.url, name, artifacts=settings.registry.artifacts)
 
 
+def log_path(settings: Settings) -> Path | None:
+    """Return the file of an SQLite log, None for any other."""
+    return _path(settings.log.url) if settings.log.url.startswith("sqlite:") else None
+
+
 def _path(url: str) -> Path:
     """Return the path in sqlite:///relative/path or sqlite:////absolute/path, the syntax of SQLAlchemy and MLflow."""
     return Path(url.split(":///", 1)[1])

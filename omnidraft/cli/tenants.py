@@ -97,9 +97,7 @@ def _purge(settings: config.Settings, tenant: str, data: "TenantData", forget_id
 def _print_left(target: str, snapshots: "AffectedSnapshots") -> None:
     """Print what still knows the tenant, and how to learn on without."""
     left = [each.version for each in snapshots.affected]
-    _print(
-        f"{target}: what the shared weights learned from it stays in every snapshot that is a child of {_numbers(left)}"
-    )
+    _print(f"{target}: what the shared weights learned from it stays, in snapshots {_numbers(left)} and their children")
     if champion := next((each.version for each in snapshots.affected if "champion" in each.aliases), None):
         _print(
             f"{target}: the champion, snapshot {champion}, has an n-gram cache that counted its text, until the next "

@@ -112,9 +112,8 @@ class DirectoryRegistry:
             state = self._state()
             staging.check_removable(version, state.get("champion"), parts)
             if "serving" in parts:
-                self._write_state(
-                    {name: number for name, number in state.items() if not _is_alias(name, version, number)}
-                )
+                kept = {name: number for name, number in state.items() if name == PROMOTIONS or number != version}
+                self._write_state(kept)
             for part in parts:
                 shutil.rmtree(self._folder(version) / "snapshot" / part, ignore_errors=True)
 
@@ -191,11 +190,6 @@ class DirectoryRegistry:
 
 def _number(folder: Path) -> int:
     return int(folder.name.removeprefix("v"))
-
-
-def _is_alias(name: str, version: int, number: int) -> bool:
-    """Return whether this entry of the state is an alias of the version."""
-    return name != PROMOTIONS and number == version
 
 
 def _fence(state: Mapping[str, int]) -> str:

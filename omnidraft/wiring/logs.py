@@ -170,11 +170,16 @@ def _with_retention(facts: TopicFacts, settings: Settings, topic: str) -> TopicF
 
 def existing_registry(settings: Settings) -> Registry:
     """Return the registry without creating a local store. Raises RegistryError when there is none."""
-    section = settings.registry
-    is_local = section.url.startswith(("sqlite:", "directory:"))
-    if is_local and not _path(section.url).exists():
-        raise RegistryError(f"there is no registry at {masked(section.url)}; the first service that starts makes it")
+    if not has_registry(settings):
+        where = masked(settings.registry.url)
+        raise RegistryError(f"there is no registry at {where}; the first service that starts makes it")
     return registry(settings)
+
+
+def has_registry(settings: Settings) -> bool:
+    """Return whether the registry exists, as far as its address tells: a local store does once a service started."""
+    url = settings.registry.url
+    return not url.startswith(("sqlite:", "directory:")) or _path(url).exists()
 
 
 def registry(settings: Settings) -> Registry:

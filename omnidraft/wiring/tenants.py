@@ -1,7 +1,8 @@
 """Forget a tenant everywhere, in an order of effects that may be cut off at any point and repeated.
 
 First the tenant's keys are destroyed. Then the content of its messages is deleted in an SQLite log, encrypted or not.
-Then the order is written to the control log: distillers and workers carry it out. Last, files of old snapshots are deleted.
+Then the order is written to the control log: distillers and workers carry it out. Last, files of old snapshots are
+deleted.
 """
 
 import time
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from omnidraft.config import Settings
 from omnidraft.errors import ConfigError, RequestError
-from omnidraft.wiring.logs import existing_registry, log_path, log_reader, log_writer, tenant_keys, topics
+from omnidraft.wiring.logs import existing_registry, has_registry, log_path, log_reader, log_writer, tenant_keys, topics
 
 if TYPE_CHECKING:
     from omnidraft.bus.key_store import KeyStore
@@ -92,6 +93,8 @@ def affected(settings: Settings, data: TenantData, forget_id: str) -> "dict[str,
     """Return the snapshots of every target, by what they may hold. Raises RegistryError."""
     from omnidraft.fleet.forget_orders import affected_snapshots
 
+    if not has_registry(settings):
+        return {}
     return {
         target: affected_snapshots(
             existing_registry(settings.for_target(target)).versions(), data.traces.first_offsets, forget_id

@@ -26,7 +26,7 @@ class TenantMessages:
     @property
     def first_offsets(self) -> dict[int, int]:
         """Partition -> offset of the tenant's first message there."""
-        return {partition: offset for partition, offset in sorted(self.positions, reverse=True)}
+        return dict(sorted(self.positions, reverse=True))
 
 
 def mark(tenant: str) -> bytes:

@@ -65,7 +65,7 @@ class Distiller:
     ) -> None:
         """
         Args:
-            load_cache: makes the n-gram cache of a snapshot's arrays.
+            load_cache: makes the n-gram cache of a snapshot's arrays, a new one without any.
             control: polled before every step; while learning is paused, nothing is read or learned.
             compare_earlier: called once for each tenant whose traffic begins to drift; see snapshot_comparison.py.
             drift_haste: snapshots are so many times as frequent while any traffic drifts.

@@ -143,18 +143,16 @@ def test_forgetting_again_orders_nothing_new(sqlite: config.Settings, run: Run) 
     assert orders(sqlite) == 1
 
 
-def test_nothing_is_done_without_a_yes_or_without_the_key_store(
-    sqlite: config.Settings, run: Run, tmp_path: Path
-) -> None:
+def test_nothing_is_done_without_a_yes_or_without_the_key_store(sqlite: config.Settings, tmp_path: Path) -> None:
     record(sqlite, "a/1")
-    assert run(sqlite, "forget", "a").returncode == 1  # no terminal answers
+    given = environ(sqlite) | {"OMNIDRAFT_LOG__REQUEST_TIMEOUT_S": "0.1"}
+    options: dict[str, Any] = {"env": os.environ | given, "capture_output": True, "text": True, "timeout": 60}
+    command = [sys.executable, "-m", "omnidraft.cli", "tenants", "forget", "a"]
+    unasked = subprocess.run(command, check=False, stdin=subprocess.DEVNULL, **options)
+    assert (unasked.returncode, "1 trace records (1 readable)" in unasked.stdout) == (1, True)
     with closing(sqlite3.connect(tmp_path / "keys.db")) as database:
         database.execute("BEGIN EXCLUSIVE")
-        settings = make_settings(url=sqlite.log.url, encryption_keys=[MASTER], request_timeout_s=0.1)
-        given = environ(settings) | {"OMNIDRAFT_LOG__REQUEST_TIMEOUT_S": "0.1"}
-        command = [sys.executable, "-m", "omnidraft.cli", "tenants", "forget", "a", "--yes"]
-        options: dict[str, Any] = {"env": os.environ | given, "capture_output": True, "text": True, "timeout": 60}
-        ran = subprocess.run(command, check=False, **options)
+        ran = subprocess.run([*command, "--yes"], check=False, **options)
         assert (ran.returncode, "key store" in ran.stderr) == (2, True)
     assert learn(sqlite) == (["a/1"], [])
 

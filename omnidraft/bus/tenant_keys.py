@@ -88,6 +88,14 @@ class TenantKeys:
         except InvalidToken as exc:
             raise UnknownKey(f"key {key_id} does not open it: it was changed, or encrypted with another key") from exc
 
+    def count(self) -> tuple[int, int, int]:
+        """Return the numbers of keys that open, that no master key opens, and that are destroyed. Raises
+        KeyStoreError."""
+        opened = [self._open(stored.key_id, stored) for stored in self._store.all_keys()]
+        num_open = sum(isinstance(each, Cipher) for each in opened)
+        num_destroyed = sum(isinstance(each, RecordForgotten) for each in opened)
+        return num_open, len(opened) - num_open - num_destroyed, num_destroyed
+
     def rewrap(self) -> tuple[int, int]:
         """Wrap every key with the newest master key; return the numbers of keys done and of keys that no master key
         opens. Raises KeyStoreError."""

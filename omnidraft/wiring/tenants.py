@@ -18,6 +18,7 @@ from omnidraft.wiring.logs import existing_registry, has_registry, log_path, log
 
 if TYPE_CHECKING:
     from omnidraft.bus.key_store import KeyStore
+    from omnidraft.bus.tenant_keys import TenantKeys
     from omnidraft.distill.ingest.tenant_messages import TenantMessages
     from omnidraft.fleet.forget_orders import AffectedSnapshots
     from omnidraft.ports import LogReader, Message
@@ -127,6 +128,16 @@ def purge_snapshots(settings: Settings, data: TenantData, forget_id: str, timeou
     return purged
 
 
+def count_keys(settings: Settings) -> tuple[int, int, int]:
+    """Return the numbers of keys that open, that no master key opens, and that are destroyed.
+
+    Raises:
+        ConfigError: there is no key store.
+        KeyStoreError: it does not answer.
+    """
+    return _tenant_keys(settings).count()
+
+
 def rewrap(settings: Settings) -> tuple[int, int]:
     """Wrap all keys with the newest master key; return the numbers of keys done and of keys that no master key opens.
 
@@ -134,10 +145,15 @@ def rewrap(settings: Settings) -> tuple[int, int]:
         ConfigError: there is no key store.
         KeyStoreError: it does not answer.
     """
+    return _tenant_keys(settings).rewrap()
+
+
+def _tenant_keys(settings: Settings) -> "TenantKeys":
+    """Raises ConfigError when there is no key store."""
     keys = tenant_keys(settings)
     if keys is None:
         raise ConfigError("there is no key store: set log.encryption_keys, and with Kafka log.key_store")
-    return keys.rewrap()
+    return keys
 
 
 def _find(settings: Settings, topic: str, tenant: str, key_ids: list[str], on_message: OnMessage) -> "TenantMessages":

@@ -23,6 +23,8 @@ from omnidraft.decode.recording.trace_producer import TraceProducer
 from omnidraft.distill.ingest import topic_scan
 from omnidraft.distill.ingest.trace_consumer import TraceConsumer
 from omnidraft.distill.retrying import retry
+from omnidraft.doctor import keys
+from omnidraft.doctor.finding import Verdict
 from omnidraft.errors import RecordForgotten
 from omnidraft.telemetry.metrics import CountingMetrics
 from tests.cli_runs import run_cli
@@ -181,9 +183,9 @@ def test_a_command_killed_after_the_key_was_destroyed_is_finished_by_repeating_i
 @pytest.mark.kafka
 def test_without_a_key_store_kafka_leaves_it_to_retention_and_says_so(kafka_bootstrap: str, run: Run) -> None:
     prefix = f"plain-{uuid.uuid4().hex[:8]}"
-    for keys in ([], [MASTER]):
+    for master_keys in ([], [MASTER]):
         settings = make_settings(
-            url=f"kafka://{kafka_bootstrap}", topic_prefix=f"{prefix}-{len(keys)}", encryption_keys=keys
+            url=f"kafka://{kafka_bootstrap}", topic_prefix=f"{prefix}-{len(master_keys)}", encryption_keys=master_keys
         )
         record(settings, "a/1", "b/1")
         refused = run(settings, "forget", "a", "--yes")
@@ -214,7 +216,10 @@ def test_a_new_master_key_takes_over_by_rewrapping(sqlite: config.Settings, run:
     done = run(both, "rewrap")
     assert (done.returncode, done.stdout.strip()) == (0, "2 keys wrapped with the newest master key")
     assert learn(make_settings(url=sqlite.log.url, encryption_keys=[newer]))[0] == ["a/1", "b/1"]
-    lost = run(make_settings(url=sqlite.log.url, encryption_keys=[MASTER]), "rewrap")
+    old = make_settings(url=sqlite.log.url, encryption_keys=[MASTER])
+    assert [keys.store(each).verdict for each in (both, old)] == [Verdict.OK, Verdict.PROBLEM]
+    assert keys.store(make_settings(url="kafka://host:1", encryption_keys=[MASTER])).verdict is Verdict.WARNING
+    lost = run(old, "rewrap")
     assert (lost.returncode, "not among log.encryption_keys" in lost.stdout) == (1, True)
     refused = run(make_settings(url=sqlite.log.url), "rewrap")
     assert (refused.returncode, "log.encryption_keys" in refused.stderr) == (2, True)

@@ -13,8 +13,10 @@ OmnidraftError
 |- WireError              bytes from outside are not a record we can read; dead-letter them
 |  |- UnknownSchema       ... because another schema version wrote them
 |  |- UnknownKey          ... because no key of log.encryption_keys opens them; add the key, then redrive
+|  |- RecordForgotten     ... because their tenant was forgotten; count them, they are no dead letters
 |  `- RecordTooLarge      a record is larger than a log takes; shorten prompts, or live without their traces
 |- BusError               the log refused or timed out; the caller may retry
+|  |- KeyStoreError       the key store does not answer; wait, and skip nothing
 |  `- OffsetOutOfRange    the log does not hold what is to be read next; compare with its first and end offsets
 |- LogReplaced            the log is not the one that was learned from; decide with `omnidraft learning restart`
 `- SnapshotError
@@ -78,12 +80,20 @@ class UnknownKey(WireError):
     """Bytes were encrypted with a key that this reader does not have."""
 
 
+class RecordForgotten(WireError):
+    """The tenant of a record was forgotten: its key is destroyed, or its content deleted."""
+
+
 class RecordTooLarge(WireError):
     """A record exceeds the log's maximal message size."""
 
 
 class BusError(OmnidraftError):
     """The log refused or timed out."""
+
+
+class KeyStoreError(BusError):
+    """The key store refused or timed out."""
 
 
 class OffsetOutOfRange(BusError):

@@ -5,9 +5,12 @@ from pathlib import Path
 
 import torch
 
+from omnidraft.audit.run import DiscardingWriter
 from omnidraft.distill.distiller import Distiller
+from omnidraft.distill.forgetting import Forgetting, Retention
 from omnidraft.distill.ingest.batcher import Batcher
 from omnidraft.distill.ingest.record_disposition import SEEN_RECORDS
+from omnidraft.distill.ingest.topic_scan import RecentRecords
 from omnidraft.distill.ingest.trace_consumer import TraceConsumer
 from omnidraft.distill.publisher import LEARNER, Identity, Publisher
 from omnidraft.distill.retrying import Stop
@@ -96,12 +99,17 @@ class Setting:
         batcher_class=Batcher,
         drafter_hash="hash",
         settings=None,
+        learner_settings=None,
+        cipher=None,
+        retention=None,
         **changes,
     ):
-        learner = Journal(self.pair.learner(**self.learner), die_after=die_after)
+        learner = Journal(self.pair.learner(**self.learner, **learner_settings or {}), die_after=die_after)
         reader = reader or SlowReader(self.log, "t", 3)
         letters, fingerprint = MemoryWriter(self.log, "dead"), self.pair.alignment.fingerprint
         names = {"target": "target", "drafter": "drafter"}
+        retention = retention or Retention()
+        names["is_forgotten"] = retention.is_forgotten
         consumer = TraceConsumer(reader, letters, fingerprint, CountingMetrics(), topic="t", **names)
         numbers = {
             "records_per_step": 2,
@@ -111,17 +119,32 @@ class Setting:
         }
         batcher = batcher_class(reader.partitions(), **numbers | (limits or {}))
         identity = Identity("target", "drafter", drafter_hash, fingerprint, "full", "test", settings or {})
-        publisher = Publisher(registry or self.registry, identity, self.folder / "staging")
+        publisher = Publisher(registry or self.registry, identity, self.folder / "staging", cipher)
+        forgetting = Forgetting(
+            retention,
+            batcher,
+            learner,
+            CountingMetrics(),
+            new_cache=self.pair.cache,
+            learned_records=RecentRecords(self._reader, lambda reader: self._consumer(reader, names), 16).before,
+        )
         options = {
             "load_cache": self.pair.load_cache,
             "load_base": lambda: self.pair.learner(**self.learner).serving_tensors(),
             "steps_per_snapshot": 2,
             "metrics": CountingMetrics(),
             "wait": no_wait,
+            "forgetting": forgetting,
         }
         if held_out is not None:
             options["held_out"] = held_out(learner)
         return Distiller(consumer, batcher, learner, publisher, **options | changes), learner
+
+    def _reader(self) -> MemoryReader:
+        return MemoryReader(self.log, "t")
+
+    def _consumer(self, reader, names) -> TraceConsumer:
+        return TraceConsumer(reader, DiscardingWriter(), None, CountingMetrics(), topic="t", **names)
 
     def manifest(self, version: str = "latest"):
         return self.registry.resolve(version).manifest

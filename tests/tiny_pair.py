@@ -74,6 +74,9 @@ class Pair:
         return NgramCache(self.alignment.fingerprint, self.draft.vocabulary, self.target.vocabulary, capacity=500)
 
     def load_cache(self, arrays: dict[str, np.ndarray]) -> NgramCache:
+        """Without arrays a new one."""
+        if not arrays:
+            return self.cache()
         return NgramCache.from_arrays(
             arrays, self.alignment.fingerprint, self.draft.vocabulary, self.target.vocabulary, capacity=500
         )

@@ -20,7 +20,7 @@ from omnidraft.distill.ingest.record_disposition import (
     record_key,
 )
 from omnidraft.distill.ingest.trace_consumer import PartitionOffset, PolledRecords
-from omnidraft.ports import OTHER_PAIR, SAMPLED_OUT, Offsets
+from omnidraft.ports import FORGOTTEN, OTHER_PAIR, SAMPLED_OUT, Offsets
 from omnidraft.traces.record import TraceRecord
 
 DeadLetterReasons = Mapping[PartitionOffset, str]
@@ -182,8 +182,10 @@ class LogReplay:
             start = until
 
     def _count_skipped(self, position: PartitionOffset, reason: str) -> None:
+        if reason == FORGOTTEN:  # what became of it before that is not known any more
+            self.num_gone[self._delta_index(*position)] += 1
         self._count(position, reason)
-        if reason != OTHER_PAIR:
+        if reason not in (OTHER_PAIR, FORGOTTEN):
             what = f"{reason}, and there is no dead letter of it"
             self.faults.append(Fault(FaultKind.LOST, 1, what, None, *position))
 
@@ -226,7 +228,8 @@ class LogReplay:
             self.faults.append(Fault(FaultKind.LOST, 1, what, self._deltas[-1].version, *position))
         unknown = self._dedup_window.num_unknown_keys()
         is_whole = all(first <= self.start.get(partition, 0) for partition, first in self.first.items())
-        if unknown and is_whole and not any(counts[UNDECIDED] for counts in self.dispositions.values()):
+        is_open = any(counts[UNDECIDED] or counts[FORGOTTEN] for counts in self.dispositions.values())
+        if unknown and is_whole and not is_open:
             what = "the newest snapshot remembers records that lie at no offset before its own"
             self.faults.append(Fault(FaultKind.MISCOUNTED, unknown, what, self._deltas[-1].version))
 

@@ -5,7 +5,7 @@ import sys
 import typer
 
 from omnidraft import __version__
-from omnidraft.cli import models, run, snapshots, traces
+from omnidraft.cli import models, run, snapshots, tenants, traces
 from omnidraft.cli.check import check
 from omnidraft.cli.doctor import doctor
 from omnidraft.cli.generate import generate
@@ -24,6 +24,7 @@ app.command()(status)
 app.command()(doctor)
 app.add_typer(models.app, name="models")
 app.add_typer(traces.app, name="traces")
+app.add_typer(tenants.app, name="tenants")
 app.add_typer(snapshots.app, name="snapshots")
 app.add_typer(snapshots.learning_app, name="learning")
 app.add_typer(run.app, name="run")

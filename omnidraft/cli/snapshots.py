@@ -139,17 +139,38 @@ def resume_learning(target: OfTarget = None, config_path: Config = None) -> None
 @learning_app.command("restart")
 def restart_learning(
     start: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--from",
             help="earliest: all that the log holds. latest: what comes from now on. Or offsets, as in '0:120 1:96'; "
             "partitions that are not named start at their first message.",
         ),
-    ],
+    ] = None,
+    version: Annotated[
+        str | None,
+        typer.Option(help="Or: learn on from the weights and offsets of this snapshot, a version or an alias."),
+    ] = None,
     target: OfTarget = None,
     config_path: Config = None,
 ) -> None:
-    """Restart learning from these offsets, once: for a log that was created anew, or restored from a backup."""
+    """Restart learning from these offsets, once: for a log that was created anew, or restored from a backup.
+
+    Or from an earlier snapshot, which is published again as the newest: the distiller ends at its next snapshot, and
+    goes on from there when it is started again.
+    """
+    if (start is None) == (version is None):
+        raise typer.BadParameter("name either --from or --version")
+    if version is not None:
+        from omnidraft.registry.republish import republish
+
+        again = republish(_registry(_settings(config_path, target)), version)
+        print(f"published as version {again.version}: a distiller that starts now goes on from snapshot {version}")
+        return
+    assert start is not None
+    _order_restart(start, target, config_path)
+
+
+def _order_restart(start: str, target: str | None, config_path: Path | None) -> None:
     import uuid
 
     from omnidraft.fleet.control_log import publish_announcement

@@ -57,9 +57,14 @@ class LogSettings(Section):
     dead_letters_retention_hours: float | None = Field(None, gt=0)
     """The retention of dead letters. Announcements never expire."""
     encryption_keys: tuple[SecretStr, ...] = ()
-    """Trace records and dead letters are encrypted with the first key and decrypted with any, so a new key goes in
-    front. Empty: no encryption. Give them as OMNIDRAFT_LOG__ENCRYPTION_KEYS='["..."]'; `omnidraft traces new-key` makes
-    one."""
+    """Master keys: the first one wraps the tenants' keys in `key_store` and any unwraps them, so a new key goes in
+    front. Trace records, dead letters and records in snapshots are encrypted, each with its tenant's key; what belongs
+    to no tenant, with the master key. Empty: no encryption. Give them as OMNIDRAFT_LOG__ENCRYPTION_KEYS='["..."]';
+    `omnidraft traces new-key` makes one."""
+    key_store: SecretStr | None = None
+    """The database of the tenants' keys: sqlite:///path or postgresql://user@host/database. None: `keys.db` beside an
+    SQLite log. With Kafka there is no default: without it everything is encrypted with the master key, and only
+    retention deletes a tenant's records. Give one with a password as OMNIDRAFT_LOG__KEY_STORE, or set PGPASSWORD."""
     kafka: KafkaSettings = KafkaSettings()
 
     @field_validator("url")
@@ -75,6 +80,23 @@ class LogSettings(Section):
         for key in keys:
             require_key("each of log.encryption_keys", key)
         return keys
+
+    @field_validator("key_store")
+    @classmethod
+    def _names_a_database(cls, url: SecretStr | None) -> SecretStr | None:
+        if url is None or re.fullmatch(r"sqlite:///.+|postgresql(\+\w+)?://[^/]+/.+", url.get_secret_value()):
+            return url
+        raise ValueError("not a key store: use sqlite:///path or postgresql://user@host/database")
+
+    @property
+    def key_store_url(self) -> str | None:
+        """The URL of the key store in use; None: there is none."""
+        if not self.encryption_keys:
+            return None
+        if self.key_store is not None:
+            return self.key_store.get_secret_value()
+        path = self.url.removeprefix("sqlite:///")
+        return None if path == self.url else f"sqlite:///{Path(path).parent / 'keys.db'}"
 
     @property
     def traces_topic(self) -> str:

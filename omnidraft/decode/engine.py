@@ -5,6 +5,7 @@ import secrets
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from threading import Event
 from typing import Protocol
 
 from omnidraft.config import DecodeSettings, RecorderSettings
@@ -79,6 +80,7 @@ class Engine:
         self._has_pass_spans = has_pass_spans
         self._has_prefix_caching = has_prefix_caching
         self._num_preemptions = 0
+        self._must_forget_prefixes = Event()
         self._generations: dict[SequenceState, Generation] = {}
 
     def add_request(
@@ -109,6 +111,9 @@ class Engine:
 
     def step(self) -> list[GenerationOutput]:
         """Run one round over all texts; return the steps of those that drew tokens, and the errors that ended texts."""
+        if self._must_forget_prefixes.is_set():
+            self._must_forget_prefixes.clear()
+            self.decoder.scheduler.prefixes.clear()
         outputs = []
         for output in self.decoder.step():
             generation = self._generations[output.sequence]
@@ -154,6 +159,10 @@ class Engine:
     def has_room(self, client: str) -> bool:
         """Return whether a text of this client would begin at once, if there is memory for it."""
         return self.decoder.scheduler.has_room(client)
+
+    def forget_prefixes(self) -> None:
+        """Drop the keys of all finished texts, before the next round. Any thread may call this."""
+        self._must_forget_prefixes.set()
 
     @property
     def has_work(self) -> bool:

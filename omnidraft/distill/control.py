@@ -1,7 +1,8 @@
 """The control of one distiller: the orders that it follows, and the status that it reports.
 
-Orders come from the control log: to pause and resume learning, to restart it elsewhere in the trace log, to go back to
-the champion, and which tenants' traffic drifts. While the control log is away, the orders read last hold.
+Orders come from the control log: to pause and resume learning, to restart it elsewhere in the trace log, to go back
+to the champion, which tenants are to be forgotten, and whose traffic drifts. While the control log is away, the orders
+read last hold.
 """
 
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ class TrainingControl:
         """The newest order to restart; the caller remembers whether it was carried out."""
         self.rewind: Announcement | None = None
         """The newest order to go back to the champion, likewise."""
+        self._forgets: list[Announcement] = []
         self._drifting: dict[str, bool] = {}
         """Tenant -> whether `new_drifts` returned it."""
 
@@ -45,6 +47,11 @@ class TrainingControl:
         self._drifting = dict.fromkeys(self._drifting, True)
         return new
 
+    def new_forgets(self) -> list[Announcement]:
+        """Return the orders to forget a tenant that came since the last call; at first all that were ever given."""
+        orders, self._forgets = self._forgets, []
+        return orders
+
     def _apply(self, announcement: Announcement) -> None:
         match announcement.kind:
             case "pause" | "resume":
@@ -53,6 +60,8 @@ class TrainingControl:
                 self.restart = announcement
             case "rewind":
                 self.rewind = announcement
+            case "forget":
+                self._forgets.append(announcement)
             case "drift" if announcement.tenant is not None:
                 self._drifting[announcement.tenant] = False
             case "drift_over":

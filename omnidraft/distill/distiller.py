@@ -6,19 +6,19 @@ any snapshot shows, and leaves nothing out.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from omnidraft.distill.control import Status, TrainingControl
 from omnidraft.distill.evaluation.held_out import HeldOut, HeldOutMeasurement
+from omnidraft.distill.forgetting import Forgetting, Retention
 from omnidraft.distill.ingest.batch_reader import BatchReader
 from omnidraft.distill.ingest.batcher import Batch, Batcher
 from omnidraft.distill.ingest.crash_journal import CrashJournal
-from omnidraft.distill.ingest.trace_consumer import SKIPPED, PartitionOffset, TraceConsumer
+from omnidraft.distill.ingest.trace_consumer import SKIPPED, TraceConsumer
+from omnidraft.distill.journaled_learning import JournaledLearning
 from omnidraft.distill.publisher import BATCHER, LEARNER, Publisher, Restored
 from omnidraft.distill.restoring import LoadBase, LoadCache, go_back, go_on
 from omnidraft.distill.retrying import Result, Stop, Wait, retry, wait
@@ -52,6 +52,7 @@ class Distiller:
         max_lag_records: int | None = None,
         lag_sample_records: int = 2_000,
         journal: CrashJournal | None = None,
+        forgetting: Forgetting | None = None,
         metrics: Metrics,
         control: TrainingControl | None = None,
         compare_earlier: Callable[[str], None] = lambda tenant: None,
@@ -62,13 +63,15 @@ class Distiller:
     ) -> None:
         """
         Args:
-            load_cache: makes the n-gram cache of a snapshot's arrays; for `load_base` see restoring.py.
+            load_cache: makes the n-gram cache of a snapshot's arrays, a new one without any; for `load_base` see
+                restoring.py.
             held_out: measures snapshots; None measures them on the batcher's held-out records alone.
             control: polled before every step; while learning is paused, nothing is read or learned.
             compare_earlier: called once for each tenant whose traffic begins to drift; see snapshot_comparison.py.
             drift_haste: snapshots are so many times as frequent while any traffic drifts.
             max_lag_records: see catch_up.py, `lag_sample_records` too.
             journal: gets every step before it runs; its poison is the batcher's. None: crashes are not noted.
+            forgetting: over the same batcher and learner. None: records are kept until a tenant is forgotten.
             progress: called after every step and every snapshot, in the thread of `run`.
             spans: the spans of every step and every snapshot but the first.
             wait: sleeps before a retry, while learning is paused, and until a log is back.
@@ -82,9 +85,12 @@ class Distiller:
             consumer, batcher, metrics, max_lag_records=max_lag_records, lag_sample_records=lag_sample_records
         )
         self._held_out = held_out or HeldOut(learner)
+        self._learning = JournaledLearning(learner, batcher, self._held_out, self._journal)
+        self._forgetting = forgetting or Forgetting(
+            Retention(), batcher, learner, metrics, new_cache=lambda: load_cache({})
+        )
         self._wait, self._spans = wait, spans or LearningSpans(NoopTracing(), "")
         self._reports: list[StepReport] = []  # since the newest snapshot
-        self._unmeasured: list[PartitionOffset] = []  # held out since then
         self._status = Status()
 
     def status(self) -> Status:
@@ -122,6 +128,7 @@ class Distiller:
         if restored is None:
             self._control.poll()
             self._reader.position.mark_done(self._control.restart)  # it was meant for those who had learned something
+            self._forgetting.mark_done(self._forgetting.note(self._control.new_forgets()))
             self._publish_base(stop)
         self._update_status(version=self._publisher.parent and self._publisher.parent.version)
         self._seek(stop)
@@ -130,6 +137,7 @@ class Distiller:
         manifest = restored.version.manifest
         self._reader.resume(manifest)
         go_on(restored, self._learner, self._batcher, self._load_cache)
+        self._forgetting.resume(manifest, restored.num_forgotten)
         logger.info("going on from snapshot %d at offsets %s", restored.version.version, manifest.offsets)
 
     def _seek(self, stop: Stop) -> None:
@@ -163,10 +171,19 @@ class Distiller:
         if self._reports:
             self._publish(stop)
         go_back(champion, self._learner, self._load_cache, self._load_base)
+        self._retry(lambda: self._forgetting.go_back(champion.version.manifest, champion.num_forgotten), stop)
         self._publisher.go_back_to(champion.version, order)
         self._held_out.set_parent(self._learner.serving_tensors())
         logger.warning("learning goes back to champion %d, as ordered", champion.version.version)
         return self._publish(stop)
+
+    def _forget(self, orders: Sequence[Announcement], stop: Stop) -> None:
+        """Read buffered records again, now without these tenants; publish a snapshot that knows nothing of them."""
+        self._learner.count_skipped(self._batcher.take_skipped())
+        self._batcher.start_at(self._batcher.offsets())
+        self._seek(stop)
+        self._retry(lambda: self._forgetting.carry_out(orders), stop)
+        self._publish(stop)
 
     def _follow_control(self, stop: Stop) -> None:
         self._control.poll()
@@ -177,6 +194,8 @@ class Distiller:
                 self._seek(stop)  # the log may have changed meanwhile
         if (order := self._control.restart) is not None and self._reader.position.is_new(order):
             self._restart(order, stop)
+        if orders := self._forgetting.note(self._control.new_forgets()):
+            self._forget(orders, stop)
         if (order := self._control.rewind) is not None and order.restart_id not in self._publisher.rewinds:
             self._rewind(order.restart_id or "", stop)
         for tenant in self._control.new_drifts():
@@ -207,37 +226,15 @@ class Distiller:
             self._metrics.add(SKIPPED, batch.num_over_share, reason=OVER_SHARE)
         self._learner.count_skipped(batch.skipped())
         span = self._spans.step(batch, self._learner.counters.num_steps)
-        report = self._step(batch)
+        report = self._learning.step(batch)
         span.end(tokens=report.num_tokens, **{f"loss.{name}": loss for name, loss in report.losses.items()})
         self._reports.append(report)
         count(report, self._metrics)
         self._update_status(losses=report.losses, tokens_per_s=report.num_tokens / report.duration_s)
 
-    def _step(self, batch: Batch) -> StepReport:
-        """Learn from the batch, noted in the crash journal first."""
-        held_out = {(partition, offset): record for partition, offset, record in batch.held_out}
-        records = dict(zip(batch.positions, batch.records, strict=True)) | held_out
-        for position in self._journal.suspects(records):
-            self._journal.start([position], alone=True)
-            self._learner.dry_run(records[position])
-            self._journal.finish()
-        self._unmeasured += held_out
-        self._journal.start(batch.positions)
-        report = self._learner.step(batch.records)
-        self._journal.finish()
-        return report
-
-    def _measure(self, serving: Mapping[str, Tensor]) -> HeldOutMeasurement:
-        """Measure agreement on held-out records; those since the newest snapshot are noted in the journal first."""
-        self._journal.start(self._unmeasured)
-        measured = self._held_out.measure(self._batcher.held_out, serving)
-        self._journal.finish()
-        self._unmeasured.clear()
-        return measured
-
     def _publish_base(self, stop: Stop) -> None:
         parts = {bundle.NGRAMS: self._learner.cache.to_arrays()}
-        fields = {"train": "base", **self._reader.position.manifest_fields()}
+        fields = {"train": "base", **self._reader.position.manifest_fields(), **self._forgetting.manifest_fields()}
         staged = self._retry(lambda: self._publisher.stage(parts, **fields), stop)
         version = self._retry(lambda: self._publisher.publish(staged), stop).version
         logger.info("published the base drafter as snapshot %d", version)
@@ -246,9 +243,10 @@ class Distiller:
         span = self._spans.snapshot()
         self._learner.count_skipped(self._batcher.take_skipped())
         learner, counters = self._learner, self._learner.counters
-        log_fields = self._reader.begin_snapshot()
+        self._forgetting.drop_expired()
+        log_fields = self._reader.begin_snapshot() | self._forgetting.manifest_fields()
         serving, losses = learner.serving_tensors(), mean_losses(self._reports)
-        measured = self._measure(serving)
+        measured = self._learning.measure(serving)
         parts: dict[str, bundle.Tensors] = {
             bundle.DRAFTER: serving,
             bundle.NGRAMS: learner.cache.to_arrays(),

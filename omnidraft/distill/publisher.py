@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from omnidraft.distill.resume_encryption import decrypt_records, encrypt_records
 from omnidraft.errors import ConfigError, SnapshotCorrupt, SnapshotNotFound, SnapshotStale, StorageError
-from omnidraft.ports import Registry, SnapshotVersion
+from omnidraft.ports import RecordCipher, Registry, SnapshotVersion
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.manifest import Manifest
 
@@ -75,13 +77,19 @@ class Restored:
     ngrams: Mapping[str, np.ndarray]
     learner: Mapping[str, Tensor] | None
     batcher: Mapping[str, Tensor] | None
+    num_forgotten: int = 0
+    """Records that were left out, as their keys are destroyed."""
 
 
 class Publisher:
     """The registry as one distiller uses it. A second distiller of the same pair makes this one stale."""
 
-    def __init__(self, registry: Registry, identity: Identity, folder: Path) -> None:
-        """`folder` is where snapshots are staged; it belongs to this distiller alone, and its files are deleted."""
+    def __init__(
+        self, registry: Registry, identity: Identity, folder: Path, cipher: RecordCipher | None = None
+    ) -> None:
+        """`folder` is where snapshots are staged; it belongs to this distiller alone, and its files are deleted.
+        `cipher` encrypts the records in the resume part; None leaves them plain."""
+        self._cipher = cipher
         self._registry, self._identity, self._folder = registry, identity, folder
         self.parent: SnapshotVersion | None = None
         self.rewinds: tuple[str, ...] = ()
@@ -96,8 +104,9 @@ class Publisher:
 
         Raises:
             ConfigError: it is of another base drafter or vocabulary pair, or learned with another `learner.train`.
+                Its records are encrypted with keys that are not known.
             SnapshotCorrupt: none is whole.
-            RegistryError: the registry cannot be reached.
+            RegistryError, KeyStoreError: the registry or the key store cannot be reached.
         """
         shutil.rmtree(self._folder, ignore_errors=True)  # of a process that was killed
         versions = self._registry.versions()
@@ -158,15 +167,23 @@ class Publisher:
             parts = ("serving",)
             folder = self._registry.fetch(version.version, self._folder, parts)
         has_resume = "resume" in parts
-        restored = Restored(
-            version=version,
-            serving=bundle.serving_tensors(folder),
-            ngrams=bundle.ngrams(folder),
-            learner=bundle.tensors(folder, LEARNER) if has_resume else None,
-            batcher=bundle.tensors(folder, BATCHER) if has_resume else None,
-        )
-        shutil.rmtree(folder, ignore_errors=True)
-        return restored
+        try:
+            learner, batcher = (self._resume_part(folder, name) if has_resume else None for name in (LEARNER, BATCHER))
+            return Restored(
+                version=version,
+                serving=bundle.serving_tensors(folder),
+                ngrams=bundle.ngrams(folder),
+                learner=learner and learner[0],
+                batcher=batcher and batcher[0],
+                num_forgotten=sum(part[1] for part in (learner, batcher) if part),
+            )
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _resume_part(self, folder: Path, name: str) -> tuple[dict[str, Tensor], int]:
+        """Return tensors with their records decrypted, and the number of forgotten ones. Raises SnapshotCorrupt,
+        ConfigError, KeyStoreError."""
+        return decrypt_records(bundle.tensors(folder, name), self._cipher)
 
     def stage(self, parts: Mapping[str, bundle.Tensors], **fields: Any) -> Path:
         """Write a snapshot folder, ready for `publish`, and return its path.
@@ -176,7 +193,9 @@ class Publisher:
 
         Raises:
             StorageError: the disk has no space for it; nothing of it stays.
+            KeyStoreError: the key store does not answer.
         """
+        parts = {name: self._encrypted(name, tensors) for name, tensors in parts.items()}
         parent_id = self.parent.manifest.snapshot_id if self.parent else None
         fields = {"rewinds": self.rewinds, "continues_id": self._continues, **fields}
         manifest = self._identity.manifest(parent_id, **fields)
@@ -191,6 +210,12 @@ class Publisher:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         return folder / "bundle"
+
+    def _encrypted(self, name: str, tensors: bundle.Tensors) -> bundle.Tensors:
+        """Return the tensors of a file of the resume part with their records encrypted, those of others as they are."""
+        if self._cipher is None or name not in (LEARNER, BATCHER):
+            return tensors
+        return encrypt_records({key: torch.as_tensor(value) for key, value in tensors.items()}, self._cipher)
 
     def publish(self, staged: Path) -> SnapshotVersion:
         """Publish the staged folder as the newest version. After RegistryError it may be tried again.

@@ -13,6 +13,8 @@ from omnidraft.traces.record import TraceRecord
 
 _MASTER, _MEAN, _SQUARE, _STEPS = "master.", "exp_avg.", "exp_avg_sq.", "num_updates"
 _SCHEMA_HEADERS = ("schema", "schema_version")
+RECORD_NAME = r"(?:held_out|replay)\.\d{6}"
+"""The names of all tensors that are records, as a regular expression."""
 
 Parameters = Mapping[str, torch.nn.Parameter]
 
@@ -74,31 +76,38 @@ def records_to_tensors(prefix: str, records: Iterable[TraceRecord]) -> dict[str,
     tensors: dict[str, Tensor] = {}
     for index, record in enumerate(records):
         headers = codec.headers(record)
-        tensors |= {name: _of_bytes(headers[name]) for name in _SCHEMA_HEADERS}  # the same for all
-        tensors[f"{prefix}{index:06d}"] = _of_bytes(codec.encode(record))
+        tensors |= {name: tensor_of_bytes(headers[name]) for name in _SCHEMA_HEADERS}  # the same for all
+        tensors[f"{prefix}{index:06d}"] = tensor_of_bytes(codec.encode(record))
     return tensors
 
 
 def records_from_tensors(prefix: str, tensors: Mapping[str, Tensor]) -> list[TraceRecord]:
     """Return the records in the order that `records_to_tensors` got. Raises WireError when one cannot be read."""
-    headers = {name: _to_bytes(tensors[name]) for name in _SCHEMA_HEADERS if name in tensors}
     names = sorted(name for name in tensors if name.startswith(prefix))
-    return [codec.decode(_to_bytes(tensors[name]), headers) for name in names]
+    return [record_of(tensors[name], tensors) for name in names]
+
+
+def record_of(tensor: Tensor, tensors: Mapping[str, Tensor]) -> TraceRecord:
+    """Return the record in a tensor, which is one of these. Raises WireError when it cannot be read."""
+    headers = {name: tensor_to_bytes(tensors[name]) for name in _SCHEMA_HEADERS if name in tensors}
+    return codec.decode(tensor_to_bytes(tensor), headers)
 
 
 def plain_tensor(value: object) -> Tensor:
     """Return plain data as JSON in a tensor."""
-    return _of_bytes(json.dumps(value, sort_keys=True).encode())
+    return tensor_of_bytes(json.dumps(value, sort_keys=True).encode())
 
 
 def from_plain_tensor(tensor: Tensor) -> Any:
     """Return what `plain_tensor` got."""
-    return json.loads(_to_bytes(tensor))
+    return json.loads(tensor_to_bytes(tensor))
 
 
-def _of_bytes(data: bytes) -> Tensor:
+def tensor_of_bytes(data: bytes) -> Tensor:
+    """Return bytes as a tensor."""
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
-def _to_bytes(tensor: Tensor) -> bytes:
+def tensor_to_bytes(tensor: Tensor) -> bytes:
+    """Return what `tensor_of_bytes` got."""
     return tensor.numpy().tobytes()

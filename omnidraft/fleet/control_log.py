@@ -8,6 +8,7 @@
 {"kind": "drift", "tenant": "t"}                    agreement on this tenant's traffic fell: draft less, learn faster
 {"kind": "drift_over", "tenant": "t"}               it recovered, or is what is normal now
 {"kind": "best", "version": 5, "tenant": "t"}       from the distiller: this snapshot agrees best with that traffic
+{"kind": "forget", "tenant": "t", "forget_id": "...", "until_ms": 1764000000000}  keep nothing of the tenant from before
 Each may name the pair it is about ("target", "drafter"), else it is about all, and may give operators a "reason".
 Its offset is its sequence number; the highest holds. All are written to the first partition, however many there are.
 """
@@ -36,7 +37,7 @@ from omnidraft.ports import (
 KEY = b"control"
 PARTITION = 0
 
-Subject = Literal["snapshot", "learning", "restart", "rewind", "traffic", "best"]
+Subject = Literal["snapshot", "learning", "restart", "rewind", "traffic", "best", "forget"]
 _SUBJECTS: dict[AnnouncementKind, Subject] = {
     "champion": "snapshot",
     "canary": "snapshot",
@@ -47,6 +48,7 @@ _SUBJECTS: dict[AnnouncementKind, Subject] = {
     "drift": "traffic",
     "drift_over": "traffic",
     "best": "best",
+    "forget": "forget",
 }
 MAX_MESSAGES = 1000
 
@@ -68,6 +70,8 @@ class _Wire(BaseModel):
     reason: str | None = None
     start: str | None = Field(None, pattern=r"^(earliest|latest|\d{1,9}:\d{1,18}( \d{1,9}:\d{1,18})*)$")
     restart_id: str | None = Field(None, min_length=1, max_length=64)
+    forget_id: str | None = Field(None, min_length=1, max_length=64)
+    until_ms: int | None = Field(None, ge=0)
     fence: str | None = None
     target: str | None = None
     drafter: str | None = None
@@ -78,12 +82,14 @@ class _Wire(BaseModel):
             raise ValueError("champion, canary, best and rewind have a version, nothing else has")
         if (self.kind == "canary") != (self.share is not None):
             raise ValueError("a canary has a share, nothing else has")
-        if (self.kind in ("drift", "drift_over", "best")) != (self.tenant is not None):
+        if (self.kind in ("drift", "drift_over", "best", "forget")) != (self.tenant is not None):
             raise ValueError("what is about traffic has a tenant, nothing else has")
         if (self.kind == "restart") != (self.start is not None):
             raise ValueError("a restart has a start, nothing else has")
         if (self.kind in ("restart", "rewind")) != (self.restart_id is not None):
             raise ValueError("restart and rewind have a name, nothing else has")
+        if {self.kind == "forget"} != {self.forget_id is not None, self.until_ms is not None}:
+            raise ValueError("an order to forget has a name and a time, nothing else has")
         return self
 
 
@@ -91,6 +97,8 @@ class _AllFields(AnnouncementFields, total=False):
     target: str | None
     drafter: str | None
     start: str
+    forget_id: str
+    until_ms: int
 
 
 def publish_announcement(
@@ -222,7 +230,8 @@ class LogControlFollower:
         return self._offsets[older - 1] if older else 0
 
     def _concerns_us(self, announcement: Announcement) -> bool:
-        if self._must_be_named and (announcement.target is None or announcement.drafter is None):
+        is_for_all = announcement.kind == "forget"
+        if self._must_be_named and not is_for_all and (announcement.target is None or announcement.drafter is None):
             return False
         is_about_us = _matches(announcement.target, self._target) and _matches(announcement.drafter, self._drafter)
         return is_about_us and announcement.kind in self._kinds

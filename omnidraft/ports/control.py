@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypedDict, Unpack
 
-AnnouncementKind = Literal["champion", "canary", "pause", "resume", "restart", "rewind", "drift", "drift_over", "best"]
+AnnouncementKind = Literal[
+    "champion", "canary", "pause", "resume", "restart", "rewind", "drift", "drift_over", "best", "forget"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +23,17 @@ class Announcement:
     share: float | None = None
     """The share of the requests that a canary serves."""
     tenant: str | None = None
-    """The tenant whose traffic changed."""
+    """The tenant whose traffic changed, or who is to be forgotten."""
     reason: str | None = None
     """A sentence for operators."""
     start: str | None = None
     """The position at which learning continues: `earliest`, `latest`, or offsets such as `0:120 1:96`."""
     restart_id: str | None = None
     """Names one restart or rewind, so that no process carries it out twice; a rewind has the refused snapshot's id."""
+    forget_id: str | None = None
+    """Names one order to forget a tenant, so that manifests can say that it was carried out."""
+    until_ms: int | None = None
+    """The time of that order, Unix milliseconds: it concerns the tenant's records up to then."""
     fence: str | None = None
     """The registry's fence from before the version was chosen; see Registry.fence."""
 

@@ -29,10 +29,13 @@ OVER_SHARE = "over_share"
 EXPIRED = "expired"
 """The log deleted the message before it was read."""
 
+FORGOTTEN = "forgotten"
+"""The record's tenant was forgotten: its key is destroyed, its content deleted, or it is older than that order."""
+
 DROP_REASONS: tuple[str, ...] = get_args(DropReason)
 REJECT_REASONS: tuple[str, ...] = get_args(RejectReason)
 DEAD_LETTER_REASONS = (*REJECT_REASONS, *get_args(DamageReason), POISON)
-SKIP_REASONS = (*DEAD_LETTER_REASONS, OTHER_PAIR, SAMPLED_OUT, OVER_SHARE, EXPIRED)
+SKIP_REASONS = (*DEAD_LETTER_REASONS, OTHER_PAIR, SAMPLED_OUT, OVER_SHARE, EXPIRED, FORGOTTEN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,8 @@ class Outgoing:
     headers: Mapping[str, bytes] = field(default_factory=dict)
     partition: int | None = None
     """None: chosen by the key."""
+    tenant: str | None = None
+    """Whose data it is, for encryption; it is not written. None: nobody's, or that of the original that it copies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,3 +157,19 @@ class LogReader(Protocol):
         """Return the offset after the last message of every partition: lag is this minus the next offset."""
 
     def close(self) -> None: ...
+
+
+class RecordCipher(Protocol):
+    """Encrypts records outside the log, each with its tenant's key."""
+
+    def encrypt(self, tenant: str, plain: bytes) -> tuple[str, bytes]:
+        """Return the id of the tenant's key and the record encrypted with it. Raises KeyStoreError."""
+
+    def decrypt(self, key_id: str, token: bytes) -> bytes:
+        """Return the record.
+
+        Raises:
+            RecordForgotten: the key was destroyed.
+            UnknownKey: the key is not known, or does not open it.
+            KeyStoreError: the key store does not answer; trying again may succeed.
+        """

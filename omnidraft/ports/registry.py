@@ -65,6 +65,15 @@ class Registry(SnapshotReader, Protocol):
         """Store short texts shown with this version, for example why it was promoted; a new one of a name replaces the
         old one."""
 
+    def remove_files(self, version: int, parts: Sequence[str]) -> None:
+        """Delete these parts of a version; the version stays in the list, and `fetch` of a deleted part raises
+        SnapshotNotFound. Without its serving part it is no longer `challenger` or `previous`. Deleting again does no
+        harm.
+
+        Raises:
+            SnapshotError: it is the champion, whose serving part stays.
+        """
+
     def log_metrics(self, version: int, metrics: Mapping[str, float], step: int) -> None:
         """Add a point to each metric of this version."""
 

@@ -107,6 +107,16 @@ class DirectoryRegistry:
             path = self._folder(version) / "notes.json"
             files.write_text(path, json.dumps({**_read_json(path), **notes}, indent=2))
 
+    def remove_files(self, version: int, parts: Sequence[str]) -> None:
+        with self._locked():
+            state = self._state()
+            staging.check_removable(version, state.get("champion"), parts)
+            if "serving" in parts:
+                kept = {name: number for name, number in state.items() if name == PROMOTIONS or number != version}
+                self._write_state(kept)
+            for part in parts:
+                shutil.rmtree(self._folder(version) / "snapshot" / part, ignore_errors=True)
+
     def log_metrics(self, version: int, metrics: Mapping[str, float], step: int) -> None:
         with self._locked(), (self._folder(version) / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({"step": step, **metrics}) + "\n")

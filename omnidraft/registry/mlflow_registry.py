@@ -138,6 +138,17 @@ class MlflowRegistry:
             for name, text in notes.items():
                 self._client.set_model_version_tag(self._name, str(version), name, text)
 
+    def remove_files(self, version: int, parts: Sequence[str]) -> None:
+        with self._translate_errors(f"deleting files of version {version}"):
+            registered, aliases = self._get(version), self._aliases()
+            staging.check_removable(version, aliases.get("champion"), parts)
+            for alias in [name for name, number in aliases.items() if "serving" in parts and number == version]:
+                self._client.delete_registered_model_alias(self._name, alias)
+            for part in set(parts) & set(bundle.parts_of(_manifest_of(registered))):
+                if registered.tags.get(part) != "removed":
+                    self._runs.remove(_run_id(registered), part)
+                    self._client.set_model_version_tag(self._name, str(version), part, "removed")
+
     def log_metrics(self, version: int, metrics: Mapping[str, float], step: int) -> None:
         with self._translate_errors(f"logging metrics of version {version}"):
             self._runs.log_metrics(_run_id(self._get(version)), metrics, step)

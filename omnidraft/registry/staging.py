@@ -8,7 +8,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from omnidraft.errors import RegistryError, SnapshotCorrupt, SnapshotNotFound, SnapshotStale
+from omnidraft.errors import RegistryError, SnapshotCorrupt, SnapshotError, SnapshotNotFound, SnapshotStale
 from omnidraft.ports import SnapshotVersion
 from omnidraft.private_files import PRIVATE
 from omnidraft.snapshots import bundle
@@ -59,6 +59,12 @@ def check_parent(newest: SnapshotVersion | None, parent: int | None) -> None:
     actual = newest.version if newest else None
     if actual != parent:
         raise SnapshotStale(f"the newest version is {actual}, the publisher knows {parent}; resume from {actual}")
+
+
+def check_removable(version: int, champion: int | None, parts: Sequence[str]) -> None:
+    """Raise SnapshotError when these parts of a version must stay."""
+    if version == champion and "serving" in parts:
+        raise SnapshotError(f"version {version} is the champion, whose weights serve; promote another one first")
 
 
 def pick(versions: Sequence[SnapshotVersion], name: str) -> SnapshotVersion:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from omnidraft.ports import DROP_REASONS, SKIP_REASONS
+from omnidraft.ports import DROP_REASONS, EXPIRED, FORGOTTEN, SKIP_REASONS
 
 SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 120.0)
 TOKENS = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0)
@@ -114,6 +114,12 @@ DISTILLER: Mapping[str, MetricDefinition] = {
         "reason",
         "target",
         reason=SKIP_REASONS,
+    ),
+    "omnidraft_kept_records_dropped_total": _counter(
+        "Records dropped from the held-out set and the replay buffer: too old, or of a forgotten tenant.",
+        "reason",
+        "target",
+        reason=(EXPIRED, FORGOTTEN),
     ),
     "omnidraft_log_lag_records": _gauge("Records between the learner and the end of the log.", "partition", "target"),
     "omnidraft_training_steps_total": _counter("Steps of the learner.", "target"),

@@ -12,11 +12,12 @@ from typing import Any
 import fastavro
 import numpy as np
 
-from omnidraft.errors import RecordTooLarge, UnknownKey, UnknownSchema, WireError
+from omnidraft.errors import RecordForgotten, RecordTooLarge, UnknownKey, UnknownSchema, WireError
 from omnidraft.traces.checks import check
 from omnidraft.traces.record import Rounds, TargetLogprobs, TraceRecord
 from omnidraft.traces.schema import (
     ENCRYPTION,
+    FORGOTTEN,
     LOGPROB_COLUMNS,
     MAX_EMITTED,
     MAX_PAYLOAD_BYTES,
@@ -82,10 +83,13 @@ def decode(payload: bytes, headers: Mapping[str, bytes]) -> TraceRecord:
     """Return the record in a message.
 
     Raises:
+        RecordForgotten: its tenant was forgotten.
         UnknownKey: it is encrypted, and the log reader could not decrypt it.
         UnknownSchema: another program or another version wrote it.
         WireError: it is broken; names the field.
     """
+    if FORGOTTEN in headers:
+        raise RecordForgotten("payload: gone, as its tenant was forgotten")
     if ENCRYPTION in headers:
         raise UnknownKey("payload: encrypted with a key that is not among log.encryption_keys")
     version = _written_version(headers)

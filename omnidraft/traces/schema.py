@@ -15,6 +15,10 @@ SCHEMA_VERSION = 3
 
 ENCRYPTION = "encryption"
 """The header of a message whose value is encrypted."""
+KEY_ID = "encryption_key_id"
+"""The header with the opaque id of the tenant's key; without it the message is encrypted with a master key."""
+FORGOTTEN = "forgotten"
+"""The header of a message without content: its tenant was forgotten."""
 MAX_PAYLOAD_BYTES = 1 << 20
 """Larger messages are refused before they are parsed."""
 MAX_WRITTEN_BYTES = 1_000_000

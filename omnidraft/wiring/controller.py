@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from omnidraft.distill.evaluation.snapshot_comparison import SnapshotComparison
+    from omnidraft.distill.ingest.topic_scan import RecentRecords
     from omnidraft.distill.ingest.trace_consumer import TraceConsumer
     from omnidraft.distill.training.learner import Learner
     from omnidraft.fleet.controller import Controller
@@ -76,16 +77,9 @@ def snapshot_comparison(
     Raises:
         BusError, RegistryError: log or registry cannot be reached.
     """
-    from omnidraft.audit.run import DiscardingWriter
     from omnidraft.distill.evaluation.snapshot_comparison import SnapshotComparison
-    from omnidraft.distill.ingest.topic_scan import RecentRecords
-    from omnidraft.telemetry.metrics import CountingMetrics
 
-    def source_over(reader: LogReader) -> "TraceConsumer":
-        return trace_source(settings, tokenizers.alignment.fingerprint, reader, DiscardingWriter(), CountingMetrics())
-
-    num_records = settings.learner.drift_records
-    recent = RecentRecords(lambda: log_reader(settings, settings.log.traces_topic), source_over, num_records)
+    recent = recent_records(settings, tokenizers.alignment.fingerprint)
     base = partial(base_serving_tensors, settings, tokenizers)
     return SnapshotComparison(registry(settings), learner, recent, announcer(settings), base, folder / "earlier")
 
@@ -97,6 +91,19 @@ def base_serving_tensors(settings: Settings, tokenizers: Vocabularies) -> "dict[
     section = settings.learner
     made = load_trainable(tokenizers.drafter_folder, train=section.train, rank=section.lora_rank, seed=section.seed)
     return made.serving_tensors()
+
+
+def recent_records(settings: Settings, alignment: str) -> "RecentRecords":
+    """Return what reads this pair's newest records from the log, wherever the learner stands."""
+    from omnidraft.audit.run import DiscardingWriter
+    from omnidraft.distill.ingest.topic_scan import RecentRecords
+    from omnidraft.telemetry.metrics import CountingMetrics
+
+    def source_over(reader: LogReader) -> "TraceConsumer":
+        return trace_source(settings, alignment, reader, DiscardingWriter(), CountingMetrics())
+
+    reader_of_traces = partial(log_reader, settings, settings.log.traces_topic)
+    return RecentRecords(reader_of_traces, source_over, settings.learner.drift_records)
 
 
 def overview(settings: Settings, workers: Sequence[str] = ()) -> "Overview":

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from omnidraft.config import Settings
 from omnidraft.ports import Metrics, NoopTracing, Tracing
-from omnidraft.wiring.controller import base_serving_tensors, control_follower, snapshot_comparison
-from omnidraft.wiring.logs import log_reader, log_writer, registry, trace_source
+from omnidraft.wiring.controller import base_serving_tensors, control_follower, recent_records, snapshot_comparison
+from omnidraft.wiring.logs import log_reader, log_writer, registry, tenant_keys, trace_source
 from omnidraft.wiring.models import Vocabularies, ngram_cache, vocabularies
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ def distillation(settings: Settings, metrics: Metrics, *, folder: Path, tracing:
     from omnidraft.distill.distiller import Distiller
     from omnidraft.distill.evaluation.held_out import HeldOut
     from omnidraft.distill.evaluation.pinned import read_pinned
+    from omnidraft.distill.forgetting import Forgetting, Retention
     from omnidraft.distill.ingest.batcher import Batcher
     from omnidraft.distill.ingest.tenant_shares import TenantGroups
     from omnidraft.distill.publisher import Publisher
@@ -45,21 +46,24 @@ def distillation(settings: Settings, metrics: Metrics, *, folder: Path, tracing:
     learning, alignment = learner(settings, tokenizers), tokenizers.alignment.fingerprint
     pinned = None if section.pinned_held_out is None else read_pinned(section.pinned_held_out, alignment)
     reader = log_reader(settings, settings.log.traces_topic)
+    hours = settings.log.retention_hours
+    retention = Retention(None if hours is None else hours * 3600)
     dead_letters = log_writer(settings, settings.log.dead_letters_topic)
     journal = _journal(settings, folder)
+    batcher = Batcher(
+        reader.partitions(),
+        records_per_step=section.records_per_step,
+        held_out_every=section.held_out_every,
+        held_out_records=section.held_out_records,
+        poison=journal.poison,
+        tenant_share=section.tenant_share,
+        groups=groups,
+    )
     return Distiller(
-        trace_source(settings, alignment, reader, dead_letters, metrics),
-        Batcher(
-            reader.partitions(),
-            records_per_step=section.records_per_step,
-            held_out_every=section.held_out_every,
-            held_out_records=section.held_out_records,
-            poison=journal.poison,
-            tenant_share=section.tenant_share,
-            groups=groups,
-        ),
+        trace_source(settings, alignment, reader, dead_letters, metrics, retention.is_forgotten),
+        batcher,
         learning,
-        Publisher(registry(settings), identity(settings, tokenizers), folder / "staging"),
+        Publisher(registry(settings), identity(settings, tokenizers), folder / "staging", tenant_keys(settings)),
         load_cache=lambda arrays: ngram_cache(settings, tokenizers, arrays),
         load_base=lambda: base_serving_tensors(settings, tokenizers),
         held_out=HeldOut(learning, groups=groups, pinned=pinned),
@@ -67,9 +71,19 @@ def distillation(settings: Settings, metrics: Metrics, *, folder: Path, tracing:
         max_lag_records=section.max_lag_records,
         lag_sample_records=section.lag_sample_records,
         journal=journal,
+        forgetting=Forgetting(
+            retention,
+            batcher,
+            learning,
+            metrics,
+            new_cache=lambda: ngram_cache(settings, tokenizers, None),
+            learned_records=recent_records(settings, alignment).before,
+        ),
         metrics=metrics,
         control=TrainingControl(
-            control_follower(settings, metrics, ("pause", "resume", "restart", "rewind", "drift", "drift_over"))
+            control_follower(
+                settings, metrics, ("pause", "resume", "restart", "rewind", "drift", "drift_over", "forget")
+            )
         ),
         compare_earlier=snapshot_comparison(settings, tokenizers, learning, folder).compare,
         drift_haste=section.drift_haste,

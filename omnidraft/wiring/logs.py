@@ -1,6 +1,7 @@
 """Logs and registries from their URLs, with their credentials, keys and retention."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,8 +13,10 @@ from omnidraft.errors import ConfigError, RegistryError
 from omnidraft.ports import LogReader, LogWriter, Metrics, Registry, SnapshotReader, TopicFacts
 
 if TYPE_CHECKING:
+    from omnidraft.bus.tenant_keys import TenantKeys
     from omnidraft.distill.ingest.trace_consumer import TraceConsumer
     from omnidraft.registry.mlflow_runs import Experiment
+    from omnidraft.traces.record import TraceRecord
 
 
 SEALED_HEADERS = ("error", "original.")
@@ -28,7 +31,7 @@ def log_writer(settings: Settings, topic: str) -> LogWriter:
     from omnidraft.bus.encryption import EncryptedWriter
 
     sealed = SEALED_HEADERS if topic == settings.log.dead_letters_topic else ()
-    return EncryptedWriter(writer, keys, sealed_prefixes=sealed)
+    return EncryptedWriter(writer, keys, sealed_prefixes=sealed, tenant_keys=tenant_keys(settings))
 
 
 def log_reader(settings: Settings, topic: str) -> LogReader:
@@ -38,7 +41,19 @@ def log_reader(settings: Settings, topic: str) -> LogReader:
         return reader
     from omnidraft.bus.encryption import EncryptedReader
 
-    return EncryptedReader(reader, keys)
+    return EncryptedReader(reader, keys, tenant_keys=tenant_keys(settings))
+
+
+def tenant_keys(settings: Settings) -> "TenantKeys | None":
+    """Return the data keys of tenants, of one thread; None without a key store. Nothing is opened yet."""
+    log = settings.log
+    if log.key_store_url is None:
+        return None
+    from omnidraft.bus.key_store import KeyStore
+    from omnidraft.bus.tenant_keys import TenantKeys
+
+    store = KeyStore(log.key_store_url, log.request_timeout_s)
+    return TenantKeys(store, [key.get_secret_value() for key in log.encryption_keys])
 
 
 def _keys(settings: Settings, topic: str) -> tuple[str, ...]:
@@ -107,7 +122,12 @@ def _plain_reader(settings: Settings, topic: str) -> LogReader:
 
 
 def trace_source(
-    settings: Settings, alignment: str | None, reader: LogReader, dead_letters: LogWriter, metrics: Metrics
+    settings: Settings,
+    alignment: str | None,
+    reader: LogReader,
+    dead_letters: LogWriter,
+    metrics: Metrics,
+    is_forgotten: "Callable[[TraceRecord], bool]" = lambda record: False,
 ) -> "TraceConsumer":
     """Return the consumer of this pair's records in the trace topic."""
     from omnidraft.distill.ingest.trace_consumer import TraceConsumer
@@ -120,6 +140,7 @@ def trace_source(
         topic=settings.log.traces_topic,
         target=settings.models.target,
         drafter=settings.models.drafter,
+        is_forgotten=is_forgotten,
     )
 
 
@@ -149,11 +170,16 @@ def _with_retention(facts: TopicFacts, settings: Settings, topic: str) -> TopicF
 
 def existing_registry(settings: Settings) -> Registry:
     """Return the registry without creating a local store. Raises RegistryError when there is none."""
-    section = settings.registry
-    is_local = section.url.startswith(("sqlite:", "directory:"))
-    if is_local and not _path(section.url).exists():
-        raise RegistryError(f"there is no registry at {masked(section.url)}; the first service that starts makes it")
+    if not has_registry(settings):
+        where = masked(settings.registry.url)
+        raise RegistryError(f"there is no registry at {where}; the first service that starts makes it")
     return registry(settings)
+
+
+def has_registry(settings: Settings) -> bool:
+    """Return whether the registry exists, as far as its address tells: a local store does once a service started."""
+    url = settings.registry.url
+    return not url.startswith(("sqlite:", "directory:")) or _path(url).exists()
 
 
 def registry(settings: Settings) -> Registry:
@@ -194,6 +220,11 @@ def experiment(settings: Settings, name: str) -> "Experiment | None":
     from omnidraft.registry.mlflow_runs import Experiment
 
     return Experiment(settings.registry.url, name, artifacts=settings.registry.artifacts)
+
+
+def log_path(settings: Settings) -> Path | None:
+    """Return the file of an SQLite log, None for any other."""
+    return _path(settings.log.url) if settings.log.url.startswith("sqlite:") else None
 
 
 def _path(url: str) -> Path:

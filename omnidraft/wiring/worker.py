@@ -252,7 +252,7 @@ def _updater(
     from omnidraft.models.loading import in_background_thread
 
     follower = control_follower(
-        settings, metrics, ("champion", "canary", "drift", "drift_over"), must_be_named=not is_alone
+        settings, metrics, ("champion", "canary", "drift", "drift_over", "forget"), must_be_named=not is_alone
     )
     staging = Path(tempfile.mkdtemp(prefix="omnidraft-snapshots-"))
     return SnapshotUpdater(
@@ -266,4 +266,5 @@ def _updater(
         target=settings.models.target,
         staging=staging,
         tracing=tracing,
+        forget_prefixes=made.forget_prefixes,
     )

@@ -137,7 +137,12 @@ def _traffic(plan: DemoPlan, settings: config.Settings, client: ChatClient) -> d
     records = _recorded(plan)
     writer = wiring.log_writer(settings, settings.log.traces_topic)
     with _spinner(f"replaying {len(records)} recorded answers of this target into the log"):
-        writer.append([Outgoing(codec.key(record), codec.encode(record), codec.headers(record)) for record in records])
+        writer.append(
+            [
+                Outgoing(codec.key(record), codec.encode(record), codec.headers(record), tenant=record.tenant)
+                for record in records
+            ]
+        )
     writer.close()
     live = prompts.read(QUESTIONS, plan.num_live, skip=NUM_TEST) if plan.num_live else []
     num_tokens = 0

@@ -11,11 +11,12 @@ import torch
 
 from omnidraft.config import LearnerSettings
 from omnidraft.distill.publisher import Identity, Publisher
-from omnidraft.errors import RegistryError, SnapshotCorrupt, SnapshotNotFound, SnapshotStale
+from omnidraft.errors import RegistryError, SnapshotCorrupt, SnapshotError, SnapshotNotFound, SnapshotStale
 from omnidraft.registry.directory_registry import DirectoryRegistry
 from omnidraft.registry.manifest_export import pair_name
 from omnidraft.registry.mlflow_registry import MANIFEST_TAG, READY_TAG, MlflowRegistry
 from omnidraft.registry.mlflow_store import open_client
+from omnidraft.registry.republish import republish
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.files import sha256_of
 from omnidraft.snapshots.manifest import sign
@@ -74,6 +75,46 @@ def test_a_published_version_is_seen_by_others_as_challenger(opened):
     for name in ("challenger", "latest", "1"):
         assert open_registry().resolve(name).manifest == published.manifest
     assert published.manifest.offsets == {0: 7}
+
+
+def test_deleted_files_are_gone_and_the_version_stays_in_the_list(opened, tmp_path):
+    open_registry, bundle_of = opened
+    registry = open_registry(keep_resume=9)
+    for number, snapshot_id in enumerate(("s1", "s2", "s3")):
+        registry.publish(bundle_of(snapshot_id), number or None)
+    registry.promote(1)
+    registry.promote(2)  # 1 is previous, 3 the challenger
+    for _ in range(2):
+        registry.remove_files(1, ("serving", "resume"))
+        registry.remove_files(2, ("resume",))
+    with pytest.raises(SnapshotError, match="champion"):
+        registry.remove_files(2, ("serving",))
+    assert [(each.version, each.aliases) for each in open_registry().versions()] == [
+        (1, ()),
+        (2, ("champion",)),
+        (3, ("challenger",)),
+    ]
+    for version, part in ((1, "serving"), (1, "resume"), (2, "resume")):
+        with pytest.raises(SnapshotNotFound):
+            open_registry().fetch(version, tmp_path / f"look-{version}-{part}", (part,))
+    open_registry().fetch(2, tmp_path / "look", ("serving",))
+    open_registry().fetch(3, tmp_path / "look", ("serving", "resume"))
+
+
+def test_an_earlier_version_is_published_again_as_the_newest(opened, tmp_path):
+    open_registry, bundle_of = opened
+    registry = open_registry(keep_resume=1)
+    for number, snapshot_id in enumerate(("s1", "s2", "s3")):
+        registry.publish(bundle_of(snapshot_id, offsets={0: number}), number or None)
+    again = republish(open_registry(), "2")
+    old, new = open_registry().resolve("2").manifest, open_registry().resolve("latest").manifest
+    assert (again.version, new.parent_id, new.offsets) == (4, old.snapshot_id, old.offsets)
+    assert new.snapshot_id != old.snapshot_id
+    assert bundle.parts_of(new) == ("serving",)  # the resume part of 2 is gone
+    folders = [open_registry().fetch(version, tmp_path / "look") for version in (2, 4)]
+    one, other = (bundle.serving_tensors(folder) for folder in folders)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert bundle.parts_of(republish(open_registry(), "latest").manifest) == ("serving",)
 
 
 def test_an_empty_registry_has_nothing(opened, tmp_path):

@@ -30,6 +30,7 @@ SIDEWAYS = {("config", "errors"), ("omnidraft", "llm")}
 CLIENTS: dict[str, str | tuple[str, ...]] = {  # third-party package -> the only places that import it
     "kafka": "omnidraft/bus/kafka_",
     "mlflow": "omnidraft/registry/",
+    "sqlalchemy": ("omnidraft/bus/key_store.py", "omnidraft/registry/"),
     "transformers": ("omnidraft/models/", "omnidraft/testing/tiny_models.py"),
     "peft": "omnidraft/models/",
     "llama_cpp": "omnidraft/models/",

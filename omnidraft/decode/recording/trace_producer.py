@@ -156,7 +156,7 @@ class TraceProducer:
             logger.warning("dropped a trace record that is not readable: %s", exc)
             self._drop(queued, reason="invalid")
             return None
-        return Outgoing(codec.key(record), value, codec.headers(record))
+        return Outgoing(codec.key(record), value, codec.headers(record), tenant=record.tenant)
 
     def _drop(self, queued: "_QueuedRecord", *, reason: DropReason) -> None:
         self._settle(1, DROPPED, reason=reason)

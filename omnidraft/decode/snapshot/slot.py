@@ -93,6 +93,10 @@ class SnapshotSlot:
         else:
             self._state = _SlotState(offered, state.current)
 
+    def drop_previous(self) -> None:
+        """Free the previous snapshot; a rollback has to load it again."""
+        self._state = replace(self._state, previous=None)
+
     def set_canary(self, canary: Canary | None) -> None:
         """Serve a share of requests with the canary; None ends the trial."""
         self._state = replace(self._state, canary=canary)

@@ -72,6 +72,7 @@ class SnapshotUpdater:
     Args:
         drift_throttle: receives the announcements of drift.
         target: name of the slot's target, for log lines and metrics.
+        forget_prefixes: called when a tenant is to be forgotten; drops the keys of finished texts.
         staging: a folder of this process alone; the files of snapshots that are no longer loaded are removed.
     """
 
@@ -89,6 +90,7 @@ class SnapshotUpdater:
         staging: Path,
         clock: Callable[[], float] = time.monotonic,
         tracing: Tracing | None = None,
+        forget_prefixes: Callable[[], None] = lambda: None,
     ) -> None:
         self._registry = registry
         self._slot = slot
@@ -101,6 +103,7 @@ class SnapshotUpdater:
         self._staging = staging
         self._clock = clock
         self._tracing = tracing or NoopTracing()
+        self._forget_prefixes = forget_prefixes
         self._sequence = slot.current.sequence
         self._canary: Announcement | None = None
         self._failures: dict[int, _Failure] = {}
@@ -138,6 +141,9 @@ class SnapshotUpdater:
             self._remove_unloaded_files()
         elif announcement.kind == "canary":
             self._sequence, self._canary = announcement.sequence, announcement
+        elif announcement.kind == "forget":
+            self._forget_prefixes()
+            self._remove_unloaded_files()
         else:
             self._drift_throttle.on_announcement(announcement)
 
@@ -234,6 +240,8 @@ class SnapshotUpdater:
         if loaded.version == before:
             return
         self._metrics.observe("omnidraft_snapshot_swap_seconds", swap_s, target=self._target)
+        if _forgets(loaded) - _forgets(self._slot.previous):
+            self._slot.drop_previous()  # it knows what this one has forgotten
         if loaded.version is not None and (manifest := loaded.manifest) is not None:
             labels = {"target": manifest.target, "drafter": manifest.drafter}
             self._metrics.set("omnidraft_snapshot_version_info", loaded.version, **labels)
@@ -265,3 +273,8 @@ class SnapshotUpdater:
             version = self._slot.current.version
             logger.warning("%s: cannot receive new snapshots, %s keeps serving: %s", self._target, version, exc)
         self._is_connected = False
+
+
+def _forgets(snapshot: LoadedSnapshot | None) -> frozenset[str]:
+    """Return the orders to forget a tenant that were carried out in this snapshot."""
+    return frozenset(snapshot.manifest.forgets if snapshot and snapshot.manifest else ())

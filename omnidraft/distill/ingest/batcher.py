@@ -12,7 +12,7 @@ A batch is taken whole or not at all, so the records not learned yet are exactly
 """
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -199,6 +199,17 @@ class Batcher:
         """Do the same in a log of which nothing was learned: no record of it is a duplicate of those before."""
         self.start_at(offsets)
         self._seen.clear()
+
+    def is_held_out(self, record: TraceRecord) -> bool:
+        """Return whether the record measures agreement, and is not learned from."""
+        return is_held_out(record, self._held_out_every)
+
+    def drop_held_out(self, is_dropped: Callable[[TraceRecord], bool]) -> int:
+        """Drop held-out records, and return their number."""
+        kept = [record for record in self.held_out if not is_dropped(record)]
+        num_dropped = len(self.held_out) - len(kept)
+        self.held_out = deque(kept, maxlen=self.held_out.maxlen)
+        return num_dropped
 
     def _next_partition(self, partial: _PartialBatch, may_pass_over: bool) -> int | None:
         for ahead in range(len(self._order)):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from omnidraft.distill.ingest import topic_scan
 from omnidraft.distill.ingest.trace_consumer import MAX_HEADER_BYTES, MAX_HEADERS, PartitionOffset
 from omnidraft.ports import LogReader, LogWriter, Message, Outgoing
-from omnidraft.traces.schema import ENCRYPTION
+from omnidraft.traces.schema import ENCRYPTION, FORGOTTEN
 
 ORIGINAL = "original."
 """Prefix of the headers that the message had."""
@@ -48,6 +48,8 @@ class DeadLetter:
     @property
     def locked(self) -> str | None:
         """The reason why the dead letter itself cannot be read; None when it can."""
+        if FORGOTTEN in self.message.headers:
+            return "its tenant was forgotten"
         is_locked = ENCRYPTION in self.message.headers
         return "encrypted with a key that is not among log.encryption_keys" if is_locked else None
 

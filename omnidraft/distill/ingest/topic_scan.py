@@ -1,4 +1,4 @@
-"""Bounded reads of a topic: all that it holds when reading begins, or the newest records of one tenant."""
+"""Bounded reads of a topic: all that it holds when reading begins, or its newest records."""
 
 import time
 from collections import deque
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Protocol, TypeVar
 
-from omnidraft.distill.ingest.trace_consumer import TraceConsumer
+from omnidraft.distill.ingest.trace_consumer import RecordAt, TraceConsumer
 from omnidraft.ports import LogReader, Message, Offsets
 from omnidraft.traces.record import TraceRecord
 
@@ -16,6 +16,10 @@ IDLE_S = 10.0
 """Seconds without a message after which the rest of a partition counts as gone."""
 LOOK_BACK = 400
 """Newest messages of each partition among which a tenant's records are looked for."""
+
+
+MAX_REREAD = 4_000
+"""Newest messages of each partition of which the n-gram cache is rebuilt."""
 
 
 class PollResult(Protocol):
@@ -51,7 +55,7 @@ def messages(reader: LogReader, *, idle_s: float = IDLE_S) -> Iterator[Message]:
 
 
 class RecentRecords:
-    """The newest records of a tenant, read from the end of the log, wherever the learner stands. Not thread-safe."""
+    """The newest records in the log, read from its end, wherever the learner stands. Not thread-safe."""
 
     def __init__(
         self, open_reader: Callable[[], LogReader], source_over: Callable[[LogReader], TraceConsumer], num_records: int
@@ -66,11 +70,19 @@ class RecentRecords:
     def of(self, tenant: str) -> list[TraceRecord]:
         """Return the tenant's newest records among the last LOOK_BACK messages, oldest first. Raises BusError."""
         newest: deque[TraceRecord] = deque(maxlen=self._num_records)
+        newest.extend(record for _, _, record in self._last(LOOK_BACK) if record.tenant == tenant)
+        return list(newest)
+
+    def before(self, offsets: Offsets) -> list[TraceRecord]:
+        """Return the records among the last MAX_REREAD messages that lie before these offsets. Raises BusError."""
+        return [record for partition, offset, record in self._last(MAX_REREAD) if offset < offsets.get(partition, 0)]
+
+    def _last(self, num_messages: int) -> Iterator[RecordAt]:
+        """Yield the records among the last so many messages of each partition. Raises BusError."""
         with closing(self._open_reader()) as reader:
             consumer = self._source_over(reader)
             ends = consumer.end_offsets()
-            consumer.seek_back(LOOK_BACK)
+            consumer.seek_back(num_messages)
             polls = polls_until(lambda: consumer.poll(POLL_MESSAGES, POLL_TIMEOUT_S), ends, idle_s=POLL_TIMEOUT_S)
             for polled in polls:
-                newest.extend(record for _, _, record in polled.records if record.tenant == tenant)
-        return list(newest)
+                yield from polled.records

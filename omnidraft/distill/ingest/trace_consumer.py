@@ -10,11 +10,12 @@ order, so batches that are cut by these do not depend on the sizes of polls.
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
-from omnidraft.errors import UnknownKey, UnknownSchema, VocabularyError, WireError
+from omnidraft.errors import RecordForgotten, UnknownKey, UnknownSchema, VocabularyError, WireError
 from omnidraft.ports import (
+    FORGOTTEN,
     OTHER_PAIR,
     POISON,
     Damage,
@@ -29,6 +30,7 @@ from omnidraft.ports import (
 )
 from omnidraft.traces import codec
 from omnidraft.traces.record import TraceRecord
+from omnidraft.traces.schema import KEY_ID
 
 logger = logging.getLogger(__name__)
 
@@ -73,16 +75,19 @@ class TraceConsumer:
         topic: str,
         target: str | None = None,
         drafter: str | None = None,
+        is_forgotten: Callable[[TraceRecord], bool] = lambda record: False,
     ) -> None:
         """
         Args:
             expected_alignment: the fingerprint that records must have; None takes any.
             topic: the name of the reader's topic, for the dead letters.
             target: records of other targets are skipped; None takes any. `drafter` likewise.
+            is_forgotten: whether a record's tenant was forgotten since; such records are skipped.
         """
         self._reader, self._dead_letters, self._metrics = reader, dead_letters, metrics
         self._target, self._drafter = target, drafter
         self._expected_alignment, self._topic = expected_alignment, topic
+        self._is_forgotten = is_forgotten
         self._unsettled: PollResult | None = None
 
     def seek(self, offsets: Offsets) -> None:
@@ -137,7 +142,8 @@ class TraceConsumer:
         for partition, offset, record in poison:
             value, headers = codec.encode(record), codec.headers(record)
             message = Message(partition, offset, codec.key(record), value, headers, record.time_ms)
-            outgoing.append(self._dead_letter(message, POISON, "the learner's process died over it again and again"))
+            letter = self._dead_letter(message, POISON, "the learner's process died over it again and again")
+            outgoing.append(replace(letter, tenant=record.tenant))
         self._dead_letters.append(outgoing)
         self._metrics.add(SKIPPED, len(outgoing), reason=POISON)
 
@@ -150,6 +156,9 @@ class TraceConsumer:
                 continue
             try:
                 record = self._accepted(message)
+            except RecordForgotten:
+                skipped.append((message.partition, message.offset, FORGOTTEN, 1))
+                continue
             except (WireError, VocabularyError) as exc:
                 reason = _reason(exc)
                 skipped.append((message.partition, message.offset, reason, 1))
@@ -170,6 +179,8 @@ class TraceConsumer:
             return None
         if self._expected_alignment not in (None, record.alignment):
             raise VocabularyError(f"alignment: {record.alignment}, this learner's is {self._expected_alignment}")
+        if self._is_forgotten(record):
+            raise RecordForgotten(f"payload: of a tenant who was forgotten after {record.time_ms}")
         return record
 
     def _dead_letter(self, message: Message, reason: str, error: str) -> Outgoing:
@@ -185,6 +196,8 @@ class TraceConsumer:
         if message.damage is not None:
             original = message.damage.headers
             headers |= _of_damage(message.damage)
+        elif KEY_ID in original:
+            headers[KEY_ID] = original[KEY_ID]  # the dead letter is encrypted with the same key
         if len(message.value) > MAX_VALUE_BYTES:
             headers["cut_from_bytes"] = str(len(message.value)).encode()
         for name in list(original)[:MAX_HEADERS]:

@@ -7,7 +7,7 @@ are the whole state, and a run that was resumed from them equals one that was ne
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 
@@ -83,9 +83,7 @@ class Learner:
         started = time.perf_counter()
         skipped = Counter[str]()
         examples = self._examples(records, skipped)
-        for example in examples:
-            for ngram in example.ngrams:
-                self.cache.insert(ngram.draft_ids, ngram.target_id)
+        self._count_ngrams(examples)
         number = self.counters.num_steps
         replayed = self._examples(self._replay.draw(number), Counter())
         batch = [*examples, *replayed]
@@ -113,6 +111,15 @@ class Learner:
             self._head.gradients(self.model, examples)
         for optimizer in self._optimizers():
             optimizer.zero_grad(set_to_none=True)
+
+    def drop_replayed(self, is_dropped: Callable[[TraceRecord], bool]) -> int:
+        """Drop records from the replay buffer, and return their number."""
+        return self._replay.drop(is_dropped)
+
+    def rebuild_cache(self, cache: NgramCache, records: Sequence[TraceRecord]) -> None:
+        """Replace the n-gram cache by this one, and count the n-grams of these records in it."""
+        self.cache = cache
+        self._count_ngrams(self._examples(records, Counter()))
 
     def read(self, record: TraceRecord) -> TrainingExample:
         """Return the training example of a record. Raises VocabularyError, WireError when it cannot be read."""
@@ -207,6 +214,11 @@ class Learner:
             skipped.update(example.skipped)
             skipped["without_beliefs"] += "boundary" not in example.targets
         return examples
+
+    def _count_ngrams(self, examples: Sequence[TrainingExample]) -> None:
+        for example in examples:
+            for ngram in example.ngrams:
+                self.cache.insert(ngram.draft_ids, ngram.target_id)
 
     def _train_interleaved_head(self, number: int, skipped: Counter[str]) -> tuple[dict[str, float], float, bool]:
         """Train the head alone between two steps of the drafter, when the replay buffer draws records for it."""

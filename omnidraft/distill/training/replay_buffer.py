@@ -6,7 +6,7 @@ Source: experience replay with a reservoir, https://arxiv.org/abs/1811.11682; ba
 https://arxiv.org/abs/1902.10486.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import zip_longest
 
 import numpy as np
@@ -62,6 +62,16 @@ class ReplayBuffer:
         del records[random.integers(len(records))]
         if not records:
             del self._records_of[tenant]
+
+    def drop(self, is_dropped: Callable[[TraceRecord], bool]) -> int:
+        """Drop records, and return their number."""
+        kept = {
+            tenant: [record for record in records if not is_dropped(record)]
+            for tenant, records in self._records_of.items()
+        }
+        num_before = sum(map(len, self._records_of.values()))
+        self._records_of = {tenant: records for tenant, records in kept.items() if records}
+        return num_before - sum(map(len, self._records_of.values()))
 
     def state(self) -> dict[str, Tensor]:
         """Return the records as tensors of a snapshot."""

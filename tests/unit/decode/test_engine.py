@@ -261,3 +261,16 @@ def test_while_a_tenants_traffic_drifts_less_is_drafted_for_it_and_the_text_is_t
     finally:
         engine.drift_throttle.on_announcement(Announcement(1, "drift_over", tenant="drifting"))
     assert drafted(tenant="drifting") == 5
+
+
+def test_a_text_after_an_order_to_forget_reuses_no_keys(engine: Engine) -> None:
+    def num_cached() -> int:
+        generation = engine.add_request(make_request(prompt=PROMPT * 3), cache_scope="tenant/")
+        while engine.has_work:
+            engine.step()
+        return generation.num_cached_tokens
+
+    num_cached()
+    assert num_cached() > 0
+    engine.forget_prefixes()
+    assert num_cached() == 0

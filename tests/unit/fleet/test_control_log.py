@@ -145,3 +145,15 @@ def test_a_message_that_lacks_what_its_kind_needs_is_not_written(log, writer, me
     with pytest.raises(ValueError, match="a canary has a share"):
         control_log.publish_announcement(writer, "canary", 2)
     assert follow(log, metrics).poll(0) == ()
+
+
+def test_an_order_to_forget_reaches_every_pair_and_each_tenants_newest_one_holds(log, writer, metrics):
+    for tenant, until_ms in (("a", 1), ("b", 2), ("a", 3)):
+        control_log.publish_announcement(
+            writer, "forget", tenant=tenant, forget_id=f"{tenant}{until_ms}", until_ms=until_ms
+        )
+    follower = follow(log, metrics, ("forget",), target="big", drafter="small", must_be_named=True)
+    orders = follower.poll(0)
+    assert [(each.tenant, each.forget_id, each.until_ms) for each in orders] == [("b", "b2", 2), ("a", "a3", 3)]
+    with pytest.raises(ValueError, match="a name and a time"):
+        control_log.publish_announcement(writer, "forget", tenant="a")

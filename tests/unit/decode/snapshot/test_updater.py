@@ -8,6 +8,7 @@ from omnidraft.errors import BusError
 from omnidraft.ports import Announcement
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.files import sha256_of
+from tests.snapshot_folders import make_bundle
 from tests.snapshot_followers import Worker, champion
 
 FAILURES = "omnidraft_snapshot_load_failures_total"
@@ -170,3 +171,18 @@ def test_a_forged_snapshot_whose_checksums_fit_leaves_the_old_one_in_place(tmp_p
     assert worker.metrics.value(FAILURES, target="big") == 1
     assert worker.loads == [1]
     assert worker.step(champion(2, 3)) == 3
+
+
+def test_an_order_to_forget_drops_prefixes_and_the_snapshot_from_before_it_once_another_serves(worker, tmp_path):
+    dropped = []
+    worker.refresher._forget_prefixes = lambda: dropped.append(True)
+    worker.registry.publish(make_bundle(tmp_path / "more", "s5", forgets=("order",)), 4)
+    worker.registry.publish(make_bundle(tmp_path / "more", "s6", forgets=("order",)), 5)
+    worker.step(champion(0, 3))
+    worker.step(Announcement(1, "forget", tenant="t", forget_id="order", until_ms=1))
+    assert dropped == [True]
+    worker.step(champion(2, 5))
+    assert [each.version for each in worker.slot.loaded] == [5]
+    assert [path.name[:7] for path in (tmp_path / "staging").glob("v*")] in ([], ["v000005"])
+    worker.step(champion(3, 6))
+    assert [each.version for each in worker.slot.loaded] == [6, 5]

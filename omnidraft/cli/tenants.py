@@ -1,0 +1,118 @@
+"""`omnidraft tenants`: forget a tenant, and wrap all tenants' keys with a new master key."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from omnidraft import config
+from omnidraft.cli.options import Config, printable
+
+if TYPE_CHECKING:
+    from omnidraft.fleet.forget_orders import AffectedSnapshots
+    from omnidraft.wiring.tenants import TenantData
+
+app = typer.Typer(help="Forget a tenant; renew the wrapping of tenants' keys.", no_args_is_help=True)
+
+
+@app.command("forget")
+def forget(
+    tenant: Annotated[str, typer.Argument(help="The tenant as its trace records name it.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    accept_retention: Annotated[
+        bool, typer.Option("--accept-retention", help="Even if only Kafka's retention deletes some of its records.")
+    ] = False,
+    purge_snapshots: Annotated[
+        bool, typer.Option("--purge-snapshots", help="Delete the files of snapshots that learned from it, too.")
+    ] = False,
+    wait_s: Annotated[
+        float, typer.Option("--wait", min=0, help="Seconds to wait for the snapshot without it, before that.")
+    ] = 60.0,
+    config_path: Config = None,
+) -> None:
+    """Destroy a tenant's key and records, and have every process forget what it has of it. Repeating it does no harm.
+
+    Deletes for good: there is no way back. Prints what is left. Exit code 1: snapshots were to be purged, and a
+    distiller has not published one without the tenant yet.
+    """
+    from omnidraft.progress import bar
+    from omnidraft.wiring import tenants
+
+    settings = config.load(config_path)
+    with bar(f"looking for {printable(tenant)}: messages", None, transient=True) as saw:
+        data = tenants.tenant_data(settings, tenant, saw)
+    _print(_found(tenant, data))
+    if not yes:
+        typer.confirm("Forget it for good?", abort=True)
+    with bar(f"forgetting {printable(tenant)}: messages", None, transient=True) as saw:
+        forget_id = tenants.forget(settings, tenant, data, accept_retention=accept_retention, on_message=saw)
+    _print(f"forgotten, as order {forget_id}: keys destroyed, content deleted, distillers and workers told")
+    if data.num_unprotected and settings.log.url.startswith("kafka"):
+        _print(f"left until Kafka's retention deletes them: {data.num_unprotected} messages that are readable")
+    is_done = _purge(settings, tenant, data, forget_id, wait_s) if purge_snapshots else True
+    for target, snapshots in tenants.affected(settings, data, forget_id).items():
+        _print_left(target, snapshots)
+    if not is_done:
+        raise typer.Exit(1)
+
+
+@app.command("rewrap")
+def rewrap(config_path: Config = None) -> None:
+    """Wrap all tenants' keys with the first of log.encryption_keys; exit code 1 when none of them opens some key.
+
+    After that, and once no message is left that is older than the key store, the other master keys may go.
+    """
+    from omnidraft.wiring import tenants
+
+    num_done, num_closed = tenants.rewrap(config.load(config_path))
+    _print(f"{num_done} keys wrapped with the newest master key")
+    if num_closed:
+        _print(f"{num_closed} keys are wrapped with a key that is not among log.encryption_keys")
+        raise typer.Exit(1)
+
+
+def _found(tenant: str, data: "TenantData") -> str:
+    return (
+        f"{printable(tenant)}: {data.num_keys} keys, {len(data.traces.positions)} trace records "
+        f"({data.traces.num_readable} readable), {len(data.dead_letters.positions)} dead letters"
+    )
+
+
+def _purge(settings: config.Settings, tenant: str, data: "TenantData", forget_id: str, wait_s: float) -> bool:
+    """Return whether the snapshots of all targets were purged."""
+    from omnidraft.wiring import tenants
+
+    purged = tenants.purge_snapshots(settings, data, forget_id, wait_s)
+    for target, versions in purged.items():
+        _print(f"{target}: files deleted of snapshots {_numbers(versions)}")
+    missing = [target for target in settings.models.targets if target not in purged]
+    for target in missing:
+        _print(
+            f"{target}: nothing is deleted yet, as no snapshot without the tenant was published in {wait_s:.0f} s. "
+            f"Is its distiller running? Then repeat this command"
+        )
+    return not missing
+
+
+def _print_left(target: str, snapshots: "AffectedSnapshots") -> None:
+    """Print what still knows the tenant, and how to learn on without."""
+    left = [each.version for each in snapshots.affected]
+    _print(f"{target}: what the shared weights learned from it stays, in snapshots {_numbers(left)} and their children")
+    if champion := next((each.version for each in snapshots.affected if "champion" in each.aliases), None):
+        _print(
+            f"{target}: the champion, snapshot {champion}, has an n-gram cache that counted its text, until the next "
+            "snapshot is promoted: `omnidraft snapshots promote latest`, then repeat this with --purge-snapshots"
+        )
+    if snapshots.last_before is not None:
+        _print(
+            f"{target}: to learn on from weights that never saw it: "
+            f"`omnidraft learning restart --version {snapshots.last_before} --target {target}`"
+        )
+
+
+def _numbers(versions: list[int]) -> str:
+    return ", ".join(map(str, versions)) or "none"
+
+
+def _print(text: str) -> None:
+    Console(markup=False, highlight=False).print(text, soft_wrap=True)

@@ -1,0 +1,136 @@
+"""A learner's kept records, held-out set and replay buffer, lose those that are older than the log's retention, and
+those of tenants who were forgotten.
+
+An order to forget a tenant concerns the records from before it: a tenant who comes back is learned from again. The
+n-gram cache does not know whose n-grams it counted, so it is rebuilt from the records of others that are still there.
+The weights stay as they are.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from omnidraft.distill.ingest.batcher import Batcher
+from omnidraft.distill.training.learner import Learner
+from omnidraft.ports import EXPIRED, FORGOTTEN, Announcement, Metrics
+from omnidraft.snapshots.manifest import Manifest
+from omnidraft.traces.record import TraceRecord
+from omnidraft.vocab.ngram_cache import NgramCache
+
+DROPPED = "omnidraft_kept_records_dropped_total"
+MAX_NOTED = 256
+"""Orders of which a manifest notes that they were carried out. An older one would be carried out once more."""
+
+logger = logging.getLogger(__name__)
+
+
+class Retention:
+    """Decides which records may be kept. One thread."""
+
+    def __init__(self, keep_s: float | None = None, *, now_s: Callable[[], float] = time.time) -> None:
+        """`keep_s` is the retention in seconds; None keeps records for ever."""
+        self._keep_s, self._now_s = keep_s, now_s
+        self._forgotten_ms: dict[str, int] = {}
+
+    def forget(self, tenant: str, until_ms: int) -> None:
+        """Keep no record of this tenant from before this time."""
+        self._forgotten_ms[tenant] = max(until_ms, self._forgotten_ms.get(tenant, until_ms))
+
+    def is_forgotten(self, record: TraceRecord) -> bool:
+        """Return whether its tenant was forgotten after the record was made."""
+        return record.time_ms <= self._forgotten_ms.get(record.tenant, -1)
+
+    def is_expired(self, record: TraceRecord) -> bool:
+        """Return whether it is older than the retention."""
+        return self._keep_s is not None and record.time_ms < (self._now_s() - self._keep_s) * 1000
+
+
+class Forgetting:
+    """Drops records of one learner, and notes the orders that were carried out."""
+
+    def __init__(
+        self,
+        retention: Retention,
+        batcher: Batcher,
+        learner: Learner,
+        metrics: Metrics,
+        *,
+        new_cache: Callable[[], NgramCache],
+        learned_records: Callable[[Mapping[int, int]], Iterable[TraceRecord]] = lambda offsets: (),
+    ) -> None:
+        """
+        Args:
+            new_cache: makes an n-gram cache as a new learner has it.
+            learned_records: returns the newest records in the log before these offsets; raises BusError.
+        """
+        self._retention, self._batcher, self._learner, self._metrics = retention, batcher, learner, metrics
+        self._new_cache, self._learned_records = new_cache, learned_records
+        self._done: tuple[str, ...] = ()
+
+    def resume(self, manifest: Manifest, num_forgotten: int) -> None:
+        """Go on from this snapshot, of which so many records could not be decrypted, as their keys are destroyed."""
+        self._done = manifest.forgets
+        self._count(num_forgotten, FORGOTTEN)
+        self.drop_expired()
+
+    def manifest_fields(self) -> dict[str, Any]:
+        """Return fields of the next manifest."""
+        return {"forgets": self._done}
+
+    def drop_expired(self) -> None:
+        """Drop the records that are older than the retention."""
+        self._drop(self._retention.is_expired, EXPIRED)
+
+    def note(self, orders: Sequence[Announcement]) -> list[Announcement]:
+        """Skip the records of these tenants from now on, and return the orders that were not carried out yet."""
+        if not orders:
+            return []
+        for order in orders:
+            if order.tenant is not None and order.until_ms is not None:
+                self._retention.forget(order.tenant, order.until_ms)
+        self._drop(self._retention.is_forgotten, FORGOTTEN)
+        return [order for order in orders if order.forget_id not in self._done]
+
+    def mark_done(self, orders: Sequence[Announcement]) -> None:
+        """Note that these orders were carried out, or that there was nothing to do."""
+        ids = tuple(order.forget_id for order in orders if order.forget_id is not None)
+        self._done = (*self._done, *ids)[-MAX_NOTED:]
+
+    def go_back(self, manifest: Manifest, num_forgotten: int) -> None:
+        """Forget again what the learner has again after it went back to this snapshot; see `resume`. Raises BusError;
+        then it may be repeated."""
+        self._count(num_forgotten, FORGOTTEN)
+        self.drop_expired()
+        self._drop(self._retention.is_forgotten, FORGOTTEN)
+        if set(self._done) - set(manifest.forgets):
+            self._rebuild_cache()
+
+    def carry_out(self, orders: Sequence[Announcement]) -> None:
+        """Rebuild the n-gram cache without the tenants of these orders. Raises BusError; then it may be repeated."""
+        num_records = self._rebuild_cache()
+        self.mark_done(orders)
+        logger.warning(
+            "%d tenants are forgotten: the n-gram cache is rebuilt from %d records of others; the weights stay",
+            len(orders),
+            num_records,
+        )
+
+    def _rebuild_cache(self) -> int:
+        """Return the number of records that the new cache counted."""
+        learned = [
+            record
+            for record in self._learned_records(self._batcher.offsets())
+            if not self._retention.is_forgotten(record) and not self._batcher.is_held_out(record)
+        ]
+        self._learner.rebuild_cache(self._new_cache(), learned)
+        return len(learned)
+
+    def _drop(self, is_dropped: Callable[[TraceRecord], bool], reason: str) -> None:
+        num_dropped = self._batcher.drop_held_out(is_dropped) + self._learner.drop_replayed(is_dropped)
+        self._count(num_dropped, reason)
+
+    def _count(self, num_records: int, reason: str) -> None:
+        if num_records:
+            self._metrics.add(DROPPED, num_records, reason=reason)
+            logger.info("%d kept records are dropped: %s", num_records, reason)

@@ -1,0 +1,86 @@
+"""Orders to forget a tenant, and which snapshots were made before one was carried out."""
+
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from omnidraft.errors import SnapshotNotFound
+from omnidraft.fleet.control_log import LogControlFollower, publish_announcement
+from omnidraft.ports import Announcement, LogReader, LogWriter, Metrics, Offsets, Registry, SnapshotVersion
+
+POLL_S = 0.5
+
+
+def last_order(reader: LogReader, metrics: Metrics, tenant: str) -> Announcement | None:
+    """Return the newest order to forget this tenant. Raises BusError."""
+    orders = LogControlFollower(reader, metrics, kinds=("forget",)).poll(POLL_S)
+    return next((order for order in reversed(orders) if order.tenant == tenant), None)
+
+
+def order_forgetting(writer: LogWriter, tenant: str) -> str:
+    """Order every distiller and worker to forget what it has of this tenant; return the order's name. Raises
+    BusError."""
+    forget_id, until_ms = uuid.uuid4().hex[:12], time.time_ns() // 1_000_000
+    publish_announcement(writer, "forget", tenant=tenant, forget_id=forget_id, until_ms=until_ms)
+    return forget_id
+
+
+@dataclass(frozen=True, slots=True)
+class AffectedSnapshots:
+    """The versions of one pair, by what they may hold of a forgotten tenant."""
+
+    affected: tuple[SnapshotVersion, ...]
+    """Learned from the tenant's records, and published before the order was carried out: their n-gram caches counted
+    the tenant's n-grams, and their resume parts may have its records."""
+    last_before: int | None
+    """The last version from before the tenant's first record that the log knows; None: there is none, or the log
+    knows no record."""
+    is_newest_clean: bool
+    """Whether the order was carried out in the newest version."""
+
+
+def affected_snapshots(
+    versions: Sequence[SnapshotVersion], first_offsets: Offsets, forget_id: str
+) -> AffectedSnapshots:
+    """Sort the versions of a pair.
+
+    Args:
+        versions: oldest first.
+        first_offsets: partition -> offset of the tenant's first record.
+        forget_id: the newest order to forget the tenant.
+    """
+    before = [each for each in versions if first_offsets and not _has_learned(each, first_offsets)]
+    affected = [
+        each for each in versions if _has_learned(each, first_offsets) and forget_id not in each.manifest.forgets
+    ]
+    is_newest_clean = not versions or forget_id in versions[-1].manifest.forgets
+    return AffectedSnapshots(tuple(affected), before[-1].version if before else None, is_newest_clean)
+
+
+def purge(registry: Registry, snapshots: AffectedSnapshots, newest: int) -> list[int]:
+    """Delete the files of affected versions, all but the newest one's and the weights of the champion; return the
+    versions that lost their weights. Raises SnapshotError."""
+    champion = _champion(registry)
+    purged = []
+    for each in snapshots.affected:
+        if each.version == newest:
+            continue
+        is_champion = each.version == champion
+        registry.remove_files(each.version, ("resume",) if is_champion else ("serving", "resume"))
+        if not is_champion:
+            purged.append(each.version)
+    return purged
+
+
+def _has_learned(version: SnapshotVersion, first_offsets: Offsets) -> bool:
+    """Return whether the version's offsets lie behind one of these records."""
+    offsets = version.manifest.offsets
+    return any(offsets.get(partition, 0) > first for partition, first in first_offsets.items())
+
+
+def _champion(registry: Registry) -> int | None:
+    try:
+        return registry.resolve("champion").version
+    except SnapshotNotFound:
+        return None

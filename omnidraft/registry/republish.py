@@ -1,0 +1,44 @@
+"""Publish an earlier version once more, as the newest: learning goes on from it."""
+
+import tempfile
+import time
+import uuid
+from pathlib import Path
+
+from omnidraft.errors import SnapshotNotFound
+from omnidraft.ports import Registry, SnapshotVersion
+from omnidraft.snapshots import bundle
+
+
+def republish(registry: Registry, name: str) -> SnapshotVersion:
+    """Return the new version, a child of the one that it copies. Without that one's resume part, which only the newest
+    versions keep, learning goes on from its weights with a new optimizer.
+
+    Raises:
+        SnapshotNotFound: there is no version of this name, or its files are deleted.
+        SnapshotStale: a distiller published meanwhile; try again.
+        SnapshotError: it cannot be read or written.
+    """
+    chosen = registry.resolve(name)
+    newest = registry.resolve("latest").version
+    with tempfile.TemporaryDirectory(prefix="omnidraft-republish-") as temporary:
+        folder, parts = _fetch(registry, chosen, Path(temporary))
+        own = {
+            "snapshot_id": uuid.uuid4().hex,
+            "parent_id": chosen.manifest.snapshot_id,
+            "created_ms": time.time_ns() // 1_000_000,
+            "signature": None,
+        }
+        files = {each: folder / each for each in chosen.manifest.sha256 if each.partition("/")[0] in parts}
+        copy = Path(temporary) / "copy"
+        bundle.write(copy, chosen.manifest.model_copy(update=own), dict(files))
+        return registry.publish(copy, newest)
+
+
+def _fetch(registry: Registry, chosen: SnapshotVersion, into: Path) -> tuple[Path, tuple[str, ...]]:
+    """Return the folder and the parts in it."""
+    parts = bundle.parts_of(chosen.manifest)
+    try:
+        return registry.fetch(chosen.version, into, parts), parts
+    except SnapshotNotFound:
+        return registry.fetch(chosen.version, into, ("serving",)), ("serving",)

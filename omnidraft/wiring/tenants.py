@@ -1,0 +1,199 @@
+"""Forget a tenant everywhere, in an order of effects that may be cut off at any point and repeated.
+
+First the tenant's keys are destroyed. Then the content of its messages is deleted in an SQLite log, encrypted or not.
+Then the order is written to the control log: distillers and workers carry it out. Last, files of old snapshots are
+deleted.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from omnidraft.config import Settings
+from omnidraft.errors import ConfigError, RequestError
+from omnidraft.wiring.logs import existing_registry, has_registry, log_path, log_reader, log_writer, tenant_keys, topics
+
+if TYPE_CHECKING:
+    from omnidraft.bus.key_store import KeyStore
+    from omnidraft.bus.tenant_keys import TenantKeys
+    from omnidraft.distill.ingest.tenant_messages import TenantMessages
+    from omnidraft.fleet.forget_orders import AffectedSnapshots
+    from omnidraft.ports import LogReader, Message
+
+WATCH_S = 0.5
+
+OnMessage = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class TenantData:
+    """What is known of a tenant."""
+
+    num_keys: int
+    """Keys that are not destroyed."""
+    traces: "TenantMessages"
+    dead_letters: "TenantMessages"
+
+    @property
+    def num_unprotected(self) -> int:
+        """Messages that can be read without any key of the tenant's."""
+        return self.traces.num_with_master_key + self.dead_letters.num_with_master_key
+
+
+def key_store(settings: Settings) -> "KeyStore | None":
+    """Return the store of the tenants' keys; None without encryption or without a store. Nothing is opened yet."""
+    from omnidraft.bus.key_store import KeyStore
+
+    url = settings.log.key_store_url
+    return None if url is None else KeyStore(url, settings.log.request_timeout_s)
+
+
+def tenant_data(settings: Settings, tenant: str, on_message: OnMessage = lambda: None) -> TenantData:
+    """Look for a tenant's keys and messages, changing nothing. Raises BusError."""
+    store = key_store(settings)
+    keys = [] if store is None else store.of_tenant(tenant)
+    key_ids, log = [key.key_id for key in keys], settings.log
+    return TenantData(
+        num_keys=sum(key.wrapped is not None for key in keys),
+        traces=_find(settings, log.traces_topic, tenant, key_ids, on_message),
+        dead_letters=_find(settings, log.dead_letters_topic, tenant, key_ids, on_message),
+    )
+
+
+def forget(
+    settings: Settings,
+    tenant: str,
+    data: TenantData,
+    *,
+    accept_retention: bool = False,
+    on_message: OnMessage = lambda: None,
+) -> str:
+    """Forget a tenant, of which `data` was found; return the name of the order on the control log.
+
+    Raises:
+        RequestError: only retention deletes some of its messages, and `accept_retention` is False; nothing is done.
+        BusError: log or key store do not answer; repeat it.
+    """
+    path = log_path(settings)
+    if path is None and data.num_unprotected and not accept_retention:
+        raise RequestError(
+            f"{data.num_unprotected} messages of {tenant} in Kafka are not encrypted with a key of its own, so only "
+            "retention deletes them (log.retention_hours); with --accept-retention everything else is forgotten now"
+        )
+    store = key_store(settings)
+    num_destroyed = 0 if store is None else store.destroy(tenant)
+    if path is not None:
+        _delete_messages(settings, path, tenant, on_message)
+    return _order(settings, tenant, data, is_needed=num_destroyed > 0)
+
+
+def affected(settings: Settings, data: TenantData, forget_id: str) -> "dict[str, AffectedSnapshots]":
+    """Return the snapshots of every target, by what they may hold. Raises RegistryError."""
+    from omnidraft.fleet.forget_orders import affected_snapshots
+
+    if not has_registry(settings):
+        return {}
+    return {
+        target: affected_snapshots(
+            existing_registry(settings.for_target(target)).versions(), data.traces.first_offsets, forget_id
+        )
+        for target in settings.models.targets
+    }
+
+
+def purge_snapshots(settings: Settings, data: TenantData, forget_id: str, timeout_s: float) -> dict[str, list[int]]:
+    """Wait until every target's newest snapshot was made without the tenant, then delete the files of the others.
+
+    Returns:
+        Target -> versions that lost their weights; targets whose distiller did not publish in time are missing.
+
+    Raises:
+        SnapshotError: the registry cannot be reached, or refuses.
+    """
+    from omnidraft.fleet.forget_orders import purge
+
+    purged: dict[str, list[int]] = {}
+    deadline = time.monotonic() + timeout_s
+    while len(purged) < len(settings.models.targets):
+        for target, snapshots in affected(settings, data, forget_id).items():
+            if target not in purged and snapshots.is_newest_clean:
+                registry = existing_registry(settings.for_target(target))
+                purged[target] = purge(registry, snapshots, registry.resolve("latest").version)
+        if time.monotonic() >= deadline:
+            break
+        time.sleep(WATCH_S)
+    return purged
+
+
+def count_keys(settings: Settings) -> tuple[int, int, int]:
+    """Return the numbers of keys that open, that no master key opens, and that are destroyed.
+
+    Raises:
+        ConfigError: there is no key store.
+        KeyStoreError: it does not answer.
+    """
+    return _tenant_keys(settings).count()
+
+
+def rewrap(settings: Settings) -> tuple[int, int]:
+    """Wrap all keys with the newest master key; return the numbers of keys done and of keys that no master key opens.
+
+    Raises:
+        ConfigError: there is no key store.
+        KeyStoreError: it does not answer.
+    """
+    return _tenant_keys(settings).rewrap()
+
+
+def _tenant_keys(settings: Settings) -> "TenantKeys":
+    """Raises ConfigError when there is no key store."""
+    keys = tenant_keys(settings)
+    if keys is None:
+        raise ConfigError("there is no key store: set log.encryption_keys, and with Kafka log.key_store")
+    return keys
+
+
+def _find(settings: Settings, topic: str, tenant: str, key_ids: list[str], on_message: OnMessage) -> "TenantMessages":
+    from omnidraft.distill.ingest.tenant_messages import TenantMatcher, TenantMessages
+
+    if topic not in topics(settings):
+        return TenantMessages()
+    with closing(log_reader(settings, topic)) as reader:
+        return TenantMatcher(tenant, key_ids).find(_messages(reader, on_message))
+
+
+def _messages(reader: "LogReader", on_message: OnMessage) -> "Iterator[Message]":
+    from omnidraft.distill.ingest import topic_scan
+
+    for message in topic_scan.messages(reader):
+        on_message()
+        yield message
+
+
+def _delete_messages(settings: Settings, path: Path, tenant: str, on_message: OnMessage) -> None:
+    """Delete what lies in an SQLite log by now."""
+    from omnidraft.bus import sqlite_forget
+    from omnidraft.distill.ingest.tenant_messages import mark
+
+    data, timeout_s, log = tenant_data(settings, tenant, on_message), settings.log.request_timeout_s, settings.log
+    for topic, found in [(log.traces_topic, data.traces), (log.dead_letters_topic, data.dead_letters)]:
+        sqlite_forget.forget_messages(path, topic, found.positions, mark(tenant), timeout_s)
+    sqlite_forget.shrink(path, log.traces_topic, timeout_s)
+
+
+def _order(settings: Settings, tenant: str, data: TenantData, *, is_needed: bool) -> str:
+    """Return the order that covers all that was found: the last one, or else a new one."""
+    from omnidraft.fleet.forget_orders import last_order, order_forgetting
+    from omnidraft.telemetry.metrics import CountingMetrics
+
+    topic = settings.log.control_topic
+    with closing(log_reader(settings, topic)) as reader:
+        last = last_order(reader, CountingMetrics(), tenant)
+    newest_ms = max(data.traces.newest_ms, data.dead_letters.newest_ms)
+    if not is_needed and last is not None and last.forget_id is not None and newest_ms <= (last.until_ms or 0):
+        return last.forget_id
+    with closing(log_writer(settings, topic)) as writer:
+        return order_forgetting(writer, tenant)

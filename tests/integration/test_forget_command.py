@@ -1,0 +1,246 @@
+"""`omnidraft tenants`: what it destroys, refuses, repeats and prints, on SQLite, PostgreSQL and a real broker."""
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omnidraft import config, wiring
+from omnidraft.bus.encryption import new_key
+from omnidraft.bus.key_store import KeyStore
+from omnidraft.bus.tenant_keys import TenantKeys
+from omnidraft.config import RecorderSettings
+from omnidraft.decode.recording.trace_producer import TraceProducer
+from omnidraft.distill.ingest import topic_scan
+from omnidraft.distill.ingest.trace_consumer import TraceConsumer
+from omnidraft.distill.retrying import retry
+from omnidraft.doctor import keys
+from omnidraft.doctor.finding import Verdict
+from omnidraft.errors import RecordForgotten
+from omnidraft.telemetry.metrics import CountingMetrics
+from tests.cli_runs import run_cli
+from tests.postgres_fixture import Postgres
+from tests.trace_records import make_record
+
+MASTER = new_key()
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def make_settings(**log: Any) -> config.Settings:
+    return config.load(None, {}, log=log, registry={"url": "directory:///nowhere/registry"})
+
+
+@pytest.fixture
+def sqlite(tmp_path: Path) -> config.Settings:
+    return make_settings(url=f"sqlite:///{tmp_path}/log.db", encryption_keys=[MASTER])
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    monkeypatch.chdir(tmp_path)
+    return lambda settings, *command: run_cli(("tenants", *command), monkeypatch, capsys, environ(settings))
+
+
+def environ(settings: config.Settings) -> dict[str, str]:
+    """As an operator gives them."""
+    log = settings.log
+    given = {
+        "OMNIDRAFT_LOG": log.url,
+        "OMNIDRAFT_LOG__TOPIC_PREFIX": log.topic_prefix,
+        "OMNIDRAFT_LOG__ENCRYPTION_KEYS": json.dumps([key.get_secret_value() for key in log.encryption_keys]),
+        "OMNIDRAFT_REGISTRY__URL": settings.registry.url,
+        "COLUMNS": "250",
+    }
+    if log.key_store is not None:
+        given["OMNIDRAFT_LOG__KEY_STORE"] = log.key_store.get_secret_value()
+    return given
+
+
+def record(settings: config.Settings, *names: str) -> None:
+    """As a worker does; a name is tenant/request."""
+    topic = settings.log.traces_topic
+    producer = TraceProducer(lambda: wiring.log_writer(settings, topic), RecorderSettings(), CountingMetrics())
+    for name in names:
+        producer.emit(make_record(name, tenant=name.partition("/")[0]))
+    assert producer.close(20.0) == 0
+
+
+def learn(settings: config.Settings, on_failure: Callable[[], None] = lambda: None) -> tuple[list[str], list[str]]:
+    """Names of the records that a learner gets, and reasons of what it does not."""
+    log = settings.log
+    with (
+        closing(wiring.log_reader(settings, log.traces_topic)) as reader,
+        closing(wiring.log_writer(settings, log.dead_letters_topic)) as letters,
+    ):
+        consumer = TraceConsumer(reader, letters, None, CountingMetrics(), topic=log.traces_topic)
+        consumer.seek({})
+
+        def poll():
+            return retry(lambda: consumer.poll(100, 1.0), lambda: False, on_failure, wait=lambda seconds, stop: None)
+
+        polls = list(topic_scan.polls_until(poll, reader.end_offsets()))
+    records = [each.request_id for polled in polls for _, _, each in polled.records]
+    return records, [reason for polled in polls for _, _, reason, _ in polled.skipped]
+
+
+def orders(settings: config.Settings) -> int:
+    with closing(wiring.log_reader(settings, settings.log.control_topic)) as reader:
+        return len(list(topic_scan.messages(reader)))
+
+
+def test_a_learner_waits_for_the_key_store_and_loses_nothing(sqlite: config.Settings, tmp_path: Path) -> None:
+    record(sqlite, "a/1", "b/1", "a/2")
+    (tmp_path / "keys.db").rename(tmp_path / "away.db")
+    failures = []
+
+    def comes_back() -> None:
+        failures.append(1)
+        if len(failures) == 3:
+            (tmp_path / "away.db").rename(tmp_path / "keys.db")
+
+    assert learn(sqlite, comes_back) == (["a/1", "b/1", "a/2"], [])
+    assert len(failures) == 3
+
+
+def test_a_worker_keeps_records_while_the_key_store_is_locked(sqlite: config.Settings, tmp_path: Path) -> None:
+    record(sqlite, "a/1")
+    settings = sqlite.model_copy(update={"log": sqlite.log.model_copy(update={"request_timeout_s": 0.1})})
+    metrics, topic = CountingMetrics(), settings.log.traces_topic
+    producer = TraceProducer(lambda: wiring.log_writer(settings, topic), RecorderSettings(queue_records=2), metrics)
+    with closing(sqlite3.connect(tmp_path / "keys.db")) as database:
+        database.execute("BEGIN EXCLUSIVE")
+        for number in range(40):
+            producer.emit(make_record(f"a/{number}", tenant="a"))  # returns at once
+        assert metrics.value("omnidraft_traces_acknowledged_total") == 0
+        database.rollback()
+    assert producer.close(20.0) == 0
+    dropped = metrics.value("omnidraft_traces_dropped_total", reason="queue_full")
+    assert dropped + metrics.value("omnidraft_traces_acknowledged_total") == 40
+    assert len(learn(sqlite)[0]) == 41 - dropped
+
+
+def test_a_tenant_who_comes_back_has_a_new_key_and_is_learned_from(sqlite: config.Settings, run: Run) -> None:
+    record(sqlite, "a/1", "b/1")
+    assert "1 keys, 1 trace records (1 readable)" in run(sqlite, "forget", "a", "--yes").stdout
+    record(sqlite, "a/2")
+    assert learn(sqlite) == (["b/1", "a/2"], ["forgotten"])
+    assert run(sqlite, "forget", "a", "--yes").returncode == 0
+    assert learn(sqlite) == (["b/1"], ["forgotten", "forgotten"])
+    assert orders(sqlite) == 2
+
+
+def test_forgetting_again_orders_nothing_new(sqlite: config.Settings, run: Run) -> None:
+    record(sqlite, "a/1")
+    assert [run(sqlite, "forget", "a", "--yes").returncode for _ in range(3)] == [0, 0, 0]
+    assert orders(sqlite) == 1
+
+
+def test_nothing_is_done_without_a_yes_or_without_the_key_store(sqlite: config.Settings, tmp_path: Path) -> None:
+    record(sqlite, "a/1")
+    given = environ(sqlite) | {"OMNIDRAFT_LOG__REQUEST_TIMEOUT_S": "0.1"}
+    options: dict[str, Any] = {"env": os.environ | given, "capture_output": True, "text": True, "timeout": 60}
+    command = [sys.executable, "-m", "omnidraft.cli", "tenants", "forget", "a"]
+    unasked = subprocess.run(command, check=False, stdin=subprocess.DEVNULL, **options)
+    assert (unasked.returncode, "1 trace records (1 readable)" in unasked.stdout) == (1, True)
+    with closing(sqlite3.connect(tmp_path / "keys.db")) as database:
+        database.execute("BEGIN EXCLUSIVE")
+        ran = subprocess.run([*command, "--yes"], check=False, **options)
+        assert (ran.returncode, "key store" in ran.stderr) == (2, True)
+    assert learn(sqlite) == (["a/1"], [])
+
+
+@pytest.mark.parametrize("step", ["_delete_messages", "_order"])
+def test_a_command_killed_after_the_key_was_destroyed_is_finished_by_repeating_it(
+    sqlite: config.Settings, run: Run, tmp_path: Path, step: str
+) -> None:
+    record(sqlite, "a/1", "b/1", "a/2")
+    code = (
+        "import os, signal, sys; from omnidraft.wiring import tenants; from omnidraft.cli import main\n"
+        f"tenants.{step} = lambda *args, **options: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "sys.argv = ['omnidraft', 'tenants', 'forget', 'a', '--yes']; main()\n"
+    )
+    options: dict[str, Any] = {"env": os.environ | environ(sqlite), "timeout": 60, "capture_output": True}
+    killed = subprocess.run([sys.executable, "-c", code], check=False, **options)
+    assert killed.returncode == -signal.SIGKILL
+    assert learn(sqlite) == (["b/1"], ["forgotten", "forgotten"])
+    assert orders(sqlite) == 0
+    done = run(sqlite, "forget", "a", "--yes")
+    assert (done.returncode, "2 trace records (0 readable)" in done.stdout) == (0, True), done.stdout + done.stderr
+    assert orders(sqlite) == 1
+    assert all(b"a/1" not in path.read_bytes() for path in tmp_path.glob("log.db*"))
+
+
+@pytest.mark.kafka
+def test_without_a_key_store_kafka_leaves_it_to_retention_and_says_so(kafka_bootstrap: str, run: Run) -> None:
+    prefix = f"plain-{uuid.uuid4().hex[:8]}"
+    for master_keys in ([], [MASTER]):
+        settings = make_settings(
+            url=f"kafka://{kafka_bootstrap}", topic_prefix=f"{prefix}-{len(master_keys)}", encryption_keys=master_keys
+        )
+        record(settings, "a/1", "b/1")
+        refused = run(settings, "forget", "a", "--yes")
+        assert (refused.returncode, "--accept-retention" in refused.stderr) == (2, True)
+        assert orders(settings) == 0
+        done = run(settings, "forget", "a", "--yes", "--accept-retention")
+        assert (done.returncode, "left until Kafka's retention" in done.stdout) == (0, True)
+        assert orders(settings) == 1
+
+
+@pytest.mark.kafka
+def test_in_kafka_the_destroyed_key_makes_records_unreadable(kafka_bootstrap: str, run: Run, tmp_path: Path) -> None:
+    settings = make_settings(
+        url=f"kafka://{kafka_bootstrap}",
+        topic_prefix=f"keys-{uuid.uuid4().hex[:8]}",
+        encryption_keys=[MASTER],
+        key_store=f"sqlite:///{tmp_path}/keys.db",
+    )
+    record(settings, "a/1", "b/1", "a/2")
+    assert run(settings, "forget", "a", "--yes").returncode == 0
+    assert learn(settings) == (["b/1"], ["forgotten", "forgotten"])
+
+
+def test_a_new_master_key_takes_over_by_rewrapping(sqlite: config.Settings, run: Run) -> None:
+    record(sqlite, "a/1", "b/1")
+    newer = new_key()
+    both = make_settings(url=sqlite.log.url, encryption_keys=[newer, MASTER])
+    done = run(both, "rewrap")
+    assert (done.returncode, done.stdout.strip()) == (0, "2 keys wrapped with the newest master key")
+    assert learn(make_settings(url=sqlite.log.url, encryption_keys=[newer]))[0] == ["a/1", "b/1"]
+    old = make_settings(url=sqlite.log.url, encryption_keys=[MASTER])
+    assert [keys.store(each).verdict for each in (both, old)] == [Verdict.OK, Verdict.PROBLEM]
+    assert keys.store(make_settings(url="kafka://host:1", encryption_keys=[MASTER])).verdict is Verdict.WARNING
+    lost = run(old, "rewrap")
+    assert (lost.returncode, "not among log.encryption_keys" in lost.stdout) == (1, True)
+    refused = run(make_settings(url=sqlite.log.url), "rewrap")
+    assert (refused.returncode, "log.encryption_keys" in refused.stderr) == (2, True)
+
+
+def test_keys_in_postgresql_outlive_restarts_and_are_destroyed_for_good(
+    postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in postgres.environ.items():
+        monkeypatch.setenv(name, value)
+    store = KeyStore(postgres.url, timeout_s=5.0)
+    assert store.destroy("a") == 0  # before there is a table
+    sealed = {tenant: TenantKeys(store, [MASTER]).encrypt(tenant, b"text") for tenant in ("a", "b")}
+    (row,) = store.of_tenant("a")
+    assert store.destroy("a") == 1
+    again = TenantKeys(KeyStore(postgres.url), [MASTER])
+    assert again.decrypt(*sealed["b"]) == b"text"
+    with pytest.raises(RecordForgotten):
+        again.decrypt(*sealed["a"])
+    assert again.rewrap() == (1, 0)
+    assert TenantKeys(store, [MASTER]).decrypt(*sealed["b"]) == b"text"
+    assert row.wrapped is not None
+    held = [path for path in (postgres.folder / "data" / "base").rglob("*") if path.is_file()]
+    assert not any(row.wrapped in path.read_bytes() for path in held)

@@ -1,0 +1,201 @@
+"""What a learner keeps beside its weights: encrypted in snapshots, no longer than the retention, and nothing of tenants
+who were forgotten."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from omnidraft.bus.encryption import new_key
+from omnidraft.bus.key_store import KeyStore
+from omnidraft.bus.tenant_keys import TenantKeys
+from omnidraft.distill.control import TrainingControl
+from omnidraft.distill.forgetting import Retention
+from omnidraft.distill.publisher import BATCHER, LEARNER
+from omnidraft.distill.resume_encryption import decrypt_records, encrypt_records
+from omnidraft.distill.resume_tensors import records_from_tensors, records_to_tensors, tensor_to_bytes
+from omnidraft.errors import ConfigError, KeyStoreError
+from omnidraft.fleet.control_log import LogControlFollower, publish_announcement
+from omnidraft.snapshots import bundle
+from omnidraft.telemetry.metrics import CountingMetrics
+from omnidraft.testing.memory_log import MemoryReader, MemoryWriter
+from tests.distiller_runs import Killed, Setting, learned, names, run_until_idle, until_idle
+from tests.trace_records import make_record
+
+MASTER = new_key()
+NOW_MS = time.time_ns() // 1_000_000
+REPLAY = {"replay_records": 1}
+
+
+@pytest.fixture
+def setting(pair, tmp_path: Path) -> Setting:
+    return Setting(pair, tmp_path)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> KeyStore:
+    return KeyStore(f"sqlite:///{tmp_path}/keys.db", timeout_s=0.1)
+
+
+def keys(store: KeyStore) -> TenantKeys:
+    """Those of a process of its own."""
+    return TenantKeys(store, [MASTER])
+
+
+def resume_part(setting: Setting, name: str) -> dict:
+    newest = setting.registry.resolve("latest").version
+    return bundle.tensors(setting.registry.fetch(newest, setting.folder / "look", ("serving", "resume")), name)
+
+
+def kept(setting: Setting, cipher: TenantKeys | None = None) -> dict[str, list[str]]:
+    """Tenants of the records in the newest snapshot, by the place where they are."""
+    places = {}
+    for place, name in (("held_out.", BATCHER), ("replay.", LEARNER)):
+        tensors, _ = decrypt_records(resume_part(setting, name), cipher)
+        places[place] = sorted({record.tenant for record in records_from_tensors(place, tensors)})
+    return places
+
+
+def forget(setting: Setting, tenant: str, *, until_ms: int, forget_id: str = "order") -> None:
+    fields = {"tenant": tenant, "until_ms": until_ms, "forget_id": forget_id}
+    publish_announcement(MemoryWriter(setting.log, "control"), "forget", **fields)
+
+
+def control(setting: Setting) -> TrainingControl:
+    reader = MemoryReader(setting.log, "control")
+    return TrainingControl(LogControlFollower(reader, CountingMetrics(), kinds=("forget", "pause", "resume")))
+
+
+def emit_both(setting: Setting, num: int = 12) -> None:
+    """In turn."""
+    for leavers, stayers in zip(names(num), names(num, 100), strict=True):
+        setting.emit(leavers, tenant="leaver", time_ms=NOW_MS)
+        setting.emit(stayers, tenant="stayer", time_ms=NOW_MS)
+
+
+def run(setting: Setting, **options):
+    distillation, journal = setting.distiller(held_out_every=3, learner_settings=REPLAY, **options)
+    run_until_idle(distillation)
+    return distillation, journal
+
+
+def test_records_in_snapshots_open_with_their_tenants_key_alone(setting, store):
+    emit_both(setting)
+    run(setting, cipher=keys(store))
+    for name in (BATCHER, LEARNER):
+        tensors = resume_part(setting, name)
+        assert not any(b"leaver" in tensor_to_bytes(each.flatten().contiguous().view(-1)) for each in tensors.values())
+    assert kept(setting, keys(store))["replay."] == ["leaver", "stayer"]
+    assert kept(setting, keys(store))["held_out."]
+    with pytest.raises(ConfigError, match=r"log\.encryption_keys"):
+        kept(setting, TenantKeys(store, [new_key()]))
+    with pytest.raises(ConfigError, match=r"log\.encryption_keys"):
+        kept(setting)
+    store.destroy("leaver")
+    assert kept(setting, keys(store)) == {"held_out.": ["stayer"], "replay.": ["stayer"]}
+    store.destroy("stayer")
+    assert kept(setting, keys(store)) == {"held_out.": [], "replay.": []}
+
+
+def test_a_resumed_run_with_encryption_equals_one_without(pair, tmp_path, store):
+    batches = []
+    for cipher in (None, keys(store)):
+        setting = Setting(pair, tmp_path / str(len(batches)))
+        emit_both(setting, 8)
+        first, _ = setting.distiller(held_out_every=3, learner_settings=REPLAY, cipher=cipher, die_after=3)
+        with pytest.raises(Killed):
+            run_until_idle(first)
+        _, journal = run(setting, cipher=cipher)
+        batches.append((journal.batches, setting.manifest().losses, kept(setting, cipher)))
+    assert batches[0] == batches[1]
+
+
+def test_a_learner_waits_for_the_key_store_when_it_starts(setting, store, tmp_path):
+    emit_both(setting, 8)
+    run(setting, cipher=keys(store))
+    before = setting.manifest().num_records
+    (tmp_path / "keys.db").rename(tmp_path / "away.db")
+    setting.emit(*names(8, 200), tenant="stayer", time_ms=NOW_MS)
+    distillation, _ = setting.distiller(held_out_every=3, learner_settings=REPLAY, cipher=keys(store))
+    with pytest.raises(KeyStoreError):
+        distillation.run(until_idle(20)(distillation))
+    (tmp_path / "away.db").rename(tmp_path / "keys.db")
+    run(setting, cipher=keys(store))
+    assert setting.manifest().num_records > before
+    assert kept(setting, keys(store))["replay."] == ["leaver", "stayer"]
+
+
+def test_an_order_to_forget_reaches_held_out_replay_cache_and_what_is_read_later(setting):
+    emit_both(setting)
+    run(setting)
+    with_leaver = len(setting.pair.load_cache(bundle.ngrams(_folder(setting))))
+    forget(setting, "leaver", until_ms=NOW_MS)
+    setting.emit(*names(4, 300), tenant="leaver", time_ms=NOW_MS)  # came late
+    setting.emit(*names(6, 400), tenant="leaver", time_ms=NOW_MS + 1)  # came back
+    _, journal = run(setting, control=control(setting))
+    manifest = setting.manifest()
+    assert manifest.forgets == ("order",)
+    assert manifest.counts["forgotten"] == 4
+    assert {name for name in learned(journal) if name.startswith("request-30")} == set()
+    assert {name for name in learned(journal) if name.startswith("request-40")} != set()
+    records = [
+        record
+        for place, name in (("held_out.", BATCHER), ("replay.", LEARNER))
+        for record in records_from_tensors(place, resume_part(setting, name))
+    ]
+    assert all(record.time_ms > NOW_MS for record in records if record.tenant == "leaver")
+    assert "stayer" in {record.tenant for record in records}
+    assert len(setting.pair.load_cache(bundle.ngrams(_folder(setting)))) <= with_leaver
+    assert sum(manifest.offsets.values()) == manifest.num_records + sum(
+        manifest.counts.get(name, 0) for name in ("held_out", "duplicate", "forgotten")
+    )
+
+
+def _folder(setting: Setting) -> Path:
+    return setting.registry.fetch(setting.registry.resolve("latest").version, setting.folder / "serving")
+
+
+def test_an_order_is_carried_out_once_and_by_whoever_starts_later(setting):
+    emit_both(setting)
+    run(setting)
+    forget(setting, "leaver", until_ms=NOW_MS)
+    for _ in range(2):
+        run(setting, control=control(setting))
+    versions = setting.registry.versions()
+    assert sum(each.manifest.forgets == ("order",) for each in versions) == 1
+    assert kept(setting) == {"held_out.": ["stayer"], "replay.": ["stayer"]}
+    forget(setting, "stayer", until_ms=NOW_MS, forget_id="another")
+    run(setting, control=control(setting))
+    assert setting.manifest().forgets == ("order", "another")
+    assert kept(setting) == {"held_out.": [], "replay.": []}
+
+
+def test_a_new_learner_reads_nothing_of_a_tenant_forgotten_before(setting):
+    emit_both(setting, 6)
+    forget(setting, "leaver", until_ms=NOW_MS)
+    _, journal = run(setting, control=control(setting))
+    assert all(int(name[-3:]) >= 100 for name in learned(journal))
+    assert setting.registry.resolve("1").manifest.forgets == ("order",)
+
+
+def test_the_retention_reaches_held_out_records_and_the_replay_buffer(setting):
+    setting.emit(*names(12), tenant="old", time_ms=NOW_MS - 7_200_000)
+    setting.emit(*names(12, 100), tenant="new", time_ms=NOW_MS)
+    run(setting)
+    assert kept(setting)["replay."] == ["new", "old"]
+    setting.emit(*names(4, 200), tenant="new", time_ms=NOW_MS)
+    run(setting, retention=Retention(3600.0))
+    assert kept(setting) == {"held_out.": ["new"], "replay.": ["new"]}
+
+
+def test_snapshots_of_older_versions_have_plain_records_that_stay_readable():
+    tensors = records_to_tensors("held_out.", [make_record("a"), make_record("b", tenant="t")])
+    assert decrypt_records(tensors, None) == (tensors, 0)
+
+
+def test_what_is_no_record_stays_as_it_is(store):
+    tensors = records_to_tensors("replay.", [make_record("a")])
+    encrypted = encrypt_records(tensors, keys(store))
+    assert {"schema", "schema_version"} == tensors.keys() & encrypted.keys()
+    (name,) = encrypted.keys() - tensors.keys()
+    assert name.startswith("replay.000000.")

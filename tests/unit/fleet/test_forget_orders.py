@@ -1,0 +1,48 @@
+"""Which snapshots may hold something of a forgotten tenant, and what is deleted of them."""
+
+from pathlib import Path
+
+import pytest
+
+from omnidraft.errors import SnapshotNotFound
+from omnidraft.fleet.forget_orders import affected_snapshots, purge
+from omnidraft.registry.directory_registry import DirectoryRegistry
+from tests.snapshot_folders import make_bundle
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> DirectoryRegistry:
+    """Five versions, the last of which was made after the order."""
+    made = DirectoryRegistry(tmp_path / "registry", "org/small", "big", keep_resume=9)
+    for number, offset in enumerate((0, 4, 8, 12)):
+        made.publish(make_bundle(tmp_path / "made", f"s{number}", offsets={0: offset, 1: 2}), number or None)
+    made.publish(make_bundle(tmp_path / "made", "s4", offsets={0: 12, 1: 2}, forgets=("order",)), 4)
+    return made
+
+
+def versions(affected) -> list[int]:
+    return [each.version for each in affected.affected]
+
+
+def test_versions_that_learned_the_first_record_are_affected_until_one_was_made_without(registry) -> None:
+    found = affected_snapshots(registry.versions(), {0: 5, 1: 2}, "order")
+    assert (versions(found), found.last_before, found.is_newest_clean) == ([3, 4], 2, True)
+    assert versions(affected_snapshots(registry.versions(), {0: 5}, "later")) == [3, 4, 5]
+    assert not affected_snapshots(registry.versions(), {0: 5}, "later").is_newest_clean
+
+
+def test_a_tenant_without_a_record_in_the_log_affects_none(registry) -> None:
+    found = affected_snapshots(registry.versions(), {}, "order")
+    assert (versions(found), found.last_before) == ([], None)
+
+
+def test_purging_keeps_the_champions_weights_and_the_newest_version(registry, tmp_path: Path) -> None:
+    registry.promote(4)
+    found = affected_snapshots(registry.versions(), {1: 0}, "order")
+    assert versions(found) == [1, 2, 3, 4]
+    assert purge(registry, found, 5) == [1, 2, 3]
+    registry.fetch(4, tmp_path / "look", ("serving",))
+    registry.fetch(5, tmp_path / "look", ("serving", "resume"))
+    for version, part in ((3, "serving"), (4, "resume")):
+        with pytest.raises(SnapshotNotFound):
+            registry.fetch(version, tmp_path / "look", (part,))

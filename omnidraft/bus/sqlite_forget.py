@@ -15,7 +15,10 @@ from omnidraft.bus.sqlite_topic import SqliteTopic
 from omnidraft.errors import BusError
 from omnidraft.traces.schema import FORGOTTEN, KEY_ID
 
-KEPT_HEADERS = ("schema", "schema_version", "target", "alignment", KEY_ID)
+KEPT_HEADERS = (
+    *("schema", "schema_version", "target", "alignment", KEY_ID),
+    *("reason", "origin_topic", "origin_partition", "origin_offset", "origin_num_messages"),
+)
 BATCH_MESSAGES = 500
 CHECKPOINT_S = 30.0
 """Seconds to wait for readers, whose transactions keep the write-ahead log alive."""

@@ -3,12 +3,10 @@
 import os
 import socket
 import sys
-import tempfile
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omnidraft.config import Settings
@@ -124,17 +122,19 @@ def _updater(
 ) -> "SnapshotUpdater":
     from omnidraft.decode.snapshot.updater import SnapshotUpdater
     from omnidraft.models.loading import in_background_thread
+    from omnidraft.registry.staging_folder import own_folder, remove_abandoned
 
     return SnapshotUpdater(
         snapshot_reader(settings),
         slot,
         partial(in_background_thread, load),
-        control_follower(settings, metrics, ("champion", "canary", "drift", "drift_over")),
+        control_follower(settings, metrics, ("champion", "canary", "drift", "drift_over", "forget")),
         throttle,
         settings.worker,
         metrics,
         target=settings.models.target,
-        staging=Path(tempfile.mkdtemp(prefix="omnidraft-snapshots-")),
+        staging=own_folder(),
+        forget=remove_abandoned,
     )
 
 

@@ -3,10 +3,8 @@
 import hashlib
 import os
 import socket
-import tempfile
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omnidraft.config import Settings
@@ -250,11 +248,15 @@ def _updater(
 ) -> "SnapshotUpdater":
     from omnidraft.decode.snapshot.updater import SnapshotUpdater
     from omnidraft.models.loading import in_background_thread
+    from omnidraft.registry.staging_folder import own_folder, remove_abandoned
+
+    def forget() -> None:
+        made.forget_prefixes()
+        remove_abandoned()
 
     follower = control_follower(
         settings, metrics, ("champion", "canary", "drift", "drift_over", "forget"), must_be_named=not is_alone
     )
-    staging = Path(tempfile.mkdtemp(prefix="omnidraft-snapshots-"))
     return SnapshotUpdater(
         snapshots,
         made.slot,
@@ -264,7 +266,7 @@ def _updater(
         settings.worker,
         metrics,
         target=settings.models.target,
-        staging=staging,
+        staging=own_folder(),
         tracing=tracing,
-        forget_prefixes=made.forget_prefixes,
+        forget=forget,
     )

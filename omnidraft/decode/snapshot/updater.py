@@ -72,7 +72,7 @@ class SnapshotUpdater:
     Args:
         drift_throttle: receives the announcements of drift.
         target: name of the slot's target, for log lines and metrics.
-        forget_prefixes: called when a tenant is to be forgotten; drops the keys of finished texts.
+        forget: called when a tenant is to be forgotten; drops what this process keeps of earlier texts.
         staging: a folder of this process alone; the files of snapshots that are no longer loaded are removed.
     """
 
@@ -90,7 +90,7 @@ class SnapshotUpdater:
         staging: Path,
         clock: Callable[[], float] = time.monotonic,
         tracing: Tracing | None = None,
-        forget_prefixes: Callable[[], None] = lambda: None,
+        forget: Callable[[], None] = lambda: None,
     ) -> None:
         self._registry = registry
         self._slot = slot
@@ -103,7 +103,7 @@ class SnapshotUpdater:
         self._staging = staging
         self._clock = clock
         self._tracing = tracing or NoopTracing()
-        self._forget_prefixes = forget_prefixes
+        self._forget = forget
         self._sequence = slot.current.sequence
         self._canary: Announcement | None = None
         self._failures: dict[int, _Failure] = {}
@@ -142,7 +142,7 @@ class SnapshotUpdater:
         elif announcement.kind == "canary":
             self._sequence, self._canary = announcement.sequence, announcement
         elif announcement.kind == "forget":
-            self._forget_prefixes()
+            self._forget()
             self._remove_unloaded_files()
         else:
             self._drift_throttle.on_announcement(announcement)

@@ -10,6 +10,7 @@ import torch
 
 from omnidraft.audit.findings import FaultKind
 from omnidraft.audit.run import DiscardingWriter, audit
+from omnidraft.bus.sqlite_forget import forget_messages
 from omnidraft.bus.sqlite_log import SqliteReader, SqliteWriter
 from omnidraft.distill.ingest.batcher import Batcher
 from omnidraft.distill.ingest.trace_consumer import TraceConsumer
@@ -237,3 +238,20 @@ def test_messages_are_copied_as_they_are(pair, tmp_path: Path) -> None:
     key = lambda message: (message.partition, message.offset)  # noqa: E731
     strip = [(key(message), message.value, message.headers) for message in sorted(copied, key=key)]
     assert strip == [(key(message), message.value, message.headers) for message in sorted(original, key=key)]
+
+
+@pytest.mark.parametrize("has_memory", [True, False])
+def test_records_that_were_forgotten_after_they_were_learned_are_no_fault_and_are_counted(
+    case: Case, has_memory: bool
+) -> None:
+    if not has_memory:
+        case.seen_keys = None
+    positions = [(partition, offset) for partition in range(case.num_partitions) for offset in (1, 2, 5)]
+    before = {each.partition: each for each in case.audit().partitions}
+    forget_messages(case.path, "t", positions, b"mark")
+    report = case.audit()
+    assert report.faults == ()
+    for each in report.partitions:
+        assert sum(each.fates.values()) == sum(before[each.partition].fates.values())
+    num_forgotten = sum(each.fates.get("forgotten", 0) for each in report.partitions)
+    assert 0 < num_forgotten <= len(positions)

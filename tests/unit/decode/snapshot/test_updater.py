@@ -175,7 +175,7 @@ def test_a_forged_snapshot_whose_checksums_fit_leaves_the_old_one_in_place(tmp_p
 
 def test_an_order_to_forget_drops_prefixes_and_the_snapshot_from_before_it_once_another_serves(worker, tmp_path):
     dropped = []
-    worker.refresher._forget_prefixes = lambda: dropped.append(True)
+    worker.refresher._forget = lambda: dropped.append(True)
     worker.registry.publish(make_bundle(tmp_path / "more", "s5", forgets=("order",)), 4)
     worker.registry.publish(make_bundle(tmp_path / "more", "s6", forgets=("order",)), 5)
     worker.step(champion(0, 3))

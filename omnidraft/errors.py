@@ -13,6 +13,7 @@ OmnidraftError
 |- WireError              bytes from outside are not a record we can read; dead-letter them
 |  |- UnknownSchema       ... because another schema version wrote them
 |  |- UnknownKey          ... because no key of log.encryption_keys opens them; add the key, then redrive
+|  |- SignatureRefused    ... because nobody of registry.trusted_keys signed them, or they are old; see docs/security.md
 |  `- RecordTooLarge      a record is larger than a log takes; shorten prompts, or live without their traces
 |- BusError               the log refused or timed out; the caller may retry
 |  `- OffsetOutOfRange    the log does not hold what is to be read next; compare with its first and end offsets
@@ -76,6 +77,10 @@ class UnknownSchema(WireError):
 
 class UnknownKey(WireError):
     """Bytes were encrypted with a key that this reader does not have."""
+
+
+class SignatureRefused(WireError):
+    """Bytes lack the signature of a trusted key whose role it is, or were superseded."""
 
 
 class RecordTooLarge(WireError):

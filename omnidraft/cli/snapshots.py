@@ -79,16 +79,64 @@ def rollback(target: Target = None, config_path: Config = None) -> None:
     _promote("previous", _settings(config_path, target))
 
 
+@app.command("sign")
+def sign(
+    name: Annotated[str, typer.Argument(help="Version, alias or latest; its resume part must still be there.")],
+    target: Target = None,
+    config_path: Config = None,
+) -> None:
+    """Publish a version again, signed with registry.private_key: for one that only a shared key signed before."""
+    import tempfile
+
+    registry = _registry(_settings(config_path, target))
+    chosen, newest = registry.resolve(name), registry.resolve("latest")
+    with tempfile.TemporaryDirectory(prefix="omnidraft-sign-") as folder:
+        fetched = registry.fetch(chosen.version, Path(folder), ("serving", "resume"))
+        print(f"published as version {registry.publish(fetched, newest.version).version}")
+
+
+@app.command("new-key")
+def new_key(
+    role: Annotated[
+        str,
+        typer.Option(help="Who signs with it: distiller (snapshots), controller (announcements) or operator (both)."),
+    ],
+    out: Annotated[Path, typer.Option(help="A new file for the private key, which only you can read.")],
+) -> None:
+    """Make a key pair: the private key goes into a file, the public one, for registry.trusted_keys, is printed."""
+    from typing import cast
+
+    from omnidraft.config.secrets import ROLES
+    from omnidraft.private_files import private_opener
+    from omnidraft.snapshots import keys
+
+    if role not in ROLES:
+        raise typer.BadParameter(f"{role!r} is none of {', '.join(ROLES)}", param_hint="--role")
+    private_key = keys.new_private_key()
+    try:
+        with open(out, "x", opener=private_opener) as file:
+            file.write(private_key + "\n")
+    except OSError as exc:
+        raise typer.BadParameter(f"{out} cannot be made: {exc.strerror}", param_hint="--out") from exc
+    print(keys.PrivateKey(private_key).public_text(cast(keys.Role, role)))
+
+
 def _promote(name: str, settings: config.Settings) -> None:
     from omnidraft.fleet.control_log import publish_announcement
+    from omnidraft.snapshots.manifest import digest
 
     registry = _registry(settings)
-    chosen = registry.resolve(name).version
-    registry.promote(chosen)
+    chosen = registry.resolve(name)
+    registry.promote(chosen.version)
     publish_announcement(
-        _control(settings), "champion", chosen, target=settings.models.target, drafter=settings.models.drafter
+        _control(settings),
+        "champion",
+        chosen.version,
+        target=settings.models.target,
+        drafter=settings.models.drafter,
+        digest=digest(chosen.manifest),
     )
-    print(f"champion is version {chosen}")
+    print(f"champion is version {chosen.version}")
 
 
 def _settings(config_path: Path | None, target: str | None) -> config.Settings:

@@ -27,6 +27,7 @@ from omnidraft.wiring.models import (
     vocabularies,
 )
 from omnidraft.wiring.recording import trace_producer
+from omnidraft.wiring.signing import champion_statements
 
 if TYPE_CHECKING:
     import numpy as np
@@ -135,6 +136,7 @@ def _updater(
         metrics,
         target=settings.models.target,
         staging=Path(tempfile.mkdtemp(prefix="omnidraft-snapshots-")),
+        statements=champion_statements(settings),
     )
 
 

@@ -23,6 +23,7 @@ from omnidraft.wiring.models import (
     vocabularies,
 )
 from omnidraft.wiring.recording import trace_producer
+from omnidraft.wiring.signing import champion_statements
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -266,4 +267,5 @@ def _updater(
         target=settings.models.target,
         staging=staging,
         tracing=tracing,
+        statements=champion_statements(settings),
     )

@@ -10,7 +10,7 @@ position in the log brings an old announcement back.
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -25,7 +25,7 @@ PAYLOAD_TYPE = "application/vnd.omnidraft.announcement+json"
 SCAN_TIMEOUT_S = 30.0
 SCAN_MESSAGES = 1000
 
-_SIGNERS: dict[AnnouncementKind, tuple[Role, ...]] = {
+_SIGNERS: Mapping[str, tuple[Role, ...]] = {
     "champion": ("controller", "operator"),
     "canary": ("controller", "operator"),
     "drift": ("controller", "operator"),
@@ -62,8 +62,9 @@ def open_signed(payload: bytes, signatures: Mapping[str, str], trusted_keys: Tru
 
 def content(announcement: Announcement) -> str:
     """Return what it says, without when it was said."""
-    timeless = replace(announcement, sequence=0, issued_ms=None, reason=None, fence=None)
-    return f"{timeless.kind} {timeless.digest or timeless.version} {timeless.share} {timeless.start}"
+    timeless = replace(announcement, sequence=0, issued_ms=None, reason=None, fence=None, target=None, drafter=None)
+    said = {name: value for name, value in asdict(timeless).items() if value is not None}
+    return json.dumps(said, sort_keys=True)
 
 
 class Authenticator:

@@ -30,6 +30,7 @@ from omnidraft.fleet.control_log import announcement_json
 from omnidraft.ports import CHAMPION_STATEMENT, Announcement, Registry, SnapshotVersion
 from omnidraft.snapshots.keys import TrustedKeys
 from omnidraft.snapshots.manifest import digest
+from omnidraft.snapshots.signing import SnapshotSigning
 
 ADVICE = "an operator who wants it to serve promotes it: `omnidraft snapshots promote`"
 _VOID = "void"
@@ -39,6 +40,7 @@ class SignedChampionStatements:
     """Implements ports.ChampionStatements for one pair.
 
     Args:
+        snapshots: verifies a snapshot before it is stated to be the champion.
         max_age_s: the age from which a statement is refused; None: any age, for who reads `log` as well.
         signer: None only checks.
         log: the control log, whose newest champion no statement may be older than. None: what this process accepted
@@ -49,6 +51,7 @@ class SignedChampionStatements:
         self,
         trusted_keys: TrustedKeys,
         accepted: AcceptedAnnouncements,
+        snapshots: SnapshotSigning,
         *,
         scope: str,
         target: str,
@@ -59,7 +62,7 @@ class SignedChampionStatements:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._trusted_keys, self._accepted, self._scope = trusted_keys, accepted, scope
-        self._target, self._drafter = target, drafter
+        self._snapshots, self._target, self._drafter = snapshots, target, drafter
         self._max_age_s, self._signer, self._log, self._clock = max_age_s, signer, log, clock
 
     def check(self, champion: SnapshotVersion) -> int:
@@ -80,6 +83,7 @@ class SignedChampionStatements:
         """See ports.ChampionStatements."""
         if self._signer is None:
             raise AssertionError("made without a signer")
+        self._snapshots.require(champion.manifest)
         wire = announcement_json(
             "champion", champion.version, target=self._target, drafter=self._drafter, digest=digest(champion.manifest)
         )
@@ -123,12 +127,12 @@ class AttestedRegistry(Registry):
         self._registry, self._statements = registry, statements
 
     def promote(self, version: int) -> None:
-        """See ports.Registry. Raises ConfigError, BusError when no statement can be made."""
+        """See ports.Registry. Raises ConfigError, BusError, SnapshotCorrupt when no statement can be made."""
         self._attest(version)
         self._registry.promote(version)
 
     def promote_unless_changed(self, version: int, fence: str) -> None:
-        """See ports.Registry. Raises ConfigError, BusError when no statement can be made."""
+        """See ports.Registry. Raises ConfigError, BusError, SnapshotCorrupt when no statement can be made."""
         before = self._registry.resolve(str(version)).statement
         self._attest(version)
         try:

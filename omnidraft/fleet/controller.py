@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from omnidraft.config import ControllerSettings
-from omnidraft.errors import BusError, SignatureRefused, SnapshotError, SnapshotNotFound, SnapshotStale
+from omnidraft.errors import BusError, SignatureRefused, SnapshotCorrupt, SnapshotError, SnapshotNotFound, SnapshotStale
 from omnidraft.fleet.drift import DriftRecovery
 from omnidraft.fleet.promotion import CanaryTrial, Decision, decide, lineage_between
 from omnidraft.fleet.request_stats import RequestStatsReader
@@ -145,7 +145,7 @@ class Controller:
         if decision.promote:
             try:
                 self._registry.promote_unless_changed(version, fence)
-            except SnapshotStale as exc:
+            except (SnapshotStale, SnapshotCorrupt) as exc:
                 self._registry.annotate(version, {"judgement": f"void: {exc}"})
                 logger.warning("%s: a decision is void: %s", self._target, exc)
                 return

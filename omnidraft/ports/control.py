@@ -89,4 +89,5 @@ class ChampionStatements(Protocol):
         Raises:
             ConfigError: this process has no private key, or one that may not sign announcements.
             BusError: the control log, which orders all statements, cannot be read.
+            SnapshotCorrupt: nobody who may sign snapshots signed this one.
         """

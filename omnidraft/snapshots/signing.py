@@ -7,10 +7,10 @@ from omnidraft.errors import SignatureRefused, SnapshotCorrupt
 from omnidraft.snapshots.manifest import Manifest, require_signature, sign, signed_payload
 
 if TYPE_CHECKING:
-    from omnidraft.snapshots.keys import PrivateKey, TrustedKeys
+    from omnidraft.snapshots.keys import PrivateKey, Role, TrustedKeys
 
 PAYLOAD_TYPE = "application/vnd.omnidraft.snapshot+json"
-SIGNERS = ("distiller", "operator")
+SIGNERS: "tuple[Role, ...]" = ("distiller", "operator")
 
 
 @dataclass(frozen=True, slots=True)

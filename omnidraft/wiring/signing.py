@@ -67,6 +67,7 @@ def champion_statements(settings: Settings, open_reader: OpenReader | None = Non
     return SignedChampionStatements(
         trusted,
         AcceptedAnnouncements(settings.registry.accepted_file),
+        snapshot_signing(settings),
         scope=_scope(settings),
         target=settings.models.target,
         drafter=settings.models.drafter,

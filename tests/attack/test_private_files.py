@@ -100,7 +100,7 @@ def test_the_registry_of_folders_and_what_is_staged_from_it(
     source = secret_bundle(tmp_path / "made")
     if not links:
         monkeypatch.setattr(os, "link", _cannot_link)
-    registry = DirectoryRegistry(tmp_path / "registry", "org/small", "big", keep_resume=2, signing_key=None)
+    registry = DirectoryRegistry(tmp_path / "registry", "org/small", "big", keep_resume=2)
     version = registry.publish(source, None).version
     registry.fetch(version, tmp_path / "staged", ("serving", "resume"))
     assert open_to_others(tmp_path) == []

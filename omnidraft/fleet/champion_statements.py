@@ -14,7 +14,7 @@ from securesystemslib.dsse import Envelope
 from securesystemslib.exceptions import Error as SigningError
 from securesystemslib.signer import Signature
 
-from omnidraft.errors import SignatureRefused, SnapshotStale
+from omnidraft.errors import SignatureRefused, SnapshotStale, WireError
 from omnidraft.fleet.accepted_announcements import AcceptedAnnouncements
 from omnidraft.fleet.authentication import (
     PAYLOAD_TYPE,
@@ -106,7 +106,10 @@ class SignedChampionStatements:
             signatures = {name: signature.signature for name, signature in envelope.signatures.items()}
         except (SigningError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
             raise SignatureRefused("its statement cannot be read") from exc
-        announcement = open_signed(envelope.payload, signatures, self._trusted_keys)
+        try:
+            announcement = open_signed(envelope.payload, signatures, self._trusted_keys)
+        except WireError as exc:
+            raise SignatureRefused(f"its statement is refused: {exc}") from exc
         self._require_about(announcement, champion)
         if self._max_age_s is not None:
             require_fresh(announcement, self._max_age_s, self._clock())

@@ -41,7 +41,7 @@ def settings_of(
     """Settings of one process; a worker has no private key. Each role remembers in a file of its own."""
     private = {} if role == "worker" else {"private_key": keys.texts[role]}
     url = registry_url or f"directory:///{folder}/registry"
-    section = {"url": url, "trusted_keys": keys.public, "accepted_file": folder / f"{role}.json"}
+    section = {"url": url, "trusted_keys": keys.public, "accepted_file": folder / f"{role}.json", "keep_resume": 3}
     return config.load(
         None,
         {},

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from omnidraft.decode.snapshot import updater
-from omnidraft.errors import SnapshotCorrupt, SnapshotError
+from omnidraft.errors import SnapshotCorrupt
 from omnidraft.fleet import accepted_announcements, authentication, champion_statements
 from omnidraft.registry import staging
 from omnidraft.snapshots import bundle, keys, signing
@@ -52,7 +52,7 @@ class Trial:
         worker = Worker(settings_of(self.keys, folder), folder / "staging")
         if state == "running":
             assert worker.step() == CHAMPION
-        forgery(Attacker(self.keys, folder, random.Random(seed)))
+        forgery(Attacker(self.keys, folder, random.Random(f"{forgery.__name__} {state} {seed}")))
         versions = {worker.step(), worker.step()} - {CHAMPION, None if state != "running" else CHAMPION}
         loaded = {each for each in worker.loads if each != (CHAMPION, self.weights)}
         shutil.rmtree(folder)
@@ -135,7 +135,7 @@ class Tampering:
         into = self.folder / f"fetched-{next(self.numbers)}"
         try:
             self.reader.fetch(version, into, ("serving", "resume"))
-        except SnapshotError:
+        except SnapshotCorrupt:
             return True
         finally:
             _restore(folder, self.snapshots[version])
@@ -234,6 +234,11 @@ def _any_key(self, payload, payload_type, signatures, roles):
         raise authentication.SignatureRefused("none")
 
 
+def _presence_only(folder, parts):
+    if not all((folder / part).is_dir() for part in parts):
+        raise SnapshotCorrupt("nothing there")
+
+
 VERIFY = keys.TrustedKeys.verify
 BUGS = {
     "verifies nothing": [(keys.TrustedKeys, "verify", _ignore)],
@@ -246,7 +251,7 @@ BUGS = {
     "ignores which snapshot was announced": [(updater, "_require_expected", _ignore)],
     "ignores what a statement is about": [(champion_statements.SignedChampionStatements, "_require_about", _ignore)],
     "trusts the alias": [(signed_fleet, "champion_statements", _ignore)],
-    "verifies before it fetches only": [(staging.bundle, "verify", _ignore)],
+    "verifies before it fetches only": [(staging.bundle, "verify", _presence_only)],
 }
 
 
@@ -263,7 +268,7 @@ TAMPERING_BUGS = {
     "no signature is asked for": (signing.SnapshotSigning, "require", _ignore),
     "any signature will do": (keys.TrustedKeys, "verify", _any_key),
     "any role will do": (keys.TrustedKeys, "verify", _any_role),
-    "what was fetched is not verified": (staging.bundle, "verify", _ignore),
+    "what was fetched is not verified": (staging.bundle, "verify", _presence_only),
 }
 
 

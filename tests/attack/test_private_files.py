@@ -109,13 +109,14 @@ def test_the_registry_of_folders_and_what_is_staged_from_it(
 def test_what_a_server_sends_is_kept_to_oneself(tmp_path: Path) -> None:
     """MLflow's client writes what it downloads as it likes."""
     from omnidraft.registry import staging
+    from omnidraft.snapshots.signing import UNSIGNED
 
     source = secret_bundle(tmp_path / "made")
 
     def download(part: str, destination: Path) -> None:
         shutil.copytree(source / part, destination / part, copy_function=shutil.copyfile)
 
-    staging.stage(tmp_path / "staged", bundle.read_manifest(source), ["resume"], download, None)
+    staging.stage(tmp_path / "staged", bundle.read_manifest(source), ["resume"], download, UNSIGNED)
     assert open_to_others(tmp_path) == []
 
 

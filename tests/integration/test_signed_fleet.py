@@ -121,6 +121,36 @@ def test_snapshots_from_before_the_keys_are_signed_by_an_operator(url, keys, tmp
     reader.fetch(2, tmp_path / "fetched")
 
 
+def test_a_key_is_replaced_after_an_operator_signed_too(keys, tmp_path, monkeypatch, capsys):
+    publisher = wiring.registry(settings_of(keys, tmp_path, "distiller"))
+    publisher.publish(make_bundle(tmp_path / "made", "s1", **TOLD), None)
+    path = toml(settings_of(keys, tmp_path, "operator"), tmp_path / "operator.toml")
+    environ = {"OMNIDRAFT_REGISTRY__PRIVATE_KEY": keys.texts["operator"]}
+    done = run_cli(("snapshots", "sign", "1", "--config", path), monkeypatch, capsys, environ)
+    assert "published as version 2" in done.stdout, done.stderr
+    without = wiring.registry(settings_of(keys, tmp_path, trusted_keys=keys.public[1:]))
+    without.fetch(2, tmp_path / "fetched")
+    with pytest.raises(SnapshotCorrupt, match="not signed by a trusted distiller"):
+        without.fetch(1, tmp_path / "fetched")
+
+
+def test_the_champion_is_announced_again_before_its_announcement_is_too_old(keys, tmp_path):
+    publisher = wiring.registry(settings_of(keys, tmp_path, "distiller"))
+    publisher.publish(make_bundle(tmp_path / "made", "s1", **TOLD), None)
+    settings = settings_of(keys, tmp_path, "controller", announcement_max_age_hours=4)
+    judging, now = controller(settings, CountingMetrics()), 0.0
+    judging._clock = lambda: now
+    sequences = []
+    for hours in (0.0, 0.9, 1.1, 1.9, 2.2):
+        now = hours * 3600
+        judging.step()
+        statement = publisher.resolve("champion").statement
+        if statement not in sequences:
+            sequences.append(statement)
+    assert len(Attacker(keys, tmp_path, None).messages()) == 3
+    assert len(sequences) == 3
+
+
 def test_a_new_pair_of_keys_is_printed_or_kept_in_a_file(tmp_path, monkeypatch, capsys):
     private, public = run_cli(("snapshots", "new-key"), monkeypatch, capsys).stdout.split()
     assert (private.split(":")[0], public.split(":")[:2]) == ("ed25519-private", ["operator", "ed25519"])

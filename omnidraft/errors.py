@@ -14,6 +14,7 @@ OmnidraftError
 |  |- UnknownSchema       ... because another schema version wrote them
 |  |- UnknownKey          ... because no key of log.encryption_keys opens them; add the key, then redrive
 |  |- RecordForgotten     ... because their tenant was forgotten; count them, they are no dead letters
+|  |- SignatureRefused    ... because nobody of registry.trusted_keys signed them, or they are old; see docs/security.md
 |  `- RecordTooLarge      a record is larger than a log takes; shorten prompts, or live without their traces
 |- BusError               the log refused or timed out; the caller may retry
 |  |- KeyStoreError       the key store does not answer; wait, and skip nothing
@@ -82,6 +83,10 @@ class UnknownKey(WireError):
 
 class RecordForgotten(WireError):
     """The tenant of a record was forgotten: its key is destroyed, or its content deleted."""
+
+
+class SignatureRefused(WireError):
+    """Bytes lack the signature of a trusted key whose role it is, or were superseded."""
 
 
 class RecordTooLarge(WireError):

@@ -79,16 +79,81 @@ def rollback(target: Target = None, config_path: Config = None) -> None:
     _promote("previous", _settings(config_path, target))
 
 
+@app.command("sign")
+def sign(
+    name: Annotated[str, typer.Argument(help="Version, alias or latest; its resume part must still be there.")],
+    target: Target = None,
+    config_path: Config = None,
+) -> None:
+    """Publish a version again, signed with registry.private_key: for one from before there were keys.
+
+    You vouch for what the registry holds: one that only a shared key signed is verified with registry.signing_key, one
+    that nobody signed is not.
+    """
+    import tempfile
+
+    settings = _settings(config_path, target)
+    registry, unverified = _registry(settings), _registry(_without_keys(settings))
+    chosen, newest = registry.resolve(name), registry.resolve("latest")
+    with tempfile.TemporaryDirectory(prefix="omnidraft-sign-") as folder:
+        fetched = unverified.fetch(chosen.version, Path(folder), ("serving", "resume"))
+        print(f"published as version {registry.publish(fetched, newest.version).version}; nothing was promoted")
+
+
+@app.command("new-key")
+def new_key(
+    role: Annotated[
+        str,
+        typer.Option(help="Who signs with it: distiller (snapshots), controller (announcements) or operator (both)."),
+    ] = "operator",
+    out: Annotated[
+        Path | None, typer.Option(help="A new file for the private key, which only you can read; else it is printed.")
+    ] = None,
+) -> None:
+    """Make a key pair: the private key for registry.private_key of one process, the public one for
+    registry.trusted_keys of all."""
+    from typing import cast
+
+    from omnidraft.config.secrets import ROLES
+    from omnidraft.private_files import private_opener
+    from omnidraft.snapshots import keys
+
+    if role not in ROLES:
+        raise typer.BadParameter(f"{role!r} is none of {', '.join(ROLES)}", param_hint="--role")
+    private_key = keys.new_private_key()
+    if out is None:
+        print(private_key)
+    else:
+        try:
+            with open(out, "x", opener=private_opener) as file:
+                file.write(private_key + "\n")
+        except OSError as exc:
+            raise typer.BadParameter(f"{out} cannot be made: {exc.strerror}", param_hint="--out") from exc
+    print(keys.PrivateKey(private_key).public_text(cast(keys.Role, role)))
+
+
+def _without_keys(settings: config.Settings) -> config.Settings:
+    """Return settings of a process that neither signs nor verifies."""
+    without = {"trusted_keys": (), "private_key": None, "signing_key": None}
+    return settings.model_copy(update={"registry": settings.registry.model_copy(update=without)})
+
+
 def _promote(name: str, settings: config.Settings) -> None:
     from omnidraft.fleet.control_log import publish_announcement
+    from omnidraft.snapshots.manifest import digest
 
     registry = _registry(settings)
-    chosen = registry.resolve(name).version
-    registry.promote(chosen)
+    chosen = registry.resolve(name)
+    registry.promote(chosen.version)
     publish_announcement(
-        _control(settings), "champion", chosen, target=settings.models.target, drafter=settings.models.drafter
+        _control(settings),
+        "champion",
+        chosen.version,
+        target=settings.models.target,
+        drafter=settings.models.drafter,
+        digest=digest(chosen.manifest),
     )
-    print(f"champion is version {chosen}")
+    print(f"champion is version {chosen.version}")
 
 
 def _settings(config_path: Path | None, target: str | None) -> config.Settings:

@@ -9,23 +9,53 @@ from typing import Any, get_args
 from pydantic import BaseModel, SecretStr
 
 KEY_BYTES = 32
+"""The length of every key, private or public."""
+PRIVATE_KEY_PREFIX = "ed25519-private:"
+ROLES = ("distiller", "controller", "operator")
+"""Who signs: a distiller its snapshots, a controller its announcements, an operator both."""
 HIDDEN = "***"
 
 
 def masked(text: str) -> str:
-    """Return the text with user, password and secret parameters of every URL in it masked."""
+    """Return the text with private keys, and user, password and secret parameters of every URL in it, masked."""
+    text = re.sub(rf"{PRIVATE_KEY_PREFIX}[^\s'\"]*", PRIVATE_KEY_PREFIX + HIDDEN, text)
     without_user = re.sub(r"//[^/\s'\"]*@", f"//{HIDDEN}@", text)
     return re.sub(r"(?i)([?&][^=&\s]*(?:password|token|secret)[^=&\s]*=)[^&\s'\"]+", rf"\1{HIDDEN}", without_user)
 
 
 def require_key(name: str, key: SecretStr) -> None:
     """Raises ValueError, which does not show the key, unless it has the format of `omnidraft traces new-key`."""
-    try:
-        num_bytes = len(base64.b64decode(key.get_secret_value(), altchars=b"-_", validate=True))
-    except (binascii.Error, ValueError):
-        num_bytes = 0
-    if num_bytes != KEY_BYTES:
+    if not _has_key_bytes(key.get_secret_value()):
         raise ValueError(f"{name} must be {KEY_BYTES} bytes in URL-safe base64; `omnidraft traces new-key` makes one")
+
+
+def require_private_key(key: SecretStr) -> None:
+    """Raises ValueError, which does not show the key, unless it is a private key of `omnidraft snapshots new-key`."""
+    prefix, _, encoded = key.get_secret_value().partition(":")
+    if f"{prefix}:" != PRIVATE_KEY_PREFIX or not _has_key_bytes(encoded):
+        raise ValueError(
+            f"registry.private_key must be {PRIVATE_KEY_PREFIX}KEY; `omnidraft snapshots new-key` makes one"
+        )
+
+
+def require_public_key(key: str) -> None:
+    """Raises ValueError unless it is a public key of `omnidraft snapshots new-key`. A private one is not shown."""
+    if key.startswith(PRIVATE_KEY_PREFIX):
+        raise ValueError("registry.trusted_keys holds a private key: replace that key pair, and give the public half")
+    role, _, rest = key.partition(":")
+    kind, _, encoded = rest.partition(":")
+    if role not in ROLES or kind != "ed25519" or not _has_key_bytes(encoded):
+        raise ValueError(
+            f"each of registry.trusted_keys must be ROLE:ed25519:KEY, ROLE one of {', '.join(ROLES)}; "
+            "`omnidraft snapshots new-key` makes one"
+        )
+
+
+def _has_key_bytes(encoded: str) -> bool:
+    try:
+        return len(base64.b64decode(encoded, altchars=b"-_", validate=True)) == KEY_BYTES
+    except (binascii.Error, ValueError):
+        return False
 
 
 def holds_secret(model: type[BaseModel], path: Sequence[int | str]) -> bool:

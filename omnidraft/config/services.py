@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_serializer, field_validator, model_validator
 
-from omnidraft.config.secrets import masked, require_key
+from omnidraft.config.secrets import masked, require_key, require_private_key, require_public_key
 
 
 class Section(BaseModel):
@@ -122,8 +122,22 @@ class RegistrySettings(Section):
     """The number of newest snapshots whose resume part (optimizer, master weights) is kept; older ones but
     the champion lose it."""
     signing_key: SecretStr | None = None
-    """Signs snapshots on publishing; a fetched snapshot without its signature is refused, so every process needs it.
-    Give it as OMNIDRAFT_REGISTRY__SIGNING_KEY; `omnidraft traces new-key` makes one."""
+    """A key that all processes share: whoever verifies with it can sign. `private_key` and `trusted_keys` are better;
+    beside `trusted_keys` it only verifies the snapshots that it signed before. Give it as
+    OMNIDRAFT_REGISTRY__SIGNING_KEY; `omnidraft traces new-key` makes one."""
+    private_key: SecretStr | None = None
+    """Signs what this process publishes: a distiller's snapshots, a controller's or an operator's announcements.
+    Workers have none. Give it as OMNIDRAFT_REGISTRY__PRIVATE_KEY; `omnidraft snapshots new-key` makes one."""
+    trusted_keys: tuple[str, ...] = ()
+    """Public keys with what each may sign, as `distiller:ed25519:...`, `controller:ed25519:...` or
+    `operator:ed25519:...`. With any, snapshots and announcements without a signature of theirs are refused. Empty:
+    nothing is verified."""
+    announcement_max_age_hours: float = Field(168.0, gt=0)
+    """Beside `trusted_keys`: the age from which workers take no champion or canary from an announcement, so that old
+    ones cannot be replayed. The controller announces the champion again four times as often."""
+    accepted_file: Path = Path("runs/omnidraft/accepted.json")
+    """Beside `trusted_keys`: where a process remembers the newest announcement that it accepted, so that no older one
+    is accepted after a restart. Processes of one machine may share it."""
 
     @field_validator("signing_key")
     @classmethod
@@ -131,6 +145,26 @@ class RegistrySettings(Section):
         if key is not None:
             require_key("registry.signing_key", key)
         return key
+
+    @field_validator("private_key")
+    @classmethod
+    def _is_a_private_key(cls, key: SecretStr | None) -> SecretStr | None:
+        if key is not None:
+            require_private_key(key)
+        return key
+
+    @field_validator("trusted_keys")
+    @classmethod
+    def _are_public_keys(cls, keys: tuple[str, ...]) -> tuple[str, ...]:
+        for key in keys:
+            require_public_key(key)
+        return keys
+
+    @model_validator(mode="after")
+    def _trusts_somebody(self) -> "RegistrySettings":
+        if self.private_key is not None and not self.trusted_keys:
+            raise ValueError("registry.private_key needs registry.trusted_keys, its own public key among them")
+        return self
 
     @field_validator("url")
     @classmethod

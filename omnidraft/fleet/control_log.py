@@ -11,28 +11,17 @@
 {"kind": "forget", "tenant": "t", "forget_id": "...", "until_ms": 1764000000000}  keep nothing of the tenant from before
 Each may name the pair it is about ("target", "drafter"), else it is about all, and may give operators a "reason".
 Its offset is its sequence number; the highest holds. All are written to the first partition, however many there are.
+Signed ones carry a sequence of their own; see authentication.py.
 """
 
 import json
-import logging
-from bisect import bisect_right
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Unpack
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from omnidraft.errors import OffsetOutOfRange, WireError
-from omnidraft.ports import (
-    Announcement,
-    AnnouncementFields,
-    AnnouncementKind,
-    LogReader,
-    LogWriter,
-    Message,
-    Metrics,
-    Outgoing,
-)
+from omnidraft.errors import WireError
+from omnidraft.ports import Announcement, AnnouncementFields, AnnouncementKind, LogWriter, Message, Outgoing
 
 KEY = b"control"
 PARTITION = 0
@@ -50,9 +39,6 @@ _SUBJECTS: dict[AnnouncementKind, Subject] = {
     "best": "best",
     "forget": "forget",
 }
-MAX_MESSAGES = 1000
-
-logger = logging.getLogger(__name__)
 
 
 def subject(announcement: Announcement) -> tuple[Subject, str | None]:
@@ -73,6 +59,9 @@ class _Wire(BaseModel):
     forget_id: str | None = Field(None, min_length=1, max_length=64)
     until_ms: int | None = Field(None, ge=0)
     fence: str | None = None
+    digest: str | None = None
+    sequence: int = 0
+    issued_ms: int | None = None
     target: str | None = None
     drafter: str | None = None
 
@@ -110,8 +99,13 @@ def publish_announcement(
         BusError: the log cannot be written.
         ValueError: this kind needs another field, or has none of these.
     """
+    writer.append([Outgoing(KEY, announcement_json(kind, version, **fields), partition=PARTITION)])
+
+
+def announcement_json(kind: AnnouncementKind, version: int | None = None, **fields: Unpack[_AllFields]) -> bytes:
+    """Encode an announcement. Raises ValueError when this kind needs another field, or has none of these."""
     wire = _Wire(kind=kind, version=version, **fields)
-    writer.append([Outgoing(KEY, json.dumps(wire.model_dump(exclude_none=True)).encode(), partition=PARTITION)])
+    return json.dumps(wire.model_dump(exclude_none=True, exclude={"sequence"})).encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,118 +126,14 @@ def parse_announcement(message: Message) -> Announcement:
     if message.damage is not None:
         raise WireError(f"control message {message.partition}:{message.offset}: {message.damage.error}")
     try:
-        wire = _Wire.model_validate_json(message.value)
+        return replace(parse_payload(message.value), sequence=message.offset)
+    except WireError as exc:
+        raise WireError(f"control message {message.offset}: {exc}") from exc
+
+
+def parse_payload(payload: bytes) -> Announcement:
+    """Decode an announcement with the sequence it carries, 0 without one. Raises WireError."""
+    try:
+        return Announcement(**_Wire.model_validate_json(payload).model_dump())
     except ValidationError as exc:
-        raise WireError(f"control message {message.offset}: {exc.errors()[0]['msg']}") from exc
-    return Announcement(message.offset, **wire.model_dump())
-
-
-class LogControlFollower:
-    """Implements ports.ControlFollower: reads the control topic from its first message on.
-
-    A worker follows `champion` and `canary`, the newest of which says what serves; a distiller `pause` and `resume`.
-    We write to the first partition only. A message in another partition is ordered by timestamp: after all messages
-    that the first partition held by then, before all that came to it later.
-    A log that lost its end or was created anew is read from its first message, and its sequences continue after the
-    highest one so far, so that no reader takes a new announcement for a stale one.
-    """
-
-    def __init__(
-        self,
-        reader: LogReader,
-        metrics: Metrics,
-        *,
-        kinds: Iterable[AnnouncementKind],
-        target: str | None = None,
-        drafter: str | None = None,
-        must_be_named: bool = False,
-    ) -> None:
-        """
-        Args:
-            target: return only announcements about this target; None returns those about any. `drafter` likewise.
-            must_be_named: skip messages that name no pair; for a follower of one pair among several, to which a bare
-                version number is ambiguous.
-        """
-        self._reader = reader
-        self._metrics = metrics
-        self._kinds = frozenset(kinds)
-        self._target, self._drafter = target, drafter
-        self._must_be_named = must_be_named
-        self._next: dict[int, int] = {}
-        self._pending: dict[object, Announcement] = {}
-        self._other_partitions: list[Message] = []
-        """Messages of other partitions, until the first partition has been read to its end."""
-        self._offsets: list[int] = []
-        self._newest_ms: list[int] = []
-        """The greatest timestamp up to each of these offsets of the first partition."""
-        self._sequence_base = 0
-        """The number added to offsets to give sequences."""
-        self._highest = 0
-        """The highest sequence so far."""
-        reader.seek({})
-
-    def poll(self, timeout_s: float) -> tuple[Announcement, ...]:
-        """See ports.ControlFollower. The announcements come in the order of their sequences.
-
-        Superseded ones are skipped: after a long absence only the last champion is returned.
-        """
-        try:
-            return self._poll(timeout_s)
-        except OffsetOutOfRange as exc:
-            logger.warning("reading the control log from its first message again: %s", exc)
-            self._reader.seek({})
-            self._next, self._sequence_base = {}, self._highest + 1
-            self._other_partitions, self._offsets, self._newest_ms = [], [], []
-            return self._poll(timeout_s)
-
-    def _poll(self, timeout_s: float) -> tuple[Announcement, ...]:
-        ends = self._reader.end_offsets()
-        while True:
-            polled = self._reader.poll(MAX_MESSAGES, timeout_s)
-            self._next |= polled.next_offsets
-            self._other_partitions += [message for message in polled.messages if message.partition != PARTITION]
-            self._process([message for message in polled.messages if message.partition == PARTITION])
-            has_caught_up = all(self._next.get(partition, 0) >= end for partition, end in ends.items())
-            if not polled.next_offsets or has_caught_up:
-                self._process(sorted(self._other_partitions, key=lambda message: message.timestamp_ms))
-                pending, self._pending, self._other_partitions = self._pending, {}, []
-                return tuple(sorted(pending.values(), key=lambda each: each.sequence))
-
-    def _process(self, messages: Sequence[Message]) -> None:
-        for message in messages:
-            sequence = self._sequence(message) + self._sequence_base
-            announcement = self._parse(message)
-            if announcement is None or not self._concerns_us(announcement):
-                continue
-            self._highest = max(self._highest, sequence)
-            previous = self._pending.get(subject(announcement))
-            if previous is None or previous.sequence <= sequence:
-                self._pending[subject(announcement)] = replace(announcement, sequence=sequence)
-
-    def _sequence(self, message: Message) -> int:
-        """Return the offset in the first partition, or that of the last message there that is not newer."""
-        if message.partition == PARTITION:
-            self._offsets.append(message.offset)
-            self._newest_ms.append(max([message.timestamp_ms, *self._newest_ms[-1:]]))
-            return message.offset
-        older = bisect_right(self._newest_ms, message.timestamp_ms)
-        return self._offsets[older - 1] if older else 0
-
-    def _concerns_us(self, announcement: Announcement) -> bool:
-        is_for_all = announcement.kind == "forget"
-        if self._must_be_named and not is_for_all and (announcement.target is None or announcement.drafter is None):
-            return False
-        is_about_us = _matches(announcement.target, self._target) and _matches(announcement.drafter, self._drafter)
-        return is_about_us and announcement.kind in self._kinds
-
-    def _parse(self, message: Message) -> Announcement | None:
-        try:
-            return parse_announcement(message)
-        except WireError as exc:
-            logger.warning("skipped %s", exc)
-            self._metrics.add("omnidraft_control_messages_skipped_total")
-            return None
-
-
-def _matches(named: str | None, ours: str | None) -> bool:
-    return named is None or ours is None or named == ours
+        raise WireError(exc.errors()[0]["msg"]) from exc

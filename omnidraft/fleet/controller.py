@@ -6,12 +6,21 @@ import time
 from collections.abc import Callable
 
 from omnidraft.config import ControllerSettings
-from omnidraft.errors import BusError, SnapshotError, SnapshotNotFound, SnapshotStale
+from omnidraft.errors import BusError, SignatureRefused, SnapshotCorrupt, SnapshotError, SnapshotNotFound, SnapshotStale
 from omnidraft.fleet.drift import DriftRecovery
 from omnidraft.fleet.promotion import CanaryTrial, Decision, decide, lineage_between, lineage_to
 from omnidraft.fleet.request_stats import RequestStatsReader
 from omnidraft.fleet.tenant_gate import MOST_HISTORY
-from omnidraft.ports import Announcer, ControlFollower, Metrics, Registry, SnapshotVersion
+from omnidraft.ports import (
+    CHAMPION_STATEMENT,
+    Announcer,
+    ChampionStatements,
+    ControlFollower,
+    Metrics,
+    Registry,
+    SnapshotVersion,
+)
+from omnidraft.snapshots.manifest import digest
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +30,8 @@ class Controller:
 
     Order: annotate the reason, promote, announce. The alias is authoritative, and the champion is announced once after
     every start and whenever it is not the one announced last; so the next step repairs what a controller killed in
-    between, or an alias moved by hand, left inconsistent. An announced champion ends any canary, so a killed controller
+    between, or an alias moved by hand, left inconsistent. With `statements`, an alias that was moved without a signed
+    statement is not announced. An announced champion ends any canary, so a killed controller
     leaves none behind. Announcing twice does no harm. A decision made before an operator promoted is void, and that
     challenger is not judged again: the next one is judged against the champion that the operator chose.
     """
@@ -37,18 +47,25 @@ class Controller:
         traffic: RequestStatsReader | None = None,
         recovery: DriftRecovery | None = None,
         follower: ControlFollower | None = None,
+        statements: ChampionStatements | None = None,
+        restate_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         Args:
             traffic: statistics of served requests; needed for canaries and for drift.
             recovery: receives all of `traffic`, and the announcements of `follower`.
+            statements: None announces whatever the registry calls champion.
+            restate_s: the seconds after which the champion is announced again, before its announcement is too old.
         """
         self._registry, self._announcer, self._target = registry, announcer, target
         self._settings, self._metrics, self._clock = settings, metrics, clock
         self._traffic, self._recovery, self._follower = traffic, recovery, follower
         self._judged_version: int | None = None
+        self._statements, self._restate_s = statements, restate_s
         self._announced_version: int | None = None
+        self._announced_s = 0.0
+        self._refused_version: int | None = None
         self._trial: CanaryTrial | None = None
         self._num_worse = 0
         """Challengers in a row that were worse than the champion, since this process started."""
@@ -107,7 +124,8 @@ class Controller:
         self._announce_champion()  # before the canary, which it would end
         share = self._settings.canary_share
         self._registry.annotate(version, {"judgement": f"canary at {share:.1%}: {decision.reason}"})
-        self._announcer.publish("canary", version, share=share, reason=decision.reason)
+        manifest = self._registry.resolve(str(version)).manifest
+        self._announcer.publish("canary", version, share=share, reason=decision.reason, digest=digest(manifest))
         self._trial = CanaryTrial(version, champion, self._settings, self._clock(), fence)
         logger.info("%s: canary %d beside champion %d: %s", self._target, version, champion, decision.reason)
 
@@ -137,7 +155,7 @@ class Controller:
         if decision.promote:
             try:
                 self._registry.promote_unless_changed(version, fence)
-            except SnapshotStale as exc:
+            except (SnapshotStale, SnapshotCorrupt) as exc:
                 self._registry.annotate(version, {"judgement": f"void: {exc}"})
                 logger.warning("%s: a decision is void: %s", self._target, exc)
                 return
@@ -159,15 +177,40 @@ class Controller:
         logger.warning("%s: learning goes back to champion %d: %s", self._target, champion.version, reason)
 
     def _announce_champion(self) -> None:
-        """Announce the champion unless it is the one announced last. A champion that changed while a canary ran ends
-        that trial; one that changed during its announcement is announced next."""
-        while (champion := self._find("champion")) is not None and champion.version != self._announced_version:
-            self._announcer.publish("champion", champion.version)
+        """Announce the champion unless it is the one announced last, and not long ago. A champion that changed while a
+        canary ran ends that trial; one that changed during its announcement is announced next."""
+        while (champion := self._find("champion")) is not None and self._must_announce(champion):
+            if not self._is_attested(champion):
+                return
+            self._announcer.publish("champion", champion.version, digest=digest(champion.manifest))
+            self._announced_s = self._clock()
             if self._announced_version is not None and champion.version < self._announced_version:
                 self._metrics.add("omnidraft_rollbacks_total")
             self._announced_version, self._trial = champion.version, None
             self._metrics.set("omnidraft_champion_version_info", champion.version)
             logger.info("announced champion %d for %s", champion.version, self._target)
+
+    def _must_announce(self, champion: SnapshotVersion) -> bool:
+        if champion.version != self._announced_version:
+            return True
+        is_due = self._restate_s is not None and self._clock() - self._announced_s >= self._restate_s
+        return is_due and self._trial is None
+
+    def _is_attested(self, champion: SnapshotVersion) -> bool:
+        """Return whether somebody who may made it the champion, and renew the statement that says so."""
+        if self._statements is None:
+            return True
+        try:
+            self._statements.check(champion)
+        except SignatureRefused as exc:
+            if champion.version != self._refused_version:
+                self._metrics.add("omnidraft_champions_refused_total")
+                logger.error("%s: not announced: %s", self._target, exc)
+            self._refused_version = champion.version
+            return False
+        self._registry.annotate(champion.version, {CHAMPION_STATEMENT: self._statements.make(champion)})
+        self._refused_version = None
+        return True
 
     def _find(self, alias: str) -> SnapshotVersion | None:
         try:

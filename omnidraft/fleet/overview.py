@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from omnidraft.config import Settings
 from omnidraft.errors import OmnidraftError
-from omnidraft.fleet.control_log import LogControlFollower
+from omnidraft.fleet.control_follower import Authenticator, LogControlFollower
 from omnidraft.fleet.workers import WorkerStatus
 from omnidraft.ports import Announcement, AnnouncementKind, LogReader, Metrics, Offsets, Registry, SnapshotVersion
 
@@ -52,10 +52,18 @@ class ControlState:
 
 
 def read_control_state(
-    reader: LogReader, metrics: Metrics, *, target: str, drafter: str, timeout_s: float
+    reader: LogReader,
+    metrics: Metrics,
+    *,
+    target: str,
+    drafter: str,
+    timeout_s: float,
+    authenticator: Authenticator | None = None,
 ) -> ControlState:
     """Read the whole control log. Raises BusError."""
-    follower = LogControlFollower(reader, metrics, kinds=ALL_KINDS, target=target, drafter=drafter)
+    follower = LogControlFollower(
+        reader, metrics, kinds=ALL_KINDS, target=target, drafter=drafter, authenticator=authenticator
+    )
     return _state(follower.poll(timeout_s))
 
 
@@ -133,6 +141,8 @@ class OverviewSources:
     """Opens a reader of a topic that exists."""
     worker: Callable[[str], WorkerStatus]
     """Fetches the status of the worker at a URL."""
+    authenticator: Callable[[str], Authenticator | None] = lambda target: None
+    """Verifies the announcements about a target; None takes all for genuine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +199,7 @@ def _log(sources: OverviewSources, settings: Settings, metrics: Metrics, problem
         dead_letters = _read(log.dead_letters_topic, known, sources, _dead_letters, DeadLetters(0, {}))
     with problems.noted("control log"):
         states = _read(
-            log.control_topic, known, sources, lambda reader: _control_states(reader, settings, metrics), idle
+            log.control_topic, known, sources, lambda reader: _control_states(reader, settings, metrics, sources), idle
         )
     return _LogStatus(ends, dead_letters, states)
 
@@ -229,12 +239,21 @@ def _named_version(name: str, version: SnapshotVersion) -> NamedVersion:
     )
 
 
-def _control_states(reader: LogReader, settings: Settings, metrics: Metrics) -> dict[str, ControlState]:
+def _control_states(
+    reader: LogReader, settings: Settings, metrics: Metrics, sources: OverviewSources
+) -> dict[str, ControlState]:
     """Return the control state of every target."""
     timeout_s = POLL_S if any(reader.end_offsets().values()) else 0.0
     drafter = settings.models.drafter
     return {
-        target: read_control_state(reader, metrics, target=target, drafter=drafter, timeout_s=timeout_s)
+        target: read_control_state(
+            reader,
+            metrics,
+            target=target,
+            drafter=drafter,
+            timeout_s=timeout_s,
+            authenticator=sources.authenticator(target),
+        )
         for target in settings.models.targets
     }
 

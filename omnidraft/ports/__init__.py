@@ -1,7 +1,14 @@
 """Every seam of omnidraft: the Protocols, and the few dataclasses that cross them. Read this package first."""
 
 from omnidraft.config import Mode
-from omnidraft.ports.control import Announcement, AnnouncementFields, AnnouncementKind, Announcer, ControlFollower
+from omnidraft.ports.control import (
+    Announcement,
+    AnnouncementFields,
+    AnnouncementKind,
+    Announcer,
+    ChampionStatements,
+    ControlFollower,
+)
 from omnidraft.ports.decoding import (
     AcceptanceFn,
     DraftModel,
@@ -51,11 +58,12 @@ from omnidraft.ports.log import (
     RejectReason,
     TopicFacts,
 )
-from omnidraft.ports.registry import Registry, SnapshotReader, SnapshotVersion
+from omnidraft.ports.registry import CHAMPION_STATEMENT, Registry, SnapshotReader, SnapshotVersion
 from omnidraft.ports.telemetry import Metrics, NoopSpan, NoopTracing, Span, Tracing
 from omnidraft.traces.record import FinishReason, Source
 
 __all__ = [
+    "CHAMPION_STATEMENT",
     "DEAD_LETTER_REASONS",
     "DROP_REASONS",
     "EXPIRED",
@@ -71,6 +79,7 @@ __all__ = [
     "AnnouncementFields",
     "AnnouncementKind",
     "Announcer",
+    "ChampionStatements",
     "ControlFollower",
     "Damage",
     "DamageReason",

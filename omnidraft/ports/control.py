@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypedDict, Unpack
 
+from omnidraft.ports.registry import SnapshotVersion
+
 AnnouncementKind = Literal[
     "champion", "canary", "pause", "resume", "restart", "rewind", "drift", "drift_over", "best", "forget"
 ]
@@ -14,7 +16,7 @@ class Announcement:
     """A message on the control log. Of several about the same subject the one with the highest sequence holds."""
 
     sequence: int
-    """The offset of this message in the control log."""
+    """The offset of this message in the control log; of a signed one, the sequence that was signed."""
     kind: AnnouncementKind
     version: int | None = None
     target: str | None = None
@@ -36,6 +38,10 @@ class Announcement:
     """The time of that order, Unix milliseconds: it concerns the tenant's records up to then."""
     fence: str | None = None
     """The registry's fence from before the version was chosen; see Registry.fence."""
+    digest: str | None = None
+    """The digest of the snapshot's manifest: whatever the registry has under this version, it must be that one."""
+    issued_ms: int | None = None
+    """When it was signed; None: it is not signed."""
 
 
 class AnnouncementFields(TypedDict, total=False):
@@ -46,6 +52,7 @@ class AnnouncementFields(TypedDict, total=False):
     reason: str
     fence: str
     restart_id: str
+    digest: str
 
 
 class Announcer(Protocol):
@@ -68,4 +75,26 @@ class ControlFollower(Protocol):
 
         Raises:
             BusError: the log cannot be read; polling again may succeed, and nothing is lost.
+        """
+
+
+class ChampionStatements(Protocol):
+    """The signed statements, kept in the registry beside each version, that the version is the champion. They bind a
+    reader of the alias to what a controller or an operator decided."""
+
+    def check(self, champion: SnapshotVersion) -> int:
+        """Return the sequence of the statement about this champion, and remember it.
+
+        Raises:
+            SignatureRefused: there is none, nobody who may sign one did, it is about another snapshot, or it is older
+                than one accepted before.
+        """
+
+    def make(self, champion: SnapshotVersion) -> str:
+        """Return a new statement that this version is the champion.
+
+        Raises:
+            ConfigError: this process has no private key, or one that may not sign announcements.
+            BusError: the control log, which orders all statements, cannot be read.
+            SnapshotCorrupt: nobody who may sign snapshots signed this one.
         """

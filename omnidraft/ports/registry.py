@@ -7,6 +7,9 @@ from typing import Protocol
 
 from omnidraft.snapshots.manifest import Manifest
 
+CHAMPION_STATEMENT = "omnidraft.champion"
+"""The name of the note with a version's signed statement; see ports.ChampionStatements."""
+
 
 @dataclass(frozen=True, slots=True)
 class SnapshotVersion:
@@ -16,6 +19,8 @@ class SnapshotVersion:
     manifest: Manifest
     aliases: tuple[str, ...]
     created_ms: int
+    statement: str | None = None
+    """The signed statement that it is the champion, unverified; None: it never was, or nobody signs."""
 
 
 class SnapshotReader(Protocol):

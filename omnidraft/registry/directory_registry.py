@@ -17,10 +17,11 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from omnidraft.errors import RegistryError, SnapshotCorrupt, SnapshotNotFound, SnapshotStale
-from omnidraft.ports import SnapshotVersion
+from omnidraft.ports import CHAMPION_STATEMENT, SnapshotVersion
 from omnidraft.registry import manifest_export, staging
 from omnidraft.snapshots import bundle, files
 from omnidraft.snapshots.manifest import Manifest
+from omnidraft.snapshots.signing import UNSIGNED, SnapshotSigning
 
 LOCK_TIMEOUT_S = 60.0
 PROMOTIONS = "operator_promotions"
@@ -31,16 +32,16 @@ class DirectoryRegistry:
     """The snapshots of one (drafter, target) pair below a folder that all processes can reach."""
 
     def __init__(
-        self, root: Path, drafter: str, target: str, *, keep_resume: int, signing_key: str | None = None
+        self, root: Path, drafter: str, target: str, *, keep_resume: int, signing: SnapshotSigning = UNSIGNED
     ) -> None:
         self._root = root / manifest_export.pair_name(drafter, target)
         self._pair = (drafter, target)
         self._keep_resume = keep_resume
-        self._signing_key = signing_key
+        self._signing = signing
         self._damaged = staging.DamagedVersions()
 
     def publish(self, bundle: Path, parent: int | None) -> SnapshotVersion:
-        manifest = staging.check_incoming(bundle, *self._pair, self._signing_key)
+        manifest = staging.check_incoming(bundle, *self._pair, self._signing)
         with self._locked():
             newest = self._newest()
             if newest is not None and staging.is_published(newest, manifest):
@@ -84,7 +85,7 @@ class DirectoryRegistry:
 
         with _translate_errors(self._root):
             destination = into / manifest_export.folder_name(version, manifest)
-            return staging.stage(destination, manifest, parts, download, self._signing_key)
+            return staging.stage(destination, manifest, parts, download, self._signing)
 
     def promote(self, version: int) -> None:
         with self._locked():
@@ -152,7 +153,8 @@ class DirectoryRegistry:
         manifest = bundle.read_manifest(folder / "snapshot")
         version = _number(folder)
         names = tuple(sorted(alias for alias, number in aliases.items() if number == version))
-        return SnapshotVersion(version, manifest, names, manifest.created_ms)
+        statement = _read_json(folder / "notes.json").get(CHAMPION_STATEMENT)
+        return SnapshotVersion(version, manifest, names, manifest.created_ms, statement)
 
     def _add(self, source: Path, version: int, manifest: Manifest) -> None:
         partial = self._root / f".v{version:06d}.partial"

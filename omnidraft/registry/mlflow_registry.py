@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omnidraft.errors import SnapshotCorrupt, SnapshotNotFound, SnapshotStale
-from omnidraft.ports import SnapshotVersion
+from omnidraft.ports import CHAMPION_STATEMENT, SnapshotVersion
 from omnidraft.registry import manifest_export, staging
 from omnidraft.registry.mlflow_runs import Runs
 from omnidraft.registry.mlflow_store import open_client, translate_errors
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.manifest import Manifest
+from omnidraft.snapshots.signing import UNSIGNED, SnapshotSigning
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
@@ -43,21 +44,21 @@ class MlflowRegistry:
         *,
         artifacts: str | None,
         keep_resume: int,
-        signing_key: str | None = None,
+        signing: SnapshotSigning = UNSIGNED,
         abandoned_ms: int = ABANDONED_MS,
     ) -> None:
         self._url = url
         self._pair = (drafter, target)
         self._name = manifest_export.pair_name(drafter, target)
         self._keep_resume = keep_resume
-        self._signing_key = signing_key
+        self._signing = signing
         self._abandoned_ms = abandoned_ms
         self._damaged = staging.DamagedVersions()
         self._client = open_client(url)
         self._runs = Runs(self._client, url, self._name, artifacts)
 
     def publish(self, bundle: Path, parent: int | None) -> SnapshotVersion:
-        manifest = staging.check_incoming(bundle, *self._pair, self._signing_key)
+        manifest = staging.check_incoming(bundle, *self._pair, self._signing)
         with self._translate_errors("publishing a snapshot"):
             newest = self._newest()
             if newest is not None and staging.is_published(newest, manifest):
@@ -94,7 +95,7 @@ class MlflowRegistry:
                 self._runs.download(_run_id(registered), part, destination)
 
             destination = into / manifest_export.folder_name(version, manifest)
-            return staging.stage(destination, manifest, parts, download, self._signing_key)
+            return staging.stage(destination, manifest, parts, download, self._signing)
 
     def promote(self, version: int) -> None:
         with self._translate_errors(f"promoting version {version}"):
@@ -268,7 +269,8 @@ class MlflowRegistry:
     def _snapshot_version(self, registered: "ModelVersion", aliases: Mapping[str, int]) -> SnapshotVersion:
         number = int(registered.version)
         names = tuple(sorted(alias for alias, version in aliases.items() if version == number))
-        return SnapshotVersion(number, _manifest_of(registered), names, registered.creation_timestamp)
+        statement = registered.tags.get(CHAMPION_STATEMENT)
+        return SnapshotVersion(number, _manifest_of(registered), names, registered.creation_timestamp, statement)
 
     def _translate_errors(self, action: str) -> AbstractContextManager[None]:
         return translate_errors(self._url, action)

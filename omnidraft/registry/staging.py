@@ -11,8 +11,9 @@ from filelock import FileLock
 from omnidraft.errors import RegistryError, SnapshotCorrupt, SnapshotError, SnapshotNotFound, SnapshotStale
 from omnidraft.ports import SnapshotVersion
 from omnidraft.private_files import PRIVATE
-from omnidraft.snapshots import bundle
-from omnidraft.snapshots.manifest import Manifest, require_signature, sign
+from omnidraft.snapshots import bundle, files
+from omnidraft.snapshots.manifest import Manifest
+from omnidraft.snapshots.signing import SnapshotSigning
 
 CHAMPION_CHANGED = "an operator promoted, or the champion became another, since that was decided"
 
@@ -31,11 +32,13 @@ class DamagedVersions:
             self._reported.add(version)
 
 
-def check_incoming(folder: Path, drafter: str, target: str, signing_key: str | None) -> Manifest:
+def check_incoming(folder: Path, drafter: str, target: str, signing: SnapshotSigning) -> Manifest:
     """Return the manifest of a complete, intact snapshot of this pair, signed when there is a key.
 
     Raises:
-        SnapshotCorrupt: a file does not match the manifest, or the manifest its signature.
+        SnapshotCorrupt: a file does not match the manifest, or the manifest its signature; or it has to be signed, and
+            this process cannot.
+        ConfigError: the private key may not sign snapshots.
         RegistryError: it belongs to another pair.
     """
     manifest = bundle.verify(folder, bundle.parts_of(bundle.read_manifest(folder)))
@@ -43,15 +46,19 @@ def check_incoming(folder: Path, drafter: str, target: str, signing_key: str | N
         raise RegistryError(
             f"{folder} is of {manifest.drafter} for {manifest.target}, this registry keeps {drafter} for {target}"
         )
-    if manifest.signature is not None:
-        require_signature(manifest, signing_key)
-    return sign(manifest, signing_key)
+    if manifest.signature is not None or manifest.signatures:
+        signing.require(manifest)
+    return signing.sign(manifest)
 
 
 def is_published(newest: SnapshotVersion, manifest: Manifest) -> bool:
     """Return whether this snapshot is the newest version. One that is signed now and was not then is a new one."""
     known = newest.manifest
-    return (known.snapshot_id, known.signature) == (manifest.snapshot_id, manifest.signature)
+    return known.snapshot_id == manifest.snapshot_id and _signatures(known) == _signatures(manifest)
+
+
+def _signatures(manifest: Manifest) -> tuple[str | None, dict[str, str]]:
+    return manifest.signature, manifest.signatures
 
 
 def check_parent(newest: SnapshotVersion | None, parent: int | None) -> None:
@@ -82,7 +89,7 @@ def stage(
     manifest: Manifest,
     parts: Sequence[str],
     download: Callable[[str, Path], None],
-    signing_key: str | None,
+    signing: SnapshotSigning,
 ) -> Path:
     """Make a local snapshot folder with these parts at `destination`; parts that are there and intact are kept.
 
@@ -90,31 +97,36 @@ def stage(
         download: puts a part's folder into a folder.
 
     Raises:
-        SnapshotCorrupt: the manifest lacks the signature of this key, or a download does not match it and is deleted.
+        SnapshotCorrupt: the manifest lacks a trusted signature, or a download does not match it and is deleted.
     """
-    require_signature(manifest, signing_key)
+    signing.require(manifest)
+    is_shared = signing.trusted_keys is None
     destination.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(destination.with_name(f".{destination.name}.lock")):
         if not (destination / bundle.MANIFEST).exists() or bundle.read_manifest(destination) != manifest:
             bundle.write_manifest(destination, manifest)
         for part in sorted(set(parts) & set(bundle.parts_of(manifest))):
-            if not _is_intact(destination, part):
-                _replace_part(destination, part, download)
+            if not _is_intact(destination, part, is_shared=is_shared):
+                _replace_part(destination, part, download, is_shared=is_shared)
     return destination
 
 
-def _is_intact(folder: Path, part: str) -> bool:
+def _is_intact(folder: Path, part: str, *, is_shared: bool) -> bool:
     try:
         bundle.verify(folder, [part])
     except SnapshotCorrupt:
         return False
-    return True
+    return is_shared or not files.has_links(folder / part)
 
 
-def _replace_part(folder: Path, part: str, download: Callable[[str, Path], None]) -> None:
+def _replace_part(folder: Path, part: str, download: Callable[[str, Path], None], *, is_shared: bool) -> None:
+    """Download a part and verify it. `is_shared`: its files may be hard links into the registry; otherwise whoever can
+    write there could change them after they were verified."""
     shutil.rmtree(folder / part, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".partial-") as partial:
         download(part, Path(partial))
+        if not is_shared:
+            files.separate(Path(partial))
         if f"{part}/" == bundle.RESUME:
             for path in Path(partial, part).rglob("*.*"):
                 path.chmod(PRIVATE)

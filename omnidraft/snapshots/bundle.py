@@ -18,7 +18,8 @@ from pydantic import ValidationError
 from omnidraft.errors import SnapshotCorrupt, SnapshotError, StorageError
 from omnidraft.private_files import PRIVATE, USUAL, create
 from omnidraft.snapshots.files import link_or_copy, put_in_place, sha256_of, sync_tree
-from omnidraft.snapshots.manifest import Manifest, sign
+from omnidraft.snapshots.manifest import Manifest
+from omnidraft.snapshots.signing import UNSIGNED, SnapshotSigning
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +34,7 @@ Tensors = Mapping[str, "np.ndarray | torch.Tensor"]
 
 
 def write(
-    folder: Path, manifest: Manifest, parts: Mapping[str, Path | Tensors], *, signing_key: str | None = None
+    folder: Path, manifest: Manifest, parts: Mapping[str, Path | Tensors], *, signing: SnapshotSigning = UNSIGNED
 ) -> Manifest:
     """Write a snapshot folder and return its manifest with checksums, and with a signature if there is a key.
 
@@ -52,7 +53,7 @@ def write(
     partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.partial")
     try:
         checksums = {name: _write_file(partial, name, content) for name, content in parts.items()}
-        complete = sign(manifest.model_copy(update={"sha256": checksums}), signing_key)
+        complete = signing.sign(manifest.model_copy(update={"sha256": checksums}))
         write_manifest(partial, complete)
         sync_tree(partial)
         put_in_place(partial, folder)

@@ -49,6 +49,20 @@ def link_folder(source: Path, destination: Path) -> None:
             link_or_copy(path, destination / path.relative_to(source))
 
 
+def separate(folder: Path) -> None:
+    """Replace every hard link below a folder by a copy, so that nobody changes a file through its other name."""
+    for path in [path for path in folder.rglob("*") if path.is_file() and path.stat().st_nlink > 1]:
+        partial = path.with_name(f".{path.name}.partial")
+        create(partial, stat.S_IMODE(path.stat().st_mode))
+        shutil.copyfile(path, partial)
+        os.replace(partial, path)
+
+
+def has_links(folder: Path) -> bool:
+    """Return whether any file below a folder has another name."""
+    return any(path.stat().st_nlink > 1 for path in folder.rglob("*") if path.is_file())
+
+
 def sync(path: Path) -> None:
     """Wait until the content of this file, or the names in this folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)

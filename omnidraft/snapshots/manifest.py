@@ -6,11 +6,13 @@ Folder layout (bundle.py reads and writes it):
     serving/ngrams.safetensors      the n-gram cache, packed arrays
     resume/...                      master weights, optimizer, random state: only the distiller reads them
 
-The signature is HMAC-SHA256 over the manifest, which has the checksum of every file: the signed text is the manifest as
-JSON with sorted keys, without `signature` and without fields at their defaults, so that fields added later do not
-invalidate old signatures. The signature does not cover the version number.
+Signatures are over the manifest, which has the checksum of every file: the signed text is the manifest as JSON with
+sorted keys, without the signatures and without fields at their defaults, so that fields added later do not invalidate
+old signatures. They do not cover the version number, which the registry gives: signed announcements bind it (see
+ports.ChampionStatements). `signatures` are Ed25519 (signing.py), `signature` is HMAC-SHA256 with a shared key.
 """
 
+import hashlib
 import hmac
 import json
 from collections.abc import Mapping
@@ -138,7 +140,9 @@ class Manifest(BaseModel):
     sha256: dict[str, str] = {}
     """Relative path -> checksum of every other file."""
     signature: str | None = None
-    """Signature of all other fields; None: published without registry.signing_key."""
+    """HMAC of all fields but the signatures; None: published without registry.signing_key, or with a private key."""
+    signatures: dict[str, str] = {}
+    """Id of a public key -> the Ed25519 signature of all fields but the signatures, in hex."""
 
 
 def sign(manifest: Manifest, key: str | None) -> Manifest:
@@ -157,6 +161,16 @@ def require_signature(manifest: Manifest, key: str | None) -> None:
         raise SnapshotCorrupt(f"{name} was changed, or signed with another key than registry.signing_key; {advice}")
 
 
+def signed_payload(manifest: Manifest) -> bytes:
+    """Return what a signature covers."""
+    fields = manifest.model_dump(mode="json", exclude={"signature", "signatures"}, exclude_defaults=True)
+    return json.dumps(fields, sort_keys=True).encode()
+
+
+def digest(manifest: Manifest) -> str:
+    """Return the SHA-256 of what signatures cover, in hex: the identity of a snapshot's content."""
+    return hashlib.sha256(signed_payload(manifest)).hexdigest()
+
+
 def _signature(manifest: Manifest, key: str) -> str:
-    fields = manifest.model_dump(mode="json", exclude={"signature"}, exclude_defaults=True)
-    return hmac.digest(key.encode(), json.dumps(fields, sort_keys=True).encode(), "sha256").hex()
+    return hmac.digest(key.encode(), signed_payload(manifest), "sha256").hex()

@@ -54,6 +54,12 @@ COMMON: Mapping[str, MetricDefinition] = {
     "omnidraft_spans_exported_total": _counter(
         "Spans that left the queue; failed: the collector did not take them.", "result", result=("ok", "failed")
     ),
+    "omnidraft_control_messages_refused_total": _counter(
+        "Control messages that nobody of registry.trusted_keys signed, or that were sent again.", "target"
+    ),
+    "omnidraft_champions_refused_total": _counter(
+        "Champions of the registry without a signed statement that is about them and new enough.", "target"
+    ),
     "omnidraft_control_messages_skipped_total": _counter("Control messages that could not be read.", "target"),
 }
 

@@ -8,7 +8,6 @@ from omnidraft.wiring.logs import (
     log_reader,
     log_writer,
     registry,
-    signing_key,
     topics,
     trace_source,
 )
@@ -25,6 +24,7 @@ from omnidraft.wiring.models import (
     vocabularies,
 )
 from omnidraft.wiring.recording import tracing
+from omnidraft.wiring.signing import snapshot_signing
 from omnidraft.wiring.vllm import Batching, batching
 from omnidraft.wiring.worker import ServedTarget, Worker, engine, worker
 
@@ -52,8 +52,8 @@ __all__ = [
     "proposer",
     "registry",
     "shared_drafting",
-    "signing_key",
     "snapshot_loader",
+    "snapshot_signing",
     "target",
     "topics",
     "trace_source",

@@ -8,8 +8,17 @@ from typing import TYPE_CHECKING
 
 from omnidraft.config import Settings
 from omnidraft.ports import AnnouncementKind, Announcer, ControlFollower, LogReader, Metrics
-from omnidraft.wiring.logs import existing_registry, log_reader, log_writer, registry, topics, trace_source
+from omnidraft.wiring.logs import (
+    control_reader,
+    existing_registry,
+    log_reader,
+    log_writer,
+    registry,
+    topics,
+    trace_source,
+)
 from omnidraft.wiring.models import Vocabularies
+from omnidraft.wiring.signing import authenticator, champion_statements, require_signer, restate_s
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,23 +42,32 @@ def announcer(settings: Settings) -> Announcer:
 def control_follower(
     settings: Settings, metrics: Metrics, kinds: Iterable[AnnouncementKind], *, must_be_named: bool = False
 ) -> ControlFollower:
-    """Return a follower of the announcements about `models.target` and its drafter. Raises BusError."""
-    from omnidraft.fleet.control_log import LogControlFollower
+    """Return a follower of the announcements about `models.target` and its drafter, verified if keys are set.
+
+    Raises:
+        BusError: the log cannot be reached.
+        StorageError: `registry.accepted_file` cannot be used.
+    """
+    from omnidraft.fleet.control_follower import LogControlFollower
     from omnidraft.telemetry.metrics import LabelledMetrics
 
     reader, models = log_reader(settings, settings.log.control_topic), settings.models
     metrics = LabelledMetrics(metrics, target=models.target)
     pair = {"target": models.target, "drafter": models.drafter}
-    return LogControlFollower(reader, metrics, kinds=kinds, must_be_named=must_be_named, **pair)
+    return LogControlFollower(
+        reader, metrics, kinds=kinds, must_be_named=must_be_named, authenticator=authenticator(settings), **pair
+    )
 
 
 def controller(settings: Settings, metrics: Metrics) -> "Controller":
-    """Return the controller of `models.target` and its drafter. Raises BusError, RegistryError."""
+    """Return the controller of `models.target` and its drafter. Raises BusError, RegistryError; ConfigError when
+    announcements have to be signed and it has no key for that."""
     from omnidraft.fleet.controller import Controller
     from omnidraft.fleet.drift import DriftDetector, DriftRecovery
     from omnidraft.fleet.request_stats import RequestStatsReader
     from omnidraft.telemetry.metrics import LabelledMetrics
 
+    require_signer(settings, ("controller", "operator"))
     metrics = LabelledMetrics(metrics, target=settings.models.target)
     snapshots, announce, models = registry(settings), announcer(settings), settings.models
     recovery = DriftRecovery(
@@ -66,6 +84,8 @@ def controller(settings: Settings, metrics: Metrics) -> "Controller":
         ),
         recovery=recovery if settings.drift.enabled else None,
         follower=control_follower(settings, metrics, ("best",)),
+        statements=champion_statements(settings, partial(control_reader, settings)),
+        restate_s=restate_s(settings),
     )
 
 
@@ -122,6 +142,7 @@ def overview(settings: Settings, workers: Sequence[str] = ()) -> "Overview":
         topics=lambda: topics(settings),
         reader=lambda topic: log_reader(settings, topic),
         worker=partial(worker_status, metrics_key=settings.worker.metrics_key),
+        authenticator=lambda target: authenticator(settings.for_target(target), is_remembering=False),
     )
     urls = tuple(workers) or (worker_url(settings),)
     return gather(sources, settings, CountingMetrics(), urls, time.time_ns() // 1_000_000)

@@ -9,6 +9,7 @@ from omnidraft.ports import Metrics, NoopTracing, Tracing
 from omnidraft.wiring.controller import base_serving_tensors, control_follower, recent_records, snapshot_comparison
 from omnidraft.wiring.logs import log_reader, log_writer, registry, tenant_keys, trace_source
 from omnidraft.wiring.models import Vocabularies, ngram_cache, vocabularies
+from omnidraft.wiring.signing import require_signer
 
 if TYPE_CHECKING:
     from omnidraft.distill.distiller import Distiller
@@ -27,7 +28,7 @@ def distillation(settings: Settings, metrics: Metrics, *, folder: Path, tracing:
 
     Raises:
         BusError, RegistryError, ModelError: log, registry or drafter cannot be used.
-        ConfigError: the pinned held-out file cannot be used.
+        ConfigError: the pinned held-out file cannot be used, or snapshots have to be signed and it has no key for that.
     """
     from omnidraft.distill.control import TrainingControl
     from omnidraft.distill.distiller import Distiller
@@ -40,6 +41,7 @@ def distillation(settings: Settings, metrics: Metrics, *, folder: Path, tracing:
     from omnidraft.distill.training.step_report import LearningSpans
     from omnidraft.telemetry.metrics import LabelledMetrics
 
+    require_signer(settings, ("distiller", "operator"))
     metrics = LabelledMetrics(metrics, target=settings.models.target)
     tokenizers, section = vocabularies(settings), settings.learner
     groups = TenantGroups(section.tenants)

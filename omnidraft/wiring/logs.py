@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from omnidraft.config import Settings, masked
 from omnidraft.errors import ConfigError, RegistryError
 from omnidraft.ports import LogReader, LogWriter, Metrics, Registry, SnapshotReader, TopicFacts
+from omnidraft.wiring import signing
 
 if TYPE_CHECKING:
     from omnidraft.bus.tenant_keys import TenantKeys
@@ -24,7 +25,10 @@ SEALED_HEADERS = ("error", "original.")
 
 
 def log_writer(settings: Settings, topic: str) -> LogWriter:
-    """Return a writer of this topic, encrypting if keys are set. Raises BusError when the log cannot be reached."""
+    """Return a writer of this topic, which encrypts records and signs announcements if keys are set. Raises BusError
+    when the log cannot be reached."""
+    if topic == settings.log.control_topic:
+        return signing.signing_writer(settings, _plain_writer(settings, topic), partial(control_reader, settings))
     writer, keys = _plain_writer(settings, topic), _keys(settings, topic)
     if not keys:
         return writer
@@ -54,6 +58,11 @@ def tenant_keys(settings: Settings) -> "TenantKeys | None":
 
     store = KeyStore(log.key_store_url, log.request_timeout_s)
     return TenantKeys(store, [key.get_secret_value() for key in log.encryption_keys])
+
+
+def control_reader(settings: Settings) -> LogReader:
+    """Return a reader of the control topic. Raises BusError when the log cannot be reached."""
+    return log_reader(settings, settings.log.control_topic)
 
 
 def _keys(settings: Settings, topic: str) -> tuple[str, ...]:
@@ -183,9 +192,18 @@ def has_registry(settings: Settings) -> bool:
 
 
 def registry(settings: Settings) -> Registry:
-    """Return the registry of `models.target` and its drafter. Raises RegistryError when it cannot be reached."""
+    """Return the registry of `models.target` and its drafter, whose promotions are signed if keys are set.
+
+    Raises:
+        RegistryError: it cannot be reached.
+        StorageError: `registry.accepted_file` cannot be used.
+    """
+    return signing.attested(settings, _plain_registry(settings), partial(control_reader, settings))
+
+
+def _plain_registry(settings: Settings) -> Registry:
     section, pair = settings.registry, (settings.models.drafter, settings.models.target)
-    options: dict[str, Any] = {"keep_resume": section.keep_resume, "signing_key": signing_key(settings)}
+    options: dict[str, Any] = {"keep_resume": section.keep_resume, "signing": signing.snapshot_signing(settings)}
     if section.url.startswith("directory://"):
         from omnidraft.registry.directory_registry import DirectoryRegistry
 
@@ -199,18 +217,12 @@ def snapshot_reader(settings: Settings) -> SnapshotReader:
     """Return what a worker reads snapshots from, opened by the thread that reads first. Raises RegistryError when
     nothing answers at its address."""
     if settings.registry.url.startswith("directory://"):
-        return registry(settings)
+        return _plain_registry(settings)
     from omnidraft.registry.deferred_registry import DeferredRegistry
     from omnidraft.registry.mlflow_store import check_reachable
 
     check_reachable(settings.registry.url)
-    return DeferredRegistry(partial(registry, settings))
-
-
-def signing_key(settings: Settings) -> str | None:
-    """Return the key with which snapshots are signed, or None."""
-    key = settings.registry.signing_key
-    return None if key is None else key.get_secret_value()
+    return DeferredRegistry(partial(_plain_registry, settings))
 
 
 def experiment(settings: Settings, name: str) -> "Experiment | None":

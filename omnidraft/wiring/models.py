@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Literal
 from omnidraft.config import DecodeSettings, Settings
 from omnidraft.errors import ConfigError
 from omnidraft.ports import DraftModel, Mode, Policy, Proposer, SnapshotVersion, Target
-from omnidraft.wiring.logs import registry, signing_key
+from omnidraft.wiring.logs import registry
+from omnidraft.wiring.signing import snapshot_signing
 
 if TYPE_CHECKING:
     import numpy as np
@@ -269,15 +270,14 @@ def named_folder(settings: Settings, name: str) -> Iterator[tuple[SnapshotVersio
     temporary folder.
 
     Raises:
-        SnapshotError: there is none of that name, or its signature does not match `registry.signing_key`.
+        SnapshotError: there is none of that name, or it lacks the signature of who this process trusts.
     """
     from omnidraft.snapshots import bundle
-    from omnidraft.snapshots.manifest import require_signature
 
     folder = Path(name).expanduser()
     if folder.is_dir():
         manifest = bundle.verify(folder, ("serving",))
-        require_signature(manifest, signing_key(settings))
+        snapshot_signing(settings).require(manifest)
         yield SnapshotVersion(UNPUBLISHED, manifest, aliases=(), created_ms=manifest.created_ms), folder
         return
     snapshots = registry(settings)

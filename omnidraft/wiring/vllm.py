@@ -25,6 +25,7 @@ from omnidraft.wiring.models import (
     vocabularies,
 )
 from omnidraft.wiring.recording import trace_producer
+from omnidraft.wiring.signing import champion_statements
 
 if TYPE_CHECKING:
     import numpy as np
@@ -135,6 +136,7 @@ def _updater(
         target=settings.models.target,
         staging=own_folder(),
         forget=remove_abandoned,
+        statements=champion_statements(settings),
     )
 
 

@@ -21,6 +21,7 @@ from omnidraft.wiring.models import (
     vocabularies,
 )
 from omnidraft.wiring.recording import trace_producer
+from omnidraft.wiring.signing import champion_statements
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -269,4 +270,5 @@ def _updater(
         staging=own_folder(),
         tracing=tracing,
         forget=forget,
+        statements=champion_statements(settings),
     )

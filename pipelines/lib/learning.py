@@ -153,4 +153,4 @@ def write_snapshot(
         bundle.DRAFTER: learner.serving_tensors(),
         bundle.NGRAMS: learner.cache.to_arrays(),
     }
-    bundle.write(folder, manifest, parts, signing_key=wiring.signing_key(settings))
+    bundle.write(folder, manifest, parts, signing=wiring.snapshot_signing(settings))

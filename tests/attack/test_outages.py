@@ -36,7 +36,7 @@ from omnidraft.distill.ingest import dead_letters
 from omnidraft.distill.ingest.trace_consumer import TraceConsumer
 from omnidraft.errors import BusError, OffsetOutOfRange, RegistryError, SnapshotCorrupt, SnapshotNotFound, StorageError
 from omnidraft.fleet import control_log
-from omnidraft.fleet.control_log import LogControlFollower
+from omnidraft.fleet.control_follower import LogControlFollower
 from omnidraft.fleet.request_stats import RequestStatsReader
 from omnidraft.ports import Outgoing, PollResult
 from omnidraft.registry.directory_registry import DirectoryRegistry

@@ -100,7 +100,7 @@ def test_the_registry_of_folders_and_what_is_staged_from_it(
     source = secret_bundle(tmp_path / "made")
     if not links:
         monkeypatch.setattr(os, "link", _cannot_link)
-    registry = DirectoryRegistry(tmp_path / "registry", "org/small", "big", keep_resume=2, signing_key=None)
+    registry = DirectoryRegistry(tmp_path / "registry", "org/small", "big", keep_resume=2)
     version = registry.publish(source, None).version
     registry.fetch(version, tmp_path / "staged", ("serving", "resume"))
     assert open_to_others(tmp_path) == []
@@ -109,13 +109,14 @@ def test_the_registry_of_folders_and_what_is_staged_from_it(
 def test_what_a_server_sends_is_kept_to_oneself(tmp_path: Path) -> None:
     """MLflow's client writes what it downloads as it likes."""
     from omnidraft.registry import staging
+    from omnidraft.snapshots.signing import UNSIGNED
 
     source = secret_bundle(tmp_path / "made")
 
     def download(part: str, destination: Path) -> None:
         shutil.copytree(source / part, destination / part, copy_function=shutil.copyfile)
 
-    staging.stage(tmp_path / "staged", bundle.read_manifest(source), ["resume"], download, None)
+    staging.stage(tmp_path / "staged", bundle.read_manifest(source), ["resume"], download, UNSIGNED)
     assert open_to_others(tmp_path) == []
 
 

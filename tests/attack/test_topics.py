@@ -20,7 +20,7 @@ import pytest
 from omnidraft.distill.ingest import dead_letters, topic_scan
 from omnidraft.distill.ingest.trace_consumer import TraceConsumer
 from omnidraft.fleet import control_log
-from omnidraft.fleet.control_log import LogControlFollower
+from omnidraft.fleet.control_follower import LogControlFollower
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import codec
 from pipelines.soak.cluster import load_local_broker

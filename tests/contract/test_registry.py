@@ -20,6 +20,7 @@ from omnidraft.registry.republish import republish
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.files import sha256_of
 from omnidraft.snapshots.manifest import sign
+from omnidraft.snapshots.signing import SnapshotSigning
 from tests.snapshot_folders import make_bundle
 
 MLFLOW_URLS = {"mlflow": "mlflow_url", "postgres": "postgres_mlflow_url"}
@@ -37,7 +38,7 @@ def targets():
 
 
 def open_mlflow(url, target, keep_resume=2, signing_key=None):
-    options = {"keep_resume": keep_resume, "signing_key": signing_key}
+    options = {"keep_resume": keep_resume, "signing": SnapshotSigning(signing_key)}
     return MlflowRegistry(url, "org/small", target, artifacts=None, **options)
 
 
@@ -59,8 +60,8 @@ def opening(request, tmp_path, target):
         if request.param in MLFLOW_URLS:
             url = request.getfixturevalue(MLFLOW_URLS[request.param])
             return open_mlflow(url, target, keep_resume, signing_key)
-        root = tmp_path / "registry"
-        return DirectoryRegistry(root, "org/small", target, keep_resume=keep_resume, signing_key=signing_key)
+        root, signing = tmp_path / "registry", SnapshotSigning(signing_key)
+        return DirectoryRegistry(root, "org/small", target, keep_resume=keep_resume, signing=signing)
 
     def bundle_of(snapshot_id, **fields):
         return make_bundle(tmp_path / "bundles", snapshot_id, target=target, **fields)

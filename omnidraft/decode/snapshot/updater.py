@@ -3,6 +3,8 @@
 An announcement names the version to serve at once; the registry's alias `champion` is read whenever no announcement
 came for `poll_s`, and is authoritative. A champion read from the registry takes the sequence of the newest announcement
 received, so every later announcement still wins over it.
+With `statements`, a champion is taken from the registry only with a signed statement about that very snapshot, and what
+an announcement names is loaded only if it is the snapshot that was announced.
 """
 
 import logging
@@ -15,10 +17,20 @@ from pathlib import Path
 
 from omnidraft import throttle
 from omnidraft.config import WorkerSettings
+from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
 from omnidraft.decode.snapshot.slot import Canary, LoadedSnapshot, SnapshotSlot
-from omnidraft.errors import BusError, OmnidraftError, SnapshotCorrupt, SnapshotError, SnapshotNotFound, SnapshotStale
+from omnidraft.errors import (
+    BusError,
+    OmnidraftError,
+    SignatureRefused,
+    SnapshotCorrupt,
+    SnapshotError,
+    SnapshotNotFound,
+    SnapshotStale,
+)
 from omnidraft.ports import (
     Announcement,
+    ChampionStatements,
     ControlFollower,
     Metrics,
     NoopTracing,
@@ -26,6 +38,8 @@ from omnidraft.ports import (
     SnapshotVersion,
     Tracing,
 )
+from omnidraft.snapshots import bundle
+from omnidraft.snapshots.manifest import Manifest, digest
 
 logger = logging.getLogger(__name__)
 
@@ -41,27 +55,6 @@ class _Failure:
     retry_at: float
 
 
-class DriftThrottle:
-    """Drafts less for tenants whose traffic drifts, because most draft tokens would be rejected. One thread updates
-    it, any thread reads it."""
-
-    def __init__(self, num_draft_tokens: int) -> None:
-        """Draft at most `num_draft_tokens` per pass while traffic drifts."""
-        self._num_draft_tokens = num_draft_tokens
-        self._drifting: frozenset[str] = frozenset()
-
-    def on_announcement(self, announcement: Announcement) -> None:
-        """Apply a `drift` or `drift_over` announcement; ignore all others."""
-        if announcement.tenant is not None and announcement.kind == "drift":
-            self._drifting |= {announcement.tenant}
-        elif announcement.tenant is not None and announcement.kind == "drift_over":
-            self._drifting -= {announcement.tenant}
-
-    def limit(self, tenant: str, num_draft_tokens: int) -> int:
-        """Return the number of tokens, `num_draft_tokens` at most, that may be drafted for this tenant."""
-        return min(num_draft_tokens, self._num_draft_tokens) if tenant in self._drifting else num_draft_tokens
-
-
 class SnapshotUpdater:
     """Keeps a slot at the fleet's champion and canary, from a thread of its own, and never stops serving.
 
@@ -74,6 +67,7 @@ class SnapshotUpdater:
         target: name of the slot's target, for log lines and metrics.
         forget: called when a tenant is to be forgotten; drops what this process keeps of earlier texts.
         staging: a folder of this process alone; the files of snapshots that are no longer loaded are removed.
+        statements: None takes the registry's word for the champion.
     """
 
     def __init__(
@@ -91,6 +85,7 @@ class SnapshotUpdater:
         clock: Callable[[], float] = time.monotonic,
         tracing: Tracing | None = None,
         forget: Callable[[], None] = lambda: None,
+        statements: ChampionStatements | None = None,
     ) -> None:
         self._registry = registry
         self._slot = slot
@@ -104,6 +99,7 @@ class SnapshotUpdater:
         self._clock = clock
         self._tracing = tracing or NoopTracing()
         self._forget = forget
+        self._statements = statements
         self._sequence = slot.current.sequence
         self._canary: Announcement | None = None
         self._failures: dict[int, _Failure] = {}
@@ -121,7 +117,7 @@ class SnapshotUpdater:
         for each in announcements:
             self._on_announcement(each)
         if not any(each.kind == "champion" for each in announcements) and (champion := self._champion()) is not None:
-            self._serve(champion)
+            self._serve(champion.version, None if self._statements is None else digest(champion.manifest))
         if self._canary is not None:
             self._start_canary(self._canary)
 
@@ -136,7 +132,7 @@ class SnapshotUpdater:
     def _on_announcement(self, announcement: Announcement) -> None:
         if announcement.kind == "champion" and announcement.version is not None:
             self._sequence, self._canary = announcement.sequence, None
-            self._serve(announcement.version)
+            self._serve(announcement.version, announcement.digest)
             self._slot.set_canary(None)
             self._remove_unloaded_files()
         elif announcement.kind == "canary":
@@ -147,10 +143,16 @@ class SnapshotUpdater:
         else:
             self._drift_throttle.on_announcement(announcement)
 
-    def _champion(self) -> int | None:
-        """Return the champion's version; None when nothing was promoted yet, or the registry is down."""
+    def _champion(self) -> SnapshotVersion | None:
+        """Return the champion; None when nothing was promoted yet, the registry is down, or nobody vouches for it."""
         try:
-            champion = self._registry.resolve("champion").version
+            champion = self._registry.resolve("champion")
+            if self._statements is not None:
+                self._sequence = max(self._sequence, self._statements.check(champion))
+        except SignatureRefused as exc:
+            self._metrics.add("omnidraft_champions_refused_total", target=self._target)
+            self._report_disconnected(exc)
+            return None
         except SnapshotNotFound:
             return None
         except SnapshotCorrupt as exc:
@@ -163,14 +165,16 @@ class SnapshotUpdater:
         self._is_connected = True
         return champion
 
-    def _serve(self, version: int) -> None:
-        self._load_and(version, self._swap)
+    def _serve(self, version: int, expected: str | None) -> None:
+        """Serve this version. `expected`: the digest of its manifest; None: whatever the registry has."""
+        self._load_and(version, expected, self._swap)
         if version in self._failures:
             self._serve_previous()
 
     def _serve_previous(self) -> None:
-        """Serve the previous champion rather than the base drafter while the champion cannot be loaded."""
-        if self._slot.current.version is not None:
+        """Serve the previous champion rather than the base drafter while the champion cannot be loaded. With statements
+        the base drafter serves: nobody vouches for what the registry calls previous."""
+        if self._slot.current.version is not None or self._statements is not None:
             return
         try:
             previous = self._registry.resolve("previous").version
@@ -179,7 +183,7 @@ class SnapshotUpdater:
         logger.warning(
             "%s: the champion cannot be loaded; the previous one, snapshot %d, serves", self._target, previous
         )
-        self._load_and(previous, self._swap)
+        self._load_and(previous, None, self._swap)
 
     def _start_canary(self, announcement: Announcement) -> None:
         """Serve a canary, unless it is on trial already or serves as the champion."""
@@ -191,20 +195,22 @@ class SnapshotUpdater:
         ):
             return
         share = announcement.share
-        self._load_and(announcement.version, lambda loaded: self._slot.set_canary(Canary(loaded, share)))
+        self._load_and(
+            announcement.version, announcement.digest, lambda loaded: self._slot.set_canary(Canary(loaded, share))
+        )
         if self._slot.canary:
             logger.info(
                 "%s: snapshot %d serves %.1f %% of the requests", self._target, announcement.version, share * 100
             )
 
-    def _load_and(self, version: int, apply: Callable[[LoadedSnapshot], None]) -> None:
+    def _load_and(self, version: int, expected: str | None, apply: Callable[[LoadedSnapshot], None]) -> None:
         """Load a version and apply it. This is the refresh boundary: whatever is wrong with it, the old snapshot keeps
         serving."""
         failure = self._failures.get(version)
         if failure and self._clock() < failure.retry_at:
             return
         try:
-            apply(self._load(version))
+            apply(self._load(version, expected))
             self._failures.pop(version, None)
             self._remove_unloaded_files()
         except SnapshotStale as exc:
@@ -212,10 +218,10 @@ class SnapshotUpdater:
         except Exception as exc:  # whatever the registry or the loader raises must not end this thread
             self._record_failure(version, exc)
 
-    def _load(self, version: int) -> LoadedSnapshot:
+    def _load(self, version: int, expected: str | None) -> LoadedSnapshot:
         """Return the snapshot, from memory when it is still loaded, so that a rollback is a swap."""
         for slotted in self._slot.loaded:
-            if slotted.version == version:
+            if slotted.version == version and _is_expected(slotted.manifest, expected):
                 return slotted
         started = self._clock()
         snapshot_version = self._registry.resolve(str(version))
@@ -224,6 +230,8 @@ class SnapshotUpdater:
         try:
             with throttle.throttled():
                 folder = self._folders[version] = self._registry.fetch(version, self._staging)
+            if expected is not None:
+                _require_expected(snapshot_version.manifest, bundle.read_manifest(folder), expected)
             loaded = self._loader(snapshot_version, folder)
         except Exception as exc:
             span.end(model=self._target, error=type(exc).__name__)
@@ -278,3 +286,15 @@ class SnapshotUpdater:
 def _forgets(snapshot: LoadedSnapshot | None) -> frozenset[str]:
     """Return the orders to forget a tenant that were carried out in this snapshot."""
     return frozenset(snapshot.manifest.forgets if snapshot and snapshot.manifest else ())
+
+
+def _is_expected(manifest: Manifest | None, expected: str | None) -> bool:
+    return expected is None or (manifest is not None and digest(manifest) == expected)
+
+
+def _require_expected(resolved: Manifest, fetched: Manifest, expected: str) -> None:
+    """Raise SnapshotCorrupt unless what was fetched is what was resolved, and what was announced."""
+    if resolved != fetched or not _is_expected(fetched, expected):
+        raise SnapshotCorrupt(
+            f"the registry has snapshot {fetched.snapshot_id} under this version, which is not the announced one"
+        )

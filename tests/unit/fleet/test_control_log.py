@@ -4,7 +4,7 @@ import pytest
 
 from omnidraft.errors import BusError
 from omnidraft.fleet import control_log
-from omnidraft.fleet.control_log import LogControlFollower
+from omnidraft.fleet.control_follower import LogControlFollower
 from omnidraft.ports import Announcement, Outgoing
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.memory_log import MemoryLog, MemoryReader, MemoryWriter

@@ -9,7 +9,7 @@ import pytest
 from omnidraft.config import ControllerSettings, DriftSettings
 from omnidraft.errors import BusError
 from omnidraft.fleet import control_log
-from omnidraft.fleet.control_log import LogControlFollower
+from omnidraft.fleet.control_follower import LogControlFollower
 from omnidraft.fleet.controller import Controller
 from omnidraft.fleet.drift import DriftDetector, DriftRecovery
 from omnidraft.fleet.request_stats import RequestStatsReader

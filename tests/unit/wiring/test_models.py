@@ -14,6 +14,7 @@ from omnidraft.decode.generation import GenerationRequest
 from omnidraft.decode.policy.cost_model import MeasuredCosts
 from omnidraft.errors import SnapshotCorrupt, SnapshotNotFound, VocabularyError
 from omnidraft.snapshots import bundle
+from omnidraft.snapshots.signing import SnapshotSigning
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.wiring.models import snapshot_loader
 from tests.snapshot_folders import manifest
@@ -124,7 +125,7 @@ def test_where_signatures_are_asked_for_a_folder_needs_one_too(
     with pytest.raises(SnapshotCorrupt, match="has no signature"):
         wiring.engine(signing, CountingMetrics(), snapshot=str(folder))
     told = bundle.read_manifest(folder)
-    bundle.write(tmp_path / "signed", told, {bundle.NGRAMS: folder / bundle.NGRAMS}, signing_key=key)
+    bundle.write(tmp_path / "signed", told, {bundle.NGRAMS: folder / bundle.NGRAMS}, signing=SnapshotSigning(key))
     assert wiring.engine(signing, CountingMetrics(), snapshot=str(tmp_path / "signed")).engine.slot.current
     wiring.registry(signing).publish(folder, None)
     assert wiring.engine(signing, CountingMetrics(), snapshot="latest").engine.slot.current.version == 1

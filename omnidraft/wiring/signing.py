@@ -1,0 +1,135 @@
+"""Keys of snapshots and announcements, and what signs and verifies with them. Without keys all of it is None."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from omnidraft.config import Settings
+from omnidraft.errors import ConfigError
+from omnidraft.ports import LogReader, LogWriter, Registry
+from omnidraft.snapshots.signing import SnapshotSigning
+
+if TYPE_CHECKING:
+    from omnidraft.fleet.authentication import AnnouncementSigner, Authenticator, SignedLog
+    from omnidraft.fleet.champion_statements import SignedChampionStatements
+    from omnidraft.snapshots.keys import PrivateKey, Role, TrustedKeys
+
+OpenReader = Callable[[], LogReader]
+
+
+def snapshot_signing(settings: Settings) -> SnapshotSigning:
+    """Return how this process signs and verifies snapshots."""
+    shared = settings.registry.signing_key
+    return SnapshotSigning(
+        None if shared is None else shared.get_secret_value(), _private_key(settings), _trusted_keys(settings)
+    )
+
+
+def authenticator(settings: Settings, *, is_remembering: bool = True) -> "Authenticator | None":
+    """Return what verifies the announcements about `models.target` and its drafter.
+
+    Args:
+        is_remembering: whether what is accepted is remembered, and nothing older accepted afterwards.
+
+    Raises:
+        StorageError: `registry.accepted_file` cannot be used.
+    """
+    if (trusted := _trusted_keys(settings)) is None:
+        return None
+    from omnidraft.fleet.accepted_announcements import AcceptedAnnouncements
+    from omnidraft.fleet.authentication import Authenticator
+
+    accepted = AcceptedAnnouncements(settings.registry.accepted_file) if is_remembering else None
+    return Authenticator(trusted, accepted, scope=_scope(settings), max_age_s=_max_age_s(settings))
+
+
+def signing_writer(settings: Settings, writer: LogWriter, open_reader: OpenReader) -> LogWriter:
+    """Return a writer of the control topic that signs, or the same writer without keys."""
+    if (trusted := _trusted_keys(settings)) is None:
+        return writer
+    from omnidraft.fleet.authentication import SignedLog, SigningWriter
+
+    return SigningWriter(writer, _signer(settings, trusted, SignedLog(open_reader, trusted)))
+
+
+def champion_statements(settings: Settings, open_reader: OpenReader | None = None) -> "SignedChampionStatements | None":
+    """Return what checks, and with a reader of the control topic also makes, the statements about champions.
+
+    Raises:
+        StorageError: `registry.accepted_file` cannot be used.
+    """
+    if (trusted := _trusted_keys(settings)) is None:
+        return None
+    from omnidraft.fleet.accepted_announcements import AcceptedAnnouncements
+    from omnidraft.fleet.authentication import SignedLog
+    from omnidraft.fleet.champion_statements import SignedChampionStatements
+
+    log = None if open_reader is None else SignedLog(open_reader, trusted)
+    return SignedChampionStatements(
+        trusted,
+        AcceptedAnnouncements(settings.registry.accepted_file),
+        snapshot_signing(settings),
+        scope=_scope(settings),
+        target=settings.models.target,
+        drafter=settings.models.drafter,
+        max_age_s=_max_age_s(settings) if log is None else None,
+        signer=None if log is None else _signer(settings, trusted, log),
+        log=log,
+    )
+
+
+def attested(settings: Settings, registry: Registry, open_reader: OpenReader) -> Registry:
+    """Return a registry whose promotions leave signed statements, or the same registry without keys."""
+    statements = champion_statements(settings, open_reader)
+    if statements is None:
+        return registry
+    from omnidraft.fleet.champion_statements import AttestedRegistry
+
+    return AttestedRegistry(registry, statements)
+
+
+def require_signer(settings: Settings, roles: "Sequence[Role]") -> None:
+    """Raise ConfigError where keys are set and this process has none with one of these roles."""
+    if (trusted := _trusted_keys(settings)) is None:
+        return
+    if (key := _private_key(settings)) is None:
+        raise ConfigError(
+            f"registry.trusted_keys is set, so this process has to sign: set registry.private_key, that of a trusted "
+            f"{' or '.join(roles)}"
+        )
+    trusted.require_role(key, roles)
+
+
+def restate_s(settings: Settings) -> float | None:
+    """Return the seconds after which the controller announces the champion again; None: never, nothing is signed."""
+    return _max_age_s(settings) / 4 if settings.registry.trusted_keys else None
+
+
+def _signer(settings: Settings, trusted: "TrustedKeys", log: "SignedLog") -> "AnnouncementSigner":
+    from omnidraft.fleet.authentication import AnnouncementSigner
+
+    return AnnouncementSigner(_private_key(settings), trusted, log)
+
+
+def _private_key(settings: Settings) -> "PrivateKey | None":
+    secret = settings.registry.private_key
+    if secret is None:
+        return None
+    from omnidraft.snapshots.keys import PrivateKey
+
+    return PrivateKey(secret.get_secret_value())
+
+
+def _trusted_keys(settings: Settings) -> "TrustedKeys | None":
+    if not settings.registry.trusted_keys:
+        return None
+    from omnidraft.snapshots.keys import TrustedKeys
+
+    return TrustedKeys(settings.registry.trusted_keys)
+
+
+def _scope(settings: Settings) -> str:
+    return f"{settings.models.drafter} {settings.models.target}"
+
+
+def _max_age_s(settings: Settings) -> float:
+    return settings.registry.announcement_max_age_hours * 3600

@@ -1,0 +1,183 @@
+"""A fleet with keys, end to end: who holds public keys only follows, and can neither publish nor promote."""
+
+from pathlib import Path
+
+import pytest
+
+from omnidraft import wiring
+from omnidraft.errors import ConfigError, SnapshotCorrupt
+from omnidraft.fleet.control_log import publish_announcement
+from omnidraft.telemetry.metrics import CountingMetrics
+from omnidraft.wiring.controller import control_follower, controller
+from tests.attack.forgeries import Attacker
+from tests.cli_runs import run_cli
+from tests.signed_fleet import DRAFTER, TARGET, Keys, Worker, settings_of
+from tests.snapshot_folders import make_bundle
+
+TOLD = {"held_out_records": 8, "agreement_change_error": 0.001}
+
+
+@pytest.fixture(params=["directory", "mlflow"])
+def url(request, tmp_path):
+    return f"sqlite:///{tmp_path}/mlflow.db" if request.param == "mlflow" else f"directory:///{tmp_path}/registry"
+
+
+@pytest.fixture
+def keys():
+    return Keys()
+
+
+def toml(settings, path: Path) -> Path:
+    """Settings of a command, without its private key."""
+    registry, log = settings.registry, settings.log
+    trusted = ", ".join(f'"{key}"' for key in registry.trusted_keys)
+    path.write_text(
+        f'[models]\ntarget = "{TARGET}"\ndrafter = "{DRAFTER}"\n[log]\nurl = "{log.url}"\n'
+        f'[registry]\nurl = "{registry.url}"\n'
+        f'trusted_keys = [{trusted}]\naccepted_file = "{registry.accepted_file}"\n'
+    )
+    return path
+
+
+def test_a_worker_with_public_keys_follows_the_controller_and_an_operators_rollback(
+    url, keys, tmp_path, monkeypatch, capsys
+):
+    distiller, operator = (settings_of(keys, tmp_path, role, url) for role in ("distiller", "operator"))
+    publisher = wiring.registry(distiller)
+    publisher.publish(make_bundle(tmp_path / "made", "s1", **TOLD), None)
+    judging = controller(settings_of(keys, tmp_path, "controller", url), CountingMetrics())
+    judging.step()
+    worker = Worker(settings_of(keys, tmp_path, registry_url=url), tmp_path / "staging")
+    assert worker.step() == 1
+
+    better = TOLD | {"parent_id": "s1", "agreement_before": 0.6, "agreement_after": 0.8}
+    publisher.publish(make_bundle(tmp_path / "made", "s2", **better), 1)
+    judging.step()
+    assert worker.step() == 2
+
+    private = {"OMNIDRAFT_REGISTRY__PRIVATE_KEY": keys.texts["operator"]}
+    path = toml(operator, tmp_path / "operator.toml")
+    without = run_cli(("snapshots", "rollback", "--config", path), monkeypatch, capsys)
+    assert (without.returncode != 0, "registry.private_key" in without.stderr) == (True, True)
+    assert (worker.step(), publisher.resolve("champion").version) == (2, 2)
+    done = run_cli(("snapshots", "rollback", "--config", path), monkeypatch, capsys, private)
+    assert done.returncode == 0, done.stderr
+    assert "champion is version 1" in done.stdout
+    judging.step()
+    assert (worker.step(), publisher.resolve("champion").version) == (1, 1)
+    assert Worker(settings_of(keys, tmp_path, registry_url=url), tmp_path / "other").step() == 1
+
+
+def test_public_keys_neither_publish_nor_promote_nor_announce(url, keys, tmp_path):
+    publisher = wiring.registry(settings_of(keys, tmp_path, "distiller", url))
+    publisher.publish(make_bundle(tmp_path / "made", "s1", **TOLD), None)
+    worker = settings_of(keys, tmp_path, registry_url=url)
+    registry, writer = wiring.registry(worker), wiring.log_writer(worker, worker.log.control_topic)
+    with pytest.raises(SnapshotCorrupt, match="has no signature"):
+        registry.publish(make_bundle(tmp_path / "made", "s2", **TOLD), 1)
+    with pytest.raises(ConfigError, match=r"registry\.private_key"):
+        registry.promote(1)
+    with pytest.raises(ConfigError, match=r"registry\.private_key"):
+        registry.promote_unless_changed(1, registry.fence())
+    for kind, version in (("champion", 1), ("pause", None)):
+        with pytest.raises(ConfigError, match=r"registry\.private_key"):
+            publish_announcement(writer, kind, version, target=TARGET, drafter=DRAFTER)
+    assert [each.aliases for each in registry.versions()] == [("challenger",)]
+    with pytest.raises(ConfigError, match="distiller's key"):
+        publisher.promote(1)
+    with pytest.raises(ConfigError, match="controller's key"):
+        wiring.registry(settings_of(keys, tmp_path, "controller", url)).publish(
+            make_bundle(tmp_path / "made", "s3", **TOLD), 1
+        )
+
+
+@pytest.mark.parametrize("arguments", [("pause",), ("resume",), ("restart", "--from", "latest")])
+def test_orders_to_the_learner_are_the_operators(arguments, keys, tmp_path, monkeypatch, capsys):
+    path = toml(settings_of(keys, tmp_path), tmp_path / "settings.toml")
+    for role in (None, "distiller", "controller"):
+        environ = {"OMNIDRAFT_REGISTRY__PRIVATE_KEY": keys.texts[role]} if role else {}
+        refused = run_cli(("learning", *arguments, "--config", path), monkeypatch, capsys, environ)
+        assert refused.returncode != 0
+        assert "registry.private_key" in refused.stderr
+        assert "Traceback" not in refused.stderr
+    environ = {"OMNIDRAFT_REGISTRY__PRIVATE_KEY": keys.texts["operator"]}
+    assert run_cli(("learning", *arguments, "--config", path), monkeypatch, capsys, environ).returncode == 0
+    follower = control_follower(settings_of(keys, tmp_path), CountingMetrics(), (arguments[0],))
+    assert [each.kind for each in follower.poll(0.0)] == [arguments[0]]
+
+
+def test_snapshots_from_before_the_keys_are_signed_by_an_operator(url, keys, tmp_path, monkeypatch, capsys):
+    without = settings_of(keys, tmp_path, "operator", url, private_key=None, trusted_keys=())
+    wiring.registry(without).publish(make_bundle(tmp_path / "made", "s1", **TOLD), None)
+    reader = wiring.registry(settings_of(keys, tmp_path, registry_url=url))
+    with pytest.raises(SnapshotCorrupt, match="snapshots sign"):
+        reader.fetch(1, tmp_path / "fetched")
+    environ = {"OMNIDRAFT_REGISTRY__PRIVATE_KEY": keys.texts["operator"]}
+    path = toml(settings_of(keys, tmp_path, "operator", url), tmp_path / "operator.toml")
+    refused = run_cli(("snapshots", "promote", "1", "--config", path), monkeypatch, capsys, environ)
+    assert (refused.returncode != 0, "snapshots sign" in refused.stderr) == (True, True)
+    done = run_cli(("snapshots", "sign", "1", "--config", path), monkeypatch, capsys, environ)
+    assert "published as version 2" in done.stdout, done.stderr
+    reader.fetch(2, tmp_path / "fetched")
+
+
+def test_a_key_is_replaced_after_an_operator_signed_too(keys, tmp_path, monkeypatch, capsys):
+    publisher = wiring.registry(settings_of(keys, tmp_path, "distiller"))
+    publisher.publish(make_bundle(tmp_path / "made", "s1", **TOLD), None)
+    path = toml(settings_of(keys, tmp_path, "operator"), tmp_path / "operator.toml")
+    environ = {"OMNIDRAFT_REGISTRY__PRIVATE_KEY": keys.texts["operator"]}
+    done = run_cli(("snapshots", "sign", "1", "--config", path), monkeypatch, capsys, environ)
+    assert "published as version 2" in done.stdout, done.stderr
+    without = wiring.registry(settings_of(keys, tmp_path, trusted_keys=keys.public[1:]))
+    without.fetch(2, tmp_path / "fetched")
+    with pytest.raises(SnapshotCorrupt, match="not signed by a trusted distiller"):
+        without.fetch(1, tmp_path / "fetched")
+
+
+def test_the_champion_is_announced_again_before_its_announcement_is_too_old(keys, tmp_path):
+    publisher = wiring.registry(settings_of(keys, tmp_path, "distiller"))
+    publisher.publish(make_bundle(tmp_path / "made", "s1", **TOLD), None)
+    settings = settings_of(keys, tmp_path, "controller", announcement_max_age_hours=4)
+    judging, now = controller(settings, CountingMetrics()), 0.0
+    judging._clock = lambda: now
+    sequences = []
+    for hours in (0.0, 0.9, 1.1, 1.9, 2.2):
+        now = hours * 3600
+        judging.step()
+        statement = publisher.resolve("champion").statement
+        if statement not in sequences:
+            sequences.append(statement)
+    assert len(Attacker(keys, tmp_path, None).messages()) == 3
+    assert len(sequences) == 3
+
+
+def test_a_new_pair_of_keys_is_printed_or_kept_in_a_file(tmp_path, monkeypatch, capsys):
+    private, public = run_cli(("snapshots", "new-key"), monkeypatch, capsys).stdout.split()
+    assert (private.split(":")[0], public.split(":")[:2]) == ("ed25519-private", ["operator", "ed25519"])
+    out = tmp_path / "key"
+    printed = run_cli(("snapshots", "new-key", "--role", "distiller", "--out", out), monkeypatch, capsys).stdout
+    assert printed.startswith("distiller:ed25519:")
+    assert out.stat().st_mode & 0o777 == 0o600
+    settings_of(
+        Keys(), tmp_path, registry_url=None, private_key=out.read_text().strip(), trusted_keys=(printed.strip(),)
+    )
+    for arguments in (("--role", "king"), ("--out", out)):
+        assert run_cli(("snapshots", "new-key", *arguments), monkeypatch, capsys).returncode != 0
+
+
+def test_a_controller_that_starts_again_announces_no_moved_alias(keys, tmp_path):
+    """It knows the champion by the log, whatever the registry says."""
+    distiller, settings = (settings_of(keys, tmp_path, role) for role in ("distiller", "controller"))
+    publisher = wiring.registry(distiller)
+    publisher.publish(make_bundle(tmp_path / "made", "s1", **TOLD), None)
+    judging = controller(settings, CountingMetrics())
+    judging.step()
+    better = TOLD | {"parent_id": "s1", "agreement_before": 0.6, "agreement_after": 0.8}
+    publisher.publish(make_bundle(tmp_path / "made", "s2", **better), 1)
+    judging.step()
+    Attacker(keys, tmp_path, None).move_alias(1)
+    settings.registry.accepted_file.unlink()
+    metrics = CountingMetrics()
+    controller(settings, metrics).step()
+    worker = Worker(settings_of(keys, tmp_path), tmp_path / "staging")
+    assert (worker.step(), worker.loads[-1][0]) == (2, 2)

@@ -1,0 +1,96 @@
+"""A fleet that signs: its keys, its settings by role, and a worker that follows it with public keys only."""
+
+import threading
+from pathlib import Path
+
+from omnidraft import config, wiring
+from omnidraft.config import WorkerSettings
+from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
+from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
+from omnidraft.decode.snapshot.updater import SnapshotUpdater
+from omnidraft.fleet.control_log import publish_announcement
+from omnidraft.ports import Registry
+from omnidraft.snapshots import bundle
+from omnidraft.snapshots.files import sha256_of
+from omnidraft.snapshots.keys import PrivateKey, Role, TrustedKeys, new_private_key
+from omnidraft.snapshots.manifest import digest
+from omnidraft.telemetry.metrics import CountingMetrics
+from omnidraft.wiring.controller import control_follower
+from omnidraft.wiring.logs import snapshot_reader
+from omnidraft.wiring.signing import champion_statements
+
+TARGET, DRAFTER = "big", "org/small"
+
+
+class Keys:
+    """A key pair for each role, and one that nobody trusts."""
+
+    def __init__(self) -> None:
+        self.texts = {role: new_private_key() for role in ("distiller", "controller", "operator", "stranger")}
+        roles: tuple[Role, ...] = ("distiller", "controller", "operator")
+        self.public = tuple(self[role].public_text(role) for role in roles)
+        self.trusted = TrustedKeys(self.public)
+
+    def __getitem__(self, owner: str) -> PrivateKey:
+        return PrivateKey(self.texts[owner])
+
+
+def settings_of(
+    keys: Keys, folder: Path, role: str = "worker", registry_url: str | None = None, **registry: object
+) -> config.Settings:
+    """Settings of one process; a worker has no private key. Each role remembers in a file of its own."""
+    private = {} if role == "worker" else {"private_key": keys.texts[role]}
+    url = registry_url or f"directory:///{folder}/registry"
+    section = {"url": url, "trusted_keys": keys.public, "accepted_file": folder / f"{role}.json", "keep_resume": 3}
+    return config.load(
+        None,
+        {},
+        models={"target": TARGET, "drafter": DRAFTER},
+        log={"url": f"sqlite:///{folder}/log.db"},
+        registry=section | private | registry,
+        controller={"poll_s": 0.01},
+    )
+
+
+class Worker:
+    """A worker's updater, wired as in a worker's process; `loads` lists versions and hashes of what was loaded."""
+
+    def __init__(self, settings: config.Settings, staging: Path) -> None:
+        self.loads: list[tuple[int, str]] = []
+        self.metrics = CountingMetrics()
+        self.slot = SnapshotSlot(LoadedSnapshot(None, "base", object(), None, None))
+        self.updater = SnapshotUpdater(
+            snapshot_reader(settings),
+            self.slot,
+            self._load,
+            control_follower(settings, self.metrics, ("champion", "canary", "drift", "drift_over")),
+            DriftThrottle(2),
+            WorkerSettings(poll_s=0.001),
+            self.metrics,
+            target=TARGET,
+            staging=staging,
+            statements=champion_statements(settings),
+        )
+
+    def _load(self, version, folder):
+        self.loads.append((version.version, sha256_of(folder / bundle.DRAFTER)))
+        return LoadedSnapshot(version.version, version.manifest.snapshot_id, object(), None, version.manifest)
+
+    def step(self) -> int | None:
+        self.updater.step(threading.Event())
+        return self.slot.current.version
+
+
+def promote(settings: config.Settings, version: int) -> None:
+    """What `omnidraft snapshots promote` does."""
+    registry = wiring.registry(settings)
+    registry.promote(version)
+    announce(settings, registry, "champion", version)
+
+
+def announce(settings: config.Settings, registry: Registry, kind, version: int, **fields: object) -> None:
+    """Announce a version with its digest."""
+    bound = {"target": TARGET, "drafter": DRAFTER, "digest": digest(registry.resolve(str(version)).manifest)}
+    writer = wiring.log_writer(settings, settings.log.control_topic)
+    publish_announcement(writer, kind, version, **bound, **fields)
+    writer.close()

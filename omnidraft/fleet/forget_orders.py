@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from omnidraft.errors import SnapshotNotFound
-from omnidraft.fleet.control_log import LogControlFollower, publish_announcement
+from omnidraft.fleet.control_follower import LogControlFollower
+from omnidraft.fleet.control_log import publish_announcement
 from omnidraft.ports import Announcement, LogReader, LogWriter, Metrics, Offsets, Registry, SnapshotVersion
 
 POLL_S = 0.5

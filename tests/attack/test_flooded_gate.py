@@ -17,7 +17,8 @@ from omnidraft.distill.control import Status, TrainingControl
 from omnidraft.distill.evaluation.held_out import HeldOut
 from omnidraft.distill.evaluation.pinned import read_pinned
 from omnidraft.distill.ingest.tenant_shares import TenantGroups
-from omnidraft.fleet.control_log import LogAnnouncer, LogControlFollower
+from omnidraft.fleet.control_follower import LogControlFollower
+from omnidraft.fleet.control_log import LogAnnouncer
 from omnidraft.fleet.controller import Controller
 from omnidraft.ports import Outgoing
 from omnidraft.snapshots import bundle

@@ -15,7 +15,8 @@ from omnidraft.distill.publisher import BATCHER, LEARNER
 from omnidraft.distill.resume_encryption import decrypt_records, encrypt_records
 from omnidraft.distill.resume_tensors import records_from_tensors, records_to_tensors, tensor_to_bytes
 from omnidraft.errors import ConfigError, KeyStoreError
-from omnidraft.fleet.control_log import LogControlFollower, publish_announcement
+from omnidraft.fleet.control_follower import LogControlFollower
+from omnidraft.fleet.control_log import publish_announcement
 from omnidraft.snapshots import bundle
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.memory_log import MemoryReader, MemoryWriter

@@ -153,6 +153,15 @@ VERSIONS = Row(
                 Query("sum(omnidraft_learner_blocked_info)", "learners that wait"),
             ),
         ),
+        Panel(
+            "Refused signatures",
+            "short",
+            "Announcements and champions that nobody of registry.trusted_keys signed, or old ones sent again.",
+            (
+                Query(increase("omnidraft_control_messages_refused_total", "target"), "announcements for {{target}}"),
+                Query(increase("omnidraft_champions_refused_total", "target"), "champions of {{target}}"),
+            ),
+        ),
     ),
 )
 

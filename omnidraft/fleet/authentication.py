@@ -30,6 +30,7 @@ _SIGNERS: Mapping[str, tuple[Role, ...]] = {
     "canary": ("controller", "operator"),
     "drift": ("controller", "operator"),
     "drift_over": ("controller", "operator"),
+    "rewind": ("controller", "operator"),
     "best": ("distiller", "operator"),
 }
 _OPERATOR: tuple[Role, ...] = ("operator",)

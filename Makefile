@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 comma := ,
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-kafka test test-llamacpp test-vllm test-long test-real lint format bench bench-vllm bench-throughput soak kafka docs dashboards lock clean
+.PHONY: help setup demo demo-kafka test test-llamacpp test-vllm test-long test-real lint format bench bench-vllm bench-throughput soak kafka docs dashboards lock audit sbom pin-images clean
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
@@ -12,6 +12,8 @@ STAMP := $(VENV)/.installed
 VLLM_VENV := .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.installed
 VLLM_PYTHON := $(VLLM_VENV)/bin/python
+AUDIT_LIMIT_S ?= 120
+AUDIT_SERVICE ?= osv
 KAFKA_PORT ?= 9092
 KAFKA_DATA ?= runs/kafka
 PYTEST_ARGS ?=
@@ -54,7 +56,7 @@ $(STAMP): requirements.lock pyproject.toml
 	fi; \
 	test -x $(PYTHON) || "$$found" -m venv $(VENV)
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check uv
-	$(PYTHON) -m uv pip install --quiet --python $(PYTHON) -r requirements.lock
+	$(PYTHON) -m uv pip install --quiet --python $(PYTHON) --require-hashes -r requirements.lock
 	$(PYTHON) -m uv pip install --quiet --python $(PYTHON) --no-deps --editable .
 	@touch $@
 
@@ -123,9 +125,26 @@ dashboards: setup ## Write the Grafana dashboards, and the table of metrics in d
 	$(PYTHON) deploy/grafana/make_dashboards.py
 	$(PYTHON) deploy/prometheus/metrics_table.py
 
-lock: setup ## Resolve pyproject.toml into requirements.lock again
-	$(PYTHON) -m uv pip compile pyproject.toml --universal --python-version 3.11 --extra dev \
+lock: setup ## Resolve pyproject.toml into requirements.lock again, with the hashes that `make setup` wants
+	$(PYTHON) -m uv pip compile pyproject.toml --universal --python-version 3.11 --extra dev --generate-hashes \
 	  --no-header --no-annotate --no-emit-index-url --quiet --upgrade -o requirements.lock
+
+audit: setup ## Look for known vulnerabilities in requirements.lock (AUDIT_SERVICE: osv or pypi; AUDIT_LIMIT_S)
+	@told=$$(mktemp) && trap 'rm -f "$$told"' EXIT; \
+	timeout --kill-after=10 $(AUDIT_LIMIT_S) $(PYTHON) -m uv tool run pip-audit --requirement requirements.lock \
+	  --require-hashes --disable-pip --progress-spinner off --vulnerability-service $(AUDIT_SERVICE) --timeout 10 \
+	  2> "$$told"; rc=$$?; tail -n 3 "$$told" >&2; \
+	if [ $$rc -ge 124 ] || grep --quiet '^Traceback' "$$told"; then \
+	  echo "make audit: nothing is known: $(AUDIT_SERVICE)'s advisories could not be asked within $(AUDIT_LIMIT_S) s" >&2; exit 2; \
+	fi; exit $$rc
+
+sbom: setup ## The software bill of materials of requirements.lock, in CycloneDX's format, into dist/sbom.json
+	@mkdir -p dist
+	$(PYTHON) -m uv tool run --from cyclonedx-bom cyclonedx-py requirements --pyproject pyproject.toml \
+	  --output-reproducible --output-format JSON --output-file dist/sbom.json requirements.lock
+
+pin-images: setup ## Write the digests that image tags have now into docker-compose.yml and deploy/kubernetes
+	$(PYTHON) deploy/pin_images.py
 
 clean: ## Remove what can be built again; runs/ and pulled models stay
 	rm -rf $(VENV) $(VLLM_VENV) dist build site .pytest_cache .mypy_cache .ruff_cache .hypothesis

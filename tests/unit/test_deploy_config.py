@@ -1,5 +1,6 @@
 """deploy/ and docker-compose.yml: every file loads, every service starts something that exists."""
 
+import configparser
 import importlib.util
 import json
 import re
@@ -128,10 +129,11 @@ def test_no_file_of_the_deployment_holds_a_password():
         ROOT / "docker-compose.yml",
         *(p for p in (ROOT / "deploy").rglob("*") if p.suffix in TEXT and p.is_file()),
     ]
-    told = re.compile(r"""(?i)(?:password|passwd|secret|api_?key|auth_?token)\w*[ \t]*[:=][ \t]*["']?([^\s"']+)""")
+    names = r"(?i)(?:password|passwd|secret(?!Name:)|api_?key|auth_?token)\w*[ \t]*[:=][ \t]*(?:&[\w-]+[ \t]+)?"
+    told, told_by_code = re.compile(names + r"""["']?([^\s"']+)"""), re.compile(names + r"""["']([^\s"']+)""")
     for path in files:
-        for value in told.findall(path.read_text()):
-            assert value.startswith(("$", "/run/secrets/", "{", "[", "#")), (path, value)
+        for value in (told_by_code if path.suffix == ".py" else told).findall(path.read_text()):
+            assert value.startswith(("$", "*", "/run/secrets/", "{", "[", "#")), (path, value)
 
 
 def test_the_image_copies_only_what_the_repository_has():
@@ -164,3 +166,68 @@ def test_the_image_is_for_processors_or_gpus_and_never_root():
     stages = set(re.findall(r"^FROM \S+ AS (\w+)$", DOCKERFILE, re.M))
     built = [each["build"]["target"] for each in COMPOSE["services"].values() if "build" in each]
     assert set(built) == stages
+
+
+def rights() -> dict[str, dict[str, list[str]]]:
+    return tomllib.loads((ROOT / "deploy/kafka/rights.toml").read_text())
+
+
+def test_rights_are_about_our_topics_and_every_service_has_a_login_with_its_own():
+    log = config.load(ROOT / "deploy/config/compose.toml", environ={}).log
+    topics = {topic for granted in rights().values() for topic in granted}
+    assert topics == {log.traces_topic, log.dead_letters_topic, log.control_topic}
+    for service in OURS:
+        variables = COMPOSE["services"][service]["environment"]
+        assert variables["OMNIDRAFT_LOG__KAFKA__SECURITY"].startswith("sasl")
+        assert variables["OMNIDRAFT_LOG__KAFKA__USERNAME"] == f"omnidraft-{service}"
+        assert variables["OMNIDRAFT_LOG__KAFKA__PASSWORD"] == f"${{OMNIDRAFT_KAFKA_{service.upper()}_PASSWORD}}"
+        assert COMPOSE["services"][service]["depends_on"]["kafka-rights"] == {
+            "condition": "service_completed_successfully"
+        }
+    passwords = {name for name in COMPOSE["services"]["kafka-rights"]["environment"] if name.endswith("_PASSWORD")}
+    users = {f"OMNIDRAFT_KAFKA_{user.removeprefix('omnidraft-').upper()}_PASSWORD" for user in rights()}
+    assert passwords == users | {"OMNIDRAFT_LOG__KAFKA__PASSWORD"}
+
+
+def test_the_broker_lets_nobody_in_without_a_login():
+    variables = COMPOSE["services"]["kafka"]["environment"]
+    protocols = dict(each.split(":") for each in variables["KAFKA_LISTENER_SECURITY_PROTOCOL_MAP"].split(","))
+    assert set(protocols.values()) == {"SASL_PLAINTEXT"}
+    assert {each.split(":")[0] for each in variables["KAFKA_LISTENERS"].split(",")} == protocols.keys()
+    assert variables["KAFKA_AUTHORIZER_CLASS_NAME"].endswith("StandardAuthorizer")
+    assert "KAFKA_ALLOW_EVERYONE_IF_NO_ACL_FOUND" not in variables
+    assert variables["KAFKA_SUPER_USERS"] == "User:admin"
+
+
+def test_mlflow_wants_the_login_that_the_services_have():
+    assert "--app-name=basic-auth" in words("mlflow")
+    server = COMPOSE["services"]["mlflow"]["environment"]
+    for service in OURS:
+        client = COMPOSE["services"][service]["environment"]
+        assert client["MLFLOW_TRACKING_USERNAME"] == server["MLFLOW_AUTH_ADMIN_USERNAME"]
+        assert client["MLFLOW_TRACKING_PASSWORD"] == server["MLFLOW_AUTH_ADMIN_PASSWORD"]
+    settings = configparser.ConfigParser()
+    settings.read(ROOT / "deploy/mlflow/basic_auth.ini")
+    assert settings["mlflow"]["default_permission"] == "NO_PERMISSIONS"
+    assert settings["mlflow"]["database_uri"] == "sqlite:////mlflow/logins.db"
+
+
+def new_secrets(*arguments) -> subprocess.CompletedProcess:
+    command = [sys.executable, ROOT / "deploy/new_secrets.py", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_the_script_makes_every_secret_that_compose_asks_for_once_and_for_its_owner(tmp_path):
+    file = tmp_path / "env"
+    assert new_secrets(file).returncode == 0
+    made = dict(line.split("=") for line in file.read_text().splitlines())
+    asked = set(re.findall(r"\$\{(\w+(?:PASSWORD|KEY|TOKEN))\b", (ROOT / "docker-compose.yml").read_text()))
+    asked |= {secret["environment"] for secret in COMPOSE["secrets"].values()}
+    assert made.keys() == asked
+    assert len(set(made.values())) == len(made)
+    assert min(map(len, made.values())) >= 64
+    assert file.stat().st_mode & 0o777 == 0o600
+    again = new_secrets(file)
+    assert (again.returncode, "stays" in again.stderr) == (1, True)
+    assert dict(line.split("=") for line in file.read_text().splitlines()) == made
+    assert {".env", "secrets.json"} <= set((ROOT / ".gitignore").read_text().splitlines())

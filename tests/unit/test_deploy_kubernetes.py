@@ -1,5 +1,6 @@
 """deploy/kubernetes: every overlay builds, fits its schemas, and keeps what an operator counts on."""
 
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,17 @@ import yaml
 
 from omnidraft import config
 from omnidraft.bus.kafka_client import MAX_MESSAGE_BYTES
-from tests.kubernetes_manifests import KUBERNETES, OVERLAYS, Resource, built, custom_schemas, is_custom, labels, pods
+from tests.kubernetes_manifests import (
+    KUBERNETES,
+    OVERLAYS,
+    ROOT,
+    Resource,
+    built,
+    custom_schemas,
+    is_custom,
+    labels,
+    pods,
+)
 
 RAY_PROBED = {"RayService", "RayJob"}
 """KubeRay adds the probes of Ray's own containers."""
@@ -137,7 +148,7 @@ def test_every_variable_of_ours_is_a_setting(overlay: str) -> None:
 
 
 def test_the_settings_load_and_name_services_that_are_there(overlay: str, tmp_path: Path) -> None:
-    (settings_map,) = of_kind(overlay, "ConfigMap")
+    (settings_map,) = [each for each in of_kind(overlay, "ConfigMap") if "settings.toml" in each["data"]]
     file = tmp_path / "settings.toml"
     file.write_text(settings_map["data"]["settings.toml"])
     settings = config.load(file, {})
@@ -152,12 +163,12 @@ def test_the_settings_load_and_name_services_that_are_there(overlay: str, tmp_pa
         assert topics[log.control_topic]["partitions"] == 1
         assert topics[log.control_topic]["config"]["retention.ms"] == -1
         (kafka,) = of_kind(overlay, "Kafka")
-        assert log.url == f"kafka://{kafka['metadata']['name']}-kafka-bootstrap:9092"
+        assert log.url == f"kafka://{kafka['metadata']['name']}-kafka-bootstrap:9093"
 
 
 def test_every_image_is_ours_or_of_a_fixed_version(overlay: str) -> None:
     tag = "cuda" if overlay.endswith("cuda") else "cpu"
-    images = {container["image"] for _, container in containers(overlay)}
+    images = {container["image"].partition("@")[0] for _, container in containers(overlay)}
     assert images <= {f"registry.example.com/omnidraft:{tag}", "postgres:17"}
 
 
@@ -165,3 +176,54 @@ def test_the_folder_holds_nothing_that_no_overlay_uses(overlay: str) -> None:
     used = (KUBERNETES / overlay / "kustomization.yaml").read_text()
     files = {path.name for path in (KUBERNETES / overlay).iterdir()} - {"kustomization.yaml"}
     assert [name for name in files if name not in used] == []
+
+
+def service_of(resource: Resource) -> str | None:
+    """The service of ours that runs in it; None: another's."""
+    name = str(resource["metadata"]["name"])
+    return name if name in ("worker", "distiller", "controller") else None
+
+
+def test_every_service_has_its_own_login_at_kafka_and_one_at_mlflow(overlay: str) -> None:
+    ours = [(service_of(resource), container) for resource, container in containers(overlay) if service_of(resource)]
+    assert {service for service, _ in ours} == {"worker", "distiller", "controller"}
+    for service, container in ours:
+        variables = {each["name"]: each.get("value") or each["valueFrom"] for each in container["env"]}
+        kafka = {name.partition("KAFKA__")[2]: value for name, value in variables.items() if "KAFKA__" in name}
+        mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
+        assert kafka["SECURITY"] == "sasl_ssl"
+        assert kafka["CA_FILE"].rpartition("/")[0] in mounts
+        assert kafka["USERNAME"] == f"omnidraft-{service}"
+        assert kafka["PASSWORD"]["secretKeyRef"] == {"name": kafka["USERNAME"], "key": "password"}
+        for part in ("username", "password"):
+            reference = variables[f"MLFLOW_TRACKING_{part.upper()}"]["secretKeyRef"]
+            assert reference == {"name": "mlflow-login", "key": part}
+
+
+def test_mlflow_has_a_login(overlay: str) -> None:
+    (container,) = [each for resource, each in containers(overlay) if resource["metadata"]["name"] == "mlflow"]
+    assert "--app-name=basic-auth" in container["command"]
+    variables = {each["name"]: each for each in container["env"]}
+    assert variables["MLFLOW_AUTH_ADMIN_PASSWORD"]["valueFrom"]["secretKeyRef"]["name"] == "mlflow-login"
+    (logins,) = [each for each in of_kind(overlay, "ConfigMap") if "basic_auth.ini" in each["data"]]
+    assert logins["data"]["basic_auth.ini"] == (ROOT / "deploy/mlflow/basic_auth.ini").read_text()
+
+
+def test_strimzi_lets_nobody_in_but_our_users_with_their_rights(overlay: str) -> None:
+    for kafka in of_kind(overlay, "Kafka"):
+        for listener in kafka["spec"]["kafka"]["listeners"]:
+            assert listener["tls"] is True
+            assert listener["authentication"] == {"type": "scram-sha-512"}
+        assert kafka["spec"]["kafka"]["authorization"] == {"type": "simple"}
+        assert "userOperator" in kafka["spec"]["entityOperator"]
+        granted = {user["metadata"]["name"]: rights_of(user) for user in of_kind(overlay, "KafkaUser")}
+        assert granted == tomllib.loads((ROOT / "deploy/kafka/rights.toml").read_text())
+
+
+def rights_of(user: Resource) -> dict[str, list[str]]:
+    """Topic to operations."""
+    assert user["spec"]["authentication"] == {"type": "scram-sha-512"}
+    rules = user["spec"]["authorization"]["acls"]
+    assert {rule["resource"]["type"] for rule in rules} == {"topic"}
+    assert not any("host" in rule or rule.get("type", "allow") != "allow" for rule in rules)
+    return {rule["resource"]["name"]: rule["operations"] for rule in rules}

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from omnidraft.errors import KernelsUnavailable
+from omnidraft.private_files import PRIVATE_FOLDER, make_folder, require_unshared_file, require_unshared_folder
 
 SOURCE = Path(__file__).parent / "kernels" / "kernels.cpp"
 """The main file; it includes the headers beside it."""
@@ -51,28 +52,42 @@ def is_announced(variant: str) -> bool:
 
 
 def compiled(source: Path, folder: Path, flags: Sequence[str] = ()) -> Path:
-    """Return the library of this source for this compiler; a missing one is compiled into `folder`.
+    """Return the library of this source for this compiler; one that is missing, or that somebody else could have
+    written, is compiled into `folder`.
 
     Args:
         flags: the compiler's flags for the instruction set.
 
     Raises:
-        KernelsUnavailable: there is no compiler, or it refuses the source.
+        KernelsUnavailable: there is no compiler, it refuses the source, or others may write to the folder.
     """
     from filelock import FileLock
 
     compiler = find_compiler()
     library = folder / f"{source.stem}-{_fingerprint(source, compiler, flags)}.so"
-    if library.exists():
-        return library
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
+        require_unshared_folder(folder)
+        if _is_usable(library):
+            return library
         with FileLock(library.with_suffix(".lock")):
-            if not library.exists():
+            if not _is_usable(library):
                 _compile(source, library, compiler, flags)
     except OSError as exc:
-        raise KernelsUnavailable(f"{folder} cannot be written: {exc}; give OMNIDRAFT_HOME a place that can") from exc
+        raise KernelsUnavailable(f"{folder} cannot be used: {exc}; give OMNIDRAFT_HOME a place that can") from exc
     return library
+
+
+def _is_usable(library: Path) -> bool:
+    """Return whether this library is there and nobody else could have written it."""
+    try:
+        require_unshared_file(library)
+    except FileNotFoundError:
+        return False
+    except PermissionError as exc:
+        logger.warning("compiling %s anew: %s", library.name, exc)
+        return False
+    return True
 
 
 def find_compiler() -> str:
@@ -87,7 +102,9 @@ def find_compiler() -> str:
 def _compile(source: Path, library: Path, compiler: str, flags: Sequence[str]) -> None:
     logger.info("compiling %s with %s, once", source.name, " ".join(flags) or "no flags")
     partial, started = library.with_suffix(".partial"), time.perf_counter()
+    partial.unlink(missing_ok=True)  # a compiler keeps the permissions of a file that is there
     _run([compiler, *FLAGS, *flags, "-o", str(partial), str(source)])
+    partial.chmod(PRIVATE_FOLDER)  # whatever the umask
     partial.rename(library)
     logger.info("compiled %s in %.1f s", library, time.perf_counter() - started)
 

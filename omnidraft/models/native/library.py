@@ -4,8 +4,10 @@ import ctypes
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_size_t, c_void_p
 from pathlib import Path
 
+from omnidraft.errors import KernelsUnavailable
 from omnidraft.models.native.build import source_digest
 from omnidraft.models.probe.choice import kernels
+from omnidraft.private_files import require_unshared_file
 
 Library = ctypes.CDLL
 GROUP, BLOCK, SLOTS_TOGETHER = 32, 16, 8
@@ -69,7 +71,11 @@ def bits(library: Library, precision: str) -> str:
 
 
 def open_library(path: Path) -> Library:
-    """Open a compiled library and declare its functions."""
+    """Open a compiled library and declare its functions. Raises KernelsUnavailable if others could have written it."""
+    try:
+        require_unshared_file(path)
+    except OSError as exc:
+        raise KernelsUnavailable(str(exc)) from exc
     library = Library(str(path))
     library.omnidraft_start()
     signatures = {

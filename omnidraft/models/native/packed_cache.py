@@ -20,6 +20,7 @@ from omnidraft.errors import ModelCorrupt
 from omnidraft.models.native import library as native
 from omnidraft.models.native.packed_file import PackedFile, is_in_use, write
 from omnidraft.models.native.packed_llama import LlamaSizes, PackedLlama, Part
+from omnidraft.private_files import make_folder, require_unshared_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -42,6 +43,7 @@ class PackedCache:
         """Return the weights of this model folder, mapped; None if it is not packed, or not as it should be."""
         path = self._path(source, precision)
         try:
+            require_unshared_folder(self.folder)
             file = PackedFile(path)
             is_current = file.description["key"] == _key(source, precision)
         except FileNotFoundError:
@@ -65,7 +67,8 @@ class PackedCache:
 
         path = self._path(source, precision)
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self.folder)
+            require_unshared_folder(self.folder)
             with FileLock(path.with_suffix(".lock")):
                 found = self.find(source, precision)
                 if found is not None:

@@ -25,6 +25,7 @@ from omnidraft import throttle
 from omnidraft.errors import ModelCorrupt
 from omnidraft.models.native.matrix import address_of, memory
 from omnidraft.models.native.packed_llama import Part
+from omnidraft.private_files import private_opener, require_unshared_file
 
 _PAGE = 4096
 """Parts begin behind a header of whole pages."""
@@ -47,10 +48,11 @@ class PackedFile:
 
         Raises:
             ModelCorrupt: header, size or time are not those of a complete file.
-            OSError: it cannot be read.
+            OSError: it cannot be read, or others could have written it.
         """
         self.path = path
         with path.open("rb") as file:
+            require_unshared_file(path, os.fstat(file.fileno()))
             fcntl.flock(file, fcntl.LOCK_SH)  # the mapping keeps the file's description open, and so the lock
             self._header, start = _read_header(file.fileno(), path)
             status = os.fstat(file.fileno())
@@ -91,7 +93,8 @@ def write(path: Path, description: Description, parts: Sequence[Part], progress:
     checksums = dict.fromkeys((part.name for part in parts), _NO_CHECKSUM)
     written_s = int(time.time()) // _TIME_STEP_S * _TIME_STEP_S
     try:
-        with partial.open("wb", buffering=0) as file:
+        partial.unlink(missing_ok=True)  # one that was left keeps its owner and rights
+        with open(partial, "wb", buffering=0, opener=private_opener) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             start = len(_header(description, parts, checksums, written_s))
             total = start + sum(part.padded_bytes for part in parts)

@@ -350,3 +350,17 @@ def test_a_deleted_file_serves_those_who_have_it(source, cache):
     expected = logits(target)
     shutil.rmtree(cache.folder)
     assert torch.equal(logits(target), expected)
+
+
+@pytest.mark.parametrize("what", ["file", "folder"])
+def test_what_somebody_else_may_write_is_not_mapped(source, cache, what, caplog):
+    load(source, cache)
+    (file,) = cache.files()
+    (file if what == "file" else cache.folder).chmod(0o777)
+    with caplog.at_level(logging.WARNING):
+        assert find(source, cache) is None
+    assert "others may write" in caplog.text
+    load(source, cache)
+    assert (find(source, cache) is not None) == (what == "file")  # packed anew, or in memory
+    if what == "file":
+        assert file.stat().st_mode & 0o777 == 0o600

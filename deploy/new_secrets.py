@@ -1,0 +1,80 @@
+"""Write passwords and keys for a deployment: `python deploy/new_secrets.py [FILE]`, by default `.env` beside
+docker-compose.yml. `--kubernetes` writes a manifest of Secrets instead, for `kubectl apply -f`.
+
+The file is its owner's alone (0600) and is never overwritten: running services know the values in it.
+"""
+
+import argparse
+import json
+import secrets
+import sys
+from pathlib import Path
+
+from omnidraft.private_files import private_opener
+
+ENV_FILE = Path(__file__).parents[1] / ".env"
+NAMESPACE = "omnidraft"
+KAFKA_USERS = ("ADMIN", "WORKER", "DISTILLER", "CONTROLLER", "OPERATOR")
+COMPOSE = (
+    "OMNIDRAFT_POSTGRES_PASSWORD",
+    "OMNIDRAFT_GRAFANA_PASSWORD",
+    "OMNIDRAFT_RAY_TOKEN",
+    "OMNIDRAFT_MLFLOW_PASSWORD",
+    "OMNIDRAFT_MLFLOW_SECRET_KEY",
+    *(f"OMNIDRAFT_KAFKA_{user}_PASSWORD" for user in KAFKA_USERS),
+)
+"""The variables of docker-compose.yml."""
+
+
+def new_secret() -> str:
+    """Return 256 random bits as hexadecimal digits, which need quotes nowhere."""
+    return secrets.token_hex(32)
+
+
+def env_file() -> str:
+    """Return the lines of an environment file for Docker Compose."""
+    return "".join(f"{name}={new_secret()}\n" for name in COMPOSE)
+
+
+def kubernetes_secrets() -> str:
+    """Return a list of Secrets as JSON. Kafka's passwords are not among them: Strimzi makes those."""
+    wanted = {
+        "mlflow-postgres": {"host": "postgres", "database": "mlflow", "username": "mlflow", "password": new_secret()},
+        "mlflow-login": {"username": "omnidraft", "password": new_secret(), "secret-key": new_secret()},
+    }
+    items = [
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": name, "namespace": NAMESPACE},
+            "type": "Opaque",
+            "stringData": values,
+        }
+        for name, values in wanted.items()
+    ]
+    return json.dumps({"apiVersion": "v1", "kind": "List", "items": items}, indent=2) + "\n"
+
+
+def main() -> int:
+    """Write the file, or say why not."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path, nargs="?", help="default: .env, or secrets.json with --kubernetes")
+    parser.add_argument("--kubernetes", action="store_true")
+    options = parser.parse_args()
+    file = options.file or (ENV_FILE.with_name("secrets.json") if options.kubernetes else ENV_FILE)
+    text = kubernetes_secrets() if options.kubernetes else env_file()
+    try:
+        with open(file, "x", encoding="utf-8", opener=private_opener) as stream:
+            stream.write(text)
+    except FileExistsError:
+        print(f"{file} exists and stays: services know its values. Move it away to make new ones.", file=sys.stderr)
+        return 1
+    except OSError as exc:
+        print(f"{file} cannot be written: {exc}", file=sys.stderr)
+        return 1
+    print(f"wrote {file}; keep it out of version control")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

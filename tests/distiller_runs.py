@@ -99,12 +99,11 @@ class Setting:
         batcher_class=Batcher,
         drafter_hash="hash",
         settings=None,
-        learner_settings=None,
         cipher=None,
         retention=None,
         **changes,
     ):
-        learner = Journal(self.pair.learner(**self.learner, **learner_settings or {}), die_after=die_after)
+        learner = Journal(self.pair.learner(**self.learner), die_after=die_after)
         reader = reader or SlowReader(self.log, "t", 3)
         letters, fingerprint = MemoryWriter(self.log, "dead"), self.pair.alignment.fingerprint
         names = {"target": "target", "drafter": "drafter"}

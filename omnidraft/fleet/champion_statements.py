@@ -171,3 +171,6 @@ class AttestedRegistry(Registry):
 
     def log_file(self, version: int, path: Path) -> None:
         self._registry.log_file(version, path)
+
+    def remove_files(self, version: int, parts: Sequence[str]) -> None:
+        self._registry.remove_files(version, parts)

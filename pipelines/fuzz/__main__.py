@@ -85,8 +85,15 @@ def batch_dispositions(messages: Sequence[Outgoing]) -> Counter[str]:
         writer.append(messages)
         reader, dead_letter_writer = SqliteReader(path, "traces"), SqliteWriter(path, "dead")
         ours, ends = next(archive.read(RECORDED)), reader.end_offsets()
-        pair = {"target": ours.target, "drafter": ours.drafter}
-        consumer = TraceConsumer(reader, dead_letter_writer, ours.alignment, CountingMetrics(), topic="traces", **pair)
+        consumer = TraceConsumer(
+            reader,
+            dead_letter_writer,
+            ours.alignment,
+            CountingMetrics(),
+            topic="traces",
+            target=ours.target,
+            drafter=ours.drafter,
+        )
         dispositions, offsets = Counter[str](), Counter[tuple[int, int]]()
         for polled in topic_scan.polls_until(lambda: consumer.poll(topic_scan.POLL_MESSAGES, 0), ends, idle_s=0):
             offsets.update((partition, offset) for partition, offset, _ in polled.records)

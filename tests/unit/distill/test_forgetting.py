@@ -30,7 +30,7 @@ REPLAY = {"replay_records": 1}
 
 @pytest.fixture
 def setting(pair, tmp_path: Path) -> Setting:
-    return Setting(pair, tmp_path)
+    return Setting(pair, tmp_path, **REPLAY)
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def forget(setting: Setting, tenant: str, *, until_ms: int, forget_id: str = "or
 
 def control(setting: Setting) -> TrainingControl:
     reader = MemoryReader(setting.log, "control")
-    return TrainingControl(LogControlFollower(reader, CountingMetrics(), kinds=("forget", "pause", "resume")))
+    return TrainingControl(LogControlFollower(reader, CountingMetrics(), kinds=("forget", "rewind", "pause", "resume")))
 
 
 def emit_both(setting: Setting, num: int = 12) -> None:
@@ -75,7 +75,7 @@ def emit_both(setting: Setting, num: int = 12) -> None:
 
 
 def run(setting: Setting, **options):
-    distillation, journal = setting.distiller(held_out_every=3, learner_settings=REPLAY, **options)
+    distillation, journal = setting.distiller(held_out_every=3, **options)
     run_until_idle(distillation)
     return distillation, journal
 
@@ -101,9 +101,9 @@ def test_records_in_snapshots_open_with_their_tenants_key_alone(setting, store):
 def test_a_resumed_run_with_encryption_equals_one_without(pair, tmp_path, store):
     batches = []
     for cipher in (None, keys(store)):
-        setting = Setting(pair, tmp_path / str(len(batches)))
+        setting = Setting(pair, tmp_path / str(len(batches)), **REPLAY)
         emit_both(setting, 8)
-        first, _ = setting.distiller(held_out_every=3, learner_settings=REPLAY, cipher=cipher, die_after=3)
+        first, _ = setting.distiller(held_out_every=3, cipher=cipher, die_after=3)
         with pytest.raises(Killed):
             run_until_idle(first)
         _, journal = run(setting, cipher=cipher)
@@ -117,7 +117,7 @@ def test_a_learner_waits_for_the_key_store_when_it_starts(setting, store, tmp_pa
     before = setting.manifest().num_records
     (tmp_path / "keys.db").rename(tmp_path / "away.db")
     setting.emit(*names(8, 200), tenant="stayer", time_ms=NOW_MS)
-    distillation, _ = setting.distiller(held_out_every=3, learner_settings=REPLAY, cipher=keys(store))
+    distillation, _ = setting.distiller(held_out_every=3, cipher=keys(store))
     with pytest.raises(KeyStoreError):
         distillation.run(until_idle(20)(distillation))
     (tmp_path / "away.db").rename(tmp_path / "keys.db")
@@ -169,6 +169,27 @@ def test_an_order_is_carried_out_once_and_by_whoever_starts_later(setting):
     run(setting, control=control(setting))
     assert setting.manifest().forgets == ("order", "another")
     assert kept(setting) == {"held_out.": [], "replay.": []}
+
+
+def test_a_learner_that_goes_back_to_a_champion_from_before_the_order_forgets_again(setting):
+    emit_both(setting)
+    run(setting)
+    setting.registry.promote(setting.registry.resolve("latest").version)
+    with_leaver = bundle.ngrams(_folder(setting))
+    emit_both(setting)
+    run(setting)
+    refused = setting.manifest().snapshot_id
+    forget(setting, "leaver", until_ms=NOW_MS)
+    run(setting, control=control(setting))
+    without_leaver, version = bundle.ngrams(_folder(setting)), setting.registry.resolve("champion").version
+    publish_announcement(MemoryWriter(setting.log, "control"), "rewind", version=version, restart_id=refused)
+    run(setting, control=control(setting))
+    manifest = setting.manifest()
+    assert (manifest.rewinds, manifest.forgets) == ((refused,), ("order",))
+    assert manifest.parent_id == setting.manifest("champion").snapshot_id
+    assert "leaver" not in kept(setting)["replay."] + kept(setting)["held_out."]
+    assert_same(bundle.ngrams(_folder(setting)), without_leaver)
+    assert with_leaver.keys() == without_leaver.keys()
 
 
 def test_a_new_learner_reads_nothing_of_a_tenant_forgotten_before(setting):

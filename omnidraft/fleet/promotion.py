@@ -14,7 +14,7 @@ from statistics import NormalDist
 
 from omnidraft.config import ControllerSettings
 from omnidraft.fleet.request_stats import RequestStats
-from omnidraft.fleet.tenant_gate import Change, equal_weight_change, fallen_tenants
+from omnidraft.fleet.tenant_gate import Change, change_without_best, equal_weight_change, fallen_tenants
 from omnidraft.ports import SnapshotVersion
 from omnidraft.snapshots.manifest import Manifest
 
@@ -87,20 +87,34 @@ def decide(
         return Decision(False, f"{verdict}, too few requests to be {settings.confidence:.0%} sure of anything")
     lineage = [*between, challenger]
     falls = _falls(champion, lineage, history, settings)
+    rest = _fall_of_others(champion, lineage, settings)
     speedup = _predicted_speedup(lineage)
     is_enough = bound >= -settings.tolerance - 1e-9  # a sum of rounded differences
     is_fast = speedup is None or speedup >= 1 - settings.speed_tolerance
     speed = "" if speedup is None else f", foretold speed {speedup:.3f} of before"
     bounds = f"tolerance {settings.tolerance:.4f}, confidence {settings.confidence:.0%}"
-    reason = "; ".join([f"{verdict}{speed}, {bounds}", *falls])
-    return Decision(is_enough and is_fast and not falls, reason, bool(falls) or change.estimate < -settings.tolerance)
+    reason = "; ".join([f"{verdict}{speed}, {bounds}", *falls, *rest])
+    is_worse = bool(falls) or change.estimate < -settings.tolerance
+    return Decision(is_enough and is_fast and not falls and not rest, reason, is_worse)
+
+
+def _fall_of_others(champion: Manifest, lineage: Sequence[Manifest], settings: ControllerSettings) -> list[str]:
+    """Return that the mean of all tenants but the one that gained most fell, if it did."""
+    rest = change_without_best(lineage) if _descends(champion, lineage[0]) else None
+    if rest is None or rest.estimate >= -settings.tolerance - 1e-9:
+        return []
+    return [f"without the tenant that gained most the mean fell by {-rest.estimate:.4f}"]
+
+
+def _descends(champion: Manifest, oldest: Manifest) -> bool:
+    return champion.snapshot_id == oldest.parent_id or (oldest.parent_id is None and _is_base_of(champion, oldest))
 
 
 def _falls(
     champion: Manifest, lineage: Sequence[Manifest], history: Sequence[Manifest], settings: ControllerSettings
 ) -> list[str]:
     """Return what fell, whatever the mean of the tenants is: tenants, and the agreement on the pinned file."""
-    descends = champion.snapshot_id == lineage[0].parent_id or _is_base_of(champion, lineage[0])
+    descends = _descends(champion, lineage[0])
     fallen = fallen_tenants(
         lineage if descends else (),
         history,

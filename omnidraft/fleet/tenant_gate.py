@@ -1,4 +1,5 @@
-"""The tenants' part of the promotion gate: each weighs alike, and none may fall by more than its error.
+"""The tenants' part of the promotion gate: each weighs alike, the mean holds without the one that gained most, and none
+may fall by more than its error.
 
 A tenant's change is a mean over few requests, so its Student statistic is turned into a normal one (Abramowitz and
 Stegun, Handbook of Mathematical Functions, 26.7.8). All tenants are tested together, over the snapshots since the
@@ -59,6 +60,22 @@ def equal_weight_change(manifest: Manifest) -> Change | None:
     if not voters:
         return None
     return Change(fmean(map(_estimate, voters)), _scaled(_root_sum(each.change_error for each in voters), len(voters)))
+
+
+def change_without_best(since: Sequence[Manifest]) -> Change | None:
+    """Return the mean change since the champion of all tenants but the one that gained most, each weighing alike, so
+    that its gain, however large, pays for nobody's loss. None with fewer than two tenants.
+
+    Args:
+        since: the snapshots from the champion's child to the challenger.
+    """
+    measured = [_tenant_change(name, since) for name in _names(since)]
+    voters = [change for change, num_requests in measured if num_requests >= LEAST_TENANT_REQUESTS]
+    others = sorted(voters, key=lambda each: each.estimate)[:-1]
+    if not others:
+        return None
+    error = _scaled(_root_sum(each.error for each in others), len(others))
+    return Change(fmean(each.estimate for each in others), error)
 
 
 def fallen_tenants(

@@ -45,8 +45,19 @@ def test_each_tenant_weighs_alike() -> None:
     assert decide(challenger, BASE, ControllerSettings(tolerance=0.02)).promote
 
 
+def test_a_gain_however_large_pays_for_no_loss_that_is_too_small_to_show() -> None:
+    """The flooder's constant token is learned at once. Neither fall is beyond its error."""
+    falls = [tenant("acme", -0.03, 0.05), tenant("bolt", -0.02, 0.05)]
+    decision = decide(snapshot(1, tenant("mallory", 0.9), *falls), BASE, SETTINGS)
+    assert not decision.promote
+    assert "without the tenant that gained most the mean fell by 0.0250" in decision.reason
+    assert not decision.is_worse  # too little to go back for
+    gained = [tenant("acme", -0.03, 0.05), tenant("bolt", 0.04, 0.05)]
+    assert decide(snapshot(1, tenant("mallory", 0.9), *gained), BASE, SETTINGS).promote
+
+
 def test_small_tenants_together_have_a_vote_when_they_are_enough() -> None:
-    few, enough = (snapshot(1, tenant("acme", 0.02), tenant(None, -0.05, 0.2, num=num)) for num in (3, 4))
+    few, enough = (snapshot(1, tenant("acme", 0.02), tenant(None, -0.01, 0.2, num=num)) for num in (3, 4))
     assert decide(few, BASE, SETTINGS).promote
     assert not decide(enough, BASE, SETTINGS).promote
     assert not decide(snapshot(1, tenant(None, -0.05, 0.2, num=2)), BASE, SETTINGS).promote
@@ -102,7 +113,8 @@ def test_many_falls_too_small_to_show_are_seen_together() -> None:
     """Half an error each: promoted at first, since the other tenants' gain is larger, and refused before long."""
     lineage, champion, parent = [BASE], BASE, "base"
     for number in range(1, 30):
-        made = snapshot(number, tenant("mallory", 0.02), tenant("acme", -0.01, 0.02, num=100), parent=parent)
+        gaining = [tenant(name, 0.02) for name in ("mallory", "bolt")]
+        made = snapshot(number, *gaining, tenant("acme", -0.01, 0.02, num=100), parent=parent)
         decision = decide(made, champion, SETTINGS, history=lineage[:16])
         if not decision.promote:
             break
@@ -110,7 +122,9 @@ def test_many_falls_too_small_to_show_are_seen_together() -> None:
         champion, parent = made, made.snapshot_id
     assert "tenant 'acme' fell" in decision.reason
     assert 2 < number <= 17
-    recovering = snapshot(99, tenant("mallory", 0.0), tenant("acme", 0.01, 0.02, num=100), parent=parent)
+    recovering = snapshot(
+        99, tenant("mallory", 0.0), tenant("bolt", 0.0), tenant("acme", 0.01, 0.02, num=100), parent=parent
+    )
     assert decide(recovering, champion, SETTINGS, history=lineage[:16]).promote
 
 

@@ -3,6 +3,7 @@
 With all keys that are retained: whatever somebody with the settings and the disks could still read.
 """
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -17,7 +18,7 @@ from omnidraft.distill.ingest import topic_scan
 from omnidraft.distill.ingest.dead_letters import ORIGINAL
 from omnidraft.distill.resume_encryption import decrypt_records
 from omnidraft.distill.resume_tensors import RECORD_NAME, record_of
-from omnidraft.errors import ConfigError, WireError
+from omnidraft.errors import ConfigError, SnapshotCorrupt, WireError
 from omnidraft.ports import Message
 from omnidraft.snapshots import bundle
 from omnidraft.traces import codec
@@ -39,8 +40,6 @@ class TokenSearch:
     text: str
     ngrams: Sequence[Ngram] = ()
     """N-grams that only this text has."""
-    skipped: Sequence[Path] = ()
-    """Folders that are not the fleet's: models, the broker's own files."""
 
     def places(self) -> set[str]:
         """Where it is found: topics, and files by their path below the folder."""
@@ -82,11 +81,19 @@ class TokenSearch:
         return any(self._is_in_bytes(each.astype("<u4").tobytes()) for each in arrays)
 
     def _files(self) -> Iterator[Path]:
-        for path in sorted(self.folder.rglob("*")):
-            if path.is_file() and not any(path.is_relative_to(each) for each in self.skipped):
-                yield path
+        for folder, _, names in os.walk(self.folder):  # what vanishes meanwhile is passed over
+            yield from (Path(folder, name) for name in sorted(names))
 
     def _is_in_file(self, path: Path) -> bool:
+        """A file that is being written or deleted is not looked into; when the fleet has stopped, there are none."""
+        try:
+            return self._is_in_content(path)
+        except (OSError, SnapshotCorrupt):
+            if path.exists() and ".partial" not in path.as_posix():
+                raise
+            return False
+
+    def _is_in_content(self, path: Path) -> bool:
         if self._is_in_bytes(path.read_bytes()):
             return True
         if path.name == Path(bundle.NGRAMS).name:

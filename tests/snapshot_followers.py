@@ -3,9 +3,8 @@
 import threading
 
 from omnidraft.config import WorkerSettings
-from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
 from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
-from omnidraft.decode.snapshot.updater import SnapshotUpdater
+from omnidraft.decode.snapshot.updater import DriftThrottle, SnapshotUpdater
 from omnidraft.errors import BusError, ModelError, RegistryError
 from omnidraft.ports import Announcement
 from omnidraft.registry.directory_registry import DirectoryRegistry
@@ -43,7 +42,7 @@ class Fragile(DirectoryRegistry):
 class Worker:
     """An updater with everything around it; `loads` lists the versions that were loaded."""
 
-    def __init__(self, folder, num_versions=4, signing=UNSIGNED, statements=None):
+    def __init__(self, folder, num_versions=4, signing_key=None):
         self.folder = folder
         self.registry = Fragile(
             folder / "registry", "org/small", "big", keep_resume=2, signing=SnapshotSigning(signing_key)
@@ -66,7 +65,6 @@ class Worker:
             target="big",
             staging=folder / "staging",
             clock=lambda: self.now,
-            statements=statements,
         )
 
     def load(self, snapshot_version, folder):

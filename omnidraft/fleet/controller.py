@@ -98,12 +98,14 @@ class Controller:
         challenger, champion = self._find("challenger"), self._find("champion")
         if challenger is None:
             return
+        if champion is not None and not self._has_statement(champion):
+            return  # its manifest is half of the comparison
         if champion is None or champion.version != challenger.version:
             self._judge(challenger, champion, fence)
         self._judged_version = challenger.version
 
     def _judge(self, challenger: SnapshotVersion, champion: SnapshotVersion | None, fence: str) -> None:
-        between = lineage_between(self._registry.versions(), challenger.manifest, champion.manifest) if champion else []
+        between = lineage_between(self._signed_versions(), challenger.manifest, champion.manifest) if champion else []
         decision = decide(challenger.manifest, champion.manifest if champion else None, self._settings, between=between)
         if decision.promote and champion and self._settings.canary_share and self._traffic:
             self._start_canary(challenger.version, champion.version, decision, fence)
@@ -175,6 +177,13 @@ class Controller:
 
     def _is_attested(self, champion: SnapshotVersion) -> bool:
         """Return whether somebody who may made it the champion, and renew the statement that says so."""
+        if not self._has_statement(champion):
+            return False
+        if self._statements is not None:
+            self._registry.annotate(champion.version, {CHAMPION_STATEMENT: self._statements.make(champion)})
+        return True
+
+    def _has_statement(self, champion: SnapshotVersion) -> bool:
         if self._statements is None:
             return True
         try:
@@ -182,12 +191,18 @@ class Controller:
         except SignatureRefused as exc:
             if champion.version != self._refused_version:
                 self._metrics.add("omnidraft_champions_refused_total")
-                logger.error("%s: not announced: %s", self._target, exc)
+                logger.error("%s: neither announced nor compared with: %s", self._target, exc)
             self._refused_version = champion.version
             return False
-        self._registry.annotate(champion.version, {CHAMPION_STATEMENT: self._statements.make(champion)})
         self._refused_version = None
         return True
+
+    def _signed_versions(self) -> list[SnapshotVersion]:
+        """Return the versions whose measurements may be believed."""
+        versions = self._registry.versions()
+        if self._statements is None:
+            return list(versions)
+        return [each for each in versions if self._statements.is_signed(each)]
 
     def _find(self, alias: str) -> SnapshotVersion | None:
         try:

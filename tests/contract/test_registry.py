@@ -55,7 +55,7 @@ def opened_on_disk(request, tmp_path, targets):
 
 def opening(request, tmp_path, target):
 
-    def open_registry(keep_resume=2, signing=UNSIGNED):
+    def open_registry(keep_resume=2, signing_key=None):
         if request.param in MLFLOW_URLS:
             url = request.getfixturevalue(MLFLOW_URLS[request.param])
             return open_mlflow(url, target, keep_resume, signing_key)
@@ -395,33 +395,33 @@ def forge(registry, cache, source):
 
 def test_a_signed_snapshot_is_fetched_with_its_key_only(opened, tmp_path):
     open_registry, bundle_of = opened
-    published = open_registry(signing=SnapshotSigning(KEY)).publish(bundle_of("s1"), None)
+    published = open_registry(signing_key=KEY).publish(bundle_of("s1"), None)
     assert published.manifest.signature is not None
     for number, key in enumerate((KEY, None)):
-        fetched = open_registry(signing=SnapshotSigning(key)).fetch(1, tmp_path / str(number))
+        fetched = open_registry(signing_key=key).fetch(1, tmp_path / str(number))
         assert bundle.read_manifest(fetched) == published.manifest
     with pytest.raises(SnapshotCorrupt, match=r"another key than registry\.signing_key"):
-        open_registry(signing=SnapshotSigning(OTHER_KEY)).fetch(1, tmp_path / "other")
+        open_registry(signing_key=OTHER_KEY).fetch(1, tmp_path / "other")
     assert not (tmp_path / "other").exists()
 
 
 def test_a_forgery_with_fitting_checksums_is_refused_where_signatures_are_asked_for(opened_on_disk, tmp_path):
     open_registry, bundle_of = opened_on_disk
     source = bundle_of("s1")
-    open_registry(signing=SnapshotSigning(KEY)).publish(source, None)
-    open_registry(signing=SnapshotSigning(KEY)).fetch(1, tmp_path / "before")
+    open_registry(signing_key=KEY).publish(source, None)
+    open_registry(signing_key=KEY).fetch(1, tmp_path / "before")
     forge(open_registry(), tmp_path, source)
     open_registry().fetch(1, tmp_path / "trusting")  # checksums alone say nothing against it
     for cache in ("fresh", "before"):
         with pytest.raises(SnapshotCorrupt, match="was changed, or signed with another key"):
-            open_registry(signing=SnapshotSigning(KEY)).fetch(1, tmp_path / cache)
+            open_registry(signing_key=KEY).fetch(1, tmp_path / cache)
 
 
 def test_a_snapshot_from_before_the_key_is_refused_until_it_is_published_again(opened, tmp_path):
     open_registry, bundle_of = opened
     folder = bundle_of("s1")
     open_registry().publish(folder, None)
-    signing = open_registry(signing=SnapshotSigning(KEY))
+    signing = open_registry(signing_key=KEY)
     with pytest.raises(SnapshotCorrupt, match="has no signature"):
         signing.fetch(1, tmp_path / "cache")
     assert signing.publish(folder, 1).version == 2
@@ -434,7 +434,7 @@ def test_a_folder_that_somebody_else_signed_is_not_published(opened, tmp_path):
     folder = bundle_of("s1")
     bundle.write_manifest(folder, sign(bundle.read_manifest(folder), OTHER_KEY))
     with pytest.raises(SnapshotCorrupt, match="another key"):
-        open_registry(signing=SnapshotSigning(KEY)).publish(folder, None)
+        open_registry(signing_key=KEY).publish(folder, None)
     assert open_registry().versions() == ()
 
 

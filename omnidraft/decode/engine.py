@@ -15,8 +15,8 @@ from omnidraft.decode.recording.record_builder import RecordContext, TraceRecord
 from omnidraft.decode.recording.trace_producer import TraceProducer
 from omnidraft.decode.sampling.validation import check_sampling, require_text, unsigned_seed
 from omnidraft.decode.sequence import SequenceState
+from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
 from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
-from omnidraft.decode.snapshot.updater import DriftThrottle
 from omnidraft.decode.step_telemetry import StepCounter, StepObserver, TextSpan
 from omnidraft.errors import RequestError
 from omnidraft.ports import Metrics, NoopTracing, Request, Span, Step, Tracing

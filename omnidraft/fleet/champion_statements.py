@@ -14,7 +14,7 @@ from securesystemslib.dsse import Envelope
 from securesystemslib.exceptions import Error as SigningError
 from securesystemslib.signer import Signature
 
-from omnidraft.errors import SignatureRefused, SnapshotStale, WireError
+from omnidraft.errors import SignatureRefused, SnapshotCorrupt, SnapshotStale, WireError
 from omnidraft.fleet.accepted_announcements import AcceptedAnnouncements
 from omnidraft.fleet.authentication import (
     PAYLOAD_TYPE,
@@ -79,6 +79,14 @@ class SignedChampionStatements:
         self._record(announcement)
         return announcement.sequence
 
+    def is_signed(self, version: SnapshotVersion) -> bool:
+        """See ports.ChampionStatements."""
+        try:
+            self._snapshots.require(version.manifest)
+        except SnapshotCorrupt:
+            return False
+        return True
+
     def make(self, champion: SnapshotVersion) -> str:
         """See ports.ChampionStatements."""
         if self._signer is None:
@@ -130,12 +138,12 @@ class AttestedRegistry(Registry):
         self._registry, self._statements = registry, statements
 
     def promote(self, version: int) -> None:
-        """See ports.Registry. Raises ConfigError, BusError, SnapshotCorrupt when no statement can be made."""
+        """See ports.Registry. Raises ConfigError, SnapshotCorrupt when no statement can be made."""
         self._attest(version)
         self._registry.promote(version)
 
     def promote_unless_changed(self, version: int, fence: str) -> None:
-        """See ports.Registry. Raises ConfigError, BusError, SnapshotCorrupt when no statement can be made."""
+        """See ports.Registry. Raises ConfigError, SnapshotCorrupt when no statement can be made."""
         before = self._registry.resolve(str(version)).statement
         self._attest(version)
         try:

@@ -101,6 +101,8 @@ class Controller:
         challenger, champion = self._find("challenger"), self._find("champion")
         if challenger is None:
             return
+        if champion is not None and not self._has_statement(champion):
+            return  # its manifest is half of the comparison
         if champion is None or champion.version != challenger.version:
             self._judge(challenger, champion, fence)
         self._judged_version = challenger.version
@@ -115,7 +117,7 @@ class Controller:
     def _decide(self, challenger: SnapshotVersion, champion: SnapshotVersion | None) -> Decision:
         if champion is None:
             return decide(challenger.manifest, None, self._settings)
-        versions = self._registry.versions()
+        versions = self._signed_versions()
         between = lineage_between(versions, challenger.manifest, champion.manifest)
         history = lineage_to(versions, champion.manifest, MOST_HISTORY)
         return decide(challenger.manifest, champion.manifest, self._settings, between=between, history=history)
@@ -198,6 +200,13 @@ class Controller:
 
     def _is_attested(self, champion: SnapshotVersion) -> bool:
         """Return whether somebody who may made it the champion, and renew the statement that says so."""
+        if not self._has_statement(champion):
+            return False
+        if self._statements is not None:
+            self._registry.annotate(champion.version, {CHAMPION_STATEMENT: self._statements.make(champion)})
+        return True
+
+    def _has_statement(self, champion: SnapshotVersion) -> bool:
         if self._statements is None:
             return True
         try:
@@ -205,12 +214,18 @@ class Controller:
         except SignatureRefused as exc:
             if champion.version != self._refused_version:
                 self._metrics.add("omnidraft_champions_refused_total")
-                logger.error("%s: not announced: %s", self._target, exc)
+                logger.error("%s: neither announced nor compared with: %s", self._target, exc)
             self._refused_version = champion.version
             return False
-        self._registry.annotate(champion.version, {CHAMPION_STATEMENT: self._statements.make(champion)})
         self._refused_version = None
         return True
+
+    def _signed_versions(self) -> list[SnapshotVersion]:
+        """Return the versions whose measurements may be believed."""
+        versions = self._registry.versions()
+        if self._statements is None:
+            return list(versions)
+        return [each for each in versions if self._statements.is_signed(each)]
 
     def _find(self, alias: str) -> SnapshotVersion | None:
         try:

@@ -90,11 +90,13 @@ class ChampionStatements(Protocol):
                 than one accepted before.
         """
 
+    def is_signed(self, version: SnapshotVersion) -> bool:
+        """Return whether somebody who may sign snapshots signed this one, with all that its manifest says."""
+
     def make(self, champion: SnapshotVersion) -> str:
         """Return a new statement that this version is the champion.
 
         Raises:
             ConfigError: this process has no private key, or one that may not sign announcements.
-            BusError: the control log, which orders all statements, cannot be read.
             SnapshotCorrupt: nobody who may sign snapshots signed this one.
         """

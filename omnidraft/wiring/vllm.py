@@ -36,8 +36,9 @@ if TYPE_CHECKING:
     from omnidraft.decode.external.sequence_tracker import ExternalSequence
     from omnidraft.decode.recording.record_builder import TraceRecordBuilder
     from omnidraft.decode.recording.trace_producer import TraceProducer
+    from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
     from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
-    from omnidraft.decode.snapshot.updater import DriftThrottle, SnapshotUpdater
+    from omnidraft.decode.snapshot.updater import SnapshotUpdater
 
 _LONGEST_PROMPT_SHARE = 0.75
 """The share of the drafter's context that a prompt may fill; the rest is for the answer."""
@@ -68,8 +69,8 @@ def batching(settings: Settings, metrics: Metrics, *, num_tokens: int) -> Batchi
     from omnidraft.decode.external.sequence_tracker import SequenceTracker
     from omnidraft.decode.external.step_time_model import StepTimeModel
     from omnidraft.decode.policy.cost_model import StepCosts
+    from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
     from omnidraft.decode.snapshot.slot import SnapshotSlot
-    from omnidraft.decode.snapshot.updater import DriftThrottle
 
     is_recorded = settings.worker.tenant not in settings.recorder.opted_out
     producer = trace_producer(settings, metrics) if is_recorded else None

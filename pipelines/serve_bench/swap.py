@@ -20,6 +20,7 @@ from omnidraft.fleet import control_log
 from omnidraft.models.hf.trainable_drafter import load_trainable
 from omnidraft.progress import bar
 from omnidraft.snapshots import bundle
+from omnidraft.snapshots.manifest import digest
 from pipelines.lib.check_result import CheckResult
 from pipelines.lib.local_cluster import ServiceFailed
 from pipelines.lib.openai_client import COMPLETIONS, ApiError, OpenAIClient
@@ -92,7 +93,9 @@ def _swap_all(server: Server, versions: Sequence[int]) -> list[tuple[float, floa
             time.sleep(REST_S)
             started = time.monotonic()
             registry.promote(version)
-            control_log.publish_announcement(writer, "champion", version, target=models.target, drafter=models.drafter)
+            control_log.LogAnnouncer(writer, models.target, models.drafter).publish(
+                "champion", version, digest=digest(registry.resolve(str(version)).manifest)
+            )
             while _in_place(server.url) != version:
                 if time.monotonic() - started > TAKE_UP_TIMEOUT_S:
                     raise ServiceFailed(f"version {version} was not taken up within {TAKE_UP_TIMEOUT_S:.0f} s")

@@ -10,6 +10,7 @@ from omnidraft.config import Settings
 from omnidraft.fleet import control_log
 from omnidraft.ports import Registry
 from omnidraft.progress import bar
+from omnidraft.snapshots.manifest import digest
 from pipelines.lib.check_result import CheckResult
 from pipelines.lib.local_cluster import ServiceFailed, empty_folder, free_port, is_serving
 from pipelines.lib.openai_client import COMPLETIONS, OpenAIClient
@@ -77,10 +78,12 @@ def _back_and_forth(settings: Settings, registry: Registry, urls: Sequence[str])
         for _ in range(NUM_ROLLBACKS):
             time.sleep(REST_S)
             started = time.monotonic()
-            previous = registry.resolve("previous").version
-            registry.promote(previous)
-            control_log.publish_announcement(writer, "champion", previous, target=models.target, drafter=models.drafter)
-            _wait(urls, previous)
+            previous = registry.resolve("previous")
+            registry.promote(previous.version)
+            control_log.LogAnnouncer(writer, models.target, models.drafter).publish(
+                "champion", previous.version, digest=digest(previous.manifest)
+            )
+            _wait(urls, previous.version)
             seconds.append(time.monotonic() - started)
             advance()
     return seconds

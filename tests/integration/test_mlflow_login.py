@@ -18,7 +18,7 @@ from omnidraft.errors import RegistryError
 INI = Path(__file__).parents[2] / "deploy/mlflow/basic_auth.ini"
 USER, PASSWORD = "omnidraft", secrets.token_hex(32)
 LOGIN = {"MLFLOW_TRACKING_USERNAME": USER, "MLFLOW_TRACKING_PASSWORD": PASSWORD}
-START_S = 100.0
+START_S = 200.0
 
 
 @pytest.fixture(scope="module")
@@ -56,10 +56,11 @@ def _wait_until_up(url: str, process: subprocess.Popen[bytes], log: Path) -> Non
     until = time.monotonic() + START_S
     while time.monotonic() < until and process.poll() is None:
         try:
-            if httpx.get(f"{url}/health", timeout=2).is_success:
+            if httpx.get(f"{url}/health", timeout=5).is_success:
                 return
         except httpx.HTTPError:
-            time.sleep(0.2)
+            pass
+        time.sleep(0.5)
     pytest.fail(f"MLflow did not start: {log.read_text()[-3000:]}")
 
 
@@ -67,7 +68,7 @@ def settings(server: str) -> config.Settings:
     return config.load(None, {"OMNIDRAFT_REGISTRY__URL": server})
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(300)
 def test_without_the_login_nobody_reads_or_writes(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     search = f"{server}/api/2.0/mlflow/experiments/search?max_results=5"
     model = f"{server}/api/2.0/mlflow/registered-models/create"
@@ -81,7 +82,7 @@ def test_without_the_login_nobody_reads_or_writes(server: str, monkeypatch: pyte
         wiring.registry(settings(server)).versions()
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(300)
 def test_the_services_client_works_with_it(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in LOGIN.items():
         monkeypatch.setenv(name, value)

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from omnidraft.private_files import private_opener
+from omnidraft.snapshots.keys import PrivateKey, new_private_key
 
 ENV_FILE = Path(__file__).parents[1] / ".env"
 NAMESPACE = "omnidraft"
@@ -23,7 +24,9 @@ COMPOSE = (
     "OMNIDRAFT_MLFLOW_SECRET_KEY",
     *(f"OMNIDRAFT_KAFKA_{user}_PASSWORD" for user in KAFKA_USERS),
 )
-"""The variables of docker-compose.yml."""
+"""The variables of docker-compose.yml, beside those of the key pairs."""
+ROLES = ("distiller", "controller", "operator")
+"""Those who sign snapshots and announcements."""
 
 
 def new_secret() -> str:
@@ -31,9 +34,20 @@ def new_secret() -> str:
     return secrets.token_hex(32)
 
 
+def signing_keys() -> dict[str, str]:
+    """Return a private key for each role, and under `trusted` the public ones as registry.trusted_keys takes them."""
+    private = {role: new_private_key() for role in ROLES}
+    trusted = [PrivateKey(key).public_text(role) for role, key in private.items()]
+    return {**private, "trusted": json.dumps(trusted)}
+
+
 def env_file() -> str:
     """Return the lines of an environment file for Docker Compose."""
-    return "".join(f"{name}={new_secret()}\n" for name in COMPOSE)
+    keys = signing_keys()
+    values = {name: new_secret() for name in COMPOSE}
+    values |= {f"OMNIDRAFT_{role.upper()}_PRIVATE_KEY": keys[role] for role in ROLES}
+    values["OMNIDRAFT_TRUSTED_KEYS"] = f"'{keys['trusted']}'"
+    return "".join(f"{name}={value}\n" for name, value in values.items())
 
 
 def kubernetes_secrets() -> str:
@@ -41,6 +55,7 @@ def kubernetes_secrets() -> str:
     wanted = {
         "mlflow-postgres": {"host": "postgres", "database": "mlflow", "username": "mlflow", "password": new_secret()},
         "mlflow-login": {"username": "omnidraft", "password": new_secret(), "secret-key": new_secret()},
+        "signing-keys": signing_keys(),
     }
     items = [
         {

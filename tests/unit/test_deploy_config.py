@@ -13,6 +13,8 @@ import pytest
 import yaml
 
 from omnidraft import config
+from omnidraft.snapshots.keys import PrivateKey
+from tests.deployment_secrets import run_script, substituted, variables_in
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "deploy" / "config").glob("*.toml"))
@@ -70,7 +72,7 @@ def test_the_compose_file_fits_the_specification():
 @pytest.mark.parametrize("service", OURS)
 def test_every_variable_of_ours_is_a_setting(service):
     variables = COMPOSE["services"][service]["environment"]
-    assert config.load(None, {name: value for name, value in variables.items() if "__" in name})
+    assert config.load(None, {name: substituted(value) for name, value in variables.items() if "__" in name})
 
 
 def test_everything_mounted_from_the_repository_is_there():
@@ -212,22 +214,35 @@ def test_mlflow_wants_the_login_that_the_services_have():
     assert settings["mlflow"]["database_uri"] == "sqlite:////mlflow/logins.db"
 
 
-def new_secrets(*arguments) -> subprocess.CompletedProcess:
-    command = [sys.executable, ROOT / "deploy/new_secrets.py", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+def test_workers_verify_and_cannot_sign():
+    keys = {
+        service: {name: value for name, value in environment.items() if "REGISTRY__" in name}
+        for service in OURS
+        if (environment := COMPOSE["services"][service]["environment"])
+    }
+    assert all("OMNIDRAFT_REGISTRY__TRUSTED_KEYS" in of_service for of_service in keys.values())
+    private = {name: each.get("OMNIDRAFT_REGISTRY__PRIVATE_KEY", "") for name, each in keys.items()}
+    assert not private["worker"]
+    assert "DISTILLER_PRIVATE_KEY" in private["distiller"]
+    assert "CONTROLLER_PRIVATE_KEY" in private["controller"]
 
 
 def test_the_script_makes_every_secret_that_compose_asks_for_once_and_for_its_owner(tmp_path):
     file = tmp_path / "env"
-    assert new_secrets(file).returncode == 0
-    made = dict(line.split("=") for line in file.read_text().splitlines())
-    asked = set(re.findall(r"\$\{(\w+(?:PASSWORD|KEY|TOKEN))\b", (ROOT / "docker-compose.yml").read_text()))
+    assert run_script(file).returncode == 0
+    made = variables_in(file)
+    trusted = json.loads(made["OMNIDRAFT_TRUSTED_KEYS"])
+    asked = set(re.findall(r"\$\{(\w+(?:PASSWORD|KEY|KEYS|TOKEN))\b", (ROOT / "docker-compose.yml").read_text()))
     asked |= {secret["environment"] for secret in COMPOSE["secrets"].values()}
-    assert made.keys() == asked
+    assert made.keys() == asked | {"OMNIDRAFT_OPERATOR_PRIVATE_KEY"}  # that one is for a shell, not for a service
     assert len(set(made.values())) == len(made)
-    assert min(map(len, made.values())) >= 64
+    assert min(len(made[name]) for name in made if "PRIVATE" not in name) >= 64  # 256 bits
+    for public in trusted:
+        role = public.partition(":")[0]
+        assert PrivateKey(made[f"OMNIDRAFT_{role.upper()}_PRIVATE_KEY"]).public_text(role) == public
+    assert len(trusted) == 3
     assert file.stat().st_mode & 0o777 == 0o600
-    again = new_secrets(file)
+    again = run_script(file)
     assert (again.returncode, "stays" in again.stderr) == (1, True)
-    assert dict(line.split("=") for line in file.read_text().splitlines()) == made
+    assert variables_in(file) == made
     assert {".env", "secrets.json"} <= set((ROOT / ".gitignore").read_text().splitlines())

@@ -12,6 +12,7 @@ import yaml
 
 from omnidraft import config
 from omnidraft.bus.kafka_client import MAX_MESSAGE_BYTES
+from tests.deployment_secrets import value_of
 from tests.kubernetes_manifests import (
     KUBERNETES,
     OVERLAYS,
@@ -143,7 +144,7 @@ def test_secrets_come_by_reference_and_none_is_made_here(overlay: str) -> None:
 def test_every_variable_of_ours_is_a_setting(overlay: str) -> None:
     """What the pod fills in is a number of processors."""
     for _, container in containers(overlay):
-        variables = {each["name"]: each.get("value", "4") for each in container.get("env", ())}
+        variables = {each["name"]: value_of(each) for each in container.get("env", ())}
         config.load(None, {name: value for name, value in variables.items() if "__" in name})
 
 
@@ -198,6 +199,11 @@ def test_every_service_has_its_own_login_at_kafka_and_one_at_mlflow(overlay: str
         for part in ("username", "password"):
             reference = variables[f"MLFLOW_TRACKING_{part.upper()}"]["secretKeyRef"]
             assert reference == {"name": "mlflow-login", "key": part}
+        keys = {name: value["secretKeyRef"] for name, value in variables.items() if "REGISTRY__" in name}
+        assert keys.pop("OMNIDRAFT_REGISTRY__TRUSTED_KEYS") == {"name": "signing-keys", "key": "trusted"}
+        private = {"OMNIDRAFT_REGISTRY__PRIVATE_KEY": {"name": "signing-keys", "key": service}}
+        assert keys == ({} if service == "worker" else private)
+        assert "/app/runs" in mounts  # registry.accepted_file
 
 
 def test_mlflow_has_a_login(overlay: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from omnidraft.config import ControllerSettings
 from omnidraft.errors import BusError, SignatureRefused, SnapshotCorrupt, SnapshotError, SnapshotNotFound, SnapshotStale
 from omnidraft.fleet.drift import DriftRecovery
-from omnidraft.fleet.promotion import CanaryTrial, Decision, decide, lineage_between, lineage_to
+from omnidraft.fleet.promotion import CanaryTrial, Decision, decide, lineage_between, lineage_to, signed_versions
 from omnidraft.fleet.request_stats import RequestStatsReader
 from omnidraft.fleet.tenant_gate import MOST_HISTORY
 from omnidraft.ports import (
@@ -117,7 +117,7 @@ class Controller:
     def _decide(self, challenger: SnapshotVersion, champion: SnapshotVersion | None) -> Decision:
         if champion is None:
             return decide(challenger.manifest, None, self._settings)
-        versions = self._signed_versions()
+        versions = signed_versions(self._registry, self._statements)
         between = lineage_between(versions, challenger.manifest, champion.manifest)
         history = lineage_to(versions, champion.manifest, MOST_HISTORY)
         return decide(challenger.manifest, champion.manifest, self._settings, between=between, history=history)
@@ -219,13 +219,6 @@ class Controller:
             return False
         self._refused_version = None
         return True
-
-    def _signed_versions(self) -> list[SnapshotVersion]:
-        """Return the versions whose measurements may be believed."""
-        versions = self._registry.versions()
-        if self._statements is None:
-            return list(versions)
-        return [each for each in versions if self._statements.is_signed(each)]
 
     def _find(self, alias: str) -> SnapshotVersion | None:
         try:

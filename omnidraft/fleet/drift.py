@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Literal
 
 from omnidraft.config import ControllerSettings, DriftSettings
 from omnidraft.errors import SnapshotNotFound, SnapshotStale
+from omnidraft.fleet.promotion import signed_versions
 from omnidraft.fleet.request_stats import RequestStats
 from omnidraft.fleet.return_check import objection
-from omnidraft.ports import Announcement, Announcer, Metrics, Registry
+from omnidraft.ports import Announcement, Announcer, ChampionStatements, Metrics, Registry
 
 if TYPE_CHECKING:
     from river.drift import PageHinkley
@@ -179,8 +180,14 @@ class DriftRecovery:
         *,
         target: str,
         gate: ControllerSettings | None = None,
+        statements: ChampionStatements | None = None,
     ) -> None:
-        """`gate`: what another champion must not do to the other tenants; None takes the defaults."""
+        """
+        Args:
+            gate: what another champion must not do to the other tenants; None takes the defaults.
+            statements: only measurements in signed manifests are believed; None believes all.
+        """
+        self._statements = statements
         self._registry, self._announcer, self._detector = registry, announcer, detector
         self._metrics, self._target, self._gate = metrics, target, gate or ControllerSettings()
 
@@ -229,7 +236,8 @@ class DriftRecovery:
     def _promote(self, version: int, tenant: str, reason: str, fence: str) -> None:
         """Make it the champion unless other tenants lose by it; the controller announces every champion."""
         candidate, champion = self._registry.resolve(str(version)), self._registry.resolve("champion")
-        if against := objection(candidate, champion, self._registry.versions(), self._gate, tenant=tenant):
+        versions = signed_versions(self._registry, self._statements)
+        if against := objection(candidate, champion, versions, self._gate, tenant=tenant):
             logger.warning("%s: not back to snapshot %d: %s", self._target, version, against)
             return
         try:

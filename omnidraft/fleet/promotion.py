@@ -15,7 +15,7 @@ from statistics import NormalDist
 from omnidraft.config import ControllerSettings
 from omnidraft.fleet.request_stats import RequestStats
 from omnidraft.fleet.tenant_gate import Change, change_without_best, equal_weight_change, fallen_tenants
-from omnidraft.ports import SnapshotVersion
+from omnidraft.ports import ChampionStatements, Registry, SnapshotVersion
 from omnidraft.snapshots.manifest import Manifest
 
 _LEAST_REQUESTS = 2
@@ -190,6 +190,12 @@ def lineage_between(versions: Sequence[SnapshotVersion], challenger: Manifest, c
         between.insert(0, parent)
         parent_id = parent.parent_id
     return between
+
+
+def signed_versions(registry: Registry, statements: ChampionStatements | None) -> list[SnapshotVersion]:
+    """Return the versions whose measurements may be believed: all, where nothing is signed. Raises RegistryError."""
+    versions = registry.versions()
+    return [each for each in versions if statements is None or statements.is_signed(each)]
 
 
 def lineage_to(versions: Sequence[SnapshotVersion], newest: Manifest, most: int) -> list[Manifest]:

@@ -70,8 +70,15 @@ def controller(settings: Settings, metrics: Metrics) -> "Controller":
     require_signer(settings, ("controller", "operator"))
     metrics = LabelledMetrics(metrics, target=settings.models.target)
     snapshots, announce, models = registry(settings), announcer(settings), settings.models
+    statements = champion_statements(settings, partial(control_reader, settings))
     recovery = DriftRecovery(
-        snapshots, announce, DriftDetector(settings.drift), metrics, target=models.target, gate=settings.controller
+        snapshots,
+        announce,
+        DriftDetector(settings.drift),
+        metrics,
+        target=models.target,
+        gate=settings.controller,
+        statements=statements,
     )
     return Controller(
         snapshots,
@@ -84,7 +91,7 @@ def controller(settings: Settings, metrics: Metrics) -> "Controller":
         ),
         recovery=recovery if settings.drift.enabled else None,
         follower=control_follower(settings, metrics, ("best",)),
-        statements=champion_statements(settings, partial(control_reader, settings)),
+        statements=statements,
         restate_s=restate_s(settings),
     )
 

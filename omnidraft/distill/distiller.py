@@ -163,11 +163,12 @@ class Distiller:
             self._publish(stop)
 
     def _rewind(self, order: str, stop: Stop) -> None:
-        """Publish the steps so far; go back to the champion's weights; publish them with the present offsets. So
-        whoever resumes from the snapshot before does it again, and from the one after never."""
+        """Publish the steps so far; go back to the champion's weights; publish them with the present offsets. Whoever
+        resumes from the snapshot before does it again; the one after does not descend from what was refused."""
         champion = self._retry(lambda: self._publisher.champion_before(order), stop)
         if champion is None:
-            return self._publisher.mark_rewound(order)
+            self._publisher.settled_rewind = order
+            return
         if self._reports:
             self._publish(stop)
         go_back(champion, self._learner, self._load_cache, self._load_base)
@@ -175,7 +176,7 @@ class Distiller:
         self._publisher.go_back_to(champion.version, order)
         self._held_out.set_parent(self._learner.serving_tensors())
         logger.warning("learning goes back to champion %d, as ordered", champion.version.version)
-        return self._publish(stop)
+        self._publish(stop)
 
     def _forget(self, orders: Sequence[Announcement], stop: Stop) -> None:
         """Read buffered records again, now without these tenants; publish a snapshot that knows nothing of them."""
@@ -194,9 +195,13 @@ class Distiller:
                 self._seek(stop)  # the log may have changed meanwhile
         if (order := self._control.restart) is not None and self._reader.position.is_new(order):
             self._restart(order, stop)
+<<<<<<< HEAD
         if orders := self._forgetting.note(self._control.new_forgets()):
             self._forget(orders, stop)
         if (order := self._control.rewind) is not None and order.restart_id not in self._publisher.rewinds:
+=======
+        if (order := self._control.rewind) is not None and order.restart_id != self._publisher.settled_rewind:
+>>>>>>> v-gate
             self._rewind(order.restart_id or "", stop)
         for tenant in self._control.new_drifts():
             self._compare_earlier(tenant)
@@ -222,8 +227,7 @@ class Distiller:
         if batch.poison:
             self._retry(lambda: self._consumer.dead_letter(batch.poison), stop)
             logger.warning("%d records are dead letters: the process crashed on them", len(batch.poison))
-        if batch.num_over_share:
-            self._metrics.add(SKIPPED, batch.num_over_share, reason=OVER_SHARE)
+        self._metrics.add(SKIPPED, batch.num_over_share, reason=OVER_SHARE)
         self._learner.count_skipped(batch.skipped())
         span = self._spans.step(batch, self._learner.counters.num_steps)
         report = self._learning.step(batch)

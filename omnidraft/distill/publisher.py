@@ -28,8 +28,6 @@ logger = logging.getLogger(__name__)
 
 LEARNER = "resume/learner.safetensors"
 BATCHER = "resume/intake.safetensors"
-MOST_REWINDS = 8
-"""Names of orders that a manifest has at most; only the newest order is ever read again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +90,8 @@ class Publisher:
         self._cipher = cipher
         self._registry, self._identity, self._folder = registry, identity, folder
         self.parent: SnapshotVersion | None = None
-        self.rewinds: tuple[str, ...] = ()
-        """Names of the newest orders to go back to the champion that were carried out or have nothing to go back from.
-        """
+        self.settled_rewind: str | None = None
+        """Name of the newest order to go back to the champion, if it needs nothing more."""
         self._continues: str | None = None
         self._newest: int | None = None
         """The newest version that this publisher knows; the parent's, unless the newest one is damaged."""
@@ -119,14 +116,14 @@ class Publisher:
                 number = version.version
                 logger.error("snapshot %d is damaged, so learning goes on from the one before: %s", number, exc)
                 continue
-            self.parent, self._newest, self.rewinds = version, versions[-1].version, version.manifest.rewinds
+            self.parent, self._newest = version, versions[-1].version
             return restored
         advice = "put one back from a backup, or publish a folder: `omnidraft snapshots publish FOLDER`"
         raise SnapshotCorrupt(f"each of the {len(versions)} snapshots of this pair is damaged; {advice}")
 
     def champion_before(self, refused: str) -> Restored | None:
-        """Return the champion if learning went on from the refused snapshot of this id since; else None, as when the
-        champion cannot be read. Raises RegistryError."""
+        """Return the champion if the next snapshot would descend from the refused one of this id; else None, as after
+        going back, or when the champion cannot be read. Raises RegistryError."""
         by_id = {version.manifest.snapshot_id: version for version in self._registry.versions()}
         try:
             champion, at = self._registry.resolve("champion"), self.parent
@@ -143,12 +140,7 @@ class Publisher:
     def go_back_to(self, champion: SnapshotVersion, order: str) -> None:
         """Make the champion the parent of the next snapshot, which continues the offsets of the one before."""
         self._continues = self.parent.manifest.snapshot_id if self.parent else None
-        self.parent = champion
-        self.mark_rewound(order)
-
-    def mark_rewound(self, order: str) -> None:
-        """Note that this order needs nothing more."""
-        self.rewinds = (*self.rewinds, order)[-MOST_REWINDS:]
+        self.parent, self.settled_rewind = champion, order
 
     def _restored(self, version: SnapshotVersion, *, is_newest: bool) -> Restored:
         """Return the parts of this snapshot; any but the newest may lack its resume part (registry.keep_resume).
@@ -197,8 +189,7 @@ class Publisher:
         """
         parts = {name: self._encrypted(name, tensors) for name, tensors in parts.items()}
         parent_id = self.parent.manifest.snapshot_id if self.parent else None
-        fields = {"rewinds": self.rewinds, "continues_id": self._continues, **fields}
-        manifest = self._identity.manifest(parent_id, **fields)
+        manifest = self._identity.manifest(parent_id, continues_id=self._continues, **fields)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             folder = Path(tempfile.mkdtemp(prefix="snapshot-", dir=self._folder))

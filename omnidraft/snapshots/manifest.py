@@ -121,8 +121,6 @@ class Manifest(BaseModel):
     restarts: tuple[str, ...] = ()
     """Names of the executed `learning restart` orders. If there is one more than in the parent, learning restarted at
     these offsets."""
-    rewinds: tuple[str, ...] = ()
-    """Names of the newest executed orders to go back to the champion."""
     continues_id: str | None = None
     """The snapshot whose offsets and counts this one continues; None: the parent. They differ where learning went back
     to the champion's weights and on from its own place in the log."""

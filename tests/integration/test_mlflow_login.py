@@ -13,7 +13,8 @@ import httpx
 import pytest
 
 from omnidraft import config, wiring
-from omnidraft.errors import RegistryError
+from omnidraft.errors import RegistryError, SnapshotNotFound
+from omnidraft.wiring.logs import snapshot_reader
 
 INI = Path(__file__).parents[2] / "deploy/mlflow/basic_auth.ini"
 USER, PASSWORD = "omnidraft", secrets.token_hex(32)
@@ -87,6 +88,5 @@ def test_the_services_client_works_with_it(server: str, monkeypatch: pytest.Monk
     for name, value in LOGIN.items():
         monkeypatch.setenv(name, value)
     assert list(wiring.registry(settings(server)).versions()) == []
-    from omnidraft.wiring.logs import snapshot_reader
-
-    assert list(snapshot_reader(settings(server)).versions()) == []
+    with pytest.raises(SnapshotNotFound):  # the registry answers
+        snapshot_reader(settings(server)).resolve("champion")

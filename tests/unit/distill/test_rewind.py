@@ -72,7 +72,6 @@ def test_weights_optimizer_and_cache_are_the_champions_and_the_place_is_its_own(
     version = rewound(setting)
     manifest, number = version.manifest, str(version.version)
     assert (manifest.parent_id, manifest.continues_id) == (champion.snapshot_id, refused.snapshot_id)
-    assert manifest.rewinds == (refused.snapshot_id,)
     assert (manifest.offsets, manifest.num_records, manifest.counts) == (
         refused.offsets,
         refused.num_records,
@@ -155,4 +154,3 @@ def test_an_order_without_anything_to_go_back_from_changes_nothing(setting: Sett
         run_until_idle(distillation)
     assert not [each for each in versions(setting) if each.manifest.continues_id]
     assert learned(journal)
-    assert len(setting.manifest().rewinds) == 1

@@ -195,13 +195,9 @@ class Distiller:
                 self._seek(stop)  # the log may have changed meanwhile
         if (order := self._control.restart) is not None and self._reader.position.is_new(order):
             self._restart(order, stop)
-<<<<<<< HEAD
         if orders := self._forgetting.note(self._control.new_forgets()):
             self._forget(orders, stop)
-        if (order := self._control.rewind) is not None and order.restart_id not in self._publisher.rewinds:
-=======
         if (order := self._control.rewind) is not None and order.restart_id != self._publisher.settled_rewind:
->>>>>>> v-gate
             self._rewind(order.restart_id or "", stop)
         for tenant in self._control.new_drifts():
             self._compare_earlier(tenant)

@@ -28,18 +28,18 @@ PROMPT = "How many clips did Natalia sell"
 METRICS = CountingMetrics()
 FAILURES = "omnidraft_drafting_failures_total"
 NUM_TOKENS = 4
-DOCS = Path(__file__).parents[2] / "docs/operations.md"
+TEXT = Path(__file__).parents[2] / "LICENSE"  # it does not change, and the models learn it
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A model that learned to write a page of our documentation, badly, and a drafter that learned less of it and has a
+    """A model that learned to write our licence, badly, and a drafter that learned less of it and has a
     short context."""
     root = tmp_path_factory.mktemp("short-context")
     drafter = make_target(root / "drafter", spread=0.05)
-    _teach(drafter, DOCS.read_text(), num_steps=40)
+    _teach(drafter, TEXT.read_text(), num_steps=40)
     target = Path(shutil.copytree(drafter, root / "target"))
-    _teach(target, DOCS.read_text(), num_steps=25)
+    _teach(target, TEXT.read_text(), num_steps=25)
     return target, _with_context(drafter, CONTEXT)
 
 

@@ -64,8 +64,7 @@ class TenantKeys:
             UnknownKey: the store does not know it, or no master key opens it.
             KeyStoreError: the store does not answer.
         """
-        self.look_up([key_id])
-        found = self._found[key_id]
+        found = self._found.get(key_id) or self._look_up([key_id])[key_id]
         if isinstance(found, Cipher):
             return found
         raise type(found)(*found.args)
@@ -73,8 +72,7 @@ class TenantKeys:
     def look_up(self, key_ids: Iterable[str]) -> None:
         """Look these keys up together, so that what follows need not ask for each. Raises KeyStoreError."""
         if wanted := sorted({key_id for key_id in key_ids if key_id not in self._found}):
-            stored = self._store.get(wanted)
-            self._found.update({key_id: self._open(key_id, stored.get(key_id)) for key_id in wanted})
+            self._look_up(wanted)
 
     def encrypt(self, tenant: str, plain: bytes) -> tuple[str, bytes]:
         """See ports.RecordCipher."""
@@ -111,6 +109,12 @@ class TenantKeys:
             self._store.replace(stored, wrapped)
             num_done += 1
         return num_done, num_closed
+
+    def _look_up(self, key_ids: Sequence[str]) -> dict[str, Cipher | WireError]:
+        stored = self._store.get(key_ids)
+        found = {key_id: self._open(key_id, stored.get(key_id)) for key_id in key_ids}
+        self._found.update(found)
+        return found
 
     def _newest(self, tenant: str) -> tuple[str, Cipher] | None:
         """Return the tenant's newest key that a master key opens; None without one."""

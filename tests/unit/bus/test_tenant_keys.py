@@ -22,12 +22,13 @@ Keys = Callable[..., TenantKeys]
 
 
 class Clock:
-    """Stands still until it is moved."""
+    """Stands still until it is moved, or goes on by a step whenever it is read."""
 
     def __init__(self) -> None:
-        self.now = 0.0
+        self.now = self.step = 0.0
 
     def __call__(self) -> float:
+        self.now += self.step
         return self.now
 
 
@@ -125,6 +126,14 @@ def test_a_process_stops_using_a_destroyed_key_within_seconds(keys: Keys, store:
     assert process.encrypt("mine", PLAIN)[0] != key_id
     with pytest.raises(RecordForgotten):
         process.decrypt(key_id, token)
+
+
+def test_a_key_may_leave_the_cache_at_any_moment(keys: Keys):
+    clock = Clock()
+    process = keys(clock=clock)
+    key_id, token = process.encrypt("mine", PLAIN)
+    clock.step = CACHE_S / 7
+    assert [process.decrypt(key_id, token) for _ in range(50)] == [PLAIN] * 50
 
 
 def test_rewrapped_keys_need_only_the_new_master_key(keys: Keys, store: KeyStore):

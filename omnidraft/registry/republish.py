@@ -27,7 +27,9 @@ def republish(registry: Registry, name: str) -> SnapshotVersion:
             "snapshot_id": uuid.uuid4().hex,
             "parent_id": chosen.manifest.snapshot_id,
             "created_ms": time.time_ns() // 1_000_000,
+            "continues_id": None,
             "signature": None,
+            "signatures": {},
         }
         files = {each: folder / each for each in chosen.manifest.sha256 if each.partition("/")[0] in parts}
         copy = Path(temporary) / "copy"

@@ -106,9 +106,11 @@ def test_an_earlier_version_is_published_again_as_the_newest(opened, tmp_path):
     open_registry, bundle_of = opened
     registry = open_registry(keep_resume=1)
     for number, snapshot_id in enumerate(("s1", "s2", "s3")):
-        registry.publish(bundle_of(snapshot_id, offsets={0: number}), number or None)
+        continued = {"continues_id": "s1"} if snapshot_id == "s2" else {}
+        registry.publish(bundle_of(snapshot_id, offsets={0: number}, **continued), number or None)
     again = republish(open_registry(), "2")
     old, new = open_registry().resolve("2").manifest, open_registry().resolve("latest").manifest
+    assert (old.continues_id, new.continues_id) == ("s1", None)  # it continues its parent
     assert (again.version, new.parent_id, new.offsets) == (4, old.snapshot_id, old.offsets)
     assert new.snapshot_id != old.snapshot_id
     assert bundle.parts_of(new) == ("serving",)  # the resume part of 2 is gone

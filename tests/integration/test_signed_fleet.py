@@ -7,6 +7,7 @@ import pytest
 from omnidraft import wiring
 from omnidraft.errors import ConfigError, SnapshotCorrupt
 from omnidraft.fleet.control_log import publish_announcement
+from omnidraft.registry.republish import republish
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.wiring.controller import control_follower, controller
 from tests.attack.forgeries import Attacker
@@ -119,6 +120,15 @@ def test_snapshots_from_before_the_keys_are_signed_by_an_operator(url, keys, tmp
     done = run_cli(("snapshots", "sign", "1", "--config", path), monkeypatch, capsys, environ)
     assert "published as version 2" in done.stdout, done.stderr
     reader.fetch(2, tmp_path / "fetched")
+
+
+def test_an_operator_publishes_an_earlier_version_again(url, keys, tmp_path):
+    publisher = wiring.registry(settings_of(keys, tmp_path, "distiller", url))
+    for number, name in enumerate(("s1", "s2")):
+        publisher.publish(make_bundle(tmp_path / "made", name, **TOLD), number or None)
+    again = republish(wiring.registry(settings_of(keys, tmp_path, "operator", url)), "1")
+    assert (again.version, again.manifest.parent_id) == (3, "s1")
+    wiring.registry(settings_of(keys, tmp_path, registry_url=url)).fetch(3, tmp_path / "fetched")
 
 
 def test_a_key_is_replaced_after_an_operator_signed_too(keys, tmp_path, monkeypatch, capsys):

@@ -6,10 +6,9 @@ from omnidraft.doctor.finding import Finding, ok, problem, warning
 
 def store(settings: Settings) -> Finding:
     """Check the key store of a log with encryption, without creating or changing anything."""
-    from omnidraft.wiring import tenants
+    from omnidraft.wiring import logs, tenants
 
-    keys = tenants.key_store(settings)
-    if keys is None:
+    if logs.key_store(settings) is None:
         message = "there is none: all is encrypted with the master key, and no tenant can be forgotten at once"
         return warning("key store", message, "set log.key_store to a database that all services reach")
     num_open, num_closed, num_destroyed = tenants.count_keys(settings)

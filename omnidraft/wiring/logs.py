@@ -14,6 +14,7 @@ from omnidraft.ports import LogReader, LogWriter, Metrics, Registry, SnapshotRea
 from omnidraft.wiring import signing
 
 if TYPE_CHECKING:
+    from omnidraft.bus.key_store import KeyStore
     from omnidraft.bus.tenant_keys import TenantKeys
     from omnidraft.distill.ingest.trace_consumer import TraceConsumer
     from omnidraft.registry.mlflow_runs import Experiment
@@ -50,14 +51,21 @@ def log_reader(settings: Settings, topic: str) -> LogReader:
 
 def tenant_keys(settings: Settings) -> "TenantKeys | None":
     """Return the data keys of tenants, of one thread; None without a key store. Nothing is opened yet."""
-    log = settings.log
-    if log.key_store_url is None:
+    if (store := key_store(settings)) is None:
         return None
-    from omnidraft.bus.key_store import KeyStore
     from omnidraft.bus.tenant_keys import TenantKeys
 
-    store = KeyStore(log.key_store_url, log.request_timeout_s)
-    return TenantKeys(store, [key.get_secret_value() for key in log.encryption_keys])
+    return TenantKeys(store, [key.get_secret_value() for key in settings.log.encryption_keys])
+
+
+def key_store(settings: Settings) -> "KeyStore | None":
+    """Return the store of the tenants' keys; None without encryption or without a store. Nothing is opened yet."""
+    url = settings.log.key_store_url
+    if url is None:
+        return None
+    from omnidraft.bus.key_store import KeyStore
+
+    return KeyStore(url, settings.log.request_timeout_s)
 
 
 def control_reader(settings: Settings) -> LogReader:

@@ -14,10 +14,18 @@ from typing import TYPE_CHECKING
 
 from omnidraft.config import Settings
 from omnidraft.errors import ConfigError, RequestError
-from omnidraft.wiring.logs import existing_registry, has_registry, log_path, log_reader, log_writer, tenant_keys, topics
+from omnidraft.wiring.logs import (
+    existing_registry,
+    has_registry,
+    key_store,
+    log_path,
+    log_reader,
+    log_writer,
+    tenant_keys,
+    topics,
+)
 
 if TYPE_CHECKING:
-    from omnidraft.bus.key_store import KeyStore
     from omnidraft.bus.tenant_keys import TenantKeys
     from omnidraft.distill.ingest.tenant_messages import TenantMessages
     from omnidraft.fleet.forget_orders import AffectedSnapshots
@@ -41,14 +49,6 @@ class TenantData:
     def num_unprotected(self) -> int:
         """Messages that can be read without any key of the tenant's."""
         return self.traces.num_with_master_key + self.dead_letters.num_with_master_key
-
-
-def key_store(settings: Settings) -> "KeyStore | None":
-    """Return the store of the tenants' keys; None without encryption or without a store. Nothing is opened yet."""
-    from omnidraft.bus.key_store import KeyStore
-
-    url = settings.log.key_store_url
-    return None if url is None else KeyStore(url, settings.log.request_timeout_s)
 
 
 def tenant_data(settings: Settings, tenant: str, on_message: OnMessage = lambda: None) -> TenantData:

@@ -208,7 +208,7 @@ class Batcher:
         """Drop held-out records, and return their number."""
         kept = [record for record in self.held_out if not is_dropped(record)]
         num_dropped = len(self.held_out) - len(kept)
-        self.held_out = deque(kept, maxlen=self.held_out.maxlen)
+        self.held_out = deque(kept)
         return num_dropped
 
     def _next_partition(self, partial: _PartialBatch, may_pass_over: bool) -> int | None:

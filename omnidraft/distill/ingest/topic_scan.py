@@ -16,8 +16,6 @@ IDLE_S = 10.0
 """Seconds without a message after which the rest of a partition counts as gone."""
 LOOK_BACK = 400
 """Newest messages of each partition among which a tenant's records are looked for."""
-
-
 MAX_REREAD = 4_000
 """Newest messages of each partition of which the n-gram cache is rebuilt."""
 

@@ -86,7 +86,8 @@ def _first_candidates(model: TrainableDrafter, hidden_NH: Tensor, first_D: Tenso
         q_NV = model.logits(hidden_NH[start : start + LOGIT_ROWS])[:, : len(first_D)].softmax(
             dim=-1, dtype=torch.float32
         )
-        q_NT = torch.zeros(len(q_NV), num_target + 1).index_add_(1, first_D[: q_NV.shape[1]], q_NV)
+        q_NT = torch.zeros(len(q_NV), num_target + 1, dtype=torch.float32)
+        q_NT.index_add_(1, first_D[: q_NV.shape[1]], q_NV)
         parts.append(q_NT[:, :num_target].argmax(dim=-1))
     return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64)
 

@@ -79,7 +79,7 @@ def _backward_of_block(
             continue
         rows = slice(first - start, _end(targets_of, spans) - start)
         part_RV = logits_RV.detach()[rows].requires_grad_()
-        total = torch.zeros(())
+        total = torch.zeros((), dtype=torch.float32)
         for name, weight in weight_of.items():
             kind = LOSSES[name].positions
             if kind in spans:

@@ -79,7 +79,7 @@ class _TorchKvBackend:
     def __init__(self, drafter: TorchDrafter) -> None:
         self._drafter = drafter
         self._slots = KvSlots(drafter.num_layers, _CAPACITY_STEP)
-        self.hidden_RH = torch.empty(0)
+        self.hidden_RH = torch.empty(0, dtype=torch.float32)
 
     def compute(self, request: ForwardRequest) -> torch.Tensor:
         return self._drafter.forward([(self, request)])[0]

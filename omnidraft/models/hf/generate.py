@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 from transformers.utils import logging as transformers_logging
 
 from omnidraft.errors import RequestError
+from omnidraft.models.hf.pretrained import causal_lm
 from omnidraft.models.probe import choice
 
 
@@ -119,9 +120,7 @@ def load_bfloat16(folder: Path) -> PreTrainedModel:
     if not torch.cuda.is_available():
         choice.torch_products().require("bfloat16")
     transformers_logging.disable_progress_bar()
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.bfloat16, local_files_only=True, use_safetensors=True
-    )
+    model = causal_lm(folder, dtype=torch.bfloat16)
     model.generation_config = GenerationConfig()
     if torch.cuda.is_available():
         model.to("cuda")  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from omnidraft.config import DecodeSettings
@@ -24,6 +24,7 @@ from omnidraft.models.hf.kv_slots import KvSlots, kv_bytes_of_slot
 from omnidraft.models.hf.packed_pass import forward_packed
 from omnidraft.models.hf.packed_session import PackedSession
 from omnidraft.models.hf.padded_session import PaddedSession
+from omnidraft.models.hf.pretrained import causal_lm
 from omnidraft.models.native import library as native
 from omnidraft.models.native.packed_cache import PackedCache
 from omnidraft.models.native.target import LlamaTarget
@@ -205,14 +206,7 @@ def load_model(folder: Path) -> PreTrainedModel:
     transformers_logging.disable_progress_bar()
     try:
         config = AutoConfig.from_pretrained(folder)
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=config,
-            dtype="auto",
-            attn_implementation="sdpa",
-            local_files_only=True,
-            use_safetensors=True,  # never a pickle
-        )
+        model = causal_lm(folder, config=config, dtype="auto", attn_implementation="sdpa")
     except (OSError, ValueError, KeyError) as exc:
         raise ModelError(f"{folder} is not a model folder that transformers can load: {exc}") from exc
     return model.requires_grad_(False)

@@ -126,13 +126,11 @@ def load_trainable(
         ConfigError: the folder holds no causal language model that transformers can load.
         ModelError: torch computes nothing right here, or not in this precision.
     """
-    from transformers import AutoModelForCausalLM
+    from omnidraft.models.hf.pretrained import causal_lm
 
     choice.torch_products().require("float32" if precision == "auto" else precision)
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, local_files_only=True, use_safetensors=True
-        )
+        model = causal_lm(folder, dtype=torch.float32)
     except (OSError, ValueError) as exc:
         raise ConfigError(f"{folder} holds no model that can learn: {exc}") from exc
     model.eval()
@@ -177,10 +175,12 @@ def serving_name(name: str) -> str:
 def _with_lora(model: nn.Module, rank: int, seed: int) -> nn.Module:
     from peft import LoraConfig, get_peft_model
 
+    from omnidraft.models.hf.pretrained import default_dtype_lock
+
     config = LoraConfig(
         r=rank, lora_alpha=int(LORA_SCALE * rank), target_modules="all-linear", lora_dropout=0.0, task_type="CAUSAL_LM"
     )
-    with torch.random.fork_rng(devices=[]):
+    with default_dtype_lock, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return get_peft_model(model, config).eval()
 

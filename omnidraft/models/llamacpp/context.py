@@ -118,7 +118,7 @@ class Context:
             raise ContractError(f"llama.cpp refused a pass over {len(entries)} tokens: llama_decode gave {failure}")
         num_logits = sum(entry.has_logits for entry in entries)
         if not num_logits:
-            return torch.empty(0, self._model.vocab_size)
+            return torch.empty(0, self._model.vocab_size, dtype=torch.float32)
         rows_NV = self._lib.llama_get_logits(self._pointer)
         return torch.from_numpy(np.ctypeslib.as_array(rows_NV, (num_logits, self._model.vocab_size)).copy())
 

@@ -51,8 +51,8 @@ def seconds_per_token(passes: Mapping[str, Callable[[int], object]]) -> dict[str
 def _problem(dtype: torch.dtype) -> str | None:
     generator = torch.Generator().manual_seed(0)
     for rows, inputs, outputs in _SHAPES:
-        x_RK = torch.randn(rows, inputs, generator=generator).to(dtype)
-        weight_NK = torch.randn(outputs, inputs, generator=generator).to(dtype)
+        x_RK = torch.randn(rows, inputs, generator=generator, dtype=torch.float32).to(dtype)
+        weight_NK = torch.randn(outputs, inputs, generator=generator, dtype=torch.float32).to(dtype)
         expected_RN = x_RK.double() @ weight_NK.double().T
         for how, product_RN in _products(x_RK, weight_NK):
             error = float((product_RN.double() - expected_RN).std() / expected_RN.std())
@@ -71,8 +71,8 @@ def _products(x_RK: torch.Tensor, weight_NK: torch.Tensor) -> list[tuple[str, to
 
 def _layer(dtype: torch.dtype) -> Callable[[int], torch.Tensor]:
     """Return a function that computes a linear layer over a given number of random rows."""
-    weight_NK = torch.randn(_MEASURED_NK).to(dtype)
-    return lambda rows: torch.nn.functional.linear(torch.randn(rows, _MEASURED_NK[1]).to(dtype), weight_NK)
+    weight_NK = torch.randn(_MEASURED_NK, dtype=dtype)
+    return lambda rows: torch.nn.functional.linear(torch.randn(rows, _MEASURED_NK[1], dtype=dtype), weight_NK)
 
 
 def _fastest(passes: Mapping[str, Callable[[int], object]], rows: int) -> dict[str, float]:

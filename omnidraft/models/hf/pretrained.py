@@ -1,0 +1,22 @@
+"""Model folders loaded with transformers, one at a time.
+
+While transformers loads a model, torch's default floating type is the model's, in all threads. Two loads at once could
+leave it so for good. What may run beside a load names the type of every tensor it makes.
+"""
+
+from pathlib import Path
+from threading import RLock
+from typing import Any
+
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+default_dtype_lock = RLock()
+"""Held while torch's default floating type may be another than float32, and by whoever has to rely on it."""
+
+
+def causal_lm(folder: Path, **options: Any) -> PreTrainedModel:
+    """Load the causal language model of a folder, never from a pickle. Raises what `from_pretrained` raises."""
+    with default_dtype_lock:
+        return AutoModelForCausalLM.from_pretrained(  # type: ignore[no-any-return]
+            folder, local_files_only=True, use_safetensors=True, **options
+        )

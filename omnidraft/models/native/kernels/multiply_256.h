@@ -54,7 +54,7 @@ struct Float32Weights : Float32Layout, FloatInputs, RowTiles<Float32Weights> {
 };
 
 struct Bfloat16Weights : Bfloat16Layout, FloatInputs, RowTiles<Bfloat16Weights> {
-    static constexpr int TILE_ROWS = 6;
+    static constexpr int TILE_ROWS = 4;
     static constexpr const char* BITS_NAME = "portable";
 
     template <int R>
@@ -121,7 +121,8 @@ struct QuantizedWeights : Layout, Inputs, RowTiles<QuantizedWeights<BITS>> {
             prefetch.fetch();
             Ints products[R][2] = {};
             const char* weights = block + Layout::HEADER_BYTES;
-            for (int part = 0; part < 8 / BITS; part++) add_quads<R>(weights, part, words, stride, products);
+            add_quads<R, 0>(weights, words, stride, products);
+            if constexpr (BITS == 4) add_quads<R, 1>(weights, words, stride, products);
             const Float16 *steps = (const Float16*)block, *minimums = steps + BLOCK;
             for (int half = 0; half < 2; half++) {
                 Floats step = widen(steps + half * LANES), minimum = widen(minimums + half * LANES);
@@ -136,19 +137,24 @@ struct QuantizedWeights : Layout, Inputs, RowTiles<QuantizedWeights<BITS>> {
     }
 
     // Adds the products of the levels in the lower bits of each byte, or of those in the upper bits.
-    template <int R>
-    static void add_quads(const char* weights, int part, const char* x, size_t stride, Ints (*products)[2]) {
-        x += part * GROUP_BYTES_OF_PART;
+    template <int R, int PART>
+    static void add_quads(const char* weights, const char* x, size_t stride, Ints (*products)[2]) {
+        x += PART * GROUP_BYTES_OF_PART;
 #pragma GCC unroll 2  // fully unrolled it would be summed as a tree, which needs too many registers
-        for (int quad = 0; quad < Layout::QUADS; quad++, weights += Layout::QUAD_BYTES, x += 4 * sizeof(int16_t))
+        for (int quad = 0; quad < Layout::QUADS; quad++, weights += Layout::QUAD_BYTES, x += 4 * sizeof(int16_t)) {
+            Ushorts even[2], odd[2];  // of both halves, so that inputs are loaded once for them
             for (int half = 0; half < 2; half++) {
-                Ushorts both = load<Ushorts>(weights + half * sizeof(Ushorts)) >> (part * BITS);
-                Ushorts even = both & (uint16_t)Layout::MAX_LEVEL, odd = both >> 8 & (uint16_t)Layout::MAX_LEVEL;
-                for (int r = 0; r < R; r++) {
-                    products[r][half] += multiply_pairs(even, pair(x + r * stride));
-                    products[r][half] += multiply_pairs(odd, pair(x + r * stride + sizeof(int32_t)));
+                Ushorts both = load<Ushorts>(weights + half * sizeof(Ushorts)) >> (PART * BITS);
+                even[half] = both & (uint16_t)Layout::MAX_LEVEL, odd[half] = both >> 8 & (uint16_t)Layout::MAX_LEVEL;
+            }
+            for (int r = 0; r < R; r++) {
+                Shorts first = pair(x + r * stride), second = pair(x + r * stride + sizeof(int32_t));
+                for (int half = 0; half < 2; half++) {
+                    products[r][half] += multiply_pairs(even[half], first);
+                    products[r][half] += multiply_pairs(odd[half], second);
                 }
             }
+        }
     }
     static constexpr int GROUP_BYTES_OF_PART = INPUT_GROUP_BYTES * BITS / 8;
     static Shorts pair(const char* from) {

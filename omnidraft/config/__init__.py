@@ -1,6 +1,13 @@
 """Every setting of every process."""
 
-from omnidraft.config.learning import AlmSettings, CacheSettings, ControllerSettings, DriftSettings, LearnerSettings
+from omnidraft.config.learning import (
+    AlmSettings,
+    CacheSettings,
+    ControllerSettings,
+    DriftSettings,
+    LearnerSettings,
+    MemorySettings,
+)
 from omnidraft.config.secrets import masked
 from omnidraft.config.sections import (
     DecodeSettings,
@@ -31,6 +38,7 @@ __all__ = [
     "KafkaSettings",
     "LearnerSettings",
     "LogSettings",
+    "MemorySettings",
     "MetricsSettings",
     "Mode",
     "ModelSettings",

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from omnidraft.config.learning import CacheSettings, ControllerSettings, DriftSettings, LearnerSettings
+from omnidraft.config.learning import CacheSettings, ControllerSettings, DriftSettings, LearnerSettings, MemorySettings
 from omnidraft.config.services import LogSettings, MetricsSettings, RegistrySettings, Section, TracingSettings
 from omnidraft.config.worker import VllmSettings, WorkerSettings
 
@@ -145,6 +145,7 @@ class Settings(Section):
     registry: RegistrySettings = RegistrySettings()
     learner: LearnerSettings = LearnerSettings()
     cache: CacheSettings = CacheSettings()
+    memory: MemorySettings = MemorySettings()
     controller: ControllerSettings = ControllerSettings()
     drift: DriftSettings = DriftSettings()
     worker: WorkerSettings = WorkerSettings()

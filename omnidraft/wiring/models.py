@@ -1,10 +1,8 @@
 """Models, tokenizers and snapshots from their names."""
 
 import logging
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -12,8 +10,6 @@ from typing import TYPE_CHECKING, Literal
 from omnidraft.config import DecodeSettings, Settings
 from omnidraft.errors import ConfigError
 from omnidraft.ports import DraftModel, Mode, Policy, Proposer, SnapshotVersion, Target
-from omnidraft.wiring.logs import registry
-from omnidraft.wiring.signing import snapshot_signing
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,6 +18,7 @@ if TYPE_CHECKING:
     from omnidraft.decode.drafting.session_pool import DrafterMemory
     from omnidraft.decode.policy.cost import Seconds
     from omnidraft.decode.policy.cost_model import MeasuredCosts, StepCosts
+    from omnidraft.decode.snapshot.fleet_memory import MemoryLoader, SnapshotMemory
     from omnidraft.decode.snapshot.slot import LoadedSnapshot
     from omnidraft.models.hf.tokenizer import HfTokenizer
     from omnidraft.models.loading import SharedDrafter
@@ -33,9 +30,6 @@ logger = logging.getLogger(__name__)
 
 _DRAFTER_IDS = 65_536
 """The ids whose keys the drafter holds for all texts of a target, running and ended; 23 kB each for SmolLM2-135M."""
-
-UNPUBLISHED = 0
-"""The version number of a snapshot in a folder outside the registry; registries count from 1."""
 
 SnapshotLoader = Callable[[SnapshotVersion | None, Path | None], "LoadedSnapshot"]
 
@@ -146,27 +140,35 @@ def _load_base_drafter(settings: Settings, folder: Path) -> DraftModel:
 
 
 def snapshot_loader(
-    settings: Settings, tokenizers: Vocabularies, costs: "MeasuredCosts", base: "SharedDrafter | None" = None
+    settings: Settings,
+    tokenizers: Vocabularies,
+    costs: "MeasuredCosts",
+    base: "SharedDrafter | None" = None,
+    memories: "MemoryLoader | None" = None,
 ) -> SnapshotLoader:
     """Return a loader of snapshots for our own engine; see snapshot_loader_with."""
     shared = shared_drafting(settings.decode, costs)
-    return snapshot_loader_with(
-        settings, tokenizers, lambda model, ngrams: proposer(settings.decode, tokenizers, model, ngrams, shared), base
-    )
+
+    def make(model: DraftModel, ngrams: "NgramCache", memory: "SnapshotMemory | None") -> Proposer:
+        return proposer(settings.decode, tokenizers, model, ngrams, shared, memory)
+
+    return snapshot_loader_with(settings, tokenizers, make, base, memories)
 
 
 def snapshot_loader_with(
     settings: Settings,
     tokenizers: Vocabularies,
-    make: Callable[[DraftModel, "NgramCache"], Proposer],
+    make: "Callable[[DraftModel, NgramCache, SnapshotMemory | None], Proposer]",
     base: "SharedDrafter | None" = None,
+    memories: "MemoryLoader | None" = None,
 ) -> SnapshotLoader:
     """Return a loader of verified snapshot folders. Without a folder, or without weights in it, it uses the base
     drafter.
 
     Args:
-        make: makes the proposer of a snapshot's weights and cache.
+        make: makes the proposer of a snapshot's weights, cache and memory.
         base: the base drafter shared with other loaders; None gives this loader its own.
+        memories: loads the fleet's memory; None: there is none.
     """
     from omnidraft.decode.snapshot.slot import LoadedSnapshot
     from omnidraft.snapshots import bundle
@@ -186,7 +188,7 @@ def snapshot_loader_with(
 
             model = load_drafter(tokenizers.drafter_folder, precision, tensors, train, kernels)
         ngrams = ngram_cache(settings, tokenizers, bundle.ngrams(folder) if folder else None)
-        made = make(model, ngrams)
+        made = make(model, ngrams, None if memories is None else memories.load(version, folder))
         name = manifest.snapshot_id if manifest else "base"
         return LoadedSnapshot(version.version if version else None, name, made, ngrams, manifest)
 
@@ -219,6 +221,7 @@ def proposer(
     model: DraftModel,
     ngrams: "NgramCache",
     shared: SharedDrafting,
+    memory: "SnapshotMemory | None" = None,
     *,
     is_external: bool = False,
 ) -> Proposer:
@@ -262,32 +265,3 @@ def policy(settings: DecodeSettings, pass_s: "Seconds", step_s: "Seconds", num_c
             return ThresholdPolicy(settings.min_path_probability)
         case "cost":
             return CostPolicy(pass_s, step_s, num_candidates)
-
-
-@contextmanager
-def named_folder(settings: Settings, name: str) -> Iterator[tuple[SnapshotVersion, Path]]:
-    """Yield the verified snapshot in the folder of this name, else the version or alias of the registry, fetched into a
-    temporary folder.
-
-    Raises:
-        SnapshotError: there is none of that name, or it lacks the signature of who this process trusts.
-    """
-    from omnidraft.snapshots import bundle
-
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        manifest = bundle.verify(folder, ("serving",))
-        snapshot_signing(settings).require(manifest)
-        yield SnapshotVersion(UNPUBLISHED, manifest, aliases=(), created_ms=manifest.created_ms), folder
-        return
-    snapshots = registry(settings)
-    version = snapshots.resolve(name)
-    with tempfile.TemporaryDirectory(prefix="omnidraft-snapshot-") as staging:
-        yield version, snapshots.fetch(version.version, Path(staging))
-
-
-def named_snapshot(settings: Settings, load: SnapshotLoader, name: str) -> "LoadedSnapshot":
-    """Load the snapshot of this name. Raises SnapshotError, or VocabularyError when it belongs to another pair."""
-    with named_folder(settings, name) as (version, folder):
-        loaded = load(version, folder)
-    return replace(loaded, version=None) if version.version == UNPUBLISHED else loaded

@@ -8,18 +8,19 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from omnidraft.config import Settings
-from omnidraft.ports import Metrics, NoopTracing, SnapshotReader, Target, Tracing
+from omnidraft.ports import Announcement, Metrics, NoopTracing, SnapshotReader, Target, Tracing
 from omnidraft.wiring.controller import control_follower
 from omnidraft.wiring.logs import snapshot_reader
+from omnidraft.wiring.memory import memory_loader
 from omnidraft.wiring.models import (
     SnapshotLoader,
     Vocabularies,
     base_drafter,
-    named_snapshot,
     snapshot_loader,
     target,
     vocabularies,
 )
+from omnidraft.wiring.named_snapshots import named_snapshot
 from omnidraft.wiring.recording import trace_producer
 from omnidraft.wiring.signing import champion_statements
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from omnidraft.decode.policy.cost_file import CostFile
     from omnidraft.decode.policy.cost_model import MeasuredCosts
     from omnidraft.decode.recording.trace_producer import TraceProducer
+    from omnidraft.decode.snapshot.fleet_memory import MemoryLoader
     from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
     from omnidraft.decode.snapshot.updater import SnapshotUpdater
     from omnidraft.models.hf.tokenizer import HfTokenizer
@@ -80,7 +82,7 @@ def engine(
     tokenizers = vocabularies(settings, progress)
     loaded_target = target(settings, tokenizers)
     costs = _costs(settings, loaded_target)
-    load = snapshot_loader(settings, tokenizers, costs)
+    load = snapshot_loader(settings, tokenizers, costs, memories=memory_loader(settings, tokenizers, metrics))
     slot = SnapshotSlot(_first_snapshot(settings, load, snapshot))
     made = _engine(settings, tokenizers, loaded_target, costs, metrics, None, slot)
     return Worker((ServedTarget(made, loaded_target, None),), None)
@@ -136,14 +138,15 @@ def _served(
     loaded_target = target(settings, tokenizers)
     costs = _costs(settings, loaded_target)
     costs.passes(settings.decode.mode)  # whatever the policy: metrics compare with plain decoding
-    load = snapshot_loader(settings, tokenizers, costs, drafter)
+    memories = memory_loader(settings, tokenizers, metrics)
+    load = snapshot_loader(settings, tokenizers, costs, drafter, memories)
     pinned = settings.worker.snapshot
     slot = SnapshotSlot(_first_snapshot(settings, load, pinned))
     made = _engine(settings, tokenizers, loaded_target, costs, metrics, producer, slot, tracing)
     made.decoder.grammars.prepare()
     if pinned is not None:
         return ServedTarget(made, loaded_target, None)
-    updater = _updater(settings, metrics, tracing, snapshots, made, load, is_alone=is_alone)
+    updater = _updater(settings, metrics, tracing, snapshots, made, load, memories, is_alone=is_alone)
     return ServedTarget(made, loaded_target, updater)
 
 
@@ -244,6 +247,7 @@ def _updater(
     snapshots: SnapshotReader,
     made: "Engine",
     load: SnapshotLoader,
+    memories: "MemoryLoader",
     *,
     is_alone: bool,
 ) -> "SnapshotUpdater":
@@ -251,7 +255,8 @@ def _updater(
     from omnidraft.models.loading import in_background_thread
     from omnidraft.registry.staging_folder import own_folder, remove_abandoned
 
-    def forget() -> None:
+    def forget(order: Announcement) -> None:
+        memories.forget(order)
         made.forget_prefixes()
         remove_abandoned()
 

@@ -104,7 +104,7 @@ class Setting:
         settings=None,
         cipher=None,
         retention=None,
-        memory=MemorySettings(),
+        memory=None,
         metrics=None,
         **changes,
     ):
@@ -124,7 +124,7 @@ class Setting:
         batcher = batcher_class(reader.partitions(), **numbers | (limits or {}))
         identity = Identity("target", "drafter", drafter_hash, fingerprint, "full", "test", settings or {})
         metrics = metrics or CountingMetrics()
-        texts = TextMemory(memory, vocabulary_size=len(self.pair.target.vocabulary))
+        texts = TextMemory(memory or MemorySettings(), vocabulary_size=len(self.pair.target.vocabulary))
         staging = self.folder / "staging"
         files = MemoryFiles(texts, staging / "memory", metrics, cipher)
         publisher = Publisher(registry or self.registry, identity, staging, cipher, files)

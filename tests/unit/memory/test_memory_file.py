@@ -1,4 +1,4 @@
-"""The file of a memory: what is written is read, equal texts are equal bytes, and bytes that are no memory are refused."""
+"""The file of a memory: what is written is read, equal texts are equal bytes, and what is no memory is refused."""
 
 import tempfile
 
@@ -87,10 +87,11 @@ def test_bytes_that_are_no_memory_are_refused_and_nothing_else_happens(junk, at,
 def test_what_is_empty_or_of_another_format_is_refused(content):
     with pytest.raises(SnapshotCorrupt):
         MemoryFile(content)
-    with tempfile.TemporaryFile() as file, pytest.raises(SnapshotCorrupt):
+    with tempfile.TemporaryFile() as file:
         file.write(content)
         file.flush()
-        map_file(file)
+        with pytest.raises(SnapshotCorrupt):
+            map_file(file)
 
 
 def test_a_file_of_a_later_version_is_refused():

@@ -64,7 +64,9 @@ def test_the_oldest_texts_go_first_and_what_is_said_again_stays():
 def test_a_beginning_has_the_end_of_its_prompt_and_a_segment_goes_on_where_the_one_before_ended():
     texts = memory(prompt_tokens=2)
     before = {"prompt_ids": np.array([7, 8, 9], np.uint32), "tenant": "a"}
-    texts.add([said("1", [1, 2], **before), said("1", [3], segment=1, before_ids=np.array([1, 2], np.uint32), **before)])
+    texts.add(
+        [said("1", [1, 2], **before), said("1", [3], segment=1, before_ids=np.array([1, 2], np.uint32), **before)]
+    )
     assert ids_of(texts, A) == [[8, 9, 1, 2], [3]]
     texts.add([said("2", [5], segment=4, before_ids=np.array([1, 2, 3], np.uint32), **before)])
     assert ids_of(texts, A)[-1] == [2, 3, 5]

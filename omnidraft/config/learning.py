@@ -141,8 +141,8 @@ class MemorySettings(Section):
     """Tokens of the end of a prompt kept before its answer, so that the answer's beginning is found too. Higher keeps
     more of what users sent and fewer answers."""
     groups: dict[str, str] = Field(default_factory=dict)
-    """Tenant, as records name it -> group: its tenants have one memory, and each is drafted what was said to others. Give
-    distillers and workers the same; without an entry a tenant's memory is for itself alone."""
+    """Tenant, as records name it -> group: the tenants of a group share one memory, so each is drafted what was said to
+    others. Give distillers and workers the same; without an entry a tenant's memory is for itself alone."""
 
 
 class ControllerSettings(Section):

@@ -10,6 +10,7 @@ from omnidraft.config.learning import (
 )
 from omnidraft.config.secrets import masked
 from omnidraft.config.sections import (
+    NO_DRAFTER,
     DecodeSettings,
     Mode,
     ModelSettings,
@@ -29,6 +30,7 @@ from omnidraft.config.sources import load
 from omnidraft.config.worker import ApiKey, VllmSettings, WorkerSettings
 
 __all__ = [
+    "NO_DRAFTER",
     "AlmSettings",
     "ApiKey",
     "CacheSettings",

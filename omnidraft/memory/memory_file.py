@@ -80,11 +80,6 @@ class MemoryFile:
         """The number of the texts' tokens."""
         return int(self._texts["lengths"].sum())
 
-    @property
-    def num_ids(self) -> int:
-        """The ids go up to this number, which is not among them."""
-        return int((self._ids + np.uint32(1)).max(initial=0))  # a separator becomes 0
-
     def texts(self) -> list[MemoryText]:
         """Return copies of the texts, oldest first."""
         columns = {name: column.tolist() for name, column in self._texts.items()}

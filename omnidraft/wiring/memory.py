@@ -28,7 +28,7 @@ def memory_files(settings: Settings, tokenizers: Vocabularies, metrics: Metrics,
     return MemoryFiles(memory, folder, metrics, tenant_keys(settings))
 
 
-def memory_loader(settings: Settings, tokenizers: Vocabularies, metrics: Metrics) -> "MemoryLoader":
+def memory_loader(settings: Settings, metrics: Metrics) -> "MemoryLoader":
     """Return the loader of the memory in a worker's snapshots of one pair."""
     from omnidraft.decode.snapshot.fleet_memory import MemoryLoader
     from omnidraft.memory.owners import Owners
@@ -37,7 +37,6 @@ def memory_loader(settings: Settings, tokenizers: Vocabularies, metrics: Metrics
         Owners(settings.memory.groups),
         metrics,
         target=settings.models.target,
-        vocabulary_size=len(tokenizers.target.vocabulary),
         cipher=tenant_keys(settings),
         recorded_as=_recorded_as(settings.recorder.redactor),
     )

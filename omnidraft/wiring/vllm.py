@@ -11,19 +11,11 @@ from typing import TYPE_CHECKING
 
 from omnidraft.config import Settings
 from omnidraft.errors import ContractError, VocabularyError
-from omnidraft.ports import Announcement, Metrics, Proposer, Request
+from omnidraft.ports import Metrics, Proposer, Request
 from omnidraft.wiring.controller import control_follower
+from omnidraft.wiring.drafting import SharedDrafting, policy, proposer
 from omnidraft.wiring.logs import snapshot_reader
-from omnidraft.wiring.memory import memory_loader
-from omnidraft.wiring.models import (
-    SharedDrafting,
-    SnapshotLoader,
-    Vocabularies,
-    policy,
-    proposer,
-    snapshot_loader_with,
-    vocabularies,
-)
+from omnidraft.wiring.models import SnapshotLoader, Vocabularies, snapshot_loader_with, vocabularies
 from omnidraft.wiring.named_snapshots import named_snapshot
 from omnidraft.wiring.recording import trace_producer
 from omnidraft.wiring.signing import champion_statements
@@ -38,7 +30,6 @@ if TYPE_CHECKING:
     from omnidraft.decode.recording.record_builder import TraceRecordBuilder
     from omnidraft.decode.recording.trace_producer import TraceProducer
     from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
-    from omnidraft.decode.snapshot.fleet_memory import MemoryLoader
     from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
     from omnidraft.decode.snapshot.updater import SnapshotUpdater
 
@@ -84,14 +75,10 @@ def batching(settings: Settings, metrics: Metrics, *, num_tokens: int) -> Batchi
     inner = policy(settings.decode, passes, step_s, num_candidates=1)
     probing = ProbingPolicy(inner, passes, limits.num_tokens)
     shared = SharedDrafting(lambda mode: probing, step_s, memory)
-    memories = memory_loader(settings, tokenizers, metrics)
     load = snapshot_loader_with(
         settings,
         tokenizers,
-        lambda model, ngrams, memory: proposer(
-            settings.decode, tokenizers, model, ngrams, shared, memory, is_external=True
-        ),
-        memories=memories,
+        lambda model, ngrams, memory: proposer(settings.decode, tokenizers, model, ngrams, shared, is_external=True),
     )
     pinned = settings.worker.snapshot
     slot = SnapshotSlot(load(None, None) if pinned is None else named_snapshot(settings, load, pinned))
@@ -109,7 +96,7 @@ def batching(settings: Settings, metrics: Metrics, *, num_tokens: int) -> Batchi
         limits=limits,
         failures=failures,
     )
-    updater = None if pinned is not None else _updater(settings, metrics, slot, throttle, load, memories)
+    updater = None if pinned is not None else _updater(settings, metrics, slot, throttle, load)
     return Batching(scheduler, producer, updater, slot)
 
 
@@ -131,15 +118,10 @@ def _updater(
     slot: "SnapshotSlot",
     throttle: "DriftThrottle",
     load: SnapshotLoader,
-    memories: "MemoryLoader",
 ) -> "SnapshotUpdater":
     from omnidraft.decode.snapshot.updater import SnapshotUpdater
     from omnidraft.models.loading import in_background_thread
     from omnidraft.registry.staging_folder import own_folder, remove_abandoned
-
-    def forget(order: Announcement) -> None:
-        memories.forget(order)
-        remove_abandoned()
 
     return SnapshotUpdater(
         snapshot_reader(settings),
@@ -151,7 +133,7 @@ def _updater(
         metrics,
         target=settings.models.target,
         staging=own_folder(),
-        forget=forget,
+        forget=lambda order: remove_abandoned(),
         statements=champion_statements(settings),
     )
 

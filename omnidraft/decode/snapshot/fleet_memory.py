@@ -46,19 +46,16 @@ class MemoryLoader:
         metrics: Metrics,
         *,
         target: str,
-        vocabulary_size: int,
         cipher: RecordCipher | None = None,
         recorded_as: Callable[[str], str | None] = lambda tenant: tenant,
     ) -> None:
         """
         Args:
-            vocabulary_size: of the target; a file with other ids is damaged.
             cipher: of the keys of the log; without it encrypted files serve nobody.
             recorded_as: returns the name under which a tenant's records are written; None: none are.
         """
         self.owners, self.recorded_as = owners, recorded_as
         self._metrics, self._target, self._cipher = metrics, target, cipher
-        self._vocabulary_size = vocabulary_size
         self._loaded: WeakValueDictionary[str, MemoryFile] = WeakValueDictionary()
         """Checksum -> what was read of such a file, for as long as a snapshot uses it."""
         self._forgotten_ms: dict[str, int] = {}
@@ -106,12 +103,6 @@ class MemoryLoader:
 
     def _read(self, path: Path) -> MemoryFile:
         """Raises RecordForgotten, UnknownKey, KeyStoreError, SnapshotCorrupt."""
-        file = self._map(path)
-        if file.num_ids > self._vocabulary_size:
-            raise SnapshotCorrupt(f"it has id {file.num_ids - 1}, the target has {self._vocabulary_size} ids")
-        return file
-
-    def _map(self, path: Path) -> MemoryFile:
         key_id = key_id_of(path.name)
         if key_id is None:
             with path.open("rb") as file:

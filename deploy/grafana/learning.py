@@ -125,7 +125,8 @@ MEMORY = Row(
             "full: beyond a limit. Files that are damaged or whose keys are unknown serve nobody.",
             (
                 Query(increase("omnidraft_memory_tokens_dropped_total", "reason"), "tokens {{reason}}"),
-                Query(increase("omnidraft_memory_files_unreadable_total", "reason"), "files {{reason}}"),
+                Query(increase("omnidraft_memory_files_dropped_total", "reason"), "learner's files {{reason}}"),
+                Query(increase("omnidraft_memory_files_unreadable_total", "reason"), "workers' files {{reason}}"),
             ),
         ),
     ),

@@ -48,15 +48,6 @@ _POSITION = (*_DRAFTED, "position")
 
 GENERATION_PATHS = ("/v1/completions", "/v1/chat/completions")
 
-_UNREADABLE: Mapping[str, MetricDefinition] = {
-    "omnidraft_memory_files_unreadable_total": _counter(
-        "Files of the fleet's memory that were left out when a snapshot was loaded.",
-        "reason",
-        "target",
-        reason=UNREADABLE_REASONS,
-    ),
-}
-
 COMMON: Mapping[str, MetricDefinition] = {
     "omnidraft_build_info": _gauge("1, with the version of the code.", "version"),
     "omnidraft_spans_ended_total": _counter("Spans that were put into the queue for the collector."),
@@ -120,7 +111,12 @@ WORKER: Mapping[str, MetricDefinition] = {
     "omnidraft_snapshot_load_seconds": _seconds("Staging and loading a snapshot, beside the old one.", "target"),
     "omnidraft_snapshot_load_failures_total": _counter("Snapshots that could not be put in place.", "target"),
     "omnidraft_refresh_errors_total": _counter("Times log or registry did not answer a worker.", "target"),
-    **_UNREADABLE,
+    "omnidraft_memory_files_unreadable_total": _counter(
+        "Files of the fleet's memory that were left out when a snapshot was loaded.",
+        "reason",
+        "target",
+        reason=UNREADABLE_REASONS,
+    ),
 }
 
 DISTILLER: Mapping[str, MetricDefinition] = {
@@ -157,7 +153,12 @@ DISTILLER: Mapping[str, MetricDefinition] = {
         "target",
         reason=MEMORY_DROP_REASONS,
     ),
-    **_UNREADABLE,
+    "omnidraft_memory_files_dropped_total": _counter(
+        "Files of the memory that were left out when learning went on from a snapshot.",
+        "reason",
+        "target",
+        reason=UNREADABLE_REASONS,
+    ),
 }
 
 PROPOSER: Mapping[str, MetricDefinition] = {

@@ -22,7 +22,7 @@ from omnidraft.snapshots.files import link_or_copy
 from omnidraft.snapshots.memory_part import MEMORY, encrypted_name, is_private, key_id_of, plain_name
 
 DROPPED = "omnidraft_memory_tokens_dropped_total"
-UNREADABLE = "omnidraft_memory_files_unreadable_total"
+FILES_DROPPED = "omnidraft_memory_files_dropped_total"
 
 logger = logging.getLogger(__name__)
 
@@ -77,13 +77,13 @@ class MemoryFiles:
         try:
             return MemoryFile(content if key_id is None else self._decrypt(key_id, content))
         except RecordForgotten:
-            self._count_unreadable("forgotten")
+            self._count_dropped("forgotten")
         except UnknownKey as exc:
             advice = "set log.encryption_keys and log.key_store as they were when the snapshot was published"
             raise ConfigError(f"the newest snapshot has an encrypted memory: {exc}; {advice}") from exc
         except SnapshotCorrupt as exc:
             logger.error("%s is left out of the memory: %s", path.name, exc)
-            self._count_unreadable("damaged")
+            self._count_dropped("damaged")
         return None
 
     def _decrypt(self, key_id: str, content: bytes) -> bytes:
@@ -91,8 +91,8 @@ class MemoryFiles:
             raise UnknownKey("there is no key store")
         return self._cipher.decrypt(key_id, content)
 
-    def _count_unreadable(self, reason: UnreadableReason) -> None:
-        self._metrics.add(UNREADABLE, reason=reason)
+    def _count_dropped(self, reason: UnreadableReason) -> None:
+        self._metrics.add(FILES_DROPPED, reason=reason)
 
     def _take_over(self, owner: Owner, path: Path) -> None:
         """Keep a snapshot's file for the next ones, by another name of the same file."""

@@ -217,7 +217,7 @@ def test_a_memory_whose_key_was_destroyed_is_gone_and_counted(setting, store):
     store.destroy("a")
     emit(setting, "b", start=100)
     metrics = run(setting, cipher=keys(store))
-    assert metrics.value("omnidraft_memory_files_unreadable_total", reason="forgotten") == 1
+    assert metrics.value("omnidraft_memory_files_dropped_total", reason="forgotten") == 1
     assert tenants(setting, keys(store)).keys() == {"b"}
 
 

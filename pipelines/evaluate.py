@@ -17,7 +17,7 @@ from omnidraft.distill.training.learner import Learner
 from omnidraft.hosts import process
 from omnidraft.progress import bar
 from omnidraft.traces.record import TraceRecord
-from omnidraft.wiring.models import named_folder
+from omnidraft.wiring.named_snapshots import named_folder
 from pipelines.lib import log_slice, report
 from pipelines.lib.learning import measure
 

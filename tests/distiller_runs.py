@@ -6,12 +6,15 @@ from pathlib import Path
 import torch
 
 from omnidraft.audit.run import DiscardingWriter
+from omnidraft.config import MemorySettings
 from omnidraft.distill.distiller import Distiller
 from omnidraft.distill.forgetting import Forgetting, Retention
 from omnidraft.distill.ingest.batcher import Batcher
 from omnidraft.distill.ingest.record_disposition import SEEN_RECORDS
 from omnidraft.distill.ingest.topic_scan import RecentRecords
 from omnidraft.distill.ingest.trace_consumer import TraceConsumer
+from omnidraft.distill.memory.memory_files import MemoryFiles
+from omnidraft.distill.memory.text_memory import TextMemory
 from omnidraft.distill.publisher import LEARNER, Identity, Publisher
 from omnidraft.distill.retrying import Stop
 from omnidraft.distill.training.learner import Learner, StepReport
@@ -101,6 +104,8 @@ class Setting:
         settings=None,
         cipher=None,
         retention=None,
+        memory=None,
+        metrics=None,
         **changes,
     ):
         learner = Journal(self.pair.learner(**self.learner), die_after=die_after)
@@ -118,7 +123,11 @@ class Setting:
         }
         batcher = batcher_class(reader.partitions(), **numbers | (limits or {}))
         identity = Identity("target", "drafter", drafter_hash, fingerprint, "full", "test", settings or {})
-        publisher = Publisher(registry or self.registry, identity, self.folder / "staging", cipher)
+        metrics = metrics or CountingMetrics()
+        texts = TextMemory(memory or MemorySettings(), vocabulary_size=len(self.pair.target.vocabulary))
+        staging = self.folder / "staging"
+        files = MemoryFiles(texts, staging / "memory", metrics, cipher)
+        publisher = Publisher(registry or self.registry, identity, staging, cipher, files)
         forgetting = Forgetting(
             retention,
             batcher,
@@ -126,12 +135,14 @@ class Setting:
             CountingMetrics(),
             new_cache=self.pair.cache,
             learned_records=RecentRecords(self._reader, lambda reader: self._consumer(reader, names), 16).before,
+            memory=texts,
         )
         options = {
             "load_cache": self.pair.load_cache,
             "load_base": lambda: self.pair.learner(**self.learner).serving_tensors(),
             "steps_per_snapshot": 2,
-            "metrics": CountingMetrics(),
+            "metrics": metrics,
+            "memory": texts,
             "wait": no_wait,
             "forgetting": forgetting,
         }

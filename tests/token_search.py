@@ -18,9 +18,10 @@ from omnidraft.distill.ingest import topic_scan
 from omnidraft.distill.ingest.dead_letters import ORIGINAL
 from omnidraft.distill.resume_encryption import decrypt_records
 from omnidraft.distill.resume_tensors import RECORD_NAME, record_of
-from omnidraft.errors import ConfigError, SnapshotCorrupt, WireError
+from omnidraft.errors import ConfigError, RecordForgotten, SnapshotCorrupt, WireError
 from omnidraft.ports import Message
 from omnidraft.snapshots import bundle
+from omnidraft.snapshots.memory_part import key_id_of
 from omnidraft.traces import codec
 from omnidraft.traces.record import TraceRecord
 from omnidraft.vocab.ngram_cache import NgramCache
@@ -98,6 +99,8 @@ class TokenSearch:
             return True
         if path.name == Path(bundle.NGRAMS).name:
             return self._is_in_cache(bundle.ngrams(path.parents[1]))
+        if (key_id := key_id_of(path.name)) is not None:
+            return self._is_in_encrypted(key_id, path.read_bytes())
         if path.suffix == ".safetensors":
             return self._is_in_tensors(bundle.tensors(path.parents[1], f"{path.parent.name}/{path.name}"))
         return False
@@ -105,6 +108,13 @@ class TokenSearch:
     def _is_in_cache(self, arrays: Mapping[str, np.ndarray]) -> bool:
         cache: NgramCache = wiring.ngram_cache(self.settings, self.tokenizers, arrays)
         return any(cache.lookup(draft_ids) == target_id for draft_ids, target_id in self.ngrams)
+
+    def _is_in_encrypted(self, key_id: str, content: bytes) -> bool:
+        keys = tenant_keys(self.settings)
+        try:
+            return keys is not None and self._is_in_bytes(keys.decrypt(key_id, content))
+        except RecordForgotten:
+            return False
 
     def _is_in_tensors(self, tensors: Mapping[str, Tensor]) -> bool:
         try:

@@ -104,6 +104,34 @@ LEARNER = Row(
     ),
 )
 
+MEMORY = Row(
+    "Fleet's memory",
+    (
+        Panel(
+            "Tokens in memory",
+            "short",
+            "Of the newest snapshot, over all tenants (memory.total_tokens).",
+            (Query(f"max by (target) (omnidraft_memory_tokens{{{CHOSEN}}})", "{{target}}"),),
+        ),
+        Panel(
+            "Tenants with a memory",
+            "short",
+            "Groups count once (memory.max_tenants).",
+            (Query(f"max by (target) (omnidraft_memory_tenants{{{CHOSEN}}})", "{{target}}"),),
+        ),
+        Panel(
+            "Tokens dropped, and files left out",
+            "short",
+            "full: beyond a limit. Files that are damaged or whose keys are unknown serve nobody.",
+            (
+                Query(increase("omnidraft_memory_tokens_dropped_total", "reason"), "tokens {{reason}}"),
+                Query(increase("omnidraft_memory_files_dropped_total", "reason"), "learner's files {{reason}}"),
+                Query(increase("omnidraft_memory_files_unreadable_total", "reason"), "workers' files {{reason}}"),
+            ),
+        ),
+    ),
+)
+
 VERSIONS = Row(
     "Snapshots",
     (
@@ -170,6 +198,6 @@ LEARNING = Board(
     "omnidraft: learning",
     "Traces, lag, dead letters, steps, snapshots, versions and drift.",
     "omnidraft_training_steps_total",
-    (TRACES, LEARNER, VERSIONS),
+    (TRACES, LEARNER, MEMORY, VERSIONS),
     (("drift", f"{increase('omnidraft_drift_alarms_total')} > 0"),),
 )

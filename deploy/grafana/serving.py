@@ -64,7 +64,8 @@ AGREEMENT = Row(
             "Agreement by source",
             "percentunit",
             "direct: one draft token is one target token. split: one is several. merge: several are one, from the "
-            "n-gram cache. lookup: copied from earlier in the text.",
+            "n-gram cache. lookup: copied from earlier in the text. suffix: followed the same tokens in this text "
+            "or in an earlier one of the tenant. forced: the only token that the grammar allows.",
             (Query(share(AGREED, SCORED, "source"), "{{source}}"),),
             maximum=1,
         ),

@@ -92,11 +92,13 @@ def sign(
     """
     import tempfile
 
+    from omnidraft.snapshots import bundle
+
     settings = _settings(config_path, target)
     registry, unverified = _registry(settings), _registry(_without_keys(settings))
     chosen, newest = registry.resolve(name), registry.resolve("latest")
     with tempfile.TemporaryDirectory(prefix="omnidraft-sign-") as folder:
-        fetched = unverified.fetch(chosen.version, Path(folder), ("serving", "resume"))
+        fetched = unverified.fetch(chosen.version, Path(folder), bundle.parts_of(chosen.manifest))
         print(f"published as version {registry.publish(fetched, newest.version).version}; nothing was promoted")
 
 

@@ -1,8 +1,16 @@
 """Every setting of every process."""
 
-from omnidraft.config.learning import AlmSettings, CacheSettings, ControllerSettings, DriftSettings, LearnerSettings
+from omnidraft.config.learning import (
+    AlmSettings,
+    CacheSettings,
+    ControllerSettings,
+    DriftSettings,
+    LearnerSettings,
+    MemorySettings,
+)
 from omnidraft.config.secrets import masked
 from omnidraft.config.sections import (
+    NO_DRAFTER,
     DecodeSettings,
     Mode,
     ModelSettings,
@@ -22,6 +30,7 @@ from omnidraft.config.sources import load
 from omnidraft.config.worker import ApiKey, VllmSettings, WorkerSettings
 
 __all__ = [
+    "NO_DRAFTER",
     "AlmSettings",
     "ApiKey",
     "CacheSettings",
@@ -31,6 +40,7 @@ __all__ = [
     "KafkaSettings",
     "LearnerSettings",
     "LogSettings",
+    "MemorySettings",
     "MetricsSettings",
     "Mode",
     "ModelSettings",

@@ -125,6 +125,26 @@ class CacheSettings(Section):
     """Start with the canonical n-gram of every target token instead of empty."""
 
 
+class MemorySettings(Section):
+    """The fleet's memory: what the fleet said to a tenant, which its workers draft from. The distiller makes it from
+    the records that it learns, and snapshots carry it to the workers, at 8 bytes a token."""
+
+    tokens_per_tenant: int = Field(500_000, ge=0)
+    """Tokens kept of a tenant, the newest. A memory that changed is built anew for every snapshot: a second of the
+    learner's time for a million tokens. 0: there is no memory."""
+    total_tokens: int = Field(10_000_000, ge=1)
+    """Tokens kept of all tenants together; beyond it the largest memory loses its oldest texts. 80 MB in each of the
+    snapshots that keep it (`registry.keep_resume`), less what did not change where the registry links files."""
+    max_tenants: int = Field(200, ge=1, le=400)
+    """Tenants that have a memory, those that were heard of last. Each is a file in the snapshot and in its manifest."""
+    prompt_tokens: int = Field(64, ge=0)
+    """Tokens of the end of a prompt kept before its answer, so that the answer's beginning is found too. Higher keeps
+    more of what users sent and fewer answers."""
+    groups: dict[str, str] = Field(default_factory=dict)
+    """Tenant, as records name it -> group: the tenants of a group share one memory, so each is drafted what was said to
+    others. Give distillers and workers the same; without an entry a tenant's memory is for itself alone."""
+
+
 class ControllerSettings(Section):
     """The rule by which a challenger becomes the champion."""
 

@@ -119,8 +119,8 @@ class RegistrySettings(Section):
     artifacts: str | None = None
     """The folder for files of a local MLflow store; None: `artifacts` beside its database."""
     keep_resume: int = Field(2, ge=1)
-    """The number of newest snapshots whose resume part (optimizer, master weights) is kept; older ones but
-    the champion lose it."""
+    """The number of newest snapshots that keep their resume part (optimizer, master weights) and the fleet's memory;
+    older ones but the champion lose both."""
     signing_key: SecretStr | None = None
     """A key that all processes share: whoever verifies with it can sign. `private_key` and `trusted_keys` are better;
     beside `trusted_keys` it only verifies the snapshots that it signed before. Give it as

@@ -1,8 +1,8 @@
 """The distiller: it reads records, learns from them step by step and publishes snapshots, until it is to stop.
 
-A snapshot carries master weights, optimizer, n-gram cache, held-out records and the offsets it has learned up to, and
-is made between two steps. So a process that resumes from the newest snapshot after a crash learns nothing twice that
-any snapshot shows, and leaves nothing out.
+A snapshot carries master weights, optimizer, n-gram cache, held-out records, the fleet's memory and the offsets it has
+learned up to, and is made between two steps. So a process that resumes from the newest snapshot after a crash learns
+nothing twice that any snapshot shows, and leaves nothing out.
 """
 
 import logging
@@ -19,6 +19,7 @@ from omnidraft.distill.ingest.batcher import Batch, Batcher
 from omnidraft.distill.ingest.crash_journal import CrashJournal
 from omnidraft.distill.ingest.trace_consumer import SKIPPED, TraceConsumer
 from omnidraft.distill.journaled_learning import JournaledLearning
+from omnidraft.distill.memory.text_memory import TextMemory
 from omnidraft.distill.publisher import BATCHER, LEARNER, Publisher, Restored
 from omnidraft.distill.restoring import LoadBase, LoadCache, go_back, go_on
 from omnidraft.distill.retrying import Result, Stop, Wait, retry, wait
@@ -53,6 +54,7 @@ class Distiller:
         lag_sample_records: int = 2_000,
         journal: CrashJournal | None = None,
         forgetting: Forgetting | None = None,
+        memory: TextMemory | None = None,
         metrics: Metrics,
         control: TrainingControl | None = None,
         compare_earlier: Callable[[str], None] = lambda tenant: None,
@@ -71,7 +73,7 @@ class Distiller:
             drift_haste: snapshots are so many times as frequent while any traffic drifts.
             max_lag_records: see catch_up.py, `lag_sample_records` too.
             journal: gets every step before it runs; its poison is the batcher's. None: crashes are not noted.
-            forgetting: over the same batcher and learner. None: records are kept until a tenant is forgotten.
+            forgetting: over the same batcher, learner and memory. None: records stay until a tenant is forgotten.
             progress: called after every step and every snapshot, in the thread of `run`.
             spans: the spans of every step and every snapshot but the first.
             wait: sleeps before a retry, while learning is paused, and until a log is back.
@@ -85,7 +87,7 @@ class Distiller:
             consumer, batcher, metrics, max_lag_records=max_lag_records, lag_sample_records=lag_sample_records
         )
         self._held_out = held_out or HeldOut(learner)
-        self._learning = JournaledLearning(learner, batcher, self._held_out, self._journal)
+        self._learning = JournaledLearning(learner, batcher, self._held_out, self._journal, memory)
         self._forgetting = forgetting or Forgetting(
             Retention(), batcher, learner, metrics, new_cache=lambda: load_cache({})
         )

@@ -1,5 +1,5 @@
-"""A learner's kept records, held-out set and replay buffer, lose those that are older than the log's retention, and
-those of tenants who were forgotten.
+"""A learner's kept records (held-out set, replay buffer, the fleet's memory) lose those that are older than the log's
+retention, and those of tenants who were forgotten.
 
 An order to forget a tenant concerns the records from before it: a tenant who comes back is learned from again. The
 n-gram cache does not know whose n-grams it counted, so it is rebuilt from the records of others that are still there.
@@ -9,11 +9,12 @@ The weights stay as they are.
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from omnidraft.distill.ingest.batcher import Batcher
+from omnidraft.distill.memory.text_memory import Dated, TextMemory
 from omnidraft.distill.training.learner import Learner
-from omnidraft.ports import EXPIRED, FORGOTTEN, Announcement, Metrics
+from omnidraft.ports import FORGOTTEN, Announcement, Metrics
 from omnidraft.snapshots.manifest import Manifest
 from omnidraft.traces.record import TraceRecord
 from omnidraft.vocab.ngram_cache import NgramCache
@@ -37,11 +38,11 @@ class Retention:
         """Keep no record of this tenant from before this time."""
         self._forgotten_ms[tenant] = max(until_ms, self._forgotten_ms.get(tenant, until_ms))
 
-    def is_forgotten(self, record: TraceRecord) -> bool:
+    def is_forgotten(self, record: Dated) -> bool:
         """Return whether its tenant was forgotten after the record was made."""
         return record.time_ms <= self._forgotten_ms.get(record.tenant, -1)
 
-    def is_expired(self, record: TraceRecord) -> bool:
+    def is_expired(self, record: Dated) -> bool:
         """Return whether it is older than the retention."""
         return self._keep_s is not None and record.time_ms < (self._now_s() - self._keep_s) * 1000
 
@@ -58,14 +59,17 @@ class Forgetting:
         *,
         new_cache: Callable[[], NgramCache],
         learned_records: Callable[[Mapping[int, int]], Iterable[TraceRecord]] = lambda offsets: (),
+        memory: TextMemory | None = None,
     ) -> None:
         """
         Args:
             new_cache: makes an n-gram cache as a new learner has it.
             learned_records: returns the newest records in the log before these offsets; raises BusError.
+            memory: the learner's; None: it has none.
         """
         self._retention, self._batcher, self._learner, self._metrics = retention, batcher, learner, metrics
         self._new_cache, self._learned_records = new_cache, learned_records
+        self._memory = memory
         self._done: tuple[str, ...] = ()
 
     def resume(self, manifest: Manifest, num_forgotten: int) -> None:
@@ -80,7 +84,7 @@ class Forgetting:
 
     def drop_expired(self) -> None:
         """Drop the records that are older than the retention."""
-        self._drop(self._retention.is_expired, EXPIRED)
+        self._drop(self._retention.is_expired, "expired")
 
     def note(self, orders: Sequence[Announcement]) -> list[Announcement]:
         """Skip the records of these tenants from now on, and return the orders that were not carried out yet."""
@@ -89,7 +93,7 @@ class Forgetting:
         for order in orders:
             if order.tenant is not None and order.until_ms is not None:
                 self._retention.forget(order.tenant, order.until_ms)
-        self._drop(self._retention.is_forgotten, FORGOTTEN)
+        self._drop(self._retention.is_forgotten, "forgotten")
         return [order for order in orders if order.forget_id not in self._done]
 
     def mark_done(self, orders: Sequence[Announcement]) -> None:
@@ -102,13 +106,16 @@ class Forgetting:
         then it may be repeated."""
         self._count(num_forgotten, FORGOTTEN)
         self.drop_expired()
-        self._drop(self._retention.is_forgotten, FORGOTTEN)
+        self._drop(self._retention.is_forgotten, "forgotten")
         if set(self._done) - set(manifest.forgets):
             self._rebuild_cache()
 
     def carry_out(self, orders: Sequence[Announcement]) -> None:
         """Rebuild the n-gram cache without the tenants of these orders. Raises BusError; then it may be repeated."""
         num_records = self._rebuild_cache()
+        for order in orders:
+            if self._memory is not None and order.tenant is not None:
+                self._memory.renew(order.tenant)
         self.mark_done(orders)
         logger.warning(
             "%d tenants are forgotten: the n-gram cache is rebuilt from %d records of others; the weights stay",
@@ -126,7 +133,9 @@ class Forgetting:
         self._learner.rebuild_cache(self._new_cache(), learned)
         return len(learned)
 
-    def _drop(self, is_dropped: Callable[[TraceRecord], bool], reason: str) -> None:
+    def _drop(self, is_dropped: Callable[[Dated], bool], reason: Literal["expired", "forgotten"]) -> None:
+        if self._memory is not None:
+            self._memory.drop(is_dropped, reason)
         num_dropped = self._batcher.drop_held_out(is_dropped) + self._learner.drop_replayed(is_dropped)
         self._count(num_dropped, reason)
 

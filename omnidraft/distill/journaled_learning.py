@@ -8,6 +8,7 @@ from omnidraft.distill.evaluation.held_out import HeldOut, HeldOutMeasurement
 from omnidraft.distill.ingest.batcher import Batch, Batcher
 from omnidraft.distill.ingest.crash_journal import CrashJournal
 from omnidraft.distill.ingest.trace_consumer import PartitionOffset
+from omnidraft.distill.memory.text_memory import TextMemory
 from omnidraft.distill.training.learner import Learner
 from omnidraft.distill.training.step_report import StepReport
 
@@ -15,8 +16,17 @@ from omnidraft.distill.training.step_report import StepReport
 class JournaledLearning:
     """Learns from batches and measures held-out records. One thread."""
 
-    def __init__(self, learner: Learner, batcher: Batcher, held_out: HeldOut, journal: CrashJournal) -> None:
+    def __init__(
+        self,
+        learner: Learner,
+        batcher: Batcher,
+        held_out: HeldOut,
+        journal: CrashJournal,
+        memory: TextMemory | None = None,
+    ) -> None:
+        """`memory` gets the records of every step; None: nothing remembers them."""
         self._learner, self._batcher, self._held_out, self._journal = learner, batcher, held_out, journal
+        self._memory = memory
         self._unmeasured: list[PartitionOffset] = []
         """Positions of records that were held out since the last measurement."""
 
@@ -32,6 +42,8 @@ class JournaledLearning:
         self._journal.start(batch.positions)
         report = self._learner.step(batch.records)
         self._journal.finish()
+        if self._memory is not None:
+            self._memory.add(batch.records)
         return report
 
     def measure(self, serving: Mapping[str, Tensor]) -> HeldOutMeasurement:

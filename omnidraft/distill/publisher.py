@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from omnidraft.distill.memory.memory_files import MemoryFiles
 from omnidraft.distill.resume_encryption import decrypt_records, encrypt_records
 from omnidraft.errors import ConfigError, SnapshotCorrupt, SnapshotNotFound, SnapshotStale, StorageError
 from omnidraft.ports import RecordCipher, Registry, SnapshotVersion
@@ -83,10 +84,20 @@ class Publisher:
     """The registry as one distiller uses it. A second distiller of the same pair makes this one stale."""
 
     def __init__(
-        self, registry: Registry, identity: Identity, folder: Path, cipher: RecordCipher | None = None
+        self,
+        registry: Registry,
+        identity: Identity,
+        folder: Path,
+        cipher: RecordCipher | None = None,
+        memory: MemoryFiles | None = None,
     ) -> None:
-        """`folder` is where snapshots are staged; it belongs to this distiller alone, and its files are deleted.
-        `cipher` encrypts the records in the resume part; None leaves them plain."""
+        """
+        Args:
+            folder: where snapshots are staged; it belongs to this distiller alone, and its files are deleted.
+            cipher: encrypts the records in the resume part; None leaves them plain.
+            memory: the fleet's memory, whose files every snapshot gets; it goes on with those of the restored one.
+        """
+        self._memory = memory
         self._cipher = cipher
         self._registry, self._identity, self._folder = registry, identity, folder
         self.parent: SnapshotVersion | None = None
@@ -111,7 +122,7 @@ class Publisher:
             return None
         for version in reversed(versions):
             try:
-                restored = self._restored(version, is_newest=version is versions[-1])
+                restored = self._restored(version, is_newest=version is versions[-1], memory=self._memory)
             except (SnapshotCorrupt, SnapshotNotFound) as exc:
                 number = version.version
                 logger.error("snapshot %d is damaged, so learning goes on from the one before: %s", number, exc)
@@ -142,8 +153,11 @@ class Publisher:
         self._continues = self.parent.manifest.snapshot_id if self.parent else None
         self.parent, self.settled_rewind = champion, order
 
-    def _restored(self, version: SnapshotVersion, *, is_newest: bool) -> Restored:
+    def _restored(self, version: SnapshotVersion, *, is_newest: bool, memory: MemoryFiles | None = None) -> Restored:
         """Return the parts of this snapshot; any but the newest may lack its resume part (registry.keep_resume).
+
+        Args:
+            memory: goes on with the snapshot's memory.
 
         Raises:
             SnapshotCorrupt, SnapshotNotFound: it cannot be read.
@@ -160,6 +174,8 @@ class Publisher:
             folder = self._registry.fetch(version.version, self._folder, parts)
         has_resume = "resume" in parts
         try:
+            if memory is not None:
+                memory.restore(folder)
             learner, batcher = (self._resume_part(folder, name) if has_resume else None for name in (LEARNER, BATCHER))
             return Restored(
                 version=version,
@@ -187,7 +203,8 @@ class Publisher:
             StorageError: the disk has no space for it; nothing of it stays.
             KeyStoreError: the key store does not answer.
         """
-        parts = {name: self._encrypted(name, tensors) for name, tensors in parts.items()}
+        memory = {} if self._memory is None else self._memory.stage()
+        parts = {name: self._encrypted(name, tensors) for name, tensors in parts.items()} | memory
         parent_id = self.parent.manifest.snapshot_id if self.parent else None
         manifest = self._identity.manifest(parent_id, continues_id=self._continues, **fields)
         try:
@@ -202,7 +219,7 @@ class Publisher:
             raise
         return folder / "bundle"
 
-    def _encrypted(self, name: str, tensors: bundle.Tensors) -> bundle.Tensors:
+    def _encrypted(self, name: str, tensors: bundle.Tensors) -> Path | bundle.Tensors:
         """Return the tensors of a file of the resume part with their records encrypted, those of others as they are."""
         if self._cipher is None or name not in (LEARNER, BATCHER):
             return tensors

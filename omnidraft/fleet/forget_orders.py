@@ -9,6 +9,7 @@ from omnidraft.errors import SnapshotNotFound
 from omnidraft.fleet.control_follower import LogControlFollower
 from omnidraft.fleet.control_log import publish_announcement
 from omnidraft.ports import Announcement, LogReader, LogWriter, Metrics, Offsets, Registry, SnapshotVersion
+from omnidraft.snapshots.memory_part import PRUNED_PARTS
 
 POLL_S = 0.5
 
@@ -33,7 +34,7 @@ class AffectedSnapshots:
 
     affected: tuple[SnapshotVersion, ...]
     """Learned from the tenant's records, and published before the order was carried out: their n-gram caches counted
-    the tenant's n-grams, and their resume parts may have its records."""
+    the tenant's n-grams, and their resume parts and memories may have its records."""
     last_before: int | None
     """The last version from before the tenant's first record that the log knows; None: there is none, or the log
     knows no record."""
@@ -68,7 +69,7 @@ def purge(registry: Registry, snapshots: AffectedSnapshots, newest: int) -> list
         if each.version == newest:
             continue
         is_champion = each.version == champion
-        registry.remove_files(each.version, ("resume",) if is_champion else ("serving", "resume"))
+        registry.remove_files(each.version, PRUNED_PARTS if is_champion else ("serving", *PRUNED_PARTS))
         if not is_champion:
             purged.append(each.version)
     return purged

@@ -58,6 +58,7 @@ from omnidraft.ports.log import (
     RejectReason,
     TopicFacts,
 )
+from omnidraft.ports.memory import MEMORY_DROP_REASONS, UNREADABLE_REASONS, MemoryDropReason, UnreadableReason
 from omnidraft.ports.registry import CHAMPION_STATEMENT, Registry, SnapshotReader, SnapshotVersion
 from omnidraft.ports.telemetry import Metrics, NoopSpan, NoopTracing, Span, Tracing
 from omnidraft.traces.record import FinishReason, Source
@@ -68,12 +69,14 @@ __all__ = [
     "DROP_REASONS",
     "EXPIRED",
     "FORGOTTEN",
+    "MEMORY_DROP_REASONS",
     "OTHER_PAIR",
     "OVER_SHARE",
     "POISON",
     "REJECT_REASONS",
     "SAMPLED_OUT",
     "SKIP_REASONS",
+    "UNREADABLE_REASONS",
     "AcceptanceFn",
     "Announcement",
     "AnnouncementFields",
@@ -93,6 +96,7 @@ __all__ = [
     "LogProbs",
     "LogReader",
     "LogWriter",
+    "MemoryDropReason",
     "Message",
     "Metrics",
     "Mode",
@@ -128,4 +132,5 @@ __all__ = [
     "TrainableDrafter",
     "TrainableHead",
     "TreeLimits",
+    "UnreadableReason",
 ]

@@ -21,6 +21,7 @@ from omnidraft.ports import CHAMPION_STATEMENT, SnapshotVersion
 from omnidraft.registry import manifest_export, staging
 from omnidraft.snapshots import bundle, files
 from omnidraft.snapshots.manifest import Manifest
+from omnidraft.snapshots.memory_part import PRUNED_PARTS
 from omnidraft.snapshots.signing import UNSIGNED, SnapshotSigning
 
 LOCK_TIMEOUT_S = 60.0
@@ -166,10 +167,11 @@ class DirectoryRegistry:
         files.put_in_place(partial, self._folder(version))
 
     def _prune(self) -> None:
-        """Remove old resume parts; the champion's stays, to which learning may go back."""
+        """Remove old resume parts and memories; the champion's stay, to which learning may go back."""
         for version in self.versions()[: -self._keep_resume]:
             if "champion" not in version.aliases:
-                shutil.rmtree(self._folder(version.version) / "snapshot" / "resume", ignore_errors=True)
+                for part in PRUNED_PARTS:
+                    shutil.rmtree(self._folder(version.version) / "snapshot" / part, ignore_errors=True)
 
     def _aliases(self) -> dict[str, int]:
         return {name: version for name, version in self._state().items() if name != PROMOTIONS}

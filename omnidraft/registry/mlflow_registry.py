@@ -21,6 +21,7 @@ from omnidraft.registry.mlflow_runs import Runs
 from omnidraft.registry.mlflow_store import open_client, translate_errors
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.manifest import Manifest
+from omnidraft.snapshots.memory_part import PRUNED_PARTS
 from omnidraft.snapshots.signing import UNSIGNED, SnapshotSigning
 
 if TYPE_CHECKING:
@@ -145,10 +146,7 @@ class MlflowRegistry:
             staging.check_removable(version, aliases.get("champion"), parts)
             for alias in [name for name, number in aliases.items() if "serving" in parts and number == version]:
                 self._client.delete_registered_model_alias(self._name, alias)
-            for part in set(parts) & set(bundle.parts_of(_manifest_of(registered))):
-                if registered.tags.get(part) != "removed":
-                    self._runs.remove(_run_id(registered), part)
-                    self._client.set_model_version_tag(self._name, str(version), part, "removed")
+            self._remove(registered, parts)
 
     def log_metrics(self, version: int, metrics: Mapping[str, float], step: int) -> None:
         with self._translate_errors(f"logging metrics of version {version}"):
@@ -217,14 +215,19 @@ class MlflowRegistry:
                 raise
 
     def _prune(self) -> None:
-        """Remove old resume parts: they are large, and only the newest and the champion's are ever read."""
+        """Remove old resume parts and memories: they are large, and only the newest and the champion's are read."""
         champion = self._aliases().get("champion")
         for old in self._readable_versions()[: -self._keep_resume]:
             if str(old.version) == str(champion):
                 continue
-            if "resume" in bundle.parts_of(_manifest_of(old)) and old.tags.get("resume") != "removed":
-                self._runs.remove(_run_id(old), "resume")
-                self._client.set_model_version_tag(self._name, str(old.version), "resume", "removed")
+            self._remove(old, PRUNED_PARTS)
+
+    def _remove(self, registered: "ModelVersion", parts: Sequence[str]) -> None:
+        """Remove those of these parts that are still there."""
+        for part in set(parts) & set(bundle.parts_of(_manifest_of(registered))):
+            if registered.tags.get(part) != "removed":
+                self._runs.remove(_run_id(registered), part)
+                self._client.set_model_version_tag(self._name, str(registered.version), part, "removed")
 
     def _newest(self) -> SnapshotVersion | None:
         versions = self.versions()

@@ -13,6 +13,7 @@ from omnidraft.ports import SnapshotVersion
 from omnidraft.private_files import PRIVATE
 from omnidraft.snapshots import bundle, files
 from omnidraft.snapshots.manifest import Manifest
+from omnidraft.snapshots.memory_part import is_private
 from omnidraft.snapshots.signing import SnapshotSigning
 
 CHAMPION_CHANGED = "an operator promoted, or the champion became another, since that was decided"
@@ -127,8 +128,8 @@ def _replace_part(folder: Path, part: str, download: Callable[[str, Path], None]
         download(part, Path(partial))
         if not is_shared:
             files.separate(Path(partial))
-        if f"{part}/" == bundle.RESUME:
-            for path in Path(partial, part).rglob("*.*"):
+        for path in Path(partial, part).rglob("*.*"):
+            if is_private(path.relative_to(partial).as_posix()) and path.stat().st_mode & ~PRIVATE & 0o777:
                 path.chmod(PRIVATE)
         (Path(partial) / part).rename(folder / part)
     try:

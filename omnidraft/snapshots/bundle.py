@@ -19,6 +19,7 @@ from omnidraft.errors import SnapshotCorrupt, SnapshotError, StorageError
 from omnidraft.private_files import PRIVATE, USUAL, create
 from omnidraft.snapshots.files import link_or_copy, put_in_place, sha256_of, sync_tree
 from omnidraft.snapshots.manifest import Manifest
+from omnidraft.snapshots.memory_part import is_private
 from omnidraft.snapshots.signing import UNSIGNED, SnapshotSigning
 
 if TYPE_CHECKING:
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.json"
 DRAFTER = "serving/drafter.safetensors"
 NGRAMS = "serving/ngrams.safetensors"
-RESUME = "resume/"
-"""The part with users' records: held-out ones and those that are learned again."""
 
 Tensors = Mapping[str, "np.ndarray | torch.Tensor"]
 
@@ -179,7 +178,7 @@ def _write_file(folder: Path, name: str, content: Path | Tensors) -> str:
     if isinstance(content, os.PathLike):
         link_or_copy(Path(content), path)
     else:
-        rights = create(path, PRIVATE if name.startswith(RESUME) else USUAL)
+        rights = create(path, PRIVATE if is_private(name) else USUAL)
         _save_tensors(path, content)
         path.chmod(rights)  # safetensors may have made the file anew
     return sha256_of(path)

@@ -4,6 +4,7 @@ Folder layout (bundle.py reads and writes it):
     manifest.json
     serving/drafter.safetensors     absent in the first snapshot: the base drafter as it is; may hold an acceptance head
     serving/ngrams.safetensors      the n-gram cache, packed arrays
+    memory/...                      the fleet's memory, one file an owner of texts; see memory_part.py
     resume/...                      master weights, optimizer, random state: only the distiller reads them
 
 Signatures are over the manifest, which has the checksum of every file: the signed text is the manifest as JSON with

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from omnidraft.ports import DROP_REASONS, EXPIRED, FORGOTTEN, SKIP_REASONS
+from omnidraft.ports import DROP_REASONS, EXPIRED, FORGOTTEN, MEMORY_DROP_REASONS, SKIP_REASONS, UNREADABLE_REASONS
 
 SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 120.0)
 TOKENS = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0)
@@ -111,6 +111,12 @@ WORKER: Mapping[str, MetricDefinition] = {
     "omnidraft_snapshot_load_seconds": _seconds("Staging and loading a snapshot, beside the old one.", "target"),
     "omnidraft_snapshot_load_failures_total": _counter("Snapshots that could not be put in place.", "target"),
     "omnidraft_refresh_errors_total": _counter("Times log or registry did not answer a worker.", "target"),
+    "omnidraft_memory_files_unreadable_total": _counter(
+        "Files of the fleet's memory that were left out when a snapshot was loaded.",
+        "reason",
+        "target",
+        reason=UNREADABLE_REASONS,
+    ),
 }
 
 DISTILLER: Mapping[str, MetricDefinition] = {
@@ -139,6 +145,20 @@ DISTILLER: Mapping[str, MetricDefinition] = {
         "1 while learning stands still until an operator decides about the log, else 0.", "target"
     ),
     "omnidraft_learner_errors_total": _counter("Times log or registry did not answer the learner.", "target"),
+    "omnidraft_memory_tokens": _gauge("Tokens in the newest snapshot's memory.", "target"),
+    "omnidraft_memory_tenants": _gauge("Tenants and groups that have a memory there.", "target"),
+    "omnidraft_memory_tokens_dropped_total": _counter(
+        "Tokens dropped from the memory; full: the oldest, beyond a limit.",
+        "reason",
+        "target",
+        reason=MEMORY_DROP_REASONS,
+    ),
+    "omnidraft_memory_files_dropped_total": _counter(
+        "Files of the memory that were left out when learning went on from a snapshot.",
+        "reason",
+        "target",
+        reason=UNREADABLE_REASONS,
+    ),
 }
 
 PROPOSER: Mapping[str, MetricDefinition] = {

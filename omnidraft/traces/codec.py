@@ -22,6 +22,7 @@ from omnidraft.traces.schema import (
     MAX_EMITTED,
     MAX_PAYLOAD_BYTES,
     MAX_WRITTEN_BYTES,
+    NUM_SOURCES_V3,
     RECORD_COLUMNS,
     ROUND_COLUMNS,
     SCHEMA_NAME,
@@ -50,13 +51,18 @@ def headers(record: TraceRecord) -> dict[str, bytes]:
     """Return the headers, for readers that do not parse the message; facts that the record lacks are left out."""
     facts = {
         "schema": SCHEMA_NAME,
-        "schema_version": str(SCHEMA_VERSION),
+        "schema_version": str(_needed_version(record)),
         "target": record.target,
         "drafter_version": None if record.snapshot_version is None else str(record.snapshot_version),
         "alignment": record.alignment,
         "traceparent": record.traceparent,
     }
     return {name: fact.encode() for name, fact in facts.items() if fact is not None}
+
+
+def _needed_version(record: TraceRecord) -> int:
+    """Return the first version whose readers know all of the record."""
+    return SCHEMA_VERSION if (record.rounds.sources_M >= NUM_SOURCES_V3).any() else 3
 
 
 def encode(record: TraceRecord) -> bytes:

@@ -19,6 +19,8 @@ class Source(StrEnum):
     SPLIT = "split"  # one draft token is several target tokens
     MERGE = "merge"  # several draft tokens are one target token (n-gram cache)
     LOOKUP = "lookup"  # copied from earlier in the text
+    SUFFIX = "suffix"  # followed the same tokens in the text, or in an earlier one of the tenant (suffix memory)
+    FORCED = "forced"  # the only token that the grammar allows
 
 
 class FinishReason(StrEnum):
@@ -29,7 +31,9 @@ class FinishReason(StrEnum):
 
 
 SOURCES = tuple(Source)
-"""The sources by their number in `Rounds.sources_M`."""
+"""The sources by their number in `Rounds.sources_M`; those from 4 on exist since version 4 of the schema."""
+DRAFTER_SOURCES = frozenset({Source.DIRECT, Source.SPLIT, Source.MERGE})
+"""The sources of nodes that a drafter model chose."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,12 @@ _HASH_CHARACTERS = 16
 def hashed_tenant(record: TraceRecord) -> TraceRecord:
     """Replace the tenant's name by a hash; whoever knows the names can recognise it. Remove the worker's name and
     `traceparent`, which leads to other systems' records of the request."""
-    name = hashlib.sha256(record.tenant.encode()).hexdigest()[:_HASH_CHARACTERS]
-    return replace(record, tenant=name, worker="", traceparent=None)
+    return replace(record, tenant=hash_of_tenant(record.tenant), worker="", traceparent=None)
+
+
+def hash_of_tenant(tenant: str) -> str:
+    """Return the name that `hashed_tenant` gives a tenant."""
+    return hashlib.sha256(tenant.encode()).hexdigest()[:_HASH_CHARACTERS]
 
 
 def without_prompts(record: TraceRecord) -> TraceRecord:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 SCHEMA_NAME = "omnidraft.trace"
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 ENCRYPTION = "encryption"
 """The header of a message whose value is encrypted."""
@@ -96,7 +96,7 @@ _ROUNDS = _columns(
         "num_draft_ids_R": "uint16, draft tokens sampled for the tree",
         "node_ids_M": "uint32, target ids of the drafted nodes, round after round",
         "parents_M": "uint16, index within the round's tree: 0 is the root, the first drafted node is 1",
-        "sources_M": "uint8: 0 direct, 1 split, 2 merge, 3 lookup",
+        "sources_M": "uint8: 0 direct, 1 split, 2 merge, 3 lookup, and since version 4: 4 suffix, 5 forced",
         "log_q_M": "float16, the drafter's log-probability of the node given its parent",
         "accepted_M": "uint8, 1 for nodes on the target's path",
         "draft_ids_D": "uint32, draft tokens, round after round",
@@ -158,5 +158,10 @@ SCHEMA_V3: Mapping[str, Any] = {
     ],
 }
 
-SCHEMAS: Mapping[int, Mapping[str, Any]] = {1: SCHEMA_V1, 2: SCHEMA_V2, SCHEMA_VERSION: SCHEMA_V3}
+SCHEMA_V4 = SCHEMA_V3
+"""The fields of version 3; `sources_M` has further values, which readers of version 3 take for damage. Records without
+them are written as version 3, so that readers of both versions may run side by side."""
+NUM_SOURCES_V3 = 4
+
+SCHEMAS: Mapping[int, Mapping[str, Any]] = {1: SCHEMA_V1, 2: SCHEMA_V2, 3: SCHEMA_V3, SCHEMA_VERSION: SCHEMA_V4}
 """Every version that can be read."""

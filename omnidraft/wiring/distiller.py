@@ -8,6 +8,7 @@ from omnidraft.config import Settings
 from omnidraft.ports import Metrics, NoopTracing, Tracing
 from omnidraft.wiring.controller import base_serving_tensors, control_follower, recent_records, snapshot_comparison
 from omnidraft.wiring.logs import log_reader, log_writer, registry, tenant_keys, trace_source
+from omnidraft.wiring.memory import memory_files
 from omnidraft.wiring.models import Vocabularies, ngram_cache, vocabularies
 from omnidraft.wiring.signing import require_signer
 
@@ -61,11 +62,13 @@ def distillation(settings: Settings, metrics: Metrics, *, folder: Path, tracing:
         tenant_share=section.tenant_share,
         groups=groups,
     )
+    staging = folder / "staging"
+    files = memory_files(settings, tokenizers, metrics, staging / "memory")
     return Distiller(
         trace_source(settings, alignment, reader, dead_letters, metrics, retention.is_forgotten),
         batcher,
         learning,
-        Publisher(registry(settings), identity(settings, tokenizers), folder / "staging", tenant_keys(settings)),
+        Publisher(registry(settings), identity(settings, tokenizers), staging, tenant_keys(settings), files),
         load_cache=lambda arrays: ngram_cache(settings, tokenizers, arrays),
         load_base=lambda: base_serving_tensors(settings, tokenizers),
         held_out=HeldOut(learning, groups=groups, pinned=pinned),
@@ -80,7 +83,9 @@ def distillation(settings: Settings, metrics: Metrics, *, folder: Path, tracing:
             metrics,
             new_cache=lambda: ngram_cache(settings, tokenizers, None),
             learned_records=recent_records(settings, alignment).before,
+            memory=files.memory,
         ),
+        memory=files.memory,
         metrics=metrics,
         control=TrainingControl(
             control_follower(

@@ -1,8 +1,8 @@
 """Forget a tenant everywhere, in an order of effects that may be cut off at any point and repeated.
 
-First the tenant's keys are destroyed. Then the content of its messages is deleted in an SQLite log, encrypted or not.
-Then the order is written to the control log: distillers and workers carry it out. Last, files of old snapshots are
-deleted.
+First the tenant's keys are destroyed, and that of its group's memory. Then the content of its messages is deleted in an
+SQLite log, encrypted or not. Then the order is written to the control log: distillers and workers carry it out. Last,
+files of old snapshots are deleted.
 """
 
 import time
@@ -83,8 +83,7 @@ def forget(
             f"{data.num_unprotected} messages of {tenant} in Kafka are not encrypted with a key of its own, so only "
             "retention deletes them (log.retention_hours); with --accept-retention everything else is forgotten now"
         )
-    store = key_store(settings)
-    num_destroyed = 0 if store is None else store.destroy(tenant)
+    num_destroyed = _destroy_keys(settings, tenant)
     if path is not None:
         _delete_messages(settings, path, tenant, on_message)
     return _order(settings, tenant, data, is_needed=num_destroyed > 0)
@@ -154,6 +153,16 @@ def _tenant_keys(settings: Settings) -> "TenantKeys":
     if keys is None:
         raise ConfigError("there is no key store: set log.encryption_keys, and with Kafka log.key_store")
     return keys
+
+
+def _destroy_keys(settings: Settings, tenant: str) -> int:
+    """Destroy the tenant's keys, and that of the memory that it shares with its group, which gets another one; return
+    the number of keys that existed."""
+    from omnidraft.memory.owners import Owners
+
+    store, owner = key_store(settings), Owners(settings.memory.groups).of(tenant)
+    names = {tenant, owner.key_name}
+    return 0 if store is None else sum(store.destroy(name) for name in sorted(names))
 
 
 def _find(settings: Settings, topic: str, tenant: str, key_ids: list[str], on_message: OnMessage) -> "TenantMessages":

@@ -13,17 +13,10 @@ from omnidraft.config import Settings
 from omnidraft.errors import ContractError, VocabularyError
 from omnidraft.ports import Metrics, Proposer, Request
 from omnidraft.wiring.controller import control_follower
+from omnidraft.wiring.drafting import SharedDrafting, policy, proposer
 from omnidraft.wiring.logs import snapshot_reader
-from omnidraft.wiring.models import (
-    SharedDrafting,
-    SnapshotLoader,
-    Vocabularies,
-    named_snapshot,
-    policy,
-    proposer,
-    snapshot_loader_with,
-    vocabularies,
-)
+from omnidraft.wiring.models import SnapshotLoader, Vocabularies, snapshot_loader_with, vocabularies
+from omnidraft.wiring.named_snapshots import named_snapshot
 from omnidraft.wiring.recording import trace_producer
 from omnidraft.wiring.signing import champion_statements
 
@@ -85,7 +78,7 @@ def batching(settings: Settings, metrics: Metrics, *, num_tokens: int) -> Batchi
     load = snapshot_loader_with(
         settings,
         tokenizers,
-        lambda model, ngrams: proposer(settings.decode, tokenizers, model, ngrams, shared, is_external=True),
+        lambda model, ngrams, memory: proposer(settings.decode, tokenizers, model, ngrams, shared, is_external=True),
     )
     pinned = settings.worker.snapshot
     slot = SnapshotSlot(load(None, None) if pinned is None else named_snapshot(settings, load, pinned))
@@ -120,7 +113,11 @@ def drafter_of(proposer: Proposer) -> "Drafter":
 
 
 def _updater(
-    settings: Settings, metrics: Metrics, slot: "SnapshotSlot", throttle: "DriftThrottle", load: SnapshotLoader
+    settings: Settings,
+    metrics: Metrics,
+    slot: "SnapshotSlot",
+    throttle: "DriftThrottle",
+    load: SnapshotLoader,
 ) -> "SnapshotUpdater":
     from omnidraft.decode.snapshot.updater import SnapshotUpdater
     from omnidraft.models.loading import in_background_thread
@@ -136,7 +133,7 @@ def _updater(
         metrics,
         target=settings.models.target,
         staging=own_folder(),
-        forget=remove_abandoned,
+        forget=lambda order: remove_abandoned(),
         statements=champion_statements(settings),
     )
 

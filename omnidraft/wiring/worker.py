@@ -7,19 +7,21 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from omnidraft.config import Settings
-from omnidraft.ports import Metrics, NoopTracing, SnapshotReader, Target, Tracing
+from omnidraft.config import NO_DRAFTER, Settings
+from omnidraft.ports import Announcement, Metrics, NoopTracing, SnapshotReader, Target, Tracing
 from omnidraft.wiring.controller import control_follower
 from omnidraft.wiring.logs import snapshot_reader
+from omnidraft.wiring.memory import memory_loader
 from omnidraft.wiring.models import (
     SnapshotLoader,
+    TargetVocabulary,
     Vocabularies,
     base_drafter,
-    named_snapshot,
+    served_vocabularies,
     snapshot_loader,
     target,
-    vocabularies,
 )
+from omnidraft.wiring.named_snapshots import named_snapshot
 from omnidraft.wiring.recording import trace_producer
 from omnidraft.wiring.signing import champion_statements
 
@@ -30,8 +32,10 @@ if TYPE_CHECKING:
     from omnidraft.decode.policy.cost_file import CostFile
     from omnidraft.decode.policy.cost_model import MeasuredCosts
     from omnidraft.decode.recording.trace_producer import TraceProducer
+    from omnidraft.decode.snapshot.fleet_memory import MemoryLoader
     from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
     from omnidraft.decode.snapshot.updater import SnapshotUpdater
+    from omnidraft.memory.recent_texts import RecentTexts
     from omnidraft.models.hf.tokenizer import HfTokenizer
     from omnidraft.models.loading import SharedDrafter
 
@@ -76,13 +80,15 @@ def engine(
         ModelError, SnapshotError, VocabularyError: models or snapshot cannot be loaded, or do not belong together.
     """
     from omnidraft.decode.snapshot.slot import SnapshotSlot
+    from omnidraft.memory.recent_texts import RecentTexts
 
-    tokenizers = vocabularies(settings, progress)
+    tokenizers = served_vocabularies(settings, progress)
     loaded_target = target(settings, tokenizers)
     costs = _costs(settings, loaded_target)
-    load = snapshot_loader(settings, tokenizers, costs)
+    recent, memories = RecentTexts(settings.decode.recent_tokens), memory_loader(settings, metrics)
+    load = snapshot_loader(settings, tokenizers, costs, recent=recent, memories=memories)
     slot = SnapshotSlot(_first_snapshot(settings, load, snapshot))
-    made = _engine(settings, tokenizers, loaded_target, costs, metrics, None, slot)
+    made = _engine(settings, tokenizers, loaded_target, costs, metrics, None, slot, recent)
     return Worker((ServedTarget(made, loaded_target, None),), None)
 
 
@@ -111,8 +117,9 @@ def _all_served(
 ) -> tuple[ServedTarget, ...]:
     pairs = [settings.for_target(name) for name in settings.models.targets]
     readers = [snapshot_reader(pair) for pair in pairs]  # a wrong address is known before anything large is loaded
-    tokenizers = [vocabularies(pair, progress) for pair in pairs]
-    drafter = base_drafter(settings, tokenizers[0])
+    tokenizers = [served_vocabularies(pair, progress) for pair in pairs]
+    first = tokenizers[0]
+    drafter = base_drafter(settings, first) if isinstance(first, Vocabularies) else None
     return tuple(
         _served(pair, its_tokenizers, metrics, tracing, producer, drafter, snapshots, is_alone=len(pairs) == 1)
         for pair, its_tokenizers, snapshots in zip(pairs, tokenizers, readers, strict=True)
@@ -121,29 +128,31 @@ def _all_served(
 
 def _served(
     settings: Settings,
-    tokenizers: Vocabularies,
+    tokenizers: TargetVocabulary,
     metrics: Metrics,
     tracing: Tracing,
     producer: "TraceProducer | None",
-    drafter: "SharedDrafter",
+    drafter: "SharedDrafter | None",
     snapshots: SnapshotReader,
     *,
     is_alone: bool,
 ) -> ServedTarget:
     """Return one pair, which follows its champion unless `worker.snapshot` names a snapshot."""
     from omnidraft.decode.snapshot.slot import SnapshotSlot
+    from omnidraft.memory.recent_texts import RecentTexts
 
     loaded_target = target(settings, tokenizers)
     costs = _costs(settings, loaded_target)
     costs.passes(settings.decode.mode)  # whatever the policy: metrics compare with plain decoding
-    load = snapshot_loader(settings, tokenizers, costs, drafter)
+    recent, memories = RecentTexts(settings.decode.recent_tokens), memory_loader(settings, metrics)
+    load = snapshot_loader(settings, tokenizers, costs, drafter, recent, memories)
     pinned = settings.worker.snapshot
     slot = SnapshotSlot(_first_snapshot(settings, load, pinned))
-    made = _engine(settings, tokenizers, loaded_target, costs, metrics, producer, slot, tracing)
+    made = _engine(settings, tokenizers, loaded_target, costs, metrics, producer, slot, recent, tracing)
     made.decoder.grammars.prepare()
     if pinned is not None:
         return ServedTarget(made, loaded_target, None)
-    updater = _updater(settings, metrics, tracing, snapshots, made, load, is_alone=is_alone)
+    updater = _updater(settings, metrics, tracing, snapshots, made, load, memories, is_alone=is_alone)
     return ServedTarget(made, loaded_target, updater)
 
 
@@ -177,12 +186,13 @@ def _cost_file(loaded_target: Target) -> "CostFile":
 
 def _engine(
     settings: Settings,
-    tokenizers: Vocabularies,
+    tokenizers: TargetVocabulary,
     loaded_target: Target,
     costs: "MeasuredCosts",
     metrics: Metrics,
     producer: "TraceProducer | None",
     slot: "SnapshotSlot",
+    recent: "RecentTexts",
     tracing: Tracing | None = None,
 ) -> "Engine":
     from omnidraft.decode.decoder import Decoder
@@ -191,13 +201,14 @@ def _engine(
     from omnidraft.decode.sampling.grammar import Grammars
     from omnidraft.decode.sampling.grammar_trial import GrammarTrial
 
+    has_drafter = isinstance(tokenizers, Vocabularies)
     pair = Pair(
         settings.models.target,
         settings.models.drafter,
         f"{socket.gethostname()}-{os.getpid()}",
-        tokenizers.alignment.fingerprint,
+        tokenizers.alignment.fingerprint if has_drafter else NO_DRAFTER,
         tokenizers.target,
-        tokenizers.drafter,
+        tokenizers.drafter if has_drafter else None,
     )
     top_k = settings.recorder.top_k if producer else None
     vocabulary = tokenizers.target.vocabulary
@@ -223,6 +234,7 @@ def _engine(
         tracing=tracing,
         has_pass_spans=settings.tracing.passes,
         has_prefix_caching=settings.scheduler.prefix_caching,
+        recent=recent if settings.decode.suffix_memory else None,
     )
 
 
@@ -244,6 +256,7 @@ def _updater(
     snapshots: SnapshotReader,
     made: "Engine",
     load: SnapshotLoader,
+    memories: "MemoryLoader",
     *,
     is_alone: bool,
 ) -> "SnapshotUpdater":
@@ -251,7 +264,8 @@ def _updater(
     from omnidraft.models.loading import in_background_thread
     from omnidraft.registry.staging_folder import own_folder, remove_abandoned
 
-    def forget() -> None:
+    def forget(order: Announcement) -> None:
+        memories.forget(order)
         made.forget_prefixes()
         remove_abandoned()
 

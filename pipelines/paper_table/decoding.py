@@ -12,7 +12,7 @@ from omnidraft.decode.policy.cost_model import MeasuredCosts
 from omnidraft.ports import Proposer, Step
 from omnidraft.progress import bar
 from omnidraft.prompts import Prompt
-from omnidraft.wiring.models import named_snapshot
+from omnidraft.wiring.named_snapshots import named_snapshot
 from pipelines.bench.runs import BenchRun, rotated, run_of_steps
 from pipelines.lib.prompt_requests import request_for
 

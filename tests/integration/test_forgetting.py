@@ -18,6 +18,7 @@ from omnidraft.config import RecorderSettings
 from omnidraft.decode.recording.trace_producer import TraceProducer
 from omnidraft.distill.examples.training_example import ExampleBuilder
 from omnidraft.ports import Outgoing
+from omnidraft.snapshots.memory_part import key_id_of
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.tiny_models import TEXT
 from omnidraft.traces import codec
@@ -136,6 +137,9 @@ def test_a_forgotten_tenants_text_is_found_everywhere_before_and_nowhere_after(
         assert {place.rpartition("/")[2] for place in before if place.startswith("registry/")} >= kinds
         assert any(place.startswith("tmp/") and place.endswith("ngrams.safetensors") for place in before)
         is_encrypted = bool(log.encryption_keys)
+        memories = {place for place in before if "/memory/" in place}
+        assert {place.partition("/")[0] for place in memories} == {"distiller", "registry", "tmp"}
+        assert all((key_id_of(place) is not None) is is_encrypted for place in memories)
         assert ("log.db" in before) is (log.url.startswith("sqlite") and not is_encrypted)
 
         done = home.forget(LEAVER, "--yes", "--purge-snapshots")(monkeypatch, capsys)
@@ -151,3 +155,4 @@ def test_a_forgotten_tenants_text_is_found_everywhere_before_and_nowhere_after(
     assert {log.traces_topic, log.dead_letters_topic} <= other.places()
     kept = {place.rpartition("/")[2] for place in other.places() if place.startswith("registry/")}
     assert kept >= {"intake.safetensors", "ngrams.safetensors"}
+    assert any("/memory/" in place for place in other.places())

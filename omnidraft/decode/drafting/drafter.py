@@ -61,7 +61,9 @@ class Drafter:
         for session, draft in zip(sessions, drafts, strict=True):
             ids = session.ids_to_read(draft, plan)
             if ids is not None:
-                extensions.append(Extension(session, draft, ids, plan.num_candidates))
+                extensions.append(
+                    Extension(session, draft, ids, plan.num_candidates, num_before=draft.tree.num_drafted)
+                )
         if extensions:
             _Steps(self, drafts, plan).run(extensions)
 

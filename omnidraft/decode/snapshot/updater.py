@@ -18,6 +18,7 @@ from pathlib import Path
 from omnidraft import throttle
 from omnidraft.config import WorkerSettings
 from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
+from omnidraft.decode.snapshot.fetching import fetch_for_serving
 from omnidraft.decode.snapshot.slot import Canary, LoadedSnapshot, SnapshotSlot
 from omnidraft.errors import (
     BusError,
@@ -65,7 +66,7 @@ class SnapshotUpdater:
     Args:
         drift_throttle: receives the announcements of drift.
         target: name of the slot's target, for log lines and metrics.
-        forget: called when a tenant is to be forgotten; drops what this process keeps of earlier texts.
+        forget: called with an order to forget a tenant; drops what this process keeps of earlier texts.
         staging: a folder of this process alone; the files of snapshots that are no longer loaded are removed.
         statements: None takes the registry's word for the champion.
     """
@@ -84,7 +85,7 @@ class SnapshotUpdater:
         staging: Path,
         clock: Callable[[], float] = time.monotonic,
         tracing: Tracing | None = None,
-        forget: Callable[[], None] = lambda: None,
+        forget: Callable[[Announcement], None] = lambda order: None,
         statements: ChampionStatements | None = None,
     ) -> None:
         self._registry = registry
@@ -96,8 +97,7 @@ class SnapshotUpdater:
         self._metrics = metrics
         self._target = target
         self._staging = staging
-        self._clock = clock
-        self._tracing = tracing or NoopTracing()
+        self._clock, self._tracing = clock, tracing or NoopTracing()
         self._forget = forget
         self._statements = statements
         self._sequence = slot.current.sequence
@@ -138,7 +138,7 @@ class SnapshotUpdater:
         elif announcement.kind == "canary":
             self._sequence, self._canary = announcement.sequence, announcement
         elif announcement.kind == "forget":
-            self._forget()
+            self._forget(announcement)
             self._remove_unloaded_files()
         else:
             self._drift_throttle.on_announcement(announcement)
@@ -229,7 +229,7 @@ class SnapshotUpdater:
         span = self._tracing.begin("load snapshot", links=[loaded_from] if loaded_from else [], version=version)
         try:
             with throttle.throttled():
-                folder = self._folders[version] = self._registry.fetch(version, self._staging)
+                folder = self._folders[version] = fetch_for_serving(self._registry, version, self._staging)
             if expected is not None:
                 _require_expected(snapshot_version.manifest, bundle.read_manifest(folder), expected)
             loaded = self._loader(snapshot_version, folder)

@@ -19,9 +19,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from omnidraft.distill.examples.targets import AcceptanceTargets, Positions
-from omnidraft.traces.record import SOURCES, Rounds, Source, TargetLogprobs, TraceRecord
+from omnidraft.traces.record import DRAFTER_SOURCES, SOURCES, Rounds, Source, TargetLogprobs, TraceRecord
 
-_DIRECT, _SPLIT, _LOOKUP = (SOURCES.index(source) for source in (Source.DIRECT, Source.SPLIT, Source.LOOKUP))
+_DIRECT, _SPLIT = (SOURCES.index(source) for source in (Source.DIRECT, Source.SPLIT))
+_DRAFTERS = tuple(SOURCES.index(source) for source in DRAFTER_SOURCES)
 
 
 def acceptance_targets(
@@ -184,10 +185,10 @@ def _reached(rounds: Rounds) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _is_drafters_M(rounds: Rounds) -> np.ndarray:
-    """Return whether the drafter chose each node: it is no lookup, and no later piece of a split. [M]"""
+    """Return whether the drafter chose each node: no memory, no grammar, and it is no later piece of a split. [M]"""
     num_nodes_R, parents_M = rounds.num_nodes_R.astype(np.int64), rounds.parents_M.astype(np.int64)
     parent_M = np.repeat(np.cumsum(num_nodes_R) - num_nodes_R, num_nodes_R) + parents_M - 1
     is_split_M = rounds.sources_M == _SPLIT
     is_later_M = is_split_M & (parents_M > 0) & is_split_M[parent_M]
-    chosen_M: np.ndarray = (rounds.sources_M != _LOOKUP) & ~is_later_M
+    chosen_M: np.ndarray = np.isin(rounds.sources_M, _DRAFTERS) & ~is_later_M
     return chosen_M

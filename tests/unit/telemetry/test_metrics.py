@@ -14,7 +14,18 @@ from omnidraft.telemetry.metrics import MAX_VERSIONS, CountingMetrics, LabelledM
 def test_a_name_says_what_it_counts_in(name):
     endings = {
         "counter": ("_total",),
-        "gauge": ("_ratio", "_records", "_info", "_loss", "_waiting", "_running", "_texts", "_ids"),
+        "gauge": (
+            "_ratio",
+            "_records",
+            "_info",
+            "_loss",
+            "_waiting",
+            "_running",
+            "_texts",
+            "_ids",
+            "_tokens",
+            "_tenants",
+        ),
     }
     ends = endings.get(DEFINITIONS[name].kind, ("_seconds", "_pass", "_ratio"))
     assert re.fullmatch(r"omnidraft_[a-z_]+", name)

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from omnidraft.errors import UnknownSchema, WireError
 from omnidraft.traces import archive, codec
-from omnidraft.traces.record import Rounds, TargetLogprobs, TraceRecord
-from omnidraft.traces.schema import MAX_PAYLOAD_BYTES, SCHEMA_V3
+from omnidraft.traces.record import SOURCES, Rounds, TargetLogprobs, TraceRecord
+from omnidraft.traces.schema import MAX_PAYLOAD_BYTES, SCHEMA_V4
 from tests.trace_records import make_record
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-FIELD_NAMES = [field["name"] for field in SCHEMA_V3["fields"]]
-HEADERS = {"schema": b"omnidraft.trace", "schema_version": b"3"}
+FIELD_NAMES = [field["name"] for field in SCHEMA_V4["fields"]]
+HEADERS = {"schema": b"omnidraft.trace", "schema_version": b"4"}
 SINCE_V3 = {"has_settings": True}
 SINCE_V2 = {
     **SINCE_V3,
@@ -61,15 +61,15 @@ def test_a_record_comes_back_as_it_was(record):
     assert_same(codec.decode(codec.encode(record), codec.headers(record)), record)
 
 
-def test_the_golden_bytes_of_version_3_never_change():
+def test_the_golden_bytes_of_version_4_never_change():
     """Written once; whoever changes them breaks every log that exists."""
-    golden = (GOLDEN / "trace_v3.bin").read_bytes()
+    golden = (GOLDEN / "trace_v4.bin").read_bytes()
     record = codec.decode(golden, HEADERS)
-    assert codec.to_json(record) == json.loads((GOLDEN / "trace_v3.json").read_text())
+    assert codec.to_json(record) == json.loads((GOLDEN / "trace_v4.json").read_text())
     assert codec.encode(record) == golden
 
 
-@pytest.mark.parametrize(("version", "since"), [("1", SINCE_V2), ("2", SINCE_V3)])
+@pytest.mark.parametrize(("version", "since"), [("1", SINCE_V2), ("2", SINCE_V3), ("3", {})])
 def test_the_golden_bytes_of_earlier_versions_are_read_with_defaults_for_later_fields(version, since):
     golden = (GOLDEN / f"trace_v{version}.bin").read_bytes()
     record = codec.decode(golden, HEADERS | {"schema_version": version.encode()})
@@ -80,6 +80,7 @@ def test_the_golden_bytes_of_earlier_versions_are_read_with_defaults_for_later_f
 def test_headers_tell_target_version_alignment_and_trace_without_parsing():
     record = make_record()
     assert codec.headers(record) == HEADERS | {
+        "schema_version": b"3",
         "target": b"target",
         "drafter_version": b"7",
         "alignment": b"aligned",
@@ -88,12 +89,20 @@ def test_headers_tell_target_version_alignment_and_trace_without_parsing():
     assert codec.key(record) == b"request-1"
 
 
+@pytest.mark.parametrize(("source", "version"), [("lookup", b"3"), ("suffix", b"4"), ("forced", b"4")])
+def test_a_record_names_the_first_version_whose_readers_know_its_sources(source, version):
+    """So workers may be upgraded before the distiller as long as they do not draft from the new sources."""
+    record = make_record()
+    sources_M = np.full_like(record.rounds.sources_M, SOURCES.index(source))
+    assert codec.headers(with_column(record, "sources_M", sources_M))["schema_version"] == version
+
+
 def test_facts_that_a_record_lacks_are_left_out_of_the_headers():
     headers = codec.headers(make_record(**ALMOST_NOTHING))
     assert not {"drafter_version", "traceparent"} & set(headers)
 
 
-@pytest.mark.parametrize("headers", [{}, HEADERS | {"schema_version": b"4"}, HEADERS | {"schema": b"other"}])
+@pytest.mark.parametrize("headers", [{}, HEADERS | {"schema_version": b"5"}, HEADERS | {"schema": b"other"}])
 def test_another_schema_is_named_as_unknown(headers):
     with pytest.raises(UnknownSchema, match="header schema"):
         codec.decode(codec.encode(make_record()), headers)
@@ -138,7 +147,7 @@ def broken_columns() -> dict[str, np.ndarray]:
         "num_emitted_R": np.array([2, 2, 3], np.uint16),
         "draft_ids_D": good.rounds.draft_ids_D[:-1],
         "parents_M": np.array([0, 2, 0, 1, 0, 1], np.uint16),
-        "sources_M": np.full(6, 4, np.uint8),
+        "sources_M": np.full(6, 6, np.uint8),
         "log_q_M": np.full(6, nan),
         "accepted_M": np.full(6, 2, np.uint8),
         "node_ids_M": np.full(6, 1 << 31, np.uint32),

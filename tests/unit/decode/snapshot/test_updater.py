@@ -175,12 +175,12 @@ def test_a_forged_snapshot_whose_checksums_fit_leaves_the_old_one_in_place(tmp_p
 
 def test_an_order_to_forget_drops_prefixes_and_the_snapshot_from_before_it_once_another_serves(worker, tmp_path):
     dropped = []
-    worker.refresher._forget = lambda: dropped.append(True)
+    worker.refresher._forget = lambda order: dropped.append(order.tenant)
     worker.registry.publish(make_bundle(tmp_path / "more", "s5", forgets=("order",)), 4)
     worker.registry.publish(make_bundle(tmp_path / "more", "s6", forgets=("order",)), 5)
     worker.step(champion(0, 3))
     worker.step(Announcement(1, "forget", tenant="t", forget_id="order", until_ms=1))
-    assert dropped == [True]
+    assert dropped == ["t"]
     worker.step(champion(2, 5))
     assert [each.version for each in worker.slot.loaded] == [5]
     assert [path.name[:7] for path in (tmp_path / "staging").glob("v*")] in ([], ["v000005"])

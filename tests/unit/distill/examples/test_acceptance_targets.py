@@ -57,8 +57,9 @@ def test_a_token_drafted_with_a_look_at_the_targets_noise_has_its_hard_label(pai
 def test_tokens_that_the_drafter_did_not_choose_are_no_targets(pair) -> None:
     record = with_drafts(pair, pair.record(text=TEXT), are_right=True)
     rounds = record.rounds
-    lookups = replace(rounds, sources_M=np.full_like(rounds.sources_M, SOURCES.index("lookup")))
-    assert not len(build(pair, replace(record, rounds=lookups)).acceptance.row_N)
+    for source in ("lookup", "suffix", "forced"):
+        others = replace(rounds, sources_M=np.full_like(rounds.sources_M, SOURCES.index(source)))
+        assert not len(build(pair, replace(record, rounds=others)).acceptance.row_N)
     splits = replace(rounds, sources_M=np.full_like(rounds.sources_M, SOURCES.index("split")))
     num_first = int((rounds.parents_M == 0).sum())
     assert 0 < num_first < len(rounds.parents_M)

@@ -1,0 +1,132 @@
+"""The files of the fleet's memory in snapshots, one an owner.
+
+A file that did not change since the last snapshot is the same file, with the same checksum: registries of folders link
+it. It is kept here between snapshots, and taken over from the snapshot that learning resumes from.
+With a cipher the content is encrypted with the owner's key. Its name tells nobody whose it is; see
+snapshots/memory_part.py.
+"""
+
+import logging
+import os
+import shutil
+import uuid
+from pathlib import Path
+
+from omnidraft.distill.memory.text_memory import TextMemory
+from omnidraft.errors import ConfigError, RecordForgotten, SnapshotCorrupt, StorageError, UnknownKey
+from omnidraft.memory.memory_file import MemoryFile, encode
+from omnidraft.memory.owners import Owner
+from omnidraft.ports import Metrics, RecordCipher, UnreadableReason
+from omnidraft.private_files import PRIVATE, USUAL, create
+from omnidraft.snapshots.files import link_or_copy
+from omnidraft.snapshots.memory_part import MEMORY, encrypted_name, is_private, key_id_of, plain_name
+
+DROPPED = "omnidraft_memory_tokens_dropped_total"
+FILES_DROPPED = "omnidraft_memory_files_dropped_total"
+
+logger = logging.getLogger(__name__)
+
+
+class MemoryFiles:
+    """Writes the files of one learner's memory, and reads those of a snapshot. It belongs to one thread."""
+
+    def __init__(self, memory: TextMemory, folder: Path, metrics: Metrics, cipher: RecordCipher | None = None) -> None:
+        """`folder` belongs to this learner alone. `cipher` encrypts the files; None leaves them plain."""
+        self.memory = memory
+        self._folder, self._metrics, self._cipher = folder, metrics, cipher
+        self._written: dict[Owner, Path] = {}
+
+    def stage(self) -> dict[str, Path]:
+        """Write the files of changed memories, and return all files by their names in a snapshot.
+
+        Raises:
+            StorageError: they cannot be written; trying again goes on with those that are missing.
+            KeyStoreError: the key store does not answer; likewise.
+        """
+        for owner in self.memory.changed():
+            self._write(owner)
+            self.memory.mark_written(owner)
+        for reason, number in self.memory.take_dropped().items():
+            self._metrics.add(DROPPED, number, reason=reason)
+        self._metrics.set("omnidraft_memory_tokens", self.memory.num_tokens)
+        self._metrics.set("omnidraft_memory_tenants", len(self.memory.owners()))
+        return {MEMORY + path.name: path for path in self._written.values()}
+
+    def restore(self, folder: Path) -> None:
+        """Go on with the memory in a snapshot's folder, if there is any.
+
+        Raises:
+            ConfigError: it is encrypted with a key that is not known.
+            KeyStoreError: the key store does not answer.
+            StorageError: the files cannot be taken over.
+        """
+        self._written = {}
+        shutil.rmtree(self._folder, ignore_errors=True)
+        paths = sorted((folder / MEMORY).iterdir()) if (folder / MEMORY).is_dir() else []
+        read = {file.owner: (path, file) for path in paths if (file := self._read(path)) is not None}
+        self.memory.restore({owner: file.texts() for owner, (_, file) in read.items()})
+        for owner, (path, _) in read.items():
+            if (key_id_of(path.name) is None) is (self._cipher is None):
+                self._take_over(owner, path)
+            else:
+                self.memory.mark_changed(owner)  # encryption was turned on or off since
+
+    def _read(self, path: Path) -> MemoryFile | None:
+        """Return a file's content, None when nobody can read it any more. Raises ConfigError, KeyStoreError."""
+        key_id, content = key_id_of(path.name), path.read_bytes()
+        try:
+            return MemoryFile(content if key_id is None else self._decrypt(key_id, content))
+        except RecordForgotten:
+            self._count_dropped("forgotten")
+        except UnknownKey as exc:
+            advice = "set log.encryption_keys and log.key_store as they were when the snapshot was published"
+            raise ConfigError(f"the newest snapshot has an encrypted memory: {exc}; {advice}") from exc
+        except SnapshotCorrupt as exc:
+            logger.error("%s is left out of the memory: %s", path.name, exc)
+            self._count_dropped("damaged")
+        return None
+
+    def _decrypt(self, key_id: str, content: bytes) -> bytes:
+        if self._cipher is None:
+            raise UnknownKey("there is no key store")
+        return self._cipher.decrypt(key_id, content)
+
+    def _count_dropped(self, reason: UnreadableReason) -> None:
+        self._metrics.add(FILES_DROPPED, reason=reason)
+
+    def _take_over(self, owner: Owner, path: Path) -> None:
+        """Keep a snapshot's file for the next ones, by another name of the same file."""
+        try:
+            link_or_copy(path, self._folder / path.name)
+        except OSError as exc:
+            raise StorageError(f"the memory cannot be staged in {self._folder}: {exc}; free space there") from exc
+        self._written[owner] = self._folder / path.name
+
+    def _write(self, owner: Owner) -> None:
+        before, texts = self._written.pop(owner, None), self.memory.texts_of(owner)
+        if texts:
+            name, content = self._encrypt(owner, encode(owner, texts))
+            self._written[owner] = self._put(name, content)
+        if before is not None and before != self._written.get(owner):
+            before.unlink(missing_ok=True)
+
+    def _encrypt(self, owner: Owner, plain: bytes) -> tuple[str, bytes]:
+        """Return name and content of a file. Raises KeyStoreError."""
+        if self._cipher is None:
+            return plain_name(owner.kind, owner.name), plain
+        key_id, token = self._cipher.encrypt(owner.key_name, plain)
+        return encrypted_name(owner.kind, key_id), token
+
+    def _put(self, name: str, content: bytes) -> Path:
+        """Write a file in the place of the one before, which stays as it is in the snapshots that have it."""
+        path = self._folder / name
+        partial = path.with_name(f".{name}.{uuid.uuid4().hex}.partial")
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            create(partial, PRIVATE if is_private(MEMORY + name) else USUAL)
+            partial.write_bytes(content)
+            os.replace(partial, path)
+        except OSError as exc:
+            partial.unlink(missing_ok=True)
+            raise StorageError(f"the memory cannot be staged in {self._folder}: {exc}; free space there") from exc
+        return path

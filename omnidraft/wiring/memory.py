@@ -1,0 +1,64 @@
+"""The fleet's memory from settings: what a distiller keeps, and what a worker takes from a snapshot."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from omnidraft.config import MemorySettings, Settings
+from omnidraft.ports import Metrics
+from omnidraft.wiring.logs import tenant_keys
+from omnidraft.wiring.models import Vocabularies
+
+if TYPE_CHECKING:
+    from omnidraft.decode.snapshot.fleet_memory import MemoryLoader
+    from omnidraft.distill.memory.memory_files import MemoryFiles
+
+logger = logging.getLogger(__name__)
+
+_REDACTION = "omnidraft.traces.redaction"
+
+
+def memory_files(settings: Settings, tokenizers: Vocabularies, metrics: Metrics, folder: Path) -> "MemoryFiles":
+    """Return the memory of one learner and its files, staged in a folder of this learner alone."""
+    from omnidraft.distill.memory.memory_files import MemoryFiles
+    from omnidraft.distill.memory.text_memory import TextMemory
+
+    memory = TextMemory(_kept(settings), vocabulary_size=len(tokenizers.target.vocabulary))
+    return MemoryFiles(memory, folder, metrics, tenant_keys(settings))
+
+
+def memory_loader(settings: Settings, metrics: Metrics) -> "MemoryLoader":
+    """Return the loader of the memory in a worker's snapshots of one pair."""
+    from omnidraft.decode.snapshot.fleet_memory import MemoryLoader
+    from omnidraft.memory.owners import Owners
+
+    return MemoryLoader(
+        Owners(settings.memory.groups),
+        metrics,
+        target=settings.models.target,
+        cipher=tenant_keys(settings),
+        recorded_as=_recorded_as(settings.recorder.redactor),
+    )
+
+
+def _kept(settings: Settings) -> MemorySettings:
+    """Return the settings of the memory, which is off where its files could not be encrypted as the log is."""
+    section, log = settings.memory, settings.log
+    if log.encryption_keys and log.key_store_url is None and section.tokens_per_tenant:
+        logger.warning("the fleet's memory is off: log.encryption_keys without log.key_store gives tenants no keys")
+        return section.model_copy(update={"tokens_per_tenant": 0})
+    return section
+
+
+def _recorded_as(redactor: str | None) -> Callable[[str], str | None]:
+    """Return a function from a tenant to its name in the records; to None under a redactor that may change names in a
+    way that is not known here: else one tenant could be drafted what was said to another."""
+    from omnidraft.traces.redaction import hash_of_tenant
+
+    if redactor in (None, f"{_REDACTION}:without_prompts"):
+        return lambda tenant: tenant
+    if redactor == f"{_REDACTION}:hashed_tenant":
+        return hash_of_tenant
+    logger.info("recorder.redactor may rename tenants, so this worker does not use the fleet's memory")
+    return lambda tenant: None

@@ -1,0 +1,52 @@
+"""Snapshots by the names that people give them: a folder, a version or an alias."""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from omnidraft.config import Settings
+from omnidraft.ports import SnapshotVersion
+from omnidraft.wiring.logs import registry
+from omnidraft.wiring.models import SnapshotLoader
+from omnidraft.wiring.signing import snapshot_signing
+
+if TYPE_CHECKING:
+    from omnidraft.decode.snapshot.slot import LoadedSnapshot
+
+UNPUBLISHED = 0
+"""The version number of a snapshot in a folder outside the registry; registries count from 1."""
+
+
+@contextmanager
+def named_folder(settings: Settings, name: str) -> Iterator[tuple[SnapshotVersion, Path]]:
+    """Yield the verified snapshot in the folder of this name, else the version or alias of the registry, fetched into a
+    temporary folder.
+
+    Raises:
+        SnapshotError: there is none of that name, or it lacks the signature of who this process trusts.
+    """
+    from omnidraft.decode.snapshot.fetching import fetch_for_serving
+    from omnidraft.snapshots import bundle
+    from omnidraft.snapshots.memory_part import WORKER_PARTS
+
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        parts = [part for part in WORKER_PARTS if part == "serving" or (folder / part).is_dir()]
+        manifest = bundle.verify(folder, parts)
+        snapshot_signing(settings).require(manifest)
+        yield SnapshotVersion(UNPUBLISHED, manifest, aliases=(), created_ms=manifest.created_ms), folder
+        return
+    snapshots = registry(settings)
+    version = snapshots.resolve(name)
+    with tempfile.TemporaryDirectory(prefix="omnidraft-snapshot-") as staging:
+        yield version, fetch_for_serving(snapshots, version.version, Path(staging))
+
+
+def named_snapshot(settings: Settings, load: SnapshotLoader, name: str) -> "LoadedSnapshot":
+    """Load the snapshot of this name. Raises SnapshotError, or VocabularyError when it belongs to another pair."""
+    with named_folder(settings, name) as (version, folder):
+        loaded = load(version, folder)
+    return replace(loaded, version=None) if version.version == UNPUBLISHED else loaded

@@ -1,7 +1,7 @@
 """What the settings of a request do to its drafts: tokens that the target cannot draw are never drafted, and the
 drafter's logits are changed as the target's will be.
 
-The rule is in docs/algorithms.md section 11. Temperature and truncation are the ranking's (ranking.py). A path is the
+The rule is in docs/algorithms.md section 4. Temperature and truncation are the ranking's (ranking.py). A path is the
 tokens from the last emitted one, which is left out, to a node.
 Shapes: D the drafter's vocabulary, T the target's, one more than its ids where the last entry is for unmapped tokens.
 """

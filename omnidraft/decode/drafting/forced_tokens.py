@@ -1,7 +1,7 @@
 """Forced tokens: what the grammar leaves no choice about is drafted without asking anybody.
 
 Where one token only can be drawn, its acceptance is 1. Where bytes are forced (`headline"` after `{"`), the target may
-spell them in several ways; the longest tokens are drafted, with measured acceptance. See docs/algorithms.md section 11.
+spell them in several ways; the longest tokens are drafted, with measured acceptance. See docs/algorithms.md section 4.
 """
 
 from collections.abc import Sequence

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from omnidraft.decode.drafting.prompt_lookup import PromptLookup
 from omnidraft.decode.drafting.tree_proposer import TreeProposer
 from omnidraft.decode.policy.chain import FixedPolicy
 from omnidraft.decode.sampling.grammar import Grammars
-from omnidraft.ports import DraftRequest, DraftTree, Grammar, Policy, Proposer, ProposerSession, Request, Sampling, Step
+from omnidraft.ports import Grammar, Policy, Proposer, Request, Sampling, Step
 from omnidraft.testing.toy_models import ToyDrafter, ToyTable, ToyTarget, ToyTokenizer
 from omnidraft.vocab.alignment import align
 from omnidraft.vocab.ngram_cache import NgramCache
@@ -47,19 +47,6 @@ class Bushy(FixedPolicy):
     """Four candidates after each node."""
 
     num_candidates = 4
-
-
-class Blind(Proposer):
-    """A proposer that knows of no constraint but the temperature."""
-
-    def __init__(self, proposer: Proposer) -> None:
-        self._proposer = proposer
-
-    def open(self, request: Request) -> ProposerSession:
-        return self._proposer.open(replace(request, sampling=Sampling(request.sampling.temperature)))
-
-    def propose_all(self, requests: Sequence[DraftRequest], num_other_rows: int = 0) -> list[DraftTree]:
-        return self._proposer.propose_all(requests, num_other_rows)
 
 
 def request(sampling: Sampling, **fields: object) -> Request:

@@ -14,6 +14,7 @@ from omnidraft.decode.sampling.grammar import Grammars
 from omnidraft.decode.sampling.grammar_compiler import CompiledGrammar
 from omnidraft.ports import DraftTree, FinishReason, Grammar, Sampling, Source, TreeLimits
 from omnidraft.testing.toy_models import ToyTable, ToyTarget
+from pipelines.constrained import BlindProposer
 from tests.unit.decode.drafting.constrained import (
     AS_SCHEMA,
     DRAFT_EOS,
@@ -23,7 +24,6 @@ from tests.unit.decode.drafting.constrained import (
     TABLE,
     TARGET,
     TARGET_PIECES,
-    Blind,
     Bushy,
     T,
     allowed_after,
@@ -162,14 +162,14 @@ def test_planted_a_matcher_that_drafting_shares_with_the_text_is_seen():
 )
 def test_a_perfect_drafter_stays_perfect_under_constraints(sampling, blind_at_most, at_least):
     """Of six tokens a pass; blind to its settings the same drafter gives the first number at most."""
-    assert tokens_per_pass(sampling, Blind(perfect())) <= blind_at_most
+    assert tokens_per_pass(sampling, BlindProposer(perfect())) <= blind_at_most
     assert tokens_per_pass(sampling, perfect()) >= at_least
 
 
 def test_structured_output_takes_fewer_passes_without_any_memory():
     """A drafter that knows nothing: all that is gained comes from the grammar."""
     sampling = Sampling(0.0, grammar=AS_SCHEMA)
-    assert tokens_per_pass(sampling, drafting()) >= 1.6 * tokens_per_pass(sampling, Blind(drafting()))
+    assert tokens_per_pass(sampling, drafting()) >= 1.6 * tokens_per_pass(sampling, BlindProposer(drafting()))
 
 
 def test_the_next_allowed_candidates_take_the_place_of_a_forbidden_one_with_their_share_of_q():

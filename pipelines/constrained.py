@@ -1,7 +1,7 @@
 """Structured output with a drafter that knows its schema, beside the same drafter that does not, and plain decoding.
 
-`python -m pipelines.constrained --prompts FILE --json OUT`; each row of FILE has a `schema`. All three say the same text of
-each prompt, or the run fails. They take turns, so that a machine that gets slower is slower for all.
+`python -m pipelines.constrained --prompts FILE --json OUT`; each row of FILE has a `schema`. All three say the same
+text of each prompt, or the run fails. They take turns, so that a machine that gets slower is slower for all.
 """
 
 import json

@@ -111,6 +111,8 @@ class LogitShift:
 
     def apply(self, logits_D: np.ndarray, first_D: np.ndarray, num_target: int, path: Sequence[int]) -> None:
         """Change the logits after the path in place."""
+        if self._penalties is None and self._bias is None:
+            return
         added_T = np.zeros(num_target + 1)
         if self._penalties is not None:
             penalties = self._penalties.after(path)
@@ -118,8 +120,7 @@ class LogitShift:
             penalties.apply(added_T)  # repetition leaves zeros as they are
         if self._bias is not None:
             self._bias.apply(added_T)
-        if self._penalties is not None or self._bias is not None:
-            logits_D += added_T[first_D]
+        logits_D += added_T[first_D]
 
     def _penalise_repetition(
         self, logits_D: np.ndarray, first_D: np.ndarray, penalties: Penalties, num_target: int

@@ -3,7 +3,7 @@
 The next target id t is ranked by log q(t) / T + w G(t), where q(t) sums over the draft tokens whose first target token
 is t and G is the target's own noise at that position (docs/algorithms.md section 4). Only the drafter's most probable
 tokens take part: the others together could move no rank that matters. A token that top-k, top-p or min-p of q leave out
-ranks as if it were ten times less probable, no lower: it may be among those that are left of p.
+ranks as if it were a hundred times less probable, no lower: it may be among those that are left of p.
 Shapes: D the drafter's vocabulary, K its most probable tokens, M their different first target tokens.
 """
 
@@ -22,7 +22,7 @@ _SPANS = (6.0, 12.0)
 """The most probable tokens are sought among the logits that are so close to the largest one, where those are enough."""
 
 
-_LOG_OUTSIDE = math.log(0.1)
+_LOG_OUTSIDE = math.log(0.01)
 """Added to log q of a token outside the truncated q."""
 
 

@@ -83,13 +83,13 @@ def decoded(decode_request: Request, proposer: Proposer | None, table: ToyTable 
     return list(Decoder(ToyTarget(table), TARGET.vocabulary, failures=Strict()).decode(decode_request, proposer))
 
 
-def tokens_per_pass(sampling: Sampling, proposer: Proposer, num_texts: int = 10) -> float:
+def tokens_per_pass(sampling: Sampling, proposer: Proposer, table: ToyTable = TABLE, num_texts: int = 10) -> float:
     """Over texts of several seeds, which are the target's own."""
     num_tokens = num_passes = 0
     for seed in range(num_texts):
         decode_request = request(sampling, seed=seed, num_draft_tokens=5)
-        steps = decoded(decode_request, proposer)
-        assert emitted(steps) == emitted(decoded(decode_request, None))
+        steps = decoded(decode_request, proposer, table)
+        assert emitted(steps) == emitted(decoded(decode_request, None, table))
         num_tokens += len(emitted(steps))
         num_passes += len(steps)
     return num_tokens / num_passes

@@ -154,9 +154,9 @@ def test_planted_a_matcher_that_drafting_shares_with_the_text_is_seen():
     [
         (Sampling(1.0, grammar=REGEX), 2.0, 5.0),
         (Sampling(0.0, grammar=Grammar("regex", "[0-9]{60,100}")), 2.0, 5.0),
-        (Sampling(1.0, top_p=0.5), 3.5, 5.0),
-        (Sampling(1.0, top_k=3), 3.5, 5.0),
-        (Sampling(1.0, min_p=0.3), 3.5, 5.0),
+        (Sampling(1.0, top_p=0.5), 3.5, 4.7),
+        (Sampling(1.0, top_k=3), 3.5, 4.7),
+        (Sampling(1.0, min_p=0.3), 3.5, 4.7),
         (Sampling(1.0, frequency_penalty=2.0), 4.9, 5.0),
         (Sampling(1.0, logit_bias={T[b"a"]: 6.0, T[b"b"]: 6.0, T[b"ab"]: -100.0}), 2.0, 5.0),
     ],
@@ -169,10 +169,11 @@ def test_a_perfect_drafter_stays_perfect_under_constraints(sampling, blind_at_mo
 
 
 def test_structured_output_takes_fewer_passes_without_any_memory():
-    """A target that prefers long tokens, as trained ones do, and a drafter that knows nothing: all that is gained comes
-    from the grammar."""
-    table = ToyTable(TABLE.logits_SV + 4.0 * torch.from_numpy(TARGET.vocabulary.num_bytes), order=1)
-    sampling = Sampling(0.0, grammar=AS_SCHEMA)
+    """A target that spells in long tokens and leaves no white space, as trained ones do, and a drafter that knows
+    nothing: all that is gained comes from the grammar."""
+    logits_SV = TABLE.logits_SV + 4.0 * torch.from_numpy(TARGET.vocabulary.num_bytes)
+    logits_SV[:, [T[b" "], T[b"\n"]]] -= 50.0
+    table, sampling = ToyTable(logits_SV, order=1), Sampling(0.0, grammar=AS_SCHEMA)
     aware, blind = (tokens_per_pass(sampling, each, table) for each in (drafting(), BlindProposer(drafting())))
     assert aware >= 1.6 * blind
 

@@ -112,8 +112,8 @@ class CandidateRanker:
 
 
 def most_probable(logits_D: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ids of the most probable tokens, best first, equal ones by id, and their probabilities (float64); none
-    where all logits are -inf. [K]
+    """Return the ids of the most probable tokens, best first, equal ones by id, and their probabilities (float64);
+    none whose logit is -inf. [K]
 
     In numpy, because torch would wake its threads for each of these short steps, which costs more than the steps.
     """
@@ -121,12 +121,12 @@ def most_probable(logits_D: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     max_logit = logits_D.max()
     if max_logit == -np.inf:
         return np.empty(0, np.int64), np.empty(0)
-    ids = np.arange(len(logits_D))
     for span in _SPANS:
-        near = np.flatnonzero(logits_D > max_logit - span)
-        if len(near) >= num:
-            ids = near
+        ids = np.flatnonzero(logits_D > max_logit - span)
+        if len(ids) >= num:
             break
+    else:
+        ids = np.flatnonzero(logits_D > -np.inf)
     if len(ids) > num:
         threshold = np.partition(logits_D[ids], len(ids) - num)[len(ids) - num]
         ids = ids[logits_D[ids] >= threshold]

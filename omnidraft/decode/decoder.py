@@ -116,6 +116,7 @@ class Decoder:
         Raises:
             RequestError: the grammar does not compile.
         """
+        request = replace(request, sampling=self.grammars.prepared(request.sampling))
         grammar = request.sampling.grammar
         matcher = None if grammar is None else self.grammars.matcher(grammar, request.stop_ids)
         drafting = None

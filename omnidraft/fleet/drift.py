@@ -1,6 +1,8 @@
-"""Drift: for each tenant a change detector over agreement, and the reaction to a fall.
+"""Drift: for each tenant and kind of request a change detector over agreement, and the reaction to a fall.
 
-A stream's values are agreements over equally many target passes, so that short requests are no noisier than long
+Drafts of text under a grammar agree more often than those of free text, so that without the kind a change of the mix
+would look like a drift, and the gains of one kind would hide the losses of another. The reactions are the tenant's. A
+stream's values are agreements over equally many target passes, so that short requests are no noisier than long
 ones. A rise is no drift: it only sets a new level. The test is Page's (Biometrika 41, 1954) with Hinkley's running
 mean; ADWIN needs several times as many values for the same fall. See docs/algorithms.md, section 9.
 
@@ -16,14 +18,14 @@ import logging
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from omnidraft.config import ControllerSettings, DriftSettings
 from omnidraft.errors import SnapshotNotFound, SnapshotStale
 from omnidraft.fleet.promotion import signed_versions
 from omnidraft.fleet.request_stats import RequestStats
 from omnidraft.fleet.return_check import objection
-from omnidraft.ports import Announcement, Announcer, ChampionStatements, Metrics, Registry
+from omnidraft.ports import Announcement, Announcer, ChampionStatements, Metrics, Registry, Work
 
 if TYPE_CHECKING:
     from river.drift import PageHinkley
@@ -63,7 +65,7 @@ class DriftChange:
 
 
 class AgreementStream:
-    """The values of one tenant's agreement."""
+    """The values of one tenant's agreement for requests of one kind."""
 
     def __init__(self, tenant: str, settings: DriftSettings) -> None:
         self._tenant, self._settings = tenant, settings
@@ -141,22 +143,25 @@ class AgreementStream:
 
 
 class DriftDetector:
-    """The streams of one pair, for the MOST_STREAMS tenants with the newest requests."""
+    """The streams of one pair, for the MOST_STREAMS tenants and kinds of request with the newest requests."""
 
     def __init__(self, settings: DriftSettings) -> None:
         self._settings = settings
-        self._streams: OrderedDict[str, AgreementStream] = OrderedDict()
+        self._streams: OrderedDict[tuple[str, Work], AgreementStream] = OrderedDict()
 
     def update(self, request: RequestStats) -> DriftChange | None:
         """Add one request of any tenant; return the change that it reveals, if any."""
-        stream = self._streams.setdefault(request.tenant, AgreementStream(request.tenant, self._settings))
-        self._streams.move_to_end(request.tenant)
+        key = (request.tenant, request.work)
+        stream = self._streams.setdefault(key, AgreementStream(request.tenant, self._settings))
+        self._streams.move_to_end(key)
         if len(self._streams) > MOST_STREAMS:
             self._streams.popitem(last=False)
         return stream.update(request)
 
     def is_drifting(self, tenant: str) -> bool:
-        return tenant in self._streams and self._streams[tenant].is_drifting
+        """Return whether the tenant's requests of any kind drift."""
+        streams = (self._streams.get((tenant, work)) for work in get_args(Work))
+        return any(stream is not None and stream.is_drifting for stream in streams)
 
 
 def _detector(settings: DriftSettings) -> "PageHinkley":
@@ -197,6 +202,8 @@ class DriftRecovery:
         if change is None or request.is_past:
             return
         logger.warning("%s: %s: %s", self._target, change.kind, change)
+        if change.kind == "drift_over" and self._detector.is_drifting(change.tenant):
+            return  # the tenant's requests of another kind still drift
         self._announcer.publish(change.kind, tenant=change.tenant, reason=str(change))
         counter = "omnidraft_drift_alarms_total" if change.kind == "drift" else "omnidraft_drifts_over_total"
         self._metrics.add(counter, target=self._target)  # tenants are too many to be labels

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from omnidraft.errors import BusError, WireError
-from omnidraft.ports import LogReader, Message, Offsets
+from omnidraft.ports import LogReader, Message, Offsets, Work
 from omnidraft.traces import codec
 from omnidraft.traces.record import TraceRecord
 
@@ -34,6 +34,8 @@ class RequestStats:
     """The number of passes with a draft."""
     num_agreed: int
     """The number of those in which the target drew the first candidate. It does not depend on the policy."""
+    work: Work = "text"
+    """The kind of the request; calls of tools count with other text under a grammar."""
     is_past: bool = False
     """Whether it was in the log before this reader started: it only sets the normal level. Judged by its offset, since
     the clocks of workers may be wrong."""
@@ -51,6 +53,7 @@ def request_stats(record: TraceRecord) -> RequestStats:
         seconds=float(rounds.draft_s_R.sum() + rounds.target_s_R.sum()),
         num_drafted=len(first_agreed),
         num_agreed=int(first_agreed.sum()),
+        work="constrained" if record.has_grammar else "text",
     )
 
 

@@ -22,6 +22,7 @@ from omnidraft.ports.decoding import (
     Target,
     TargetSession,
     Timings,
+    Work,
 )
 from omnidraft.ports.draft_tree import DraftTree, TreeLimits
 from omnidraft.ports.drafting import (
@@ -133,4 +134,5 @@ __all__ = [
     "TrainableHead",
     "TreeLimits",
     "UnreadableReason",
+    "Work",
 ]

@@ -15,6 +15,9 @@ from omnidraft.config import Mode
 from omnidraft.ports.draft_tree import DraftTree, TreeLimits
 from omnidraft.traces.record import FinishReason, TargetLogprobs
 
+Work = Literal["text", "constrained", "tools"]
+"""Kinds of requests, which are drafted for with different success: free text, text under a grammar, tool calls."""
+
 AcceptanceFn = Callable[[float], float]
 """log q of a guess -> the probability that the target accepts it, given that it accepts all before it."""
 
@@ -80,6 +83,15 @@ class Request:
     prompt ids."""
     cache_scope: str | None = None
     """Texts of one scope may reuse each other's drafter keys; None: those of one tenant."""
+    has_tools: bool = False
+    """Whether the answer may call tools."""
+
+    @property
+    def work(self) -> Work:
+        """The kind of this request, by which drafting is measured."""
+        if self.has_tools:
+            return "tools"
+        return "text" if self.sampling.grammar is None else "constrained"
 
     @property
     def max_draft_tokens(self) -> int:
@@ -209,7 +221,7 @@ class DraftSession(Protocol):
         """Append one id to each parent in one pass; return logits float32 [R, V], one row per id.
 
         Parent -1 is the last id of the text; any other is the index among the ids branched since the last
-        `prefill_or_extend`.
+        `prefill_or_extend`, those before it in this call included.
         """
 
     def acceptance_probabilities(self) -> Sequence[AcceptanceFn] | None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from omnidraft.ports.decoding import Noise, Request
+from omnidraft.ports.decoding import Noise, Request, Work
 from omnidraft.ports.draft_tree import DraftTree, TreeLimits
 
 
@@ -65,6 +65,7 @@ class RoundText:
     tenant: str
     max_new_tokens: int
     """The limit of the whole answer."""
+    work: Work = "text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,7 @@ class TextOutcome:
     """The drafted nodes that the target scored."""
     step_rows: Sequence[int]
     """Its rows in each of the drafter's passes; 0 in those without it."""
+    work: Work = "text"
 
 
 class RoundPlan(Protocol):
@@ -110,5 +112,5 @@ class Policy(Protocol):
     def update(self, outcomes: Sequence[TextOutcome], num_other_rows: int = 0) -> None:
         """Account for the texts of a round."""
 
-    def finish(self, tenant: str, num_emitted: int) -> None:
-        """Account for a text that ended after so many tokens."""
+    def finish(self, tenant: str, num_emitted: int, work: Work = "text") -> None:
+        """Account for a text of this tenant and kind that ended after so many tokens."""

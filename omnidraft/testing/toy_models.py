@@ -217,7 +217,8 @@ class ToyDraftSession:
         num_before = len(self._branched)
         if (needed := len(self.held) + num_before + len(ids)) > self._drafter.context_limit:
             raise ContractError(f"branch: {needed} ids, the context holds {self._drafter.context_limit}")
-        if not ids or len(ids) != len(parents) or not all(-1 <= parent < num_before for parent in parents):
+        are_known = all(-1 <= parent < num_before + number for number, parent in enumerate(parents))
+        if not ids or len(ids) != len(parents) or not are_known:
             raise ContractError(f"branch: {len(ids)} ids behind {list(parents)} of {num_before} branched ids")
         for token, parent in zip(ids, parents, strict=True):
             self._branched.append([*(self.held if parent < 0 else self._branched[parent]), token])

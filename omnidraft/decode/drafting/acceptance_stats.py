@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from omnidraft.ports import Source
+from omnidraft.ports import Source, Work
 
 _EDGES = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)
 _DEEP = (2, 3, 5)
@@ -47,7 +47,7 @@ class CandidateKind(NamedTuple):
 
 
 class AcceptanceCalibrator:
-    """Acceptance by kind, bin of q and depth. Shared by all requests of one snapshot."""
+    """Acceptance by kind, bin of q and depth. Shared by all requests of one snapshot that ask for one kind of work."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[CandidateKind, int, int | None], list[float]] = defaultdict(lambda: [0.0, 0.0])
@@ -77,20 +77,20 @@ class NoiseCoupling:
     """Chooses the drafter's weight of the target's noise (w of docs/algorithms.md section 4) by measured agreement.
 
     At every scored position the first candidate of each weight is known, so no weight has to be tried out. Shared by
-    all requests of one snapshot; temperatures are counted separately, rounded to tenths.
+    all requests of one snapshot; temperatures, rounded to tenths, and kinds of requests are counted separately.
     """
 
     def __init__(self, weights: Sequence[float]) -> None:
         """Use the first weight until another has agreed more often."""
         self.weights = tuple(weights)
-        self._num_agreed: dict[float, list[float]] = defaultdict(lambda: [0.0] * len(self.weights))
+        self._num_agreed: dict[tuple[float, Work], list[float]] = defaultdict(lambda: [0.0] * len(self.weights))
 
-    def best(self, temperature: float) -> float:
+    def best(self, temperature: float, work: Work = "text") -> float:
         """Return the weight whose first candidate agreed most often of late."""
-        agreed = self._num_agreed.get(round(temperature, 1))
+        agreed = self._num_agreed.get((round(temperature, 1), work))
         return self.weights[agreed.index(max(agreed))] if agreed else self.weights[0]
 
-    def update(self, temperature: float, first_ids: Sequence[int | None], token: int) -> None:
+    def update(self, temperature: float, first_ids: Sequence[int | None], token: int, work: Work = "text") -> None:
         """Compare each weight's first candidate with the token that the target drew."""
-        agreed = self._num_agreed[round(temperature, 1)]
+        agreed = self._num_agreed[round(temperature, 1), work]
         agreed[:] = [count * _DECAY + (first == token) for count, first in zip(agreed, first_ids, strict=True)]

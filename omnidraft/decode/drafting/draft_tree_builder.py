@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from omnidraft.decode.drafting.acceptance_stats import CandidateKind
+from omnidraft.decode.drafting.constraints import DraftConstraints
 from omnidraft.ports import DraftTree, Noise, Source, TreeLimits
 
 
@@ -26,7 +27,9 @@ class Node:
 class DraftTreeBuilder:
     """Nodes in the order in which they were added; node 0 is the last emitted token."""
 
-    def __init__(self, root_token: int, max_depth: int) -> None:
+    def __init__(self, root_token: int, max_depth: int, constraints: DraftConstraints | None = None) -> None:
+        """Begin with the root alone; `constraints` refuse tokens that the target cannot draw."""
+        self.constraints = constraints
         self.nodes = [Node(root_token, 0, 0, None, 1.0)]
         self.draft_ids: tuple[int, ...] = ()
         self.step_rows: list[int] = []
@@ -50,13 +53,15 @@ class DraftTreeBuilder:
         estimated_from: tuple[CandidateKind, float] | None = None,
     ) -> int | None:
         """Add a node and return its number; the existing one when two sources draft the same token. None when it would
-        be too deep."""
+        be too deep, or the target cannot draw it."""
         existing = self._children[parent].get(token)
         if existing is not None:
             self._agree(self.nodes[existing], acceptance, estimated_from)
             return existing
         depth = self.nodes[parent].depth + 1
         if depth > self._max_depth:
+            return None
+        if self.constraints is not None and not self.constraints.allows(self.tokens_to(parent), token):
             return None
         estimates = [] if estimated_from is None else [estimated_from]
         self.nodes.append(Node(token, parent, depth, source, acceptance, log_q, estimates))
@@ -79,6 +84,23 @@ class DraftTreeBuilder:
 
     def children(self, node: int) -> list[Node]:
         return [self.nodes[child] for child in self._children[node].values()]
+
+    def tokens_to(self, node: int) -> list[int]:
+        """Return the tokens from the root, which is left out, to this node."""
+        return [self.nodes[each].token for each in self._path(node)]
+
+    def is_complete(self, node: int) -> bool:
+        """Return whether only the end of the text may follow this node."""
+        return self.constraints is not None and self.constraints.is_complete(self.tokens_to(node))
+
+    def is_deepest(self, node: int) -> bool:
+        """Return whether nothing can be added after this node."""
+        return self.nodes[node].depth >= self._max_depth
+
+    def best_leaves(self, num: int) -> list[int]:
+        """Return the nodes without children that the target's text most probably reaches, at most `num`."""
+        leaves = [node for node in range(len(self.nodes)) if not self._children[node]]
+        return sorted(leaves, key=lambda node: -self.value(node))[:num]
 
     def follow(self, emitted: Sequence[int]) -> list[tuple[int, int]]:
         """Return the nodes that the emitted text reached, each with the token that came next."""

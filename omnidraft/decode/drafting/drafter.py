@@ -61,9 +61,9 @@ class Drafter:
         for session, draft in zip(sessions, drafts, strict=True):
             ids = session.ids_to_read(draft, plan)
             if ids is not None:
-                extensions.append(
-                    Extension(session, draft, ids, plan.num_candidates, num_before=draft.tree.num_drafted)
-                )
+                num_before = draft.tree.num_drafted
+                extension = Extension(session, draft, ids, plan.num_candidates, num_before=num_before)
+                extensions += [extension] if extension.read_forced() else []
         if extensions:
             _Steps(self, drafts, plan).run(extensions)
 
@@ -78,7 +78,7 @@ class _Steps:
 
     def run(self, extensions: Sequence[Extension]) -> None:
         """Step until no further step pays."""
-        at_end = [(each.draft.tree.open_value(0), each, DraftPrefix()) for each in extensions]
+        at_end = [(sum(map(each.draft.tree.open_value, each.start.ends)), each, each.start) for each in extensions]
         readers = self._select(at_end)
         if not readers:
             return
@@ -109,15 +109,15 @@ class _Steps:
         num_rows = {each.draft.index: len(ids) for each, (*_, ids) in zip(readers, requests, strict=True)}
         logits = self._timed(num_rows, lambda: self._drafter.model.prefill_or_extend_all(requests))
         for each, logits_D in zip(readers, logits, strict=True):
-            each.expand_all([DraftPrefix()], [logits_D], self._plan, are_branches=False)
+            each.expand_all([each.start], [logits_D], self._plan)
 
     def _branch(self, selected: Mapping[Extension, Sequence[DraftPrefix]]) -> None:
         """Extend these prefixes."""
         requests = [each.branch(prefixes) for each, prefixes in selected.items()]
-        num_rows = {each.draft.index: len(prefixes) for each, prefixes in selected.items()}
+        num_rows = {each.draft.index: len(ids) for each, (_, ids, _) in zip(selected, requests, strict=True)}
         logits = self._timed(num_rows, lambda: self._drafter.model.branch_all(requests))
         for (each, prefixes), logits_RD in zip(selected.items(), logits, strict=True):
-            each.expand_all(prefixes, logits_RD, self._plan, are_branches=True)
+            each.expand_all(prefixes, logits_RD, self._plan)
 
     def _timed(self, num_rows: Mapping[int, int], compute: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
         """Time a step over so many rows of each text, by its index."""

@@ -5,8 +5,9 @@ in the target's.
 Shapes: D the drafter's vocabulary.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,8 +15,10 @@ import torch
 from omnidraft.decode.common_prefix import common_prefix
 from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator
 from omnidraft.decode.drafting.draft_tree_builder import TextDraft
+from omnidraft.decode.drafting.forced_prefixes import ForcedPrefixes
+from omnidraft.decode.drafting.forced_tokens import ForcedRuns
 from omnidraft.decode.drafting.ranking import CandidateRanker
-from omnidraft.decode.drafting.token_mapping import DraftPrefix, TokenMapper
+from omnidraft.decode.drafting.token_mapping import AFTER_TEXT, DraftPrefix, TokenMapper
 from omnidraft.ports import DraftSession, Request, RoundPlan
 
 if TYPE_CHECKING:
@@ -32,6 +35,8 @@ class DrafterSession:
         self.context = drafter.context(request)
         self.drafter = drafter
         self.mapper = TokenMapper(drafter.alignment, drafter.cache, calibrator)
+        self.forced = ForcedPrefixes(drafter.tokenizer, drafter.target_vocabulary, ForcedRuns(request, calibrator))
+        self.request = request
         self.temperature = request.sampling.temperature
         self.stop_ids = request.stop_ids
         self.model: DraftSession | None = None
@@ -49,7 +54,7 @@ class DrafterSession:
         """See tree_proposer.DraftSourceSession."""
         for node, token in reached:
             if node in self.first_ids:
-                self.drafter.noise_coupling.update(self.temperature, self.first_ids[node], token)
+                self.drafter.noise_coupling.update(self.temperature, self.first_ids[node], token, self.request.work)
         self.context.observe(emitted)
 
     def reset(self) -> None:
@@ -119,11 +124,23 @@ class Extension:
     draft: TextDraft
     ids: list[int]
     num_candidates: int
+    start: DraftPrefix = field(default_factory=lambda: DraftPrefix(row=AFTER_TEXT))
+    """The text, and what is forced after it: the drafter reads both before it drafts."""
     prefixes: list[DraftPrefix] = field(default_factory=list)
     """Those that may be extended."""
     num_branched: int = 0
     num_before: int = 0
     """Nodes of other sources that the tree held already."""
+
+    def read_forced(self) -> bool:
+        """Read what is forced after the text with it; return whether the drafter can draft after that."""
+        start = self.session.forced.behind(self.draft.tree, self.start)
+        if start is None:
+            return False
+        for prefix in start.unbranched():
+            prefix.row = AFTER_TEXT
+        self.start, self.ids = start, [*self.ids, *start.draft_ids]
+        return len(self.ids) <= self.session.drafter.model.context_limit
 
     def best_prefixes(self) -> list[tuple[float, "Extension", DraftPrefix]]:
         """Return the prefixes that the next step may extend with their values, best first; none when the tree is full.
@@ -133,45 +150,63 @@ class Extension:
         if self._is_full():
             return []
         valued = [(sum(map(tree.open_value, prefix.ends)), self, prefix) for prefix in self.prefixes]
-        best = sorted((each for each in valued if each[0]), key=lambda each: -each[0])
-        return best[: min(MAX_ROWS, num_free)]
+        best = sorted((each for each in valued if each[0]), key=lambda each: -each[0])[:MAX_ROWS]
+        num_ids = accumulate(len(prefix.unbranched()) for *_, prefix in best)
+        return [each for each, needed in zip(best, num_ids, strict=True) if needed <= num_free]
 
     def branch(self, selected: Sequence[DraftPrefix]) -> tuple[DraftSession, list[int], list[int]]:
-        """Return the arguments of `branch` that extend these prefixes."""
+        """Return the arguments of `branch` that extend these prefixes: the ids that the drafter has not read, several
+        for a prefix behind forced tokens."""
         assert self.session.model is not None
         self.prefixes = [prefix for prefix in self.prefixes if prefix not in selected]
-        ids = [prefix.draft_id for prefix in selected if prefix.draft_id is not None]
-        rows = [prefix.before.row for prefix in selected if prefix.before is not None]
-        return self.session.model, ids, [-1 if row is None else row for row in rows]
+        ids: list[int] = []
+        parents: list[int] = []
+        for prefix in (each for last in selected for each in last.unbranched()):
+            assert prefix.draft_id is not None
+            assert prefix.before is not None
+            assert prefix.before.row is not None
+            ids.append(prefix.draft_id)
+            parents.append(prefix.before.row)
+            prefix.row = self.num_branched
+            self.num_branched += 1
+        return self.session.model, ids, parents
 
-    def expand_all(
-        self, prefixes: Sequence[DraftPrefix], logits: Iterable[torch.Tensor], plan: RoundPlan, *, are_branches: bool
-    ) -> None:
+    def expand_all(self, prefixes: Sequence[DraftPrefix], logits: Sequence[torch.Tensor], plan: RoundPlan) -> None:
         """Add the drafter's candidates after each of these prefixes, whose rows the last step computed."""
         assert self.session.model is not None
         head = self.session.model.acceptance_probabilities() if plan.uses_acceptance_head else None
-        for number, (prefix, logits_D) in enumerate(zip(prefixes, logits, strict=True)):
-            row, acceptance = self.num_branched if are_branches else None, None if head is None else head[number]
-            self.num_branched += are_branches
-            self._expand(replace(prefix, row=row, acceptance=acceptance), logits_D)
+        for prefix in prefixes:
+            assert prefix.row is not None
+            row = prefix.row - self.num_branched  # counted from the end of the step's rows
+            prefix.acceptance = None if head is None else head[row]
+            self._expand(prefix, logits[row])
 
     def _expand(self, prefix: DraftPrefix, logits_D: torch.Tensor) -> None:
         """Add the drafter's candidates after this prefix, and the new prefixes that may be extended."""
         session, tree, noise = self.session, self.draft.tree, self.draft.noise
         coupling, end = session.drafter.noise_coupling, max(prefix.ends, key=tree.value)
-        ranker = CandidateRanker(logits_D, session.drafter.alignment, session.temperature)
-        weight, at = coupling.best(session.temperature), self.draft.position + tree.nodes[end].depth
+        alignment, work = session.drafter.alignment, session.request.work
+        if tree.constraints is not None:
+            logits_D = tree.constraints.adjusted(logits_D, alignment, tree.tokens_to(end))
+        ranker = CandidateRanker(logits_D, alignment, session.request.sampling)
+        weight, at = coupling.best(session.temperature, work), self.draft.position + tree.nodes[end].depth
         tree.noise_weight = weight if session.temperature else 0.0
         if session.temperature:
             session.first_ids[end] = ranker.first_ids(coupling.weights, noise, at)
+        style = (round(session.temperature, 1), tree.noise_weight)
         for rank, candidate in enumerate(ranker.best(self.num_candidates, weight, noise, at)):
-            style = (round(session.temperature, 1), tree.noise_weight)
             next_prefix = session.mapper.add(tree, prefix, candidate, rank, style)
             if rank == 0:
                 tree.draft_ids = max(tree.draft_ids, next_prefix.draft_ids, key=len)
-            ends = tuple(node for node in next_prefix.ends if tree.nodes[node].token not in session.stop_ids)
-            if ends:
-                self.prefixes.append(replace(next_prefix, ends=ends))
+            self._add_prefix(next_prefix)
+
+    def _add_prefix(self, prefix: DraftPrefix) -> None:
+        """Let the drafter extend the prefix, or the one behind what is forced after it, unless the text ends there."""
+        tree, stop_ids = self.draft.tree, self.session.stop_ids
+        prefix.ends = tuple(node for node in prefix.ends if tree.nodes[node].token not in stop_ids)
+        behind = self.session.forced.behind(tree, prefix) if prefix.ends else None
+        if behind is not None:
+            self.prefixes.append(behind)
 
     def _is_full(self) -> bool:
         """Return whether the tree holds as many nodes as can be scored."""

@@ -2,22 +2,28 @@
 
 The next target id t is ranked by log q(t) / T + w G(t), where q(t) sums over the draft tokens whose first target token
 is t and G is the target's own noise at that position (docs/algorithms.md section 4). Only the drafter's most probable
-tokens take part: the others together could move no rank that matters.
+tokens take part: the others together could move no rank that matters. A token that top-k, top-p or min-p of q leave out
+ranks as if it were a hundred times less probable, no lower: it may be among those that are left of p.
 Shapes: D the drafter's vocabulary, K its most probable tokens, M their different first target tokens.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from omnidraft.ports import Noise
+from omnidraft.ports import Noise, Sampling
 from omnidraft.vocab.alignment import Alignment
 
 _NUM_RANKED = 128
 _SPANS = (6.0, 12.0)
 """The most probable tokens are sought among the logits that are so close to the largest one, where those are enough."""
+
+
+_LOG_OUTSIDE = math.log(0.01)
+"""Added to log q of a token outside the truncated q."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +38,13 @@ class Candidate:
     draft_share: float
     """Share of q that this draft token has."""
     confidence: float
-    """q at the request's temperature."""
+    """q at the request's temperature and truncation."""
 
 
 class CandidateRanker:
     """The drafter's next target tokens after one prefix."""
 
-    def __init__(self, logits_D: torch.Tensor, alignment: Alignment, temperature: float) -> None:
+    def __init__(self, logits_D: torch.Tensor, alignment: Alignment, sampling: Sampling) -> None:
         ids_K, q_K = most_probable(logits_D.float().cpu().numpy())
         is_known = (ids_K < alignment.num_draft) & (q_K > 0)
         is_known[is_known] = alignment.first_D[ids_K[is_known]] < alignment.num_target
@@ -47,7 +53,8 @@ class CandidateRanker:
             alignment.first_D[self._draft_ids], return_index=True, return_inverse=True
         )
         self._q_M = np.bincount(group_K, weights=self._draft_q, minlength=len(self._ids_M))
-        self._temperature = temperature
+        self._temperature = sampling.temperature
+        self._log_q_M = self._truncated(np.log(self._q_M), sampling)
 
     def best(self, num: int, weight: float, noise: Noise, position: int) -> list[Candidate]:
         """Return at most `num` candidates, best first."""
@@ -72,35 +79,54 @@ class CandidateRanker:
 
     def _scores(self, weight: float, noise: Noise, position: int) -> np.ndarray:
         """Return the ranking score of each candidate. [M]"""
-        log_q_M = np.log(self._q_M)
         if not (self._temperature and weight):
-            return log_q_M
+            return self._log_q_M
         gumbel_M = -np.log(noise.exponentials(position, self._ids_M))
-        scores_M: np.ndarray = log_q_M / self._temperature + weight * gumbel_M
+        scores_M: np.ndarray = self._log_q_M + weight * gumbel_M
         return scores_M
 
     def _confidence(self) -> np.ndarray:
-        """Return q at the request's temperature. [M]"""
+        """Return q at the request's temperature and truncation. [M]"""
         if not self._temperature or not len(self._q_M):
             return self._q_M
-        sharpened_M = np.exp((np.log(self._q_M) - np.log(self._q_M).max()) / self._temperature)
+        sharpened_M = np.exp(self._log_q_M - self._log_q_M.max())
         confidence_M: np.ndarray = sharpened_M / sharpened_M.sum()
         return confidence_M
 
+    def _truncated(self, log_q_M: np.ndarray, sampling: Sampling) -> np.ndarray:
+        """Return log q at the request's temperature, lower for the tokens that truncation would leave out."""
+        if not sampling.temperature or not len(log_q_M):
+            return log_q_M
+        log_q_M = log_q_M / sampling.temperature
+        q_M = np.exp(log_q_M - log_q_M.max())
+        order = np.argsort(-q_M, kind="stable")
+        is_inside = np.ones(len(order), bool)
+        if sampling.top_k is not None:
+            is_inside[order[sampling.top_k :]] = False
+        if sampling.top_p is not None:
+            mass_before = np.cumsum(q_M[order]) - q_M[order]
+            is_inside[order[mass_before >= sampling.top_p * q_M[is_inside].sum()]] = False
+        if sampling.min_p is not None:
+            is_inside &= q_M >= sampling.min_p
+        return np.where(is_inside, log_q_M, log_q_M + _LOG_OUTSIDE)
+
 
 def most_probable(logits_D: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ids of the most probable tokens, best first, equal ones by id, and their probabilities (float64). [K]
+    """Return the ids of the most probable tokens, best first, equal ones by id, and their probabilities (float64);
+    none whose logit is -inf. [K]
 
     In numpy, because torch would wake its threads for each of these short steps, which costs more than the steps.
     """
     num = min(_NUM_RANKED, len(logits_D))
     max_logit = logits_D.max()
-    ids = np.arange(len(logits_D))
+    if max_logit == -np.inf:
+        return np.empty(0, np.int64), np.empty(0)
     for span in _SPANS:
-        near = np.flatnonzero(logits_D > max_logit - span)
-        if len(near) >= num:
-            ids = near
+        ids = np.flatnonzero(logits_D > max_logit - span)
+        if len(ids) >= num:
             break
+    else:
+        ids = np.flatnonzero(logits_D > -np.inf)
     if len(ids) > num:
         threshold = np.partition(logits_D[ids], len(ids) - num)[len(ids) - num]
         ids = ids[logits_D[ids] >= threshold]

@@ -1,7 +1,7 @@
 """Maps draft tokens to target tokens: direct, split and merged readings stand side by side in the tree.
 
 A prefix is draft text after the emitted text. The nodes that spell it are its ends: more than one when its draft tokens
-can be read one by one and together.
+can be read one by one and together, none where a target token reaches across its end.
 """
 
 import math
@@ -20,7 +20,11 @@ _SHADOWED_RANK = 9
 _SHADOWED_SHARE = 0.1
 
 
-@dataclass(frozen=True, slots=True)
+AFTER_TEXT = -1
+"""Row of the prefixes whose keys the drafter has with those of the text; see ports.DraftSession.branch."""
+
+
+@dataclass(slots=True, eq=False)
 class DraftPrefix:
     """Draft text that the drafter can continue."""
 
@@ -30,7 +34,7 @@ class DraftPrefix:
     confidence: float = 1.0
     ends: tuple[int, ...] = (0,)
     row: int | None = None
-    """Number among the ids branched in this round; None before it was branched."""
+    """Number among the ids branched in this round, or AFTER_TEXT; None before it was branched."""
     acceptance: AcceptanceFn | None = None
     """Acceptance head's function for the readings that begin here; None uses measured agreement."""
 
@@ -40,6 +44,10 @@ class DraftPrefix:
         while prefixes[-1].before is not None:
             prefixes.append(prefixes[-1].before)
         return prefixes
+
+    def unbranched(self) -> list["DraftPrefix"]:
+        """Return the prefixes up to this one that were not branched, the shortest first."""
+        return [prefix for prefix in reversed(self.ancestors()) if prefix.row is None]
 
     @property
     def draft_ids(self) -> tuple[int, ...]:

@@ -4,13 +4,16 @@ how much of them the target scores.
 The target's tokens then calibrate every candidate, scored or not.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Protocol
 
 from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator
+from omnidraft.decode.drafting.constraints import DraftConstraints
 from omnidraft.decode.drafting.draft_tree_builder import DraftTreeBuilder, TextDraft
+from omnidraft.decode.drafting.forced_tokens import ForcedRuns
 from omnidraft.ports import (
     DraftRequest,
     DraftTree,
@@ -23,6 +26,7 @@ from omnidraft.ports import (
     RoundText,
     TextOutcome,
     TreeLimits,
+    Work,
 )
 
 
@@ -62,7 +66,7 @@ class TreeProposer(Proposer):
             policy_for: the policy of a mode, the same one every time.
         """
         self.sources = tuple(sources)
-        self.calibrator = AcceptanceCalibrator()
+        self.calibrators: defaultdict[Work, AcceptanceCalibrator] = defaultdict(AcceptanceCalibrator)
         self.policy_for = policy_for
 
     def open(self, request: Request) -> "TreeSession":
@@ -83,11 +87,15 @@ class TreeProposer(Proposer):
 
     def _propose_group(self, requests: Sequence[DraftRequest], policy: Policy, num_other_rows: int) -> list[DraftTree]:
         sessions = [_session(each) for each in requests]
-        texts = [RoundText(each.request.tenant, each.request.max_new_tokens) for each in sessions]
+        texts = [RoundText(each.request.tenant, each.request.max_new_tokens, each.request.work) for each in sessions]
         plan, this_round = policy.start_round(texts, num_other_rows), Round(policy, num_other_rows)
         drafts = [each.begin(index, requests[index], this_round) for index, each in enumerate(sessions)]
         for number, source in enumerate(self.sources):
+            for session in sessions:
+                session.extend_forced()  # before a source too, so that it begins behind what is forced
             source.extend_all([each.sources[number] for each in sessions], drafts, plan)
+        for session in sessions:
+            session.extend_forced()
         scored = _prune(drafts, plan)
         return [each.score(nodes) for each, nodes in zip(sessions, scored, strict=True)]
 
@@ -116,7 +124,10 @@ class TreeSession:
 
     def __init__(self, proposer: TreeProposer, request: Request) -> None:
         self.request = request
-        self.sources = tuple(each.open(request, proposer.calibrator) for each in proposer.sources)
+        self.calibrator = proposer.calibrators[request.work]
+        self.sources = tuple(each.open(request, self.calibrator) for each in proposer.sources)
+        self._constraints = DraftConstraints(request) if DraftConstraints.are_needed(request) else None
+        self._forced = ForcedRuns(request, self.calibrator)
         self._proposer = proposer
         self._root = request.prompt_ids[-1]
         self._draft: TextDraft | None = None
@@ -132,7 +143,7 @@ class TreeSession:
         self._end_round(None)
         limits = request.limits
         depth = limits.num_nodes if limits.depth is None else min(limits.depth, limits.num_nodes)
-        tree = DraftTreeBuilder(self._root, depth)
+        tree = DraftTreeBuilder(self._root, depth, self._constraints)
         num_drafter_nodes = limits.num_nodes
         if self.request.num_memory_tokens:
             num_drafter_nodes = min(limits.num_nodes, self.request.num_draft_tokens)
@@ -140,6 +151,12 @@ class TreeSession:
         self._round = this_round
         this_round.waiting.add(id(self))
         return self._draft
+
+    def extend_forced(self) -> None:
+        """Add what the grammar forces after the leaves of the tree."""
+        assert self._draft is not None
+        if self._constraints is not None and self._draft.limits.num_nodes:
+            self._forced.extend_leaves(self._draft.tree)
 
     def score(self, nodes: Sequence[int]) -> DraftTree:
         """Return the tree of these nodes, which the target is about to score."""
@@ -154,8 +171,9 @@ class TreeSession:
         reached = draft.tree.follow(emitted) if draft else []
         if draft:
             self._calibrate(draft.tree, reached)
-            outcome = TextOutcome(self.request.tenant, len(emitted), self._num_scored, draft.tree.step_rows)
-            self._end_round(outcome)
+            self._end_round(self._outcome(draft.tree, len(emitted)))
+        if self._constraints is not None:
+            self._constraints.observe(emitted)
         for source in self.sources:
             source.observe(emitted, reached)
 
@@ -168,14 +186,20 @@ class TreeSession:
     def reset(self) -> None:
         """See ports.ProposerSession."""
         self._end_round(None)
+        if self._constraints is not None:
+            self._constraints.reset()
         for source in self.sources:
             source.reset()
 
     def close(self) -> None:
         """See ports.ProposerSession."""
         self.pause()
-        self._proposer.policy_for(self.request.mode).finish(self.request.tenant, self._num_emitted)
+        self._proposer.policy_for(self.request.mode).finish(self.request.tenant, self._num_emitted, self.request.work)
         self._num_emitted = 0
+
+    def _outcome(self, tree: DraftTreeBuilder, num_emitted: int) -> TextOutcome:
+        request = self.request
+        return TextOutcome(request.tenant, num_emitted, self._num_scored, tree.step_rows, request.work)
 
     def _end_round(self, outcome: TextOutcome | None) -> None:
         ended, self._round, self._draft = self._round, None, None
@@ -186,7 +210,7 @@ class TreeSession:
         for node, token in reached:
             for child in tree.children(node):
                 for kind, q in child.estimates:
-                    self._proposer.calibrator.update(kind, q, child.depth, is_right=child.token == token)
+                    self.calibrator.update(kind, q, child.depth, is_right=child.token == token)
 
 
 def _session(request: DraftRequest) -> TreeSession:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from omnidraft.decode.external.step_time_model import StepTimeModel
 from omnidraft.decode.policy.chain import FixedPolicy
-from omnidraft.ports import Policy, RoundPlan, RoundText, TextOutcome
+from omnidraft.ports import Policy, RoundPlan, RoundText, TextOutcome, Work
 
 
 class ProbingPolicy:
@@ -27,9 +27,9 @@ class ProbingPolicy:
         """See ports.Policy."""
         self._policy.update(outcomes, num_other_rows)
 
-    def finish(self, tenant: str, num_emitted: int) -> None:
+    def finish(self, tenant: str, num_emitted: int, work: Work = "text") -> None:
         """See ports.Policy."""
-        self._policy.finish(tenant, num_emitted)
+        self._policy.finish(tenant, num_emitted, work)
 
 
 class _ProbePlan(FixedPolicy):

@@ -3,7 +3,7 @@ stops it."""
 
 from collections.abc import Sequence
 
-from omnidraft.ports import RoundPlan, RoundText, TextOutcome
+from omnidraft.ports import RoundPlan, RoundText, TextOutcome, Work
 
 
 class FixedPolicy:
@@ -31,7 +31,7 @@ class FixedPolicy:
     def update(self, outcomes: Sequence[TextOutcome], num_other_rows: int = 0) -> None:
         """See ports.Policy."""
 
-    def finish(self, tenant: str, num_emitted: int) -> None:
+    def finish(self, tenant: str, num_emitted: int, work: Work = "text") -> None:
         """See ports.Policy."""
 
 

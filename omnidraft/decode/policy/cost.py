@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from omnidraft.ports import RoundText, TextOutcome
+from omnidraft.ports import RoundText, TextOutcome, Work
 
 TRIAL_SHARE = 0.02
 """Share of the time without drafting that trials may cost."""
@@ -31,16 +31,16 @@ _FIRST_GAIN, _MIN_GAIN = 0.2, -0.1
 a few good trials bring drafting back."""
 _DECAY = 0.97
 """Decay per round of the sums of seconds: about 30 rounds count."""
-_MAX_TENANTS = 512
-"""Tenants with statistics of their own; the least recently seen one is dropped."""
+_MAX_STREAMS = 512
+"""Tenants and kinds of requests with statistics of their own; the least recently seen one is dropped."""
 
 Seconds = Callable[[int], float]
 """Seconds by number of rows."""
 
 
 @dataclass(slots=True)
-class TenantStats:
-    """The gain of drafting for one tenant's texts."""
+class DraftingStats:
+    """The gain of drafting for one tenant's texts of one kind."""
 
     gain: float
     emits: float = 2.0
@@ -58,7 +58,7 @@ class TenantStats:
     """Seconds that they took."""
 
     def add(self, outcomes: Sequence[tuple[TextOutcome, float]], token_s: float) -> None:
-        """Add this tenant's texts of a round, each with its seconds; a token of plain decoding takes `token_s`."""
+        """Add these texts of a round, each with its seconds; a token of plain decoding takes `token_s`."""
         drafted = [(outcome.num_emitted, seconds) for outcome, seconds in outcomes if any(outcome.step_rows)]
         if drafted:
             emits = sum(emitted for emitted, _ in drafted) / len(drafted)
@@ -78,14 +78,19 @@ class TenantStats:
 
 
 class CostPolicy:
-    """Implements ports.Policy for one target and mode. Every tenant has its own gain and trials."""
+    """Implements ports.Policy for one target and mode. Every tenant has its own gain and trials for each kind of
+    request, so that losses with one kind do not end the gains of another."""
 
     def __init__(self, pass_s: Seconds, step_s: Seconds, num_candidates: int = 4) -> None:
         """Take the seconds of a pass and of a drafter step by their rows."""
         self.pass_s, self.step_s, self.num_candidates = pass_s, step_s, num_candidates
         self.next_value = 0.5
         """Share of a prefix's probability that its best child has: the tokens that one more drafter step gives."""
-        self.stats: Callable[[str], TenantStats] = lru_cache(_MAX_TENANTS)(self._new_stats)
+        self._stats: Callable[[str, Work], DraftingStats] = lru_cache(_MAX_STREAMS)(self._new_stats)
+
+    def stats(self, tenant: str, work: Work = "text") -> DraftingStats:
+        """Return what drafting gained for this tenant's texts of this kind."""
+        return self._stats(tenant, work)
 
     def start_round(self, texts: Sequence[RoundText], num_other_rows: int = 0) -> "CostPlan":
         """See ports.Policy."""
@@ -96,13 +101,13 @@ class CostPolicy:
         paid for when the ids were read."""
         token_s = self.pass_s(len(outcomes)) / len(outcomes)
         with_seconds = list(zip(outcomes, self._seconds(outcomes, num_other_rows), strict=True))
-        for tenant in dict.fromkeys(outcome.tenant for outcome in outcomes):
-            self.stats(tenant).add([each for each in with_seconds if each[0].tenant == tenant], token_s)
+        for stream in dict.fromkeys(_stream(outcome) for outcome in outcomes):
+            self.stats(*stream).add([each for each in with_seconds if _stream(each[0]) == stream], token_s)
 
-    def finish(self, tenant: str, num_emitted: int) -> None:
+    def finish(self, tenant: str, num_emitted: int, work: Work = "text") -> None:
         """See ports.Policy."""
         if num_emitted:
-            stats = self.stats(tenant)
+            stats = self.stats(tenant, work)
             stats.length += _EMA_WEIGHT * (num_emitted - stats.length)
 
     def _seconds(self, outcomes: Sequence[TextOutcome], num_other_rows: int) -> list[float]:
@@ -116,8 +121,8 @@ class CostPolicy:
             seconds = [spent + row_s * each for spent, each in zip(seconds, capped, strict=True)]
         return seconds
 
-    def _new_stats(self, tenant: str) -> TenantStats:
-        return TenantStats(min(_FIRST_GAIN, max(_MIN_GAIN, self._prior_gain())))
+    def _new_stats(self, tenant: str, work: Work) -> DraftingStats:
+        return DraftingStats(min(_FIRST_GAIN, max(_MIN_GAIN, self._prior_gain())))
 
     def _prior_gain(self) -> float:
         """Return the gain of the best chain at the prior agreement of a useful drafter, for a text alone."""
@@ -148,7 +153,7 @@ class CostPlan:
     @property
     def rate(self) -> float:
         """Tokens per second that further drafting must beat; at least that of plain decoding."""
-        stats = [self._policy.stats(tenant) for tenant in {text.tenant for text in self._texts}]
+        stats = [self._policy.stats(*stream) for stream in {_stream(text) for text in self._texts}]
         seconds = sum(each.seconds for each in stats)
         speedup = max(sum(each.plain_s for each in stats) / seconds, 1.0) if seconds else 1.0
         return speedup / self._token_s
@@ -156,7 +161,7 @@ class CostPlan:
     def should_draft(self, index: int, num_ids: int) -> bool:
         """See ports.RoundPlan."""
         text, step_s = self._texts[index], self._policy.step_s
-        stats = self._policy.stats(text.tenant)
+        stats = self._policy.stats(*_stream(text))
         catch_up_s = step_s(num_ids) - step_s(min(num_ids, _CATCH_UP))
         rounds = min(stats.length, text.max_new_tokens) / stats.emits
         if not stats.trials_left and stats.gain * rounds * self._token_s > catch_up_s:
@@ -197,9 +202,10 @@ class CostPlan:
         selected with them."""
         return self._has_trial and not self._has_gain
 
-    def _is_tried(self, stats: TenantStats, index: int, num_ids: int, catch_up_s: float) -> bool:
-        """Return whether this text is part of a trial, for which only the first text of a tenant catches up."""
-        same = [number for number, text in enumerate(self._texts) if text.tenant == self._texts[index].tenant]
+    def _is_tried(self, stats: DraftingStats, index: int, num_ids: int, catch_up_s: float) -> bool:
+        """Return whether this text is part of a trial, for which only the first text of a stream catches up."""
+        stream = _stream(self._texts[index])
+        same = [number for number, text in enumerate(self._texts) if _stream(text) == stream]
         if index != same[0] and num_ids > _CATCH_UP:
             return False
         if not stats.trials_left:
@@ -215,3 +221,8 @@ class CostPlan:
         if last:
             self._policy.next_value += _EMA_WEIGHT * (min(value / last, 1.0) - self._policy.next_value)
         return last is None
+
+
+def _stream(text: RoundText | TextOutcome) -> tuple[str, Work]:
+    """Return what the text's gains are counted for: its tenant and its kind."""
+    return text.tenant, text.work

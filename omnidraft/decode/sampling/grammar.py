@@ -14,7 +14,7 @@ import numpy as np
 from omnidraft.decode.sampling.grammar_compiler import CompiledGrammar, GrammarCompiler
 from omnidraft.decode.sampling.grammar_trial import GrammarTrial, TrialUnfinished
 from omnidraft.errors import RequestError
-from omnidraft.ports import Grammar
+from omnidraft.ports import Grammar, Sampling
 from omnidraft.vocab.tokenizer import Vocabulary
 
 CACHE_SIZE = 32
@@ -51,6 +51,10 @@ class Grammars:
             raise RequestError(outcome)
         return replace(grammar, compiled=outcome)
 
+    def prepared(self, sampling: Sampling) -> Sampling:
+        """Return the settings with their grammar compiled, so that drafting follows it too. Raises RequestError."""
+        return sampling if sampling.grammar is None else replace(sampling, grammar=self.compile(sampling.grammar))
+
     def matcher(self, grammar: Grammar, stop_ids: frozenset[int]) -> "Matcher":
         """Return a matcher at the beginning of a text; compiles the grammar where that was not done.
 
@@ -86,15 +90,23 @@ class Matcher:
         self._grammar = grammar
         self._stop_ids = np.array(sorted(stop_ids))
 
+    def allowed(self, vocab_size: int) -> np.ndarray:
+        """Return which tokens may come next, bool [V].
+
+        Raises:
+            RequestError: the grammar became too complex to follow.
+        """
+        is_allowed_V = self._grammar.mask(vocab_size)
+        is_allowed_V[self._stop_ids] = self._grammar.is_accepting()
+        return is_allowed_V
+
     def apply(self, logits_V: np.ndarray) -> None:
         """See logits_pipeline.Processor. Stop ids are allowed where the text matches the whole grammar, and only there.
 
         Raises:
             RequestError: no token is left, or the grammar became too complex to follow.
         """
-        is_allowed_V = self._grammar.mask(len(logits_V))
-        is_allowed_V[self._stop_ids] = self._grammar.is_accepting()
-        logits_V[~is_allowed_V] = -np.inf
+        logits_V[~self.allowed(len(logits_V))] = -np.inf
         if logits_V.max() == -np.inf:
             kind = self._grammar.kind
             raise RequestError(f"{kind}: no token of the target's vocabulary can follow; change the grammar")

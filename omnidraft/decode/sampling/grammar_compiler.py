@@ -77,9 +77,35 @@ class CompiledGrammar:
         """Return whether the text so far matches the whole grammar."""
         return self._backend.is_accepting()
 
+    def is_complete(self) -> bool:
+        """Return whether the text matches the whole grammar and nothing can follow it."""
+        return self._backend.is_accepting() and self._backend.is_stopped()
+
     def take(self, token: int) -> None:
         """Continue the text with this token."""
         self._backend.consume_token(token)
+
+    def take_back(self, num_tokens: int) -> None:
+        """Remove the last tokens from the text."""
+        self._backend.rollback(num_tokens)
+
+    def allows(self, token: int) -> bool:
+        """Return whether this token may come next; a mask costs twenty times as much."""
+        return self._backend.validate_tokens([token]) == 1
+
+    def forces_bytes(self) -> bool:
+        """Return whether only one byte may come next."""
+        return bool(self._backend.compute_ff_bytes())
+
+    def only_token(self) -> int | None:
+        """Return the token that must come next, None where there are several or none."""
+        bits = int.from_bytes(self._backend.compute_bitmask(), "little")
+        return bits.bit_length() - 1 if bits.bit_count() == 1 else None
+
+    def forced_tokens(self) -> list[int]:
+        """Return the longest tokens that spell the bytes which must come next, without a last one that a longer token
+        could take the place of. The bytes are forced; the tokens are one way to spell them."""
+        return self._backend.compute_ff_tokens()
 
     def mask(self, vocab_size: int) -> np.ndarray:
         """Return which tokens may come next, bool [V]; llguidance's own end of text is one bit more, and left out.

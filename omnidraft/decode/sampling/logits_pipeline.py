@@ -10,8 +10,10 @@ https://developers.openai.com/api/docs/advanced-usage (frequency and presence).
 Shapes: V vocabulary, M ids left, S distinct output ids.
 """
 
+import copy
 import math
 from collections import Counter
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -147,10 +149,8 @@ class Penalties:
         output_ids_S = np.fromiter(self._num_output, np.int64, len(self._num_output))
         sampling = self._sampling
         if sampling.repetition_penalty != 1:
-            ids = np.union1d(self._prompt_ids, output_ids_S)
-            score = logits_V[ids]
-            penalty = sampling.repetition_penalty
-            logits_V[ids] = np.where(score > 0, score / penalty, score * penalty)
+            ids = self.repeated_ids()
+            logits_V[ids] = repetition_penalised(logits_V[ids], sampling.repetition_penalty)
         counts_S = np.fromiter(self._num_output.values(), np.float64, len(self._num_output))
         logits_V[output_ids_S] -= sampling.frequency_penalty * counts_S
         logits_V[output_ids_S] -= sampling.presence_penalty
@@ -158,6 +158,22 @@ class Penalties:
     def take(self, token: int) -> None:
         """See Processor."""
         self._num_output[token] += 1
+
+    def repeated_ids(self) -> np.ndarray:
+        """Return the ids that the repetition penalty is for: those of prompt and output."""
+        return np.union1d(self._prompt_ids, np.fromiter(self._num_output, np.int64, len(self._num_output)))
+
+    def after(self, path: Sequence[int]) -> "Penalties":
+        """Return the penalties after these further tokens, which are not taken here."""
+        later = copy.copy(self)
+        later._num_output = self._num_output + Counter(path)
+        return later
+
+
+def repetition_penalised(logits: np.ndarray, penalty: float) -> np.ndarray:
+    """Return the logits of repeated tokens."""
+    penalised: np.ndarray = np.where(logits > 0, logits / penalty, logits * penalty)
+    return penalised
 
 
 class Bias:

@@ -1,6 +1,7 @@
 """A fall of agreement is told from noise, and so is its end."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -76,6 +77,18 @@ def test_tenants_are_watched_apart():
     assert falls == {"a"}
     assert watch.is_drifting("a")
     assert not watch.is_drifting("b")
+
+
+def test_kinds_of_requests_are_watched_apart():
+    """Free text falls while structured text, which agrees more often, becomes more: the mean hardly changes."""
+    watch, dice, changed = DriftDetector(SETTINGS), random.Random(3), []
+    for free, num_free, num_constrained in ((0.75, 60, 20), (0.5, 60, 60)):
+        mixed = [replace(each, work="text") for each in requests(dice, free, num_free)]
+        mixed += [replace(each, work="constrained") for each in requests(dice, 0.95, num_constrained)]
+        dice.shuffle(mixed)
+        changed += [change for request in mixed if (change := watch.update(request))]
+    assert [change.kind for change in changed] == ["drift"]
+    assert changed[0].level == pytest.approx(0.75, abs=0.05)
 
 
 def test_requests_without_a_draft_say_nothing():

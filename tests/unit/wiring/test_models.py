@@ -141,7 +141,7 @@ def test_a_swap_keeps_the_policys_statistics_and_the_limit_of_the_drafters_memor
     assert isinstance(second, TreeProposer)
     assert first.policy_for("fast") is second.policy_for("fast")
     assert first.policy_for("fast") is not first.policy_for("reproducible")
-    assert first.calibrator is not second.calibrator
+    assert first.calibrators is not second.calibrators
     drafters = [each.sources[-1] for each in (first, second)]
     assert all(isinstance(each, Drafter) for each in drafters)
     assert drafters[0].pool.memory is drafters[1].pool.memory  # type: ignore[attr-defined]

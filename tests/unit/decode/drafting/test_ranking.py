@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from omnidraft.decode.drafting.ranking import CandidateRanker, most_probable
 from omnidraft.decode.sampling.noise import SeededNoise
+from omnidraft.ports import Sampling
 from tests.unit.decode.toys import ALIGNMENT, DRAFT_PIECES, TARGET_PIECES
 
 NOISE = SeededNoise(3, 0, len(TARGET_PIECES))
@@ -33,7 +34,7 @@ def slow(logits, temperature, weight, position):
 def test_candidates_are_ranked_and_weighed_as_defined(seed, temperature, weight, position):
     logits = np.random.default_rng(seed).normal(size=len(DRAFT_PIECES)) * 3
     q, order = slow(logits, temperature, weight, position)
-    best = CandidateRanker(torch.tensor(logits), ALIGNMENT, temperature).best(5, weight, NOISE, position)
+    best = CandidateRanker(torch.tensor(logits), ALIGNMENT, Sampling(temperature)).best(5, weight, NOISE, position)
     assert [each.target_id for each in best] == order[:5]
     for each in best:
         assert each.q == pytest.approx(q[each.target_id])
@@ -47,7 +48,8 @@ def test_confidence_is_q_as_the_temperature_makes_it():
     logits = torch.zeros(len(DRAFT_PIECES))
     logits[DRAFT_PIECES.index(b"a")] = 2.0
     cold, warm = (
-        CandidateRanker(logits, ALIGNMENT, temperature).best(1, 0.0, NOISE, 0)[0] for temperature in (0.5, 2.0)
+        CandidateRanker(logits, ALIGNMENT, Sampling(temperature)).best(1, 0.0, NOISE, 0)[0]
+        for temperature in (0.5, 2.0)
     )
     assert cold.q == pytest.approx(warm.q)
     assert cold.confidence > cold.q > warm.confidence
@@ -55,7 +57,7 @@ def test_confidence_is_q_as_the_temperature_makes_it():
 
 def test_each_weight_says_what_it_would_have_guessed_first():
     logits = torch.zeros(len(DRAFT_PIECES))
-    ranking = CandidateRanker(logits, ALIGNMENT, 1.0)
+    ranking = CandidateRanker(logits, ALIGNMENT, Sampling(1.0))
     firsts = ranking.first_ids((0.0, 0.5, 1.0), NOISE, 9)
     assert firsts == [ranking.best(1, weight, NOISE, 9)[0].target_id for weight in (0.0, 0.5, 1.0)]
 
@@ -63,7 +65,7 @@ def test_each_weight_says_what_it_would_have_guessed_first():
 def test_a_drafter_that_says_nothing_the_target_knows_has_no_candidates():
     logits = torch.full((len(DRAFT_PIECES),), -torch.inf)
     logits[DRAFT_PIECES.index(b"x")] = 0.0
-    ranking = CandidateRanker(logits, ALIGNMENT, 1.0)
+    ranking = CandidateRanker(logits, ALIGNMENT, Sampling(1.0))
     assert ranking.best(3, 1.0, NOISE, 0) == []
     assert ranking.first_ids((0.0, 1.0), NOISE, 0) == [None, None]
 

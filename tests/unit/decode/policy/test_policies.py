@@ -255,6 +255,28 @@ def test_beside_a_tenant_that_gains_drafting_stops_for_the_one_that_loses():
     assert np.mean(np.array(nodes["loses"][300:]) > 0) < 0.15
 
 
+def test_losses_with_one_kind_of_request_do_not_stop_the_gains_of_another():
+    """A tenant whose free text is never drafted right, and whose text under grammars always is."""
+    policy, gains, loses = CostPolicy(flat(1.0, 1.6), flat(0.05, 0.05)), [], []
+    for _ in range(300):
+        plan = policy.start_round([RoundText(TENANT, 500, "text"), RoundText(TENANT, 500, "constrained")])
+        is_drafted = [plan.should_draft(at, 2) for at in range(2)]
+        num_nodes = [3 * each for each in is_drafted]
+        policy.update(
+            [
+                TextOutcome(TENANT, 1, num_nodes[0], num_nodes, "text"),
+                TextOutcome(TENANT, 1 + num_nodes[1], num_nodes[1], [0, num_nodes[1]], "constrained"),
+            ]
+        )
+        loses.append(is_drafted[0])
+        gains.append(is_drafted[1])
+    assert np.mean(gains) == 1.0
+    assert np.mean(loses[100:]) < 0.2
+    assert policy.stats(TENANT, "constrained").gain > 1
+    assert policy.stats(TENANT, "text").gain < 0
+    assert policy.stats(TENANT, "tools").num_drafted == 0
+
+
 def test_many_texts_take_drafting_up_again_when_it_recovers():
     policy = CostPolicy(flat(1.0, 1.3), CostCurve({1: 0.05, 4: 0.07, 64: 0.8}))
     nodes = simulate(policy, {TENANT: 0.02}, 400)

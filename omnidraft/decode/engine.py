@@ -2,15 +2,15 @@
 metrics."""
 
 import secrets
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Generator
+from dataclasses import replace
 from functools import partial
 from threading import Event
-from typing import Protocol
 
 from omnidraft.config import DecodeSettings, RecorderSettings
 from omnidraft.decode.decoder import Decoder
 from omnidraft.decode.generation import Generation, GenerationOutput, GenerationRequest, GenerationStream
+from omnidraft.decode.prompting import Pair, client_texts, prompt_ids, with_tool_grammar
 from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
 from omnidraft.decode.recording.trace_producer import TraceProducer
 from omnidraft.decode.sampling.validation import check_sampling, require_text, unsigned_seed
@@ -20,33 +20,6 @@ from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
 from omnidraft.decode.step_telemetry import StepCounter, StepObserver, TextSpan
 from omnidraft.errors import RequestError
 from omnidraft.ports import Metrics, NoopTracing, Request, Span, Step, Tracing
-from omnidraft.vocab.tokenizer import Tokenizer
-
-
-class PromptTokenizer(Tokenizer, Protocol):
-    """A tokenizer that also knows its model's chat template and stop ids."""
-
-    @property
-    def stop_ids(self) -> frozenset[int]: ...
-
-    @property
-    def has_chat_template(self) -> bool: ...
-
-    def chat_prompt_ids(self, messages: Sequence[Mapping[str, str]]) -> list[int]: ...
-
-    def prompt_ids(self, text: str) -> list[int]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """The target and the drafter that an engine serves, by name, with their tokenizers."""
-
-    target: str
-    drafter: str
-    worker: str
-    alignment: str
-    target_tokenizer: PromptTokenizer
-    drafter_tokenizer: PromptTokenizer
 
 
 class Engine:
@@ -82,6 +55,7 @@ class Engine:
         self._num_preemptions = 0
         self._must_forget_prefixes = Event()
         self._generations: dict[SequenceState, Generation] = {}
+        self._shown_ids = {token: text.encode() for text, token in pair.marker_ids.items()}
 
     def add_request(
         self,
@@ -212,6 +186,7 @@ class Engine:
         Raises:
             RequestError: the grammar cannot be compiled.
         """
+        request = with_tool_grammar(request, self.pair)
         grammar = request.sampling.grammar
         if grammar is None:
             return request
@@ -220,7 +195,8 @@ class Engine:
 
     def decode_request(self, request: GenerationRequest) -> Request:
         """Return the request in token ids, completed with the deployment's settings. Raises RequestError."""
-        require_text(_client_texts(request))
+        require_text(client_texts(request))
+        request = with_tool_grammar(request, self.pair)
         check_sampling(request.sampling, len(self.pair.target_tokenizer.vocabulary))
         default = self.drift_throttle.limit(request.tenant, self._decode.num_draft_tokens)
         num_draft = default if request.num_draft_tokens is None else request.num_draft_tokens
@@ -229,7 +205,7 @@ class Engine:
         if num_draft < 0:
             raise RequestError(f"num_draft_tokens must be at least 0, got {num_draft}")
         return Request(
-            prompt_ids=tuple(_prompt_ids(request, self.pair.target_tokenizer)),
+            prompt_ids=tuple(prompt_ids(request, self.pair.target_tokenizer, self.pair.tool_format)),
             drafter_prompt_ids=tuple(self._drafter_prompt_ids(request)),
             max_new_tokens=request.max_new_tokens,
             sampling=request.sampling,
@@ -240,13 +216,15 @@ class Engine:
             num_draft_tokens=num_draft,
             tenant=request.tenant,
             num_log_probs=request.num_log_probs,
+            has_tools=request.tools is not None and bool(request.tools.callable_tools),
+            shown_ids=self._shown_ids if request.tools is not None else {},
         )
 
     def _drafter_prompt_ids(self, request: GenerationRequest) -> list[int]:
         """Return the drafter's prompt ids; none where it has no template, or one that refuses these messages: it then
         reads the answer only."""
         try:
-            return _prompt_ids(request, self.pair.drafter_tokenizer)
+            return prompt_ids(request, self.pair.drafter_tokenizer, self.pair.tool_format)
         except Exception as exc:  # the boundary: see safe_drafting.py
             self.decoder.failures.report(exc)
             return []
@@ -278,23 +256,3 @@ class Engine:
             traceparent,
         )
         return TraceRecordBuilder(decode_request, context, self._recording, self._producer.emit)
-
-
-def _prompt_ids(request: GenerationRequest, tokenizer: PromptTokenizer) -> list[int]:
-    if (request.prompt is None) == (request.messages is None):
-        raise RequestError("give either a prompt or messages")
-    if request.messages is not None:
-        if not request.messages:
-            raise RequestError("the prompt is empty; give at least one message")
-        return tokenizer.chat_prompt_ids(request.messages)
-    if not request.prompt:
-        raise RequestError("the prompt is empty; give at least one character")
-    return tokenizer.prompt_ids(request.prompt)
-
-
-def _client_texts(request: GenerationRequest) -> Mapping[str, Iterable[str]]:
-    """Return every string that the client wrote, by its field in the request."""
-    messages = [text for message in request.messages or () for text in message.values()]
-    texts = {"prompt": [request.prompt or ""], "stop": request.stop_strings, "user": [request.tenant]}
-    grammar = request.sampling.grammar
-    return {**texts, "messages": messages, **({grammar.kind: [grammar.text]} if grammar else {})}

@@ -21,10 +21,11 @@ AcceptanceFn = Callable[[float], float]
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A schema or pattern that the whole text must match."""
+    """A schema or pattern that the whole text must match, or the form of answers that may call tools."""
 
-    kind: Literal["json_schema", "regex"]
+    kind: Literal["json_schema", "regex", "tools"]
     text: str
+    """The schema, the pattern, or what tools/grammar.py writes."""
     compiled: object | None = field(default=None, compare=False, repr=False)
     """The grammar compiled by decode/sampling/grammar.py; None: it is compiled when decoding begins."""
 
@@ -78,6 +79,10 @@ class Request:
     prompt ids."""
     cache_scope: str | None = None
     """Texts of one scope may reuse each other's drafter keys; None: those of one tenant."""
+    has_tools: bool = False
+    """Whether the answer may call tools: what is drafted well then may differ from other texts."""
+    shown_ids: Mapping[int, bytes] = field(default_factory=dict)
+    """Ids that spell nothing and whose text is shown nevertheless: markers of tool calls."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,14 @@ wholly behind the beginning of a stop string. An entry whose token is cut by a s
 import codecs
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pydantic import BaseModel
 
 from omnidraft.ports import LogProbs, Step
 from omnidraft.serving import response_schemas
 from omnidraft.serving.response_schemas import ChatLogProbs, ChatToken, CompletionLogProbs, TokenLogProb
+from omnidraft.serving.tool_schemas import FunctionCall, FunctionCallDelta, ToolCall, ToolCallDelta
 from omnidraft.vocab.tokenizer import Vocabulary
 
 MIN_LOGPROB = -9999.0
@@ -85,7 +86,7 @@ def for_chat(entries: Sequence[LogprobEntry], vocabulary: Vocabulary) -> ChatLog
         likeliest = [_token(token, log_p, vocabulary) for token, log_p in each.likeliest]
         own = _token(each.token, each.log_p, vocabulary)
         content.append(ChatToken(token=own.token, logprob=own.logprob, bytes=own.bytes, top_logprobs=likeliest))
-    return ChatLogProbs(content=content)
+    return ChatLogProbs(content=content, refusal=None)
 
 
 def token_text(token: int, vocabulary: Vocabulary) -> str:
@@ -112,15 +113,39 @@ def _token(token: int, log_p: float, vocabulary: Vocabulary) -> TokenLogProb:
 
 
 @dataclass(slots=True)
+class NamedCall:
+    """A part of one call of a tool, or all of it."""
+
+    index: int
+    id: str | None
+    """It and the name are in the first part of a call only."""
+    name: str | None
+    arguments: str
+
+
+@dataclass(slots=True)
 class ChoicePart:
     """A part of one choice, or all of it."""
 
     index: int
     is_first: bool
     text: str = ""
-    finish_reason: response_schemas.FinishReason | None = None
+    finish_reason: response_schemas.ChatFinishReason | None = None
     entries: list[LogprobEntry] | None = None
     """Log-probabilities of its tokens; None unless the request asks for them."""
+    calls: list[NamedCall] = field(default_factory=list)
+
+    def add(self, part: "ChoicePart") -> None:
+        """Append the next part."""
+        self.text += part.text
+        self.finish_reason = part.finish_reason
+        if part.entries is not None:
+            self.entries = (self.entries or []) + part.entries
+        for call in part.calls:
+            if call.id is None:
+                self.calls[-1].arguments += call.arguments
+            else:
+                self.calls.append(call)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,22 +169,50 @@ def _completion(part: ChoicePart, vocabulary: Vocabulary) -> BaseModel:
 def _message(part: ChoicePart, vocabulary: Vocabulary) -> BaseModel:
     return response_schemas.ChatChoice.model_construct(
         index=part.index,
-        message=response_schemas.ChatMessage.model_construct(role="assistant", content=part.text),
+        message=response_schemas.ChatMessage.model_construct(role="assistant", **_content(part), **_calls(part)),
         logprobs=_chat_log_probs(part, vocabulary),
         finish_reason=part.finish_reason,
     )
 
 
 def _delta(part: ChoicePart, vocabulary: Vocabulary) -> BaseModel:
-    delta = response_schemas.ChatDelta.model_construct(content=part.text)
-    if part.is_first:
-        delta = response_schemas.ChatDelta.model_construct(role="assistant", content=part.text)
+    role = {"role": "assistant"} if part.is_first else {}
+    delta = response_schemas.ChatDelta.model_construct(**role, **_content(part), **_call_deltas(part))
     return response_schemas.ChatChunkChoice.model_construct(
         index=part.index,
         delta=delta,
         logprobs=_chat_log_probs(part, vocabulary),
         finish_reason=part.finish_reason,
     )
+
+
+def _content(part: ChoicePart) -> dict[str, str | None]:
+    return {"content": part.text if part.text or not part.calls else None}
+
+
+def _calls(part: ChoicePart) -> dict[str, list[ToolCall]]:
+    """Return the field of the calls; none where there are none, as at OpenAI."""
+    calls = [
+        ToolCall.model_construct(
+            id=call.id,
+            type="function",
+            function=FunctionCall.model_construct(name=call.name, arguments=call.arguments),
+        )
+        for call in part.calls
+    ]
+    return {"tool_calls": calls} if calls else {}
+
+
+def _call_deltas(part: ChoicePart) -> dict[str, list[ToolCallDelta]]:
+    return {"tool_calls": [_call_delta(call) for call in part.calls]} if part.calls else {}
+
+
+def _call_delta(call: NamedCall) -> ToolCallDelta:
+    if call.id is None:
+        function = FunctionCallDelta.model_construct(arguments=call.arguments)
+        return ToolCallDelta.model_construct(index=call.index, function=function)
+    function = FunctionCallDelta.model_construct(name=call.name, arguments=call.arguments)
+    return ToolCallDelta.model_construct(index=call.index, id=call.id, type="function", function=function)
 
 
 def _chat_log_probs(part: ChoicePart, vocabulary: Vocabulary) -> response_schemas.ChatLogProbs | None:

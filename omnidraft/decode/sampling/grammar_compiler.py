@@ -1,8 +1,8 @@
-"""Compiles a JSON schema, a regular expression or the form of tool calls to masks over one vocabulary; the only file that knows llguidance.
+"""Compiles a JSON schema, a regular expression or the form of tool calls to masks over one vocabulary.
 
-llguidance releases Python's lock while it compiles and while it computes a mask, and holds it while it reads a
-vocabulary. Imports nothing heavy: the child process in which grammars are tried runs this very code. See
-grammar_trial.py.
+The only file that knows llguidance. It releases Python's lock while it compiles and while it computes a mask, and holds
+it while it reads a vocabulary. Imports nothing heavy: the child process in which grammars are tried runs this very
+code. See grammar_trial.py.
 """
 
 import json

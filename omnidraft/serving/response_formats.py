@@ -158,6 +158,7 @@ class ResponseKind:
 
 
 def _completion(part: ChoicePart, vocabulary: Vocabulary) -> BaseModel:
+    assert part.finish_reason != "tool_calls"  # a completion is offered no tools
     return response_schemas.CompletionChoice.model_construct(
         index=part.index,
         text=part.text,
@@ -169,15 +170,26 @@ def _completion(part: ChoicePart, vocabulary: Vocabulary) -> BaseModel:
 def _message(part: ChoicePart, vocabulary: Vocabulary) -> BaseModel:
     return response_schemas.ChatChoice.model_construct(
         index=part.index,
-        message=response_schemas.ChatMessage.model_construct(role="assistant", **_content(part), **_calls(part)),
+        message=_chat_message(part),
         logprobs=_chat_log_probs(part, vocabulary),
         finish_reason=part.finish_reason,
     )
 
 
+def _chat_message(part: ChoicePart) -> response_schemas.ChatMessage:
+    """Return the message; it has no field of calls where there are none, as at OpenAI."""
+    message = response_schemas.ChatMessage.model_construct(role="assistant", content=_content(part))
+    if part.calls:
+        message.tool_calls = [_call(call) for call in part.calls]
+    return message
+
+
 def _delta(part: ChoicePart, vocabulary: Vocabulary) -> BaseModel:
-    role = {"role": "assistant"} if part.is_first else {}
-    delta = response_schemas.ChatDelta.model_construct(**role, **_content(part), **_call_deltas(part))
+    delta = response_schemas.ChatDelta.model_construct(content=_content(part))
+    if part.is_first:
+        delta.role = "assistant"
+    if part.calls:
+        delta.tool_calls = [_call_delta(call) for call in part.calls]
     return response_schemas.ChatChunkChoice.model_construct(
         index=part.index,
         delta=delta,
@@ -186,25 +198,15 @@ def _delta(part: ChoicePart, vocabulary: Vocabulary) -> BaseModel:
     )
 
 
-def _content(part: ChoicePart) -> dict[str, str | None]:
-    return {"content": part.text if part.text or not part.calls else None}
+def _content(part: ChoicePart) -> str | None:
+    return part.text if part.text or not part.calls else None
 
 
-def _calls(part: ChoicePart) -> dict[str, list[ToolCall]]:
-    """Return the field of the calls; none where there are none, as at OpenAI."""
-    calls = [
-        ToolCall.model_construct(
-            id=call.id,
-            type="function",
-            function=FunctionCall.model_construct(name=call.name, arguments=call.arguments),
-        )
-        for call in part.calls
-    ]
-    return {"tool_calls": calls} if calls else {}
-
-
-def _call_deltas(part: ChoicePart) -> dict[str, list[ToolCallDelta]]:
-    return {"tool_calls": [_call_delta(call) for call in part.calls]} if part.calls else {}
+def _call(call: NamedCall) -> ToolCall:
+    assert call.id is not None
+    assert call.name is not None
+    function = FunctionCall.model_construct(name=call.name, arguments=call.arguments)
+    return ToolCall.model_construct(id=call.id, type="function", function=function)
 
 
 def _call_delta(call: NamedCall) -> ToolCallDelta:

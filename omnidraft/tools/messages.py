@@ -46,11 +46,13 @@ def has_calls(messages: Sequence[Message]) -> bool:
 def template_messages(messages: Sequence[Message], form: ToolFormat) -> list[dict[str, Any]]:
     """Return OpenAI's messages for a template that knows tools: content is a text, and arguments are objects. Results
     carry the name of their function."""
-    name_of = {call.get("id"): call["function"]["name"] for message in messages for call in _calls(message)}
+    name_of: dict[str | None, str] = {
+        call.get("id"): call["function"]["name"] for message in messages for call in _calls(message)
+    }
     return [_template_message(message, name_of, form) for message in messages]
 
 
-def _template_message(message: Message, name_of: Mapping[str, str], form: ToolFormat) -> dict[str, Any]:
+def _template_message(message: Message, name_of: Mapping[str | None, str], form: ToolFormat) -> dict[str, Any]:
     made = {**message, "content": message.get("content") or ""}
     made.pop("tool_calls", None)
     if _calls(message):

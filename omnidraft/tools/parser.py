@@ -35,6 +35,15 @@ class Parsed:
     calls: list[CallDelta] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class ToolCall:
+    """A call in a whole text."""
+
+    name: str
+    arguments: str
+    """A JSON object, unless the text was cut off in it."""
+
+
 class _State(Enum):
     TEXT = auto()
     HEAD = auto()
@@ -170,6 +179,13 @@ class ToolCallParser:
         content = text.rstrip()
         self._space = text[len(content) :]
         self._parsed.content += content
+
+
+def parse(text: str, form: ToolFormat, names: Collection[str]) -> list[ToolCall]:
+    """Return the calls in a whole answer."""
+    parser = ToolCallParser(form, names)
+    deltas = [*parser.feed(text).calls, *parser.finish().calls]
+    return [ToolCall(delta.name, delta.arguments) for delta in deltas if delta.name is not None]
 
 
 class _BraceCounter:

@@ -101,7 +101,8 @@ def tool_use(
 
 def _tool(field: str, given: Mapping[str, Any]) -> Tool:
     match given:
-        case {"type": "function", "function": {"name": str(name), **function}}:
+        case {"type": "function", "function": {"name": str(name)}}:
+            function: Mapping[str, Any] = given["function"]
             return Tool(name, function.get("description"), function.get("parameters"), bool(function.get("strict")))
     raise RequestError(f'{field} must be {{"type": "function", "function": {{"name": ...}}}}')
 

@@ -8,17 +8,20 @@ QWEN2_5 = r"""
     {%- else %}
         {{- 'You are Qwen, created by Alibaba Cloud. You are a helpful assistant.' }}
     {%- endif %}
-    {{- "\n\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are provided with function signatures within <tools></tools> XML tags:\n<tools>" }}
+    {{- "\n\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\n" }}
+    {{- "You are provided with function signatures within <tools></tools> XML tags:\n<tools>" }}
     {%- for tool in tools %}
         {{- "\n" }}
         {{- tool | tojson }}
     {%- endfor %}
-    {{- "\n</tools>\n\nFor each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:\n<tool_call>\n{\"name\": <function-name>, \"arguments\": <args-json-object>}\n</tool_call><|im_end|>\n" }}
+    {{- "\n</tools>\n\nFor each function call, return a json object within <tool_call></tool_call> XML tags:\n" }}
+    {{- '<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call><|im_end|>\n' }}
 {%- elif messages[0]['role'] == 'system' %}
     {{- '<|im_start|>system\n' + messages[0]['content'] + '<|im_end|>\n' }}
 {%- endif %}
 {%- for message in messages %}
-    {%- if (message.role == "user") or (message.role == "system" and not loop.first) or (message.role == "assistant" and not message.tool_calls) %}
+    {%- if (message.role == "user") or (message.role == "system" and not loop.first)
+            or (message.role == "assistant" and not message.tool_calls) %}
         {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}
     {%- elif message.role == "assistant" %}
         {{- '<|im_start|>' + message.role }}
@@ -66,7 +69,8 @@ LLAMA3 = r"""
             {{- raise_exception("This model only supports single tool-calls at once!") }}
         {%- endif %}
         {%- set tool_call = message.tool_calls[0].function %}
-        {{- '<|im_start|>assistant\n{"name": "' + tool_call.name + '", "parameters": ' + (tool_call.arguments | tojson) }}
+        {{- '<|im_start|>assistant\n{"name": "' + tool_call.name }}
+        {{- '", "parameters": ' + (tool_call.arguments | tojson) }}
         {{- "}<|im_end|>" }}
     {%- elif message.role == "tool" or message.role == "ipython" %}
         {{- "<|im_start|>ipython\n" + message.content + "<|im_end|>" }}

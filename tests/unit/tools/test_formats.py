@@ -20,7 +20,11 @@ from tests.unit.tools.templates import CHATML, GEMMA3, LLAMA3, MISTRAL, QWEN2_5
         ("", "hermes", False),
         ("{% broken", "hermes", False),
         ("{{ 'we have no tools here' }}", "hermes", False),
-        ("{% for m in messages %}{% generation %}{{ tools }}{% endgeneration %}{% break %}{% endfor %}", "hermes", True),
+        (
+            "{% for m in messages %}{% generation %}{{ tools }}{% endgeneration %}{% break %}{% endfor %}",
+            "hermes",
+            True,
+        ),
     ],
 )
 def test_the_format_of_a_template(template: str, name: str, knows: bool) -> None:

@@ -14,9 +14,9 @@ HERMES, LLAMA3, MISTRAL = FORMATS["hermes"], FORMATS["llama3"], FORMATS["mistral
 READ = {"name": "read_file", "arguments": {"path": "a.py", "lines": [1, {"to": 9}]}}
 BASH = {"name": "bash", "arguments": {"command": 'echo "}{[" \\\\ </tool_call>; ls'}}
 PIECES = [
-    "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<tool", "_call>", "[", "]", "{", "}", ",", ";", " ",
-    "\n", '"', "\\", '"name"', ":", '"read_file"', '"bash"', '"other"', '"arguments"', '"parameters"', '{"a": 1}', "text",
-    '{"name": "bash", "arguments": {', '{"name": "bash", "parameters": {}}', "\ud800", "\u00e9",
+    "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<tool", "_call>", "[", "]", "{", "}", ",", ";",
+    " ", "\n", '"', "\\", '"name"', ":", '"read_file"', '"bash"', '"other"', '"arguments"', '"parameters"', '{"a": 1}',
+    "text",     '{"name": "bash", "arguments": {', '{"name": "bash", "parameters": {}}', "\ud800", "\u00e9",
 ]  # fmt: skip
 
 
@@ -56,7 +56,10 @@ def test_what_a_format_writes_is_read_again(form: ToolFormat, before: str) -> No
     ("form", "text"),
     [
         (HERMES, '<tool_call>[{"name": "bash", "arguments": {}}, {"name":"bash","arguments":{}}]</tool_call>'),
-        (HERMES, '<tool_call>{"name": "bash", "parameters": {}}</tool_call>\n<tool_call>{"name": "bash", "arguments": {}}'),
+        (
+            HERMES,
+            '<tool_call>{"name": "bash", "parameters": {}}</tool_call>\n<tool_call>{"name": "bash", "arguments": {}}',
+        ),
         (LLAMA3, '<|python_tag|>{"name": "bash", "parameters": {}}; {"name": "bash", "parameters": {}}'),
         (LLAMA3, '\n{ "name" : "bash",\n "parameters" : {}\n}\n;{"name": "bash", "arguments": {}}'),
         (MISTRAL, '[TOOL_CALLS] [{"name": "bash", "arguments": {}},{"name": "bash", "arguments": {} }]'),
@@ -96,7 +99,10 @@ def test_a_call_that_is_cut_off_keeps_the_arguments_that_came() -> None:
     parser = ToolCallParser(HERMES, NAMES)
     parser.feed('<tool_call>{"name": "bash", "arguments": {"command": "l')
     assert parser.has_open_call
-    assert parsed('<tool_call>{"name": "bash", "arguments": {"command": "l', HERMES) == ("", [("bash", '{"command": "l')])
+    assert parsed('<tool_call>{"name": "bash", "arguments": {"command": "l', HERMES) == (
+        "",
+        [("bash", '{"command": "l')],
+    )
     assert parsed('<tool_call>{"name": "bash", "argu', HERMES) == ('<tool_call>{"name": "bash", "argu', [])
 
 
@@ -148,8 +154,6 @@ _JSON = st.recursive(
     st.sampled_from(list(FORMATS.values())),
     st.lists(st.integers(0, 500), max_size=8),
 )
-def test_any_arguments_are_read_to_the_letter(
-    calls: list[tuple[str, dict]], form: ToolFormat, cuts: list[int]
-) -> None:
+def test_any_arguments_are_read_to_the_letter(calls: list[tuple[str, dict]], form: ToolFormat, cuts: list[int]) -> None:
     written = [{"name": name, "arguments": arguments} for name, arguments in calls]
     assert parsed(form.render(written), form, tuple(cuts)) == ("", expected(*written))

@@ -33,7 +33,11 @@ def test_a_named_tool_is_the_only_one_that_can_be_called() -> None:
         ([tool(parameters=[])], None, r"tools\.0\.function\.parameters must be a JSON schema"),
         ([tool(parameters={"type": "array"})], None, r"parameters\.type must be 'object', got 'array'"),
         ([tool(description=3)], None, r"description must be a text"),
-        ([tool("a"), tool("b")], {"type": "function", "function": {"name": "c"}}, "no tool 'c' here; there are 'a', 'b'"),
+        (
+            [tool("a"), tool("b")],
+            {"type": "function", "function": {"name": "c"}},
+            "no tool 'c' here; there are 'a', 'b'",
+        ),
         ([tool()], "always", "tool_choice must be"),
         ([tool()], {"type": "function"}, "tool_choice must be"),
     ],

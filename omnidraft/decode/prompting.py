@@ -99,4 +99,6 @@ def client_texts(request: GenerationRequest) -> Mapping[str, Iterable[str]]:
     if request.tools is not None:
         texts["tools"] = strings_of(request.tools.definitions())
     grammar = request.sampling.grammar
-    return texts if grammar is None else {**texts, grammar.kind: [grammar.text]}
+    if grammar is not None and grammar.kind != "tools":  # which with_tool_grammar wrote
+        texts[grammar.kind] = [grammar.text]
+    return texts

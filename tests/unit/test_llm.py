@@ -60,8 +60,8 @@ def test_a_chat_may_call_tools(llm: LLM) -> None:
     (result,) = llm.chat("How many?", params, use_tqdm=False, tools=[tool], tool_choice=chosen)
     (call,) = result.outputs[0].tool_calls
     assert (call.name, json.loads(call.arguments)) == ("count", {"n": 7})
+    other = {"type": "function", "function": {"name": "other"}}
     with pytest.raises(RequestError, match="no tool 'other'"):
-        other = {"type": "function", "function": {"name": "other"}}
         llm.chat("How many?", params, use_tqdm=False, tools=[tool], tool_choice=other)
     (plain,) = llm.chat("How many?", GREEDY, use_tqdm=False)
     assert plain.outputs[0].tool_calls == []

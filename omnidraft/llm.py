@@ -25,8 +25,10 @@ from omnidraft.decode.step_stats import DecodeStats
 from omnidraft.errors import RequestError
 from omnidraft.ports import Grammar, Mode, Sampling, Step
 from omnidraft.telemetry.metrics import CountingMetrics
+from omnidraft.tools.parser import ToolCall, parse
+from omnidraft.tools.tool_use import tool_use
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
 Conversation = str | Sequence[Message]
 """A question, or the messages of a chat, each with a role and a content."""
 _SCOPE = "llm"
@@ -116,6 +118,8 @@ class CompletionOutput:
     """The log-probabilities of each token and of the most probable ones, by token id; None unless asked for."""
     finish_reason: Literal["stop", "length"] | None = None
     """None while the text grows."""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    """The calls in the text, if tools were offered."""
     stats: DecodeStats = field(default_factory=DecodeStats)
     """What drafting did: passes, tokens per pass, agreement, seconds."""
 
@@ -196,12 +200,23 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         use_tqdm: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] = "auto",
     ) -> list[RequestOutput]:
-        """Answer one or several conversations, together, in the chat template of each model; see `generate`."""
-        chats = _conversations(conversations)
-        return self._run(
-            [(chat, {"messages": _messages(chat)}) for chat in chats], params or SamplingParams(), use_tqdm
-        )
+        """Answer one or several conversations, together, in the chat template of each model; see `generate`.
+
+        Args:
+            tools: what the answers may call, in OpenAI's shape; the calls are in `tool_calls`, and in the text.
+            tool_choice: `auto`, `none`, `required` or a named function, as at OpenAI.
+        """
+        use = tool_use(tools, tool_choice) if tools else None
+        chats = [(chat, {"messages": _messages(chat), "tools": use}) for chat in _conversations(conversations)]
+        results = self._run(chats, params or SamplingParams(), use_tqdm)
+        if use is not None:
+            names = [tool.name for tool in use.callable_tools]
+            for output in (output for result in results for output in result.outputs):
+                output.tool_calls = parse(output.text, self._engine.pair.tool_format, names)
+        return results
 
     def stream(self, conversation: Conversation, params: SamplingParams | None = None) -> Iterator[str]:
         """Answer one conversation; yield its text piece by piece, as it is generated. Raises RequestError."""

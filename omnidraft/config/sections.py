@@ -13,6 +13,9 @@ from omnidraft.config.worker import VllmSettings, WorkerSettings
 Mode = Literal["fast", "reproducible"]
 """The decoding modes; see DecodeSettings.mode."""
 
+ToolFormat = Literal["hermes", "llama3", "mistral"]
+"""The formats of tool calls; see omnidraft/tools/formats.py."""
+
 
 NO_DRAFTER = "none"
 """The name of the drafter where there is none, also in trace records."""
@@ -47,6 +50,10 @@ class ModelSettings(Section):
     packed_cache_gib: float = Field(20.0, ge=0)
     """GiB of disk for models packed for our kernels, which later starts map and share. The longest unused go first; 0
     packs at every start."""
+
+    tool_formats: dict[str, ToolFormat] = Field(default_factory=dict)
+    """How a target writes calls of tools, by its name: `hermes` (as Qwen), `llama3` or `mistral`. For a target that is
+    not here its chat template says it; see docs/http-api.md."""
 
     @property
     def has_drafter(self) -> bool:

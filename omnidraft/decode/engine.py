@@ -3,14 +3,14 @@ metrics."""
 
 import secrets
 from collections.abc import Generator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from threading import Event
 
 from omnidraft.config import DecodeSettings, RecorderSettings
 from omnidraft.decode.decoder import Decoder
 from omnidraft.decode.generation import Generation, GenerationOutput, GenerationRequest, GenerationStream
-from omnidraft.decode.prompt_text import PromptTokenizer, client_texts, prompt_ids
+from omnidraft.decode.prompting import Pair, client_texts, prompt_ids, with_tool_grammar
 from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
 from omnidraft.decode.recording.text_memorizer import TextMemorizer
 from omnidraft.decode.recording.trace_producer import TraceProducer
@@ -22,19 +22,6 @@ from omnidraft.decode.step_telemetry import StepCounter, StepObserver, TextSpan
 from omnidraft.errors import RequestError
 from omnidraft.memory.recent_texts import RecentTexts
 from omnidraft.ports import Metrics, NoopTracing, Request, Span, Step, Tracing
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """The target and the drafter that an engine serves, by name, with their tokenizers."""
-
-    target: str
-    drafter: str
-    worker: str
-    alignment: str
-    target_tokenizer: PromptTokenizer
-    drafter_tokenizer: PromptTokenizer | None
-    """None without a drafter."""
 
 
 class Engine:
@@ -73,6 +60,7 @@ class Engine:
         self._num_preemptions = 0
         self._must_forget_prefixes = Event()
         self._generations: dict[SequenceState, Generation] = {}
+        self._shown_ids = {token: text.encode() for text, token in pair.marker_ids.items()}
 
     def add_request(
         self,
@@ -208,6 +196,7 @@ class Engine:
         Raises:
             RequestError: the grammar cannot be compiled.
         """
+        request = with_tool_grammar(request, self.pair)
         grammar = request.sampling.grammar
         if grammar is None:
             return request
@@ -217,6 +206,7 @@ class Engine:
     def decode_request(self, request: GenerationRequest) -> Request:
         """Return the request in token ids, completed with the deployment's settings. Raises RequestError."""
         require_text(client_texts(request))
+        request = with_tool_grammar(request, self.pair)
         check_sampling(request.sampling, len(self.pair.target_tokenizer.vocabulary))
         default = self.drift_throttle.limit(request.tenant, self._decode.num_draft_tokens)
         is_default = request.num_draft_tokens is None and default == self._decode.num_draft_tokens
@@ -226,7 +216,7 @@ class Engine:
         if num_draft < 0:
             raise RequestError(f"num_draft_tokens must be at least 0, got {num_draft}")
         return Request(
-            prompt_ids=tuple(prompt_ids(request, self.pair.target_tokenizer)),
+            prompt_ids=tuple(prompt_ids(request, self.pair.target_tokenizer, self.pair.tool_format)),
             drafter_prompt_ids=tuple(self._drafter_prompt_ids(request)),
             max_new_tokens=request.max_new_tokens,
             sampling=request.sampling,
@@ -238,6 +228,8 @@ class Engine:
             num_memory_tokens=self._decode.num_memory_tokens if is_default else 0,
             tenant=request.tenant,
             num_log_probs=request.num_log_probs,
+            has_tools=request.tools is not None and bool(request.tools.callable_tools),
+            shown_ids=self._shown_ids if request.tools is not None else {},
         )
 
     def _drafter_prompt_ids(self, request: GenerationRequest) -> list[int]:
@@ -246,7 +238,7 @@ class Engine:
         if self.pair.drafter_tokenizer is None:
             return []
         try:
-            return prompt_ids(request, self.pair.drafter_tokenizer)
+            return prompt_ids(request, self.pair.drafter_tokenizer, self.pair.tool_format)
         except Exception as exc:  # the boundary: see safe_drafting.py
             self.decoder.failures.report(exc)
             return []

@@ -3,11 +3,13 @@
 import uuid
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from omnidraft.decode.sequence import SequenceState
 from omnidraft.decode.snapshot.slot import LoadedSnapshot
 from omnidraft.decode.step_telemetry import StepObserver
 from omnidraft.ports import Mode, Sampling, Step
+from omnidraft.tools.tool_use import ToolUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +18,10 @@ class GenerationRequest:
 
     prompt: str | None = None
     """Plain text to continue; exactly one of prompt and messages is given."""
-    messages: Sequence[Mapping[str, str]] | None = None
+    messages: Sequence[Mapping[str, Any]] | None = None
+    """As OpenAI has them, with calls of tools and their results."""
+    tools: ToolUse | None = None
+    """The tools that the answer may call."""
     max_new_tokens: int = 256
     sampling: Sampling = field(default_factory=Sampling)
     seed: int | None = None

@@ -27,7 +27,7 @@ class StopChecker:
         if token in self._request.stop_ids:
             self.finish_reason = FinishReason.STOP
             return True
-        self._pending += self._vocabulary.spell((token,))
+        self._pending += self._request.shown_ids.get(token) or self._vocabulary.spell((token,))
         matches = [at for stop in self._request.stop_strings if (at := self._pending.find(stop)) >= 0]
         if matches:
             self._pending = self._pending[: min(matches)]

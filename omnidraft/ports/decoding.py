@@ -24,10 +24,11 @@ AcceptanceFn = Callable[[float], float]
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A schema or pattern that the whole text must match."""
+    """A schema or pattern that the whole text must match, or the form of answers that may call tools."""
 
-    kind: Literal["json_schema", "regex"]
+    kind: Literal["json_schema", "regex", "tools"]
     text: str
+    """The schema, the pattern, or what tools/grammar.py writes."""
     compiled: object | None = field(default=None, compare=False, repr=False)
     """The grammar compiled by decode/sampling/grammar.py; None: it is compiled when decoding begins."""
 
@@ -85,6 +86,8 @@ class Request:
     """Texts of one scope may reuse each other's drafter keys; None: those of one tenant."""
     has_tools: bool = False
     """Whether the answer may call tools."""
+    shown_ids: Mapping[int, bytes] = field(default_factory=dict)
+    """Ids that spell nothing and whose text is shown nevertheless: markers of tool calls."""
 
     @property
     def work(self) -> Work:

@@ -27,6 +27,7 @@ from omnidraft.errors import RequestError
 from omnidraft.ports import Grammar, Mode, Sampling
 from omnidraft.serving.strict_model import MAPPING_LIMITS, StrictModel, TextMapping
 from omnidraft.serving.structured_output import ResponseFormat, StructuredOutputs
+from omnidraft.serving.tool_schemas import Deprecated, ToolCall, ToolChoice, Tools, tool_use
 
 DEFAULT_MAX_TOKENS = 256
 MAX_STOPS = 16
@@ -39,15 +40,32 @@ class TextPart(StrictModel):
 
 
 class RequestMessage(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True)
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)]
+    model_config = ConfigDict(extra="ignore", strict=True, use_attribute_docstrings=True)
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)] | None = None
+    """Only an assistant that called tools may have said nothing."""
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
+    """What the assistant called."""
+    tool_call_id: str | None = None
+    """The call whose result a message of role `tool` is."""
 
-    def plain(self) -> dict[str, str]:
+    @model_validator(mode="after")
+    def _fits_its_role(self) -> "RequestMessage":
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError(f"tool_calls: only an assistant calls tools, not {self.role!r}")
+        if self.content is None and not self.tool_calls:
+            raise ValueError("content: only an assistant with tool_calls may leave it out")
+        if (self.tool_call_id is not None) != (self.role == "tool"):
+            raise ValueError("tool_call_id: a message of role 'tool' has one, and no other")
+        return self
+
+    def plain(self) -> dict[str, Any]:
         """Return the message for a chat template; the role `developer` becomes `system`, as at OpenAI."""
         role = "system" if self.role == "developer" else self.role
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": role, "content": text}
+        text = "".join(part.text for part in self.content) if isinstance(self.content, list) else self.content
+        called = {"tool_calls": [call.model_dump() for call in self.tool_calls]} if self.tool_calls else {}
+        answered = {} if self.tool_call_id is None else {"tool_call_id": self.tool_call_id}
+        return {"role": role, "content": text or "", **called, **answered}
 
 
 class StreamOptions(BaseModel):
@@ -210,9 +228,14 @@ class ChatRequest(_GenerationParams):
     """Tell each token's log-probability: the target's own, before sampling settings."""
     top_logprobs: int | None = Field(None, ge=0, le=20)
     """... and those of so many likeliest ones."""
-    tools: Annotated[list[Any], Field(max_length=0)] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
+    tools: Tools | None = None
+    """What the model may call."""
+    tool_choice: ToolChoice | None = None
+    """auto, if it is not given: the model answers or calls."""
     parallel_tool_calls: bool | None = None
+    """False: one call at most."""
+    functions: Deprecated = None
+    function_call: Deprecated = None
     modalities: list[Literal["text"]] | None = None
 
     @model_validator(mode="after")
@@ -229,8 +252,20 @@ class ChatRequest(_GenerationParams):
     def num_tokens(self) -> int | None:
         return self.max_completion_tokens or self.max_tokens
 
+    @model_validator(mode="after")
+    def _has_what_it_refers_to(self) -> "ChatRequest":
+        if not self.tools and self.tool_choice not in (None, "none", "auto"):
+            raise ValueError("tool_choice: there are no tools to choose from")
+        known: set[str] = set()
+        for index, message in enumerate(self.messages):
+            known.update(call.id for call in message.tool_calls or ())
+            if message.tool_call_id is not None and message.tool_call_id not in known:
+                raise ValueError(f"messages.{index}.tool_call_id: no call of this id before it")
+        return self
+
     def prompts(self) -> Sequence[dict[str, Any]]:
-        return [{"messages": [message.plain() for message in self.messages]}]
+        tools = tool_use(self.tools, self.tool_choice, is_parallel=self.parallel_tool_calls is not False)
+        return [{"messages": [message.plain() for message in self.messages], "tools": tools}]
 
 
 def _choice_request_id(request_id: str, index: int) -> str:

@@ -8,13 +8,14 @@ wholly behind the beginning of a stop string. An entry whose token is cut by a s
 import codecs
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pydantic import BaseModel
 
 from omnidraft.ports import LogProbs, Step
 from omnidraft.serving import response_schemas
 from omnidraft.serving.response_schemas import ChatLogProbs, ChatToken, CompletionLogProbs, TokenLogProb
+from omnidraft.serving.tool_schemas import FunctionCall, FunctionCallDelta, ToolCall, ToolCallDelta
 from omnidraft.vocab.tokenizer import Vocabulary
 
 MIN_LOGPROB = -9999.0
@@ -85,7 +86,7 @@ def for_chat(entries: Sequence[LogprobEntry], vocabulary: Vocabulary) -> ChatLog
         likeliest = [_token(token, log_p, vocabulary) for token, log_p in each.likeliest]
         own = _token(each.token, each.log_p, vocabulary)
         content.append(ChatToken(token=own.token, logprob=own.logprob, bytes=own.bytes, top_logprobs=likeliest))
-    return ChatLogProbs(content=content)
+    return ChatLogProbs(content=content, refusal=None)
 
 
 def token_text(token: int, vocabulary: Vocabulary) -> str:
@@ -112,15 +113,39 @@ def _token(token: int, log_p: float, vocabulary: Vocabulary) -> TokenLogProb:
 
 
 @dataclass(slots=True)
+class NamedCall:
+    """A part of one call of a tool, or all of it."""
+
+    index: int
+    id: str | None
+    """It and the name are in the first part of a call only."""
+    name: str | None
+    arguments: str
+
+
+@dataclass(slots=True)
 class ChoicePart:
     """A part of one choice, or all of it."""
 
     index: int
     is_first: bool
     text: str = ""
-    finish_reason: response_schemas.FinishReason | None = None
+    finish_reason: response_schemas.ChatFinishReason | None = None
     entries: list[LogprobEntry] | None = None
     """Log-probabilities of its tokens; None unless the request asks for them."""
+    calls: list[NamedCall] = field(default_factory=list)
+
+    def add(self, part: "ChoicePart") -> None:
+        """Append the next part."""
+        self.text += part.text
+        self.finish_reason = part.finish_reason
+        if part.entries is not None:
+            self.entries = (self.entries or []) + part.entries
+        for call in part.calls:
+            if call.id is None:
+                self.calls[-1].arguments += call.arguments
+            else:
+                self.calls.append(call)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +158,7 @@ class ResponseKind:
 
 
 def _completion(part: ChoicePart, vocabulary: Vocabulary) -> BaseModel:
+    assert part.finish_reason != "tool_calls"  # a completion is offered no tools
     return response_schemas.CompletionChoice.model_construct(
         index=part.index,
         text=part.text,
@@ -144,22 +170,51 @@ def _completion(part: ChoicePart, vocabulary: Vocabulary) -> BaseModel:
 def _message(part: ChoicePart, vocabulary: Vocabulary) -> BaseModel:
     return response_schemas.ChatChoice.model_construct(
         index=part.index,
-        message=response_schemas.ChatMessage.model_construct(role="assistant", content=part.text),
+        message=_chat_message(part),
         logprobs=_chat_log_probs(part, vocabulary),
         finish_reason=part.finish_reason,
     )
 
 
+def _chat_message(part: ChoicePart) -> response_schemas.ChatMessage:
+    """Return the message; it has no field of calls where there are none, as at OpenAI."""
+    message = response_schemas.ChatMessage.model_construct(role="assistant", content=_content(part))
+    if part.calls:
+        message.tool_calls = [_call(call) for call in part.calls]
+    return message
+
+
 def _delta(part: ChoicePart, vocabulary: Vocabulary) -> BaseModel:
-    delta = response_schemas.ChatDelta.model_construct(content=part.text)
+    delta = response_schemas.ChatDelta.model_construct(content=_content(part))
     if part.is_first:
-        delta = response_schemas.ChatDelta.model_construct(role="assistant", content=part.text)
+        delta.role = "assistant"
+    if part.calls:
+        delta.tool_calls = [_call_delta(call) for call in part.calls]
     return response_schemas.ChatChunkChoice.model_construct(
         index=part.index,
         delta=delta,
         logprobs=_chat_log_probs(part, vocabulary),
         finish_reason=part.finish_reason,
     )
+
+
+def _content(part: ChoicePart) -> str | None:
+    return part.text if part.text or not part.calls else None
+
+
+def _call(call: NamedCall) -> ToolCall:
+    assert call.id is not None
+    assert call.name is not None
+    function = FunctionCall.model_construct(name=call.name, arguments=call.arguments)
+    return ToolCall.model_construct(id=call.id, type="function", function=function)
+
+
+def _call_delta(call: NamedCall) -> ToolCallDelta:
+    if call.id is None:
+        function = FunctionCallDelta.model_construct(arguments=call.arguments)
+        return ToolCallDelta.model_construct(index=call.index, function=function)
+    function = FunctionCallDelta.model_construct(name=call.name, arguments=call.arguments)
+    return ToolCallDelta.model_construct(index=call.index, id=call.id, type="function", function=function)
 
 
 def _chat_log_probs(part: ChoicePart, vocabulary: Vocabulary) -> response_schemas.ChatLogProbs | None:

@@ -7,7 +7,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
+from omnidraft.serving.tool_schemas import ToolCall, ToolCallDelta
+
 FinishReason = Literal["stop", "length"]
+ChatFinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class PromptTokensDetails(BaseModel):
@@ -59,27 +62,32 @@ class CompletionChoice(BaseModel):
 
 class ChatMessage(BaseModel):
     role: Literal["assistant"]
-    content: str
+    content: str | None
+    """None: the answer is nothing but calls."""
+    tool_calls: list[ToolCall] | None = None
+    """It is there when the answer calls tools."""
 
 
 class ChatChoice(BaseModel):
     index: int
     message: ChatMessage
     logprobs: ChatLogProbs | None
-    finish_reason: FinishReason | None
+    finish_reason: ChatFinishReason | None
 
 
 class ChatDelta(BaseModel):
     role: Literal["assistant"] | None = None
     """It is set in the first chunk of a choice."""
-    content: str
+    content: str | None
+    """None: the chunk has nothing but calls."""
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChatChunkChoice(BaseModel):
     index: int
     delta: ChatDelta
     logprobs: ChatLogProbs | None
-    finish_reason: FinishReason | None
+    finish_reason: ChatFinishReason | None
 
 
 class _Response(BaseModel):

@@ -20,6 +20,7 @@ from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.serving.request_schemas import ChatRequest, CompletionRequest
 from omnidraft.serving.response_formats import ChoicePart, LogprobCollector, ResponseKind
 from omnidraft.serving.structured_output import GrammarScheduler
+from omnidraft.serving.tool_calls import reader_of
 from omnidraft.traces.trace_context import valid_traceparent
 
 Body = CompletionRequest | ChatRequest
@@ -127,6 +128,8 @@ class _ResponseWriter:
     async def parts(self, ready: asyncio.Event) -> AsyncIterator[ChoicePart]:
         """Yield every step that has something to show. Raises what decoding raised."""
         logprobs = [self._logprobs() for _ in self.queued.texts]
+        form = self._model.engine.pair.tool_format
+        readers = [reader_of(text.request, form) for text in self.queued.texts]
         begun: set[int] = set()
         async for index, step in _steps(self.queued, ready):
             part = ChoicePart(index, index not in begun, step.text)
@@ -134,7 +137,9 @@ class _ResponseWriter:
                 part.finish_reason = step.finish_reason.value
             collector = logprobs[index]
             part.entries = None if collector is None else collector.take(step)
-            if part.text or part.finish_reason or part.entries:
+            if (reader := readers[index]) is not None:
+                reader.read(part)
+            if part.text or part.finish_reason or part.entries or part.calls:
                 begun.add(index)
                 yield part
 
@@ -142,12 +147,9 @@ class _ResponseWriter:
         """Return the body of a response that is not streamed."""
         choices = [ChoicePart(index, True) for index in range(len(self.queued.texts))]
         async for part in parts:
-            choice = choices[part.index]
-            choice.text += part.text
-            choice.finish_reason = part.finish_reason
-            if part.entries is not None:
-                choice.entries = (choice.entries or []) + part.entries
-        dumped = ",".join(self._kind.choice(choice, self._vocabulary).model_dump_json() for choice in choices)
+            choices[part.index].add(part)
+        shown = [self._kind.choice(choice, self._vocabulary) for choice in choices]
+        dumped = ",".join(choice.model_dump_json(exclude_unset=True) for choice in shown)
         tail = {"usage": self._usage()} | self._stats()
         return f"{self._frame()}[{dumped}],{json.dumps(tail)[1:]}".encode()
 

@@ -66,7 +66,7 @@ class GrammarScheduler:
 
     async def prepare(self, client: str, engine: Engine, request: GenerationRequest) -> GenerationRequest:
         """Return the request with its grammar compiled. Raises RequestError when that cannot be done."""
-        if request.sampling.grammar is None:
+        if request.sampling.grammar is None and request.tools is None:
             return request
         own = self._lock_of_client.setdefault(client, asyncio.Lock())
         async with own, self._lock:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from omnidraft.memory.recent_texts import RecentTexts
     from omnidraft.models.hf.tokenizer import HfTokenizer
     from omnidraft.models.loading import SharedDrafter
+    from omnidraft.tools.formats import ToolFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +198,8 @@ def _engine(
 ) -> "Engine":
     from omnidraft.decode.decoder import Decoder
     from omnidraft.decode.drafting.safe_drafting import DraftingFailures
-    from omnidraft.decode.engine import Engine, Pair
+    from omnidraft.decode.engine import Engine
+    from omnidraft.decode.prompting import Pair
     from omnidraft.decode.sampling.grammar import Grammars
     from omnidraft.decode.sampling.grammar_trial import GrammarTrial
 
@@ -209,6 +211,7 @@ def _engine(
         tokenizers.alignment.fingerprint if has_drafter else NO_DRAFTER,
         tokenizers.target,
         tokenizers.drafter if has_drafter else None,
+        _tool_format(settings, tokenizers.target),
     )
     top_k = settings.recorder.top_k if producer else None
     vocabulary = tokenizers.target.vocabulary
@@ -236,6 +239,14 @@ def _engine(
         has_prefix_caching=settings.scheduler.prefix_caching,
         recent=recent if settings.decode.suffix_memory else None,
     )
+
+
+def _tool_format(settings: Settings, tokenizer: "HfTokenizer") -> "ToolFormat":
+    """Return the format that the settings name for the target, else that of its chat template."""
+    from omnidraft.tools.formats import FORMATS
+
+    named = settings.models.tool_formats.get(settings.models.target)
+    return tokenizer.tool_format if named is None else FORMATS[named]
 
 
 def _prefix_of(system_prompt: str, tokenizer: "HfTokenizer") -> list[int]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from omnidraft import wiring
-from omnidraft.decode.engine import PromptTokenizer
+from omnidraft.decode.prompting import PromptTokenizer
 from omnidraft.ports import Request
 from omnidraft.prompts import Prompt
 

@@ -16,7 +16,7 @@ PRODUCT = ("omnidraft", "services", "pipelines")
 
 LEVELS = (  # lowest first
     {"errors", "exit_status", "config", "throttle", "private_files", "progress", "supervised_thread"},
-    {"vocab", "traces", "snapshots", "prompts", "memory"},
+    {"vocab", "traces", "snapshots", "prompts", "memory", "tools"},
     {"ports"},
     {"bus", "registry", "models", "telemetry", "decode", "distill", "fleet"},
     {"serving", "exactness", "audit", "testing"},

@@ -1,5 +1,6 @@
 """The Python API gives the texts of the engine, many at once, and needs no other process."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +50,21 @@ def test_n_texts_share_a_prompt_and_can_be_had_again_by_their_seeds(llm: LLM) ->
         assert text_of(llm, "How many clips did she sell", again) == output.text
         assert len(output.logprobs) == len(output.token_ids)
         assert all(token in row for token, row in zip(output.token_ids, output.logprobs, strict=True))
+
+
+def test_a_chat_may_call_tools(llm: LLM) -> None:
+    number = {"type": "object", "properties": {"n": {"enum": [7]}}, "required": ["n"], "additionalProperties": False}
+    tool = {"type": "function", "function": {"name": "count", "parameters": number, "strict": True}}
+    chosen = {"type": "function", "function": {"name": "count"}}
+    params = SamplingParams(temperature=1.0, max_tokens=200, seed=2)
+    (result,) = llm.chat("How many?", params, use_tqdm=False, tools=[tool], tool_choice=chosen)
+    (call,) = result.outputs[0].tool_calls
+    assert (call.name, json.loads(call.arguments)) == ("count", {"n": 7})
+    other = {"type": "function", "function": {"name": "other"}}
+    with pytest.raises(RequestError, match="no tool 'other'"):
+        llm.chat("How many?", params, use_tqdm=False, tools=[tool], tool_choice=other)
+    (plain,) = llm.chat("How many?", GREEDY, use_tqdm=False)
+    assert plain.outputs[0].tool_calls == []
 
 
 def test_a_chat_is_streamed_piece_by_piece(llm: LLM) -> None:

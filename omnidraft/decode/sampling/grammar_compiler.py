@@ -1,26 +1,28 @@
-"""Compiles a JSON schema or a regular expression to masks over one vocabulary; the only file that knows llguidance.
+"""Compiles a JSON schema, a regular expression or the form of tool calls to masks over one vocabulary.
 
-llguidance releases Python's lock while it compiles and while it computes a mask, and holds it while it reads a
-vocabulary. Imports nothing heavy: the child process in which grammars are tried runs this very code. See
-grammar_trial.py.
+The only file that knows llguidance. It releases Python's lock while it compiles and while it computes a mask, and holds
+it while it reads a vocabulary. Imports nothing heavy: the child process in which grammars are tried runs this very
+code. See grammar_trial.py.
 """
 
 import json
 import random
 import re
 import time
-from typing import TYPE_CHECKING, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from omnidraft.decode.sampling.input_limits import check_regex, checked_schema
 from omnidraft.errors import RequestError
+from omnidraft.tools.grammar import CallableTool, GrammarSpec, lark
 from omnidraft.vocab.tokenizer import Vocabulary
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-Kind = Literal["json_schema", "regex"]
+Kind = Literal["json_schema", "regex", "tools"]
 
 MAX_ERROR_CHARS = 300
 INITIAL_FUEL, STEP_FUEL = 500_000, 100_000
@@ -48,6 +50,34 @@ class GrammarCompiler:
         Raises:
             RequestError: it is beyond a bound, or cannot be compiled.
         """
+        if kind == "tools":
+            return self._compile_tools(GrammarSpec.of(checked_schema(text, kind)))
+        return self._compile(kind, _lark(kind, text))
+
+    def _compile_tools(self, spec: GrammarSpec) -> "CompiledGrammar":
+        """Compile answers that may call tools. Arguments of a tool that is not strict are any object where its schema
+        cannot be compiled."""
+        content = None if spec.content is None else _lark(*spec.content)
+        schemas = [tool.schema() for tool in spec.tools]
+        try:
+            return self._compile("tools", lark(spec, schemas, content))
+        except RequestError:
+            for index, tool in enumerate(spec.tools):
+                schemas[index] = self._compilable_schema(tool)
+            return self._compile("tools", lark(spec, schemas, content))
+
+    def _compilable_schema(self, tool: CallableTool) -> dict[str, Any]:
+        """Return the schema of a tool's arguments, or of any object. Raises RequestError, naming a strict tool."""
+        try:
+            self._compile("json_schema", f"%json {json.dumps(tool.schema())}")
+        except RequestError as exc:
+            if tool.is_strict:
+                raise RequestError(f"tools: parameters of {tool.name!r}: {exc}") from exc
+            return replace(tool, parameters=None).schema()
+        return tool.schema()
+
+    def _compile(self, kind: Kind, rules: str) -> "CompiledGrammar":
+        """Compile llguidance's own language, from the right side of the start rule on. Raises RequestError."""
         from llguidance import LLMatcher, LLParserLimits
 
         limits = LLParserLimits(
@@ -56,7 +86,7 @@ class GrammarCompiler:
             max_lexer_states=MAX_LEXER_STATES,
             verbose_errors=False,
         )
-        backend = LLMatcher(self._tokenizer, _FREE_SPELLING + _lark(kind, text), log_level=0, limits=limits)
+        backend = LLMatcher(self._tokenizer, _FREE_SPELLING + rules, log_level=0, limits=limits)
         if backend.is_error():
             raise RequestError(f"{kind}: {_one_line(backend.get_error())}")
         return CompiledGrammar(backend, kind)
@@ -157,7 +187,7 @@ class _Tokens:
         return self._longest_match(text.encode())
 
 
-def _lark(kind: Kind, text: str) -> str:
+def _lark(kind: str, text: str) -> str:
     """Return the grammar as the right side of a rule of llguidance's own language."""
     from llguidance import regex_to_lark
 

@@ -60,16 +60,17 @@ def check_regex(text: str) -> None:
     _check_bytes("regex", text)
 
 
-def checked_schema(text: str) -> dict[str, Any]:
-    """Return the schema. Raises RequestError for text that is no schema, or beyond a bound."""
-    SCHEMA_LIMITS.check(_check_bytes("json_schema", text), "json_schema")
+def checked_schema(text: str, kind: str = "json_schema") -> dict[str, Any]:
+    """Return the schema, or the object with all schemas of this kind of grammar. Raises RequestError for text that is
+    none, or beyond a bound."""
+    SCHEMA_LIMITS.check(_check_bytes(kind, text), kind)
     try:
         schema = json.loads(text)
     except ValueError as exc:
-        raise RequestError(f"json_schema: not JSON: {exc}") from exc
+        raise RequestError(f"{kind}: not JSON: {exc}") from exc
     if not isinstance(schema, dict):
-        raise RequestError(f"json_schema must be an object, got {text[:40]!r}")
-    _check_counts(schema)
+        raise RequestError(f"{kind} must be an object, got {text[:40]!r}")
+    _check_counts(schema, kind)
     return schema
 
 
@@ -83,7 +84,7 @@ def _check_bytes(kind: str, text: str) -> bytes:
     return encoded
 
 
-def _check_counts(schema: dict[str, Any]) -> None:
+def _check_counts(schema: dict[str, Any], kind: str) -> None:
     num_properties = num_refs = 0
     pending: list[Any] = [schema]
     while pending:
@@ -96,4 +97,4 @@ def _check_counts(schema: dict[str, Any]) -> None:
             pending += node
     for count, limit, name in ((num_properties, MAX_PROPERTIES, "properties"), (num_refs, MAX_REFS, "$ref")):
         if count > limit:
-            raise RequestError(f"json_schema: {count} {name}, at most {limit} are compiled; ask for less at once")
+            raise RequestError(f"{kind}: {count} {name}, at most {limit} are compiled; ask for less at once")

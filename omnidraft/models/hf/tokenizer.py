@@ -26,10 +26,14 @@ from omnidraft.models.hf.tokenizer_json import (
     roles,
     spelling,
 )
+from omnidraft.tools.formats import ToolFormat, detect, knows_tools
+from omnidraft.tools.messages import Message, has_calls, map_strings, plain_messages, template_messages
 from omnidraft.vocab.token_bytes import token_bytes
 from omnidraft.vocab.tokenizer import Vocabulary
 
-Message = Mapping[str, str]
+Tool = Mapping[str, Any]
+_TEMPLATE_BUGS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError)
+"""What a template raises about values that its author did not think of."""
 ENDS = ("eos", "end_of_turn", "end_of_text")
 
 
@@ -81,20 +85,47 @@ class HfTokenizer:
         """Whether this model takes messages; a base model only continues plain text."""
         return bool(self._resolved.chat_template)
 
-    def chat_prompt_ids(self, messages: Sequence[Message]) -> list[int]:
+    @cached_property
+    def tool_format(self) -> ToolFormat:
+        """The format in which the chat template writes calls of tools."""
+        return detect(self._resolved.template(has_tools=True))
+
+    @property
+    def special_ids(self) -> Mapping[str, int]:
+        """The special tokens, which spell nothing, by their text."""
+        return self._special_of
+
+    def chat_prompt_ids(
+        self, messages: Sequence[Message], tools: Sequence[Tool] = (), tool_format: ToolFormat | None = None
+    ) -> list[int]:
         """Encode the messages with the tokenizer's own chat template and its generation prompt.
+
+        Args:
+            tools: definitions in OpenAI's shape.
+            tool_format: how calls are written for a template that knows no tools; None: as this one's are.
 
         Raises:
             RequestError: there is no chat template, or it refuses these messages.
         """
         if not self.has_chat_template:
             raise RequestError(f"the tokenizer in {self._folder} has no chat template; send a plain prompt instead")
-        escaped = [{**message, "content": self._escape_special_tokens(message["content"])} for message in messages]
         try:
-            text = self._resolved.render(escaped)
-        except TemplateError as exc:
+            text = self._render(messages, tools, tool_format or self.tool_format)
+        except (TemplateError, *_TEMPLATE_BUGS) as exc:
             raise RequestError(f"the chat template refuses these messages: {exc}") from exc
         return self._prompt_ids(text)
+
+    def _render(self, messages: Sequence[Message], tools: Sequence[Tool], tool_format: ToolFormat) -> str:
+        """Return the text of a chat; whatever looks like a special token in it is the template's."""
+        escaped = map_strings(template_messages(messages, tool_format), self._escape_special_tokens)
+        escaped_tools = map_strings(tools, self._escape_special_tokens)
+        if (tools or has_calls(messages)) and not self._template_knows_tools:
+            return self._resolved.render(plain_messages(escaped, escaped_tools, tool_format))
+        return self._resolved.render(escaped, escaped_tools)
+
+    @cached_property
+    def _template_knows_tools(self) -> bool:
+        return knows_tools(self._resolved.template(has_tools=True))
 
     def prompt_ids(self, text: str) -> list[int]:
         """Encode a plain prompt, with the bos token where the tokenizer adds one; special tokens stay text."""

@@ -32,14 +32,22 @@ class ResolvedTokenizer:
     prefix_ids: list[int]
     """The ids that begin every plain prompt."""
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """Return the text of these messages and of the prompt for an answer. Raises jinja2's TemplateError."""
+    def template(self, *, has_tools: bool = False) -> str:
+        """Return the template of messages, or of those with tools: a model may have one for them, `tool_use`."""
+        if isinstance(self.chat_template, dict):
+            name = "tool_use" if has_tools and "tool_use" in self.chat_template else "default"
+            return self.chat_template[name]
+        return self.chat_template or ""
+
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """Return the text of these messages and of the prompt for an answer. Raises jinja2's TemplateError, and what
+        else a template can raise about values that it did not expect."""
         from transformers.utils.chat_template_utils import render_jinja_template  # only who chats needs transformers
 
-        template = self.chat_template["default"] if isinstance(self.chat_template, dict) else self.chat_template
         rendered: Any = render_jinja_template(  # annotated as a string, and returns texts and spans
             conversations=[[dict(message) for message in messages]],  # type: ignore[misc]
-            chat_template=template,
+            tools=[dict(tool) for tool in tools] or None,
+            chat_template=self.template(has_tools=bool(tools)),
             add_generation_prompt=True,
             **self.special_tokens,
         )

@@ -18,7 +18,7 @@ TEXT = [
     "\U0001f600\U0001f680 \u0928\u092e\u0938\u094d\u0924\u0947\n",
 ] * 4
 CHATML = (
-    "{% for m in messages %}{% if m['role'] == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
+    "{% for m in messages %}{% if m['role'] == 'critic' %}{{ raise_exception('no critics here') }}{% endif %}"
     "<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )

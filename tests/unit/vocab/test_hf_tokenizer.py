@@ -64,8 +64,8 @@ def test_without_a_chat_template_messages_are_refused(tokenizers: dict[str, HfTo
 
 
 def test_what_the_template_refuses_is_refused(small: HfTokenizer) -> None:
-    with pytest.raises(RequestError, match="no tools here"):
-        small.chat_prompt_ids([{"role": "tool", "content": "42"}])
+    with pytest.raises(RequestError, match="no critics here"):
+        small.chat_prompt_ids([{"role": "critic", "content": "42"}])
 
 
 def test_generation_config_adds_ids_that_end_a_text(folders: dict[str, Path], tmp_path: Path) -> None:

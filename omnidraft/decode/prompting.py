@@ -1,0 +1,105 @@
+"""From a request's texts to prompt ids, and from its tools to a grammar, for a pair of models."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from omnidraft.decode.generation import GenerationRequest
+from omnidraft.errors import RequestError
+from omnidraft.ports import Grammar
+from omnidraft.tools.formats import HERMES, ToolFormat
+from omnidraft.tools.grammar import grammar_text
+from omnidraft.tools.messages import strings_of
+from omnidraft.vocab.tokenizer import Tokenizer
+
+
+class PromptTokenizer(Tokenizer, Protocol):
+    """A tokenizer that also knows its model's chat template and stop ids."""
+
+    @property
+    def stop_ids(self) -> frozenset[int]: ...
+
+    @property
+    def has_chat_template(self) -> bool: ...
+
+    @property
+    def tool_format(self) -> ToolFormat: ...
+
+    @property
+    def special_ids(self) -> Mapping[str, int]: ...
+
+    def chat_prompt_ids(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        tool_format: ToolFormat | None = None,
+    ) -> list[int]: ...
+
+    def prompt_ids(self, text: str) -> list[int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The target and the drafter that an engine serves, by name, with their tokenizers."""
+
+    target: str
+    drafter: str
+    worker: str
+    alignment: str
+    target_tokenizer: PromptTokenizer
+    drafter_tokenizer: PromptTokenizer | None
+    """None without a drafter."""
+    tool_format: ToolFormat = HERMES
+    """How the target writes calls of tools."""
+
+    @property
+    def marker_ids(self) -> dict[str, int]:
+        """The target's special tokens that frame calls, by their text; markers that it spells are not among them."""
+        known = self.target_tokenizer.special_ids
+        return {text: known[text] for text in self.tool_format.markers if text in known}
+
+
+def with_tool_grammar(request: GenerationRequest, pair: Pair) -> GenerationRequest:
+    """Return the request with the grammar of answers that may call its tools; a grammar of its own is then that of
+    answers without calls. Raises RequestError."""
+    use, own = request.tools, request.sampling.grammar
+    if use is None or (own is not None and (own.kind == "tools" or use.choice == "none")):
+        return request
+    content = None if own is None else (own.kind, own.text)
+    grammar = Grammar("tools", grammar_text(use, pair.tool_format, pair.marker_ids, content))
+    return replace(request, sampling=replace(request.sampling, grammar=grammar))
+
+
+def prompt_ids(request: GenerationRequest, tokenizer: PromptTokenizer, tool_format: ToolFormat) -> list[int]:
+    """Return the ids of the prompt.
+
+    Args:
+        tool_format: how the target writes calls.
+
+    Raises:
+        RequestError: there is none, or the chat template refuses it.
+    """
+    if (request.prompt is None) == (request.messages is None):
+        raise RequestError("give either a prompt or messages")
+    if request.messages is not None:
+        if not request.messages:
+            raise RequestError("the prompt is empty; give at least one message")
+        definitions = () if request.tools is None else request.tools.definitions()
+        return tokenizer.chat_prompt_ids(request.messages, definitions, tool_format)
+    if request.tools is not None:
+        raise RequestError("tools: they are for messages, not for a plain prompt")
+    if not request.prompt:
+        raise RequestError("the prompt is empty; give at least one character")
+    return tokenizer.prompt_ids(request.prompt)
+
+
+def client_texts(request: GenerationRequest) -> Mapping[str, Iterable[str]]:
+    """Return every string that the client wrote, by its field in the request."""
+    texts: dict[str, Iterable[str]] = {"prompt": [request.prompt or ""], "stop": request.stop_strings}
+    texts |= {"user": [request.tenant], "messages": strings_of(list(request.messages or ()))}
+    if request.tools is not None:
+        texts["tools"] = strings_of(request.tools.definitions())
+    grammar = request.sampling.grammar
+    if grammar is not None and grammar.kind != "tools":  # which with_tool_grammar wrote
+        texts[grammar.kind] = [grammar.text]
+    return texts

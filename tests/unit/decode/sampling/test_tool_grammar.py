@@ -1,0 +1,171 @@
+"""Answers that may call tools: free text until a call begins, then well-formed calls whose arguments match."""
+
+import json
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+from omnidraft.decode.sampling.grammar import Grammars
+from omnidraft.decode.sampling.grammar_trial import GrammarTrial
+from omnidraft.errors import RequestError
+from omnidraft.ports import Grammar
+from omnidraft.tools.formats import FORMATS, ToolFormat
+from omnidraft.tools.grammar import grammar_text, without_annotations
+from omnidraft.tools.parser import parse
+from omnidraft.tools.tool_use import tool_use
+from omnidraft.vocab.tokenizer import Vocabulary
+
+EOS, MARKER = 0, 1
+TOKENS = (b"", b"", *(bytes([byte]) for byte in range(256)), b"<tool_call>", b"</tool_call>", b'{"', b'": ')
+VOCABULARY = Vocabulary(TOKENS, {"eos": EOS}, frozenset({EOS, MARKER}))
+GRAMMARS = Grammars(VOCABULARY)
+CITY = {
+    "type": "object",
+    "description": "Where",
+    "properties": {
+        "city": {"enum": ["Paris", "Rome"], "description": "a name"},
+        "days": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 9}, "maxItems": 3},
+        "description": {"type": "string", "maxLength": 4},
+    },
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+NAMES = ("weather", "run")
+
+
+def tools(*, is_strict: bool = True, parameters: Any = CITY) -> list[dict[str, Any]]:
+    weather = {"name": "weather", "parameters": parameters, "strict": is_strict}
+    return [{"type": "function", "function": each} for each in (weather, {"name": "run"})]
+
+
+def grammar(form: ToolFormat, choice: Any = "auto", *, has_id: bool = False, **options: Any) -> Grammar:
+    use = tool_use(options.pop("tools", tools()), choice, is_parallel=options.pop("is_parallel", True))
+    return Grammar("tools", grammar_text(use, form, {form.opening: MARKER} if has_id else {}, **options))
+
+
+def is_possible(constraint: Grammar, text: str, form: ToolFormat, *, has_id: bool = False) -> bool:
+    """Whether the text can be a whole answer, its markers special tokens where the vocabulary has them as such."""
+    matcher = GRAMMARS.matcher(constraint, frozenset({EOS}))
+    pieces = text.split(form.opening) if has_id else [text]
+    ids = [[byte + 2 for byte in piece.encode()] for piece in pieces]
+    for token in [*[token for piece in ids for token in [MARKER, *piece]][1:], EOS]:
+        logits_V = np.zeros(len(TOKENS))
+        matcher.apply(logits_V)
+        if logits_V[token] == -np.inf:
+            return False
+        matcher.take(token)
+    return True
+
+
+def answers(form: ToolFormat) -> tuple[str, str, str]:
+    """A good call, one with arguments that do not match, and two good ones."""
+    good = {"name": "weather", "arguments": {"city": "Rome", "days": [1, 2]}}
+    bad = {"name": "weather", "arguments": {"city": "Oslo", "days": []}}
+    run = {"name": "run", "arguments": {"x": [1, None, {"y": "z"}]}}
+    return form.render([good]), form.render([bad]), form.render([good, run])
+
+
+@pytest.mark.parametrize("has_id", [False, True], ids=["spelled", "special"])
+@pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
+def test_a_choice_decides_what_can_be_said(form: ToolFormat, has_id: bool) -> None:
+    good, bad, two = answers(form)
+
+    def possible(choice: Any, text: str, **options: Any) -> bool:
+        return is_possible(grammar(form, choice, has_id=has_id, **options), text, form, has_id=has_id)
+
+    assert possible("auto", good)
+    assert possible("auto", "Hello, {world}: <tool 3 [TOOL")
+    assert possible("auto", "")
+    assert not possible("auto", bad)
+    assert possible("auto", bad, tools=tools(is_strict=False))
+    assert possible("auto", two) is (not form.is_bare)
+    assert not possible("auto", two, is_parallel=False)
+    assert not possible("auto", good + " And a text behind it.")
+    assert possible("required", good)
+    assert not possible("required", "Hello")
+    assert not possible("required", bad, tools=tools(is_strict=False))
+    assert possible("none", "Hello")
+    assert not possible("none", good)
+    named = {"type": "function", "function": {"name": "weather"}}
+    assert possible(named, good)
+    assert not possible(named, two)
+    assert not possible({"type": "function", "function": {"name": "run"}}, good)
+    if not form.is_bare:
+        assert possible("auto", "I look.\n" + good)
+
+
+@pytest.mark.parametrize("form", [FORMATS["hermes"], FORMATS["mistral"]], ids=["hermes", "mistral"])
+def test_an_answer_without_calls_matches_the_response_format(form: ToolFormat) -> None:
+    content = ("json_schema", '{"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}')
+    constraint = grammar(form, content=content)
+    assert is_possible(constraint, '{"a": 1}', form)
+    assert is_possible(constraint, answers(form)[0], form)
+    assert not is_possible(constraint, "Hello", form)
+
+
+def test_an_answer_in_json_cannot_be_told_from_a_bare_call() -> None:
+    with pytest.raises(RequestError, match=r"response_format: .*llama3"):
+        grammar(FORMATS["llama3"], content=("json_schema", "{}"))
+    assert grammar(FORMATS["llama3"], "required", content=("json_schema", "{}"))
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+@pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
+def test_random_tokens_make_calls_that_match(form: ToolFormat, choice: Any, seed: int) -> None:
+    """Whatever the vocabulary's draws are, an answer that ends is nothing but calls that match their schemas."""
+    rng = np.random.default_rng(seed)
+    matcher = GRAMMARS.matcher(grammar(form, choice, tools=tools()[:1]), frozenset({EOS}))
+    said = b""
+    for _ in range(4000):
+        logits_V = np.zeros(len(TOKENS))
+        matcher.apply(logits_V)
+        allowed = np.flatnonzero(logits_V > -np.inf)
+        token = EOS if EOS in allowed else int(rng.choice(allowed))
+        if token == EOS:
+            break
+        matcher.take(token)
+        said += TOKENS[token]
+    assert token == EOS
+    calls = parse(said.decode(), form, NAMES)
+    assert calls
+    for call in calls:
+        jsonschema.validate(json.loads(call.arguments), CITY)
+
+
+def test_a_schema_that_cannot_be_compiled_is_refused_by_its_tool_if_it_is_strict() -> None:
+    impossible = {"properties": {"a": {"type": "nonsense"}}}
+    form = FORMATS["hermes"]
+    with pytest.raises(RequestError, match=r"tools: parameters of 'weather': .*nonsense"):
+        GRAMMARS.compile(grammar(form, tools=tools(parameters=impossible)))
+    lenient = grammar(form, "required", tools=tools(is_strict=False, parameters=impossible))
+    assert is_possible(lenient, form.render([{"name": "weather", "arguments": {"b": 1}}]), form)
+
+
+def test_schemas_beyond_the_bounds_of_grammars_are_refused() -> None:
+    many = {"type": "object", "properties": {f"p{n}": {"type": "integer"} for n in range(1001)}}
+    with pytest.raises(RequestError, match="tools: 1001 properties, at most 1000"):
+        GRAMMARS.compile(grammar(FORMATS["hermes"], tools=tools(parameters=many)))
+
+
+def test_it_is_tried_in_the_child_as_every_grammar() -> None:
+    trial = GrammarTrial(VOCABULARY)
+    for form in FORMATS.values():
+        trial.check("tools", grammar(form).text)
+
+
+def test_annotations_go_and_names_stay() -> None:
+    assert without_annotations(CITY) == {
+        "type": "object",
+        "properties": {
+            "city": {"enum": ["Paris", "Rome"]},
+            "days": CITY["properties"]["days"],
+            "description": {"type": "string", "maxLength": 4},
+        },
+        "required": ["city", "days"],
+        "additionalProperties": False,
+    }
+    kept = {"const": {"description": 1}, "anyOf": [{"title": "x", "enum": [{"title": "y"}]}]}
+    assert without_annotations(kept) == {"const": {"description": 1}, "anyOf": [{"enum": [{"title": "y"}]}]}

@@ -1,0 +1,228 @@
+"""Tools over HTTP: calls that match their schemas, the same whole and streamed, and whoever drafts."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from omnidraft.config import WorkerSettings
+from omnidraft.decode.engine import Engine
+from omnidraft.serving.app import ServedModel, application
+from omnidraft.serving.request_queue import RequestQueue
+from omnidraft.telemetry.metrics import CountingMetrics
+from omnidraft.testing.tiny_models import make_drafter, make_target
+from tests.http_server import events, served
+from tests.tiny_engine import PATIENCE_S, tiny_worker
+from tests.unit.serving.agent_traffic import REQUEST, TOOLS
+from tests.unit.tools.templates import QWEN2_5
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"enum": ["Paris", "Rome"]},
+        "days": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 9}, "maxItems": 2},
+    },
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA, "strict": True}}
+STOP = {
+    "type": "function",
+    "function": {"name": "stop", "strict": True, "parameters": {"type": "object", "additionalProperties": False}},
+}
+NAMED = {"type": "function", "function": {"name": "weather"}}
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "How many clips"}], "max_tokens": 400, "seed": 5}
+ENDS = {"logit_bias": {"2": 100}}
+"""The end of the turn, as soon as the grammar allows it: random weights would make calls until they are cut off."""
+WITH_TOOLS = CHAT | {"tools": [WEATHER, STOP]}
+
+
+@pytest.fixture(scope="module")
+def tool_models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A target with Qwen's template and a drafter that knows no tools, both with room for an agent's prompt."""
+    root = tmp_path_factory.mktemp("tools")
+    models = make_target(root / "target", spread=0.3), make_drafter(root / "drafter")
+    for folder in models:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 16_384}))
+    (models[0] / "chat_template.jinja").write_text(QWEN2_5)
+    return models
+
+
+@pytest.fixture(scope="module")
+def engine(tool_models: tuple[Path, Path], omnidraft_home: Path) -> Engine:
+    return tiny_worker(tool_models, omnidraft_home, CountingMetrics()).engine
+
+
+@pytest.fixture
+def app(engine: Engine) -> Iterator[FastAPI]:
+    requests = RequestQueue(CountingMetrics(), max_waiting=4)
+    yield application(requests, [ServedModel(engine, "print")], WorkerSettings(), lambda: b"")
+    requests.close(PATIENCE_S)
+
+
+def answer(client: TestClient, body: dict[str, Any]) -> dict[str, Any]:
+    response = client.post("/v1/chat/completions", json=body)
+    assert response.status_code == 200, response.text
+    return response.json()["choices"][0]
+
+
+def streamed(client: TestClient, body: dict[str, Any]) -> dict[str, Any]:
+    """The choice of a stream, put together as clients do it."""
+    content, calls, finish_reason = "", [], None
+    for event in events(client.post("/v1/chat/completions", json=body | {"stream": True})):
+        for choice in event["choices"]:
+            finish_reason = choice["finish_reason"] or finish_reason
+            content += choice["delta"]["content"] or ""
+            for delta in choice["delta"].get("tool_calls", []):
+                if "id" in delta:
+                    assert delta["index"] == len(calls)
+                    assert delta["type"] == "function"
+                    calls.append({"name": delta["function"]["name"], "arguments": ""})
+                calls[delta["index"]]["arguments"] += delta["function"]["arguments"]
+    return {"content": content, "calls": calls, "finish_reason": finish_reason}
+
+
+def same_shape(choice: dict[str, Any]) -> dict[str, Any]:
+    message = choice["message"]
+    calls = [call["function"] for call in message.get("tool_calls", [])]
+    return {"content": message["content"] or "", "calls": calls, "finish_reason": choice["finish_reason"]}
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("choice", ["required", NAMED, "auto", "none"])
+def test_calls_match_and_are_the_same_whole_streamed_and_undrafted(client: TestClient, choice: Any, seed: int) -> None:
+    body = WITH_TOOLS | {"tool_choice": choice, "seed": seed, "mode": "reproducible"}
+    body |= ENDS if choice in ("required", NAMED) else {"max_tokens": 100}
+    whole = answer(client, body)
+    shape = same_shape(whole)
+    assert streamed(client, body) == shape
+    assert same_shape(answer(client, body | {"speculation": "off"})) == shape
+    if choice in ("required", NAMED):
+        assert shape["finish_reason"] == "tool_calls"
+        assert whole["message"]["content"] is None
+    if choice == "none":
+        assert shape["calls"] == []
+    if shape["finish_reason"] == "tool_calls":
+        for call in shape["calls"]:
+            jsonschema.validate(json.loads(call["arguments"]), SCHEMA if call["name"] == "weather" else {})
+    ids = [call["id"] for call in whole["message"].get("tool_calls", [])]
+    assert len(set(ids)) == len(ids)
+
+
+def test_a_named_tool_is_called_once_and_without_parallel_calls_so_is_any(client: TestClient) -> None:
+    for body in ({"tool_choice": NAMED}, {"tool_choice": "required", "parallel_tool_calls": False}):
+        for seed in range(3):
+            message = answer(client, WITH_TOOLS | ENDS | body | {"seed": seed})["message"]
+            assert len(message["tool_calls"]) == 1
+
+
+def test_an_answer_that_is_cut_off_says_so(client: TestClient) -> None:
+    choice = answer(client, WITH_TOOLS | {"tool_choice": NAMED, "max_tokens": 45})
+    assert choice["finish_reason"] == "length"
+
+
+def test_the_openai_client_calls_answers_and_calls_again(app: FastAPI, engine: Engine) -> None:
+    name = engine.pair.target
+    with served(app) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        messages: list[Any] = list(CHAT["messages"])
+        ask = {"model": name, "tools": [WEATHER, STOP], "max_tokens": 400, "seed": 1}
+        must_call = {"tool_choice": "required", **ENDS}
+        first = client.chat.completions.create(messages=messages, **must_call, **ask).choices[0]
+        assert first.finish_reason == "tool_calls"
+        messages.append(first.message)
+        for call in first.message.tool_calls or []:
+            json.loads(call.function.arguments)
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": "sunny"})
+        second = client.chat.completions.create(messages=messages, tool_choice="none", **ask).choices[0]
+        assert second.message.tool_calls is None
+        assert second.message.content
+        with client.chat.completions.stream(messages=messages, **must_call, **ask) as stream:
+            final = stream.get_final_completion().choices[0]
+        assert final.finish_reason == "tool_calls"
+        for call in final.message.tool_calls or []:
+            jsonschema.validate(json.loads(call.function.arguments), SCHEMA if call.function.name == "weather" else {})
+
+
+def test_an_answer_in_a_response_format_is_possible_beside_tools(client: TestClient) -> None:
+    schema = {"schema": {"type": "object", "properties": {"n": {"enum": [7]}}, "required": ["n"]}}
+    schema["schema"]["additionalProperties"] = False
+    body = WITH_TOOLS | {"response_format": {"type": "json_schema", "json_schema": schema}}
+    for seed in range(3):
+        shape = same_shape(answer(client, body | {"seed": seed}))
+        if shape["finish_reason"] == "stop":
+            assert json.loads(shape["content"]) == {"n": 7}
+
+
+@pytest.mark.parametrize("is_strict", [False, True])
+def test_a_coding_agents_request_is_answered(client: TestClient, is_strict: bool) -> None:
+    tools = [{**tool, "function": {**tool["function"], "strict": is_strict}} for tool in TOOLS]
+    for choice in ("auto", "required"):
+        body = REQUEST | {"tools": tools, "tool_choice": choice, "seed": 3}
+        chunks = events(client.post("/v1/chat/completions", json=body))
+        assert chunks[-1]["choices"] == []
+        assert chunks[-1]["usage"]["completion_tokens"] > 0
+        whole = same_shape(answer(client, body | {"stream": False, "stream_options": None}))
+        assert streamed(client, body) == whole
+        assert {call["name"] for call in whole["calls"]} <= {tool["function"]["name"] for tool in tools}
+    assert chunks[-1]["usage"]["prompt_tokens_details"]["cached_tokens"] > 0  # the tools are read once
+
+
+def test_the_drafter_reads_the_conversation_in_its_own_template(engine: Engine, client: TestClient) -> None:
+    """It knows no tools, so they are in its system prompt, and nothing of it fails."""
+    drafter = engine.pair.drafter_tokenizer
+    definitions = [WEATHER]
+    ids = drafter.chat_prompt_ids(CHAT["messages"], definitions, engine.pair.tool_format)
+    assert b"# Tools" in drafter.vocabulary.spell(ids)
+    body = WITH_TOOLS | {"tool_choice": NAMED, "figures": True}
+    assert client.post("/v1/chat/completions", json=body).json()["omnidraft"]["num_scored"] > 0
+
+
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize(
+    ("fields", "message_part"),
+    [
+        ({"tools": [WEATHER, WEATHER]}, "tools.1.function.name: 'weather' is the name of another tool"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name: "),
+        ({"tools": [{"type": "custom", "function": {"name": "a"}}]}, "tools.0.type: "),
+        ({"tools": [WEATHER] * 129}, "tools: "),
+        (
+            {"tools": [{"type": "function", "function": {"name": "a", "parameters": 3}}]},
+            "tools.0.function.parameters: ",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "string"}}}]},
+            "tools.0.function.parameters.type must be 'object'",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "a", "strict": True, "parameters": {"not": {}}}}]},
+            "parameters of 'a'",
+        ),
+        ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "there are 'weather'"),
+        ({"tools": [WEATHER], "tool_choice": "always"}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice: there are no tools"),
+        ({"functions": []}, "functions: "),
+        ({"function_call": "auto"}, "send `tools` and `tool_choice`"),
+        ({"messages": [{"role": "user"}]}, "messages.0: "),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "tool_call_id"),
+        ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "a"}]}, "messages.0.tool_call_id: no call"),
+        ({"messages": [{"role": "user", "content": "x", "tool_call_id": "a"}]}, "tool_call_id"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "a", "description": "\ud800"}}]},
+            "tools: character 0 is half of a surrogate pair",
+        ),
+    ],
+)
+def test_a_bad_request_is_refused_by_name(
+    client: TestClient, fields: dict[str, Any], message_part: str, is_streamed: bool
+) -> None:
+    content = json.dumps(CHAT | fields | {"stream": is_streamed})
+    response = client.post("/v1/chat/completions", content=content, headers={"content-type": "application/json"})
+    assert response.status_code == 400, response.text
+    assert message_part in response.json()["error"]["message"]

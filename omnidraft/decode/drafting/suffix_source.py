@@ -2,7 +2,7 @@
 
 Three memories are asked, from near to far: this text, what this worker said lately in the same scope, and the fleet's
 memory of the tenant. From each the tree grows greedily, by the product of the estimated acceptance along a path.
-Source: SuffixDecoding, https://arxiv.org/abs/2411.04975; docs/algorithms.md section 11.
+Source: SuffixDecoding, https://arxiv.org/abs/2411.04975; docs/algorithms.md section 12.
 """
 
 from bisect import bisect

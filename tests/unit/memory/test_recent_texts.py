@@ -25,7 +25,7 @@ def test_the_least_recently_used_scope_leaves_first() -> None:
     for number, scope in enumerate("abcdefgh"):
         memory.add(scope, [number, 50, 51])
     assert finds(memory, "a", [0, 50])
-    for scope in "ijklmnop":
+    for scope in "ijklmnopq":
         memory.add(scope, [9, 9, 9])
     assert finds(memory, "a", [0, 50])
     assert not finds(memory, "b", [1, 50])

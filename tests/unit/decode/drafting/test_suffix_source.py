@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 
+from omnidraft.decode.decoder import Decoder
 from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator
 from omnidraft.decode.drafting.draft_tree_builder import DraftTreeBuilder
 from omnidraft.decode.drafting.suffix_source import FleetMemory, SuffixSession, SuffixSource, no_fleet_memory
@@ -14,7 +15,17 @@ from omnidraft.decode.policy.cost_model import CostCurve
 from omnidraft.memory.recent_texts import RecentTexts
 from omnidraft.memory.suffix_index import SuffixIndex
 from omnidraft.ports import DraftTree, ProposerSession, Request, Sampling, Source, TreeLimits
-from tests.unit.decode.toys import NOISE, TABLE, emitted, hostile_memory, make_request, slow_decode, toy_decoder
+from omnidraft.testing.toy_models import ToyTarget
+from tests.unit.decode.toys import (
+    NOISE,
+    TABLE,
+    TARGET_TOKENIZER,
+    Strict,
+    emitted,
+    hostile_memory,
+    make_request,
+    slow_decode,
+)
 from tests.unit.decode.toys import memory_proposer as make_proposer
 
 SCOPE = ("default", None)
@@ -80,8 +91,7 @@ def test_nothing_is_drafted_behind_the_end_of_a_text() -> None:
 def test_a_hostile_memory_changes_no_text(temperature: float, limits: TreeLimits) -> None:
     recent = RecentTexts(10_000)
     proposer = make_proposer(hostile_memory, recent=recent)
-    decoder = toy_decoder()
-    decoder.target._limits = limits
+    decoder = Decoder(ToyTarget(TABLE, limits=limits), TARGET_TOKENIZER.vocabulary, failures=Strict())
     for seed in range(6):
         request = make_request(Sampling(temperature), seed=seed, num_draft_tokens=20, max_new_tokens=60)
         text = emitted(decoder.decode(request, proposer))

@@ -203,8 +203,9 @@ class Publisher:
             StorageError: the disk has no space for it; nothing of it stays.
             KeyStoreError: the key store does not answer.
         """
-        memory = {} if self._memory is None else self._memory.stage()
-        parts = {name: self._encrypted(name, tensors) for name, tensors in parts.items()} | memory
+        content: dict[str, Path | bundle.Tensors] = {name: self._encrypted(name, parts[name]) for name in parts}
+        if self._memory is not None:
+            content |= self._memory.stage()
         parent_id = self.parent.manifest.snapshot_id if self.parent else None
         manifest = self._identity.manifest(parent_id, continues_id=self._continues, **fields)
         try:
@@ -213,13 +214,13 @@ class Publisher:
         except OSError as exc:
             raise StorageError(f"no snapshot can be staged in {self._folder}: {exc}; free space there") from exc
         try:
-            bundle.write(folder / "bundle", manifest, {name: tensors for name, tensors in parts.items() if tensors})
+            bundle.write(folder / "bundle", manifest, {name: each for name, each in content.items() if each})
         except StorageError:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         return folder / "bundle"
 
-    def _encrypted(self, name: str, tensors: bundle.Tensors) -> Path | bundle.Tensors:
+    def _encrypted(self, name: str, tensors: bundle.Tensors) -> bundle.Tensors:
         """Return the tensors of a file of the resume part with their records encrypted, those of others as they are."""
         if self._cipher is None or name not in (LEARNER, BATCHER):
             return tensors

@@ -34,7 +34,7 @@ class SuffixIndex:
         self._order = order.data
 
     @staticmethod
-    def build(texts: Sequence[Sequence[int]]) -> "SuffixIndex":
+    def build(texts: Sequence[Sequence[int] | np.ndarray]) -> "SuffixIndex":
         """Index these texts, oldest first; equal texts give equal arrays."""
         parts = [part for text in texts for part in (np.asarray(text, _ID), np.array([SEPARATOR], _ID))]
         ids = np.concatenate(parts) if parts else np.empty(0, _ID)

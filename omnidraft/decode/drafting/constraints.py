@@ -39,9 +39,9 @@ class DraftConstraints:
 
     def reset(self) -> None:
         """Follow the text again from its beginning, because an exception left the state unknown."""
-        grammar = self._request.sampling.grammar
-        is_compiled = grammar is not None and isinstance(grammar.compiled, CompiledGrammar)
-        self._cursor = GrammarCursor(grammar.compiled, self._request.stop_ids) if is_compiled else None
+        grammar, stop_ids = self._request.sampling.grammar, self._request.stop_ids
+        compiled = None if grammar is None else grammar.compiled
+        self._cursor = GrammarCursor(compiled, stop_ids) if isinstance(compiled, CompiledGrammar) else None
         self._shift = LogitShift(self._request)
         output, self._output = self._output, []
         self.observe(output)
@@ -59,6 +59,12 @@ class DraftConstraints:
         if self._is_over(path) or token in self._banned:
             return False
         return self._cursor is None or self._cursor.allows(path, token)
+
+    def allows_all(self, path: Sequence[int], tokens: Sequence[int]) -> bool:
+        """Return whether the target can draw these text tokens, one after the other, after the path."""
+        if self._is_over(path) or not self._banned.isdisjoint(tokens):
+            return False
+        return self._cursor is None or self._cursor.allows_all(path, tokens)
 
     def adjusted(self, logits_D: torch.Tensor, alignment: Alignment, path: Sequence[int]) -> torch.Tensor:
         """Return the drafter's logits after the path as penalties, bias and grammar leave them, each token changed like

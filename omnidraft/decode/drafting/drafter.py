@@ -109,7 +109,7 @@ class _Steps:
         num_rows = {each.draft.index: len(ids) for each, (*_, ids) in zip(readers, requests, strict=True)}
         logits = self._timed(num_rows, lambda: self._drafter.model.prefill_or_extend_all(requests))
         for each, logits_D in zip(readers, logits, strict=True):
-            each.expand_all([each.start], [logits_D], self._plan)
+            each.expand_all([each.start], logits_D[None], self._plan)
 
     def _branch(self, selected: Mapping[Extension, Sequence[DraftPrefix]]) -> None:
         """Extend these prefixes."""

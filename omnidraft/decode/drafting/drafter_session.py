@@ -171,7 +171,7 @@ class Extension:
             self.num_branched += 1
         return self.session.model, ids, parents
 
-    def expand_all(self, prefixes: Sequence[DraftPrefix], logits: Sequence[torch.Tensor], plan: RoundPlan) -> None:
+    def expand_all(self, prefixes: Sequence[DraftPrefix], logits_RD: torch.Tensor, plan: RoundPlan) -> None:
         """Add the drafter's candidates after each of these prefixes, whose rows the last step computed."""
         assert self.session.model is not None
         head = self.session.model.acceptance_probabilities() if plan.uses_acceptance_head else None
@@ -179,22 +179,24 @@ class Extension:
             assert prefix.row is not None
             row = prefix.row - self.num_branched  # counted from the end of the step's rows
             prefix.acceptance = None if head is None else head[row]
-            self._expand(prefix, logits[row])
+            self._expand(prefix, logits_RD[row])
 
     def _expand(self, prefix: DraftPrefix, logits_D: torch.Tensor) -> None:
         """Add the drafter's candidates after this prefix, and the new prefixes that may be extended."""
         session, tree, noise = self.session, self.draft.tree, self.draft.noise
         coupling, end = session.drafter.noise_coupling, max(prefix.ends, key=tree.value)
         alignment, work = session.drafter.alignment, session.request.work
-        if tree.constraints is not None:
-            logits_D = tree.constraints.adjusted(logits_D, alignment, tree.tokens_to(end))
+        constraints, path = tree.constraints, tree.tokens_to(end)
+        if constraints is not None:
+            logits_D = constraints.adjusted(logits_D, alignment, path)
         ranker = CandidateRanker(logits_D, alignment, session.request.sampling)
         weight, at = coupling.best(session.temperature, work), self.draft.position + tree.nodes[end].depth
         tree.noise_weight = weight if session.temperature else 0.0
         if session.temperature:
             session.first_ids[end] = ranker.first_ids(coupling.weights, noise, at)
         style = (round(session.temperature, 1), tree.noise_weight)
-        for rank, candidate in enumerate(ranker.best(self.num_candidates, weight, noise, at)):
+        for rank, each in enumerate(ranker.best(self.num_candidates, weight, noise, at)):
+            candidate = each if constraints is None else ranker.continued(each, constraints, path)
             next_prefix = session.mapper.add(tree, prefix, candidate, rank, style)
             if rank == 0:
                 tree.draft_ids = max(tree.draft_ids, next_prefix.draft_ids, key=len)

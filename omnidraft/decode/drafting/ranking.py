@@ -9,11 +9,12 @@ Shapes: D the drafter's vocabulary, K its most probable tokens, M their differen
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
+from omnidraft.decode.drafting.constraints import DraftConstraints
 from omnidraft.ports import Noise, Sampling
 from omnidraft.vocab.alignment import Alignment
 
@@ -53,6 +54,7 @@ class CandidateRanker:
             alignment.first_D[self._draft_ids], return_index=True, return_inverse=True
         )
         self._q_M = np.bincount(group_K, weights=self._draft_q, minlength=len(self._ids_M))
+        self._alignment = alignment
         self._temperature = sampling.temperature
         self._log_q_M = self._truncated(np.log(self._q_M), sampling)
 
@@ -70,6 +72,16 @@ class CandidateRanker:
             )
             for at in order
         ]
+
+    def continued(self, candidate: Candidate, constraints: DraftConstraints, path: Sequence[int]) -> Candidate:
+        """Return the candidate with the most probable draft token that the target can spell to its end after the path,
+        since later pieces of others may be forbidden; as it is where there is none."""
+        for number in np.flatnonzero(self._alignment.first_D[self._draft_ids] == candidate.target_id):
+            draft_id, share = int(self._draft_ids[number]), float(self._draft_q[number] / candidate.q)
+            pieces = self._alignment.pieces(draft_id)
+            if len(pieces) == 1 or constraints.allows_all(path, pieces):
+                return replace(candidate, draft_id=draft_id, draft_share=share)
+        return candidate
 
     def first_ids(self, weights: Sequence[float], noise: Noise, position: int) -> list[int | None]:
         """Return for each weight of the noise the target id that it ranks first; None when there is nothing to rank."""

@@ -119,9 +119,9 @@ class CompiledGrammar:
         """Remove the last tokens from the text."""
         self._backend.rollback(num_tokens)
 
-    def allows(self, token: int) -> bool:
-        """Return whether this token may come next; a mask costs twenty times as much."""
-        return self._backend.validate_tokens([token]) == 1
+    def allows(self, *tokens: int) -> bool:
+        """Return whether these tokens may come next, one after the other; a mask costs twenty times as much."""
+        return self._backend.validate_tokens(list(tokens)) == len(tokens)
 
     def forces_bytes(self) -> bool:
         """Return whether only one byte may come next."""

@@ -38,6 +38,11 @@ class GrammarCursor:
         self._move(path)
         return self._grammar.is_accepting() if token in self._stop_ids else self._grammar.allows(token)
 
+    def allows_all(self, path: Sequence[int], tokens: Sequence[int]) -> bool:
+        """Return whether these tokens, no stop ids, may follow the path one after the other."""
+        self._move(path)
+        return self._grammar.allows(*tokens)
+
     def allowed(self, path: Sequence[int], vocab_size: int) -> np.ndarray:
         """Return which tokens may follow the path, bool [V]; not to be changed. Raises RequestError."""
         key = tuple(path)

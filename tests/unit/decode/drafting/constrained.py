@@ -21,7 +21,10 @@ from tests.unit.decode.toys import Strict, emitted
 
 ASCII = [bytes([byte]) for byte in range(32, 127)]
 TARGET_PIECES = [b"", b"", *ASCII, b'{"', b'":', b'": "', b'", "', b"head", b"line", b"tr", b"ab", b"12", b"\n"]
-DRAFT_PIECES = [b"", b"", b"", *ASCII, b'{"h', b"headl", b"in", b"true", b'":', b"ab", b"23", b"\xf0\x9f", b"\n"]
+DRAFT_PIECES = [
+    *(b"", b"", b"", *ASCII),
+    *(b'{"h', b"headl", b"head", b"in", b"true", b'":', b"ab", b"23", b"\xf0\x9f", b"\n"),
+]
 EOS, DRAFT_EOS = 1, 2
 STOPS = frozenset({EOS})
 TARGET = ToyTokenizer(TARGET_PIECES, {"unk": 0, "eos": EOS})

@@ -199,6 +199,15 @@ def test_a_draft_token_whose_later_pieces_are_forbidden_ends_there():
     assert tree.tokens[1:3] == (T[b"tr"], T[b"u"])
 
 
+def test_of_draft_tokens_that_begin_alike_one_that_may_go_on_is_followed():
+    """The drafter prefers `headl`, of which the target could take `head` alone, since a digit must follow."""
+    logits = torch.zeros(1, len(DRAFT_PIECES))
+    logits[0, DRAFT_PIECES.index(b"headl")], logits[0, DRAFT_PIECES.index(b"head")] = 9.0, 8.0
+    tree = tree_of(drafting(table=ToyTable(logits)), Grammar("regex", r"[ah]ead[0-9]{5}"))
+    assert tree.draft_ids[0] == DRAFT_PIECES.index(b"head")
+    assert len(tree) > 4
+
+
 def test_a_drafter_without_any_allowed_token_drafts_nothing():
     logits = ToyTable.random(len(DRAFT_PIECES), seed=3).logits_SV[:1] - 1e9
     logits[:] = float("-inf")

@@ -32,7 +32,7 @@ from omnidraft.errors import OmnidraftError
 from omnidraft.ports import Grammar, Mode, Sampling
 from omnidraft.prompts import Prompt
 from omnidraft.telemetry.metrics import CountingMetrics
-from omnidraft.wiring.models import named_snapshot
+from omnidraft.wiring.named_snapshots import named_snapshot
 from pipelines.bench.runs import BenchRun, Method, run_of_generate, run_of_steps
 
 TRACED = "omnidraft+traces"

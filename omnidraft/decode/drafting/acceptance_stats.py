@@ -7,6 +7,7 @@ Old observations fade, so that the estimates follow the traffic.
 from bisect import bisect
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from omnidraft.ports import Source, Work
@@ -18,6 +19,8 @@ _PRIOR_COUNT = 6.0
 _MAX_COUNT = 400.0
 _MIN_ESTIMATE, _MAX_ESTIMATE = 0.001, 0.995
 _DECAY = 0.99
+_MAX_STREAMS = 512
+"""Tenants and kinds of requests with counts of their own; the least recently seen one is dropped."""
 
 
 Memory = Literal["text", "recent", "fleet"]
@@ -47,20 +50,25 @@ class CandidateKind(NamedTuple):
 
 
 class AcceptanceCalibrator:
-    """Acceptance by kind, bin of q and depth. Shared by all requests of one snapshot that ask for one kind of work."""
+    """Acceptance by kind, bin of q and depth."""
 
-    def __init__(self) -> None:
+    def __init__(self, shared: "AcceptanceCalibrator | None" = None) -> None:
+        """Begin with no counts, and with the estimates of `shared`, which counts everything that this one does."""
+        self._shared = shared
         self._counts: dict[tuple[CandidateKind, int, int | None], list[float]] = defaultdict(lambda: [0.0, 0.0])
 
     def estimate(self, kind: CandidateKind, q: float, depth: int) -> float:
         """Return the probability that such a draft token is accepted, given that everything before it was."""
         bin_index = bisect(_EDGES, q)
-        at_any_depth = self._shrink((kind, bin_index, None), q)
+        prior = q if self._shared is None else self._shared.estimate(kind, q, depth)
+        at_any_depth = self._shrink((kind, bin_index, None), prior)
         estimate = self._shrink((kind, bin_index, bisect(_DEEP, depth)), at_any_depth)
         return min(max(estimate, _MIN_ESTIMATE), _MAX_ESTIMATE)
 
     def update(self, kind: CandidateKind, q: float, depth: int, *, is_right: bool) -> None:
         """Count one draft token that the target accepted or rejected."""
+        if self._shared is not None:
+            self._shared.update(kind, q, depth, is_right=is_right)
         bin_index = bisect(_EDGES, q)
         for key in ((kind, bin_index, None), (kind, bin_index, bisect(_DEEP, depth))):
             counts = self._counts[key]
@@ -71,6 +79,20 @@ class AcceptanceCalibrator:
     def _shrink(self, key: tuple[CandidateKind, int, int | None], prior: float) -> float:
         num, num_accepted = self._counts.get(key, (0.0, 0.0))
         return (num_accepted + _PRIOR_COUNT * prior) / (num + _PRIOR_COUNT)
+
+
+class Calibrators:
+    """The calibrators of one snapshot: one for each tenant and kind of work, over one for all tenants, so that what is
+    drafted badly for one tenant is not given up for another."""
+
+    def __init__(self) -> None:
+        """Begin without counts."""
+        self._for_all = lru_cache(None)(lambda work: AcceptanceCalibrator())
+        self._of = lru_cache(_MAX_STREAMS)(lambda tenant, work: AcceptanceCalibrator(self._for_all(work)))
+
+    def of(self, tenant: str, work: Work) -> AcceptanceCalibrator:
+        """Return the calibrator of a tenant's requests of this kind."""
+        return self._of(tenant, work)
 
 
 class NoiseCoupling:

@@ -4,13 +4,12 @@ how much of them the target scores.
 The target's tokens then calibrate every candidate, scored or not.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Protocol
 
-from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator
+from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator, Calibrators
 from omnidraft.decode.drafting.constraints import DraftConstraints
 from omnidraft.decode.drafting.draft_tree_builder import DraftTreeBuilder, TextDraft
 from omnidraft.decode.drafting.forced_tokens import ForcedRuns
@@ -26,7 +25,6 @@ from omnidraft.ports import (
     RoundText,
     TextOutcome,
     TreeLimits,
-    Work,
 )
 
 
@@ -66,7 +64,7 @@ class TreeProposer(Proposer):
             policy_for: the policy of a mode, the same one every time.
         """
         self.sources = tuple(sources)
-        self.calibrators: defaultdict[Work, AcceptanceCalibrator] = defaultdict(AcceptanceCalibrator)
+        self.calibrators = Calibrators()
         self.policy_for = policy_for
 
     def open(self, request: Request) -> "TreeSession":
@@ -124,7 +122,7 @@ class TreeSession:
 
     def __init__(self, proposer: TreeProposer, request: Request) -> None:
         self.request = request
-        self.calibrator = proposer.calibrators[request.work]
+        self.calibrator = proposer.calibrators.of(request.tenant, request.work)
         self.sources = tuple(each.open(request, self.calibrator) for each in proposer.sources)
         self._constraints = DraftConstraints(request) if DraftConstraints.are_needed(request) else None
         self._forced = ForcedRuns(request, self.calibrator)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator, CandidateKind, NoiseCoupling
+from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator, Calibrators, CandidateKind, NoiseCoupling
 from omnidraft.ports import Source
 
 KIND = CandidateKind(Source.DIRECT, 0)
@@ -83,3 +83,20 @@ def test_what_was_right_long_ago_fades():
     for _ in range(200):
         weights.update(1.0, [4, 5], 5)
     assert weights.best(1.0) == 1.0
+
+
+def test_what_fails_for_one_tenant_is_not_given_up_for_another() -> None:
+    calibrators, kind = Calibrators(), CandidateKind(Source.SUFFIX, 0)
+    for _ in range(100):
+        calibrators.of("gains", "text").update(kind, 0.6, 1, is_right=True)
+        calibrators.of("loses", "text").update(kind, 0.6, 1, is_right=False)
+    assert calibrators.of("gains", "text").estimate(kind, 0.6, 1) > 0.9
+    assert calibrators.of("loses", "text").estimate(kind, 0.6, 1) < 0.1
+
+
+def test_a_new_tenant_begins_with_what_all_tenants_showed() -> None:
+    calibrators, kind = Calibrators(), CandidateKind(Source.SUFFIX, 0)
+    for _ in range(100):
+        calibrators.of("old", "text").update(kind, 0.9, 1, is_right=False)
+    assert calibrators.of("new", "text").estimate(kind, 0.9, 1) < 0.2
+    assert calibrators.of("new", "tools").estimate(kind, 0.9, 1) == pytest.approx(0.9)

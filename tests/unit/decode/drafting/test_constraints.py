@@ -251,7 +251,9 @@ def test_bytes_that_have_several_spellings_are_not_certain_and_their_acceptance_
     proposer = TreeProposer((), lambda mode: FixedPolicy())
     decode_request = request(Sampling(0.0, grammar=Grammar("regex", "(head)+")), num_draft_tokens=1)
     decoded(decode_request, proposer, table)
-    ((key, counts),) = [each for each in proposer.calibrators["constrained"]._counts.items() if each[0][2] is None]
+    ((key, counts),) = [
+        each for each in proposer.calibrators.of("default", "constrained")._counts.items() if each[0][2] is None
+    ]
     assert key[0].source is Source.FORCED
     assert counts[1] < counts[0] / 2
 
@@ -316,11 +318,11 @@ def test_acceptance_and_noise_weight_are_counted_for_each_kind_of_request():
     proposer = drafting()
     (drafter,) = proposer.sources
     decoded(request(Sampling(1.0, grammar=AS_SCHEMA)), proposer)
-    assert proposer.calibrators["constrained"]._counts
-    assert not proposer.calibrators["text"]._counts
+    assert proposer.calibrators.of("default", "constrained")._counts
+    assert not proposer.calibrators.of("default", "text")._counts
     assert {work for _, work in drafter.noise_coupling._num_agreed} == {"constrained"}
     decoded(request(Sampling(1.0)), proposer)
-    assert proposer.calibrators["text"]._counts
+    assert proposer.calibrators.of("default", "text")._counts
 
 
 def test_a_request_is_free_text_under_a_grammar_or_a_call_of_tools():

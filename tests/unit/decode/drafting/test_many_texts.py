@@ -80,7 +80,7 @@ def test_a_text_is_drafted_for_as_if_it_were_alone_in_any_order(policy, limits):
     worlds = []
     for order in ([0, 1, 2, 3, 4, 5], [5, 3, 1, 0, 2, 4], *([at] for at in range(len(TEXTS)))):
         proposer = proposer_over(Counting(), policy)
-        proposer.calibrators["text"].update = lambda *args, **options: None
+        proposer.calibrators.of("default", "text").update = lambda *args, **options: None
         sessions = {at: proposer.open(request_of(TEXTS[at])) for at in order}
         drafted = {at: [] for at in order}
         for emitted in ([3, 4], [5], [6, 7, 8]):

@@ -76,7 +76,7 @@ def test_memories_that_agree_share_their_nodes_and_are_both_calibrated() -> None
     assert tree.tokens[1:3] == (9, 10)
     assert len(set(zip(tree.parents[1:], tree.tokens[1:], strict=True))) == len(tree) - 1
     session.observe([9, 10, 11])
-    memories = {kind.match.memory for kind, _, _ in proposer.calibrator._counts if kind.match}
+    memories = {kind.match.memory for kind, _, _ in proposer.calibrators.of("default", "text")._counts if kind.match}
     assert memories == {"text", "fleet"}
 
 
@@ -114,13 +114,13 @@ def test_long_matches_are_trusted_more_before_anything_was_measured() -> None:
 
 def test_what_one_length_of_match_achieved_says_nothing_of_another() -> None:
     proposer = make_proposer()
-    before = acceptance_of(proposer.calibrator, 12)
+    before = acceptance_of(proposer.calibrators.of("default", "text"), 12)
     for _ in range(50):
         session = proposer.open(request_for([5, 6, 9, 10, 5, 6]))
         propose(session)
         session.observe([11])
-    assert acceptance_of(proposer.calibrator, 2) < 0.1
-    assert acceptance_of(proposer.calibrator, 12) == before
+    assert acceptance_of(proposer.calibrators.of("default", "text"), 2) < 0.1
+    assert acceptance_of(proposer.calibrators.of("default", "text"), 12) == before
 
 
 def test_a_stale_memory_switches_itself_off_by_what_it_costs_and_comes_back_when_it_is_right() -> None:

@@ -69,7 +69,7 @@ class Engine:
         self._tracing = tracing or NoopTracing()
         self._has_pass_spans = has_pass_spans
         self._has_prefix_caching = has_prefix_caching
-        self._recent = recent
+        self.recent = recent
         self._num_preemptions = 0
         self._must_forget_prefixes = Event()
         self._generations: dict[SequenceState, Generation] = {}
@@ -105,8 +105,8 @@ class Engine:
         if self._must_forget_prefixes.is_set():
             self._must_forget_prefixes.clear()
             self.decoder.scheduler.prefixes.clear()
-            if self._recent is not None:
-                self._recent.clear()
+            if self.recent is not None:
+                self.recent.clear()
         outputs = []
         for output in self.decoder.step():
             generation = self._generations[output.sequence]
@@ -194,8 +194,8 @@ class Engine:
         if request.is_stored and request.tenant not in self._recording.opted_out:
             if self._producer is not None:
                 observers.append(self._record_builder(request, decode_request, snapshot, span.context))
-            if self._recent is not None:
-                observers.append(TextMemorizer(self._recent, decode_request))
+            if self.recent is not None:
+                observers.append(TextMemorizer(self.recent, decode_request))
         if self._tracing.is_on:
             observers.append(TextSpan(self._tracing, span, has_passes=self._has_pass_spans))
         plain_token_s = partial(self.decoder.plain_token_s, decode_request.mode)

@@ -201,14 +201,14 @@ def _engine(
     from omnidraft.decode.sampling.grammar import Grammars
     from omnidraft.decode.sampling.grammar_trial import GrammarTrial
 
-    has_drafter = isinstance(tokenizers, Vocabularies)
+    drafting = tokenizers if isinstance(tokenizers, Vocabularies) else None
     pair = Pair(
         settings.models.target,
         settings.models.drafter,
         f"{socket.gethostname()}-{os.getpid()}",
-        tokenizers.alignment.fingerprint if has_drafter else NO_DRAFTER,
+        drafting.alignment.fingerprint if drafting else NO_DRAFTER,
         tokenizers.target,
-        tokenizers.drafter if has_drafter else None,
+        drafting.drafter if drafting else None,
     )
     top_k = settings.recorder.top_k if producer else None
     vocabulary = tokenizers.target.vocabulary

@@ -28,10 +28,10 @@ class MatchBin(NamedTuple):
     """Matches of the suffix memory that are counted together."""
 
     memory: Memory
-    length: int
-    """The bin of the number of tokens that match."""
-    count: int
-    """The bin of the number of occurrences."""
+    length_bin: int
+    """Of the number of tokens that match."""
+    count_bin: int
+    """Of the number of occurrences."""
 
 
 class CandidateKind(NamedTuple):

@@ -92,10 +92,11 @@ class MeasuredCosts:
         return self._passes[mode]
 
     def _remembered(self, mode: Mode) -> dict[int, float]:
-        """Return the costs of an earlier start, scaled by those of the smallest pass now; empty without them, or when
-        the machine was busy then. On a busy machine all sizes are slower, and measuring them would take longest."""
+        """Return the costs of an earlier start, scaled by those of the smallest pass now; empty without them, when it
+        measured other sizes, or when the machine was busy then. On a busy machine all sizes are slower, and measuring
+        them would take longest."""
         seconds = {} if self._file is None else self._file.read(mode)
-        if not seconds:
+        if not seconds or seconds.keys() != set(_sizes(self._target, mode, _PASS_ROWS)):
             return {}
         fewest = min(seconds)
         change = measure_passes(self._target, mode, (fewest,), num_context=1)[fewest] / seconds[fewest]
@@ -119,15 +120,25 @@ class MeasuredCosts:
 
 def measure_passes(target: Target, mode: Mode, all_rows: Sequence[int], *, num_context: int) -> dict[int, float]:
     """Time passes over chains of several lengths; over one length where passes are padded to one width."""
-    limits = target.limits(mode)
-    longest = 1 + min(limits.num_nodes, limits.depth or limits.num_nodes)
-    sizes = [longest] if limits.num_chains else [rows for rows in all_rows if rows <= longest]
-    num_ids = longest + _REPEATS * len(sizes)
+    sizes = _sizes(target, mode, all_rows)
+    num_ids = _longest(target, mode) + _REPEATS * len(sizes)
     session = target.open([0] * max(min(num_context, target.context_limit - num_ids), 1), num_ids, mode)
     try:
         return {rows: _fastest_s(partial(_pass_s, session, rows)) for rows in sizes}
     finally:
         session.close()
+
+
+def _longest(target: Target, mode: Mode) -> int:
+    """Return the rows of the longest chain of a mode."""
+    limits = target.limits(mode)
+    return 1 + min(limits.num_nodes, limits.depth or limits.num_nodes)
+
+
+def _sizes(target: Target, mode: Mode, all_rows: Sequence[int]) -> list[int]:
+    """Return which of these numbers of rows a mode's passes can have; one where they are padded to it."""
+    longest = _longest(target, mode)
+    return [longest] if target.limits(mode).num_chains else [rows for rows in all_rows if rows <= longest]
 
 
 def measure_steps(drafter: DraftModel) -> CostCurve:

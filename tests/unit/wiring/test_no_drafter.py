@@ -74,6 +74,20 @@ def test_another_tenant_is_not_drafted_for_from_it(engine: Engine) -> None:
     assert len(steps(engine, tenant="one")) < len(first)
 
 
+def test_a_text_beside_others_is_remembered_for_its_own_scope(engine: Engine) -> None:
+    def num_passes(cache_scope: str) -> int:
+        request = GenerationRequest(prompt=PROMPT, max_new_tokens=40, sampling=Sampling(1.0), seed=5)
+        engine.add_request(request, cache_scope=cache_scope)
+        num = 0
+        while engine.has_work:
+            num += sum(output.step is not None for output in engine.step())
+        return num
+
+    first = num_passes("one key")
+    assert num_passes("one key") < first
+    assert num_passes("another key") == first
+
+
 def test_an_order_to_forget_drops_all_that_was_said(engine: Engine) -> None:
     first = steps(engine)
     assert len(steps(engine)) < len(first)

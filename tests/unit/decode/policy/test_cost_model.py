@@ -98,8 +98,11 @@ def test_costs_measured_on_a_busy_machine_are_scaled_while_it_is_busy_and_measur
     assert [start(pace) for pace in (3, 9, 1, 1)] == [everything, {1}, everything, {1}]
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"fast": 3}', b'{"fast": {"x": 1}}', b'{"fast": {"1": 0}}'])
-def test_costs_that_cannot_be_read_are_measured_anew(tmp_path, content):
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b'{"fast": 3}', b'{"fast": {"x": 1}}', b'{"fast": {"1": 0}}', b'{"fast": {"1": 0.1, "2": 0.1}}'],
+)
+def test_costs_that_cannot_be_read_or_are_of_other_sizes_are_measured_anew(tmp_path, content):
     (tmp_path / "costs.json").write_bytes(content)
     target = Counting()
     MeasuredCosts(target, CostFile(tmp_path / "costs.json")).passes("fast")

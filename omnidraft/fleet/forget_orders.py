@@ -9,6 +9,7 @@ from omnidraft.errors import SnapshotNotFound
 from omnidraft.fleet.control_follower import LogControlFollower
 from omnidraft.fleet.control_log import publish_announcement
 from omnidraft.ports import Announcement, LogReader, LogWriter, Metrics, Offsets, Registry, SnapshotVersion
+from omnidraft.snapshots.bundle import parts_of
 from omnidraft.snapshots.memory_part import PRUNED_PARTS
 
 POLL_S = 0.5
@@ -40,6 +41,8 @@ class AffectedSnapshots:
     knows no record."""
     is_newest_clean: bool
     """Whether the order was carried out in the newest version."""
+    with_memory: tuple[SnapshotVersion, ...] = ()
+    """Published before the order was carried out, with a memory: it may have texts whose records the log lost since."""
 
 
 def affected_snapshots(
@@ -57,12 +60,18 @@ def affected_snapshots(
         each for each in versions if _has_learned(each, first_offsets) and forget_id not in each.manifest.forgets
     ]
     is_newest_clean = not versions or forget_id in versions[-1].manifest.forgets
-    return AffectedSnapshots(tuple(affected), before[-1].version if before else None, is_newest_clean)
+    last_before = before[-1].version if before else None
+    with_memory = [
+        each
+        for each in versions
+        if "memory" in parts_of(each.manifest) and forget_id not in each.manifest.forgets and each not in affected
+    ]
+    return AffectedSnapshots(tuple(affected), last_before, is_newest_clean, tuple(with_memory))
 
 
 def purge(registry: Registry, snapshots: AffectedSnapshots, newest: int) -> list[int]:
-    """Delete the files of affected versions, all but the newest one's and the weights of the champion; return the
-    versions that lost their weights. Raises SnapshotError."""
+    """Delete the files of affected versions, all but the newest one's and the weights of the champion, and the memories
+    of all others from before the order; return the versions that lost their weights. Raises SnapshotError."""
     champion = _champion(registry)
     purged = []
     for each in snapshots.affected:
@@ -72,6 +81,9 @@ def purge(registry: Registry, snapshots: AffectedSnapshots, newest: int) -> list
         registry.remove_files(each.version, PRUNED_PARTS if is_champion else ("serving", *PRUNED_PARTS))
         if not is_champion:
             purged.append(each.version)
+    for each in snapshots.with_memory:
+        if each.version != newest:
+            registry.remove_files(each.version, ("memory",))
     return purged
 
 

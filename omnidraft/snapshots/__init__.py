@@ -1,1 +1,1 @@
-"""Snapshots: check-summed folders with a manifest, a serving part and a resume part."""
+"""Snapshots: check-summed folders with a manifest, a serving part, the fleet's memory and a resume part."""

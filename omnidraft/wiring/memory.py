@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from omnidraft.config import MemorySettings, Settings
 from omnidraft.ports import Metrics
 from omnidraft.wiring.logs import tenant_keys
-from omnidraft.wiring.models import Vocabularies
+from omnidraft.wiring.models import TargetVocabulary
 
 if TYPE_CHECKING:
     from omnidraft.decode.snapshot.fleet_memory import MemoryLoader
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 _REDACTION = "omnidraft.traces.redaction"
 
 
-def memory_files(settings: Settings, tokenizers: Vocabularies, metrics: Metrics, folder: Path) -> "MemoryFiles":
+def memory_files(settings: Settings, tokenizers: TargetVocabulary, metrics: Metrics, folder: Path) -> "MemoryFiles":
     """Return the memory of one learner and its files, staged in a folder of this learner alone."""
     from omnidraft.distill.memory.memory_files import MemoryFiles
     from omnidraft.distill.memory.text_memory import TextMemory

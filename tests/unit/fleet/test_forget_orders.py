@@ -7,7 +7,8 @@ import pytest
 from omnidraft.errors import SnapshotNotFound
 from omnidraft.fleet.forget_orders import affected_snapshots, purge
 from omnidraft.registry.directory_registry import DirectoryRegistry
-from tests.snapshot_folders import make_bundle
+from omnidraft.snapshots import bundle
+from tests.snapshot_folders import make_bundle, manifest
 
 
 @pytest.fixture
@@ -34,6 +35,26 @@ def test_versions_that_learned_the_first_record_are_affected_until_one_was_made_
 def test_a_tenant_without_a_record_in_the_log_affects_none(registry) -> None:
     found = affected_snapshots(registry.versions(), {}, "order")
     assert (versions(found), found.last_before) == ([], None)
+
+
+def test_a_memory_from_before_the_order_goes_even_if_the_log_knows_no_record_of_the_tenant_any_more(
+    registry, tmp_path: Path
+) -> None:
+    (tmp_path / "text").write_bytes(b"x")
+    for number, forgets in ((5, ()), (6, ()), (7, ("later",))):
+        name = f"s{number}"
+        parts = {"memory/tenant-x.safetensors": tmp_path / "text", "serving/x": tmp_path / "text"}
+        bundle.write(tmp_path / "made" / name, manifest(name, forgets=forgets), parts)
+        registry.publish(tmp_path / "made" / name, number)
+    registry.promote(6)
+    found = affected_snapshots(registry.versions(), {}, "later")
+    assert [each.version for each in found.with_memory] == [6, 7]
+    assert purge(registry, found, 8) == []
+    registry.fetch(8, tmp_path / "look", ("memory",))
+    for version in (6, 7):
+        registry.fetch(version, tmp_path / "look", ("serving",))
+        with pytest.raises(SnapshotNotFound):
+            registry.fetch(version, tmp_path / "look", ("memory",))
 
 
 def test_purging_keeps_the_champions_weights_and_the_newest_version(registry, tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ class LLM:
 
         Args:
             target: a name of the catalog (`omnidraft models list`), a repository id, a folder or a GGUF file.
-            drafter: the small model that drafts.
+            drafter: the small model that drafts; "none" drafts from earlier texts alone, and None takes the setting.
             snapshot: a folder, a version or an alias of a learned drafter; None takes the drafter as it is.
             quantize: the precision of the target's weights, such as `int8`; None chooses by the processor.
             settings: a TOML file of settings.

@@ -18,6 +18,8 @@ class Prompt:
     """A known answer as text."""
     split: str | None = None
     """The part of the data set that it belongs to, if the file has one."""
+    schema: str | None = None
+    """The JSON schema of its answer, if the file has one."""
 
 
 def read(path: Path, num: int | None = None, *, skip: int = 0, split: str | None = None) -> list[Prompt]:
@@ -53,6 +55,14 @@ def _row(path: Path, number: int, line: str) -> Prompt:
         answer = row.get("answer")
         if not isinstance(answer, str | None):
             raise TypeError(f"answer is not a text: {answer!r}")
-        return Prompt(text, tuple(map(int, row.get("answer_ids", ()))), answer, row.get("split"))
+        schema = row.get("schema")
+        has_schema = isinstance(schema, dict)
+        return Prompt(
+            text,
+            tuple(map(int, row.get("answer_ids", ()))),
+            answer,
+            row.get("split"),
+            json.dumps(schema) if has_schema else None,
+        )
     except (ValueError, KeyError, AttributeError, TypeError) as exc:
         raise RequestError(f"{path}:{number} needs a JSON object with a prompt or question: {exc!r}") from exc

@@ -18,7 +18,7 @@ def generate(
     prompt: Annotated[str | None, typer.Option(help="What to ask.")] = None,
     file: Annotated[Path | None, typer.Option(help="Read the prompt from a file; - is standard input.")] = None,
     target: Annotated[str | None, typer.Option(help="The model whose text you get.")] = None,
-    drafter: Annotated[str | None, typer.Option(help="The small model that drafts; any tokenizer.")] = None,
+    drafter: Annotated[str | None, typer.Option(help="Small model that drafts; any tokenizer, or none.")] = None,
     engine: Engine = None,
     snapshot: Snapshot = None,
     quantize: Quantize = None,

@@ -17,7 +17,7 @@ app = typer.Typer(help="Be one of the services until SIGTERM.", no_args_is_help=
 
 def serve(
     target: Annotated[str | None, typer.Option(help="The model whose text you get: a name, folder or hub id.")] = None,
-    drafter: Annotated[str | None, typer.Option(help="The small model that drafts; any tokenizer.")] = None,
+    drafter: Annotated[str | None, typer.Option(help="Small model that drafts; any tokenizer, or none.")] = None,
     more_targets: Annotated[
         list[str] | None, typer.Option("--more-target", help="Serve this one too; may be given again.")
     ] = None,
@@ -66,7 +66,7 @@ def _main(settings: "Settings") -> int:
     from omnidraft.models.catalog import store
 
     with download_bars() as progress:
-        for name in (*settings.models.targets, settings.models.drafter):
+        for name in settings.models.names:
             store.resolve(name, progress=progress)
     return worker.main(settings)
 

@@ -3,6 +3,7 @@
 from omnidraft.config.learning import AlmSettings, CacheSettings, ControllerSettings, DriftSettings, LearnerSettings
 from omnidraft.config.secrets import masked
 from omnidraft.config.sections import (
+    NO_DRAFTER,
     DecodeSettings,
     Mode,
     ModelSettings,
@@ -22,6 +23,7 @@ from omnidraft.config.sources import load
 from omnidraft.config.worker import ApiKey, VllmSettings, WorkerSettings
 
 __all__ = [
+    "NO_DRAFTER",
     "AlmSettings",
     "ApiKey",
     "CacheSettings",

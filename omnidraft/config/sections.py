@@ -14,6 +14,10 @@ Mode = Literal["fast", "reproducible"]
 """The decoding modes; see DecodeSettings.mode."""
 
 
+NO_DRAFTER = "none"
+"""The name of the drafter where there is none, also in trace records."""
+
+
 class ModelSettings(Section):
     """Which models work together. A name is a catalog name, a local folder or a hub repository id."""
 
@@ -22,6 +26,7 @@ class ModelSettings(Section):
     more_targets: tuple[str, ...] = ()
     """Further targets of the same worker with the same drafter; requests choose with `model`."""
     drafter: str = "smollm2-135m"
+    """`none`: no model drafts, only `decode.suffix_memory` or `decode.lookup`; nothing of a drafter is loaded."""
     engine: Literal["transformers", "llamacpp"] = "transformers"
     """The engine of the target. `llamacpp` runs its GGUF file unconverted, and needs `omnidraft[llamacpp]`."""
     precision: Literal["auto", "float32", "bfloat16", "packed16", "int8", "int4"] = "auto"
@@ -44,9 +49,19 @@ class ModelSettings(Section):
     packs at every start."""
 
     @property
+    def has_drafter(self) -> bool:
+        """Whether a model drafts."""
+        return self.drafter != NO_DRAFTER
+
+    @property
     def targets(self) -> tuple[str, ...]:
         """All targets, each once, `target` first."""
         return tuple(dict.fromkeys((self.target, *self.more_targets)))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All models that a worker loads, each once: the targets and the drafter."""
+        return tuple(dict.fromkeys((*self.targets, *([self.drafter] if self.has_drafter else []))))
 
 
 class DecodeSettings(Section):
@@ -78,13 +93,30 @@ class DecodeSettings(Section):
     max_rejection: float = Field(0.7, gt=0, lt=1)
     """The `acceptance` policy stops when the probability of a rejection in the chain exceeds this (gamma of
     SpecDec++)."""
+    suffix_memory: bool = True
+    """Also draft what followed the longest end of the text before: in this request, in what this worker lately said to
+    the same tenant (see `recent_tokens`), and in the fleet's memory of the tenant."""
+    memory_draft_tokens: int = Field(31, ge=0, le=63)
+    """The maximal number of tokens drafted per step where the suffix memory drafts, if more than `num_draft_tokens`:
+    long matches are worth long chains. Only the `cost` policy goes beyond `num_draft_tokens`, as far as it pays."""
+    recent_tokens: int = Field(524_288, ge=0)
+    """Tokens of recent answers that a worker remembers for the suffix memory, an eighth of them for one tenant at most;
+    each takes 28 to 52 bytes. 0 remembers none. Requests with `store: false` and tenants of `recorder.opted_out` are
+    never remembered."""
     lookup: bool = True
-    """Also draft by prompt lookup: the tokens that followed the same tokens earlier in the request."""
+    """Without `suffix_memory`, which includes it, and inside vLLM: also draft by prompt lookup, the tokens that
+    followed the same tokens earlier in the request."""
     noise_weight: float | None = Field(None, ge=0, le=1)
     """The weight of the target's noise in drafting (w of docs/algorithms.md, section 4). None: the one that agreed
     best."""
     threads: int | None = Field(None, ge=1)
     """Threads of the numeric kernels; texts depend on it. None: the machine's cores."""
+
+    @property
+    def num_memory_tokens(self) -> int:
+        """The tokens that a step drafts at most where the suffix memory drafts; 0: as many as elsewhere."""
+        has_memory = self.suffix_memory and self.policy == "cost" and self.num_draft_tokens > 0
+        return self.memory_draft_tokens if has_memory else 0
 
 
 class SchedulerSettings(Section):

@@ -63,7 +63,7 @@ class Decoder:
         self._vocabulary = vocabulary
         self.grammars = grammars or Grammars(vocabulary)
         self._trace_top_k = trace_top_k
-        self._costs = costs
+        self.costs = costs
         self._noise = noise
         self.failures = failures or DraftingFailures()
         self._drafting = SafeDrafting(target.vocab_size, self.failures)
@@ -79,7 +79,7 @@ class Decoder:
     def with_target(self, target: Target, *, max_num_seqs: int = 1) -> "Decoder":
         """Return the same decoder over another view of its target, whose passes do not update the measured costs."""
         other = copy.copy(self)
-        other.target, other._costs = target, None
+        other.target, other.costs = target, None
         other.scheduler = Scheduler(target, SchedulerSettings(max_num_seqs=max_num_seqs))
         return other
 
@@ -203,11 +203,11 @@ class Decoder:
         self, scheduled: ScheduledRound, drafts: Sequence[tuple[SequenceState, DraftTree]], seconds: float
     ) -> None:
         """Add the duration of the pass, if it computed trees and nothing else."""
-        if self._costs is not None and drafts and not scheduled.num_other_rows:
-            self._costs.update_pass(drafts[0][0].request.mode, sum(len(tree) for _, tree in drafts), seconds)
+        if self.costs is not None and drafts and not scheduled.num_other_rows:
+            self.costs.update_pass(drafts[0][0].request.mode, sum(len(tree) for _, tree in drafts), seconds)
 
     def _pass_s(self, mode: Mode) -> Callable[[int], float] | None:
-        return None if self._costs is None else self._costs.measured(mode)
+        return None if self.costs is None else self.costs.measured(mode)
 
 
 def _with_timings(

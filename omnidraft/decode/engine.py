@@ -2,16 +2,17 @@
 metrics."""
 
 import secrets
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Event
-from typing import Protocol
 
 from omnidraft.config import DecodeSettings, RecorderSettings
 from omnidraft.decode.decoder import Decoder
 from omnidraft.decode.generation import Generation, GenerationOutput, GenerationRequest, GenerationStream
+from omnidraft.decode.prompt_text import PromptTokenizer, client_texts, prompt_ids
 from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
+from omnidraft.decode.recording.text_memorizer import TextMemorizer
 from omnidraft.decode.recording.trace_producer import TraceProducer
 from omnidraft.decode.sampling.validation import check_sampling, require_text, unsigned_seed
 from omnidraft.decode.sequence import SequenceState
@@ -19,22 +20,8 @@ from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
 from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
 from omnidraft.decode.step_telemetry import StepCounter, StepObserver, TextSpan
 from omnidraft.errors import RequestError
+from omnidraft.memory.recent_texts import RecentTexts
 from omnidraft.ports import Metrics, NoopTracing, Request, Span, Step, Tracing
-from omnidraft.vocab.tokenizer import Tokenizer
-
-
-class PromptTokenizer(Tokenizer, Protocol):
-    """A tokenizer that also knows its model's chat template and stop ids."""
-
-    @property
-    def stop_ids(self) -> frozenset[int]: ...
-
-    @property
-    def has_chat_template(self) -> bool: ...
-
-    def chat_prompt_ids(self, messages: Sequence[Mapping[str, str]]) -> list[int]: ...
-
-    def prompt_ids(self, text: str) -> list[int]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +33,8 @@ class Pair:
     worker: str
     alignment: str
     target_tokenizer: PromptTokenizer
-    drafter_tokenizer: PromptTokenizer
+    drafter_tokenizer: PromptTokenizer | None
+    """None without a drafter."""
 
 
 class Engine:
@@ -65,9 +53,11 @@ class Engine:
         tracing: Tracing | None = None,
         has_pass_spans: bool = True,
         has_prefix_caching: bool = True,
+        recent: RecentTexts | None = None,
     ) -> None:
         """Serve one pair. With `has_pass_spans` every pass is a span of its own, where `tracing` is on. Without
-        `has_prefix_caching` no text reuses another one's keys."""
+        `has_prefix_caching` no text reuses another one's keys. Texts that end are remembered in `recent`, which the
+        draft sources of the slot's snapshots read."""
         self.drift_throttle = DriftThrottle(decode.drifted_draft_tokens)
         self.pair = pair
         self.slot = slot
@@ -79,6 +69,7 @@ class Engine:
         self._tracing = tracing or NoopTracing()
         self._has_pass_spans = has_pass_spans
         self._has_prefix_caching = has_prefix_caching
+        self.recent = recent
         self._num_preemptions = 0
         self._must_forget_prefixes = Event()
         self._generations: dict[SequenceState, Generation] = {}
@@ -114,6 +105,8 @@ class Engine:
         if self._must_forget_prefixes.is_set():
             self._must_forget_prefixes.clear()
             self.decoder.scheduler.prefixes.clear()
+            if self.recent is not None:
+                self.recent.clear()
         outputs = []
         for output in self.decoder.step():
             generation = self._generations[output.sequence]
@@ -161,7 +154,7 @@ class Engine:
         return self.decoder.scheduler.has_room(client)
 
     def forget_prefixes(self) -> None:
-        """Drop the keys of all finished texts, before the next round. Any thread may call this."""
+        """Drop the keys and the memory of all finished texts, before the next round. Any thread may call this."""
         self._must_forget_prefixes.set()
 
     @property
@@ -198,8 +191,11 @@ class Engine:
         """Return what follows the steps of a text: its trace record, its spans and the metrics."""
         span = self._begin_span(request, decode_request, snapshot)
         observers: list[StepObserver] = []
-        if self._producer is not None and request.is_stored and request.tenant not in self._recording.opted_out:
-            observers.append(self._record_builder(request, decode_request, snapshot, span.context))
+        if request.is_stored and request.tenant not in self._recording.opted_out:
+            if self._producer is not None:
+                observers.append(self._record_builder(request, decode_request, snapshot, span.context))
+            if self.recent is not None:
+                observers.append(TextMemorizer(self.recent, decode_request))
         if self._tracing.is_on:
             observers.append(TextSpan(self._tracing, span, has_passes=self._has_pass_spans))
         plain_token_s = partial(self.decoder.plain_token_s, decode_request.mode)
@@ -220,16 +216,17 @@ class Engine:
 
     def decode_request(self, request: GenerationRequest) -> Request:
         """Return the request in token ids, completed with the deployment's settings. Raises RequestError."""
-        require_text(_client_texts(request))
+        require_text(client_texts(request))
         check_sampling(request.sampling, len(self.pair.target_tokenizer.vocabulary))
         default = self.drift_throttle.limit(request.tenant, self._decode.num_draft_tokens)
+        is_default = request.num_draft_tokens is None and default == self._decode.num_draft_tokens
         num_draft = default if request.num_draft_tokens is None else request.num_draft_tokens
         if request.max_new_tokens < 1:
             raise RequestError(f"max_new_tokens must be at least 1, got {request.max_new_tokens}")
         if num_draft < 0:
             raise RequestError(f"num_draft_tokens must be at least 0, got {num_draft}")
         return Request(
-            prompt_ids=tuple(_prompt_ids(request, self.pair.target_tokenizer)),
+            prompt_ids=tuple(prompt_ids(request, self.pair.target_tokenizer)),
             drafter_prompt_ids=tuple(self._drafter_prompt_ids(request)),
             max_new_tokens=request.max_new_tokens,
             sampling=request.sampling,
@@ -238,15 +235,18 @@ class Engine:
             stop_strings=tuple(stop.encode() for stop in request.stop_strings if stop),
             mode=request.mode or self._decode.mode,
             num_draft_tokens=num_draft,
+            num_memory_tokens=self._decode.num_memory_tokens if is_default else 0,
             tenant=request.tenant,
             num_log_probs=request.num_log_probs,
         )
 
     def _drafter_prompt_ids(self, request: GenerationRequest) -> list[int]:
         """Return the drafter's prompt ids; none where it has no template, or one that refuses these messages: it then
-        reads the answer only."""
+        reads the answer only. None without a drafter either."""
+        if self.pair.drafter_tokenizer is None:
+            return []
         try:
-            return _prompt_ids(request, self.pair.drafter_tokenizer)
+            return prompt_ids(request, self.pair.drafter_tokenizer)
         except Exception as exc:  # the boundary: see safe_drafting.py
             self.decoder.failures.report(exc)
             return []
@@ -278,23 +278,3 @@ class Engine:
             traceparent,
         )
         return TraceRecordBuilder(decode_request, context, self._recording, self._producer.emit)
-
-
-def _prompt_ids(request: GenerationRequest, tokenizer: PromptTokenizer) -> list[int]:
-    if (request.prompt is None) == (request.messages is None):
-        raise RequestError("give either a prompt or messages")
-    if request.messages is not None:
-        if not request.messages:
-            raise RequestError("the prompt is empty; give at least one message")
-        return tokenizer.chat_prompt_ids(request.messages)
-    if not request.prompt:
-        raise RequestError("the prompt is empty; give at least one character")
-    return tokenizer.prompt_ids(request.prompt)
-
-
-def _client_texts(request: GenerationRequest) -> Mapping[str, Iterable[str]]:
-    """Return every string that the client wrote, by its field in the request."""
-    messages = [text for message in request.messages or () for text in message.values()]
-    texts = {"prompt": [request.prompt or ""], "stop": request.stop_strings, "user": [request.tenant]}
-    grammar = request.sampling.grammar
-    return {**texts, "messages": messages, **({grammar.kind: [grammar.text]} if grammar else {})}

@@ -84,7 +84,7 @@ class SequenceState:
         if self.draft is None:
             return None
         limits = target.limits(self.request.mode)
-        limits = replace(limits, num_nodes=min(limits.num_nodes, self.request.num_draft_tokens, self.num_left - 1))
+        limits = replace(limits, num_nodes=min(limits.num_nodes, self.request.max_draft_tokens, self.num_left - 1))
         return SafeRequest(self.draft, len(self.ids), limits, self.noise)
 
     def draw(self, tree: DraftTree, logits_NV: torch.Tensor, trace_top_k: int | None) -> Step:

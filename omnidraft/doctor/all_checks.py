@@ -48,7 +48,7 @@ def _model_checks(settings: Settings) -> Iterator[Check]:
     from omnidraft.doctor import models
 
     section = settings.models
-    for name in dict.fromkeys((*section.targets, section.drafter)):
+    for name in section.names:
         yield f"model {name}", partial(models.model, name)
     yield "packed models", partial(models.packed, settings)
     if section.engine == "llamacpp":
@@ -76,14 +76,16 @@ def _pair_checks(settings: Settings) -> Iterator[Check]:
     from omnidraft.doctor import log, models, registry
 
     target = settings.models.target
-    yield f"alignment of {target}", partial(models.alignment, settings)
+    if settings.models.has_drafter:
+        yield f"alignment of {target}", partial(models.alignment, settings)
     connection = run_check(f"registry of {target}", partial(registry.connection, settings))
     yield f"registry of {target}", lambda: connection
     if connection.verdict is not Verdict.OK:
         return
     yield f"aliases of {target}", partial(registry.aliases, settings)
     yield f"files of {target}", partial(registry.files, settings)
-    yield f"champion's models of {target}", partial(models.champion_fits, settings)
+    if settings.models.has_drafter:
+        yield f"champion's models of {target}", partial(models.champion_fits, settings)
     yield f"position of {target}", partial(log.position, settings)
 
 

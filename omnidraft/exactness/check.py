@@ -118,7 +118,7 @@ class ExactnessCheck:
     def _request(self, prompt: str, temperature: float, mode: Mode) -> Request:
         """Return the request for a prompt, as a chat message where both models have a chat template."""
         pair, plan = self._engine.pair, self._plan
-        is_chat = pair.target_tokenizer.has_chat_template and pair.drafter_tokenizer.has_chat_template
+        is_chat = all(each.has_chat_template for each in (pair.target_tokenizer, pair.drafter_tokenizer) if each)
         return self._engine.decode_request(
             GenerationRequest(
                 prompt=None if is_chat else prompt,

@@ -64,10 +64,11 @@ class TextComparer:
     """Compares speculative and plain decoding of one decoder and proposer."""
 
     def __init__(
-        self, decoder: Decoder, proposer: Proposer, target: Vocabulary, drafter: Tokenizer, *, rounding: float
+        self, decoder: Decoder, proposer: Proposer, target: Vocabulary, drafter: Tokenizer | None, *, rounding: float
     ) -> None:
         """
         Args:
+            drafter: None where no model drafts.
             rounding: logits of two passes over one text may differ by this much; 0 allows no differing token.
         """
         self._decoder = decoder
@@ -128,8 +129,9 @@ class TextComparer:
     def _continuation(self, request: Request, answer: Sequence[int]) -> Request:
         """Return the request with plain's answer so far in its prompt; noise depends on the absolute position."""
         drafter_ids = request.drafter_prompt_ids
-        with suppress(VocabularyError):  # the drafter cannot spell it and drafts from the prompt alone
-            drafter_ids += tuple(tokenise_bytes(self._drafter, self._target.spell(answer)))
+        if self._drafter is not None:
+            with suppress(VocabularyError):  # the drafter cannot spell it and drafts from the prompt alone
+                drafter_ids += tuple(tokenise_bytes(self._drafter, self._target.spell(answer)))
         return replace(
             request,
             prompt_ids=(*request.prompt_ids, *answer),

@@ -41,7 +41,7 @@ def measure(decoder: Decoder, request: Request) -> Rounding:
     half = len(ids) // 2
     pairs = [(_prefill_logits(decoder.target, plain, ids[:half]), rows[half])]
     limits = decoder.target.limits(request.mode)
-    largest = min(request.num_draft_tokens, limits.num_nodes)
+    largest = min(request.max_draft_tokens, limits.num_nodes)
     for size in _sizes(largest):
         pairs += zip(_tree_logits(decoder.target, request, ids, rows, size, has_leaves=False), rows, strict=True)
     if limits.num_chains is None:

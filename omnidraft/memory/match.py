@@ -43,7 +43,7 @@ class SuffixMatch:
         return self._children
 
     def _sorted_followers(self) -> "Iterable[tuple[int, SuffixMatch]]":
-        end, next_positions = len(self._ids), {}
+        end, next_positions = len(self._ids), dict[int, list[int]]()
         for position in self._next:
             if position < end and (token := self._ids[position]) != SEPARATOR:
                 next_positions.setdefault(token, []).append(position + 1)

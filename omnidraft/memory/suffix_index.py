@@ -29,9 +29,9 @@ class SuffixIndex:
     def __init__(self, ids: np.ndarray, order: np.ndarray) -> None:
         """Use these arrays without a copy; see `build` and `from_arrays`."""
         self._arrays = {"ids": ids, "order": order}
-        self._ids = memoryview(ids)
-        self._bytes = memoryview(ids).cast("B") if len(ids) else memoryview(b"")
-        self._order = memoryview(order)
+        self._ids = ids.data
+        self._bytes = ids.data.cast("B") if len(ids) else memoryview(b"")
+        self._order = order.data
 
     @staticmethod
     def build(texts: Sequence[Sequence[int]]) -> "SuffixIndex":

@@ -72,6 +72,8 @@ class Request:
     mode: Mode = "reproducible"
     num_draft_tokens: int = 5
     """0 is plain decoding."""
+    num_memory_tokens: int = 0
+    """The limit where a memory of earlier texts drafts, if it is the larger one."""
     tenant: str = "default"
     """The tenant that sent it: drafting may pay off for one tenant's texts and not for another's."""
     num_log_probs: int | None = None
@@ -90,6 +92,11 @@ class Request:
         if self.has_tools:
             return "tools"
         return "text" if self.sampling.grammar is None else "constrained"
+
+    @property
+    def max_draft_tokens(self) -> int:
+        """The number of tokens drafted per step at most, whatever drafts them."""
+        return max(self.num_draft_tokens, self.num_memory_tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,8 +159,8 @@ SCHEMA_V3: Mapping[str, Any] = {
 }
 
 SCHEMA_V4 = SCHEMA_V3
-"""The fields of version 3; `sources_M` has further values, which readers of version 3 take for damage. Records without them
-are written as version 3, so that readers of both versions may run side by side."""
+"""The fields of version 3; `sources_M` has further values, which readers of version 3 take for damage. Records without
+them are written as version 3, so that readers of both versions may run side by side."""
 NUM_SOURCES_V3 = 4
 
 SCHEMAS: Mapping[int, Mapping[str, Any]] = {1: SCHEMA_V1, 2: SCHEMA_V2, 3: SCHEMA_V3, SCHEMA_VERSION: SCHEMA_V4}

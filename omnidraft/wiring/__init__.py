@@ -2,6 +2,7 @@
 
 from omnidraft.wiring.controller import controller, overview, worker_url
 from omnidraft.wiring.distiller import distillation, identity, learner, learner_from_snapshot
+from omnidraft.wiring.drafting import proposer, shared_drafting
 from omnidraft.wiring.logs import (
     existing_registry,
     experiment,
@@ -17,8 +18,7 @@ from omnidraft.wiring.models import (
     base_drafter,
     ngram_cache,
     packed_cache,
-    proposer,
-    shared_drafting,
+    served_vocabularies,
     snapshot_loader,
     target,
     vocabularies,
@@ -51,6 +51,7 @@ __all__ = [
     "packed_cache",
     "proposer",
     "registry",
+    "served_vocabularies",
     "shared_drafting",
     "snapshot_loader",
     "snapshot_signing",

@@ -5,13 +5,14 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from omnidraft.config import DecodeSettings, Settings
+from omnidraft.config import Settings
 from omnidraft.errors import ConfigError
-from omnidraft.ports import DraftModel, Mode, Policy, Proposer, SnapshotVersion, Target
+from omnidraft.ports import DraftModel, Proposer, SnapshotVersion, Target
+from omnidraft.wiring.drafting import memory_proposer, proposer, shared_drafting
 from omnidraft.wiring.logs import registry
 from omnidraft.wiring.signing import snapshot_signing
 
@@ -19,10 +20,9 @@ if TYPE_CHECKING:
     import numpy as np
     from rich.progress import Progress
 
-    from omnidraft.decode.drafting.session_pool import DrafterMemory
-    from omnidraft.decode.policy.cost import Seconds
-    from omnidraft.decode.policy.cost_model import MeasuredCosts, StepCosts
+    from omnidraft.decode.policy.cost_model import MeasuredCosts
     from omnidraft.decode.snapshot.slot import LoadedSnapshot
+    from omnidraft.memory.recent_texts import RecentTexts
     from omnidraft.models.hf.tokenizer import HfTokenizer
     from omnidraft.models.loading import SharedDrafter
     from omnidraft.models.native.packed_cache import PackedCache
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_DRAFTER_IDS = 65_536
-"""The ids whose keys the drafter holds for all texts of a target, running and ended; 23 kB each for SmolLM2-135M."""
-
 UNPUBLISHED = 0
 """The version number of a snapshot in a folder outside the registry; registries count from 1."""
 
@@ -41,31 +38,55 @@ SnapshotLoader = Callable[[SnapshotVersion | None, Path | None], "LoadedSnapshot
 
 
 @dataclass(frozen=True, slots=True)
-class Vocabularies:
-    """The folders and tokenizers of a pair, and their alignment."""
+class TargetVocabulary:
+    """The folder and tokenizer of a target, all that a worker without a drafter needs."""
 
     target_folder: Path
-    drafter_folder: Path
     target: "HfTokenizer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vocabularies(TargetVocabulary):
+    """The folders and tokenizers of a pair, and their alignment."""
+
+    drafter_folder: Path
     drafter: "HfTokenizer"
     alignment: "Alignment"
 
 
+def served_vocabularies(settings: Settings, progress: "Progress | None" = None) -> TargetVocabulary:
+    """Load the tokenizers that a worker needs: Vocabularies, unless there is no drafter. Raises ModelError."""
+    from omnidraft.models.catalog import store
+    from omnidraft.models.hf.tokenizer import load_tokenizer
+
+    if settings.models.has_drafter:
+        return vocabularies(settings, progress)
+    folder = store.resolve(settings.models.target, progress=progress)
+    return TargetVocabulary(folder, load_tokenizer(folder, store.default_home() / "tokenizers"))
+
+
 def vocabularies(settings: Settings, progress: "Progress | None" = None) -> Vocabularies:
-    """Load the tokenizers of the pair, fetching models that are not installed. Raises ModelError."""
+    """Load the tokenizers of the pair, fetching models that are not installed.
+
+    Raises:
+        ConfigError: there is no drafter, and what was started works on one.
+        ModelError: a model cannot be had.
+    """
     from omnidraft.models.catalog import store
     from omnidraft.models.hf.tokenizer import load_tokenizer
     from omnidraft.vocab.alignment import align_cached
 
+    if not settings.models.has_drafter:
+        raise ConfigError("this needs a drafter, and models.drafter is 'none': only workers go without one")
     target_folder = store.resolve(settings.models.target, progress=progress)
     drafter_folder = store.resolve(settings.models.drafter, progress=progress)
     home = store.default_home()
     target, drafter = (load_tokenizer(folder, home / "tokenizers") for folder in (target_folder, drafter_folder))
     alignment = align_cached(drafter, target, home / "alignments")
-    return Vocabularies(target_folder, drafter_folder, target, drafter, alignment)
+    return Vocabularies(target_folder, target, drafter_folder=drafter_folder, drafter=drafter, alignment=alignment)
 
 
-def target(settings: Settings, tokenizers: Vocabularies) -> Target:
+def target(settings: Settings, tokenizers: TargetVocabulary) -> Target:
     """Load the target. Raises ConfigError, ModelError, VocabularyError."""
     match settings.models.engine:
         case "transformers":
@@ -95,7 +116,7 @@ def packed_cache(settings: Settings) -> "PackedCache | None":
     return PackedCache(store.default_home() / "packed", max_bytes) if max_bytes else None
 
 
-def _llamacpp_target(settings: Settings, tokenizers: Vocabularies) -> Target:
+def _llamacpp_target(settings: Settings, tokenizers: TargetVocabulary) -> Target:
     from omnidraft.models.catalog import store
     from omnidraft.models.llamacpp.context import library
     from omnidraft.models.llamacpp.crash_probe import require_surviving_build
@@ -146,13 +167,34 @@ def _load_base_drafter(settings: Settings, folder: Path) -> DraftModel:
 
 
 def snapshot_loader(
-    settings: Settings, tokenizers: Vocabularies, costs: "MeasuredCosts", base: "SharedDrafter | None" = None
+    settings: Settings,
+    tokenizers: TargetVocabulary,
+    costs: "MeasuredCosts",
+    base: "SharedDrafter | None" = None,
+    recent: "RecentTexts | None" = None,
 ) -> SnapshotLoader:
-    """Return a loader of snapshots for our own engine; see snapshot_loader_with."""
-    shared = shared_drafting(settings.decode, costs)
+    """Return a loader of snapshots for our own engine; see snapshot_loader_with. Without a drafter it uses none of
+    theirs.
+
+    Args:
+        base: the base drafter shared with other loaders; None gives this loader its own.
+        recent: what the worker said lately; None remembers nothing.
+    """
+    shared = shared_drafting(settings.decode, costs, recent, has_drafter=settings.models.has_drafter)
+    if not isinstance(tokenizers, Vocabularies):
+        return partial(_without_drafter, memory_proposer(settings.decode, tokenizers, shared))
     return snapshot_loader_with(
         settings, tokenizers, lambda model, ngrams: proposer(settings.decode, tokenizers, model, ngrams, shared), base
     )
+
+
+def _without_drafter(made: Proposer, version: SnapshotVersion | None, folder: Path | None) -> "LoadedSnapshot":
+    """Implement SnapshotLoader where no model drafts: a snapshot changes nothing."""
+    from omnidraft.decode.snapshot.slot import LoadedSnapshot
+
+    manifest = version.manifest if version else None
+    name = manifest.snapshot_id if manifest else "base"
+    return LoadedSnapshot(version.version if version else None, name, made, None, manifest)
 
 
 def snapshot_loader_with(
@@ -191,77 +233,6 @@ def snapshot_loader_with(
         return LoadedSnapshot(version.version if version else None, name, made, ngrams, manifest)
 
     return load
-
-
-@dataclass(frozen=True, slots=True)
-class SharedDrafting:
-    """The part of drafting that outlives the snapshots of one target."""
-
-    policy_for: Callable[[Mode], Policy]
-    step_s: "StepCosts"
-    memory: "DrafterMemory"
-
-
-def shared_drafting(settings: DecodeSettings, costs: "MeasuredCosts") -> SharedDrafting:
-    """Return policies, costs and memory for our own engine. A mode is measured when the policy first needs it."""
-    from omnidraft.decode.drafting.session_pool import DrafterMemory
-
-    @cache
-    def policy_for(mode: Mode) -> Policy:
-        return policy(settings, lambda rows: costs.passes(mode)(rows), costs.step_s)
-
-    return SharedDrafting(policy_for, costs.step_s, DrafterMemory(_DRAFTER_IDS))
-
-
-def proposer(
-    settings: DecodeSettings,
-    tokenizers: Vocabularies,
-    model: DraftModel,
-    ngrams: "NgramCache",
-    shared: SharedDrafting,
-    *,
-    is_external: bool = False,
-) -> Proposer:
-    """Return a proposer that drafts with the model and prompt lookup. For an external engine the drafter uses no noise,
-    since the engine's is unknown."""
-    from omnidraft.decode.drafting.acceptance_stats import NoiseCoupling
-    from omnidraft.decode.drafting.drafter import Drafter
-    from omnidraft.decode.drafting.prompt_lookup import PromptLookup
-    from omnidraft.decode.drafting.session_pool import SessionPool
-    from omnidraft.decode.drafting.tree_proposer import TreeProposer
-
-    weights = (0.0, 0.5, 1.0) if settings.noise_weight is None else (settings.noise_weight,)
-    drafter = Drafter(
-        model,
-        tokenizers.drafter,
-        tokenizers.target.vocabulary,
-        tokenizers.alignment,
-        ngrams,
-        NoiseCoupling((0.0,) if is_external else weights),
-        shared.step_s.measured(model) if settings.policy == "cost" else None,
-        SessionPool(shared.memory),
-        extends_to_depth=is_external,
-    )
-    sources = (PromptLookup(), drafter) if settings.lookup else (drafter,)
-    if settings.policy == "acceptance" and not model.has_head:
-        logger.info("this drafter has no acceptance head: its chains end by measured agreement")
-    return TreeProposer(sources, shared.policy_for)
-
-
-def policy(settings: DecodeSettings, pass_s: "Seconds", step_s: "Seconds", num_candidates: int = 4) -> Policy:
-    """Return a new policy of the kind that the settings name."""
-    from omnidraft.decode.policy.chain import AcceptancePolicy, FixedPolicy, ThresholdPolicy
-    from omnidraft.decode.policy.cost import CostPolicy
-
-    match settings.policy:
-        case "fixed":
-            return FixedPolicy()
-        case "acceptance":
-            return AcceptancePolicy(settings.max_rejection)
-        case "threshold":
-            return ThresholdPolicy(settings.min_path_probability)
-        case "cost":
-            return CostPolicy(pass_s, step_s, num_candidates)
 
 
 @contextmanager

@@ -13,17 +13,9 @@ from omnidraft.config import Settings
 from omnidraft.errors import ContractError, VocabularyError
 from omnidraft.ports import Metrics, Proposer, Request
 from omnidraft.wiring.controller import control_follower
+from omnidraft.wiring.drafting import SharedDrafting, policy, proposer
 from omnidraft.wiring.logs import snapshot_reader
-from omnidraft.wiring.models import (
-    SharedDrafting,
-    SnapshotLoader,
-    Vocabularies,
-    named_snapshot,
-    policy,
-    proposer,
-    snapshot_loader_with,
-    vocabularies,
-)
+from omnidraft.wiring.models import SnapshotLoader, Vocabularies, named_snapshot, snapshot_loader_with, vocabularies
 from omnidraft.wiring.recording import trace_producer
 from omnidraft.wiring.signing import champion_statements
 

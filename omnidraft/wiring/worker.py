@@ -7,18 +7,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from omnidraft.config import Settings
+from omnidraft.config import NO_DRAFTER, Settings
 from omnidraft.ports import Metrics, NoopTracing, SnapshotReader, Target, Tracing
 from omnidraft.wiring.controller import control_follower
 from omnidraft.wiring.logs import snapshot_reader
 from omnidraft.wiring.models import (
     SnapshotLoader,
+    TargetVocabulary,
     Vocabularies,
     base_drafter,
     named_snapshot,
+    served_vocabularies,
     snapshot_loader,
     target,
-    vocabularies,
 )
 from omnidraft.wiring.recording import trace_producer
 from omnidraft.wiring.signing import champion_statements
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from omnidraft.decode.recording.trace_producer import TraceProducer
     from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
     from omnidraft.decode.snapshot.updater import SnapshotUpdater
+    from omnidraft.memory.recent_texts import RecentTexts
     from omnidraft.models.hf.tokenizer import HfTokenizer
     from omnidraft.models.loading import SharedDrafter
 
@@ -76,13 +78,15 @@ def engine(
         ModelError, SnapshotError, VocabularyError: models or snapshot cannot be loaded, or do not belong together.
     """
     from omnidraft.decode.snapshot.slot import SnapshotSlot
+    from omnidraft.memory.recent_texts import RecentTexts
 
-    tokenizers = vocabularies(settings, progress)
+    tokenizers = served_vocabularies(settings, progress)
     loaded_target = target(settings, tokenizers)
     costs = _costs(settings, loaded_target)
-    load = snapshot_loader(settings, tokenizers, costs)
+    recent = RecentTexts(settings.decode.recent_tokens)
+    load = snapshot_loader(settings, tokenizers, costs, recent=recent)
     slot = SnapshotSlot(_first_snapshot(settings, load, snapshot))
-    made = _engine(settings, tokenizers, loaded_target, costs, metrics, None, slot)
+    made = _engine(settings, tokenizers, loaded_target, costs, metrics, None, slot, recent)
     return Worker((ServedTarget(made, loaded_target, None),), None)
 
 
@@ -111,8 +115,9 @@ def _all_served(
 ) -> tuple[ServedTarget, ...]:
     pairs = [settings.for_target(name) for name in settings.models.targets]
     readers = [snapshot_reader(pair) for pair in pairs]  # a wrong address is known before anything large is loaded
-    tokenizers = [vocabularies(pair, progress) for pair in pairs]
-    drafter = base_drafter(settings, tokenizers[0])
+    tokenizers = [served_vocabularies(pair, progress) for pair in pairs]
+    first = tokenizers[0]
+    drafter = base_drafter(settings, first) if isinstance(first, Vocabularies) else None
     return tuple(
         _served(pair, its_tokenizers, metrics, tracing, producer, drafter, snapshots, is_alone=len(pairs) == 1)
         for pair, its_tokenizers, snapshots in zip(pairs, tokenizers, readers, strict=True)
@@ -121,25 +126,27 @@ def _all_served(
 
 def _served(
     settings: Settings,
-    tokenizers: Vocabularies,
+    tokenizers: TargetVocabulary,
     metrics: Metrics,
     tracing: Tracing,
     producer: "TraceProducer | None",
-    drafter: "SharedDrafter",
+    drafter: "SharedDrafter | None",
     snapshots: SnapshotReader,
     *,
     is_alone: bool,
 ) -> ServedTarget:
     """Return one pair, which follows its champion unless `worker.snapshot` names a snapshot."""
     from omnidraft.decode.snapshot.slot import SnapshotSlot
+    from omnidraft.memory.recent_texts import RecentTexts
 
     loaded_target = target(settings, tokenizers)
     costs = _costs(settings, loaded_target)
     costs.passes(settings.decode.mode)  # whatever the policy: metrics compare with plain decoding
-    load = snapshot_loader(settings, tokenizers, costs, drafter)
+    recent = RecentTexts(settings.decode.recent_tokens)
+    load = snapshot_loader(settings, tokenizers, costs, drafter, recent)
     pinned = settings.worker.snapshot
     slot = SnapshotSlot(_first_snapshot(settings, load, pinned))
-    made = _engine(settings, tokenizers, loaded_target, costs, metrics, producer, slot, tracing)
+    made = _engine(settings, tokenizers, loaded_target, costs, metrics, producer, slot, recent, tracing)
     made.decoder.grammars.prepare()
     if pinned is not None:
         return ServedTarget(made, loaded_target, None)
@@ -177,12 +184,13 @@ def _cost_file(loaded_target: Target) -> "CostFile":
 
 def _engine(
     settings: Settings,
-    tokenizers: Vocabularies,
+    tokenizers: TargetVocabulary,
     loaded_target: Target,
     costs: "MeasuredCosts",
     metrics: Metrics,
     producer: "TraceProducer | None",
     slot: "SnapshotSlot",
+    recent: "RecentTexts",
     tracing: Tracing | None = None,
 ) -> "Engine":
     from omnidraft.decode.decoder import Decoder
@@ -191,13 +199,14 @@ def _engine(
     from omnidraft.decode.sampling.grammar import Grammars
     from omnidraft.decode.sampling.grammar_trial import GrammarTrial
 
+    drafting = tokenizers if isinstance(tokenizers, Vocabularies) else None
     pair = Pair(
         settings.models.target,
         settings.models.drafter,
         f"{socket.gethostname()}-{os.getpid()}",
-        tokenizers.alignment.fingerprint,
+        drafting.alignment.fingerprint if drafting else NO_DRAFTER,
         tokenizers.target,
-        tokenizers.drafter,
+        drafting.drafter if drafting else None,
     )
     top_k = settings.recorder.top_k if producer else None
     vocabulary = tokenizers.target.vocabulary
@@ -223,6 +232,7 @@ def _engine(
         tracing=tracing,
         has_pass_spans=settings.tracing.passes,
         has_prefix_caching=settings.scheduler.prefix_caching,
+        recent=recent if settings.decode.suffix_memory else None,
     )
 
 

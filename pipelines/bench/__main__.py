@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from omnidraft import config, prompts
 from omnidraft.errors import ConfigError, RequestError
 from omnidraft.hosts import process
+from omnidraft.prompts import Prompt
 from pipelines.bench import page, summary
 from pipelines.bench.methods import NAMES, LoadedMethods, Setup, load
 from pipelines.bench.runs import Failure, Method, Outcome, attempt, rotated
@@ -45,6 +46,9 @@ def main(
     target: Annotated[str | None, typer.Option()] = None,
     drafter: Annotated[str | None, typer.Option()] = None,
     snapshot: Annotated[str | None, typer.Option(help="Folder, version or alias; the base drafter without it.")] = None,
+    stream: Annotated[
+        bool, typer.Option(help="One tenant's stream: each method remembers its own earlier answers, and no others.")
+    ] = False,
     quantize: Annotated[str | None, typer.Option(help="int4 or int8: the target of our own engine.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; an accelerator is used if there is one.")] = None,
     json_path: Annotated[Path | None, typer.Option("--json", help="A file for rows and runs.")] = None,
@@ -58,12 +62,13 @@ def main(
     settings = config.load(config_path, models=models, decode={"mode": mode})
     tasks = _tasks(prompts_paths, num_prompts)
     with ExitStack() as stack:
-        loaded = load(names, Setup(settings, temperature, snapshot), stack)
+        loaded = load(names, Setup(settings, temperature, snapshot, is_stream=stream), stack)
         options = {
             "command": shlex.join(["python", "-m", "pipelines.bench", *sys.argv[1:]]),
             "fingerprint": loaded.target,
             "snapshot": snapshot,
             "temperature": temperature,
+            "stream": stream,
             "max_new_tokens": max_new_tokens,
             "num_prompts": {task: len(texts) for task, texts in tasks.items()},
         }
@@ -91,15 +96,15 @@ def _choose_device(device: str | None) -> None:
         raise ConfigError("--device cuda: torch sees no accelerator here")
 
 
-def _tasks(paths: Sequence[Path] | None, num_prompts: int) -> dict[str, list[str]]:
-    """Return the texts of each file by the file's name."""
+def _tasks(paths: Sequence[Path] | None, num_prompts: int) -> dict[str, list[Prompt]]:
+    """Return the prompts of each file by the file's name."""
     if not paths:
         print(f"no --prompts: using {DEFAULT_PROMPTS}", file=sys.stderr)
-    tasks: dict[str, list[str]] = {}
+    tasks: dict[str, list[Prompt]] = {}
     for path in paths or [DEFAULT_PROMPTS]:
         if path.stem in tasks:
             raise RequestError(f"two prompt files are named {path.stem}; rename one")
-        tasks[path.stem] = [each.text for each in prompts.read(path, num_prompts, split="test")]
+        tasks[path.stem] = prompts.read(path, num_prompts, split="test")
     return tasks
 
 
@@ -110,7 +115,7 @@ def _runnable(names: Sequence[str], loaded: LoadedMethods) -> dict[str, Method |
 
 
 def _measure_all(
-    tasks: Mapping[str, Sequence[str]],
+    tasks: Mapping[str, Sequence[Prompt]],
     methods: Mapping[str, Method | Failure],
     max_new_tokens: int,
     outcomes: Mapping[str, Outcomes],
@@ -126,18 +131,18 @@ def _measure_all(
         for method in methods.values():
             _outcome(method, first, min(WARM_UP_TOKENS, max_new_tokens))
         for task, texts in tasks.items():
-            for number, text in enumerate(texts):
+            for number, prompt in enumerate(texts):
                 for name in rotated(list(methods), number):
                     progress.update(bar, description=f"{task} {number + 1}/{len(texts)} {name}")
-                    outcomes[task][name].append(_outcome(methods[name], text, max_new_tokens))
+                    outcomes[task][name].append(_outcome(methods[name], prompt, max_new_tokens))
                     progress.advance(bar)
                 publish()
                 if not console.is_terminal:  # which shows no bar before the end
                     console.print(f"{task}: measured {number + 1} of {len(texts)} prompts")
 
 
-def _outcome(method: Method | Failure, text: str, max_new_tokens: int) -> Outcome:
-    return method if isinstance(method, Failure) else attempt(method, text, max_new_tokens)
+def _outcome(method: Method | Failure, prompt: Prompt, max_new_tokens: int) -> Outcome:
+    return method if isinstance(method, Failure) else attempt(method, prompt, max_new_tokens)
 
 
 def _publisher(

@@ -4,10 +4,15 @@ plain                   our engine with speculation off, unpadded passes: what p
 plain-reproducible      ... with padded passes: the price of reproducible mode
 omnidraft               our engine in the chosen mode; -fast and -reproducible name one
 omnidraft+traces        ... that also records traces into a SQLite log, as a serving worker does
+suffix, lookup          our engine without a drafter: suffix memory alone, prompt lookup alone
+drafter                 ... without memory; drafter+lookup: with prompt lookup in its place
 hf-generate             transformers' own generate, bfloat16
 hf-uad, hf-tli          transformers' assisted generation across tokenizers (models/hf/generate.py)
 llamacpp                our engine over llama.cpp with speculation off
 llamacpp+omnidraft      ... with the drafter
+
+A row with a `schema` is answered under it, by our own engine. Nothing is remembered from one answer to the next, except
+in a stream (Setup.is_stream).
 """
 
 import tempfile
@@ -20,12 +25,17 @@ from omnidraft import config, wiring
 from omnidraft.decode.decoder import Decoder
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.generation import GenerationRequest
+from omnidraft.decode.policy.cost_model import MeasuredCosts
 from omnidraft.decode.recording.trace_producer import TraceProducer
+from omnidraft.decode.snapshot.slot import LoadedSnapshot
 from omnidraft.errors import OmnidraftError
-from omnidraft.ports import Mode, Sampling
+from omnidraft.ports import Grammar, Mode, Sampling
+from omnidraft.prompts import Prompt
 from omnidraft.telemetry.metrics import CountingMetrics
+from omnidraft.wiring.models import named_snapshot
 from pipelines.bench.runs import BenchRun, Method, run_of_generate, run_of_steps
 
+TRACED = "omnidraft+traces"
 OURS: Mapping[str, tuple[Mode | None, int | None]] = {
     "plain": ("fast", 0),
     "plain-reproducible": ("reproducible", 0),
@@ -35,9 +45,16 @@ OURS: Mapping[str, tuple[Mode | None, int | None]] = {
     "omnidraft+traces": (None, None),
 }
 """Name -> mode and drafted tokens; None is the setting's."""
+VARIANTS: Mapping[str, tuple[str | None, Mapping[str, bool]]] = {
+    "suffix": (config.NO_DRAFTER, {"suffix_memory": True}),
+    "lookup": (config.NO_DRAFTER, {"suffix_memory": False, "lookup": True}),
+    "drafter": (None, {"suffix_memory": False, "lookup": False}),
+    "drafter+lookup": (None, {"suffix_memory": False, "lookup": True}),
+}
+"""Name -> drafter and changes to section `decode`; None is the setting's."""
 LLAMACPP: Mapping[str, tuple[Mode | None, int | None]] = {"llamacpp": ("fast", 0), "llamacpp+omnidraft": (None, None)}
 HUGGINGFACE = ("hf-generate", "hf-uad", "hf-tli")
-NAMES = (*OURS, *HUGGINGFACE, *LLAMACPP)
+NAMES = (*OURS, *VARIANTS, *HUGGINGFACE, *LLAMACPP)
 
 BASELINES: Mapping[str, str] = {
     "omnidraft+traces": "omnidraft",
@@ -55,6 +72,8 @@ class Setup:
     settings: config.Settings
     temperature: float
     snapshot: str | None = None
+    is_stream: bool = False
+    """Whether a method remembers its own answers, as a worker remembers those to one tenant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +94,10 @@ def load(names: Sequence[str], setup: Setup, stack: ExitStack) -> LoadedMethods:
     """
     worker = wiring.engine(setup.settings, CountingMetrics(), snapshot=setup.snapshot)
     methods = _engine_methods(names, OURS, worker.engine, setup)
-    if "omnidraft+traces" in names:
+    if TRACED in names:
         traced = _recording_engine(worker, setup.settings, stack)
-        methods |= _engine_methods(["omnidraft+traces"], OURS, traced, setup)
+        methods |= _engine_methods([TRACED], OURS, traced, setup)
+    methods |= _variants([name for name in names if name in VARIANTS], worker, setup)
     missing: dict[str, str] = {}
     others: tuple[Callable[[Sequence[str], Setup], dict[str, Method]], ...] = (_huggingface, _llamacpp)
     for group, loader in zip((HUGGINGFACE, tuple(LLAMACPP)), others, strict=True):
@@ -92,21 +112,56 @@ def load(names: Sequence[str], setup: Setup, stack: ExitStack) -> LoadedMethods:
 def _engine_methods(
     names: Sequence[str], options: Mapping[str, tuple[Mode | None, int | None]], engine: Engine, setup: Setup
 ) -> dict[str, Method]:
-    def method(mode: Mode | None, num_draft_tokens: int | None) -> Method:
-        def run(text: str, max_new_tokens: int) -> BenchRun:
-            request = GenerationRequest(
-                messages=[{"role": "user", "content": text}],
-                max_new_tokens=max_new_tokens,
-                sampling=Sampling(setup.temperature),
-                seed=0,
-                mode=mode,
-                num_draft_tokens=num_draft_tokens,
-            )
-            return run_of_steps(engine.stream(request).steps)
+    chosen = {name: options[name] for name in names if name in options}
+    return {name: _method(name, engine, setup, None, *asked) for name, asked in chosen.items()}
 
-        return run
 
-    return {name: method(*options[name]) for name in names if name in options}
+def _method(
+    name: str,
+    engine: Engine,
+    setup: Setup,
+    snapshot: LoadedSnapshot | None,
+    mode: Mode | None = None,
+    num_draft_tokens: int | None = None,
+) -> Method:
+    """Return a method of our engine. Its name is the tenant, so that no method drafts from what another one said."""
+
+    def run(prompt: Prompt, max_new_tokens: int) -> BenchRun:
+        grammar = None if prompt.schema is None else Grammar("json_schema", prompt.schema)
+        request = GenerationRequest(
+            messages=[{"role": "user", "content": prompt.text}],
+            max_new_tokens=max_new_tokens,
+            sampling=Sampling(setup.temperature, grammar=grammar),
+            seed=0,
+            mode=mode,
+            num_draft_tokens=num_draft_tokens,
+            tenant=name,
+            is_stored=setup.is_stream or name == TRACED,
+        )
+        return run_of_steps(engine.stream(engine.prepare(request), snapshot).steps)
+
+    return run
+
+
+def _variants(names: Sequence[str], worker: wiring.Worker, setup: Setup) -> dict[str, Method]:
+    """Return methods over the worker's target that draft with a part of what it drafts with."""
+    engine, methods = worker.engine, dict[str, Method]()
+    costs = engine.decoder.costs or MeasuredCosts(worker.target)
+    for name in names:
+        drafter, changes = VARIANTS[name]
+        models = setup.settings.models.model_copy(update={} if drafter is None else {"drafter": drafter})
+        decode = setup.settings.decode.model_copy(update=changes)
+        settings = setup.settings.model_copy(update={"models": models, "decode": decode})
+        load = wiring.snapshot_loader(settings, wiring.served_vocabularies(settings), costs, recent=engine.recent)
+        num_draft = None if decode.suffix_memory else decode.num_draft_tokens  # more rows are for the memory only
+        methods[name] = _method(name, engine, setup, _snapshot(settings, load, setup.snapshot), None, num_draft)
+    return methods
+
+
+def _snapshot(settings: config.Settings, load: wiring.SnapshotLoader, name: str | None) -> LoadedSnapshot:
+    if name is None or not settings.models.has_drafter:
+        return load(None, None)
+    return named_snapshot(settings, load, name)
 
 
 def _recording_engine(worker: wiring.Worker, settings: config.Settings, stack: ExitStack) -> Engine:
@@ -131,8 +186,8 @@ def _huggingface(names: Sequence[str], setup: Setup) -> dict[str, Method]:
     target = HfGenerate(tokenizers.target_folder)
 
     def method(model: HfGenerate | HfAssisted) -> Method:
-        def run(text: str, max_new_tokens: int) -> BenchRun:
-            prompt_ids = tokenizers.target.chat_prompt_ids([{"role": "user", "content": text}])
+        def run(prompt: Prompt, max_new_tokens: int) -> BenchRun:
+            prompt_ids = tokenizers.target.chat_prompt_ids([{"role": "user", "content": prompt.text}])
             return run_of_generate(
                 model.generate(prompt_ids, max_new_tokens, stop_ids=stop_ids, temperature=setup.temperature)
             )

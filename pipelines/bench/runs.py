@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from omnidraft.decode.step_stats import DecodeStats
 from omnidraft.errors import OmnidraftError
 from omnidraft.ports import Step
+from omnidraft.prompts import Prompt
 
 if TYPE_CHECKING:
     from omnidraft.models.hf.generate import Generated
@@ -58,15 +59,16 @@ class Failure:
         return {"failure": self.reason}
 
 
+Asked = TypeVar("Asked", Prompt, str)
 Outcome = BenchRun | Failure
-Method = Callable[[str, int], BenchRun]
+Method = Callable[[Prompt, int], BenchRun]
 """(prompt, tokens at most) -> the answer."""
 
 
-def attempt(method: Method, text: str, max_new_tokens: int) -> Outcome:
+def attempt(method: Callable[[Asked, int], BenchRun], prompt: Asked, max_new_tokens: int) -> Outcome:
     """Return the answer, or a failure with the first line of its reason."""
     try:
-        return method(text, max_new_tokens)
+        return method(prompt, max_new_tokens)
     except CRASHES as exc:
         return Failure(f"{type(exc).__name__}: {str(exc).strip().partition(chr(10))[0][:300]}")
 

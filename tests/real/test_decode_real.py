@@ -32,7 +32,13 @@ def pair():
     draft_tokenizer = HfTokenizer(draft_folder, model.vocab_size)
     alignment = align(draft_tokenizer, target_tokenizer)
     cache = NgramCache(alignment.fingerprint, draft_tokenizer.vocabulary, target_tokenizer.vocabulary, 10_000)
-    words = wiring.Vocabularies(target_folder, draft_folder, target_tokenizer, draft_tokenizer, alignment)
+    words = wiring.Vocabularies(
+        target_folder,
+        target_tokenizer,
+        drafter_folder=draft_folder,
+        drafter=draft_tokenizer,
+        alignment=alignment,
+    )
     always = DecodeSettings(policy="fixed", num_draft_tokens=5)  # costs measured on a busy machine decide nothing here
     proposer = wiring.proposer(always, words, model, cache, wiring.shared_drafting(always, MeasuredCosts(target)))
     return Decoder(target, target_tokenizer.vocabulary), proposer, target_tokenizer, draft_tokenizer

@@ -7,7 +7,7 @@ Old observations fade, so that the estimates follow the traffic.
 from bisect import bisect
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from omnidraft.ports import Source, Work
 
@@ -20,6 +20,20 @@ _MIN_ESTIMATE, _MAX_ESTIMATE = 0.001, 0.995
 _DECAY = 0.99
 
 
+Memory = Literal["text", "recent", "fleet"]
+"""Where a suffix was found: in the same text, among the worker's recent ones, in the fleet's memory."""
+
+
+class MatchBin(NamedTuple):
+    """Matches of the suffix memory that are counted together."""
+
+    memory: Memory
+    length_bin: int
+    """Of the number of tokens that match."""
+    count_bin: int
+    """Of the number of occurrences."""
+
+
 class CandidateKind(NamedTuple):
     """Draft tokens that are counted together, besides their bin of q."""
 
@@ -28,6 +42,8 @@ class CandidateKind(NamedTuple):
     """0 is the source's first choice."""
     style: tuple[float, float] = (0.0, 0.0)
     """Temperature, and the weight of the noise in the ranking."""
+    match: MatchBin | None = None
+    """None where no memory drafted it."""
 
 
 class AcceptanceCalibrator:

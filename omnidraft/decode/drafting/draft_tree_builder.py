@@ -1,7 +1,7 @@
 """A draft tree under construction: every node has the estimated probability that the target's text reaches it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from omnidraft.decode.drafting.acceptance_stats import CandidateKind
 from omnidraft.decode.drafting.constraints import DraftConstraints
@@ -19,8 +19,9 @@ class Node:
     acceptance: float
     """Probability that the target draws it, given its parent."""
     log_q: float = 0.0
-    estimated_from: tuple[CandidateKind, float] | None = None
-    """The kind and q that the acceptance was estimated from, for the calibrator; None for the root."""
+    estimates: list[tuple[CandidateKind, float]] = field(default_factory=list)
+    """The kinds and q's that its acceptance was estimated from, one for each source that drafted it, for the
+    calibrator."""
 
 
 class DraftTreeBuilder:
@@ -55,14 +56,15 @@ class DraftTreeBuilder:
         be too deep, or the target cannot draw it."""
         existing = self._children[parent].get(token)
         if existing is not None:
-            self.nodes[existing].acceptance = max(self.nodes[existing].acceptance, acceptance)
+            self._agree(self.nodes[existing], acceptance, estimated_from)
             return existing
         depth = self.nodes[parent].depth + 1
         if depth > self._max_depth:
             return None
         if self.constraints is not None and not self.constraints.allows(self.tokens_to(parent), token):
             return None
-        self.nodes.append(Node(token, parent, depth, source, acceptance, log_q, estimated_from))
+        estimates = [] if estimated_from is None else [estimated_from]
+        self.nodes.append(Node(token, parent, depth, source, acceptance, log_q, estimates))
         self._children.append({})
         self._children[parent][token] = self.num_drafted
         return self.num_drafted
@@ -137,6 +139,13 @@ class DraftTreeBuilder:
             noise_weight=self.noise_weight,
         )
 
+    @staticmethod
+    def _agree(node: Node, acceptance: float, estimated_from: tuple[CandidateKind, float] | None) -> None:
+        """Account for a further estimate of a node; each kind is calibrated once."""
+        node.acceptance = max(node.acceptance, acceptance)
+        if estimated_from is not None and all(estimated_from[0] != kind for kind, _ in node.estimates):
+            node.estimates.append(estimated_from)
+
     def _chains(self, fitting: Sequence[int], values: Sequence[float], num_chains: int) -> list[int]:
         """Return chain after chain, each the one that adds the most value to those before it."""
         picked: list[int] = []
@@ -168,3 +177,5 @@ class TextDraft:
     position: int
     limits: TreeLimits
     noise: Noise
+    num_drafter_nodes: int
+    """The nodes of `limits` that a drafter may fill; more are for memories only."""

@@ -129,6 +129,8 @@ class Extension:
     prefixes: list[DraftPrefix] = field(default_factory=list)
     """Those that may be extended."""
     num_branched: int = 0
+    num_before: int = 0
+    """Nodes of other sources that the tree held already."""
 
     def read_forced(self) -> bool:
         """Read what is forced after the text with it; return whether the drafter can draft after that."""
@@ -215,5 +217,5 @@ class Extension:
             ends = (end for prefix in self.prefixes for end in prefix.ends)
             return all(tree.nodes[end].depth >= limits.num_nodes for end in ends)
         if self.num_candidates > 1 and limits.num_chains is None:
-            return tree.num_drafted >= 4 * limits.num_nodes
+            return tree.num_drafted - self.num_before >= 4 * self.draft.num_drafter_nodes
         return len(tree.ranked(limits)) >= limits.num_nodes

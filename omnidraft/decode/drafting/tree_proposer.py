@@ -144,7 +144,10 @@ class TreeSession:
         limits = request.limits
         depth = limits.num_nodes if limits.depth is None else min(limits.depth, limits.num_nodes)
         tree = DraftTreeBuilder(self._root, depth, self._constraints)
-        self._draft = TextDraft(index, tree, request.position, limits, request.noise)
+        num_drafter_nodes = limits.num_nodes
+        if self.request.num_memory_tokens:
+            num_drafter_nodes = min(limits.num_nodes, self.request.num_draft_tokens)
+        self._draft = TextDraft(index, tree, request.position, limits, request.noise, num_drafter_nodes)
         self._round = this_round
         this_round.waiting.add(id(self))
         return self._draft
@@ -206,8 +209,7 @@ class TreeSession:
     def _calibrate(self, tree: DraftTreeBuilder, reached: Sequence[tuple[int, int]]) -> None:
         for node, token in reached:
             for child in tree.children(node):
-                if child.estimated_from is not None:
-                    kind, q = child.estimated_from
+                for kind, q in child.estimates:
                     self.calibrator.update(kind, q, child.depth, is_right=child.token == token)
 
 

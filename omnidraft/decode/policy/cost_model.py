@@ -17,7 +17,7 @@ _REPEATS = 3
 _STEP_REPEATS, _STEP_S = 8, 0.25
 """Repeats of a drafter step, as far as they take no more seconds. Steps are short, so one hiccup of the machine can hit
 a few in a row, and drafting would not be tried for long."""
-_PASS_ROWS = (1, 2, 4, 6, 8, 12, 16)
+_PASS_ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32)
 _STEP_ROWS = (1, 2, 4)
 _CONTEXT = 64
 """Ids in the context of the measured rows."""

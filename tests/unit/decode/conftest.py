@@ -8,10 +8,10 @@ from omnidraft.decode.policy.chain import AcceptancePolicy
 from omnidraft.decode.policy.cost import CostPolicy
 from omnidraft.decode.policy.cost_model import CostCurve
 from omnidraft.ports import Proposer
-from tests.unit.decode.toys import PROPOSERS, make_drafter
+from tests.unit.decode.toys import PROPOSERS, hostile_memory, make_drafter, memory_proposer
 
 
-@pytest.fixture(params=[*PROPOSERS, "drafter", "coupled drafter", "cost policy", "acceptance policy"])
+@pytest.fixture(params=[*PROPOSERS, "drafter", "coupled drafter", "cost policy", "acceptance policy", "memory"])
 def any_proposer(request) -> Proposer:
     """Good, bad, empty, hostile, and the real one with and without a look at the noise."""
     if request.param == "drafter":
@@ -23,4 +23,6 @@ def any_proposer(request) -> Proposer:
         return make_drafter(policy=policy, has_lookup=True)
     if request.param == "acceptance policy":
         return make_drafter(policy=AcceptancePolicy(0.7), has_lookup=True, acceptance=lambda log_q: math.exp(log_q / 2))
+    if request.param == "memory":
+        return memory_proposer(hostile_memory)
     return PROPOSERS[request.param]

@@ -10,9 +10,12 @@ from omnidraft.decode.drafting.acceptance_stats import NoiseCoupling
 from omnidraft.decode.drafting.drafter import Drafter
 from omnidraft.decode.drafting.prompt_lookup import PromptLookup
 from omnidraft.decode.drafting.safe_drafting import DraftingFailures
+from omnidraft.decode.drafting.suffix_source import FleetMemory, SuffixSource, no_fleet_memory
 from omnidraft.decode.drafting.tree_proposer import TreeProposer
 from omnidraft.decode.policy.chain import FixedPolicy, ThresholdPolicy
 from omnidraft.decode.sampling.noise import SeededNoise
+from omnidraft.memory.recent_texts import RecentTexts
+from omnidraft.memory.suffix_index import SuffixIndex
 from omnidraft.ports import (
     AcceptanceFn,
     DraftTree,
@@ -85,6 +88,24 @@ def make_drafter(
         NoiseCoupling((noise_weight,)),
     )
     return TreeProposer((PromptLookup(), drafter) if has_lookup else (drafter,), lambda mode: chosen_policy)
+
+
+def memory_proposer(
+    fleet: FleetMemory = no_fleet_memory, *, recent: RecentTexts | None = None, policy: Policy | None = None
+) -> TreeProposer:
+    """Drafts from memory alone."""
+    chosen_policy = policy or FixedPolicy()
+    source = SuffixSource(len(TARGET_PIECES), recent or RecentTexts(0), fleet)
+    return TreeProposer((source,), lambda mode: chosen_policy)
+
+
+def hostile_memory(tenant: str) -> SuffixIndex:
+    """A fleet's memory of ids that are no tokens, in an order that is none."""
+    draws = np.random.default_rng(5)
+    ids = np.where(draws.random(300) < 0.2, draws.integers(0, 2**32, 300), draws.integers(0, len(TARGET_PIECES), 300))
+    return SuffixIndex.from_arrays(
+        {"ids": ids.astype(np.uint32), "order": draws.integers(0, 400, 300).astype(np.uint32)}
+    )
 
 
 def table_of(num_ids: int, favourite_after: dict[int, int], favourite: int) -> ToyTable:

@@ -14,6 +14,7 @@ from omnidraft.decode.generation import GenerationRequest
 from omnidraft.decode.step_stats import DecodeStats
 from omnidraft.errors import ConfigError, RequestError
 from omnidraft.ports import DraftTree, Source, Step, Timings
+from omnidraft.prompts import Prompt
 from omnidraft.telemetry.metrics import CountingMetrics
 from pipelines.bench import __main__, page
 from pipelines.bench.runs import BenchRun, Failure, attempt, run_of_steps
@@ -105,7 +106,12 @@ def test_every_method_answers_every_prompt_and_the_rows_follow_from_the_steps(
 
     worker = wiring.engine(tiny_settings(tiny_models), CountingMetrics())
     requests = [
-        GenerationRequest(messages=[{"role": "user", "content": text}], max_new_tokens=NUM_TOKENS, mode="reproducible")
+        GenerationRequest(
+            messages=[{"role": "user", "content": text}],
+            max_new_tokens=NUM_TOKENS,
+            mode="reproducible",
+            is_stored=False,
+        )
         for text in QUESTIONS
     ]
     texts = [list(worker.engine.stream(request).steps) for request in requests]
@@ -127,6 +133,36 @@ def test_every_method_answers_every_prompt_and_the_rows_follow_from_the_steps(
     assert all(f"| {name} |" in output for name in methods)
     assert report["machine"]["processor"] in output
     assert page.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_parts_of_what_drafts_are_measured_alone_on_the_same_target(run_bench: Bench) -> None:
+    methods = ["plain", "omnidraft", "suffix", "lookup", "drafter", "drafter+lookup"]
+    report = run_bench(QUESTIONS, methods=",".join(methods), mode="reproducible", max_new_tokens=40)
+    sources = {row["method"]: set(row["accepted_by_source"]) for row in report["rows"]}
+    assert sources["plain"] == set()
+    assert sources["suffix"] <= {"suffix"}
+    assert sources["lookup"] <= {"lookup"}
+    assert sources["drafter"] <= {"direct", "split", "merge"}
+    assert [row["share_identical_to_plain"] for row in report["rows"]] == [1.0] * len(methods)
+
+
+def test_only_in_a_stream_an_answer_is_drafted_from_an_earlier_one_of_the_same_method(run_bench: Bench) -> None:
+    texts, options = [QUESTIONS[0]] * 2, {"methods": "plain,suffix", "max_new_tokens": 40, "mode": "reproducible"}
+    num_passes = {}
+    for stream in (False, True):
+        runs = run_bench(texts, stream=stream, **options)["runs"]
+        num_passes[stream] = [run["num_passes"] for run in runs if run["method"] == "suffix"]
+    assert num_passes[False][0] == num_passes[False][1]
+    assert num_passes[True][1] < num_passes[True][0]
+
+
+def test_a_row_with_a_schema_is_answered_under_it(run_bench: Bench, tmp_path: Path) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"]}
+    path = tmp_path / "facts.jsonl"
+    path.write_text(json.dumps({"prompt": QUESTIONS[0], "split": "test", "schema": schema}))
+    report = run_bench(QUESTIONS, prompts_paths=[path], methods="plain,omnidraft", max_new_tokens=60)
+    assert [row["failed_prompts"] for row in report["rows"]] == [0, 0]
+    assert report["runs"][0]["num_tokens"] < 60
 
 
 def test_a_method_that_crashes_on_one_prompt_is_counted_with_its_reason(run_bench: Bench) -> None:
@@ -174,7 +210,7 @@ def test_only_the_test_split_is_asked(run_bench: Bench, tmp_path: Path) -> None:
 
 
 def test_rows_are_medians_and_ratios_over_the_prompts_that_both_could_do() -> None:
-    crash = attempt(lambda text, limit: run_of([[1][limit]], 1.0), "text", 1)
+    crash = attempt(lambda text, limit: run_of([[1][limit]], 1.0), Prompt("text"), 1)
     assert crash == Failure("IndexError: list index out of range")
     plain = [run_of([1, 2, 3], 1.0), run_of([1, 2, 3], 1.0), run_of([1, 2, 3], 1.0), run_of([1, 2, 3, 4, 5], 2.0)]
     fast = [run_of([1, 2, 3], 0.5), crash, run_of([1, 2, 4], 0.25), run_of([1, 2, 3, 4, 5], 2.0)]

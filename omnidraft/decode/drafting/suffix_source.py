@@ -1,0 +1,133 @@
+"""Suffix memory as a draft source: drafts what followed the longest end of the text that was said before.
+
+Three memories are asked, from near to far: this text, what this worker said lately in the same scope, and the fleet's
+memory of the tenant. From each the tree grows greedily, by the product of the estimated acceptance along a path.
+Source: SuffixDecoding, https://arxiv.org/abs/2411.04975; docs/algorithms.md section 12.
+"""
+
+from bisect import bisect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator, CandidateKind, MatchBin, Memory
+from omnidraft.decode.drafting.draft_tree_builder import DraftTreeBuilder, TextDraft
+from omnidraft.memory.growing_index import GrowingIndex
+from omnidraft.memory.match import SuffixMatch
+from omnidraft.memory.recent_texts import RecentTexts
+from omnidraft.memory.suffix_index import MAX_LENGTH, SuffixIndex
+from omnidraft.ports import Request, RoundPlan, Source
+
+FleetMemory = Callable[[str], SuffixIndex | None]
+"""Tenant -> what the whole fleet said to it; None where nothing is known of it."""
+
+_MIN_LENGTH = 2
+"""Shorter matches draft nothing."""
+_LENGTH_EDGES = (3, 4, 6, 8, 12, 16, 24, 32, 48)
+_COUNT_EDGES = (2, 4, 16)
+_MAX_SIBLINGS = 4
+_MIN_VALUE = 0.02
+"""Nodes that are reached less often are not drafted, except the first ones, from which acceptance is learned again."""
+_PRIOR_LENGTH = 3.0
+"""The length of a match whose continuation is taken to be right every other time, before anything was measured."""
+
+
+def scope_of(request: Request) -> tuple[str, str | None]:
+    """Return the scope of a text: texts are drafted from for their own tenant only, and for those who may share
+    keys."""
+    return request.tenant, request.cache_scope
+
+
+def no_fleet_memory(tenant: str) -> SuffixIndex | None:
+    """Implement FleetMemory for a fleet that remembers nothing."""
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class SuffixSource:
+    """Implements tree_proposer.DraftSource."""
+
+    vocab_size: int
+    """Ids from here on are never drafted, whatever a memory holds."""
+    recent: RecentTexts = field(default_factory=lambda: RecentTexts(0))
+    fleet: FleetMemory = no_fleet_memory
+
+    def open(self, request: Request, calibrator: AcceptanceCalibrator) -> "SuffixSession":
+        """See tree_proposer.DraftSource. The fleet's memory is that of now to the last token."""
+        return SuffixSession(self, request, calibrator)
+
+    def extend_all(self, sessions: Sequence["SuffixSession"], drafts: Sequence[TextDraft], plan: RoundPlan) -> None:
+        """See tree_proposer.DraftSource."""
+        for session, draft in zip(sessions, drafts, strict=True):
+            session.extend(draft.tree, draft.limits.num_nodes)
+
+
+class SuffixSession:
+    """Implements tree_proposer.DraftSourceSession."""
+
+    def __init__(self, source: SuffixSource, request: Request, calibrator: AcceptanceCalibrator) -> None:
+        self._source = source
+        self._scope = scope_of(request)
+        self._fleet = source.fleet(request.tenant)
+        self._stop_ids = request.stop_ids
+        self._style = (round(request.sampling.temperature, 1), 0.0)
+        self._calibrator = calibrator
+        self._text = GrowingIndex()
+        self._text.append(request.prompt_ids)
+
+    def extend(self, tree: DraftTreeBuilder, num_nodes: int) -> None:
+        """Add up to `num_nodes` nodes from each memory."""
+        if num_nodes:
+            for memory, match in self._matches():
+                self._grow(tree, memory, match, num_nodes)
+
+    def observe(self, emitted: Sequence[int], reached: Sequence[tuple[int, int]]) -> None:
+        """See tree_proposer.DraftSourceSession."""
+        self._text.append(emitted)
+
+    def reset(self) -> None:
+        """See tree_proposer.DraftSourceSession."""
+
+    def close(self) -> None:
+        """See tree_proposer.DraftSourceSession."""
+
+    def _matches(self) -> Iterator[tuple[Memory, SuffixMatch]]:
+        """Yield the longest match in each memory that has one."""
+        ending = self._text.ids[-MAX_LENGTH:]
+        recent = [index.longest_match(ending) for index in self._source.recent.of(self._scope)]
+        asked: tuple[tuple[Memory, list[SuffixMatch | None]], ...] = (
+            ("text", [self._text.longest_match(ending)]),
+            ("recent", recent),
+            ("fleet", [None if self._fleet is None else self._fleet.longest_match(ending)]),
+        )
+        for memory, matches in asked:
+            longest = max((each for each in matches if each is not None), key=lambda each: each.length, default=None)
+            if longest is not None and longest.length >= _MIN_LENGTH:
+                yield memory, longest
+
+    def _grow(self, tree: DraftTreeBuilder, memory: Memory, match: SuffixMatch, num_nodes: int) -> None:
+        """Extend the most probable path, again and again."""
+        paths = [(-1.0, 0, match)]
+        num_added = 0
+        while paths and num_added < num_nodes:
+            value, node, match = heappop(paths)
+            for rank, (token, count) in enumerate(match.continuations(_MAX_SIBLINGS)):
+                kind, prior = self._kind(memory, match, rank), _prior(match, count)
+                acceptance = self._calibrator.estimate(kind, prior, tree.nodes[node].depth + 1)
+                if token >= self._source.vocab_size or (node and -value * acceptance < _MIN_VALUE):
+                    continue
+                child = tree.add(node, token, Source.SUFFIX, acceptance, estimated_from=(kind, prior))
+                longer = match.extend(token)
+                if child is not None:
+                    num_added += 1
+                    if longer is not None and token not in self._stop_ids:
+                        heappush(paths, (value * acceptance, child, longer))
+
+    def _kind(self, memory: Memory, match: SuffixMatch, rank: int) -> CandidateKind:
+        bins = MatchBin(memory, bisect(_LENGTH_EDGES, match.length), bisect(_COUNT_EDGES, match.count))
+        return CandidateKind(Source.SUFFIX, rank, self._style, bins)
+
+
+def _prior(match: SuffixMatch, count: int) -> float:
+    """Return the probability of a continuation by its frequency, as far as the length of the match speaks for it."""
+    return count / match.count * match.length / (match.length + _PRIOR_LENGTH)

@@ -1,0 +1,26 @@
+"""Remembers what a worker says, for the suffix memory of later texts in the same scope."""
+
+from omnidraft.decode.drafting.suffix_source import scope_of
+from omnidraft.memory.recent_texts import RecentTexts
+from omnidraft.ports import Request, Step
+
+
+class TextMemorizer:
+    """Implements step_telemetry.StepObserver: remembers the answer to one request when it ends, also early."""
+
+    def __init__(self, recent: RecentTexts, request: Request) -> None:
+        self._recent = recent
+        self._scope = scope_of(request)
+        self._emitted: list[int] = []
+
+    def take(self, step: Step) -> None:
+        """See StepObserver."""
+        self._emitted += step.emitted
+
+    def move(self, snapshot_version: int | None) -> None:
+        """See StepObserver."""
+
+    def end(self, error: Exception | None) -> None:
+        """See StepObserver."""
+        self._recent.add(self._scope, self._emitted)
+        self._emitted = []

@@ -1,0 +1,132 @@
+"""What drafts for a target: models, memories, and the policy over all of them."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+from omnidraft.config import DecodeSettings
+from omnidraft.ports import DraftModel, Mode, Policy, Proposer
+
+if TYPE_CHECKING:
+    from omnidraft.decode.drafting.session_pool import DrafterMemory
+    from omnidraft.decode.drafting.tree_proposer import DraftSource
+    from omnidraft.decode.policy.cost import Seconds
+    from omnidraft.decode.policy.cost_model import MeasuredCosts, StepCosts
+    from omnidraft.memory.recent_texts import RecentTexts
+    from omnidraft.vocab.ngram_cache import NgramCache
+    from omnidraft.wiring.models import TargetVocabulary, Vocabularies
+
+logger = logging.getLogger(__name__)
+
+_DRAFTER_IDS = 65_536
+"""The ids whose keys the drafter holds for all texts of a target, running and ended; 23 kB each for SmolLM2-135M."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedDrafting:
+    """The part of drafting that outlives the snapshots of one target."""
+
+    policy_for: Callable[[Mode], Policy]
+    step_s: "StepCosts"
+    memory: "DrafterMemory"
+    recent: "RecentTexts | None" = None
+    """What the worker said lately; None remembers nothing."""
+
+
+def shared_drafting(
+    settings: DecodeSettings,
+    costs: "MeasuredCosts",
+    recent: "RecentTexts | None" = None,
+    *,
+    has_drafter: bool = True,
+) -> SharedDrafting:
+    """Return policies, costs and memory for our own engine. A mode is measured when the policy first needs it."""
+    from omnidraft.decode.drafting.session_pool import DrafterMemory
+
+    @cache
+    def policy_for(mode: Mode) -> Policy:
+        step_s = costs.step_s if has_drafter else _no_step_s
+        return policy(settings, lambda rows: costs.passes(mode)(rows), step_s)
+
+    return SharedDrafting(policy_for, costs.step_s, DrafterMemory(_DRAFTER_IDS), recent)
+
+
+def _no_step_s(rows: int) -> float:
+    """Return the seconds of a drafter's step where there is no drafter."""
+    return 0.0
+
+
+def proposer(
+    settings: DecodeSettings,
+    tokenizers: "Vocabularies",
+    model: DraftModel,
+    ngrams: "NgramCache",
+    shared: SharedDrafting,
+    *,
+    is_external: bool = False,
+) -> Proposer:
+    """Return a proposer that drafts with the model and from memory. For an external engine the drafter uses no noise,
+    since the engine's is unknown, and the memory is that of the text alone."""
+    from omnidraft.decode.drafting.acceptance_stats import NoiseCoupling
+    from omnidraft.decode.drafting.drafter import Drafter
+    from omnidraft.decode.drafting.session_pool import SessionPool
+    from omnidraft.decode.drafting.tree_proposer import TreeProposer
+
+    weights = (0.0, 0.5, 1.0) if settings.noise_weight is None else (settings.noise_weight,)
+    drafter = Drafter(
+        model,
+        tokenizers.drafter,
+        tokenizers.target.vocabulary,
+        tokenizers.alignment,
+        ngrams,
+        NoiseCoupling((0.0,) if is_external else weights),
+        shared.step_s.measured(model) if settings.policy == "cost" else None,
+        SessionPool(shared.memory),
+        extends_to_depth=is_external,
+    )
+    memories = memory_sources(settings, tokenizers, shared.recent, is_external=is_external)
+    if settings.policy == "acceptance" and not model.has_head:
+        logger.info("this drafter has no acceptance head: its chains end by measured agreement")
+    return TreeProposer((*memories, drafter), shared.policy_for)
+
+
+def memory_proposer(settings: DecodeSettings, tokenizers: "TargetVocabulary", shared: SharedDrafting) -> Proposer:
+    """Return a proposer that drafts from memory alone."""
+    from omnidraft.decode.drafting.tree_proposer import TreeProposer
+
+    return TreeProposer(memory_sources(settings, tokenizers, shared.recent), shared.policy_for)
+
+
+def memory_sources(
+    settings: DecodeSettings,
+    tokenizers: "TargetVocabulary",
+    recent: "RecentTexts | None",
+    *,
+    is_external: bool = False,
+) -> "tuple[DraftSource, ...]":
+    """Return the sources that draft from earlier texts."""
+    from omnidraft.decode.drafting.prompt_lookup import PromptLookup
+    from omnidraft.decode.drafting.suffix_source import SuffixSource
+    from omnidraft.memory.recent_texts import RecentTexts
+
+    if settings.suffix_memory and not is_external:
+        return (SuffixSource(len(tokenizers.target.vocabulary), recent or RecentTexts(0)),)
+    return (PromptLookup(),) if settings.lookup else ()
+
+
+def policy(settings: DecodeSettings, pass_s: "Seconds", step_s: "Seconds", num_candidates: int = 4) -> Policy:
+    """Return a new policy of the kind that the settings name."""
+    from omnidraft.decode.policy.chain import AcceptancePolicy, FixedPolicy, ThresholdPolicy
+    from omnidraft.decode.policy.cost import CostPolicy
+
+    match settings.policy:
+        case "fixed":
+            return FixedPolicy()
+        case "acceptance":
+            return AcceptancePolicy(settings.max_rejection)
+        case "threshold":
+            return ThresholdPolicy(settings.min_path_probability)
+        case "cost":
+            return CostPolicy(pass_s, step_s, num_candidates)

@@ -61,8 +61,7 @@ class Drafter:
         for session, draft in zip(sessions, drafts, strict=True):
             ids = session.ids_to_read(draft, plan)
             if ids is not None:
-                num_before = draft.tree.num_drafted
-                extension = Extension(session, draft, ids, plan.num_candidates, num_before=num_before)
+                extension = Extension(session, draft, ids, plan.num_candidates, num_before=draft.tree.num_drafted)
                 extensions += [extension] if extension.read_forced() else []
         if extensions:
             _Steps(self, drafts, plan).run(extensions)

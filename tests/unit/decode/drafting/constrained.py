@@ -10,6 +10,7 @@ from omnidraft.decode.decoder import Decoder
 from omnidraft.decode.drafting.acceptance_stats import NoiseCoupling
 from omnidraft.decode.drafting.drafter import Drafter
 from omnidraft.decode.drafting.prompt_lookup import PromptLookup
+from omnidraft.decode.drafting.suffix_source import SuffixSource
 from omnidraft.decode.drafting.tree_proposer import TreeProposer
 from omnidraft.decode.policy.chain import FixedPolicy
 from omnidraft.decode.sampling.grammar import Grammars
@@ -74,7 +75,8 @@ def drafting(
     model = ToyDrafter(table or ToyTable.random(len(drafter.vocabulary), seed=3), context_limit=context_limit)
     source = Drafter(model, drafter, TARGET.vocabulary, alignment, cache, NoiseCoupling((noise_weight,)))
     chosen = policy or FixedPolicy()
-    return TreeProposer((PromptLookup(), source) if has_lookup else (source,), lambda mode: chosen)
+    copies = (PromptLookup(), SuffixSource(len(TARGET_PIECES))) if has_lookup else ()
+    return TreeProposer((*copies, source), lambda mode: chosen)
 
 
 def perfect(*, noise_weight: float = 1.0) -> TreeProposer:

@@ -48,7 +48,7 @@ def _try_compile(compiler: GrammarCompiler, grammar: dict[str, Any], vocab_size:
 
     def run() -> None:
         try:
-            compiler.compile(grammar["kind"], grammar["text"]).try_out(vocab_size)
+            compiler.try_out(grammar["kind"], grammar["text"], vocab_size)
         except RequestError as exc:
             replies.append({"refusal": str(exc)})
         else:

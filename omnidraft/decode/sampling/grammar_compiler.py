@@ -9,6 +9,8 @@ import json
 import random
 import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -32,6 +34,8 @@ MAX_LEXER_STATES = 20_000
 NUM_TRIED_MASKS = 16
 MAX_MASK_S = 0.01
 """Seconds of processor time for one token's mask at most."""
+MAX_FREE_TEXT_MASK_S = 0.05
+"""The same where free text may end in calls: 5 ms for 150,000 tokens when the text begins, and where a marker may."""
 _FREE_SPELLING = '%llguidance {"no_forcing": true}\nstart: '
 _DEAD_END = "NoExtensionBias"
 
@@ -54,6 +58,22 @@ class GrammarCompiler:
             return self._compile_tools(GrammarSpec.of(checked_schema(text, kind)))
         return self._compile(kind, _lark(kind, text))
 
+    def try_out(self, kind: Kind, text: str, vocab_size: int) -> None:
+        """Compile a grammar and generate a few tokens with it. A text under a grammar of tools may not come to a call,
+        so the schemas of their arguments are tried alone, too.
+
+        Raises:
+            RequestError: see `compile` and CompiledGrammar.try_out.
+        """
+        self.compile(kind, text).try_out(vocab_size)
+        if kind != "tools":
+            return
+        for tool in GrammarSpec.of(json.loads(text)).tools:
+            if tool.parameters is not None:
+                schema = f"%json {json.dumps(self._compilable_schema(tool))}"
+                with _naming(tool):
+                    self._compile("json_schema", schema).try_out(vocab_size)
+
     def _compile_tools(self, spec: GrammarSpec) -> "CompiledGrammar":
         """Compile answers that may call tools. Arguments of a tool that is not strict are any object where its schema
         cannot be compiled."""
@@ -69,10 +89,11 @@ class GrammarCompiler:
     def _compilable_schema(self, tool: CallableTool) -> dict[str, Any]:
         """Return the schema of a tool's arguments, or of any object. Raises RequestError, naming a strict tool."""
         try:
-            self._compile("json_schema", f"%json {json.dumps(tool.schema())}")
-        except RequestError as exc:
+            with _naming(tool):
+                self._compile("json_schema", f"%json {json.dumps(tool.schema())}")
+        except RequestError:
             if tool.is_strict:
-                raise RequestError(f"tools: parameters of {tool.name!r}: {exc}") from exc
+                raise
             return replace(tool, parameters=None).schema()
         return tool.schema()
 
@@ -90,6 +111,15 @@ class GrammarCompiler:
         if backend.is_error():
             raise RequestError(f"{kind}: {_one_line(backend.get_error())}")
         return CompiledGrammar(backend, kind)
+
+
+@contextmanager
+def _naming(tool: CallableTool) -> Iterator[None]:
+    """Inside, a refusal of a schema names the tool."""
+    try:
+        yield
+    except RequestError as exc:
+        raise RequestError(f"tools: parameters of {tool.name!r}: {exc}") from exc
 
 
 class CompiledGrammar:
@@ -156,13 +186,14 @@ class CompiledGrammar:
             RequestError: the grammar becomes too complex, or its masks take too long.
         """
         rng = random.Random(0)
+        max_mask_s = MAX_FREE_TEXT_MASK_S if self.kind == "tools" else MAX_MASK_S
         for _ in range(NUM_TRIED_MASKS):
             started_s = time.thread_time()
             allowed = np.flatnonzero(self.mask(vocab_size))
             mask_s = time.thread_time() - started_s
-            if mask_s > MAX_MASK_S:
+            if mask_s > max_mask_s:
                 raise RequestError(
-                    f"{self.kind}: {mask_s * 1000:.0f} ms for one token's mask, at most {MAX_MASK_S * 1000:.0f} are "
+                    f"{self.kind}: {mask_s * 1000:.0f} ms for one token's mask, at most {max_mask_s * 1000:.0f} are "
                     "spent; ask for something simpler"
                 )
             if not len(allowed):

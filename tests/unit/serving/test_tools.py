@@ -1,6 +1,7 @@
 """Tools over HTTP: calls that match their schemas, the same whole and streamed, and whoever drafts."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,21 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
+from omnidraft import wiring
 from omnidraft.config import WorkerSettings
 from omnidraft.decode.engine import Engine
+from omnidraft.decode.generation import GenerationRequest
+from omnidraft.ports import Sampling
 from omnidraft.serving.app import ServedModel, application
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.tiny_models import make_drafter, make_target
+from omnidraft.tools.parser import parse
+from omnidraft.tools.tool_use import tool_use
 from tests.http_server import events, served
-from tests.tiny_engine import PATIENCE_S, tiny_worker
+from tests.tiny_engine import PATIENCE_S, tiny_settings, tiny_worker
 from tests.unit.serving.agent_traffic import REQUEST, TOOLS
-from tests.unit.tools.templates import QWEN2_5
+from tests.unit.tools.templates import MISTRAL, QWEN2_5
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -226,3 +232,44 @@ def test_a_bad_request_is_refused_by_name(
     response = client.post("/v1/chat/completions", content=content, headers={"content-type": "application/json"})
     assert response.status_code == 400, response.text
     assert message_part in response.json()["error"]["message"]
+
+
+@pytest.fixture(scope="module")
+def special_models(tool_models: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A target whose tokenizer has the opening marker of calls as a special token, id 0, and a template with it."""
+    folder = tmp_path_factory.mktemp("special") / "target"
+    shutil.copytree(tool_models[0], folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_text((folder / name).read_text().replace("<|endoftext|>", "[TOOL_CALLS]"))
+    (folder / "chat_template.jinja").write_text(MISTRAL)
+    return folder, tool_models[1]
+
+
+def test_a_marker_that_spells_nothing_opens_calls(special_models: tuple[Path, Path], omnidraft_home: Path) -> None:
+    engine = tiny_worker(special_models, omnidraft_home, CountingMetrics()).engine
+    assert engine.pair.tool_format.name == "mistral"
+    assert engine.pair.marker_ids == {"[TOOL_CALLS]": 0}
+    for num_draft_tokens in (5, 0):
+        request = GenerationRequest(
+            messages=CHAT["messages"],
+            tools=tool_use([WEATHER, STOP], "required"),
+            max_new_tokens=400,
+            sampling=Sampling(1.0, logit_bias={0: 100, 2: 100}),
+            seed=3,
+            num_draft_tokens=num_draft_tokens,
+        )
+        steps = list(engine.stream(request).steps)
+        text = "".join(step.text for step in steps)
+        assert steps[0].emitted[0] == 0
+        assert text.startswith("[TOOL_CALLS]")
+        assert parse(text, engine.pair.tool_format, ["weather", "stop"])
+
+
+def test_settings_name_the_format_of_a_target(special_models: tuple[Path, Path], omnidraft_home: Path) -> None:
+    settings = tiny_settings(special_models)
+    named = settings.models.model_copy(update={"tool_formats": {str(special_models[0]): "llama3"}})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))
+        engine = wiring.engine(settings.model_copy(update={"models": named}), CountingMetrics()).engine
+    assert engine.pair.tool_format.name == "llama3"
+    assert engine.pair.marker_ids == {}

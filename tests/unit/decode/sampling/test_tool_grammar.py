@@ -156,6 +156,13 @@ def test_it_is_tried_in_the_child_as_every_grammar() -> None:
         trial.check("tools", grammar(form).text)
 
 
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_a_schema_that_is_too_slow_is_refused_even_if_no_call_may_come(choice: str) -> None:
+    slow = {"type": "object", "patternProperties": {f"^a{i}[a-z]*$": {"type": "integer"} for i in range(300)}}
+    with pytest.raises(RequestError, match=r"tools: .*(processor time|SIGPROF|too complex|simpler|limit)"):
+        GrammarTrial(VOCABULARY).check("tools", grammar(FORMATS["hermes"], choice, tools=tools(parameters=slow)).text)
+
+
 def test_annotations_go_and_names_stay() -> None:
     assert without_annotations(CITY) == {
         "type": "object",

@@ -20,13 +20,11 @@ from omnidraft.errors import ConfigError, SnapshotCorrupt
 from omnidraft.models.hf import training_precision
 from omnidraft.models.hf.trained_weights import TrainedWeights
 from omnidraft.models.hf.training_attention import PackedTextCache, take_texts_apart
+from omnidraft.models.low_rank import SCALE, A, B, factored_modules
 from omnidraft.models.probe import choice
 from omnidraft.ports import PackedTexts, Precision
 
 Train = Literal["full", "lora"]
-LORA_SCALE = 2.0
-"""alpha / r; alpha is twice the rank at every rank."""
-_A, _B = ".lora_A.weight", ".lora_B.weight"
 
 
 class TransformersTrainable:
@@ -158,12 +156,13 @@ def apply_serving_tensors(model: nn.Module, tensors: Mapping[str, Tensor], *, tr
                 parameters[name].copy_(tensor)
                 throttle.rest()
         return
-    modules = _check_lora(parameters, tensors)
+    shapes = {name.removesuffix(".weight"): tuple(parameter.shape) for name, parameter in parameters.items()}
+    modules = factored_modules(shapes, tensors)
     with torch.no_grad():
         for module in modules:
             weight = parameters[f"{module}.weight"]
-            delta = tensors[module + _B].float() @ tensors[module + _A].float()
-            weight.copy_(weight.float() + LORA_SCALE * delta)
+            delta = tensors[module + B].float() @ tensors[module + A].float()
+            weight.copy_(weight.float() + SCALE * delta)
             throttle.rest()
 
 
@@ -178,7 +177,7 @@ def _with_lora(model: nn.Module, rank: int, seed: int) -> nn.Module:
     from omnidraft.models.hf.pretrained import default_dtype_lock
 
     config = LoraConfig(
-        r=rank, lora_alpha=int(LORA_SCALE * rank), target_modules="all-linear", lora_dropout=0.0, task_type="CAUSAL_LM"
+        r=rank, lora_alpha=int(SCALE * rank), target_modules="all-linear", lora_dropout=0.0, task_type="CAUSAL_LM"
     )
     with default_dtype_lock, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -192,15 +191,3 @@ def _check_full(parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Te
     for name, tensor in tensors.items():
         if tensor.shape != parameters[name].shape:
             raise SnapshotCorrupt(f"{name}: have {tuple(parameters[name].shape)}, was offered {tuple(tensor.shape)}")
-
-
-def _check_lora(parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]) -> list[str]:
-    """Check the LoRA factors and return the modules that they change. Their own shapes give the rank."""
-    modules = sorted({name.removesuffix(_A).removesuffix(_B) for name in tensors})
-    for module in modules:
-        base, a, b = parameters.get(f"{module}.weight"), tensors.get(module + _A), tensors.get(module + _B)
-        if base is None or a is None or b is None:
-            raise SnapshotCorrupt(f"{module}: base weight, lora_A and lora_B must all be there")
-        if a.ndim != 2 or b.shape != (base.shape[0], a.shape[0]) or a.shape[1] != base.shape[1]:
-            raise SnapshotCorrupt(f"{module}: {tuple(b.shape)} x {tuple(a.shape)} does not fit {tuple(base.shape)}")
-    return modules

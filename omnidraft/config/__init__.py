@@ -1,6 +1,13 @@
 """Every setting of every process."""
 
-from omnidraft.config.learning import AlmSettings, CacheSettings, ControllerSettings, DriftSettings, LearnerSettings
+from omnidraft.config.learning import (
+    AlmSettings,
+    CacheSettings,
+    ControllerSettings,
+    DriftSettings,
+    LearnerSettings,
+    TenantFactorSettings,
+)
 from omnidraft.config.secrets import masked
 from omnidraft.config.sections import (
     DecodeSettings,
@@ -39,6 +46,7 @@ __all__ = [
     "SchedulerSettings",
     "Section",
     "Settings",
+    "TenantFactorSettings",
     "TracingSettings",
     "VllmSettings",
     "WorkerSettings",

@@ -46,6 +46,12 @@ def make_target(
     return _save(folder, Qwen2ForCausalLM(config), tokenizer)
 
 
+def random_llama(sizes: dict[str, Any], *, seed: int = 0) -> LlamaForCausalLM:
+    """Return a Llama of these sizes, of any size, in bfloat16: for measurements whose result no weight changes."""
+    torch.manual_seed(seed)
+    return LlamaForCausalLM(LlamaConfig(**sizes)).to(torch.bfloat16).eval().requires_grad_(False)
+
+
 def make_drafter(folder: Path, *, seed: int = 1) -> Path:
     """Save a two-layer Llama with another, smaller vocabulary."""
     tokenizer = _tokenizer(TEXT[:2], vocab_size=330)

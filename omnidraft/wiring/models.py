@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -14,14 +14,17 @@ from omnidraft.errors import ConfigError
 from omnidraft.ports import DraftModel, Mode, Policy, Proposer, SnapshotVersion, Target
 from omnidraft.wiring.logs import registry
 from omnidraft.wiring.signing import snapshot_signing
+from omnidraft.wiring.tenant_factors import load_tenant_factors
 
 if TYPE_CHECKING:
     import numpy as np
     from rich.progress import Progress
 
     from omnidraft.decode.drafting.session_pool import DrafterMemory
+    from omnidraft.decode.drafting.tenant_factors import TenantFactors
     from omnidraft.decode.policy.cost import Seconds
     from omnidraft.decode.policy.cost_model import MeasuredCosts, StepCosts
+    from omnidraft.decode.snapshot.factor_switch import FactorSwitch
     from omnidraft.decode.snapshot.slot import LoadedSnapshot
     from omnidraft.models.hf.tokenizer import HfTokenizer
     from omnidraft.models.loading import SharedDrafter
@@ -146,27 +149,30 @@ def _load_base_drafter(settings: Settings, folder: Path) -> DraftModel:
 
 
 def snapshot_loader(
-    settings: Settings, tokenizers: Vocabularies, costs: "MeasuredCosts", base: "SharedDrafter | None" = None
+    settings: Settings,
+    tokenizers: Vocabularies,
+    costs: "MeasuredCosts",
+    base: "SharedDrafter | None" = None,
+    switch: "FactorSwitch | None" = None,
 ) -> SnapshotLoader:
     """Return a loader of snapshots for our own engine; see snapshot_loader_with."""
-    shared = shared_drafting(settings.decode, costs)
-    return snapshot_loader_with(
-        settings, tokenizers, lambda model, ngrams: proposer(settings.decode, tokenizers, model, ngrams, shared), base
-    )
+    make = partial(proposer, settings.decode, tokenizers, shared=shared_drafting(settings.decode, costs))
+    return snapshot_loader_with(settings, tokenizers, make, base, switch)
 
 
 def snapshot_loader_with(
     settings: Settings,
     tokenizers: Vocabularies,
-    make: Callable[[DraftModel, "NgramCache"], Proposer],
+    make: Callable[[DraftModel, "NgramCache", "TenantFactors | None"], Proposer],
     base: "SharedDrafter | None" = None,
+    switch: "FactorSwitch | None" = None,
 ) -> SnapshotLoader:
-    """Return a loader of verified snapshot folders. Without a folder, or without weights in it, it uses the base
-    drafter.
+    """Return a loader of verified snapshot folders. Without a folder, or weights in it, it uses the base drafter.
 
     Args:
-        make: makes the proposer of a snapshot's weights and cache.
+        make: makes the proposer of a snapshot's weights, cache, and tenants with factors of their own.
         base: the base drafter shared with other loaders; None gives this loader its own.
+        switch: turns tenants' factors off; None loads no factors.
     """
     from omnidraft.decode.snapshot.slot import LoadedSnapshot
     from omnidraft.snapshots import bundle
@@ -177,8 +183,7 @@ def snapshot_loader_with(
         manifest = version.manifest if version else None
         tensors = bundle.serving_tensors(folder) if folder else None
         train: Literal["full", "lora"] = "lora" if manifest and manifest.train == "lora" else "full"
-        precision = settings.models.drafter_precision
-        kernels = settings.models.kernels
+        precision, kernels = settings.models.drafter_precision, settings.models.kernels
         if tensors is None:
             model = shared.get()
         else:
@@ -186,9 +191,9 @@ def snapshot_loader_with(
 
             model = load_drafter(tokenizers.drafter_folder, precision, tensors, train, kernels)
         ngrams = ngram_cache(settings, tokenizers, bundle.ngrams(folder) if folder else None)
-        made = make(model, ngrams)
-        name = manifest.snapshot_id if manifest else "base"
-        return LoadedSnapshot(version.version if version else None, name, made, ngrams, manifest)
+        factors = load_tenant_factors(settings, manifest, folder, model, tensors, switch)
+        name, number = (manifest.snapshot_id if manifest else "base"), (version.version if version else None)
+        return LoadedSnapshot(number, name, make(model, ngrams, factors), ngrams, manifest, factors=factors)
 
     return load
 
@@ -218,12 +223,13 @@ def proposer(
     tokenizers: Vocabularies,
     model: DraftModel,
     ngrams: "NgramCache",
-    shared: SharedDrafting,
+    factors: "TenantFactors | None" = None,
     *,
+    shared: SharedDrafting,
     is_external: bool = False,
 ) -> Proposer:
-    """Return a proposer that drafts with the model and prompt lookup. For an external engine the drafter uses no noise,
-    since the engine's is unknown."""
+    """Return a proposer that drafts with the model and prompt lookup; for an external engine, whose noise is unknown,
+    without noise."""
     from omnidraft.decode.drafting.acceptance_stats import NoiseCoupling
     from omnidraft.decode.drafting.drafter import Drafter
     from omnidraft.decode.drafting.prompt_lookup import PromptLookup
@@ -240,6 +246,7 @@ def proposer(
         NoiseCoupling((0.0,) if is_external else weights),
         shared.step_s.measured(model) if settings.policy == "cost" else None,
         SessionPool(shared.memory),
+        factors,
         extends_to_depth=is_external,
     )
     sources = (PromptLookup(), drafter) if settings.lookup else (drafter,)

@@ -85,7 +85,7 @@ def batching(settings: Settings, metrics: Metrics, *, num_tokens: int) -> Batchi
     load = snapshot_loader_with(
         settings,
         tokenizers,
-        lambda model, ngrams: proposer(settings.decode, tokenizers, model, ngrams, shared, is_external=True),
+        partial(proposer, settings.decode, tokenizers, shared=shared, is_external=True),
     )
     pinned = settings.worker.snapshot
     slot = SnapshotSlot(load(None, None) if pinned is None else named_snapshot(settings, load, pinned))

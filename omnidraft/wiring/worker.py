@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from omnidraft.config import Settings
-from omnidraft.ports import Metrics, NoopTracing, SnapshotReader, Target, Tracing
+from omnidraft.ports import AnnouncementKind, Metrics, NoopTracing, SnapshotReader, Target, Tracing
 from omnidraft.wiring.controller import control_follower
 from omnidraft.wiring.logs import snapshot_reader
 from omnidraft.wiring.models import (
@@ -75,12 +75,13 @@ def engine(
     Raises:
         ModelError, SnapshotError, VocabularyError: models or snapshot cannot be loaded, or do not belong together.
     """
+    from omnidraft.decode.snapshot.factor_switch import FactorSwitch
     from omnidraft.decode.snapshot.slot import SnapshotSlot
 
     tokenizers = vocabularies(settings, progress)
     loaded_target = target(settings, tokenizers)
     costs = _costs(settings, loaded_target)
-    load = snapshot_loader(settings, tokenizers, costs)
+    load = snapshot_loader(settings, tokenizers, costs, switch=FactorSwitch())
     slot = SnapshotSlot(_first_snapshot(settings, load, snapshot))
     made = _engine(settings, tokenizers, loaded_target, costs, metrics, None, slot)
     return Worker((ServedTarget(made, loaded_target, None),), None)
@@ -131,14 +132,16 @@ def _served(
     is_alone: bool,
 ) -> ServedTarget:
     """Return one pair, which follows its champion unless `worker.snapshot` names a snapshot."""
+    from omnidraft.decode.snapshot.factor_switch import FactorSwitch
     from omnidraft.decode.snapshot.slot import SnapshotSlot
 
     loaded_target = target(settings, tokenizers)
     costs = _costs(settings, loaded_target)
     costs.passes(settings.decode.mode)  # whatever the policy: metrics compare with plain decoding
-    load = snapshot_loader(settings, tokenizers, costs, drafter)
+    switch = FactorSwitch()
+    load = snapshot_loader(settings, tokenizers, costs, drafter, switch)
     pinned = settings.worker.snapshot
-    slot = SnapshotSlot(_first_snapshot(settings, load, pinned))
+    slot = SnapshotSlot(_first_snapshot(settings, load, pinned), switch)
     made = _engine(settings, tokenizers, loaded_target, costs, metrics, producer, slot, tracing)
     made.decoder.grammars.prepare()
     if pinned is not None:
@@ -248,6 +251,7 @@ def _updater(
     is_alone: bool,
 ) -> "SnapshotUpdater":
     from omnidraft.decode.snapshot.updater import SnapshotUpdater
+    from omnidraft.fleet.control_log import FOR_ALL_PAIRS
     from omnidraft.models.loading import in_background_thread
     from omnidraft.registry.staging_folder import own_folder, remove_abandoned
 
@@ -255,9 +259,8 @@ def _updater(
         made.forget_prefixes()
         remove_abandoned()
 
-    follower = control_follower(
-        settings, metrics, ("champion", "canary", "drift", "drift_over", "forget"), must_be_named=not is_alone
-    )
+    kinds: tuple[AnnouncementKind, ...] = ("champion", "canary", "drift", "drift_over", *FOR_ALL_PAIRS)
+    follower = control_follower(settings, metrics, kinds, must_be_named=not is_alone)
     return SnapshotUpdater(
         snapshots,
         made.slot,

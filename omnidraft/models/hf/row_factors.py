@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from omnidraft.models.low_rank import SCALE, A, B, factored_modules
+from omnidraft.snapshots.low_rank import SCALE, A, B, factored_modules
 
 TextFactors = Mapping[str, Tensor]
 """A snapshot's factors by name, in bfloat16."""

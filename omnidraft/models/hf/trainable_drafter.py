@@ -7,7 +7,8 @@ vocabulary; of LoRA factors, R is the rank.
 Nothing is random after loading: dropout is off, so equal batches give equal gradients.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,9 +21,9 @@ from omnidraft.errors import ConfigError, SnapshotCorrupt
 from omnidraft.models.hf import training_precision
 from omnidraft.models.hf.trained_weights import TrainedWeights
 from omnidraft.models.hf.training_attention import PackedTextCache, take_texts_apart
-from omnidraft.models.low_rank import SCALE, A, B, factored_modules
 from omnidraft.models.probe import choice
 from omnidraft.ports import PackedTexts, Precision
+from omnidraft.snapshots.low_rank import SCALE, A, B, factored_modules
 
 Train = Literal["full", "lora"]
 
@@ -101,6 +102,32 @@ class TransformersTrainable:
         near_RK = sees_RK & (distance_RK < self._window)
         return {"full_attention": sees_RK[None, None], "sliding_attention": near_RK[None, None]}
 
+    def linear_shapes(self) -> Mapping[str, tuple[int, int]]:
+        return {name: (layer.out_features, layer.in_features) for name, layer in self._linear_layers().items()}
+
+    @contextmanager
+    def factored(self, factors: Mapping[str, Tensor]) -> Iterator[None]:
+        layers, learned = self._linear_layers(), [each for each in self._model.parameters() if each.requires_grad]
+        modules = factored_modules(self.linear_shapes(), factors)
+        hooks = [layers[name].register_forward_hook(_adder(factors[name + A], factors[name + B])) for name in modules]
+        for parameter in learned:
+            parameter.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+            for parameter in learned:
+                parameter.requires_grad_()
+
+    def _linear_layers(self) -> dict[str, nn.Linear]:
+        """Return the linear layers of the drafter but its head, by their names in a snapshot."""
+        return {
+            serving_name(name).removesuffix(".base_layer"): module
+            for name, module in self._model.named_modules()
+            if isinstance(module, nn.Linear) and module is not self._head and ".lora_" not in name
+        }
+
     def logits(self, hidden_NH: Tensor) -> Tensor:
         logits_NV: Tensor = self._head(hidden_NH)
         if self._softcap is None:
@@ -164,6 +191,16 @@ def apply_serving_tensors(model: nn.Module, tensors: Mapping[str, Tensor], *, tr
             delta = tensors[module + B].float() @ tensors[module + A].float()
             weight.copy_(weight.float() + SCALE * delta)
             throttle.rest()
+
+
+def _adder(a_RK: Tensor, b_NR: Tensor) -> Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]:
+    """Return a hook that adds factors to the output of a linear layer, in the format of the pass."""
+
+    def add(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+        reduced = nn.functional.linear(inputs[0], a_RK.to(inputs[0].dtype))
+        return output + SCALE * nn.functional.linear(reduced, b_NR.to(reduced.dtype))
+
+    return add
 
 
 def serving_name(name: str) -> str:

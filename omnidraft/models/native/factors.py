@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from omnidraft.models.low_rank import SCALE, A, B, factored_modules
 from omnidraft.models.native import library as native
 from omnidraft.models.native.packed_llama import LlamaSizes
+from omnidraft.snapshots.low_rank import SCALE, A, B, factored_modules
 
 _ATTENTION, _MLP = "self_attn", "mlp"
 _MATRICES = (

@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from omnidraft.models.hf.trainable_drafter import apply_serving_tensors
-from omnidraft.models.low_rank import A, B
+from omnidraft.snapshots.low_rank import A, B
 
 
 def random_factors(model: PreTrainedModel, seed: int, rank: int = 5, scale: float = 0.2) -> dict[str, Tensor]:

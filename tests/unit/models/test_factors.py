@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from omnidraft.errors import SnapshotCorrupt
 from omnidraft.models.hf.drafter import TorchDrafter
 from omnidraft.models.kv_session import BatchingDrafter
-from omnidraft.models.low_rank import B
 from omnidraft.models.native.drafter import LlamaDrafter
+from omnidraft.snapshots.low_rank import B
 from tests.unit.models.factor_cases import merged, random_factors
-from tests.unit.models.native.test_drafter import SHAPES, assert_close, model
+from tests.unit.models.native.test_drafter import SHAPES, model
 from tests.unit.models.session_driver import drive
 from tests.unit.models.tiny import text, whole_pass
 
@@ -25,6 +25,11 @@ DRAFTERS: dict[str, Callable[..., BatchingDrafter]] = {
     "transformers": lambda shape: TorchDrafter(copy.deepcopy(model(shape))),
 }
 NUM_TENANTS = 3
+
+
+def assert_close(got: torch.Tensor, reference: torch.Tensor) -> None:
+    """These wild factors make the rounding of the wild models ten times larger; a wrong row shows as 1."""
+    torch.testing.assert_close(got, reference, atol=2e-3, rtol=2e-3)
 
 
 @lru_cache(maxsize=32)

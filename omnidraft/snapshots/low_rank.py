@@ -1,13 +1,15 @@
 """Low-rank factors of a drafter's weights, as a snapshot has them: W + SCALE * B A for each linear layer.
 
-Shapes: N output channels, K input channels, R rank. This module does not know transformers.
+Shapes: N output channels, K input channels, R rank.
 """
 
 from collections.abc import Mapping
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from omnidraft.errors import SnapshotCorrupt
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 A, B = ".lora_A.weight", ".lora_B.weight"
 """Endings of the names of a layer's factors [R, K] and [N, R]."""
@@ -15,7 +17,7 @@ SCALE = 2.0
 """alpha / r; alpha is twice the rank at every rank."""
 
 
-def factored_modules(shapes: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Tensor]) -> list[str]:
+def factored_modules(shapes: Mapping[str, tuple[int, ...]], tensors: "Mapping[str, Tensor]") -> list[str]:
     """Return the modules that these factors change. Their own shapes give the rank.
 
     Args:

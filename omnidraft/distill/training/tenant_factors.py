@@ -62,7 +62,8 @@ class FactorTrainer:
         """
         before = self._fitted.get(tenant)
         first = self._initial(tenant) if before is None else before.tensors
-        factors = {name: nn.Parameter(tensor.detach().clone()) for name, tensor in first.items()}
+        # in one order, on which the last bits of the gradient's norm depend
+        factors = {name: nn.Parameter(first[name].detach().clone()) for name in sorted(first)}
         times_ms = [] if before is None else [before.since_ms]
         optimizer = torch.optim.AdamW(factors.values(), lr=self._settings.learning_rate, weight_decay=0.0)
         with self._model.factored(factors):

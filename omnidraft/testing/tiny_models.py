@@ -49,7 +49,9 @@ def make_target(
 def random_llama(sizes: dict[str, Any], *, seed: int = 0) -> LlamaForCausalLM:
     """Return a Llama of these sizes, of any size, in bfloat16: for measurements whose result no weight changes."""
     torch.manual_seed(seed)
-    return LlamaForCausalLM(LlamaConfig(**sizes)).to(torch.bfloat16).eval().requires_grad_(False)
+    model: Any = LlamaForCausalLM(LlamaConfig(**sizes))
+    made: LlamaForCausalLM = model.to(torch.bfloat16).eval().requires_grad_(False)
+    return made
 
 
 def make_drafter(folder: Path, *, seed: int = 1) -> Path:

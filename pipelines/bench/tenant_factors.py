@@ -61,17 +61,14 @@ def main(
         torch.set_num_threads(threads)
     bench = Bench(SMOLLM2_135M | json.loads(shape), precision)
     numbers, all_ranks = [int(each) for each in texts.split(",")], [int(each) for each in ranks.split(",")]
-    figures = {
-        "machine": machine.describe(),
-        "command": shlex.join(["python", "-m", "pipelines.bench.tenant_factors", *sys.argv[1:]]),
-        "copy_mib": bench.copy_mib,
-        "memory": [bench.memory(rank, tenants) for rank in all_ranks],
-        "steps": [row for rank in all_ranks for row in bench.steps(rank, numbers, repeats)],
-    }
-    for row in (*figures["memory"], *figures["steps"]):
+    memory = [bench.memory(rank, tenants) for rank in all_ranks]
+    steps = [row for rank in all_ranks for row in bench.steps(rank, numbers, repeats)]
+    for row in [{"copy_mib": bench.copy_mib}, *memory, *steps]:
         typer.echo(json.dumps(row))
     if json_path is not None:
-        report.save(figures, json_path)
+        command = shlex.join(["python", "-m", "pipelines.bench.tenant_factors", *sys.argv[1:]])
+        about = {"machine": machine.describe(), "command": command, "copy_mib": bench.copy_mib}
+        report.save({**about, "memory": memory, "steps": steps}, json_path)
 
 
 class Bench:

@@ -4,7 +4,8 @@ Shapes: N output channels, K input channels, R rank, P matrices that are packed 
 """
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -35,14 +36,17 @@ class PackedFactors:
         modules = factored_modules(shapes, tensors)
         rank = max(len(tensors[module + A]) for module in modules)
         self.rank = -(-rank // native.RANKS_TOGETHER) * native.RANKS_TOGETHER
-        self._memory = [self._layer(layer, shapes, tensors) for layer in range(sizes.num_layers)]
-        self._layers = (native.LayerFactorsStruct * sizes.num_layers)(*map(_struct, self._memory))
+        layers = [self._layer(layer, shapes, tensors) for layer in range(sizes.num_layers)]
+        parts = [part for layer in layers for pair in layer for part in pair]
+        self._memory = torch.cat([part.flatten() for part in parts])  # in one piece, which leaves no gaps behind
+        addresses = accumulate((part.nbytes for part in parts), initial=self._memory.data_ptr())
+        self._layers = (native.LayerFactorsStruct * sizes.num_layers)(*(_struct(addresses) for _ in layers))
         self.struct = native.FactorsStruct(self.rank, self._layers)
 
     @property
     def num_bytes(self) -> int:
         """The memory that they take."""
-        return sum(tensor.nbytes for layer in self._memory for pair in layer for tensor in pair)
+        return self._memory.nbytes
 
     def _layer(
         self, layer: int, shapes: Mapping[str, tuple[int, int]], tensors: Mapping[str, Tensor]
@@ -54,7 +58,7 @@ class PackedFactors:
             a = [self._a(tensors.get(name + A), shapes[name][1]) for name in names]
             b = [self._b(tensors.get(name + B), shapes[name][0]) for name in names]
             blocks = torch.stack(b, dim=1).flatten(0, 1) if number == _TURNS else torch.cat(b)
-            packed.append((torch.cat(a).contiguous(), blocks.contiguous()))
+            packed.append((torch.cat(a), blocks))
         return packed
 
     def _a(self, a_RK: Tensor | None, inputs: int) -> Tensor:
@@ -91,7 +95,8 @@ def _shapes(sizes: LlamaSizes) -> dict[str, tuple[int, int]]:
     }
 
 
-def _struct(layer: Sequence[tuple[Tensor, Tensor]]) -> native.LayerFactorsStruct:
-    addresses = [[tensor.data_ptr() for tensor in column] for column in zip(*layer, strict=True)]
+def _struct(addresses: Iterator[int]) -> native.LayerFactorsStruct:
+    """Return the struct of the layer whose parts, A and B of each matrix, are at the next addresses."""
+    pairs = [(next(addresses), next(addresses)) for _ in range(native.NUM_LAYER_MATRICES)]
     pointers = ctypes.c_void_p * native.NUM_LAYER_MATRICES
-    return native.LayerFactorsStruct(*(pointers(*column) for column in addresses))
+    return native.LayerFactorsStruct(*(pointers(*column) for column in zip(*pairs, strict=True)))

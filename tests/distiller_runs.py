@@ -99,6 +99,7 @@ class Setting:
         seen_records=SEEN_RECORDS,
         limits=None,
         held_out=None,
+        factor_judge=None,
         batcher_class=Batcher,
         drafter_hash="hash",
         settings=None,
@@ -148,6 +149,8 @@ class Setting:
         }
         if held_out is not None:
             options["held_out"] = held_out(learner)
+        if factor_judge is not None:
+            options["factor_judge"] = factor_judge(learner)
         return Distiller(consumer, batcher, learner, publisher, **options | changes), learner
 
     def _reader(self) -> MemoryReader:

@@ -45,7 +45,7 @@ def save_tokenizer(folder: Path, vocab_size: int, texts: tuple[str, ...]) -> HfT
     return HfTokenizer(folder)
 
 
-def save_model(folder: Path, vocab_size: int, *, tied: bool) -> None:
+def save_model(folder: Path, vocab_size: int, *, tied: bool, spread: float) -> None:
     config = LlamaConfig(
         vocab_size=vocab_size,
         hidden_size=32,
@@ -55,6 +55,7 @@ def save_model(folder: Path, vocab_size: int, *, tied: bool) -> None:
         num_key_value_heads=1,
         max_position_embeddings=512,
         tie_word_embeddings=tied,
+        initializer_range=spread,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
@@ -158,10 +159,11 @@ def make_beliefs(emitted: list[int], vocab_size: int, seed: int) -> TargetLogpro
     )
 
 
-def make_pair(root: Path, *, tied: bool) -> Pair:
+def make_pair(root: Path, *, tied: bool, spread: float = 0.02) -> Pair:
+    """With a higher `spread` of its weights the drafter changes more with a change of them."""
     draft = save_tokenizer(root / "drafter", 300, TEXTS[2:])
     target = save_tokenizer(root / "target", 340, TEXTS[:2])
-    save_model(root / "drafter", len(draft.vocabulary), tied=tied)
+    save_model(root / "drafter", len(draft.vocabulary), tied=tied, spread=spread)
     return Pair(root / "drafter", draft, target, align(draft, target))
 
 

@@ -1,4 +1,4 @@
-"""`omnidraft tenants`: forget a tenant, and wrap all tenants' keys with a new master key."""
+"""`omnidraft tenants`: forget a tenant, turn its factors off or on, and wrap all keys with a new master key."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -6,13 +6,17 @@ import typer
 from rich.console import Console
 
 from omnidraft import config
+from omnidraft.cli import tenant_factors
 from omnidraft.cli.options import Config, printable
 
 if TYPE_CHECKING:
     from omnidraft.fleet.forget_orders import AffectedSnapshots
     from omnidraft.wiring.tenants import TenantData
 
-app = typer.Typer(help="Forget a tenant; renew the wrapping of tenants' keys.", no_args_is_help=True)
+app = typer.Typer(
+    help="Forget a tenant; turn its own factors off or on; renew the wrapping of tenants' keys.", no_args_is_help=True
+)
+app.add_typer(tenant_factors.app, name="factors", no_args_is_help=True)
 
 
 @app.command("forget")

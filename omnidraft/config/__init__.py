@@ -7,6 +7,7 @@ from omnidraft.config.learning import (
     DriftSettings,
     LearnerSettings,
     MemorySettings,
+    TenantFactorSettings,
 )
 from omnidraft.config.secrets import masked
 from omnidraft.config.sections import (
@@ -49,6 +50,7 @@ __all__ = [
     "SchedulerSettings",
     "Section",
     "Settings",
+    "TenantFactorSettings",
     "TracingSettings",
     "VllmSettings",
     "WorkerSettings",

@@ -8,11 +8,14 @@ nothing twice that any snapshot shows, and leaves nothing out.
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from omnidraft.config import TenantFactorSettings
 from omnidraft.distill.control import Status, TrainingControl
 from omnidraft.distill.evaluation.held_out import HeldOut, HeldOutMeasurement
+from omnidraft.distill.evaluation.tenant_factors import FactorJudge
 from omnidraft.distill.forgetting import Forgetting, Retention
 from omnidraft.distill.ingest.batch_reader import BatchReader
 from omnidraft.distill.ingest.batcher import Batch, Batcher
@@ -49,6 +52,7 @@ class Distiller:
         load_cache: LoadCache,
         load_base: LoadBase,
         held_out: HeldOut | None = None,
+        factor_judge: FactorJudge | None = None,
         steps_per_snapshot: int,
         max_lag_records: int | None = None,
         lag_sample_records: int = 2_000,
@@ -65,9 +69,9 @@ class Distiller:
     ) -> None:
         """
         Args:
-            load_cache: makes the n-gram cache of a snapshot's arrays, a new one without any; for `load_base` see
-                restoring.py.
+            load_cache: as load_base, see restoring.py; without arrays it makes a new n-gram cache.
             held_out: measures snapshots; None measures them on the batcher's held-out records alone.
+            factor_judge: over the same learner; None gives no tenant any factors.
             control: polled before every step; while learning is paused, nothing is read or learned.
             compare_earlier: called once for each tenant whose traffic begins to drift; see snapshot_comparison.py.
             drift_haste: snapshots are so many times as frequent while any traffic drifts.
@@ -87,10 +91,10 @@ class Distiller:
             consumer, batcher, metrics, max_lag_records=max_lag_records, lag_sample_records=lag_sample_records
         )
         self._held_out = held_out or HeldOut(learner)
+        self._factor_judge = factor_judge or FactorJudge(learner, TenantFactorSettings())
         self._learning = JournaledLearning(learner, batcher, self._held_out, self._journal, memory)
-        self._forgetting = forgetting or Forgetting(
-            Retention(), batcher, learner, metrics, new_cache=lambda: load_cache({})
-        )
+        new = partial(load_cache, {})
+        self._forgetting = forgetting or Forgetting(Retention(), batcher, learner, metrics, new_cache=new)
         self._wait, self._spans = wait, spans or LearningSpans(NoopTracing(), "")
         self._reports: list[StepReport] = []  # since the newest snapshot
         self._status = Status()
@@ -249,19 +253,16 @@ class Distiller:
         log_fields = self._reader.begin_snapshot() | self._forgetting.manifest_fields()
         serving, losses = learner.serving_tensors(), mean_losses(self._reports)
         measured = self._learning.measure(serving)
+        factors = self._factor_judge.refit(self._batcher.held_out, measured.hits, serving)
         parts: dict[str, bundle.Tensors] = {
             bundle.DRAFTER: serving,
             bundle.NGRAMS: learner.cache.to_arrays(),
             LEARNER: learner.state(),
             BATCHER: self._batcher.state(),
+            **factors.parts,
         }
-        fields = {
-            **log_fields,
-            **measured.facts(),
-            **counters.manifest_fields(),
-            "losses": losses,
-            "traceparent": span.context,
-        }
+        fields = log_fields | measured.facts() | factors.facts() | counters.manifest_fields()
+        fields |= {"losses": losses, "traceparent": span.context}
         staged = self._retry(lambda: self._publisher.stage(parts, **fields), stop)
         published = self._retry(lambda: self._publisher.publish(staged), stop)
         span.end(version=published.version, records=counters.num_records)

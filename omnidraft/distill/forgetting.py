@@ -1,5 +1,5 @@
 """A learner's kept records (held-out set, replay buffer, the fleet's memory) lose those that are older than the log's
-retention, and those of tenants who were forgotten.
+retention, and those of tenants who were forgotten; so do the factors of these tenants.
 
 An order to forget a tenant concerns the records from before it: a tenant who comes back is learned from again. The
 n-gram cache does not know whose n-grams it counted, so it is rebuilt from the records of others that are still there.
@@ -40,7 +40,11 @@ class Retention:
 
     def is_forgotten(self, record: Dated) -> bool:
         """Return whether its tenant was forgotten after the record was made."""
-        return record.time_ms <= self._forgotten_ms.get(record.tenant, -1)
+        return self.is_forgotten_at(record.tenant, record.time_ms)
+
+    def is_forgotten_at(self, tenant: str, time_ms: int) -> bool:
+        """Return whether this tenant was forgotten after this time, Unix milliseconds."""
+        return time_ms <= self._forgotten_ms.get(tenant, -1)
 
     def is_expired(self, record: Dated) -> bool:
         """Return whether it is older than the retention."""
@@ -93,7 +97,7 @@ class Forgetting:
         for order in orders:
             if order.tenant is not None and order.until_ms is not None:
                 self._retention.forget(order.tenant, order.until_ms)
-        self._drop(self._retention.is_forgotten, "forgotten")
+        self._drop_forgotten()
         return [order for order in orders if order.forget_id not in self._done]
 
     def mark_done(self, orders: Sequence[Announcement]) -> None:
@@ -106,7 +110,7 @@ class Forgetting:
         then it may be repeated."""
         self._count(num_forgotten, FORGOTTEN)
         self.drop_expired()
-        self._drop(self._retention.is_forgotten, "forgotten")
+        self._drop_forgotten()
         if set(self._done) - set(manifest.forgets):
             self._rebuild_cache()
 
@@ -132,6 +136,12 @@ class Forgetting:
         ]
         self._learner.rebuild_cache(self._new_cache(), learned)
         return len(learned)
+
+    def _drop_forgotten(self) -> None:
+        """Drop the records of forgotten tenants, and the factors that learned from any of them."""
+        self._drop(self._retention.is_forgotten, "forgotten")
+        if num_dropped := self._learner.factors.drop(self._retention.is_forgotten_at):
+            logger.info("the factors of %d tenants are dropped: %s", num_dropped, FORGOTTEN)
 
     def _drop(self, is_dropped: Callable[[Dated], bool], reason: Literal["expired", "forgotten"]) -> None:
         if self._memory is not None:

@@ -24,6 +24,7 @@ from omnidraft.errors import ConfigError, SnapshotCorrupt, SnapshotNotFound, Sna
 from omnidraft.ports import RecordCipher, Registry, SnapshotVersion
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.manifest import Manifest
+from omnidraft.snapshots.tenant_factors import FOLDER
 
 logger = logging.getLogger(__name__)
 
@@ -221,8 +222,8 @@ class Publisher:
         return folder / "bundle"
 
     def _encrypted(self, name: str, tensors: bundle.Tensors) -> bundle.Tensors:
-        """Return the tensors of a file of the resume part with their records encrypted, those of others as they are."""
-        if self._cipher is None or name not in (LEARNER, BATCHER):
+        """Return the tensors of a file with their records and tenants' factors encrypted, if it may have some."""
+        if self._cipher is None or not (name in (LEARNER, BATCHER) or name.startswith(FOLDER)):
             return tensors
         return encrypt_records({key: torch.as_tensor(value) for key, value in tensors.items()}, self._cipher)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from omnidraft.errors import OffsetOutOfRange, SignatureRefused, WireError
-from omnidraft.fleet.control_log import PARTITION, parse_announcement, subject
+from omnidraft.fleet.control_log import FOR_ALL_PAIRS, PARTITION, parse_announcement, subject
 from omnidraft.ports import Announcement, AnnouncementKind, LogReader, Message, Metrics
 
 MAX_MESSAGES = 1000
@@ -157,7 +157,7 @@ class LogControlFollower:
         return self._offsets[older - 1] if older else 0
 
     def _concerns_us(self, announcement: Announcement) -> bool:
-        is_for_all = announcement.kind == "forget"
+        is_for_all = announcement.kind in FOR_ALL_PAIRS
         if self._must_be_named and not is_for_all and (announcement.target is None or announcement.drafter is None):
             return False
         is_about_us = _matches(announcement.target, self._target) and _matches(announcement.drafter, self._drafter)

@@ -9,6 +9,8 @@
 {"kind": "drift_over", "tenant": "t"}               it recovered, or is what is normal now
 {"kind": "best", "version": 5, "tenant": "t"}       from the distiller: this snapshot agrees best with that traffic
 {"kind": "forget", "tenant": "t", "forget_id": "...", "until_ms": 1764000000000}  keep nothing of the tenant from before
+{"kind": "factors_off", "tenant": "t"}              draft for this tenant without its own factors, as for all others
+{"kind": "factors_on", "tenant": "t"}               and with them again
 Each may name the pair it is about ("target", "drafter"), else it is about all, and may give operators a "reason".
 Its offset is its sequence number; the highest holds. All are written to the first partition, however many there are.
 Signed ones carry a sequence of their own; see authentication.py.
@@ -26,7 +28,7 @@ from omnidraft.ports import Announcement, AnnouncementFields, AnnouncementKind, 
 KEY = b"control"
 PARTITION = 0
 
-Subject = Literal["snapshot", "learning", "restart", "rewind", "traffic", "best", "forget"]
+Subject = Literal["snapshot", "learning", "restart", "rewind", "traffic", "best", "forget", "factors"]
 _SUBJECTS: dict[AnnouncementKind, Subject] = {
     "champion": "snapshot",
     "canary": "snapshot",
@@ -38,7 +40,12 @@ _SUBJECTS: dict[AnnouncementKind, Subject] = {
     "drift_over": "traffic",
     "best": "best",
     "forget": "forget",
+    "factors_off": "factors",
+    "factors_on": "factors",
 }
+FOR_ALL_PAIRS: frozenset[AnnouncementKind] = frozenset({"forget", "factors_off", "factors_on"})
+"""Kinds about a tenant, which concern every pair without naming one."""
+_WITH_TENANT = FOR_ALL_PAIRS | {"drift", "drift_over", "best"}
 
 
 def subject(announcement: Announcement) -> tuple[Subject, str | None]:
@@ -71,8 +78,8 @@ class _Wire(BaseModel):
             raise ValueError("champion, canary, best and rewind have a version, nothing else has")
         if (self.kind == "canary") != (self.share is not None):
             raise ValueError("a canary has a share, nothing else has")
-        if (self.kind in ("drift", "drift_over", "best", "forget")) != (self.tenant is not None):
-            raise ValueError("what is about traffic has a tenant, nothing else has")
+        if (self.kind in _WITH_TENANT) != (self.tenant is not None):
+            raise ValueError("what is about traffic or factors has a tenant, nothing else has")
         if (self.kind == "restart") != (self.start is not None):
             raise ValueError("a restart has a start, nothing else has")
         if (self.kind in ("restart", "rewind")) != (self.restart_id is not None):

@@ -1,19 +1,20 @@
 """The tenants' part of the promotion gate: each weighs alike, the mean holds without the one that gained most, and none
 may fall by more than its error.
 
-A tenant's change is a mean over few requests, so its Student statistic is turned into a normal one (Abramowitz and
-Stegun, Handbook of Mathematical Functions, 26.7.8). All tenants are tested together, over the snapshots since the
-champion and over longer lineages, in which many falls too small to show add up; the levels are those of Holm, A simple
-sequentially rejective multiple test procedure, Scandinavian Journal of Statistics 6 (1979). A tenant that rose since
-the champion has not fallen, whatever was before. Changes of several snapshots are taken as independent.
+A tenant's change is a mean over few requests (snapshots/significance.py). All tenants are tested together, over the
+snapshots since the champion and over longer lineages, in which many falls too small to show add up; the levels are
+those of Holm, A simple sequentially rejective multiple test procedure, Scandinavian Journal of Statistics 6 (1979). A
+tenant that rose since the champion has not fallen, whatever was before. Changes of several snapshots are taken as
+independent.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import sqrt
-from statistics import NormalDist, fmean
+from statistics import fmean
 
 from omnidraft.snapshots.manifest import LEAST_TENANT_REQUESTS, Manifest, TenantAgreement
+from omnidraft.snapshots.significance import p_value
 
 LINEAGES = (0, 4, 16)
 """Numbers of snapshots up to the champion that are tested together with those since."""
@@ -109,8 +110,8 @@ def _tests(
         lineage = [*since, *history[:length]]
         change, num_requests = _tenant_change(name, lineage)
         if change.error is not None:
-            p_value = _p_value(-change.estimate - tolerance, change.error, num_requests - 1)
-            yield _Test(TenantFall(name, change, len(lineage)), p_value)
+            chance = p_value(-change.estimate - tolerance, change.error, num_requests - 1)
+            yield _Test(TenantFall(name, change, len(lineage)), chance)
 
 
 def _tenant_change(name: str | None, lineage: Sequence[Manifest]) -> tuple[Change, int]:
@@ -118,15 +119,6 @@ def _tenant_change(name: str | None, lineage: Sequence[Manifest]) -> tuple[Chang
     measured = [each for manifest in lineage for each in manifest.tenants if each.tenant == name]
     change = Change(sum(map(_estimate, measured)), _root_sum(each.change_error for each in measured))
     return change, min((each.num_requests for each in measured), default=0)
-
-
-def _p_value(fall: float, error: float, degrees: int) -> float:
-    """Return the probability of so large a fall where there is none."""
-    if error == 0 or degrees < 1:
-        return 0.0 if error == 0 and fall > 1e-9 else 1.0
-    student = fall / error
-    normal = student * (1 - 1 / (4 * degrees)) / sqrt(1 + student**2 / (2 * degrees))
-    return 1 - NormalDist().cdf(normal)
 
 
 def _names(lineage: Sequence[Manifest]) -> list[str | None]:

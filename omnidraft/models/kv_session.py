@@ -4,7 +4,7 @@ Shapes: R new rows, V vocabulary, H hidden size.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -146,6 +146,11 @@ class BatchingDrafter(ABC):
     @abstractmethod
     def forward(self, batch: Sequence[tuple[Any, ForwardRequest]]) -> list[torch.Tensor]:
         """Compute one request of each of these different KV backends in as few passes as possible."""
+
+    @abstractmethod
+    def with_factors(self, tensors: Mapping[str, torch.Tensor]) -> Callable[[], "BranchingSession"]:
+        """Return what opens sessions that add these low-rank factors to the shared weights; see low_rank.py. They take
+        part in this model's passes beside all others. Raises SnapshotCorrupt when the factors do not fit."""
 
     def prefill_or_extend_all(self, requests: Sequence[tuple[Any, int, Sequence[int]]]) -> list[torch.Tensor]:
         """See ports.DraftModel; the sessions are this model's."""

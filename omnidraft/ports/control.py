@@ -7,7 +7,18 @@ from typing import Literal, Protocol, TypedDict, Unpack
 from omnidraft.ports.registry import SnapshotVersion
 
 AnnouncementKind = Literal[
-    "champion", "canary", "pause", "resume", "restart", "rewind", "drift", "drift_over", "best", "forget"
+    "champion",
+    "canary",
+    "pause",
+    "resume",
+    "restart",
+    "rewind",
+    "drift",
+    "drift_over",
+    "best",
+    "forget",
+    "factors_off",
+    "factors_on",
 ]
 
 
@@ -25,7 +36,7 @@ class Announcement:
     share: float | None = None
     """The share of the requests that a canary serves."""
     tenant: str | None = None
-    """The tenant whose traffic changed, or who is to be forgotten."""
+    """The tenant whose traffic changed, who is to be forgotten, or whose factors are turned off or on."""
     reason: str | None = None
     """A sentence for operators."""
     start: str | None = None

@@ -1,6 +1,7 @@
 """Learning: the drafter and its acceptance head inside the learner."""
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -40,6 +41,13 @@ class TrainableDrafter(Protocol):
 
     def trained(self) -> Mapping[str, torch.nn.Parameter]:
         """Return the trained parameters by name, float32, in a fixed order."""
+
+    def linear_shapes(self) -> Mapping[str, tuple[int, int]]:
+        """Return the shape [N, K] of each linear layer that may have low-rank factors, by its name in a snapshot."""
+
+    def factored(self, factors: Mapping[str, torch.Tensor]) -> AbstractContextManager[None]:
+        """Inside the `with` block, add these low-rank factors (see snapshots/low_rank.py) to the weights, and give
+        gradients to the factors alone."""
 
     def hidden(self, texts: PackedTexts) -> torch.Tensor:
         """Return the last hidden states [R - C, H] of the rows after the context, whose keys and values are

@@ -4,6 +4,7 @@ Folder layout (bundle.py reads and writes it):
     manifest.json
     serving/drafter.safetensors     absent in the first snapshot: the base drafter as it is; may hold an acceptance head
     serving/ngrams.safetensors      the n-gram cache, packed arrays
+    serving/tenants/...             low-rank factors of single tenants over that drafter, one file each
     memory/...                      the fleet's memory, one file an owner of texts; see memory_part.py
     resume/...                      master weights, optimizer, random state: only the distiller reads them
 
@@ -65,6 +66,28 @@ class TenantAgreement(BaseModel):
     """Standard error of after - before; None with a single request."""
 
 
+class TenantFactors(BaseModel):
+    """Low-rank factors that learned from one tenant's records only, and the agreement of this snapshot's drafter
+    without and with them on the tenant's held-out requests."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    tenant: str
+    version: int
+    """How many times they were fitted, each time on the weights of the snapshot that was being made."""
+    base: str
+    """Digest of the weights that they were fitted on last (tenant_factors.weights_digest); they fit no others."""
+    rank: int
+    num_requests: int
+    before: float
+    after: float
+    change_error: float | None
+    """Standard error of after - before; None with a single request."""
+    file: str | None
+    """The factors for workers. None: they are not better beyond the error, and the drafter serves the tenant as all
+    others."""
+
+
 class PinnedAgreement(BaseModel):
     """Agreement on the records of `learner.pinned_held_out`, which no writer of the log can change."""
 
@@ -111,6 +134,8 @@ class Manifest(BaseModel):
     """Standard error of agreement_after - agreement_before, which were measured on the same records."""
     tenants: tuple[TenantAgreement, ...] = ()
     """The same by tenant, bounded in number. It is the operator's: tenants are shown no manifests."""
+    tenant_factors: tuple[TenantFactors, ...] = ()
+    """The tenants that have factors of their own, and whether these serve them. It is the operator's, too."""
     pinned: PinnedAgreement | None = None
     """None: learner.pinned_held_out is not set."""
     speedup_before: float | None = None

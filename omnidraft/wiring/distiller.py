@@ -35,6 +35,7 @@ def distillation(settings: Settings, metrics: Metrics, *, folder: Path, tracing:
     from omnidraft.distill.distiller import Distiller
     from omnidraft.distill.evaluation.held_out import HeldOut
     from omnidraft.distill.evaluation.pinned import read_pinned
+    from omnidraft.distill.evaluation.tenant_factors import FactorJudge
     from omnidraft.distill.forgetting import Forgetting, Retention
     from omnidraft.distill.ingest.batcher import Batcher
     from omnidraft.distill.ingest.tenant_shares import TenantGroups
@@ -72,6 +73,7 @@ def distillation(settings: Settings, metrics: Metrics, *, folder: Path, tracing:
         load_cache=lambda arrays: ngram_cache(settings, tokenizers, arrays),
         load_base=lambda: base_serving_tensors(settings, tokenizers),
         held_out=HeldOut(learning, groups=groups, pinned=pinned),
+        factor_judge=FactorJudge(learning, section.tenant_factors, groups),
         steps_per_snapshot=section.steps_per_snapshot,
         max_lag_records=section.max_lag_records,
         lag_sample_records=section.lag_sample_records,

@@ -12,6 +12,7 @@ from omnidraft.ports import DraftModel, Mode, Policy, Proposer
 if TYPE_CHECKING:
     from omnidraft.decode.drafting.session_pool import DrafterMemory
     from omnidraft.decode.drafting.suffix_source import FleetMemory
+    from omnidraft.decode.drafting.tenant_factors import TenantFactors
     from omnidraft.decode.drafting.tree_proposer import DraftSource
     from omnidraft.decode.policy.cost import Seconds
     from omnidraft.decode.policy.cost_model import MeasuredCosts, StepCosts
@@ -62,10 +63,11 @@ def _no_step_s(rows: int) -> float:
 def proposer(
     settings: DecodeSettings,
     tokenizers: "Vocabularies",
+    shared: SharedDrafting,
     model: DraftModel,
     ngrams: "NgramCache",
-    shared: SharedDrafting,
     fleet: "FleetMemory | None" = None,
+    factors: "TenantFactors | None" = None,
     *,
     is_external: bool = False,
 ) -> Proposer:
@@ -74,6 +76,7 @@ def proposer(
 
     Args:
         fleet: what the fleet said; None remembers nothing.
+        factors: tenants with factors of their own over the model; None: there are none.
     """
     from omnidraft.decode.drafting.acceptance_stats import NoiseCoupling
     from omnidraft.decode.drafting.drafter import Drafter
@@ -90,6 +93,7 @@ def proposer(
         NoiseCoupling((0.0,) if is_external else weights),
         shared.step_s.measured(model) if settings.policy == "cost" else None,
         SessionPool(shared.memory),
+        factors,
         extends_to_depth=is_external,
     )
     memories = memory_sources(settings, tokenizers, shared.recent, fleet, is_external=is_external)

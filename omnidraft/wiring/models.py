@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -10,12 +11,15 @@ from omnidraft.config import Settings
 from omnidraft.errors import ConfigError
 from omnidraft.ports import DraftModel, Proposer, SnapshotVersion, Target
 from omnidraft.wiring.drafting import memory_proposer, proposer, shared_drafting
+from omnidraft.wiring.tenant_factors import load_tenant_factors
 
 if TYPE_CHECKING:
     import numpy as np
     from rich.progress import Progress
 
+    from omnidraft.decode.drafting.tenant_factors import TenantFactors
     from omnidraft.decode.policy.cost_model import MeasuredCosts
+    from omnidraft.decode.snapshot.factor_switch import FactorSwitch
     from omnidraft.decode.snapshot.fleet_memory import MemoryLoader, SnapshotMemory
     from omnidraft.decode.snapshot.slot import LoadedSnapshot
     from omnidraft.memory.recent_texts import RecentTexts
@@ -166,6 +170,7 @@ def snapshot_loader(
     base: "SharedDrafter | None" = None,
     recent: "RecentTexts | None" = None,
     memories: "MemoryLoader | None" = None,
+    switch: "FactorSwitch | None" = None,
 ) -> SnapshotLoader:
     """Return a loader of snapshots for our own engine; see snapshot_loader_with. Without a drafter it uses none of
     theirs.
@@ -174,17 +179,15 @@ def snapshot_loader(
         base: the base drafter shared with other loaders; None gives this loader its own.
         recent: what the worker said lately; None remembers nothing.
         memories: loads the fleet's memory; None: there is none.
+        switch: turns tenants' factors off; None loads no factors.
     """
     shared = shared_drafting(settings.decode, costs, recent, has_drafter=settings.models.has_drafter)
     if not isinstance(tokenizers, Vocabularies):
         return _loader_without_drafter(
             lambda memory: memory_proposer(settings.decode, tokenizers, shared, memory), memories
         )
-
-    def make(model: DraftModel, ngrams: "NgramCache", memory: "SnapshotMemory | None") -> Proposer:
-        return proposer(settings.decode, tokenizers, model, ngrams, shared, memory)
-
-    return snapshot_loader_with(settings, tokenizers, make, base, memories)
+    make = partial(proposer, settings.decode, tokenizers, shared)
+    return snapshot_loader_with(settings, tokenizers, make, base, memories, switch)
 
 
 def _loader_without_drafter(
@@ -205,17 +208,18 @@ def _loader_without_drafter(
 def snapshot_loader_with(
     settings: Settings,
     tokenizers: Vocabularies,
-    make: "Callable[[DraftModel, NgramCache, SnapshotMemory | None], Proposer]",
+    make: "Callable[[DraftModel, NgramCache, SnapshotMemory | None, TenantFactors | None], Proposer]",
     base: "SharedDrafter | None" = None,
     memories: "MemoryLoader | None" = None,
+    switch: "FactorSwitch | None" = None,
 ) -> SnapshotLoader:
-    """Return a loader of verified snapshot folders. Without a folder, or without weights in it, it uses the base
-    drafter.
+    """Return a loader of verified snapshot folders. Without a folder, or weights in it, it uses the base drafter.
 
     Args:
-        make: makes the proposer of a snapshot's weights, cache and memory.
+        make: makes the proposer of a snapshot's weights, cache, memory, and tenants with factors of their own.
         base: the base drafter shared with other loaders; None gives this loader its own.
         memories: loads the fleet's memory; None: there is none.
+        switch: turns tenants' factors off; None loads no factors.
     """
     from omnidraft.decode.snapshot.slot import LoadedSnapshot
     from omnidraft.snapshots import bundle
@@ -226,8 +230,7 @@ def snapshot_loader_with(
         manifest = version.manifest if version else None
         tensors = bundle.serving_tensors(folder) if folder else None
         train: Literal["full", "lora"] = "lora" if manifest and manifest.train == "lora" else "full"
-        precision = settings.models.drafter_precision
-        kernels = settings.models.kernels
+        precision, kernels = settings.models.drafter_precision, settings.models.kernels
         if tensors is None:
             model = shared.get()
         else:
@@ -235,8 +238,9 @@ def snapshot_loader_with(
 
             model = load_drafter(tokenizers.drafter_folder, precision, tensors, train, kernels)
         ngrams = ngram_cache(settings, tokenizers, bundle.ngrams(folder) if folder else None)
-        made = make(model, ngrams, None if memories is None else memories.load(version, folder))
-        name = manifest.snapshot_id if manifest else "base"
-        return LoadedSnapshot(version.version if version else None, name, made, ngrams, manifest)
+        factors = load_tenant_factors(settings, manifest, folder, model, tensors, switch)
+        made = make(model, ngrams, None if memories is None else memories.load(version, folder), factors)
+        name, number = (manifest.snapshot_id if manifest else "base"), (version.version if version else None)
+        return LoadedSnapshot(number, name, made, ngrams, manifest, factors=factors)
 
     return load

@@ -78,7 +78,9 @@ def batching(settings: Settings, metrics: Metrics, *, num_tokens: int) -> Batchi
     load = snapshot_loader_with(
         settings,
         tokenizers,
-        lambda model, ngrams, memory: proposer(settings.decode, tokenizers, model, ngrams, shared, is_external=True),
+        lambda model, ngrams, memory, factors: proposer(
+            settings.decode, tokenizers, shared, model, ngrams, is_external=True
+        ),
     )
     pinned = settings.worker.snapshot
     slot = SnapshotSlot(load(None, None) if pinned is None else named_snapshot(settings, load, pinned))

@@ -1,6 +1,5 @@
 """The decoding worker: an engine for each target, one drafter for all, one trace producer."""
 
-import hashlib
 import os
 import socket
 from dataclasses import dataclass
@@ -8,8 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from omnidraft.config import NO_DRAFTER, Settings
-from omnidraft.ports import Announcement, Metrics, NoopTracing, SnapshotReader, Target, Tracing
+from omnidraft.ports import Announcement, AnnouncementKind, Metrics, NoopTracing, SnapshotReader, Target, Tracing
 from omnidraft.wiring.controller import control_follower
+from omnidraft.wiring.costs import measured_costs
 from omnidraft.wiring.logs import snapshot_reader
 from omnidraft.wiring.memory import memory_loader
 from omnidraft.wiring.models import (
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from omnidraft.decode.engine import Engine
-    from omnidraft.decode.policy.cost_file import CostFile
     from omnidraft.decode.policy.cost_model import MeasuredCosts
     from omnidraft.decode.recording.trace_producer import TraceProducer
     from omnidraft.decode.snapshot.fleet_memory import MemoryLoader
@@ -80,14 +79,15 @@ def engine(
     Raises:
         ModelError, SnapshotError, VocabularyError: models or snapshot cannot be loaded, or do not belong together.
     """
+    from omnidraft.decode.snapshot.factor_switch import FactorSwitch
     from omnidraft.decode.snapshot.slot import SnapshotSlot
     from omnidraft.memory.recent_texts import RecentTexts
 
     tokenizers = served_vocabularies(settings, progress)
     loaded_target = target(settings, tokenizers)
-    costs = _costs(settings, loaded_target)
+    costs = measured_costs(settings, loaded_target)
     recent, memories = RecentTexts(settings.decode.recent_tokens), memory_loader(settings, metrics)
-    load = snapshot_loader(settings, tokenizers, costs, recent=recent, memories=memories)
+    load = snapshot_loader(settings, tokenizers, costs, recent=recent, memories=memories, switch=FactorSwitch())
     slot = SnapshotSlot(_first_snapshot(settings, load, snapshot))
     made = _engine(settings, tokenizers, loaded_target, costs, metrics, None, slot, recent)
     return Worker((ServedTarget(made, loaded_target, None),), None)
@@ -139,16 +139,18 @@ def _served(
     is_alone: bool,
 ) -> ServedTarget:
     """Return one pair, which follows its champion unless `worker.snapshot` names a snapshot."""
+    from omnidraft.decode.snapshot.factor_switch import FactorSwitch
     from omnidraft.decode.snapshot.slot import SnapshotSlot
     from omnidraft.memory.recent_texts import RecentTexts
 
     loaded_target = target(settings, tokenizers)
-    costs = _costs(settings, loaded_target)
+    costs = measured_costs(settings, loaded_target)
     costs.passes(settings.decode.mode)  # whatever the policy: metrics compare with plain decoding
     recent, memories = RecentTexts(settings.decode.recent_tokens), memory_loader(settings, metrics)
-    load = snapshot_loader(settings, tokenizers, costs, drafter, recent, memories)
+    switch = FactorSwitch()
+    load = snapshot_loader(settings, tokenizers, costs, drafter, recent, memories, switch)
     pinned = settings.worker.snapshot
-    slot = SnapshotSlot(_first_snapshot(settings, load, pinned))
+    slot = SnapshotSlot(_first_snapshot(settings, load, pinned), switch)
     made = _engine(settings, tokenizers, loaded_target, costs, metrics, producer, slot, recent, tracing)
     made.decoder.grammars.prepare()
     if pinned is not None:
@@ -160,29 +162,6 @@ def _served(
 def _first_snapshot(settings: Settings, load: SnapshotLoader, name: str | None) -> "LoadedSnapshot":
     """Load the snapshot that serves at the start: the named one, or the base drafter."""
     return load(None, None) if name is None else named_snapshot(settings, load, name)
-
-
-def _costs(settings: Settings, loaded_target: Target) -> "MeasuredCosts":
-    """Measure the costs of the target, at once for the default mode if the policy needs them."""
-    from omnidraft.decode.policy.cost_model import MeasuredCosts
-
-    costs = MeasuredCosts(loaded_target, _cost_file(loaded_target))
-    if settings.decode.policy == "cost":
-        costs.passes(settings.decode.mode)
-    return costs
-
-
-def _cost_file(loaded_target: Target) -> "CostFile":
-    """Return the file of this target's costs on this machine."""
-    import torch
-
-    from omnidraft.decode.policy.cost_file import CostFile
-    from omnidraft.models.catalog import store
-    from omnidraft.models.probe.subprocess_trial import processor
-
-    facts = (loaded_target.fingerprint, torch.get_num_threads(), processor())
-    name = hashlib.sha256(repr(facts).encode()).hexdigest()[:24]
-    return CostFile(store.default_home() / "costs" / f"{name}.json")
 
 
 def _engine(
@@ -272,6 +251,7 @@ def _updater(
     is_alone: bool,
 ) -> "SnapshotUpdater":
     from omnidraft.decode.snapshot.updater import SnapshotUpdater
+    from omnidraft.fleet.control_log import FOR_ALL_PAIRS
     from omnidraft.models.loading import in_background_thread
     from omnidraft.registry.staging_folder import own_folder, remove_abandoned
 
@@ -280,9 +260,8 @@ def _updater(
         made.forget_prefixes()
         remove_abandoned()
 
-    follower = control_follower(
-        settings, metrics, ("champion", "canary", "drift", "drift_over", "forget"), must_be_named=not is_alone
-    )
+    kinds: tuple[AnnouncementKind, ...] = ("champion", "canary", "drift", "drift_over", *FOR_ALL_PAIRS)
+    follower = control_follower(settings, metrics, kinds, must_be_named=not is_alone)
     return SnapshotUpdater(
         snapshots,
         made.slot,

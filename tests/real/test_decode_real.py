@@ -40,7 +40,7 @@ def pair():
         alignment=alignment,
     )
     always = DecodeSettings(policy="fixed", num_draft_tokens=5)  # costs measured on a busy machine decide nothing here
-    proposer = wiring.proposer(always, words, model, cache, wiring.shared_drafting(always, MeasuredCosts(target)))
+    proposer = wiring.proposer(always, words, wiring.shared_drafting(always, MeasuredCosts(target)), model, cache)
     return Decoder(target, target_tokenizer.vocabulary), proposer, target_tokenizer, draft_tokenizer
 
 

@@ -5,7 +5,7 @@ in the target's.
 Shapes: D the drafter's vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -18,6 +18,7 @@ from omnidraft.decode.drafting.draft_tree_builder import TextDraft
 from omnidraft.decode.drafting.forced_prefixes import ForcedPrefixes
 from omnidraft.decode.drafting.forced_tokens import ForcedRuns
 from omnidraft.decode.drafting.ranking import CandidateRanker
+from omnidraft.decode.drafting.tenant_factors import OpenSession
 from omnidraft.decode.drafting.token_mapping import AFTER_TEXT, DraftPrefix, TokenMapper
 from omnidraft.ports import DraftSession, Request, RoundPlan
 
@@ -45,7 +46,10 @@ class DrafterSession:
         """The ids whose keys the model's session holds."""
         self.first_ids: dict[int, list[int | None]] = {}
         """The first candidate of each noise weight after the nodes of the last tree."""
-        self._scope = request.tenant if request.cache_scope is None else request.cache_scope
+        self._tenant = request.tenant
+        self._cache_scope = request.tenant if request.cache_scope is None else request.cache_scope
+        self._keys_scope: Hashable = None
+        """Whose texts may reuse the keys that the model's session holds."""
         self._may_resume = True
         self._read_to = 0
         """Ids of the target's text that the drafter has read."""
@@ -68,7 +72,7 @@ class DrafterSession:
         self.reset()
         self._may_resume = True
         if model is not None:
-            self.drafter.pool.put(self._scope, model, fed)
+            self.drafter.pool.put(self._keys_scope, model, fed)
 
     def ids_to_read(self, draft: TextDraft, plan: RoundPlan) -> list[int] | None:
         """Return the draft ids of the whole text, to draft from; None when nothing is drafted in this round."""
@@ -87,7 +91,8 @@ class DrafterSession:
     def begin(self, ids: list[int], position: int) -> tuple[DraftSession, int, list[int]]:
         """Return the arguments of `prefill_or_extend` that take the drafter to the end of the text."""
         if self.model is None:
-            self.model = self.drafter.model.open()
+            opener = self._own_opener()
+            self.model, self._keys_scope = (opener or self.drafter.model.open)(), self._scope(opener)
         keep = len(ids) - self._num_missed(ids)
         self.fed, self._read_to = list(ids), position
         self.drafter.pool.memory.hold(self)
@@ -98,11 +103,20 @@ class DrafterSession:
         self._may_resume = False
         if not self.drafter.pool.ended or (ids := self.context.ids) is None:
             return
-        ended = self.drafter.pool.take(self._scope, ids)
+        scope = self._scope(self._own_opener())
+        ended = self.drafter.pool.take(scope, ids)
         if ended is not None:
-            self.model, self.fed = ended.session, ended.fed
+            self.model, self.fed, self._keys_scope = ended.session, ended.fed, scope
             self._read_to = max(position - self._num_missed(ids), 0)
             self.drafter.pool.memory.hold(self)
+
+    def _own_opener(self) -> OpenSession | None:
+        """Return what opens sessions with the tenant's own factors; None where it drafts with the shared weights."""
+        return None if self.drafter.factors is None else self.drafter.factors.opener(self._tenant)
+
+    def _scope(self, opener: OpenSession | None) -> Hashable:
+        """Return whose texts may reuse keys of such a session, which depend on the factors that made them."""
+        return self._cache_scope, None if opener is None else self._tenant
 
     def _num_missed(self, ids: list[int]) -> int:
         """Return the number of ids without keys; the last id is always read again."""

@@ -1,6 +1,6 @@
 """The drafter's KV caches of ended texts, each for the next text of its scope that begins with the same draft ids."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
@@ -59,7 +59,7 @@ class DrafterMemory:
 class EndedText:
     """The KV cache of a text that is not drafted for any more."""
 
-    scope: str
+    scope: Hashable
     session: DraftSession
     fed: list[int]
     stamp: int
@@ -78,14 +78,14 @@ class SessionPool:
         """The number of ids whose keys are held here."""
         return sum(len(each.fed) for each in self.ended)
 
-    def put(self, scope: str, session: DraftSession, fed: list[int]) -> None:
+    def put(self, scope: Hashable, session: DraftSession, fed: list[int]) -> None:
         """Hold the KV cache of a text that ended."""
         self.ended.append(EndedText(scope, session, fed, next(self.memory.stamps)))
         if len(self.ended) > _MAX_ENDED:
             self.evict()
         self.memory.reserve(0)
 
-    def take(self, scope: str, ids: Sequence[int]) -> EndedText | None:
+    def take(self, scope: Hashable, ids: Sequence[int]) -> EndedText | None:
         """Remove and return the scope's text that shares most leading ids with these. One that shares less than half
         of its own stays for another text."""
         shared = [(common_prefix(each.fed, ids), each) for each in self.ended if each.scope == scope]

@@ -3,8 +3,10 @@
 import hashlib
 from dataclasses import dataclass, replace
 
+from omnidraft.decode.drafting.tenant_factors import TenantFactors
+from omnidraft.decode.snapshot.factor_switch import FactorSwitch
 from omnidraft.errors import SnapshotStale
-from omnidraft.ports import Proposer
+from omnidraft.ports import Announcement, Proposer
 from omnidraft.snapshots.manifest import Manifest
 
 
@@ -22,6 +24,15 @@ class LoadedSnapshot:
     """None for the base drafter."""
     sequence: int = 0
     """Sequence of the announcement it serves for; set by the swap, not by loaders."""
+    factors: TenantFactors | None = None
+    """The tenants whose own factors the proposer uses; None: there are none."""
+
+    def forget_factors(self, switch: FactorSwitch) -> None:
+        """Free the factors of tenants that were forgotten since the snapshot was made."""
+        if self.factors is not None and self.manifest is not None:
+            for tenant in self.factors.tenants:
+                if switch.is_forgotten(tenant, self.manifest):
+                    self.factors.forget(tenant)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +63,10 @@ class SnapshotSlot:
     any thread reads. The snapshot before the previous one is freed when the last request that holds it ends.
     """
 
-    def __init__(self, first: LoadedSnapshot) -> None:
+    def __init__(self, first: LoadedSnapshot, factor_switch: FactorSwitch | None = None) -> None:
+        """`factor_switch` is that of the loader of its snapshots."""
         self._state = _SlotState(first)
+        self._factor_switch = factor_switch or FactorSwitch()
 
     @property
     def current(self) -> LoadedSnapshot:
@@ -92,6 +105,12 @@ class SnapshotSlot:
             self._state = replace(state, current=offered)
         else:
             self._state = _SlotState(offered, state.current)
+
+    def on_announcement(self, announcement: Announcement) -> None:
+        """Turn tenants' factors off or on, and free those of forgotten tenants; ignore all other announcements."""
+        self._factor_switch.on_announcement(announcement)
+        for each in self.loaded:
+            each.forget_factors(self._factor_switch)
 
     def drop_previous(self) -> None:
         """Free the previous snapshot; a rollback has to load it again."""

@@ -130,6 +130,7 @@ class SnapshotUpdater:
             return ()
 
     def _on_announcement(self, announcement: Announcement) -> None:
+        self._slot.on_announcement(announcement)
         if announcement.kind == "champion" and announcement.version is not None:
             self._sequence, self._canary = announcement.sequence, None
             self._serve(announcement.version, announcement.digest)
@@ -199,9 +200,7 @@ class SnapshotUpdater:
             announcement.version, announcement.digest, lambda loaded: self._slot.set_canary(Canary(loaded, share))
         )
         if self._slot.canary:
-            logger.info(
-                "%s: snapshot %d serves %.1f %% of the requests", self._target, announcement.version, share * 100
-            )
+            logger.info("%s: snapshot %d serves %.1f %% of requests", self._target, announcement.version, share * 100)
 
     def _load_and(self, version: int, expected: str | None, apply: Callable[[LoadedSnapshot], None]) -> None:
         """Load a version and apply it. This is the refresh boundary: whatever is wrong with it, the old snapshot keeps

@@ -1,7 +1,8 @@
 """One drafter and its n-gram cache, learning from records: steps of gradient descent, and the state to resume from.
 
-Randomness depends on the seed and the step's number alone, so master weights, optimizer, counters and the replay buffer
-are the whole state, and a run that was resumed from them equals one that was never interrupted, bit for bit.
+Randomness depends on the seed and the step's number alone, so master weights, optimizer, counters, replay buffer and
+tenants' factors are the whole state, and a run that was resumed from them equals one that was never interrupted, bit
+for bit.
 """
 
 import logging
@@ -24,6 +25,7 @@ from omnidraft.distill.training.head import HeadTrainer
 from omnidraft.distill.training.losses import parse
 from omnidraft.distill.training.replay_buffer import ReplayBuffer
 from omnidraft.distill.training.step_report import Counters, StepReport
+from omnidraft.distill.training.tenant_factors import FactorTrainer
 from omnidraft.errors import ConfigError, VocabularyError, WireError
 from omnidraft.ports import TrainableDrafter, TrainableHead
 from omnidraft.traces.record import TraceRecord
@@ -76,6 +78,10 @@ class Learner:
             per_step=settings.replay_records,
             seed=settings.seed,
             for_head=settings.records_per_step if settings.head == "interleaved" else 0,
+            for_tenants=settings.records_per_step if settings.tenant_factors.most_tenants else 0,
+        )
+        self.factors = FactorTrainer(
+            model, settings, self._terms, self._replay, lambda records: self._examples(records, Counter())
         )
 
     def step(self, records: Sequence[TraceRecord]) -> StepReport:
@@ -163,10 +169,11 @@ class Learner:
             self._head.start_from(tensors)
 
     def start_afresh_from(self, tensors: Mapping[str, Tensor]) -> None:
-        """Do the same with a fresh optimizer and an empty replay buffer."""
+        """Do the same with a fresh optimizer, an empty replay buffer and no factors."""
         for optimizer in self._optimizers():
             optimizer.state.clear()
         self._replay.load_state({})
+        self.factors.load_state({})
         self.start_from(tensors)
 
     def count_skipped(self, reasons: Mapping[str, int]) -> None:
@@ -174,7 +181,7 @@ class Learner:
         self.counters.skipped = dict(Counter(self.counters.skipped) + Counter(reasons))
 
     def state(self) -> dict[str, Tensor]:
-        """Return master weights, optimizer, counters and the replay buffer.
+        """Return master weights, optimizer, counters, the replay buffer and tenants' factors.
 
         Write them before the next step: they are no copies.
         """
@@ -184,6 +191,7 @@ class Learner:
             **adam_state(self.model.trained(), self._optimizer),
             **(self._head.state() if self._head else {}),
             **self._replay.state(),
+            **self.factors.state(),
         }
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
@@ -197,6 +205,7 @@ class Learner:
         if self._head:
             self._head.load_state(tensors)
         self._replay.load_state(tensors)
+        self.factors.load_state(tensors)
         self.counters = Counters(**from_plain_tensor(tensors[_COUNTERS]))
         if self._settings.precision == "auto" and _PRECISION in tensors:
             self.model.compute_in(from_plain_tensor(tensors[_PRECISION]))

@@ -12,6 +12,7 @@ from itertools import zip_longest
 import numpy as np
 from torch import Tensor
 
+from omnidraft.distill.ingest.record_disposition import hash_64
 from omnidraft.distill.resume_tensors import records_from_tensors, records_to_tensors
 from omnidraft.traces.record import TraceRecord
 
@@ -21,14 +22,16 @@ _RECORD = "replay."
 class ReplayBuffer:
     """A buffer of records by tenant. A draw depends on the records added, the seed and the step, on nothing else."""
 
-    def __init__(self, *, capacity: int, per_step: int, seed: int, for_head: int = 0) -> None:
+    def __init__(self, *, capacity: int, per_step: int, seed: int, for_head: int = 0, for_tenants: int = 0) -> None:
         """Start with an empty buffer.
 
         Args:
             capacity: records, about 25 kB each.
             per_step: records drawn at most beside new ones; 0 draws none.
-            for_head: records drawn at most for the acceptance head alone. With nothing to draw, nothing is stored.
+            for_head: records drawn at most for the acceptance head alone.
+            for_tenants: records drawn at most for the factors of a tenant. With nothing to draw, nothing is stored.
         """
+        self._for_tenants = for_tenants
         self._capacity, self._per_step, self._for_head, self._seed = capacity, per_step, for_head, seed
         self._records_of: dict[str, list[TraceRecord]] = {}
 
@@ -40,6 +43,16 @@ class ReplayBuffer:
         """Return the same for the acceptance head, after this step's records were added."""
         return self._sample(np.random.default_rng((self._seed, step, 2)), self._for_head)
 
+    def draw_of(self, tenant: str, step: int, number: int) -> list[TraceRecord]:
+        """Return distinct records of one tenant for its factors; `number` is that of the draw in this step."""
+        records = self._records_of.get(tenant, [])
+        random = np.random.default_rng((self._seed, step, 3, number, hash_64(tenant)))
+        return [records[index] for index in random.permutation(len(records))[: self._for_tenants]]
+
+    def num_records(self) -> dict[str, int]:
+        """Return the number of records of each tenant."""
+        return {tenant: len(records) for tenant, records in self._records_of.items()}
+
     def _sample(self, random: np.random.Generator, num: int) -> list[TraceRecord]:
         tenants = [self._records_of[tenant] for tenant in sorted(self._records_of)]
         mixed = [[records[index] for index in random.permutation(len(records))] for records in tenants]
@@ -48,7 +61,7 @@ class ReplayBuffer:
 
     def add(self, records: Iterable[TraceRecord], step: int) -> None:
         """Add the records learned in this step."""
-        if not self._per_step and not self._for_head:
+        if not (self._per_step or self._for_head or self._for_tenants):
             return
         random = np.random.default_rng((self._seed, step, 1))
         for record in records:

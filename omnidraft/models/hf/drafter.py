@@ -1,7 +1,7 @@
 """The serving drafter: a transformers model with the request's keys in slots, cut back to a common prefix."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +15,7 @@ from omnidraft.models.hf import attention
 from omnidraft.models.hf.attention import share_key_heads
 from omnidraft.models.hf.kv_slots import KvSlots
 from omnidraft.models.hf.packed_pass import TextRows, forward_packed
+from omnidraft.models.hf.row_factors import RowFactors, TextFactors
 from omnidraft.models.hf.target import load_model
 from omnidraft.models.hf.trainable_drafter import apply_serving_tensors
 from omnidraft.models.hf.tree_layout import chain_visibility, tree_visibility
@@ -45,15 +46,22 @@ class TorchDrafter(BatchingDrafter):
         self.context_limit: int = config.max_position_embeddings
         self.num_layers: int = config.num_hidden_layers
         self._attention = attention.AttentionMasks(model)
+        self._row_factors = RowFactors(model)
 
     def open(self) -> "TorchSession":
         """See ports.DraftModel."""
         return TorchSession(_TorchKvBackend(self), self._head)
 
+    def with_factors(self, tensors: Mapping[str, torch.Tensor]) -> Callable[[], "TorchSession"]:
+        """See kv_session.BatchingDrafter."""
+        factors = self._row_factors.require_fitting(tensors)
+        return lambda: TorchSession(_TorchKvBackend(self, factors), self._head)
+
     def forward(self, batch: Sequence[tuple["_TorchKvBackend", ForwardRequest]]) -> list[torch.Tensor]:
         """See kv_session.BatchingDrafter."""
         rows = [backend.rows(request) for backend, request in batch]
-        outputs = forward_packed(self._model, rows, has_hidden=self.has_head)
+        with self._row_factors.added([(len(request.ids), backend.factors) for backend, request in batch]):
+            outputs = forward_packed(self._model, rows, has_hidden=self.has_head)
         for (backend, _), output in zip(batch, outputs, strict=True):
             if output.hidden_RH is not None:
                 backend.hidden_RH = output.hidden_RH
@@ -76,8 +84,10 @@ class TorchSession(BranchingSession):
 class _TorchKvBackend:
     """Implements kv_session.KvBackend."""
 
-    def __init__(self, drafter: TorchDrafter) -> None:
+    def __init__(self, drafter: TorchDrafter, factors: TextFactors | None = None) -> None:
+        """`factors`: this text's own; None computes with the shared weights alone."""
         self._drafter = drafter
+        self.factors = factors
         self._slots = KvSlots(drafter.num_layers, _CAPACITY_STEP)
         self.hidden_RH = torch.empty(0, dtype=torch.float32)
 

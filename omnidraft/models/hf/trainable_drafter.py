@@ -7,7 +7,8 @@ vocabulary; of LoRA factors, R is the rank.
 Nothing is random after loading: dropout is off, so equal batches give equal gradients.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,11 +23,9 @@ from omnidraft.models.hf.trained_weights import TrainedWeights
 from omnidraft.models.hf.training_attention import PackedTextCache, take_texts_apart
 from omnidraft.models.probe import choice
 from omnidraft.ports import PackedTexts, Precision
+from omnidraft.snapshots.low_rank import SCALE, A, B, factored_modules
 
 Train = Literal["full", "lora"]
-LORA_SCALE = 2.0
-"""alpha / r; alpha is twice the rank at every rank."""
-_A, _B = ".lora_A.weight", ".lora_B.weight"
 
 
 class TransformersTrainable:
@@ -103,6 +102,32 @@ class TransformersTrainable:
         near_RK = sees_RK & (distance_RK < self._window)
         return {"full_attention": sees_RK[None, None], "sliding_attention": near_RK[None, None]}
 
+    def linear_shapes(self) -> Mapping[str, tuple[int, int]]:
+        return {name: (layer.out_features, layer.in_features) for name, layer in self._linear_layers().items()}
+
+    @contextmanager
+    def factored(self, factors: Mapping[str, Tensor]) -> Iterator[None]:
+        layers, learned = self._linear_layers(), [each for each in self._model.parameters() if each.requires_grad]
+        modules = factored_modules(self.linear_shapes(), factors)
+        hooks = [layers[name].register_forward_hook(_adder(factors[name + A], factors[name + B])) for name in modules]
+        for parameter in learned:
+            parameter.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+            for parameter in learned:
+                parameter.requires_grad_()
+
+    def _linear_layers(self) -> dict[str, nn.Linear]:
+        """Return the linear layers of the drafter but its head, by their names in a snapshot."""
+        return {
+            serving_name(name).removesuffix(".base_layer"): module
+            for name, module in self._model.named_modules()
+            if isinstance(module, nn.Linear) and module is not self._head and ".lora_" not in name
+        }
+
     def logits(self, hidden_NH: Tensor) -> Tensor:
         logits_NV: Tensor = self._head(hidden_NH)
         if self._softcap is None:
@@ -158,13 +183,24 @@ def apply_serving_tensors(model: nn.Module, tensors: Mapping[str, Tensor], *, tr
                 parameters[name].copy_(tensor)
                 throttle.rest()
         return
-    modules = _check_lora(parameters, tensors)
+    shapes = {name.removesuffix(".weight"): tuple(parameter.shape) for name, parameter in parameters.items()}
+    modules = factored_modules(shapes, tensors)
     with torch.no_grad():
         for module in modules:
             weight = parameters[f"{module}.weight"]
-            delta = tensors[module + _B].float() @ tensors[module + _A].float()
-            weight.copy_(weight.float() + LORA_SCALE * delta)
+            delta = tensors[module + B].float() @ tensors[module + A].float()
+            weight.copy_(weight.float() + SCALE * delta)
             throttle.rest()
+
+
+def _adder(a_RK: Tensor, b_NR: Tensor) -> Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]:
+    """Return a hook that adds factors to the output of a linear layer, in the format of the pass."""
+
+    def add(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+        reduced = nn.functional.linear(inputs[0], a_RK.to(inputs[0].dtype))
+        return output + SCALE * nn.functional.linear(reduced, b_NR.to(reduced.dtype))
+
+    return add
 
 
 def serving_name(name: str) -> str:
@@ -178,7 +214,7 @@ def _with_lora(model: nn.Module, rank: int, seed: int) -> nn.Module:
     from omnidraft.models.hf.pretrained import default_dtype_lock
 
     config = LoraConfig(
-        r=rank, lora_alpha=int(LORA_SCALE * rank), target_modules="all-linear", lora_dropout=0.0, task_type="CAUSAL_LM"
+        r=rank, lora_alpha=int(SCALE * rank), target_modules="all-linear", lora_dropout=0.0, task_type="CAUSAL_LM"
     )
     with default_dtype_lock, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -192,15 +228,3 @@ def _check_full(parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Te
     for name, tensor in tensors.items():
         if tensor.shape != parameters[name].shape:
             raise SnapshotCorrupt(f"{name}: have {tuple(parameters[name].shape)}, was offered {tuple(tensor.shape)}")
-
-
-def _check_lora(parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]) -> list[str]:
-    """Check the LoRA factors and return the modules that they change. Their own shapes give the rank."""
-    modules = sorted({name.removesuffix(_A).removesuffix(_B) for name in tensors})
-    for module in modules:
-        base, a, b = parameters.get(f"{module}.weight"), tensors.get(module + _A), tensors.get(module + _B)
-        if base is None or a is None or b is None:
-            raise SnapshotCorrupt(f"{module}: base weight, lora_A and lora_B must all be there")
-        if a.ndim != 2 or b.shape != (base.shape[0], a.shape[0]) or a.shape[1] != base.shape[1]:
-            raise SnapshotCorrupt(f"{module}: {tuple(b.shape)} x {tuple(a.shape)} does not fit {tuple(base.shape)}")
-    return modules

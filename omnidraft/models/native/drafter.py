@@ -3,7 +3,8 @@
 The drafter may compute in any precision, since it cannot change the text.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from omnidraft.errors import KernelsUnavailable
 from omnidraft.models.acceptance_head import AcceptanceHead
 from omnidraft.models.kv_session import BatchingDrafter, BranchingSession, ForwardRequest
 from omnidraft.models.native import library as native
+from omnidraft.models.native.factors import PackedFactors
 from omnidraft.models.native.model import NativeKvBackend, NativeLlama, compute_segments
 from omnidraft.models.native.packed_cache import PackedCache
 from omnidraft.models.native.packed_llama import PackedLlama
@@ -46,6 +48,10 @@ class LlamaDrafter(BatchingDrafter):
         """See ports.DraftModel."""
         return LlamaSession(self._model, self._head)
 
+    def with_factors(self, tensors: Mapping[str, torch.Tensor]) -> Callable[[], "LlamaSession"]:
+        """See kv_session.BatchingDrafter."""
+        return partial(LlamaSession, self._model, self._head, self._model.pack_factors(tensors))
+
     def forward(self, batch: Sequence[tuple[NativeKvBackend, ForwardRequest]]) -> list[torch.Tensor]:
         """See kv_session.BatchingDrafter."""
         return compute_segments(self._model, [backend.requested(each) for backend, each in batch])
@@ -56,8 +62,8 @@ class LlamaSession(BranchingSession):
 
     backend: NativeKvBackend
 
-    def __init__(self, model: NativeLlama, head: AcceptanceHead | None) -> None:
-        super().__init__(NativeKvBackend(model, keeps_hidden=head is not None), head)
+    def __init__(self, model: NativeLlama, head: AcceptanceHead | None, factors: PackedFactors | None = None) -> None:
+        super().__init__(NativeKvBackend(model, keeps_hidden=head is not None, factors=factors), head)
 
 
 def cached_drafter(folder: Path, precision: str, kernels: str, cache: PackedCache) -> LlamaDrafter | None:

@@ -13,6 +13,8 @@ Library = ctypes.CDLL
 GROUP, BLOCK, SLOTS_TOGETHER = 32, 16, 8
 """Vectors are padded to whole groups of inputs, matrices to whole blocks of channels; keys of so many slots are
 interleaved."""
+RANKS_TOGETHER, NUM_LAYER_MATRICES = 4, 4
+"""Ranks of low-rank factors are padded to multiples of this; matrices of a layer that have factors."""
 LAYOUT = "4"
 """The layout of packed weights, the same for every variant of the kernels. Change it whenever `omnidraft_pack` or the
 parts in weights.py change: files packed in another layout are packed anew."""
@@ -42,17 +44,35 @@ class ModelStruct(Structure):
     ]
 
 
-class TextStruct(Structure):
-    """The position of one text's rows, and its keys."""
+class LayerFactorsStruct(Structure):
+    """Addresses of the low-rank factors of one layer's matrices."""
 
-    _fields_ = [("length", c_int), ("capacity", c_int), ("parents", POINTER(c_int)), ("kv", c_void_p)]
+    _fields_ = [("a", c_void_p * NUM_LAYER_MATRICES), ("b", c_void_p * NUM_LAYER_MATRICES)]
+
+
+class FactorsStruct(Structure):
+    """Low-rank factors of all layers."""
+
+    _fields_ = [("rank", c_int), ("layer", POINTER(LayerFactorsStruct))]
+
+
+class TextStruct(Structure):
+    """The position of one text's rows, its keys, and the factors that its rows add to the weights."""
+
+    _fields_ = [
+        ("length", c_int),
+        ("capacity", c_int),
+        ("parents", POINTER(c_int)),
+        ("kv", c_void_p),
+        ("factors", POINTER(FactorsStruct)),
+    ]
 
 
 class PassStruct(Structure):
     """The rows of one pass, of one or more texts."""
 
     _fields_ = [
-        *((name, c_int) for name in ("rows", "logit_rows", "capacity", "threads")),
+        *((name, c_int) for name in ("rows", "logit_rows", "capacity", "rank", "threads")),
         *((name, POINTER(c_int)) for name in ("ids", "texts", "nodes")),
         ("text", POINTER(TextStruct)),
         *((name, c_void_p) for name in ("scratch", "logits", "hidden")),
@@ -83,7 +103,7 @@ def open_library(path: Path) -> Library:
         "pack": ([c_int, c_void_p, c_int, c_int, c_void_p, c_int, c_int], None),
         "linear_scratch_bytes": ([c_int, c_int], c_size_t),
         "linear": ([c_int, c_void_p, c_void_p, c_int, c_int, c_int, c_void_p, c_void_p, c_int], None),
-        "scratch_bytes": ([POINTER(ModelStruct), c_int, c_int, c_int], c_size_t),
+        "scratch_bytes": ([POINTER(ModelStruct), c_int, c_int, c_int, c_int], c_size_t),
         "forward": ([POINTER(ModelStruct), POINTER(PassStruct)], None),
         "bits": ([c_int], c_char_p),
         "move": ([POINTER(ModelStruct), c_void_p, c_int, POINTER(c_int), c_int, c_int], None),

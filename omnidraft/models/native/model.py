@@ -4,7 +4,7 @@ Shapes: R rows of a pass, C slots, L layers, K key heads, D head size, V vocabul
 """
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ import torch
 from omnidraft.errors import ContractError
 from omnidraft.models.kv_session import ForwardRequest
 from omnidraft.models.native import library as native
+from omnidraft.models.native.factors import PackedFactors
 from omnidraft.models.native.packed_llama import PackedLlama
 from omnidraft.models.native.scratch_pool import ScratchPool
 
@@ -71,13 +72,15 @@ class NativeLlama:
         scored = [(n, row) for n, each in numbered for row in range(each.num_without_logits, len(each.ids))]
         rows = [*unscored, *scored]
         capacity, threads = max(segment.backend.capacity for segment in segments), torch.get_num_threads()
-        with self._scratch.take(self._scratch_bytes(capacity, threads)) as scratch:
+        rank = max(segment.backend.rank for segment in segments)
+        with self._scratch.take(self._scratch_bytes(capacity, rank, threads)) as scratch:
             self._library.omnidraft_forward(
                 self._weights.struct,
                 native.PassStruct(
                     rows=len(rows),
                     logit_rows=len(scored),
                     capacity=capacity,
+                    rank=rank,
                     threads=threads,
                     ids=_ints([segments[number].ids[row] for number, row in rows]),
                     texts=_ints([number for number, _ in rows]),
@@ -89,9 +92,13 @@ class NativeLlama:
                 ),
             )
 
-    def _scratch_bytes(self, capacity: int, threads: int) -> int:
+    def pack_factors(self, tensors: Mapping[str, torch.Tensor]) -> PackedFactors:
+        """Return low-rank factors for texts of this model. Raises SnapshotCorrupt when they do not fit it."""
+        return PackedFactors(self._weights.sizes, tensors)
+
+    def _scratch_bytes(self, capacity: int, rank: int, threads: int) -> int:
         """Return the memory of a pass of any number of rows."""
-        size: int = self._library.omnidraft_scratch_bytes(self._weights.struct, MAX_ROWS, capacity, threads)
+        size: int = self._library.omnidraft_scratch_bytes(self._weights.struct, MAX_ROWS, capacity, rank, threads)
         return size
 
     def move(self, kv: torch.Tensor, capacity: int, sources: Sequence[int], start: int) -> None:
@@ -133,6 +140,7 @@ class PassSegment:
             capacity=self.backend.capacity,
             parents=_ints(range(-1, len(self.ids) - 1) if self.parents is None else self.parents),
             kv=self.backend.kv.data_ptr(),
+            factors=None if self.backend.factors is None else ctypes.pointer(self.backend.factors.struct),
         )
 
     def split(self, num_rows: int) -> "tuple[PassSegment, PassSegment]":
@@ -183,19 +191,33 @@ def _passes(segments: Sequence[PassSegment]) -> Iterator[list[PassSegment]]:
 class NativeKvBackend:
     """Implements kv_session.KvBackend."""
 
-    def __init__(self, model: NativeLlama, capacity: int = 0, *, keeps_hidden: bool = False) -> None:
+    def __init__(
+        self,
+        model: NativeLlama,
+        capacity: int = 0,
+        *,
+        keeps_hidden: bool = False,
+        factors: PackedFactors | None = None,
+    ) -> None:
         """
         Args:
             capacity: initial number of slots; more are allocated when needed.
             keeps_hidden: False leaves `hidden_RH` empty.
+            factors: this text's own, of the same model; None computes with the shared weights alone.
         """
         self._model = model
+        self.factors = factors
         self.keeps_hidden = keeps_hidden
         self.hidden_RH = torch.empty(0, model.hidden_size, dtype=torch.float32)
         self.capacity = 0
         self.kv = model.slots(0)
         if capacity:
             self._grow(capacity)
+
+    @property
+    def rank(self) -> int:
+        """The rank of the text's factors; 0 without any."""
+        return 0 if self.factors is None else self.factors.rank
 
     def compute(self, request: ForwardRequest) -> torch.Tensor:
         return compute_segments(self._model, [self.requested(request)])[0]

@@ -5,59 +5,13 @@
 #include <omp.h>
 
 #include "attention.h"
+#include "factors.h"
 #include "interface.h"
 #include "multiply.h"
+#include "scratch.h"
 #include "work_queue.h"
 
 namespace {
-
-// Rows that each thread prepares for itself, since waiting for the others takes longer; query heads attended at once.
-constexpr int MAX_THREAD_ROWS = 4, MAX_GROUP = 3;
-
-struct Sizes {
-    int hidden, qkv, attended, mlp, widest;
-    explicit Sizes(const Model& m)
-        : hidden(padded(m.hidden)), qkv(padded((m.num_query_heads + 2 * m.num_key_heads) * m.head_size)),
-          attended(padded(m.num_query_heads * m.head_size)), mlp(padded(m.mlp)),
-          widest(std::max({hidden, attended, mlp})) {}
-};
-
-// The buffers of one pass inside the caller's scratch memory.
-struct Scratch {
-    float *x, *qkv, *attended, *mlp;
-    char* shared_rows;
-    float *thread_row, *scores;  // of this thread
-    char* thread_rows;
-    bool* masked;
-    WorkQueue* queues;  // of the matrices of a pass
-    size_t bytes;
-
-    Scratch(const Model& m, char* memory, int rows, int capacity, int thread, int threads) {
-        Sizes size(m);
-        char* next = memory;
-        auto take = [&](size_t wanted) {
-            char* start = next;
-            next += (wanted + 63) / 64 * 64;
-            return start;
-        };
-        auto floats = [&](size_t count) { return (float*)take(count * sizeof(float)); };
-        x = floats((size_t)rows * size.hidden);
-        qkv = floats((size_t)rows * size.qkv);
-        attended = floats((size_t)rows * size.attended);
-        mlp = floats((size_t)rows * size.mlp);
-        queues = (WorkQueue*)take((size_t)num_matrices(m) * sizeof(WorkQueue));
-        shared_rows = take(prepared_bytes(rows, size.widest));
-        for (int t = 0; t < threads; t++) {
-            float* row = floats(size.widest);
-            char* rows_of_thread = take(prepared_bytes(MAX_THREAD_ROWS, size.widest));
-            float* weights = floats((size_t)MAX_GROUP * capacity);
-            char* slots = take(capacity);
-            if (t == thread) thread_row = row, thread_rows = rows_of_thread, scores = weights, masked = (bool*)slots;
-        }
-        bytes = next - memory;
-    }
-    static int num_matrices(const Model& m) { return 4 * m.num_layers + 1; }
-};
 
 // W, Head, T, E: formats of the matrices, the head, the keys and values, and the embeddings.
 template <class W, class Head, class T, class E> struct Forward {
@@ -69,7 +23,7 @@ template <class W, class Head, class T, class E> struct Forward {
 
     Forward(const Model& model, const Pass& pass, int thread, int threads)
         : m(model), p(pass), thread(thread), threads(threads), size(model),
-          s(model, pass.scratch, pass.rows, pass.capacity, thread, threads) {}
+          s(model, pass.scratch, pass.rows, pass.capacity, pass.rank, thread, threads) {}
 
     const Text& text(int row) const { return p.text[p.texts[row]]; }
     int node(int row) const { return p.nodes[row]; }
@@ -98,21 +52,31 @@ template <class W, class Head, class T, class E> struct Forward {
         }
     }
 
+    bool is_shared() const { return p.rows > MAX_THREAD_ROWS; }
+    float* reduced(int row) const {
+        return (is_shared() ? s.shared_reduced : s.thread_reduced) + (size_t)row * MAX_PARTS * p.rank;
+    }
+
     // Prepares rows as inputs of a matrix: few rows by each thread for itself, many by all threads together.
-    template <class To = W, class Make> const char* prepare(int k, int first, Make make) {
-        bool is_shared = p.rows > MAX_THREAD_ROWS;
-        char* to = is_shared ? s.shared_rows : s.thread_rows;
+    template <class To = W, class Make> const char* prepare(MatrixPlace at, int k, int first, Make make) {
+        char* to = is_shared() ? s.shared_rows : s.thread_rows;
         int count = p.rows - first;
-        int begin = is_shared ? share(count, thread, threads) : 0;
-        int end = is_shared ? share(count, thread + 1, threads) : count;
-        for (int row = begin; row < end; row++) To::prepare(make(first + row), k, to + row * To::row_bytes(k));
-        if (is_shared) barrier();
+        int begin = is_shared() ? share(count, thread, threads) : 0;
+        int end = is_shared() ? share(count, thread + 1, threads) : count;
+        for (int row = begin; row < end; row++) {
+            const float* x = make(first + row);
+            To::prepare(x, k, to + row * To::row_bytes(k));
+            const Factors* factors = text(first + row).factors;
+            if (factors && at.matrix != NONE) reduce(*factors, at, x, k, reduced(first + row));
+        }
+        if (is_shared()) barrier();
         return to;
     }
     // `copies` gets the normed rows too, unless it is null.
-    template <class To = W> const char* normed(const float* weight, int first = 0, float* copies = nullptr) {
-        bool copy = copies && (p.rows > MAX_THREAD_ROWS || thread == 0);
-        return prepare<To>(m.hidden, first, [&](int row) {
+    template <class To = W>
+    const char* normed(MatrixPlace at, const float* weight, int first = 0, float* copies = nullptr) {
+        bool copy = copies && (is_shared() || thread == 0);
+        return prepare<To>(at, m.hidden, first, [&](int row) {
             const float* x = s.x + row * size.hidden;
             Floats squares{};
             for (int i = 0; i < size.hidden; i += LANES) squares = fma(widen(x + i), widen(x + i), squares);
@@ -123,8 +87,8 @@ template <class W, class Head, class T, class E> struct Forward {
             return s.thread_row;
         });
     }
-    const char* prepared(const float* from, int k) {
-        return prepare(k, 0, [&](int row) { return from + row * padded(k); });
+    const char* prepared(MatrixPlace at, const float* from, int k) {
+        return prepare(at, k, 0, [&](int row) { return from + row * padded(k); });
     }
 
     template <class From = W, class Write>
@@ -132,6 +96,16 @@ template <class W, class Head, class T, class E> struct Forward {
         s.queues[number_of_matrix++].take_all(num_blocks / unit, From::MIN_BLOCKS, threads, [&](int first, int last) {
             From::multiply_all(weights, first * unit, last * unit, rows, count, k, write);
         });
+    }
+    // Multiplies by a matrix of a layer, and adds what the factors of each row's text give.
+    template <class Write>
+    void layer_matrix(MatrixPlace at, const char* weights, int num_blocks, const char* rows, int k, Write write,
+                      int unit = 1) {
+        auto write_sum = [=](int block, int row, Floats low, Floats high) {
+            if (const Factors* factors = text(row).factors) expand(m, *factors, at, block, reduced(row), low, high);
+            write(block, row, low, high);
+        };
+        matrix(weights, num_blocks, rows, p.rows, k, write_sum, unit);
     }
     auto write_to(float* to, int stride) {
         return [=](int block, int row, Floats low, Floats high) {
@@ -219,20 +193,21 @@ template <class W, class Head, class T, class E> struct Forward {
     void attention(int number) {
         const Layer& layer = m.layer[number];
         int d = m.head_size;
-        const char* rows = normed(layer.norm);
-        matrix(layer.qkv, blocks((m.num_query_heads + 2 * m.num_key_heads) * d), rows, p.rows, m.hidden,
-               write_to(s.qkv, size.qkv));
+        const char* rows = normed({number, QKV}, layer.norm);
+        layer_matrix({number, QKV}, layer.qkv, blocks((m.num_query_heads + 2 * m.num_key_heads) * d), rows, m.hidden,
+                     write_to(s.qkv, size.qkv));
         barrier();
         rotate_and_store(number);
         barrier();
         attend_all(number);
         barrier();
-        rows = prepared(s.attended, m.num_query_heads * d);
-        matrix(layer.out, blocks(m.hidden), rows, p.rows, m.num_query_heads * d, add_to_x());
+        rows = prepared({number, OUT}, s.attended, m.num_query_heads * d);
+        layer_matrix({number, OUT}, layer.out, blocks(m.hidden), rows, m.num_query_heads * d, add_to_x());
         barrier();
     }
-    void feed_forward(const Layer& layer) {
-        const char* rows = normed(layer.mlp_norm);
+    void feed_forward(int number) {
+        const Layer& layer = m.layer[number];
+        const char* rows = normed({number, GATE_UP}, layer.mlp_norm);
         auto gate_then_up = [this](int block, int row, Floats low, Floats high) {
             float* at = s.mlp + (size_t)row * size.mlp + block / 2 * BLOCK;
             if (block % 2)
@@ -240,14 +215,14 @@ template <class W, class Head, class T, class E> struct Forward {
             else
                 store(at, low / (1.f + fast_exp(-low))), store(at + LANES, high / (1.f + fast_exp(-high)));
         };
-        matrix(layer.gate_up, 2 * blocks(m.mlp), rows, p.rows, m.hidden, gate_then_up, 2);
+        layer_matrix({number, GATE_UP}, layer.gate_up, 2 * blocks(m.mlp), rows, m.hidden, gate_then_up, 2);
         barrier();
-        rows = prepared(s.mlp, m.mlp);
-        matrix(layer.down, blocks(m.hidden), rows, p.rows, m.mlp, add_to_x());
+        rows = prepared({number, DOWN}, s.mlp, m.mlp);
+        layer_matrix({number, DOWN}, layer.down, blocks(m.hidden), rows, m.mlp, add_to_x());
         barrier();
     }
     void logits() {
-        const char* rows = normed<Head>(m.norm, p.rows - p.logit_rows, p.hidden);
+        const char* rows = normed<Head>({0, NONE}, m.norm, p.rows - p.logit_rows, p.hidden);
         auto write = [this](int block, int row, Floats low, Floats high) {
             float both[BLOCK];
             store(both, low), store(both + LANES, high);
@@ -265,7 +240,7 @@ template <class W, class Head, class T, class E> struct Forward {
         barrier();
         for (int number = 0; number < m.num_layers; number++) {
             attention(number);
-            feed_forward(m.layer[number]);
+            feed_forward(number);
         }
         if (p.logit_rows) logits();
     }

@@ -94,8 +94,8 @@ void omnidraft_linear(int kind, const char* weights, const float* x, int rows, i
     }
 }
 
-size_t omnidraft_scratch_bytes(const Model* m, int rows, int capacity, int threads) {
-    return Scratch(*m, nullptr, rows, capacity, 0, threads).bytes;
+size_t omnidraft_scratch_bytes(const Model* m, int rows, int capacity, int rank, int threads) {
+    return Scratch(*m, nullptr, rows, capacity, rank, 0, threads).bytes;
 }
 
 void omnidraft_forward(const Model* m, const Pass* p) {

@@ -62,6 +62,9 @@ inline Floats widen(const Float16* from) {
     return (Floats)((Uints)size | (bits & 0x8000) << 16);
 #endif
 }
+inline Floats widen(const BFloat16* from) {
+    return (Floats)(__builtin_convertvector(load<Ushorts8>(from), Uints) << 16);
+}
 
 inline float widen_scalar(const float* from) { return *from; }
 inline float widen_scalar(const BFloat16* from) {

@@ -1,0 +1,75 @@
+"""`omnidraft tenants factors`: which tenants draft with factors of their own, and turn one's off or on."""
+
+import json
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.console import Console
+
+from omnidraft import config
+from omnidraft.cli.options import AsJson, Config, Target, printable
+
+if TYPE_CHECKING:
+    from omnidraft.snapshots.manifest import TenantFactors
+
+app = typer.Typer(help="Tenants' own low-rank factors of the drafter: list them, turn one's off or on.")
+
+Tenant = Annotated[str, typer.Argument(help="The tenant as its trace records name it.")]
+
+
+@app.command("list")
+def list_factors(
+    snapshot: Annotated[str, typer.Option(help="A version or alias.")] = "champion",
+    target: Target = None,
+    as_json: AsJson = False,
+    config_path: Config = None,
+) -> None:
+    """List the tenants that have factors in a snapshot, and what these gain on their held-out requests."""
+    from omnidraft import wiring
+
+    settings = config.load(config_path, models={"target": target})
+    manifest = wiring.registry(settings).resolve(snapshot).manifest
+    if as_json:
+        typer.echo(json.dumps([each.model_dump(mode="json") for each in manifest.tenant_factors]))
+        return
+    for each in manifest.tenant_factors:
+        _print(f"{printable(each.tenant)}: {_described(each)}")
+    if not manifest.tenant_factors:
+        _print("no tenant has factors of its own; see learner.tenant_factors")
+
+
+@app.command("off")
+def turn_off(tenant: Tenant, config_path: Config = None) -> None:
+    """Draft for a tenant without its factors, on every worker and for every target, until they are turned on again.
+
+    They go on learning. Texts that have begun keep what they began with.
+    """
+    _announce("factors_off", tenant, config_path)
+
+
+@app.command("on")
+def turn_on(tenant: Tenant, config_path: Config = None) -> None:
+    """Draft for a tenant with its factors again, where a snapshot has some that are better."""
+    _announce("factors_on", tenant, config_path)
+
+
+def _announce(kind: Literal["factors_off", "factors_on"], tenant: str, config_path: Config) -> None:
+    from omnidraft import wiring
+    from omnidraft.fleet.control_log import publish_announcement
+
+    settings = config.load(config_path)
+    publish_announcement(wiring.log_writer(settings, settings.log.control_topic), kind, tenant=tenant)
+    _print(f"{printable(tenant)}: {kind.replace('_', ' ')}, every worker is told")
+
+
+def _described(each: "TenantFactors") -> str:
+    error = "" if each.change_error is None else f" +- {1.96 * each.change_error:.4f} (95 %)"
+    verdict = "in use" if each.file is not None else "not in use: not better beyond the error"
+    return (
+        f"fit {each.version} of rank {each.rank}, agreement {each.before:.4f} -> {each.after:.4f}{error} on "
+        f"{each.num_requests} requests, {verdict}"
+    )
+
+
+def _print(text: str) -> None:
+    Console(markup=False, highlight=False).print(text, soft_wrap=True)

@@ -1,0 +1,33 @@
+"""The tenants of one snapshot that draft with low-rank factors of their own over the weights that all share."""
+
+from collections.abc import Callable, Mapping
+
+from omnidraft.ports import DraftSession
+
+OpenSession = Callable[[], DraftSession]
+"""Opens a session of the snapshot's draft model, which takes part in that model's passes."""
+
+
+class TenantFactors:
+    """What opens the sessions of each tenant. One thread drafts; another may forget a tenant meanwhile."""
+
+    def __init__(self, openers: Mapping[str, OpenSession], serves: Callable[[str], bool] = lambda tenant: True) -> None:
+        """
+        Args:
+            openers: by tenant; each holds the factors that its sessions add.
+            serves: whether this tenant's factors are used for texts that begin now.
+        """
+        self._openers, self._serves = dict(openers), serves
+
+    @property
+    def tenants(self) -> frozenset[str]:
+        """The tenants whose factors are in memory."""
+        return frozenset(self._openers)
+
+    def opener(self, tenant: str) -> OpenSession | None:
+        """Return what opens this tenant's sessions; None: it drafts with the shared weights alone."""
+        return self._openers.get(tenant) if self._serves(tenant) else None
+
+    def forget(self, tenant: str) -> None:
+        """Free a tenant's factors once its running texts end."""
+        self._openers.pop(tenant, None)

@@ -1,0 +1,65 @@
+// The buffers of a pass, inside memory that the caller lends.
+
+#pragma once
+
+#include "factors.h"
+#include "interface.h"
+#include "multiply.h"
+#include "work_queue.h"
+
+namespace {
+
+// Rows that each thread prepares for itself, since waiting for the others takes longer; query heads attended at once.
+constexpr int MAX_THREAD_ROWS = 4, MAX_GROUP = 3;
+
+struct Sizes {
+    int hidden, qkv, attended, mlp, widest;
+    explicit Sizes(const Model& m)
+        : hidden(padded(m.hidden)), qkv(padded((m.num_query_heads + 2 * m.num_key_heads) * m.head_size)),
+          attended(padded(m.num_query_heads * m.head_size)), mlp(padded(m.mlp)),
+          widest(std::max({hidden, attended, mlp})) {}
+};
+
+// The buffers of one pass inside the caller's scratch memory.
+struct Scratch {
+    float *x, *qkv, *attended, *mlp;
+    char* shared_rows;
+    float* shared_reduced;                         // the rows' inputs times the A of their factors
+    float *thread_row, *thread_reduced, *scores;  // of this thread
+    char* thread_rows;
+    bool* masked;
+    WorkQueue* queues;  // of the matrices of a pass
+    size_t bytes;
+
+    Scratch(const Model& m, char* memory, int rows, int capacity, int rank, int thread, int threads) {
+        Sizes size(m);
+        char* next = memory;
+        auto take = [&](size_t wanted) {
+            char* start = next;
+            next += (wanted + 63) / 64 * 64;
+            return start;
+        };
+        auto floats = [&](size_t count) { return (float*)take(count * sizeof(float)); };
+        x = floats((size_t)rows * size.hidden);
+        qkv = floats((size_t)rows * size.qkv);
+        attended = floats((size_t)rows * size.attended);
+        mlp = floats((size_t)rows * size.mlp);
+        queues = (WorkQueue*)take((size_t)num_matrices(m) * sizeof(WorkQueue));
+        shared_rows = take(prepared_bytes(rows, size.widest));
+        shared_reduced = floats((size_t)rows * MAX_PARTS * rank);
+        for (int t = 0; t < threads; t++) {
+            float* row = floats(size.widest);
+            char* rows_of_thread = take(prepared_bytes(MAX_THREAD_ROWS, size.widest));
+            float* reduced = floats((size_t)MAX_THREAD_ROWS * MAX_PARTS * rank);
+            float* weights = floats((size_t)MAX_GROUP * capacity);
+            char* slots = take(capacity);
+            if (t != thread) continue;
+            thread_row = row, thread_rows = rows_of_thread, thread_reduced = reduced;
+            scores = weights, masked = (bool*)slots;
+        }
+        bytes = next - memory;
+    }
+    static int num_matrices(const Model& m) { return 4 * m.num_layers + 1; }
+};
+
+}  // namespace

@@ -73,14 +73,13 @@ class Distiller:
             held_out: measures snapshots; None measures them on the batcher's held-out records alone.
             factor_judge: over the same learner; None gives no tenant any factors.
             control: polled before every step; while learning is paused, nothing is read or learned.
-            compare_earlier: called once for each tenant whose traffic begins to drift; see snapshot_comparison.py.
+            compare_earlier: called once for each tenant that begins to drift; see snapshot_comparison.py.
             drift_haste: snapshots are so many times as frequent while any traffic drifts.
             max_lag_records: see catch_up.py, `lag_sample_records` too.
             journal: gets every step before it runs; its poison is the batcher's. None: crashes are not noted.
             forgetting: over the same batcher, learner and memory. None: records stay until a tenant is forgotten.
             progress: called after every step and every snapshot, in the thread of `run`.
-            spans: the spans of every step and every snapshot but the first.
-            wait: sleeps before a retry, while learning is paused, and until a log is back.
+            spans: the spans of steps and snapshots; `wait` sleeps between two tries.
         """
         self._consumer, self._batcher, self._learner, self._publisher = consumer, batcher, learner, publisher
         self._load_cache, self._load_base, self._steps_per_snapshot = load_cache, load_base, steps_per_snapshot
@@ -93,8 +92,8 @@ class Distiller:
         self._held_out = held_out or HeldOut(learner)
         self._factor_judge = factor_judge or FactorJudge(learner, TenantFactorSettings())
         self._learning = JournaledLearning(learner, batcher, self._held_out, self._journal, memory)
-        new = partial(load_cache, {})
-        self._forgetting = forgetting or Forgetting(Retention(), batcher, learner, metrics, new_cache=new)
+        new_cache = partial(load_cache, {})
+        self._forgetting = forgetting or Forgetting(Retention(), batcher, learner, metrics, new_cache=new_cache)
         self._wait, self._spans = wait, spans or LearningSpans(NoopTracing(), "")
         self._reports: list[StepReport] = []  # since the newest snapshot
         self._status = Status()

@@ -1,4 +1,4 @@
-"""Whose memory is whose: each tenant has one of its own, unless the operator put it into a group (`memory.groups`)."""
+"""Owners of memory: each tenant has a memory of its own, unless the operator put it into a group (`memory.groups`)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

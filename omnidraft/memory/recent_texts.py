@@ -1,5 +1,5 @@
-"""What one worker said lately, by the scope of those who may be told it: bounded, the least recently used scope goes
-first."""
+"""The recent texts of one worker, by the scope of those who may be told them: bounded, the least recently used scope
+goes first."""
 
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence

@@ -72,7 +72,7 @@ class FunctionCallDelta(BaseModel):
 
 
 class ToolCallDelta(BaseModel):
-    """What a chunk adds to a call; id, type and name are set in the first delta of the call."""
+    """The part of a call that a chunk adds; id, type and name are set in the first delta of the call."""
 
     index: int
     id: str | None = None

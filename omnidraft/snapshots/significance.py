@@ -1,4 +1,4 @@
-"""How surely a change of agreement is no chance: a mean over few requests, with its standard error.
+"""The significance of a change of agreement: a mean over few requests, with its standard error.
 
 The Student statistic is turned into a normal one (Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.8).
 """

@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How calls are written."""
+    """The notation in which a model writes calls."""
 
     name: str
     opening: str

@@ -18,7 +18,7 @@ _KEYS = ("arguments", "parameters")
 
 @dataclass(slots=True)
 class CallDelta:
-    """What a piece of text adds to a call."""
+    """The part of a call that a piece of text adds."""
 
     index: int
     """The number of the call in its answer."""
@@ -29,7 +29,7 @@ class CallDelta:
 
 @dataclass(slots=True)
 class Parsed:
-    """What a piece of text says."""
+    """The content and the parts of calls in a piece of text."""
 
     content: str = ""
     calls: list[CallDelta] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What drafts for a target: models, memories, and the policy over all of them."""
+"""Everything that drafts for a target: models, memories, and the policy over all of them."""
 
 import logging
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What tenants' low-rank factors cost: memory for many tenants, and a drafter step of texts with factors of their own.
+"""Costs of tenants' low-rank factors: memory for many tenants, and a drafter step of texts with factors of their own.
 
 `python -m pipelines.bench.tenant_factors --json OUT`. Random weights of SmolLM2-135M's shapes: nothing is downloaded.
 

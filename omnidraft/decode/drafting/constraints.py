@@ -1,4 +1,4 @@
-"""What the settings of a request do to its drafts: tokens that the target cannot draw are never drafted, and the
+"""The settings of a request constrain its drafts: tokens that the target cannot draw are never drafted, and the
 drafter's logits are changed as the target's will be.
 
 The rule is in docs/algorithms.md section 4. Temperature and truncation are the ranking's (ranking.py). A path is the

@@ -9,7 +9,7 @@ OpenSession = Callable[[], DraftSession]
 
 
 class TenantFactors:
-    """What opens the sessions of each tenant. One thread drafts; another may forget a tenant meanwhile."""
+    """Opens the sessions of each tenant. One thread drafts; another may forget a tenant meanwhile."""
 
     def __init__(self, openers: Mapping[str, OpenSession], serves: Callable[[str], bool] = lambda tenant: True) -> None:
         """

@@ -1,4 +1,4 @@
-"""What a worker fetches of a snapshot: weights and n-gram cache, and the fleet's memory while it is there."""
+"""Fetches a worker's part of a snapshot: weights and n-gram cache, and the fleet's memory while it is there."""
 
 from pathlib import Path
 

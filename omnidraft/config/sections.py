@@ -4,7 +4,7 @@ metrics and tracing in services.py, the worker's HTTP side and vLLM's proposer i
 import re
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from omnidraft.config.learning import CacheSettings, ControllerSettings, DriftSettings, LearnerSettings, MemorySettings
 from omnidraft.config.services import LogSettings, MetricsSettings, RegistrySettings, Section, TracingSettings
@@ -30,6 +30,9 @@ class ModelSettings(Section):
     """Further targets of the same worker with the same drafter; requests choose with `model`."""
     drafter: str = "smollm2-135m"
     """`none`: no model drafts, only `decode.suffix_memory` or `decode.lookup`; nothing of a drafter is loaded."""
+    memory_of: str | None = None
+    """With `drafter = "none"`: the drafter of the pair whose snapshots this worker follows, for the fleet's memory in
+    them alone. None follows nobody."""
     engine: Literal["transformers", "llamacpp"] = "transformers"
     """The engine of the target. `llamacpp` runs its GGUF file unconverted, and needs `omnidraft[llamacpp]`."""
     precision: Literal["auto", "float32", "bfloat16", "packed16", "int8", "int4"] = "auto"
@@ -54,6 +57,19 @@ class ModelSettings(Section):
     tool_formats: dict[str, ToolFormat] = Field(default_factory=dict)
     """How a target writes calls of tools, by its name: `hermes` (as Qwen), `llama3` or `mistral`. For a target that is
     not here its chat template says it; see docs/http-api.md."""
+
+    @model_validator(mode="after")
+    def _follows_one_pair(self) -> "ModelSettings":
+        if self.memory_of is not None and self.has_drafter:
+            raise ValueError(
+                f"models.memory_of is for drafter = 'none'; a worker with {self.drafter!r} follows its own"
+            )
+        return self
+
+    @property
+    def followed_drafter(self) -> str:
+        """The drafter in the names of the snapshots and announcements that this process follows."""
+        return self.memory_of or self.drafter
 
     @property
     def has_drafter(self) -> bool:

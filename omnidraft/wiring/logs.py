@@ -210,7 +210,7 @@ def registry(settings: Settings) -> Registry:
 
 
 def _plain_registry(settings: Settings) -> Registry:
-    section, pair = settings.registry, (settings.models.drafter, settings.models.target)
+    section, pair = settings.registry, (settings.models.followed_drafter, settings.models.target)
     options: dict[str, Any] = {"keep_resume": section.keep_resume, "signing": signing.snapshot_signing(settings)}
     if section.url.startswith("directory://"):
         from omnidraft.registry.directory_registry import DirectoryRegistry

@@ -70,7 +70,7 @@ def champion_statements(settings: Settings, open_reader: OpenReader | None = Non
         snapshot_signing(settings),
         scope=_scope(settings),
         target=settings.models.target,
-        drafter=settings.models.drafter,
+        drafter=settings.models.followed_drafter,
         max_age_s=_max_age_s(settings) if log is None else None,
         signer=None if log is None else _signer(settings, trusted, log),
         log=log,
@@ -128,7 +128,7 @@ def _trusted_keys(settings: Settings) -> "TrustedKeys | None":
 
 
 def _scope(settings: Settings) -> str:
-    return f"{settings.models.drafter} {settings.models.target}"
+    return f"{settings.models.followed_drafter} {settings.models.target}"
 
 
 def _max_age_s(settings: Settings) -> float:

@@ -7,6 +7,7 @@ import pytest
 
 from omnidraft import wiring
 from omnidraft.bus.encryption import new_key
+from omnidraft.config import NO_DRAFTER
 from omnidraft.decode.drafting.suffix_source import FleetMemory, SuffixSource
 from omnidraft.decode.drafting.tree_proposer import TreeProposer
 from omnidraft.snapshots.memory_part import MEMORY
@@ -61,3 +62,8 @@ def test_a_worker_drafts_for_a_tenant_what_the_fleet_said_to_it_and_the_text_sta
     assert memory_of(newest)("a") is not None
     first = wiring.engine(settings, CountingMetrics(), snapshot="1")
     assert memory_of(first)("a") is None
+    models = settings.models.model_copy(update={"drafter": NO_DRAFTER, "memory_of": settings.models.drafter})
+    without_drafter = settings.model_copy(update={"models": models})
+    alone = wiring.engine(without_drafter, CountingMetrics(), snapshot=str(with_memory[-1]))
+    assert memory_of(alone)("a") is not None
+    assert memory_of(alone)("b") is None

@@ -45,7 +45,7 @@ def save_tokenizer(folder: Path, vocab_size: int, texts: tuple[str, ...]) -> HfT
     return HfTokenizer(folder)
 
 
-def save_model(folder: Path, vocab_size: int, *, tied: bool, spread: float) -> None:
+def save_model(folder: Path, vocab_size: int, *, tied: bool, spread: float = 0.02) -> None:
     config = LlamaConfig(
         vocab_size=vocab_size,
         hidden_size=32,

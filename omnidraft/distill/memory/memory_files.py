@@ -10,6 +10,7 @@ import logging
 import os
 import shutil
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 from omnidraft.distill.memory.text_memory import TextMemory
@@ -127,6 +128,7 @@ class MemoryFiles:
             partial.write_bytes(content)
             os.replace(partial, path)
         except OSError as exc:
-            partial.unlink(missing_ok=True)
+            with suppress(OSError):
+                partial.unlink()
             raise StorageError(f"the memory cannot be staged in {self._folder}: {exc}; free space there") from exc
         return path

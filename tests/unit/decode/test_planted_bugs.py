@@ -36,6 +36,7 @@ from tests.unit.decode.toys import (
     slow_decode,
     table_of,
     toy_decoder,
+    with_unmeasured_acceptance,
 )
 from tests.unit.models.drafted_trees import BUSHY, assert_tree_scores_are_those_of_its_paths, drafted
 from tests.unit.models.tiny import SETTINGS, text, tiny_model
@@ -323,8 +324,9 @@ def check_an_early_stop_keeps_its_token(proposer, floor) -> None:
 
 
 def test_bug_8_the_token_that_ended_the_drafting_is_dropped():
-    check_an_early_stop_keeps_its_token(make_drafter(min_path_probability=0.4), 0.4)
-    assert fails(check_an_early_stop_keeps_its_token, DropsLast(make_drafter(min_path_probability=0.4), 0.4), 0.4)
+    proposer = with_unmeasured_acceptance(make_drafter(min_path_probability=0.4))
+    check_an_early_stop_keeps_its_token(proposer, 0.4)
+    assert fails(check_an_early_stop_keeps_its_token, DropsLast(proposer, 0.4), 0.4)
 
 
 def test_bug_10_a_stop_inside_an_accepted_path_is_run_past():

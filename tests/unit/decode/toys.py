@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from omnidraft.decode.decoder import Decoder
-from omnidraft.decode.drafting.acceptance_stats import NoiseCoupling
+from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator, NoiseCoupling
 from omnidraft.decode.drafting.drafter import Drafter
 from omnidraft.decode.drafting.prompt_lookup import PromptLookup
 from omnidraft.decode.drafting.safe_drafting import DraftingFailures
@@ -61,6 +61,14 @@ def emitted(steps: Iterable[Step]) -> list[int]:
 
 def make_cache(capacity: int = 64) -> NgramCache:
     return NgramCache(ALIGNMENT.fingerprint, DRAFT_TOKENIZER.vocabulary, TARGET_TOKENIZER.vocabulary, capacity)
+
+
+def with_unmeasured_acceptance(proposer: TreeProposer) -> TreeProposer:
+    """The same proposer, whose estimates stay those of the drafter's own probabilities."""
+    unmeasured = AcceptanceCalibrator()
+    unmeasured.update = lambda *args, **options: None  # type: ignore[method-assign]
+    proposer.calibrators.of = lambda tenant, work: unmeasured  # type: ignore[method-assign]
+    return proposer
 
 
 def make_drafter(

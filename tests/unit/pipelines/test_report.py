@@ -29,7 +29,7 @@ from tests.http_server import served
 ROOT = Path(__file__).parents[3]
 COMMANDS = (
     *("bench", "bench_vllm", "learn", "record", "replay", "evaluate", "drift", "demo", "soak", "fuzz", "serve_bench"),
-    *("paper_table", "scaling", "poison", "bench.throughput", "bench.kernels", "bench.quality"),
+    *("paper_table", "scaling", "poison", "bench.throughput", "bench.kernels", "bench.quality", "constrained"),
 )
 SHOW_HELP = """
 import runpy, sys

@@ -11,7 +11,7 @@ from omnidraft.decode.drafting.tree_proposer import TreeProposer
 from omnidraft.ports import DraftTree
 from omnidraft.testing.toy_models import ToyDrafter, ToyTable
 from tests.unit.decode.drafting.test_many_texts import draft, request_of
-from tests.unit.decode.toys import DRAFT_PIECES, make_drafter
+from tests.unit.decode.toys import DRAFT_PIECES, make_drafter, with_unmeasured_acceptance
 
 TENANTS = ("a", "b", "c")
 """All but `c` have factors of their own: another toy drafter each."""
@@ -23,8 +23,7 @@ def proposer_over(model: ToyDrafter, factors: TenantFactors | None) -> TreePropo
     proposer = make_drafter()
     [drafter] = proposer.sources
     proposer.sources = (replace(drafter, model=model, factors=factors),)
-    proposer.calibrator.update = lambda *args, **options: None  # measured acceptance is everybody's
-    return proposer
+    return with_unmeasured_acceptance(proposer)  # what is measured is everybody's
 
 
 def tree_of(tenant: str, text: str) -> DraftTree:

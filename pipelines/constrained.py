@@ -78,7 +78,7 @@ def main(
 ) -> None:
     """Measure drafting under JSON schemas."""
     models = {"target": target, "drafter": drafter, "precision": quantize}
-    settings = config.load(config_path, models=models, decode={"lookup": has_lookup})
+    settings = config.load(config_path, models=models, decode={"suffix_memory": has_lookup, "lookup": has_lookup})
     rows = list(zip(prompts.read(prompts_path, num_prompts), _schemas(prompts_path, num_prompts), strict=True))
     engine = wiring.engine(settings, CountingMetrics(), snapshot=snapshot).engine
     totals = {method: Totals() for method in METHODS}
@@ -86,7 +86,9 @@ def main(
         for prompt, schema in rows:
             sampling = Sampling(temperature, grammar=Grammar("json_schema", schema))
             messages = [{"role": "user", "content": prompt.text}]
-            request = GenerationRequest(messages=messages, max_new_tokens=max_new_tokens, sampling=sampling, seed=0)
+            request = GenerationRequest(
+                messages=messages, max_new_tokens=max_new_tokens, sampling=sampling, seed=0, is_stored=False
+            )
             measure(engine, engine.prepare(request), totals)
             advance()
     figures = {method: each.row() for method, each in totals.items()}

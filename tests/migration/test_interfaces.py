@@ -95,16 +95,30 @@ def resolved(node: Any, document: dict[str, Any]) -> Any:
     return [resolved(value, document) for value in node] if isinstance(node, list) else node
 
 
+def is_held(now: Any, then: Any, where: str) -> bool:
+    try:
+        holds(now, then, where)
+    except AssertionError:
+        return False
+    return True
+
+
 def holds(now: Any, then: Any, where: str) -> None:
     """Fail unless everything in the old document stands in the new one; more may stand there."""
-    if isinstance(then, dict):
+    if isinstance(then, dict) and "type" in then and "anyOf" in now:  # null beside it, for those who offer tools
+        rest = {name: value for name, value in now.items() if name != "anyOf"}
+        assert any(is_held(rest | new, then, where) for new in now["anyOf"]), where
+    elif isinstance(then, dict):
         for name, value in then.items():
             assert name in now, f"{where}/{name}"
             holds(now[name], value, f"{where}/{name}")
-    elif where.endswith("/required") and "/requestBody/" in where:
+    elif isinstance(then, list) and where.endswith("/required") and "/requestBody/" in where:
         assert set(now) <= set(then), where  # of a client that writes as then, nothing more may be asked
     elif isinstance(then, list) and not any(isinstance(each, dict) for each in then):
         assert set(now) >= set(then), where
+    elif where.endswith("/anyOf"):
+        for old in (each for each in then if each.get("maxItems") != 0):  # `tools` took an empty list alone
+            assert any(is_held(new, old, where) for new in now), f"{where}: {old}"
     elif isinstance(then, list):
         assert len(now) >= len(then), where
         for number, (new, old) in enumerate(zip(now, then, strict=False)):

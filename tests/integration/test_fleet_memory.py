@@ -66,4 +66,4 @@ def test_a_worker_drafts_for_a_tenant_what_the_fleet_said_to_it_and_the_text_sta
     without_drafter = settings.model_copy(update={"models": models})
     alone = wiring.engine(without_drafter, CountingMetrics(), snapshot=str(with_memory[-1]))
     assert memory_of(alone)("a") is not None
-    assert memory_of(alone)("b") is None
+    assert memory_of(alone)("never served") is None

@@ -17,8 +17,8 @@ from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator
 from omnidraft.decode.drafting.draft_tree_builder import TextDraft
 from omnidraft.decode.drafting.forced_prefixes import ForcedPrefixes
 from omnidraft.decode.drafting.forced_tokens import ForcedRuns
+from omnidraft.decode.drafting.loaded_factors import OpenSession
 from omnidraft.decode.drafting.ranking import CandidateRanker
-from omnidraft.decode.drafting.tenant_factors import OpenSession
 from omnidraft.decode.drafting.token_mapping import AFTER_TEXT, DraftPrefix, TokenMapper
 from omnidraft.ports import DraftSession, Request, RoundPlan
 

@@ -12,7 +12,7 @@ from enum import Enum, auto
 from omnidraft.tools.formats import ToolFormat
 
 MAX_HEAD_CHARS = 256
-"""Of a call up to its arguments; what is longer is content."""
+"""The longest that a call may be up to its arguments; what is longer is content."""
 _KEYS = ("arguments", "parameters")
 
 

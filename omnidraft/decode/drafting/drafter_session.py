@@ -49,7 +49,7 @@ class DrafterSession:
         self._tenant = request.tenant
         self._cache_scope = request.tenant if request.cache_scope is None else request.cache_scope
         self._keys_scope: Hashable = None
-        """Whose texts may reuse the keys that the model's session holds."""
+        """The scope of the texts that may reuse the keys in the model's session."""
         self._may_resume = True
         self._read_to = 0
         """Ids of the target's text that the drafter has read."""

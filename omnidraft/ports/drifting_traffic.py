@@ -8,23 +8,20 @@ from omnidraft.ports.decoding import Work
 
 @dataclass(frozen=True, slots=True)
 class DriftingTraffic:
-    """The drifts that have begun and are not over. A controller of an earlier version names no kind: it means all."""
+    """The drifts that have begun and are not over. A controller of an earlier version names no kind: it means all, until
+    one that names a kind announces anything about the tenant."""
 
     streams: frozenset[tuple[str, Work | None]] = frozenset()
 
     def after(self, announcement: Announcement) -> "DriftingTraffic":
         """Return the traffic that drifts after a `drift` or `drift_over`; any other announcement changes nothing."""
-        tenant, work = announcement.tenant, announcement.work
-        if tenant is None:
+        tenant, work, kind = announcement.tenant, announcement.work, announcement.kind
+        if tenant is None or kind not in ("drift", "drift_over"):
             return self
-        match announcement.kind:
-            case "drift":
-                return DriftingTraffic(self.streams | {(tenant, work)})
-            case "drift_over" if work is None:
-                return DriftingTraffic(frozenset(each for each in self.streams if each[0] != tenant))
-            case "drift_over":
-                return DriftingTraffic(self.streams - {(tenant, work), (tenant, None)})
-        return self
+        kept = {
+            each for each in self.streams if each[0] != tenant or (work is not None and each[1] not in (work, None))
+        }
+        return DriftingTraffic(frozenset(kept | {(tenant, work)} if kind == "drift" else kept))
 
     def includes(self, tenant: str, work: Work | None = None) -> bool:
         """Return whether this traffic drifts; without a kind, whether any of the tenant's does."""

@@ -8,8 +8,8 @@ from omnidraft.ports.decoding import Work
 
 @dataclass(frozen=True, slots=True)
 class DriftingTraffic:
-    """The drifts that have begun and are not over. A controller of an earlier version names no kind: it means all, until
-    one that names a kind announces anything about the tenant."""
+    """The drifts that have begun and are not over. A controller of an earlier version names no kind and means all
+    kinds, until one that names a kind announces anything about the tenant."""
 
     streams: frozenset[tuple[str, Work | None]] = frozenset()
 

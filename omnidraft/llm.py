@@ -25,7 +25,7 @@ from omnidraft.decode.step_stats import DecodeStats
 from omnidraft.errors import RequestError
 from omnidraft.ports import Grammar, Mode, Sampling, Step
 from omnidraft.telemetry.metrics import CountingMetrics
-from omnidraft.tools.parser import ToolCall, parse
+from omnidraft.tools.parser import ParsedToolCall, parse
 from omnidraft.tools.tool_use import tool_use
 
 Message = Mapping[str, Any]
@@ -118,7 +118,7 @@ class CompletionOutput:
     """The log-probabilities of each token and of the most probable ones, by token id; None unless asked for."""
     finish_reason: Literal["stop", "length"] | None = None
     """None while the text grows."""
-    tool_calls: list[ToolCall] = field(default_factory=list)
+    tool_calls: list[ParsedToolCall] = field(default_factory=list)
     """The calls in the text, if tools were offered."""
     stats: DecodeStats = field(default_factory=DecodeStats)
     """What drafting did: passes, tokens per pass, agreement, seconds."""

@@ -1,14 +1,22 @@
-"""Structured output with a drafter that knows its schema, beside the same drafter that does not, and plain decoding.
+"""Structured output by a drafter that is aware of its constraints, beside the same drafter unaware of them.
 
-`python -m pipelines.constrained --prompts FILE --json OUT`; each row of FILE has a `schema`. All three say the same
-text of each prompt, or the run fails. They take turns, so that a machine that gets slower is slower for all.
+`python -m pipelines.constrained --prompts FILE --json OUT`; each row of FILE has a `schema`, which is the grammar of
+all three methods:
+
+plain      nothing is drafted
+unaware    the drafter proposes as if the text were free, and the target draws under the grammar
+aware      the drafter's candidates pass the grammar before they are ranked, and forced tokens are drafted
+
+None of them has a memory, of this request's prompt or of earlier answers, unless `--lookup` gives it to both drafters.
+All three say the same text of each prompt, or the run fails. They take turns, so that a machine that gets slower is
+slower for all.
 """
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -18,6 +26,7 @@ from omnidraft import config, prompts, wiring
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.generation import GenerationRequest
 from omnidraft.decode.snapshot.slot import LoadedSnapshot
+from omnidraft.decode.step_stats import DecodeStats
 from omnidraft.errors import ContractError, RequestError
 from omnidraft.hosts import process
 from omnidraft.ports import DraftRequest, DraftTree, Grammar, Proposer, ProposerSession, Request, Sampling, Source
@@ -25,10 +34,14 @@ from omnidraft.progress import bar
 from omnidraft.telemetry.metrics import CountingMetrics
 from pipelines.lib import report
 
-METHODS = ("plain", "blind", "constrained")
+METHODS = {
+    "plain": "the target alone",
+    "unaware": "the drafter, which drafts as if the text were free",
+    "aware": "the same drafter, whose candidates pass the grammar, and forced tokens",
+}
 
 
-class BlindProposer(Proposer):
+class UnawareProposer(Proposer):
     """A proposer that is told the temperature of a request and none of its other settings."""
 
     def __init__(self, proposer: Proposer) -> None:
@@ -41,26 +54,6 @@ class BlindProposer(Proposer):
     def propose_all(self, requests: Sequence[DraftRequest], num_other_rows: int = 0) -> list[DraftTree]:
         """See ports.Proposer."""
         return self._proposer.propose_all(requests, num_other_rows)
-
-
-@dataclass(slots=True)
-class Totals:
-    """Sums over all prompts of one method."""
-
-    num_tokens: int = 0
-    num_passes: int = 0
-    draft_s: float = 0.0
-    target_s: float = 0.0
-    other_s: float = 0.0
-    num_forced: int = 0
-    """Forced tokens that were drafted."""
-    num_forced_accepted: int = 0
-
-    def row(self) -> dict[str, float]:
-        """Return the sums, and what follows from them."""
-        seconds = self.draft_s + self.target_s + self.other_s
-        ratios = {"tokens_per_pass": self.num_tokens / self.num_passes, "tokens_per_s": self.num_tokens / seconds}
-        return asdict(self) | ratios | {"other_share": self.other_s / seconds}
 
 
 def main(
@@ -81,7 +74,7 @@ def main(
     settings = config.load(config_path, models=models, decode={"suffix_memory": has_lookup, "lookup": has_lookup})
     rows = list(zip(prompts.read(prompts_path, num_prompts), _schemas(prompts_path, num_prompts), strict=True))
     engine = wiring.engine(settings, CountingMetrics(), snapshot=snapshot).engine
-    totals = {method: Totals() for method in METHODS}
+    totals = {method: DecodeStats() for method in METHODS}
     with bar("decoding", len(rows)) as advance:
         for prompt, schema in rows:
             sampling = Sampling(temperature, grammar=Grammar("json_schema", schema))
@@ -89,41 +82,36 @@ def main(
             request = GenerationRequest(
                 messages=messages, max_new_tokens=max_new_tokens, sampling=sampling, seed=0, is_stored=False
             )
-            measure(engine, engine.prepare(request), totals)
+            for method, stats in measure(engine, engine.prepare(request)).items():
+                totals[method] += stats
             advance()
-    figures = {method: each.row() for method, each in totals.items()}
     if json_path is not None:
-        report.save({"prompts": len(rows), "temperature": temperature, "methods": figures}, json_path)
-    Console().print(_table(figures))
+        methods = {method: {"about": METHODS[method]} | stats.summary() for method, stats in totals.items()}
+        about = {"prompts": len(rows), "temperature": temperature, "has_memory": has_lookup}
+        report.save(about | {"methods": methods}, json_path)
+    Console().print(_table(totals))
 
 
-def measure(engine: Engine, request: GenerationRequest, totals: Mapping[str, Totals]) -> None:
+def measure(engine: Engine, request: GenerationRequest) -> dict[str, DecodeStats]:
     """Decode one request by every method. Raises ContractError when the texts differ."""
     aware = engine.slot.snapshot_for(request.request_id)
-    texts = {
-        "plain": _decoded(engine, replace(request, num_draft_tokens=0), aware, totals["plain"]),
-        "blind": _decoded(engine, request, replace(aware, proposer=BlindProposer(aware.proposer)), totals["blind"]),
-        "constrained": _decoded(engine, request, aware, totals["constrained"]),
+    answers = {
+        "plain": _decoded(engine, replace(request, num_draft_tokens=0), aware),
+        "unaware": _decoded(engine, request, replace(aware, proposer=UnawareProposer(aware.proposer))),
+        "aware": _decoded(engine, request, aware),
     }
-    if len(set(texts.values())) > 1:
+    texts = {method: ids for method, (ids, _) in answers.items()}
+    if any(ids != texts["plain"] for ids in texts.values()):
         raise ContractError(f"the texts differ: {texts}")
+    return {method: stats for method, (_, stats) in answers.items()}
 
 
-def _decoded(engine: Engine, request: GenerationRequest, snapshot: LoadedSnapshot, totals: Totals) -> tuple[int, ...]:
-    """Return the text's ids. Its first pass, which reads the prompt, adds no seconds."""
-    ids: list[int] = []
-    for number, step in enumerate(engine.stream(request, snapshot).steps):
+def _decoded(engine: Engine, request: GenerationRequest, snapshot: LoadedSnapshot) -> tuple[list[int], DecodeStats]:
+    ids, stats = list[int](), DecodeStats()
+    for step in engine.stream(request, snapshot).steps:
+        stats.take(step)
         ids += step.emitted
-        totals.num_passes += 1
-        totals.num_tokens += len(step.emitted)
-        forced = [node for node, source in enumerate(step.tree.sources) if source is Source.FORCED]
-        totals.num_forced += len(forced)
-        totals.num_forced_accepted += len(set(forced) & set(step.path))
-        if number:
-            totals.draft_s += step.timings.draft_s
-            totals.target_s += step.timings.target_s
-            totals.other_s += step.timings.other_s
-    return tuple(ids)
+    return ids, stats
 
 
 def _schemas(path: Path, num: int) -> list[str]:
@@ -135,18 +123,19 @@ def _schemas(path: Path, num: int) -> list[str]:
         raise RequestError(f"{path} has rows without a schema") from exc
 
 
-def _table(figures: Mapping[str, Mapping[str, Any]]) -> Table:
-    plain = figures["plain"]["tokens_per_s"]
-    table = Table("method", "tokens/pass", "tokens/s", "speed-up", "other than models", "forced accepted")
-    for method, row in figures.items():
+def _table(totals: Mapping[str, DecodeStats]) -> Table:
+    speed = totals["plain"].tokens_per_s
+    table = Table("method", "tokens/pass", "tokens/s", "speed-up", "ms/pass outside models", "forced accepted")
+    for method, stats in totals.items():
         table.add_row(
             method,
-            f"{row['tokens_per_pass']:.2f}",
-            f"{row['tokens_per_s']:.1f}",
-            f"{row['tokens_per_s'] / plain:.2f}x",
-            f"{row['other_share']:.1%}",
-            f"{row['num_forced_accepted']} of {row['num_forced']}",
+            f"{stats.tokens_per_pass:.2f}",
+            f"{stats.tokens_per_s:.1f}",
+            f"{stats.tokens_per_s / speed:.2f}x" if speed else "",
+            f"{1000 * stats.other_s / stats.num_passes:.2f}",
+            str(stats.accepted_by_source[str(Source.FORCED)]),
         )
+    table.caption = "\n".join(f"{method}: {about}" for method, about in METHODS.items())
     return table
 
 

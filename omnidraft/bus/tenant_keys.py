@@ -4,15 +4,16 @@ A wrapped key names its id and its tenant, so that rows of the store cannot be e
 Keys are looked up again after CACHE_S: that is how long a process may go on using one that was destroyed.
 """
 
-import base64
 import json
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 
 from cachetools import TTLCache
-from cryptography.fernet import Fernet, InvalidToken, MultiFernet
+from cryptography.fernet import Fernet, InvalidToken
 
+from omnidraft.bus.fernet_bytes import FernetBytes
 from omnidraft.bus.key_store import KeyStore, StoredKey
 from omnidraft.errors import RecordForgotten, UnknownKey, WireError
 
@@ -22,17 +23,20 @@ _ID_BYTES = 16
 
 
 class Cipher:
-    """Encrypts with the first key and decrypts with any; Fernet tokens without their base64."""
+    """Encrypts with the first key and decrypts with any."""
 
     def __init__(self, keys: Sequence[str]) -> None:
-        self._fernet = MultiFernet([Fernet(key) for key in keys])
+        self._keys = [FernetBytes(key) for key in keys]
 
     def encrypt(self, plain: bytes) -> bytes:
-        return base64.urlsafe_b64decode(self._fernet.encrypt(plain))
+        return self._keys[0].encrypt(plain)
 
     def decrypt(self, token: bytes) -> bytes:
         """Raises InvalidToken."""
-        return self._fernet.decrypt(base64.urlsafe_b64encode(token))
+        for key in self._keys:
+            with suppress(InvalidToken):
+                return key.decrypt(token)
+        raise InvalidToken
 
 
 class TenantKeys:

@@ -1,4 +1,4 @@
-"""`omnidraft tenants`: forget a tenant, turn its factors off or on, and wrap all keys with a new master key."""
+"""`omnidraft tenants`: forget a tenant, turn its factors off, on or back, and wrap all keys with a new master key."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from omnidraft.wiring.tenants import TenantData
 
 app = typer.Typer(
-    help="Forget a tenant; turn its own factors off or on; renew the wrapping of tenants' keys.", no_args_is_help=True
+    help="Forget a tenant; turn its own factors off, on or back; renew the wrapping of tenants' keys.",
+    no_args_is_help=True,
 )
 app.add_typer(tenant_factors.app, name="factors", no_args_is_help=True)
 

@@ -110,7 +110,7 @@ class DecodeSettings(Section):
     num_draft_tokens: int = Field(15, ge=0, le=63)
     """The maximal number of tokens drafted per step, siblings included; 0 turns speculation off."""
     drifted_draft_tokens: int = Field(3, ge=1, le=63)
-    """The maximum for a tenant whose traffic drifts, until the drift is over."""
+    """The maximum for a tenant's requests of a kind whose agreement fell, until the drift is over."""
     min_path_probability: float = Field(0.2, ge=0, lt=1)
     """The `threshold` policy stops when the probability of the whole chain falls below this."""
     max_rejection: float = Field(0.7, gt=0, lt=1)

@@ -21,7 +21,7 @@ from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
 from omnidraft.decode.step_telemetry import StepCounter, StepObserver, TextSpan
 from omnidraft.errors import RequestError
 from omnidraft.memory.recent_texts import RecentTexts
-from omnidraft.ports import Metrics, NoopTracing, Request, Span, Step, Tracing
+from omnidraft.ports import Metrics, NoopTracing, Request, Span, Step, Tracing, recorded_work
 
 
 class Engine:
@@ -208,7 +208,8 @@ class Engine:
         require_text(client_texts(request))
         request = with_tool_grammar(request, self.pair)
         check_sampling(request.sampling, len(self.pair.target_tokenizer.vocabulary))
-        default = self.drift_throttle.limit(request.tenant, self._decode.num_draft_tokens)
+        work = recorded_work(has_grammar=request.sampling.grammar is not None)
+        default = self.drift_throttle.limit(request.tenant, work, self._decode.num_draft_tokens)
         is_default = request.num_draft_tokens is None and default == self._decode.num_draft_tokens
         num_draft = default if request.num_draft_tokens is None else request.num_draft_tokens
         if request.max_new_tokens < 1:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from omnidraft.errors import BusError
-from omnidraft.ports import Announcement, ControlFollower
+from omnidraft.ports import Announcement, ControlFollower, DriftingTraffic
 
 
 class TrainingControl:
@@ -25,8 +25,7 @@ class TrainingControl:
         self.rewind: Announcement | None = None
         """The newest order to go back to the champion, likewise."""
         self._forgets: list[Announcement] = []
-        self._drifting: dict[str, bool] = {}
-        """Tenant -> whether `new_drifts` returned it."""
+        self._drifting, self._new_drifts = DriftingTraffic(), list[str]()
 
     def poll(self) -> None:
         """Take in new announcements, without waiting for any."""
@@ -43,9 +42,8 @@ class TrainingControl:
 
     def new_drifts(self) -> list[str]:
         """Return the tenants whose traffic began to drift since the last call."""
-        new = [tenant for tenant, is_noted in self._drifting.items() if not is_noted]
-        self._drifting = dict.fromkeys(self._drifting, True)
-        return new
+        new, self._new_drifts = dict.fromkeys(self._new_drifts), []
+        return [tenant for tenant in new if self._drifting.includes(tenant)]
 
     def new_forgets(self) -> list[Announcement]:
         """Return the orders to forget a tenant that came since the last call; at first all that were ever given."""
@@ -62,10 +60,10 @@ class TrainingControl:
                 self.rewind = announcement
             case "forget":
                 self._forgets.append(announcement)
-            case "drift" if announcement.tenant is not None:
-                self._drifting[announcement.tenant] = False
-            case "drift_over":
-                self._drifting.pop(announcement.tenant or "", None)
+            case "drift" | "drift_over":
+                self._drifting = self._drifting.after(announcement)
+                if announcement.kind == "drift" and announcement.tenant is not None:
+                    self._new_drifts.append(announcement.tenant)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,15 +6,13 @@ nothing twice that any snapshot shows, and leaves nothing out.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from omnidraft.config import TenantFactorSettings
 from omnidraft.distill.control import Status, TrainingControl
-from omnidraft.distill.evaluation.held_out import HeldOut, HeldOutMeasurement
+from omnidraft.distill.evaluation.held_out import HeldOut
 from omnidraft.distill.evaluation.tenant_factors import FactorJudge
 from omnidraft.distill.forgetting import Forgetting, Retention
 from omnidraft.distill.ingest.batch_reader import BatchReader
@@ -26,6 +24,7 @@ from omnidraft.distill.memory.text_memory import TextMemory
 from omnidraft.distill.publisher import BATCHER, LEARNER, Publisher, Restored
 from omnidraft.distill.restoring import LoadBase, LoadCache, go_back, go_on
 from omnidraft.distill.retrying import Result, Stop, Wait, retry, wait
+from omnidraft.distill.status_reporter import StatusReporter
 from omnidraft.distill.training.learner import Learner
 from omnidraft.distill.training.step_report import LearningSpans, StepReport, count, mean_losses
 from omnidraft.errors import BusError, LogReplaced
@@ -84,7 +83,7 @@ class Distiller:
         self._consumer, self._batcher, self._learner, self._publisher = consumer, batcher, learner, publisher
         self._load_cache, self._load_base, self._steps_per_snapshot = load_cache, load_base, steps_per_snapshot
         self._control, self._compare_earlier = control or TrainingControl(), compare_earlier
-        self._drift_haste, self._metrics, self._progress = drift_haste, metrics, progress
+        self._drift_haste, self._metrics = drift_haste, metrics
         self._journal = journal or CrashJournal(Path(), tries=0)
         self._reader = BatchReader(
             consumer, batcher, metrics, max_lag_records=max_lag_records, lag_sample_records=lag_sample_records
@@ -96,10 +95,10 @@ class Distiller:
         self._forgetting = forgetting or Forgetting(Retention(), batcher, learner, metrics, new_cache=new_cache)
         self._wait, self._spans = wait, spans or LearningSpans(NoopTracing(), "")
         self._reports: list[StepReport] = []  # since the newest snapshot
-        self._status = Status()
+        self._reporter = StatusReporter(learner, batcher, metrics, progress)
 
     def status(self) -> Status:
-        return self._status
+        return self._reporter.status
 
     def run(self, stop: Stop) -> None:
         """Go on from the newest snapshot, or publish the base drafter as the first one; then learn until `stop`.
@@ -135,7 +134,7 @@ class Distiller:
             self._reader.position.mark_done(self._control.restart)  # it was meant for those who had learned something
             self._forgetting.mark_done(self._forgetting.note(self._control.new_forgets()))
             self._publish_base(stop)
-        self._update_status(version=self._publisher.parent and self._publisher.parent.version)
+        self._reporter.update(version=self._publisher.parent and self._publisher.parent.version)
         self._seek(stop)
 
     def _resume(self, restored: Restored) -> None:
@@ -150,11 +149,11 @@ class Distiller:
         while not stop():
             try:
                 self._retry(self._reader.seek, stop)
-                return self._update_status(waits_for=None)
+                return self._reporter.update(waits_for=None)
             except LogReplaced as exc:
-                if self._status.waits_for != str(exc):
+                if self._reporter.status.waits_for != str(exc):
                     logger.error("learning stands still: %s", exc)
-                self._update_status(waits_for=str(exc))
+                self._reporter.update(waits_for=str(exc))
             self._follow_control(stop)
             self._wait(WAITING_S, stop)
 
@@ -193,9 +192,9 @@ class Distiller:
 
     def _follow_control(self, stop: Stop) -> None:
         self._control.poll()
-        if (is_paused := self._control.is_paused) != self._status.is_paused:
+        if (is_paused := self._control.is_paused) != self._reporter.status.is_paused:
             logger.info("learning %s", "paused" if is_paused else "goes on")
-            self._update_status(is_paused=is_paused)
+            self._reporter.update(is_paused=is_paused)
             if not is_paused:
                 self._seek(stop)  # the log may have changed meanwhile
         if (order := self._control.restart) is not None and self._reader.position.is_new(order):
@@ -235,7 +234,7 @@ class Distiller:
         span.end(tokens=report.num_tokens, **{f"loss.{name}": loss for name, loss in report.losses.items()})
         self._reports.append(report)
         count(report, self._metrics)
-        self._update_status(losses=report.losses, tokens_per_s=report.num_tokens / report.duration_s)
+        self._reporter.update(losses=report.losses, tokens_per_s=report.num_tokens / report.duration_s)
 
     def _publish_base(self, stop: Stop) -> None:
         parts = {bundle.NGRAMS: self._learner.cache.to_arrays()}
@@ -269,32 +268,8 @@ class Distiller:
         self._journal.published(self._batcher.offsets())
         self._held_out.set_parent(serving, measured)
         self._reports.clear()
-        self._report_snapshot(published.version, measured, losses)
+        self._reporter.report_snapshot(published.version, measured, losses)
         self._retry(self._publisher.log_curves, stop)
-
-    def _report_snapshot(self, version: int, of: HeldOutMeasurement, losses: Mapping[str, float]) -> None:
-        logger.info("published snapshot %d: losses %s, agreement %s -> %s", version, losses, of.before, of.after)
-        self._metrics.add("omnidraft_snapshots_published_total")
-        if of.after is not None:
-            self._metrics.set("omnidraft_held_out_agreement_ratio", of.after, drafter_version=str(version))
-        self._update_status(version=version, agreement=of.after)
 
     def _retry(self, action: Callable[[], Result], stop: Stop) -> Result:
         return retry(action, stop, lambda: self._metrics.add("omnidraft_learner_errors_total"), wait=self._wait)
-
-    def _update_status(self, **changes: Any) -> None:
-        if changes.get("version") is not None:
-            self._metrics.set("omnidraft_newest_version_info", changes["version"])
-        if "waits_for" in changes:
-            self._metrics.set("omnidraft_learner_blocked_info", float(changes["waits_for"] is not None))
-        counters = self._learner.counters
-        self._status = replace(
-            self._status,
-            num_steps=counters.num_steps,
-            num_records=counters.num_records,
-            num_tokens=counters.num_tokens,
-            offsets=self._batcher.offsets(),
-            skipped=counters.skipped,
-            **changes,
-        )
-        self._progress(self._status)

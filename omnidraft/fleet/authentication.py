@@ -113,8 +113,8 @@ class Authenticator:
 
 def subject_key(scope: str, announcement: Announcement) -> str:
     """Return the subject of AcceptedAnnouncements that it is about."""
-    about, tenant = subject(announcement)
-    return f"{scope} {about} {tenant or ''}".rstrip()
+    about, tenant, work = subject(announcement)
+    return f"{scope} {about if work is None else f'{about}/{work}'} {tenant or ''}".rstrip()
 
 
 def champion_key(scope: str) -> str:

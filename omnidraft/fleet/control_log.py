@@ -5,8 +5,9 @@
 {"kind": "pause"} / {"kind": "resume"}              stop or resume learning
 {"kind": "restart", "start": "latest", "restart_id": "..."}  learn from earliest, latest or offsets; each is done once
 {"kind": "rewind", "version": 7, "restart_id": "..."}  go back to this champion's weights: what came after was refused
-{"kind": "drift", "tenant": "t"}                    agreement on this tenant's traffic fell: draft less, learn faster
-{"kind": "drift_over", "tenant": "t"}               it recovered, or is what is normal now
+{"kind": "drift", "tenant": "t", "work": "text"}    agreement on this tenant's traffic of this kind fell: draft less for
+                                                    it, learn faster; without "work" it is that of every kind
+{"kind": "drift_over", "tenant": "t", "work": "text"}  it recovered, or is what is normal now
 {"kind": "best", "version": 5, "tenant": "t"}       from the distiller: this snapshot agrees best with that traffic
 {"kind": "forget", "tenant": "t", "forget_id": "...", "until_ms": 1764000000000}  keep nothing of the tenant from before
 {"kind": "factors_off", "tenant": "t"}              draft for this tenant without its own factors, as for all others
@@ -23,7 +24,7 @@ from typing import Literal, Unpack
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from omnidraft.errors import WireError
-from omnidraft.ports import Announcement, AnnouncementFields, AnnouncementKind, LogWriter, Message, Outgoing
+from omnidraft.ports import Announcement, AnnouncementFields, AnnouncementKind, LogWriter, Message, Outgoing, Work
 
 KEY = b"control"
 PARTITION = 0
@@ -48,9 +49,9 @@ FOR_ALL_PAIRS: frozenset[AnnouncementKind] = frozenset({"forget", "factors_off",
 _WITH_TENANT = FOR_ALL_PAIRS | {"drift", "drift_over", "best"}
 
 
-def subject(announcement: Announcement) -> tuple[Subject, str | None]:
-    """Return its subject and tenant; a later announcement with the same ones supersedes it."""
-    return _SUBJECTS[announcement.kind], announcement.tenant
+def subject(announcement: Announcement) -> tuple[Subject, str | None, Work | None]:
+    """Return its subject, tenant and kind of request; a later announcement with the same ones supersedes it."""
+    return _SUBJECTS[announcement.kind], announcement.tenant, announcement.work
 
 
 class _Wire(BaseModel):
@@ -69,6 +70,7 @@ class _Wire(BaseModel):
     digest: str | None = None
     sequence: int = 0
     issued_ms: int | None = None
+    work: Work | None = None
     target: str | None = None
     drafter: str | None = None
 
@@ -80,6 +82,8 @@ class _Wire(BaseModel):
             raise ValueError("a canary has a share, nothing else has")
         if (self.kind in _WITH_TENANT) != (self.tenant is not None):
             raise ValueError("what is about traffic or factors has a tenant, nothing else has")
+        if self.work is not None and self.kind not in ("drift", "drift_over"):
+            raise ValueError("what is about traffic may name a kind of request, nothing else may")
         if (self.kind == "restart") != (self.start is not None):
             raise ValueError("a restart has a start, nothing else has")
         if (self.kind in ("restart", "rewind")) != (self.restart_id is not None):

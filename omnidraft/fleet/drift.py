@@ -1,12 +1,12 @@
 """Drift: for each tenant and kind of request a change detector over agreement, and the reaction to a fall.
 
 Drafts of text under a grammar agree more often than those of free text, so that without the kind a change of the mix
-would look like a drift, and the gains of one kind would hide the losses of another. The reactions are the tenant's. A
-stream's values are agreements over equally many target passes, so that short requests are no noisier than long
-ones. A rise is no drift: it only sets a new level. The test is Page's (Biometrika 41, 1954) with Hinkley's running
-mean; ADWIN needs several times as many values for the same fall. See docs/algorithms.md, section 9.
+would look like a drift, and the gains of one kind would hide the losses of another. A stream's values are agreements
+over equally many target passes, so that short requests are no noisier than long ones. A rise is no drift: it only sets
+a new level. The test is Page's (Biometrika 41, 1954) with Hinkley's running mean; ADWIN needs several times as many
+values for the same fall. See docs/algorithms.md, section 9.
 
-The cheapest measure comes first: the announcement alone makes workers draft less for this tenant; a fall that came
+The cheapest measure comes first: the announcement alone makes workers draft less for this traffic; a fall that came
 with the first requests of a snapshot rolls back to the one before; otherwise the distiller announces which earlier
 snapshot agrees best with the new traffic, and publishes more often until the drift is over. No snapshot returns by
 which other tenants lose (return_check.py). Every step is recorded on the control log, as an annotation of the champion,
@@ -36,14 +36,16 @@ RECENT = 10
 NEW_SNAPSHOT = 30
 """The number of values after a swap in which a fall is attributed to the snapshot."""
 MOST_STREAMS = 1000
+_OF_WORK: dict[Work, str] = {"text": "", "constrained": " under grammars", "tools": " with tools"}
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class DriftChange:
-    """The beginning or end of a drift of one tenant's agreement."""
+    """The beginning or end of a drift of one tenant's agreement, for requests of one kind."""
 
     tenant: str
+    work: Work
     kind: Literal["drift", "drift_over"]
     level: float
     """The mean agreement before the fall."""
@@ -58,8 +60,9 @@ class DriftChange:
         verb = "fell" if self.kind == "drift" else "was back" if self.recent >= self.level else "stayed"
         why = f", with the first requests of snapshot {self.suspect}" if self.suspect is not None else ""
         name = self.tenant if self.tenant.isprintable() else repr(self.tenant)  # it may be whatever a request said
+        traffic = name + _OF_WORK[self.work]
         return (
-            f"agreement of {name} {verb}: {self.level:.3f} before, {self.recent:.3f} over the last {RECENT} of "
+            f"agreement of {traffic} {verb}: {self.level:.3f} before, {self.recent:.3f} over the last {RECENT} of "
             f"{self.num_values} values{why}"
         )
 
@@ -67,8 +70,8 @@ class DriftChange:
 class AgreementStream:
     """The values of one tenant's agreement for requests of one kind."""
 
-    def __init__(self, tenant: str, settings: DriftSettings) -> None:
-        self._tenant, self._settings = tenant, settings
+    def __init__(self, tenant: str, settings: DriftSettings, work: Work = "text") -> None:
+        self._tenant, self._work, self._settings = tenant, work, settings
         self._version: int | None = None
         self._since_swap: deque[float] = deque(maxlen=NEW_SNAPSHOT + 1)
         self._num_agreed = self._num_drafted = 0
@@ -110,7 +113,7 @@ class AgreementStream:
             return None
         self._fell_from = level
         suspect = self._version if self._came_with_the_snapshot(level, recent) else None
-        return DriftChange(self._tenant, "drift", level, recent, num_values, suspect)
+        return DriftChange(self._tenant, self._work, "drift", level, recent, num_values, suspect)
 
     def _came_with_the_snapshot(self, level: float, recent: float) -> bool:
         """Return whether the snapshot's first values were as low as the present ones. One that served well at first is
@@ -127,7 +130,7 @@ class AgreementStream:
             return None
         self._fell_from = None
         self._reset()
-        return DriftChange(self._tenant, "drift_over", level, recent, num_values)
+        return DriftChange(self._tenant, self._work, "drift_over", level, recent, num_values)
 
     def _reset(self) -> None:
         """Start a new level."""
@@ -152,7 +155,7 @@ class DriftDetector:
     def update(self, request: RequestStats) -> DriftChange | None:
         """Add one request of any tenant; return the change that it reveals, if any."""
         key = (request.tenant, request.work)
-        stream = self._streams.setdefault(key, AgreementStream(request.tenant, self._settings))
+        stream = self._streams.setdefault(key, AgreementStream(request.tenant, self._settings, request.work))
         self._streams.move_to_end(key)
         if len(self._streams) > MOST_STREAMS:
             self._streams.popitem(last=False)
@@ -202,9 +205,7 @@ class DriftRecovery:
         if change is None or request.is_past:
             return
         logger.warning("%s: %s: %s", self._target, change.kind, change)
-        if change.kind == "drift_over" and self._detector.is_drifting(change.tenant):
-            return  # the tenant's requests of another kind still drift
-        self._announcer.publish(change.kind, tenant=change.tenant, reason=str(change))
+        self._announcer.publish(change.kind, tenant=change.tenant, work=change.work, reason=str(change))
         counter = "omnidraft_drift_alarms_total" if change.kind == "drift" else "omnidraft_drifts_over_total"
         self._metrics.add(counter, target=self._target)  # tenants are too many to be labels
         self._annotate(change)

@@ -8,13 +8,24 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import TypeVar
 
 from omnidraft.config import Settings
 from omnidraft.errors import OmnidraftError
 from omnidraft.fleet.control_follower import Authenticator, LogControlFollower
 from omnidraft.fleet.workers import WorkerStatus
-from omnidraft.ports import Announcement, AnnouncementKind, LogReader, Metrics, Offsets, Registry, SnapshotVersion
+from omnidraft.ports import (
+    Announcement,
+    AnnouncementKind,
+    DriftingTraffic,
+    LogReader,
+    Metrics,
+    Offsets,
+    Registry,
+    SnapshotVersion,
+    Work,
+)
 
 _T = TypeVar("_T")
 
@@ -40,6 +51,8 @@ class DriftingTenant:
 
     tenant: str
     reason: str
+    work: Work | None = None
+    """The kind of request; None: every kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +84,12 @@ def _state(announcements: Sequence[Announcement]) -> ControlState:
     """Return the state that announcements describe, none of which supersedes another."""
     by_kind = {each.kind: each for each in announcements}
     canary = by_kind.get("canary")
-    drifting = [DriftingTenant(each.tenant or "", each.reason or "") for each in announcements if each.kind == "drift"]
+    traffic = reduce(DriftingTraffic.after, announcements, DriftingTraffic())
+    drifting = [
+        DriftingTenant(each.tenant or "", each.reason or "", each.work)
+        for each in announcements
+        if each.kind == "drift" and (each.tenant, each.work) in traffic.streams
+    ]
     return ControlState(
         "pause" in by_kind,
         CanaryState(canary.version or 0, canary.share or 0.0) if canary else None,

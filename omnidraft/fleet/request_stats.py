@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from omnidraft.errors import BusError, WireError
-from omnidraft.ports import LogReader, Message, Offsets, Work
+from omnidraft.ports import LogReader, Message, Offsets, Work, recorded_work
 from omnidraft.traces import codec
 from omnidraft.traces.record import TraceRecord
 
@@ -53,7 +53,7 @@ def request_stats(record: TraceRecord) -> RequestStats:
         seconds=float(rounds.draft_s_R.sum() + rounds.target_s_R.sum()),
         num_drafted=len(first_agreed),
         num_agreed=int(first_agreed.sum()),
-        work="constrained" if record.has_grammar else "text",
+        work=recorded_work(has_grammar=record.has_grammar),
     )
 
 

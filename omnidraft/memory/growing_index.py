@@ -20,11 +20,11 @@ _MIN_CAPACITY = 256
 _NONE = 2**32 - 1
 _MAX_LENGTH = 64
 _MULTIPLIER = 0x9E3779B97F4A7C15
-"""Of the hash, a polynomial modulo 2^64, which is the same in every process."""
+"""The base of the hash, a polynomial modulo 2^64, which is the same in every process."""
 
 
 class GrowingIndex:
-    """Not thread-safe. Its matches are valid until the next `append`."""
+    """Indexes one growing sequence of ids. It is not thread-safe. Its matches are valid until the next `append`."""
 
     def __init__(self) -> None:
         self._ids = array("I")

@@ -23,7 +23,7 @@ class Owners:
     """Finds the owner of a tenant's texts."""
 
     def __init__(self, groups: Mapping[str, str]) -> None:
-        """`groups`: tenant -> group."""
+        """Let the tenants of `groups`, which says tenant -> group, share the memory of their group."""
         self._groups = dict(groups)
 
     def of(self, tenant: str) -> Owner:

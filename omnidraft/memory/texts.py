@@ -18,8 +18,8 @@ class MemoryText:
     time_ms: int
     """When it was said, Unix milliseconds."""
     num_context: int
-    """So many ids at its beginning come from before the segment. 0: it goes on where the segment before it ends, if
-    that one is in the memory."""
+    """The number of ids at its beginning that come from before the segment. 0: it goes on where the segment before it
+    ends, if that one is in the memory."""
     ids: np.ndarray
     """uint32, the target's."""
 

@@ -23,6 +23,7 @@ from omnidraft.ports.decoding import (
     TargetSession,
     Timings,
     Work,
+    recorded_work,
 )
 from omnidraft.ports.draft_tree import DraftTree, TreeLimits
 from omnidraft.ports.drafting import (
@@ -34,6 +35,7 @@ from omnidraft.ports.drafting import (
     RoundText,
     TextOutcome,
 )
+from omnidraft.ports.drifting_traffic import DriftingTraffic
 from omnidraft.ports.learning import PackedTexts, Precision, TrainableDrafter, TrainableHead
 from omnidraft.ports.log import (
     DEAD_LETTER_REASONS,
@@ -91,6 +93,7 @@ __all__ = [
     "DraftRequest",
     "DraftSession",
     "DraftTree",
+    "DriftingTraffic",
     "DropReason",
     "FinishReason",
     "Grammar",
@@ -135,4 +138,5 @@ __all__ = [
     "TreeLimits",
     "UnreadableReason",
     "Work",
+    "recorded_work",
 ]

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypedDict, Unpack
 
+from omnidraft.ports.decoding import Work
 from omnidraft.ports.registry import SnapshotVersion
 
 AnnouncementKind = Literal[
@@ -53,6 +54,8 @@ class Announcement:
     """The digest of the snapshot's manifest: whatever the registry has under this version, it must be that one."""
     issued_ms: int | None = None
     """When it was signed; None: it is not signed."""
+    work: Work | None = None
+    """The kind of request whose agreement changed; None: every kind, as controllers before this field announced."""
 
 
 class AnnouncementFields(TypedDict, total=False):
@@ -64,6 +67,7 @@ class AnnouncementFields(TypedDict, total=False):
     fence: str
     restart_id: str
     digest: str
+    work: Work
 
 
 class Announcer(Protocol):

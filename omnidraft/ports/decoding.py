@@ -22,6 +22,11 @@ AcceptanceFn = Callable[[float], float]
 """log q of a guess -> the probability that the target accepts it, given that it accepts all before it."""
 
 
+def recorded_work(*, has_grammar: bool) -> Work:
+    """Return the kind of a request that its trace records tell: there calls of tools are text under a grammar too."""
+    return "constrained" if has_grammar else "text"
+
+
 @dataclass(frozen=True, slots=True)
 class Grammar:
     """A schema or pattern that the whole text must match, or the form of answers that may call tools."""

@@ -1,16 +1,22 @@
-"""Publish an earlier version once more, as the newest: learning goes on from it."""
+"""Publish an earlier version once more, as the newest, as it is or edited: learning goes on from it."""
 
 import tempfile
 import time
 import uuid
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from omnidraft.errors import SnapshotNotFound
 from omnidraft.ports import Registry, SnapshotVersion
 from omnidraft.snapshots import bundle
+from omnidraft.snapshots.manifest import Manifest
+
+Edit = Callable[[Path, Manifest], tuple[Mapping[str, Any], Mapping[str, Path | bundle.Tensors]]]
+"""Folder and manifest of the copied version -> the fields of the manifest and the files that are others in the copy."""
 
 
-def republish(registry: Registry, name: str) -> SnapshotVersion:
+def republish(registry: Registry, name: str, edit: Edit | None = None) -> SnapshotVersion:
     """Return the new version, a child of the one that it copies. Without that one's resume part, which only the newest
     versions keep, learning goes on from its weights with a new optimizer.
 
@@ -19,8 +25,8 @@ def republish(registry: Registry, name: str) -> SnapshotVersion:
         SnapshotStale: a distiller published meanwhile; try again.
         SnapshotError: it cannot be read or written.
     """
-    chosen = registry.resolve(name)
     newest = registry.resolve("latest").version
+    chosen = registry.resolve(name)
     with tempfile.TemporaryDirectory(prefix="omnidraft-republish-") as temporary:
         folder, parts = _fetch(registry, chosen, Path(temporary))
         own = {
@@ -32,8 +38,9 @@ def republish(registry: Registry, name: str) -> SnapshotVersion:
             "signatures": {},
         }
         files = {each: folder / each for each in chosen.manifest.sha256 if each.partition("/")[0] in parts}
+        fields, others = edit(folder, chosen.manifest) if edit else ({}, {})
         copy = Path(temporary) / "copy"
-        bundle.write(copy, chosen.manifest.model_copy(update=own), dict(files))
+        bundle.write(copy, chosen.manifest.model_copy(update={**own, **fields}), {**files, **others})
         return registry.publish(copy, newest)
 
 

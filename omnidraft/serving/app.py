@@ -88,12 +88,12 @@ def _add_models(app: FastAPI, served: Sequence[ServedModel]) -> None:
 
     @app.get("/v1/models")
     async def models() -> response_schemas.ModelList:
-        """What is served here."""
+        """List the models that are served here."""
         return response_schemas.ModelList(data=list(known.values()))
 
     @app.get("/v1/models/{name:path}", responses=_error_responses(404))
     async def model(name: str) -> response_schemas.Model:
-        """One of them."""
+        """Return one of the models that are served here."""
         if name not in known:
             raise ModelNotServed(f"no model {name!r} here; this worker serves {', '.join(map(repr, known))}")
         return known[name]
@@ -116,7 +116,7 @@ def _add_health(
 
     @app.get("/metrics", response_class=PlainTextResponse)
     def metrics() -> Response:
-        """For Prometheus."""
+        """Return the metrics for Prometheus."""
         return PlainTextResponse(metrics_text())
 
 

@@ -139,7 +139,7 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """Of every 4xx and 5xx."""
+    """The body of every 4xx and 5xx."""
 
     error: ErrorDetail
 

@@ -12,7 +12,7 @@ from enum import Enum, auto
 from omnidraft.tools.formats import ToolFormat
 
 MAX_HEAD_CHARS = 256
-"""Of a call up to its arguments; what is longer is content."""
+"""The longest that a call may be up to its arguments; what is longer is content."""
 _KEYS = ("arguments", "parameters")
 
 
@@ -36,7 +36,7 @@ class Parsed:
 
 
 @dataclass(slots=True)
-class ToolCall:
+class ParsedToolCall:
     """A call in a whole text."""
 
     name: str
@@ -181,11 +181,11 @@ class ToolCallParser:
         self._parsed.content += content
 
 
-def parse(text: str, form: ToolFormat, names: Collection[str]) -> list[ToolCall]:
+def parse(text: str, form: ToolFormat, names: Collection[str]) -> list[ParsedToolCall]:
     """Return the calls in a whole answer."""
     parser = ToolCallParser(form, names)
     deltas = [*parser.feed(text).calls, *parser.finish().calls]
-    return [ToolCall(delta.name, delta.arguments) for delta in deltas if delta.name is not None]
+    return [ParsedToolCall(delta.name, delta.arguments) for delta in deltas if delta.name is not None]
 
 
 class _BraceCounter:

@@ -8,9 +8,9 @@ from typing import Any, Literal
 from omnidraft.errors import RequestError
 
 MAX_TOOLS = 128
-"""Of one request, as at OpenAI."""
+"""The most tools that one request may offer, as at OpenAI."""
 MAX_CALLS = 32
-"""Of one answer."""
+"""The most calls that one answer may have."""
 NAME_PATTERN = r"^[a-zA-Z0-9_-]{1,64}$"
 
 Choice = Literal["auto", "none", "required"]

@@ -10,9 +10,9 @@ from omnidraft.config import DecodeSettings
 from omnidraft.ports import DraftModel, Mode, Policy, Proposer
 
 if TYPE_CHECKING:
+    from omnidraft.decode.drafting.loaded_factors import LoadedFactors
     from omnidraft.decode.drafting.session_pool import DrafterMemory
     from omnidraft.decode.drafting.suffix_source import FleetMemory
-    from omnidraft.decode.drafting.tenant_factors import TenantFactors
     from omnidraft.decode.drafting.tree_proposer import DraftSource
     from omnidraft.decode.policy.cost import Seconds
     from omnidraft.decode.policy.cost_model import MeasuredCosts, StepCosts
@@ -67,7 +67,7 @@ def proposer(
     model: DraftModel,
     ngrams: "NgramCache",
     fleet: "FleetMemory | None" = None,
-    factors: "TenantFactors | None" = None,
+    factors: "LoadedFactors | None" = None,
     *,
     is_external: bool = False,
 ) -> Proposer:

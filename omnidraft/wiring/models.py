@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     from rich.progress import Progress
 
-    from omnidraft.decode.drafting.tenant_factors import TenantFactors
+    from omnidraft.decode.drafting.loaded_factors import LoadedFactors
     from omnidraft.decode.policy.cost_model import MeasuredCosts
     from omnidraft.decode.snapshot.factor_switch import FactorSwitch
     from omnidraft.decode.snapshot.fleet_memory import MemoryLoader, SnapshotMemory
@@ -208,7 +208,7 @@ def _loader_without_drafter(
 def snapshot_loader_with(
     settings: Settings,
     tokenizers: Vocabularies,
-    make: "Callable[[DraftModel, NgramCache, SnapshotMemory | None, TenantFactors | None], Proposer]",
+    make: "Callable[[DraftModel, NgramCache, SnapshotMemory | None, LoadedFactors | None], Proposer]",
     base: "SharedDrafter | None" = None,
     memories: "MemoryLoader | None" = None,
     switch: "FactorSwitch | None" = None,

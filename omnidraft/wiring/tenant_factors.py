@@ -14,7 +14,7 @@ from omnidraft.wiring.logs import tenant_keys
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from omnidraft.decode.drafting.tenant_factors import TenantFactors
+    from omnidraft.decode.drafting.loaded_factors import LoadedFactors
     from omnidraft.decode.snapshot.factor_switch import FactorSwitch
     from omnidraft.snapshots.manifest import Manifest
 
@@ -28,7 +28,7 @@ def load_tenant_factors(
     model: DraftModel,
     weights: "Mapping[str, Tensor] | None",
     switch: "FactorSwitch | None",
-) -> "TenantFactors | None":
+) -> "LoadedFactors | None":
     """Return the tenants of a verified snapshot folder that draft with factors of their own; None if it has none, is
     the base drafter, or no factors are wanted (no switch).
 
@@ -42,7 +42,7 @@ def load_tenant_factors(
         SnapshotCorrupt: factors do not fit the model.
         KeyStoreError: the key store does not answer.
     """
-    from omnidraft.decode.drafting.tenant_factors import TenantFactors
+    from omnidraft.decode.drafting.loaded_factors import LoadedFactors
     from omnidraft.snapshots.tenant_factors import weights_digest
 
     if manifest is None or folder is None or weights is None or switch is None:
@@ -59,7 +59,7 @@ def load_tenant_factors(
         elif (tensors := _read(folder, each.file or "", tenant, keys)) is not None:
             openers[tenant] = model.with_factors(tensors)
     logger.info("snapshot %s: %d tenants draft with factors of their own", manifest.snapshot_id, len(openers))
-    return TenantFactors(openers, lambda tenant: switch.serves(tenant, manifest))
+    return LoadedFactors(openers, lambda tenant: switch.serves(tenant, manifest))
 
 
 def _read(folder: Path, name: str, tenant: str, keys: RecordCipher | None) -> "Mapping[str, Tensor] | None":

@@ -70,7 +70,9 @@ def batching(settings: Settings, metrics: Metrics, *, num_tokens: int) -> Batchi
     tokenizers, section = vocabularies(settings), settings.vllm
     throttle, passes = DriftThrottle(settings.decode.drifted_draft_tokens), StepTimeModel()
     memory, failures = DrafterMemory(section.drafter_ids), DraftingFailures(metrics, settings.models.target)
-    limits = RoundLimits(lambda: throttle.limit(settings.worker.tenant, num_tokens), section.trace_rows, section.idle_s)
+    limits = RoundLimits(
+        lambda: throttle.limit(settings.worker.tenant, "text", num_tokens), section.trace_rows, section.idle_s
+    )
     step_s = StepCosts()
     inner = policy(settings.decode, passes, step_s, num_candidates=1)
     probing = ProbingPolicy(inner, passes, limits.num_tokens)

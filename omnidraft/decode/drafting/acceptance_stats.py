@@ -32,9 +32,9 @@ class MatchBin(NamedTuple):
 
     memory: Memory
     length_bin: int
-    """Of the number of tokens that match."""
+    """The bin of the number of tokens that match."""
     count_bin: int
-    """Of the number of occurrences."""
+    """The bin of the number of occurrences."""
 
 
 class CandidateKind(NamedTuple):

@@ -14,8 +14,8 @@ from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator, Noi
 from omnidraft.decode.drafting.draft_tree_builder import TextDraft
 from omnidraft.decode.drafting.drafter_context import DrafterContext
 from omnidraft.decode.drafting.drafter_session import MAX_ROWS, DrafterSession, Extension
+from omnidraft.decode.drafting.loaded_factors import LoadedFactors
 from omnidraft.decode.drafting.session_pool import SessionPool
-from omnidraft.decode.drafting.tenant_factors import TenantFactors
 from omnidraft.decode.drafting.token_mapping import DraftPrefix
 from omnidraft.decode.policy.cost_model import CostCurve
 from omnidraft.ports import DraftModel, Request, RoundPlan
@@ -38,7 +38,7 @@ class Drafter:
     step_s: CostCurve | None = None
     """Updated with the duration of each step; None measures nothing."""
     pool: SessionPool = field(default_factory=SessionPool)
-    factors: TenantFactors | None = None
+    factors: LoadedFactors | None = None
     """Opens the sessions of tenants that have factors of their own; None: all draft with the shared weights alone."""
     extends_to_depth: bool = False
     """Whether it extends its chain to the limit also where another source's chain has as many nodes as are scored."""

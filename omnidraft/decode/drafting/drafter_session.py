@@ -17,8 +17,8 @@ from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator
 from omnidraft.decode.drafting.draft_tree_builder import TextDraft
 from omnidraft.decode.drafting.forced_prefixes import ForcedPrefixes
 from omnidraft.decode.drafting.forced_tokens import ForcedRuns
+from omnidraft.decode.drafting.loaded_factors import OpenSession
 from omnidraft.decode.drafting.ranking import CandidateRanker
-from omnidraft.decode.drafting.tenant_factors import OpenSession
 from omnidraft.decode.drafting.token_mapping import AFTER_TEXT, DraftPrefix, TokenMapper
 from omnidraft.ports import DraftSession, Request, RoundPlan
 
@@ -49,7 +49,7 @@ class DrafterSession:
         self._tenant = request.tenant
         self._cache_scope = request.tenant if request.cache_scope is None else request.cache_scope
         self._keys_scope: Hashable = None
-        """Whose texts may reuse the keys that the model's session holds."""
+        """The scope of the texts that may reuse the keys in the model's session."""
         self._may_resume = True
         self._read_to = 0
         """Ids of the target's text that the drafter has read."""

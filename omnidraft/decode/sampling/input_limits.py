@@ -18,7 +18,7 @@ _SIGN = np.zeros(256, np.int8)
 _SIGN[list(_OPEN)], _SIGN[list(_CLOSE)] = 1, -1
 
 MAX_BYTES = 65_536
-"""Of a grammar."""
+"""The size of a grammar, at most."""
 MAX_PROPERTIES = 1_000
 """Keys under `properties`, `patternProperties` and the like, and definitions, in the whole schema."""
 MAX_REFS = 1_000

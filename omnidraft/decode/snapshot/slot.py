@@ -3,7 +3,7 @@
 import hashlib
 from dataclasses import dataclass, replace
 
-from omnidraft.decode.drafting.tenant_factors import TenantFactors
+from omnidraft.decode.drafting.loaded_factors import LoadedFactors
 from omnidraft.decode.snapshot.factor_switch import FactorSwitch
 from omnidraft.errors import SnapshotStale
 from omnidraft.ports import Announcement, Proposer
@@ -24,7 +24,7 @@ class LoadedSnapshot:
     """None for the base drafter."""
     sequence: int = 0
     """Sequence of the announcement it serves for; set by the swap, not by loaders."""
-    factors: TenantFactors | None = None
+    factors: LoadedFactors | None = None
     """The tenants whose own factors the proposer uses; None: there are none."""
 
     def forget_factors(self, switch: FactorSwitch) -> None:

@@ -13,7 +13,7 @@ from omnidraft.traces.schema import ENCRYPTION, FORGOTTEN, KEY_ID
 
 @dataclass(slots=True)
 class TenantMessages:
-    """What a scan of a topic found."""
+    """The messages of one tenant that a scan of a topic found."""
 
     positions: list[tuple[int, int]] = field(default_factory=list)
     """(partition, offset) of every message of the tenant, those without content too."""

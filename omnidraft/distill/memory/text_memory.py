@@ -35,7 +35,7 @@ class TextMemory:
     """The texts of one learner. It belongs to one thread."""
 
     def __init__(self, settings: MemorySettings, *, vocabulary_size: int) -> None:
-        """Start without any text. `vocabulary_size`: of the target; records with larger ids are left out."""
+        """Start without any text. Records with ids from `vocabulary_size`, the target's, on are left out."""
         self._settings, self._vocabulary_size = settings, vocabulary_size
         self._owners = Owners(settings.groups)
         self._texts: dict[Owner, deque[MemoryText]] = {}

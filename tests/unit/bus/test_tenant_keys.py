@@ -90,7 +90,7 @@ def test_the_store_keeps_keys_wrapped_and_to_its_owner(keys: Keys, tmp_path: Pat
     assert (tmp_path / "keys.db").stat().st_mode & 0o077 == 0
     with pytest.raises(UnknownKey):
         keys(OTHER_MASTER).cipher(keys().current("mine")[0])
-    signing_key = cipher._fernet._fernets[0]._signing_key
+    signing_key = cipher._keys[0]._signing_key
     assert all(signing_key not in path.read_bytes() for path in tmp_path.iterdir())
 
 

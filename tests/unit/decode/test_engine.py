@@ -11,7 +11,7 @@ from omnidraft.decode.engine import Engine
 from omnidraft.decode.generation import GenerationRequest, GenerationStream
 from omnidraft.decode.snapshot.slot import Canary
 from omnidraft.errors import RequestError
-from omnidraft.ports import Announcement, Sampling
+from omnidraft.ports import Announcement, Grammar, Sampling
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import codec
 from omnidraft.traces.record import TraceRecord
@@ -261,6 +261,16 @@ def test_while_a_tenants_traffic_drifts_less_is_drafted_for_it_and_the_text_is_t
     finally:
         engine.drift_throttle.on_announcement(Announcement(1, "drift_over", tenant="drifting"))
     assert drafted(tenant="drifting") == 5
+
+
+def test_a_drift_of_constrained_text_throttles_calls_of_tools_and_no_free_text(engine: Engine) -> None:
+    engine.drift_throttle.on_announcement(Announcement(0, "drift", tenant="drifting", work="constrained"))
+    try:
+        for grammar, num_drafted in ((None, 5), (Grammar("regex", "[ab]*"), 3), (Grammar("tools", "{}"), 3)):
+            request = make_request(tenant="drifting", sampling=Sampling(grammar=grammar))
+            assert engine.decode_request(request).num_draft_tokens == num_drafted
+    finally:
+        engine.drift_throttle.on_announcement(Announcement(1, "drift_over", tenant="drifting", work="constrained"))
 
 
 def test_a_text_after_an_order_to_forget_reuses_no_keys(engine: Engine) -> None:

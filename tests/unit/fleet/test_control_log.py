@@ -141,6 +141,21 @@ def test_a_champion_after_a_canary_supersedes_it_and_drifts_of_tenants_hold_side
     assert [told.kind for told in follow(log, metrics, kinds).poll(0)] == ["drift", "drift_over", "champion"]
 
 
+def test_drifts_of_one_tenants_kinds_of_requests_hold_side_by_side(log, writer, metrics):
+    for work in ("text", "constrained"):
+        control_log.publish_announcement(writer, "drift", tenant="a", work=work)
+    control_log.publish_announcement(writer, "drift_over", tenant="a", work="text")
+    assert follow(log, metrics, ("drift", "drift_over")).poll(0) == (
+        Announcement(1, "drift", tenant="a", work="constrained"),
+        Announcement(2, "drift_over", tenant="a", work="text"),
+    )
+
+
+def test_only_what_is_about_traffic_names_a_kind_of_request(writer):
+    with pytest.raises(ValueError, match="may name a kind of request"):
+        control_log.publish_announcement(writer, "factors_off", tenant="a", work="text")
+
+
 def test_a_message_that_lacks_what_its_kind_needs_is_not_written(log, writer, metrics):
     with pytest.raises(ValueError, match="a canary has a share"):
         control_log.publish_announcement(writer, "canary", 2)

@@ -155,6 +155,9 @@ class Canaries(Fleet):
     def told(self):
         return [(each.kind, each.version) for each in self.everything.poll(0)]
 
+    def told_works(self):
+        return [(each.kind, each.work) for each in self.everything.poll(0)]
+
     def judgement(self, version):
         return json.loads((version_folder(self.folder / "registry", version) / "notes.json").read_text())["judgement"]
 
@@ -227,11 +230,12 @@ def test_a_champion_moved_by_hand_ends_the_trial(canaries):
     assert (canaries.champion(), canaries.told()) == (2, [("champion", 2)])
 
 
-def drift_of(canaries, controller, version, *, is_good, number=40, first=0):
+def drift_of(canaries, controller, version, *, is_good, number=40, first=0, **fields):
     """Records whose first candidates are all right or all wrong."""
     for count in range(first, first + number):
         name = f"d{version}-{count}"
-        record = make_record(name, num_emitted=60, snapshot_version=version, target="big", drafter="org/small")
+        pair = {"target": "big", "drafter": "org/small"}
+        record = make_record(name, num_emitted=60, snapshot_version=version, **pair, **fields)
         record.rounds.accepted_M[::2] = is_good
         record.rounds.num_accepted_R[:] = is_good
         message = Outgoing(codec.key(record), codec.encode(record), codec.headers(record))
@@ -258,6 +262,16 @@ def test_agreement_that_falls_with_the_traffic_is_told_and_noted_and_so_is_its_r
     drift_of(canaries, controller, 2, is_good=1, number=20, first=100)
     assert canaries.told() == [("drift_over", None)]
     assert canaries.metrics.value("omnidraft_drift_alarms_total", target="big") == 1
+
+
+def test_the_fall_of_one_kind_of_request_is_told_and_ended_apart_from_the_other(canaries):
+    controller = champion_two(canaries)
+    for has_grammar in (False, True):
+        drift_of(canaries, controller, 2, is_good=1, number=80, first=100 * has_grammar, has_grammar=has_grammar)
+        drift_of(canaries, controller, 2, is_good=0, number=20, first=100 * has_grammar + 80, has_grammar=has_grammar)
+    assert canaries.told_works() == [("drift", "text"), ("drift", "constrained")]
+    drift_of(canaries, controller, 2, is_good=1, number=20, first=200)
+    assert canaries.told_works() == [("drift_over", "text")]
 
 
 def test_a_snapshot_whose_first_requests_fall_is_rolled_back_at_once(canaries):

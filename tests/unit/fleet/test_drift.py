@@ -87,7 +87,7 @@ def test_kinds_of_requests_are_watched_apart():
         mixed += [replace(each, work="constrained") for each in requests(dice, 0.95, num_constrained)]
         dice.shuffle(mixed)
         changed += [change for request in mixed if (change := watch.update(request))]
-    assert [change.kind for change in changed] == ["drift"]
+    assert [(change.kind, change.work) for change in changed] == [("drift", "text")]
     assert changed[0].level == pytest.approx(0.75, abs=0.05)
 
 

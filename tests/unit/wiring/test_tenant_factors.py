@@ -157,3 +157,25 @@ def test_an_operator_lists_factors_and_turns_them_off(
     reader = wiring.log_reader(plain, settings.log.control_topic)
     reader.seek({})
     assert b"factors_off" in reader.poll(10, 1.0).messages[0].value
+
+
+def test_an_operator_takes_an_earlier_fit_back(
+    snapshots: Snapshots, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    registry = wiring.registry(settings)
+    for number, name in enumerate(("first", "second")):
+        snapshots.write(name, version=number + 1)
+        registry.publish(tmp_path / "snapshots" / name, number or None)
+    environ = {
+        "OMNIDRAFT_LOG": settings.log.url,
+        "OMNIDRAFT_REGISTRY__URL": settings.registry.url,
+        "OMNIDRAFT_MODELS__TARGET": settings.models.target,
+        "OMNIDRAFT_MODELS__DRAFTER": settings.models.drafter,
+    }
+    command = ("tenants", "factors", "rollback", "a")
+    assert "published as version 3: a has fit 1" in run_cli(command, monkeypatch, capsys, environ).stdout
+    versions = {each.tenant: each.version for each in registry.resolve("latest").manifest.tenant_factors}
+    assert versions == {"a": 1, "b": 2}
+    refused = run_cli((*command, "--to", "7"), monkeypatch, capsys, environ)
+    assert refused.returncode != 0
+    assert "no snapshot is called '7'" in refused.stderr

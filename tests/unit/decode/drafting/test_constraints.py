@@ -16,7 +16,7 @@ from omnidraft.decode.sampling.grammar_compiler import CompiledGrammar
 from omnidraft.errors import RequestError
 from omnidraft.ports import DraftTree, FinishReason, Grammar, Sampling, Source, TreeLimits
 from omnidraft.testing.toy_models import ToyTable, ToyTarget
-from pipelines.constrained import BlindProposer
+from pipelines.constrained import UnawareProposer
 from tests.unit.decode.drafting.constrained import (
     AS_SCHEMA,
     DRAFT_EOS,
@@ -150,7 +150,7 @@ def test_planted_a_matcher_that_drafting_shares_with_the_text_is_seen():
 
 
 @pytest.mark.parametrize(
-    ("sampling", "blind_at_most", "at_least"),
+    ("sampling", "unaware_at_most", "at_least"),
     [
         (Sampling(1.0, grammar=REGEX), 2.0, 5.0),
         (Sampling(0.0, grammar=Grammar("regex", "[0-9]{60,100}")), 2.0, 5.0),
@@ -162,9 +162,9 @@ def test_planted_a_matcher_that_drafting_shares_with_the_text_is_seen():
     ],
     ids=["regex", "regex, T = 0", "top-p", "top-k", "min-p", "frequency penalty", "bias"],
 )
-def test_a_perfect_drafter_stays_perfect_under_constraints(sampling, blind_at_most, at_least):
-    """Of six tokens a pass; blind to its settings the same drafter gives the first number at most."""
-    assert tokens_per_pass(sampling, BlindProposer(perfect())) <= blind_at_most
+def test_a_perfect_drafter_stays_perfect_under_constraints(sampling, unaware_at_most, at_least):
+    """Of six tokens a pass; unaware of its settings the same drafter gives the first number at most."""
+    assert tokens_per_pass(sampling, UnawareProposer(perfect())) <= unaware_at_most
     assert tokens_per_pass(sampling, perfect()) >= at_least
 
 
@@ -174,8 +174,8 @@ def test_structured_output_takes_fewer_passes_without_any_memory():
     logits_SV = TABLE.logits_SV + 4.0 * torch.from_numpy(TARGET.vocabulary.num_bytes)
     logits_SV[:, [T[b" "], T[b"\n"]]] -= 50.0
     table, sampling = ToyTable(logits_SV, order=1), Sampling(0.0, grammar=AS_SCHEMA)
-    aware, blind = (tokens_per_pass(sampling, each, table) for each in (drafting(), BlindProposer(drafting())))
-    assert aware >= 1.6 * blind
+    aware, unaware = (tokens_per_pass(sampling, each, table) for each in (drafting(), UnawareProposer(drafting())))
+    assert aware >= 1.6 * unaware
 
 
 def test_the_next_allowed_candidates_take_the_place_of_a_forbidden_one_with_their_share_of_q():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from omnidraft.decode.drafting.tenant_factors import TenantFactors
+from omnidraft.decode.drafting.loaded_factors import LoadedFactors
 from omnidraft.decode.snapshot.factor_switch import FactorSwitch
 from omnidraft.decode.snapshot.slot import Canary, LoadedSnapshot, SnapshotSlot
 from omnidraft.fleet.control_follower import LogControlFollower
@@ -66,7 +66,7 @@ def test_a_forgotten_tenants_factors_serve_again_only_in_snapshots_that_carried_
 
 def test_every_loaded_snapshot_frees_what_was_forgotten():
     def loaded(version: int, **fields: object) -> LoadedSnapshot:
-        factors = TenantFactors({"a": lambda: None, "b": lambda: None})
+        factors = LoadedFactors({"a": lambda: None, "b": lambda: None})
         return LoadedSnapshot(version, "s", None, None, manifest("s", **fields), factors=factors)
 
     current, canary = loaded(2), loaded(3, forgets=("one",))

@@ -133,11 +133,12 @@ def test_a_champion_promoted_by_hand_ends_the_canary(worker):
     assert worker.slot.canary is None
 
 
-def test_while_traffic_drifts_less_is_drafted_for_that_tenant_alone(worker):
-    worker.step(Announcement(0, "drift", tenant="a"))
-    assert [worker.drift_throttle.limit(tenant, 5) for tenant in ("a", "b")] == [2, 5]
-    worker.step(Announcement(1, "drift_over", tenant="a"))
-    assert worker.drift_throttle.limit("a", 5) == 5
+def test_while_traffic_drifts_less_is_drafted_for_that_tenant_and_kind_alone(worker):
+    worker.step(Announcement(0, "drift", tenant="a", work="text"))
+    traffic = [("a", "text"), ("a", "constrained"), ("b", "text")]
+    assert [worker.drift_throttle.limit(*each, 5) for each in traffic] == [2, 5, 5]
+    worker.step(Announcement(1, "drift_over", tenant="a", work="text"))
+    assert worker.drift_throttle.limit("a", "text", 5) == 5
 
 
 def test_files_of_snapshots_that_are_no_longer_loaded_are_removed(worker):

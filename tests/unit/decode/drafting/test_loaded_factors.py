@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnidraft.decode.drafting.tenant_factors import TenantFactors
+from omnidraft.decode.drafting.loaded_factors import LoadedFactors
 from omnidraft.decode.drafting.tree_proposer import TreeProposer
 from omnidraft.ports import DraftTree
 from omnidraft.testing.toy_models import ToyDrafter, ToyTable
@@ -19,7 +19,7 @@ MODELS = {name: ToyDrafter(ToyTable.random(len(DRAFT_PIECES), seed)) for seed, n
 TEXTS = ("abc he.\n", "abc he", "he abc", "ch. e")
 
 
-def proposer_over(model: ToyDrafter, factors: TenantFactors | None) -> TreeProposer:
+def proposer_over(model: ToyDrafter, factors: LoadedFactors | None) -> TreeProposer:
     proposer = make_drafter()
     [drafter] = proposer.sources
     proposer.sources = (replace(drafter, model=model, factors=factors),)
@@ -42,7 +42,7 @@ rounds = st.lists(
 @given(rounds=rounds, scope=st.sampled_from([None, "one for all"]))
 def test_every_text_is_drafted_for_as_by_its_tenants_own_drafter(rounds, scope):
     """Ended texts leave their keys to the next ones of their scope, which may be that of all tenants."""
-    proposer = proposer_over(MODELS["c"], TenantFactors({name: MODELS[name].open for name in ("a", "b")}))
+    proposer = proposer_over(MODELS["c"], LoadedFactors({name: MODELS[name].open for name in ("a", "b")}))
     for texts in rounds:
         sessions = [proposer.open(request_of(text, tenant=name, cache_scope=scope)) for name, text in texts]
         trees = proposer.propose_all([draft(each) for each in sessions])
@@ -57,7 +57,7 @@ def test_the_tenants_would_draft_differently():
 
 def test_factors_that_are_turned_off_or_forgotten_serve_no_text_that_begins_then():
     off: set[str] = set()
-    factors = TenantFactors({name: MODELS[name].open for name in ("a", "b")}, lambda tenant: tenant not in off)
+    factors = LoadedFactors({name: MODELS[name].open for name in ("a", "b")}, lambda tenant: tenant not in off)
     proposer = proposer_over(MODELS["c"], factors)
 
     def drafted(tenant: str) -> DraftTree:
@@ -76,7 +76,7 @@ def test_factors_that_are_turned_off_or_forgotten_serve_no_text_that_begins_then
 
 
 def test_a_running_text_keeps_the_factors_that_it_began_with():
-    factors = TenantFactors({"a": MODELS["a"].open})
+    factors = LoadedFactors({"a": MODELS["a"].open})
     proposer = proposer_over(MODELS["c"], factors)
     session = proposer.open(request_of(TEXTS[0], tenant="a"))
     proposer.propose_all([draft(session)])

@@ -8,7 +8,7 @@ OpenSession = Callable[[], DraftSession]
 """Opens a session of the snapshot's draft model, which takes part in that model's passes."""
 
 
-class TenantFactors:
+class LoadedFactors:
     """Opens the sessions of each tenant. One thread drafts; another may forget a tenant meanwhile."""
 
     def __init__(self, openers: Mapping[str, OpenSession], serves: Callable[[str], bool] = lambda tenant: True) -> None:

@@ -1,0 +1,102 @@
+"""What one tenant said is drafted for no other, whatever the other asks for, and no metric tells it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import numpy as np
+
+from omnidraft.config import MemorySettings
+from omnidraft.decode.drafting.suffix_source import FleetMemory, SuffixSource
+from omnidraft.decode.drafting.tree_proposer import TreeProposer
+from omnidraft.decode.recording.text_memorizer import TextMemorizer
+from omnidraft.decode.snapshot.fleet_memory import MemoryLoader
+from omnidraft.decode.step_telemetry import StepCounter
+from omnidraft.distill.memory.memory_files import MemoryFiles
+from omnidraft.distill.memory.text_memory import TextMemory
+from omnidraft.memory.owners import Owner, Owners
+from omnidraft.memory.recent_texts import RecentTexts
+from omnidraft.memory.texts import MemoryText
+from omnidraft.ports import DraftRequest, DraftTree, Request, Sampling, Step, Timings, TreeLimits
+from omnidraft.telemetry.metrics import CountingMetrics, PrometheusMetrics
+from tests.unit.decode.toys import NOISE, TARGET_PIECES, TARGET_TOKENIZER, make_drafter, make_request
+
+TENANTS = [f"tenant-{number}" for number in range(10)]
+NUM_REQUESTS, TEXTS_A_ROUND = 10_000, 8
+WHOLE = [token for token, piece in enumerate(TARGET_PIECES) if piece and piece.isascii()]
+"""The ids that spell whole characters."""
+NUM_SECRET, NUM_SHOWN = 12, 6
+"""Ids of a secret, and how many of them anybody may guess right as the end of a prompt."""
+NUM_LEAKED = 5
+"""So many of the next ids in a row are a leak: a drafter of 18 ids comes upon them once in a million paths."""
+
+
+def secrets_of(draws: Random) -> dict[str, list[int]]:
+    return {tenant: [draws.choice(WHOLE) for _ in range(NUM_SECRET)] for tenant in TENANTS}
+
+
+def fleet_memory(secrets: dict[str, list[int]], folder: Path) -> FleetMemory:
+    """The memory of the first half of the tenants, through the files of a snapshot."""
+    memory = TextMemory(MemorySettings(), vocabulary_size=len(TARGET_PIECES))
+    texts = {
+        Owner("tenant", tenant): [MemoryText(tenant, number, 0, 1, 0, np.array(secrets[tenant], np.uint32))]
+        for number, tenant in enumerate(TENANTS[: len(TENANTS) // 2])
+    }
+    memory.restore(texts)
+    for owner in texts:
+        memory.mark_changed(owner)
+    MemoryFiles(memory, folder / "memory", CountingMetrics()).stage()
+    return MemoryLoader(Owners({}), CountingMetrics(), target="t").load(None, folder)
+
+
+def paths(tree: DraftTree) -> Iterator[tuple[int, ...]]:
+    """The ids behind the root along each path of NUM_LEAKED nodes."""
+    for node in range(1, len(tree)):
+        path = [node]
+        while tree.parents[path[-1]]:
+            path.append(tree.parents[path[-1]])
+        if len(path) == NUM_LEAKED:
+            yield tuple(tree.tokens[each] for each in reversed(path))
+
+
+def asking(draws: Random, tenant: str, secret: Sequence[int]) -> tuple[Request, tuple[int, ...]]:
+    """A request whose prompt ends in the beginning of a secret, and the ids that would betray it."""
+    num_shown = draws.randrange(3, NUM_SHOWN + 1)
+    prompt = (*(draws.choice(WHOLE) for _ in range(3)), *secret[:num_shown])
+    request = replace(make_request(Sampling(0.0), num_draft_tokens=8), prompt_ids=prompt, tenant=tenant)
+    return request, tuple(secret[num_shown : num_shown + NUM_LEAKED])
+
+
+def test_a_planted_secret_of_one_tenant_is_drafted_for_no_other_in_10000_requests(tmp_path: Path) -> None:
+    """Every tenant tells its secret again and again and asks for those of all others, in common rounds, by drafter and
+    all memories together. Each is drafted for its own tenant, so a leak would show."""
+    draws = Random(11)
+    secrets, recent = secrets_of(draws), RecentTexts(50_000)
+    memories = SuffixSource(len(TARGET_PIECES), recent, fleet_memory(secrets, tmp_path))
+    drafter = make_drafter()
+    proposer = TreeProposer((memories, *drafter.sources), drafter.policy_for)
+    metrics, num_own, num_own_drafted = PrometheusMetrics(), 0, 0
+    for _ in range(NUM_REQUESTS // TEXTS_A_ROUND):
+        asked = [(draws.choice(TENANTS), draws.choice(TENANTS)) for _ in range(TEXTS_A_ROUND)]
+        requests = [asking(draws, tenant, secrets[owner]) for tenant, owner in asked]
+        sessions = [proposer.open(request) for request, _ in requests]
+        trees = proposer.propose_all([DraftRequest(each, 9, TreeLimits(16), NOISE) for each in sessions])
+        for (tenant, owner), (request, betraying), session, tree in zip(asked, requests, sessions, trees, strict=True):
+            is_drafted = betraying in paths(tree)
+            assert tenant == owner or not is_drafted
+            num_own += tenant == owner
+            num_own_drafted += tenant == owner and is_drafted
+            said = secrets[tenant] if tenant == owner else [draws.choice(WHOLE) for _ in range(3)]
+            step = Step(tree, tuple(said), (), "", None, Timings(), None)
+            for observer in (TextMemorizer(recent, request), StepCounter(metrics, "t", "1", lambda: None)):
+                observer.take(step)
+                observer.end(None)
+            session.observe(said)
+            session.close()
+    assert num_own_drafted > 0.9 * num_own > 500
+    exposed = metrics.render().decode()
+    for tenant, secret in secrets.items():
+        spelled = TARGET_TOKENIZER.vocabulary.spell(secret).decode(errors="replace")
+        assert tenant not in exposed
+        assert spelled not in exposed

@@ -1,0 +1,51 @@
+"""`omnidraft snapshots export`: a drafter as a folder that other engines load."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, cast
+
+import typer
+
+from omnidraft import config
+from omnidraft.cli.options import Config, Target, download_bars
+
+if TYPE_CHECKING:
+    from omnidraft.wiring.export import ExportFormat
+
+
+def export(
+    name: Annotated[
+        str, typer.Argument(help="Version, alias, latest, a snapshot's folder, or base: the drafter as it comes.")
+    ],
+    form: Annotated[
+        Literal["hf", "hf-target-vocab", "gguf"], typer.Option("--as", help="What the folder holds; see above.")
+    ],
+    output: Annotated[Path, typer.Option("--output", help="The folder to write; nothing may be in it.")],
+    target: Target = None,
+    config_path: Config = None,
+) -> None:
+    """Write the learned drafter as a folder that other engines load, with the weights that a worker drafts with.
+
+    \b
+    hf
+      A Hugging Face folder with the drafter's own tokenizer: transformers'
+      assistant_model beside assistant_tokenizer, vLLM's draft_model across
+      vocabularies.
+    hf-target-vocab
+      The same with the target's tokenizer, for engines that draft within one
+      vocabulary. Each target token has the mean of the embeddings of the draft
+      tokens that spell it, and nothing has learned to live with that: expect
+      about half of the agreement of hf, or less. A base for transfer, not for
+      service.
+    gguf
+      A GGUF file with the drafter's own tokenizer: llama.cpp's --model-draft,
+      LM Studio.
+
+    Weights are bfloat16, or float32 where LoRA factors were merged. N-gram cache, memory, acceptance head and tenants'
+    factors stay behind: other engines have no use for them.
+    """
+    from omnidraft.wiring.export import export_snapshot
+
+    settings = config.load(config_path, models={"target": target})
+    with download_bars():
+        export_snapshot(settings, name, cast("ExportFormat", form), output)
+    print(f"wrote {output}")

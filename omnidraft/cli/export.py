@@ -17,7 +17,8 @@ def export(
         str, typer.Argument(help="Version, alias, latest, a snapshot's folder, or base: the drafter as it comes.")
     ],
     form: Annotated[
-        Literal["hf", "hf-target-vocab", "gguf"], typer.Option("--as", help="What the folder holds; see above.")
+        Literal["hf", "hf-target-vocab", "gguf", "gguf-target-vocab"],
+        typer.Option("--as", help="What the folder holds; see above."),
     ],
     output: Annotated[Path, typer.Option("--output", help="The folder to write; nothing may be in it.")],
     target: Target = None,
@@ -32,13 +33,17 @@ def export(
       vocabularies.
     hf-target-vocab
       The same with the target's tokenizer, for engines that draft within one
-      vocabulary. Each target token has the mean of the embeddings of the draft
-      tokens that spell it, and nothing has learned to live with that: expect
-      about half of the agreement of hf, or less. A base for transfer, not for
-      service.
+      vocabulary: vLLM's draft_model, transformers' assistant_model alone. Each
+      target token has the mean of the embeddings of the draft tokens that spell
+      it. Nothing has learned to live with that: tokens of several pieces are
+      hardly ever drafted (SmolLM2-135M for Qwen2.5-Coder-1.5B, untrained, GSM8K:
+      agreement .63, .67 through our translation). A base for transfer.
     gguf
-      A GGUF file with the drafter's own tokenizer: llama.cpp's --model-draft,
-      LM Studio.
+      A GGUF file with the drafter's own tokenizer: a model for llama.cpp and
+      LM Studio, and a draft model for targets of that same tokenizer.
+    gguf-target-vocab
+      The same with the target's tokenizer, as hf-target-vocab has it: what
+      llama.cpp takes as --model-draft, with --spec-type draft-simple.
 
     Weights are bfloat16, or float32 where LoRA factors were merged. N-gram cache, memory, acceptance head and tenants'
     factors stay behind: other engines have no use for them.

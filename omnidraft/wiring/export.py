@@ -5,20 +5,20 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from omnidraft.config import Settings
 from omnidraft.errors import ConfigError, RequestError, SnapshotError, StorageError, VocabularyError
 from omnidraft.wiring.distiller import drafter_hash
-from omnidraft.wiring.models import vocabularies
+from omnidraft.wiring.models import Vocabularies, vocabularies
 from omnidraft.wiring.named_snapshots import named_folder
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from omnidraft.snapshots.manifest import Manifest
 
-ExportFormat = Literal["hf", "hf-target-vocab", "gguf"]
+Writer = Callable[[Any, Path], None]
+"""Makes a folder with a transformers model in it."""
+ExportFormat = Literal["hf", "hf-target-vocab", "gguf", "gguf-target-vocab"]
 BASE = "base"
 """Names the base drafter as it comes."""
 
@@ -38,7 +38,7 @@ def export_snapshot(settings: Settings, name: str, form: ExportFormat, folder: P
         StorageError: the disk is full, or cannot be written for another reason.
     """
     require_empty(folder)
-    write = _writer(settings, form, folder.name)
+    write = _writer(settings, form, folder.absolute().name)
     model = _drafter(settings, name)
     with _put_in_place(folder) as partial:
         write(model, partial)
@@ -52,44 +52,54 @@ def require_empty(folder: Path) -> None:
         raise RequestError(f"{folder} is a file; give a folder that is not there yet")
 
 
-def _writer(settings: Settings, form: ExportFormat, stem: str) -> "Callable[[PreTrainedModel, Path], None]":
+def _writer(settings: Settings, form: ExportFormat, stem: str) -> Writer:
     """Return what writes a model in this form. Raises ModelError when what it needs is not there."""
-    from omnidraft.models.catalog import store
-    from omnidraft.models.hf.model_folder import write_folder
-
     match form:
         case "hf":
-            own = _drafter_folder(settings)
-            return lambda model, partial: write_folder(model, own, partial)
-        case "hf-target-vocab":
-            return _target_vocabulary_writer(settings)
+            return _hf_writer(_drafter_folder(settings))
         case "gguf":
-            from omnidraft.models.llamacpp.gguf_export import write_gguf
-
-            base = store.gguf_path(settings.models.drafter)
-
-            def write(model: "PreTrainedModel", partial: Path) -> None:
-                partial.mkdir()
-                write_gguf(model, base, partial / f"{stem}.gguf")
-
-            return write
+            return _gguf_writer(settings, f"{stem}.gguf", tokenizer=None)
+        case "hf-target-vocab":
+            tokenizers = vocabularies(settings)
+            return _with_target_vocabulary(tokenizers, _hf_writer(tokenizers.target_folder))
+        case "gguf-target-vocab":
+            write = _gguf_writer(settings, f"{stem}.gguf", tokenizer=settings.models.target)
+            return _with_target_vocabulary(vocabularies(settings), write)
 
 
-def _target_vocabulary_writer(settings: Settings) -> "Callable[[PreTrainedModel, Path], None]":
+def _hf_writer(tokenizer_folder: Path) -> Writer:
     from omnidraft.models.hf.model_folder import write_folder
-    from omnidraft.models.hf.target_vocabulary import adopt_target_vocabulary
 
-    tokenizers = vocabularies(settings)
+    return lambda model, partial: write_folder(model, tokenizer_folder, partial)
 
-    def write(model: "PreTrainedModel", partial: Path) -> None:
-        adopt_target_vocabulary(model, tokenizers.alignment, tokenizers.target.vocabulary)
-        write_folder(model, tokenizers.target_folder, partial)
+
+def _gguf_writer(settings: Settings, name: str, *, tokenizer: str | None) -> Writer:
+    """`tokenizer`: the model whose tokenizer the file has; None: the drafter."""
+    from omnidraft.models.catalog import store
+    from omnidraft.models.llamacpp.gguf_export import write_gguf
+
+    base = store.gguf_path(settings.models.drafter)
+    spelling = None if tokenizer is None else store.gguf_path(tokenizer)
+
+    def write(model: Any, partial: Path) -> None:
+        partial.mkdir()
+        write_gguf(model, base, partial / name, tokenizer=spelling)
 
     return write
 
 
-def _drafter(settings: Settings, name: str) -> "PreTrainedModel":
-    """Load the drafter with the weights of a snapshot."""
+def _with_target_vocabulary(tokenizers: Vocabularies, write: Writer) -> Writer:
+    from omnidraft.models.hf.target_vocabulary import adopt_target_vocabulary
+
+    def adopt_and_write(model: Any, partial: Path) -> None:
+        adopt_target_vocabulary(model, tokenizers.alignment, tokenizers.target.vocabulary)
+        write(model, partial)
+
+    return adopt_and_write
+
+
+def _drafter(settings: Settings, name: str) -> Any:
+    """Load the transformers model of the drafter with the weights of a snapshot."""
     from omnidraft.models.hf.drafter import load_learned
     from omnidraft.snapshots import bundle
 

@@ -190,13 +190,35 @@ def test_a_gguf_file_has_the_learned_weights_and_all_else_of_the_base_drafters(
     assert np.array_equal(gguf.dequantize(embedding.data, embedding.tensor_type), own_DH)
 
 
+def test_a_gguf_file_in_the_targets_vocabulary_has_its_tokenizer_and_the_weights_of_the_hugging_face_folder(
+    omnidraft: Export, omnidraft_home: Path, tmp_path: Path, tiny_models: tuple[Path, Path]
+) -> None:
+    models = tiny_models[0], make_drafter(tmp_path / "drafter")
+    base, target = (gguf.GGUFReader(write_gguf_beside(folder)) for folder in (models[1], models[0]))
+    snapshot, _ = learned(tmp_path / "snapshot", models, omnidraft_home)
+    told = {"OMNIDRAFT_MODELS__DRAFTER": str(models[1])}
+    for form in ("hf-target-vocab", "gguf-target-vocab"):
+        done = omnidraft("export", snapshot, "--as", form, "--output", tmp_path / form, **told)
+        assert done.returncode == 0, done.stderr
+    file = "gguf-target-vocab.gguf"
+    made = gguf.GGUFReader(tmp_path / "gguf-target-vocab" / file)
+    for reader, beginning in ((target, "tokenizer."), (base, "llama.attention.")):
+        names = [name for name in reader.fields if name.startswith(beginning)]
+        assert names
+        assert [made.fields[name].contents() for name in names] == [reader.fields[name].contents() for name in names]
+    ids = AutoTokenizer.from_pretrained(models[0])(PROMPT)["input_ids"]
+    read, expected = load(tmp_path / "gguf-target-vocab", gguf_file=file), load(tmp_path / "hf-target-vocab")
+    assert torch.equal(logits_of(read, ids), logits_of(expected, ids))
+
+
 def test_the_gguf_file_of_another_model_is_refused(
     omnidraft: Export, tmp_path: Path, tiny_models: tuple[Path, Path]
 ) -> None:
     drafter = make_drafter(tmp_path / "drafter")
     write_gguf_beside(tiny_models[0]).rename(tmp_path / "drafter.gguf")
     told = {"OMNIDRAFT_MODELS__DRAFTER": str(drafter)}
-    assert_refused(omnidraft("export", "base", "--as", "gguf", "--output", tmp_path / "out", **told), "its GGUF file")
+    asked = ("export", "base", "--as", "gguf", "--output", tmp_path / "out")
+    assert_refused(omnidraft(*asked, **told), "the GGUF file with its tokenizer")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["drafter", "drafter.gguf", "settings.toml"]
 
 
@@ -228,12 +250,13 @@ def test_what_cannot_be_exported_is_refused_in_one_line(
     assert not out.exists()
 
 
-@pytest.mark.parametrize("form", ["hf", "hf-target-vocab", "gguf"])
+@pytest.mark.parametrize("form", ["hf", "hf-target-vocab", "gguf", "gguf-target-vocab"])
 def test_a_full_disk_is_told_and_leaves_nothing(
     omnidraft: Export, tmp_path: Path, tiny_models: tuple[Path, Path], form: str
 ) -> None:
     drafter = make_drafter(tmp_path / "drafter")
     write_gguf_beside(drafter)
+    write_gguf_beside(tiny_models[0])
     told = {"OMNIDRAFT_MODELS__DRAFTER": str(drafter)}
     omnidraft("export", "base", "--as", form, "--output", tmp_path / "before", **told)
     before = set(tmp_path.iterdir())

@@ -5,11 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import openai
 import pytest
-from fastapi.testclient import TestClient
 
 from omnidraft.config import WorkerSettings
 from omnidraft.errors import RequestError
@@ -22,6 +20,7 @@ from omnidraft.traces import archive
 from omnidraft.traces.record import TraceRecord
 from pipelines import learn, record
 from tests.cli_runs import run_pipeline as run
+from tests.http_server import served
 from tests.tiny_engine import PATIENCE_S, tiny_worker
 
 NUM_ANSWERS, NUM_TOKENS = 24, 12
@@ -48,9 +47,8 @@ def client(tiny_models: tuple[Path, Path], omnidraft_home: Path) -> Iterator[ope
     requests = RequestQueue(CountingMetrics(), max_waiting=2)
     engine = tiny_worker(tiny_models, omnidraft_home, CountingMetrics()).engine
     app = application(requests, [ServedModel(engine, "print")], WorkerSettings(), lambda: b"")
-    with TestClient(app) as http:
-        assert isinstance(http, httpx.Client)
-        yield openai.OpenAI(base_url="http://testserver/v1", api_key="none", http_client=http, max_retries=0)
+    with served(app) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as made:
+        yield made
     requests.close(PATIENCE_S)
 
 

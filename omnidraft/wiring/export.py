@@ -153,6 +153,6 @@ def _put_in_place(folder: Path) -> Iterator[Path]:
         sync_tree(partial)
         put_in_place(partial, whole)
     except (OSError, SafetensorError) as exc:  # safetensors has its own error for a full disk
-        raise StorageError(f"{folder} cannot be written: {exc}; free space there") from exc
+        raise StorageError(f"{folder} cannot be written: {exc}") from exc
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -1,5 +1,6 @@
 """What `pipelines.record --from-api` makes of responses that servers really give, and what it refuses."""
 
+import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -40,7 +41,7 @@ def row(tokenizers: wiring.Vocabularies) -> Row:
     message = {"role": "assistant", "content": TEXT, "refusal": None, "annotations": []}
     choice = {"index": 0, "message": message, "logprobs": {"content": entries, "refusal": None}}
     response = {"id": "chatcmpl-1", "object": "chat.completion", "choices": [choice | {"finish_reason": "stop"}]}
-    return {"request": {"model": "x", "messages": MESSAGES, "logprobs": True}, "response": response}
+    return {"request": {"model": "x", "messages": copy.deepcopy(MESSAGES), "logprobs": True}, "response": response}
 
 
 def entry(data: bytes) -> Row:

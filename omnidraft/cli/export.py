@@ -1,15 +1,12 @@
 """`omnidraft snapshots export`: a drafter as a folder that other engines load."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import Annotated, Literal
 
 import typer
 
 from omnidraft import config
 from omnidraft.cli.options import Config, Target, download_bars
-
-if TYPE_CHECKING:
-    from omnidraft.wiring.export import ExportFormat
 
 
 def export(
@@ -52,5 +49,5 @@ def export(
 
     settings = config.load(config_path, models={"target": target})
     with download_bars():
-        export_snapshot(settings, name, cast("ExportFormat", form), output)
+        export_snapshot(settings, name, form, output)
     print(f"wrote {output}")

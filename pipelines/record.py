@@ -1,10 +1,13 @@
-"""Trace records without serving: score given texts with a target (teacher forcing), or let it answer prompts.
+"""Trace records without serving: score given texts with a target (teacher forcing), let it answer prompts, or take the
+log-probabilities that somebody else's API told.
 
 `python -m pipelines.record --answers FILE --out traces.avro`. Finished answers are kept: an interrupted run goes on
 after the last. `pipelines.learn`, `replay` and `evaluate` read the archive.
 """
 
 import shutil
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +19,9 @@ from omnidraft.hosts import process
 from omnidraft.progress import bar
 from omnidraft.traces import archive
 from omnidraft.traces.record import TraceRecord
+from pipelines.lib import api_answers
+from pipelines.lib.api_answers import ApiExchange
+from pipelines.lib.api_recording import ApiRecording
 from pipelines.lib.recording import Recording, RecordingLimits
 
 
@@ -26,6 +32,14 @@ def main(
     ] = None,
     prompts_path: Annotated[
         Path | None, typer.Option("--prompts", help="Let the target answer these: JSON lines with prompt or question.")
+    ] = None,
+    from_api: Annotated[
+        Path | None,
+        typer.Option(
+            "--from-api",
+            help="Take these: JSON lines with the request and the response of chat completions with logprobs, of an "
+            "API whose model has the target's tokenizer. The target does not run.",
+        ),
     ] = None,
     num_prompts: Annotated[
         int | None, typer.Option(min=1, help="Rows from the beginning of the file; all without it.")
@@ -39,10 +53,16 @@ def main(
     config_path: Annotated[Path | None, typer.Option("--config")] = None,
 ) -> None:
     """Write an archive of trace records."""
-    source = answers or prompts_path
-    if source is None or (answers and prompts_path):
-        raise RequestError("exactly one of --answers and --prompts is needed")
+    sources = [path for path in (answers, prompts_path, from_api) if path is not None]
+    if len(sources) != 1:
+        raise RequestError("exactly one of --answers, --prompts and --from-api is needed")
+    (source,) = sources
     settings = config.load(config_path, models={"target": target, "drafter": drafter})
+    if from_api is not None:
+        if split is not None:
+            raise RequestError("--split is for prompts; responses have none")
+        _import(settings, api_answers.read(from_api, num_prompts, skip=skip), tenant or source.stem, out)
+        return
     rows = prompts.read(source, num_prompts, skip=skip, split=split)
     parts = out.with_suffix(".parts")
     recording = Recording(
@@ -53,10 +73,30 @@ def main(
         for of_prompt in recording.records_of(rows):
             records += of_prompt
             advance()
-    archive.write(out, records)
+    _write(out, records)
     shutil.rmtree(parts)
+
+
+def _import(settings: config.Settings, exchanges: Sequence[ApiExchange], tenant: str, out: Path) -> None:
+    """Write the archive of an API's responses, and count what is not in it. Raises RequestError when nothing is."""
+    recording = ApiRecording(settings, tenant)
+    records: list[TraceRecord] = []
+    with bar("importing", len(exchanges)) as advance:
+        for exchange in exchanges:
+            records += recording.records_of(exchange)
+            advance()
+    refused = [f"refused {num} answers {reason}" for reason, num in recording.refused.most_common()]
+    if not records:
+        raise RequestError(f"nothing to learn of {settings.models.target} in these responses: {'; '.join(refused)}")
+    print(*refused, sep="\n", end="\n" if refused else "", file=sys.stderr)
+    _write(out, records)
+
+
+def _write(out: Path, records: list[TraceRecord]) -> None:
+    archive.write(out, records)
     num_tokens = sum(len(record.emitted_ids) for record in records)
-    print(f"{len(rows)} answers, {num_tokens} tokens, in {out}, {out.stat().st_size / 1e6:.1f} MB")
+    num_answers = len({record.request_id for record in records})
+    print(f"{num_answers} answers, {num_tokens} tokens, in {out}, {out.stat().st_size / 1e6:.1f} MB")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Tiny Qwen2 models as GGUF files, written tensor by tensor."""
+"""Tiny Qwen2 and Llama models as GGUF files, written tensor by tensor."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,9 +24,11 @@ WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_he
 def write_gguf(
     model: PreTrainedModel, file: Path, tokens: Sequence[str] | None = None, types: Sequence[int] | None = None
 ) -> Path:
-    """A Qwen2 model in float32; without tokens, a file that has no vocabulary but its size."""
+    """A Qwen2 model in float32; without tokens, a file that has no vocabulary but its size.
+
+    A Llama's queries and keys are in the order of transformers, so its file is good for its names and shapes only."""
     config = model.config
-    writer = gguf.GGUFWriter(file, "qwen2")
+    writer = gguf.GGUFWriter(file, config.model_type)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)

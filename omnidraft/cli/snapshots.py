@@ -9,12 +9,14 @@ from rich.console import Console
 from rich.table import Table
 
 from omnidraft import config
+from omnidraft.cli.export import export
 from omnidraft.cli.options import AsJson, Config, Target
 
 if TYPE_CHECKING:
     from omnidraft.ports import LogWriter, Registry, SnapshotVersion
 
-app = typer.Typer(help="Versions of the drafter: list, show, promote, roll back.", no_args_is_help=True)
+app = typer.Typer(help="Versions of the drafter: list, show, promote, roll back, export.", no_args_is_help=True)
+app.command("export")(export)
 learning_app = typer.Typer(help="Pause, resume or restart learning everywhere.", no_args_is_help=True)
 
 

@@ -54,13 +54,13 @@ def random_llama(sizes: dict[str, Any], *, seed: int = 0) -> LlamaForCausalLM:
     return made
 
 
-def make_drafter(folder: Path, *, seed: int = 1) -> Path:
-    """Save a two-layer Llama with another, smaller vocabulary."""
+def make_drafter(folder: Path, *, seed: int = 1, hidden_size: int = 64) -> Path:
+    """Save a two-layer Llama with another, smaller vocabulary. Its four heads share the hidden size."""
     tokenizer = _tokenizer(TEXT[:2], vocab_size=330)
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        **SIZES,
+        **SIZES | {"hidden_size": hidden_size},
         eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
         tie_word_embeddings=True,
     )

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from omnidraft.distill.ingest.crash_journal import CrashJournal
     from omnidraft.distill.publisher import Identity
     from omnidraft.distill.training.learner import Learner
+    from omnidraft.models.hf.tokenizer import HfTokenizer
     from omnidraft.snapshots.manifest import Manifest
 
 
@@ -157,15 +158,21 @@ def identity(settings: Settings, tokenizers: Vocabularies) -> "Identity":
     """Return the manifest fields that all snapshots of `models.target` and its drafter share."""
     from omnidraft import __version__
     from omnidraft.distill.publisher import Identity
-    from omnidraft.models.catalog.install import read_origin
 
-    made = read_origin(tokenizers.drafter_folder)
     return Identity(
         target=settings.models.target,
         drafter=settings.models.drafter,
-        drafter_hash=made.fingerprint if made else tokenizers.drafter.fingerprint,
+        drafter_hash=drafter_hash(tokenizers.drafter_folder, tokenizers.drafter),
         alignment=tokenizers.alignment.fingerprint,
         train=settings.learner.train,
         code_version=__version__,
         settings={name: str(value) for name, value in settings.learner.model_dump(exclude={"tenants"}).items()},
     )
+
+
+def drafter_hash(folder: Path, tokenizer: "HfTokenizer") -> str:
+    """Return what tells this base drafter from others: where its weights came from, else its tokenizer."""
+    from omnidraft.models.catalog.install import read_origin
+
+    made = read_origin(folder)
+    return made.fingerprint if made else tokenizer.fingerprint

@@ -134,13 +134,7 @@ def load_drafter(
         ModelError: the folder holds no model, or the precision cannot be computed here.
         SnapshotCorrupt: the tensors do not fit the model.
     """
-    model, head = load_model(folder), None
-    if tensors is not None:
-        if train == "lora":
-            model.float()  # type: ignore[no-untyped-call]  # merged weights would be rounded
-        weights, head = split_tensors(tensors)
-        _require_fitting(head, model)
-        apply_serving_tensors(model, weights, train=train)
+    model, head = load_learned(folder, tensors, train)
     if is_supported(model):
         packed_as = AUTOMATIC if precision == "auto" else precision
         try:
@@ -155,6 +149,26 @@ def load_drafter(
     chosen = precisions.automatic(kernels) if precision == "auto" else precision
     changed = precisions.apply(model, chosen, kernels)
     return TorchDrafter(changed, head)  # type: ignore[arg-type]
+
+
+def load_learned(
+    folder: Path, tensors: Mapping[str, torch.Tensor] | None, train: Literal["full", "lora"]
+) -> tuple[PreTrainedModel, AcceptanceHead | None]:
+    """Load the base drafter with a snapshot's tensors in it (None: no change), and the snapshot's head if it has one.
+
+    Raises:
+        ModelError: the folder holds no model.
+        SnapshotCorrupt: the tensors do not fit the model.
+    """
+    model = load_model(folder)
+    if tensors is None:
+        return model, None
+    if train == "lora":
+        model.float()  # type: ignore[no-untyped-call]  # merged weights would be rounded
+    weights, head = split_tensors(tensors)
+    _require_fitting(head, model)
+    apply_serving_tensors(model, weights, train=train)
+    return model, head
 
 
 def _require_fitting(head: AcceptanceHead | None, model: PreTrainedModel) -> None:

@@ -9,9 +9,10 @@ Shapes: a matrix is [N outputs, K inputs].
 from pathlib import Path
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, ReaderField, ReaderTensor
+from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, ReaderTensor
 
 from omnidraft.errors import ModelError
+from omnidraft.models.llamacpp.gguf_export import copy_field
 
 ARCHITECTURES = ("llama", "qwen2")
 _READS_HIDDEN = ("token_embd", "output", "attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up")
@@ -32,7 +33,7 @@ def write_permuted(source: Path, made: Path) -> None:
     writer = GGUFWriter(made, orders.architecture)
     for field in reader.fields.values():
         if field.name != "general.architecture" and not field.name.startswith("GGUF."):
-            _copy_field(field, writer)
+            copy_field(field, writer)
     for tensor in reader.tensors:
         data = _permuted(tensor, orders.of(tensor.name))
         writer.add_tensor(tensor.name, data, raw_dtype=tensor.tensor_type)
@@ -97,8 +98,3 @@ def _permuted(tensor: ReaderTensor, orders: Orders) -> np.ndarray:
         data = data[..., columns]
     data = np.ascontiguousarray(data)
     return data.view(np.uint8) if tensor.tensor_type == GGMLQuantizationType.BF16 else data
-
-
-def _copy_field(field: ReaderField, writer: GGUFWriter) -> None:
-    is_array = field.types[0] == GGUFValueType.ARRAY
-    writer.add_key_value(field.name, field.contents(), field.types[0], field.types[-1] if is_array else None)

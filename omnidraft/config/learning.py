@@ -137,8 +137,12 @@ class LearnerSettings(Section):
 
 
 class CacheSettings(Section):
-    """The n-gram cache."""
+    """The n-gram cache, which maps several tokens of the drafter to one of the target."""
 
+    mode: Literal["online", "frozen", "off"] = "online"
+    """`online`: workers and the distiller learn entries from what the target emits. `frozen`: entries stay those of the
+    snapshot, or of a new cache (see `warm`); where a tenant is forgotten, those of a new one. `off`: frozen, and never
+    drafted from, so nothing is merged."""
     capacity: int = Field(200_000, ge=1)
     eviction: Literal["lru", "lfu"] = "lfu"
     warm: bool = False

@@ -129,6 +129,11 @@ class DecodeSettings(Section):
     lookup: bool = True
     """Without `suffix_memory`, which includes it, and inside vLLM: also draft by prompt lookup, the tokens that
     followed the same tokens earlier in the request."""
+    splits: bool = True
+    """Also draft with the drafter's tokens that the target spells in several of its own. Without them such tokens are
+    unmapped, as in a direct map of two vocabularies. Merges of several of the drafter's tokens: `cache.mode`."""
+    trees: bool = True
+    """Draft trees: runners-up, branches, readings side by side. Without them each text is drafted one chain."""
     noise_weight: float | None = Field(None, ge=0, le=1)
     """The weight of the target's noise in drafting (w of docs/algorithms.md, section 4). None: the one that agreed
     best."""

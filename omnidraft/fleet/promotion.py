@@ -9,16 +9,15 @@ See docs/algorithms.md, section 11.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import inf, prod, sqrt
+from math import prod, sqrt
 from statistics import NormalDist
 
 from omnidraft.config import ControllerSettings
+from omnidraft.fleet.ratio import LEAST_REQUESTS, Ratio
 from omnidraft.fleet.request_stats import RequestStats
 from omnidraft.fleet.tenant_gate import Change, change_without_best, equal_weight_change, fallen_tenants
 from omnidraft.ports import ChampionStatements, Registry, SnapshotVersion
 from omnidraft.snapshots.manifest import Manifest
-
-_LEAST_REQUESTS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,41 +209,11 @@ def lineage_to(versions: Sequence[SnapshotVersion], newest: Manifest, most: int)
 
 
 @dataclass(slots=True)
-class _Ratio:
-    """The ratio of two sums over requests, with its standard error.
-
-    Source: linearisation, Cochran, Sampling Techniques, section 6.3. Sums of squares stand in for the requests.
-    """
-
-    num: int = 0
-    y: float = 0.0
-    x: float = 0.0
-    yy: float = 0.0
-    xy: float = 0.0
-    xx: float = 0.0
-
-    def add(self, y: float, x: float) -> None:
-        self.num, self.y, self.x = self.num + 1, self.y + y, self.x + x
-        self.yy, self.xy, self.xx = self.yy + y * y, self.xy + x * y, self.xx + x * x
-
-    @property
-    def estimate(self) -> float:
-        return self.y / self.x if self.x else 0.0
-
-    @property
-    def error(self) -> float:
-        if self.num < _LEAST_REQUESTS or not self.x:
-            return inf
-        squares = max(self.yy - 2 * self.estimate * self.xy + self.estimate**2 * self.xx, 0.0)
-        return sqrt(squares * self.num / (self.num - 1)) / self.x
-
-
-@dataclass(slots=True)
 class _Arm:
     """Statistics of the requests that one snapshot served."""
 
-    time: _Ratio = field(default_factory=_Ratio)
-    agreement: _Ratio = field(default_factory=_Ratio)
+    time: Ratio = field(default_factory=Ratio)
+    agreement: Ratio = field(default_factory=Ratio)
 
     def update(self, request: RequestStats) -> None:
         self.time.add(request.seconds, request.num_tokens)
@@ -275,7 +244,7 @@ class CanaryTrial:
         numbers = [arm.time.num for arm in self._arms.values()]
         if min(numbers) < self._settings.canary_requests and now_s < self._deadline_s:
             return None
-        if min(numbers) < _LEAST_REQUESTS:
+        if min(numbers) < LEAST_REQUESTS:
             return Decision(True, f"canary: {min(numbers)} requests in time, nothing speaks against it")
         return self._compare()
 

@@ -12,7 +12,7 @@ import hashlib
 import os
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Self
@@ -111,6 +111,13 @@ class Alignment:
     @cached_property
     def num_direct(self) -> int:
         return int(self.is_direct_D.sum())
+
+    def without_splits(self) -> "Alignment":
+        """Return this map with the draft tokens unmapped that become several target tokens."""
+        every = self.targets_of_draft
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.is_direct_D)])
+        direct = PackedLists(offsets, every.ids[np.repeat(self.is_direct_D, every.lengths)])
+        return replace(self, targets_of_draft=direct)
 
     def save(self, path: Path) -> None:
         """Write a file; it appears whole or not at all."""

@@ -7,6 +7,7 @@ Source: docs/algorithms.md section 2.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -15,6 +16,9 @@ from omnidraft.vocab.alignment import Alignment, PackedLists
 from omnidraft.vocab.boundary_alignment import align_boundaries
 from omnidraft.vocab.ngram_table import ENTRY, Eviction, NgramTable
 from omnidraft.vocab.tokenizer import Vocabulary
+
+CacheMode = Literal["online", "frozen", "off"]
+"""Learns and draws; draws and never changes; does neither. See config.CacheSettings."""
 
 MIN_LENGTH = 2
 _SEED = 0x9E3779B97F4A7C15
@@ -32,7 +36,9 @@ class NgramCache:
         target_vocab: Vocabulary,
         capacity: int,
         eviction: Eviction = "lfu",
+        mode: CacheMode = "online",
     ) -> None:
+        self.mode = mode
         self.alignment_fingerprint = alignment_fingerprint
         self._draft_bytes = draft_vocab.token_bytes
         self._target_bytes = target_vocab.token_bytes
@@ -54,7 +60,7 @@ class NgramCache:
         return self._max_length
 
     def insert(self, draft_ids: Sequence[int], target_id: int) -> bool:
-        """Insert an n-gram or count a use of it; return whether it is new.
+        """Insert an n-gram or count a use of it; return whether it is new. A cache that is not online stays as it is.
 
         Raises:
             VocabularyError: fewer than two draft tokens, or they do not spell the target token.
@@ -64,11 +70,14 @@ class NgramCache:
                 f"draft tokens {list(draft_ids)} spell {self._draft.spell(draft_ids)!r}, "
                 f"target token {target_id} spells {self._target_bytes[target_id]!r}"
             )
+        if self.mode != "online":
+            return False
         self._max_length = max(self._max_length, len(draft_ids))
         return self._table.add(_key(draft_ids), target_id)
 
     def lookup(self, draft_ids: Sequence[int]) -> int | None:
-        """Return the target token that these draft tokens spell, or None; the entry counts as used."""
+        """Return the target token that these draft tokens spell, or None; the entry counts as used where the cache is
+        online. A cache that is off knows none."""
         return self._use(draft_ids, _key(draft_ids))
 
     def learn(self, draft_ids: Sequence[int], target_ids: Sequence[int]) -> int:
@@ -113,17 +122,20 @@ class NgramCache:
         target_vocab: Vocabulary,
         capacity: int,
         eviction: Eviction = "lfu",
+        mode: CacheMode = "online",
     ) -> "NgramCache":
         """Return the cache of a snapshot. Raises VocabularyError when arrays are missing or belong to another pair."""
         missing = {"alignment", "max_length", *(ENTRY.names or ())} - arrays.keys()
         if missing:
             raise VocabularyError(f"these arrays are no n-gram cache: {sorted(missing)} missing")
-        empty = cls(alignment_fingerprint, draft_vocab, target_vocab, capacity, eviction)
+        empty = cls(alignment_fingerprint, draft_vocab, target_vocab, capacity, eviction, mode)
         empty._require_alignment(arrays["alignment"].tobytes().decode("utf-8", "replace"))
         return empty._with_entries(_entries(arrays, len(target_vocab)), int(arrays["max_length"][0]))
 
     def _use(self, draft_ids: Sequence[int], key: int) -> int | None:
-        target_id = self._table.use(key)
+        if self.mode == "off":
+            return None
+        target_id = self._table.use(key) if self.mode == "online" else self._table.find(key)
         return target_id if target_id is not None and self._spells(draft_ids, target_id) else None
 
     def _spells(self, draft_ids: Sequence[int], target_id: int) -> bool:
@@ -141,7 +153,8 @@ class NgramCache:
 
     def _with_entries(self, entries: np.ndarray, max_length: int) -> "NgramCache":
         table = self._table
-        other = NgramCache(self.alignment_fingerprint, self._draft, self._target, table.capacity, table.eviction)
+        bounds = (table.capacity, table.eviction)
+        other = NgramCache(self.alignment_fingerprint, self._draft, self._target, *bounds, self.mode)
         other._table = NgramTable(table.capacity, table.eviction, entries)
         other._max_length = max_length
         return other

@@ -43,6 +43,14 @@ class NgramTable:
         columns = (self._keys, self._last_used, self._targets, self._num_uses)
         return _table(len(self._keys), columns)
 
+    def find(self, key: int) -> int | None:
+        """Return the target id of a key, or None; nothing changes."""
+        recent = self._recent.get(key)
+        if recent is not None:
+            return recent[1]
+        index = self._index_of(key)
+        return None if index is None else self._targets.item(index)
+
     def use(self, key: int) -> int | None:
         """Return the target id of a key, or None; the entry counts as used."""
         recent = self._recent.get(key)

@@ -88,7 +88,7 @@ def proposer(
         model,
         tokenizers.drafter,
         tokenizers.target.vocabulary,
-        tokenizers.alignment,
+        tokenizers.alignment if settings.splits else tokenizers.alignment.without_splits(),
         ngrams,
         NoiseCoupling((0.0,) if is_external else weights),
         shared.step_s.measured(model) if settings.policy == "cost" else None,
@@ -99,7 +99,7 @@ def proposer(
     memories = memory_sources(settings, tokenizers, shared.recent, fleet, is_external=is_external)
     if settings.policy == "acceptance" and not model.has_head:
         logger.info("this drafter has no acceptance head: its chains end by measured agreement")
-    return TreeProposer((*memories, drafter), shared.policy_for)
+    return TreeProposer((*memories, drafter), shared.policy_for, has_trees=settings.trees)
 
 
 def memory_proposer(
@@ -111,7 +111,8 @@ def memory_proposer(
     """Return a proposer that drafts from memory alone."""
     from omnidraft.decode.drafting.tree_proposer import TreeProposer
 
-    return TreeProposer(memory_sources(settings, tokenizers, shared.recent, fleet), shared.policy_for)
+    sources = memory_sources(settings, tokenizers, shared.recent, fleet)
+    return TreeProposer(sources, shared.policy_for, has_trees=settings.trees)
 
 
 def memory_sources(
@@ -146,4 +147,4 @@ def policy(settings: DecodeSettings, pass_s: "Seconds", step_s: "Seconds", num_c
         case "threshold":
             return ThresholdPolicy(settings.min_path_probability)
         case "cost":
-            return CostPolicy(pass_s, step_s, num_candidates)
+            return CostPolicy(pass_s, step_s, num_candidates if settings.trees else 1)

@@ -137,10 +137,11 @@ def ngram_cache(
     from omnidraft.vocab.ngram_cache import NgramCache
 
     vocabs = (tokenizers.alignment.fingerprint, tokenizers.drafter.vocabulary, tokenizers.target.vocabulary)
+    section = settings.cache
     if arrays:
-        return NgramCache.from_arrays(arrays, *vocabs, settings.cache.capacity, settings.cache.eviction)
-    cache = NgramCache(*vocabs, settings.cache.capacity, settings.cache.eviction)
-    if settings.cache.warm:
+        return NgramCache.from_arrays(arrays, *vocabs, section.capacity, section.eviction, section.mode)
+    cache = NgramCache(*vocabs, section.capacity, section.eviction, section.mode)
+    if section.warm:
         cache.warm(tokenizers.alignment)
     return cache
 

@@ -99,7 +99,7 @@ def load(names: Sequence[str], setup: Setup, stack: ExitStack) -> LoadedMethods:
         methods |= _engine_methods([TRACED], OURS, traced, setup)
     methods |= _variants([name for name in names if name in VARIANTS], worker, setup)
     missing: dict[str, str] = {}
-    others: tuple[Callable[[Sequence[str], Setup], dict[str, Method]], ...] = (_huggingface, _llamacpp)
+    others: tuple[Callable[[Sequence[str], Setup], dict[str, Method]], ...] = (huggingface, _llamacpp)
     for group, loader in zip((HUGGINGFACE, tuple(LLAMACPP)), others, strict=True):
         chosen = [name for name in names if name in group]
         try:
@@ -178,7 +178,8 @@ def _recording_engine(worker: wiring.Worker, settings: config.Settings, stack: E
     return Engine(decoder, pair, slot, producer, metrics, decode=decode, recording=recording)
 
 
-def _huggingface(names: Sequence[str], setup: Setup) -> dict[str, Method]:
+def huggingface(names: Sequence[str], setup: Setup) -> dict[str, Method]:
+    """Return transformers' methods of these names over one target. Raises ModelError when it cannot compute here."""
     from omnidraft.models.hf.generate import HfAssisted, HfGenerate
 
     tokenizers = wiring.vocabularies(setup.settings)

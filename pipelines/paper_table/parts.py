@@ -1,4 +1,4 @@
-"""Records of a target's own answers and snapshots learned from them, for the cells of the paper's table.
+"""The size of the experiment, records of a target's own answers, and drafters that learn from them.
 
 Everything large lies in one working folder, where an interrupted run finds it again.
 """
@@ -11,19 +11,8 @@ from omnidraft import config, prompts, wiring
 from omnidraft.progress import bar
 from omnidraft.prompts import Prompt
 from omnidraft.traces.record import TraceRecord
-from pipelines.lib.learning import learn, new_run, write_snapshot
+from pipelines.lib.learning import learn, new_run
 from pipelines.lib.recording import Recording, RecordingLimits
-from pipelines.paper_table.result_cache import name_of
-
-UNTRAINED = "dm-untrained"
-METHODS: dict[str, str | None] = {
-    UNTRAINED: None,
-    "dm": "dm",
-    "dm+ngram": "dm + 0.2 ngram",
-    "alm": "dm + 0.2 alm",
-}
-"""Method -> the loss of its drafter; None learns nothing. All but `dm-untrained` and `dm` have the n-gram cache."""
-WITHOUT_CACHE = (UNTRAINED, "dm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +25,10 @@ class TablePlan:
     num_test: int
     max_new_tokens: int
     drafter: str | None
+    num_chain_tokens: int = 4
+    """Tokens of the paper's chains."""
+    dm: str = "dm_paper"
+    """The loss that is L_DM in the paper's rows."""
 
 
 def settings_for(target: str, plan: TablePlan, **sections: dict[str, Any]) -> config.Settings:
@@ -61,27 +54,6 @@ def records(settings: config.Settings, task: str, split: str, plan: TablePlan) -
     return answers
 
 
-def snapshot(settings: config.Settings, task: str, method: str, plan: TablePlan) -> Path | None:
-    """Return the snapshot folder that this method learned from the task's train split; None for the base drafter."""
-    loss = METHODS[method]
-    if loss is None:
-        return None
-    section = settings.learner.model_copy(update={"loss": loss})
-    settings = settings.model_copy(update={"learner": section})
-    folder = plan.work / "snapshots" / name_of(settings.models, section, task, method, plan)
-    if folder.exists():
-        return folder
-    tokenizers = wiring.vocabularies(settings)
-    train, test = records(settings, task, "train", plan), records(settings, task, "test", plan)
-    run = new_run(settings, tokenizers)
-    with bar(f"{settings.models.target}: {task} learning {method}", len(train)) as advance:
-        learn(run, train, test, settings, advance=advance)
-    if method in WITHOUT_CACHE:
-        run.learner.cache = wiring.ngram_cache(settings, tokenizers, None)
-    write_snapshot(run, folder, settings, tokenizers, num_held_out=len(test))
-    return folder
-
-
 def learn_and_measure(settings: config.Settings, task: str, plan: TablePlan) -> dict[str, Any]:
     """Return agreement and tokens per pass on the test split after learning the train split; nothing is decoded."""
     tokenizers = wiring.vocabularies(settings)
@@ -96,4 +68,4 @@ def learn_and_measure(settings: config.Settings, task: str, plan: TablePlan) -> 
 
 def _kind(settings: config.Settings) -> str:
     section = settings.learner
-    return f"LoRA rank {section.lora_rank}" if section.train == "lora" else "full weights"
+    return f"{section.loss}, {f'LoRA rank {section.lora_rank}' if section.train == 'lora' else 'full weights'}"

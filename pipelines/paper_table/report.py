@@ -1,25 +1,35 @@
-"""The page and the pictures of the paper's tables, from the cells computed so far."""
+"""The page of the paper's tables, from the cells computed so far."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pipelines.lib import machine
+from pipelines.paper_table import figures, pictures
+from pipelines.paper_table.figures import Row
+from pipelines.paper_table.methods import METHODS
 
-PAGE = "paper_table.md"
+PAGE, PICTURE = "paper_table.md", "speedup.png"
 
 Cells = Mapping[str, Any]
 
 LEGEND = (
-    "Acceptance: accepted share of all drafted tokens, siblings included (trees draft more than they hope to keep). "
-    "Agreement: share of scored positions whose first candidate the target drew. Speed-up: over plain decoding of the "
-    "same engine in the same run, median over prompts. `dm-untrained`: the drafter as it comes, direct tokens; `dm`: "
-    "after learning with L_DM; `dm+ngram`: with 0.2 L_ngram and the n-gram cache; `alm`: with 0.2 ALM in its place."
+    "After `+-` stands the standard error over questions. Acceptance: accepted share of all drafted tokens, siblings "
+    "included (trees draft more than they hope to keep). Agreement: share of scored positions whose first candidate "
+    "the target drew. Speed-up: seconds of plain decoding of our engine for as many tokens, over those of the method; "
+    "own engine: the same over plain decoding of the method's engine. Merges: drafted from the n-gram cache, which are "
+    "its hits, and accepted. Drafted: tokens by the way in which they were drafted."
 )
 
 OFFLINE = (
     "Share of the positions of the target's own answers to the test prompts where the drafter's first candidate is the "
-    "emitted token, before and after learning; nothing is decoded, so it has no noise of the clock."
+    "emitted token, before and after learning; nothing is decoded, so it has no noise of the clock. Merges count where "
+    "the method's cache knows them, and the first pieces of splits in every row."
+)
+
+WARM = (
+    "Decoded with chains of the paper's method, from a cache that began with every canonical n-gram and learned the "
+    "train answers, cut to its capacity by each rule."
 )
 
 
@@ -27,27 +37,45 @@ def write(content: Mapping[str, Any], out: Path) -> None:
     """Write Markdown and PNG files into `out`."""
     out.mkdir(parents=True, exist_ok=True)
     cells: Cells = content["cells"]
-    lines = ["# The paper's tables", "", f"Options: `{content['options']['plan']}`.", ""]
-    lines += [f"- {name}: {value}" for name, value in machine.describe().items()]
-    offline = {name.removeprefix("offline/"): rows for name, rows in cells.items() if name.startswith("offline/")}
-    table = {name.removeprefix("table/"): rows for name, rows in cells.items() if name.startswith("table/")}
+    table = {name: _rows(questions) for name, questions in _decoded_cells(cells, "table/").items()}
     if table:
-        lines += ["", "## Methods", "", LEGEND, "", "![Speed-up](speedup.png)", "", *_methods(table)]
-        _bars(table, out / "speedup.png")
-    if offline:
-        lines += ["## Agreement on the test answers", "", OFFLINE, "", *_offline(offline)]
-    ranks = {name.removeprefix("lora/"): row for name, row in cells.items() if name.startswith("lora/")}
-    if ranks:
-        lines += ["", "## LoRA rank", "", "Predicted offline, on the test answers.", "", *_ranks(ranks)]
+        pictures.draw(table, out / PICTURE)
+    lines = ["# The paper's tables", "", f"Options: `{content['options']}`.", ""]
+    lines += [f"- {name}: {value}" for name, value in machine.describe().items()]
+    lines += [*_methods(table), *_offline(_under(cells, "offline/"))]
+    lines += _learned("LoRA rank", "rank", _under(cells, "lora/"))
+    lines += _learned("Losses", "loss", _under(cells, "loss/"))
     if "cache" in cells:
         lines += ["", "## The n-gram cache", "", *_caches(cells["cache"])]
-    if "adaptive" in cells:
-        lines += ["", "## Adaptive drafting", "", *_decoded(cells["adaptive"], "policy")]
+    lines += _decoded_section("Warm caches", WARM, "cache", _decoded_cells(cells, "warm-cache"))
+    lines += _decoded_section("Adaptive drafting", "", "policy", _decoded_cells(cells, "adaptive"))
+    for name, questions in _decoded_cells(cells, "temperature/").items():
+        lines += _decoded_section(f"Temperature {name}", "", "method", {name: questions})
     (out / PAGE).write_text("\n".join([*lines, ""]))
 
 
-def _methods(table: Mapping[str, Any]) -> list[str]:
-    lines = []
+def _under(cells: Cells, prefix: str) -> dict[str, Any]:
+    return {name.removeprefix(prefix): cell for name, cell in cells.items() if name.startswith(prefix)}
+
+
+def _decoded_cells(cells: Cells, prefix: str) -> dict[str, list[figures.Answers]]:
+    """Return the answered questions of each table below the prefix, in the order of the questions."""
+    tables: dict[str, list[figures.Answers]] = {}
+    for name, answers in _under(cells, prefix).items():
+        tables.setdefault(name.rpartition("/")[0], []).append(answers)
+    return tables
+
+
+def _rows(questions: Sequence[figures.Answers]) -> dict[str, Row]:
+    """Return a row for each way, in the order of the first question."""
+    return figures.rows(questions, dict.fromkeys(name for answers in questions for name in answers))
+
+
+def _methods(table: Mapping[str, Mapping[str, Row]]) -> list[str]:
+    if not table:
+        return []
+    about = [f"- `{name}`: {method.about}." for name, method in METHODS.items()]
+    lines = ["", "## Methods", "", LEGEND, "", *about, "", f"![Acceptance and speed-up]({PICTURE})", ""]
     for name, rows in table.items():
         target, _, task = name.rpartition("/")
         lines += [f"### {task}, {target}", "", *_decoded(rows, "method"), ""]
@@ -57,30 +85,48 @@ def _methods(table: Mapping[str, Any]) -> list[str]:
 def _offline(rows: Mapping[str, Mapping[str, float | None]]) -> list[str]:
     methods = list(dict.fromkeys(name for row in rows.values() for name in row))
     cells = [(name, *(_number(row.get(method), digits=3) for method in methods)) for name, row in rows.items()]
-    return _markdown(("target and task", *methods), cells)
+    head = ["## Agreement on the test answers", "", OFFLINE, ""]
+    return [*head, *_markdown(("target and task", *methods), cells)] if methods else []
 
 
-def _decoded(rows: Mapping[str, Mapping[str, Any]], first: str) -> list[str]:
-    return _markdown(
-        (first, "acceptance", "agreement", "tokens per pass", "speed-up", "texts as plain"),
+def _decoded_section(
+    title: str, about: str, first: str, tables: Mapping[str, Sequence[figures.Answers]]
+) -> Iterable[str]:
+    for questions in tables.values():
+        yield from ("", f"## {title}", "", *([about, ""] if about else []), *_decoded(_rows(questions), first))
+
+
+def _decoded(rows: Mapping[str, Row], first: str) -> list[str]:
+    headings = ("acceptance", "agreement", "tokens per pass", "speed-up", "own engine", "merges", "drafted")
+    table = _markdown(
+        (first, *headings, "texts as plain"),
         [
             (
                 name,
-                _number(row["acceptance"]),
-                _number(row["agreement"]),
-                _number(row["tokens_per_pass"]),
-                _number(row["speedup"], "x"),
+                *(_with_error(row, field, "x" if field.endswith("speedup") else "") for field in figures.FIGURES),
+                _merges(row),
+                ", ".join(f"{num} {source}" for source, num in sorted(row["drafted_by_source"].items())) or "-",
                 f"{row['same_texts']} of {row['num_texts']}",
             )
             for name, row in rows.items()
         ],
     )
+    failures = [f"- {name} failed: {reason}" for name, row in rows.items() for reason in row["failures"]]
+    return [*table, "", *failures] if failures else table
 
 
-def _ranks(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _merges(row: Row) -> str:
+    drafted = row["drafted_by_source"].get("merge", 0)
+    return f"{drafted}, {row['accepted_by_source'].get('merge', 0)} accepted" if drafted else "-"
+
+
+def _learned(title: str, first: str, rows: Mapping[str, Row]) -> list[str]:
+    if not rows:
+        return []
     depths = list(next(iter(rows.values()))["tokens_per_pass"])
-    return _markdown(
-        ("rank", "agreement before", "after", *(f"chain of {depth}" for depth in depths), "tokens learned/s"),
+    headings = ("agreement before", "after", *(f"chain of {depth}" for depth in depths), "tokens learned/s")
+    table = _markdown(
+        (first, *headings),
         [
             (
                 name,
@@ -92,11 +138,12 @@ def _ranks(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
             for name, row in rows.items()
         ],
     )
+    return ["", f"## {title}", "", "Predicted offline, on the test answers.", "", *table]
 
 
-def _caches(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _caches(rows: Mapping[str, Row]) -> list[str]:
     return _markdown(
-        ("cache", "entries", "bytes an entry", "kB", "hit rate", "lookup, us", "agreement", "chain of 8"),
+        ("cache", "entries", "bytes an entry", "kB", "hit rate", "of n-grams", "lookup, us", "agreement", "chain of 8"),
         [
             (
                 name,
@@ -104,6 +151,7 @@ def _caches(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
                 str(row["bytes_per_entry"]),
                 f"{row['bytes'] / 1000:.1f}",
                 _number(row["hit_rate"]),
+                str(row["num_ngrams"]),
                 _number(row["lookup_us"]),
                 f"{row['agreement']:.3f}",
                 _number(row["tokens_per_pass"].get("8", row["tokens_per_pass"].get(8))),
@@ -118,27 +166,10 @@ def _markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[st
     return [*lines, *("| " + " | ".join(row) + " |" for row in rows)]
 
 
+def _with_error(row: Row, field: str, unit: str) -> str:
+    error = row[f"{field}_error"]
+    return _number(row[field], unit) + ("" if error is None or row[field] is None else f" +- {error:.2f}")
+
+
 def _number(value: float | None, unit: str = "", digits: int = 2) -> str:
     return "-" if value is None else f"{value:.{digits}f}{unit}"
-
-
-def _bars(table: Mapping[str, Any], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    methods = [name for name in next(iter(table.values())) if name != "plain"]
-    figure, axis = pyplot.subplots(figsize=(max(6.0, 2.2 * len(table)), 4.0))
-    width = 0.8 / max(len(methods), 1)
-    for number, method in enumerate(methods):
-        positions = [group + width * (number - (len(methods) - 1) / 2) for group in range(len(table))]
-        bars = axis.bar(positions, [rows[method]["speedup"] or 0.0 for rows in table.values()], width, label=method)
-        axis.bar_label(bars, fmt="%.2f", fontsize=7)
-    axis.axhline(1.0, color="black", linewidth=1, linestyle="--", label="plain decoding")
-    axis.set_xticks(range(len(table)), [name.replace("/", "\n") for name in table], fontsize=8)
-    axis.set_ylabel("speed-up over plain decoding")
-    axis.margins(y=0.15)
-    axis.legend(fontsize=8, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.15))
-    figure.savefig(path, dpi=120, bbox_inches="tight")
-    pyplot.close(figure)

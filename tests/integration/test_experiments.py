@@ -10,7 +10,9 @@ import torch
 
 from omnidraft.errors import ConfigError, RequestError
 from pipelines import drift
-from pipelines.paper_table import __main__
+from pipelines.bench.methods import HUGGINGFACE
+from pipelines.paper_table import __main__, decoding, sweeps
+from pipelines.paper_table.methods import METHODS
 from pipelines.paper_table.result_cache import ResultCache
 from tests.cli_runs import run_pipeline as run
 
@@ -52,50 +54,64 @@ def table_arguments(data: Path, tmp_path: Path, models: tuple[Path, Path]) -> li
     return ["--targets", target, "--drafter", drafter, "--data", data, "--tasks", "numbers,clips", *sizes, *places]
 
 
+def kinds_drafted(answers: list[dict[str, Any]], method: str) -> set[str]:
+    return {source for each in answers for source in each[method]["drafted_by_source"]}
+
+
 def test_the_papers_tables_come_out_whole_and_exact(
     data: Path, tmp_path: Path, tiny_models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(__main__, "LORA_RANKS", (2, 4))
-    run(__main__.main, *table_arguments(data, tmp_path, tiny_models))
+    monkeypatch.setattr(sweeps, "LORA_RANKS", (2, 4))
+    monkeypatch.setattr(sweeps, "LAMBDAS", (0.2,))
+    run(__main__.main, *table_arguments(data, tmp_path, tiny_models), "--num-slow", 1)
     cells = json.loads((tmp_path / "table.json").read_text())["cells"]
     for task in TEXTS:
-        rows = cells[f"table/{tiny_models[0]}/{task}"]
-        assert list(rows) == ["plain", "dm-untrained", "dm", "dm+ngram", "alm"]
-        assert all(row["same_texts"] == row["num_texts"] == 2 for row in rows.values())
-        assert rows["plain"]["tokens_per_pass"] == 1
-        assert rows["plain"]["speedup"] == 1
-    assert list(cells["adaptive"]) == ["plain", *__main__.POLICIES]
-    assert {"lora/full", "lora/2", "lora/4"} < set(cells)
+        answers = [cells[f"table/{tiny_models[0]}/{task}/{number}"] for number in range(2)]
+        assert set(answers[0]) == {*__main__.DEFAULT}
+        assert set(answers[1]) == {*__main__.DEFAULT} - {*HUGGINGFACE}
+        for each in answers:
+            assert all(each[name]["ids"] == each["plain"]["ids"] for name in ("plain", *METHODS) if name != "alm")
+            assert all("failure" not in answer for answer in each.values())
+        assert kinds_drafted(answers, "spd-dm") == kinds_drafted(answers, "dm") == {"direct"}
+        assert kinds_drafted(answers, "plain") == set()
+        for name in ("ngram-pp", "dm+ngram", "dm+ngram-lora"):
+            assert kinds_drafted(answers, name) <= {"direct", "merge"}
+    assert set(cells["adaptive/0"]) == {"plain", *sweeps.POLICIES}
+    assert set(cells["warm-cache/1"]) > {"plain", "off", "warm, quarter, LRU", "all, warm start"}
+    assert kinds_drafted([cells["warm-cache/0"]], "off") == {"direct"}
+    assert set(cells["temperature/1/0"]) == {"plain", "spd-dm", "dm+ngram", "ours"}
+    assert {"lora/full", "lora/2", "lora/4", "loss/nll", "loss/dm_paper + 0.2 ngram"} < set(cells)
     caches = cells["cache"]
     assert all(row["bytes_per_entry"] <= 24 for row in caches.values())
     assert caches["quarter, LRU"]["entries"] <= caches["all"]["entries"]
     assert caches["all, warm start"]["hit_rate"] >= caches["one entry"]["hit_rate"]
     page = (tmp_path / "results" / "paper_table.md").read_text()
-    assert all(heading in page for heading in ("## Methods", "## LoRA rank", "## The n-gram cache", "## Adaptive"))
+    headings = ("Methods", "LoRA rank", "Losses", "The n-gram cache", "Warm caches", "Adaptive", "Temperature 0.01")
+    assert all(f"## {heading}" in page for heading in headings)
     assert (tmp_path / "results" / "speedup.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_an_interrupted_table_goes_on_with_the_missing_cells(
+def test_an_interrupted_table_goes_on_with_the_missing_prompts(
     data: Path, tmp_path: Path, tiny_models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arguments = [*table_arguments(data, tmp_path, tiny_models), "--sweeps", "", "--methods", "plain,dm-untrained"]
-    computed = __main__._cell
-    asked_for: list[str] = []
+    arguments = [*table_arguments(data, tmp_path, tiny_models), "--sweeps", "", "--methods", "plain,spd-dm"]
+    computed = decoding._answers
+    asked_for: list[int] = []
 
-    def dies_at_second(target: str, task: str, *rest: Any) -> Any:
-        asked_for.append(task)
+    def dies_at_second(load: Any, prompt: Any, number: int, skipped: Any) -> Any:
+        asked_for.append(number)
         if len(asked_for) == 2:
             raise MemoryError
-        return computed(target, task, *rest)
+        return computed(load, prompt, number, skipped)
 
-    monkeypatch.setattr(__main__, "_cell", dies_at_second)
+    monkeypatch.setattr(decoding, "_answers", dies_at_second)
     with pytest.raises(MemoryError):
         run(__main__.main, *arguments)
     first = json.loads((tmp_path / "table.json").read_text())["cells"]
     run(__main__.main, *arguments)
     cells = json.loads((tmp_path / "table.json").read_text())["cells"]
-    assert asked_for == ["numbers", "clips", "clips"]
-    assert sum(name.startswith("table/") for name in cells) == 2
+    assert asked_for == [0, 1, 1, 0, 1]
+    assert sum(name.startswith("table/") for name in cells) == 4
     assert cells.items() > first.items()
 
 

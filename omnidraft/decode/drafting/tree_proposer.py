@@ -5,7 +5,7 @@ The target's tokens then calibrate every candidate, scored or not.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, Protocol
 
@@ -56,14 +56,17 @@ class DraftSource(Protocol):
 class TreeProposer(Proposer):
     """Implements ports.Proposer for one snapshot, which keeps its measured acceptance."""
 
-    def __init__(self, sources: Sequence[DraftSource], policy_for: Callable[[Mode], Policy]) -> None:
+    def __init__(
+        self, sources: Sequence[DraftSource], policy_for: Callable[[Mode], Policy], *, has_trees: bool = True
+    ) -> None:
         """Combine draft sources under the policy of a mode.
 
         Args:
             sources: in the order in which they draft, cheap ones first.
             policy_for: the policy of a mode, the same one every time.
+            has_trees: without it every text is drafted one chain.
         """
-        self.sources = tuple(sources)
+        self.sources, self.has_trees = tuple(sources), has_trees
         self.calibrators = Calibrators()
         self.policy_for = policy_for
 
@@ -139,7 +142,7 @@ class TreeSession:
     def begin(self, index: int, request: DraftRequest, this_round: Round) -> TextDraft:
         """Begin a tree in this round."""
         self._end_round(None)
-        limits = request.limits
+        limits = request.limits if self._proposer.has_trees else replace(request.limits, num_chains=1)
         depth = limits.num_nodes if limits.depth is None else min(limits.depth, limits.num_nodes)
         tree = DraftTreeBuilder(self._root, depth, self._constraints)
         num_drafter_nodes = limits.num_nodes

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from omnidraft.errors import VocabularyError
 from omnidraft.models.hf.tokenizer import HfTokenizer
 from omnidraft.vocab.alignment import Alignment
-from omnidraft.vocab.ngram_cache import NgramCache
+from omnidraft.vocab.ngram_cache import CacheMode, NgramCache
 from omnidraft.vocab.ngram_table import Eviction
 from omnidraft.vocab.tokenizer import Vocabulary
 
@@ -133,6 +133,22 @@ def test_no_history_makes_a_wrong_answer(history: list[tuple[tuple[int, ...], in
         ngrams.insert(draft_ids, target_id)
         assert len(ngrams) <= 2
         assert ngrams.lookup(draft_ids) == target_id
+
+
+@pytest.mark.parametrize(("mode", "found"), [("frozen", 1), ("off", None)])
+def test_a_cache_that_is_not_online_never_changes(mode: CacheMode, found: int | None) -> None:
+    learned = cache()
+    learned.insert([1, 2], 1)
+    before = learned.to_arrays()
+    held = NgramCache.from_arrays(before, "pair", DRAFT, TARGET, 100, mode=mode)
+    for ngrams in (held, held.copy()):
+        assert not ngrams.insert([1, 5], 0)
+        assert ngrams.learn([1, 2, 1, 5], [1, 0]) == 0
+        assert (ngrams.lookup([1, 2]), ngrams.lookup([1, 5])) == (found, None)
+        with pytest.raises(VocabularyError, match="spell"):
+            ngrams.insert([1, 2], 0)
+        for name, array in ngrams.to_arrays().items():
+            np.testing.assert_array_equal(array, before[name])
 
 
 def test_an_entry_takes_at_most_24_bytes() -> None:

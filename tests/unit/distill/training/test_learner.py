@@ -54,6 +54,15 @@ def test_a_step_teaches_the_cache_the_merges_that_were_emitted(pair) -> None:
     assert all(learner.cache.lookup(ngram.draft_ids) == ngram.target_id for ngram in ngrams)
 
 
+@pytest.mark.parametrize("mode", ["frozen", "off"])
+def test_a_cache_that_is_not_online_stays_as_it_was_while_the_weights_learn(pair, mode) -> None:
+    learner = pair.learner()
+    learner.step(records_of(pair, 1))
+    before, learner.cache.mode = learner.cache.to_arrays(), mode
+    assert learner.step(records_of(pair, 3, first=1)).is_update
+    assert all((learner.cache.to_arrays()[name] == before[name]).all() for name in before)
+
+
 def test_replay_keeps_what_new_records_would_overwrite(pair) -> None:
     """Two texts that contradict each other, one tenant after the other."""
     first, then = (

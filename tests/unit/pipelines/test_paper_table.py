@@ -1,0 +1,90 @@
+"""The paper's table: what its rows draft with, and figures that follow from the answers, errors over questions."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.paper_table import report
+from pipelines.paper_table.figures import rows
+from pipelines.paper_table.methods import CHAIN, METHODS
+from pipelines.paper_table.parts import TablePlan
+
+PLAN = TablePlan(Path(), Path(), 2, 1, 8, None, num_chain_tokens=3, dm="dm_paper")
+
+
+def answer(
+    num_later_tokens: int,
+    decode_s: float,
+    drafted: dict[str, int] | None = None,
+    accepted: dict[str, int] | None = None,
+) -> dict[str, Any]:
+    return {
+        "ids": list(range(num_later_tokens + 1)),
+        "num_tokens": num_later_tokens + 1,
+        "num_passes": 5,
+        "num_later_tokens": num_later_tokens,
+        "num_scored": 0,
+        "num_agreed": 0,
+        "decode_s": decode_s,
+        "accepted_by_source": accepted or {},
+    } | ({} if drafted is None else {"drafted_by_source": drafted})
+
+
+def test_a_figure_is_a_ratio_of_sums_with_its_error_over_the_questions() -> None:
+    questions = [
+        {"plain": answer(10, 10.0), "dm": answer(10, 5.0, {"direct": 6, "merge": 2}, {"direct": 4})},
+        {"plain": answer(20, 20.0), "dm": answer(20, 5.0, {"direct": 8}, {"direct": 4})},
+    ]
+    row = rows(questions, ["plain", "dm"])["dm"]
+    assert row["acceptance"] == pytest.approx(8 / 16)
+    assert row["acceptance_error"] == pytest.approx(0.0)
+    assert row["speedup"] == pytest.approx(30 / 10)
+    assert row["speedup_error"] == pytest.approx((2 * (5**2 + 5**2)) ** 0.5 / 10)
+    assert (row["drafted_by_source"], row["same_texts"]) == ({"direct": 14, "merge": 2}, 2)
+    assert (row["agreement"], row["own_speedup"]) == (None, None)
+    assert rows(questions[:1], ["dm"])["dm"]["speedup_error"] is None
+
+
+def test_a_failure_is_no_answer_and_another_engine_is_compared_with_its_own() -> None:
+    questions = [
+        {"plain": answer(10, 10.0), "hf-generate": answer(10, 40.0), "hf-uad": answer(10, 20.0)},
+        {"plain": answer(10, 10.0), "hf-generate": answer(10, 40.0), "hf-uad": {"failure": "IndexError: no"}},
+        {"plain": answer(10, 10.0)},
+    ]
+    row = rows(questions, ["hf-uad"])["hf-uad"]
+    assert (row["speedup"], row["own_speedup"], row["acceptance"]) == (0.5, 2.0, None)
+    assert (row["num_texts"], row["failures"]) == (1, ["IndexError: no"])
+
+
+def test_the_papers_rows_draft_as_the_paper_does_and_ours_with_everything() -> None:
+    settings = {name: method.settings("a-target", PLAN) for name, method in METHODS.items()}
+    for name in ("spd-dm", "ngram-pp", "dm", "dm+ngram", "dm+ngram-lora"):
+        decode = settings[name].decode
+        assert {field: getattr(decode, field) for field in CHAIN} == dict(CHAIN)
+        assert decode.num_draft_tokens == 3
+        assert settings[name].cache.mode == ("off" if name in ("spd-dm", "dm") else "online")
+    ours = settings["ours"].decode
+    assert ours.splits
+    assert ours.trees
+    assert ours.suffix_memory
+    assert ours.policy == "cost"
+    assert settings["dm+ngram"].learner.loss == "dm_paper + 0.2 ngram"
+    assert settings["dm+ngram-lora"].learner.train == "lora"
+
+
+def test_the_page_shows_errors_hits_and_why_a_method_failed(tmp_path: Path) -> None:
+    asked = {
+        "plain": answer(10, 10.0, {}),
+        "ngram-pp": answer(10, 5.0, {"direct": 6, "merge": 2}, {"merge": 1}),
+        "hf-tli": {"failure": "no bfloat16 here"},
+    }
+    cells = {f"table/t/gsm8k/{number}": asked for number in range(2)}
+    report.write({"options": {"plan": "small"}, "cells": cells}, tmp_path)
+    page = (tmp_path / report.PAGE).read_text()
+    assert (
+        "| ngram-pp | 0.12 +- 0.00 | - | 2.20 +- 0.00 | 2.00x +- 0.00 | - | 4, 2 accepted | 12 direct, 4 merge |"
+        in page
+    )
+    assert "- hf-tli failed: no bfloat16 here" in page
+    assert (tmp_path / report.PICTURE).read_bytes().startswith(b"\x89PNG")

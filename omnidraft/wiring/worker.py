@@ -160,6 +160,8 @@ def _served(
     logger.info("loaded what drafts for it")
     made = _engine(settings, tokenizers, loaded_target, costs, metrics, producer, slot, recent, tracing)
     made.decoder.grammars.prepare()
+    tokenizers.target.prepare_chats()
+    logger.info("prepared grammars and chats")
     if pinned is not None:
         return ServedTarget(made, loaded_target, None)
     updater = _updater(settings, metrics, tracing, snapshots, made, load, memories, is_alone=is_alone)

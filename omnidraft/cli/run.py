@@ -62,12 +62,20 @@ def serve(
 
 def _main(settings: "Settings") -> int:
     """Pull missing models with a progress bar, then run the worker."""
-    from omnidraft.hosts import worker
     from omnidraft.models.catalog import store
 
     with download_bars() as progress:
         for name in settings.models.names:
             store.resolve(name, progress=progress)
+    return _worker(settings)
+
+
+def _worker(settings: "Settings") -> int:
+    from omnidraft.hosts import process
+
+    process.pause_garbage_collection()
+    from omnidraft.hosts import worker  # imports torch
+
     return worker.main(settings)
 
 
@@ -79,9 +87,9 @@ def worker_command(
     config_path: Config = None,
 ) -> None:
     """Serve requests over HTTP and record traces."""
-    from omnidraft.hosts import process, worker
+    from omnidraft.hosts import process
 
-    raise typer.Exit(process.serve("worker", worker.main, config_path, worker={"snapshot": snapshot}))
+    raise typer.Exit(process.serve("worker", _worker, config_path, worker={"snapshot": snapshot}))
 
 
 @app.command("distiller")

@@ -24,6 +24,7 @@ def examine(config_path: Path | None) -> Iterator[Finding]:
     yield installation.libraries(loaded[0] if loaded else None)
     if not loaded or installation.missing_libraries():
         return
+    yield installation.bytecode()
     for name, check in _checks(loaded[0]):
         yield run_check(name, check)
 

@@ -1,8 +1,12 @@
 """Checks of the Python version and the libraries against the package's metadata. Imports none of the libraries."""
 
+import os
 import platform
+import sys
 from collections.abc import Iterable
 from importlib import metadata
+from importlib.util import cache_from_source, find_spec
+from pathlib import Path
 
 from omnidraft.config import Settings
 from omnidraft.doctor.finding import Finding, ok, problem, warning
@@ -35,6 +39,27 @@ def libraries(settings: Settings | None) -> Finding:
         return ok("libraries", f"all {len(requirements)} requirements looked at")
     names = f"{PACKAGE}[{','.join(extras)}]" if extras else PACKAGE
     return problem("libraries", "; ".join(unmet), f"`make setup`, or pip install --upgrade '{names}'")
+
+
+def bytecode(library: str = "torch") -> Finding:
+    """Check that a library is compiled once, and not at every start: for ours that makes seconds."""
+    spec = find_spec(library)
+    if spec is None or spec.origin is None:
+        return ok("bytecode", f"{library} has no source")
+    kept = Path(cache_from_source(spec.origin))
+    if kept.exists():
+        return ok("bytecode", f"{library} is compiled")
+    if not sys.dont_write_bytecode and _can_be_made(kept.parent):
+        return ok("bytecode", "the first start keeps it for later ones")
+    reason = "PYTHONDONTWRITEBYTECODE is set" if sys.dont_write_bytecode else f"{kept.parent} cannot be written"
+    advice = f"`{sys.executable} -m compileall -q {Path(spec.origin).parents[1]}`, or set PYTHONPYCACHEPREFIX"
+    return warning("bytecode", f"every start compiles its libraries, which takes seconds: {reason}", advice)
+
+
+def _can_be_made(folder: Path) -> bool:
+    """Return whether this process may write to the folder, or make it."""
+    nearest = next(each for each in (folder, *folder.parents) if each.exists())
+    return os.access(nearest, os.W_OK)
 
 
 def missing_libraries() -> list[str]:

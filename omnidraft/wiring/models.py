@@ -1,5 +1,6 @@
 """Models, tokenizers and snapshots from their names."""
 
+import gc
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -101,7 +102,9 @@ def _target_on_kernels_or_transformers(settings: Settings, folder: Path) -> Targ
         return cached
     from omnidraft.models.hf.target import load_target  # takes seconds
 
-    return load_target(folder, settings.decode, **options, cache=cache)
+    loaded = load_target(folder, settings.decode, **options, cache=cache)
+    gc.collect()  # of the model in torch's form, which may be gigabytes; a worker that starts collects nothing itself
+    return loaded
 
 
 def packed_cache(settings: Settings) -> "PackedCache | None":

@@ -1,5 +1,6 @@
 """The decoding worker: an engine for each target, one drafter for all, one trace producer."""
 
+import logging
 import os
 import socket
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from omnidraft.models.hf.tokenizer import HfTokenizer
     from omnidraft.models.loading import SharedDrafter
     from omnidraft.tools.formats import ToolFormat
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +122,7 @@ def _all_served(
     pairs = [settings.for_target(name) for name in settings.models.targets]
     readers = [snapshot_reader(pair) for pair in pairs]  # a wrong address is known before anything large is loaded
     tokenizers = [served_vocabularies(pair, progress) for pair in pairs]
+    logger.info("loaded the tokenizers")
     first = tokenizers[0]
     drafter = base_drafter(settings, first) if isinstance(first, Vocabularies) else None
     return tuple(
@@ -144,15 +148,20 @@ def _served(
     from omnidraft.memory.recent_texts import RecentTexts
 
     loaded_target = target(settings, tokenizers)
+    logger.info("loaded %s", settings.models.target)
     costs = measured_costs(settings, loaded_target)
     costs.passes(settings.decode.mode)  # whatever the policy: metrics compare with plain decoding
+    logger.info("measured its passes")
     recent, memories = RecentTexts(settings.decode.recent_tokens), memory_loader(settings, metrics)
     switch = FactorSwitch()
     load = snapshot_loader(settings, tokenizers, costs, drafter, recent, memories, switch)
     pinned = settings.worker.snapshot
     slot = SnapshotSlot(_first_snapshot(settings, load, pinned), switch)
+    logger.info("loaded what drafts for it")
     made = _engine(settings, tokenizers, loaded_target, costs, metrics, producer, slot, recent, tracing)
     made.decoder.grammars.prepare()
+    tokenizers.target.prepare_chats()
+    logger.info("prepared grammars and chats")
     if pinned is not None:
         return ServedTarget(made, loaded_target, None)
     updater = _updater(settings, metrics, tracing, snapshots, made, load, memories, is_alone=is_alone)

@@ -65,7 +65,7 @@ class LocalCluster(AbstractContextManager["LocalCluster"]):
         """Return the names of processes that ended by themselves."""
         return [name for name, process in self._processes.items() if process.poll() is not None]
 
-    def wait_for(self, ready: Callable[[], bool], what: str, timeout_s: float) -> None:
+    def wait_for(self, ready: Callable[[], bool], what: str, timeout_s: float, *, poll_s: float = 0.3) -> None:
         """Wait until `ready()`. Raises ServiceFailed when a service ends before, or the time passes."""
         deadline = time.monotonic() + timeout_s
         while not ready():
@@ -77,7 +77,7 @@ class LocalCluster(AbstractContextManager["LocalCluster"]):
                     )
             if time.monotonic() > deadline:
                 raise ServiceFailed(f"no {what} within {timeout_s:.0f} s; see the logs in {self._logs}")
-            time.sleep(0.3)
+            time.sleep(poll_s)
 
     def wait_until_idle(self, name: str, timeout_s: float) -> None:
         """Wait until the service and its children use no processor time: a paused learner has finished its step."""

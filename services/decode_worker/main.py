@@ -10,6 +10,7 @@ def main() -> None:
 
 
 def _host(settings: Settings) -> int:
+    process.pause_garbage_collection()
     from omnidraft.hosts import worker  # imports torch, after wrong settings have been reported
 
     return worker.main(settings)

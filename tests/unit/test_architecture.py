@@ -175,6 +175,13 @@ def test_a_command_line_loads_nothing_heavy(module):
     assert (ran.returncode, ran.stdout.strip()) == (0, ""), ran.stderr
 
 
+def test_a_worker_loads_torch_and_nothing_else_that_is_heavy():
+    """Each of the others takes a second or more of every start."""
+    code = f"import sys, omnidraft.hosts.worker; print(*sorted(set({HEAVY!r}) & set(sys.modules)))"
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout.strip()) == (0, "torch"), ran.stderr
+
+
 def test_every_module_says_what_it_is_for():
     silent = [path for path in product_files(ROOT) if not ast.get_docstring(ast.parse(path.read_text()))]
     assert silent == []

@@ -16,7 +16,7 @@ from jinja2.exceptions import TemplateError
 from tokenizers import Tokenizer as Backend
 
 from omnidraft.errors import ModelError, RequestError
-from omnidraft.models.hf.tokenizer_cache import resolve
+from omnidraft.models.hf.tokenizer_cache import renderer, resolve
 from omnidraft.models.hf.tokenizer_json import (
     UNREACHABLE,
     control_ids,
@@ -84,6 +84,11 @@ class HfTokenizer:
     def has_chat_template(self) -> bool:
         """Whether this model takes messages; a base model only continues plain text."""
         return bool(self._resolved.chat_template)
+
+    def prepare_chats(self) -> None:
+        """Import now what the first chat needs, so that it does not wait for it."""
+        if self.has_chat_template:
+            renderer()
 
     @cached_property
     def tool_format(self) -> ToolFormat:

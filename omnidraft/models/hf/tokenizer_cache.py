@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -42,10 +42,8 @@ class ResolvedTokenizer:
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
         """Return the text of these messages and of the prompt for an answer. Raises jinja2's TemplateError, and what
         else a template can raise about values that it did not expect."""
-        from transformers.utils.chat_template_utils import render_jinja_template  # only who chats needs transformers
-
-        rendered: Any = render_jinja_template(  # annotated as a string, and returns texts and spans
-            conversations=[[dict(message) for message in messages]],  # type: ignore[misc]
+        rendered = renderer()(  # texts and spans
+            conversations=[[dict(message) for message in messages]],
             tools=[dict(tool) for tool in tools] or None,
             chat_template=self.template(has_tools=bool(tools)),
             add_generation_prompt=True,
@@ -53,6 +51,14 @@ class ResolvedTokenizer:
         )
         text: str = rendered[0][0]
         return text
+
+
+def renderer() -> Callable[..., Any]:
+    """Return transformers' function that renders chats. Its first call imports transformers: half a second that only
+    who chats needs."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    return render_jinja_template
 
 
 def resolve(folder: Path, cache: Path | None = None) -> ResolvedTokenizer:

@@ -2,8 +2,10 @@
 
 import json
 import os
+import py_compile
 import shutil
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -75,6 +77,19 @@ def test_settings_say_which_extras_are_needed(settings: config.Settings) -> None
 def test_this_environment_is_what_the_package_asks_for(settings: config.Settings) -> None:
     assert_found(installation.python(), Verdict.OK)
     assert_found(installation.libraries(settings), Verdict.OK)
+
+
+def test_libraries_that_every_start_compiles_anew(tmp_path, monkeypatch) -> None:
+    (tmp_path / "large.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "pycache_prefix", None)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    assert_found(installation.bytecode("large"), Verdict.WARNING, "PYTHONDONTWRITEBYTECODE", "compileall")
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    assert_found(installation.bytecode("large"), Verdict.OK, "first start")
+    py_compile.compile(str(tmp_path / "large.py"))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    assert_found(installation.bytecode("large"), Verdict.OK, "is compiled")
 
 
 def test_a_compiler_that_is_not_there(settings: config.Settings, tiny_models, tmp_path, monkeypatch) -> None:

@@ -104,10 +104,8 @@ class DrafterSession:
     def _reading_pays(self, draft: TextDraft, plan: RoundPlan) -> bool:
         """Return whether reading what the drafter has not read is worth it; where only its end is, skip to that."""
         num_ids = draft.position - self._read_to
-        if num_ids <= _LAST_IDS:
+        if num_ids <= _LAST_IDS or plan.should_read(draft.index, num_ids, _LAST_IDS):
             return plan.should_draft(draft.index, num_ids)
-        if plan.should_read(draft.index, num_ids, _LAST_IDS) and plan.should_draft(draft.index, num_ids):
-            return True
         is_worth_it = plan.should_draft(draft.index, _LAST_IDS)
         if is_worth_it:
             self.context.skip_to_end(_LAST_IDS)

@@ -185,19 +185,17 @@ class CostPlan:
 
     def should_draft(self, index: int, num_ids: int) -> bool:
         """See ports.RoundPlan."""
-        stats, step_s = self._policy.stats(*_stream(self._texts[index])), self._policy.step_s
-        catch_up_s = step_s(num_ids) - step_s(min(num_ids, _CATCH_UP))
-        if not stats.trials_left and stats.gain * self._left_s(index) > catch_up_s:
+        if self._gain_pays(index, num_ids):
             self._has_gain = True
             return True
-        is_tried = self._is_tried(stats, index, num_ids, catch_up_s)
+        is_tried = self._is_tried(index, num_ids)
         self._has_trial |= is_tried
         return is_tried
 
     def should_read(self, index: int, num_ids: int, num_last: int) -> bool:
-        """See ports.RoundPlan."""
+        """See ports.RoundPlan. A trial reads the end."""
         more_s = self._policy.step_s(num_ids) - self._policy.step_s(num_last)
-        return _WHOLE_GAIN * self._left_s(index) > more_s
+        return self._gain_pays(index, num_ids) and _WHOLE_GAIN * self._left_s(index) > more_s
 
     def select_expansions(self, values: Sequence[float], num_nodes: int) -> int:
         """See ports.RoundPlan. A step over several rows costs little more than one over a single row. A row of the pass
@@ -224,6 +222,14 @@ class CostPlan:
                 best, gain = num_nodes, earned
         return best
 
+    def _gain_pays(self, index: int, num_ids: int) -> bool:
+        """Return whether the expected gain is worth reading so many ids."""
+        stats = self._policy.stats(*_stream(self._texts[index]))
+        return not stats.trials_left and stats.gain * self._left_s(index) > self._catch_up_s(num_ids)
+
+    def _catch_up_s(self, num_ids: int) -> float:
+        return self._policy.step_s(num_ids) - self._policy.step_s(min(num_ids, _CATCH_UP))
+
     def _left_s(self, index: int) -> float:
         """Return the seconds that one more token in each of a text's rounds with a drafter is worth."""
         text, stats = self._texts[index], self._policy.stats(*_stream(self._texts[index]))
@@ -235,15 +241,16 @@ class CostPlan:
         selected with them."""
         return self._has_trial and not self._has_gain
 
-    def _is_tried(self, stats: DraftingStats, index: int, num_ids: int, catch_up_s: float) -> bool:
+    def _is_tried(self, index: int, num_ids: int) -> bool:
         """Return whether this text is part of a trial, for which only the first text of a stream catches up."""
         stream = _stream(self._texts[index])
+        stats = self._policy.stats(*stream)
         same = [number for number, text in enumerate(self._texts) if _stream(text) == stream]
         if index != same[0] and num_ids > _CATCH_UP:
             return False
         if not stats.trials_left:
             pass_s = self._policy.pass_s(self._num_plain + len(same)) - self._plain_s
-            trial_s = catch_up_s + _TRIAL_ROUNDS * (self._policy.step_s(len(same)) + pass_s)
+            trial_s = self._catch_up_s(num_ids) + _TRIAL_ROUNDS * (self._policy.step_s(len(same)) + pass_s)
             if trial_s < TRIAL_SHARE * stats.idle_s:
                 stats.trials_left, stats.idle_s = _TRIAL_ROUNDS, 0.0
         return stats.trials_left > 0

@@ -309,6 +309,16 @@ def test_the_whole_of_a_long_text_is_read_where_an_answer_gains_more_by_it_than_
     assert FixedPolicy().should_read(0, num_ids, 64)
 
 
+def test_a_trial_reads_the_end_of_a_long_text_and_never_the_whole():
+    policy = CostPolicy(flat(0.055, 0.17), CostCurve({1: 0.005, 64: 0.074}))
+    policy.stats(TENANT).gain = -0.1
+    policy.stats(TENANT).idle_s = 15.0
+    for _ in range(2):  # the trial begins, and goes on
+        plan = policy.start_round([RoundText(TENANT, 500)])
+        assert not plan.should_read(0, 300, 64)
+        assert plan.should_draft(0, 64)
+
+
 def test_many_texts_take_drafting_up_again_when_it_recovers():
     policy = CostPolicy(flat(1.0, 1.3), CostCurve({1: 0.05, 4: 0.07, 64: 0.8}))
     nodes = simulate(policy, {TENANT: 0.02}, 400)

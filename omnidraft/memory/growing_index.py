@@ -21,6 +21,8 @@ _NONE = 2**32 - 1
 _MAX_LENGTH = 64
 _MULTIPLIER = 0x9E3779B97F4A7C15
 """The base of the hash, a polynomial modulo 2^64, which is the same in every process."""
+_WEIGHTS = {order: pow(_MULTIPLIER, order // 2, 2**64) for order in _ORDERS}
+"""Length of an n-gram -> the weight of its first half."""
 
 
 class GrowingIndex:
@@ -57,10 +59,10 @@ class GrowingIndex:
         no two ids match. It may miss longer ones that are older than 64 others with the same last ids."""
         ending = array("I", context[-max_length:])
         packed, ids = ending.tobytes(), memoryview(self._ids).cast("B")
-        for order, hashes in _hashes(ending[-_ORDERS[0] :]).items():
+        for order, last_hash in _last_hashes(ending[-_ORDERS[0] :]):
             matches = [
                 (num_common(packed, ids[max(4 * position - len(packed), 0) : 4 * position].tobytes()), position)
-                for position in self._chains[order].newest(hashes)
+                for position in self._chains[order].newest(last_hash)
                 if position < len(self._ids)
             ]
             length = max((length for length, _ in matches), default=0)
@@ -88,11 +90,11 @@ class _Chain:
             older[end] = newest[slot]
             newest[slot] = end
 
-    def newest(self, hashes: np.ndarray) -> Iterator[int]:
-        """Yield the newest positions behind what may be the n-gram of the last of these hashes."""
-        if not len(hashes) or not self._newest:
+    def newest(self, ngram_hash: int) -> Iterator[int]:
+        """Yield the newest positions behind what may be the n-gram of this hash."""
+        if not self._newest:
             return
-        position = self._newest[int(hashes[-1]) % len(self._newest)]
+        position = self._newest[ngram_hash % len(self._newest)]
         for _ in range(_MAX_CHAIN):
             if position == _NONE:
                 return
@@ -106,7 +108,19 @@ def _hashes(ids: array) -> dict[int, np.ndarray]:
     hashes = {1: np.array(ids, np.uint64) + np.uint64(1)}
     for order in reversed(_ORDERS):
         half = order // 2
-        weight = np.uint64(pow(_MULTIPLIER, half, 2**64))
         shorter = hashes[half]
-        hashes[order] = shorter[: max(len(shorter) - half, 0)] * weight + shorter[half:]
+        hashes[order] = shorter[: max(len(shorter) - half, 0)] * np.uint64(_WEIGHTS[order]) + shorter[half:]
     return {order: hashes[order] ^ (hashes[order] >> np.uint64(32)) for order in _ORDERS}
+
+
+def _last_hashes(ids: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield the length and the hash of the last n-grams of a few ids, the longest first, as `_hashes` does without the
+    price of arrays."""
+    hashes = {1: [token + 1 for token in ids]}
+    for order in reversed(_ORDERS):
+        weight, shorter = _WEIGHTS[order], hashes[order // 2]
+        halves = zip(shorter, shorter[order // 2 :], strict=False)
+        hashes[order] = [(left * weight + right) % 2**64 for left, right in halves]
+    for order in _ORDERS:
+        if hashes[order]:
+            yield order, hashes[order][-1] ^ (hashes[order][-1] >> 32)

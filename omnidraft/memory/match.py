@@ -43,6 +43,9 @@ class SuffixMatch:
         return self._children
 
     def _sorted_followers(self) -> "Iterable[tuple[int, SuffixMatch]]":
+        if len(self._next) == 1:
+            yield from self._only_follower(self._next[0])
+            return
         end, next_positions = len(self._ids), dict[int, list[int]]()
         for position in self._next:
             if position < end and (token := self._ids[position]) != SEPARATOR:
@@ -51,6 +54,11 @@ class SuffixMatch:
         by_frequency = sorted(next_positions.items(), key=lambda follower: (-len(follower[1]), -follower[1][-1]))
         for token, positions in by_frequency:
             yield token, SuffixMatch(self._ids, positions, self.length + 1, round(share * len(positions)))
+
+    def _only_follower(self, position: int) -> "Iterable[tuple[int, SuffixMatch]]":
+        """Yield what follows a single occurrence, as most are, without sorting."""
+        if position < len(self._ids) and (token := self._ids[position]) != SEPARATOR:
+            yield token, SuffixMatch(self._ids, (position + 1,), self.length + 1, self.count)
 
 
 def num_common(ids: bytes, others: bytes) -> int:

@@ -79,6 +79,10 @@ class TextOutcome:
     step_rows: Sequence[int]
     """Its rows in each of the drafter's passes; 0 in those without it."""
     work: Work = "text"
+    num_nodes_without: int = 0
+    """The nodes that the target would have scored without the drafter, since others drafted them."""
+    num_accepted_without: int = 0
+    """Those of them that it drew."""
 
 
 class RoundPlan(Protocol):
@@ -92,11 +96,15 @@ class RoundPlan(Protocol):
     def should_draft(self, index: int, num_ids: int) -> bool:
         """Return whether the drafter drafts for this text, of which it has to read about `num_ids` ids first."""
 
+    def should_read(self, index: int, num_ids: int, num_last: int) -> bool:
+        """Return whether the drafter, if it drafts for this text, reads all the `num_ids` ids that it has not read, and
+        not only the `num_last` last ones."""
+
     def select_expansions(self, values: Sequence[float], num_nodes: int) -> int:
         """Return how many of these nodes, of all texts and in falling order of value, the drafter expands in one step;
         0 ends drafting.
 
-        At first the nodes are the ends of the texts; `num_nodes` were drafted so far.
+        At first the nodes are the ends of the texts; `num_nodes` would be scored if nothing more were drafted.
         """
 
     def prune(self, values: Sequence[float]) -> int:

@@ -49,36 +49,44 @@ class CandidateKind(NamedTuple):
     """None where no memory drafted it."""
 
 
+_Counts = dict[tuple[CandidateKind, int], list[list[float]]]
+"""Kind and bin of q -> how many were seen and accepted, at any depth first, then in each bin of depths."""
+
+
 class AcceptanceCalibrator:
     """Acceptance by kind, bin of q and depth."""
 
     def __init__(self, shared: "AcceptanceCalibrator | None" = None) -> None:
         """Begin with no counts, and with the estimates of `shared`, which counts everything that this one does."""
-        self._shared = shared
-        self._counts: dict[tuple[CandidateKind, int, int | None], list[float]] = defaultdict(lambda: [0.0, 0.0])
+        self._counts: _Counts = {}
+        self._all_counts: tuple[_Counts, ...] = (*(() if shared is None else shared._all_counts), self._counts)
+        """Those that estimates begin with come first."""
 
     def estimate(self, kind: CandidateKind, q: float, depth: int) -> float:
         """Return the probability that such a draft token is accepted, given that everything before it was."""
-        bin_index = bisect(_EDGES, q)
-        prior = q if self._shared is None else self._shared.estimate(kind, q, depth)
-        at_any_depth = self._shrink((kind, bin_index, None), prior)
-        estimate = self._shrink((kind, bin_index, bisect(_DEEP, depth)), at_any_depth)
+        key, estimate = (kind, bisect(_EDGES, q)), q
+        for counts in self._all_counts:
+            by_depth = counts.get(key)
+            if by_depth is not None:
+                estimate = _shrunk(by_depth[1 + bisect(_DEEP, depth)], _shrunk(by_depth[0], estimate))
         return min(max(estimate, _MIN_ESTIMATE), _MAX_ESTIMATE)
 
     def update(self, kind: CandidateKind, q: float, depth: int, *, is_right: bool) -> None:
         """Count one draft token that the target accepted or rejected."""
-        if self._shared is not None:
-            self._shared.update(kind, q, depth, is_right=is_right)
-        bin_index = bisect(_EDGES, q)
-        for key in ((kind, bin_index, None), (kind, bin_index, bisect(_DEEP, depth))):
-            counts = self._counts[key]
-            fade = min(1.0, _MAX_COUNT / (counts[0] + 1))
-            counts[0] = counts[0] * fade + 1
-            counts[1] = counts[1] * fade + is_right
+        key, depth_bin = (kind, bisect(_EDGES, q)), 1 + bisect(_DEEP, depth)
+        for all_counts in self._all_counts:
+            by_depth = all_counts.setdefault(key, [])
+            if not by_depth:
+                by_depth += [[0.0, 0.0] for _ in range(len(_DEEP) + 2)]
+            for counts in (by_depth[0], by_depth[depth_bin]):
+                fade = min(1.0, _MAX_COUNT / (counts[0] + 1))
+                counts[0] = counts[0] * fade + 1
+                counts[1] = counts[1] * fade + is_right
 
-    def _shrink(self, key: tuple[CandidateKind, int, int | None], prior: float) -> float:
-        num, num_accepted = self._counts.get(key, (0.0, 0.0))
-        return (num_accepted + _PRIOR_COUNT * prior) / (num + _PRIOR_COUNT)
+
+def _shrunk(counts: Sequence[float], prior: float) -> float:
+    """Return the share of accepted ones, as far as they are many enough to outweigh the prior."""
+    return (counts[1] + _PRIOR_COUNT * prior) / (counts[0] + _PRIOR_COUNT)
 
 
 class Calibrators:

@@ -6,6 +6,10 @@ from dataclasses import dataclass, field
 from omnidraft.decode.drafting.acceptance_stats import CandidateKind
 from omnidraft.decode.drafting.constraints import DraftConstraints
 from omnidraft.ports import DraftTree, Noise, Source, TreeLimits
+from omnidraft.traces.record import DRAFTER_SOURCES
+
+_LATER_SHARE = 0.5
+"""How much of a token's worth is that drafting can go on behind it."""
 
 
 @dataclass(slots=True)
@@ -22,6 +26,11 @@ class Node:
     estimates: list[tuple[CandidateKind, float]] = field(default_factory=list)
     """The kinds and q's that its acceptance was estimated from, one for each source that drafted it, for the
     calibrator."""
+
+    @property
+    def is_drafters(self) -> bool:
+        """Whether no memory and no grammar has drafted it."""
+        return self.source in DRAFTER_SOURCES
 
 
 class DraftTreeBuilder:
@@ -77,10 +86,40 @@ class DraftTreeBuilder:
             node = self.nodes[node].parent
         return value
 
+    def values(self) -> list[float]:
+        """Return the value of every node."""
+        values = [1.0]
+        for node in self.nodes[1:]:
+            values.append(values[node.parent] * node.acceptance)
+        return values
+
+    def best_values(self, num: int) -> list[float]:
+        """Return the largest values of drafted nodes, at most `num`, in falling order."""
+        return sorted(self.values()[1:], reverse=True)[:num]
+
+    def exclude_siblings(self) -> None:
+        """Lower the acceptance of a drafter's and a memory's nodes where the other is surer of another token: the
+        target draws one. (Two readings of a drafter may be likely side by side, until the target's way is known.)"""
+        for numbers in self._children:
+            siblings = [self.nodes[number] for number in numbers.values()]
+            surest = {True: 0.0, False: 0.0}
+            for node in siblings:
+                surest[node.is_drafters] = max(surest[node.is_drafters], node.acceptance)
+            for node in siblings:
+                if (other := surest[not node.is_drafters]) > node.acceptance:
+                    node.acceptance = min(node.acceptance, 1.0 - other)
+
     def open_value(self, node: int) -> float:
-        """Return the probability that it does and continues with a token that is not drafted yet."""
-        covered = sum(self.nodes[child].acceptance for child in self._children[node].values())
-        return self.value(node) * max(1.0 - covered, 0.0)
+        """Return the probability that it does and continues with what is not drafted yet."""
+        return self.value(node) * max(1.0 - self._covered(node), 0.0)
+
+    def _covered(self, node: int) -> float:
+        """Return how much of what may follow the node is drafted: a child half, and what follows the child the rest,
+        since drafting goes on from there."""
+        return sum(
+            self.nodes[child].acceptance * (1 - _LATER_SHARE + _LATER_SHARE * self._covered(child))
+            for child in self._children[node].values()
+        )
 
     def children(self, node: int) -> list[Node]:
         return [self.nodes[child] for child in self._children[node].values()]
@@ -99,8 +138,9 @@ class DraftTreeBuilder:
 
     def best_leaves(self, num: int) -> list[int]:
         """Return the nodes without children that the target's text most probably reaches, at most `num`."""
+        values = self.values()
         leaves = [node for node in range(len(self.nodes)) if not self._children[node]]
-        return sorted(leaves, key=lambda node: -self.value(node))[:num]
+        return sorted(leaves, key=lambda node: -values[node])[:num]
 
     def follow(self, emitted: Sequence[int]) -> list[tuple[int, int]]:
         """Return the nodes that the emitted text reached, each with the token that came next."""
@@ -115,9 +155,7 @@ class DraftTreeBuilder:
     def ranked(self, limits: TreeLimits) -> list[int]:
         """Return the nodes that fit, best first; every prefix of this list is a tree that fits."""
         depth = self._max_depth if limits.depth is None else limits.depth
-        values = [1.0]
-        for node in self.nodes[1:]:
-            values.append(values[node.parent] * node.acceptance)
+        values = self.values()
         fitting = [number for number in range(1, len(self.nodes)) if self.nodes[number].depth <= depth]
         if limits.num_chains is None:
             order = sorted(fitting, key=lambda number: (-values[number], number))

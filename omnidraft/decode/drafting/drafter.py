@@ -7,6 +7,7 @@ Shapes: D the drafter's vocabulary, R rows of one text in a step.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import torch
 
@@ -94,16 +95,16 @@ class _Steps:
             return {}
         best = sorted(prefixes, key=lambda each: -each[0])
         selected: dict[Extension, list[DraftPrefix]] = {}
-        num_selected = self._plan.select_expansions([value for value, *_ in best], self._num_drafted())
+        num_selected = self._plan.select_expansions([value for value, *_ in best], self._num_scored())
         for _, extension, prefix in best[:num_selected]:
             selected.setdefault(extension, []).append(prefix)
         return selected
 
-    def _num_drafted(self) -> int:
-        """Return the number of nodes drafted so far; beside others, a text has no more than can be scored."""
-        if len(self._drafts) == 1:
-            return self._drafts[0].tree.num_drafted
-        return sum(min(draft.tree.num_drafted, draft.limits.num_nodes) for draft in self._drafts)
+    def _num_scored(self) -> int:
+        """Return the number of nodes that the target would score if nothing more were drafted: a further one costs what
+        a row beside those costs, however many unlikely ones a memory has drafted."""
+        values = [draft.tree.best_values(draft.limits.num_nodes) for draft in self._drafts]
+        return self._plan.prune(sorted(chain.from_iterable(values), reverse=True))
 
     def _prefill_or_extend(self, readers: Sequence[Extension]) -> None:
         """Read the texts to their ends and add the first candidates."""

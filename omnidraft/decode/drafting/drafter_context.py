@@ -1,7 +1,8 @@
 """The drafter's view of one request: the target's text in the drafter's tokens, and the merges learned from it.
 
 The text is re-tokenised at its end only (docs/algorithms.md section 5); the target's ids are never re-encoded. Special
-ids become the drafter's of the same role. Of a text that is longer than its context the drafter reads the end.
+ids become the drafter's of the same role. Of a text that is longer than its context, or than what pays, the drafter
+reads the end.
 """
 
 from collections.abc import Sequence
@@ -48,9 +49,7 @@ class DrafterContext:
     def ids(self) -> list[int] | None:
         """The drafter's ids of the text; None when nothing can be drafted from them: inside a character, or for
         good."""
-        if self._unread:
-            unread, self._unread = self._unread, []
-            self._append(unread)
+        self._append_unread()
         if self._is_unspellable or self._tail.pending or not self._tail.ids:
             return None
         return self._window.visible(self._tail.ids)
@@ -58,6 +57,16 @@ class DrafterContext:
     def observe(self, emitted: Sequence[int]) -> None:
         """Append emitted ids to the text."""
         self._unread += emitted
+
+    def skip_to_end(self, num_ids: int) -> None:
+        """Let the drafter read the last `num_ids` ids of the text so far, and what follows them, and nothing else."""
+        self._append_unread()
+        self._window.skip(self._tail.ids, num_ids)
+
+    def _append_unread(self) -> None:
+        if self._unread:
+            unread, self._unread = self._unread, []
+            self._append(unread)
 
     def _append(self, emitted: Sequence[int]) -> None:
         if self._is_unspellable:
@@ -96,7 +105,8 @@ class SlidingWindow:
     """The end of one text that fits the drafter's context, from a safe boundary on.
 
     A full window drops its older half, and the drafter reads the other half again: every id is read twice, whatever the
-    length of the text. A bos at the beginning stays, since models that were trained with one fail without it.
+    length of the text. A bos at the beginning stays, since models that were trained with one fail without it. It may
+    begin later than it has to, since a long text takes long to read.
     """
 
     def __init__(self, vocabulary: Vocabulary, context_limit: int) -> None:
@@ -111,6 +121,11 @@ class SlidingWindow:
         if not 0 < len(ids) - self._start <= self._max_ids - len(bos):
             self._start = 0 if len(ids) <= self._max_ids else self._boundary(ids, (self._max_ids + 1) // 2)
         return ids if self._start == 0 else bos + ids[self._start :]
+
+    def skip(self, ids: list[int], num_kept: int) -> None:
+        """Begin about `num_kept` ids before the end, unless the drafter begins later already."""
+        if len(ids) - self._start > num_kept:
+            self._start = self._boundary(ids, num_kept)
 
     def _begins_with_bos(self, ids: list[int]) -> bool:
         return self._max_ids > 2 and ids[:1] == [self._vocabulary.roles.get("bos")]

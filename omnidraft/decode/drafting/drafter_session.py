@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 4
 """Prefixes of one text that a step extends at most."""
+_LAST_IDS = 64
+"""Ids at the end of a text that the drafter reads where the whole is not worth reading. With 64 or 128 of 700 ids it
+agrees in 63 % of places, with all in 75 % (SmolLM2-135M, facts of an article as JSON)."""
 
 
 class DrafterSession:
@@ -81,7 +84,7 @@ class DrafterSession:
             return None
         if self._may_resume:
             self._resume(draft.position)
-        if not plan.should_draft(draft.index, draft.position - self._read_to):
+        if not self._reading_pays(draft, plan):
             return None
         ids = self.context.ids
         if ids is None or not self._rereading_pays(ids, draft, plan):
@@ -97,6 +100,16 @@ class DrafterSession:
         self.fed, self._read_to = list(ids), position
         self.drafter.pool.memory.hold(self)
         return self.model, keep, ids[keep:]
+
+    def _reading_pays(self, draft: TextDraft, plan: RoundPlan) -> bool:
+        """Return whether reading what the drafter has not read is worth it; where only its end is, skip to that."""
+        num_ids = draft.position - self._read_to
+        if num_ids <= _LAST_IDS or plan.should_read(draft.index, num_ids, _LAST_IDS):
+            return plan.should_draft(draft.index, num_ids)
+        is_worth_it = plan.should_draft(draft.index, _LAST_IDS)
+        if is_worth_it:
+            self.context.skip_to_end(_LAST_IDS)
+        return is_worth_it
 
     def _resume(self, position: int) -> None:
         """Take over the keys of an ended text that began with the same ids."""

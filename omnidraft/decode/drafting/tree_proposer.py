@@ -94,6 +94,9 @@ class TreeProposer(Proposer):
         for number, source in enumerate(self.sources):
             for session in sessions:
                 session.extend_forced()  # before a source too, so that it begins behind what is forced
+            if number == len(self.sources) - 1:
+                for session, nodes in zip(sessions, _prune(drafts, plan), strict=True):
+                    session.nodes_without = frozenset(nodes)
             source.extend_all([each.sources[number] for each in sessions], drafts, plan)
         for session in sessions:
             session.extend_forced()
@@ -134,6 +137,8 @@ class TreeSession:
         self._draft: TextDraft | None = None
         self._round: Round | None = None
         self._num_scored = self._num_emitted = 0
+        self.nodes_without: frozenset[int] = frozenset()
+        """The nodes that would be scored without the last source, which is the drafter if there is one."""
 
     def propose(self, position: int, limits: TreeLimits, noise: Noise) -> DraftTree:
         """See ports.ProposerSession."""
@@ -172,7 +177,7 @@ class TreeSession:
         reached = draft.tree.follow(emitted) if draft else []
         if draft:
             self._calibrate(draft.tree, reached)
-            self._end_round(self._outcome(draft.tree, len(emitted)))
+            self._end_round(self._outcome(draft.tree, len(emitted), reached))
         if self._constraints is not None:
             self._constraints.observe(emitted)
         for source in self.sources:
@@ -198,9 +203,11 @@ class TreeSession:
         self._proposer.policy_for(self.request.mode).finish(self.request.tenant, self._num_emitted, self.request.work)
         self._num_emitted = 0
 
-    def _outcome(self, tree: DraftTreeBuilder, num_emitted: int) -> TextOutcome:
-        request = self.request
-        return TextOutcome(request.tenant, num_emitted, self._num_scored, tree.step_rows, request.work)
+    def _outcome(self, tree: DraftTreeBuilder, num_emitted: int, reached: Sequence[tuple[int, int]]) -> TextOutcome:
+        tenant, work = self.request.tenant, self.request.work
+        without = self.nodes_without
+        num_accepted = sum(node in without for node, _ in reached)
+        return TextOutcome(tenant, num_emitted, self._num_scored, tree.step_rows, work, len(without), num_accepted)
 
     def _end_round(self, outcome: TextOutcome | None) -> None:
         ended, self._round, self._draft = self._round, None, None
@@ -222,11 +229,14 @@ def _session(request: DraftRequest) -> TreeSession:
 def _prune(drafts: Sequence[TextDraft], plan: RoundPlan) -> list[list[int]]:
     """Return the nodes of each tree that the target scores: those of all texts compete, and each tree stays a
     prefix of its own ranking."""
+    for draft in drafts:
+        draft.tree.exclude_siblings()
     ranked = [draft.tree.ranked(draft.limits) for draft in drafts]
     competing: list[tuple[float, float, int]] = []
     for at, (draft, order) in enumerate(zip(drafts, ranked, strict=True)):
-        values = [draft.tree.value(node) for node in order]
-        competing += zip(accumulate(values, min), values, [at] * len(order), strict=True)
+        values = draft.tree.values()
+        sorted_values = [values[node] for node in order]
+        competing += zip(accumulate(sorted_values, min), sorted_values, [at] * len(order), strict=True)
     competing.sort(key=lambda node: -node[0])
     num_scored = [0] * len(drafts)
     for *_, at in competing[: plan.prune([value for _, value, _ in competing])]:

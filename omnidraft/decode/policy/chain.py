@@ -20,6 +20,10 @@ class FixedPolicy:
         """See ports.RoundPlan."""
         return True
 
+    def should_read(self, index: int, num_ids: int, num_last: int) -> bool:
+        """See ports.RoundPlan."""
+        return True
+
     def select_expansions(self, values: Sequence[float], num_nodes: int) -> int:
         """See ports.RoundPlan."""
         return len(values)

@@ -5,9 +5,10 @@ seconds are summed over rounds; their ratio is the rate that every further node 
 both (Dinkelbach's method for ratios: https://doi.org/10.1287/mnsc.13.7.492; docs/algorithms.md section 10). It is a
 multiple of plain decoding's rate, since that changes with the number of texts. Rows of prompts in the same pass make
 further rows dearer, and their own time is not the drafts'.
-When drafting does not beat plain decoding it stops, and is tried again now and then for a small share of the time, so
-that a recovery is seen. The measured gain of rounds with a drafter decides that, so no wrong estimate can make it lose
-for long. A text that the drafter has not read yet is read only when the rest of the answer is expected to pay for it.
+When the drafter does not pay it stops, and is tried again now and then for a small share of the time, so that a
+recovery is seen. Its measured gain over what would have been drafted without it decides that, so no wrong estimate can
+make it lose for long. A text that it has not read yet is read only when the rest of the answer is expected to pay for
+it; where the whole is too long for that, its end is.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,8 +28,10 @@ _FIRST_ROUNDS = 10
 """Rounds that the prior gain counts for."""
 _PRIOR_AGREEMENT, _PRIOR_DEPTH = 0.65, 4
 _FIRST_GAIN, _MIN_GAIN = 0.2, -0.1
-"""Tokens per text and round above plain decoding: the largest prior gain of drafting, and the lowest estimate, so that
-a few good trials bring drafting back."""
+"""Tokens per text and round that the drafter gains: the most that is expected before any was measured, and the lowest
+estimate, so that a few good trials bring it back."""
+_WHOLE_GAIN = 0.25
+"""Tokens per round that a drafter is taken to gain by reading the whole of a long text, beyond its end."""
 _DECAY = 0.97
 """Decay per round of the sums of seconds: about 30 rounds count."""
 _MAX_STREAMS = 512
@@ -38,9 +41,24 @@ Seconds = Callable[[int], float]
 """Seconds by number of rows."""
 
 
+@dataclass(frozen=True, slots=True)
+class SpentText:
+    """A text after a round, with its share of the round's seconds."""
+
+    outcome: TextOutcome
+    seconds: float
+    seconds_without: float
+    """What it would have taken without the drafter."""
+
+    def gain(self, token_s: float) -> float:
+        """Return how many tokens the drafter added to those of the time that it took."""
+        num_tokens = self.outcome.num_emitted - 1 - self.outcome.num_accepted_without
+        return num_tokens - (self.seconds - self.seconds_without) / token_s
+
+
 @dataclass(slots=True)
 class DraftingStats:
-    """The gain of drafting for one tenant's texts of one kind."""
+    """The gain of the drafter for one tenant's texts of one kind."""
 
     gain: float
     emits: float = 2.0
@@ -57,19 +75,19 @@ class DraftingStats:
     seconds: float = 0.0
     """Seconds that they took."""
 
-    def add(self, outcomes: Sequence[tuple[TextOutcome, float]], token_s: float) -> None:
-        """Add these texts of a round, each with its seconds; a token of plain decoding takes `token_s`."""
-        drafted = [(outcome.num_emitted, seconds) for outcome, seconds in outcomes if any(outcome.step_rows)]
+    def add(self, texts: Sequence[SpentText], token_s: float) -> None:
+        """Add these texts of a round; a token of plain decoding takes `token_s`."""
+        drafted = [each for each in texts if any(each.outcome.step_rows)]
         if drafted:
-            emits = sum(emitted for emitted, _ in drafted) / len(drafted)
-            self._add_gain(emits, emits - sum(seconds for _, seconds in drafted) / len(drafted) / token_s)
-        self.idle_s += sum(seconds for outcome, seconds in outcomes if not any(outcome.step_rows))
-        num_emitted = sum(outcome.num_emitted for outcome, _ in outcomes)
+            emits = sum(each.outcome.num_emitted for each in drafted) / len(drafted)
+            self._add_gain(emits, sum(each.gain(token_s) for each in drafted) / len(drafted))
+        self.idle_s += sum(each.seconds for each in texts if not any(each.outcome.step_rows))
+        num_emitted = sum(each.outcome.num_emitted for each in texts)
         self.plain_s = self.plain_s * _DECAY + num_emitted * token_s
-        self.seconds = self.seconds * _DECAY + sum(seconds for _, seconds in outcomes)
+        self.seconds = self.seconds * _DECAY + sum(each.seconds for each in texts)
 
     def _add_gain(self, emits: float, earned: float) -> None:
-        """Add a round with a drafter: tokens per text, and how many of them exceed plain decoding."""
+        """Add a round with a drafter: tokens per text, and how many of them it earned."""
         weight = max(_EMA_WEIGHT, 1 / (_FIRST_ROUNDS + self.num_drafted))
         self.num_drafted += 1
         self.trials_left = max(self.trials_left - 1, 0)
@@ -99,10 +117,9 @@ class CostPolicy:
     def update(self, outcomes: Sequence[TextOutcome], num_other_rows: int = 0) -> None:
         """See ports.Policy. Seconds are those of the cost curves, which are smoother than the clock's; catching up was
         paid for when the ids were read."""
-        token_s = self.pass_s(len(outcomes)) / len(outcomes)
-        with_seconds = list(zip(outcomes, self._seconds(outcomes, num_other_rows), strict=True))
+        token_s, texts = self.pass_s(len(outcomes)) / len(outcomes), self._spent(outcomes, num_other_rows)
         for stream in dict.fromkeys(_stream(outcome) for outcome in outcomes):
-            self.stats(*stream).add([each for each in with_seconds if _stream(each[0]) == stream], token_s)
+            self.stats(*stream).add([each for each in texts if _stream(each.outcome) == stream], token_s)
 
     def finish(self, tenant: str, num_emitted: int, work: Work = "text") -> None:
         """See ports.Policy."""
@@ -110,16 +127,24 @@ class CostPolicy:
             stats = self.stats(tenant, work)
             stats.length += _EMA_WEIGHT * (num_emitted - stats.length)
 
-    def _seconds(self, outcomes: Sequence[TextOutcome], num_other_rows: int) -> list[float]:
+    def _spent(self, outcomes: Sequence[TextOutcome], num_other_rows: int) -> list[SpentText]:
         """Return the seconds of each text: its share of a plain pass, and of nodes and steps by their number."""
-        num_plain, num_nodes = len(outcomes) + num_other_rows, sum(outcome.num_nodes for outcome in outcomes)
-        node_s = (self.pass_s(num_plain + num_nodes) - self.pass_s(num_plain)) / max(num_nodes, 1)
-        seconds = [self.pass_s(len(outcomes)) / len(outcomes) + node_s * each.num_nodes for each in outcomes]
+        plain_s, num_plain = self.pass_s(len(outcomes)) / len(outcomes), len(outcomes) + num_other_rows
+        node_s = self._node_s(num_plain, sum(each.num_nodes for each in outcomes))
+        without_s = self._node_s(num_plain, sum(each.num_nodes_without for each in outcomes))
+        seconds = [plain_s + node_s * each.num_nodes for each in outcomes]
         for rows in zip(*(outcome.step_rows for outcome in outcomes), strict=True):
             capped = [min(each, _CATCH_UP) for each in rows]
             row_s = self.step_s(sum(capped)) / max(sum(capped), 1)
             seconds = [spent + row_s * each for spent, each in zip(seconds, capped, strict=True)]
-        return seconds
+        return [
+            SpentText(each, spent, plain_s + without_s * each.num_nodes_without)
+            for each, spent in zip(outcomes, seconds, strict=True)
+        ]
+
+    def _node_s(self, num_plain: int, num_nodes: int) -> float:
+        """Return the average seconds of so many drafted nodes beside other rows."""
+        return (self.pass_s(num_plain + num_nodes) - self.pass_s(num_plain)) / max(num_nodes, 1)
 
     def _new_stats(self, tenant: str, work: Work) -> DraftingStats:
         return DraftingStats(min(_FIRST_GAIN, max(_MIN_GAIN, self._prior_gain())))
@@ -160,16 +185,17 @@ class CostPlan:
 
     def should_draft(self, index: int, num_ids: int) -> bool:
         """See ports.RoundPlan."""
-        text, step_s = self._texts[index], self._policy.step_s
-        stats = self._policy.stats(*_stream(text))
-        catch_up_s = step_s(num_ids) - step_s(min(num_ids, _CATCH_UP))
-        rounds = min(stats.length, text.max_new_tokens) / stats.emits
-        if not stats.trials_left and stats.gain * rounds * self._token_s > catch_up_s:
+        if self._gain_pays(index, num_ids):
             self._has_gain = True
             return True
-        is_tried = self._is_tried(stats, index, num_ids, catch_up_s)
+        is_tried = self._is_tried(index, num_ids)
         self._has_trial |= is_tried
         return is_tried
+
+    def should_read(self, index: int, num_ids: int, num_last: int) -> bool:
+        """See ports.RoundPlan. A trial reads the end."""
+        more_s = self._policy.step_s(num_ids) - self._policy.step_s(num_last)
+        return self._gain_pays(index, num_ids) and _WHOLE_GAIN * self._left_s(index) > more_s
 
     def select_expansions(self, values: Sequence[float], num_nodes: int) -> int:
         """See ports.RoundPlan. A step over several rows costs little more than one over a single row. A row of the pass
@@ -196,21 +222,35 @@ class CostPlan:
                 best, gain = num_nodes, earned
         return best
 
+    def _gain_pays(self, index: int, num_ids: int) -> bool:
+        """Return whether the expected gain is worth reading so many ids."""
+        stats = self._policy.stats(*_stream(self._texts[index]))
+        return not stats.trials_left and stats.gain * self._left_s(index) > self._catch_up_s(num_ids)
+
+    def _catch_up_s(self, num_ids: int) -> float:
+        return self._policy.step_s(num_ids) - self._policy.step_s(min(num_ids, _CATCH_UP))
+
+    def _left_s(self, index: int) -> float:
+        """Return the seconds that one more token in each of a text's rounds with a drafter is worth."""
+        text, stats = self._texts[index], self._policy.stats(*_stream(self._texts[index]))
+        return min(stats.length, text.max_new_tokens) / stats.emits * self._token_s
+
     @property
     def _must_try(self) -> bool:
         """Whether something is drafted although nothing is expected to pay; beside texts that gain, a tried one is
         selected with them."""
         return self._has_trial and not self._has_gain
 
-    def _is_tried(self, stats: DraftingStats, index: int, num_ids: int, catch_up_s: float) -> bool:
+    def _is_tried(self, index: int, num_ids: int) -> bool:
         """Return whether this text is part of a trial, for which only the first text of a stream catches up."""
         stream = _stream(self._texts[index])
+        stats = self._policy.stats(*stream)
         same = [number for number, text in enumerate(self._texts) if _stream(text) == stream]
         if index != same[0] and num_ids > _CATCH_UP:
             return False
         if not stats.trials_left:
             pass_s = self._policy.pass_s(self._num_plain + len(same)) - self._plain_s
-            trial_s = catch_up_s + _TRIAL_ROUNDS * (self._policy.step_s(len(same)) + pass_s)
+            trial_s = self._catch_up_s(num_ids) + _TRIAL_ROUNDS * (self._policy.step_s(len(same)) + pass_s)
             if trial_s < TRIAL_SHARE * stats.idle_s:
                 stats.trials_left, stats.idle_s = _TRIAL_ROUNDS, 0.0
         return stats.trials_left > 0

@@ -36,8 +36,41 @@ def test_a_value_is_the_product_of_the_chances_on_the_way():
     second = tree.add(first, 4, Source.DIRECT, 0.5)
     tree.add(second, 5, Source.DIRECT, 0.75)
     assert tree.value(second) == 0.25
-    assert tree.open_value(second) == 0.0625
-    assert tree.open_value(0) == 0.5
+    assert tree.values() == [1.0, 0.5, 0.25, 0.1875]
+    assert tree.best_values(2) == [0.5, 0.25]
+
+
+def test_the_further_a_text_is_drafted_the_less_is_left_to_draft():
+    """Where one token is drafted and nothing behind it, a drafter can still go on from there."""
+    tree = DraftTreeBuilder(7, 9)
+    node, left = 0, [tree.open_value(0)]
+    for token in range(4):
+        node = tree.add(node, token, Source.SUFFIX, 0.9)
+        left.append(tree.open_value(0))
+    assert left[0] == 1
+    assert left[1] > 0.5
+    assert left == sorted(left, reverse=True)
+    assert left[-1] < 0.25
+    assert tree.open_value(node) == pytest.approx(0.9**4)
+
+
+def test_where_the_drafter_is_sure_a_memory_that_says_otherwise_is_worth_little_and_the_other_way_round():
+    for sure, doubtful in ((Source.DIRECT, Source.SUFFIX), (Source.SUFFIX, Source.DIRECT)):
+        tree = DraftTreeBuilder(7, 4)
+        nodes = [
+            tree.add(0, token, source, chance) for token, (source, chance) in enumerate([(sure, 0.9), (doubtful, 0.6)])
+        ]
+        tree.exclude_siblings()
+        assert [tree.value(node) for node in nodes] == pytest.approx([0.9, 0.1])
+
+
+@settings(max_examples=150, deadline=None)
+@given(GUESSES)
+def test_what_one_source_says_excludes_nothing_else_that_it_says(nodes):
+    tree = built(nodes)
+    before = tree.values()
+    tree.exclude_siblings()
+    assert tree.values() == before
 
 
 def test_a_guess_below_the_last_depth_is_not_added():

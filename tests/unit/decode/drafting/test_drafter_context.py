@@ -49,3 +49,21 @@ def test_a_text_that_became_shorter_is_read_from_where_it_fits():
     window.visible([A] * 40)
     assert window.visible([A] * 5) == [A] * 5
     assert 0 < len(window.visible([A] * 20)) <= 6
+
+
+@pytest.mark.parametrize("front", [[], [BOS]], ids=["plain", "bos"])
+def test_a_text_may_be_read_from_near_its_end_on(front):
+    window, ids = SlidingWindow(TOKENIZER.vocabulary, 1000), [*front, *[A + number % 8 for number in range(200)]]
+    window.skip(ids, 20)
+    read = window.visible(ids)
+    assert 15 <= len(read) - len(front) <= 20
+    assert read == front + ids[len(front) - len(read) :]
+    window.skip(ids, 100)
+    assert window.visible(ids) == read
+    assert window.visible([*ids, A, A]) == [*read, A, A]
+
+
+def test_of_a_text_that_ends_soon_nothing_is_skipped():
+    window, ids = SlidingWindow(TOKENIZER.vocabulary, 1000), [A] * 20
+    window.skip(ids, 64)
+    assert window.visible(ids) == ids

@@ -7,11 +7,12 @@ from random import Random
 import pytest
 
 from omnidraft.decode.decoder import Decoder
-from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator
+from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator, Memory
 from omnidraft.decode.drafting.draft_tree_builder import DraftTreeBuilder
-from omnidraft.decode.drafting.suffix_source import FleetMemory, SuffixSession, SuffixSource, no_fleet_memory
+from omnidraft.decode.drafting.suffix_source import FleetMemory, SuffixSession, SuffixSource, _prior, no_fleet_memory
 from omnidraft.decode.policy.cost import CostPolicy
 from omnidraft.decode.policy.cost_model import CostCurve
+from omnidraft.memory.growing_index import GrowingIndex
 from omnidraft.memory.recent_texts import RecentTexts
 from omnidraft.memory.suffix_index import SuffixIndex
 from omnidraft.ports import DraftTree, ProposerSession, Request, Sampling, Source, TreeLimits
@@ -76,7 +77,7 @@ def test_memories_that_agree_share_their_nodes_and_are_both_calibrated() -> None
     assert tree.tokens[1:3] == (9, 10)
     assert len(set(zip(tree.parents[1:], tree.tokens[1:], strict=True))) == len(tree) - 1
     session.observe([9, 10, 11])
-    memories = {kind.match.memory for kind, _, _ in proposer.calibrators.of("default", "text")._counts if kind.match}
+    memories = {kind.match.memory for kind, _ in proposer.calibrators.of("default", "text")._counts if kind.match}
     assert memories == {"text", "fleet"}
 
 
@@ -109,7 +110,26 @@ def acceptance_of(proposer_calibrator: AcceptanceCalibrator, length: int) -> flo
 
 
 def test_long_matches_are_trusted_more_before_anything_was_measured() -> None:
-    assert acceptance_of(AcceptanceCalibrator(), 2) < 0.5 < acceptance_of(AcceptanceCalibrator(), 12)
+    assert acceptance_of(AcceptanceCalibrator(), 2) < 0.7 < acceptance_of(AcceptanceCalibrator(), 12)
+
+
+def prior_of(memory: Memory, num_times: int, length: int = 2) -> float:
+    """What the only continuation of a match is expected to be worth, before anything was measured."""
+    index = GrowingIndex()
+    for number in range(num_times):
+        index.append([100 + number, *range(length), 9])
+    match = index.longest_match(list(range(length)))
+    assert match is not None
+    return _prior(memory, match, num_times)
+
+
+def test_what_the_text_itself_said_is_trusted_more_than_other_texts_and_often_said_more_than_once_said() -> None:
+    """The numbers are those of recorded answers; see `_DOUBT`."""
+    assert prior_of("text", 1) == pytest.approx(0.6, abs=0.05)
+    assert prior_of("recent", 1) == prior_of("fleet", 1) == pytest.approx(0.33, abs=0.05)
+    assert prior_of("text", 1, length=10) == pytest.approx(0.8, abs=0.06)
+    assert prior_of("recent", 1, length=10) == pytest.approx(0.65, abs=0.06)
+    assert prior_of("recent", 10) > 0.8
 
 
 def test_what_one_length_of_match_achieved_says_nothing_of_another() -> None:

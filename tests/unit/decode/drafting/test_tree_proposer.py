@@ -129,7 +129,8 @@ def test_guesses_that_were_not_scored_are_judged_too():
     session = proposer.open(make_request(Sampling(0.0)))
     session.propose(8, TreeLimits(5), NOISE)
     session.observe([T[b"a"]])
-    assert list(proposer.calibrators.of("default", "text")._counts.values()) == [[1.0, 0.0], [1.0, 0.0]]
+    (by_depth,) = proposer.calibrators.of("default", "text")._counts.values()
+    assert by_depth[:2] == [[1.0, 0.0], [1.0, 0.0]]
 
 
 def test_the_noise_pays_when_the_drafter_is_the_target():

@@ -277,6 +277,48 @@ def test_losses_with_one_kind_of_request_do_not_stop_the_gains_of_another():
     assert policy.stats(TENANT, "tools").num_drafted == 0
 
 
+def test_a_drafter_is_given_up_where_memory_drafts_as_much_without_it():
+    """Five of six nodes are right, and memory would have drafted them as well: the drafter's steps bring nothing."""
+    policy, is_drafted = CostPolicy(flat(1.0, 1.6), flat(0.05, 0.05)), []
+    for _ in range(200):
+        is_drafted.append(policy.start_round([RoundText(TENANT, 500)]).should_draft(0, 2))
+        step_rows = [1, 1] if is_drafted[-1] else []
+        policy.update([TextOutcome(TENANT, 6, 6, step_rows, num_nodes_without=6, num_accepted_without=5)])
+    assert is_drafted[0]
+    assert np.mean(is_drafted[50:]) < 0.25
+    assert policy.stats(TENANT).gain < 0
+
+
+def test_a_drafter_beside_memory_is_kept_for_what_it_adds():
+    policy, is_drafted = CostPolicy(flat(1.0, 1.6), flat(0.05, 0.05)), []
+    for _ in range(200):
+        is_drafted.append(policy.start_round([RoundText(TENANT, 500)]).should_draft(0, 2))
+        step_rows, num_more = ([1, 1], 2) if is_drafted[-1] else ([], 0)
+        outcome = TextOutcome(
+            TENANT, 4 + num_more, 4 + num_more, step_rows, num_nodes_without=4, num_accepted_without=3
+        )
+        policy.update([outcome])
+    assert all(is_drafted)
+    assert policy.stats(TENANT).gain == pytest.approx(2 - 2 * 0.04 - 2 * 0.05, abs=0.1)
+
+
+@pytest.mark.parametrize(("num_ids", "is_read"), [(100, True), (300, True), (4000, False)])
+def test_the_whole_of_a_long_text_is_read_where_an_answer_gains_more_by_it_than_it_takes(num_ids, is_read):
+    policy = CostPolicy(flat(0.055, 0.17), CostCurve({1: 0.005, 64: 0.074}))
+    assert policy.start_round([RoundText(TENANT, 500)]).should_read(0, num_ids, 64) is is_read
+    assert FixedPolicy().should_read(0, num_ids, 64)
+
+
+def test_a_trial_reads_the_end_of_a_long_text_and_never_the_whole():
+    policy = CostPolicy(flat(0.055, 0.17), CostCurve({1: 0.005, 64: 0.074}))
+    policy.stats(TENANT).gain = -0.1
+    policy.stats(TENANT).idle_s = 15.0
+    for _ in range(2):  # the trial begins, and goes on
+        plan = policy.start_round([RoundText(TENANT, 500)])
+        assert not plan.should_read(0, 300, 64)
+        assert plan.should_draft(0, 64)
+
+
 def test_many_texts_take_drafting_up_again_when_it_recovers():
     policy = CostPolicy(flat(1.0, 1.3), CostCurve({1: 0.05, 4: 0.07, 64: 0.8}))
     nodes = simulate(policy, {TENANT: 0.02}, 400)

@@ -23,8 +23,9 @@ _MAX_STREAMS = 512
 """Tenants and kinds of requests with counts of their own; the least recently seen one is dropped."""
 
 
-Memory = Literal["text", "recent", "fleet"]
-"""Where a suffix was found: in the same text, among the worker's recent ones, in the fleet's memory."""
+Memory = Literal["text", "recent", "fleet", "aligned", "changed"]
+"""Where a suffix was found: in the same text, among the worker's recent ones, in the fleet's memory; or in the same
+text with changes, the last token equal (aligned) or not (changed)."""
 
 
 class MatchBin(NamedTuple):
@@ -32,7 +33,7 @@ class MatchBin(NamedTuple):
 
     memory: Memory
     length_bin: int
-    """The bin of the number of tokens that match."""
+    """The bin of the number of tokens that match, or of the alignment's score."""
     count_bin: int
     """The bin of the number of occurrences."""
 

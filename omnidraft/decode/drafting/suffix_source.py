@@ -1,7 +1,9 @@
 """Suffix memory as a draft source: drafts what followed the longest end of the text that was said before.
 
 Three memories are asked, from near to far: this text, what this worker said lately in the same scope, and the fleet's
-memory of the tenant. From each the tree grows greedily, by the product of the estimated acceptance along a path.
+memory of the tenant. Where this text repeats itself with changes, what followed the same place before is drafted too,
+since an exact match ends at every change. From each the tree grows greedily, by the product of the estimated acceptance
+along a path.
 Source: SuffixDecoding, https://arxiv.org/abs/2411.04975; docs/algorithms.md section 12.
 """
 
@@ -13,6 +15,7 @@ from heapq import heappop, heappush
 from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator, CandidateKind, MatchBin, Memory
 from omnidraft.decode.drafting.draft_tree_builder import DraftTreeBuilder, TextDraft
 from omnidraft.memory.growing_index import GrowingIndex
+from omnidraft.memory.local_alignment import LocalAlignment
 from omnidraft.memory.match import SuffixMatch
 from omnidraft.memory.recent_texts import RecentTexts
 from omnidraft.memory.suffix_index import MAX_LENGTH, SuffixIndex
@@ -26,6 +29,8 @@ _MIN_LENGTH = 2
 _LENGTH_EDGES = (3, 4, 6, 8, 12, 16, 24, 32, 48)
 _COUNT_EDGES = (2, 4, 16)
 _MAX_SIBLINGS = 4
+_MAX_ALIGNED = 2
+"""Places in the same text that resemble its end, from which is drafted at most."""
 _MIN_VALUE = 0.02
 """Nodes that are reached less often are not drafted, except the first ones, from which acceptance is learned again."""
 _DOUBT: Mapping[Memory, float] = {"text": 2.0, "recent": 6.0, "fleet": 6.0}
@@ -75,7 +80,8 @@ class SuffixSession:
         self._style = (round(request.sampling.temperature, 1), 0.0)
         self._calibrator = calibrator
         self._text = GrowingIndex()
-        self._text.append(request.prompt_ids)
+        self._alignment = LocalAlignment()
+        self._append(request.prompt_ids)
 
     def extend(self, tree: DraftTreeBuilder, num_nodes: int) -> None:
         """Add up to `num_nodes` nodes from each memory."""
@@ -85,7 +91,7 @@ class SuffixSession:
 
     def observe(self, emitted: Sequence[int], reached: Sequence[tuple[int, int]]) -> None:
         """See tree_proposer.DraftSourceSession."""
-        self._text.append(emitted)
+        self._append(emitted)
 
     def reset(self) -> None:
         """See tree_proposer.DraftSourceSession."""
@@ -93,8 +99,13 @@ class SuffixSession:
     def close(self) -> None:
         """See tree_proposer.DraftSourceSession."""
 
+    def _append(self, ids: Sequence[int]) -> None:
+        self._text.append(ids)
+        self._alignment.append(ids)
+
     def _matches(self) -> Iterator[tuple[Memory, SuffixMatch]]:
-        """Yield the longest match in each memory that has one."""
+        """Yield the longest match in each memory that has one, then alignments that say more than that of this text."""
+        min_score = _MIN_LENGTH
         ending = self._text.ids[-MAX_LENGTH:]
         recent = [index.longest_match(ending) for index in self._source.recent.of(self._scope)]
         asked: tuple[tuple[Memory, list[SuffixMatch | None]], ...] = (
@@ -106,6 +117,16 @@ class SuffixSession:
             longest = max((each for each in matches if each is not None), key=lambda each: each.length, default=None)
             if longest is not None and longest.length >= _MIN_LENGTH:
                 yield memory, longest
+                if memory == "text":
+                    min_score = longest.length + 1
+        yield from self._aligned(min_score)
+
+    def _aligned(self, min_score: int) -> Iterator[tuple[Memory, SuffixMatch]]:
+        """Yield the places in this text that its end, with changes, resembles by at least `min_score`."""
+        for place in self._alignment.best(_MAX_ALIGNED):
+            if place.score >= min_score:
+                match = SuffixMatch(self._text.ids, [place.position], place.score, 1)
+                yield "aligned" if place.is_equal else "changed", match
 
     def _grow(self, tree: DraftTreeBuilder, memory: Memory, match: SuffixMatch, num_nodes: int) -> None:
         """Extend the most probable path, again and again."""

@@ -81,6 +81,27 @@ def test_memories_that_agree_share_their_nodes_and_are_both_calibrated() -> None
     assert memories == {"text", "fleet"}
 
 
+INDENT, NEW_INDENT, NEWLINE = 3, 4, 5
+LINES = [[8, 9, 10], [11, 12, 13], [14, 15, 16]]
+CODE = [token for line in LINES for token in (INDENT, *line, NEWLINE)]
+
+
+def test_a_text_that_is_repeated_with_a_change_is_drafted_behind_the_change() -> None:
+    """Where the indentation changes, no end of the text that holds the change stood before."""
+    session = make_proposer().open(request_for([*CODE, NEW_INDENT, *LINES[0], NEWLINE, NEW_INDENT]))
+    tree = propose(session, 8)
+    assert list(tree.tokens[1:5]) == [*LINES[1], NEWLINE]
+    assert set(tree.sources[1:]) == {Source.SUFFIX}
+    session.observe([*LINES[1], NEWLINE, NEW_INDENT])
+    assert list(propose(session, 8).tokens[1:5]) == [*LINES[2], NEWLINE]
+
+
+def test_an_exact_match_and_an_alignment_that_agree_share_their_nodes() -> None:
+    tree = propose(make_proposer().open(request_for([*CODE, 2, *CODE[:6]])))
+    assert list(tree.tokens[1:6]) == CODE[6:11]
+    assert len(set(zip(tree.parents[1:], tree.tokens[1:], strict=True))) == len(tree) - 1
+
+
 def test_nothing_is_drafted_behind_the_end_of_a_text() -> None:
     stop = 1
     session = make_proposer().open(request_for([5, 6, stop, 7, 8, 5, 6], stop_ids=frozenset({stop})))

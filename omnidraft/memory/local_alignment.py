@@ -55,10 +55,10 @@ class LocalAlignment:
 
     def best(self, limit: int) -> Iterator[AlignedPosition]:
         """Yield the positions with the highest scores above 0, at most `limit`, each before another id; of equal
-        scores the oldest."""
+        scores the last, behind an id that was changed."""
         scores, ids = self._scores[: self._num_ids], self._ids[: self._num_ids]
         for _ in range(limit if self._num_ids else 0):
-            best = int(scores.argmax())
+            best = self._num_ids - 1 - int(scores[::-1].argmax())
             if not scores[best]:
                 return
             is_equal = bool(ids[best - 1] == ids[-1])

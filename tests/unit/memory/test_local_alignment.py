@@ -22,7 +22,7 @@ def table_best(ids: Sequence[int]) -> list[AlignedPosition]:
             row.append(min(max(0, matched, above[position] - 1, row[-1] - 1), MAX_SCORE))
         row.append(0)  # here ends the text itself
     best: list[AlignedPosition] = []
-    for position in sorted(range(len(ids)), key=lambda position: (-row[position], position)):
+    for position in sorted(range(len(ids)), key=lambda position: (-row[position], -position)):
         if row[position] and ids[position] not in {ids[other.position] for other in best}:
             best.append(AlignedPosition(position, row[position], ids[position - 1] == ids[-1]))
     return best
@@ -59,7 +59,7 @@ CODE = list(range(100, 130))
     [
         (CODE[:10], 110),
         ([*CODE[:9], 7, CODE[10]], 111),
-        ([*CODE[:10], 7, 8], 110),
+        ([*CODE[:10], 7, 8, CODE[10]], 111),
         ([*CODE[:5], *CODE[6:10]], 110),
         ([7, *CODE[:3], 7, *CODE[4:7], 8, *CODE[7:10]], 110),
     ],

@@ -81,18 +81,19 @@ def test_memories_that_agree_share_their_nodes_and_are_both_calibrated() -> None
     assert memories == {"text", "fleet"}
 
 
-INDENT, NEW_INDENT, NEWLINE = 3, 4, 5
+INDENT, NEWLINE, NEW_INDENTS = 3, 5, (4, 6, 7)
 LINES = [[8, 9, 10], [11, 12, 13], [14, 15, 16]]
 CODE = [token for line in LINES for token in (INDENT, *line, NEWLINE)]
 
 
 def test_a_text_that_is_repeated_with_a_change_is_drafted_behind_the_change() -> None:
     """Where the indentation changes, no end of the text that holds the change stood before."""
-    session = make_proposer().open(request_for([*CODE, NEW_INDENT, *LINES[0], NEWLINE, NEW_INDENT]))
+    first, second, third = NEW_INDENTS
+    session = make_proposer().open(request_for([*CODE, first, *LINES[0], NEWLINE, second]))
     tree = propose(session, 8)
     assert list(tree.tokens[1:5]) == [*LINES[1], NEWLINE]
     assert set(tree.sources[1:]) == {Source.SUFFIX}
-    session.observe([*LINES[1], NEWLINE, NEW_INDENT])
+    session.observe([*LINES[1], NEWLINE, third])
     assert list(propose(session, 8).tokens[1:5]) == [*LINES[2], NEWLINE]
 
 

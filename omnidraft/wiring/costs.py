@@ -15,7 +15,9 @@ def measured_costs(settings: Settings, loaded_target: Target) -> "MeasuredCosts"
     """Measure the costs of the target, at once for the default mode if the policy needs them."""
     from omnidraft.decode.policy.cost_model import MeasuredCosts
 
-    costs = MeasuredCosts(loaded_target, _cost_file(loaded_target))
+    models = settings.models
+    drafter_name = f"{models.drafter} in {models.drafter_precision}"
+    costs = MeasuredCosts(loaded_target, _cost_file(loaded_target), drafter_name)
     if settings.decode.policy == "cost":
         costs.passes(settings.decode.mode)
     return costs

@@ -97,8 +97,9 @@ class ApiTokenMapper:
 
     def _numbered(self, text: str) -> int | None:
         matched = _NUMBERED.fullmatch(text)
-        found = None if matched is None else int(matched[1])
-        return found if found is not None and found in self.vocabulary.special_ids else None
+        if matched is None or (found := int(matched[1])) >= len(self.vocabulary):
+            return None
+        return None if self.vocabulary.token_bytes[found] else found
 
 
 def token_bytes(token: ApiToken) -> bytes | None:

@@ -10,33 +10,33 @@ logger = logging.getLogger(__name__)
 
 
 class CostFile:
-    """Seconds of passes by mode and number of rows, of one target on one machine."""
+    """Seconds by number of rows, of one target on one machine: of its passes by mode, of steps by drafter."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def read(self, mode: str) -> dict[int, float]:
+    def read(self, name: str) -> dict[int, float]:
         """Return the seconds by number of rows; empty when they were not measured, or cannot be read."""
         try:
-            stored = json.loads(self._path.read_text())[mode]
+            stored = json.loads(self._path.read_text())[name]
             seconds = {int(rows): float(each) for rows, each in stored.items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):  # not there, or half written
             return {}
         return seconds if all(each > 0 for each in seconds.values()) else {}
 
-    def write(self, mode: str, seconds_by_rows: Mapping[int, float]) -> None:
-        """Replace the seconds of this mode; where nothing can be written the next start measures again."""
+    def write(self, name: str, seconds_by_rows: Mapping[int, float]) -> None:
+        """Replace the seconds of this name; where nothing can be written the next start measures again."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             partial = self._path.with_suffix(f".{os.getpid()}")
-            partial.write_text(json.dumps(self._others(mode) | {mode: dict(seconds_by_rows)}))
+            partial.write_text(json.dumps(self._others(name) | {name: dict(seconds_by_rows)}))
             partial.rename(self._path)
         except OSError as exc:
             logger.warning("the next start has to measure again: %s", exc)
 
-    def _others(self, mode: str) -> dict[str, object]:
+    def _others(self, name: str) -> dict[str, object]:
         try:
             stored = json.loads(self._path.read_text())
         except (OSError, ValueError):
             return {}
-        return {name: each for name, each in stored.items() if name != mode} if isinstance(stored, dict) else {}
+        return {other: each for other, each in stored.items() if other != name} if isinstance(stored, dict) else {}

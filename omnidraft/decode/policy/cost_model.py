@@ -58,14 +58,35 @@ class StepCosts:
     """Seconds of drafter steps by number of rows, measured with the first drafter; later ones differ in their weights
     only."""
 
-    def __init__(self) -> None:
+    def __init__(self, file: CostFile | None = None, drafter_name: str = "") -> None:
+        """
+        Args:
+            file: keeps the costs for the next start; None keeps nothing.
+            drafter_name: names the drafter there, and its precision.
+        """
+        self._file = file
+        self._key = f"steps of {drafter_name}"
         self._curve: CostCurve | None = None
 
     def measured(self, drafter: DraftModel) -> CostCurve:
         """Return the curve, measured with this drafter if it is the first."""
         if self._curve is None:
-            self._curve = measure_steps(drafter)
+            self._curve = CostCurve(self._remembered(drafter) or self._newly_measured(drafter))
         return self._curve
+
+    def _remembered(self, drafter: DraftModel) -> dict[int, float]:
+        """Return the costs of an earlier start, scaled by those of the smallest step now; see MeasuredCosts."""
+        seconds = {} if self._file is None else self._file.read(self._key)
+        if seconds.keys() != {_text_size(drafter), *_STEP_ROWS}:
+            return {}
+        change = measure_steps(drafter, _STEP_ROWS[:1], num_context=1)[_STEP_ROWS[0]] / seconds[_STEP_ROWS[0]]
+        return _scaled(seconds, change)
+
+    def _newly_measured(self, drafter: DraftModel) -> dict[int, float]:
+        seconds = measure_steps(drafter)
+        if self._file is not None:
+            self._file.write(self._key, seconds)
+        return seconds
 
     def __call__(self, rows: int) -> float:
         assert self._curve is not None, "no drafter was measured"
@@ -75,15 +96,16 @@ class StepCosts:
 class MeasuredCosts:
     """Costs of one target and its drafter on this machine; a mode is measured on first use."""
 
-    def __init__(self, target: Target, file: CostFile | None = None) -> None:
+    def __init__(self, target: Target, file: CostFile | None = None, drafter_name: str = "") -> None:
         """
         Args:
             file: keeps the costs for the next start; None keeps nothing.
+            drafter_name: names the drafter there, and its precision.
         """
         self._target = target
         self._file = file
         self._passes: dict[Mode, CostCurve] = {}
-        self.step_s = StepCosts()
+        self.step_s = StepCosts(file, drafter_name)
 
     def passes(self, mode: Mode) -> CostCurve:
         """Return the cost curve of this mode's passes. Raises ConfigError when the target cannot serve the mode."""
@@ -100,7 +122,7 @@ class MeasuredCosts:
             return {}
         fewest = min(seconds)
         change = measure_passes(self._target, mode, (fewest,), num_context=1)[fewest] / seconds[fewest]
-        return {rows: change * each for rows, each in seconds.items()} if change > _MIN_CHANGE else {}
+        return _scaled(seconds, change)
 
     def _newly_measured(self, mode: Mode) -> dict[int, float]:
         seconds = measure_passes(self._target, mode, _PASS_ROWS, num_context=_CONTEXT)
@@ -116,6 +138,11 @@ class MeasuredCosts:
         """Add the duration of one pass; ignored where the mode was not measured."""
         if mode in self._passes:
             self._passes[mode].update(rows, seconds)
+
+
+def _scaled(seconds: Mapping[int, float], change: float) -> dict[int, float]:
+    """Return the costs of an earlier start as they are now; empty when the machine was busy then."""
+    return {rows: change * each for rows, each in seconds.items()} if change > _MIN_CHANGE else {}
 
 
 def measure_passes(target: Target, mode: Mode, all_rows: Sequence[int], *, num_context: int) -> dict[int, float]:
@@ -141,13 +168,20 @@ def _sizes(target: Target, mode: Mode, all_rows: Sequence[int]) -> list[int]:
     return [longest] if target.limits(mode).num_chains else [rows for rows in all_rows if rows <= longest]
 
 
-def measure_steps(drafter: DraftModel) -> CostCurve:
+def measure_steps(
+    drafter: DraftModel, all_rows: Sequence[int] = _STEP_ROWS, num_context: int = _CONTEXT
+) -> dict[int, float]:
     """Time steps over several branches after a short text, and reading that text."""
     session = drafter.open()
-    text = [0] * max(min(_CONTEXT, drafter.context_limit - max(_STEP_ROWS)), 1)
+    text = [0] * _text_size(drafter, num_context)
     read_s = _fastest_s(partial(_read_s, session, text), _STEP_REPEATS)
-    steps_s = {rows: _fastest_s(partial(_step_s, session, len(text), rows), _STEP_REPEATS) for rows in _STEP_ROWS}
-    return CostCurve({len(text): read_s} | steps_s)
+    steps_s = {rows: _fastest_s(partial(_step_s, session, len(text), rows), _STEP_REPEATS) for rows in all_rows}
+    return {len(text): read_s} | steps_s
+
+
+def _text_size(drafter: DraftModel, num_context: int = _CONTEXT) -> int:
+    """Return the ids of the text before measured steps."""
+    return max(min(num_context, drafter.context_limit - max(_STEP_ROWS)), 1)
 
 
 def _pass_s(session: TargetSession, rows: int) -> float:

@@ -17,19 +17,9 @@ from tokenizers import Tokenizer as Backend
 
 from omnidraft.errors import ModelError, RequestError
 from omnidraft.models.hf.tokenizer_cache import renderer, resolve
-from omnidraft.models.hf.tokenizer_json import (
-    UNREACHABLE,
-    control_ids,
-    for_continuations,
-    literal_tokens,
-    model_tokens,
-    roles,
-    spelling,
-)
+from omnidraft.models.hf.tokenizer_json import UNREACHABLE
 from omnidraft.tools.formats import ToolFormat, detect, knows_tools
 from omnidraft.tools.messages import Message, has_calls, map_strings, plain_messages, template_messages
-from omnidraft.vocab.token_bytes import token_bytes
-from omnidraft.vocab.tokenizer import Vocabulary
 
 Tool = Mapping[str, Any]
 _TEMPLATE_BUGS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError)
@@ -51,10 +41,9 @@ class HfTokenizer:
         """
         self._folder = Path(folder)
         self._resolved = resolve(self._folder, cache)
-        plain = json.loads(self._resolved.tokenizer_json)
-        self._special_of = {token["content"]: token["id"] for token in plain["added_tokens"] if token["special"]}
-        self.vocabulary = _vocabulary(plain, self._resolved.special_tokens, vocab_size)
-        continuing = json.dumps(for_continuations(plain), ensure_ascii=False)
+        self._special_of = self._resolved.special_ids_by_text
+        self.vocabulary = self._resolved.vocabulary(vocab_size)
+        continuing = self._resolved.continuing_json
         self._backend = Backend.from_str(continuing)
         self._identity = hashlib.sha256(
             f"{len(self.vocabulary)}\n{continuing}\n{self._resolved.chat_template}".encode()
@@ -157,24 +146,6 @@ class HfTokenizer:
             special = self._special_of.get(part)
             ids += [special] if special is not None else self.encode(part.replace(UNREACHABLE, ""))
         return ids
-
-
-def _vocabulary(plain: Mapping[str, Any], named: Mapping[str, Any], vocab_size: int | None) -> Vocabulary:
-    tokens, literal = model_tokens(plain), literal_tokens(plain)
-    named_ids = _named_ids(tokens | {text: index for index, text in literal.items()}, named)
-    special_ids = control_ids(plain) | set(named_ids.values())
-    size = vocab_size or 1 + max([*tokens.values(), *literal])
-    return Vocabulary(
-        token_bytes=token_bytes(tokens, spelling(plain), size=size, literal=literal, special_ids=special_ids),
-        roles=roles(plain, named_ids),
-        special_ids=special_ids,
-    )
-
-
-def _named_ids(ids: Mapping[str, int], named: Mapping[str, Any]) -> dict[str, int]:
-    """Return role -> id of the special tokens that the tokenizer names."""
-    texts = {role: named.get(f"{role}_token") for role in ("bos", "eos", "pad", "unk")}
-    return {role: ids[str(text)] for role, text in texts.items() if text is not None and str(text) in ids}
 
 
 def _generation_eos(folder: Path) -> set[int]:

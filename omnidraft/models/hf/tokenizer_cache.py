@@ -1,7 +1,8 @@
-"""What transformers makes of a tokenizer's folder, kept for the next start: to import and convert it takes seconds.
+"""What transformers and we make of a tokenizer's folder, kept for the next start: to import and convert it takes
+seconds.
 
-A file belongs to one state of the folder (names, sizes and times) and to one version of the libraries; any other, and
-any that is damaged, is replaced.
+A file belongs to one state of the folder (names, sizes and times), one version of the libraries and one of our own
+code; any other, and any that is damaged, is replaced.
 """
 
 import hashlib
@@ -16,6 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from omnidraft.errors import ModelError
+from omnidraft.models.hf import tokenizer_json
+from omnidraft.vocab import token_bytes
+from omnidraft.vocab.tokenizer import Vocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -24,13 +28,25 @@ logger = logging.getLogger(__name__)
 class ResolvedTokenizer:
     """A tokenizer as data."""
 
-    tokenizer_json: str
+    continuing_json: str
+    """The tokenizer.json for text that continues a text."""
+    token_texts: list[str]
+    """The bytes of each id up to the last token, as Latin-1."""
+    roles: dict[str, int]
+    special_ids: list[int]
+    special_ids_by_text: dict[str, int]
     special_tokens: dict[str, Any]
     """The special tokens that have a role, by role."""
     chat_template: str | dict[str, str] | None
     """None: this model takes no messages. Of several templates `default` counts."""
     prefix_ids: list[int]
     """The ids that begin every plain prompt."""
+
+    def vocabulary(self, size: int | None = None) -> Vocabulary:
+        """Return the vocabulary with so many ids, of which those behind the last token spell nothing."""
+        spelled = [text.encode("latin-1") for text in self.token_texts[:size]]
+        spelled += [b""] * ((size or 0) - len(spelled))
+        return Vocabulary(tuple(spelled), self.roles, frozenset(self.special_ids))
 
     def template(self, *, has_tools: bool = False) -> str:
         """Return the template of messages, or of those with tools: a model may have one for them, `tool_use`."""
@@ -90,11 +106,17 @@ def _load(folder: Path) -> ResolvedTokenizer:
         raise ModelError(f"no tokenizer in {folder}: {exc}") from exc
     if not tokenizer.is_fast:
         raise ModelError(f"the tokenizer in {folder} has no tokenizer.json; convert it to a fast one")
+    plain, named = json.loads(tokenizer.backend_tokenizer.to_str()), dict(tokenizer.special_tokens_map)
+    vocabulary = tokenizer_json.vocabulary(plain, named)
     return ResolvedTokenizer(
-        tokenizer.backend_tokenizer.to_str(),
-        dict(tokenizer.special_tokens_map),
-        tokenizer.chat_template or None,
-        tokenizer.encode("", add_special_tokens=True),
+        continuing_json=json.dumps(tokenizer_json.for_continuations(plain), ensure_ascii=False),
+        token_texts=[each.decode("latin-1") for each in vocabulary.token_bytes],
+        roles=dict(vocabulary.roles),
+        special_ids=sorted(vocabulary.special_ids),
+        special_ids_by_text=tokenizer_json.special_tokens(plain),
+        special_tokens=named,
+        chat_template=tokenizer.chat_template or None,
+        prefix_ids=tokenizer.encode("", add_special_tokens=True),
     )
 
 
@@ -104,6 +126,7 @@ def _key(folder: Path) -> dict[str, Any]:
         "folder": str(folder.resolve()),
         "files": [[path.name, status.st_size, status.st_mtime_ns] for path, status in files],
         "libraries": [metadata.version(name) for name in ("transformers", "tokenizers")],
+        "code": [zlib.crc32(Path(each).read_bytes()) for each in (tokenizer_json.__file__, token_bytes.__file__)],
     }
 
 

@@ -4,11 +4,37 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from omnidraft.errors import ModelError
-from omnidraft.vocab.token_bytes import SPACE_MARKER, Spelling
+from omnidraft.vocab.token_bytes import SPACE_MARKER, Spelling, token_bytes
+from omnidraft.vocab.tokenizer import Vocabulary
 
 UNREACHABLE = "\ufdd0"  # a noncharacter, never part of a text
 
 Json = Mapping[str, Any]
+
+
+def vocabulary(plain: Json, named: Mapping[str, Any]) -> Vocabulary:
+    """Return the vocabulary up to the last token, given the special tokens that the tokenizer names by role. Raises
+    ModelError when its tokens cannot be spelled in bytes."""
+    tokens, literal = model_tokens(plain), literal_tokens(plain)
+    named_ids = _named_ids(tokens | {text: index for index, text in literal.items()}, named)
+    special_ids = control_ids(plain) | set(named_ids.values())
+    size = 1 + max([*tokens.values(), *literal])
+    return Vocabulary(
+        token_bytes=token_bytes(tokens, spelling(plain), size=size, literal=literal, special_ids=special_ids),
+        roles=roles(plain, named_ids),
+        special_ids=special_ids,
+    )
+
+
+def _named_ids(ids: Mapping[str, int], named: Mapping[str, Any]) -> dict[str, int]:
+    """Return role -> id of the special tokens that the tokenizer names."""
+    texts = {role: named.get(f"{role}_token") for role in ("bos", "eos", "pad", "unk")}
+    return {role: ids[str(text)] for role, text in texts.items() if text is not None and str(text) in ids}
+
+
+def special_tokens(plain: Json) -> dict[str, int]:
+    """Return text -> id of the special tokens."""
+    return {token["content"]: token["id"] for token in plain["added_tokens"] if token["special"]}
 
 
 def model_tokens(plain: Json) -> dict[str, int]:

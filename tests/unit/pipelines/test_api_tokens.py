@@ -18,7 +18,7 @@ from pipelines.lib.api_tokens import (
 
 EURO = "\u20ac".encode()
 SPELLED = (b"", b"a", b" river", EURO[:1], EURO[1:], b"a", b"\n", b"", b"b")
-END, SECOND_A, PADDING = 0, 5, 7
+END, PADDING = 0, 7
 MAPPER = ApiTokenMapper(Vocabulary(SPELLED, {"eos": END}, frozenset({END})), {"<|end|>": END})
 
 
@@ -42,9 +42,21 @@ def position(data: bytes, log_p: float | None, *others: tuple[bytes, float | Non
         (token(b"<|end|>", "<|end|>"), END),
         (token(b"", "<|end|>"), END),
         (token(b"", "id:0"), END),
+        (token(b"", "id:7"), PADDING),
         (token(None, "<|end|>"), END),
     ],
-    ids=["bytes", "a part", "escaped", "text alone", "the lower of two", "special", "no bytes", "ours", "text"],
+    ids=[
+        "bytes",
+        "a part",
+        "escaped",
+        "text alone",
+        "the lower of two",
+        "special",
+        "no bytes",
+        "ours",
+        "padding",
+        "text",
+    ],
 )
 def test_a_token_is_found_by_its_bytes_or_by_the_name_of_a_special_one(given: ApiToken, expected: int) -> None:
     assert MAPPER.emitted_id(given) == expected
@@ -60,7 +72,7 @@ def test_a_token_is_found_by_its_bytes_or_by_the_name_of_a_special_one(given: Ap
         (token(None, "\ufffd"), UNSPELLED),
         (token(b"", ""), UNSPELLED),
         (token(b"", "id:1"), UNSPELLED),
-        (token(b"", "id:7"), UNSPELLED),
+        (token(b"", "id:9"), UNSPELLED),
     ],
 )
 def test_a_token_that_is_none_of_the_targets_is_refused(given: ApiToken, reason: str) -> None:

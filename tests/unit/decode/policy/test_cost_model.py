@@ -130,11 +130,24 @@ def test_passes_of_a_mode_that_nobody_measured_are_of_no_interest():
 def test_steps_are_measured_once():
     drafter, costs = ToyDrafter(TABLE), MeasuredCosts(ToyTarget(TABLE))
     assert costs.step_s.measured(drafter) is costs.step_s.measured(drafter)
-    assert measure_steps(ToyDrafter(TABLE, context_limit=9))(4) > 0
+    assert measure_steps(ToyDrafter(TABLE, context_limit=9))[4] > 0
+
+
+def test_a_second_start_measures_the_smallest_step_only_and_another_drafter_all(tmp_path, monkeypatch):
+    measured, step = [], cost_model._step_s
+    monkeypatch.setattr(cost_model, "_step_s", lambda *args: measured.append(args[-1]) or 0.001 + 0 * step(*args))
+
+    def start(name: str) -> set[int]:
+        measured.clear()
+        file = CostFile(tmp_path / "costs.json")
+        assert MeasuredCosts(ToyTarget(TABLE), file, name).step_s.measured(ToyDrafter(TABLE))(4) > 0
+        return set(measured)
+
+    assert [start(name) for name in ("one", "one", "other", "one")] == [{1, 2, 4}, {1}, {1, 2, 4}, {1}]
 
 
 def test_a_hiccup_of_several_steps_is_not_taken_for_their_cost(monkeypatch):
     """Four steps in a row take 50 ms more, as on a machine that others use too."""
     hiccups, step = [0.05] * 4, cost_model._step_s
     monkeypatch.setattr(cost_model, "_step_s", lambda *args: step(*args) + (hiccups.pop() if hiccups else 0.0))
-    assert measure_steps(ToyDrafter(TABLE))(1) < 0.02
+    assert measure_steps(ToyDrafter(TABLE))[1] < 0.02

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from omnidraft.models.hf.tokenizer import load_tokenizer
+from omnidraft.models.hf.tokenizer import HfTokenizer, load_tokenizer
 from omnidraft.models.hf.tokenizer_cache import resolve
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "a <|im_end|> b"}]
@@ -44,6 +44,15 @@ def test_a_second_start_gives_an_equal_tokenizer_without_transformers(tiny_model
 
     ran = subprocess.run([sys.executable, "-c", code, folder, cache], capture_output=True, text=True, check=True)
     assert ran.stdout.split() == [str(len(uncached.vocabulary)), "False"]
+
+
+@pytest.mark.parametrize("more", [-40, 0, 25])
+def test_a_head_may_have_fewer_rows_than_there_are_tokens_or_more(tiny_models, cache, more):
+    whole = HfTokenizer(tiny_models[0], cache=cache).vocabulary
+    size = len(whole) + more
+    sized = HfTokenizer(tiny_models[0], size, cache=cache).vocabulary
+    assert sized.token_bytes == (*whole.token_bytes, *[b""] * 25)[:size]
+    assert (sized.roles, sized.special_ids) == (whole.roles, whole.special_ids)
 
 
 @pytest.mark.parametrize("how", ["empty", "truncated", "flipped", "another file's"])

@@ -36,8 +36,8 @@ _MIN_VALUE = 0.02
 _DOUBT: Mapping[Memory, float] = {"text": 2.0, "recent": 6.0, "fleet": 6.0, "aligned": 3.0, "changed": 60.0}
 """How far a match is mistrusted before anything was measured: of 1,000 continuations of a match of two tokens that
 occurred once, 600 are right within a text and 330 in others; with ten tokens 800 and 650 (answers of Qwen2.5-Coder-1.5B
-to GSM8K, edits of code and extraction). Behind an alignment whose last token is equal 690 are right at a score of 6, and
-100 where it is changed."""
+to GSM8K, edits of code and extraction). Behind an alignment with a score of 6 whose last token is equal 690 are right,
+and 100 behind a changed one."""
 
 
 def scope_of(request: Request) -> tuple[str, str | None]:

@@ -43,7 +43,7 @@ def write_folder(model: PreTrainedModel, tokenizer_folder: Path, folder: Path) -
 
 
 def _keep_as_loaded(tokenizer_folder: Path, folder: Path) -> None:
-    """Store the tokenizer as transformers loads it there: it rebuilds some by the model's type, which is another here."""
+    """Store the tokenizer as transformers loads it there: it rebuilds some by the model's type, another one here."""
     (folder / _JSON).write_text(resolve(tokenizer_folder).tokenizer_json, encoding="utf-8")
     config = folder / _CONFIG
     known = json.loads(config.read_text(encoding="utf-8")) if config.exists() else {}

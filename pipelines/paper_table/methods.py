@@ -82,7 +82,8 @@ def snapshot(settings: config.Settings, task: str, plan: TablePlan, *, is_traine
     run = new_run(settings, tokenizers)
     if not is_trained:
         run.learner.rebuild_cache(run.learner.cache, train)
+        train = []
     with bar(f"{target}: {task} learning {section.loss if is_trained else 'n-grams alone'}", len(train)) as advance:
-        learn(run, train if is_trained else [], test, settings, advance=advance)
+        learn(run, train, test, settings, advance=advance)
     write_snapshot(run, folder, settings, tokenizers, num_held_out=len(test))
     return folder

@@ -81,7 +81,8 @@ def _start(folder: Path, options: Sequence[str], registry: str | None) -> Start:
         cluster.wait_for(lambda: _is_ready(client), "serving worker", _TIMEOUT_S, poll_s=_POLL_S)
         ready_s, processor_s = time.time() - began, _processor_s(cluster.pid("serve"))
         phases = [(line, at - began) for line, at in _lines(log_path)]
-        return Start(ready_s, processor_s, *(_chat_s(client, text) for text in _TEXTS), phases)
+        first_chat_s, next_chat_s = (_chat_s(client, text) for text in _TEXTS)
+        return Start(ready_s, processor_s, first_chat_s, next_chat_s, phases)
 
 
 def _processor_s(pid: int) -> float:

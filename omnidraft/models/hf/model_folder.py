@@ -7,7 +7,7 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from omnidraft.models.catalog.gguf_conversion import repair_config
-from omnidraft.models.hf.tokenizer_cache import resolve
+from omnidraft.models.hf.tokenizer_cache import fast_tokenizer
 
 TOKENIZER_FILES = (
     "added_tokens.json",
@@ -44,7 +44,7 @@ def write_folder(model: PreTrainedModel, tokenizer_folder: Path, folder: Path) -
 
 def _keep_as_loaded(tokenizer_folder: Path, folder: Path) -> None:
     """Store the tokenizer as transformers loads it there: it rebuilds some by the model's type, another one here."""
-    (folder / _JSON).write_text(resolve(tokenizer_folder).tokenizer_json, encoding="utf-8")
+    (folder / _JSON).write_text(fast_tokenizer(tokenizer_folder).backend_tokenizer.to_str(), encoding="utf-8")
     config = folder / _CONFIG
     known = json.loads(config.read_text(encoding="utf-8")) if config.exists() else {}
     config.write_text(json.dumps(repair_config(known), ensure_ascii=False), encoding="utf-8")

@@ -97,7 +97,8 @@ def resolve(folder: Path, cache: Path | None = None) -> ResolvedTokenizer:
     return stored
 
 
-def _load(folder: Path) -> ResolvedTokenizer:
+def fast_tokenizer(folder: Path) -> Any:
+    """Return transformers' fast tokenizer of a folder. Raises ModelError when it holds none."""
     from transformers import AutoTokenizer
 
     try:
@@ -106,6 +107,11 @@ def _load(folder: Path) -> ResolvedTokenizer:
         raise ModelError(f"no tokenizer in {folder}: {exc}") from exc
     if not tokenizer.is_fast:
         raise ModelError(f"the tokenizer in {folder} has no tokenizer.json; convert it to a fast one")
+    return tokenizer
+
+
+def _load(folder: Path) -> ResolvedTokenizer:
+    tokenizer = fast_tokenizer(folder)
     plain, named = json.loads(tokenizer.backend_tokenizer.to_str()), dict(tokenizer.special_tokens_map)
     vocabulary = tokenizer_json.vocabulary(plain, named)
     return ResolvedTokenizer(

@@ -240,6 +240,16 @@ def assert_all_recorded(worker: Worker) -> None:
     assert worker.records("dropped", reason="invalid") == 0
 
 
+@pytest.mark.parametrize("max_tokens", [1, 2, 8])
+def test_choices_that_end_in_the_same_round_are_all_told_to_their_end(worker: Worker, max_tokens: int) -> None:
+    asked = {"prompt": "clips", "max_tokens": max_tokens, "n": 4, "seed": 1, "temperature": 1.5, "speculation": "off"}
+    stop_ids = worker.worker.served[0].engine.pair.target_tokenizer.stop_ids
+    asked["logit_bias"] = {str(stop): -100 for stop in stop_ids}
+    told = json.loads(worker.ask(json.dumps(asked).encode()).partition(b"\r\n\r\n")[2])
+    assert [choice["finish_reason"] for choice in told["choices"]] == ["length"] * 4
+    assert told["usage"]["completion_tokens"] == 4 * max_tokens
+
+
 @pytest.mark.parametrize("seed", [-1, -(2**63), 2**63, 2**64 - 1])
 def test_a_seed_of_64_bits_is_recorded_and_told_so_that_it_gives_the_text_again(worker: Worker, seed: int) -> None:
     asked = {"prompt": "clips", "max_tokens": 8, "temperature": 1.5, "figures": True, "n": 2}

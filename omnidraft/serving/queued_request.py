@@ -52,11 +52,6 @@ class QueuedRequest:
         return self.texts[0].request.request_id
 
     @property
-    def is_over(self) -> bool:
-        """Whether all texts have begun and ended."""
-        return all(text.generation is not None and text.generation.is_over for text in self.texts)
-
-    @property
     def stats(self) -> DecodeStats:
         """The sums over all texts."""
         return sum((text.stats for text in self.texts[1:]), self.texts[0].stats)

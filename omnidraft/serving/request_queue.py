@@ -212,8 +212,7 @@ class RequestQueue:
             self._finish(request, queue, output.error)
         elif output.generation.is_over:
             del queue.texts[output.generation]
-            is_told = all(other is not request for other, _ in queue.texts.values())  # several may end in one round
-            if request.is_over and is_told:
+            if all(other is not request for other, _ in queue.texts.values()):
                 self._finish(request, queue, None)
 
     def _end_aborted(self, engine: Engine, queue: _EngineQueue) -> None:

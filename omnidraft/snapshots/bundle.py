@@ -6,8 +6,6 @@ Tensors are safetensors files, never pickle. torch is imported only where a tens
 """
 
 import os
-import shutil
-import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -15,9 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import ValidationError
 
-from omnidraft.errors import SnapshotCorrupt, SnapshotError, StorageError
+from omnidraft.errors import SnapshotCorrupt, SnapshotError
 from omnidraft.private_files import PRIVATE, USUAL, create
-from omnidraft.snapshots.files import link_or_copy, put_in_place, sha256_of, sync_tree
+from omnidraft.snapshots.files import link_or_copy, sha256_of, whole_folder
 from omnidraft.snapshots.manifest import Manifest
 from omnidraft.snapshots.memory_part import is_private
 from omnidraft.snapshots.signing import UNSIGNED, SnapshotSigning
@@ -45,21 +43,12 @@ def write(
         SnapshotError: the folder exists, or a name leaves it.
         StorageError: the disk is full, or the files cannot be written for another reason; nothing of them stays.
     """
-    from safetensors import SafetensorError
-
     if folder.exists():
         raise SnapshotError(f"{folder} exists; a snapshot is written once and never changed")
-    partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.partial")
-    try:
+    with whole_folder(folder, f"the snapshot {folder}", "; free space there") as partial:
         checksums = {name: _write_file(partial, name, content) for name, content in parts.items()}
         complete = signing.sign(manifest.model_copy(update={"sha256": checksums}))
         write_manifest(partial, complete)
-        sync_tree(partial)
-        put_in_place(partial, folder)
-    except (OSError, SafetensorError) as exc:  # safetensors has its own error for a full disk
-        raise StorageError(f"the snapshot {folder} cannot be written: {exc}; free space there") from exc
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return complete
 
 

@@ -10,9 +10,13 @@ import hashlib
 import os
 import shutil
 import stat
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from omnidraft import throttle
+from omnidraft.errors import StorageError
 from omnidraft.private_files import USUAL, create
 
 _PIECE_BYTES = 2**20
@@ -96,6 +100,30 @@ def put_in_place(partial: Path, final: Path) -> None:
     """Rename a file or folder that is already synced; a file may be replaced."""
     os.replace(partial, final)
     sync(final.parent)
+
+
+@contextmanager
+def whole_folder(folder: Path, name: str, advice: str = "") -> Iterator[Path]:
+    """Yield the path of a folder to make beside this one; put it in place at the end. On any error nothing of it stays.
+
+    Args:
+        name: what the folder is called in the error's message; `advice` ends that.
+
+    Raises:
+        StorageError: the disk is full, or the files cannot be written for another reason.
+    """
+    from safetensors import SafetensorError
+
+    partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.partial")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        yield partial
+        sync_tree(partial)
+        put_in_place(partial, folder)
+    except (OSError, SafetensorError) as exc:  # safetensors has its own error for a full disk
+        raise StorageError(f"{name} cannot be written: {exc}{advice}") from exc
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def write_text(path: Path, text: str, rights: int = USUAL) -> None:

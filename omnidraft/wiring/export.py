@@ -1,14 +1,12 @@
 """Snapshots as folders for other engines: the drafter alone, without n-gram cache, memory or acceptance head."""
 
-import shutil
-import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from omnidraft.config import Settings
-from omnidraft.errors import ConfigError, RequestError, SnapshotError, StorageError, VocabularyError
+from omnidraft.errors import ConfigError, RequestError, SnapshotError, VocabularyError
+from omnidraft.snapshots.files import whole_folder
 from omnidraft.wiring.distiller import drafter_hash
 from omnidraft.wiring.models import Vocabularies, vocabularies
 from omnidraft.wiring.named_snapshots import named_folder
@@ -40,7 +38,7 @@ def export_snapshot(settings: Settings, name: str, form: ExportFormat, folder: P
     require_empty(folder)
     write = _writer(settings, form, folder.absolute().name)
     model = _drafter(settings, name)
-    with _put_in_place(folder) as partial:
+    with whole_folder(folder.absolute(), str(folder)) as partial:
         write(model, partial)
 
 
@@ -136,23 +134,3 @@ def _require_drafter(settings: Settings, manifest: "Manifest", folder: Path) -> 
             f"the snapshot was learned from {manifest.drafter} ({manifest.drafter_hash[:12]}), models.drafter is "
             f"{settings.models.drafter} ({here[:12]}); name the drafter that it belongs to"
         )
-
-
-@contextmanager
-def _put_in_place(folder: Path) -> Iterator[Path]:
-    """Yield the path of a folder to make; rename it to `folder` at the end. Raises StorageError; nothing stays then."""
-    from safetensors import SafetensorError
-
-    from omnidraft.snapshots.files import put_in_place, sync_tree
-
-    whole = folder.absolute()
-    partial = whole.with_name(f".{whole.name}.{uuid.uuid4().hex}.partial")
-    try:
-        whole.parent.mkdir(parents=True, exist_ok=True)
-        yield partial
-        sync_tree(partial)
-        put_in_place(partial, whole)
-    except (OSError, SafetensorError) as exc:  # safetensors has its own error for a full disk
-        raise StorageError(f"{folder} cannot be written: {exc}") from exc
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)

@@ -2,8 +2,9 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 
@@ -71,22 +72,9 @@ class StepCosts:
     def measured(self, drafter: DraftModel) -> CostCurve:
         """Return the curve, measured with this drafter if it is the first."""
         if self._curve is None:
-            self._curve = CostCurve(self._remembered(drafter) or self._newly_measured(drafter))
+            sizes = {_text_size(drafter), *_STEP_ROWS}
+            self._curve = _kept_curve(self._file, self._key, partial(measure_steps, drafter), _STEP_ROWS, sizes)
         return self._curve
-
-    def _remembered(self, drafter: DraftModel) -> dict[int, float]:
-        """Return the costs of an earlier start, scaled by those of the smallest step now; see MeasuredCosts."""
-        seconds = {} if self._file is None else self._file.read(self._key)
-        if seconds.keys() != {_text_size(drafter), *_STEP_ROWS}:
-            return {}
-        change = measure_steps(drafter, _STEP_ROWS[:1], num_context=1)[_STEP_ROWS[0]] / seconds[_STEP_ROWS[0]]
-        return _scaled(seconds, change)
-
-    def _newly_measured(self, drafter: DraftModel) -> dict[int, float]:
-        seconds = measure_steps(drafter)
-        if self._file is not None:
-            self._file.write(self._key, seconds)
-        return seconds
 
     def __call__(self, rows: int) -> float:
         assert self._curve is not None, "no drafter was measured"
@@ -110,25 +98,9 @@ class MeasuredCosts:
     def passes(self, mode: Mode) -> CostCurve:
         """Return the cost curve of this mode's passes. Raises ConfigError when the target cannot serve the mode."""
         if mode not in self._passes:
-            self._passes[mode] = CostCurve(self._remembered(mode) or self._newly_measured(mode))
+            sizes, measure = _sizes(self._target, mode, _PASS_ROWS), partial(measure_passes, self._target, mode)
+            self._passes[mode] = _kept_curve(self._file, mode, measure, _PASS_ROWS, set(sizes))
         return self._passes[mode]
-
-    def _remembered(self, mode: Mode) -> dict[int, float]:
-        """Return the costs of an earlier start, scaled by those of the smallest pass now; empty without them, when it
-        measured other sizes, or when the machine was busy then. On a busy machine all sizes are slower, and measuring
-        them would take longest."""
-        seconds = {} if self._file is None else self._file.read(mode)
-        if not seconds or seconds.keys() != set(_sizes(self._target, mode, _PASS_ROWS)):
-            return {}
-        fewest = min(seconds)
-        change = measure_passes(self._target, mode, (fewest,), num_context=1)[fewest] / seconds[fewest]
-        return _scaled(seconds, change)
-
-    def _newly_measured(self, mode: Mode) -> dict[int, float]:
-        seconds = measure_passes(self._target, mode, _PASS_ROWS, num_context=_CONTEXT)
-        if self._file is not None:
-            self._file.write(mode, seconds)
-        return seconds
 
     def measured(self, mode: Mode) -> CostCurve | None:
         """Return the cost curve of this mode's passes; None while it is not measured."""
@@ -140,9 +112,27 @@ class MeasuredCosts:
             self._passes[mode].update(rows, seconds)
 
 
-def _scaled(seconds: Mapping[int, float], change: float) -> dict[int, float]:
-    """Return the costs of an earlier start as they are now; empty when the machine was busy then."""
-    return {rows: change * each for rows, each in seconds.items()} if change > _MIN_CHANGE else {}
+class _Measure(Protocol):
+    def __call__(self, all_rows: Sequence[int], *, num_context: int) -> dict[int, float]:
+        """Return the seconds by number of rows, behind so many ids."""
+
+
+def _kept_curve(
+    file: CostFile | None, name: str, measure: _Measure, all_rows: Sequence[int], sizes: Set[int]
+) -> CostCurve:
+    """Return the costs of an earlier start, scaled by those of the smallest size now; measured anew, and kept for the
+    next start, without them, when it measured other sizes, or when the machine was busy then. On a busy machine all
+    sizes are slower, and measuring them would take longest."""
+    seconds = {} if file is None else file.read(name)
+    if seconds.keys() == sizes:
+        fewest = min(seconds)
+        change = measure((fewest,), num_context=1)[fewest] / seconds[fewest]
+        if change > _MIN_CHANGE:
+            return CostCurve({rows: change * each for rows, each in seconds.items()})
+    seconds = measure(all_rows, num_context=_CONTEXT)
+    if file is not None:
+        file.write(name, seconds)
+    return CostCurve(seconds)
 
 
 def measure_passes(target: Target, mode: Mode, all_rows: Sequence[int], *, num_context: int) -> dict[int, float]:
@@ -169,7 +159,7 @@ def _sizes(target: Target, mode: Mode, all_rows: Sequence[int]) -> list[int]:
 
 
 def measure_steps(
-    drafter: DraftModel, all_rows: Sequence[int] = _STEP_ROWS, num_context: int = _CONTEXT
+    drafter: DraftModel, all_rows: Sequence[int] = _STEP_ROWS, *, num_context: int = _CONTEXT
 ) -> dict[int, float]:
     """Time steps over several branches after a short text, and reading that text."""
     session = drafter.open()

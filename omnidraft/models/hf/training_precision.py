@@ -1,7 +1,7 @@
 """The number format of training passes: bfloat16 where torch multiplies it right and clearly faster than float32.
 
-Processors with AMX or AVX-512 BF16 multiply bfloat16 two to four times as fast; on others torch imitates it slowly. The
-trial of torch's products decides, whose times are kept: a measurement of the moment differs under load, and two
+Processors with AMX or AVX-512 BF16 multiply bfloat16 two to four times as fast; on others torch imitates it slowly. A
+trial of a step's products decides, whose times are kept: a measurement of the moment differs under load, and two
 learners of one machine would compute differently.
 """
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 def automatic() -> Precision:
     """Return the format for a new learner on this processor."""
-    seconds = choice.torch_products().outcome.seconds
+    seconds = choice.training_seconds()
     return "bfloat16" if _FASTER * seconds.get("bfloat16", float("inf")) < seconds["float32"] else "float32"
 
 

@@ -111,6 +111,27 @@ def _try_torch(home: Path, isa: str | None) -> Outcome:
     )
 
 
+def training_seconds() -> Mapping[str, float]:
+    """Return the time of a training step's products in each format that torch multiplies correctly here.
+
+    Raises:
+        ModelError: the trial itself could not run.
+    """
+    return _training_seconds(store.default_home(), tuple(sorted(torch_products().outcome.seconds)))
+
+
+@cache
+def _training_seconds(home: Path, formats: tuple[str, ...]) -> Mapping[str, float]:
+    import torch
+
+    return run_once(
+        (sys.executable, "-m", "omnidraft.models.probe.training_steps", *formats),
+        name="the products of a training step",
+        home=home,
+        depends_on=(torch.__version__, os.environ.get("OMP_NUM_THREADS"), os.environ.get(ISA_VARIABLE)),
+    ).seconds
+
+
 def kernels(variant: str = "auto") -> Kernels:
     """Return the build of our kernels to use, compiled and tried if that was not done yet.
 

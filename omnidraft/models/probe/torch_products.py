@@ -43,7 +43,7 @@ def seconds_per_token(passes: Mapping[str, Callable[[int], object]]) -> dict[str
     """
     best = dict.fromkeys(passes, float("inf"))
     for rows, tokens in TOKENS_OF_ROWS.items():
-        for name, seconds in _fastest(passes, rows).items():
+        for name, seconds in fastest(passes, rows).items():
             best[name] = min(best[name], seconds / tokens)
     return best
 
@@ -75,7 +75,8 @@ def _layer(dtype: torch.dtype) -> Callable[[int], torch.Tensor]:
     return lambda rows: torch.nn.functional.linear(torch.randn(rows, _MEASURED_NK[1], dtype=dtype), weight_NK)
 
 
-def _fastest(passes: Mapping[str, Callable[[int], object]], rows: int) -> dict[str, float]:
+def fastest(passes: Mapping[str, Callable[[int], object]], rows: int) -> dict[str, float]:
+    """Return the shortest time of each pass over so many rows; the passes take turns."""
     for compute in passes.values():
         compute(rows)
     times: dict[str, list[float]] = {name: [] for name in passes}

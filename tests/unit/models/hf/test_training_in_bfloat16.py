@@ -109,6 +109,12 @@ def test_a_processor_that_multiplies_bfloat16_wrong_learns_in_float32(monkeypatc
 
 @pytest.mark.parametrize(("seconds", "chosen"), [(0.4, "bfloat16"), (0.9, "float32"), (4.0, "float32")])
 def test_the_automatic_choice_is_bfloat16_where_it_is_clearly_faster(monkeypatch, seconds: float, chosen: str) -> None:
-    trial = products(float32=1.0, bfloat16=seconds)
-    monkeypatch.setattr(training_precision.choice, "torch_products", lambda: trial)
+    trial = {"float32": 1.0, "bfloat16": seconds}
+    monkeypatch.setattr(training_precision.choice, "training_seconds", lambda: trial)
     assert training_precision.automatic() == chosen
+
+
+def test_the_choice_comes_of_a_trial_of_whole_steps_in_every_format_that_is_multiplied_right() -> None:
+    seconds = training_precision.choice.training_seconds()
+    assert seconds.keys() == training_precision.choice.torch_products().outcome.seconds.keys()
+    assert all(each > 0 for each in seconds.values())

@@ -66,7 +66,7 @@ def main(
 def _records(
     answers: Path, settings: config.Settings, out: Path, num_answers: int | None, max_new_tokens: int
 ) -> list[TraceRecord]:
-    if answers.suffix == ".avro":
+    if archive.is_archive(answers):
         return list(archive.read(answers))[:num_answers]
     prompt_rows = prompts.read(answers, num_answers)
     parts = out.with_name(f"{out.name}.parts")

@@ -50,10 +50,19 @@ class SpentText:
     seconds_without: float
     """What it would have taken without the drafter."""
 
+    @property
+    def has_drafter(self) -> bool:
+        """Whether the drafter took part."""
+        return any(self.outcome.step_rows)
+
+    @property
+    def num_without(self) -> int:
+        """Tokens that the round would have given without the drafter."""
+        return 1 + self.outcome.num_accepted_without if self.has_drafter else self.outcome.num_emitted
+
     def gain(self, token_s: float) -> float:
-        """Return how many tokens the drafter added to those of the time that it took."""
-        num_tokens = self.outcome.num_emitted - 1 - self.outcome.num_accepted_without
-        return num_tokens - (self.seconds - self.seconds_without) / token_s
+        """Return how many tokens the drafter added to those of the time that it took, at `token_s` for each of them."""
+        return self.outcome.num_emitted - self.num_without - (self.seconds - self.seconds_without) / token_s
 
 
 @dataclass(slots=True)
@@ -74,16 +83,27 @@ class DraftingStats:
     """Seconds that recent rounds' tokens would have taken without drafting."""
     seconds: float = 0.0
     """Seconds that they took."""
+    plain_without_s: float = 0.0
+    """Seconds that the tokens that those rounds would have given without the drafter take in plain decoding."""
+    seconds_without: float = 0.0
+    """Seconds that they would have taken without the drafter."""
+
+    @property
+    def speedup_without(self) -> float:
+        """Return how many times as fast as plain decoding the other draft sources are, and at least 1."""
+        return max(self.plain_without_s / self.seconds_without, 1.0) if self.seconds_without else 1.0
 
     def add(self, texts: Sequence[SpentText], token_s: float) -> None:
         """Add these texts of a round; a token of plain decoding takes `token_s`."""
-        drafted = [each for each in texts if any(each.outcome.step_rows)]
+        drafted = [each for each in texts if each.has_drafter]
+        self.plain_without_s = self.plain_without_s * _DECAY + token_s * sum(each.num_without for each in texts)
+        self.seconds_without = self.seconds_without * _DECAY + sum(each.seconds_without for each in texts)
         if drafted:
             emits = sum(each.outcome.num_emitted for each in drafted) / len(drafted)
-            self._add_gain(emits, sum(each.gain(token_s) for each in drafted) / len(drafted))
-        self.idle_s += sum(each.seconds for each in texts if not any(each.outcome.step_rows))
-        num_emitted = sum(each.outcome.num_emitted for each in texts)
-        self.plain_s = self.plain_s * _DECAY + num_emitted * token_s
+            earned = sum(each.gain(token_s / self.speedup_without) for each in drafted)
+            self._add_gain(emits, earned / len(drafted))
+        self.idle_s += sum(each.seconds for each in texts if not each.has_drafter)
+        self.plain_s = self.plain_s * _DECAY + token_s * sum(each.outcome.num_emitted for each in texts)
         self.seconds = self.seconds * _DECAY + sum(each.seconds for each in texts)
 
     def _add_gain(self, emits: float, earned: float) -> None:
@@ -137,10 +157,11 @@ class CostPolicy:
             capped = [min(each, _CATCH_UP) for each in rows]
             row_s = self.step_s(sum(capped)) / max(sum(capped), 1)
             seconds = [spent + row_s * each for spent, each in zip(seconds, capped, strict=True)]
-        return [
-            SpentText(each, spent, plain_s + without_s * each.num_nodes_without)
+        without = [
+            plain_s + without_s * each.num_nodes_without if any(each.step_rows) else spent
             for each, spent in zip(outcomes, seconds, strict=True)
         ]
+        return [SpentText(*each) for each in zip(outcomes, seconds, without, strict=True)]
 
     def _node_s(self, num_plain: int, num_nodes: int) -> float:
         """Return the average seconds of so many drafted nodes beside other rows."""
@@ -233,7 +254,7 @@ class CostPlan:
     def _left_s(self, index: int) -> float:
         """Return the seconds that one more token in each of a text's rounds with a drafter is worth."""
         text, stats = self._texts[index], self._policy.stats(*_stream(self._texts[index]))
-        return min(stats.length, text.max_new_tokens) / stats.emits * self._token_s
+        return min(stats.length, text.max_new_tokens) / stats.emits * self._token_s / stats.speedup_without
 
     @property
     def _must_try(self) -> bool:

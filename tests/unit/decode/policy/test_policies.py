@@ -299,7 +299,22 @@ def test_a_drafter_beside_memory_is_kept_for_what_it_adds():
         )
         policy.update([outcome])
     assert all(is_drafted)
-    assert policy.stats(TENANT).gain == pytest.approx(2 - 2 * 0.04 - 2 * 0.05, abs=0.1)
+    memory_rate = 4 / (1 + 4 * 0.04)
+    assert policy.stats(TENANT).gain == pytest.approx(2 - memory_rate * (2 * 0.04 + 2 * 0.05), abs=0.1)
+
+
+def test_a_drafter_is_given_up_where_memory_uses_its_time_better_though_plain_decoding_would_not():
+    """Memory gives 4 tokens a pass; the drafter adds one for the time of half a plain pass, in which memory says two."""
+    policy, is_drafted = CostPolicy(flat(1.0, 1.6), flat(0.05, 0.05)), []
+    for _ in range(300):
+        is_drafted.append(policy.start_round([RoundText(TENANT, 500)]).should_draft(0, 2))
+        step_rows, num_more = ([1] * 10, 1) if is_drafted[-1] else ([], 0)
+        outcome = TextOutcome(
+            TENANT, 4 + num_more, 4 + num_more, step_rows, num_nodes_without=4, num_accepted_without=3
+        )
+        policy.update([outcome])
+    assert is_drafted[0]
+    assert np.mean(is_drafted[50:]) < 0.25
 
 
 @pytest.mark.parametrize(("num_ids", "is_read"), [(100, True), (300, True), (4000, False)])

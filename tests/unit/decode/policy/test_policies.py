@@ -304,7 +304,7 @@ def test_a_drafter_beside_memory_is_kept_for_what_it_adds():
 
 
 def test_a_drafter_is_given_up_where_memory_uses_its_time_better_though_plain_decoding_would_not():
-    """Memory gives 4 tokens a pass; the drafter adds one for the time of half a plain pass, in which memory says two."""
+    """Memory gives 4 tokens a pass; the drafter adds one in half the time of a plain pass, in which memory says two."""
     policy, is_drafted = CostPolicy(flat(1.0, 1.6), flat(0.05, 0.05)), []
     for _ in range(300):
         is_drafted.append(policy.start_round([RoundText(TENANT, 500)]).should_draft(0, 2))

@@ -1,4 +1,5 @@
-"""Compile our kernels once for each instruction set; every later process finds the libraries in the user's cache.
+"""Compile our kernels once for each instruction set: when a wheel is built, which carries the libraries, or else at
+first use, into the user's cache, where every later process finds them.
 
 The libraries share torch's OpenMP threads: torch has loaded a libgomp.so.1 already, and no second one is loaded.
 """
@@ -21,6 +22,10 @@ SOURCE = Path(__file__).parent / "kernels" / "kernels.cpp"
 FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC")
 """Without contraction the bits of a result do not depend on the instruction set."""
 _AVX512 = ("-march=x86-64-v4", "-mavx512vnni")
+STANDALONE_FLAGS = ("-static-libstdc++", "-s")
+"""Added for a wheel: its libraries ask for no C++ runtime, only for an old glibc and torch's libgomp."""
+WHEEL_LIBRARIES = Path(__file__).parent / "libraries"
+"""Where a wheel has its libraries; a checkout has no such folder."""
 VARIANTS: dict[str, tuple[str, ...]] = (
     {
         "amx": (*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
@@ -49,6 +54,35 @@ def is_announced(variant: str) -> bool:
     lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
     flags = next((set(line.split(":")[1].split()) for line in lines if line.startswith("flags")), None)
     return flags is None or _NEEDED.get(variant, set()) <= flags
+
+
+def kernel_library(variant: str, folder: Path) -> Path:
+    """Return the library of this variant: the wheel's, or else one that is compiled into `folder`.
+
+    Raises:
+        KernelsUnavailable: see `compiled`.
+    """
+    if is_in_wheel(variant):
+        return WHEEL_LIBRARIES / wheel_name(variant)
+    return compiled(SOURCE, folder, VARIANTS[variant])
+
+
+def is_in_wheel(variant: str) -> bool:
+    """Return whether the wheel has this variant, of this very source, and nobody else could have written it."""
+    return _is_usable(WHEEL_LIBRARIES / wheel_name(variant))
+
+
+def compile_for_wheel(variant: str, folder: Path) -> Path:
+    """Compile a variant into `folder`, as a wheel carries it. Raises KernelsUnavailable."""
+    library = folder / wheel_name(variant)
+    _compile(SOURCE, library, find_compiler(), (*VARIANTS[variant], *STANDALONE_FLAGS))
+    return library
+
+
+def wheel_name(variant: str) -> str:
+    """Return the file name of a variant in a wheel; another source or other flags give another name."""
+    parts = (source_digest(), *FLAGS, *VARIANTS[variant], *STANDALONE_FLAGS)
+    return f"{variant}-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:16]}.so"
 
 
 def compiled(source: Path, folder: Path, flags: Sequence[str] = ()) -> Path:
@@ -85,7 +119,7 @@ def _is_usable(library: Path) -> bool:
     except FileNotFoundError:
         return False
     except PermissionError as exc:
-        logger.warning("compiling %s anew: %s", library.name, exc)
+        logger.warning("%s is not used: %s", library.name, exc)
         return False
     return True
 

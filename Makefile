@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 comma := ,
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-kafka test test-llamacpp test-vllm test-long test-real lint format bench bench-vllm bench-throughput soak kafka docs dashboards lock audit wheel sbom pin-images clean
+.PHONY: help setup demo demo-kafka test test-llamacpp test-vllm test-long test-real lint format bench bench-vllm bench-throughput soak kafka docs docs-test dashboards lock audit wheel sbom pin-images clean
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
@@ -120,6 +120,9 @@ kafka: setup ## Run a Kafka broker in the foreground, without Docker
 
 docs: setup ## The API reference from the docstrings, into site/
 	$(PYTHON) -m pdoc --docformat google --no-show-source --output-directory site omnidraft '!omnidraft.hosts.vllm'
+
+docs-test: setup ## Run the commands of README and docs as a new user would (DOCS: names of pages; all without)
+	PYTHONPATH=. $(PYTHON) -m tests.run_docs $(DOCS)
 
 dashboards: setup ## Write the Grafana dashboards, and the table of metrics in docs/observability.md
 	$(PYTHON) deploy/grafana/make_dashboards.py

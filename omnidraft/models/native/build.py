@@ -1,5 +1,5 @@
-"""Compile our kernels once for each instruction set: when a wheel is built, which carries the libraries, or else at
-first use, into the user's cache, where every later process finds them.
+"""Compile our kernels once for each instruction set; every later process finds the libraries in the user's cache. Those
+of a wheel are in wheel_libraries.py.
 
 The libraries share torch's OpenMP threads: torch has loaded a libgomp.so.1 already, and no second one is loaded.
 """
@@ -22,10 +22,6 @@ SOURCE = Path(__file__).parent / "kernels" / "kernels.cpp"
 FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC")
 """Without contraction the bits of a result do not depend on the instruction set."""
 _AVX512 = ("-march=x86-64-v4", "-mavx512vnni")
-STANDALONE_FLAGS = ("-static-libstdc++", "-s")
-"""Added for a wheel: its libraries ask for no C++ runtime, only for an old glibc and torch's libgomp."""
-WHEEL_LIBRARIES = Path(__file__).parent / "libraries"
-"""Where a wheel has its libraries; a checkout has no such folder."""
 VARIANTS: dict[str, tuple[str, ...]] = (
     {
         "amx": (*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
@@ -56,35 +52,6 @@ def is_announced(variant: str) -> bool:
     return flags is None or _NEEDED.get(variant, set()) <= flags
 
 
-def kernel_library(variant: str, folder: Path) -> Path:
-    """Return the library of this variant: the wheel's, or else one that is compiled into `folder`.
-
-    Raises:
-        KernelsUnavailable: see `compiled`.
-    """
-    if is_in_wheel(variant):
-        return WHEEL_LIBRARIES / wheel_name(variant)
-    return compiled(SOURCE, folder, VARIANTS[variant])
-
-
-def is_in_wheel(variant: str) -> bool:
-    """Return whether the wheel has this variant, of this very source, and nobody else could have written it."""
-    return _is_usable(WHEEL_LIBRARIES / wheel_name(variant))
-
-
-def compile_for_wheel(variant: str, folder: Path) -> Path:
-    """Compile a variant into `folder`, as a wheel carries it. Raises KernelsUnavailable."""
-    library = folder / wheel_name(variant)
-    _compile(SOURCE, library, find_compiler(), (*VARIANTS[variant], *STANDALONE_FLAGS))
-    return library
-
-
-def wheel_name(variant: str) -> str:
-    """Return the file name of a variant in a wheel; another source or other flags give another name."""
-    parts = (source_digest(), *FLAGS, *VARIANTS[variant], *STANDALONE_FLAGS)
-    return f"{variant}-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:16]}.so"
-
-
 def compiled(source: Path, folder: Path, flags: Sequence[str] = ()) -> Path:
     """Return the library of this source for this compiler; one that is missing, or that somebody else could have
     written, is compiled into `folder`.
@@ -102,17 +69,17 @@ def compiled(source: Path, folder: Path, flags: Sequence[str] = ()) -> Path:
     try:
         make_folder(folder)
         require_unshared_folder(folder)
-        if _is_usable(library):
+        if is_usable(library):
             return library
         with FileLock(library.with_suffix(".lock")):
-            if not _is_usable(library):
-                _compile(source, library, compiler, flags)
+            if not is_usable(library):
+                compile_library(source, library, compiler, flags)
     except OSError as exc:
         raise KernelsUnavailable(f"{folder} cannot be used: {exc}; give OMNIDRAFT_HOME a place that can") from exc
     return library
 
 
-def _is_usable(library: Path) -> bool:
+def is_usable(library: Path) -> bool:
     """Return whether this library is there and nobody else could have written it."""
     try:
         require_unshared_file(library)
@@ -133,7 +100,8 @@ def find_compiler() -> str:
     return compiler
 
 
-def _compile(source: Path, library: Path, compiler: str, flags: Sequence[str]) -> None:
+def compile_library(source: Path, library: Path, compiler: str, flags: Sequence[str]) -> None:
+    """Compile a library aside, then give it its name. Raises KernelsUnavailable when the compiler refuses."""
     logger.info("compiling %s with %s, once", source.name, " ".join(flags) or "no flags")
     partial, started = library.with_suffix(".partial"), time.perf_counter()
     partial.unlink(missing_ok=True)  # a compiler keeps the permissions of a file that is there

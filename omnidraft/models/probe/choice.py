@@ -14,7 +14,8 @@ from pathlib import Path
 
 from omnidraft.errors import KernelsUnavailable, ModelError
 from omnidraft.models.catalog import store
-from omnidraft.models.native.build import VARIANTS, find_compiler, is_announced, is_in_wheel, kernel_library
+from omnidraft.models.native.build import VARIANTS, find_compiler, is_announced
+from omnidraft.models.native.wheel_libraries import is_in_wheel, kernel_library
 from omnidraft.models.probe.subprocess_trial import Outcome, run_once
 
 ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"

@@ -62,9 +62,11 @@ def complaint(line: str) -> str | None:
 
 def misuse(command: Any, words: list[str]) -> str | None:
     """What a command has not: a subcommand, an option; else what its parser says, where all words are given."""
-    words = [word.strip("[]") for word in words if word != "..."]
+    words = [word.strip("[]") for word in words]
     while hasattr(command, "commands") and words and not words[0].startswith("-"):
         name = words.pop(0).split("|")[0]
+        if name == "...":
+            return None
         if name not in command.commands:
             return f"no command {name}"
         command = command.commands[name]

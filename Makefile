@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 comma := ,
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-kafka test test-llamacpp test-vllm test-long test-real lint format bench bench-vllm bench-throughput soak kafka docs dashboards lock audit sbom pin-images clean
+.PHONY: help setup demo demo-kafka test test-llamacpp test-vllm test-long test-real lint format bench bench-vllm bench-throughput soak kafka docs docs-test dashboards lock audit wheel sbom pin-images clean
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
@@ -61,12 +61,12 @@ $(STAMP): requirements.lock pyproject.toml
 	@touch $@
 
 demo: setup ## Watch a real drafter learn and get faster (downloads 1.2 GB the first time)
-	$(PYTHON) -m pipelines.demo $(DEMO_ARGS)
+	$(VENV)/bin/omnidraft demo $(DEMO_ARGS)
 
 demo-kafka: setup ## The same over a Kafka broker that is started for it
 	$(PYTHON) deploy/kafka/local_broker.py --port $(KAFKA_PORT) --data $(KAFKA_DATA) --background
 	@trap 'kill $$(cat $(KAFKA_DATA)/broker.pid)' EXIT; set -x; \
-	$(PYTHON) -m pipelines.demo --log kafka://127.0.0.1:$(KAFKA_PORT) $(DEMO_ARGS)
+	$(VENV)/bin/omnidraft demo --log kafka://127.0.0.1:$(KAFKA_PORT) $(DEMO_ARGS)
 
 test: setup ## Unit, contract, integration and end-to-end tests on tiny models
 	$(TEST_ENV) $(TEST_LIMIT) $(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
@@ -82,7 +82,7 @@ test-vllm: $(VLLM_STAMP) ## The proposer inside vLLM's real engine on a tiny mod
 $(VLLM_STAMP): deploy/vllm/requirements-cpu.txt deploy/vllm/overrides-cpu.txt pyproject.toml | setup
 	test -x $(VLLM_PYTHON) || $(PYTHON) -m uv venv --quiet --python $(PYTHON) $(VLLM_VENV)
 	$(PYTHON) -m uv pip install --quiet --python $(VLLM_PYTHON) --override deploy/vllm/overrides-cpu.txt \
-	  -r deploy/vllm/requirements-cpu.txt --editable '.[kafka]'
+	  -r deploy/vllm/requirements-cpu.txt --editable '.[kafka,mlflow]'
 	@touch $@
 
 test-long: setup ## The tests that take minutes: small soaks on tiny models
@@ -121,6 +121,9 @@ kafka: setup ## Run a Kafka broker in the foreground, without Docker
 docs: setup ## The API reference from the docstrings, into site/
 	$(PYTHON) -m pdoc --docformat google --no-show-source --output-directory site omnidraft '!omnidraft.hosts.vllm'
 
+docs-test: setup ## Run the commands of README and docs as a new user would (DOCS: names of pages; all without)
+	PYTHONPATH=. $(PYTHON) -m tests.run_docs $(DOCS)
+
 dashboards: setup ## Write the Grafana dashboards, and the table of metrics in docs/observability.md
 	$(PYTHON) deploy/grafana/make_dashboards.py
 	$(PYTHON) deploy/prometheus/metrics_table.py
@@ -137,6 +140,9 @@ audit: setup ## Look for known vulnerabilities in requirements.lock (AUDIT_SERVI
 	if [ $$rc -ge 124 ] || grep --quiet '^Traceback' "$$told"; then \
 	  echo "make audit: nothing is known: $(AUDIT_SERVICE)'s advisories could not be asked within $(AUDIT_LIMIT_S) s" >&2; exit 2; \
 	fi; exit $$rc
+
+wheel: setup ## The package with compiled kernels, and its source, into dist/
+	OMNIDRAFT_REQUIRE_COMPILER=1 $(PYTHON) -m uv build --quiet --out-dir dist
 
 sbom: setup ## The software bill of materials of requirements.lock, in CycloneDX's format, into dist/sbom.json
 	@mkdir -p dist

@@ -2,6 +2,7 @@
 
 OmnidraftError
 |- ConfigError            a setting is missing or contradicts another; fix the settings
+|  `- ExtraMissing        an optional part of the package is not installed; run the command that the message names
 |- RequestError           a request asks for what cannot be served; fix the request (HTTP 4xx)
 |- ModelError             a model cannot be obtained or used
 |  |- ModelUnknown        no such name, folder or repository; see `omnidraft models list`
@@ -35,6 +36,10 @@ class OmnidraftError(Exception):
 
 class ConfigError(OmnidraftError):
     """A setting is missing or contradicts another."""
+
+
+class ExtraMissing(ConfigError):
+    """An optional part of the package is not installed."""
 
 
 class RequestError(OmnidraftError, ValueError):

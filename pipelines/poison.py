@@ -1,8 +1,8 @@
 """A flood of poison against the promotion gate: agreement on honest requests that nobody learned, for every champion.
 
-`python -m pipelines.poison --answers pipelines/data/gsm8k_qwen1.5b.avro`. Honest tenants are learned first; then one
-tenant sends `--share` of the records. Distiller, controller, log and registry are the service's, over files of their
-own. `--one-tenant` gives all records one tenant's name, so that nothing tells the flooder apart.
+`python -m pipelines.poison --answers omnidraft/demo/data/gsm8k_qwen1.5b.avro`. Honest tenants are learned first; then
+one tenant sends `--share` of the records. Distiller, controller, log and registry are the service's, over files of
+their own. `--one-tenant` gives all records one tenant's name, so that nothing tells the flooder apart.
 """
 
 import random

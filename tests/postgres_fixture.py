@@ -19,7 +19,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from pipelines.lib.local_cluster import free_port
+from omnidraft.demo.local_cluster import free_port
 
 HOST = "127.0.0.1"
 DATABASE = "postgres"

@@ -2,13 +2,13 @@
 
 import sys
 
-import typer
-
 from omnidraft import __version__
 from omnidraft.cli import models, run, snapshots, tenants, traces
 from omnidraft.cli.check import check
+from omnidraft.cli.demo import demo
 from omnidraft.cli.doctor import doctor
 from omnidraft.cli.generate import generate
+from omnidraft.cli.options import group
 from omnidraft.cli.run import serve
 from omnidraft.cli.status import status
 from omnidraft.cli.supervised import run_supervised
@@ -16,8 +16,9 @@ from omnidraft.errors import OmnidraftError
 
 HELP = "Speculative decoding across tokenizers that keeps learning while it serves."
 
-app = typer.Typer(help=HELP, no_args_is_help=True)
+app = group(HELP)
 app.command()(generate)
+app.command()(demo)
 app.command()(serve)
 app.command()(check)
 app.command()(status)

@@ -74,7 +74,7 @@ def _temperatures(text: str) -> list[float]:
     return given
 
 
-def _modes(text: str) -> list[config.Mode]:
+def _modes(text: str) -> "list[config.Mode]":
     modes: tuple[config.Mode, ...] = get_args(config.Mode)[::-1]
     given = [each for name in text.split(",") for each in modes if each == name.strip()]
     if len(given) < len(text.split(",")):
@@ -83,7 +83,7 @@ def _modes(text: str) -> list[config.Mode]:
 
 
 def _run_check(
-    settings: "Settings", plan: "CheckPlan", temperatures: list[float], modes: list[config.Mode], snapshot: str | None
+    settings: "Settings", plan: "CheckPlan", temperatures: list[float], modes: "list[config.Mode]", snapshot: str | None
 ) -> dict[str, Any]:
     """Run the whole check under a progress bar; return the report."""
     from omnidraft import wiring

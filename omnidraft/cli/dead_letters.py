@@ -11,14 +11,14 @@ from rich.console import Console
 from rich.table import Table
 
 from omnidraft import config
-from omnidraft.cli.options import Config, printable
+from omnidraft.cli.options import Config, group, printable
 from omnidraft.errors import RequestError
 
 if TYPE_CHECKING:
     from omnidraft.distill.ingest.dead_letters import Choice, DeadLetter, Redriven
     from omnidraft.ports import LogReader
 
-app = typer.Typer(help="Messages that could not be learned from: list, show, redrive.", no_args_is_help=True)
+app = group("Messages that could not be learned from: list, show, redrive.")
 
 Reasons = Annotated[list[str] | None, typer.Option("--reason", help="Dead letters with this reason; may be repeated.")]
 HEX_BYTES = 256
@@ -84,7 +84,7 @@ def redrive(
         print(f"  refused {number}: {printable(refusal)}")
 
 
-def _redrive(settings: config.Settings, choice: "Choice", again: bool) -> "Redriven":
+def _redrive(settings: "config.Settings", choice: "Choice", again: bool) -> "Redriven":
     from omnidraft import wiring
     from omnidraft.distill.ingest import dead_letters
     from omnidraft.distill.ingest.dead_letters import Redrive, redriven_before
@@ -132,7 +132,7 @@ def _parse_offset(text: str) -> tuple[int, int]:
     return int(partition), int(offset)
 
 
-def _dead_letters(settings: config.Settings) -> "LogReader":
+def _dead_letters(settings: "config.Settings") -> "LogReader":
     from omnidraft import wiring
 
     return wiring.log_reader(settings, settings.log.dead_letters_topic)

@@ -8,7 +8,6 @@ from rich.console import Console
 from rich.text import Text
 
 from omnidraft.cli.options import AsJson, Config
-from omnidraft.doctor.all_checks import examine
 from omnidraft.doctor.finding import Finding, Verdict, is_fatal
 
 STYLES = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.PROBLEM: "bold red"}
@@ -16,6 +15,8 @@ STYLES = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.PROBLEM: "bold
 
 def doctor(config_path: Config = None, as_json: AsJson = False) -> None:
     """Check settings, libraries, models, log, registry, disk, memory, clock and port; exit code 1 on a problem."""
+    from omnidraft.doctor.all_checks import examine
+
     console, findings = Console(), []
     for finding in examine(config_path):
         findings.append(finding)

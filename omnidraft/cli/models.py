@@ -7,10 +7,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from omnidraft.cli.options import AsJson, download_bars
+from omnidraft.cli.options import AsJson, download_bars, group
 from omnidraft.errors import ModelUnknown, RequestError
 
-app = typer.Typer(help="Models: list the catalog, pull one, or say where it lies.", no_args_is_help=True)
+app = group("Models: list the catalog, pull one, or say where it lies.")
 
 
 @app.command("list")

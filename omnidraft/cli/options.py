@@ -21,6 +21,11 @@ Quantize = Annotated[str | None, typer.Option("--quantize", help="int8 or int4: 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
+def group(about: str) -> typer.Typer:
+    """Return a group of commands. Its help is plain text: what colours it takes longer to load than all the rest."""
+    return typer.Typer(help=about, no_args_is_help=True, rich_markup_mode=None)
+
+
 def printable(text: str) -> str:
     """Replace the control characters in text from outside."""
     return "".join(char if char.isprintable() else "?" for char in text)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from omnidraft.cli.options import Config, Engine, Quantize, download_bars
+from omnidraft.cli.options import Config, Engine, Quantize, download_bars, group
 
 if TYPE_CHECKING:
     from omnidraft.config import Settings
 
-app = typer.Typer(help="Be one of the services until SIGTERM.", no_args_is_help=True)
+app = group("Be one of the services until SIGTERM.")
 
 
 def serve(
@@ -62,21 +62,15 @@ def serve(
 
 def _main(settings: "Settings") -> int:
     """Pull missing models with a progress bar, then run the worker."""
+    from omnidraft import extras
+    from omnidraft.hosts import process
     from omnidraft.models.catalog import store
 
+    extras.require("serve", "omnidraft serve")
     with download_bars() as progress:
         for name in settings.models.names:
             store.resolve(name, progress=progress)
-    return _worker(settings)
-
-
-def _worker(settings: "Settings") -> int:
-    from omnidraft.hosts import process
-
-    process.pause_garbage_collection()
-    from omnidraft.hosts import worker  # imports torch
-
-    return worker.main(settings)
+    return process.run_worker(settings)
 
 
 @app.command("worker")
@@ -89,7 +83,7 @@ def worker_command(
     """Serve requests over HTTP and record traces."""
     from omnidraft.hosts import process
 
-    raise typer.Exit(process.serve("worker", _worker, config_path, worker={"snapshot": snapshot}))
+    raise typer.Exit(process.serve("worker", process.run_worker, config_path, worker={"snapshot": snapshot}))
 
 
 @app.command("distiller")

@@ -10,14 +10,14 @@ from rich.table import Table
 
 from omnidraft import config
 from omnidraft.cli.export import export
-from omnidraft.cli.options import AsJson, Config, Target
+from omnidraft.cli.options import AsJson, Config, Target, group
 
 if TYPE_CHECKING:
     from omnidraft.ports import LogWriter, Registry, SnapshotVersion
 
-app = typer.Typer(help="Versions of the drafter: list, show, promote, roll back, export.", no_args_is_help=True)
+app = group("Versions of the drafter: list, show, promote, roll back, export.")
 app.command("export")(export)
-learning_app = typer.Typer(help="Pause, resume or restart learning everywhere.", no_args_is_help=True)
+learning_app = group("Pause, resume or restart learning everywhere.")
 
 
 @app.command("list")
@@ -136,13 +136,13 @@ def new_key(
     print(keys.PrivateKey(private_key).public_text(cast(keys.Role, role)))
 
 
-def _without_keys(settings: config.Settings) -> config.Settings:
+def _without_keys(settings: "config.Settings") -> "config.Settings":
     """Return settings of a process that neither signs nor verifies."""
     without = {"trusted_keys": (), "private_key": None, "signing_key": None}
     return settings.model_copy(update={"registry": settings.registry.model_copy(update=without)})
 
 
-def _promote(name: str, settings: config.Settings) -> None:
+def _promote(name: str, settings: "config.Settings") -> None:
     from omnidraft.fleet.control_log import publish_announcement
     from omnidraft.snapshots.manifest import digest
 
@@ -160,17 +160,17 @@ def _promote(name: str, settings: config.Settings) -> None:
     print(f"champion is version {chosen.version}")
 
 
-def _settings(config_path: Path | None, target: str | None) -> config.Settings:
+def _settings(config_path: Path | None, target: str | None) -> "config.Settings":
     return config.load(config_path, models={"target": target})
 
 
-def _registry(settings: config.Settings) -> "Registry":
+def _registry(settings: "config.Settings") -> "Registry":
     from omnidraft import wiring
 
     return wiring.registry(settings)
 
 
-def _control(settings: config.Settings) -> "LogWriter":
+def _control(settings: "config.Settings") -> "LogWriter":
     from omnidraft import wiring
 
     return wiring.log_writer(settings, settings.log.control_topic)

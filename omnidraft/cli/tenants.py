@@ -7,17 +7,14 @@ from rich.console import Console
 
 from omnidraft import config
 from omnidraft.cli import tenant_factors
-from omnidraft.cli.options import Config, printable
+from omnidraft.cli.options import Config, group, printable
 
 if TYPE_CHECKING:
     from omnidraft.fleet.forget_orders import AffectedSnapshots
     from omnidraft.wiring.tenants import TenantData
 
-app = typer.Typer(
-    help="Forget a tenant; turn its own factors off, on or back; renew the wrapping of tenants' keys.",
-    no_args_is_help=True,
-)
-app.add_typer(tenant_factors.app, name="factors", no_args_is_help=True)
+app = group("Forget a tenant; turn its own factors off, on or back; renew the wrapping of tenants' keys.")
+app.add_typer(tenant_factors.app, name="factors")
 
 
 @app.command("forget")
@@ -83,7 +80,7 @@ def _found(tenant: str, data: "TenantData") -> str:
     )
 
 
-def _purge(settings: config.Settings, tenant: str, data: "TenantData", forget_id: str, wait_s: float) -> bool:
+def _purge(settings: "config.Settings", tenant: str, data: "TenantData", forget_id: str, wait_s: float) -> bool:
     """Return whether the snapshots of all targets were purged."""
     from omnidraft.wiring import tenants
 

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from omnidraft import config
 from omnidraft.cli import dead_letters
-from omnidraft.cli.options import Config, Target, printable
+from omnidraft.cli.options import Config, Target, group, printable
 from omnidraft.errors import ConfigError, WireError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from omnidraft.traces.record import TraceRecord
 
 
-app = typer.Typer(help="The trace log that decoding writes and the learner reads.", no_args_is_help=True)
+app = group("The trace log that decoding writes and the learner reads.")
 app.add_typer(dead_letters.app, name="dead-letters")
 
 SHOWN_FAULTS = 20

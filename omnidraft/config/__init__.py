@@ -1,34 +1,39 @@
-"""Every setting of every process."""
+"""Every setting of every process. A name is loaded when it is first used: pydantic takes longer than `omnidraft --help`
+may."""
 
-from omnidraft.config.learning import (
-    AlmSettings,
-    CacheSettings,
-    ControllerSettings,
-    DriftSettings,
-    LearnerSettings,
-    MemorySettings,
-    TenantFactorSettings,
-)
-from omnidraft.config.secrets import masked
-from omnidraft.config.sections import (
-    NO_DRAFTER,
-    DecodeSettings,
-    Mode,
-    ModelSettings,
-    RecorderSettings,
-    SchedulerSettings,
-    Settings,
-)
-from omnidraft.config.services import (
-    KafkaSettings,
-    LogSettings,
-    MetricsSettings,
-    RegistrySettings,
-    Section,
-    TracingSettings,
-)
-from omnidraft.config.sources import load
-from omnidraft.config.worker import ApiKey, VllmSettings, WorkerSettings
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from omnidraft.config.learning import (
+        AlmSettings,
+        CacheSettings,
+        ControllerSettings,
+        DriftSettings,
+        LearnerSettings,
+        MemorySettings,
+        TenantFactorSettings,
+    )
+    from omnidraft.config.secrets import masked
+    from omnidraft.config.sections import (
+        NO_DRAFTER,
+        DecodeSettings,
+        Mode,
+        ModelSettings,
+        RecorderSettings,
+        SchedulerSettings,
+        Settings,
+    )
+    from omnidraft.config.services import (
+        KafkaSettings,
+        LogSettings,
+        MetricsSettings,
+        RegistrySettings,
+        Section,
+        TracingSettings,
+    )
+    from omnidraft.config.sources import load
+    from omnidraft.config.worker import ApiKey, VllmSettings, WorkerSettings
 
 __all__ = [
     "NO_DRAFTER",
@@ -57,3 +62,13 @@ __all__ = [
     "load",
     "masked",
 ]
+_MODULES = ("learning", "secrets", "sections", "services", "sources", "worker")
+
+
+def __getattr__(name: str) -> Any:
+    """Return a setting or function of one of the modules."""
+    if name in __all__:
+        for module in _MODULES:
+            if hasattr(loaded := import_module(f"{__name__}.{module}"), name):
+                return getattr(loaded, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

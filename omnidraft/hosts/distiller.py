@@ -1,4 +1,5 @@
-"""The distiller as a process: starts one Ray actor per target, which learns, and supervises and stops them.
+"""The distiller as a process: starts one Ray actor per target, which learns, and supervises and stops them. Where Ray
+is not installed, `local_distiller.py` learns for one target.
 
 The actors are not detached: when this process ends, however it ends, Ray ends them, so none goes on publishing.
 RAY_ADDRESS names a cluster, which places each actor on a node with its resources; an actor that cannot be placed stays
@@ -17,7 +18,9 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
+from omnidraft import extras
 from omnidraft.config import Settings
+from omnidraft.hosts import local_distiller
 from omnidraft.hosts.process import stop_on_signals
 from omnidraft.telemetry.exposition import Exposition, MergedCollector
 
@@ -36,6 +39,8 @@ def main(settings: Settings) -> int:
     Raises:
         OmnidraftError: log, registry or drafter cannot be used, or another distiller took over.
     """
+    if not extras.is_installed("ray"):
+        return local_distiller.main(settings)
     import ray
 
     _start_ray(settings)

@@ -17,10 +17,10 @@ from typing import Annotated, Any
 
 import typer
 
-from omnidraft import config
+from omnidraft import config, extras
 from omnidraft.errors import ConfigError, OmnidraftError
 
-HostMain = Callable[[config.Settings], int]
+HostMain = Callable[["config.Settings"], int]
 
 EXIT_REFUSED = 2
 """The exit code of a service that cannot run with its settings, models, log or registry."""
@@ -124,6 +124,19 @@ def _print_refusal(name: str, exc: OmnidraftError) -> None:
         logger.error("omnidraft %s: %s", name, exc)
     else:
         print(f"omnidraft {name}: {exc}", file=sys.stderr)
+
+
+def run_worker(settings: "config.Settings") -> int:
+    """Run a decoding worker until SIGTERM; return its exit code.
+
+    Raises:
+        OmnidraftError: models, log or registry cannot be used, or the address cannot be listened on.
+    """
+    extras.require("serve", "a worker")
+    pause_garbage_collection()
+    from omnidraft.hosts import worker  # imports torch, after wrong settings have been reported
+
+    return worker.main(settings)
 
 
 def pause_garbage_collection() -> None:

@@ -29,7 +29,8 @@ class DistillerActor:
         """
         self._settings = settings
         self._folder = Path(folder)
-        self._stop = threading.Event()
+        self.stopping = threading.Event()
+        """Set by `stop`."""
         self._distiller: Distiller | None = None
         self._metrics = PrometheusMetrics(DISTILLER, settings.models.targets)
 
@@ -42,7 +43,7 @@ class DistillerActor:
         tracing = wiring.tracing(self._settings, "distiller", self._metrics)
         self._distiller = wiring.distillation(self._settings, self._metrics, folder=self._folder, tracing=tracing)
         try:
-            self._distiller.run(self._stop.is_set)
+            self._distiller.run(self.stopping.is_set)
         finally:
             tracing.close(self._settings.tracing.timeout_s)
 
@@ -55,7 +56,7 @@ class DistillerActor:
 
     def stop(self) -> None:
         """`run` finishes its step, publishes what was learned since the newest snapshot, and returns."""
-        self._stop.set()
+        self.stopping.set()
 
 
 def _limit_resources(settings: LearnerSettings) -> None:

@@ -1,5 +1,6 @@
 """Logs and registries from their URLs, with their credentials, keys and retention."""
 
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from omnidraft import extras
 from omnidraft.config import Settings, masked
 from omnidraft.errors import ConfigError, RegistryError
 from omnidraft.ports import LogReader, LogWriter, Metrics, Registry, SnapshotReader, TopicFacts
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from omnidraft.registry.mlflow_runs import Experiment
     from omnidraft.traces.record import TraceRecord
 
+
+logger = logging.getLogger(__name__)
 
 SEALED_HEADERS = ("error", "original.")
 """Prefixes of dead-letter headers that may quote users' text."""
@@ -63,6 +67,8 @@ def key_store(settings: Settings) -> "KeyStore | None":
     url = settings.log.key_store_url
     if url is None:
         return None
+    if url.startswith("postgresql"):
+        extras.require("postgres", "log.key_store")
     from omnidraft.bus.key_store import KeyStore
 
     return KeyStore(url, settings.log.request_timeout_s)
@@ -102,6 +108,7 @@ def _plain_writer(settings: Settings, topic: str) -> LogWriter:
             keep_s, timeout_s = _retention_s(settings, topic), log.request_timeout_s
             return SqliteWriter(_path(log.url), topic, partitions=partitions, timeout_s=timeout_s, keep_s=keep_s)
         case "kafka":
+            extras.require("kafka", f"log.url = {log.url!r}")
             from omnidraft.bus.kafka_log import KafkaWriter
 
             return KafkaWriter(
@@ -125,6 +132,7 @@ def _plain_reader(settings: Settings, topic: str) -> LogReader:
 
             return SqliteReader(_path(log.url), topic, partitions=partitions, timeout_s=log.request_timeout_s)
         case "kafka":
+            extras.require("kafka", f"log.url = {log.url!r}")
             from omnidraft.bus.kafka_log import KafkaReader
 
             return KafkaReader(
@@ -173,6 +181,7 @@ def topics(settings: Settings) -> dict[str, TopicFacts]:
             existing = sqlite_topic.describe(_path(log.url), log.request_timeout_s)
             return {name: _with_retention(existing[name], settings, name) for name in names if name in existing}
         case "kafka":
+            extras.require("kafka", f"log.url = {log.url!r}")
             from omnidraft.bus import kafka_client
 
             return kafka_client.describe(where.netloc, names, log.kafka, log.request_timeout_s)
@@ -216,16 +225,29 @@ def _plain_registry(settings: Settings) -> Registry:
         from omnidraft.registry.directory_registry import DirectoryRegistry
 
         return DirectoryRegistry(_path(section.url), *pair, **options)
+    _require_mlflow(settings)
     from omnidraft.registry.mlflow_registry import MlflowRegistry
 
     return MlflowRegistry(section.url, *pair, artifacts=section.artifacts, **options)
 
 
 def snapshot_reader(settings: Settings) -> SnapshotReader:
-    """Return what a worker reads snapshots from, opened by the thread that reads first. Raises RegistryError when
-    nothing answers at its address."""
+    """Return what a worker reads snapshots from, opened by the thread that reads first.
+
+    A worker beside which nobody can have learned, without MLflow and its store, reads from an empty registry.
+
+    Raises:
+        ExtraMissing: there is a store of MLflow's, and MLflow is not installed.
+        RegistryError: nothing answers at its address.
+    """
     if settings.registry.url.startswith("directory://"):
         return _plain_registry(settings)
+    if not extras.is_installed("mlflow") and not has_registry(settings):
+        from omnidraft.registry.empty_registry import EmptyRegistry
+
+        logger.info("without MLflow no learned drafter is looked for (pip install 'omnidraft[mlflow]')")
+        return EmptyRegistry()
+    _require_mlflow(settings)
     from omnidraft.registry.deferred_registry import DeferredRegistry
     from omnidraft.registry.mlflow_store import check_reachable
 
@@ -237,9 +259,14 @@ def experiment(settings: Settings, name: str) -> "Experiment | None":
     """Return the MLflow experiment for runs that are not versions; None without MLflow. Raises RegistryError."""
     if settings.registry.url.startswith("directory://"):
         return None
+    _require_mlflow(settings)
     from omnidraft.registry.mlflow_runs import Experiment
 
     return Experiment(settings.registry.url, name, artifacts=settings.registry.artifacts)
+
+
+def _require_mlflow(settings: Settings) -> None:
+    extras.require("mlflow", f"registry.url = {masked(settings.registry.url)!r} (directory:///path does without)")
 
 
 def log_path(settings: Settings) -> Path | None:

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from omnidraft import config, prompts
+from omnidraft.demo.recorded import QUESTIONS
 from omnidraft.errors import ConfigError, RequestError
 from omnidraft.hosts import process
 from omnidraft.prompts import Prompt
@@ -27,7 +28,6 @@ from pipelines.bench.runs import Failure, Method, Outcome, attempt, rotated
 from pipelines.lib import machine, report
 from pipelines.lib.choices import chosen
 
-DEFAULT_PROMPTS = Path(__file__).parents[1] / "data" / "gsm8k.jsonl"
 DEFAULT_METHODS = "plain,omnidraft,hf-generate"
 WARM_UP_TOKENS = 16
 
@@ -99,9 +99,9 @@ def _choose_device(device: str | None) -> None:
 def _tasks(paths: Sequence[Path] | None, num_prompts: int) -> dict[str, list[Prompt]]:
     """Return the prompts of each file by the file's name."""
     if not paths:
-        print(f"no --prompts: using {DEFAULT_PROMPTS}", file=sys.stderr)
+        print(f"no --prompts: using {QUESTIONS}", file=sys.stderr)
     tasks: dict[str, list[Prompt]] = {}
-    for path in paths or [DEFAULT_PROMPTS]:
+    for path in paths or [QUESTIONS]:
         if path.stem in tasks:
             raise RequestError(f"two prompt files are named {path.stem}; rename one")
         tasks[path.stem] = prompts.read(path, num_prompts, split="test")

@@ -1,1 +1,1 @@
-"""The whole circle on real models: `python -m pipelines.demo`."""
+"""The whole circle on real models, which omnidraft/demo runs: `python -m pipelines.demo`."""

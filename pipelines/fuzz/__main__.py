@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from omnidraft.bus.sqlite_log import SqliteReader, SqliteWriter
+from omnidraft.demo.recorded import RECORDED
 from omnidraft.distill.ingest import dead_letters, topic_scan
 from omnidraft.distill.ingest.trace_consumer import TraceConsumer
 from omnidraft.errors import ContractError
@@ -28,7 +29,6 @@ from omnidraft.traces import archive, codec
 from pipelines.fuzz import corpus
 from pipelines.lib import report
 
-RECORDED = Path(__file__).parents[1] / "data" / "gsm8k_qwen1.5b.avro"
 NUM_SOUND = 16
 BATCH_MESSAGES = 5_000
 PARTITIONS = 3

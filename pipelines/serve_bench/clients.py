@@ -10,7 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipelines.lib.openai_client import CHAT, COMPLETIONS, ApiError, OpenAIClient, Reply, text_of
+from omnidraft.demo.openai_client import CHAT, COMPLETIONS, ApiError, OpenAIClient, Reply, text_of
 
 TIMEOUT_S = 120.0
 OPENINGS = ("How many clips in", "A robe takes", "Numbers:", "Natalia sold")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from omnidraft import config
-from pipelines.lib.local_cluster import LocalCluster, empty_folder, free_port, is_serving, tiny_models
+from omnidraft.demo.local_cluster import LocalCluster, empty_folder, free_port, is_serving, tiny_models
 
 START_TIMEOUT_S = 300.0
 NAME = "server"

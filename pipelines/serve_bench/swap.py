@@ -16,14 +16,14 @@ import torch
 
 from omnidraft import wiring
 from omnidraft.config import Settings
+from omnidraft.demo.local_cluster import ServiceFailed
+from omnidraft.demo.openai_client import COMPLETIONS, ApiError, OpenAIClient
 from omnidraft.fleet import control_log
 from omnidraft.models.hf.trainable_drafter import load_trainable
 from omnidraft.progress import bar
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.manifest import digest
 from pipelines.lib.check_result import CheckResult
-from pipelines.lib.local_cluster import ServiceFailed
-from pipelines.lib.openai_client import COMPLETIONS, ApiError, OpenAIClient
 from pipelines.lib.report import ms
 from pipelines.serve_bench.server import ServeBenchPlan, Server, serving
 

@@ -8,7 +8,6 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import closing
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -19,16 +18,16 @@ from omnidraft.config import Settings
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.generation import GenerationRequest
 from omnidraft.decode.recording import trace_producer
+from omnidraft.demo.local_cluster import empty_folder
+from omnidraft.demo.recorded import QUESTIONS
 from omnidraft.distill.ingest import topic_scan
 from omnidraft.ports import Sampling
 from omnidraft.progress import bar
 from omnidraft.telemetry.metrics import CountingMetrics
 from pipelines.lib.check_result import CheckResult
-from pipelines.lib.local_cluster import empty_folder
 from pipelines.soak.cluster import BROKER, Cluster, tiny_settings
 from pipelines.soak.plan import SoakPlan
 
-PROMPTS = Path(__file__).parents[1] / "data" / "gsm8k.jsonl"
 NUM_PROMPTS = 3
 MAX_TOKENS = 48
 WINDOWS = ("up", "stopped", "up", "killed", "up")
@@ -100,7 +99,7 @@ def _windows(
     cluster: Cluster, engine: Engine, metrics: CountingMetrics, plan: SoakPlan
 ) -> tuple[dict[str, list[dict[int, float]]], list[float]]:
     """Kind of window -> its windows' tokens a second by prompt; and how long each recovery took."""
-    texts = [prompt.text for prompt in prompts.read(PROMPTS, NUM_PROMPTS)]
+    texts = [prompt.text for prompt in prompts.read(QUESTIONS, NUM_PROMPTS)]
     for text in texts:
         _tokens_per_s(engine, text)
     speeds: dict[str, list[dict[int, float]]] = defaultdict(list)

@@ -13,7 +13,7 @@ import httpx
 import psutil
 
 from omnidraft import config
-from pipelines.lib.local_cluster import LocalCluster, ServiceFailed, free_port, is_serving, tiny_models
+from omnidraft.demo.local_cluster import LocalCluster, ServiceFailed, free_port, is_serving, tiny_models
 
 LOCAL_BROKER = Path(__file__).parents[2] / "deploy" / "kafka" / "local_broker.py"
 ACTOR = "ray::Distill"

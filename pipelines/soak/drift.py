@@ -9,15 +9,15 @@ from typing import Any
 
 from omnidraft import prompts, wiring
 from omnidraft.config import DriftSettings, Settings
+from omnidraft.demo.local_cluster import empty_folder
+from omnidraft.demo.measure import ChatClient
 from omnidraft.distill.ingest import topic_scan
 from omnidraft.fleet import control_log
 from omnidraft.fleet.drift import DriftDetector
 from omnidraft.fleet.request_stats import RequestStats, request_stats
 from omnidraft.progress import bar
 from omnidraft.traces import codec
-from pipelines.demo.measure import ChatClient
 from pipelines.lib.check_result import CheckResult
-from pipelines.lib.local_cluster import empty_folder
 from pipelines.soak.cluster import Cluster
 from pipelines.soak.plan import SoakPlan
 

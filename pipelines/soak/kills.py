@@ -11,12 +11,12 @@ from typing import Any
 from omnidraft import wiring
 from omnidraft.config import Settings
 from omnidraft.decode.generation import GenerationRequest
+from omnidraft.demo.local_cluster import ServiceFailed, empty_folder
 from omnidraft.distill.retrying import retry
 from omnidraft.ports import Sampling
 from omnidraft.progress import bar
 from omnidraft.telemetry.metrics import CountingMetrics
 from pipelines.lib.check_result import CheckResult
-from pipelines.lib.local_cluster import ServiceFailed, empty_folder
 from pipelines.soak import kill_schedule, uninterrupted, verdict
 from pipelines.soak.ack_monitor import AckMonitor
 from pipelines.soak.cluster import BROKER, REGISTRY, SERVICES, START_TIMEOUT_S, Cluster, tiny_settings

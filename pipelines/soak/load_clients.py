@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipelines.lib.openai_client import CHAT, ApiError, ConnectionLost, OpenAIClient, text_of
+from omnidraft.demo.openai_client import CHAT, ApiError, ConnectionLost, OpenAIClient, text_of
 from pipelines.soak.ack_monitor import AckMonitor
 
 GIVE_UP_S = 240.0

@@ -4,9 +4,9 @@ import time
 from typing import Any
 
 from omnidraft import wiring
+from omnidraft.demo.local_cluster import empty_folder
 from omnidraft.progress import bar
 from pipelines.lib.check_result import CheckResult
-from pipelines.lib.local_cluster import empty_folder
 from pipelines.soak import kills
 from pipelines.soak.ack_monitor import AckMonitor
 from pipelines.soak.cluster import REGISTRY, SERVICES, Cluster, tiny_settings

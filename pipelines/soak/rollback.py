@@ -7,13 +7,13 @@ from statistics import median
 
 from omnidraft import wiring
 from omnidraft.config import Settings
+from omnidraft.demo.local_cluster import ServiceFailed, empty_folder, free_port, is_serving
+from omnidraft.demo.openai_client import COMPLETIONS, OpenAIClient
 from omnidraft.fleet import control_log
 from omnidraft.ports import Registry
 from omnidraft.progress import bar
 from omnidraft.snapshots.manifest import digest
 from pipelines.lib.check_result import CheckResult
-from pipelines.lib.local_cluster import ServiceFailed, empty_folder, free_port, is_serving
-from pipelines.lib.openai_client import COMPLETIONS, OpenAIClient
 from pipelines.soak.ack_monitor import AckMonitor
 from pipelines.soak.cluster import START_TIMEOUT_S, Cluster, tiny_settings
 from pipelines.soak.load_clients import LoadClients

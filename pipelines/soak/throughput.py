@@ -9,20 +9,19 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import psutil
 
+from omnidraft.demo.local_cluster import empty_folder
+from omnidraft.demo.recorded import RECORDED
 from omnidraft.ports import Outgoing
 from omnidraft.progress import bar
 from omnidraft.traces import archive, codec
 from pipelines.lib.check_result import CheckResult
-from pipelines.lib.local_cluster import empty_folder
 from pipelines.soak.cluster import BROKER, Cluster
 from pipelines.soak.plan import SoakPlan
 
-RECORDED = Path(__file__).parents[1] / "data" / "gsm8k_qwen1.5b.avro"
 RATES = {2_000: 5_000, 30_000: 300}
 """Bytes of a record -> records a second."""
 BATCH_RECORDS = 128

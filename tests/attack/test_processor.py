@@ -15,10 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from omnidraft.demo.local_cluster import LocalCluster, ServiceFailed
 from omnidraft.models.native.build import VARIANTS, is_announced
 from omnidraft.models.probe.choice import ISA_VARIABLE
 from omnidraft.models.probe.subprocess_trial import Outcome, run_once
-from pipelines.lib.local_cluster import LocalCluster, ServiceFailed
 from tests.homes import make_home
 
 HERE = Path(__file__).parent

@@ -12,10 +12,10 @@ import psutil
 import pytest
 
 from omnidraft import config, wiring
+from omnidraft.demo.local_cluster import LocalCluster, is_serving
 from omnidraft.distill.ingest import topic_scan
 from omnidraft.fleet import control_log
 from omnidraft.ports import Registry, SnapshotVersion
-from pipelines.lib.local_cluster import LocalCluster, is_serving
 from tests.cli_runs import run_cli
 
 NUM_FIRST, NUM_SECOND = 14, 14

@@ -53,10 +53,11 @@ class Fleet:
     def registry(self) -> Registry:
         return wiring.registry(self.settings)
 
-    def start(self) -> subprocess.Popen[bytes]:
+    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """Start the service, or Python with other arguments."""
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "services.distiller"],
+                [sys.executable, *(arguments or ("-m", "services.distiller"))],
                 cwd=ROOT,
                 env={**os.environ, **self.environ},
                 stdout=log,

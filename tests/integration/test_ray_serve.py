@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from omnidraft import config, wiring
 from omnidraft.decode.generation import GenerationRequest
+from omnidraft.demo.local_cluster import free_port
 from omnidraft.fleet import control_log
 from omnidraft.models.hf.trainable_drafter import load_trainable
 from omnidraft.ports import Sampling
@@ -25,7 +26,6 @@ from omnidraft.snapshots.manifest import Manifest
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.tiny_models import make_drafter, make_target
 from omnidraft.wiring.models import ngram_cache, vocabularies
-from pipelines.lib.local_cluster import free_port
 from tests.ray_serve_fleet import Asked, Load, ServeFleet, description
 
 NUM_REPLICAS = 3

@@ -16,13 +16,14 @@ PRODUCT = ("omnidraft", "services", "pipelines")
 
 LEVELS = (  # lowest first
     {"errors", "exit_status", "config", "throttle", "private_files", "progress", "supervised_thread"},
-    {"vocab", "traces", "snapshots", "prompts", "memory", "tools"},
+    {"vocab", "traces", "snapshots", "prompts", "memory", "tools", "extras"},
     {"ports"},
     {"bus", "registry", "models", "telemetry", "decode", "distill", "fleet"},
     {"serving", "exactness", "audit", "testing"},
     {"wiring"},
-    {"hosts", "doctor", "llm"},
-    {"cli", "services", "pipelines"},
+    {"hosts", "doctor", "llm", "demo"},
+    {"cli"},
+    {"services", "pipelines"},
 )
 LEVEL_OF = {unit: level for level, units in enumerate(LEVELS) for unit in units}
 SIDEWAYS = {("config", "errors"), ("omnidraft", "llm")}

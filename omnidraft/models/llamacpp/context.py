@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from omnidraft.errors import ConfigError, ContractError, ModelError
+from omnidraft import extras
+from omnidraft.errors import ContractError, ModelError
 
 CELL_STEP = 256
 """llama.cpp reads its cells in multiples of this."""
@@ -36,14 +37,11 @@ class BatchEntry:
 
 
 def library() -> ModuleType:
-    """Return the bindings, with only errors logged. Raises ConfigError when they are not installed."""
+    """Return the bindings, with only errors logged. Raises ExtraMissing when they are not installed."""
+    extras.require("llamacpp", "models.engine = 'llamacpp'")
     logging.getLogger("llama-cpp-python").setLevel(logging.ERROR)
-    try:
-        import llama_cpp
-    except ImportError as exc:
-        raise ConfigError(
-            f"models.engine = 'llamacpp' needs llama-cpp-python: pip install 'omnidraft[llamacpp]' ({exc})"
-        ) from exc
+    import llama_cpp
+
     llama_cpp.llama_backend_init()
     return llama_cpp
 

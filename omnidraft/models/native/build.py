@@ -1,4 +1,5 @@
-"""Compile our kernels once for each instruction set; every later process finds the libraries in the user's cache.
+"""Compile our kernels once for each instruction set; every later process finds the libraries in the user's cache. Those
+of a wheel are in wheel_libraries.py.
 
 The libraries share torch's OpenMP threads: torch has loaded a libgomp.so.1 already, and no second one is loaded.
 """
@@ -68,24 +69,24 @@ def compiled(source: Path, folder: Path, flags: Sequence[str] = ()) -> Path:
     try:
         make_folder(folder)
         require_unshared_folder(folder)
-        if _is_usable(library):
+        if is_usable(library):
             return library
         with FileLock(library.with_suffix(".lock")):
-            if not _is_usable(library):
-                _compile(source, library, compiler, flags)
+            if not is_usable(library):
+                compile_library(source, library, compiler, flags)
     except OSError as exc:
         raise KernelsUnavailable(f"{folder} cannot be used: {exc}; give OMNIDRAFT_HOME a place that can") from exc
     return library
 
 
-def _is_usable(library: Path) -> bool:
+def is_usable(library: Path) -> bool:
     """Return whether this library is there and nobody else could have written it."""
     try:
         require_unshared_file(library)
     except FileNotFoundError:
         return False
     except PermissionError as exc:
-        logger.warning("compiling %s anew: %s", library.name, exc)
+        logger.warning("%s is not used: %s", library.name, exc)
         return False
     return True
 
@@ -99,7 +100,8 @@ def find_compiler() -> str:
     return compiler
 
 
-def _compile(source: Path, library: Path, compiler: str, flags: Sequence[str]) -> None:
+def compile_library(source: Path, library: Path, compiler: str, flags: Sequence[str]) -> None:
+    """Compile a library aside, then give it its name. Raises KernelsUnavailable when the compiler refuses."""
     logger.info("compiling %s with %s, once", source.name, " ".join(flags) or "no flags")
     partial, started = library.with_suffix(".partial"), time.perf_counter()
     partial.unlink(missing_ok=True)  # a compiler keeps the permissions of a file that is there

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from omnidraft.errors import KernelsUnavailable, ModelError
 from omnidraft.models.catalog import store
-from omnidraft.models.native.build import SOURCE, VARIANTS, compiled, find_compiler, is_announced
+from omnidraft.models.native.build import VARIANTS, find_compiler, is_announced
+from omnidraft.models.native.wheel_libraries import is_in_wheel, kernel_library
 from omnidraft.models.probe.subprocess_trial import Outcome, run_once
 
 ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"
@@ -150,12 +151,14 @@ def kernels(variant: str = "auto") -> Kernels:
 
 @cache
 def _kernels(home: Path, variant: str, formats: tuple[str, ...], _compiler: str | None) -> Kernels:
-    find_compiler()
+    candidates = _candidates(variant)
+    if not any(map(is_in_wheel, candidates)):
+        find_compiler()
     found: dict[str, Kernels] = {}
     refused: list[tuple[str, str]] = []
-    for name in _candidates(variant):
+    for name in candidates:
         try:
-            library = compiled(SOURCE, home / "native", VARIANTS[name])
+            library = kernel_library(name, home / "native")
             outcome = _try_kernels(home, name, library, formats)
         except KernelsUnavailable as exc:
             refused.append((name, str(exc)))

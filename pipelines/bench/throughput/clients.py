@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from omnidraft.demo.openai_client import CHAT, ApiError, AsyncOpenAIClient, text_of
 from pipelines.bench.throughput.systems import Endpoint
-from pipelines.lib.openai_client import CHAT, ApiError, AsyncOpenAIClient, text_of
 
 TIMEOUT_S = 1800.0
 """The longest time without anything from the server; the first token of many long prompts takes minutes."""

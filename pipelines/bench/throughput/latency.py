@@ -8,11 +8,11 @@ from itertools import count
 from statistics import median
 from typing import Any
 
+from omnidraft.demo.openai_client import CHAT, AsyncOpenAIClient, text_of
 from pipelines.bench.throughput.clients import TIMEOUT_S, Message, TimedAnswer, ask, chat_body, user
 from pipelines.bench.throughput.rows import cached_tokens, spread
 from pipelines.bench.throughput.systems import Endpoint
 from pipelines.bench.throughput.workload import Workload
-from pipelines.lib.openai_client import CHAT, AsyncOpenAIClient, text_of
 
 NUM_RUNNING = 4
 """Texts that run when the long prompt arrives."""

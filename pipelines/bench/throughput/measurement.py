@@ -6,6 +6,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from omnidraft.demo.local_cluster import ServiceFailed
+from omnidraft.demo.openai_client import ApiError
 from omnidraft.errors import ModelError
 from omnidraft.progress import bar
 from pipelines.bench.throughput import latency
@@ -13,8 +15,6 @@ from pipelines.bench.throughput.clients import Tally, chat_body, run_clients, us
 from pipelines.bench.throughput.rows import Row, row
 from pipelines.bench.throughput.systems import Endpoint, Setup, serving
 from pipelines.bench.throughput.workload import Workload
-from pipelines.lib.local_cluster import ServiceFailed
-from pipelines.lib.openai_client import ApiError
 
 WARM_UP_TOKENS = 16
 MIN_REQUESTS = 2

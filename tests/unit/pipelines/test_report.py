@@ -12,10 +12,8 @@ import typer
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from omnidraft.errors import RequestError
-from pipelines.lib import report
-from pipelines.lib.check_result import CheckResult, broken_assertions, exit_if_broken, run_part
-from pipelines.lib.openai_client import (
+from omnidraft.demo import report
+from omnidraft.demo.openai_client import (
     CHAT,
     COMPLETIONS,
     ApiError,
@@ -24,6 +22,8 @@ from pipelines.lib.openai_client import (
     OpenAIClient,
     text_of,
 )
+from omnidraft.errors import RequestError
+from pipelines.lib.check_result import CheckResult, broken_assertions, exit_if_broken, run_part
 from tests.http_server import served
 
 ROOT = Path(__file__).parents[3]

@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from omnidraft import config
+from omnidraft.demo.openai_client import CHAT
 from omnidraft.errors import RequestError
 from omnidraft.models.hf.tokenizer import load_tokenizer
 from pipelines.bench.throughput import __main__ as command
@@ -21,7 +22,6 @@ from pipelines.bench.throughput.measurement import Measurement, ThroughputPlan
 from pipelines.bench.throughput.rows import row, spread
 from pipelines.bench.throughput.systems import Endpoint, Setup
 from pipelines.bench.throughput.workload import Workload
-from pipelines.lib.openai_client import CHAT
 from tests.http_server import served
 
 TOKEN_S = 0.01

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from omnidraft.demo.openai_client import CHAT, OpenAIClient, Reply
 from omnidraft.errors import RequestError
-from pipelines.lib.openai_client import CHAT, OpenAIClient, Reply
 
 TIMEOUT_S = 600.0
 

@@ -1,0 +1,1 @@
+"""The whole circle on real models, and the recorded answers that it learns from: `omnidraft demo`."""

@@ -1,0 +1,271 @@
+"""The whole circle on real models: serve, trace, learn, publish, swap, and measure the gain.
+
+Real processes: a decoding worker, a distiller, a controller; a real log (SQLite, or Kafka with `--log
+kafka://host:port`); a real registry. Where Ray and MLflow are installed, the distiller is a Ray actor and the registry
+MLflow; else it learns in its own process and the registry is a folder.
+"""
+
+import os
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from omnidraft import config, extras, prompts, wiring
+from omnidraft.demo import report
+from omnidraft.demo.local_cluster import LocalCluster, free_port, is_serving
+from omnidraft.demo.measure import ChatClient, SpeedComparison, compare
+from omnidraft.demo.recorded import NUM_TEST, QUESTIONS, RECORDED
+from omnidraft.demo.screen import bar, console, downloads, spinner
+from omnidraft.fleet.control_log import publish_announcement
+from omnidraft.ports import Outgoing, Registry, SnapshotVersion
+from omnidraft.traces import archive, codec
+from omnidraft.traces.record import TraceRecord
+
+HELD_OUT_EVERY = 6
+"""One record in this many, chosen by its hash, judges the snapshots; with few records the share is not exact."""
+START_TIMEOUT_S = 600.0
+LEARN_TIMEOUT_S = 1200.0
+CONFIG_FILE = "config.toml"
+SERVICES = ("controller", "distiller", "worker")
+
+
+@dataclass(frozen=True, slots=True)
+class DemoPlan:
+    """The size of one run."""
+
+    out: Path
+    """A folder of this run alone; the report goes above it, too."""
+    num_questions: int
+    max_tokens: int
+    num_recorded: int
+    num_live: int
+    num_snapshots: int
+
+
+def run_demo(plan: DemoPlan, log: str | None, target: str | None, drafter: str | None) -> None:
+    """Run the whole circle and write its report.
+
+    Raises:
+        ExtraMissing: what a worker needs is not installed.
+        ServiceFailed: a service ended, or took too long.
+    """
+    extras.require("serve", "omnidraft demo")
+    plan.out.mkdir(parents=True, exist_ok=True)
+    config_path = _write_config(plan, log, target, drafter)
+    settings = config.load(config_path, {})
+    _introduce(plan, settings)
+    _pull(settings)
+    started = time.monotonic()
+    with LocalCluster(config_path, plan.out / "logs") as cluster:
+        rows, extra = _run(plan, settings, cluster)
+    _finish(plan, settings, rows, extra | {"seconds": round(time.monotonic() - started, 1)})
+
+
+def _run(
+    plan: DemoPlan, settings: config.Settings, cluster: LocalCluster
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    url = f"http://{settings.worker.host}:{settings.worker.port}"
+    control = wiring.log_writer(settings, settings.log.control_topic)
+    publish_announcement(control, "pause")
+    with spinner("starting controller, distiller and worker (loading both models)"):
+        for name in SERVICES:
+            cluster.start(name, _service_command(name, plan))
+        cluster.wait_for(lambda: is_serving(url), "serving worker", START_TIMEOUT_S)
+    registry = wiring.registry(settings)
+    client = ChatClient(url, max_tokens=plan.max_tokens)
+    held_out = [prompt.text for prompt in prompts.read(QUESTIONS, plan.num_questions)]
+    _wait_for_version(cluster, client, registry, 1, held_out[0])
+    first = _measure(client, held_out, "measuring version 1 (the drafter as it comes) against plain decoding")
+    num_identical = _num_identical(client, held_out, first)
+    traffic = _traffic(plan, settings, client)
+    measured = [first]
+    for number in range(2, plan.num_snapshots + 2):
+        publish_announcement(control, "resume")
+        _learn(cluster, registry, number, settings)
+        publish_announcement(control, "pause")
+        cluster.wait_until_idle("distiller", LEARN_TIMEOUT_S)
+        serving = _wait_for_version(cluster, client, registry, number, held_out[0])
+        if serving != number:
+            continue
+        latest = _measure(client, held_out, f"measuring version {serving}")
+        num_identical += _num_same(latest, first)
+        _log_metrics(registry, latest)
+        measured.append(latest)
+    rows = [each.row() for each in measured]
+    picture = plan.out / "report.png"
+    report.picture(rows, picture)
+    registry.log_file(registry.resolve("champion").version, picture)
+    return rows, {"identical_texts": num_identical, "compared_texts": len(held_out) * len(rows)} | traffic
+
+
+def _introduce(plan: DemoPlan, settings: config.Settings) -> None:
+    """Say what will happen, before anything takes time."""
+    console.print(
+        f"{settings.models.drafter} drafts for {settings.models.target}, which has another tokenizer. It is "
+        f"measured, learns from up to {plan.num_recorded} recorded answers and {plan.num_live} live ones, "
+        f"and is measured again.\nSome minutes on two cores. Everything, also the services' logs, goes to {plan.out}.",
+        soft_wrap=True,
+    )
+
+
+def _service_command(name: str, plan: DemoPlan) -> list[str]:
+    return [sys.executable, "-m", "omnidraft.cli", "run", name, "--config", str(plan.out / CONFIG_FILE)]
+
+
+def _pull(settings: config.Settings) -> None:
+    """Download both models with a progress bar, unless they are on this machine."""
+    from omnidraft.models.catalog import store
+
+    with downloads("looking for both models, which are fetched the first time (1.2 GB)") as progress:
+        for name in (settings.models.target, settings.models.drafter):
+            store.resolve(name, progress=progress)
+
+
+def _traffic(plan: DemoPlan, settings: config.Settings, client: ChatClient) -> dict[str, int]:
+    """Replay recorded answers into the log, then serve live ones, while learning is paused."""
+    records = _recorded(plan)
+    writer = wiring.log_writer(settings, settings.log.traces_topic)
+    with spinner(f"replaying {len(records)} recorded answers of this target into the log"):
+        writer.append(
+            [
+                Outgoing(codec.key(record), codec.encode(record), codec.headers(record), tenant=record.tenant)
+                for record in records
+            ]
+        )
+    writer.close()
+    live = prompts.read(QUESTIONS, plan.num_live, skip=NUM_TEST) if plan.num_live else []
+    num_tokens = 0
+    with bar(f"serving {len(live)} live questions", len(live)) as advance:
+        for prompt in live:
+            num_tokens += client.ask(prompt.text, store=True).stats["num_tokens"]
+            advance()
+    console.print(f"traffic: {len(records)} recorded answers replayed, {len(live)} served live ({num_tokens} tokens)")
+    return {"recorded_answers": len(records), "live_answers": len(live), "live_tokens": num_tokens}
+
+
+def _learn(cluster: LocalCluster, registry: Registry, number: int, settings: config.Settings) -> None:
+    per_snapshot = settings.learner.steps_per_snapshot * settings.learner.records_per_step
+    with spinner(f"the distiller learns from {per_snapshot} answers, then publishes version {number}"):
+        cluster.wait_for(lambda: _newest(registry).version >= number, f"version {number}", LEARN_TIMEOUT_S)
+    manifest = _newest(registry).manifest
+    losses = ", ".join(f"{name} {value:.3f}" for name, value in manifest.losses.items())
+    console.print(f"version {number}: {manifest.num_tokens} tokens learned, {losses}")
+
+
+def _wait_for_version(cluster: LocalCluster, client: ChatClient, registry: Registry, number: int, prompt: str) -> int:
+    """Wait until the controller has judged this version and the worker serves the champion; return the champion."""
+
+    def is_judged() -> bool:
+        aliases = {alias: each.version for each in registry.versions() for alias in each.aliases}
+        return aliases.get("champion") == number or (number > 1 and "champion" in aliases and is_late())
+
+    deadline = time.monotonic() + 20.0
+
+    def is_late() -> bool:
+        return time.monotonic() > deadline
+
+    with spinner(f"waiting until the worker serves version {number}"):
+        cluster.wait_for(is_judged, f"judged version {number}", 120.0)
+        champion = registry.resolve("champion").version
+        if champion != number:
+            console.print(f"version {number} did not do better on held-out records; version {champion} stays")
+        cluster.wait_for(lambda: _served(client, prompt) == champion, f"worker at version {champion}", 120.0)
+    return champion
+
+
+def _served(client: ChatClient, prompt: str) -> int | None:
+    version: int | None = client.ask(prompt, store=False, max_tokens=1).stats["snapshot_version"]
+    return version
+
+
+def _measure(client: ChatClient, held_out: Sequence[str], title: str) -> SpeedComparison:
+    with bar(title, 2 * len(held_out)) as advance:
+        comparison = compare(client, held_out, advance)
+    console.print(report.table([comparison.row()]))
+    return comparison
+
+
+def _num_identical(client: ChatClient, held_out: Sequence[str], drafted: SpeedComparison) -> int:
+    """Count the drafted texts that are plain decoding's, both with passes of one width."""
+    same = 0
+    with bar("comparing texts with plain decoding, bit for bit", len(held_out)) as advance:
+        for prompt, reply in zip(held_out, drafted.drafted, strict=True):
+            same += client.ask(prompt, store=False, speculation="off").text == reply.text
+            advance()
+    return same
+
+
+def _num_same(measured: SpeedComparison, first: SpeedComparison) -> int:
+    """Count the texts of a later snapshot that equal version 1's, and so plain decoding's where those do."""
+    return sum(a.text == b.text for a, b in zip(measured.drafted, first.drafted, strict=True))
+
+
+def _log_metrics(registry: Registry, measured: SpeedComparison) -> None:
+    if measured.version is not None:
+        names = ("agreement", "tokens_per_pass", "tokens_per_s", "speedup")
+        row = measured.row()
+        registry.log_metrics(measured.version, {f"measured_{name}": row[name] for name in names}, step=0)
+
+
+def _newest(registry: Registry) -> SnapshotVersion:
+    return registry.versions()[-1]
+
+
+def _finish(plan: DemoPlan, settings: config.Settings, rows: list[dict[str, Any]], extra: dict[str, Any]) -> None:
+    out = plan.out.parent
+    plain = sum(row["plain_tokens_per_s"] for row in rows) / len(rows)
+    content = {"plain": {"tokens_per_s": plain}, "snapshots": rows} | extra | {"run": str(plan.out)}
+    report.save(content, out / "report.json")
+    (out / "report.png").write_bytes((plan.out / "report.png").read_bytes())
+    console.print(report.table(rows))
+    console.print(
+        f"{extra['identical_texts']} of {extra['compared_texts']} texts are those of plain decoding, to the last bit\n"
+        f"picture: {out / 'report.png'}, figures: {out / 'report.json'}, {extra['seconds']} s\n"
+        f"serve what was learned: omnidraft serve --config {plan.out / CONFIG_FILE} --port 8000",
+        soft_wrap=True,
+    )
+    if extras.is_installed("mlflow"):
+        console.print(f"its history: mlflow ui --backend-store-uri {settings.registry.url}", soft_wrap=True)
+
+
+def _write_config(plan: DemoPlan, log: str | None, target: str | None, drafter: str | None) -> Path:
+    """Write the run's own settings: a fresh log, registry and port, and snapshots as often as the plan says."""
+    defaults = config.Settings()
+    num_learned = (len(_recorded(plan)) + plan.num_live) * (HELD_OUT_EVERY - 2) // HELD_OUT_EVERY
+    steps = max(1, num_learned // defaults.learner.records_per_step // plan.num_snapshots)
+    lines = [
+        "[models]",
+        f'target = "{target or defaults.models.target}"',
+        f'drafter = "{drafter or defaults.models.drafter}"',
+        "[decode]",
+        'mode = "reproducible"',
+        "[log]",
+        f'url = "{log or f"sqlite:///{plan.out}/log.db"}"',
+        f'topic_prefix = "demo-{uuid.uuid4().hex[:8]}"',
+        "[registry]",
+        f'url = "{_registry_url(plan)}"',
+        "[learner]",
+        f"steps_per_snapshot = {steps}",
+        f"threads = {os.cpu_count() or 1}",
+        f"held_out_every = {HELD_OUT_EVERY}",
+        "[worker]",
+        f"port = {free_port()}",
+    ]
+    path = plan.out / CONFIG_FILE
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def _registry_url(plan: DemoPlan) -> str:
+    if extras.is_installed("mlflow"):
+        return f"sqlite:///{plan.out}/mlflow.db"
+    return f"directory:///{plan.out.absolute()}/registry"
+
+
+def _recorded(plan: DemoPlan) -> list[TraceRecord]:
+    return list(islice(archive.read(RECORDED), plan.num_recorded))

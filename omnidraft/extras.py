@@ -1,0 +1,41 @@
+"""The parts of an installation that pip adds by name, `pip install 'omnidraft[kafka]'`, and what to do without one."""
+
+from contextlib import suppress
+from importlib.util import find_spec
+
+from omnidraft.errors import ExtraMissing
+
+MODULES = {
+    "serve": ("fastapi", "uvicorn"),
+    "ray": ("ray",),
+    "mlflow": ("mlflow",),
+    "kafka": ("kafka",),
+    "postgres": ("psycopg",),
+    "otel": ("opentelemetry.exporter.otlp.proto.http",),
+    "llamacpp": ("llama_cpp",),
+}
+"""What is imported of each extra that this process can miss."""
+
+
+def is_installed(extra: str) -> bool:
+    """Return whether the modules of this extra are there; none is imported."""
+    return all(map(_is_there, MODULES[extra]))
+
+
+def require(extra: str, needed_by: str) -> None:
+    """Check that an extra is installed, before its modules are imported.
+
+    Args:
+        needed_by: a setting or a command, as the beginning of the error's message.
+
+    Raises:
+        ExtraMissing: it is not; the message names the command that installs it.
+    """
+    if not is_installed(extra):
+        raise ExtraMissing(f"{needed_by} needs an optional part of omnidraft: pip install 'omnidraft[{extra}]'")
+
+
+def _is_there(module: str) -> bool:
+    with suppress(ModuleNotFoundError):  # of a package above it
+        return find_spec(module) is not None
+    return False

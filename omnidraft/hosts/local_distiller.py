@@ -1,0 +1,42 @@
+"""The distiller without Ray: one target's learner in this process, whose crash is its supervisor's to repair."""
+
+import logging
+import os
+import tempfile
+from contextlib import closing
+
+from prometheus_client import CollectorRegistry
+
+from omnidraft import extras
+from omnidraft.config import Settings
+from omnidraft.hosts.process import stop_on_signals
+from omnidraft.hosts.ray_actor import DistillerActor
+from omnidraft.telemetry.exposition import Exposition, MergedCollector
+
+logger = logging.getLogger(__name__)
+
+
+def main(settings: Settings) -> int:
+    """Learn until SIGTERM or SIGINT; the exit code.
+
+    Raises:
+        ExtraMissing: there are several targets, or RAY_ADDRESS names a cluster.
+        OmnidraftError: log, registry or drafter cannot be used, or another distiller took over.
+    """
+    if len(settings.models.targets) > 1 or "RAY_ADDRESS" in os.environ:
+        extras.require("ray", "learning for several targets or on a cluster")
+    logger.info("learning in this process, without Ray (pip install 'omnidraft[ray]')")
+    with tempfile.TemporaryDirectory(prefix="omnidraft-distiller-") as folder:
+        learner = DistillerActor(settings, folder)
+        stop_on_signals(learner.stopping)
+        registry = CollectorRegistry()
+        registry.register(MergedCollector("target", lambda: [(settings.models.target, _metrics(learner))]))
+        with closing(Exposition(registry, settings.metrics, settings.metrics.distiller_port)):
+            learner.run()
+    logger.info("stopped")
+    return 0
+
+
+def _metrics(learner: DistillerActor) -> str:
+    status = learner.status()
+    return status["metrics"] if status else ""

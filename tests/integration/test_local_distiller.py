@@ -1,0 +1,52 @@
+"""Without Ray one target's learner runs in the distiller's own process; what needs Ray says so."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from omnidraft import config
+from omnidraft.errors import ExtraMissing
+from omnidraft.hosts import distiller
+from tests.integration.distiller_process import Fleet
+
+WITHOUT_RAY = """
+import sys
+sys.modules["ray"] = None
+from services.distiller.main import main
+sys.argv = ["distiller"]
+main()
+"""
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def fleet(tmp_path: Path):
+    fleet = Fleet(tmp_path)
+    yield fleet
+    if fleet.process is not None:
+        fleet.process.kill()
+        fleet.process.wait()
+
+
+def test_it_learns_shows_its_metrics_and_publishes_the_rest_when_it_is_stopped(fleet: Fleet) -> None:
+    process: subprocess.Popen[bytes] = fleet.start("-c", WITHOUT_RAY)
+    fleet.emit(8)
+    fleet.wait_for(lambda: fleet.has_learned(6))
+    assert f'target="{fleet.settings.models.target}"' in fleet.scraped()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENCE_S) == 0
+    assert fleet.has_learned(8)
+
+
+@pytest.mark.parametrize("reason", ["targets", "cluster"])
+def test_several_targets_and_a_cluster_need_ray(reason, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    if reason == "cluster":
+        monkeypatch.setitem(os.environ, "RAY_ADDRESS", "10.0.0.1:6379")
+    models = {"target": "a", "more_targets": ("b",) if reason == "targets" else ()}
+    with pytest.raises(ExtraMissing, match=r"pip install 'omnidraft\[ray\]'"):
+        distiller.main(config.load(None, {}, models=models))

@@ -1,0 +1,25 @@
+"""`--help` answers at once: it loads neither settings nor models nor clients of services."""
+
+import subprocess
+import sys
+
+import pytest
+
+SLOW = ("torch", "transformers", "pydantic", "numpy", "ray", "mlflow", "kafka", "fastapi", "httpx", "asyncio")
+CODE = """
+import sys
+from omnidraft.cli import main
+sys.argv[1:] = {arguments!r}
+try:
+    main()
+except SystemExit as exit:
+    print("loaded:", *sorted(set({slow!r}) & set(sys.modules)), file=sys.stderr)
+    sys.exit(exit.code)
+"""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["snapshots", "--help"]], ids=" ".join)
+def test_help_loads_nothing_slow(arguments):
+    code = CODE.format(arguments=arguments, slow=SLOW)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "loaded:\n")

@@ -14,12 +14,13 @@ from pydantic import BaseModel
 from omnidraft import __version__
 from omnidraft.config import WorkerSettings
 from omnidraft.serving import response_schemas
+from omnidraft.serving.answer import ServedModel
 from omnidraft.serving.auth import METRICS_PATH, ApiKeyAuth
+from omnidraft.serving.completion_writer import CompletionWriter
 from omnidraft.serving.error_handlers import BodyLimit, ModelNotServed, add_error_handlers
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.serving.request_schemas import ChatRequest, CompletionRequest
-from omnidraft.serving.response_formats import CHAT, CHAT_CHUNK, COMPLETION
-from omnidraft.serving.responses import Responder, ServedModel
+from omnidraft.serving.responses import Responder
 from omnidraft.supervised_thread import Supervised, first_problem
 from omnidraft.telemetry.metric_definitions import GENERATION_PATHS
 
@@ -72,7 +73,7 @@ def _add_completions(app: FastAPI, respond: Responder) -> None:
     )
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Go on with a text, as it is."""
-        return await respond(request, body, COMPLETION, COMPLETION)
+        return await respond(request, body, CompletionWriter.of_completion)
 
     @app.post(
         "/v1/chat/completions",
@@ -80,7 +81,7 @@ def _add_completions(app: FastAPI, respond: Responder) -> None:
     )
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Answer messages, in the target's own chat template."""
-        return await respond(request, body, CHAT, CHAT_CHUNK)
+        return await respond(request, body, CompletionWriter.of_chat)
 
 
 def _add_models(app: FastAPI, served: Sequence[ServedModel]) -> None:

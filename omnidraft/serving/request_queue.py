@@ -187,6 +187,7 @@ class RequestQueue:
         """Add all texts of a request to the next rounds, with one snapshot."""
         snapshot = None
         for index, text in enumerate(request.texts):
+            text.stats.begin()
             text.generation = request.engine.add_request(
                 text.request, snapshot, client=request.client, cache_scope=request.cache_scope
             )

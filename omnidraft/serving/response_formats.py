@@ -134,11 +134,13 @@ class ChoicePart:
     entries: list[LogprobEntry] | None = None
     """Log-probabilities of its tokens; None unless the request asks for them."""
     calls: list[NamedCall] = field(default_factory=list)
+    stop_string: str | None = None
+    """The stop string that ended it, if one did."""
 
     def add(self, part: "ChoicePart") -> None:
         """Append the next part."""
         self.text += part.text
-        self.finish_reason = part.finish_reason
+        self.finish_reason, self.stop_string = part.finish_reason, part.stop_string
         if part.entries is not None:
             self.entries = (self.entries or []) + part.entries
         for call in part.calls:

@@ -90,6 +90,36 @@ class ChatChunkChoice(BaseModel):
     finish_reason: ChatFinishReason | None
 
 
+class SpeculativeDecodingMetrics(BaseModel):
+    """Counts over the passes for which something was drafted; of a tree all branches count as drafted."""
+
+    mean_acceptance_length: float
+    """Tokens per such pass, the target's own included: 1 + num_accepted_draft_tokens / num_spec_steps."""
+    draft_acceptance_rate: float
+    acceptance_histogram: list[int]
+    """Entry j is the number of passes that accepted j drafted tokens."""
+    num_spec_steps: int
+    num_accepted_draft_tokens: int
+    num_draft_tokens: int
+    num_spec_tokens: int
+    """The most tokens that were drafted for one pass; the histogram has one entry more."""
+
+
+class ResponseMetrics(BaseModel):
+    """Times in milliseconds, each without those before it."""
+
+    time_to_first_token_ms: float
+    """From the end of the wait in the queue."""
+    generation_time_ms: float
+    """From the first tokens to the last ones."""
+    queue_time_ms: float
+    mean_itl_ms: float | None
+    """None for a text of one token."""
+    tokens_per_second: float | None
+    """All tokens over all time but the queue's."""
+    speculative_decoding: SpeculativeDecodingMetrics
+
+
 class _Response(BaseModel):
     id: str
     created: int
@@ -100,6 +130,8 @@ class _Response(BaseModel):
     """In a stream only the last chunk has it, if `stream_options.include_usage` is set."""
     omnidraft: dict[str, Any] | None = Field(None)
     """Statistics of speculation, the snapshot's version and the seed of each choice, if `figures` is set."""
+    metrics: ResponseMetrics | None = None
+    """Times and acceptance in vLLM's shape; None for several choices. In a stream the chunk of the usage has it."""
 
 
 class Completion(_Response):

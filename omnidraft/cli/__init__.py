@@ -6,6 +6,7 @@ import typer
 
 from omnidraft import __version__
 from omnidraft.cli import models, run, snapshots, tenants, traces
+from omnidraft.cli.chat import chat
 from omnidraft.cli.check import check
 from omnidraft.cli.doctor import doctor
 from omnidraft.cli.generate import generate
@@ -18,6 +19,7 @@ HELP = "Speculative decoding across tokenizers that keeps learning while it serv
 
 app = typer.Typer(help=HELP, no_args_is_help=True)
 app.command()(generate)
+app.command()(chat)
 app.command()(serve)
 app.command()(check)
 app.command()(status)

@@ -1,9 +1,10 @@
 """One answer while it is decoded: its choices part by part, its usage, and what speculation did for it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
+from omnidraft.decode.drafted_spans import DraftedSpans
 from omnidraft.decode.engine import Engine
 from omnidraft.ports import Step
 from omnidraft.serving.queued_request import QueuedRequest
@@ -49,6 +50,7 @@ class Answer:
         collectors = [self._collector() for _ in self.queued.texts]
         form = self.model.engine.pair.tool_format
         readers = [reader_of(text.request, form) for text in self.queued.texts]
+        spans = [self._spans() for _ in self.queued.texts]
         begun: set[int] = set()
         async for index, step in _steps(self.queued, ready):
             part = ChoicePart(index, index not in begun, step.text, stop_string=step.stop_string)
@@ -56,18 +58,13 @@ class Answer:
                 part.finish_reason = step.finish_reason.value
             collector = collectors[index]
             part.entries = None if collector is None else collector.take(step)
+            if (follower := spans[index]) is not None:
+                part.spans = follower.take(step)
             if (reader := readers[index]) is not None:
                 reader.read(part)
             if part.text or part.finish_reason or part.entries or part.calls:
                 begun.add(index)
                 yield part
-
-    async def choices(self, parts: AsyncIterator[ChoicePart]) -> Sequence[ChoicePart]:
-        """Return all choices, whole."""
-        choices = [ChoicePart(index, True) for index in range(len(self.queued.texts))]
-        async for part in parts:
-            choices[part.index].add(part)
-        return choices
 
     @property
     def system_fingerprint(self) -> str:
@@ -102,6 +99,10 @@ class Answer:
     def metrics(self) -> ResponseMetrics | None:
         """Return vLLM's metrics; None for several choices, as there."""
         return response_metrics(self.queued.stats) if len(self.queued.texts) == 1 else None
+
+    def _spans(self) -> DraftedSpans | None:
+        is_shown = self.body.figures and self.body.stream and self.queued.texts[0].request.tools is None
+        return DraftedSpans(self.model.vocabulary) if is_shown else None
 
     def _collector(self) -> LogprobCollector | None:
         return None if self.body.num_log_probs is None else LogprobCollector(self.model.vocabulary)

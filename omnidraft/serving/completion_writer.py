@@ -28,7 +28,10 @@ class CompletionWriter:
         """Return the writer of an answer to a chat request."""
         return CompletionWriter(answer, CHAT, CHAT_CHUNK)
 
-    def whole(self, choices: Sequence[ChoicePart]) -> bytes:
+    def whole(self, parts: Sequence[ChoicePart]) -> bytes:
+        choices = [ChoicePart(index, True) for index in range(len(self._answer.queued.texts))]
+        for part in parts:
+            choices[part.index].add(part)
         dumped = ",".join(self._choice(choice) for choice in choices)
         return f"{self._frame()}[{dumped}],{json.dumps(self._usage() | self._answer.figures())[1:]}".encode()
 

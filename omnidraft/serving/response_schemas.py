@@ -88,6 +88,9 @@ class ChatChunkChoice(BaseModel):
     delta: ChatDelta
     logprobs: ChatLogProbs | None
     finish_reason: ChatFinishReason | None
+    drafted_by: list[tuple[str, str | None]] | None = None
+    """The pieces of `delta.content`, each with the source that drafted it, or null for what nobody drafted. It is there
+    if `figures` is set and no tools are offered."""
 
 
 class SpeculativeDecodingMetrics(BaseModel):

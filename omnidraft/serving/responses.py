@@ -20,12 +20,17 @@ from omnidraft.serving.response_formats import ChoicePart
 from omnidraft.serving.structured_output import GrammarScheduler
 from omnidraft.traces.trace_context import valid_traceparent
 
+__all__ = ["Responder", "ResponseWriter", "ServedModel", "waker"]
+
+REQUEST_ID_HEADERS = ("x-request-id", "request-id")
+"""The headers in which OpenAI's and Anthropic's clients look for the id of a request."""
+
 
 class ResponseWriter(Protocol):
     """Writes one answer in the format of its protocol."""
 
-    def whole(self, choices: Sequence[ChoicePart]) -> bytes:
-        """Return the body of a response that is not streamed."""
+    def whole(self, parts: Sequence[ChoicePart]) -> bytes:
+        """Return the body of a response that is not streamed, given all parts of it."""
 
     def events(self, part: ChoicePart) -> bytes:
         """Return the events of a stream that tell one part."""
@@ -55,36 +60,49 @@ class Responder:
         """
         model = self.model(body.model)
         ready = asyncio.Event()
-        queued = self._requests.submit(await self._queued_request(request, body, model, _waker(ready)))
+        queued = self._requests.submit(await self.queued_request(request, body, model, waker(ready)))
         disconnect = asyncio.create_task(self._abandon_on_disconnect(request, queued))
         answer = Answer(queued, model, body, int(time.time()))
         writer, parts = writer_of(answer), answer.parts(ready)
+        headers = dict.fromkeys(REQUEST_ID_HEADERS, queued.request_id)
         try:
             if not body.stream:
-                return Response(writer.whole(await answer.choices(parts)), media_type="application/json")
+                return Response(
+                    writer.whole([part async for part in parts]), media_type="application/json", headers=headers
+                )
             first = await anext(parts)  # so that a bad request is still a 4xx
         finally:
             disconnect.cancel()
         stream = self._stream(queued, writer, first, parts)
-        return StreamingResponse(stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+        headers["Cache-Control"] = "no-store"
+        return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
 
     def model(self, name: str | None) -> ServedModel:
-        """Return the model of this name, the first without one. Raises ModelNotServed."""
+        """Return the served model of this name, the first for None. Raises ModelNotServed."""
         model = self._served.get(self._first if name is None else name)
         if model is None:
             names = ", ".join(repr(known) for known in self._served)
             raise ModelNotServed(f"no model {name!r} here; this worker serves {names}")
         return model
 
-    async def _queued_request(
+    def client_of(self, request: Request) -> str:
+        """Return the client that waits in line for others: the key's, or the address."""
+        api_client = auth.authenticated_client(request)
+        return api_client.name if api_client else _address(request)
+
+    def tenant_of(self, request: Request, body: Body) -> str:
+        """Return the tenant of a request. Raises TenantTaken."""
+        return self._tenants.tenant_of(auth.authenticated_client(request), body.user)
+
+    async def queued_request(
         self, request: Request, body: Body, model: ServedModel, wake: Callable[[], None]
     ) -> QueuedRequest:
+        """Return the body as a request for the queue, in the name of its client and tenant. Raises RequestError."""
         if body.num_choices > self._settings.max_choices:
             raise RequestError(f"n: {self._settings.max_choices} choices at most, got {body.num_choices}")
-        api_client = auth.authenticated_client(request)
-        tenant = self._tenants.tenant_of(api_client, body.user)
-        client = api_client.name if api_client else _address(request)
-        scope = auth.cache_scope(api_client, _address(request), body.cache_salt)
+        client = self.client_of(request)
+        scope = auth.cache_scope(auth.authenticated_client(request), _address(request), body.cache_salt)
+        tenant = self.tenant_of(request, body)
         first, *others = body.generation_requests(tenant, self._settings.max_new_tokens)
         sampling = (await self._grammars.prepare(client, model.engine, first)).sampling
         traceparent = valid_traceparent(request.headers.get("traceparent"))
@@ -113,7 +131,7 @@ class Responder:
         yield last
 
 
-def _waker(ready: asyncio.Event) -> Callable[[], None]:
+def waker(ready: asyncio.Event) -> Callable[[], None]:
     """Return a function that sets the event from the decoding thread; it does nothing once the loop is closed."""
     loop = asyncio.get_running_loop()
 

@@ -18,16 +18,16 @@ _TYPES: Mapping[int, str] = {
 }
 
 
-class ErrorDetail(BaseModel):
+class AnthropicErrorDetail(BaseModel):
     type: str
     message: str
 
 
-class ErrorBody(BaseModel):
+class AnthropicError(BaseModel):
     """The body of every 4xx and 5xx of Anthropic's paths."""
 
     type: Literal["error"] = "error"
-    error: ErrorDetail
+    error: AnthropicErrorDetail
 
 
 def is_anthropic(path: str) -> bool:
@@ -37,5 +37,5 @@ def is_anthropic(path: str) -> bool:
 
 def anthropic_error(status: int, content: Mapping[str, Any]) -> dict[str, object]:
     """Return an error of OpenAI's shape in Anthropic's."""
-    detail = ErrorDetail(type=_TYPES.get(status, "invalid_request_error"), message=content["error"]["message"])
-    return ErrorBody(error=detail).model_dump()
+    detail = AnthropicErrorDetail(type=_TYPES.get(status, "invalid_request_error"), message=content["error"]["message"])
+    return AnthropicError(error=detail).model_dump()

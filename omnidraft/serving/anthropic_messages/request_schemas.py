@@ -98,7 +98,9 @@ class CountTokensRequest(StrictModel):
     @model_validator(mode="after")
     def _ends_with_the_user(self) -> "CountTokensRequest":
         if self.messages[-1].role == "assistant":
-            raise ValueError("messages: the last one is the assistant's, and answers cannot be begun for the model here")
+            raise ValueError(
+                "messages: the last one is the assistant's, and answers cannot be begun for the model here"
+            )
         return self
 
     def chat_request(self) -> ChatRequest:

@@ -32,10 +32,9 @@ class MessageWriter:
         self._blocks = BlockBuilder()
         self._last: ChoicePart | None = None
 
-    def whole(self, choices: Sequence[ChoicePart]) -> bytes:
-        (choice,) = choices
-        content = [_content(block) for block in blocks_of(choices)]
-        message = self._message(content, _stop_reason(choice), _stop_sequence(choice))
+    def whole(self, parts: Sequence[ChoicePart]) -> bytes:
+        content = [_content(block) for block in blocks_of(parts)]
+        message = self._message(content, _stop_reason(parts[-1]), parts[-1].stop_string)
         return message.model_dump_json().encode()
 
     def events(self, part: ChoicePart) -> bytes:
@@ -47,7 +46,7 @@ class MessageWriter:
 
     def last_events(self) -> bytes:
         assert self._last is not None  # every answer has a part, at least its end
-        stop = {"stop_reason": _stop_reason(self._last), "stop_sequence": _stop_sequence(self._last)}
+        stop = {"stop_reason": _stop_reason(self._last), "stop_sequence": self._last.stop_string}
         ended = map(_block_event, self._blocks.finish())
         return _written([*ended, ("message_delta", {"delta": stop, "usage": self._usage()}), ("message_stop", {})])
 
@@ -83,10 +82,6 @@ def _stop_reason(part: ChoicePart) -> StopReason:
     assert part.finish_reason is not None
     reasons: Mapping[str, StopReason] = {"length": "max_tokens", "tool_calls": "tool_use"}
     return reasons.get(part.finish_reason, "end_turn")
-
-
-def _stop_sequence(part: ChoicePart) -> str | None:
-    return part.stop_string
 
 
 def _content(block: Block) -> TextContent | ToolUseContent:

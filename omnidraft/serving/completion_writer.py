@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from omnidraft.serving.answer import Answer
 from omnidraft.serving.error_handlers import server_error
-from omnidraft.serving.response_formats import CHAT, CHAT_CHUNK, COMPLETION, ChoicePart, ResponseKind
+from omnidraft.serving.response_formats import CHAT, CHAT_CHUNK, COMPLETION, ChoicePart, ResponseKind, for_prompt
 
 DONE = b"data: [DONE]\n\n"
 
@@ -32,8 +32,11 @@ class CompletionWriter:
         choices = [ChoicePart(index, True) for index in range(len(self._answer.queued.texts))]
         for part in parts:
             choices[part.index].add(part)
+        if self._body.prompt_logprobs is not None:
+            self._add_prompts(choices)
         dumped = ",".join(self._choice(choice) for choice in choices)
-        return f"{self._frame()}[{dumped}],{json.dumps(self._usage() | self._answer.figures())[1:]}".encode()
+        tail = self._usage() | self._answer.figures() | self._chat_prompt(choices[0])
+        return f"{self._frame()}[{dumped}],{json.dumps(tail)[1:]}".encode()
 
     def events(self, part: ChoicePart) -> bytes:
         usage = ',"usage":null' if self._body.wants_usage else ""
@@ -49,6 +52,20 @@ class CompletionWriter:
 
     def error_events(self, exc: Exception) -> bytes:
         return _event(json.dumps(server_error(exc))) + DONE
+
+    def _add_prompts(self, choices: Sequence[ChoicePart]) -> None:
+        """Give each choice the scores of its prompt, which the first choice of the prompt has."""
+        num_per_prompt, texts = self._body.n or 1, self._answer.queued.texts
+        for index, choice in enumerate(choices):
+            choice.prompt = texts[index - index % num_per_prompt].prompt_tokens
+
+    def _chat_prompt(self, choice: ChoicePart) -> dict[str, object]:
+        """Return the scores of a chat's prompt, which stand beside the choices, as in vLLM."""
+        if self._kind is not CHAT or choice.prompt is None:
+            return {}
+        rows = for_prompt(choice.prompt, self._answer.model.vocabulary)
+        dumped = [row and {token: each.model_dump() for token, each in row.items()} for row in rows]
+        return {"prompt_logprobs": dumped}
 
     def _choice(self, part: ChoicePart) -> str:
         return self._kind.choice(part, self._answer.model.vocabulary).model_dump_json(exclude_unset=True)

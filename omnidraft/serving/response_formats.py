@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from pydantic import BaseModel
 
 from omnidraft.decode.drafted_spans import DraftedSpan
+from omnidraft.decode.prompt_logprobs import PromptToken
 from omnidraft.decode.token_offsets import TokenOffsets
 from omnidraft.ports import LogProbs, Step
 from omnidraft.serving import response_schemas
-from omnidraft.serving.response_schemas import ChatLogProbs, ChatToken, CompletionLogProbs, TokenLogProb
+from omnidraft.serving.response_schemas import ChatLogProbs, ChatToken, CompletionLogProbs, PromptLogProb, TokenLogProb
 from omnidraft.serving.tool_schemas import FunctionCall, FunctionCallDelta, ToolCall, ToolCallDelta
 from omnidraft.vocab.tokenizer import Vocabulary
 
@@ -78,6 +79,23 @@ def for_chat(entries: Sequence[LogprobEntry], vocabulary: Vocabulary) -> ChatLog
     return ChatLogProbs(content=content, refusal=None)
 
 
+def for_prompt(tokens: Sequence[PromptToken], vocabulary: Vocabulary) -> list[dict[int, PromptLogProb] | None]:
+    """Return vLLM's entries of a prompt: none for the first token, then the token's own and the likeliest, by id."""
+    shown: list[dict[int, PromptLogProb] | None] = [None]
+    for each in tokens:
+        entries = {token: (log_p, rank) for rank, (token, log_p) in enumerate(each.likeliest, start=1)}
+        entries.setdefault(each.token, (each.log_p, each.rank))
+        shown.append(
+            {
+                token: PromptLogProb(
+                    logprob=max(log_p, MIN_LOGPROB), rank=rank, decoded_token=token_text(token, vocabulary)
+                )
+                for token, (log_p, rank) in entries.items()
+            }
+        )
+    return shown
+
+
 def token_text(token: int, vocabulary: Vocabulary) -> str:
     """Return the text of a token; `bytes:` and escapes if it is not UTF-8, `id:` and its id if it spells nothing."""
     token_bytes = vocabulary.spell((token,))
@@ -127,6 +145,8 @@ class ChoicePart:
     """Who drafted the text, piece by piece, where the request asks for figures of a stream."""
     stop_string: str | None = None
     """The stop string that ended it, if one did."""
+    prompt: Sequence[PromptToken] | None = None
+    """The scored tokens of its prompt, where the request asks for them."""
 
     def add(self, part: "ChoicePart") -> None:
         """Append the next part."""
@@ -152,12 +172,15 @@ class ResponseKind:
 
 def _completion(part: ChoicePart, vocabulary: Vocabulary) -> BaseModel:
     assert part.finish_reason != "tool_calls"  # a completion is offered no tools
-    return response_schemas.CompletionChoice.model_construct(
+    choice = response_schemas.CompletionChoice.model_construct(
         index=part.index,
         text=part.text,
         logprobs=None if part.entries is None else for_completion(part.entries, vocabulary),
         finish_reason=part.finish_reason,
     )
+    if part.prompt is not None:
+        choice.prompt_logprobs = for_prompt(part.prompt, vocabulary)
+    return choice
 
 
 def _message(part: ChoicePart, vocabulary: Vocabulary) -> BaseModel:

@@ -53,11 +53,24 @@ class ChatLogProbs(BaseModel):
     refusal: None = None
 
 
+class PromptLogProb(BaseModel):
+    logprob: float
+    rank: int
+    """1 for the most probable token."""
+    decoded_token: str
+
+
+PromptLogProbs = list[dict[int, PromptLogProb] | None]
+"""One entry a token of the prompt, by ids; none for the first, which nothing stands before."""
+
+
 class CompletionChoice(BaseModel):
     index: int
     text: str
     logprobs: CompletionLogProbs | None
     finish_reason: FinishReason | None
+    prompt_logprobs: PromptLogProbs | None = None
+    """It is there if `prompt_logprobs` is set."""
 
 
 class ChatMessage(BaseModel):
@@ -147,6 +160,8 @@ class Completion(_Response):
 class ChatCompletion(_Response):
     object: Literal["chat.completion"] = "chat.completion"
     choices: list[ChatChoice]
+    prompt_logprobs: PromptLogProbs | None = None
+    """It is there if `prompt_logprobs` is set."""
 
 
 class ChatChunk(_Response):

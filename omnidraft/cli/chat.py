@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -55,7 +56,9 @@ def _server(url: str, target: str | None, sampling: dict[str, Any]) -> "Partner"
     return ServerPartner(url, target, os.environ.get(API_KEY_VARIABLE), **sampling)
 
 
-def _local(models: dict[str, Any], snapshot: str | None, config_path: Any, sampling: dict[str, Any]) -> "Partner":
+def _local(
+    models: dict[str, Any], snapshot: str | None, config_path: Path | None, sampling: dict[str, Any]
+) -> "Partner":
     from omnidraft import config, wiring
     from omnidraft.cli.chat_partners import LocalPartner
     from omnidraft.telemetry.metrics import CountingMetrics

@@ -61,7 +61,7 @@ class ToolResultBlock(StrictModel):
 
 def _kind(value: Any) -> str:
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return kind if kind in ("text", "tool_use", "tool_result") else "text"
+    return str(kind) if kind in ("tool_use", "tool_result") else "text"
 
 
 ContentBlock = Annotated[

@@ -67,7 +67,7 @@ def _refuse_unknown(value: Any) -> Any:
 
 def _kind(value: Any) -> str:
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return kind if kind in ("function_call", "function_call_output") else "message"
+    return str(kind) if kind in ("function_call", "function_call_output") else "message"
 
 
 InputItem = Annotated[

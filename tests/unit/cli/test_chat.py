@@ -51,13 +51,14 @@ def url(engine: Engine) -> Iterator[str]:
     requests.close(PATIENCE_S)
 
 
-def test_an_answer_is_the_same_in_process_and_over_http_with_the_same_sources(url: str, engine: Engine) -> None:
+def test_an_answer_is_the_same_in_process_and_over_http_piece_by_piece(url: str, engine: Engine) -> None:
     server = ServerPartner(f"{url}/v1", None, KEY, **SAMPLING)
     over_http = list(server.answer(MESSAGES))
     server.close()
     in_process = list(LocalPartner(engine, **SAMPLING).answer(MESSAGES))
-    assert [span for span in over_http if span[0]] == [span for span in in_process if span[0]]
-    assert {source for _, source in over_http} > {None}
+    assert [text for text, _ in over_http] == [text for text, _ in in_process]
+    assert {source for _, source in over_http} & set(Source)
+    assert {source for _, source in over_http} <= {None, *Source}
     assert server.name == engine.pair.target
     assert server.summary.startswith("12 tokens, ")
 
@@ -122,7 +123,9 @@ def test_a_server_that_cannot_be_asked_is_named(
         ServerPartner(url_of(url), None, key, **SAMPLING)
 
 
-def test_every_source_has_a_colour_and_a_name_and_what_nobody_drafted_has_none() -> None:
+def test_every_source_has_a_colour_and_a_name_and_what_nobody_drafted_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
     assert all(style_of(source).color for source in Source)
     assert style_of(None).color is None
     output = Terminal()

@@ -4,6 +4,7 @@ import sys
 
 from omnidraft import __version__
 from omnidraft.cli import models, run, snapshots, tenants, traces
+from omnidraft.cli.chat import chat
 from omnidraft.cli.check import check
 from omnidraft.cli.demo import demo
 from omnidraft.cli.doctor import doctor
@@ -18,6 +19,7 @@ HELP = "Speculative decoding across tokenizers that keeps learning while it serv
 
 app = group(HELP)
 app.command()(generate)
+app.command()(chat)
 app.command()(demo)
 app.command()(serve)
 app.command()(check)

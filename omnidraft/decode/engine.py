@@ -2,7 +2,7 @@
 metrics."""
 
 import secrets
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from functools import partial
 from threading import Event
@@ -10,6 +10,7 @@ from threading import Event
 from omnidraft.config import DecodeSettings, RecorderSettings
 from omnidraft.decode.decoder import Decoder
 from omnidraft.decode.generation import Generation, GenerationOutput, GenerationRequest, GenerationStream
+from omnidraft.decode.prompt_logprobs import PromptToken, score_prompt
 from omnidraft.decode.prompting import Pair, client_texts, prompt_ids, with_tool_grammar
 from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
 from omnidraft.decode.recording.text_memorizer import TextMemorizer
@@ -156,6 +157,14 @@ class Engine:
         decode_request = self.decode_request(request)
         steps = self._observed_steps(request, decode_request, snapshot)
         return GenerationStream(snapshot, decode_request.seed, len(decode_request.prompt_ids), steps)
+
+    def score_prompt(self, request: GenerationRequest) -> Iterator[list[PromptToken]]:
+        """Yield the prompt's tokens with their log-probabilities, a pass of the target for each item. Raises
+        RequestError."""
+        assert request.num_prompt_log_probs is not None
+        decode_request = self.decode_request(request)
+        num, mode = request.num_prompt_log_probs, decode_request.mode
+        yield from score_prompt(self.decoder.target, decode_request.prompt_ids, num, mode)
 
     def _observed_steps(
         self, request: GenerationRequest, decode_request: Request, snapshot: LoadedSnapshot

@@ -32,6 +32,8 @@ class GenerationRequest:
     """0 is plain decoding."""
     num_log_probs: int | None = None
     """Number of most probable ids to return with each token; None returns no log-probabilities."""
+    num_prompt_log_probs: int | None = None
+    """The same for the tokens of the prompt, where they are scored before decoding; see Engine.score_prompt."""
     is_stored: bool = True
     """Whether it may be recorded for training."""
     tenant: str = "default"

@@ -106,7 +106,8 @@ class SequenceState:
             raise ContractError(f"the target keeps the keys of {num_kept} ids, the text has {len(self.ids)}")
         traced = None if trace_top_k is None else top_k_logprobs(logits_NV, nodes, path.emitted, trace_top_k)
         shown = None if num_log_probs is None else client_logprobs(logits_NV, nodes, path.emitted, num_log_probs)
-        return Step(tree, path.emitted, path.nodes, text, finish_reason, Timings(), traced, shown)
+        stop_string = self.stop_checker.stop_string
+        return Step(tree, path.emitted, path.nodes, text, finish_reason, Timings(), traced, shown, stop_string)
 
     def release(self) -> None:
         """Free the keys in the target and in the drafter; both are computed again when the sequence goes on."""

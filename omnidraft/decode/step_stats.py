@@ -22,12 +22,16 @@ class DecodeStats:
     other_s: float = 0.0
     first_token_s: float = 0.0
     """Seconds from the request to the first step's tokens: prefill and queueing, not decoding speed."""
+    queue_s: float = 0.0
+    """Seconds of `first_token_s` before decoding began."""
     decode_s: float = 0.0
     """Seconds from the first step to the last."""
     num_later_tokens: int = 0
     """Tokens of the steps after the first, which `decode_s` was spent on."""
     accepted_by_source: Counter[str] = field(default_factory=Counter)
     accepted_per_pass: Counter[int] = field(default_factory=Counter)
+    drafted_per_pass: Counter[int] = field(default_factory=Counter)
+    """Passes by the number of tokens that were drafted for them, all branches counted."""
     scored_by_depth: Counter[int] = field(default_factory=Counter)
     """Passes that reached this depth of the tree and had at least one token drafted there; a tree's first nodes are
     depth 1."""
@@ -35,6 +39,10 @@ class DecodeStats:
     """Passes in which the target drew one of those tokens."""
     _started: float = field(default_factory=time.perf_counter)
     _first: float | None = None
+
+    def begin(self) -> None:
+        """Note the end of the wait: the text is decoded from now on."""
+        self.queue_s = time.perf_counter() - self._started
 
     def take(self, step: Step) -> None:
         """Add one step that has just ended."""
@@ -54,6 +62,7 @@ class DecodeStats:
         self.other_s += step.timings.other_s
         self.accepted_by_source.update(str(step.tree.sources[node]) for node in step.path)
         self.accepted_per_pass[len(step.path)] += 1
+        self.drafted_per_pass[len(step.tree) - 1] += 1
         self.scored_by_depth.update(range(1, len(scored) + 1))
         self.agreed_by_depth.update(range(1, len(step.path) + 1))
 

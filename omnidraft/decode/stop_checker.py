@@ -20,6 +20,8 @@ class StopChecker:
         self._num_emitted = 0
         self._longest_stop = max((len(stop) for stop in request.stop_strings), default=0)
         self.finish_reason: FinishReason | None = None
+        self.stop_string: str | None = None
+        """The stop string that ended the answer, if one did."""
 
     def ends(self, token: int) -> bool:
         """Add one emitted token; return True when the answer ends with it."""
@@ -28,9 +30,10 @@ class StopChecker:
             self.finish_reason = FinishReason.STOP
             return True
         self._pending += self._request.shown_ids.get(token) or self._vocabulary.spell((token,))
-        matches = [at for stop in self._request.stop_strings if (at := self._pending.find(stop)) >= 0]
+        matches = [(at, stop) for stop in self._request.stop_strings if (at := self._pending.find(stop)) >= 0]
         if matches:
-            self._pending = self._pending[: min(matches)]
+            at, stop = min(matches)
+            self._pending, self.stop_string = self._pending[:at], stop.decode()
             self.finish_reason = FinishReason.STOP
         elif self._num_emitted >= self._request.max_new_tokens:
             self.finish_reason = FinishReason.LENGTH

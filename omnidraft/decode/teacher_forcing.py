@@ -1,13 +1,55 @@
 """Teacher forcing: a given answer as steps of the target, with its log-probabilities at each position and no draws.
 
-Shapes: E ids of the given answer, N nodes of a pass.
+Shapes: E ids of the given answer, N nodes of a pass, V vocabulary.
 """
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
+import torch
+
+from omnidraft.config import Mode
 from omnidraft.decode.logprobs import top_k_logprobs
 from omnidraft.ports import DraftTree, FinishReason, Request, Source, Step, Target, Timings
+
+
+@dataclass(frozen=True, slots=True)
+class ForcedPass:
+    """One pass of the target over ids that follow each other."""
+
+    root: int
+    """The id before them."""
+    ids: tuple[int, ...]
+    logits_NV: torch.Tensor
+    """One row for each of these ids: what the target expected in its place."""
+    target_s: float
+
+
+def forced_passes(target: Target, prompt_ids: Sequence[int], ids: Sequence[int], mode: Mode) -> Iterator[ForcedPass]:
+    """Yield passes that read these ids after a prompt, as many in each as a tree has room for.
+
+    Raises:
+        RequestError: the target cannot take the prompt with the ids.
+    """
+    limits = target.limits(mode)
+    rows = 1 + min(limits.num_nodes, limits.depth or limits.num_nodes)
+    session = target.open(prompt_ids, len(ids), mode)
+    root = prompt_ids[-1]
+    try:
+        for start in range(0, len(ids), rows):
+            forced = tuple(ids[start : start + rows])
+            inside = forced[:-1]
+            started = time.perf_counter()
+            chain = DraftTree.chain(root, inside, [Source.LOOKUP] * len(inside), [0.0] * len(inside))
+            logits_NV = session.score(chain)
+            target_s = time.perf_counter() - started
+            if start + rows < len(ids):
+                session.keep(range(len(chain)))
+            yield ForcedPass(root, forced, logits_NV, target_s)
+            root = forced[-1]
+    finally:
+        session.close()
 
 
 def force(target: Target, request: Request, answer_ids: Sequence[int], top_k: int) -> Iterator[Step]:
@@ -17,34 +59,18 @@ def force(target: Target, request: Request, answer_ids: Sequence[int], top_k: in
         RequestError: the target cannot take the prompt with the answer.
     """
     answer_E = tuple(answer_ids[: request.max_new_tokens])
-    limits = target.limits(request.mode)
-    rows = 1 + min(limits.num_nodes, limits.depth or limits.num_nodes)
-    session = target.open(request.prompt_ids, len(answer_E), request.mode)
-    root = request.prompt_ids[-1]
-    try:
-        for start in range(0, len(answer_E), rows):
-            emitted = answer_E[start : start + rows]
-            inside = emitted[:-1]
-            started = time.perf_counter()
-            chain = DraftTree.chain(root, inside, [Source.LOOKUP] * len(inside), [0.0] * len(inside))
-            logits_NV = session.score(chain)
-            target_s = time.perf_counter() - started
-            nodes = range(len(chain))
-            is_last = start + rows >= len(answer_E)
-            if not is_last:
-                session.keep(nodes)
-            yield Step(
-                tree=DraftTree.empty(root),
-                emitted=emitted,
-                path=(),
-                text="",
-                finish_reason=_reason(request, emitted[-1]) if is_last else None,
-                timings=Timings(target_s=target_s),
-                target_logprobs=top_k_logprobs(logits_NV, nodes, emitted, top_k),
-            )
-            root = emitted[-1]
-    finally:
-        session.close()
+    num_left = len(answer_E)
+    for each in forced_passes(target, request.prompt_ids, answer_E, request.mode):
+        num_left -= len(each.ids)
+        yield Step(
+            tree=DraftTree.empty(each.root),
+            emitted=each.ids,
+            path=(),
+            text="",
+            finish_reason=None if num_left else _reason(request, each.ids[-1]),
+            timings=Timings(target_s=each.target_s),
+            target_logprobs=top_k_logprobs(each.logits_NV, range(len(each.ids)), each.ids, top_k),
+        )
 
 
 def _reason(request: Request, last_id: int) -> FinishReason:

@@ -26,6 +26,7 @@ from omnidraft.errors import RequestError
 from omnidraft.hosts.asgi_bridge import HttpCall, ResponseStart
 from omnidraft.hosts.ray_router import conversation_of
 from omnidraft.serving.auth import METRICS_REFUSAL, MetricsKey, unauthorized
+from omnidraft.serving.error_handlers import error_response
 from omnidraft.serving.response_schemas import error
 from omnidraft.telemetry.exposition import merge_scrapes
 
@@ -80,11 +81,11 @@ class Ingress:
         call = await self._read_call(request)
         if call is None:
             what = f"the body may have {self._max_body_bytes} bytes at most"
-            return JSONResponse(error(what, "invalid_request_error"), status_code=413)
+            return error_response(path, 413, error(what, "invalid_request_error"))
         try:
             BODY_LIMITS.check(call.body, "body")
         except RequestError as exc:
-            return JSONResponse(error(str(exc), "invalid_request_error"), status_code=400)
+            return error_response(path, 400, error(str(exc), "invalid_request_error"))
         if call.path == "/v1/models":
             return await self._models(call)
         return await self._forward(self._replicas[self._target_of(call)], call)
@@ -115,9 +116,9 @@ class Ingress:
             return await _ForwardedCall(replicas, call).response()
         except BackPressureError as exc:
             headers = {"Retry-After": RETRY_AFTER_S}
-            return JSONResponse(error(str(exc), "rate_limit_error"), status_code=429, headers=headers)
+            return error_response(call.path, 429, error(str(exc), "rate_limit_error"), headers)
         except (ReplicasDied, DeploymentUnavailableError) as exc:
-            return JSONResponse(error(str(exc), "server_error"), status_code=503)
+            return error_response(call.path, 503, error(str(exc), "server_error"))
 
     async def _models(self, call: HttpCall) -> Response:
         """Merge the model lists of all targets; a refusal is returned unchanged."""

@@ -9,7 +9,7 @@ another, goes where Serve's power of two choices, its default, sends it, and its
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ray.serve._private.request_router import PowerOfTwoChoicesRequestRouter
 from ray.serve.request_router import PendingRequest, RunningReplica
@@ -57,11 +57,18 @@ def conversation_of(call: HttpCall) -> str:
     which all its turns begin with. "" for what is no request for text."""
     try:
         body = json.loads(call.body)
-        beginning = _first_messages(body["messages"]) if "messages" in body else body["prompt"][:_PROMPT_CHARS]
-        told = json.dumps([body.get("model"), body.get("cache_salt"), beginning])
+        told = json.dumps([body.get("model"), body.get("cache_salt"), body.get("system"), _beginning(body)])
     except (ValueError, TypeError, LookupError, AttributeError):  # the replica says what is wrong with it
         return ""
     return _hash(_client(call), told)
+
+
+def _beginning(body: dict[str, Any]) -> object:
+    """Return what all turns of a conversation begin with: messages, a response's input, or a prompt."""
+    messages = body.get("messages", body.get("input"))
+    if isinstance(messages, list):
+        return _first_messages(messages)
+    return (body["prompt"] if messages is None else messages)[:_PROMPT_CHARS]
 
 
 def _first_messages(messages: list[dict[str, object]]) -> list[dict[str, object]]:
@@ -71,7 +78,8 @@ def _first_messages(messages: list[dict[str, object]]) -> list[dict[str, object]
 
 def _client(call: HttpCall) -> str:
     """Return the key of the client, or its address, so that nobody's requests follow those of another."""
-    key = dict(call.headers).get(b"authorization", b"").decode("latin-1")
+    headers = dict(call.headers)
+    key = (headers.get(b"authorization") or headers.get(b"x-api-key") or b"").decode("latin-1")
     return key or (call.client[0] if call.client else "")
 
 

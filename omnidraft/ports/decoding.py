@@ -145,6 +145,8 @@ class Step:
     """None when no trace is recorded."""
     log_probs: LogProbs | None = None
     """None unless the request asked for them."""
+    stop_string: str | None = None
+    """The stop string that ended the text, if one did."""
 
 
 class TargetSession(Protocol):

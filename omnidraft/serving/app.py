@@ -1,4 +1,4 @@
-"""The HTTP application: OpenAI's completions and chat completions, health, metrics, and the OpenAPI document of all.
+"""The HTTP application: OpenAI's and Anthropic's protocols, health, metrics, and the OpenAPI document of all.
 
 Every response names its snapshot (`system_fingerprint`) and on request has statistics of speculation (`omnidraft`). The
 document lists exactly the statuses that each endpoint answers with.
@@ -9,34 +9,28 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
-from pydantic import BaseModel
 
 from omnidraft import __version__
 from omnidraft.config import WorkerSettings
 from omnidraft.serving import response_schemas
-from omnidraft.serving.auth import METRICS_PATH, ApiKeyAuth
+from omnidraft.serving.answer import ServedModel
+from omnidraft.serving.anthropic_messages.errors import AnthropicError, is_anthropic
+from omnidraft.serving.anthropic_messages.routes import add_messages
+from omnidraft.serving.auth import API_KEY_HEADER, METRICS_PATH, ApiKeyAuth
+from omnidraft.serving.completion_writer import CompletionWriter
+from omnidraft.serving.documented_responses import DESCRIPTIONS, error_responses, generation_responses
 from omnidraft.serving.error_handlers import BodyLimit, ModelNotServed, add_error_handlers
+from omnidraft.serving.missing_endpoints import add_missing
+from omnidraft.serving.openai_responses.routes import add_responses
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.serving.request_schemas import ChatRequest, CompletionRequest
-from omnidraft.serving.response_formats import CHAT, CHAT_CHUNK, COMPLETION
-from omnidraft.serving.responses import Responder, ServedModel
+from omnidraft.serving.responses import Responder
+from omnidraft.serving.tokenization import Tokenization, add_tokenization
 from omnidraft.supervised_thread import Supervised, first_problem
-from omnidraft.telemetry.metric_definitions import GENERATION_PATHS
+from omnidraft.telemetry.metric_definitions import GENERATION_PATHS, TOKENIZATION_PATHS
 
 __all__ = ["ServedModel", "application"]
 
-_Responses = dict[int | str, dict[str, Any]]
-
-_DESCRIPTIONS = {
-    400: "A field is missing, unknown or out of its range, or the body is no JSON.",
-    401: "No such key, or none.",
-    403: "`user` names the tenant of another API key.",
-    404: "No such model here.",
-    413: "The body is larger than worker.max_body_bytes.",
-    429: "Too many requests wait; Retry-After says when to come again.",
-    500: "Decoding failed.",
-    503: "The worker is stopping; ask another one.",
-}
 _NEVER_SENT = "422"
 """The status that FastAPI documents for bodies that do not validate; here they are 400."""
 
@@ -54,7 +48,13 @@ def application(
         vital: threads that the process cannot do without, beside the queue.
     """
     app = FastAPI(title="omnidraft", description="Speculative decoding across tokenizers.", version=__version__)
-    _add_completions(app, Responder(requests, served, settings))
+    respond = Responder(requests, served, settings)
+    tokenization = Tokenization(respond)
+    _add_completions(app, respond)
+    add_responses(app, respond)
+    add_messages(app, respond, tokenization)
+    add_tokenization(app, respond, tokenization)
+    add_missing(app)
     _add_models(app, served)
     _add_health(app, requests, vital, metrics_text)
     add_error_handlers(app)
@@ -68,19 +68,19 @@ def application(
 def _add_completions(app: FastAPI, respond: Responder) -> None:
     @app.post(
         "/v1/completions",
-        responses=_completion_responses(response_schemas.Completion, response_schemas.Completion),
+        responses=generation_responses(response_schemas.Completion, "Completion, then [DONE]"),
     )
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Go on with a text, as it is."""
-        return await respond(request, body, COMPLETION, COMPLETION)
+        return await respond(request, body, CompletionWriter.of_completion)
 
     @app.post(
         "/v1/chat/completions",
-        responses=_completion_responses(response_schemas.ChatCompletion, response_schemas.ChatChunk),
+        responses=generation_responses(response_schemas.ChatCompletion, "ChatChunk, then [DONE]"),
     )
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Answer messages, in the target's own chat template."""
-        return await respond(request, body, CHAT, CHAT_CHUNK)
+        return await respond(request, body, CompletionWriter.of_chat)
 
 
 def _add_models(app: FastAPI, served: Sequence[ServedModel]) -> None:
@@ -91,7 +91,7 @@ def _add_models(app: FastAPI, served: Sequence[ServedModel]) -> None:
         """List the models that are served here."""
         return response_schemas.ModelList(data=list(known.values()))
 
-    @app.get("/v1/models/{name:path}", responses=_error_responses(404))
+    @app.get("/v1/models/{name:path}", responses=error_responses(404))
     async def model(name: str) -> response_schemas.Model:
         """Return one of the models that are served here."""
         if name not in known:
@@ -124,18 +124,6 @@ def _health(problem: str | None) -> Response:
     return JSONResponse({"status": problem or "ok"}, status_code=503 if problem else 200)
 
 
-def _error_responses(*statuses: int) -> _Responses:
-    """Return the responses that are errors in OpenAI's shape."""
-    return {status: {"model": response_schemas.ErrorBody, "description": _DESCRIPTIONS[status]} for status in statuses}
-
-
-def _completion_responses(whole: type[BaseModel], chunk: type[BaseModel]) -> _Responses:
-    """Return the responses of an endpoint that answers whole or streamed."""
-    stream = {"schema": {"type": "string", "description": f"Server-sent events: {chunk.__name__}, then [DONE]."}}
-    ok = {"model": whole, "description": "The answer.", "content": {"text/event-stream": stream}}
-    return {200: ok, **_error_responses(400, 404, 413, 429, 500, 503)}
-
-
 def _correct_openapi(app: FastAPI, *, has_keys: bool, has_metrics_key: bool) -> None:
     """Correct the document that FastAPI generates for this application."""
     generate = app.openapi
@@ -145,22 +133,30 @@ def _correct_openapi(app: FastAPI, *, has_keys: bool, has_metrics_key: bool) -> 
         for path, operations in generated["paths"].items():
             for operation in operations.values():
                 operation["responses"].pop(_NEVER_SENT, None)
-                if has_keys and path.startswith("/v1"):
-                    operation["security"] = [{"key": []}]
-                    operation["responses"]["401"] = _refused(401)
+                if has_keys and (path.startswith("/v1") or path in TOKENIZATION_PATHS):
+                    operation["security"] = [{"key": []}, *[{"x_api_key": []}] * is_anthropic(path)]
+                    operation["responses"]["401"] = _refused(401, path)
                 if has_keys and path in GENERATION_PATHS:
-                    operation["responses"]["403"] = _refused(403)
+                    operation["responses"]["403"] = _refused(403, path)
                 if has_metrics_key and path == METRICS_PATH:
                     operation["security"] = [{"metrics_key": []}]
-                    operation["responses"]["401"] = _refused(401)
-        names = ["key"] * has_keys + ["metrics_key"] * has_metrics_key
-        if names:
-            generated["components"]["securitySchemes"] = {name: {"type": "http", "scheme": "bearer"} for name in names}
+                    operation["responses"]["401"] = _refused(401, path)
+        if has_keys or has_metrics_key:
+            generated["components"]["securitySchemes"] = _security_schemes(has_keys, has_metrics_key)
         return generated
 
     app.openapi = document  # type: ignore[method-assign]
 
 
-def _refused(status: int) -> dict[str, Any]:
-    schema = {"$ref": f"#/components/schemas/{response_schemas.ErrorBody.__name__}"}
-    return {"description": _DESCRIPTIONS[status], "content": {"application/json": {"schema": schema}}}
+def _security_schemes(has_keys: bool, has_metrics_key: bool) -> dict[str, Any]:
+    names = ["key"] * has_keys + ["metrics_key"] * has_metrics_key
+    schemes: dict[str, Any] = {name: {"type": "http", "scheme": "bearer"} for name in names}
+    if has_keys:
+        schemes["x_api_key"] = {"type": "apiKey", "in": "header", "name": API_KEY_HEADER}
+    return schemes
+
+
+def _refused(status: int, path: str) -> dict[str, Any]:
+    body = AnthropicError if is_anthropic(path) else response_schemas.ErrorBody
+    schema = {"$ref": f"#/components/schemas/{body.__name__}"}
+    return {"description": DESCRIPTIONS[status], "content": {"application/json": {"schema": schema}}}

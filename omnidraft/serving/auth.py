@@ -18,12 +18,14 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from omnidraft.config import ApiKey, WorkerSettings
-from omnidraft.serving.error_handlers import TenantTaken, error
+from omnidraft.serving.error_handlers import TenantTaken, error, error_response
 
 PUBLIC_PATHS = frozenset({"/healthz", "/readyz", "/openapi.json", "/docs", "/redoc"})
 """Paths that need no key: for probes and readers of the document."""
 METRICS_PATH = "/metrics"
 """It needs the metrics key where there is one, and no API key."""
+API_KEY_HEADER = "x-api-key"
+"""The header in which Anthropic's clients send a key."""
 METRICS_REFUSAL = "metrics need a key of their own"
 _STATE_KEY = "omnidraft_caller"
 
@@ -63,14 +65,15 @@ class ApiKeyAuth:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        path, authorization = _path(scope), Headers(scope=scope).get("authorization", "")
+        path, headers = _path(scope), Headers(scope=scope)
+        authorization = headers.get("authorization", "")
         if path == METRICS_PATH and not self._metrics_key.admits(authorization):
             return await unauthorized(METRICS_REFUSAL)(scope, receive, send)
         if path == METRICS_PATH or path in PUBLIC_PATHS or not self._clients:
             return await self._app(scope, receive, send)
-        client = self._find_client(_bearer(authorization))
+        client = self._find_client(_bearer(authorization) or headers.get(API_KEY_HEADER, ""))
         if client is None:
-            return await unauthorized("no such API key")(scope, receive, send)
+            return await unauthorized("no such API key", path)(scope, receive, send)
         scope.setdefault("state", {})[_STATE_KEY] = client
         await self._app(scope, receive, send)
 
@@ -133,8 +136,8 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("latin-1", "replace")).digest()
 
 
-def unauthorized(reason: str) -> JSONResponse:
-    """Return the response to a request without the key it needs."""
+def unauthorized(reason: str, path: str = "") -> JSONResponse:
+    """Return the response to a request for `path` without the key it needs."""
     message = f"{reason}; send one as 'Authorization: Bearer KEY'"
     content = error(message, "invalid_request_error", code="invalid_api_key")
-    return JSONResponse(content, status_code=401, headers={"WWW-Authenticate": "Bearer"})
+    return error_response(path, 401, content, {"WWW-Authenticate": "Bearer"})

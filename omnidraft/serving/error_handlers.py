@@ -1,6 +1,8 @@
-"""Errors in OpenAI's shape, and the middleware that refuses bodies that are too large or too deep."""
+"""Errors in OpenAI's shape or Anthropic's, and the middleware that refuses bodies that are too large or too deep."""
 
 from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -10,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from omnidraft.decode.sampling.input_limits import BODY_LIMITS
 from omnidraft.errors import OmnidraftError, RequestError
+from omnidraft.serving.anthropic_messages.errors import anthropic_error, is_anthropic
 from omnidraft.serving.request_queue import Abandoned, QueueFull, Stopping
 from omnidraft.serving.response_schemas import error
 
@@ -47,9 +50,10 @@ class BodyLimit:
                 return None  # the client has gone
             check_body(body)
         except HTTPException as exc:
-            await JSONResponse(error(exc.detail, "invalid_request_error"), exc.status_code)(scope, receive, send)
+            refused = error_response(scope["path"], exc.status_code, error(exc.detail, "invalid_request_error"))
+            await refused(scope, receive, send)
         except RequestError as exc:
-            await JSONResponse(error(str(exc), "invalid_request_error"), 400)(scope, receive, send)
+            await error_response(scope["path"], 400, error(str(exc), "invalid_request_error"))(scope, receive, send)
         else:
             await self._app(scope, _replay(body, receive), send)
 
@@ -90,32 +94,33 @@ def check_body(body: bytes) -> None:
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Answer every exception of the application with an error in OpenAI's shape."""
+    """Answer every exception of the application with an error in the shape of its path's protocol."""
     for exception in (RequestValidationError, HTTPException, OmnidraftError, Exception):
         app.add_exception_handler(exception, _on_error)
 
 
-async def _on_error(_request: Request, exc: Exception) -> Response:
+async def _on_error(request: Request, exc: Exception) -> Response:
+    refuse = partial(error_response, request.url.path)
     match exc:
         case RequestValidationError():
-            return _invalid(exc)
+            return refuse(400, _invalid(exc))
         case HTTPException():
-            return _refusal(exc.status_code, error(exc.detail, "invalid_request_error"), exc.headers)
+            return refuse(exc.status_code, error(exc.detail, "invalid_request_error"), exc.headers)
         case ModelNotServed():
-            return _refusal(404, error(str(exc), "invalid_request_error", "model", "model_not_found"))
+            return refuse(404, error(str(exc), "invalid_request_error", "model", "model_not_found"))
         case TenantTaken():
-            return _refusal(403, error(str(exc), "invalid_request_error", "user", "tenant_taken"))
+            return refuse(403, error(str(exc), "invalid_request_error", "user", "tenant_taken"))
         case RequestError():
-            return _refusal(400, error(str(exc), "invalid_request_error"))
+            return refuse(400, error(str(exc), "invalid_request_error"))
         case QueueFull():
             retry = {"Retry-After": str(exc.retry_after_s)}
-            return _refusal(429, error(str(exc), "rate_limit_error", code="queue_full"), retry)
+            return refuse(429, error(str(exc), "rate_limit_error", code="queue_full"), retry)
         case Stopping():
-            return _refusal(503, error(str(exc), "server_error", code="stopping"), {"Retry-After": STOPPING_RETRY_S})
+            return refuse(503, error(str(exc), "server_error", code="stopping"), {"Retry-After": STOPPING_RETRY_S})
         case Abandoned():
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         case _:
-            return _refusal(500, server_error(exc))
+            return refuse(500, server_error(exc))
 
 
 def server_error(exc: Exception) -> dict[str, object]:
@@ -125,12 +130,16 @@ def server_error(exc: Exception) -> dict[str, object]:
     return error(shown, "server_error")
 
 
-def _invalid(exc: RequestValidationError) -> JSONResponse:
+def _invalid(exc: RequestValidationError) -> dict[str, object]:
     problem = exc.errors()[0]
     path = ".".join(str(part) for part in problem["loc"] if part != "body")
     field = path.encode("utf-8", "backslashreplace").decode() or None
-    return _refusal(400, error(f"{field or 'body'}: {problem['msg']}", "invalid_request_error", field))
+    return error(f"{field or 'body'}: {problem['msg']}", "invalid_request_error", field)
 
 
-def _refusal(status: int, content: dict[str, object], headers: Mapping[str, str] | None = None) -> JSONResponse:
-    return JSONResponse(content, status_code=status, headers=headers)
+def error_response(
+    path: str, status: int, content: Mapping[str, Any], headers: Mapping[str, str] | None = None
+) -> JSONResponse:
+    """Return the response of an error to a request for this path, in the shape of the path's protocol."""
+    shown = anthropic_error(status, content) if is_anthropic(path) else content
+    return JSONResponse(shown, status_code=status, headers=headers)

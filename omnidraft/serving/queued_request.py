@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.generation import Generation, GenerationRequest
+from omnidraft.decode.prompt_logprobs import PromptToken
 from omnidraft.decode.step_stats import DecodeStats
 from omnidraft.ports import Step
 
@@ -18,6 +19,8 @@ class QueuedText:
     stats: DecodeStats = field(default_factory=DecodeStats)
     generation: Generation | None = None
     """None until decoding begins."""
+    prompt_tokens: list[PromptToken] = field(default_factory=list)
+    """The prompt's tokens after the first, with their log-probabilities, where the request asks for them."""
 
 
 class QueuedRequest:
@@ -50,6 +53,11 @@ class QueuedRequest:
     @property
     def request_id(self) -> str:
         return self.texts[0].request.request_id
+
+    @property
+    def scores_prompts(self) -> bool:
+        """Whether prompts are scored before decoding."""
+        return any(text.request.num_prompt_log_probs is not None for text in self.texts)
 
     @property
     def stats(self) -> DecodeStats:

@@ -3,25 +3,18 @@
 import logging
 import threading
 import time
-from collections import defaultdict, deque
-from dataclasses import dataclass, field
-from math import ceil
-from statistics import fmean
+from collections import defaultdict
 
 from omnidraft.decode.engine import Engine
-from omnidraft.decode.generation import Generation, GenerationOutput
+from omnidraft.decode.generation import GenerationOutput
 from omnidraft.errors import OmnidraftError
 from omnidraft.ports import Metrics
-from omnidraft.serving.fair_queue import FairQueue
+from omnidraft.serving.engine_queue import EngineQueue
 from omnidraft.serving.queued_request import QueuedRequest
 from omnidraft.supervised_thread import SupervisedThread
 
 logger = logging.getLogger(__name__)
 
-RECENT_REQUESTS = 32
-"""Finished requests whose durations predict those of the next ones."""
-MAX_RETRY_S = 60
-"""OpenAI's clients ignore a larger Retry-After."""
 LAST_STEP_S = 2.0
 """The time that `close` waits for the current pass after the deadline."""
 
@@ -42,26 +35,6 @@ class Abandoned(OmnidraftError):
     """The client went away; nobody reads the response."""
 
 
-@dataclass(slots=True)
-class _EngineQueue:
-    """The waiting and the running requests of one engine, and the durations of its last ones."""
-
-    waiting: FairQueue = field(default_factory=FairQueue)
-    durations_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_REQUESTS))
-    """Each from the start of decoding to its end."""
-    running: dict[QueuedRequest, float] = field(default_factory=dict)
-    """With the start of each, by the monotonic clock."""
-    texts: dict[Generation, tuple[QueuedRequest, int]] = field(default_factory=dict)
-    """The running texts, each with its index among those of its request."""
-
-    def retry_after_s(self) -> int:
-        """Return the whole seconds until half of the waiting requests will have been served."""
-        so_far_s = time.monotonic() - min(self.running.values()) if self.running else 0.0
-        mean_s = fmean(self.durations_s) if self.durations_s else so_far_s
-        rounds = (len(self.waiting) + 1) / max(len(self.running), 1)
-        return max(1, min(MAX_RETRY_S, ceil(mean_s * rounds / 2)))
-
-
 class RequestQueue:
     """A bounded queue for each engine, all in front of one decoding thread.
 
@@ -73,7 +46,7 @@ class RequestQueue:
         """`max_waiting` requests may wait for each engine, besides those that it decodes."""
         self._metrics = metrics
         self._max_waiting = max_waiting
-        self._queues: defaultdict[Engine, _EngineQueue] = defaultdict(_EngineQueue)
+        self._queues: defaultdict[Engine, EngineQueue] = defaultdict(EngineQueue)
         self._is_closed = False
         self._is_past_deadline = False
         self._changed = threading.Condition()  # over all of the above
@@ -135,7 +108,7 @@ class RequestQueue:
             self._end(request, Stopping("the worker stopped before this request's turn; ask another one"))
         self._thread.join(LAST_STEP_S)
 
-    def _admit(self, queue: _EngineQueue, request: QueuedRequest) -> None:
+    def _admit(self, queue: EngineQueue, request: QueuedRequest) -> None:
         """Raises QueueFull, Stopping. A full queue may evict the newest request of another client instead."""
         if not self.is_open:
             raise Stopping("the worker is stopping; ask another one")
@@ -152,6 +125,8 @@ class RequestQueue:
             for engine, queue in self._engines():
                 self._start_waiting(engine, queue)
                 self._end_aborted(engine, queue)
+                if queue.scoring:
+                    self._score(queue)
                 if queue.texts:
                     self._step(engine, queue)
 
@@ -165,11 +140,11 @@ class RequestQueue:
     def _is_any_request(self) -> bool:
         return any(len(queue.waiting) or queue.running for queue in self._queues.values())
 
-    def _engines(self) -> list[tuple[Engine, _EngineQueue]]:
+    def _engines(self) -> list[tuple[Engine, EngineQueue]]:
         with self._changed:
             return list(self._queues.items())
 
-    def _start_waiting(self, engine: Engine, queue: _EngineQueue) -> None:
+    def _start_waiting(self, engine: Engine, queue: EngineQueue) -> None:
         """Start waiting requests, as many as the engine has room for."""
         while True:
             with self._changed:
@@ -178,22 +153,42 @@ class RequestQueue:
                 request = queue.waiting.next()
                 queue.running[request] = time.monotonic()
                 self._set_gauges(engine)
-            try:
-                self._start(request, queue)
-            except Exception as exc:  # one request's failure must not end the thread that serves all others
-                self._finish(request, queue, exc)
+            if request.scores_prompts:
+                queue.scoring.add(request)
+            else:
+                self._try_to_start(request, queue)
 
-    def _start(self, request: QueuedRequest, queue: _EngineQueue) -> None:
+    def _score(self, queue: EngineQueue) -> None:
+        """Score a piece of a prompt, and start its request after the last one."""
+        request = queue.scoring.first()
+        try:
+            is_complete, seconds = queue.scoring.step()
+        except Exception as exc:  # as below
+            self._finish(request, queue, exc)
+            return
+        with self._changed:
+            queue.waiting.charge(request.client, seconds)
+        if is_complete:
+            self._try_to_start(request, queue)
+
+    def _try_to_start(self, request: QueuedRequest, queue: EngineQueue) -> None:
+        try:
+            self._start(request, queue)
+        except Exception as exc:  # one request's failure must not end the thread that serves all others
+            self._finish(request, queue, exc)
+
+    def _start(self, request: QueuedRequest, queue: EngineQueue) -> None:
         """Add all texts of a request to the next rounds, with one snapshot."""
         snapshot = None
         for index, text in enumerate(request.texts):
+            text.stats.begin()
             text.generation = request.engine.add_request(
                 text.request, snapshot, client=request.client, cache_scope=request.cache_scope
             )
             snapshot = text.generation.snapshot
             queue.texts[text.generation] = request, index
 
-    def _step(self, engine: Engine, queue: _EngineQueue) -> None:
+    def _step(self, engine: Engine, queue: EngineQueue) -> None:
         """Run one round, hand its steps over, and charge its time to the clients."""
         began_s = time.monotonic()
         outputs = engine.step()
@@ -201,7 +196,7 @@ class RequestQueue:
         for output in outputs:
             self._hand_over(output, queue)
 
-    def _hand_over(self, output: GenerationOutput, queue: _EngineQueue) -> None:
+    def _hand_over(self, output: GenerationOutput, queue: EngineQueue) -> None:
         if output.generation not in queue.texts:
             return  # another text of its request failed in the same round
         request, index = queue.texts[output.generation]
@@ -215,7 +210,7 @@ class RequestQueue:
             if all(other is not request for other, _ in queue.texts.values()):
                 self._finish(request, queue, None)
 
-    def _end_aborted(self, engine: Engine, queue: _EngineQueue) -> None:
+    def _end_aborted(self, engine: Engine, queue: EngineQueue) -> None:
         """End the requests whose clients went away, and all of them after the deadline."""
         for request in list(queue.running):
             if request.is_abandoned:
@@ -223,10 +218,11 @@ class RequestQueue:
             elif self._is_past_deadline:
                 self._finish(request, queue, Stopping("the worker stopped before this text's end; ask another one"))
 
-    def _finish(self, request: QueuedRequest, queue: _EngineQueue, error: Exception | None) -> None:
+    def _finish(self, request: QueuedRequest, queue: EngineQueue, error: Exception | None) -> None:
         """End a running request and those of its texts that still run."""
         if error is not None and not isinstance(error, OmnidraftError):
             logger.error("request %s failed", request.request_id, exc_info=error)
+        queue.scoring.remove(request)
         for text in request.texts:
             if text.generation is not None:
                 request.engine.abort(text.generation)
@@ -236,7 +232,7 @@ class RequestQueue:
             self._set_gauges(request.engine)
         self._end(request, error)
 
-    def _charge(self, queue: _EngineQueue, seconds: float) -> None:
+    def _charge(self, queue: EngineQueue, seconds: float) -> None:
         """Charge the seconds of a round to the clients, by the number of their texts."""
         with self._changed:
             for request, _ in queue.texts.values():

@@ -32,6 +32,7 @@ from omnidraft.serving.tool_schemas import Deprecated, ToolCall, ToolChoice, Too
 DEFAULT_MAX_TOKENS = 256
 MAX_STOPS = 16
 MAX_USER_CHARACTERS = 256
+MAX_PROMPT_LOGPROBS = 20
 
 
 class TextPart(StrictModel):
@@ -99,6 +100,8 @@ class _GenerationParams(StrictModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = Field(None, ge=1, le=MAX_COUNT)
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_PROMPT_LOGPROBS)
+    """Tell the log-probability of each token of the prompt and of so many likeliest ones, as vLLM; not in a stream."""
     user: str | None = Field(None, max_length=MAX_USER_CHARACTERS)
     """Whose the request is, unless the API key says it."""
     store: bool | None = None
@@ -114,6 +117,12 @@ class _GenerationParams(StrictModel):
     cache_salt: str | None = Field(None, min_length=1, max_length=MAX_USER_CHARACTERS)
     """Requests reuse the keys of common prefixes only of requests with the same salt, as in vLLM."""
     service_tier: Literal["auto", "default"] | None = None
+
+    @model_validator(mode="after")
+    def _is_whole_with_prompt_logprobs(self) -> "_GenerationParams":
+        if self.prompt_logprobs is not None and self.stream:
+            raise ValueError("prompt_logprobs: not in a stream")
+        return self
 
     @property
     def wants_usage(self) -> bool:
@@ -166,7 +175,11 @@ class _GenerationParams(StrictModel):
         choices = [(prompt, number) for prompt in self.prompts() for number in range(self.n or 1)]
         return [
             GenerationRequest(
-                **prompt, **shared, seed=choice_seed(seed, number), request_id=_choice_request_id(request_id, index)
+                **prompt,
+                **shared,
+                seed=choice_seed(seed, number),
+                request_id=_choice_request_id(request_id, index),
+                num_prompt_log_probs=None if number else self.prompt_logprobs,
             )
             for index, (prompt, number) in enumerate(choices)
         ]

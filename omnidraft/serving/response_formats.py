@@ -5,23 +5,23 @@ vLLM's. The entry of a token is sent with the text that the token contributes to
 wholly behind the beginning of a stop string. An entry whose token is cut by a stop string spells the whole token.
 """
 
-import codecs
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from pydantic import BaseModel
 
+from omnidraft.decode.drafted_spans import DraftedSpan
+from omnidraft.decode.prompt_logprobs import PromptToken
+from omnidraft.decode.token_offsets import TokenOffsets
 from omnidraft.ports import LogProbs, Step
 from omnidraft.serving import response_schemas
-from omnidraft.serving.response_schemas import ChatLogProbs, ChatToken, CompletionLogProbs, TokenLogProb
+from omnidraft.serving.response_schemas import ChatLogProbs, ChatToken, CompletionLogProbs, PromptLogProb, TokenLogProb
 from omnidraft.serving.tool_schemas import FunctionCall, FunctionCallDelta, ToolCall, ToolCallDelta
 from omnidraft.vocab.tokenizer import Vocabulary
 
 MIN_LOGPROB = -9999.0
 """The value that stands for all smaller ones, as in OpenAI's API."""
-REPLACEMENT_CHARACTER = "\ufffd"
-"""The character that replaces bytes that are not UTF-8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,7 @@ class LogprobCollector:
     """Collects the entries of one text while it is decoded."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
-        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._num_decoded = 0
+        self._offsets = TokenOffsets(vocabulary)
         self._num_sent = 0
         self._pending: deque[LogprobEntry] = deque()
 
@@ -49,20 +47,12 @@ class LogprobCollector:
         """Return the entries of tokens that the text sent up to this step contains, each of them once."""
         assert step.log_probs is not None
         for token, logprobs in zip(step.emitted, _rows(step.log_probs), strict=True):
-            self._pending.append(LogprobEntry(token, *logprobs, offset=self._offset(token)))
+            self._pending.append(LogprobEntry(token, *logprobs, offset=self._offsets.offset(token)))
         self._num_sent += len(step.text)
         entries = []
         while self._pending and self._pending[0].offset < self._num_sent:
             entries.append(self._pending.popleft())
         return entries
-
-    def _offset(self, token: int) -> int:
-        """Return the offset of the token: within a character that it continues, behind one that it leaves broken."""
-        token_bytes, was_inside = self._vocabulary.spell((token,)), bool(self._utf8.getstate()[0])
-        first = self._utf8.decode(token_bytes[:1])
-        offset = self._num_decoded + (was_inside and first.startswith(REPLACEMENT_CHARACTER))
-        self._num_decoded += len(first) + len(self._utf8.decode(token_bytes[1:]))
-        return offset
 
 
 def _rows(log_probs: LogProbs) -> Iterable[tuple[float, tuple[tuple[int, float], ...]]]:
@@ -87,6 +77,23 @@ def for_chat(entries: Sequence[LogprobEntry], vocabulary: Vocabulary) -> ChatLog
         own = _token(each.token, each.log_p, vocabulary)
         content.append(ChatToken(token=own.token, logprob=own.logprob, bytes=own.bytes, top_logprobs=likeliest))
     return ChatLogProbs(content=content, refusal=None)
+
+
+def for_prompt(tokens: Sequence[PromptToken], vocabulary: Vocabulary) -> list[dict[int, PromptLogProb] | None]:
+    """Return vLLM's entries of a prompt: none for the first token, then the token's own and the likeliest, by id."""
+    shown: list[dict[int, PromptLogProb] | None] = [None]
+    for each in tokens:
+        entries = {token: (log_p, rank) for rank, (token, log_p) in enumerate(each.likeliest, start=1)}
+        entries.setdefault(each.token, (each.log_p, each.rank))
+        shown.append(
+            {
+                token: PromptLogProb(
+                    logprob=max(log_p, MIN_LOGPROB), rank=rank, decoded_token=token_text(token, vocabulary)
+                )
+                for token, (log_p, rank) in entries.items()
+            }
+        )
+    return shown
 
 
 def token_text(token: int, vocabulary: Vocabulary) -> str:
@@ -134,11 +141,17 @@ class ChoicePart:
     entries: list[LogprobEntry] | None = None
     """Log-probabilities of its tokens; None unless the request asks for them."""
     calls: list[NamedCall] = field(default_factory=list)
+    spans: list[DraftedSpan] = field(default_factory=list)
+    """Who drafted the text, piece by piece, where the request asks for figures of a stream."""
+    stop_string: str | None = None
+    """The stop string that ended it, if one did."""
+    prompt: Sequence[PromptToken] | None = None
+    """The scored tokens of its prompt, where the request asks for them."""
 
     def add(self, part: "ChoicePart") -> None:
         """Append the next part."""
         self.text += part.text
-        self.finish_reason = part.finish_reason
+        self.finish_reason, self.stop_string = part.finish_reason, part.stop_string
         if part.entries is not None:
             self.entries = (self.entries or []) + part.entries
         for call in part.calls:
@@ -159,12 +172,15 @@ class ResponseKind:
 
 def _completion(part: ChoicePart, vocabulary: Vocabulary) -> BaseModel:
     assert part.finish_reason != "tool_calls"  # a completion is offered no tools
-    return response_schemas.CompletionChoice.model_construct(
+    choice = response_schemas.CompletionChoice.model_construct(
         index=part.index,
         text=part.text,
         logprobs=None if part.entries is None else for_completion(part.entries, vocabulary),
         finish_reason=part.finish_reason,
     )
+    if part.prompt is not None:
+        choice.prompt_logprobs = for_prompt(part.prompt, vocabulary)
+    return choice
 
 
 def _message(part: ChoicePart, vocabulary: Vocabulary) -> BaseModel:
@@ -190,12 +206,15 @@ def _delta(part: ChoicePart, vocabulary: Vocabulary) -> BaseModel:
         delta.role = "assistant"
     if part.calls:
         delta.tool_calls = [_call_delta(call) for call in part.calls]
-    return response_schemas.ChatChunkChoice.model_construct(
+    choice = response_schemas.ChatChunkChoice.model_construct(
         index=part.index,
         delta=delta,
         logprobs=_chat_log_probs(part, vocabulary),
         finish_reason=part.finish_reason,
     )
+    if part.spans:
+        choice.drafted_by = [(span.text, span.source) for span in part.spans]
+    return choice
 
 
 def _content(part: ChoicePart) -> str | None:

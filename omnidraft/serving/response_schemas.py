@@ -53,11 +53,24 @@ class ChatLogProbs(BaseModel):
     refusal: None = None
 
 
+class PromptLogProb(BaseModel):
+    logprob: float
+    rank: int
+    """1 for the most probable token."""
+    decoded_token: str
+
+
+PromptLogProbs = list[dict[int, PromptLogProb] | None]
+"""One entry a token of the prompt, by ids; none for the first, which nothing stands before."""
+
+
 class CompletionChoice(BaseModel):
     index: int
     text: str
     logprobs: CompletionLogProbs | None
     finish_reason: FinishReason | None
+    prompt_logprobs: PromptLogProbs | None = None
+    """It is there if `prompt_logprobs` is set."""
 
 
 class ChatMessage(BaseModel):
@@ -88,6 +101,39 @@ class ChatChunkChoice(BaseModel):
     delta: ChatDelta
     logprobs: ChatLogProbs | None
     finish_reason: ChatFinishReason | None
+    drafted_by: list[tuple[str, str | None]] | None = None
+    """The pieces of `delta.content`, each with the source that drafted it, or null for what nobody drafted. It is there
+    if `figures` is set and no tools are offered."""
+
+
+class SpeculativeDecodingMetrics(BaseModel):
+    """Counts over the passes for which something was drafted; of a tree all branches count as drafted."""
+
+    mean_acceptance_length: float
+    """Tokens per such pass, the target's own included: 1 + num_accepted_draft_tokens / num_spec_steps."""
+    draft_acceptance_rate: float
+    acceptance_histogram: list[int]
+    """Entry j is the number of passes that accepted j drafted tokens."""
+    num_spec_steps: int
+    num_accepted_draft_tokens: int
+    num_draft_tokens: int
+    num_spec_tokens: int
+    """The most tokens that were drafted for one pass; the histogram has one entry more."""
+
+
+class ResponseMetrics(BaseModel):
+    """Times in milliseconds, each without those before it."""
+
+    time_to_first_token_ms: float
+    """From the end of the wait in the queue."""
+    generation_time_ms: float
+    """From the first tokens to the last ones."""
+    queue_time_ms: float
+    mean_itl_ms: float | None
+    """None for a text of one token."""
+    tokens_per_second: float | None
+    """All tokens over all time but the queue's."""
+    speculative_decoding: SpeculativeDecodingMetrics
 
 
 class _Response(BaseModel):
@@ -100,6 +146,8 @@ class _Response(BaseModel):
     """In a stream only the last chunk has it, if `stream_options.include_usage` is set."""
     omnidraft: dict[str, Any] | None = Field(None)
     """Statistics of speculation, the snapshot's version and the seed of each choice, if `figures` is set."""
+    metrics: ResponseMetrics | None = None
+    """Times and acceptance in vLLM's shape; None for several choices. In a stream the chunk of the usage has it."""
 
 
 class Completion(_Response):
@@ -112,6 +160,8 @@ class Completion(_Response):
 class ChatCompletion(_Response):
     object: Literal["chat.completion"] = "chat.completion"
     choices: list[ChatChoice]
+    prompt_logprobs: PromptLogProbs | None = None
+    """It is there if `prompt_logprobs` is set."""
 
 
 class ChatChunk(_Response):

@@ -1,9 +1,8 @@
 """Structured output: OpenAI's `response_format`, vLLM's `structured_outputs`, and fair turns at compiling grammars."""
 
-import asyncio
 import json
+from functools import partial
 from typing import Any, Literal
-from weakref import WeakValueDictionary
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -11,6 +10,7 @@ from omnidraft.decode.engine import Engine
 from omnidraft.decode.generation import GenerationRequest
 from omnidraft.errors import RequestError
 from omnidraft.ports import Grammar
+from omnidraft.serving.fair_turns import FairTurns
 from omnidraft.serving.strict_model import StrictModel
 
 
@@ -55,19 +55,13 @@ class StructuredOutputs(StrictModel):
 
 
 class GrammarScheduler:
-    """Compiles one grammar at a time, beside the event loop and beside decoding, and lets clients take turns.
-
-    A client waits for one grammar of each other client, not for the hundred that one of them sent.
-    """
+    """Compiles one grammar at a time, beside the event loop and beside decoding, and lets clients take turns."""
 
     def __init__(self) -> None:
-        self._lock_of_client: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._lock = asyncio.Lock()  # first come, first served
+        self._turns = FairTurns()
 
     async def prepare(self, client: str, engine: Engine, request: GenerationRequest) -> GenerationRequest:
         """Return the request with its grammar compiled. Raises RequestError when that cannot be done."""
         if request.sampling.grammar is None and request.tools is None:
             return request
-        own = self._lock_of_client.setdefault(client, asyncio.Lock())
-        async with own, self._lock:
-            return await asyncio.to_thread(engine.prepare, request)
+        return await self._turns.run(client, partial(engine.prepare, request))

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from omnidraft.ports import Metrics, NoopSpan, Span, Tracing
-from omnidraft.telemetry.metric_definitions import GENERATION_PATHS
+from omnidraft.telemetry.metric_definitions import GENERATION_PATHS, TOKENIZATION_PATHS
 from omnidraft.traces.trace_context import valid_traceparent
 
-KNOWN_PATHS = (*GENERATION_PATHS, "/v1/models", "/healthz", "/readyz", "/metrics")
+KNOWN_PATHS = (*GENERATION_PATHS, *TOKENIZATION_PATHS, "/v1/models", "/healthz", "/readyz", "/metrics")
 OTHER_PATH = "other"
 CLIENT_CLOSED_REQUEST = "499"
 """The code of a request whose client went away before the first byte, as in nginx."""

@@ -46,7 +46,8 @@ _VERSION = ("target", "drafter_version")
 _DRAFTED = (*_VERSION, "source")
 _POSITION = (*_DRAFTED, "position")
 
-GENERATION_PATHS = ("/v1/completions", "/v1/chat/completions")
+GENERATION_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
+TOKENIZATION_PATHS = ("/v1/messages/count_tokens", "/tokenize", "/detokenize")
 
 COMMON: Mapping[str, MetricDefinition] = {
     "omnidraft_build_info": _gauge("1, with the version of the code.", "version"),

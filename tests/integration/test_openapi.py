@@ -5,6 +5,7 @@ Requests are made from the document itself; every answer must have a status, a c
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import schemathesis
@@ -38,7 +39,15 @@ CHECKS = [
     negative_data_rejection,
 ]
 EXAMPLES = 40
-OPERATIONS = (("POST", "/v1/completions"), ("POST", "/v1/chat/completions"))
+OPERATIONS = (
+    ("POST", "/v1/completions"),
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/responses"),
+    ("POST", "/v1/messages"),
+    ("POST", "/v1/messages/count_tokens"),
+    ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
+)
 load_all_checks()
 
 
@@ -68,9 +77,17 @@ def test_every_answer_is_one_that_the_document_names(
     def check(case: schemathesis.Case) -> None:
         response = case.call_and_validate(headers={"Authorization": f"Bearer {KEY}"}, checks=CHECKS)
         if response.status_code >= 400:
-            assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+            check_shape(path, response.json())
 
     check()
+
+
+def check_shape(path: str, body: dict[str, Any]) -> None:
+    """Every error has the shape of its protocol."""
+    if path.startswith("/v1/messages"):
+        assert (set(body), set(body["error"])) == ({"type", "error"}, {"type", "message"})
+    else:
+        assert set(body["error"]) == {"message", "type", "param", "code"}
 
 
 def test_what_is_no_operation_is_refused_in_the_same_shape(app: FastAPI) -> None:
@@ -84,8 +101,8 @@ def test_what_is_no_operation_is_refused_in_the_same_shape(app: FastAPI) -> None
 def test_every_status_of_ours_is_in_the_document_and_no_other(app: FastAPI) -> None:
     paths = app.openapi()["paths"]
     assert set(paths) >= {"/v1/completions", "/v1/chat/completions", "/v1/models", "/healthz", "/readyz", "/metrics"}
-    for name in ("/v1/completions", "/v1/chat/completions"):
+    for name in ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"):
         operation = paths[name]["post"]
         assert set(operation["responses"]) == {"200", "400", "401", "403", "404", "413", "429", "500", "503"}
-        assert operation["security"] == [{"key": []}]
+        assert operation["security"] == [{"key": []}, *([{"x_api_key": []}] if name == "/v1/messages" else [])]
         assert set(operation["responses"]["200"]["content"]) == {"application/json", "text/event-stream"}

@@ -1,5 +1,6 @@
 """One engine for all HTTP tests, a queue before it for each."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from omnidraft.decode.snapshot.slot import SnapshotSlot
 from omnidraft.serving.app import ServedModel, application
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.telemetry.metrics import CountingMetrics
+from omnidraft.testing.tiny_models import make_drafter, make_target
 from tests.tiny_engine import PATIENCE_S, tiny_worker
+from tests.unit.tools.templates import QWEN2_5
 
 
 @pytest.fixture(scope="session")
@@ -26,6 +29,24 @@ def tiny_engine(tiny_models: tuple[Path, Path], omnidraft_home: Path) -> Engine:
 def many_engine(tiny_models: tuple[Path, Path], omnidraft_home: Path) -> Engine:
     """Decodes many texts together."""
     return tiny_worker(tiny_models, omnidraft_home, CountingMetrics(), max_num_seqs=8).engine
+
+
+@pytest.fixture(scope="session")
+def tool_models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A target with Qwen's template and a drafter that knows no tools, both with room for an agent's prompt."""
+    root = tmp_path_factory.mktemp("tools")
+    models = make_target(root / "target", spread=0.3), make_drafter(root / "drafter")
+    for folder in models:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 16_384}))
+    (models[0] / "chat_template.jinja").write_text(QWEN2_5)
+    return models
+
+
+@pytest.fixture(scope="session")
+def tool_engine(tool_models: tuple[Path, Path], omnidraft_home: Path) -> Engine:
+    """Calls tools in Qwen's format."""
+    return tiny_worker(tool_models, omnidraft_home, CountingMetrics()).engine
 
 
 @pytest.fixture

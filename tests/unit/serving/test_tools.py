@@ -20,13 +20,12 @@ from omnidraft.ports import Sampling
 from omnidraft.serving.app import ServedModel, application
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.telemetry.metrics import CountingMetrics
-from omnidraft.testing.tiny_models import make_drafter, make_target
 from omnidraft.tools.parser import parse
 from omnidraft.tools.tool_use import tool_use
 from tests.http_server import events, served
 from tests.tiny_engine import PATIENCE_S, tiny_settings, tiny_worker
 from tests.unit.serving.agent_traffic import REQUEST, TOOLS
-from tests.unit.tools.templates import MISTRAL, QWEN2_5
+from tests.unit.tools.templates import MISTRAL
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -50,20 +49,8 @@ WITH_TOOLS = CHAT | {"tools": [WEATHER, STOP]}
 
 
 @pytest.fixture(scope="module")
-def tool_models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A target with Qwen's template and a drafter that knows no tools, both with room for an agent's prompt."""
-    root = tmp_path_factory.mktemp("tools")
-    models = make_target(root / "target", spread=0.3), make_drafter(root / "drafter")
-    for folder in models:
-        config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 16_384}))
-    (models[0] / "chat_template.jinja").write_text(QWEN2_5)
-    return models
-
-
-@pytest.fixture(scope="module")
-def engine(tool_models: tuple[Path, Path], omnidraft_home: Path) -> Engine:
-    return tiny_worker(tool_models, omnidraft_home, CountingMetrics()).engine
+def engine(tool_engine: Engine) -> Engine:
+    return tool_engine
 
 
 @pytest.fixture

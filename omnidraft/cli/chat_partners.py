@@ -1,0 +1,185 @@
+"""Who answers in a chat: an engine in this process, or a running server. Both tell who drafted each piece."""
+
+import json
+import signal
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import httpx
+
+from omnidraft.decode.drafted_spans import DraftedSpans
+from omnidraft.decode.engine import Engine
+from omnidraft.decode.generation import Generation, GenerationRequest
+from omnidraft.decode.step_stats import DecodeStats
+from omnidraft.errors import OmnidraftError, RequestError
+from omnidraft.ports import Sampling
+
+Message = Mapping[str, str]
+Span = tuple[str, str | None]
+"""A piece of an answer and the source that drafted it; None: the target drew it undrafted."""
+
+_SCOPE = "chat"
+_CONNECT_TIMEOUT_S = 10.0
+
+
+class ServerError(OmnidraftError):
+    """The server cannot be reached, or refuses a message."""
+
+
+class Partner(Protocol):
+    """Answers conversations."""
+
+    @property
+    def name(self) -> str:
+        """The model that answers."""
+
+    @property
+    def summary(self) -> str:
+        """What speculation did for the last answer, in a line."""
+
+    def answer(self, messages: Sequence[Message]) -> Generator[Span, None, None]:
+        """Yield an answer piece by piece. Closing the generator ends it early. Raises OmnidraftError."""
+
+    def close(self) -> None:
+        """Free what it holds."""
+
+
+class LocalPartner:
+    """An engine that decodes for this chat alone; a turn reads only what is new since the last one."""
+
+    def __init__(self, engine: Engine, *, temperature: float, seed: int | None, max_new_tokens: int) -> None:
+        self._engine = engine
+        self._sampling, self._seed, self._max_new_tokens = Sampling(temperature), seed, max_new_tokens
+        self._stats = DecodeStats()
+        self.name = engine.pair.target
+
+    @property
+    def summary(self) -> str:
+        return summary_line(self._stats.summary())
+
+    def answer(self, messages: Sequence[Message]) -> Generator[Span, None, None]:
+        request = GenerationRequest(
+            messages=list(messages), sampling=self._sampling, seed=self._seed, max_new_tokens=self._max_new_tokens
+        )
+        self._stats = DecodeStats()
+        spans = DraftedSpans(self._engine.pair.target_tokenizer.vocabulary)
+        generation = self._engine.add_request(request, client=_SCOPE, cache_scope=_SCOPE)
+        try:
+            while not generation.is_over:
+                yield from self._round(generation, spans)
+        finally:
+            self._engine.abort(generation)
+
+    def close(self) -> None:
+        self._engine.decoder.close()
+
+    def _round(self, generation: Generation, spans: DraftedSpans) -> Iterator[Span]:
+        with _interrupted_afterwards():
+            outputs = self._engine.step()
+        for output in outputs:
+            if output.error is not None:
+                raise output.error
+            if output.step is not None:
+                self._stats.take(output.step)
+                yield from ((span.text, span.source) for span in spans.take(output.step))
+
+
+class ServerPartner:
+    """A server of ours."""
+
+    def __init__(
+        self, url: str, model: str | None, key: str | None, *, temperature: float, seed: int | None, max_new_tokens: int
+    ) -> None:
+        """Raises ServerError."""
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        timeout = httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S)
+        self._client = httpx.Client(base_url=_base_url(url), headers=headers, timeout=timeout)
+        self.name = model or self._first_model()
+        self._body = {"model": self.name, "temperature": temperature, "seed": seed, "max_tokens": max_new_tokens}
+        self._body |= {"stream": True, "figures": True}
+        self.summary = ""
+
+    def answer(self, messages: Sequence[Message]) -> Generator[Span, None, None]:
+        body = self._body | {"messages": list(messages)}
+        try:
+            with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
+                if response.is_error:
+                    response.read()
+                    raise ServerError(_refusal(response))
+                for chunk in _chunks(response.iter_lines()):
+                    yield from self._spans(chunk)
+        except httpx.HTTPError as exc:
+            raise ServerError(f"{self._client.base_url}: {exc or type(exc).__name__}") from exc
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _spans(self, chunk: Mapping[str, Any]) -> Iterator[Span]:
+        if "error" in chunk:
+            raise ServerError(chunk["error"]["message"])
+        if "omnidraft" in chunk:
+            self.summary = summary_line(chunk["omnidraft"])
+        for choice in chunk["choices"]:
+            text = choice["delta"].get("content") or ""
+            yield from (
+                (piece, source) for piece, source in choice.get("drafted_by") or ([(text, None)] if text else ())
+            )
+
+    def _first_model(self) -> str:
+        try:
+            response = self._client.get("/v1/models")
+            if response.is_error:
+                raise ServerError(_refusal(response))
+            name: str = response.json()["data"][0]["id"]
+        except (httpx.HTTPError, ValueError, LookupError, TypeError) as exc:
+            raise ServerError(f"{self._client.base_url} does not answer as a server of models: {exc}") from exc
+        return name
+
+
+@contextmanager
+def _interrupted_afterwards() -> Iterator[None]:
+    """Hold Ctrl-C back until the end: half a round would leave the engine's keys in disorder."""
+    received: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _frame: received.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if received:
+        raise KeyboardInterrupt
+
+
+def summary_line(stats: Mapping[str, Any]) -> str:
+    """Return the statistics of an answer in a line."""
+    agreement = "-" if stats["agreement"] is None else f"{stats['agreement']:.2f}"
+    return (
+        f"{stats['num_tokens']} tokens, {stats['tokens_per_s']:.1f} tokens/s, {stats['tokens_per_pass']:.2f} tokens "
+        f"per target pass, agreement {agreement}"
+    )
+
+
+def _base_url(url: str) -> str:
+    """Return the URL without a path of OpenAI's base URLs."""
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL as exc:
+        raise RequestError(f"--url: {exc}") from exc
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise RequestError(f"--url must be like http://127.0.0.1:8000, got {url!r}")
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def _chunks(lines: Iterable[str]) -> Iterator[Mapping[str, Any]]:
+    for line in lines:
+        data = line.removeprefix("data: ")
+        if data.startswith("{"):
+            yield json.loads(data)
+
+
+def _refusal(response: httpx.Response) -> str:
+    try:
+        message: str = response.json()["error"]["message"]
+    except (ValueError, LookupError, TypeError):
+        return f"{response.request.url} answers {response.status_code}"
+    return message

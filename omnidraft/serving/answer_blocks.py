@@ -1,0 +1,94 @@
+"""The blocks of one choice: texts and calls of tools in the order in which they are written, as newer protocols have
+them where chat completions have one text and a list of calls."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from omnidraft.serving.response_formats import ChoicePart, NamedCall
+
+
+@dataclass(slots=True)
+class Block:
+    """A text, or a call and its arguments."""
+
+    index: int
+    call_id: str | None = None
+    """None for a text."""
+    name: str = ""
+    """The tool that is called."""
+    content: str = ""
+    """What was written of the text or of the arguments."""
+
+
+class BlockChange(Enum):
+    """What happens to a block: it begins, gets longer, and ends."""
+
+    BEGIN = auto()
+    DELTA = auto()
+    END = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class BlockEvent:
+    """One change of one block."""
+
+    change: BlockChange
+    block: Block
+    delta: str = ""
+
+
+class BlockBuilder:
+    """Cuts the parts of one choice into blocks. A block ends before the next one begins."""
+
+    def __init__(self) -> None:
+        self.blocks: list[Block] = []
+        self._is_open = False
+
+    @property
+    def open_block(self) -> Block | None:
+        """The block that is being written."""
+        return self.blocks[-1] if self._is_open else None
+
+    def take(self, part: ChoicePart) -> Iterator[BlockEvent]:
+        """Yield the changes that the next part makes."""
+        if part.text:
+            yield from self._begin_text()
+            yield self._add(part.text)
+        for call in part.calls:
+            yield from self._take_call(call)
+
+    def finish(self) -> Iterator[BlockEvent]:
+        """Yield the end of the block that is open, if one is."""
+        if self._is_open:
+            self._is_open = False
+            yield BlockEvent(BlockChange.END, self.blocks[-1])
+
+    def _begin_text(self) -> Iterator[BlockEvent]:
+        if self.open_block is None or self.open_block.call_id is not None:
+            yield from self._begin(Block(len(self.blocks)))
+
+    def _take_call(self, call: NamedCall) -> Iterator[BlockEvent]:
+        if call.id is not None:
+            yield from self._begin(Block(len(self.blocks), call.id, call.name or ""))
+        if call.arguments:
+            yield self._add(call.arguments)
+
+    def _begin(self, block: Block) -> Iterator[BlockEvent]:
+        yield from self.finish()
+        self.blocks.append(block)
+        self._is_open = True
+        yield BlockEvent(BlockChange.BEGIN, block)
+
+    def _add(self, delta: str) -> BlockEvent:
+        self.blocks[-1].content += delta
+        return BlockEvent(BlockChange.DELTA, self.blocks[-1], delta)
+
+
+def blocks_of(parts: Iterable[ChoicePart]) -> list[Block]:
+    """Return the blocks of a whole choice, given all its parts."""
+    builder = BlockBuilder()
+    for part in parts:
+        for _ in builder.take(part):
+            pass
+    return builder.blocks

@@ -1,0 +1,154 @@
+"""Request bodies of Anthropic's Messages API, and their translation into chat requests.
+
+As everywhere here, a field without a counterpart is refused by name, or taken with the values that change nothing.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+
+from omnidraft.decode.sampling.validation import MAX_COUNT, MAX_SEED, MAX_TEMPERATURE, MIN_SEED
+from omnidraft.serving.anthropic_messages.content import CacheControl, InputMessage, TextBlock, plain_text
+from omnidraft.serving.request_schemas import MAX_STOPS, MAX_USER_CHARACTERS, ChatRequest
+from omnidraft.serving.strict_model import StrictModel
+from omnidraft.serving.translation import chat_request
+from omnidraft.tools.tool_use import MAX_TOOLS, NAME_PATTERN
+
+
+def _refuse_server_tools(value: Any) -> Any:
+    if isinstance(value, dict) and value.get("type") not in (None, "custom"):
+        raise ValueError(f"there are no server tools such as {value.get('type')!r} here; offer tools of your own")
+    return value
+
+
+class ToolParam(StrictModel):
+    type: Literal["custom"] | None = None
+    name: str = Field(pattern=NAME_PATTERN)
+    description: str | None = None
+    input_schema: dict[str, Any]
+    """The JSON schema of the arguments, an object's."""
+    strict: bool | None = None
+    cache_control: CacheControl | None = None
+
+    def chat_tool(self) -> dict[str, Any]:
+        function = {"name": self.name, "description": self.description, "parameters": self.input_schema}
+        return {"type": "function", "function": {**function, "strict": self.strict}}
+
+
+class ToolChoiceParam(StrictModel):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    """The tool of type `tool`."""
+    disable_parallel_tool_use: bool | None = None
+
+    @model_validator(mode="after")
+    def _has_its_name(self) -> "ToolChoiceParam":
+        if (self.name is not None) != (self.type == "tool"):
+            raise ValueError("name is given with type tool, and only then")
+        return self
+
+    def chat_choice(self) -> Any:
+        if self.type == "tool":
+            return {"type": "function", "function": {"name": self.name}}
+        return {"any": "required"}.get(self.type, self.type)
+
+
+class JsonFormat(StrictModel):
+    model_config = ConfigDict(populate_by_name=True)
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(StrictModel):
+    format: JsonFormat | None = None
+    """The answer is JSON that matches a schema."""
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    """It is taken and changes nothing: the models here do not think first."""
+
+
+class Metadata(StrictModel):
+    user_id: str | None = Field(None, max_length=MAX_USER_CHARACTERS)
+    """Whose the request is, unless the API key says it: `user` of a chat request."""
+
+
+class Thinking(StrictModel):
+    type: Literal["disabled"]
+
+
+Tools = Annotated[
+    list[Annotated[ToolParam, BeforeValidator(_refuse_server_tools)]], Field(max_length=MAX_TOOLS, fail_fast=True)
+]
+
+
+class CountTokensRequest(StrictModel):
+    """The fields that make the prompt."""
+
+    model_config = ConfigDict(allow_inf_nan=False, use_attribute_docstrings=True)
+
+    model: str | None = None
+    messages: Annotated[list[InputMessage], Field(min_length=1, fail_fast=True)]
+    system: str | Annotated[list[TextBlock], Field(fail_fast=True)] | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoiceParam | None = None
+    output_config: OutputConfig | None = None
+    thinking: Thinking | None = None
+    cache_control: CacheControl | None = None
+
+    @model_validator(mode="after")
+    def _ends_with_the_user(self) -> "CountTokensRequest":
+        if self.messages[-1].role == "assistant":
+            raise ValueError(
+                "messages: the last one is the assistant's, and answers cannot be begun for the model here"
+            )
+        return self
+
+    def chat_request(self) -> ChatRequest:
+        """Return the same as a chat request. Raises RequestError."""
+        return chat_request(self._chat_fields())
+
+    def _chat_fields(self) -> Mapping[str, Any]:
+        messages = [each for message in self.messages for each in message.chat_messages()]
+        if system := plain_text(self.system or ""):
+            messages.insert(0, {"role": "system", "content": system})
+        choice = self.tool_choice
+        return {
+            "model": self.model,
+            "messages": messages,
+            "tools": [tool.chat_tool() for tool in self.tools or ()] or None,
+            "tool_choice": None if choice is None else choice.chat_choice(),
+            "parallel_tool_calls": not (choice and choice.disable_parallel_tool_use),
+            "response_format": self._response_format(),
+        }
+
+    def _response_format(self) -> dict[str, Any] | None:
+        if self.output_config is None or self.output_config.format is None:
+            return None
+        return {"type": "json_schema", "json_schema": {"schema": self.output_config.format.schema_}}
+
+
+class MessagesRequest(CountTokensRequest):
+    max_tokens: int = Field(ge=1, le=MAX_COUNT)
+    stream: bool | None = None
+    stop_sequences: Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
+    temperature: float | None = Field(None, ge=0, le=MAX_TEMPERATURE)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=1, le=MAX_COUNT)
+    metadata: Metadata | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+    seed: int | None = Field(None, ge=MIN_SEED, le=MAX_SEED)
+    """Ours: the same seed gives the same text, whatever drafts."""
+    speculation: Literal["auto", "off"] | Annotated[int, Field(ge=0, le=MAX_COUNT)] = "auto"
+    """Ours: off, or the number of tokens drafted per pass."""
+    store: bool | None = None
+    """Ours: false keeps the request out of the traces the drafter learns from."""
+
+    def _chat_fields(self) -> Mapping[str, Any]:
+        taken = ("stream", "temperature", "top_p", "top_k", "seed", "speculation", "store")
+        return {
+            **super()._chat_fields(),
+            **{name: getattr(self, name) for name in taken},
+            "max_tokens": self.max_tokens,
+            "stop": self.stop_sequences,
+            "user": self.metadata.user_id if self.metadata else None,
+        }

@@ -1,0 +1,93 @@
+"""Writes answers as OpenAI's completions and chat completions, whole or as server-sent events."""
+
+import json
+from collections.abc import Sequence
+
+from omnidraft.serving.answer import Answer
+from omnidraft.serving.error_handlers import server_error
+from omnidraft.serving.response_formats import CHAT, CHAT_CHUNK, COMPLETION, ChoicePart, ResponseKind, for_prompt
+
+DONE = b"data: [DONE]\n\n"
+
+
+class CompletionWriter:
+    """Writes one answer; see responses.ResponseWriter."""
+
+    def __init__(self, answer: Answer, whole: ResponseKind, chunk: ResponseKind) -> None:
+        self._answer, self._body = answer, answer.body
+        self._kind = chunk if answer.body.stream else whole
+        self._head: str | None = None
+
+    @staticmethod
+    def of_completion(answer: Answer) -> "CompletionWriter":
+        """Return the writer of an answer to a completion request."""
+        return CompletionWriter(answer, COMPLETION, COMPLETION)
+
+    @staticmethod
+    def of_chat(answer: Answer) -> "CompletionWriter":
+        """Return the writer of an answer to a chat request."""
+        return CompletionWriter(answer, CHAT, CHAT_CHUNK)
+
+    def whole(self, parts: Sequence[ChoicePart]) -> bytes:
+        choices = [ChoicePart(index, True) for index in range(len(self._answer.queued.texts))]
+        for part in parts:
+            choices[part.index].add(part)
+        if self._body.prompt_logprobs is not None:
+            self._add_prompts(choices)
+        dumped = ",".join(self._choice(choice) for choice in choices)
+        tail = self._usage() | self._answer.figures() | self._chat_prompt(choices[0])
+        return f"{self._frame()}[{dumped}],{json.dumps(tail)[1:]}".encode()
+
+    def events(self, part: ChoicePart) -> bytes:
+        usage = ',"usage":null' if self._body.wants_usage else ""
+        if self._body.wants_continuous_usage:
+            usage = f',"usage":{self._answer.usage().model_dump_json()}'
+        return _event(f"{self._frame()}[{self._choice(part)}]{usage}}}")
+
+    def last_events(self) -> bytes:
+        if not (self._body.wants_usage or self._body.figures):
+            return DONE
+        tail = (self._usage() if self._body.wants_usage else {}) | self._answer.figures()
+        return _event(f"{self._frame()}[],{json.dumps(tail)[1:]}") + DONE
+
+    def error_events(self, exc: Exception) -> bytes:
+        return _event(json.dumps(server_error(exc))) + DONE
+
+    def _add_prompts(self, choices: Sequence[ChoicePart]) -> None:
+        """Give each choice the scores of its prompt, which the first choice of the prompt has."""
+        num_per_prompt, texts = self._body.n or 1, self._answer.queued.texts
+        for index, choice in enumerate(choices):
+            choice.prompt = texts[index - index % num_per_prompt].prompt_tokens
+
+    def _chat_prompt(self, choice: ChoicePart) -> dict[str, object]:
+        """Return the scores of a chat's prompt, which stand beside the choices, as in vLLM."""
+        if self._kind is not CHAT or choice.prompt is None:
+            return {}
+        rows = for_prompt(choice.prompt, self._answer.model.vocabulary)
+        dumped = [row and {token: each.model_dump() for token, each in row.items()} for row in rows]
+        return {"prompt_logprobs": dumped}
+
+    def _choice(self, part: ChoicePart) -> str:
+        return self._kind.choice(part, self._answer.model.vocabulary).model_dump_json(exclude_unset=True)
+
+    def _frame(self) -> str:
+        """Return the JSON before the choices, which is the same in every chunk."""
+        if self._head is None:
+            frame = {
+                "id": self._kind.prefix + self._answer.queued.request_id,
+                "object": self._kind.name,
+                "created": self._answer.created,
+                "model": self._answer.model.name,
+                "system_fingerprint": self._answer.system_fingerprint,
+            }
+            self._head = json.dumps(frame)[:-1] + ',"choices":'
+        return self._head
+
+    def _usage(self) -> dict[str, object]:
+        metrics = self._answer.metrics()
+        shown = {} if metrics is None else {"metrics": metrics.model_dump()}
+        return {"usage": self._answer.usage().model_dump()} | shown
+
+
+def _event(data: str) -> bytes:
+    return f"data: {data}\n\n".encode()

@@ -1,0 +1,154 @@
+"""Request bodies of OpenAI's Responses API, and their translation into chat requests.
+
+As everywhere here, a field without a counterpart is refused by name, or taken with the values that change nothing.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Field
+
+from omnidraft.decode.sampling.validation import MAX_COUNT, MAX_SEED, MAX_TEMPERATURE, MIN_SEED
+from omnidraft.serving.openai_responses.input_items import InputItem, chat_messages
+from omnidraft.serving.request_schemas import MAX_USER_CHARACTERS, ChatRequest
+from omnidraft.serving.strict_model import StrictModel, TextMapping
+from omnidraft.serving.translation import chat_request
+from omnidraft.tools.tool_use import MAX_TOOLS, NAME_PATTERN
+
+
+class FunctionTool(StrictModel):
+    type: Literal["function"]
+    name: str = Field(pattern=NAME_PATTERN)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    """The JSON schema of the arguments, an object's."""
+    strict: bool | None = None
+
+    def chat_tool(self) -> dict[str, Any]:
+        return {"type": "function", "function": self.model_dump(exclude={"type"})}
+
+
+def _refuse_hosted_tools(value: Any) -> Any:
+    if isinstance(value, dict) and value.get("type") != "function":
+        raise ValueError(f"tools of type {value.get('type')!r} are not run here; offer functions")
+    return value
+
+
+class NamedFunction(StrictModel):
+    type: Literal["function"]
+    name: str
+
+
+class TextFormat(StrictModel):
+    model_config = ConfigDict(populate_by_name=True)
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    """The schema of type json_schema; it is always kept to, whatever `strict` says."""
+
+    def chat_format(self) -> dict[str, Any]:
+        if self.schema_ is None:
+            return {"type": self.type}
+        return {"type": self.type, "json_schema": {"name": self.name, "schema": self.schema_}}
+
+
+class TextConfig(StrictModel):
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    """It is taken and changes nothing."""
+
+
+class ResponseStreamOptions(StrictModel):
+    include_obfuscation: bool | None = None
+    """It is taken and changes nothing: events are not padded."""
+
+
+STATELESS = "the server is stateless and keeps no response: send the whole conversation as `input`"
+
+
+def _refuse_state(value: Any) -> None:
+    if value is not None:
+        raise ValueError(STATELESS)
+
+
+def _refuse_keeping(value: Any) -> Any:
+    if value is True:
+        raise ValueError(STATELESS)
+    return value
+
+
+def _refuse_background(value: Any) -> Any:
+    if value is True:
+        raise ValueError("there are no background responses: ask with stream: true")
+    return value
+
+
+State = Annotated[None, BeforeValidator(_refuse_state)]
+
+
+class ResponsesRequest(StrictModel):
+    model_config = ConfigDict(allow_inf_nan=False, use_attribute_docstrings=True)
+
+    input: str | Annotated[list[InputItem], Field(min_length=1, fail_fast=True)]
+    model: str | None = None
+    instructions: str | None = None
+    """A message of the system before all others."""
+    max_output_tokens: int | None = Field(None, ge=1, le=MAX_COUNT)
+    temperature: float | None = Field(None, ge=0, le=MAX_TEMPERATURE)
+    top_p: float | None = Field(None, gt=0, le=1)
+    tools: (
+        Annotated[
+            list[Annotated[FunctionTool, BeforeValidator(_refuse_hosted_tools)]],
+            Field(max_length=MAX_TOOLS, fail_fast=True),
+        ]
+        | None
+    ) = None
+    tool_choice: Literal["auto", "none", "required"] | NamedFunction | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    """The format of the answer."""
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    metadata: TextMapping | None = None
+    user: str | None = Field(None, max_length=MAX_USER_CHARACTERS)
+    """Whose the request is, unless the API key says it."""
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    truncation: Literal["disabled"] | None = None
+    include: Annotated[list[Literal["reasoning.encrypted_content"]], Field(max_length=1)] | None = None
+    """The models here write no reasoning, so there is none to include."""
+    previous_response_id: State = None
+    conversation: State = None
+    store: Annotated[Literal[False] | None, BeforeValidator(_refuse_keeping)] = None
+    """False keeps the request out of the traces the drafter learns from. No response is kept in any case."""
+    background: Annotated[Literal[False] | None, BeforeValidator(_refuse_background)] = None
+    seed: int | None = Field(None, ge=MIN_SEED, le=MAX_SEED)
+    """Ours: the same seed gives the same text, whatever drafts."""
+    speculation: Literal["auto", "off"] | Annotated[int, Field(ge=0, le=MAX_COUNT)] = "auto"
+    """Ours: off, or the number of tokens drafted per pass."""
+
+    def chat_request(self) -> ChatRequest:
+        """Return the same as a chat request. Raises RequestError."""
+        items = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else chat_messages(self.input)
+        if self.instructions:
+            items.insert(0, {"role": "system", "content": self.instructions})
+        form = self.text.format if self.text else None
+        taken = ("model", "temperature", "top_p", "parallel_tool_calls", "stream", "metadata", "user", "store", "seed")
+        return chat_request(
+            {
+                **{name: getattr(self, name) for name in taken},
+                "messages": items,
+                "max_completion_tokens": self.max_output_tokens,
+                "tools": [tool.chat_tool() for tool in self.tools or ()] or None,
+                "tool_choice": self._chat_choice(),
+                "response_format": None if form is None else form.chat_format(),
+                "speculation": self.speculation,
+            }
+        )
+
+    def _chat_choice(self) -> Any:
+        if isinstance(self.tool_choice, NamedFunction):
+            return {"type": "function", "function": {"name": self.tool_choice.name}}
+        return self.tool_choice

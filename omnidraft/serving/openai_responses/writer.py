@@ -1,0 +1,160 @@
+"""Writes answers as responses of OpenAI's, whole or as the events of their streams.
+
+A stream is response.created, response.in_progress, for each item output_item.added to output_item.done with what is
+between, and response.completed, incomplete or failed. Every event carries its number.
+Source: https://platform.openai.com/docs/api-reference/responses-streaming
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel
+
+from omnidraft.serving.answer import Answer
+from omnidraft.serving.answer_blocks import Block, BlockBuilder, BlockChange, BlockEvent, blocks_of
+from omnidraft.serving.error_handlers import server_error
+from omnidraft.serving.openai_responses.request_schemas import ResponsesRequest
+from omnidraft.serving.openai_responses.response_schemas import (
+    IncompleteDetails,
+    InputTokensDetails,
+    OutputCall,
+    OutputMessage,
+    OutputText,
+    ResponseBody,
+    ResponseError,
+    ResponseUsage,
+    Status,
+)
+from omnidraft.serving.response_formats import ChoicePart
+
+Event = tuple[str, Mapping[str, Any]]
+
+
+class ResponsesWriter:
+    """Writes one answer; see responses.ResponseWriter."""
+
+    def __init__(self, answer: Answer, request: ResponsesRequest) -> None:
+        self._answer, self._request = answer, request
+        self._blocks = BlockBuilder()
+        self._last: ChoicePart | None = None
+        self._num_events = 0
+
+    def whole(self, parts: Sequence[ChoicePart]) -> bytes:
+        return self._ended(parts[-1], blocks_of(parts)).model_dump_json().encode()
+
+    def events(self, part: ChoicePart) -> bytes:
+        events: list[Event] = []
+        if self._last is None:
+            begun = {"response": self._response("in_progress", [])}
+            events += [("response.created", begun), ("response.in_progress", begun)]
+        self._last = part
+        status: Status = "incomplete" if part.finish_reason == "length" else "completed"
+        changes = (self._block_events(event, status) for event in self._blocks.take(part))
+        return self._written([*events, *(event for several in changes for event in several)])
+
+    def last_events(self) -> bytes:
+        assert self._last is not None  # every answer has a part, at least its end
+        status = _status(self._last)
+        ended = [each for event in self._blocks.finish() for each in self._block_events(event, status)]
+        response = self._ended(self._last, self._blocks.blocks)
+        return self._written([*ended, (f"response.{status}", {"response": response})])
+
+    def error_events(self, exc: Exception) -> bytes:
+        content: Any = server_error(exc)["error"]
+        failed = self._response("failed", self._items("incomplete", self._blocks.blocks))
+        failed.error = ResponseError(message=content["message"])
+        return self._written([("response.failed", {"response": failed})])
+
+    def _ended(self, last: ChoicePart, blocks: Sequence[Block]) -> ResponseBody:
+        status = _status(last)
+        response = self._response(status, self._items(status, blocks))
+        usage = self._answer.usage()
+        response.usage = ResponseUsage(
+            input_tokens=usage.prompt_tokens,
+            input_tokens_details=InputTokensDetails(cached_tokens=usage.prompt_tokens_details.cached_tokens),
+            output_tokens=usage.completion_tokens,
+            total_tokens=usage.total_tokens,
+        )
+        if status == "incomplete":
+            response.incomplete_details = IncompleteDetails()
+        return response
+
+    def _response(self, status: Status, output: Sequence[OutputMessage | OutputCall]) -> ResponseBody:
+        asked = self._request
+        return ResponseBody(
+            id=f"resp_{self._answer.queued.request_id}",
+            created_at=self._answer.created,
+            status=status,
+            model=self._answer.model.name,
+            output=list(output),
+            instructions=asked.instructions,
+            max_output_tokens=asked.max_output_tokens,
+            metadata=asked.metadata or {},
+            parallel_tool_calls=asked.parallel_tool_calls is not False,
+            temperature=1.0 if asked.temperature is None else asked.temperature,
+            top_p=1.0 if asked.top_p is None else asked.top_p,
+            text=_text_config(asked),
+            tool_choice=asked.model_dump(include={"tool_choice"})["tool_choice"] or "auto",
+            tools=[tool.model_dump() for tool in asked.tools or ()],
+        )
+
+    def _items(self, status: Status, blocks: Sequence[Block]) -> list[OutputMessage | OutputCall]:
+        """Return the items of these blocks; only the last one may be cut off."""
+        return [self._item(block, status if block is blocks[-1] else "completed") for block in blocks]
+
+    def _item(self, block: Block, status: Status) -> OutputMessage | OutputCall:
+        if block.call_id is None:
+            content = [] if status == "in_progress" else [OutputText(text=block.content)]
+            return OutputMessage(id=self._item_id(block), status=status, content=content)
+        return OutputCall(
+            id=self._item_id(block), status=status, call_id=block.call_id, name=block.name, arguments=block.content
+        )
+
+    def _item_id(self, block: Block) -> str:
+        prefix = "msg" if block.call_id is None else "fc"
+        return f"{prefix}_{self._answer.queued.request_id}_{block.index}"
+
+    def _block_events(self, event: BlockEvent, status: Status) -> list[Event]:
+        """Return the events of a change; `status` is that of the answer, should the block end with it."""
+        block = event.block
+        output, item = {"output_index": block.index}, {"item_id": self._item_id(block), "output_index": block.index}
+        text = {**item, "content_index": 0}
+        match event.change, block.call_id is not None:
+            case BlockChange.BEGIN, True:
+                return [("response.output_item.added", {**output, "item": self._item(block, "in_progress")})]
+            case BlockChange.BEGIN, False:
+                added = ("response.output_item.added", {**output, "item": self._item(block, "in_progress")})
+                return [added, ("response.content_part.added", {**text, "part": OutputText(text="")})]
+            case BlockChange.DELTA, True:
+                return [("response.function_call_arguments.delta", {**item, "delta": event.delta})]
+            case BlockChange.DELTA, False:
+                return [("response.output_text.delta", {**text, "delta": event.delta, "logprobs": []})]
+            case BlockChange.END, True:
+                arguments = {**item, "name": block.name, "arguments": block.content}
+                done = ("response.function_call_arguments.done", arguments)
+                return [done, ("response.output_item.done", {**output, "item": self._item(block, status)})]
+        return [
+            ("response.output_text.done", {**text, "text": block.content, "logprobs": []}),
+            ("response.content_part.done", {**text, "part": OutputText(text=block.content)}),
+            ("response.output_item.done", {**output, "item": self._item(block, status)}),
+        ]
+
+    def _written(self, events: Iterable[Event]) -> bytes:
+        return "".join(self._lines(events)).encode()
+
+    def _lines(self, events: Iterable[Event]) -> Iterator[str]:
+        for name, content in events:
+            numbered = {"type": name, "sequence_number": self._num_events, **content}
+            self._num_events += 1
+            yield f"event: {name}\ndata: {json.dumps(numbered, default=BaseModel.model_dump)}\n\n"
+
+
+def _status(last: ChoicePart) -> Status:
+    return "incomplete" if last.finish_reason == "length" else "completed"
+
+
+def _text_config(request: ResponsesRequest) -> dict[str, Any]:
+    """Return `text` as it was asked for; plain text else."""
+    form = request.text.format if request.text else None
+    return {"format": {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_none=True)}

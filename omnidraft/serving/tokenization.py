@@ -1,0 +1,117 @@
+"""Tokens of texts and texts of tokens, in vLLM's shapes: `/tokenize` and `/detokenize`.
+
+Prompts are tokenized beside decoding and the event loop, one at a time, and clients take turns.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Annotated, Literal
+
+from fastapi import FastAPI, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from omnidraft.decode.prompting import client_texts, prompt_ids
+from omnidraft.decode.sampling.validation import MAX_COUNT, require_text
+from omnidraft.errors import RequestError
+from omnidraft.serving.answer import Body, ServedModel
+from omnidraft.serving.documented_responses import error_responses
+from omnidraft.serving.fair_turns import FairTurns
+from omnidraft.serving.request_schemas import ChatRequest, CompletionRequest, RequestMessage
+from omnidraft.serving.response_formats import token_text
+from omnidraft.serving.responses import Responder
+from omnidraft.serving.strict_model import StrictModel
+from omnidraft.serving.tool_schemas import Tools
+from omnidraft.serving.translation import chat_request
+
+
+class TokenizeRequest(StrictModel):
+    """Either `prompt` or `messages`."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[RequestMessage], Field(fail_fast=True)] | None = None
+    tools: Tools | None = None
+    add_special_tokens: bool = True
+    """Whether a prompt begins as that of /v1/completions, with the target's own first token if it has one."""
+    add_generation_prompt: Literal[True] = True
+    return_token_strs: bool = False
+
+    def body(self) -> Body:
+        """Return the request whose prompt is tokenized. Raises RequestError."""
+        if (self.prompt is None) == (self.messages is None):
+            raise RequestError("give either prompt or messages")
+        if self.prompt is not None and self.tools:
+            raise RequestError("tools: they are for messages, not for a plain prompt")
+        if self.prompt is not None:
+            return CompletionRequest(model=self.model, prompt=self.prompt)
+        dumped = {"messages": self.messages, "tools": self.tools, "model": self.model}
+        return chat_request(dumped)
+
+
+class TokenizeResponse(BaseModel):
+    count: int
+    max_model_len: int
+    """The most tokens that prompt and answer may have together."""
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeRequest(StrictModel):
+    model: str | None = None
+    tokens: list[Annotated[int, Field(ge=0, le=MAX_COUNT)]]
+
+
+class DetokenizeResponse(BaseModel):
+    prompt: str
+
+
+class Tokenization:
+    """Tokenizes the prompts of requests as decoding does."""
+
+    def __init__(self, respond: Responder) -> None:
+        self._respond = respond
+        self._turns = FairTurns()
+
+    async def prompt_ids(self, request: Request, body: Body) -> list[int]:
+        """Return the ids of the first prompt of a request. Raises RequestError, ModelNotServed, TenantTaken."""
+        pair = self._respond.model(body.model).engine.pair
+        client, tenant = self._respond.client_of(request), self._respond.tenant_of(request, body)
+        (first, *_) = body.generation_requests(tenant, MAX_COUNT)
+        require_text(client_texts(first))
+        return await self._turns.run(client, partial(prompt_ids, first, pair.target_tokenizer, pair.tool_format))
+
+    async def encode(self, request: Request, model: ServedModel, text: str) -> list[int]:
+        """Return the ids of a text that goes on with another. Raises RequestError."""
+        require_text({"prompt": [text]})
+        tokenizer = model.engine.pair.target_tokenizer
+        return await self._turns.run(self._respond.client_of(request), partial(tokenizer.encode, text))
+
+
+def add_tokenization(app: FastAPI, respond: Responder, tokenization: Tokenization) -> None:
+    """Add the routes to the application."""
+
+    @app.post("/tokenize", responses=error_responses(400, 404, 413, 500))
+    async def tokenize(body: TokenizeRequest, request: Request) -> TokenizeResponse:
+        """Return the tokens of a prompt, or of messages in the target's chat template."""
+        chat, model = body.body(), respond.model(body.model)
+        if isinstance(chat, ChatRequest) or body.add_special_tokens:
+            ids = await tokenization.prompt_ids(request, chat)
+        else:
+            ids = await tokenization.encode(request, model, body.prompt or "")
+        strings = [token_text(token, model.vocabulary) for token in ids] if body.return_token_strs else None
+        limit = model.engine.decoder.target.context_limit
+        return TokenizeResponse(count=len(ids), max_model_len=limit, tokens=ids, token_strs=strings)
+
+    @app.post("/detokenize", responses=error_responses(400, 404, 413, 500))
+    async def detokenize(body: DetokenizeRequest) -> DetokenizeResponse:
+        """Return the text of tokens; bytes that are not UTF-8 are replaced, and special tokens spell nothing."""
+        return DetokenizeResponse(prompt=_spelled(body.tokens, respond.model(body.model)))
+
+
+def _spelled(tokens: Sequence[int], model: ServedModel) -> str:
+    size = len(model.vocabulary)
+    if (unknown := next((token for token in tokens if token >= size), None)) is not None:
+        raise RequestError(f"tokens: {unknown} is none of the {size} of {model.name!r}")
+    return model.vocabulary.spell(tokens).decode("utf-8", "replace")

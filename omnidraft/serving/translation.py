@@ -1,0 +1,21 @@
+"""From the requests of other protocols to chat requests, which all of them become."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from omnidraft.errors import RequestError
+from omnidraft.serving.request_schemas import ChatRequest
+
+
+def chat_request(fields: Mapping[str, Any]) -> ChatRequest:
+    """Return the chat request with these fields; those that are None are left out.
+
+    Raises:
+        RequestError: they contradict each other, as a result of a call that nobody made.
+    """
+    try:
+        return ChatRequest.model_validate({name: value for name, value in fields.items() if value is not None})
+    except ValidationError as exc:
+        raise RequestError(exc.errors()[0]["msg"].removeprefix("Value error, ")) from exc

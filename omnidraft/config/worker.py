@@ -42,6 +42,8 @@ class WorkerSettings(Section):
     metrics_key: SecretStr | None = None
     """The key that /metrics asks for, as `Authorization: Bearer KEY`; none of `api_keys`. None: everybody who reaches
     the port may read how much all tenants send together. `omnidraft status` and Prometheus need it too."""
+    page: bool = True
+    """Whether `/` is a page on which to ask and watch. With `api_keys` it asks for a key."""
     max_queue: int = Field(64, ge=1)
     """Requests that may wait for the target; more get 429. Higher makes clients wait longer instead."""
     max_connections: int = Field(512, ge=1)

@@ -16,6 +16,7 @@ from omnidraft.config import WorkerSettings
 from omnidraft.serving import response_schemas
 from omnidraft.serving.auth import METRICS_PATH, ApiKeyAuth
 from omnidraft.serving.error_handlers import BodyLimit, ModelNotServed, add_error_handlers
+from omnidraft.serving.page.pass_stream import add_page
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.serving.request_schemas import ChatRequest, CompletionRequest
 from omnidraft.serving.response_formats import CHAT, CHAT_CHUNK, COMPLETION
@@ -54,7 +55,10 @@ def application(
         vital: threads that the process cannot do without, beside the queue.
     """
     app = FastAPI(title="omnidraft", description="Speculative decoding across tokenizers.", version=__version__)
-    _add_completions(app, Responder(requests, served, settings))
+    responder = Responder(requests, served, settings)
+    _add_completions(app, responder)
+    if settings.page:
+        add_page(app, responder, requests)
     _add_models(app, served)
     _add_health(app, requests, vital, metrics_text)
     add_error_handlers(app)

@@ -19,9 +19,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from omnidraft.config import ApiKey, WorkerSettings
 from omnidraft.serving.error_handlers import TenantTaken, error
+from omnidraft.serving.page.files import FILES_PATH, PAGE_PATH
 
-PUBLIC_PATHS = frozenset({"/healthz", "/readyz", "/openapi.json", "/docs", "/redoc"})
-"""Paths that need no key: for probes and readers of the document."""
+PUBLIC_PATHS = frozenset({"/healthz", "/readyz", "/openapi.json", "/docs", "/redoc", PAGE_PATH})
+"""Paths that need no key: for probes and readers of the document, and the page, which asks for one. Its files need none
+either."""
 METRICS_PATH = "/metrics"
 """It needs the metrics key where there is one, and no API key."""
 METRICS_REFUSAL = "metrics need a key of their own"
@@ -66,7 +68,8 @@ class ApiKeyAuth:
         path, authorization = _path(scope), Headers(scope=scope).get("authorization", "")
         if path == METRICS_PATH and not self._metrics_key.admits(authorization):
             return await unauthorized(METRICS_REFUSAL)(scope, receive, send)
-        if path == METRICS_PATH or path in PUBLIC_PATHS or not self._clients:
+        is_public = path in PUBLIC_PATHS or path.startswith(FILES_PATH)
+        if path == METRICS_PATH or is_public or not self._clients:
             return await self._app(scope, receive, send)
         client = self._find_client(_bearer(authorization))
         if client is None:

@@ -55,9 +55,9 @@ class Responder:
         Raises:
             RequestError, QueueFull, Stopping, and what decoding raises: error_handlers.py makes them a 4xx or 5xx.
         """
-        model = self._model(body.model)
+        model = self.model(body.model)
         ready = asyncio.Event()
-        queued = self._requests.submit(await self._queued_request(request, body, model, _waker(ready)))
+        queued = self._requests.submit(await self.queued_request(request, body, model, waker(ready)))
         disconnect = asyncio.create_task(self._abandon_on_disconnect(request, queued))
         writer = _ResponseWriter(queued, model, body, chunk if body.stream else whole)
         parts = writer.parts(ready)
@@ -70,16 +70,18 @@ class Responder:
         stream = self._stream(writer, first, parts)
         return StreamingResponse(stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
-    def _model(self, name: str | None) -> ServedModel:
+    def model(self, name: str | None) -> ServedModel:
+        """Return the served model of this name, the first for None. Raises ModelNotServed."""
         model = self._served.get(self._first if name is None else name)
         if model is None:
             names = ", ".join(repr(known) for known in self._served)
             raise ModelNotServed(f"no model {name!r} here; this worker serves {names}")
         return model
 
-    async def _queued_request(
+    async def queued_request(
         self, request: Request, body: Body, model: ServedModel, wake: Callable[[], None]
     ) -> QueuedRequest:
+        """Return the body as a request for the queue, in the name of its client and tenant. Raises RequestError."""
         if body.num_choices > self._settings.max_choices:
             raise RequestError(f"n: {self._settings.max_choices} choices at most, got {body.num_choices}")
         api_client = auth.authenticated_client(request)
@@ -219,7 +221,7 @@ async def _steps(queued: QueuedRequest, ready: asyncio.Event) -> AsyncIterator[t
             yield step
 
 
-def _waker(ready: asyncio.Event) -> Callable[[], None]:
+def waker(ready: asyncio.Event) -> Callable[[], None]:
     """Return a function that sets the event from the decoding thread; it does nothing once the loop is closed."""
     loop = asyncio.get_running_loop()
 

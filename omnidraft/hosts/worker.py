@@ -99,6 +99,8 @@ def _serve(settings: Settings, listener: socket.socket) -> int:
     http.start()
     host, port = listener.getsockname()[:2]
     logger.info("serving %s on http://%s:%d", ", ".join(settings.models.targets), host, port)
+    if settings.worker.page:
+        logger.info("ask and watch: http://%s:%d/", host, port)
     while not worker.stop.wait(0.2) and http.is_alive():
         pass
     has_failed = not worker.stop.is_set()

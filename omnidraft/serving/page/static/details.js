@@ -24,6 +24,11 @@ export function hideDetails() {
   marked = null;
 }
 
+// Keeps the details beside their token while something scrolls.
+export function followToken() {
+  if (marked) place(marked);
+}
+
 function rows(lane, pass, number, index) {
   const token = pass.tokens[index];
   const node = token.node === null ? null : pass.nodes[token.node - 1];

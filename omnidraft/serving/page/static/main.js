@@ -1,7 +1,7 @@
 // The page: it asks twice, once without drafting, and lets both answers be compared.
 import { authorization, events, problem, Refused } from "./sse.js";
 import { nextFrame, setText } from "./dom.js";
-import { hideDetails } from "./details.js";
+import { followToken, hideDetails } from "./details.js";
 import { restored, Run } from "./run.js";
 import { fillLegend } from "./sources.js";
 
@@ -89,13 +89,13 @@ async function measure(run, isPlain, what) {
   run.progress(what);
   setText(at("status"), what);
   for await (const [name, data] of events("page/passes", body(run.asked, isPlain), key, current.signal)) {
-    if (name === "queued") run.asked.drafter = data.drafter;
+    if (name === "queued") run.tell({ drafter: data.drafter });
     else if (name === "pass") lane.add(data);
     else if (name === "end") lane.finish(data);
     else throw new Error(data.error.message);
   }
   if (lane.end === null) throw new Error("the worker went away");
-  run.tell({ snapshot: lane.end.snapshot_version });
+  run.tell({ snapshot: lane.end.snapshot_version, seed: lane.end.seed });
 }
 
 function addRun(run) {
@@ -163,9 +163,10 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") hideDetails();
   if (event.key !== " " || event.target.closest("input, textarea, select, button, a, summary")) return;
   event.preventDefault();
-  if (runs[0]?.isFinished) runs[0].toggle();
+  const run = runs.find((each) => each.root.contains(event.target)) ?? runs[0];
+  if (run?.isFinished) run.toggle();
 });
-document.addEventListener("scroll", hideDetails, { passive: true });
+document.addEventListener("scroll", followToken, { passive: true, capture: true });
 
 fillLegend(at("legend"));
 loadModels();

@@ -34,8 +34,8 @@ export class PassChart {
   // Begins to draw, with axes that two lanes share.
   open(numPasses, maxMs) {
     this.close();
-    this.#plot = new window.uPlot(this.#options(numPasses, maxMs), this.#data(0), this.#canvas);
-    this.#numDrawn = 0;
+    this.#numDrawn = this.#passes.length;
+    this.#plot = new window.uPlot(this.#options(numPasses, maxMs), this.#data(this.#numDrawn), this.#canvas);
     charts.add(this);
     this.#observer.observe(this.#canvas);
     this.#tell(null);
@@ -53,12 +53,12 @@ export class PassChart {
     if (this.#plot === null || numPasses === this.#numDrawn) return false;
     this.#numDrawn = numPasses;
     this.#plot.setData(this.#data(numPasses), false);
-    this.#plot.redraw(false);
+    this.#plot.redraw();
     return true;
   }
 
   redraw() {
-    this.#plot?.redraw(false, true);
+    this.#plot?.redraw();
   }
 
   #observer = new ResizeObserver(() => {
@@ -68,13 +68,9 @@ export class PassChart {
 
   // The bars lie over each other: the whole, then the whole without bookkeeping, then the drafter alone.
   #data(num) {
-    const passes = this.#passes.slice(0, num);
-    return [
-      passes.map((_, index) => index + 1),
-      passes.map(total),
-      passes.map((pass) => pass.draft_ms + pass.target_ms),
-      passes.map((pass) => pass.draft_ms),
-    ];
+    const drawn = (height) => this.#passes.map((pass, index) => (index < num ? height(pass) : null));
+    const numbers = this.#passes.map((_, index) => index + 1);
+    return [numbers, drawn(total), drawn((pass) => pass.draft_ms + pass.target_ms), drawn((pass) => pass.draft_ms)];
   }
 
   #options(numPasses, maxMs) {

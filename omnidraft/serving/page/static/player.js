@@ -2,11 +2,12 @@
 
 const playing = new Map(); // run -> the time of its last frame
 let next = 0;
+let isScheduled = false;
 
 export function play(run) {
   run.setPlaying(true);
-  if (!playing.size) requestAnimationFrame(frame);
   playing.set(run, null);
+  schedule();
 }
 
 export function stop(run) {
@@ -14,7 +15,13 @@ export function stop(run) {
   run.setPlaying(false);
 }
 
+function schedule() {
+  if (!isScheduled) requestAnimationFrame(frame);
+  isScheduled = true;
+}
+
 function frame(now) {
+  isScheduled = false;
   for (const [run, last] of playing) {
     playing.set(run, now);
     if (last === null) continue;
@@ -22,7 +29,7 @@ function frame(now) {
   }
   drawOne();
   for (const run of [...playing.keys()]) if (run.clockMs >= run.durationMs && !isBehind(run)) stop(run);
-  if (playing.size) requestAnimationFrame(frame);
+  if (playing.size) schedule();
 }
 
 // Draws the next chart that is behind its text, so that no frame pays for all of them.

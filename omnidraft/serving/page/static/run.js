@@ -170,6 +170,7 @@ export async function* restored(recording) {
 }
 
 function describe({ target, drafter, temperature, seed, snapshot }) {
-  const version = snapshot === null || snapshot === undefined ? "untrained" : `version ${snapshot}`;
-  return `${target} with ${drafter} (${version}), temperature ${temperature}, seed ${seed}`;
+  const version = snapshot === null || snapshot === undefined ? "as it comes" : `version ${snapshot}`;
+  const models = drafter ? `${target}, drafter ${drafter} (${version})` : target;
+  return `${models}, temperature ${temperature}, seed ${seed}`;
 }

@@ -12,7 +12,13 @@ LANES = {"plain": "off", "drafted": "auto"}
 
 def body(question: str, *, speculation: str | int = "auto", **fields: Any) -> dict[str, Any]:
     """A question as the page asks it."""
-    asked = {"messages": [{"role": "user", "content": question}], "max_tokens": 24, "seed": 5, "temperature": 0, "store": False}
+    asked = {
+        "messages": [{"role": "user", "content": question}],
+        "max_tokens": 24,
+        "seed": 5,
+        "temperature": 0,
+        "store": False,
+    }
     return asked | {"logprobs": True, "top_logprobs": 5, "speculation": speculation} | fields
 
 

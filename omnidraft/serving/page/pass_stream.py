@@ -5,7 +5,6 @@ without drafting, and compares the two texts.
 """
 
 import asyncio
-import json
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -16,6 +15,7 @@ from fastapi.responses import Response, StreamingResponse
 from omnidraft.errors import RequestError
 from omnidraft.ports import Step
 from omnidraft.serving.error_handlers import server_error
+from omnidraft.serving.page.events import EVENT_HEADERS, event
 from omnidraft.serving.page.files import add_files
 from omnidraft.serving.page.pass_events import Event, PassEvents
 from omnidraft.serving.queued_request import QueuedRequest
@@ -24,7 +24,6 @@ from omnidraft.serving.request_schemas import ChatRequest
 from omnidraft.serving.responses import Responder, ServedModel, waker
 
 PASSES_PATH = "/page/passes"
-HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
 def add_page(app: FastAPI, responder: Responder, requests: RequestQueue) -> None:
@@ -74,7 +73,7 @@ class PassWatcher:
         clock = StepClock(self._requests, waker(ready))
         queued = self._requests.submit(await self._responder.queued_request(request, body, model, clock.wake))
         stream = self._stream(queued, model, ready, clock)
-        return StreamingResponse(stream, media_type="text/event-stream", headers=HEADERS)
+        return StreamingResponse(stream, media_type="text/event-stream", headers=EVENT_HEADERS)
 
     async def _stream(
         self, queued: QueuedRequest, model: ServedModel, ready: asyncio.Event, clock: StepClock
@@ -82,12 +81,12 @@ class PassWatcher:
         """Yield the events. Closing it early, because the reader went away, abandons the request."""
         events = PassEvents(model.engine.pair)
         try:
-            yield _event("queued", {"target": model.name, "drafter": model.engine.pair.drafter})
+            yield event("queued", {"target": model.name, "drafter": model.engine.pair.drafter})
             async for step in _steps(queued, ready):
-                yield _event("pass", events.of_pass(step) | clock.next())
-            yield _event("end", events.of_end() | _summary(queued))
+                yield event("pass", events.of_pass(step) | clock.next())
+            yield event("end", events.of_end() | _summary(queued))
         except Exception as exc:  # the status line is out: all that is left is to say it in the stream
-            yield _event("error", server_error(exc))
+            yield event("error", server_error(exc))
         finally:
             self._requests.abandon(queued)
 
@@ -112,7 +111,3 @@ def _summary(queued: QueuedRequest) -> Event:
         "num_prompt_tokens": generation.num_prompt_tokens,
         "stats": queued.stats.summary(),
     }
-
-
-def _event(name: str, data: Event) -> bytes:
-    return f"event: {name}\ndata: {json.dumps(data)}\n\n".encode()

@@ -1,4 +1,4 @@
-// Server-sent events of a POST, whose key travels in a header: EventSource can send neither.
+// Server-sent events of a request with a body and a key in a header: EventSource can send neither.
 
 export class Refused extends Error {
   constructor(status, message) {
@@ -7,14 +7,11 @@ export class Refused extends Error {
   }
 }
 
-// Yields [name, data] of each event. Throws Refused for every status but 200.
+// Yields [name, data] of each event, of a GET without a body. Throws Refused for every status but 200.
 export async function* events(path, body, key, signal) {
-  const response = await fetch(path, {
-    method: "POST",
-    headers: { "Content-Type": "application/json", ...authorization(key) },
-    body: JSON.stringify(body),
-    signal,
-  });
+  const asked = body === null ? {} : { method: "POST", body: JSON.stringify(body) };
+  const headers = { "Content-Type": "application/json", ...authorization(key) };
+  const response = await fetch(path, { ...asked, headers, signal });
   if (!response.ok) throw new Refused(response.status, await problem(response));
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let text = "";

@@ -42,6 +42,11 @@ class WorkerSettings(Section):
     metrics_key: SecretStr | None = None
     """The key that /metrics asks for, as `Authorization: Bearer KEY`; none of `api_keys`. None: everybody who reaches
     the port may read how much all tenants send together. `omnidraft status` and Prometheus need it too."""
+    page: bool = True
+    """Whether `/` is a page on which to ask and watch. With `api_keys` it asks for a key."""
+    operator_key: SecretStr | None = None
+    """The key that the page asks for before it shows the fleet: versions, lag, dead letters, workers. It is none of the
+    other keys. None: nobody sees the fleet on this port."""
     max_queue: int = Field(64, ge=1)
     """Requests that may wait for the target; more get 429. Higher makes clients wait longer instead."""
     max_connections: int = Field(512, ge=1)
@@ -87,7 +92,7 @@ class WorkerSettings(Section):
             raise ValueError("two of worker.api_keys are the same key")
         return keys
 
-    @field_validator("metrics_key")
+    @field_validator("metrics_key", "operator_key")
     @classmethod
     def _can_be_sent(cls, key: SecretStr | None) -> SecretStr | None:
         return None if key is None else _sendable(key)
@@ -96,6 +101,9 @@ class WorkerSettings(Section):
     def _keeps_keys_and_tenants_apart(self) -> "WorkerSettings":
         if self.metrics_key is not None and any(each.key == self.metrics_key for each in self.api_keys):
             raise ValueError("worker.metrics_key is one of worker.api_keys, so a tenant could read it")
+        others = [self.metrics_key, *(each.key for each in self.api_keys)]
+        if self.operator_key is not None and self.operator_key in others:
+            raise ValueError("worker.operator_key is one of the other keys, whose holders are no operators")
         has_free_key = any(each.tenant is None for each in self.api_keys)
         if has_free_key and any(each.tenant == self.tenant for each in self.api_keys):
             raise ValueError(

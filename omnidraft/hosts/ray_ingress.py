@@ -25,7 +25,7 @@ from omnidraft.decode.sampling.input_limits import BODY_LIMITS
 from omnidraft.errors import RequestError
 from omnidraft.hosts.asgi_bridge import HttpCall, ResponseStart
 from omnidraft.hosts.ray_router import conversation_of
-from omnidraft.serving.auth import METRICS_REFUSAL, MetricsKey, unauthorized
+from omnidraft.serving.auth import METRICS_REFUSAL, OwnKey, unauthorized
 from omnidraft.serving.error_handlers import error_response
 from omnidraft.serving.response_schemas import error
 from omnidraft.telemetry.exposition import merge_scrapes
@@ -59,7 +59,7 @@ class Ingress:
             replicas: target -> handle of its deployment; the first is the default.
             metrics_key: what the paths about all tenants ask for; None: nothing.
         """
-        self._metrics_key = MetricsKey(metrics_key)
+        self._metrics_key = OwnKey(metrics_key)
         self._max_body_bytes = max_body_bytes
         self._replicas = replicas
         self._ready: set[str] = set()

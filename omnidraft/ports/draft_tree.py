@@ -29,6 +29,9 @@ class DraftTree:
     """The seconds of the drafter's passes for it."""
     noise_weight: float | None = field(default=None, compare=False)
     """The weight of the target's noise in the drafter's guesses, from 0 to 1; None: the drafter guessed nothing."""
+    acceptance: tuple[float, ...] = field(default=(), compare=False)
+    """The estimated probability that the target draws each node, given its parent; 1 for the root. Empty: nobody
+    estimated."""
 
     @staticmethod
     def empty(root_token: int) -> "DraftTree":

@@ -22,6 +22,8 @@ from omnidraft.serving.documented_responses import DESCRIPTIONS, error_responses
 from omnidraft.serving.error_handlers import BodyLimit, ModelNotServed, add_error_handlers
 from omnidraft.serving.missing_endpoints import add_missing
 from omnidraft.serving.openai_responses.routes import add_responses
+from omnidraft.serving.page.fleet_stream import ReadFleet, add_fleet
+from omnidraft.serving.page.pass_stream import add_page
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.serving.request_schemas import ChatRequest, CompletionRequest
 from omnidraft.serving.responses import Responder
@@ -41,11 +43,13 @@ def application(
     settings: WorkerSettings,
     metrics_text: Callable[[], bytes],
     vital: Sequence[Supervised] = (),
+    read_fleet: ReadFleet | None = None,
 ) -> FastAPI:
     """Return the application. A request chooses a served model by `model`; the first is the default.
 
     Args:
         vital: threads that the process cannot do without, beside the queue.
+        read_fleet: reads what the page shows of the fleet to holders of `worker.operator_key`.
     """
     app = FastAPI(title="omnidraft", description="Speculative decoding across tokenizers.", version=__version__)
     respond = Responder(requests, served, settings)
@@ -55,6 +59,10 @@ def application(
     add_messages(app, respond, tokenization)
     add_tokenization(app, respond, tokenization)
     add_missing(app)
+    if settings.page:
+        add_page(app, respond, requests)
+    if settings.page and settings.operator_key is not None and read_fleet is not None:
+        add_fleet(app, read_fleet, settings.operator_key, lambda: requests.is_open)
     _add_models(app, served)
     _add_health(app, requests, vital, metrics_text)
     add_error_handlers(app)

@@ -19,13 +19,17 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from omnidraft.config import ApiKey, WorkerSettings
 from omnidraft.serving.error_handlers import TenantTaken, error, error_response
+from omnidraft.serving.page.files import FILES_PATH, FLEET_PATH, PAGE_PATH
 
-PUBLIC_PATHS = frozenset({"/healthz", "/readyz", "/openapi.json", "/docs", "/redoc"})
-"""Paths that need no key: for probes and readers of the document."""
+PUBLIC_PATHS = frozenset({"/healthz", "/readyz", "/openapi.json", "/docs", "/redoc", PAGE_PATH})
+"""Paths that need no key: for probes and readers of the document, and the page, which asks for one. Its files need none
+either."""
 METRICS_PATH = "/metrics"
 """It needs the metrics key where there is one, and no API key."""
 API_KEY_HEADER = "x-api-key"
 """The header in which Anthropic's clients send a key."""
+_PATHS_WITH_OWN_KEY = frozenset({METRICS_PATH, FLEET_PATH})
+"""Paths that ask for a key of their own."""
 METRICS_REFUSAL = "metrics need a key of their own"
 _STATE_KEY = "omnidraft_caller"
 
@@ -40,14 +44,14 @@ class ApiClient:
     """None: each request names its own tenant."""
 
 
-class MetricsKey:
-    """The key that metrics need, if any."""
+class OwnKey:
+    """The key that a path other than the API's needs, if any: that of the metrics, or the operator's."""
 
     def __init__(self, key: SecretStr | None) -> None:
         self._digest = None if key is None else _digest(key.get_secret_value())
 
     def admits(self, authorization: str) -> bool:
-        """Return whether a request with this Authorization header may read metrics."""
+        """Return whether a request with this Authorization header holds it."""
         return self._digest is None or hmac.compare_digest(_digest(_bearer(authorization)), self._digest)
 
 
@@ -56,7 +60,7 @@ class ApiKeyAuth:
 
     def __init__(self, app: ASGIApp, keys: Sequence[ApiKey], metrics_key: SecretStr | None = None) -> None:
         """Without `keys` only metrics are guarded."""
-        self._app, self._metrics_key = app, MetricsKey(metrics_key)
+        self._app, self._metrics_key = app, OwnKey(metrics_key)
         self._clients = [
             (_digest(each.key.get_secret_value()), ApiClient(f"key {number}", each.tenant))
             for number, each in enumerate(keys)
@@ -69,7 +73,7 @@ class ApiKeyAuth:
         authorization = headers.get("authorization", "")
         if path == METRICS_PATH and not self._metrics_key.admits(authorization):
             return await unauthorized(METRICS_REFUSAL)(scope, receive, send)
-        if path == METRICS_PATH or path in PUBLIC_PATHS or not self._clients:
+        if path in PUBLIC_PATHS or path in _PATHS_WITH_OWN_KEY or path.startswith(FILES_PATH) or not self._clients:
             return await self._app(scope, receive, send)
         client = self._find_client(_bearer(authorization) or headers.get(API_KEY_HEADER, ""))
         if client is None:

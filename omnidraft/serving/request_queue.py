@@ -91,6 +91,12 @@ class RequestQueue:
         """Whether new requests are taken."""
         return self.is_alive and not self._is_closed
 
+    @property
+    def num_texts(self) -> int:
+        """The number of texts that are decoded now, of all engines."""
+        with self._changed:
+            return sum(len(queue.texts) for queue in self._queues.values())
+
     def stop_accepting(self) -> None:
         """Refuse new requests; accepted ones go on."""
         with self._changed:

@@ -175,6 +175,7 @@ class DraftTreeBuilder:
             draft_ids=self.draft_ids,
             draft_s=self.draft_s,
             noise_weight=self.noise_weight,
+            acceptance=tuple(node.acceptance for node in nodes),
         )
 
     @staticmethod

@@ -1,0 +1,113 @@
+"""The stream that the page follows: a chat completion, told pass by pass as server-sent events.
+
+The body is that of /v1/chat/completions, and so are keys, tenants, limits and the queue. The page asks twice, once
+without drafting, and compares the two texts.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response, StreamingResponse
+
+from omnidraft.errors import RequestError
+from omnidraft.ports import Step
+from omnidraft.serving.error_handlers import server_error
+from omnidraft.serving.page.events import EVENT_HEADERS, event
+from omnidraft.serving.page.files import add_files
+from omnidraft.serving.page.pass_events import Event, PassEvents
+from omnidraft.serving.queued_request import QueuedRequest
+from omnidraft.serving.request_queue import RequestQueue
+from omnidraft.serving.request_schemas import ChatRequest
+from omnidraft.serving.responses import Responder, ServedModel, waker
+
+PASSES_PATH = "/page/passes"
+
+
+def add_page(app: FastAPI, responder: Responder, requests: RequestQueue) -> None:
+    """Serve the page and its stream. Nothing is computed for it unless somebody asks there."""
+    add_files(app)
+    watcher = PassWatcher(responder, requests)
+
+    @app.post(PASSES_PATH, include_in_schema=False)
+    async def passes(body: ChatRequest, request: Request) -> Response:
+        return await watcher(request, body)
+
+
+class StepClock:
+    """Notes in the decoding thread when each step came, and how many texts shared the target with it."""
+
+    def __init__(self, requests: RequestQueue, wake: Callable[[], None]) -> None:
+        self._requests, self._wake = requests, wake
+        self._started_s = time.perf_counter()
+        self._notes: deque[tuple[float, int]] = deque()
+
+    def wake(self) -> None:
+        """Note one result of the request, and wake its reader."""
+        self._notes.append((time.perf_counter() - self._started_s, self._requests.num_texts))
+        self._wake()
+
+    def next(self) -> Event:
+        """Return the notes about the next result."""
+        at_s, num_texts = self._notes.popleft()
+        return {"at_ms": round(at_s * 1000, 3), "num_beside": max(num_texts - 1, 0)}
+
+
+class PassWatcher:
+    """Answers requests with the events of their passes."""
+
+    def __init__(self, responder: Responder, requests: RequestQueue) -> None:
+        self._responder, self._requests = responder, requests
+
+    async def __call__(self, request: Request, body: ChatRequest) -> Response:
+        """Queue a request and return its stream.
+
+        Raises:
+            RequestError, QueueFull, Stopping: error_handlers.py makes them a 4xx or 5xx.
+        """
+        if body.num_choices > 1:
+            raise RequestError("n: one text at a time is watched")
+        model, ready = self._responder.model(body.model), asyncio.Event()
+        clock = StepClock(self._requests, waker(ready))
+        queued = self._requests.submit(await self._responder.queued_request(request, body, model, clock.wake))
+        stream = self._stream(queued, model, ready, clock)
+        return StreamingResponse(stream, media_type="text/event-stream", headers=EVENT_HEADERS)
+
+    async def _stream(
+        self, queued: QueuedRequest, model: ServedModel, ready: asyncio.Event, clock: StepClock
+    ) -> AsyncIterator[bytes]:
+        """Yield the events. Closing it early, because the reader went away, abandons the request."""
+        events = PassEvents(model.engine.pair)
+        try:
+            yield event("queued", {"target": model.name, "drafter": model.engine.pair.drafter})
+            async for step in _steps(queued, ready):
+                yield event("pass", events.of_pass(step) | clock.next())
+            yield event("end", events.of_end() | _summary(queued))
+        except Exception as exc:  # the status line is out: all that is left is to say it in the stream
+            yield event("error", server_error(exc))
+        finally:
+            self._requests.abandon(queued)
+
+
+async def _steps(queued: QueuedRequest, ready: asyncio.Event) -> AsyncIterator[Step]:
+    """Yield the steps of the request's only text. Raises what decoding raised."""
+    while True:
+        await ready.wait()
+        ready.clear()
+        for result in queued.ready_steps():
+            if result is None:
+                return
+            yield result[1]
+
+
+def _summary(queued: QueuedRequest) -> Event:
+    generation = queued.texts[0].generation
+    assert generation is not None  # it has ended
+    return {
+        "seed": str(generation.seed),
+        "snapshot_version": generation.snapshot.version,
+        "num_prompt_tokens": generation.num_prompt_tokens,
+        "stats": queued.stats.summary(),
+    }

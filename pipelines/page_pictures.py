@@ -1,0 +1,100 @@
+"""Pictures of the page for the documentation: asks a running worker in Chromium, light, dark and on a narrow screen.
+
+Start a worker first (`omnidraft serve ...`), on a machine that computes nothing else: the lanes are measured.
+"""
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from playwright.sync_api import Browser, Page, sync_playwright
+
+CHROMIUM = "/usr/bin/chromium"
+QUESTION = (
+    "Natalia sold clips to 48 friends in April, and half as many in May. How many did she sell in all? "
+    "Explain step by step."
+)
+ANSWER_TIMEOUT_MS = 300_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One screenshot."""
+
+    name: str
+    scheme: Literal["light", "dark"]
+    width: int
+    height: int
+    has_details: bool = False
+    """Whether a token's details are open and rejected drafts are shown."""
+
+
+PICTURES = (
+    Picture("page.png", "light", 1180, 1010, has_details=True),
+    Picture("page-dark.png", "dark", 1180, 880),
+    Picture("page-narrow.png", "light", 400, 1300),
+)
+
+
+def main() -> None:
+    """Ask once, save the recording, and take every picture of it."""
+    args = _arguments()
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=args.chromium)
+        recording = args.recording or _record(browser, args.url, args.question, args.max_tokens, args.out)
+        for picture in PICTURES:
+            _take(browser, args.url, recording, picture, args.out)
+        browser.close()
+
+
+def _record(browser: Browser, url: str, question: str, max_tokens: int, out: Path) -> Path:
+    """Ask and return the file of the recording. The first question warms the worker up."""
+    page = browser.new_page()
+    page.goto(url)
+    for number in (1, 2):
+        page.fill("#question", question)
+        page.fill("#max-tokens", str(max_tokens))
+        page.click("#send")
+        page.locator(".verdict.is-good").nth(number - 1).wait_for(timeout=ANSWER_TIMEOUT_MS)
+    with page.expect_download() as download:
+        page.click("#save")
+    path = out / "recording.json"
+    download.value.save_as(path)
+    page.close()
+    return path
+
+
+def _take(browser: Browser, url: str, recording: Path, picture: Picture, out: Path) -> None:
+    size = {"width": picture.width, "height": picture.height}
+    page = browser.new_page(color_scheme=picture.scheme, viewport=size, reduced_motion="reduce")  # type: ignore[arg-type]
+    page.goto(url)
+    page.set_input_files("#file", recording)
+    page.locator(".run .verdict.is-good").first.wait_for()
+    if picture.has_details:
+        _open_details(page)
+    page.wait_for_timeout(300)  # the charts' first frames
+    page.screenshot(path=out / picture.name)
+    page.close()
+
+
+def _open_details(page: Page) -> None:
+    page.check("#show-rejected")
+    token = page.locator(".run").first.locator(".drafted .text .token.split, .drafted .text .token.direct").nth(12)
+    token.scroll_into_view_if_needed()
+    token.hover()
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--url", default="http://127.0.0.1:8000/")
+    parser.add_argument("--out", type=Path, default=Path("docs"))
+    parser.add_argument("--question", default=QUESTION)
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--recording", type=Path, help="a file that the page saved; nothing is asked then")
+    parser.add_argument("--chromium", default=CHROMIUM)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

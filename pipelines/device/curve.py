@@ -71,8 +71,7 @@ def _point(
     version: SnapshotVersion, records: Sequence[TraceRecord], base: Sequence[np.ndarray], hits: Sequence[np.ndarray]
 ) -> CurvePoint:
     agreement, before = share(hits) or 0.0, share(base) or 0.0
-    pairs = [(record.request_id, *both) for record, *both in zip(records, base, hits, strict=True)]
-    error = paired_standard_error((name, before_P, after_P) for name, before_P, after_P in pairs)
+    error = paired_standard_error(zip([each.request_id for each in records], base, hits, strict=True))
     manifest = version.manifest
     counts = (manifest.num_records, manifest.num_tokens)
     return CurvePoint(version.version, *counts, agreement, agreement - before, error)

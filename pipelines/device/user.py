@@ -14,13 +14,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from omnidraft import LLM, SamplingParams, wiring
+from omnidraft import wiring
 from omnidraft.config import Settings
 from omnidraft.device.learning import IdleLearning
 from omnidraft.errors import SnapshotNotFound
 from omnidraft.fleet.ratio import Ratio
+from omnidraft.llm import LLM
 from omnidraft.ports import SnapshotVersion
 from omnidraft.prompts import Prompt
+from omnidraft.sampling_params import SamplingParams
 
 _SETTLING_S = 0.2
 """The quiet time after which learning begins here: the pauses are real, and the requests follow each other at once."""

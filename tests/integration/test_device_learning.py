@@ -15,7 +15,7 @@ from omnidraft.distill.ingest.record_disposition import Disposition
 from omnidraft.errors import ConfigError
 from omnidraft.ports import SnapshotVersion
 from omnidraft.registry.directory_registry import DirectoryRegistry
-from tests.device_llm import BEFORE_PROMOTION, IN_STEP, NUM_ASKED, PARAMS, ask, open_llm
+from tests.device_llm import NUM_ASKED, PARAMS, ask, open_llm
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 120.0
@@ -110,10 +110,9 @@ def assert_is_of_one_pair(home: Path, models: tuple[Path, Path]) -> None:
 def test_a_process_that_is_killed_loses_nothing_and_repeats_nothing(
     tiny_models: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    for when in (IN_STEP, BEFORE_PROMOTION):
-        command = [sys.executable, "-m", "tests.device_llm", str(tmp_path), *map(str, tiny_models), when]
-        done = subprocess.run(command, cwd=ROOT, env=os.environ.copy(), capture_output=True, text=True, check=False)
-        assert done.returncode == -signal.SIGKILL, done.stderr
+    command = [sys.executable, "-m", "tests.device_llm", str(tmp_path), *map(str, tiny_models)]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ.copy(), capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
     imported = {name.partition(".")[0] for name in (tmp_path / "modules.txt").read_text().split("\n")}
     assert "torch" in imported
     assert not imported & {"ray", "mlflow", "kafka"}

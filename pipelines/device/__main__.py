@@ -32,7 +32,12 @@ def main(
     split: Annotated[str | None, typer.Option(help="Only rows of this split, for example train.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="The limit of each answer.")] = 256,
     pause_every: Annotated[
-        int, typer.Option(min=1, help="Requests between two pauses, which last until all that was asked is learned.")
+        int,
+        typer.Option(
+            min=1,
+            help="Requests between two pauses. One pause lasts until all that was asked is learned, the next one is "
+            "cut short in the middle of it.",
+        ),
     ] = 4,
     target: Annotated[str | None, typer.Option()] = None,
     drafter: Annotated[str | None, typer.Option()] = None,

@@ -26,6 +26,8 @@ from omnidraft.sampling_params import SamplingParams
 
 _SETTLING_S = 0.2
 """The quiet time after which learning begins here: the pauses are real, and the requests follow each other at once."""
+_SHORT_PAUSE_S = 1.5
+"""Every second pause ends after this time, so that requests come in the middle of steps, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +119,9 @@ class DeviceUser:
             (answer,) = llm.chat(prompt.text, self._params(), use_tqdm=False)
             self._decoding_cpu_s += time.process_time() - cpu_s
             self._num_decoded += answer.outputs[0].stats.num_tokens
-            if number % self._pause_every == 0:
-                self._learn(_learning(llm).wait)
+            num_pauses, since = divmod(number, self._pause_every)
+            if not since:
+                self._learn(partial(_learning(llm).wait, None if num_pauses % 2 else _SHORT_PAUSE_S))
                 self._keep_snapshots()
             advance()
 

@@ -6,24 +6,24 @@
     for output in llm.chat(["What is a monad?", "What is a torque?"], SamplingParams(temperature=0, max_tokens=64)):
         print(output.outputs[0].text, output.outputs[0].stats)
 
-Nothing is recorded and no other process is needed: no log, no registry, no Ray.
+No other process is needed: no broker, no registry, no Ray. Nothing is recorded, unless `LLM(learn=True, home=DIR)`
+learns in its idle moments from what it is asked.
 """
 
-import json
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, Self, cast
 
 from omnidraft import config, wiring
 from omnidraft.decode.engine import Engine
-from omnidraft.decode.generation import Generation, GenerationRequest
-from omnidraft.decode.sampling.noise import choice_seed
-from omnidraft.decode.sampling.validation import unsigned_seed
+from omnidraft.decode.generation import Generation
 from omnidraft.decode.step_stats import DecodeStats
-from omnidraft.errors import RequestError
-from omnidraft.ports import Grammar, Mode, Sampling, Step
+from omnidraft.device.learning import IdleLearning
+from omnidraft.errors import ConfigError, RequestError
+from omnidraft.ports import Step
+from omnidraft.sampling_params import SamplingParams
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.tools.parser import ParsedToolCall, parse
 from omnidraft.tools.tool_use import tool_use
@@ -33,77 +33,6 @@ Conversation = str | Sequence[Message]
 """A question, or the messages of a chat, each with a role and a content."""
 _SCOPE = "llm"
 """All texts of one LLM may share the keys of what they have in common."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
-    """Settings of one request, with vLLM's names and meanings."""
-
-    temperature: float = 1.0
-    """0 takes the most probable token."""
-    max_tokens: int = 256
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    seed: int | None = None
-    """The same seed gives the same text, whatever drafts and whatever is generated beside it. None draws one."""
-    n: int = 1
-    """The number of texts, which share the keys of the prompt; the first is the text that n = 1 gives."""
-    stop: str | Sequence[str] = ()
-    logprobs: int | None = None
-    """The number of most probable tokens reported with each token; None reports no log-probabilities."""
-    json_schema: str | Mapping[str, Any] | None = None
-    """The text is JSON that this schema allows."""
-    regex: str | None = None
-    """The whole text matches this pattern."""
-    num_draft_tokens: int | None = None
-    """The maximal number of tokens drafted per pass: 0 decodes plainly; None takes the deployment's setting."""
-    mode: Mode | None = None
-    """`fast` or `reproducible`; None takes the deployment's setting."""
-
-    def requests(self, prompt: Mapping[str, Any]) -> list[GenerationRequest]:
-        """Return a request for each of the `n` texts. Raises RequestError."""
-        if self.n < 1:
-            raise RequestError(f"n must be at least 1, got {self.n}")
-        seed = secrets.randbits(63) if self.seed is None else unsigned_seed(self.seed)
-        return [
-            GenerationRequest(
-                **prompt,
-                max_new_tokens=self.max_tokens,
-                sampling=self._sampling(),
-                seed=choice_seed(seed, number),
-                stop_strings=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
-                mode=self.mode,
-                num_draft_tokens=self.num_draft_tokens,
-                num_log_probs=self.logprobs,
-            )
-            for number in range(self.n)
-        ]
-
-    def _sampling(self) -> Sampling:
-        return Sampling(
-            self.temperature,
-            self.top_k,
-            self.top_p,
-            self.min_p,
-            self.repetition_penalty,
-            self.presence_penalty,
-            self.frequency_penalty,
-            self.logit_bias,
-            self._grammar(),
-        )
-
-    def _grammar(self) -> Grammar | None:
-        if self.json_schema is not None and self.regex is not None:
-            raise RequestError("give either json_schema or regex")
-        if self.json_schema is not None:
-            schema = self.json_schema if isinstance(self.json_schema, str) else json.dumps(dict(self.json_schema))
-            return Grammar("json_schema", schema)
-        return None if self.regex is None else Grammar("regex", self.regex)
 
 
 @dataclass(slots=True)
@@ -161,6 +90,8 @@ class LLM:
         drafter: str | None = None,
         snapshot: str | None = None,
         *,
+        learn: bool = False,
+        home: Path | str | None = None,
         quantize: str | None = None,
         settings: Path | str | None = None,
         **sections: Mapping[str, Any],
@@ -171,17 +102,38 @@ class LLM:
             target: a name of the catalog (`omnidraft models list`), a repository id, a folder or a GGUF file.
             drafter: the small model that drafts; "none" drafts from earlier texts alone, and None takes the setting.
             snapshot: a folder, a version or an alias of a learned drafter; None takes the drafter as it is.
+            learn: learn from what is asked, in idle moments; needs a `home`, and `close` at the end.
+            home: the folder of the drafter that learns; it goes on with what it learned there before.
             quantize: the precision of the target's weights, such as `int8`; None chooses by the processor.
             settings: a TOML file of settings.
             sections: settings by section, such as `decode={"mode": "reproducible"}`.
 
         Raises:
-            ConfigError: a setting is unknown or out of range.
+            ConfigError: a setting is unknown or out of range; the home is in use, or that of other models.
             ModelError, SnapshotError, VocabularyError: models or snapshot cannot be loaded, or do not belong together.
         """
         models = {"target": target, "drafter": drafter, "precision": quantize, **sections.pop("models", {})}
         loaded = config.load(None if settings is None else Path(settings), models=models, **sections)
-        self._engine: Engine = wiring.engine(loaded, CountingMetrics(), snapshot=snapshot).engine
+        self.learning: IdleLearning | None = None
+        """Its `status()`, and `wait()` until all is learned; None without `learn=True`."""
+        self._engine: Engine
+        if learn and home is not None and snapshot is None:
+            self._engine, self.learning = wiring.learning_engine(loaded, CountingMetrics(), Path(home))
+        elif learn or home is not None:
+            raise ConfigError("learn=True and home=DIR belong together, without a snapshot: the home has its own")
+        else:
+            self._engine = wiring.engine(loaded, CountingMetrics(), snapshot=snapshot).engine
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End learning: finish its step, keep what was learned, and let others use the home."""
+        if self.learning is not None:
+            self.learning.close()
 
     def generate(
         self, prompts: str | Sequence[str], params: SamplingParams | None = None, *, use_tqdm: bool = True
@@ -224,13 +176,14 @@ class LLM:
         if chosen.n != 1:
             raise RequestError(f"stream gives one text, got n = {chosen.n}")
         (request,) = chosen.requests({"messages": _messages(conversation)})
-        generation = self._engine.add_request(request, client=_SCOPE, cache_scope=_SCOPE)
-        try:
-            while not generation.is_over:
-                for _, step in self._steps():
-                    yield step.text
-        finally:
-            self._engine.abort(generation)
+        with self._undisturbed():
+            generation = self._engine.add_request(request, client=_SCOPE, cache_scope=_SCOPE)
+            try:
+                while not generation.is_over:
+                    for _, step in self._steps():
+                        yield step.text
+            finally:
+                self._engine.abort(generation)
 
     def _run(
         self, prompts: Sequence[tuple[Conversation, Mapping[str, Any]]], params: SamplingParams, use_tqdm: bool
@@ -238,28 +191,30 @@ class LLM:
         from tqdm.auto import tqdm
 
         asked = [(prompt, request) for prompt, fields in prompts for request in params.requests(fields)]
-        results = [
-            RequestOutput(prompt, [CompletionOutput(index) for index in range(params.n)]) for prompt, _ in prompts
-        ]
+        results = [RequestOutput(prompt, [CompletionOutput(each) for each in range(params.n)]) for prompt, _ in prompts]
         texts: dict[Generation, tuple[RequestOutput, CompletionOutput]] = {}
-        try:
-            for number, (_, request) in enumerate(asked):
-                generation = self._engine.add_request(request, client=_SCOPE, cache_scope=_SCOPE)
-                result = results[number // params.n]
-                texts[generation] = result, result.outputs[number % params.n]
-            with tqdm(total=len(asked), desc="Generated", unit="text", disable=not use_tqdm) as bar:
+        with self._undisturbed(), tqdm(total=len(asked), desc="Generated", unit="text", disable=not use_tqdm) as bar:
+            try:
+                for number, (_, request) in enumerate(asked):
+                    generation = self._engine.add_request(request, client=_SCOPE, cache_scope=_SCOPE)
+                    result = results[number // params.n]
+                    texts[generation] = result, result.outputs[number % params.n]
                 while any(not generation.is_over for generation in texts):
                     for generation, step in self._steps():
                         texts[generation][1].take(step)
                         bar.update(generation.is_over)
-        finally:
-            for generation in texts:
-                self._engine.abort(generation)
+            finally:
+                for generation in texts:
+                    self._engine.abort(generation)
         for generation, (result, _) in texts.items():
             result.num_prompt_tokens = generation.num_prompt_tokens
             result.num_cached_tokens = max(result.num_cached_tokens, generation.num_cached_tokens)
             result.seeds.append(generation.seed)
         return results
+
+    def _undisturbed(self) -> AbstractContextManager[None]:
+        """Return the block inside which nothing is learned."""
+        return nullcontext() if self.learning is None else self.learning.request()
 
     def _steps(self) -> Iterator[tuple[Generation, Step]]:
         """Run one round. Raises what ended a text."""

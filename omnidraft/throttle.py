@@ -1,4 +1,4 @@
-"""Throttling of background work in a decoding process: short pieces with sleeps in between.
+"""Throttling of background work in a decoding process: short pieces with sleeps or waits in between.
 
 A pass computes on every core and waits for the slowest one, many times. So background work with merely a low priority
 still delays each pass: once it runs, the scheduler lets it finish a time slice of milliseconds.
@@ -6,7 +6,7 @@ still delays each pass: once it runs, the scheduler lets it finish a time slice 
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -17,6 +17,8 @@ _SHARE = 0.2
 
 _rested_s: ContextVar[float | None] = ContextVar("rested_s", default=None)
 """The thread's CPU time when its last sleep began; None where work is not throttled."""
+_gate: ContextVar[Callable[[], None] | None] = ContextVar("gate", default=None)
+"""What this thread calls between two pieces of work; None where nothing is to be waited for."""
 
 
 @contextmanager
@@ -29,8 +31,22 @@ def throttled() -> Iterator[None]:
         _rested_s.reset(token)
 
 
+@contextmanager
+def gated(gate: Callable[[], None]) -> Iterator[None]:
+    """Call `gate` between the pieces of this thread's work inside the block; it returns when the work may go on."""
+    token = _gate.set(gate)
+    try:
+        yield
+    finally:
+        _gate.reset(token)
+
+
 def rest() -> None:
-    """Sleep between two pieces of work if this thread is throttled; otherwise return at once."""
+    """Wait between two pieces of work if this thread is gated, and sleep if it is throttled; otherwise return at
+    once."""
+    gate = _gate.get()
+    if gate is not None:
+        gate()
     rested_s = _rested_s.get()
     if rested_s is None:
         return

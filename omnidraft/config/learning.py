@@ -124,6 +124,9 @@ class LearnerSettings(Section):
     the nodes that serve, and at one per node."""
     nice: int = Field(10, ge=0, le=19)
     """The niceness of the learner, so that requests come first on a shared machine."""
+    idle_s: float = Field(1.0, ge=0)
+    """For `LLM(learn=True)`, which learns in the process that answers: the time without requests after which it goes
+    on. Higher leaves more of the short pauses between requests alone."""
 
     @model_validator(mode="before")
     @classmethod

@@ -63,6 +63,7 @@ class Distiller:
         compare_earlier: Callable[[str], None] = lambda tenant: None,
         drift_haste: int = 1,
         progress: Callable[[Status], None] = lambda status: None,
+        on_empty_poll: Callable[[], None] = lambda: None,
         spans: LearningSpans | None = None,
         wait: Wait = wait,
     ) -> None:
@@ -78,6 +79,7 @@ class Distiller:
             journal: gets every step before it runs; its poison is the batcher's. None: crashes are not noted.
             forgetting: over the same batcher, learner and memory. None: records stay until a tenant is forgotten.
             progress: called after every step and every snapshot, in the thread of `run`.
+            on_empty_poll: called after every poll that did not complete a batch, likewise.
             spans: the spans of steps and snapshots; `wait` sleeps between two tries.
         """
         self._consumer, self._batcher, self._learner, self._publisher = consumer, batcher, learner, publisher
@@ -93,6 +95,7 @@ class Distiller:
         self._learning = JournaledLearning(learner, batcher, self._held_out, self._journal, memory)
         new_cache = partial(load_cache, {})
         self._forgetting = forgetting or Forgetting(Retention(), batcher, learner, metrics, new_cache=new_cache)
+        self._on_empty_poll = on_empty_poll
         self._wait, self._spans = wait, spans or LearningSpans(NoopTracing(), "")
         self._reports: list[StepReport] = []  # since the newest snapshot
         self._reporter = StatusReporter(learner, batcher, metrics, progress)
@@ -121,6 +124,8 @@ class Distiller:
                 self._learn(batch, stop)
                 if len(self._reports) >= self._num_steps_due():
                     self._publish(stop)
+            else:
+                self._on_empty_poll()
         if self._reports:
             self._publish(stop)
 

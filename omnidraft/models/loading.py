@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import copy_context
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -21,30 +22,31 @@ Loaded = TypeVar("Loaded")
 
 
 def in_own_thread(load: Callable[[], Loaded]) -> Loaded:
-    """Run `load` in a thread of its own; return what it returns, raise what it raises."""
+    """Run `load` in a thread of its own, gated as the caller is (throttle.py); return what it returns, raise what it
+    raises."""
     with ThreadPoolExecutor(1, thread_name_prefix="loading") as thread:
-        return thread.submit(load).result()
+        return thread.submit(copy_context().run, load).result()
 
 
 def in_background_thread(load: Callable[..., Loaded], *args: Any) -> Loaded:
     """Run `load(*args)` beside decoding: with one OpenMP thread, and throttled between its pieces."""
 
     def run() -> Loaded:
-        with _single_openmp_thread(), throttle.throttled():
+        with openmp_threads(1), throttle.throttled():
             return load(*args)
 
     return in_own_thread(run)
 
 
 @contextmanager
-def _single_openmp_thread() -> Iterator[None]:
-    """Limit torch and OpenMP to one thread, in this thread alone. torch's own setting would apply for good to every
-    thread that first computes meanwhile."""
+def openmp_threads(number: int) -> Iterator[None]:
+    """Limit torch and OpenMP to so many threads, in this thread alone. torch's own setting would apply for good to
+    every thread that first computes meanwhile."""
     import torch
     from threadpoolctl import threadpool_limits
 
     torch.get_num_threads()  # its first call sets the number of this thread
-    with threadpool_limits(1, user_api="openmp"):
+    with threadpool_limits(number, user_api="openmp"):
         yield
 
 

@@ -1,6 +1,7 @@
 """From settings to objects: the only package that knows every implementation. Heavy imports stay inside functions."""
 
 from omnidraft.wiring.controller import controller, overview, worker_url
+from omnidraft.wiring.device import device_settings, learning_engine
 from omnidraft.wiring.distiller import distillation, identity, learner, learner_from_snapshot
 from omnidraft.wiring.drafting import proposer, shared_drafting
 from omnidraft.wiring.logs import (
@@ -37,6 +38,7 @@ __all__ = [
     "base_drafter",
     "batching",
     "controller",
+    "device_settings",
     "distillation",
     "engine",
     "existing_registry",
@@ -44,6 +46,7 @@ __all__ = [
     "identity",
     "learner",
     "learner_from_snapshot",
+    "learning_engine",
     "log_reader",
     "log_writer",
     "ngram_cache",

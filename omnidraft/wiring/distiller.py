@@ -1,6 +1,7 @@
 """The distiller of one pair and its learner."""
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from omnidraft.wiring.models import Vocabularies, ngram_cache, vocabularies
 from omnidraft.wiring.signing import require_signer
 
 if TYPE_CHECKING:
+    from omnidraft.distill.control import Status
     from omnidraft.distill.distiller import Distiller
     from omnidraft.distill.ingest.crash_journal import CrashJournal
     from omnidraft.distill.publisher import Identity
@@ -21,12 +23,23 @@ if TYPE_CHECKING:
     from omnidraft.snapshots.manifest import Manifest
 
 
-def distillation(settings: Settings, metrics: Metrics, *, folder: Path, tracing: Tracing | None = None) -> "Distiller":
+def distillation(
+    settings: Settings,
+    metrics: Metrics,
+    *,
+    folder: Path,
+    tracing: Tracing | None = None,
+    tokenizers: Vocabularies | None = None,
+    progress: "Callable[[Status], None]" = lambda status: None,
+    on_empty_poll: Callable[[], None] = lambda: None,
+) -> "Distiller":
     """Return the distiller of `models.target` and its drafter.
 
     Args:
         folder: a folder of this distiller alone, for staged snapshots and, unless `learner.journal_folder` is set, the
             journal of records that crashed earlier processes.
+        tokenizers: those of the pair, where they are loaded already.
+        progress: see Distiller, `on_empty_poll` too.
 
     Raises:
         BusError, RegistryError, ModelError: log, registry or drafter cannot be used.
@@ -46,7 +59,7 @@ def distillation(settings: Settings, metrics: Metrics, *, folder: Path, tracing:
 
     require_signer(settings, ("distiller", "operator"))
     metrics = LabelledMetrics(metrics, target=settings.models.target)
-    tokenizers, section = vocabularies(settings), settings.learner
+    tokenizers, section = tokenizers or vocabularies(settings), settings.learner
     groups = TenantGroups(section.tenants)
     learning, alignment = learner(settings, tokenizers), tokenizers.alignment.fingerprint
     pinned = None if section.pinned_held_out is None else read_pinned(section.pinned_held_out, alignment)
@@ -97,6 +110,8 @@ def distillation(settings: Settings, metrics: Metrics, *, folder: Path, tracing:
         ),
         compare_earlier=snapshot_comparison(settings, tokenizers, learning, folder).compare,
         drift_haste=section.drift_haste,
+        progress=progress,
+        on_empty_poll=on_empty_poll,
         spans=LearningSpans(tracing or NoopTracing(), settings.models.target),
     )
 

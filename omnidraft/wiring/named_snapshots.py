@@ -1,5 +1,6 @@
 """Snapshots by the names that people give them: a folder, a version or an alias."""
 
+import logging
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omnidraft.config import Settings
+from omnidraft.errors import SnapshotError, SnapshotNotFound
 from omnidraft.ports import SnapshotVersion
 from omnidraft.wiring.logs import registry
 from omnidraft.wiring.models import SnapshotLoader
@@ -15,6 +17,8 @@ from omnidraft.wiring.signing import snapshot_signing
 
 if TYPE_CHECKING:
     from omnidraft.decode.snapshot.slot import LoadedSnapshot
+
+logger = logging.getLogger(__name__)
 
 UNPUBLISHED = 0
 """The version number of a snapshot in a folder outside the registry; registries count from 1."""
@@ -28,7 +32,6 @@ def named_folder(settings: Settings, name: str) -> Iterator[tuple[SnapshotVersio
     Raises:
         SnapshotError: there is none of that name, or it lacks the signature of who this process trusts.
     """
-    from omnidraft.decode.snapshot.fetching import fetch_for_serving
     from omnidraft.snapshots import bundle
     from omnidraft.snapshots.memory_part import WORKER_PARTS
 
@@ -39,6 +42,15 @@ def named_folder(settings: Settings, name: str) -> Iterator[tuple[SnapshotVersio
         snapshot_signing(settings).require(manifest)
         yield SnapshotVersion(UNPUBLISHED, manifest, aliases=(), created_ms=manifest.created_ms), folder
         return
+    with _fetched(settings, name) as (version, folder):
+        yield version, folder
+
+
+@contextmanager
+def _fetched(settings: Settings, name: str) -> Iterator[tuple[SnapshotVersion, Path]]:
+    """Yield the version or alias of the registry, fetched into a temporary folder. Raises SnapshotError."""
+    from omnidraft.decode.snapshot.fetching import fetch_for_serving
+
     snapshots = registry(settings)
     version = snapshots.resolve(name)
     with tempfile.TemporaryDirectory(prefix="omnidraft-snapshot-") as staging:
@@ -50,3 +62,15 @@ def named_snapshot(settings: Settings, load: SnapshotLoader, name: str) -> "Load
     with named_folder(settings, name) as (version, folder):
         loaded = load(version, folder)
     return replace(loaded, version=None) if version.version == UNPUBLISHED else loaded
+
+
+def champion_or_base(settings: Settings, load: SnapshotLoader) -> "LoadedSnapshot":
+    """Load the champion; the base drafter where there is none, or none that can be read."""
+    try:
+        with _fetched(settings, "champion") as (version, folder):
+            return load(version, folder)
+    except SnapshotNotFound:
+        pass
+    except SnapshotError as exc:
+        logger.warning("%s begins without its champion: %s", settings.models.target, exc)
+    return load(None, None)

@@ -22,7 +22,7 @@ from omnidraft.wiring.models import (
     snapshot_loader,
     target,
 )
-from omnidraft.wiring.named_snapshots import named_snapshot
+from omnidraft.wiring.named_snapshots import champion_or_base, named_snapshot
 from omnidraft.wiring.recording import trace_producer
 from omnidraft.wiring.signing import champion_statements
 
@@ -126,12 +126,12 @@ def _all_served(
     first = tokenizers[0]
     drafter = base_drafter(settings, first) if isinstance(first, Vocabularies) else None
     return tuple(
-        _served(pair, its_tokenizers, metrics, tracing, producer, drafter, snapshots, is_alone=len(pairs) == 1)
+        served_target(pair, its_tokenizers, metrics, tracing, producer, drafter, snapshots, is_alone=len(pairs) == 1)
         for pair, its_tokenizers, snapshots in zip(pairs, tokenizers, readers, strict=True)
     )
 
 
-def _served(
+def served_target(
     settings: Settings,
     tokenizers: TargetVocabulary,
     metrics: Metrics,
@@ -141,8 +141,10 @@ def _served(
     snapshots: SnapshotReader,
     *,
     is_alone: bool,
+    begins_with_champion: bool = False,
 ) -> ServedTarget:
-    """Return one pair, which follows its champion unless `worker.snapshot` names a snapshot."""
+    """Return one pair, which follows its champion unless `worker.snapshot` names a snapshot. It begins with the base
+    drafter, or with the champion, which takes longer."""
     from omnidraft.decode.snapshot.factor_switch import FactorSwitch
     from omnidraft.decode.snapshot.slot import SnapshotSlot
     from omnidraft.memory.recent_texts import RecentTexts
@@ -156,7 +158,8 @@ def _served(
     switch = FactorSwitch()
     load = snapshot_loader(settings, tokenizers, costs, drafter, recent, memories, switch)
     pinned = settings.worker.snapshot
-    slot = SnapshotSlot(_first_snapshot(settings, load, pinned), switch)
+    first = champion_or_base(settings, load) if begins_with_champion else _first_snapshot(settings, load, pinned)
+    slot = SnapshotSlot(first, switch)
     logger.info("loaded what drafts for it")
     made = _engine(settings, tokenizers, loaded_target, costs, metrics, producer, slot, recent, tracing)
     made.decoder.grammars.prepare()

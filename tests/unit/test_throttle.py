@@ -1,4 +1,4 @@
-"""A thread's lower priority is its own."""
+"""A thread's lower priority and its gate are its own."""
 
 import os
 import sys
@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from omnidraft.throttle import lower_priority
+from omnidraft.throttle import gated, lower_priority, rest
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads have no priority of their own")
@@ -23,3 +23,15 @@ def test_a_lower_priority_is_the_threads_own() -> None:
         assert lowering.submit(lowered, before + 3).result() == before + 3
         assert other.submit(priority).result() == before
     assert priority() == before
+
+
+def test_gated_work_asks_the_gate_at_every_rest_and_only_in_its_own_block() -> None:
+    asked: list[int] = []
+    rest()
+    with gated(lambda: asked.append(1)):
+        rest()
+        rest()
+        with ThreadPoolExecutor(1) as other:
+            other.submit(rest).result()
+    rest()
+    assert asked == [1, 1]

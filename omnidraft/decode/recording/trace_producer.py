@@ -84,6 +84,11 @@ class TraceProducer:
         """The reason why records do not reach the log any more; None while they do, or wait for it."""
         return self._thread.problem
 
+    @property
+    def num_waiting(self) -> int:
+        """The number of records that the log has not acknowledged yet."""
+        return self._num_waiting
+
     def close(self, timeout_s: float) -> int:
         """Wait until the log has acknowledged all records, at most `timeout_s`; return the number dropped for lack of
         time.

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from omnidraft import throttle
 from omnidraft.distill.examples.collate import LOGIT_ROWS, LOSS_ROWS, collate, pack
 from omnidraft.distill.examples.targets import Kind, LossTargets
 from omnidraft.distill.examples.training_example import TrainingExample
@@ -77,6 +78,7 @@ def _backward_of_block(
         spans = _spans(targets_of, first, min(first + LOSS_ROWS, start + LOGIT_ROWS))
         if not spans:
             continue
+        throttle.rest()
         rows = slice(first - start, _end(targets_of, spans) - start)
         part_RV = logits_RV.detach()[rows].requires_grad_()
         total = torch.zeros((), dtype=torch.float32)

@@ -5,6 +5,8 @@ Its passes are computed in float32 or in bfloat16; see trained_weights.py.
 Shapes: R rows of a pass over several texts, K rows that they see, N chosen rows, H hidden size, V the drafter's
 vocabulary; of LoRA factors, R is the rank.
 Nothing is random after loading: dropout is off, so equal batches give equal gradients.
+A pass rests (throttle.py) after each linear layer, forward and backward, so that whoever learns beside requests can
+wait there.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -50,6 +52,9 @@ class TransformersTrainable:
         self.hidden_size: int = self._head.weight.shape[1]
         self._num_layers: int = causal.config.get_text_config().num_hidden_layers
         self._takes_texts_apart = take_texts_apart(causal)
+        for module in causal.modules():
+            if isinstance(module, nn.Linear):
+                module.register_forward_hook(_rest)
         self._weights = TrainedWeights(model, serving_name)
         self._weights.compute_in(precision)
 
@@ -201,6 +206,17 @@ def _adder(a_RK: Tensor, b_NR: Tensor) -> Callable[[nn.Module, tuple[Any, ...], 
         return output + SCALE * nn.functional.linear(reduced, b_NR.to(reduced.dtype))
 
     return add
+
+
+def _rest(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+    """Rest after a layer, and again when the gradient of its output is known."""
+    throttle.rest()
+    if output.requires_grad:
+        output.register_hook(_rest_backward)
+
+
+def _rest_backward(grad: Tensor) -> None:
+    throttle.rest()
 
 
 def serving_name(name: str) -> str:

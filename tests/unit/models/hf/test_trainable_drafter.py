@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
 
+from omnidraft import throttle
 from omnidraft.models.hf.trainable_drafter import load_trainable
 from omnidraft.ports import PackedTexts
 
@@ -46,6 +47,17 @@ def test_hidden_states_are_those_of_each_text_alone(folder: Path, starts: list[i
         alone = [model._decoder(input_ids=text[None], use_cache=False).last_hidden_state[0] for text in texts]
     expected = torch.cat([hidden[start:] for hidden, start in zip(alone, starts, strict=True)])
     torch.testing.assert_close(together, expected, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("train", ["full", "lora"])
+def test_a_pass_rests_after_each_linear_layer_in_both_directions(folder: Path, train: str) -> None:
+    model, rests = load_trainable(folder, train=train, rank=2, seed=0), list[int]()
+    with throttle.gated(lambda: rests.append(1)):
+        hidden = model.hidden(packed([torch.randint(0, 97, (15,))], [0]))
+        num_forward = len(rests)
+        hidden.square().sum().backward()
+    assert num_forward >= len(model.linear_shapes())
+    assert len(rests) - num_forward >= len(model.linear_shapes()) - 3  # the first layer's input may have no gradient
 
 
 def test_without_context_the_gradient_is_that_of_a_plain_pass(folder: Path) -> None:

@@ -1,0 +1,184 @@
+"""Learning in the idle moments of a process that answers requests: distiller, controller and updater in one thread.
+
+The thread runs the services' own code over a log and a registry in a folder, so the order of effects is theirs: what
+the log acknowledged is learned once, whatever kills the process, and a snapshot serves if held-out requests speak for
+it. Between two pieces of any of that the thread waits at the gate while requests run (idle_gate.py).
+"""
+
+import atexit
+import logging
+import math
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass
+from threading import Event
+from typing import Protocol
+
+from omnidraft import throttle
+from omnidraft.config import LearnerSettings
+from omnidraft.decode.recording.trace_producer import TraceProducer
+from omnidraft.decode.snapshot.slot import SnapshotSlot
+from omnidraft.decode.snapshot.updater import SnapshotUpdater
+from omnidraft.device.home import DeviceHome
+from omnidraft.device.idle_gate import IdleGate
+from omnidraft.device.status import LearningStatus, progress_of
+from omnidraft.device.tidying import Tidier
+from omnidraft.distill.control import Status
+from omnidraft.distill.distiller import Distiller
+from omnidraft.errors import BusError, OmnidraftError, SnapshotError
+from omnidraft.fleet.controller import Controller
+from omnidraft.models.loading import openmp_threads
+from omnidraft.ports import LogReader, Registry
+from omnidraft.supervised_thread import SupervisedThread, first_problem
+
+FLUSH_S = 10.0
+"""The time that `close` gives the log to acknowledge the last records."""
+POLL_S = 0.02
+
+logger = logging.getLogger(__name__)
+
+
+class MakeDistiller(Protocol):
+    """Loads the learner and returns its distiller."""
+
+    def __call__(self, *, progress: Callable[[Status], None], on_empty_poll: Callable[[], None]) -> Distiller:
+        """See Distiller for the two functions."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearningParts:
+    """What learning is made of. `controller`, `updater`, `tidier` and the distiller belong to the learning thread."""
+
+    home: DeviceHome
+    producer: TraceProducer
+    slot: SnapshotSlot
+    updater: SnapshotUpdater
+    controller: Controller
+    registry: Registry
+    open_log: Callable[[], LogReader]
+    tidier: Tidier
+    make_distiller: MakeDistiller
+    settings: LearnerSettings
+
+
+class IdleLearning:
+    """The learning of one LLM. Requests run inside `request`; any thread may ask for the status, one closes."""
+
+    def __init__(self, parts: LearningParts) -> None:
+        """Start the thread. It loads the learner in the first idle moment."""
+        self._parts = parts
+        self._gate = IdleGate(parts.settings.idle_s)
+        self._closing = Event()
+        self._distilled: Status | None = None
+        self._num_empty_polls = 0
+        """Polls that brought nothing to learn, since `wait` began."""
+        self._judged_version: int | None = None
+        self._cpu_s = 0.0
+        self._thread = SupervisedThread(self._run, name="learning", is_over=self._closing.is_set)
+        self._thread.start()
+        atexit.register(self.close)
+
+    def request(self) -> AbstractContextManager[None]:
+        """Return the block in which a request runs and nothing is learned."""
+        return self._gate.request()
+
+    def status(self) -> LearningStatus:
+        """Return the state of learning. Raises BusError, RegistryError."""
+        versions = self._parts.registry.versions()
+        newest = versions[-1] if versions else None
+        known = self._distilled or (newest and newest.manifest)
+        with closing(self._parts.open_log()) as log:
+            ends = log.end_offsets()
+        read = known.offsets if known else {}
+        return LearningStatus(
+            problem=self._problem(),
+            num_recorded=sum(ends.values()),
+            num_learned=known.num_records if known else 0,
+            num_waiting=sum(end - read.get(partition, 0) for partition, end in ends.items()),
+            num_tokens=known.num_tokens if known else 0,
+            num_steps=known.num_steps if known else 0,
+            newest_version=newest.version if newest else None,
+            serving_version=self._parts.slot.current.version,
+            agreement=progress_of(versions),
+            cpu_s=self._cpu_s,
+            longest_overlap_s=self._gate.longest_overlap_s,
+        )
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until all that was asked so far is learned, but for what does not fill a step; return whether it is.
+
+        Raises:
+            OmnidraftError: learning stands still.
+        """
+        deadline_s = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
+        is_recorded = self._wait_for(lambda: not self._parts.producer.num_waiting, deadline_s)
+        self._num_empty_polls = 0  # the first one from now on may have begun before
+        return is_recorded and self._wait_for(lambda: self._num_empty_polls > 1, deadline_s)
+
+    def close(self) -> None:
+        """Finish the step under way, publish what was learned, stop the thread and release the home.
+
+        Requests are answered as before, and neither recorded nor learned. A second call does nothing.
+        """
+        if self._closing.is_set():
+            return
+        atexit.unregister(self.close)
+        self._parts.producer.close(FLUSH_S)
+        self._closing.set()
+        self._gate.open()
+        self._thread.join()
+        self._parts.home.close()
+
+    def _run(self) -> None:
+        settings = self._parts.settings
+        if sys.platform.startswith("linux"):  # elsewhere it would be the priority of the whole process
+            throttle.lower_priority(settings.nice)
+        with openmp_threads(settings.threads or 1), throttle.gated(self._gate.wait):
+            if self._must_stop():
+                return
+            make = self._parts.make_distiller
+            make(progress=self._on_progress, on_empty_poll=self._on_empty_poll).run(self._must_stop)
+            self._cpu_s = time.thread_time()
+
+    def _must_stop(self) -> bool:
+        """Wait for an idle moment; return whether learning is to end. The distiller asks before whatever it begins."""
+        self._cpu_s = time.thread_time()
+        self._gate.wait()
+        return self._closing.is_set()
+
+    def _on_empty_poll(self) -> None:
+        self._num_empty_polls += 1
+
+    def _on_progress(self, status: Status) -> None:
+        """Note the distiller's status; judge a snapshot that it published."""
+        self._distilled = status
+        if status.version is not None and status.version != self._judged_version:
+            self._judge()
+            self._judged_version = status.version
+
+    def _judge(self) -> None:
+        """Promote the newest snapshot or refuse it, and serve the champion."""
+        parts = self._parts
+        try:
+            parts.controller.step()
+            if not self._closing.is_set():
+                parts.updater.step(self._closing)
+                parts.slot.drop_previous()  # memory is dear here, and a rollback may load it again
+            parts.tidier.tidy()
+        except (SnapshotError, BusError) as exc:
+            logger.warning("the newest snapshot is judged with the next one: %s", exc)
+
+    def _wait_for(self, reached: Callable[[], bool], deadline_s: float) -> bool:
+        while not reached():
+            if problem := self._problem():
+                raise OmnidraftError(f"nothing is learned: {problem}")
+            if self._closing.is_set() or time.monotonic() >= deadline_s:
+                return False
+            time.sleep(POLL_S)
+        return True
+
+    def _problem(self) -> str | None:
+        waits_for = self._distilled.waits_for if self._distilled else None
+        return waits_for or first_problem((self._parts.producer, self._thread))

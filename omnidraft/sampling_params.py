@@ -1,0 +1,87 @@
+"""The settings of one request of the Python API, with vLLM's names and meanings."""
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from omnidraft.decode.generation import GenerationRequest
+from omnidraft.decode.sampling.noise import choice_seed
+from omnidraft.decode.sampling.validation import unsigned_seed
+from omnidraft.errors import RequestError
+from omnidraft.ports import Grammar, Mode, Sampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Settings of one request, with vLLM's names and meanings."""
+
+    temperature: float = 1.0
+    """0 takes the most probable token."""
+    max_tokens: int = 256
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    """The same seed gives the same text, whatever drafts and whatever is generated beside it. None draws one."""
+    n: int = 1
+    """The number of texts, which share the keys of the prompt; the first is the text that n = 1 gives."""
+    stop: str | Sequence[str] = ()
+    logprobs: int | None = None
+    """The number of most probable tokens reported with each token; None reports no log-probabilities."""
+    json_schema: str | Mapping[str, Any] | None = None
+    """The text is JSON that this schema allows."""
+    regex: str | None = None
+    """The whole text matches this pattern."""
+    num_draft_tokens: int | None = None
+    """The maximal number of tokens drafted per pass: 0 decodes plainly; None takes the deployment's setting."""
+    mode: Mode | None = None
+    """`fast` or `reproducible`; None takes the deployment's setting."""
+    store: bool = True
+    """False: nothing of this request is learned, and no later text drafts from it."""
+
+    def requests(self, prompt: Mapping[str, Any]) -> list[GenerationRequest]:
+        """Return a request for each of the `n` texts. Raises RequestError."""
+        if self.n < 1:
+            raise RequestError(f"n must be at least 1, got {self.n}")
+        seed = secrets.randbits(63) if self.seed is None else unsigned_seed(self.seed)
+        return [
+            GenerationRequest(
+                **prompt,
+                max_new_tokens=self.max_tokens,
+                sampling=self._sampling(),
+                seed=choice_seed(seed, number),
+                stop_strings=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
+                mode=self.mode,
+                num_draft_tokens=self.num_draft_tokens,
+                num_log_probs=self.logprobs,
+                is_stored=self.store,
+            )
+            for number in range(self.n)
+        ]
+
+    def _sampling(self) -> Sampling:
+        return Sampling(
+            self.temperature,
+            self.top_k,
+            self.top_p,
+            self.min_p,
+            self.repetition_penalty,
+            self.presence_penalty,
+            self.frequency_penalty,
+            self.logit_bias,
+            self._grammar(),
+        )
+
+    def _grammar(self) -> Grammar | None:
+        if self.json_schema is not None and self.regex is not None:
+            raise RequestError("give either json_schema or regex")
+        if self.json_schema is not None:
+            schema = self.json_schema if isinstance(self.json_schema, str) else json.dumps(dict(self.json_schema))
+            return Grammar("json_schema", schema)
+        return None if self.regex is None else Grammar("regex", self.regex)

@@ -1,0 +1,102 @@
+"""An LLM of tiny models that learns in a folder: `python -m tests.device_llm HOME TARGET DRAFTER` are two processes
+that die by SIGKILL, one after the other, in the middle of a learning step and between a snapshot and its promotion."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from omnidraft import LLM, SamplingParams
+from omnidraft.fleet.controller import Controller
+from omnidraft.models.hf.trainable_drafter import TransformersTrainable
+
+PARAMS = SamplingParams(temperature=0, max_tokens=10)
+LEARNER: dict[str, Any] = {
+    "idle_s": 0.0,
+    "records_per_step": 2,
+    "steps_per_snapshot": 2,
+    "held_out_every": 3,
+    "lora_rank": 4,
+}
+DECODE: dict[str, Any] = {
+    "mode": "reproducible",
+    "policy": "fixed",
+    "num_draft_tokens": 5,
+    "threads": 1,
+    "prefill_rows": 16,
+}
+NUM_ASKED = 16
+"""The number of questions that each of the two answers."""
+
+
+def open_llm(home: Path | None, models: tuple[Path, Path], **learner: Any) -> LLM:
+    """Return it; without a home it does not learn."""
+    sections = {
+        "decode": DECODE,
+        "learner": LEARNER | learner,
+        "models": {"drafter_precision": "float32"},
+        "controller": {"tolerance": 1.0, "speed_tolerance": 1.0},  # promotes whatever was measured
+    }
+    target, drafter = map(str, models)
+    return LLM(target, drafter, learn=home is not None, home=home, quantize="float32", **sections)
+
+
+def ask(llm: LLM, num: int, first: int = 0) -> list[str]:
+    """Ask so many questions, all of them different; return the answers."""
+    questions = [f"How many clips are {number}?" for number in range(first, first + num)]
+    return [each.outputs[0].text for each in llm.generate(questions, PARAMS, use_tqdm=False)]
+
+
+def die_in_step(number: int) -> None:
+    """Let the learner die in the backward pass of this step."""
+    hidden, seen = TransformersTrainable.hidden, []
+
+    def lethal(self: Any, texts: Any) -> Any:
+        output = hidden(self, texts)
+        if output.requires_grad:
+            seen.append(texts)
+            if len(seen) == number:
+                output.register_hook(lambda grad: os.kill(os.getpid(), signal.SIGKILL))
+        return output
+
+    TransformersTrainable.hidden = lethal  # type: ignore[method-assign]
+
+
+def die_before_promotion(modules: Path) -> None:
+    """Let the controller die when it first has a challenger to judge; note before what the process has imported."""
+    judge = Controller._judge
+
+    def lethal(self: Any, challenger: Any, champion: Any, fence: str) -> None:
+        if champion is None:
+            return judge(self, challenger, champion, fence)
+        modules.write_text("\n".join(sys.modules))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    Controller._judge = lethal  # type: ignore[method-assign]
+
+
+def main(home: Path, models: tuple[Path, Path]) -> None:
+    """Let a child die in a step; then, over what it left, die before a promotion. Imports are paid once."""
+    child = os.fork()
+    if child:
+        _, status = os.waitpid(child, 0)
+        if not os.WIFSIGNALED(status) or os.WTERMSIG(status) != signal.SIGKILL:
+            sys.exit(f"the child outlived its step: status {status}")
+        die_before_promotion(home / "modules.txt")
+    else:
+        die_in_step(2)
+    llm = open_llm(home, models)
+    assert llm.learning is not None
+    first = llm.learning.status().num_recorded
+    with llm.learning.request():
+        ask(llm, NUM_ASKED, first)
+        while llm.learning.status().num_recorded < first + NUM_ASKED:
+            time.sleep(0.01)
+    llm.learning.wait()
+    sys.exit("it outlived that")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), (Path(sys.argv[2]), Path(sys.argv[3])))

@@ -1,0 +1,85 @@
+"""Requests pass at once; learning goes on between them only, and how long it took to notice is known."""
+
+from threading import Event, Thread
+
+from omnidraft.device.idle_gate import IdleGate
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def waiting(gate: IdleGate) -> tuple[Thread, Event]:
+    """A thread at the gate, and the event that it passed."""
+    passed = Event()
+
+    def wait() -> None:
+        gate.wait()
+        passed.set()
+
+    thread = Thread(target=wait)
+    thread.start()
+    return thread, passed
+
+
+def test_learning_waits_while_any_request_runs_and_goes_on_after_the_last() -> None:
+    gate = IdleGate(0.0)
+    gate.wait()  # idle: at once
+    with gate.request():
+        with gate.request():
+            thread, passed = waiting(gate)
+            assert not passed.wait(0.05)
+        assert not passed.wait(0.05)
+    thread.join()
+    assert passed.is_set()
+
+
+def test_learning_waits_for_the_quiet_time_too() -> None:
+    clock = Clock()
+    gate = IdleGate(60.0, clock)
+    thread, passed = waiting(gate)
+    assert not passed.wait(0.05)
+    clock.now_s = 61.0
+    with gate.request():
+        pass  # begins the quiet time anew
+    assert not passed.wait(0.05)
+    gate.open()
+    thread.join()
+
+
+def test_once_open_the_gate_holds_nothing() -> None:
+    gate = IdleGate(60.0)
+    with gate.request():
+        gate.open()
+        gate.wait()
+
+
+def test_the_longest_overlap_is_from_a_request_to_the_end_of_the_piece_at_work() -> None:
+    clock = Clock()
+    gate = IdleGate(0.0, clock)
+    gate.wait()
+    for piece_s in (0.25, 0.125):
+        with gate.request():
+            clock.now_s += piece_s
+        gate.wait()
+    assert gate.longest_overlap_s == 0.25
+    with gate.request():
+        thread, passed = waiting(gate)
+        assert not passed.wait(0.05)
+        with gate.request():
+            clock.now_s += 9.0  # nothing is learned meanwhile
+    thread.join()
+    assert gate.longest_overlap_s == 0.25
+
+
+def test_an_error_in_a_request_lets_learning_go_on() -> None:
+    gate = IdleGate(0.0)
+    try:
+        with gate.request():
+            raise ValueError
+    except ValueError:
+        gate.wait()

@@ -1,0 +1,107 @@
+"""What stops learning is told to whoever asks, never to who asks the model; the home is free afterwards."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from omnidraft.config import LearnerSettings
+from omnidraft.device.home import DeviceHome
+from omnidraft.device.learning import IdleLearning, LearningParts
+from omnidraft.distill.control import Status
+from omnidraft.errors import ConfigError, OmnidraftError, RegistryError
+from omnidraft.testing.memory_log import MemoryLog, MemoryReader
+
+Stop = Callable[[], bool]
+
+
+class Distiller:
+    """Runs this function as a distiller runs its rounds."""
+
+    def __init__(self, rounds: Callable[[Stop, Callable[[Status], None], Callable[[], None]], None]) -> None:
+        self._rounds = rounds
+
+    def __call__(self, *, progress: Callable[[Status], None], on_empty_poll: Callable[[], None]) -> Any:
+        return SimpleNamespace(run=lambda stop: self._rounds(stop, progress, on_empty_poll))
+
+
+@contextmanager
+def learning(home: Path, distiller: Distiller, judge: Callable[[], None] = lambda: None) -> Iterator[IdleLearning]:
+    snapshots: Any = SimpleNamespace(versions=tuple)
+    parts: Any = {
+        "home": DeviceHome(home),
+        "producer": SimpleNamespace(num_waiting=0, problem=None, close=lambda timeout_s: 0),
+        "slot": SimpleNamespace(current=SimpleNamespace(version=None), drop_previous=lambda: None),
+        "updater": SimpleNamespace(step=lambda stop: None),
+        "controller": SimpleNamespace(step=judge),
+        "registry": snapshots,
+        "open_log": lambda: MemoryReader(MemoryLog(), "traces"),
+        "tidier": SimpleNamespace(tidy=lambda: None),
+        "make_distiller": distiller,
+        "settings": LearnerSettings(idle_s=0.0, nice=0),
+    }
+    made = IdleLearning(LearningParts(**parts))
+    try:
+        yield made
+    finally:
+        made.close()
+        DeviceHome(home).close()  # it is free
+
+
+def until_stopped(stop: Stop, _: Callable[[Status], None], on_empty_poll: Callable[[], None]) -> None:
+    while not stop():
+        on_empty_poll()
+
+
+def test_with_nothing_to_learn_nobody_waits(tmp_path: Path) -> None:
+    with learning(tmp_path, Distiller(until_stopped)) as idle:
+        assert idle.wait(60.0)
+        with idle.request():
+            assert not idle.wait(0.1), "while a request runs, nothing is learned"
+
+
+def test_an_error_that_ends_learning_is_told_and_requests_go_on(tmp_path: Path) -> None:
+    def fail(*_: object) -> None:
+        raise ConfigError("of another rank")
+
+    with learning(tmp_path, Distiller(fail)) as idle:
+        with pytest.raises(OmnidraftError, match="of another rank"):
+            idle.wait(60.0)
+        with idle.request():
+            assert "of another rank" in str(idle.status().problem)
+
+
+def test_what_somebody_has_to_decide_is_told(tmp_path: Path) -> None:
+    def stand_still(stop: Stop, progress: Callable[[Status], None], _: Callable[[], None]) -> None:
+        while not stop():
+            progress(Status(waits_for="the log is another one"))
+
+    with learning(tmp_path, Distiller(stand_still)) as idle, pytest.raises(OmnidraftError, match="another one"):
+        idle.wait(60.0)
+
+
+def test_a_snapshot_is_judged_once_and_a_failed_judgement_ends_nothing(tmp_path: Path) -> None:
+    judged: list[int] = []
+
+    def judge() -> None:
+        judged.append(1)
+        raise RegistryError("no space")
+
+    def publish(stop: Stop, progress: Callable[[Status], None], on_empty_poll: Callable[[], None]) -> None:
+        for version in (None, 1, 1, 2):
+            progress(Status(version=version))
+        until_stopped(stop, progress, on_empty_poll)
+
+    with learning(tmp_path, Distiller(publish), judge) as idle:
+        assert idle.wait(60.0)
+    assert judged == [1, 1]
+
+
+def test_a_closed_learning_is_closed_once_and_waits_for_nobody(tmp_path: Path) -> None:
+    with learning(tmp_path, Distiller(until_stopped)) as idle, idle.request():
+        idle.close()
+        idle.close()
+        assert not idle.wait(60.0)

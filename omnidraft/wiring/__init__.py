@@ -3,6 +3,7 @@
 from omnidraft.wiring.controller import controller, overview, worker_url
 from omnidraft.wiring.distiller import distillation, identity, learner, learner_from_snapshot
 from omnidraft.wiring.drafting import proposer, shared_drafting
+from omnidraft.wiring.loaded_model import LoadedModel, loaded_model
 from omnidraft.wiring.logs import (
     existing_registry,
     experiment,
@@ -30,6 +31,7 @@ from omnidraft.wiring.worker import ServedTarget, Worker, engine, worker
 
 __all__ = [
     "Batching",
+    "LoadedModel",
     "ServedTarget",
     "SnapshotLoader",
     "Vocabularies",
@@ -44,6 +46,7 @@ __all__ = [
     "identity",
     "learner",
     "learner_from_snapshot",
+    "loaded_model",
     "log_reader",
     "log_writer",
     "ngram_cache",

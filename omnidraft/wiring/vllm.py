@@ -10,9 +10,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from omnidraft.config import Settings
-from omnidraft.errors import ContractError, VocabularyError
+from omnidraft.errors import ContractError
 from omnidraft.ports import Metrics, Proposer, Request
 from omnidraft.wiring.controller import control_follower
+from omnidraft.wiring.drafter_prompt import drafter_prompt
 from omnidraft.wiring.drafting import SharedDrafting, policy, proposer
 from omnidraft.wiring.logs import snapshot_reader
 from omnidraft.wiring.models import SnapshotLoader, Vocabularies, snapshot_loader_with, vocabularies
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
     from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
     from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
     from omnidraft.decode.snapshot.updater import SnapshotUpdater
-
-_LONGEST_PROMPT_SHARE = 0.75
-"""The share of the drafter's context that a prompt may fill; the rest is for the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,27 +177,16 @@ class SequenceOpener:
     def _request(self, prompt_ids: Sequence[int], context_limit: int) -> Request:
         """Return the sequence as a request of unknown length, in whose prompt text between special tokens is read by
         the drafter like the answer."""
-        drafter_ids, rest_ids = self._drafter_prompt(prompt_ids, context_limit)
+        drafter_ids, rest_ids = drafter_prompt(prompt_ids, self._tokenizers, context_limit)
         return Request(
             tuple(prompt_ids),
-            tuple(drafter_ids),
+            drafter_ids,
             max_new_tokens=sys.maxsize,
             stop_ids=self._tokenizers.target.stop_ids,
             mode="fast",
             tenant=self._settings.worker.tenant,
-            drafter_prompt_tail=tuple(rest_ids),
+            drafter_prompt_tail=rest_ids,
         )
-
-    def _drafter_prompt(self, prompt_ids: Sequence[int], context_limit: int) -> tuple[list[int], list[int]]:
-        from omnidraft.decode.external.prompt_mapping import map_prompt
-
-        tokenizers, longest = self._tokenizers, int(context_limit * _LONGEST_PROMPT_SHARE)
-        vocabulary = tokenizers.target.vocabulary
-        try:
-            prompt = map_prompt(prompt_ids, vocabulary, tokenizers.drafter, tokenizers.alignment, longest=longest)
-        except VocabularyError:  # some byte that the drafter cannot spell: it sees the answer only
-            return [], []
-        return prompt.ids, prompt.rest
 
     def _builder(self, request_id: str, request: Request, snapshot: "LoadedSnapshot") -> "TraceRecordBuilder":
         from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder

@@ -21,7 +21,7 @@ LEVELS = (  # lowest first
     {"bus", "registry", "models", "telemetry", "decode", "distill", "fleet"},
     {"serving", "exactness", "audit", "testing"},
     {"wiring"},
-    {"hosts", "doctor", "llm"},
+    {"hosts", "doctor", "llm", "transformers"},
     {"cli", "services", "pipelines"},
 )
 LEVEL_OF = {unit: level for level, units in enumerate(LEVELS) for unit in units}

@@ -4,10 +4,7 @@
 over HTTP as by its clients. Plain vLLM runs all the time, the others one after the other beside it (7 GB each with the
 reference pair), and each prompt goes to both in turn: a speed-up is over plain decoding at the same time.
 
-vllm              plain decoding
-vllm-tli          vLLM's draft model with use_heterogeneous_vocab
-vllm+omnidraft    our proposer
-vllm+omnidraft+traces    ... that also records traces into a SQLite log
+The methods are those of pipelines/lib/vllm_methods.py.
 """
 
 import shlex
@@ -29,15 +26,15 @@ from omnidraft.hosts import process
 from omnidraft.models.catalog import store
 from pipelines.bench import page, summary
 from pipelines.bench.runs import BenchRun, Failure, Outcome, attempt, rotated
-from pipelines.lib import machine, report
+from pipelines.lib import machine, report, vllm_methods
 from pipelines.lib.choices import chosen
-from pipelines.lib.vllm_server import VllmServer, custom_class, serve
+from pipelines.lib.vllm_methods import NAMES, PLAIN
+from pipelines.lib.vllm_server import VllmServer, serve
 
-PLAIN = "vllm"
-NAMES = (PLAIN, "vllm-tli", "vllm+omnidraft", "vllm+omnidraft+traces")
 Outcomes = dict[str, dict[str, dict[str, list[Outcome]]]]
 """Method -> task -> its outcomes and those of plain vLLM beside it, by method."""
 
+_METHODS = "vllm,vllm-tli,vllm+omnidraft"
 _ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
 _WARM_UP_TOKENS = 64
 """Our proposer measures the cost of passes of each size before it decides; a server does that once."""
@@ -83,7 +80,7 @@ def main(
     venv: Annotated[Path, typer.Option(help="The virtual environment of vLLM and omnidraft.")] = Path(".venv-vllm"),
     num_prompts: Annotated[int, typer.Option(min=1, help="Prompts of each file, test split first.")] = 4,
     max_new_tokens: Annotated[int, typer.Option(min=2)] = 128,
-    methods: Annotated[str, typer.Option(help=f"Some of {', '.join(NAMES)}, with commas.")] = ",".join(NAMES[:3]),
+    methods: Annotated[str, typer.Option(help=f"Some of {', '.join(NAMES)}, with commas.")] = _METHODS,
     num_tokens: Annotated[int, typer.Option(min=1, help="num_speculative_tokens of our rows.")] = 7,
     target: Annotated[str | None, typer.Option()] = None,
     drafter: Annotated[str | None, typer.Option()] = None,
@@ -179,7 +176,9 @@ def _outcome(server: VllmServer | Failure, text: str, max_new_tokens: int) -> Ou
 def _server(name: str, setup: VllmSetup, stack: ExitStack) -> VllmServer | Failure:
     """Start the server of a row; return it, or the reason of its failure."""
     target = store.resolve(setup.settings.models.target)
-    speculation, environment = _speculation(name, setup)
+    speculation, environment = vllm_methods.speculation(
+        name, setup.settings, setup.folder, num_tokens=setup.num_tokens, snapshot=setup.snapshot
+    )
     log_path = setup.folder / f"{name}.log"
     try:
         server = stack.enter_context(
@@ -197,27 +196,6 @@ def _server(name: str, setup: VllmSetup, stack: ExitStack) -> VllmServer | Failu
         return Failure(str(exc).strip().splitlines()[-1][:300])
     print(f"{name}: serving", file=sys.stderr)
     return server
-
-
-def _speculation(name: str, setup: VllmSetup) -> tuple[dict[str, Any] | None, dict[str, str]]:
-    models = setup.settings.models
-    if name == PLAIN:
-        return None, {}
-    if name == "vllm-tli":
-        drafter = str(store.resolve(models.drafter))
-        options = {"method": "draft_model", "model": drafter, "num_speculative_tokens": 5}
-        return options | {"use_heterogeneous_vocab": True}, {}
-    environment = {
-        "OMNIDRAFT_MODELS__TARGET": models.target,
-        "OMNIDRAFT_MODELS__DRAFTER": models.drafter,
-        "OMNIDRAFT_RECORDER__ENABLED": str(name.endswith("+traces")).lower(),
-        "OMNIDRAFT_LOG": f"sqlite:///{setup.folder / 'log.db'}",
-        "MLFLOW_TRACKING_URI": f"directory://{setup.folder / 'registry'}",
-    }
-    if setup.snapshot is not None:
-        environment["OMNIDRAFT_WORKER__SNAPSHOT"] = setup.snapshot
-        environment["MLFLOW_TRACKING_URI"] = setup.settings.registry.url
-    return custom_class(setup.num_tokens), environment
 
 
 def _ask(server: VllmServer, text: str, max_new_tokens: int) -> BenchRun:

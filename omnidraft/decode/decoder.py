@@ -13,13 +13,24 @@ from omnidraft.config import SchedulerSettings
 from omnidraft.decode.drafting.safe_drafting import DraftingFailures, SafeDrafting
 from omnidraft.decode.policy.cost_model import MeasuredCosts
 from omnidraft.decode.round import PassResult, run_pass
-from omnidraft.decode.sampling.grammar import Grammars
+from omnidraft.decode.sampling.grammar import Grammars, Matcher
 from omnidraft.decode.sampling.logits_pipeline import LogitsPipeline
 from omnidraft.decode.sampling.noise import SeededNoise
 from omnidraft.decode.scheduler import ScheduledRound, Scheduler
 from omnidraft.decode.sequence import SequenceState
 from omnidraft.decode.stop_checker import StopChecker
-from omnidraft.ports import DraftTree, Mode, Noise, Proposer, Request, Step, Target, Timings
+from omnidraft.ports import (
+    DraftTree,
+    Mode,
+    Noise,
+    Proposer,
+    Request,
+    Step,
+    StopCondition,
+    Target,
+    Timings,
+    TokenDistributions,
+)
 from omnidraft.vocab.tokenizer import Vocabulary
 
 
@@ -30,6 +41,15 @@ class SequenceOutput:
     sequence: SequenceState
     step: Step | None = None
     error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """How the tokens of one text are drawn, and where it ends."""
+
+    noise: Noise
+    distributions: TokenDistributions
+    stop: StopCondition
 
 
 class Decoder:
@@ -117,16 +137,36 @@ class Decoder:
             RequestError: the grammar does not compile.
         """
         request = replace(request, sampling=self.grammars.prepared(request.sampling))
+        drawing = Drawing(
+            self._noise(request.seed, request.choice, self.target.vocab_size),
+            LogitsPipeline(request, self.matcher(request)),
+            StopChecker(request, self._vocabulary),
+        )
+        return self.add_drawn(request, drawing, proposer, client=client, cache_scope=cache_scope)
+
+    def matcher(self, request: Request) -> Matcher | None:
+        """Return what keeps the request's text to its grammar; None where it has none. Raises RequestError."""
         grammar = request.sampling.grammar
-        matcher = None if grammar is None else self.grammars.matcher(grammar, request.stop_ids)
+        return None if grammar is None else self.grammars.matcher(grammar, request.stop_ids)
+
+    def add_drawn(
+        self,
+        request: Request,
+        drawing: Drawing,
+        proposer: Proposer | None,
+        *,
+        client: str = "",
+        cache_scope: str | None = None,
+    ) -> SequenceState:
+        """Add a text that is drawn and ended as `drawing` says; of its request's settings, drafts know alone."""
         drafting = None
         if proposer is not None and request.num_draft_tokens:
             drafting = self._drafting.open(proposer, request)
         sequence = SequenceState(
             request,
-            self._noise(request.seed, request.choice, self.target.vocab_size),
-            LogitsPipeline(request, matcher),
-            StopChecker(request, self._vocabulary),
+            drawing.noise,
+            drawing.distributions,
+            drawing.stop,
             self._drafting,
             drafting,
             client,

@@ -10,11 +10,19 @@ import torch
 
 from omnidraft.decode.drafting.safe_drafting import SafeDrafting, SafeRequest, SafeText
 from omnidraft.decode.logprobs import client_logprobs, top_k_logprobs
-from omnidraft.decode.sampling.logits_pipeline import LogitsPipeline
-from omnidraft.decode.stop_checker import StopChecker
 from omnidraft.decode.verification import draw_path
 from omnidraft.errors import ContractError
-from omnidraft.ports import DraftTree, Noise, Request, Step, Target, TargetSession, Timings
+from omnidraft.ports import (
+    DraftTree,
+    Noise,
+    Request,
+    Step,
+    StopCondition,
+    Target,
+    TargetSession,
+    Timings,
+    TokenDistributions,
+)
 from omnidraft.traces.record import Source
 
 
@@ -24,8 +32,8 @@ class SequenceState:
 
     request: Request
     noise: Noise
-    pipeline: LogitsPipeline
-    stop_checker: StopChecker
+    pipeline: TokenDistributions
+    stop_checker: StopCondition
     drafting: SafeDrafting
     draft: SafeText | None
     """Its state in the drafter; None decodes plainly."""

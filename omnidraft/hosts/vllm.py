@@ -9,7 +9,7 @@ Shapes: N rows of a pass, V vocabulary.
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from vllm.distributed.parallel_state import get_tp_group
 
 from omnidraft import config, wiring
 from omnidraft.config import Settings
+from omnidraft.decode.external.request_options import NO_OPTIONS, RequestOptions, read_options
 from omnidraft.errors import ConfigError
 from omnidraft.hosts.process import formatter
 from omnidraft.models.probe import choice
@@ -29,8 +30,10 @@ from omnidraft.telemetry.exposition import Exposition
 from omnidraft.telemetry.metric_definitions import PROPOSER, WORKER
 from omnidraft.telemetry.metrics import PrometheusMetrics
 
-SUPPORTED = "0.32"
-"""The minor version of vLLM whose proposer interface this implements; vLLM calls it experimental."""
+SUPPORTED = ("0.32", "0.33")
+"""The minor versions of vLLM whose proposer interface this implements; vLLM calls it experimental."""
+WORKER_CLASS = "omnidraft.hosts.vllm_worker.Worker"
+"""The worker class with which a proposer sees the requests of its rows."""
 CONFIG_VARIABLE = "OMNIDRAFT_CONFIG"
 _TICK_S = 1.0
 
@@ -46,13 +49,15 @@ class VllmProposer:
         choice.torch_products()  # before vLLM's own matrix products, which use the same oneDNN
         self._batching: wiring.Batching | None = None
         self._logits = LogitsTap(0)
+        self._options_of: Callable[[int], RequestOptions] = lambda row: NO_OPTIONS
         if get_tp_group().rank_in_group != 0:
             return  # vLLM takes the first rank's drafts
         _configure_logging()
         settings = settings_for(vllm_config)
         metrics = PrometheusMetrics({**WORKER, **PROPOSER}, settings.models.targets)
         num_tokens = min(vllm_config.speculative_config.num_speculative_tokens, settings.decode.num_draft_tokens)
-        self._batching = wiring.batching(settings, metrics, num_tokens=num_tokens)
+        has_tenants = vllm_config.parallel_config.worker_cls == WORKER_CLASS
+        self._batching = wiring.batching(settings, metrics, num_tokens=num_tokens, has_tenants=has_tenants)
         self._lock = threading.Lock()
         self._stop = threading.Event()
         if self._batching.producer is not None:
@@ -77,6 +82,10 @@ class VllmProposer:
         elif self._logits.max_rows:
             logger.info("%s has no layer for logits: traces have emitted tokens only", type(target_model).__name__)
 
+    def read_options_from(self, arguments_of: Callable[[int], Mapping[str, Any] | None]) -> None:
+        """Draft for each row as its request's extra arguments say, from now on; `vllm_worker.py` calls this."""
+        self._options_of = lambda row: read_options(arguments_of(row))
+
     def propose(
         self,
         sampled_token_ids: Sequence[Sequence[int]],
@@ -89,7 +98,10 @@ class VllmProposer:
             return [[] for _ in sampled_token_ids]
         with self._lock:
             return self._batching.rounds.next(
-                sampled_token_ids, lambda row: token_ids_cpu[row, : num_tokens_no_spec[row]], self._logits.take
+                sampled_token_ids,
+                lambda row: token_ids_cpu[row, : num_tokens_no_spec[row]],
+                self._logits.take,
+                self._options_of,
             )
 
     def close(self) -> None:
@@ -143,10 +155,10 @@ class LogitsTap:
 
 def require_version(version: str) -> None:
     """Raises ConfigError unless this vLLM has the interface of SUPPORTED."""
-    if not version.startswith(f"{SUPPORTED}."):
+    if not version.startswith(tuple(f"{minor}." for minor in SUPPORTED)):
         raise ConfigError(
-            f"this omnidraft drafts inside vLLM {SUPPORTED}, found {version}: "
-            f"pip install 'vllm=={SUPPORTED}.*', or take the omnidraft that names your version in docs/vllm.md"
+            f"this omnidraft drafts inside vLLM {' and '.join(SUPPORTED)}, found {version}: pip install "
+            f"'vllm=={SUPPORTED[-1]}.*', or take the omnidraft that names your version in docs/vllm.md"
         )
 
 

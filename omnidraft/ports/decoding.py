@@ -266,3 +266,26 @@ class Noise(Protocol):
 
     def exponentials(self, position: int, ids: np.ndarray) -> np.ndarray:
         """Return the Exp(1) variables of these ids at this position, float64."""
+
+
+class TokenDistributions(Protocol):
+    """The distributions that one text is drawn from, asked for in the order of its draws."""
+
+    def distribution(self, logits_V: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return ids and probabilities of the next draw, given the target's raw logits."""
+
+    def take(self, token: int) -> None:
+        """Add the token that was drawn from the last distribution."""
+
+
+class StopCondition(Protocol):
+    """Decides when one text ends, and which part of it may be shown."""
+
+    finish_reason: FinishReason | None
+    """None while the text goes on."""
+
+    def ends(self, token: int) -> bool:
+        """Add one emitted token; return whether the text ends with it."""
+
+    def take(self) -> str:
+        """Return the text that can be shown now and was not returned before."""

@@ -4,6 +4,7 @@ from omnidraft.wiring.controller import controller, overview, worker_url
 from omnidraft.wiring.device import device_settings, learning_engine
 from omnidraft.wiring.distiller import distillation, identity, learner, learner_from_snapshot
 from omnidraft.wiring.drafting import proposer, shared_drafting
+from omnidraft.wiring.loaded_model import LoadedModel, loaded_model
 from omnidraft.wiring.logs import (
     existing_registry,
     experiment,
@@ -31,6 +32,7 @@ from omnidraft.wiring.worker import ServedTarget, Worker, engine, worker
 
 __all__ = [
     "Batching",
+    "LoadedModel",
     "ServedTarget",
     "SnapshotLoader",
     "Vocabularies",
@@ -47,6 +49,7 @@ __all__ = [
     "learner",
     "learner_from_snapshot",
     "learning_engine",
+    "loaded_model",
     "log_reader",
     "log_writer",
     "ngram_cache",

@@ -10,9 +10,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from omnidraft.config import Settings
-from omnidraft.errors import ContractError, VocabularyError
+from omnidraft.errors import ContractError
 from omnidraft.ports import Metrics, Proposer, Request
 from omnidraft.wiring.controller import control_follower
+from omnidraft.wiring.drafter_prompt import drafter_prompt
 from omnidraft.wiring.drafting import SharedDrafting, policy, proposer
 from omnidraft.wiring.logs import snapshot_reader
 from omnidraft.wiring.models import SnapshotLoader, Vocabularies, snapshot_loader_with, vocabularies
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from omnidraft.decode.drafting.drafter import Drafter
     from omnidraft.decode.drafting.safe_drafting import SafeDrafting
+    from omnidraft.decode.external.request_options import RequestOptions
     from omnidraft.decode.external.round_scheduler import RoundScheduler
     from omnidraft.decode.external.sequence_tracker import ExternalSequence
     from omnidraft.decode.recording.record_builder import TraceRecordBuilder
@@ -32,9 +34,6 @@ if TYPE_CHECKING:
     from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
     from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
     from omnidraft.decode.snapshot.updater import SnapshotUpdater
-
-_LONGEST_PROMPT_SHARE = 0.75
-"""The share of the drafter's context that a prompt may fill; the rest is for the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +46,11 @@ class Batching:
     slot: "SnapshotSlot"
 
 
-def batching(settings: Settings, metrics: Metrics, *, num_tokens: int) -> Batching:
+def batching(settings: Settings, metrics: Metrics, *, num_tokens: int, has_tenants: bool = False) -> Batching:
     """Return a proposer of at most `num_tokens` tokens for `models.target`, which another engine runs.
+
+    Args:
+        has_tenants: whether requests may name their tenant; else all are of `worker.tenant`.
 
     Raises:
         BusError, RegistryError: log or registry cannot be reached at the start; later they may come and go.
@@ -65,17 +67,19 @@ def batching(settings: Settings, metrics: Metrics, *, num_tokens: int) -> Batchi
     from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
     from omnidraft.decode.snapshot.slot import SnapshotSlot
 
-    is_recorded = settings.worker.tenant not in settings.recorder.opted_out
+    is_recorded = has_tenants or settings.worker.tenant not in settings.recorder.opted_out
     producer = trace_producer(settings, metrics) if is_recorded else None
     tokenizers, section = vocabularies(settings), settings.vllm
     throttle, passes = DriftThrottle(settings.decode.drifted_draft_tokens), StepTimeModel()
     memory, failures = DrafterMemory(section.drafter_ids), DraftingFailures(metrics, settings.models.target)
     limits = RoundLimits(
-        lambda: throttle.limit(settings.worker.tenant, "text", num_tokens), section.trace_rows, section.idle_s
+        lambda tenant: throttle.limit(tenant or settings.worker.tenant, "text", num_tokens),
+        section.trace_rows,
+        section.idle_s,
     )
     step_s = StepCosts()
     inner = policy(settings.decode, passes, step_s, num_candidates=1)
-    probing = ProbingPolicy(inner, passes, limits.num_tokens)
+    probing = ProbingPolicy(inner, passes, lambda: limits.num_tokens(None))
     shared = SharedDrafting(lambda mode: probing, step_s, memory)
     load = snapshot_loader_with(
         settings,
@@ -160,46 +164,40 @@ class SequenceOpener:
         self._drafting = drafting
         self._worker = f"{socket.gethostname()}-{os.getpid()}"
 
-    def open(self, prompt_ids: "np.ndarray") -> "ExternalSequence":
+    def open(self, prompt_ids: "np.ndarray", options: "RequestOptions") -> "ExternalSequence":
         """See round_scheduler.SequenceFactory. The request id decides whether the canary serves it."""
         from omnidraft.decode.external.sequence_tracker import ExternalSequence, TokenBuffer
 
         request_id = uuid.uuid4().hex
         snapshot = self._slot.snapshot_for(request_id)
         drafter = drafter_of(snapshot.proposer)
-        request = self._request(prompt_ids.tolist(), drafter.model.context_limit)
-        builder = None
-        if self._producer is not None:
+        tenant = options.tenant or self._settings.worker.tenant
+        request = self._request(prompt_ids.tolist(), drafter.model.context_limit, tenant)
+        builder, is_recorded = None, options.is_stored and tenant not in self._settings.recorder.opted_out
+        if self._producer is not None and is_recorded:
             drafter_ids = tuple(drafter.context(request).ids or request.drafter_prompt_ids)
             builder = self._builder(request_id, replace(request, drafter_prompt_ids=drafter_ids), snapshot)
         return ExternalSequence(
-            TokenBuffer(prompt_ids), snapshot, self._drafting.open(snapshot.proposer, request), builder
+            TokenBuffer(prompt_ids),
+            snapshot,
+            self._drafting.open(snapshot.proposer, request),
+            builder,
+            options=options,
         )
 
-    def _request(self, prompt_ids: Sequence[int], context_limit: int) -> Request:
+    def _request(self, prompt_ids: Sequence[int], context_limit: int, tenant: str) -> Request:
         """Return the sequence as a request of unknown length, in whose prompt text between special tokens is read by
         the drafter like the answer."""
-        drafter_ids, rest_ids = self._drafter_prompt(prompt_ids, context_limit)
+        drafter_ids, rest_ids = drafter_prompt(prompt_ids, self._tokenizers, context_limit)
         return Request(
             tuple(prompt_ids),
-            tuple(drafter_ids),
+            drafter_ids,
             max_new_tokens=sys.maxsize,
             stop_ids=self._tokenizers.target.stop_ids,
             mode="fast",
-            tenant=self._settings.worker.tenant,
-            drafter_prompt_tail=tuple(rest_ids),
+            tenant=tenant,
+            drafter_prompt_tail=rest_ids,
         )
-
-    def _drafter_prompt(self, prompt_ids: Sequence[int], context_limit: int) -> tuple[list[int], list[int]]:
-        from omnidraft.decode.external.prompt_mapping import map_prompt
-
-        tokenizers, longest = self._tokenizers, int(context_limit * _LONGEST_PROMPT_SHARE)
-        vocabulary = tokenizers.target.vocabulary
-        try:
-            prompt = map_prompt(prompt_ids, vocabulary, tokenizers.drafter, tokenizers.alignment, longest=longest)
-        except VocabularyError:  # some byte that the drafter cannot spell: it sees the answer only
-            return [], []
-        return prompt.ids, prompt.rest
 
     def _builder(self, request_id: str, request: Request, snapshot: "LoadedSnapshot") -> "TraceRecordBuilder":
         from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
@@ -208,7 +206,7 @@ class SequenceOpener:
         settings, models = self._settings, self._settings.models
         context = RecordContext(
             request_id,
-            settings.worker.tenant,
+            request.tenant,
             self._worker,
             models.target,
             models.drafter,

@@ -21,7 +21,7 @@ LEVELS = (  # lowest first
     {"bus", "registry", "models", "telemetry", "decode", "distill", "fleet"},
     {"serving", "exactness", "audit", "device", "sampling_params", "testing"},
     {"wiring"},
-    {"hosts", "doctor", "llm", "demo"},
+    {"hosts", "doctor", "llm", "demo", "transformers"},
     {"cli"},
     {"services", "pipelines"},
 )

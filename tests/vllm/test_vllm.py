@@ -250,8 +250,9 @@ def test_another_version_of_vllm_is_refused_with_what_to_do():
 
     require_version("0.32.0")
     require_version("0.32.1+cpu")
-    for version in ("0.33.0", "0.3.2", "1.0.0"):
-        with pytest.raises(ConfigError, match=rf"vLLM 0\.32, found {version}"):
+    require_version("0.33.0")
+    for version in ("0.31.0", "0.34.0", "0.3.2", "1.0.0"):
+        with pytest.raises(ConfigError, match=rf"vLLM 0\.32 and 0\.33, found {version}"):
             require_version(version)
 
 

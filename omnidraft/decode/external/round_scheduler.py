@@ -1,6 +1,7 @@
 """Rounds of another engine: it passes the tokens that it emitted for each sequence, and receives drafts.
 
-It passes no request ids, no settings and no ends (sequence_tracker.py identifies sequences all the same). A sequence
+It passes no request ids, no settings and no ends, and what a request says about its drafting only where the host can
+read it (sequence_tracker.py identifies sequences all the same). A sequence
 keeps its snapshot as long as it is tracked, so that no swap makes the drafter read running sequences again.
 It uses no noise: an engine that draws with its own accepts a token with the target's probability of it, so the most
 probable token is best. Like in safe_drafting.py, no exception gets out: the engine receives no drafts.
@@ -17,6 +18,7 @@ import torch
 
 from omnidraft.decode.drafting.safe_drafting import DraftingFailures, SafeDrafting, SafeRequest
 from omnidraft.decode.drafting.session_pool import DrafterMemory
+from omnidraft.decode.external.request_options import NO_OPTIONS, RequestOptions
 from omnidraft.decode.external.sequence_tracker import ExternalSequence, SequenceTracker
 from omnidraft.decode.external.step_time_model import StepTimeModel
 from omnidraft.decode.logprobs import top_k_logprobs
@@ -30,20 +32,22 @@ _NO_NOISE = ForbiddenNoise()
 class SequenceFactory(Protocol):
     """Begins sequences."""
 
-    def open(self, prompt_ids: np.ndarray) -> ExternalSequence:
-        """Return a new sequence with the snapshot that it keeps."""
+    def open(self, prompt_ids: np.ndarray, options: RequestOptions) -> ExternalSequence:
+        """Return a new sequence of these options with the snapshot that it keeps."""
 
 
 LogitsOf = Callable[[Sequence[int]], Sequence[torch.Tensor] | None]
 """Number of rows of each sequence of this round -> the logits [N, V] of each; None where they are not available."""
+
+OptionsOf = Callable[[int], RequestOptions]
 
 
 @dataclass(frozen=True, slots=True)
 class RoundLimits:
     """Resource limits of a host."""
 
-    num_tokens: Callable[[], int]
-    """Draft tokens per sequence and round at most; read in each round."""
+    num_tokens: Callable[[str | None], int]
+    """Draft tokens of a tenant's sequence in a round at most; read in each round. None is the deployment's tenant."""
     trace_rows: int
     """Rows of a round whose logits are read for traces at most; rounds with more are recorded without."""
     idle_s: float
@@ -93,24 +97,33 @@ class RoundScheduler:
         self._last_round: _Round | None = None
 
     def next(
-        self, emitted: Sequence[Sequence[int]], ids_of: Callable[[int], np.ndarray], logits_of: LogitsOf
+        self,
+        emitted: Sequence[Sequence[int]],
+        ids_of: Callable[[int], np.ndarray],
+        logits_of: LogitsOf,
+        options_of: OptionsOf = lambda index: NO_OPTIONS,
     ) -> list[list[int]]:
         """Return draft tokens per sequence, given the tokens that the engine emitted; none while it reads a prompt.
 
         Args:
             ids_of: index of a sequence -> all its ids, those just emitted included.
+            options_of: index of a sequence -> what its request says about its drafting.
         """
         try:
-            return self._next(emitted, ids_of, logits_of)
+            return self._next(emitted, ids_of, logits_of, options_of)
         except Exception as exc:  # the boundary: see safe_drafting.py
             self._reset(exc)
             return [[] for _ in emitted]
 
     def _next(
-        self, emitted: Sequence[Sequence[int]], ids_of: Callable[[int], np.ndarray], logits_of: LogitsOf
+        self,
+        emitted: Sequence[Sequence[int]],
+        ids_of: Callable[[int], np.ndarray],
+        logits_of: LogitsOf,
+        options_of: OptionsOf,
     ) -> list[list[int]]:
         now_s = self._clock()
-        seqs = self._match(emitted, ids_of)
+        seqs = self._match(emitted, ids_of, options_of)
         active = [seq for seq in seqs if seq is not None]
         pass_s = self._update_costs(seqs, now_s)
         self._observe(seqs, emitted, pass_s, logits_of)
@@ -150,7 +163,7 @@ class RoundScheduler:
             self._drafting.reset(seq.drafting)
 
     def _match(
-        self, emitted: Sequence[Sequence[int]], ids_of: Callable[[int], np.ndarray]
+        self, emitted: Sequence[Sequence[int]], ids_of: Callable[[int], np.ndarray], options_of: OptionsOf
     ) -> list[ExternalSequence | None]:
         """Return the sequence at each index; None where nothing was emitted."""
         matches: list[ExternalSequence | None] = []
@@ -160,14 +173,15 @@ class RoundScheduler:
                 continue
             ids = ids_of(index)
             before = ids[: len(ids) - len(new_ids)]
-            seq = self._tracker.find(before, [each for each in matches if each is not None])
-            matches.append(self._open(before) if seq is None else seq)
+            options, taken = options_of(index), [each for each in matches if each is not None]
+            seq = self._tracker.find(before, taken, options)
+            matches.append(self._open(before, options) if seq is None else seq)
         return matches
 
-    def _open(self, prompt_ids: np.ndarray) -> ExternalSequence | None:
+    def _open(self, prompt_ids: np.ndarray, options: RequestOptions) -> ExternalSequence | None:
         """Return a new sequence; None, until the next round, where it cannot be opened."""
         try:
-            seq = self._factory.open(prompt_ids)
+            seq = self._factory.open(prompt_ids, options)
         except Exception as exc:  # the boundary: see safe_drafting.py
             self._failures.report(exc)
             return None
@@ -240,10 +254,13 @@ class RoundScheduler:
         """Return the draft tokens by the identity of a sequence."""
         if not active:
             return {}
-        num_tokens = self._limits.num_tokens()
-        limits = TreeLimits(num_tokens, num_chains=1, depth=num_tokens)
-        requests = [SafeRequest(seq.drafting, len(seq.tokens), limits, _NO_NOISE) for seq in active]
+        requests = [SafeRequest(seq.drafting, len(seq.tokens), self._tree_limits(seq), _NO_NOISE) for seq in active]
         for seq, tree in zip(active, self._drafting.propose_all(requests), strict=True):
             seq.tree = tree
         self._last_round = _Round(tuple(active), sum(len(seq.tree) - 1 for seq in active), self._clock())
         return {id(seq): list(seq.tree.tokens[1:]) for seq in active}
+
+    def _tree_limits(self, seq: ExternalSequence) -> TreeLimits:
+        num_tokens, wanted = self._limits.num_tokens(seq.options.tenant), seq.options.num_draft_tokens
+        num_tokens = num_tokens if wanted is None else min(num_tokens, wanted)
+        return TreeLimits(num_tokens, num_chains=1, depth=num_tokens)

@@ -12,6 +12,7 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 
 from omnidraft.decode.drafting.safe_drafting import SafeText
+from omnidraft.decode.external.request_options import NO_OPTIONS, RequestOptions
 from omnidraft.decode.recording.record_builder import TraceRecordBuilder
 from omnidraft.decode.snapshot.slot import LoadedSnapshot
 from omnidraft.ports import DraftTree
@@ -46,9 +47,10 @@ class TokenBuffer:
 
 
 class TrackedSequence(Protocol):
-    """A sequence with its ids."""
+    """A sequence with its ids, and what its request says about it."""
 
     tokens: TokenBuffer
+    options: RequestOptions
 
 
 Tracked = TypeVar("Tracked", bound=TrackedSequence)
@@ -81,11 +83,11 @@ class SequenceTracker(Generic[Tracked]):
         """Sequences that the engine does not work on, the one inactive the longest first."""
         return [seq for seq, _ in self._inactive.values()]
 
-    def find(self, ids: np.ndarray, taken: Iterable[Tracked]) -> Tracked | None:
-        """Return the sequence that has exactly these ids and is not in `taken`."""
+    def find(self, ids: np.ndarray, taken: Iterable[Tracked], options: RequestOptions = NO_OPTIONS) -> Tracked | None:
+        """Return the sequence that has exactly these ids and options and is not in `taken`."""
         others = {id(each) for each in taken}
         for seq in self._index.get(_key(ids), ()):
-            if id(seq) not in others and np.array_equal(seq.tokens.ids, ids):
+            if id(seq) not in others and seq.options == options and np.array_equal(seq.tokens.ids, ids):
                 return seq
         return None
 
@@ -155,3 +157,4 @@ class ExternalSequence:
     record_builder: TraceRecordBuilder | None
     tree: DraftTree = field(default_factory=lambda: DraftTree.empty(0))
     """The draft that the engine received last and is scoring now."""
+    options: RequestOptions = NO_OPTIONS

@@ -7,6 +7,7 @@ It encodes in two ways: `encode` takes text that continues a text, so it adds no
 import hashlib
 import json
 import re
+import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -170,3 +171,14 @@ def load_tokenizer(folder: Path, cache: Path | None = None) -> HfTokenizer:
     except (OSError, ValueError) as exc:
         raise ModelError(f"{folder} is not a model folder: {exc}") from exc
     return HfTokenizer(folder, config.get("text_config", config).get("vocab_size"), cache=cache)
+
+
+def loaded_tokenizer(tokenizer: Any, vocab_size: int) -> HfTokenizer:
+    """Return the interface of a tokenizer that transformers has loaded, with as many ids as the model's head.
+
+    Raises:
+        ModelError: it is none that can be used.
+    """
+    with tempfile.TemporaryDirectory(prefix="omnidraft-tokenizer-") as folder:
+        tokenizer.save_pretrained(folder)
+        return HfTokenizer(folder, vocab_size)

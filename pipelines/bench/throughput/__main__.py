@@ -22,7 +22,7 @@ from omnidraft.errors import RequestError
 from omnidraft.hosts import process
 from pipelines.bench.throughput import page
 from pipelines.bench.throughput.measurement import Measurement, ThroughputPlan
-from pipelines.bench.throughput.systems import NAMES, Setup
+from pipelines.bench.throughput.systems import NAMES, SERVERS, Setup
 from pipelines.bench.throughput.workload import Workload
 from pipelines.lib import machine, report
 from pipelines.lib.choices import chosen
@@ -35,7 +35,7 @@ def main(
         Path, typer.Option("--prompts", help="JSON lines with prompt or question; test split.")
     ] = DEFAULT_PROMPTS,
     clients: Annotated[str, typer.Option(help="Numbers of clients, with commas; '' measures none.")] = "1,2,4,8,16",
-    systems: Annotated[str, typer.Option(help=f"Some of {', '.join(NAMES)}, with commas.")] = ",".join(NAMES),
+    systems: Annotated[str, typer.Option(help=f"Some of {', '.join(NAMES)}, with commas.")] = ",".join(SERVERS),
     num_prompts: Annotated[int, typer.Option(min=1, help="Requests of a row; at least two for each client.")] = 16,
     max_new_tokens: Annotated[int, typer.Option(min=2)] = 96,
     temperature: Annotated[float, typer.Option(min=0)] = 0.0,

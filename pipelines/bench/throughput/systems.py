@@ -12,12 +12,18 @@ import httpx
 from omnidraft.config import Settings
 from omnidraft.demo.local_cluster import LocalCluster, free_port, is_serving
 from omnidraft.models.catalog import store
-from pipelines.lib import child_process, llama_server, vllm_server
+from pipelines.lib import child_process, llama_server, vllm_methods, vllm_server
 from pipelines.lib.llama_build import llama_programs
 
-NAMES = ("omnidraft", "llamacpp-server", "vllm")
+SERVERS = ("omnidraft", "llamacpp-server", "vllm")
+NAMES = (*SERVERS, *vllm_methods.NAMES[1:])
+"""The servers, and vLLM with each way of drafting."""
 VLLM_DTYPE = "bfloat16"
 _READY_S = 600.0
+_SPARE_TOKENS = 64
+"""Near its longest text vLLM asks for no drafts."""
+_NUM_TOKENS = 7
+"""Draft tokens of our proposer inside vLLM, as in docs/vllm.md."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +67,8 @@ def serving(name: str, setup: Setup) -> Iterator[Endpoint]:
         case "llamacpp-server":
             with _llamacpp(setup) as endpoint:
                 yield endpoint
-        case "vllm":
-            with _vllm(setup) as endpoint:
+        case _:
+            with _vllm(name, setup) as endpoint:
                 yield endpoint
 
 
@@ -104,12 +110,21 @@ def _llamacpp(setup: Setup) -> Iterator[Endpoint]:
 
 
 @contextmanager
-def _vllm(setup: Setup) -> Iterator[Endpoint]:
-    arguments = ["--dtype", VLLM_DTYPE, "--max-model-len", str(setup.slot_tokens)]
+def _vllm(name: str, setup: Setup) -> Iterator[Endpoint]:
+    arguments = ["--dtype", VLLM_DTYPE, "--max-model-len", str(setup.slot_tokens + _SPARE_TOKENS)]
     arguments += ["--max-num-seqs", str(setup.num_slots), "--seed", "0"]
     target = store.resolve(setup.settings.models.target)
-    log_path = setup.folder / "vllm.log"
-    with vllm_server.serve(setup.vllm_venv.resolve(), target, log_path, arguments=arguments) as server:
+    speculation, environment = vllm_methods.speculation(
+        name, setup.settings, setup.folder, num_tokens=_NUM_TOKENS, snapshot=setup.snapshot
+    )
+    with vllm_server.serve(
+        setup.vllm_venv.resolve(),
+        target,
+        setup.folder / f"{name}.log",
+        speculation=speculation,
+        settings=environment,
+        arguments=arguments,
+    ) as server:
         yield Endpoint(server.url, "target", VLLM_DTYPE)
 
 

@@ -13,6 +13,7 @@ from omnidraft.decode.drafting.session_pool import DrafterMemory, SessionPool
 from omnidraft.decode.drafting.tree_proposer import TreeProposer
 from omnidraft.decode.external.probing_policy import ProbingPolicy
 from omnidraft.decode.external.prompt_mapping import map_prompt
+from omnidraft.decode.external.request_options import NO_OPTIONS, RequestOptions
 from omnidraft.decode.external.round_scheduler import RoundLimits, RoundScheduler
 from omnidraft.decode.external.sequence_tracker import ExternalSequence, SequenceTracker, TokenBuffer
 from omnidraft.decode.external.step_time_model import StepTimeModel
@@ -61,6 +62,8 @@ class EngineRequest:
     """Steps for which it is preempted."""
     unread: int = 1
     """Steps of prefill before its first token."""
+    options: RequestOptions = NO_OPTIONS
+    num_drafted: int = 0
 
 
 class BatchingEngine:
@@ -88,8 +91,9 @@ class BatchingEngine:
         self._random = random.Random(seed)
         self._trouble = trouble
 
-    def ask(self, prompt: Sequence[int], max_tokens: int) -> EngineRequest:
-        request = EngineRequest(list(prompt), len(prompt), max_tokens, unread=self._random.randint(1, 2))
+    def ask(self, prompt: Sequence[int], max_tokens: int, options: RequestOptions = NO_OPTIONS) -> EngineRequest:
+        unread = self._random.randint(1, 2)
+        request = EngineRequest(list(prompt), len(prompt), max_tokens, unread=unread, options=options)
         self.waiting.append(request)
         return request
 
@@ -116,12 +120,14 @@ class BatchingEngine:
             emitted,
             lambda index: np.array(batch[index].ids, np.int32),
             lambda num_rows: logits if num_rows == [len(rows) for rows in logits] else None,
+            lambda index: batch[index].options,
         )
         assert len(drafts) == len(batch)
         for each, its in zip(batch, drafts, strict=True):
             assert len(its) <= NUM_TOKENS
             assert all(0 <= token < len(TARGET_PIECES) for token in its)
             each.drafts = its
+            each.num_drafted = max(each.num_drafted, len(its))
         self.running = [each for each in self.running if not self._is_over(each)]
 
     def _disturb(self) -> None:
@@ -164,21 +170,21 @@ class ToyFactory:
         self._is_traced = is_traced
         self._num_opened = 0
 
-    def open(self, prompt_ids: np.ndarray) -> ExternalSequence:
+    def open(self, prompt_ids: np.ndarray, options: RequestOptions) -> ExternalSequence:
         assert self.slot is not None
         assert self.drafting is not None
         snapshot = self.slot.current
         ids = prompt_ids.tolist()
         prompt = map_prompt(ids, TARGET_TOKENIZER.vocabulary, DRAFT_TOKENIZER, ALIGNMENT, longest=2048)
-        tail = tuple(prompt.rest)
+        tail, tenant = tuple(prompt.rest), options.tenant or "default"
         request = Request(tuple(ids), tuple(prompt.ids), 1000, stop_ids=STOP_IDS, mode="fast", drafter_prompt_tail=tail)
         state = self.drafting.open(snapshot.proposer, request)
         self._num_opened += 1
         builder = None
-        if self._is_traced:
-            context = RecordContext(f"text-{self._num_opened}", "default", "w", "t", "d", snapshot.version, "a")
+        if self._is_traced and options.is_stored:
+            context = RecordContext(f"text-{self._num_opened}", tenant, "w", "t", "d", snapshot.version, "a")
             builder = TraceRecordBuilder(request, context, RecorderSettings(segment_tokens=8), self.records.append)
-        return ExternalSequence(TokenBuffer(prompt_ids), snapshot, state, builder)
+        return ExternalSequence(TokenBuffer(prompt_ids), snapshot, state, builder, options=options)
 
 
 def make_rounds(
@@ -219,7 +225,7 @@ def make_rounds(
         target="t",
         stop_ids=STOP_IDS,
         top_k=4,
-        limits=RoundLimits(lambda: NUM_TOKENS, trace_rows=64, idle_s=5.0),
+        limits=RoundLimits(lambda tenant: NUM_TOKENS, trace_rows=64, idle_s=5.0),
         failures=failures or Strict(),
         clock=clock,
     )

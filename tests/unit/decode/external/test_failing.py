@@ -111,10 +111,10 @@ def test_a_round_that_fails_on_the_way_gives_empty_lists_and_the_next_begins_ane
 
 def test_a_text_that_cannot_be_opened_has_no_drafts_and_the_others_have():
     class Picky(ToyFactory):
-        def open(self, prompt_ids):
+        def open(self, prompt_ids, options):
             if len(prompt_ids) % 2:
                 raise RuntimeError("the tokenizer fell over")
-            return super().open(prompt_ids)
+            return super().open(prompt_ids, options)
 
     rounds, _, metrics = rounds_over(Breaking(), factory=Picky())
     engine = BatchingEngine(rounds, TABLE)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from omnidraft.decode.external.request_options import NO_OPTIONS, RequestOptions
 from omnidraft.decode.external.sequence_tracker import SequenceTracker, TokenBuffer
 from tests.unit.decode.external.engines import Clock
 
@@ -12,6 +13,7 @@ from tests.unit.decode.external.engines import Clock
 class Kept:
     name: str
     tokens: TokenBuffer = field(default_factory=lambda: TokenBuffer(ids([1])))
+    options: RequestOptions = NO_OPTIONS
 
 
 def ids(numbers):

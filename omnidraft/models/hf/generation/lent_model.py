@@ -1,0 +1,36 @@
+"""A model that the caller has loaded, lent for the time of a call: it is given back as it was."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from transformers import PreTrainedModel
+
+from omnidraft.errors import ModelError
+from omnidraft.models.hf.attention import share_key_heads
+
+
+def require_lendable(model: PreTrainedModel) -> None:
+    """Raise ModelError for a model whose trees cannot be scored."""
+    if model.config.is_encoder_decoder:
+        raise ModelError(f"{type(model).__name__} has an encoder; drafts are for models that only decode")
+    implementation = model.config._attn_implementation
+    if implementation != "sdpa":
+        raise ModelError(
+            f"the model's attention is {implementation!r}, which takes no masks of trees: load it with "
+            "attn_implementation='sdpa'"
+        )
+
+
+@contextmanager
+def lent(model: PreTrainedModel) -> Iterator[None]:
+    """Inside, the model drops nothing out and its attention takes the keys of several texts."""
+    in_training = [module for module in model.modules() if module.training]
+    implementation = model.config._attn_implementation
+    share_key_heads(model)
+    model.eval()
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(implementation)
+        for module in in_training:
+            module.training = True

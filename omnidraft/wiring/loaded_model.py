@@ -1,0 +1,96 @@
+"""Decoding with a model that the caller has loaded with transformers."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omnidraft.config import Settings
+from omnidraft.ports import Metrics
+from omnidraft.wiring.costs import measured_costs
+from omnidraft.wiring.drafter_prompt import drafter_prompt
+from omnidraft.wiring.models import TargetVocabulary, Vocabularies, snapshot_loader
+from omnidraft.wiring.named_snapshots import named_snapshot
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from omnidraft.decode.decoder import Decoder
+    from omnidraft.memory.recent_texts import RecentTexts
+    from omnidraft.models.hf.tokenizer import HfTokenizer
+    from omnidraft.ports import Proposer
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A decoder over the caller's model, and what drafts for it."""
+
+    decoder: "Decoder"
+    proposer: "Proposer"
+    recent: "RecentTexts"
+    """What was generated lately, for the suffix memory."""
+    tokenizers: TargetVocabulary
+    settings: Settings
+
+    def drafter_prompt(self, prompt_ids: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the drafter's ids of a prompt, and the target's ids that it reads after them; see drafter_prompt.py.
+        Neither without a drafter."""
+        if not isinstance(self.tokenizers, Vocabularies):
+            return (), ()
+        from omnidraft.wiring.vllm import drafter_of
+
+        return drafter_prompt(prompt_ids, self.tokenizers, drafter_of(self.proposer).model.context_limit)
+
+
+def loaded_model(
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
+    settings: Settings,
+    metrics: Metrics,
+    *,
+    snapshot: str | None = None,
+) -> LoadedModel:
+    """Return a decoder over this model, which shares its weights; the model is lent for this call.
+
+    Args:
+        snapshot: a folder, a version or an alias; None is the base drafter.
+
+    Raises:
+        ModelError, SnapshotError, VocabularyError: models or snapshot cannot be loaded, or do not belong together.
+    """
+    from omnidraft.decode.decoder import Decoder
+    from omnidraft.decode.drafting.safe_drafting import DraftingFailures
+    from omnidraft.memory.recent_texts import RecentTexts
+    from omnidraft.models.hf.target import TransformersTarget
+    from omnidraft.models.hf.tokenizer import loaded_tokenizer
+
+    config: Any = model.config
+    name = f"{settings.models.target}-{model.num_parameters()}"
+    target = TransformersTarget(model, settings.decode, name=name, precision=f"{model.dtype}-{model.device.type}")
+    tokenizers = _tokenizers(settings, loaded_tokenizer(tokenizer, config.get_text_config().vocab_size))
+    costs = measured_costs(settings, target)
+    recent = RecentTexts(settings.decode.recent_tokens if settings.decode.suffix_memory else 0)
+    load = snapshot_loader(settings, tokenizers, costs, recent=recent)
+    drafting = load(None, None) if snapshot is None else named_snapshot(settings, load, snapshot)
+    decoder = Decoder(
+        target,
+        tokenizers.target.vocabulary,
+        costs=costs,
+        failures=DraftingFailures(metrics, settings.models.target),
+        scheduling=settings.scheduler,
+    )
+    return LoadedModel(decoder, drafting.proposer, recent, tokenizers, settings)
+
+
+def _tokenizers(settings: Settings, target: "HfTokenizer") -> TargetVocabulary:
+    """Return the tokenizers of the caller's target and of the drafter, if there is one."""
+    from omnidraft.models.catalog import store
+    from omnidraft.models.hf.tokenizer import load_tokenizer
+    from omnidraft.vocab.alignment import align_cached
+
+    nowhere = Path()  # the target is loaded
+    if not settings.models.has_drafter:
+        return TargetVocabulary(nowhere, target)
+    folder, home = store.resolve(settings.models.drafter), store.default_home()
+    drafter = load_tokenizer(folder, home / "tokenizers")
+    alignment = align_cached(drafter, target, home / "alignments")
+    return Vocabularies(nowhere, target, drafter_folder=folder, drafter=drafter, alignment=alignment)

@@ -19,7 +19,7 @@ LEVELS = (  # lowest first
     {"vocab", "traces", "snapshots", "prompts", "memory", "tools"},
     {"ports"},
     {"bus", "registry", "models", "telemetry", "decode", "distill", "fleet"},
-    {"serving", "exactness", "audit", "testing"},
+    {"serving", "exactness", "audit", "testing", "transfer"},
     {"wiring"},
     {"hosts", "doctor", "llm"},
     {"cli", "services", "pipelines"},

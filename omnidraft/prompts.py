@@ -20,6 +20,8 @@ class Prompt:
     """The part of the data set that it belongs to, if the file has one."""
     schema: str | None = None
     """The JSON schema of its answer, if the file has one."""
+    reference: str | None = None
+    """The data set's own answer, if the file has one."""
 
 
 def read(path: Path, num: int | None = None, *, skip: int = 0, split: str | None = None) -> list[Prompt]:
@@ -55,6 +57,7 @@ def _row(path: Path, number: int, line: str) -> Prompt:
         answer = row.get("answer")
         if not isinstance(answer, str | None):
             raise TypeError(f"answer is not a text: {answer!r}")
+        reference = row.get("reference")
         schema = row.get("schema")
         has_schema = isinstance(schema, dict)
         return Prompt(
@@ -63,6 +66,7 @@ def _row(path: Path, number: int, line: str) -> Prompt:
             answer,
             row.get("split"),
             json.dumps(schema) if has_schema else None,
+            reference if isinstance(reference, str) else None,
         )
     except (ValueError, KeyError, AttributeError, TypeError) as exc:
         raise RequestError(f"{path}:{number} needs a JSON object with a prompt or question: {exc!r}") from exc

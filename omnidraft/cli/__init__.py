@@ -13,6 +13,7 @@ from omnidraft.cli.options import group
 from omnidraft.cli.run import serve
 from omnidraft.cli.status import status
 from omnidraft.cli.supervised import run_supervised
+from omnidraft.cli.transfer import transfer
 from omnidraft.errors import OmnidraftError
 
 HELP = "Speculative decoding across tokenizers that keeps learning while it serves."
@@ -25,6 +26,7 @@ app.command()(serve)
 app.command()(check)
 app.command()(status)
 app.command()(doctor)
+app.command()(transfer)
 app.add_typer(models.app, name="models")
 app.add_typer(traces.app, name="traces")
 app.add_typer(tenants.app, name="tenants")

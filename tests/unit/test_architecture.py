@@ -19,7 +19,7 @@ LEVELS = (  # lowest first
     {"vocab", "traces", "snapshots", "prompts", "memory", "tools", "extras"},
     {"ports"},
     {"bus", "registry", "models", "telemetry", "decode", "distill", "fleet"},
-    {"serving", "exactness", "audit", "device", "sampling_params", "testing"},
+    {"serving", "exactness", "audit", "device", "sampling_params", "testing", "transfer"},
     {"wiring"},
     {"hosts", "doctor", "llm", "demo", "transformers"},
     {"cli"},

@@ -44,28 +44,48 @@ class Chunker:
         num_special_E1 = np.concatenate([[0], np.cumsum(~has_bytes_E)])
         is_text_P = np.append(np.diff(num_special_E1[emitted_P]) == 0, False)  # from this position to the next
         closes_P = mass_P > self._settings.merge_below if self._settings.merge_below else np.ones(len(at_P), bool)
-        spans_N2 = _spans(at_P, closes_P, is_text_P)
-        first_N, end_N = spans_N2[:, 0], spans_N2[:, 1]
+        spans_N2 = chunk_spans(at_P, closes_P, is_text_P)
+        first_N, end_N = spans_N2.T
         log_p_E1 = np.concatenate([[0.0], np.cumsum(logprobs.emitted_log_p_E.astype(np.float64).clip(_LOWEST, 0.0))])
         log_p_N = log_p_E1[emitted_P[end_N]] - log_p_E1[emitted_P[first_N]]
         if self._settings.debias:
             log_p_N += np.log(mass_P[end_N].clip(np.exp(LOG_P_FLOOR), 1.0))
-        num_ids_N = at_P[end_N] - at_P[first_N]
-        next_L = np.arange(1, num_ids_N.max(initial=1) + 1)
-        return ChunkTargets(
-            row_N=at_P[first_N],
-            ids_NL=ids_T[np.minimum(at_P[first_N][:, None] + next_L, len(ids_T) - 1)],
-            num_ids_N=num_ids_N,
-            log_p_N=log_p_N.astype(np.float32),
-            tau=self._settings.tau,
-            starts_V=self._starts_D if self._settings.debias else None,
-        )
+        starts_D = self._starts_D if self._settings.debias else None
+        return chunk_targets(ids_T, at_P, spans_N2, log_p_N, tau=self._settings.tau, starts_V=starts_D)
 
     def _boundary_mass(self, logprobs: TargetLogprobs, emitted_P: np.ndarray) -> np.ndarray:
         """Return the probability that a word starts at each position, as far as the record's tokens cover it."""
         top_PK = np.minimum(logprobs.top_ids_EK[emitted_P].astype(np.int64), len(self._starts_T) - 1)
         p_PK = np.exp(logprobs.top_log_p_EK[emitted_P].astype(np.float64))
         return np.where(self._starts_T[top_PK], p_PK, 0.0).sum(axis=1)
+
+
+def chunk_targets(
+    ids_T: np.ndarray,
+    at_P: np.ndarray,
+    spans_N2: np.ndarray,
+    log_p_N: np.ndarray,
+    *,
+    tau: float,
+    starts_V: np.ndarray | None,
+) -> ChunkTargets[np.ndarray]:
+    """Return the chunks between these positions of a text.
+
+    Args:
+        at_P: the index of the id whose hidden state predicts what follows each position.
+        spans_N2: see chunk_spans.
+        starts_V: see ChunkTargets.
+    """
+    row_N, end_N = at_P[spans_N2].T
+    next_L = np.arange(1, (end_N - row_N).max(initial=1) + 1)
+    return ChunkTargets(
+        row_N=row_N,
+        ids_NL=ids_T[np.minimum(row_N[:, None] + next_L, len(ids_T) - 1)],
+        num_ids_N=end_N - row_N,
+        log_p_N=log_p_N.astype(np.float32),
+        tau=tau,
+        starts_V=starts_V,
+    )
 
 
 def word_starts(vocabulary: Vocabulary) -> np.ndarray:
@@ -76,8 +96,14 @@ def word_starts(vocabulary: Vocabulary) -> np.ndarray:
     return starts
 
 
-def _spans(at_P: np.ndarray, closes_P: np.ndarray, is_text_P: np.ndarray) -> np.ndarray:
-    """Return the positions at which each chunk begins and ends, int64 [N, 2]."""
+def chunk_spans(at_P: np.ndarray, closes_P: np.ndarray, is_text_P: np.ndarray) -> np.ndarray:
+    """Return the positions at which each chunk begins and ends, int64 [N, 2].
+
+    Args:
+        at_P: the number of draft ids before each position, or that number and a constant.
+        closes_P: whether a chunk may end there.
+        is_text_P: whether nothing but text lies between this position and the next.
+    """
     spans = []
     first = 0
     for end in range(1, len(at_P)):

@@ -14,14 +14,15 @@ from torch import Tensor
 
 Array = TypeVar("Array", np.ndarray, Tensor)
 
-Kind = Literal["boundary", "direct", "emitted", "piece", "weighted piece", "rejected", "chunk"]
+Kind = Literal["boundary", "direct", "emitted", "piece", "weighted piece", "rejected", "chunk", "hidden"]
 """The positions that a loss is evaluated at:
 boundary: an emitted target token and a draft token start together, and the record has the target's log-probabilities;
 direct: the same positions, over the draft tokens that are target tokens;
 emitted: the same, also without log-probabilities, wherever the drafter has a token for the emitted one;
 piece: the draft pieces of an emitted n-gram; weighted piece: the same where the record has log-probabilities;
 rejected: a boundary where a drafted token was rejected, once for each such token;
-chunk: draft tokens between two points where the tokenisations meet."""
+chunk: draft tokens between two points where the tokenisations meet;
+hidden: these points, where the target's hidden states are known. No loss on logits is evaluated there."""
 
 LOG_P_FLOOR = -14.0
 """The least log-probability of a bucket: the log-probabilities of a trace have 11 bits."""
@@ -123,7 +124,15 @@ class AcceptanceTargets(Targets[Array]):
     """float32; 1 where the token was right, else 0."""
 
 
-LossTargets = BucketTargets[Array] | ChunkTargets[Array]
+@dataclass(frozen=True, slots=True)
+class HiddenTargets(Targets[Array]):
+    """The last hidden states of a target with the drafter's own layers, at N points where the tokenisations meet."""
+
+    hidden_NH: Array
+    """float32."""
+
+
+LossTargets = BucketTargets[Array] | ChunkTargets[Array] | HiddenTargets[Array]
 
 
 @dataclass(frozen=True, slots=True)

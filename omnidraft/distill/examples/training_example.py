@@ -8,6 +8,7 @@ where the drafter has them. See docs/algorithms.md, section 6.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
@@ -52,6 +53,30 @@ class TrainingExample:
     num_emitted: int
     skipped: Mapping[str, int]
     """Emitted tokens that are no position, by reason."""
+
+    @classmethod
+    def of_text(
+        cls,
+        ids_T: np.ndarray,
+        at_P: np.ndarray,
+        emitted_P: np.ndarray,
+        targets: Mapping[Kind, LossTargets[np.ndarray]],
+    ) -> Self:
+        """Return what a text teaches that is no record: nothing about drafting."""
+        none, none_32 = np.zeros(0, np.int64), np.zeros(0, np.float32)
+        return cls(
+            ids_T=ids_T,
+            at_P=at_P,
+            emitted_P=emitted_P,
+            piece_at_M=none,
+            piece_ids_M=none,
+            piece_row_M=none,
+            targets=targets,
+            acceptance=AcceptanceTargets(none, none_32, none_32, none_32),
+            ngrams=(),
+            num_emitted=len(at_P),
+            skipped={},
+        )
 
     @property
     def num_context(self) -> int:

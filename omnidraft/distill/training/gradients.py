@@ -8,20 +8,31 @@ Shapes: R rows of a pass, H hidden size, N rows that any loss looks at, V the dr
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from omnidraft import throttle
-from omnidraft.distill.examples.collate import LOGIT_ROWS, LOSS_ROWS, collate, pack
+from omnidraft.distill.examples.collate import LOGIT_ROWS, LOSS_ROWS, PackedBatch, collate, pack
 from omnidraft.distill.examples.targets import Kind, LossTargets
 from omnidraft.distill.examples.training_example import TrainingExample
-from omnidraft.distill.training.head import HeadTrainer
 from omnidraft.distill.training.losses import LOSSES
 from omnidraft.ports import TrainableDrafter
 
 Terms = Sequence[tuple[str, float]]
 """(loss, weight) of a sum."""
+
+
+class HiddenStateLoss(Protocol):
+    """A loss on the last hidden states, beside those on the logits."""
+
+    def backward(self, batch: PackedBatch, row_N: Tensor, hidden_NH: Tensor) -> None:
+        """Add its gradient to that of the hidden states, which have the gradients of all losses on logits already.
+
+        Args:
+            row_N: the rows of the pass that the hidden states belong to, rising.
+        """
 
 
 def num_positions(examples: Sequence[TrainingExample], terms: Terms) -> dict[str, int]:
@@ -34,12 +45,12 @@ def backward(
     examples: Sequence[TrainingExample],
     terms: Terms,
     num_by_loss: Mapping[str, int],
-    head: HeadTrainer | None = None,
+    on_hidden: HiddenStateLoss | None = None,
 ) -> dict[str, float]:
     """Add the gradient of sum(weight * mean loss) to the trained parameters; return each loss summed over positions.
 
     Args:
-        head: one that learns from the same passes, and adds its loss to the sum.
+        on_hidden: one more loss of the same passes, which is added to the sum.
     """
     sums = dict.fromkeys(num_by_loss, 0.0)
     weight_of = {name: weight / num_by_loss[name] for name, weight in terms if num_by_loss[name]}
@@ -54,8 +65,8 @@ def backward(
             losses = _backward_of_block(model, leaf_NH, start, targets_of, weight_of)
             for name, loss in losses.items():
                 sums[name] += loss
-        if head is not None:
-            head.backward(batch, rows_N, leaf_NH)
+        if on_hidden is not None:
+            on_hidden.backward(batch, rows_N, leaf_NH)
         hidden_NH.backward(leaf_NH.grad)
     return sums
 

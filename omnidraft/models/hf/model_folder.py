@@ -51,5 +51,8 @@ def _keep_as_loaded(tokenizer_folder: Path, folder: Path) -> None:
 
 
 def _model_type(folder: Path) -> str | None:
-    model_type: str | None = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
+    """Return the type of the model in a folder; None where there is a tokenizer alone."""
+    config = folder / "config.json"
+    known = json.loads(config.read_text(encoding="utf-8")) if config.exists() else {}
+    model_type: str | None = known.get("model_type")
     return model_type

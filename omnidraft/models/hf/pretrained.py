@@ -8,7 +8,8 @@ from pathlib import Path
 from threading import RLock
 from typing import Any
 
-from transformers import AutoModelForCausalLM, PreTrainedModel
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 default_dtype_lock = RLock()
 """Held while torch's default floating type may be another than float32, and by whoever has to rely on it."""
@@ -20,3 +21,9 @@ def causal_lm(folder: Path, **options: Any) -> PreTrainedModel:
         return AutoModelForCausalLM.from_pretrained(  # type: ignore[no-any-return]
             folder, local_files_only=True, use_safetensors=True, **options
         )
+
+
+def saved_dtype(folder: Path) -> torch.dtype:
+    """Return the format that a folder's weights are meant to be loaded in."""
+    dtype = AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config().dtype
+    return dtype if isinstance(dtype, torch.dtype) else torch.float32

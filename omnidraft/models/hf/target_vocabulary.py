@@ -24,10 +24,20 @@ def adopt_target_vocabulary(model: PreTrainedModel, alignment: Alignment, target
     Args:
         alignment: of the model's own vocabulary and the target's.
     """
-    pieces, num_target = alignment.drafts_of_target, alignment.num_target
+    pieces = alignment.drafts_of_target
     embedding_TH = mean_rows(model.get_input_embeddings().weight, pieces)  # type: ignore[arg-type]
     head_TH = mean_rows(model.get_output_embeddings().weight, pieces)  # type: ignore[union-attr, arg-type]
-    model.resize_token_embeddings(num_target, mean_resizing=False)
+    replace_vocabulary(model, embedding_TH, head_TH, target)
+
+
+@torch.no_grad()
+def replace_vocabulary(model: PreTrainedModel, embedding_TH: Tensor, head_TH: Tensor, target: Vocabulary) -> None:
+    """Give the model these embeddings and this head in place, and the special ids of their vocabulary.
+
+    Args:
+        head_TH: equal to the embeddings where the model ties both.
+    """
+    model.resize_token_embeddings(len(embedding_TH), mean_resizing=False)
     model.get_input_embeddings().weight.copy_(embedding_TH)  # type: ignore[operator, union-attr]
     model.get_output_embeddings().weight.copy_(head_TH)  # type: ignore[union-attr]
     config = model.config.get_text_config()

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, DynamicCache
+from transformers import Cache, DynamicCache, PreTrainedModel
 
 from omnidraft import throttle
 from omnidraft.errors import ConfigError, SnapshotCorrupt
@@ -67,6 +67,12 @@ class TransformersTrainable:
 
     def trained(self) -> Mapping[str, nn.Parameter]:
         return self._weights.masters
+
+    def into_model(self) -> PreTrainedModel:
+        """Return the model in float32 with all that was learned merged into it. This object is of no use afterwards."""
+        self._weights.compute_in("float32")
+        merged: PreTrainedModel = self._model.merge_and_unload() if self._train == "lora" else self._model
+        return merged
 
     def hidden(self, texts: PackedTexts) -> Tensor:
         """Run the context without gradients, then the rest, which attends to its keys and values."""
@@ -167,6 +173,21 @@ def load_trainable(
     model.requires_grad_(train == "full")
     learned = _with_lora(model, rank, seed) if train == "lora" else model
     return TransformersTrainable(learned, train, training_precision.automatic() if precision == "auto" else precision)
+
+
+def trainable_with_embeddings(
+    model: PreTrainedModel, *, train: Train, rank: int, seed: int, precision: Precision
+) -> TransformersTrainable:
+    """Make a loaded float32 model trainable. With LoRA its embeddings and its head learn all their weights as well."""
+    model.eval()
+    model.requires_grad_(train == "full")
+    if train == "full":
+        return TransformersTrainable(model, train, precision)
+    matrices = (model.get_input_embeddings(), model.get_output_embeddings())
+    learned = _with_lora(model, rank, seed)
+    for matrix in matrices:
+        matrix.requires_grad_()  # type: ignore[union-attr]
+    return TransformersTrainable(learned, train, precision)
 
 
 def apply_serving_tensors(model: nn.Module, tensors: Mapping[str, Tensor], *, train: Train) -> None:

@@ -1,0 +1,119 @@
+"""`omnidraft transfer`: a model with another tokenizer."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from omnidraft.cli.options import download_bars
+
+if TYPE_CHECKING:
+    from omnidraft.transfer.run import Point
+
+
+def transfer(
+    model: Annotated[str, typer.Argument(help="The model: a name, folder or hub id.")],
+    tokenizer: Annotated[
+        str, typer.Option("--tokenizer", help="The model, or a folder, whose tokenizer it gets.", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option(help="The folder to write; nothing may be in it.", show_default=False)],
+    data: Annotated[
+        list[Path],
+        typer.Option("--data", help="JSON lines to learn from; may be given again.", show_default=False),
+    ],
+    init: Annotated[Literal["fvt", "omp", "mean"], typer.Option(help="How new tokens begin; see above.")] = "fvt",
+    num_steps: Annotated[int, typer.Option(min=0, help="Steps of training; 0 initialises only.")] = 400,
+    texts_per_step: Annotated[int, typer.Option(min=1)] = 4,
+    learning_rate: Annotated[
+        float, typer.Option(min=0, help="The highest; it rises to it, and falls to 0 at the last step.")
+    ] = 1e-4,
+    loss: Annotated[str, typer.Option(help="A weighted sum of alm, alm_tv and nll.")] = "alm",
+    hidden_weight: Annotated[float, typer.Option(min=0, help="Weight of the hidden states' loss; 0: without.")] = 1.0,
+    grad_mag: Annotated[
+        bool, typer.Option("--grad-mag/--no-grad-mag", help="Let that weight count in norms of the other gradient.")
+    ] = True,
+    tau: Annotated[float, typer.Option(min=1e-3, help="Likelihoods are compared to the power 1 / tau.")] = 100.0,
+    debias: Annotated[
+        bool, typer.Option("--debias/--no-debias", help="Compare chunks together with a word start after them.")
+    ] = True,
+    train: Annotated[
+        Literal["full", "lora"], typer.Option(help="All weights; or factors, embeddings and head.")
+    ] = "full",
+    lora_rank: Annotated[int, typer.Option(min=1)] = 32,
+    max_tokens: Annotated[int, typer.Option(min=2, help="The most tokens of a text; the rest is left out.")] = 256,
+    num_texts: Annotated[int | None, typer.Option(min=1, help="Rows from the beginning of each file.")] = None,
+    held_out_every: Annotated[int, typer.Option(min=2, help="One text in so many measures, and is not learned.")] = 16,
+    measure_every: Annotated[
+        int, typer.Option(min=1, help="Steps between points of the curve, each of which is a checkpoint.")
+    ] = 50,
+    precision: Annotated[
+        Literal["auto", "float32", "bfloat16"], typer.Option(help="The format of training passes.")
+    ] = "auto",
+    gguf: Annotated[bool, typer.Option("--gguf", help="Write a GGUF file into the folder too.")] = False,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+) -> None:
+    """Give a model another tokenizer: new embeddings, then training by the model as it was.
+
+    \b
+    omnidraft transfer smollm2-135m --tokenizer qwen2.5-coder-0.5b \\
+      --data answers.jsonl --out transferred
+
+    A token that both tokenizers have keeps its embedding. Any other begins with the mean of those of its old pieces
+    (fvt), with the same sum of shared tokens that makes it in the embeddings of the model that the tokenizer comes from
+    (omp: needs that model's weights), or with the mean of all embeddings (mean: for comparisons). Then the likelihoods
+    of the same bytes, and the hidden states behind them, learn to be what they were before.
+
+    A line of the data has a prompt or question, and maybe answer, reference or answer_ids (ids of the new tokenizer).
+
+    Bits per byte of the held-out texts compare the model before and after, whatever their tokenizers. OUT is a folder
+    that transformers loads, with transfer.json and transfer.png about the run. A run that was killed goes on from its
+    last checkpoint (OUT.parts) when it is started again with the same options.
+    """
+    from omnidraft.config import AlmSettings
+    from omnidraft.models.catalog import store
+    from omnidraft.transfer.settings import TrainingSettings
+    from omnidraft.wiring.transfer import TransferRequest
+    from omnidraft.wiring.transfer import transfer as run_transfer
+
+    settings = TrainingSettings(
+        num_steps=num_steps,
+        texts_per_step=texts_per_step,
+        learning_rate=learning_rate,
+        loss=loss,
+        hidden_weight=hidden_weight,
+        grad_mag=grad_mag,
+        train=train,
+        lora_rank=lora_rank,
+        max_tokens=max_tokens,
+        seed=seed,
+        alm=AlmSettings(tau=tau, debias=debias),
+    )
+    request = TransferRequest(
+        model,
+        tokenizer,
+        tuple(data),
+        out,
+        settings,
+        init=init,
+        num_texts=num_texts,
+        held_out_every=held_out_every,
+        measure_every=measure_every,
+        precision=precision,
+        with_gguf=gguf,
+    )
+    with download_bars() as progress:
+        for name in (model, tokenizer):
+            if not Path(name).is_dir():
+                store.resolve(name, progress=progress)
+    report = run_transfer(request, _print_point)
+    for name, bits in report["bits_per_byte"].items():
+        print(f"{name:10} {bits:.4f} bits per byte")
+    print(f"wrote {out}")
+
+
+def _print_point(point: "Point") -> None:
+    losses = "".join(f", {name} {value:.4g}" for name, value in (point.losses or {}).items())
+    rate = f", learning rate {point.learning_rate:.2g}" if point.losses else ""
+    typer.echo(
+        f"step {point.step}: {point.bits_per_byte:.4f} bits per byte{losses}{rate}, {point.num_tokens} tokens", err=True
+    )

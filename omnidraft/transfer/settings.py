@@ -1,0 +1,50 @@
+"""The settings of a transfer's training."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from omnidraft.config import AlmSettings
+from omnidraft.errors import ConfigError
+
+LOSSES = ("alm", "alm_tv", "nll")
+"""The losses that need no trace: likelihood matching with KL or total variation, and the text's own likelihood."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSettings:
+    """How the model after is trained. A run that resumes needs the same."""
+
+    num_steps: int
+    texts_per_step: int = 4
+    learning_rate: float = 1e-4
+    """The highest; it rises over `warmup_steps` and falls to 0 at the last step, both linearly."""
+    warmup_steps: int = 5
+    loss: str = "alm"
+    """A weighted sum of LOSSES."""
+    hidden_weight: float = 1.0
+    """The weight of the hidden states' loss; 0 leaves it out."""
+    grad_mag: bool = True
+    """Whether that weight counts in norms of the other losses' gradient."""
+    train: Literal["full", "lora"] = "full"
+    lora_rank: int = 32
+    max_tokens: int = 256
+    """The most ids of a text in either tokenizer; the rest of a longer text is left out."""
+    grad_clip: float = 1.0
+    seed: int = 0
+    alm: AlmSettings = field(default_factory=AlmSettings)
+
+    def terms(self) -> tuple[tuple[str, float], ...]:
+        """Return (loss, weight) of the sum. Raises ConfigError for a loss that needs a trace, or is none."""
+        from omnidraft.distill.training.losses import parse
+
+        terms = parse(self.loss)
+        for name, _ in terms:
+            if name not in LOSSES:
+                raise ConfigError(f"loss {name!r} needs a trace; a transfer has {', '.join(LOSSES)}")
+        return terms
+
+    def rate_at(self, step: int) -> float:
+        """Return the learning rate of this step, which counts from 0."""
+        rising = (step + 1) / max(self.warmup_steps, 1)
+        falling = (self.num_steps - step) / max(self.num_steps - self.warmup_steps, 1)
+        return self.learning_rate * min(rising, falling, 1.0)

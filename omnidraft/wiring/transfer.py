@@ -1,0 +1,223 @@
+"""A model with another tokenizer: both vocabularies and all weights from their names, then training, then a folder."""
+
+import hashlib
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from omnidraft.errors import ConfigError, RequestError
+from omnidraft.progress import bar
+from omnidraft.snapshots.files import whole_folder
+from omnidraft.wiring.export import require_empty
+from omnidraft.wiring.transfer_models import TokenizerPair, frozen, initialise, load_model, load_pair
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from omnidraft.models.hf.trainable_drafter import TransformersTrainable
+    from omnidraft.ports import Precision
+    from omnidraft.transfer.initialisation import Method
+    from omnidraft.transfer.run import Point
+    from omnidraft.transfer.settings import TrainingSettings
+    from omnidraft.transfer.texts import AlignedText
+
+
+@dataclass(frozen=True, slots=True)
+class TransferRequest:
+    """One transfer as a user asks for it."""
+
+    model: str
+    tokenizer: str
+    data: tuple[Path, ...]
+    out: Path
+    settings: "TrainingSettings"
+    init: "Method" = "fvt"
+    num_texts: int | None = None
+    """The most texts of each file."""
+    held_out_every: int = 16
+    """One row in so many of each file is measured by, and never learned."""
+    measure_every: int = 50
+    """Steps between points of the curve, each of which is a checkpoint."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    with_gguf: bool = False
+    """Whether a GGUF file is written beside the weights."""
+
+
+def transfer(request: TransferRequest, on_point: "Callable[[Point], None]") -> dict[str, Any]:
+    """Transfer a model and write its folder, which appears whole or not at all; return the report.
+
+    A run that was killed goes on from its last checkpoint, in OUT.parts, when it is started again.
+
+    Raises:
+        RequestError: the folder has something in it, or the texts cannot be used.
+        ConfigError: settings contradict each other, or a checkpoint is of another run.
+        ModelError: a model or tokenizer cannot be had or used.
+        VocabularyError: a tokenizer cannot spell a text.
+        StorageError: the disk is full, or cannot be written for another reason.
+    """
+    require_empty(request.out)
+    request.settings.terms()
+    gguf_files = _gguf_files(request) if request.with_gguf else None
+    pair = load_pair(request.model, request.tokenizer)
+    max_tokens, every = request.settings.max_tokens, request.held_out_every
+    files = [split_texts(path, pair, max_tokens=max_tokens, every=every, num=request.num_texts) for path in request.data]
+    learned, held_out = ([text for part in parts for text in part] for parts in zip(*files, strict=True))
+    parts = request.out.absolute().with_name(f"{request.out.absolute().name}.parts")
+    model, report = _trained(request, pair, learned, held_out, parts, on_point)
+    with whole_folder(request.out.absolute(), str(request.out)) as partial:
+        _write(model, pair, partial, report, gguf_files, request.out.absolute().name)
+    shutil.rmtree(parts, ignore_errors=True)
+    return report
+
+
+def split_texts(
+    path: Path, pair: TokenizerPair, *, max_tokens: int, every: int, num: int | None = None
+) -> "tuple[list[AlignedText], list[AlignedText]]":
+    """Return the texts of a file to learn from, and one in `every` of its rows to measure by.
+
+    Args:
+        num: the most rows.
+
+    Raises:
+        RequestError: the file cannot be read, or one of the two has no text.
+        VocabularyError: a tokenizer cannot spell a text.
+    """
+    from omnidraft.transfer.texts import align_text, read_texts
+
+    texts = read_texts(path, pair.new.vocabulary, num)
+    learned: list[AlignedText] = []
+    held_out: list[AlignedText] = []
+    with bar(f"tokenising {path.name}", len(texts), transient=True) as advance:
+        for number, text in enumerate(texts, 1):
+            aligned = align_text(text, pair.old, pair.new, max_tokens)
+            if aligned.num_bytes:
+                (learned if number % every else held_out).append(aligned)
+            advance()
+    if not learned or not held_out:
+        raise RequestError(f"{path}: {len(texts)} texts are too few to hold out one in {every}")
+    return learned, held_out
+
+
+def bits(model: "TransformersTrainable", texts: "Sequence[AlignedText]", side: Literal["old", "new"]) -> float:
+    """Return the bits per byte of texts under a model of the old tokenizer or of the new one."""
+    from omnidraft.transfer.bits_per_byte import bits_per_byte
+
+    ids = [text.old_ids_O if side == "old" else text.new_ids_T for text in texts]
+    return bits_per_byte(model, ids, sum(text.num_bytes for text in texts))
+
+
+def _trained(
+    request: TransferRequest,
+    pair: TokenizerPair,
+    learned: "list[AlignedText]",
+    held_out: "list[AlignedText]",
+    parts: Path,
+    on_point: "Callable[[Point], None]",
+) -> "tuple[PreTrainedModel, dict[str, Any]]":
+    """Return the trained model in the format of the original's weights, and the report."""
+    from omnidraft.models.hf.trainable_drafter import trainable_with_embeddings
+    from omnidraft.transfer.checkpoint import Checkpoint
+    from omnidraft.transfer.original_model import OriginalModel
+    from omnidraft.transfer.run import resume, train
+    from omnidraft.transfer.trainer import Trainer
+
+    settings, precision = request.settings, _precision(request)
+    checkpoint = Checkpoint(parts / "checkpoint.safetensors", _identity(request, pair, learned, held_out, precision))
+    before = frozen(load_model(pair.old_folder, request.model), precision)
+    if settings.max_tokens > before.context_limit:
+        raise ConfigError(f"{request.model} reads {before.context_limit} tokens, texts may have {settings.max_tokens}")
+    original_bits = bits(before, held_out, "old")
+    model = load_model(pair.old_folder, request.model)
+    initialise(model, "fvt" if checkpoint.file.exists() else request.init, pair)  # a checkpoint has its own rows
+    after = trainable_with_embeddings(
+        model, train=settings.train, rank=settings.lora_rank, seed=settings.seed, precision=precision
+    )
+    original = OriginalModel(before, pair.old.vocabulary, pair.new.vocabulary, settings.alm)
+    trainer = Trainer(after, original, learned, settings)
+    curve = train(
+        trainer,
+        resume(trainer, checkpoint),
+        checkpoint,
+        lambda: bits(after, held_out, "new"),
+        num_steps=settings.num_steps,
+        measure_every=request.measure_every,
+        on_point=on_point,
+    )
+    saved = after.into_model().to(_dtype(pair.old_folder))  # type: ignore[arg-type]
+    trained_bits = bits(frozen(saved.float()), held_out, "new")  # of the weights as they are saved
+    return saved.to(_dtype(pair.old_folder)), {  # type: ignore[arg-type]
+        "run": checkpoint.run,
+        "bits_per_byte": {"original": original_bits, request.init: curve[0].bits_per_byte, "trained": trained_bits},
+        "num_texts": len(learned),
+        "num_held_out": len(held_out),
+        "held_out_bytes": sum(text.num_bytes for text in held_out),
+        "curve": [asdict(point) for point in curve],
+    }
+
+
+def _write(
+    model: "PreTrainedModel",
+    pair: TokenizerPair,
+    partial: Path,
+    report: dict[str, Any],
+    gguf_files: tuple[Path, Path] | None,
+    stem: str,
+) -> None:
+    from omnidraft.models.hf.model_folder import write_folder
+    from omnidraft.transfer.report import write_report
+
+    write_folder(model, pair.new_folder, partial)
+    write_report(report, partial)
+    if gguf_files is not None:
+        from omnidraft.models.llamacpp.gguf_export import write_gguf
+
+        base, spelling = gguf_files
+        write_gguf(model, base, partial / f"{stem}.gguf", tokenizer=spelling)
+
+
+def _gguf_files(request: TransferRequest) -> tuple[Path, Path]:
+    """Return the GGUF files of the model and of the tokenizer's. Raises ModelError."""
+    from omnidraft.models.catalog import store
+
+    return store.gguf_path(request.model), store.gguf_path(request.tokenizer)
+
+
+def _precision(request: TransferRequest) -> "Precision":
+    from omnidraft.models.hf import training_precision
+
+    return (
+        training_precision.automatic() if request.precision == "auto" else training_precision.usable(request.precision)
+    )
+
+
+def _dtype(folder: Path) -> Any:
+    """Return the format of the weights in a model folder."""
+    from omnidraft.models.hf.pretrained import saved_dtype
+
+    return saved_dtype(folder)
+
+
+def _identity(
+    request: TransferRequest,
+    pair: TokenizerPair,
+    learned: "Sequence[AlignedText]",
+    held_out: "Sequence[AlignedText]",
+    precision: "Precision",
+) -> dict[str, Any]:
+    """Return what decides the result of a run, as plain data."""
+    digest = hashlib.sha256()
+    for text in (*learned, *held_out):
+        digest.update(text.new_ids_T.tobytes())
+    return {
+        "model": request.model,
+        "tokenizer": request.tokenizer,
+        "alignment": pair.alignment.fingerprint,
+        "texts": digest.hexdigest(),
+        "held_out_every": request.held_out_every,
+        "init": request.init,
+        "precision": precision,
+        **asdict(request.settings),
+        "alm": request.settings.alm.model_dump(),
+    }

@@ -1,0 +1,124 @@
+"""The models and vocabularies of a transfer, from their names; new rows for embeddings and head."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omnidraft.errors import ModelError
+from omnidraft.progress import bar
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+    from omnidraft.models.hf.tokenizer import HfTokenizer
+    from omnidraft.models.hf.trainable_drafter import TransformersTrainable
+    from omnidraft.ports import Precision
+    from omnidraft.transfer.initialisation import Method
+    from omnidraft.transfer.texts import TextTokenizer
+    from omnidraft.vocab.alignment import Alignment
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerPair:
+    """The folders of a model and of the tokenizer that it gets, and the alignment of both vocabularies."""
+
+    old_folder: Path
+    new_folder: Path
+    old: "TextTokenizer"
+    new: "TextTokenizer"
+    alignment: "Alignment"
+
+
+def load_pair(model: str, tokenizer: str) -> TokenizerPair:
+    """Load both tokenizers, fetching models that are not installed. Raises ModelError."""
+    from omnidraft.models.catalog import store
+    from omnidraft.transfer.texts import TextTokenizer
+    from omnidraft.vocab.alignment import align_cached
+
+    old_folder, new_folder = store.resolve(model), _tokenizer_folder(tokenizer)
+    old, new = _tokenizer(old_folder), _tokenizer(new_folder)
+    return TokenizerPair(
+        old_folder,
+        new_folder,
+        TextTokenizer.of(old, old.prompt_ids(""), model),
+        TextTokenizer.of(new, new.prompt_ids(""), tokenizer),
+        align_cached(old, new, store.default_home() / "alignments"),
+    )
+
+
+def load_model(folder: Path, name: str) -> "PreTrainedModel":
+    """Load the model of a folder in float32. Raises ModelError."""
+    import torch
+
+    from omnidraft.models.hf.pretrained import causal_lm
+
+    try:
+        return causal_lm(folder, dtype=torch.float32).eval()
+    except (OSError, ValueError) as exc:
+        raise ModelError(f"{name} is no causal language model that transformers can load: {exc}") from exc
+
+
+def frozen(model: "PreTrainedModel", precision: "Precision" = "float32") -> "TransformersTrainable":
+    """Return a model to score texts with; it learns nothing."""
+    from omnidraft.models.hf.trainable_drafter import TransformersTrainable
+
+    return TransformersTrainable(model.requires_grad_(False), "full", precision)
+
+
+def initialise(model: "PreTrainedModel", method: "Method", pair: TokenizerPair) -> None:
+    """Give a model the new vocabulary in place; tied matrices stay tied. Raises ModelError."""
+    from omnidraft.models.hf.target_vocabulary import replace_vocabulary
+    from omnidraft.transfer.initialisation import average_rows, fvt_rows
+
+    old = _matrices(model)
+    match method:
+        case "fvt":
+            made = [fvt_rows(old_DH, pair.alignment) for old_DH in old]
+        case "mean":
+            made = [average_rows(old_DH, pair.alignment) for old_DH in old]
+        case "omp":
+            made = _pursued(old, pair)
+    replace_vocabulary(model, made[0], made[-1], pair.new.vocabulary)
+
+
+def _tokenizer_folder(name: str) -> Path:
+    """Return a folder with a tokenizer, which needs no model beside it. Raises ModelError."""
+    from omnidraft.models.catalog import store
+
+    local = Path(name).expanduser()
+    return local if (local / "tokenizer.json").is_file() else store.resolve(name)
+
+
+def _tokenizer(folder: Path) -> "HfTokenizer":
+    """Load the tokenizer of a folder, with as many ids as the head of the model in it, if there is one."""
+    from omnidraft.models.catalog import store
+    from omnidraft.models.hf.tokenizer import HfTokenizer, load_tokenizer
+
+    cache = store.default_home() / "tokenizers"
+    if not (folder / "config.json").is_file():
+        return HfTokenizer(folder, cache=cache)
+    return load_tokenizer(folder, cache)
+
+
+def _matrices(model: "PreTrainedModel") -> "list[Tensor]":
+    """Return the embeddings, and the head where it is another matrix."""
+    embedding: Any = model.get_input_embeddings()
+    head: Any = model.get_output_embeddings()
+    return [embedding.weight] if head.weight is embedding.weight else [embedding.weight, head.weight]
+
+
+def _pursued(old: "Sequence[Tensor]", pair: TokenizerPair) -> "list[Tensor]":
+    """Make both matrices by matching pursuit, each in the same matrix of the model that the tokenizer comes from."""
+    from omnidraft.transfer.initialisation import omp_rows
+
+    donor = _matrices(load_model(pair.new_folder, f"{pair.new_folder}, whose embeddings omp needs,"))
+    if len(donor[0]) < pair.alignment.num_target:
+        raise ModelError(f"{pair.new_folder} has {len(donor[0])} embeddings for {pair.alignment.num_target} ids")
+    num_made = len(old) * int((pair.alignment.drafts_of_target.lengths > 1).sum())
+    with bar("matching pursuit", num_made) as advance:
+        return [
+            omp_rows(old_DH, donor[min(number, len(donor) - 1)], pair.alignment, advance=advance)
+            for number, old_DH in enumerate(old)
+        ]

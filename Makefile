@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 comma := ,
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-kafka test test-llamacpp test-vllm test-long test-real lint format bench bench-vllm bench-throughput soak kafka docs docs-test dashboards lock audit wheel sbom pin-images clean
+.PHONY: help setup demo demo-recording demo-kafka test test-llamacpp test-vllm test-long test-real lint format bench bench-vllm bench-throughput soak kafka docs docs-test dashboards lock audit wheel sbom pin-images clean
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
@@ -62,6 +62,9 @@ $(STAMP): requirements.lock pyproject.toml
 
 demo: setup ## Watch a real drafter learn and get faster (downloads 1.2 GB the first time)
 	$(VENV)/bin/omnidraft demo $(DEMO_ARGS)
+
+demo-recording: setup ## Run the demo and draw what it says, as it says it, into docs/demo.svg
+	$(PYTHON) deploy/record_demo.py docs/demo.svg $(VENV)/bin/omnidraft demo $(DEMO_ARGS)
 
 demo-kafka: setup ## The same over a Kafka broker that is started for it
 	$(PYTHON) deploy/kafka/local_broker.py --port $(KAFKA_PORT) --data $(KAFKA_DATA) --background

@@ -32,14 +32,13 @@ def fleet(tmp_path: Path):
         fleet.process.wait()
 
 
-def test_it_learns_shows_its_metrics_and_publishes_the_rest_when_it_is_stopped(fleet: Fleet) -> None:
+def test_it_learns_shows_its_metrics_and_ends_when_it_is_stopped(fleet: Fleet) -> None:
     process: subprocess.Popen[bytes] = fleet.start("-c", WITHOUT_RAY)
     fleet.emit(8)
     fleet.wait_for(lambda: fleet.has_learned(6))
     assert f'target="{fleet.settings.models.target}"' in fleet.scraped()
     process.send_signal(signal.SIGTERM)
     assert process.wait(PATIENCE_S) == 0
-    assert fleet.has_learned(8)
 
 
 @pytest.mark.parametrize("reason", ["targets", "cluster"])

@@ -86,7 +86,7 @@ def is_usable(library: Path) -> bool:
     except FileNotFoundError:
         return False
     except PermissionError as exc:
-        logger.warning("%s is not used: %s", library.name, exc)
+        logger.warning("compiling %s anew: %s", library.name, exc)
         return False
     return True
 

@@ -119,6 +119,7 @@ class ResponsesRequest(StrictModel):
     truncation: Literal["disabled"] | None = None
     include: Annotated[list[Literal["reasoning.encrypted_content"]], Field(max_length=1)] | None = None
     """The models here write no reasoning, so there is none to include."""
+    reasoning: None = None
     previous_response_id: State = None
     conversation: State = None
     store: Annotated[Literal[False] | None, BeforeValidator(_refuse_keeping)] = None

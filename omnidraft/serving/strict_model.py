@@ -5,7 +5,7 @@ Pydantic reports every error, and a client could cause a hundred thousand of the
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 MAX_FIELDS = 64
 MAX_ENTRIES = 2_000
@@ -34,3 +34,12 @@ MAPPING_LIMITS = (BeforeValidator(_check_num_entries), Field(max_length=MAX_ENTR
 """Annotations of a mapping that bound its entries: checked before the entries are, and documented."""
 
 TextMapping = Annotated[dict[str, str], *MAPPING_LIMITS]
+
+
+def _is_text(value: Any) -> str:
+    return "text" if isinstance(value, str) else "list"
+
+
+TEXT_OR_LIST = Discriminator(_is_text)
+"""Tells a union of a text (tag `text`) and a list (tag `list`) apart, so that what is wrong in a list is named."""
+Text = Annotated[str, Tag("text")]

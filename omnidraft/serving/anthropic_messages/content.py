@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from omnidraft.serving.strict_model import StrictModel
+from omnidraft.serving.strict_model import TEXT_OR_LIST, StrictModel, Text
 
 _NO_TEXT = {"image", "document", "search_result", "container_upload"}
 
@@ -45,7 +45,8 @@ def _refuse_media(value: Any) -> Any:
     return value
 
 
-ResultText = Annotated[TextBlock, BeforeValidator(_refuse_media)]
+TextOnly = Annotated[TextBlock, BeforeValidator(_refuse_media)]
+Texts = Annotated[Text | Annotated[list[TextOnly], Field(fail_fast=True), Tag("list")], TEXT_OR_LIST]
 
 
 class ToolResultBlock(StrictModel):
@@ -53,7 +54,7 @@ class ToolResultBlock(StrictModel):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | Annotated[list[ResultText], Field(fail_fast=True)] = ""
+    content: Texts = ""
     is_error: bool | None = None
     """The model reads the content of an error as it reads any other."""
     cache_control: CacheControl | None = None
@@ -65,7 +66,7 @@ def _kind(value: Any) -> str:
 
 
 ContentBlock = Annotated[
-    Annotated[ResultText, Tag("text")]
+    Annotated[TextOnly, Tag("text")]
     | Annotated[ToolUseBlock, Tag("tool_use")]
     | Annotated[ToolResultBlock, Tag("tool_result")],
     Discriminator(_kind),
@@ -74,7 +75,9 @@ ContentBlock = Annotated[
 
 class InputMessage(StrictModel):
     role: Literal["user", "assistant", "system"]
-    content: str | Annotated[list[ContentBlock], Field(min_length=1, fail_fast=True)]
+    content: Annotated[
+        Text | Annotated[list[ContentBlock], Field(min_length=1, fail_fast=True), Tag("list")], TEXT_OR_LIST
+    ]
 
     @model_validator(mode="after")
     def _fits_its_role(self) -> "InputMessage":

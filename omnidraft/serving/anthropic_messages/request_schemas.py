@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from omnidraft.decode.sampling.validation import MAX_COUNT, MAX_SEED, MAX_TEMPERATURE, MIN_SEED
-from omnidraft.serving.anthropic_messages.content import CacheControl, InputMessage, TextBlock, plain_text
+from omnidraft.serving.anthropic_messages.content import CacheControl, InputMessage, Texts, plain_text
 from omnidraft.serving.request_schemas import MAX_STOPS, MAX_USER_CHARACTERS, ChatRequest
 from omnidraft.serving.strict_model import StrictModel
 from omnidraft.serving.translation import chat_request
@@ -88,7 +88,7 @@ class CountTokensRequest(StrictModel):
 
     model: str | None = None
     messages: Annotated[list[InputMessage], Field(min_length=1, fail_fast=True)]
-    system: str | Annotated[list[TextBlock], Field(fail_fast=True)] | None = None
+    system: Texts | None = None
     tools: Tools | None = None
     tool_choice: ToolChoiceParam | None = None
     output_config: OutputConfig | None = None

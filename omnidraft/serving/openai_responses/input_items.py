@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from omnidraft.serving.strict_model import StrictModel
+from omnidraft.serving.strict_model import TEXT_OR_LIST, StrictModel, Text
 
 _ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
@@ -25,7 +25,8 @@ def _refuse_media(value: Any) -> Any:
     return value
 
 
-Texts = Annotated[list[Annotated[InputText, BeforeValidator(_refuse_media)]], Field(fail_fast=True)]
+TextOnly = Annotated[InputText, BeforeValidator(_refuse_media)]
+Texts = Annotated[Text | Annotated[list[TextOnly], Field(fail_fast=True), Tag("list")], TEXT_OR_LIST]
 
 
 class MessageItem(StrictModel):
@@ -33,7 +34,7 @@ class MessageItem(StrictModel):
 
     type: Literal["message"] | None = None
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | Texts
+    content: Texts
     id: str | None = None
     status: _ItemStatus | None = None
     phase: str | None = None
@@ -53,7 +54,7 @@ class FunctionCallItem(StrictModel):
 class FunctionResultItem(StrictModel):
     type: Literal["function_call_output"]
     call_id: str
-    output: str | Texts
+    output: Texts
     id: str | None = None
     status: _ItemStatus | None = None
 

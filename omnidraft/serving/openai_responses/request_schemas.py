@@ -5,12 +5,12 @@ As everywhere here, a field without a counterpart is refused by name, or taken w
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field, Tag
 
 from omnidraft.decode.sampling.validation import MAX_COUNT, MAX_SEED, MAX_TEMPERATURE, MIN_SEED
 from omnidraft.serving.openai_responses.input_items import InputItem, chat_messages
 from omnidraft.serving.request_schemas import MAX_USER_CHARACTERS, ChatRequest
-from omnidraft.serving.strict_model import StrictModel, TextMapping
+from omnidraft.serving.strict_model import TEXT_OR_LIST, StrictModel, Text, TextMapping
 from omnidraft.serving.translation import chat_request
 from omnidraft.tools.tool_use import MAX_TOOLS, NAME_PATTERN
 
@@ -90,7 +90,7 @@ State = Annotated[None, BeforeValidator(_refuse_state)]
 class ResponsesRequest(StrictModel):
     model_config = ConfigDict(allow_inf_nan=False, use_attribute_docstrings=True)
 
-    input: str | Annotated[list[InputItem], Field(min_length=1, fail_fast=True)]
+    input: Annotated[Text | Annotated[list[InputItem], Field(min_length=1, fail_fast=True), Tag("list")], TEXT_OR_LIST]
     model: str | None = None
     instructions: str | None = None
     """A message of the system before all others."""
@@ -119,6 +119,7 @@ class ResponsesRequest(StrictModel):
     truncation: Literal["disabled"] | None = None
     include: Annotated[list[Literal["reasoning.encrypted_content"]], Field(max_length=1)] | None = None
     """The models here write no reasoning, so there is none to include."""
+    reasoning: None = None
     previous_response_id: State = None
     conversation: State = None
     store: Annotated[Literal[False] | None, BeforeValidator(_refuse_keeping)] = None

@@ -49,9 +49,9 @@ class ResponsesWriter:
             begun = {"response": self._response("in_progress", [])}
             events += [("response.created", begun), ("response.in_progress", begun)]
         self._last = part
-        status: Status = "incomplete" if part.finish_reason == "length" else "completed"
-        changes = (self._block_events(event, status) for event in self._blocks.take(part))
-        return self._written([*events, *(event for several in changes for event in several)])
+        for change in self._blocks.take(part):
+            events += self._block_events(change, "completed")  # a block that ends here is followed by another one
+        return self._written(events)
 
     def last_events(self) -> bytes:
         assert self._last is not None  # every answer has a part, at least its end
@@ -116,7 +116,7 @@ class ResponsesWriter:
         return f"{prefix}_{self._answer.queued.request_id}_{block.index}"
 
     def _block_events(self, event: BlockEvent, status: Status) -> list[Event]:
-        """Return the events of a change; `status` is that of the answer, should the block end with it."""
+        """Return the events of a change; `status` is that of a block that ends."""
         block = event.block
         output, item = {"output_index": block.index}, {"item_id": self._item_id(block), "output_index": block.index}
         text = {**item, "content_index": 0}

@@ -25,6 +25,7 @@ SCHEMA = {
     "properties": {"city": {"enum": ["Paris", "Rome"]}},
     "required": ["city"],
     "additionalProperties": False,
+    "x-guidance": {"whitespace_flexible": False},
 }
 WEATHER: dict[str, Any] = {"name": "weather", "description": "Tells it.", "input_schema": SCHEMA, "strict": True}
 ASKED = [{"role": "user", "content": "How many clips"}]
@@ -111,7 +112,7 @@ def test_a_tool_is_used_and_its_result_is_read(tool_url: str, tool_engine: Engin
 
 def test_the_answer_says_which_stop_sequence_ended_it(client: TestClient) -> None:
     text = post(client, max_tokens=40)["content"][0]["text"]
-    stop = text[10:13]
+    stop = text[len(text) // 2 :][:3]
     cut = post(client, max_tokens=40, stop_sequences=["never said", stop])
     assert cut["content"][0]["text"] == text[: text.index(stop)]
     assert (cut["stop_reason"], cut["stop_sequence"]) == ("stop_sequence", stop)

@@ -24,6 +24,7 @@ SCHEMA = {
     "properties": {"city": {"enum": ["Paris", "Rome"]}},
     "required": ["city"],
     "additionalProperties": False,
+    "x-guidance": {"whitespace_flexible": False},
 }
 WEATHER: dict[str, Any] = {"type": "function", "name": "weather", "parameters": SCHEMA, "strict": True}
 NAMED = {"type": "function", "name": "weather"}

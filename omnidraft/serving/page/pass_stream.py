@@ -37,22 +37,23 @@ def add_page(app: FastAPI, responder: Responder, requests: RequestQueue) -> None
 
 
 class StepClock:
-    """Notes in the decoding thread when each step came, and how many texts shared the target with it."""
+    """Notes in the decoding thread when each step came, and whether others shared the target with it: not how many,
+    which would tell a tenant the others' traffic."""
 
     def __init__(self, requests: RequestQueue, wake: Callable[[], None]) -> None:
         self._requests, self._wake = requests, wake
         self._started_s = time.perf_counter()
-        self._notes: deque[tuple[float, int]] = deque()
+        self._notes: deque[tuple[float, bool]] = deque()
 
     def wake(self) -> None:
         """Note one result of the request, and wake its reader."""
-        self._notes.append((time.perf_counter() - self._started_s, self._requests.num_texts))
+        self._notes.append((time.perf_counter() - self._started_s, self._requests.num_texts > 1))
         self._wake()
 
     def next(self) -> Event:
         """Return the notes about the next result."""
-        at_s, num_texts = self._notes.popleft()
-        return {"at_ms": round(at_s * 1000, 3), "num_beside": max(num_texts - 1, 0)}
+        at_s, is_shared = self._notes.popleft()
+        return {"at_ms": round(at_s * 1000, 3), "is_shared": is_shared}
 
 
 class PassWatcher:

@@ -16,7 +16,7 @@ from omnidraft.config import WorkerSettings
 from omnidraft.serving import response_schemas
 from omnidraft.serving.auth import METRICS_PATH, ApiKeyAuth
 from omnidraft.serving.error_handlers import BodyLimit, ModelNotServed, add_error_handlers
-from omnidraft.serving.page.fleet_stream import ReadFleet, add_fleet
+from omnidraft.serving.page.fleet_stream import Fleet, add_fleet
 from omnidraft.serving.page.pass_stream import add_page
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.serving.request_schemas import ChatRequest, CompletionRequest
@@ -49,21 +49,21 @@ def application(
     settings: WorkerSettings,
     metrics_text: Callable[[], bytes],
     vital: Sequence[Supervised] = (),
-    read_fleet: ReadFleet | None = None,
+    fleet: Fleet | None = None,
 ) -> FastAPI:
     """Return the application. A request chooses a served model by `model`; the first is the default.
 
     Args:
         vital: threads that the process cannot do without, beside the queue.
-        read_fleet: reads what the page shows of the fleet to holders of `worker.operator_key`.
+        fleet: what the page shows to holders of `worker.operator_key`.
     """
     app = FastAPI(title="omnidraft", description="Speculative decoding across tokenizers.", version=__version__)
     responder = Responder(requests, served, settings)
     _add_completions(app, responder)
     if settings.page:
         add_page(app, responder, requests)
-    if settings.page and settings.operator_key is not None and read_fleet is not None:
-        add_fleet(app, read_fleet, settings.operator_key, lambda: requests.is_open)
+    if settings.page and settings.operator_key is not None and fleet is not None:
+        add_fleet(app, fleet, settings.operator_key, lambda: requests.is_open)
     _add_models(app, served)
     _add_health(app, requests, vital, metrics_text)
     add_error_handlers(app)

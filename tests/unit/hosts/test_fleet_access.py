@@ -4,35 +4,23 @@ from pathlib import Path
 
 import pytest
 
-from omnidraft import config, wiring
-from omnidraft.errors import ConfigError, RegistryError, RequestError
+from omnidraft import config
+from omnidraft.errors import ConfigError, RequestError, SnapshotNotFound
 from omnidraft.hosts.fleet_access import SettingsFleet
 from omnidraft.serving.page.fleet_stream import FleetOrder
 from omnidraft.snapshots import keys
-from tests.snapshot_folders import make_bundle
+from tests.page_fleet import fleet_settings, publish_two
 
 
 @pytest.fixture
 def settings(tmp_path: Path) -> config.Settings:
-    """Of names alone, with a log and a registry on disk and no worker."""
-    sections = {
-        "models": {"target": "some-target", "drafter": "some-drafter"},
-        "log": {"url": f"sqlite:///{tmp_path}/log.db"},
-        "registry": {"url": f"directory:///{tmp_path}/registry", "accepted_file": str(tmp_path / "accepted.json")},
-        "worker": {"port": 9},
-    }
-    return config.load(None, {}, **sections)
+    return fleet_settings(tmp_path)
 
 
 @pytest.fixture
 def fleet(settings: config.Settings, tmp_path: Path) -> SettingsFleet:
     """Version 1 is champion, version 2 challenger."""
-    pair = {"target": settings.models.target, "drafter": settings.models.drafter}
-    registry = wiring.registry(settings)
-    registry.publish(make_bundle(tmp_path, "s1", **pair), None)
-    registry.promote(1)
-    told = {"agreement_before": 0.5, "agreement_after": 0.625, "losses": {"forward_kl": 1.25}}
-    registry.publish(make_bundle(tmp_path, "s2", parent_id="s1", **pair, **told), 1)
+    publish_two(settings, tmp_path)
     return SettingsFleet(settings)
 
 
@@ -67,10 +55,10 @@ def test_learning_is_paused_and_resumed(fleet: SettingsFleet) -> None:
         assert target["is_learning_paused"] is is_paused
 
 
-def test_an_order_about_what_is_not_here_is_refused(fleet: SettingsFleet, settings: config.Settings) -> None:
+def test_an_order_about_what_is_not_here_is_refused(fleet: SettingsFleet) -> None:
     with pytest.raises(RequestError, match="'other' is none of 'some-target'"):
         fleet.obey(order("pause", target="other"))
-    with pytest.raises(RegistryError):
+    with pytest.raises(SnapshotNotFound):
         fleet.obey(order("promote", version=9))
     assert aliases(fleet)[1] == ("champion",)
 

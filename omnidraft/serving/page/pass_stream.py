@@ -14,7 +14,7 @@ from fastapi.responses import Response, StreamingResponse
 
 from omnidraft.errors import RequestError
 from omnidraft.ports import Step
-from omnidraft.serving.error_handlers import server_error
+from omnidraft.serving.error_handlers import error, server_error
 from omnidraft.serving.page.events import EVENT_HEADERS, event
 from omnidraft.serving.page.files import add_files
 from omnidraft.serving.page.pass_events import Event, PassEvents
@@ -87,7 +87,7 @@ class PassWatcher:
                 yield event("pass", events.of_pass(step) | clock.next())
             yield event("end", events.of_end() | _summary(queued))
         except Exception as exc:  # the status line is out: all that is left is to say it in the stream
-            yield event("error", server_error(exc))
+            yield event("error", _error(exc))
         finally:
             self._requests.abandon(queued)
 
@@ -101,6 +101,10 @@ async def _steps(queued: QueuedRequest, ready: asyncio.Event) -> AsyncIterator[S
             if result is None:
                 return
             yield result[1]
+
+
+def _error(exc: Exception) -> Event:
+    return error(str(exc), "invalid_request_error") if isinstance(exc, RequestError) else server_error(exc)
 
 
 def _summary(queued: QueuedRequest) -> Event:

@@ -10,6 +10,7 @@ const at = (id) => document.getElementById(id);
 let key = sessionStorage.getItem(KEY_NAME) ?? "";
 let following = null; // the AbortController of the stream
 let charts = [];
+let shown = "";
 
 export function openFleet() {
   at("operator-form").hidden = key !== "";
@@ -63,6 +64,9 @@ function told(error) {
 
 function show(fleet) {
   setText(at("fleet-status"), `as of ${new Date(fleet.taken_ms).toLocaleTimeString()}`);
+  const news = JSON.stringify({ ...fleet, taken_ms: 0 });
+  if (news === shown) return; // what has the keyboard's focus stays
+  shown = news;
   charts.forEach((chart) => chart.close());
   charts = [];
   at("fleet-parts").replaceChildren(...problems(fleet), ...fleet.targets.map((each) => target(each, fleet)), log(fleet), workers(fleet));

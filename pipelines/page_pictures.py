@@ -16,6 +16,7 @@ QUESTION = (
     "Explain step by step."
 )
 ANSWER_TIMEOUT_MS = 300_000.0
+WARM_UP_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +50,15 @@ def main() -> None:
 
 
 def _record(browser: Browser, url: str, question: str, max_tokens: int, out: Path) -> Path:
-    """Ask and return the file of the recording. The first question warms the worker up."""
+    """Ask and return the file of the recording. A short first question warms the worker up."""
     page = browser.new_page()
-    page.goto(url)
-    for number in (1, 2):
+    page.set_default_timeout(ANSWER_TIMEOUT_MS)
+    for num_tokens in (WARM_UP_TOKENS, max_tokens):
+        page.goto(url)
         page.fill("#question", question)
-        page.fill("#max-tokens", str(max_tokens))
+        page.fill("#max-tokens", str(num_tokens))
         page.click("#send")
-        page.locator(".verdict.is-good").nth(number - 1).wait_for(timeout=ANSWER_TIMEOUT_MS)
+        page.locator(".verdict.is-good").wait_for()
     with page.expect_download() as download:
         page.click("#save")
     path = out / "recording.json"

@@ -143,20 +143,10 @@ def _without_keys(settings: "config.Settings") -> "config.Settings":
 
 
 def _promote(name: str, settings: "config.Settings") -> None:
-    from omnidraft.fleet.control_log import publish_announcement
-    from omnidraft.snapshots.manifest import digest
+    from omnidraft.fleet import orders
 
-    registry = _registry(settings)
-    chosen = registry.resolve(name)
-    registry.promote(chosen.version)
-    publish_announcement(
-        _control(settings),
-        "champion",
-        chosen.version,
-        target=settings.models.target,
-        drafter=settings.models.drafter,
-        digest=digest(chosen.manifest),
-    )
+    models, control = settings.models, _control(settings)
+    chosen = orders.promote(_registry(settings), control, name, target=models.target, drafter=models.drafter)
     print(f"champion is version {chosen.version}")
 
 

@@ -6,14 +6,12 @@
 import logging
 import socket
 import threading
-from dataclasses import asdict
 from functools import partial
-from typing import Any
 
 from omnidraft import wiring
 from omnidraft.config import Settings, WorkerSettings
-from omnidraft.config.secrets import masked
 from omnidraft.errors import ConfigError
+from omnidraft.hosts.fleet_access import SettingsFleet
 from omnidraft.hosts.http_server import http_server
 from omnidraft.hosts.process import freeze_loaded_objects, stop_on_signals
 from omnidraft.serving.app import ServedModel, application
@@ -54,8 +52,8 @@ class WorkerRuntime:
         self.vital: tuple[Supervised, ...] = (self._requests, *threads)
         """Without each of these the worker is not healthy."""
         served = [ServedModel(each.engine, each.target.fingerprint) for each in self._worker.served]
-        read_fleet = partial(_fleet, settings)
-        self.app = application(self._requests, served, settings.worker, self.metrics.render, threads, read_fleet)
+        fleet = SettingsFleet(settings)
+        self.app = application(self._requests, served, settings.worker, self.metrics.render, threads, fleet)
         self.traced_app = TelemetryMiddleware(self.app, self.metrics, self._tracing)
         """The application as requests reach it, with metrics and spans."""
 
@@ -113,12 +111,6 @@ def _serve(settings: Settings, listener: socket.socket) -> int:
     http.join(settings.recorder.drain_timeout_s)
     worker.close()
     return 1 if has_failed else 0
-
-
-def _fleet(settings: Settings) -> dict[str, Any]:
-    """Return the status of the fleet as plain data, with the address of its registry if that is a server's."""
-    url = settings.registry.url
-    return asdict(wiring.overview(settings)) | {"registry": masked(url) if url.startswith("http") else None}
 
 
 def _listening(settings: WorkerSettings) -> socket.socket:

@@ -43,13 +43,13 @@ def application(
     settings: WorkerSettings,
     metrics_text: Callable[[], bytes],
     vital: Sequence[Supervised] = (),
-    read_fleet: ReadFleet | None = None,
+    fleet: Fleet | None = None,
 ) -> FastAPI:
     """Return the application. A request chooses a served model by `model`; the first is the default.
 
     Args:
         vital: threads that the process cannot do without, beside the queue.
-        read_fleet: reads what the page shows of the fleet to holders of `worker.operator_key`.
+        fleet: what the page shows to holders of `worker.operator_key`.
     """
     app = FastAPI(title="omnidraft", description="Speculative decoding across tokenizers.", version=__version__)
     respond = Responder(requests, served, settings)
@@ -60,9 +60,9 @@ def application(
     add_tokenization(app, respond, tokenization)
     add_missing(app)
     if settings.page:
-        add_page(app, respond, requests)
-    if settings.page and settings.operator_key is not None and read_fleet is not None:
-        add_fleet(app, read_fleet, settings.operator_key, lambda: requests.is_open)
+        add_page(app, responder, requests)
+    if settings.page and settings.operator_key is not None and fleet is not None:
+        add_fleet(app, fleet, settings.operator_key, lambda: requests.is_open)
     _add_models(app, served)
     _add_health(app, requests, vital, metrics_text)
     add_error_handlers(app)

@@ -14,7 +14,7 @@ from fastapi.responses import Response, StreamingResponse
 
 from omnidraft.errors import RequestError
 from omnidraft.ports import Step
-from omnidraft.serving.error_handlers import server_error
+from omnidraft.serving.error_handlers import error, server_error
 from omnidraft.serving.page.events import EVENT_HEADERS, event
 from omnidraft.serving.page.files import add_files
 from omnidraft.serving.page.pass_events import Event, PassEvents
@@ -37,22 +37,23 @@ def add_page(app: FastAPI, responder: Responder, requests: RequestQueue) -> None
 
 
 class StepClock:
-    """Notes in the decoding thread when each step came, and how many texts shared the target with it."""
+    """Notes in the decoding thread when each step came, and whether others shared the target with it: not how many,
+    which would tell a tenant the others' traffic."""
 
     def __init__(self, requests: RequestQueue, wake: Callable[[], None]) -> None:
         self._requests, self._wake = requests, wake
         self._started_s = time.perf_counter()
-        self._notes: deque[tuple[float, int]] = deque()
+        self._notes: deque[tuple[float, bool]] = deque()
 
     def wake(self) -> None:
         """Note one result of the request, and wake its reader."""
-        self._notes.append((time.perf_counter() - self._started_s, self._requests.num_texts))
+        self._notes.append((time.perf_counter() - self._started_s, self._requests.num_texts > 1))
         self._wake()
 
     def next(self) -> Event:
         """Return the notes about the next result."""
-        at_s, num_texts = self._notes.popleft()
-        return {"at_ms": round(at_s * 1000, 3), "num_beside": max(num_texts - 1, 0)}
+        at_s, is_shared = self._notes.popleft()
+        return {"at_ms": round(at_s * 1000, 3), "is_shared": is_shared}
 
 
 class PassWatcher:
@@ -86,7 +87,7 @@ class PassWatcher:
                 yield event("pass", events.of_pass(step) | clock.next())
             yield event("end", events.of_end() | _summary(queued))
         except Exception as exc:  # the status line is out: all that is left is to say it in the stream
-            yield event("error", server_error(exc))
+            yield event("error", _error(exc))
         finally:
             self._requests.abandon(queued)
 
@@ -100,6 +101,10 @@ async def _steps(queued: QueuedRequest, ready: asyncio.Event) -> AsyncIterator[S
             if result is None:
                 return
             yield result[1]
+
+
+def _error(exc: Exception) -> Event:
+    return error(str(exc), "invalid_request_error") if isinstance(exc, RequestError) else server_error(exc)
 
 
 def _summary(queued: QueuedRequest) -> Event:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from omnidraft.config import ApiKey, WorkerSettings
 from omnidraft.decode.engine import Engine
 from omnidraft.serving.app import ServedModel, application
 from omnidraft.serving.page.files import FLEET_PATH
+from omnidraft.serving.page.fleet_stream import Fleet, FleetOrder
 from omnidraft.serving.request_queue import RequestQueue
 
 KEY, OPERATOR_KEY = "sk-of-a-tenant-0123456789", "sk-of-the-operator-0123456789"
@@ -20,17 +22,28 @@ FLEET = {"targets": [], "problems": ["log: refused"]}
 Make = Callable[..., FastAPI]
 
 
-@pytest.fixture
-def make(requests: RequestQueue, engine: Engine) -> Make:
-    """An application whose queue closes when the fleet has been read once, so that its stream ends."""
+@dataclass
+class ReadOnce:
+    """A fleet; the queue closes when it is read, so that its stream ends."""
 
-    def read() -> dict[str, Any]:
-        requests.stop_accepting()
+    requests: RequestQueue
+    orders: list[FleetOrder] = field(default_factory=list)
+
+    def read(self) -> dict[str, Any]:
+        self.requests.stop_accepting()
         return FLEET
 
-    def made(**settings: Any) -> FastAPI:
+    def obey(self, order: FleetOrder) -> None:
+        self.orders.append(order)
+
+
+@pytest.fixture
+def make(requests: RequestQueue, engine: Engine) -> Make:
+    """An application over a fleet."""
+
+    def made(fleet: Fleet | None = None, **settings: Any) -> FastAPI:
         served = [ServedModel(engine, "print")]
-        return application(requests, served, WorkerSettings(**settings), lambda: b"", read_fleet=read)
+        return application(requests, served, WorkerSettings(**settings), lambda: b"", fleet=fleet or ReadOnce(requests))
 
     return made
 
@@ -60,3 +73,15 @@ def test_without_a_key_or_a_page_there_is_no_fleet(make: Make, settings: dict[st
 def test_the_operators_key_is_nobody_elses(others: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match="whose holders are no operators"):
         WorkerSettings(operator_key=OPERATOR_KEY, **others)
+
+
+def test_orders_are_taken_from_the_operator_alone_and_only_whole(make: Make, requests: RequestQueue) -> None:
+    fleet = ReadOnce(requests)
+    promote = {"kind": "promote", "target": "tiny", "version": 3}
+    with TestClient(make(fleet, operator_key=OPERATOR_KEY)) as client:
+        assert client.post(FLEET_PATH, json=promote).status_code == 401
+        for wrong in (promote | {"version": None}, promote | {"kind": "pause"}, promote | {"kind": "erase"}):
+            assert client.post(FLEET_PATH, json=wrong, headers=bearer(OPERATOR_KEY)).status_code == 400
+        assert fleet.orders == []
+        assert client.post(FLEET_PATH, json=promote, headers=bearer(OPERATOR_KEY)).json() == FLEET
+    assert fleet.orders == [FleetOrder(kind="promote", target="tiny", version=3)]

@@ -99,7 +99,7 @@ def test_the_clock_never_runs_back_and_holds_every_millisecond_of_the_passes(cli
     assert times == sorted(times)
     spent = sum(one["draft_ms"] + one["target_ms"] + one["other_ms"] for one in each)
     assert 0 < spent <= times[-1] + 1
-    assert {one["num_beside"] for one in each} == {0}
+    assert not any(one["is_shared"] for one in each)
 
 
 @given(data=st.data())

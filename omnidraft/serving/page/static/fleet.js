@@ -1,7 +1,7 @@
 // The second view: what the fleet has learned, followed as long as it is open.
 import { AgreementChart } from "./agreement_chart.js";
-import { element, percent, setText } from "./dom.js";
-import { events, Refused } from "./sse.js";
+import { button, element, percent, setText } from "./dom.js";
+import { authorization, events, problem, Refused } from "./sse.js";
 
 const KEY_NAME = "omnidraft-operator-key";
 const ALIASES = { champion: "champion: serves", challenger: "challenger: waits for its judgement", previous: "previous champion" };
@@ -10,6 +10,7 @@ const at = (id) => document.getElementById(id);
 let key = sessionStorage.getItem(KEY_NAME) ?? "";
 let following = null; // the AbortController of the stream
 let charts = [];
+let shown = "";
 
 export function openFleet() {
   at("operator-form").hidden = key !== "";
@@ -46,12 +47,26 @@ async function follow() {
   }
 }
 
+// Gives an order, after the operator has confirmed it, and shows what came of it.
+async function order(kind, target, version = null) {
+  const what = version === null ? kind : `${kind} version ${version}`;
+  if (!confirm(`${what}: ${target}?`)) return;
+  const body = { kind, target, ...(version === null ? {} : { version }) };
+  const headers = { "Content-Type": "application/json", ...authorization(key) };
+  const response = await fetch("page/fleet", { method: "POST", body: JSON.stringify(body), headers });
+  if (response.ok) show(await response.json());
+  else setText(at("fleet-status"), await problem(response));
+}
+
 function told(error) {
   return error instanceof Refused && error.status === 404 ? "This worker has no operator's key, so it shows no fleet." : error.message;
 }
 
 function show(fleet) {
   setText(at("fleet-status"), `as of ${new Date(fleet.taken_ms).toLocaleTimeString()}`);
+  const news = JSON.stringify({ ...fleet, taken_ms: 0 });
+  if (news === shown) return; // what has the keyboard's focus stays
+  shown = news;
   charts.forEach((chart) => chart.close());
   charts = [];
   at("fleet-parts").replaceChildren(...problems(fleet), ...fleet.targets.map((each) => target(each, fleet)), log(fleet), workers(fleet));
@@ -73,10 +88,17 @@ function target(each, fleet) {
   ];
   return element("section", "panel", element("h2", "", each.target),
     facts({ learning, "records not learned yet": lag, versions: each.standings === null ? "unknown" : String(each.history.at(-1)?.version ?? 0) }),
-    ...events.map((text) => element("p", "verdict is-open", text)), chart.root, versions(each.history), ...registry(fleet));
+    ...events.map((text) => element("p", "verdict is-open", text)), orders(each), chart.root, versions(each), ...registry(fleet));
 }
 
-function versions(history) {
+function orders({ target, is_learning_paused: isPaused, history }) {
+  const kind = isPaused ? "resume" : "pause";
+  const rollback = button("Roll back to the previous champion", () => order("rollback", target));
+  rollback.disabled = !history.some((each) => each.aliases.includes("previous"));
+  return element("p", "orders", button(isPaused ? "Resume learning" : "Pause learning", () => order(kind, target)), rollback);
+}
+
+function versions({ target, history }) {
   const rows = [...history].reverse().map((each) => [
     String(each.version),
     each.aliases.map((alias) => ALIASES[alias] ?? alias).join(", "),
@@ -85,8 +107,9 @@ function versions(history) {
     percent(each.agreement_before),
     `${percent(each.agreement_after)}${each.change_error === null ? "" : ` (error ${percent(each.change_error)})`}`,
     Object.entries(each.losses).map(([name, value]) => `${name} ${value.toFixed(3)}`).join(", "),
+    each.aliases.includes("champion") ? "" : button("Promote", () => order("promote", target, each.version)),
   ]);
-  return table(["version", "name", "made", "records", "agreement before", "after", "losses"], rows);
+  return table(["version", "name", "made", "records", "agreement before", "after", "losses", ""], rows);
 }
 
 function registry(fleet) {

@@ -35,8 +35,8 @@ export class Lane {
     return this.end?.ids ?? null;
   }
 
-  get numBeside() {
-    return Math.max(0, ...this.passes.map((pass) => pass.num_beside));
+  get isShared() {
+    return this.passes.some((pass) => pass.is_shared);
   }
 
   // Adds a pass that has just come, and shows it.

@@ -145,8 +145,8 @@ export class Run {
   }
 
   #tellNotes() {
-    const beside = Math.max(...this.lanes.map((lane) => lane.numBeside));
-    setText(this.#notes, beside ? `Up to ${beside} other texts shared passes with a lane, so these times are not those of a text alone.` : "");
+    const isShared = this.lanes.some((lane) => lane.isShared);
+    setText(this.#notes, isShared ? "Other texts shared passes with a lane, so these times are not those of a text alone." : "");
   }
 
   #setVerdict(className, text) {

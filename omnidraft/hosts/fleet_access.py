@@ -1,0 +1,44 @@
+"""What the page of a worker may do about the fleet, for the operator: read its status and give orders."""
+
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import asdict
+from typing import Any
+
+from omnidraft import wiring
+from omnidraft.config import Settings, masked
+from omnidraft.errors import RequestError
+from omnidraft.fleet import orders
+from omnidraft.fleet.control_log import publish_announcement
+from omnidraft.serving.page.fleet_stream import FleetOrder
+from omnidraft.wiring.signing import require_signer
+
+
+class SettingsFleet:
+    """Implements serving.page.fleet_stream.Fleet over the log and the registry of the settings, as the command line
+    does."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def read(self) -> Mapping[str, Any]:
+        """See Fleet. The address of the registry is told if it is a server's."""
+        url = self._settings.registry.url
+        registry = masked(url) if url.startswith(("http://", "https://")) else None
+        return asdict(wiring.overview(self._settings)) | {"registry": registry}
+
+    def obey(self, order: FleetOrder) -> None:
+        """See Fleet."""
+        targets = self._settings.models.targets
+        if order.target not in targets:
+            raise RequestError(f"target: {order.target!r} is none of {', '.join(map(repr, targets))}")
+        settings = self._settings.for_target(order.target)
+        require_signer(settings, ("controller", "operator"))
+        with closing(wiring.log_writer(settings, settings.log.control_topic)) as control:
+            match order.kind:
+                case "pause" | "resume":
+                    publish_announcement(control, order.kind, target=order.target)
+                case "promote" | "rollback":
+                    name = "previous" if order.version is None else str(order.version)
+                    registry, drafter = wiring.existing_registry(settings), settings.models.drafter
+                    orders.promote(registry, control, name, target=order.target, drafter=drafter)

@@ -9,7 +9,7 @@ Shapes: N rows of a pass, V vocabulary.
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from vllm.distributed.parallel_state import get_tp_group
 
 from omnidraft import config, wiring
 from omnidraft.config import Settings
-from omnidraft.decode.external.request_options import NO_OPTIONS, RequestOptions, read_options
+from omnidraft.decode.external.request_options import NO_OPTIONS, RequestOptions
 from omnidraft.errors import ConfigError
 from omnidraft.hosts.process import formatter
 from omnidraft.models.probe import choice
@@ -82,9 +82,9 @@ class VllmProposer:
         elif self._logits.max_rows:
             logger.info("%s has no layer for logits: traces have emitted tokens only", type(target_model).__name__)
 
-    def read_options_from(self, arguments_of: Callable[[int], Mapping[str, Any] | None]) -> None:
-        """Draft for each row as its request's extra arguments say, from now on; `vllm_worker.py` calls this."""
-        self._options_of = lambda row: read_options(arguments_of(row))
+    def read_options_from(self, options_of: Callable[[int], RequestOptions]) -> None:
+        """Draft for each row as its request says, from now on; `vllm_worker.py` calls this."""
+        self._options_of = options_of
 
     def propose(
         self,

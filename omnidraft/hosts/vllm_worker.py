@@ -4,11 +4,11 @@ vLLM passes a proposer token ids only. `vllm serve ... --worker-cls omnidraft.ho
 extra arguments of the request in each row: `vllm_xargs` of the OpenAI server, `extra_args` of SamplingParams.
 """
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from vllm.platforms import current_platform
 
+from omnidraft.decode.external.request_options import RequestOptions, read_options
 from omnidraft.hosts.vllm import VllmProposer
 
 if TYPE_CHECKING or not current_platform.is_cpu():
@@ -25,11 +25,21 @@ class Worker(PlatformWorker):
         super().init_device()
         proposer = getattr(self.model_runner, "drafter", None)
         if isinstance(proposer, VllmProposer):
-            proposer.read_options_from(self._arguments)
+            proposer.read_options_from(BatchOptions(self.model_runner).of_row)
 
-    def _arguments(self, row: int) -> Mapping[str, Any] | None:
-        """Return the extra arguments of the request in this row of the batch."""
-        runner: Any = self.model_runner
-        params = runner.requests[runner.input_batch.req_ids[row]].sampling_params
-        arguments: Mapping[str, Any] | None = None if params is None else params.extra_args
-        return arguments
+
+class BatchOptions:
+    """The options of the requests in a model runner's batch, each read once."""
+
+    def __init__(self, runner: Any) -> None:
+        self._runner = runner
+        self._options: dict[str, RequestOptions] = {}
+
+    def of_row(self, row: int) -> RequestOptions:
+        """Return the options of the request in this row."""
+        req_id, requests = self._runner.input_batch.req_ids[row], self._runner.requests
+        if req_id not in self._options:
+            self._options = {known: options for known, options in self._options.items() if known in requests}
+            params = requests[req_id].sampling_params
+            self._options[req_id] = read_options(None if params is None else params.extra_args)
+        return self._options[req_id]

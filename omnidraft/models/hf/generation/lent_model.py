@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -25,7 +26,7 @@ def require_lendable(model: PreTrainedModel) -> None:
 def lent(model: PreTrainedModel) -> Iterator[None]:
     """Inside, the model drops nothing out and its attention takes the keys of several texts."""
     in_training = [module for module in model.modules() if module.training]
-    implementation = model.config._attn_implementation
+    implementation: Any = model.config._attn_implementation
     share_key_heads(model)
     model.eval()
     try:

@@ -59,7 +59,7 @@ class GenerateRequest:
     @property
     def stop_ids(self) -> frozenset[int]:
         """The ids that end a row; none where the call has none."""
-        ids = self.config._eos_token_tensor
+        ids = getattr(self.config, "_eos_token_tensor", None)
         return frozenset() if ids is None else frozenset(ids.reshape(-1).tolist())
 
     def processors_of(self, number: int) -> LogitsProcessorList:
@@ -94,7 +94,7 @@ class GenerateRequest:
 
     def output(self, scores: Sequence[RowScores]) -> torch.Tensor | GenerateDecoderOnlyOutput:
         """Return what `generate` returns, without the keys and values."""
-        pad = self.config._pad_token_tensor
+        pad = getattr(self.config, "_pad_token_tensor", None)
         ids = sequences(self.rows, 0 if pad is None else int(pad))
         if not self.config.return_dict_in_generate:
             return ids

@@ -98,7 +98,7 @@ class RowDistributions:
         ids = self._row.ids
         logits = torch.from_numpy(logits_V)[None].to(ids.device)
         raw = logits.clone() if self._scores.logits is not None else logits
-        scores = self._processors(ids, logits)
+        scores = self._processors(ids, logits)  # type: ignore[arg-type]
         self._scores.add(raw, scores)
         if not self._is_sampled:
             return scores.argmax(dim=-1).cpu().numpy(), np.ones(1)

@@ -62,7 +62,9 @@ def transfer(request: TransferRequest, on_point: "Callable[[Point], None]") -> d
     gguf_files = _gguf_files(request) if request.with_gguf else None
     pair = load_pair(request.model, request.tokenizer)
     max_tokens, every = request.settings.max_tokens, request.held_out_every
-    files = [split_texts(path, pair, max_tokens=max_tokens, every=every, num=request.num_texts) for path in request.data]
+    files = [
+        split_texts(path, pair, max_tokens=max_tokens, every=every, num=request.num_texts) for path in request.data
+    ]
     learned, held_out = ([text for part in parts for text in part] for parts in zip(*files, strict=True))
     parts = request.out.absolute().with_name(f"{request.out.absolute().name}.parts")
     model, report = _trained(request, pair, learned, held_out, parts, on_point)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from omnidraft.errors import ModelError
 from omnidraft.progress import bar
+from omnidraft.snapshots.files import whole_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from omnidraft.transfer.initialisation import Method
     from omnidraft.transfer.texts import TextTokenizer
     from omnidraft.vocab.alignment import Alignment
+
+
+BYTES = "bytes"
+"""Names the tokenizer whose tokens are single bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +42,10 @@ def load_pair(model: str, tokenizer: str) -> TokenizerPair:
     from omnidraft.transfer.texts import TextTokenizer
     from omnidraft.vocab.alignment import align_cached
 
-    old_folder, new_folder = store.resolve(model), _tokenizer_folder(tokenizer)
-    old, new = _tokenizer(old_folder), _tokenizer(new_folder)
+    old_folder = store.resolve(model)
+    old = _tokenizer(old_folder)
+    new_folder = _byte_tokenizer(old_folder, old.fingerprint) if tokenizer == BYTES else _tokenizer_folder(tokenizer)
+    new = _tokenizer(new_folder)
     return TokenizerPair(
         old_folder,
         new_folder,
@@ -81,6 +88,18 @@ def initialise(model: "PreTrainedModel", method: "Method", pair: TokenizerPair) 
         case "omp":
             made = _pursued(old, pair)
     replace_vocabulary(model, made[0], made[-1], pair.new.vocabulary)
+
+
+def _byte_tokenizer(folder: Path, fingerprint: str) -> Path:
+    """Return a folder with the tokenizer of bytes for the model of a folder; write it if it is absent."""
+    from omnidraft.models.catalog import store
+    from omnidraft.models.hf.byte_tokenizer import write_byte_tokenizer
+
+    made = store.default_home() / "byte-tokenizers" / fingerprint[:16]
+    if not made.is_dir():
+        with whole_folder(made, "the tokenizer of bytes") as partial:
+            write_byte_tokenizer(folder, partial)
+    return made
 
 
 def _tokenizer_folder(name: str) -> Path:

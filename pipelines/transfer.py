@@ -21,8 +21,6 @@ from pipelines.lib import report
 from pipelines.lib.choices import chosen
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from omnidraft.transfer.texts import AlignedText
 
 METHODS = ("mean", "fvt", "omp")
@@ -59,7 +57,7 @@ def main(
 
 def _models(
     model: str, pair: TokenizerPair, methods: list[str], transferred: list[Path]
-) -> "Iterator[tuple[str, Side, Callable[[], PreTrainedModel]]]":
+) -> Iterator[tuple[str, Side, Callable[[], Any]]]:
     """Yield (name, tokenizer, how it is loaded) of each model to measure."""
     yield "original", "old", lambda: load_model(pair.old_folder, model)
     for method in methods:
@@ -68,15 +66,13 @@ def _models(
         yield folder.name, "new", lambda folder=folder: load_model(folder, str(folder))  # type: ignore[misc]
 
 
-def _initialised(model: str, pair: TokenizerPair, method: Any) -> "PreTrainedModel":
+def _initialised(model: str, pair: TokenizerPair, method: Any) -> Any:
     made = load_model(pair.old_folder, model)
     initialise(made, method, pair)
     return made
 
 
-def _measured(
-    load: "Callable[[], PreTrainedModel]", side: Side, files: "Mapping[str, list[AlignedText]]"
-) -> dict[str, float]:
+def _measured(load: Callable[[], Any], side: Side, files: "Mapping[str, list[AlignedText]]") -> dict[str, float]:
     started_s = time.monotonic()
     scorer = frozen(load())
     seconds = time.monotonic() - started_s

@@ -14,8 +14,6 @@ from omnidraft.wiring.export import require_empty
 from omnidraft.wiring.transfer_models import TokenizerPair, frozen, initialise, load_model, load_pair
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from omnidraft.models.hf.trainable_drafter import TransformersTrainable
     from omnidraft.ports import Precision
     from omnidraft.transfer.initialisation import Method
@@ -117,7 +115,7 @@ def _trained(
     held_out: "list[AlignedText]",
     parts: Path,
     on_point: "Callable[[Point], None]",
-) -> "tuple[PreTrainedModel, dict[str, Any]]":
+) -> tuple[Any, dict[str, Any]]:
     """Return the trained model in the format of the original's weights, and the report."""
     from omnidraft.models.hf.trainable_drafter import trainable_with_embeddings
     from omnidraft.transfer.checkpoint import Checkpoint
@@ -160,7 +158,7 @@ def _trained(
 
 
 def _write(
-    model: "PreTrainedModel",
+    model: Any,
     pair: TokenizerPair,
     partial: Path,
     report: dict[str, Any],

@@ -11,7 +11,6 @@ from omnidraft.snapshots.files import whole_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import PreTrainedModel
 
     from omnidraft.models.hf.tokenizer import HfTokenizer
     from omnidraft.models.hf.trainable_drafter import TransformersTrainable
@@ -55,7 +54,7 @@ def load_pair(model: str, tokenizer: str) -> TokenizerPair:
     )
 
 
-def load_model(folder: Path, name: str) -> "PreTrainedModel":
+def load_model(folder: Path, name: str) -> Any:
     """Load the model of a folder in float32. Raises ModelError."""
     import torch
 
@@ -67,14 +66,14 @@ def load_model(folder: Path, name: str) -> "PreTrainedModel":
         raise ModelError(f"{name} is no causal language model that transformers can load: {exc}") from exc
 
 
-def frozen(model: "PreTrainedModel", precision: "Precision" = "float32") -> "TransformersTrainable":
+def frozen(model: Any, precision: "Precision" = "float32") -> "TransformersTrainable":
     """Return a model to score texts with; it learns nothing."""
     from omnidraft.models.hf.trainable_drafter import TransformersTrainable
 
     return TransformersTrainable(model.requires_grad_(False), "full", precision)
 
 
-def initialise(model: "PreTrainedModel", method: "Method", pair: TokenizerPair) -> None:
+def initialise(model: Any, method: "Method", pair: TokenizerPair) -> None:
     """Give a model the new vocabulary in place; tied matrices stay tied. Raises ModelError."""
     from omnidraft.models.hf.target_vocabulary import replace_vocabulary
     from omnidraft.transfer.initialisation import average_rows, fvt_rows
@@ -121,7 +120,7 @@ def _tokenizer(folder: Path) -> "HfTokenizer":
     return load_tokenizer(folder, cache)
 
 
-def _matrices(model: "PreTrainedModel") -> "list[Tensor]":
+def _matrices(model: Any) -> "list[Tensor]":
     """Return the embeddings, and the head where it is another matrix."""
     embedding: Any = model.get_input_embeddings()
     head: Any = model.get_output_embeddings()

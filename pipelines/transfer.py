@@ -4,9 +4,11 @@
 that `omnidraft transfer` holds out with the same options, so nothing is measured that was learned.
 """
 
-from collections.abc import Callable, Iterator
+import gc
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -19,7 +21,72 @@ from pipelines.lib import report
 from pipelines.lib.choices import chosen
 
 if TYPE_CHECKING:
-    from omnidraft.models.hf.trainable_drafter import TransformersTrainable
     from omnidraft.transfer.texts import AlignedText
 
 METHODS = ("mean", "fvt", "omp")
+Side = Literal["old", "new"]
+
+
+def main(
+    model: Annotated[str, typer.Argument(help="The model before: a name, folder or hub id.")],
+    tokenizer: Annotated[str, typer.Option(help="The model, or a folder, whose tokenizer it gets.")],
+    data: Annotated[list[Path], typer.Option(help="JSON lines with texts; may be given again.")],
+    init: Annotated[str, typer.Option(help=f"Some of {', '.join(METHODS)}, or nothing.")] = ",".join(METHODS),
+    transferred: Annotated[
+        list[Path] | None, typer.Option(help="A folder that omnidraft transfer wrote; may be given again.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=2, help="The most tokens of a text.")] = 256,
+    num_texts: Annotated[int | None, typer.Option(min=1, help="Rows from the beginning of each file.")] = None,
+    held_out_every: Annotated[int, typer.Option(min=2, help="One row in so many is measured.")] = 16,
+    json_path: Annotated[Path | None, typer.Option("--json", help="A file for the figures.")] = None,
+) -> None:
+    """Print bits per byte of each file's held-out texts."""
+    methods = chosen(init, METHODS, "initialisation")
+    pair = load_pair(model, tokenizer)
+    options = {"max_tokens": max_tokens, "every": held_out_every, "num": num_texts}
+    files = {path.stem: split_texts(path, pair, **options)[1] for path in data}  # type: ignore[arg-type]
+    rows: dict[str, dict[str, float]] = {}
+    for name, side, load in _models(model, pair, methods, transferred or []):
+        rows[name] = _measured(load, side, files)
+        Console(stderr=True).print(name, rows[name])
+    _print(rows, files)
+    if json_path is not None:
+        num_bytes = {name: sum(text.num_bytes for text in texts) for name, texts in files.items()}
+        report.save({"bits_per_byte": rows, "held_out_bytes": num_bytes}, json_path)
+
+
+def _models(
+    model: str, pair: TokenizerPair, methods: list[str], transferred: list[Path]
+) -> Iterator[tuple[str, Side, Callable[[], Any]]]:
+    """Yield (name, tokenizer, how it is loaded) of each model to measure."""
+    yield "original", "old", lambda: load_model(pair.old_folder, model)
+    for method in methods:
+        yield method, "new", lambda method=method: _initialised(model, pair, method)  # type: ignore[misc]
+    for folder in transferred:
+        yield folder.name, "new", lambda folder=folder: load_model(folder, str(folder))  # type: ignore[misc]
+
+
+def _initialised(model: str, pair: TokenizerPair, method: Any) -> Any:
+    made = load_model(pair.old_folder, model)
+    initialise(made, method, pair)
+    return made
+
+
+def _measured(load: Callable[[], Any], side: Side, files: "Mapping[str, list[AlignedText]]") -> dict[str, float]:
+    started_s = time.monotonic()
+    scorer = frozen(load())
+    seconds = time.monotonic() - started_s
+    row = {name: bits(scorer, texts, side) for name, texts in files.items()}
+    gc.collect()
+    return row | {"load_s": round(seconds, 1)}
+
+
+def _print(rows: Mapping[str, Mapping[str, float]], files: "Mapping[str, list[AlignedText]]") -> None:
+    table = Table("", *files, title="Bits per byte of held-out texts")
+    for name, row in rows.items():
+        table.add_row(name, *(f"{row[file]:.4f}" for file in files))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    process.entry("transfer", main)

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 def transfer(
     model: Annotated[str, typer.Argument(help="The model: a name, folder or hub id.")],
     tokenizer: Annotated[
-        str, typer.Option("--tokenizer", help="The model, or a folder, whose tokenizer it gets.", show_default=False)
+        str,
+        typer.Option(
+            "--tokenizer", help="The model, or a folder, whose tokenizer it gets; or bytes.", show_default=False
+        ),
     ],
     out: Annotated[Path, typer.Option(help="The folder to write; nothing may be in it.", show_default=False)],
     data: Annotated[
@@ -74,6 +77,7 @@ def transfer(
     from omnidraft.transfer.settings import TrainingSettings
     from omnidraft.wiring.transfer import TransferRequest
     from omnidraft.wiring.transfer import transfer as run_transfer
+    from omnidraft.wiring.transfer_models import BYTES
 
     settings = TrainingSettings(
         num_steps=num_steps,
@@ -103,7 +107,7 @@ def transfer(
     )
     with download_bars() as progress:
         for name in (model, tokenizer):
-            if not Path(name).is_dir():
+            if name != BYTES and not Path(name).is_dir():
                 store.resolve(name, progress=progress)
     report = run_transfer(request, _print_point)
     for name, bits in report["bits_per_byte"].items():

@@ -33,8 +33,15 @@ class ModelSettings(Section):
     memory_of: str | None = None
     """With `drafter = "none"`: the drafter of the pair whose snapshots this worker follows, for the fleet's memory in
     them alone. None follows nobody."""
-    engine: Literal["transformers", "llamacpp"] = "transformers"
-    """The engine of the target. `llamacpp` runs its GGUF file unconverted, and needs `omnidraft[llamacpp]`."""
+    engine: Literal["transformers", "llamacpp", "ensemble"] = "transformers"
+    """The engine of the target. `llamacpp` runs its GGUF file unconverted, and needs `omnidraft[llamacpp]`. `ensemble`:
+    the target and `members` answer together, each as with `transformers`."""
+    members: tuple[str, ...] = ()
+    """With `engine = "ensemble"`: the other models; all have the target's tokenizer, maybe by `omnidraft transfer`."""
+    member_weights: tuple[float, ...] = ()
+    """The weights of the target and of each member, in any scale; equal without."""
+    member_mean: Literal["probabilities", "log-probabilities"] = "probabilities"
+    """What of the members' distributions the mean is taken of."""
     precision: Literal["auto", "float32", "bfloat16", "packed16", "int8", "int4"] = "auto"
     """The precision of the target. `auto`: bfloat16 on an accelerator; on a CPU bfloat16 weights in float32 arithmetic
     (`packed16`) or bfloat16, whichever is faster in a trial on this machine. `int8` and `int4` quantize the weights in
@@ -66,6 +73,14 @@ class ModelSettings(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _has_members_in_an_ensemble(self) -> "ModelSettings":
+        if (self.engine == "ensemble") != bool(self.members):
+            raise ValueError(
+                f"models.members are for engine = 'ensemble', and it needs some; engine is {self.engine!r}"
+            )
+        return self
+
     @property
     def followed_drafter(self) -> str:
         """The drafter in the names of the snapshots and announcements that this process follows."""
@@ -83,8 +98,8 @@ class ModelSettings(Section):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All models that a worker loads, each once: the targets and the drafter."""
-        return tuple(dict.fromkeys((*self.targets, *([self.drafter] if self.has_drafter else []))))
+        """All models that a worker loads, each once: the targets, the members of an ensemble and the drafter."""
+        return tuple(dict.fromkeys((*self.targets, *self.members, *([self.drafter] if self.has_drafter else []))))
 
 
 class DecodeSettings(Section):

@@ -22,7 +22,7 @@ from omnidraft.serving.documented_responses import DESCRIPTIONS, error_responses
 from omnidraft.serving.error_handlers import BodyLimit, ModelNotServed, add_error_handlers
 from omnidraft.serving.missing_endpoints import add_missing
 from omnidraft.serving.openai_responses.routes import add_responses
-from omnidraft.serving.page.fleet_stream import ReadFleet, add_fleet
+from omnidraft.serving.page.fleet_stream import Fleet, add_fleet
 from omnidraft.serving.page.pass_stream import add_page
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.serving.request_schemas import ChatRequest, CompletionRequest
@@ -60,7 +60,7 @@ def application(
     add_tokenization(app, respond, tokenization)
     add_missing(app)
     if settings.page:
-        add_page(app, responder, requests)
+        add_page(app, respond, requests)
     if settings.page and settings.operator_key is not None and fleet is not None:
         add_fleet(app, fleet, settings.operator_key, lambda: requests.is_open)
     _add_models(app, served)

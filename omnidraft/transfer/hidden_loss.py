@@ -6,7 +6,7 @@ GradMag divides each loss by the norm of its gradient at the last layer. Here th
 layer, the loss of the likelihoods keeps its size, and the other gets the quotient of both norms in each pass: the ratio
 is the same, and nothing has to be differentiated twice.
 Shapes: R rows of a pass, N points, H hidden size.
-Source: docs/algorithms.md, section 12; ALM, https://arxiv.org/abs/2503.20083, sections 3 and 4.
+Source: docs/algorithms.md, section 14; ALM, https://arxiv.org/abs/2503.20083, sections 3 and 4.
 """
 
 from collections.abc import Sequence

@@ -3,7 +3,7 @@
 The two sides of a chunk are computed by one function, each from the whole distribution over its own vocabulary, so that
 p and q are equal when the models and tokenizers are; nothing is cut to the likeliest tokens.
 Shapes: O ids of the old tokenizer and T of the new one, P points where they meet, N chunks, V the old vocabulary.
-Source: docs/algorithms.md, section 12; ALM, https://arxiv.org/abs/2503.20083, section 3.
+Source: docs/algorithms.md, section 14; ALM, https://arxiv.org/abs/2503.20083, section 3.
 """
 
 from dataclasses import replace

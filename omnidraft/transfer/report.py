@@ -30,11 +30,12 @@ def _draw(report: Mapping[str, Any], path: Path) -> None:
     learned = [point for point in curve if point["losses"]]
     for name in learned[0]["losses"] if learned else ():
         right.plot([point["step"] for point in learned], [point["losses"][name] for point in learned], label=name)
-    right.set(xlabel="steps", ylabel="mean loss", yscale="log")
+    right.set(xlabel="steps", ylabel="mean loss", yscale="log" if learned else "linear")
     rates = right.twinx()
     rates.plot(steps, [point["learning_rate"] for point in curve], color="grey", linestyle=":", label="learning rate")
     rates.set_ylabel("learning rate")
-    right.legend(loc="upper right")
+    if learned:
+        right.legend(loc="upper right")
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from omnidraft.config import Settings
-from omnidraft.errors import ConfigError
+from omnidraft.errors import ConfigError, VocabularyError
 from omnidraft.ports import DraftModel, Proposer, SnapshotVersion, Target
 from omnidraft.wiring.drafting import memory_proposer, proposer, shared_drafting
 from omnidraft.wiring.tenant_factors import load_tenant_factors
@@ -91,6 +91,25 @@ def target(settings: Settings, tokenizers: TargetVocabulary) -> Target:
             return _target_on_kernels_or_transformers(settings, tokenizers.target_folder)
         case "llamacpp":
             return _llamacpp_target(settings, tokenizers)
+        case "ensemble":
+            return _ensemble_target(settings, tokenizers)
+
+
+def _ensemble_target(settings: Settings, tokenizers: TargetVocabulary) -> Target:
+    """Load the target and its members. Raises VocabularyError where a member has another tokenizer."""
+    from omnidraft.models.catalog import store
+    from omnidraft.models.ensemble import EnsembleTarget
+    from omnidraft.models.hf.tokenizer import load_tokenizer
+
+    section, members = settings.models, []
+    for name in (section.target, *section.members):
+        folder = store.resolve(name)
+        own = load_tokenizer(folder, store.default_home() / "tokenizers").vocabulary
+        if own.token_bytes != tokenizers.target.vocabulary.token_bytes:
+            raise VocabularyError(f"{name} has another tokenizer than {section.target}; see omnidraft transfer")
+        named = settings.model_copy(update={"models": section.model_copy(update={"target": name})})
+        members.append(_target_on_kernels_or_transformers(named, folder))
+    return EnsembleTarget(members, section.member_weights or (1.0,) * len(members), section.member_mean)
 
 
 def _target_on_kernels_or_transformers(settings: Settings, folder: Path) -> Target:

@@ -14,8 +14,6 @@ from omnidraft.wiring.export import require_empty
 from omnidraft.wiring.transfer_models import TokenizerPair, frozen, initialise, load_model, load_pair
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from omnidraft.models.hf.trainable_drafter import TransformersTrainable
     from omnidraft.ports import Precision
     from omnidraft.transfer.initialisation import Method
@@ -62,7 +60,9 @@ def transfer(request: TransferRequest, on_point: "Callable[[Point], None]") -> d
     gguf_files = _gguf_files(request) if request.with_gguf else None
     pair = load_pair(request.model, request.tokenizer)
     max_tokens, every = request.settings.max_tokens, request.held_out_every
-    files = [split_texts(path, pair, max_tokens=max_tokens, every=every, num=request.num_texts) for path in request.data]
+    files = [
+        split_texts(path, pair, max_tokens=max_tokens, every=every, num=request.num_texts) for path in request.data
+    ]
     learned, held_out = ([text for part in parts for text in part] for parts in zip(*files, strict=True))
     parts = request.out.absolute().with_name(f"{request.out.absolute().name}.parts")
     model, report = _trained(request, pair, learned, held_out, parts, on_point)
@@ -115,7 +115,7 @@ def _trained(
     held_out: "list[AlignedText]",
     parts: Path,
     on_point: "Callable[[Point], None]",
-) -> "tuple[PreTrainedModel, dict[str, Any]]":
+) -> tuple[Any, dict[str, Any]]:
     """Return the trained model in the format of the original's weights, and the report."""
     from omnidraft.models.hf.trainable_drafter import trainable_with_embeddings
     from omnidraft.transfer.checkpoint import Checkpoint
@@ -158,7 +158,7 @@ def _trained(
 
 
 def _write(
-    model: "PreTrainedModel",
+    model: Any,
     pair: TokenizerPair,
     partial: Path,
     report: dict[str, Any],

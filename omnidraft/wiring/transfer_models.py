@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from omnidraft.errors import ModelError
 from omnidraft.progress import bar
+from omnidraft.snapshots.files import whole_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import PreTrainedModel
 
     from omnidraft.models.hf.tokenizer import HfTokenizer
     from omnidraft.models.hf.trainable_drafter import TransformersTrainable
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from omnidraft.transfer.initialisation import Method
     from omnidraft.transfer.texts import TextTokenizer
     from omnidraft.vocab.alignment import Alignment
+
+
+BYTES = "bytes"
+"""Names the tokenizer whose tokens are single bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +41,10 @@ def load_pair(model: str, tokenizer: str) -> TokenizerPair:
     from omnidraft.transfer.texts import TextTokenizer
     from omnidraft.vocab.alignment import align_cached
 
-    old_folder, new_folder = store.resolve(model), _tokenizer_folder(tokenizer)
-    old, new = _tokenizer(old_folder), _tokenizer(new_folder)
+    old_folder = store.resolve(model)
+    old = _tokenizer(old_folder)
+    new_folder = _byte_tokenizer(old_folder, old.fingerprint) if tokenizer == BYTES else _tokenizer_folder(tokenizer)
+    new = _tokenizer(new_folder)
     return TokenizerPair(
         old_folder,
         new_folder,
@@ -48,7 +54,7 @@ def load_pair(model: str, tokenizer: str) -> TokenizerPair:
     )
 
 
-def load_model(folder: Path, name: str) -> "PreTrainedModel":
+def load_model(folder: Path, name: str) -> Any:
     """Load the model of a folder in float32. Raises ModelError."""
     import torch
 
@@ -60,14 +66,14 @@ def load_model(folder: Path, name: str) -> "PreTrainedModel":
         raise ModelError(f"{name} is no causal language model that transformers can load: {exc}") from exc
 
 
-def frozen(model: "PreTrainedModel", precision: "Precision" = "float32") -> "TransformersTrainable":
+def frozen(model: Any, precision: "Precision" = "float32") -> "TransformersTrainable":
     """Return a model to score texts with; it learns nothing."""
     from omnidraft.models.hf.trainable_drafter import TransformersTrainable
 
     return TransformersTrainable(model.requires_grad_(False), "full", precision)
 
 
-def initialise(model: "PreTrainedModel", method: "Method", pair: TokenizerPair) -> None:
+def initialise(model: Any, method: "Method", pair: TokenizerPair) -> None:
     """Give a model the new vocabulary in place; tied matrices stay tied. Raises ModelError."""
     from omnidraft.models.hf.target_vocabulary import replace_vocabulary
     from omnidraft.transfer.initialisation import average_rows, fvt_rows
@@ -81,6 +87,18 @@ def initialise(model: "PreTrainedModel", method: "Method", pair: TokenizerPair) 
         case "omp":
             made = _pursued(old, pair)
     replace_vocabulary(model, made[0], made[-1], pair.new.vocabulary)
+
+
+def _byte_tokenizer(folder: Path, fingerprint: str) -> Path:
+    """Return a folder with the tokenizer of bytes for the model of a folder; write it if it is absent."""
+    from omnidraft.models.catalog import store
+    from omnidraft.models.hf.byte_tokenizer import write_byte_tokenizer
+
+    made = store.default_home() / "byte-tokenizers" / fingerprint[:16]
+    if not made.is_dir():
+        with whole_folder(made, "the tokenizer of bytes") as partial:
+            write_byte_tokenizer(folder, partial)
+    return made
 
 
 def _tokenizer_folder(name: str) -> Path:
@@ -102,7 +120,7 @@ def _tokenizer(folder: Path) -> "HfTokenizer":
     return load_tokenizer(folder, cache)
 
 
-def _matrices(model: "PreTrainedModel") -> "list[Tensor]":
+def _matrices(model: Any) -> "list[Tensor]":
     """Return the embeddings, and the head where it is another matrix."""
     embedding: Any = model.get_input_embeddings()
     head: Any = model.get_output_embeddings()

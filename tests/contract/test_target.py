@@ -5,6 +5,7 @@ import torch
 
 from omnidraft.decode.decoder import Decoder
 from omnidraft.errors import ContractError, RequestError
+from omnidraft.models.ensemble import EnsembleTarget
 from omnidraft.models.native.target import LlamaTarget
 from omnidraft.ports import DraftTree, Request, Sampling, Target
 from omnidraft.testing.toy_models import ToyTable, ToyTarget
@@ -19,6 +20,9 @@ TARGETS = {
     "native qwen2": lambda: LlamaTarget(tiny_model("qwen2"), name="qwen2", precision="packed16"),
     "gemma3 packed16": lambda: tiny_target("gemma3", "packed16"),
     "llama.cpp": tiny_llamacpp_target,
+    "ensemble": lambda: EnsembleTarget(
+        [tiny_target("llama"), tiny_target("gemma3", "packed16")], [1, 2], "probabilities"
+    ),
 }
 CLOSE = {"atol": 2e-4, "rtol": 1e-4}
 MODES = ["fast", "reproducible"]

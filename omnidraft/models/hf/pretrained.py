@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 default_dtype_lock = RLock()
 """Held while torch's default floating type may be another than float32, and by whoever has to rely on it."""
@@ -17,6 +18,7 @@ default_dtype_lock = RLock()
 
 def causal_lm(folder: Path, **options: Any) -> PreTrainedModel:
     """Load the causal language model of a folder, never from a pickle. Raises what `from_pretrained` raises."""
+    transformers_logging.disable_progress_bar()
     with default_dtype_lock:
         return AutoModelForCausalLM.from_pretrained(  # type: ignore[no-any-return]
             folder, local_files_only=True, use_safetensors=True, **options

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, PreTrainedModel
-from transformers.utils import logging as transformers_logging
 
 from omnidraft.config import DecodeSettings
 from omnidraft.errors import ConfigError, ModelError
@@ -203,7 +202,6 @@ def _isa_suffix() -> str:
 def load_model(folder: Path) -> PreTrainedModel:
     """Load a causal language model without gradients, with its weights unchanged."""
     choice.torch_products()
-    transformers_logging.disable_progress_bar()
     try:
         config = AutoConfig.from_pretrained(folder)
         model = causal_lm(folder, config=config, dtype="auto", attn_implementation="sdpa")

@@ -1,0 +1,142 @@
+"""Several targets with one vocabulary that answer together: a target whose distribution is the mean of theirs.
+
+The mean is of probabilities, log(sum w p), or of log-probabilities, sum w log p, whose softmax is the normalised
+geometric mean. Either is a function of the members' logits at one position alone, so the ensemble is exact and
+reproducible wherever all its members are.
+Shapes: N nodes of a tree, V vocabulary.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from omnidraft.errors import ConfigError
+from omnidraft.models.serial_passes import require_new, require_valid_pass
+from omnidraft.ports import DraftTree, Mode, Target, TargetSession, TreeLimits
+
+Mean = Literal["probabilities", "log-probabilities"]
+
+
+class EnsembleTarget:
+    """Implements ports.Target. The members compute one after another."""
+
+    def __init__(self, members: Sequence[Target], weights: Sequence[float], mean: Mean) -> None:
+        """
+        Args:
+            weights: one for each member, in any scale.
+
+        Raises:
+            ConfigError: there are not two members or more of one vocabulary, or not one positive weight for each.
+        """
+        _require_members(members, weights)
+        self._members, self._mean = tuple(members), mean
+        self._weights = [weight / sum(weights) for weight in weights]
+        self.vocab_size = members[0].vocab_size
+        self.context_limit = min(member.context_limit for member in members)
+        self.max_rows = min(member.max_rows for member in members)
+        parts = [f"{weight:.6g}*({each.fingerprint})" for weight, each in zip(self._weights, members, strict=True)]
+        self.fingerprint = f"ensemble-{mean}-" + "+".join(parts)
+
+    def limits(self, mode: Mode) -> TreeLimits:
+        """Return what every member takes."""
+        limits = [member.limits(mode) for member in self._members]
+        return TreeLimits(
+            min(each.num_nodes for each in limits),
+            min((each.num_chains for each in limits if each.num_chains is not None), default=None),
+            min((each.depth for each in limits if each.depth is not None), default=None),
+        )
+
+    def open(self, prompt_ids: Sequence[int], max_new_tokens: int, mode: Mode) -> "EnsembleSession":
+        """See ports.Target."""
+        return EnsembleSession(self, [member.open(prompt_ids, max_new_tokens, mode) for member in self._members])
+
+    def forward(self, trees: Sequence[tuple[Any, DraftTree]], prompts: Sequence[tuple[Any, int]] = ()) -> list[Tensor]:
+        """See ports.Target; the sessions are this target's. A member that reused more keys than another reads less."""
+        require_valid_pass(trees, prompts)
+        left = [(session, session.num_unread - num_ids) for session, num_ids in prompts]
+        logits = [
+            member.forward(
+                [(session.parts[number], tree) for session, tree in trees],
+                [
+                    (session.parts[number], session.parts[number].num_unread - num_left)
+                    for session, num_left in left
+                    if session.parts[number].num_unread > num_left
+                ],
+            )
+            for number, member in enumerate(self._members)
+        ]
+        return [self.mean(of_tree) for of_tree in zip(*logits, strict=True)]
+
+    def reuse(self, session: Any, source: Any, num_ids: int) -> int:
+        """See ports.Target; the sessions are this target's."""
+        require_new(session)
+        pairs = zip(self._members, session.parts, source.parts, strict=True)
+        return min(member.reuse(own, other, num_ids) for member, own, other in pairs)
+
+    def kv_bytes(self, num_ids: int) -> int:
+        """See ports.Target."""
+        return sum(member.kv_bytes(num_ids) for member in self._members)
+
+    def mean(self, logits: Sequence[Tensor]) -> Tensor:
+        """Return the mean of the members' distributions, as logits [N, V].
+
+        Each node by itself: torch computes the ends of arrays in another way, so bits would depend on their length.
+        """
+        return torch.stack([mean_logits(of_node, self._weights, self._mean) for of_node in zip(*logits, strict=True)])
+
+
+class EnsembleSession:
+    """Implements ports.TargetSession: one session of each member. Where members reused different numbers of keys, it
+    counts as that of the fewest."""
+
+    def __init__(self, target: EnsembleTarget, parts: Sequence[TargetSession]) -> None:
+        self._target, self.parts = target, parts
+
+    @property
+    def num_kept(self) -> int:
+        return min(part.num_kept for part in self.parts)
+
+    @property
+    def num_unread(self) -> int:
+        return max(part.num_unread for part in self.parts)
+
+    def score(self, tree: DraftTree) -> Tensor:
+        return self._target.mean([part.score(tree) for part in self.parts])
+
+    def keep(self, nodes: Sequence[int]) -> None:
+        for part in self.parts:
+            part.keep(nodes)
+
+    def close(self) -> None:
+        for part in self.parts:
+            part.close()
+
+
+def mean_logits(logits: Sequence[Tensor], weights: Sequence[float], mean: Mean) -> Tensor:
+    """Return the log of the weighted mean of distributions, up to a constant of each row.
+
+    Args:
+        logits: float32 of each, the vocabulary last.
+        weights: they sum to 1.
+    """
+    log_p = [each.log_softmax(dim=-1) for each in logits]
+    if mean == "log-probabilities":
+        return sum((weight * each for weight, each in zip(weights, log_p, strict=True)), torch.zeros(()))
+    weighted = [each + math.log(weight) for weight, each in zip(weights, log_p, strict=True)]
+    total = weighted[0]
+    for each in weighted[1:]:
+        total = torch.logaddexp(total, each)
+    return total
+
+
+def _require_members(members: Sequence[Target], weights: Sequence[float]) -> None:
+    if len(members) < 2:
+        raise ConfigError(f"an ensemble has two members or more, not {len(members)}; name more in models.members")
+    sizes = sorted({member.vocab_size for member in members})
+    if len(sizes) > 1:
+        raise ConfigError(f"members of an ensemble need one vocabulary, these have {sizes} tokens; omnidraft transfer")
+    if len(weights) != len(members) or not all(0 < weight < math.inf for weight in weights):
+        raise ConfigError(f"models.member_weights needs a positive number for each of {len(members)} models")

@@ -1,0 +1,66 @@
+"""The pipelines that measure transferred models and ensembles, on tiny models."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from omnidraft.errors import VocabularyError
+from omnidraft.testing.tiny_models import TEXT, make_target
+from pipelines import ensemble, transfer
+from tests.cli_runs import run_pipeline
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    path = tmp_path / "texts.jsonl"
+    path.write_text("\n".join(json.dumps({"prompt": text, "answer": TEXT[1]}) for text in TEXT))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def home(omnidraft_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))
+
+
+def test_initialisations_are_measured_beside_the_original(
+    tiny_models: tuple[Path, Path], data: Path, tmp_path: Path
+) -> None:
+    target, drafter = tiny_models
+    out = tmp_path / "figures.json"
+    asked = (drafter, "--tokenizer", target, "--data", data, "--held-out-every", 2, "--json", out)
+    run_pipeline(transfer.main, *asked, "--transferred", target)
+    figures = json.loads(out.read_text())
+    assert list(figures["bits_per_byte"]) == ["original", "mean", "fvt", "omp", "target"]
+    assert all(0 < row["texts"] < 20 for row in figures["bits_per_byte"].values())
+    assert figures["held_out_bytes"]["texts"] > 100
+
+
+def test_an_ensemble_is_measured_beside_its_members(tiny_models: tuple[Path, Path], data: Path, tmp_path: Path) -> None:
+    target, drafter = tiny_models
+    other, out = make_target(tmp_path / "other", seed=3, spread=0.2), tmp_path / "figures.json"
+    asked = ("--data", data, "--held-out-every", 2, "--json", out)
+    run_pipeline(ensemble.main, target, other, *asked)
+    figures = json.loads(out.read_text())
+    rows = {name: row["texts"] for name, row in figures["bits_per_byte"].items()}
+    assert len(rows) == 6
+    assert rows["mean of probabilities"] < max(rows[str(target)], rows[str(other)])
+    assert sum(figures["weights"]) == pytest.approx(1)
+    with pytest.raises(VocabularyError, match="several tokenizers"):
+        run_pipeline(ensemble.main, target, drafter, *asked)
+
+
+def test_fitted_weights_are_the_likeliest() -> None:
+    log_p_MN = torch.log(torch.rand(3, 40, generator=torch.Generator().manual_seed(0)))
+    log_p_MN[0, :25] += 1.0
+
+    def likelihood(weights: list[float]) -> float:
+        return (log_p_MN + torch.tensor(weights).log()[:, None]).logsumexp(dim=0).sum().item()
+
+    best = ensemble.fit_weights(log_p_MN)
+    assert sum(best) == pytest.approx(1)
+    for number in range(3):
+        for shift in (-0.02, 0.02):
+            moved = [max(weight + shift * (at == number), 1e-6) for at, weight in enumerate(best)]
+            assert likelihood([weight / sum(moved) for weight in moved]) <= likelihood(best) + 1e-3

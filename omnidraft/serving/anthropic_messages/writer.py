@@ -103,7 +103,7 @@ def _block_event(event: BlockEvent) -> Event:
     place, is_call = {"index": event.block.index}, event.block.call_id is not None
     match event.change:
         case BlockChange.BEGIN:
-            begun = {"type": "text", "text": ""}
+            begun: dict[str, Any] = {"type": "text", "text": ""}
             if is_call:
                 begun = {"type": "tool_use", "id": event.block.call_id, "name": event.block.name, "input": {}}
             return "content_block_start", {**place, "content_block": begun}

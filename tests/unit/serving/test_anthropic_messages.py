@@ -1,6 +1,7 @@
 """Anthropic's client gets its own shapes, streams and errors, and the text that a chat request gets."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -107,12 +108,11 @@ def test_a_tool_is_used_and_its_result_is_read(tool_url: str, tool_engine: Engin
         turns = [*ASKED, {"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
         last = client.messages.create(messages=turns, tool_choice={"type": "none"}, **(asked | {"max_tokens": 8}))
     assert [block.type for block in last.content] == ["text"]
-    assert last.usage.cache_read_input_tokens > 0
 
 
 def test_the_answer_says_which_stop_sequence_ended_it(client: TestClient) -> None:
     text = post(client, max_tokens=40)["content"][0]["text"]
-    stop = text[len(text) // 2 :][:3]
+    stop = re.findall(r"[a-z]{3}", text)[-1]
     cut = post(client, max_tokens=40, stop_sequences=["never said", stop])
     assert cut["content"][0]["text"] == text[: text.index(stop)]
     assert (cut["stop_reason"], cut["stop_sequence"]) == ("stop_sequence", stop)

@@ -1,5 +1,6 @@
 """Tokens are those that decoding reads, and go back to their text."""
 
+import json
 from typing import Any
 
 import pytest
@@ -52,6 +53,6 @@ def test_the_tokens_of_a_prompt_are_counted_as_its_usage_counts_them(client: Tes
 def test_what_has_no_tokens_is_refused(
     client: TestClient, path: str, body: dict[str, Any], status: int, named: str
 ) -> None:
-    response = client.post(path, json=body)
+    response = client.post(path, content=json.dumps(body), headers={"content-type": "application/json"})
     assert response.status_code == status
     assert named in response.json()["error"]["message"]

@@ -14,6 +14,7 @@ from typing import TypeVar
 from omnidraft.config import Settings
 from omnidraft.errors import OmnidraftError
 from omnidraft.fleet.control_follower import Authenticator, LogControlFollower
+from omnidraft.fleet.learned_versions import LearnedVersion, learned_versions
 from omnidraft.fleet.workers import WorkerStatus
 from omnidraft.ports import (
     Announcement,
@@ -34,8 +35,6 @@ ALIASES = ("champion", "challenger", "previous")
 POLL_S = 2.0
 MOST_DEAD_LETTERS = 1000
 """The number of newest dead letters whose reasons are read."""
-MOST_VERSIONS = 200
-"""The number of newest versions that are told one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,22 +112,6 @@ class NamedVersion:
 
 
 @dataclass(frozen=True, slots=True)
-class LearnedVersion:
-    """A version with what it was measured to have learned."""
-
-    version: int
-    aliases: tuple[str, ...]
-    created_ms: int
-    num_records: int
-    agreement_before: float | None
-    """Held-out agreement, like agreement_after."""
-    agreement_after: float | None
-    change_error: float | None
-    """Standard error of agreement_after - agreement_before."""
-    losses: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True)
 class TargetOverview:
     """The status of one pair."""
 
@@ -142,7 +125,7 @@ class TargetOverview:
     canary: CanaryState | None
     drifting: tuple[DriftingTenant, ...] | None
     history: tuple[LearnedVersion, ...] = ()
-    """The newest MOST_VERSIONS, oldest first."""
+    """The newest versions, oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,8 +244,7 @@ def _pair(target: str, sources: OverviewSources, problems: _ProblemList, log: _L
         return TargetOverview(target, None, None, *state)
     learned = versions[-1].manifest.offsets if versions else {}
     lag = {partition: end - learned.get(partition, 0) for partition, end in ends.items()} if ends is not None else None
-    history = tuple(_learned_version(each) for each in versions[-MOST_VERSIONS:])
-    return TargetOverview(target, named_versions(versions), lag, *state, history)
+    return TargetOverview(target, named_versions(versions), lag, *state, learned_versions(versions))
 
 
 def named_versions(versions: Sequence[SnapshotVersion]) -> tuple[NamedVersion, ...]:
@@ -275,20 +257,6 @@ def _named_version(name: str, version: SnapshotVersion) -> NamedVersion:
     of = version.manifest
     return NamedVersion(
         name, version.version, version.created_ms, of.num_records, of.agreement_before, of.agreement_after
-    )
-
-
-def _learned_version(version: SnapshotVersion) -> LearnedVersion:
-    of = version.manifest
-    return LearnedVersion(
-        version.version,
-        version.aliases,
-        version.created_ms,
-        of.num_records,
-        of.agreement_before,
-        of.agreement_after,
-        of.agreement_change_error,
-        of.losses,
     )
 
 

@@ -1,5 +1,5 @@
 // What is known of one token, beside it while the pointer or the keyboard is on it.
-import { element, milliseconds, percent } from "./dom.js";
+import { element, milliseconds, percent, visible } from "./dom.js";
 import { SOURCES } from "./sources.js";
 
 const panel = document.getElementById("details");
@@ -87,7 +87,7 @@ function pairs(entries) {
 }
 
 function code(spelled, isThis = false) {
-  return element("code", isThis ? "this" : "", spelled.replaceAll("\n", "\\n").replaceAll("\t", "\\t").replaceAll(" ", "\u00b7") || "end of text");
+  return element("code", isThis ? "this" : "", visible(spelled));
 }
 
 function addFact(list, name, ...values) {

@@ -18,8 +18,18 @@ export function button(text, onClick, className = "") {
   return made;
 }
 
+// Colours are read once per scheme: each reading would make the browser compute all styles.
+const colours = new Map();
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => colours.clear());
+
 export function cssColour(name) {
-  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  if (!colours.has(name)) colours.set(name, getComputedStyle(document.documentElement).getPropertyValue(name).trim());
+  return colours.get(name);
+}
+
+// A token's bytes with white space that can be seen.
+export function visible(spelled) {
+  return spelled.replaceAll("\n", "\\n").replaceAll("\t", "\\t").replaceAll(" ", "\u00b7") || "end of text";
 }
 
 export const nextFrame = () => new Promise((resolve) => requestAnimationFrame(resolve));

@@ -1,6 +1,6 @@
 // One text, recorded pass by pass, and shown up to any moment of its clock.
 import { PassChart } from "./pass_chart.js";
-import { element, setText } from "./dom.js";
+import { element, setText, visible } from "./dom.js";
 import { hideDetails, showDetails } from "./details.js";
 import { sourceOf } from "./sources.js";
 
@@ -136,7 +136,7 @@ export class Lane {
       for (let at = pass.nodes.indexOf(node) + 1; at > 0; at = pass.nodes.findIndex((other) => other.parent === at) + 1) {
         spelled += pass.nodes[at - 1].spelled;
       }
-      return spelled;
+      return visible(spelled);
     });
   }
 

@@ -96,7 +96,7 @@ async function measure(run, isPlain, what) {
     else throw new Error(data.error.message);
   }
   if (lane.end === null) throw new Error("the worker went away");
-  run.tell({ snapshot: lane.end.snapshot_version, seed: lane.end.seed });
+  run.tell({ snapshot: lane.end.snapshot_version });
 }
 
 function addRun(run) {
@@ -156,7 +156,12 @@ at("key-form").addEventListener("submit", (event) => {
 });
 at("cancel").addEventListener("click", () => current.abort());
 at("show-rejected").addEventListener("change", (event) => at("runs").classList.toggle("show-rejected", event.target.checked));
-at("replay-all").addEventListener("click", () => runs.forEach((run) => run.isFinished && run.restart()));
+at("replay-all").addEventListener("click", async () => {
+  for (const run of runs.filter((each) => each.isFinished)) {
+    run.restart();
+    await nextFrame();
+  }
+});
 at("save").addEventListener("click", save);
 at("open").addEventListener("click", () => at("file").click());
 at("file").addEventListener("change", () => at("file").files.length && open(at("file").files[0]));

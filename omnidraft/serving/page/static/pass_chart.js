@@ -22,7 +22,7 @@ export class PassChart {
     this.root = element("figure", "", this.#canvas, this.#caption);
   }
 
-  #passes; #canvas; #caption; #plot = null; #numDrawn = 0;
+  #passes; #canvas; #caption; #plot = null; #numDrawn = 0; #numWanted = 0; #isVisible = true;
 
   // The milliseconds that the axis has to hold.
   get maxMs() {
@@ -34,27 +34,34 @@ export class PassChart {
   // Begins to draw, with axes that two lanes share.
   open(numPasses, maxMs) {
     this.close();
-    this.#numDrawn = this.#passes.length;
+    this.#numDrawn = this.#numWanted = this.#passes.length;
     this.#plot = new window.uPlot(this.#options(numPasses, maxMs), this.#data(this.#numDrawn), this.#canvas);
     charts.add(this);
     this.#observer.observe(this.#canvas);
+    this.#sight.observe(this.#canvas);
     this.#tell(null);
   }
 
   close() {
     this.#observer.disconnect();
+    this.#sight.disconnect();
     this.#plot?.destroy();
     this.#plot = null;
     charts.delete(this);
   }
 
-  // Draws the first passes; returns whether anything had to be drawn.
+  // Draws the first passes, as soon as somebody can see it; returns whether anything had to be drawn.
   draw(numPasses) {
-    if (this.#plot === null || numPasses === this.#numDrawn) return false;
+    this.#numWanted = numPasses;
+    if (!this.isBehind) return false;
     this.#numDrawn = numPasses;
     this.#plot.setData(this.#data(numPasses), false);
     this.#plot.redraw();
     return true;
+  }
+
+  get isBehind() {
+    return this.#plot !== null && this.#isVisible && this.#numWanted !== this.#numDrawn;
   }
 
   redraw() {
@@ -64,6 +71,11 @@ export class PassChart {
   #observer = new ResizeObserver(() => {
     const width = this.#canvas.clientWidth;
     if (this.#plot && width && width !== this.#plot.width) this.#plot.setSize({ width, height: HEIGHT });
+  });
+
+  #sight = new IntersectionObserver(([entry]) => {
+    this.#isVisible = entry.isIntersecting;
+    this.draw(this.#numWanted);
   });
 
   // The bars lie over each other: the whole, then the whole without bookkeeping, then the drafter alone.

@@ -42,5 +42,5 @@ function drawOne() {
 }
 
 function isBehind(run) {
-  return run.lanes.some((lane) => lane.chart.draw(lane.numShown));
+  return run.lanes.some((lane) => lane.chart.isBehind);
 }

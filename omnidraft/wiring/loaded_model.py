@@ -12,8 +12,6 @@ from omnidraft.wiring.models import TargetVocabulary, Vocabularies, snapshot_loa
 from omnidraft.wiring.named_snapshots import named_snapshot
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
     from omnidraft.decode.decoder import Decoder
     from omnidraft.memory.recent_texts import RecentTexts
     from omnidraft.models.hf.tokenizer import HfTokenizer
@@ -42,16 +40,13 @@ class LoadedModel:
 
 
 def loaded_model(
-    model: "PreTrainedModel",
-    tokenizer: "PreTrainedTokenizerBase",
-    settings: Settings,
-    metrics: Metrics,
-    *,
-    snapshot: str | None = None,
+    model: Any, tokenizer: Any, settings: Settings, metrics: Metrics, *, snapshot: str | None = None
 ) -> LoadedModel:
     """Return a decoder over this model, which shares its weights; the model is lent for this call.
 
     Args:
+        model: a PreTrainedModel of transformers.
+        tokenizer: its PreTrainedTokenizer.
         snapshot: a folder, a version or an alias; None is the base drafter.
 
     Raises:
@@ -63,10 +58,9 @@ def loaded_model(
     from omnidraft.models.hf.target import TransformersTarget
     from omnidraft.models.hf.tokenizer import loaded_tokenizer
 
-    config: Any = model.config
     name = f"{settings.models.target}-{model.num_parameters()}"
     target = TransformersTarget(model, settings.decode, name=name, precision=f"{model.dtype}-{model.device.type}")
-    tokenizers = _tokenizers(settings, loaded_tokenizer(tokenizer, config.get_text_config().vocab_size))
+    tokenizers = _tokenizers(settings, loaded_tokenizer(tokenizer, model.config.get_text_config().vocab_size))
     costs = measured_costs(settings, target)
     recent = RecentTexts(settings.decode.recent_tokens if settings.decode.suffix_memory else 0)
     load = snapshot_loader(settings, tokenizers, costs, recent=recent)

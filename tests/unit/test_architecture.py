@@ -32,7 +32,7 @@ CLIENTS: dict[str, str | tuple[str, ...]] = {  # third-party package -> the only
     "kafka": "omnidraft/bus/kafka_",
     "mlflow": "omnidraft/registry/",
     "sqlalchemy": ("omnidraft/bus/key_store.py", "omnidraft/registry/"),
-    "transformers": ("omnidraft/models/", "omnidraft/testing/tiny_models.py"),
+    "transformers": ("omnidraft/models/", "omnidraft/testing/tiny_models.py", "omnidraft/transformers.py"),
     "peft": "omnidraft/models/",
     "llama_cpp": "omnidraft/models/",
     "llguidance": "omnidraft/decode/sampling/grammar_compiler.py",
@@ -67,7 +67,7 @@ def unit_of(name: str) -> str | None:
     """The unit of a dotted name, None when it is not ours or the bare `omnidraft`, which holds the version only."""
     first, _, rest = name.partition(".")
     if first != "omnidraft":
-        return first if first in LEVEL_OF else None
+        return first if first in PRODUCT else None
     second = rest.partition(".")[0]
     return None if second in ("", "__version__") else second.removeprefix("__main__") or "cli"
 

@@ -10,6 +10,7 @@ Source: docs/algorithms.md, section 14; ALM, https://arxiv.org/abs/2503.20083, s
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from omnidraft.distill.examples.collate import PackedBatch, join
 from omnidraft.distill.examples.targets import HiddenTargets
 from omnidraft.distill.examples.training_example import TrainingExample
 
-LOSS = "hidden"
+LOSS: Final = "hidden"
 """The name of this loss in reports."""
 
 

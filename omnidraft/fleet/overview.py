@@ -236,7 +236,9 @@ def _read(
 
 def _pair(target: str, sources: OverviewSources, problems: _ProblemList, log: _LogStatus) -> TargetOverview:
     control, ends = log.control_states.get(target), log.trace_ends
-    state = (None, None, None) if control is None else (control.is_learning_paused, control.canary, control.drifting)
+    state: tuple[bool | None, CanaryState | None, tuple[DriftingTenant, ...] | None] = (None, None, None)
+    if control is not None:
+        state = (control.is_learning_paused, control.canary, control.drifting)
     versions: Sequence[SnapshotVersion] | None = None
     with problems.noted(f"registry of {target}"):
         versions = sources.registry(target).versions()

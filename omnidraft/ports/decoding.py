@@ -283,6 +283,8 @@ class StopCondition(Protocol):
 
     finish_reason: FinishReason | None
     """None while the text goes on."""
+    stop_string: str | None
+    """The string that ended it, if one did."""
 
     def ends(self, token: int) -> bool:
         """Add one emitted token; return whether the text ends with it."""

@@ -64,7 +64,7 @@ class CompletionWriter:
         if self._kind is not CHAT or choice.prompt is None:
             return {}
         rows = for_prompt(choice.prompt, self._answer.model.vocabulary)
-        dumped = [row and {token: each.model_dump() for token, each in row.items()} for row in rows]
+        dumped = [None if row is None else {token: each.model_dump() for token, each in row.items()} for row in rows]
         return {"prompt_logprobs": dumped}
 
     def _choice(self, part: ChoicePart) -> str:
@@ -85,8 +85,8 @@ class CompletionWriter:
 
     def _usage(self) -> dict[str, object]:
         metrics = self._answer.metrics()
-        shown = {} if metrics is None else {"metrics": metrics.model_dump()}
-        return {"usage": self._answer.usage().model_dump()} | shown
+        shown: dict[str, object] = {} if metrics is None else {"metrics": metrics.model_dump()}
+        return {"usage": self._answer.usage().model_dump(), **shown}
 
 
 def _event(data: str) -> bytes:

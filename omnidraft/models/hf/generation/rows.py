@@ -122,6 +122,7 @@ class RowStop:
         self._criteria = criteria
         self._scores = scores
         self.finish_reason: FinishReason | None = None
+        self.stop_string: str | None = None
 
     def ends(self, token: int) -> bool:
         """See ports.StopCondition. The row has the token already."""

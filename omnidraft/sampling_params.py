@@ -1,16 +1,16 @@
 """The settings of one request of the Python API, with vLLM's names and meanings."""
 
-import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from omnidraft.decode.generation import GenerationRequest
+from omnidraft.decode.sampling.grammar import given_grammar
 from omnidraft.decode.sampling.noise import choice_seed
 from omnidraft.decode.sampling.validation import unsigned_seed
 from omnidraft.errors import RequestError
-from omnidraft.ports import Grammar, Mode, Sampling
+from omnidraft.ports import Mode, Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,13 +75,5 @@ class SamplingParams:
             self.presence_penalty,
             self.frequency_penalty,
             self.logit_bias,
-            self._grammar(),
+            given_grammar(self.json_schema, self.regex),
         )
-
-    def _grammar(self) -> Grammar | None:
-        if self.json_schema is not None and self.regex is not None:
-            raise RequestError("give either json_schema or regex")
-        if self.json_schema is not None:
-            schema = self.json_schema if isinstance(self.json_schema, str) else json.dumps(dict(self.json_schema))
-            return Grammar("json_schema", schema)
-        return None if self.regex is None else Grammar("regex", self.regex)

@@ -179,7 +179,7 @@ def test_off_it_is_nothing_and_without_opentelemetry_it_is_refused(monkeypatch: 
     assert isinstance(off, NoopTracing)
     assert not off.is_on
     assert off.begin("request", parent=CLIENT, method="POST").context == CLIENT
-    monkeypatch.setitem(__import__("sys").modules, "omnidraft.telemetry.tracing", None)
+    monkeypatch.setitem(__import__("sys").modules, "opentelemetry.exporter.otlp.proto.http", None)
     on = config.Settings(tracing=config.TracingSettings(endpoint="http://127.0.0.1:9"))
     with pytest.raises(ConfigError, match=r"omnidraft\[otel\]"):
         wiring.tracing(on, "worker", metrics)

@@ -27,7 +27,8 @@ def without(monkeypatch):
 
     def remove(extra: str) -> None:
         for module in extras.MODULES[extra]:
-            monkeypatch.setitem(sys.modules, module.partition(".")[0], None)
+            for name in {module, module.partition(".")[0]}:  # an earlier test may have imported the module
+                monkeypatch.setitem(sys.modules, name, None)
 
     return remove
 

@@ -24,6 +24,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from omnidraft.demo.recorded import QUESTIONS
 from omnidraft.hosts import process
 from omnidraft.models.catalog import store
 from omnidraft.models.hf.tokenizer import load_tokenizer
@@ -36,7 +37,6 @@ from pipelines.bench.quality.permuted_gguf import write_permuted
 from pipelines.lib import machine, report
 from pipelines.lib.choices import chosen
 
-DEFAULT_PROMPTS = Path(__file__).parents[2] / "data" / "gsm8k.jsonl"
 SYSTEMS = ("torch", "omnidraft", LLAMACPP)
 GGUF_FORMATS = "Q8_0,Q4_K_M"
 REFERENCE = "packed16"
@@ -75,7 +75,7 @@ def main(
     tokenizer = load_tokenizer(Path(model))
     read = [
         texts.read(path, tokenizer, num_tokens=num_tokens, num_prompts=num_prompts)
-        for path in prompts_paths or [DEFAULT_PROMPTS]
+        for path in prompts_paths or [QUESTIONS]
     ]
     about = {
         "machine": machine.describe(),

@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from omnidraft import config, prompts, wiring
+from omnidraft.demo.recorded import QUESTIONS
 from omnidraft.errors import RequestError
 from omnidraft.hosts import process
 from pipelines.bench.throughput import page
@@ -27,13 +28,11 @@ from pipelines.bench.throughput.workload import Workload
 from pipelines.lib import machine, report
 from pipelines.lib.choices import chosen
 
-DEFAULT_PROMPTS = Path(__file__).parents[2] / "data" / "gsm8k.jsonl"
-
 
 def main(
     prompts_path: Annotated[
         Path, typer.Option("--prompts", help="JSON lines with prompt or question; test split.")
-    ] = DEFAULT_PROMPTS,
+    ] = QUESTIONS,
     clients: Annotated[str, typer.Option(help="Numbers of clients, with commas; '' measures none.")] = "1,2,4,8,16",
     systems: Annotated[str, typer.Option(help=f"Some of {', '.join(NAMES)}, with commas.")] = ",".join(SERVERS),
     num_prompts: Annotated[int, typer.Option(min=1, help="Requests of a row; at least two for each client.")] = 16,

@@ -20,6 +20,7 @@ except SystemExit as exit:
 
 @pytest.mark.parametrize("arguments", [["--help"], ["snapshots", "--help"]], ids=" ".join)
 def test_help_loads_nothing_slow(arguments):
-    code = CODE.format(arguments=arguments, slow=SLOW)
+    of_typer = {"pydantic"} if len(arguments) > 1 else set()  # typer itself reads a subcommand's parameters with it
+    code = CODE.format(arguments=arguments, slow=tuple(set(SLOW) - of_typer))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "loaded:\n")

@@ -12,6 +12,7 @@ import pytest
 from omnidraft import wiring
 from omnidraft.decode.generation import GenerationRequest
 from omnidraft.decode.step_stats import DecodeStats
+from omnidraft.demo import recorded
 from omnidraft.errors import ConfigError, RequestError
 from omnidraft.ports import DraftTree, Source, Step, Timings
 from omnidraft.prompts import Prompt
@@ -190,7 +191,7 @@ def test_a_method_that_cannot_sample_fails_and_the_others_go_on(run_bench: Bench
         ({"methods": "omnidraft"}, RequestError, "needs plain"),
         ({"device": "tpu"}, ConfigError, "must be cpu or cuda"),
         ({"quantize": "int3"}, ConfigError, "models.precision"),
-        ({"prompts_paths": [__main__.DEFAULT_PROMPTS] * 2}, RequestError, "two prompt files are named gsm8k"),
+        ({"prompts_paths": [recorded.QUESTIONS] * 2}, RequestError, "two prompt files are named gsm8k"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(

@@ -40,6 +40,7 @@ def refusal(response: httpx.Response, status: int) -> str:
 
 def test_the_openai_client_gets_the_same_text_whole_and_streamed(url: str, engine: Engine) -> None:
     name = engine.pair.target
+    asked = CHAT | {"extra_body": {"cache_salt": "of this test alone"}}
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         assert [model.id for model in client.models.list()] == [name]
         whole = client.completions.create(model=name, **BODY)
@@ -47,9 +48,9 @@ def test_the_openai_client_gets_the_same_text_whole_and_streamed(url: str, engin
         assert "".join(part.choices[0].text for part in parts) == whole.choices[0].text != ""
         assert parts[-1].choices[0].finish_reason == whole.choices[0].finish_reason
         assert whole.system_fingerprint == "base/print"
-        chat = client.chat.completions.create(model=name, **CHAT)
+        chat = client.chat.completions.create(model=name, **asked)
         chunks = list(
-            client.chat.completions.create(model=name, stream=True, stream_options={"include_usage": True}, **CHAT)
+            client.chat.completions.create(model=name, stream=True, stream_options={"include_usage": True}, **asked)
         )
         text = "".join(chunk.choices[0].delta.content for chunk in chunks[:-1])
         assert text == chat.choices[0].message.content != whole.choices[0].text

@@ -3,12 +3,14 @@
 Start a worker first (`omnidraft serve ...`), on a machine that computes nothing else: the lanes are measured.
 """
 
-import argparse
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
+import typer
 from playwright.sync_api import Browser, Page, sync_playwright
+
+from omnidraft.hosts import process
 
 CHROMIUM = "/usr/bin/chromium"
 QUESTION = (
@@ -38,14 +40,20 @@ PICTURES = (
 )
 
 
-def main() -> None:
+def main(
+    url: Annotated[str, typer.Option(help="A running worker.")] = "http://127.0.0.1:8000/",
+    out: Annotated[Path, typer.Option(help="The folder for the pictures and the recording.")] = Path("docs"),
+    question: Annotated[str, typer.Option(help="What is asked, after a short question for warm-up.")] = QUESTION,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the answer.")] = 128,
+    recording: Annotated[Path | None, typer.Option(help="A file that the page saved; nothing is asked then.")] = None,
+    chromium: Annotated[str, typer.Option(help="The browser.")] = CHROMIUM,
+) -> None:
     """Ask once, save the recording, and take every picture of it."""
-    args = _arguments()
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=args.chromium)
-        recording = args.recording or _record(browser, args.url, args.question, args.max_tokens, args.out)
+        browser = playwright.chromium.launch(executable_path=chromium)
         for picture in PICTURES:
-            _take(browser, args.url, recording, picture, args.out)
+            recording = recording or _record(browser, url, question, max_tokens, out)
+            _take(browser, url, recording, picture, out)
         browser.close()
 
 
@@ -87,16 +95,5 @@ def _open_details(page: Page) -> None:
     token.hover()
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--url", default="http://127.0.0.1:8000/")
-    parser.add_argument("--out", type=Path, default=Path("docs"))
-    parser.add_argument("--question", default=QUESTION)
-    parser.add_argument("--max-tokens", type=int, default=128)
-    parser.add_argument("--recording", type=Path, help="a file that the page saved; nothing is asked then")
-    parser.add_argument("--chromium", default=CHROMIUM)
-    return parser.parse_args()
-
-
 if __name__ == "__main__":
-    main()
+    process.entry("page_pictures", main)

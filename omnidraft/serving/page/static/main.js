@@ -133,7 +133,8 @@ async function open(file) {
         await nextFrame();
       }
     }
-    setText(at("status"), `${recordings.length} recordings opened: measured elsewhere, compared here`);
+    const opened = recordings.length === 1 ? "1 recording" : `${recordings.length} recordings`;
+    setText(at("status"), `${opened} opened: measured elsewhere, compared here`);
   } catch (error) {
     setText(at("status"), `not a recording of this page: ${error.message}`);
   }

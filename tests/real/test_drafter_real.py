@@ -1,10 +1,10 @@
 """The reference drafter as it serves: rounding must not cost agreement."""
 
 import json
-from pathlib import Path
 
 import pytest
 
+from omnidraft.demo.recorded import QUESTIONS
 from omnidraft.models.catalog.store import resolve
 from omnidraft.models.hf.target import load_model
 from omnidraft.models.hf.tokenizer import HfTokenizer
@@ -13,7 +13,6 @@ from tests.unit.models.tiny import whole_pass
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
-QUESTIONS = Path(__file__).parents[2] / "pipelines" / "data" / "gsm8k.jsonl"
 LENGTH = 300
 
 

@@ -84,6 +84,11 @@ class TextOutcome:
     num_accepted_without: int = 0
     """Those of them that it drew."""
 
+    @property
+    def has_drafter(self) -> bool:
+        """Whether the drafter took part."""
+        return any(self.step_rows)
+
 
 class RoundPlan(Protocol):
     """Decides how much to draft in one round. Values are estimated probabilities that a text passes through a node."""

@@ -52,7 +52,7 @@ class Answer:
         readers = [reader_of(text.request, form) for text in self.queued.texts]
         spans = [self._spans() for _ in self.queued.texts]
         begun: set[int] = set()
-        async for index, step in _steps(self.queued, ready):
+        async for index, step in steps_of(self.queued, ready):
             part = ChoicePart(index, index not in begun, step.text, stop_string=step.stop_string)
             if step.finish_reason is not None:
                 part.finish_reason = step.finish_reason.value
@@ -108,7 +108,8 @@ class Answer:
         return None if self.body.num_log_probs is None else LogprobCollector(self.model.vocabulary)
 
 
-async def _steps(queued: QueuedRequest, ready: asyncio.Event) -> AsyncIterator[tuple[int, Step]]:
+async def steps_of(queued: QueuedRequest, ready: asyncio.Event) -> AsyncIterator[tuple[int, Step]]:
+    """Yield each step with the number of its text, whenever `ready` is set, to the end. Raises what decoding raised."""
     while True:
         await ready.wait()
         ready.clear()

@@ -51,14 +51,9 @@ class SpentText:
     """What it would have taken without the drafter."""
 
     @property
-    def has_drafter(self) -> bool:
-        """Whether the drafter took part."""
-        return any(self.outcome.step_rows)
-
-    @property
     def num_without(self) -> int:
         """Tokens that the round would have given without the drafter."""
-        return 1 + self.outcome.num_accepted_without if self.has_drafter else self.outcome.num_emitted
+        return 1 + self.outcome.num_accepted_without if self.outcome.has_drafter else self.outcome.num_emitted
 
     def gain(self, token_s: float) -> float:
         """Return how many tokens the drafter added to those of the time that it took, at `token_s` for each of them."""
@@ -95,14 +90,14 @@ class DraftingStats:
 
     def add(self, texts: Sequence[SpentText], token_s: float) -> None:
         """Add these texts of a round; a token of plain decoding takes `token_s`."""
-        drafted = [each for each in texts if each.has_drafter]
+        drafted = [each for each in texts if each.outcome.has_drafter]
         self.plain_without_s = self.plain_without_s * _DECAY + token_s * sum(each.num_without for each in texts)
         self.seconds_without = self.seconds_without * _DECAY + sum(each.seconds_without for each in texts)
         if drafted:
             emits = sum(each.outcome.num_emitted for each in drafted) / len(drafted)
             earned = sum(each.gain(token_s / self.speedup_without) for each in drafted)
             self._add_gain(emits, earned / len(drafted))
-        self.idle_s += sum(each.seconds for each in texts if not each.has_drafter)
+        self.idle_s += sum(each.seconds for each in texts if not each.outcome.has_drafter)
         self.plain_s = self.plain_s * _DECAY + token_s * sum(each.outcome.num_emitted for each in texts)
         self.seconds = self.seconds * _DECAY + sum(each.seconds for each in texts)
 
@@ -158,7 +153,7 @@ class CostPolicy:
             row_s = self.step_s(sum(capped)) / max(sum(capped), 1)
             seconds = [spent + row_s * each for spent, each in zip(seconds, capped, strict=True)]
         without = [
-            plain_s + without_s * each.num_nodes_without if any(each.step_rows) else spent
+            plain_s + without_s * each.num_nodes_without if each.has_drafter else spent
             for each, spent in zip(outcomes, seconds, strict=True)
         ]
         return [SpentText(*each) for each in zip(outcomes, seconds, without, strict=True)]

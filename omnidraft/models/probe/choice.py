@@ -123,13 +123,11 @@ def training_seconds() -> Mapping[str, float]:
 
 @cache
 def _training_seconds(home: Path, formats: tuple[str, ...]) -> Mapping[str, float]:
-    import torch
-
     return run_once(
         (sys.executable, "-m", "omnidraft.models.probe.training_steps", *formats),
         name="the products of a training step",
         home=home,
-        depends_on=(torch.__version__, os.environ.get("OMP_NUM_THREADS"), os.environ.get(ISA_VARIABLE)),
+        depends_on=_torch_as_it_is(),
     ).seconds
 
 
@@ -196,17 +194,22 @@ def _relative_time(seconds_per_token: Mapping[str, float]) -> float:
     return seconds_per_token["packed16"] / min(others, default=1.0)
 
 
+def _torch_as_it_is() -> tuple[str | None, ...]:
+    """Return what the times of torch's products depend on, besides the processor."""
+    import torch
+
+    return torch.__version__, os.environ.get("OMP_NUM_THREADS"), os.environ.get(ISA_VARIABLE)
+
+
 def refusals(refused: Iterable[tuple[str, str]], prefix: str = "") -> str:
     """Return one line with the name and the problem of each refused implementation."""
     return ", ".join(f"{prefix}{name}: {problem}" for name, problem in refused)
 
 
 def _try_kernels(home: Path, variant: str, library: Path, formats: tuple[str, ...]) -> Outcome:
-    import torch
-
     return run_once(
         (sys.executable, "-m", "omnidraft.models.probe.kernel_passes", str(library.resolve()), *formats),
         name=f"our kernels for {variant}",
         home=home,
-        depends_on=(torch.__version__, os.environ.get("OMP_NUM_THREADS"), os.environ.get(ISA_VARIABLE)),
+        depends_on=_torch_as_it_is(),
     )

@@ -5,7 +5,7 @@ message_delta and message_stop. Source: https://docs.anthropic.com/en/docs/build
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from omnidraft.serving.answer import Answer
@@ -20,6 +20,7 @@ from omnidraft.serving.anthropic_messages.response_schemas import (
 )
 from omnidraft.serving.error_handlers import server_error
 from omnidraft.serving.response_formats import ChoicePart
+from omnidraft.serving.server_sent_events import event
 
 Event = tuple[str, Mapping[str, Any]]
 
@@ -115,9 +116,4 @@ def _block_event(event: BlockEvent) -> Event:
 
 
 def _written(events: Iterable[Event]) -> bytes:
-    return "".join(_lines(events)).encode()
-
-
-def _lines(events: Iterable[Event]) -> Iterator[str]:
-    for name, content in events:
-        yield f"event: {name}\ndata: {json.dumps({'type': name} | dict(content))}\n\n"
+    return b"".join(event(name, {"type": name, **content}) for name, content in events)

@@ -5,11 +5,8 @@ between, and response.completed, incomplete or failed. Every event carries its n
 Source: https://platform.openai.com/docs/api-reference/responses-streaming
 """
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
-
-from pydantic import BaseModel
 
 from omnidraft.serving.answer import Answer
 from omnidraft.serving.answer_blocks import Block, BlockBuilder, BlockChange, BlockEvent, blocks_of
@@ -27,6 +24,7 @@ from omnidraft.serving.openai_responses.response_schemas import (
     Status,
 )
 from omnidraft.serving.response_formats import ChoicePart
+from omnidraft.serving.server_sent_events import event
 
 Event = tuple[str, Mapping[str, Any]]
 
@@ -141,13 +139,13 @@ class ResponsesWriter:
         ]
 
     def _written(self, events: Iterable[Event]) -> bytes:
-        return "".join(self._lines(events)).encode()
+        return b"".join(map(self._numbered, events))
 
-    def _lines(self, events: Iterable[Event]) -> Iterator[str]:
-        for name, content in events:
-            numbered = {"type": name, "sequence_number": self._num_events, **content}
-            self._num_events += 1
-            yield f"event: {name}\ndata: {json.dumps(numbered, default=BaseModel.model_dump)}\n\n"
+    def _numbered(self, made: Event) -> bytes:
+        name, content = made
+        data = {"type": name, "sequence_number": self._num_events, **content}
+        self._num_events += 1
+        return event(name, data)
 
 
 def _status(last: ChoicePart) -> Status:

@@ -11,8 +11,8 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import Field, SecretStr, model_validator
 
 from omnidraft.serving.auth import OwnKey, unauthorized
-from omnidraft.serving.page.events import EVENT_HEADERS, event
 from omnidraft.serving.page.files import FLEET_PATH
+from omnidraft.serving.server_sent_events import EVENT_HEADERS, event
 from omnidraft.serving.strict_model import StrictModel
 
 INTERVAL_S = 5

@@ -13,15 +13,15 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response, StreamingResponse
 
 from omnidraft.errors import RequestError
-from omnidraft.ports import Step
+from omnidraft.serving.answer import steps_of
 from omnidraft.serving.error_handlers import error, server_error
-from omnidraft.serving.page.events import EVENT_HEADERS, event
 from omnidraft.serving.page.files import add_files
 from omnidraft.serving.page.pass_events import Event, PassEvents
 from omnidraft.serving.queued_request import QueuedRequest
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.serving.request_schemas import ChatRequest
 from omnidraft.serving.responses import Responder, ServedModel, waker
+from omnidraft.serving.server_sent_events import EVENT_HEADERS, event
 
 PASSES_PATH = "/page/passes"
 
@@ -83,24 +83,13 @@ class PassWatcher:
         events = PassEvents(model.engine.pair)
         try:
             yield event("queued", {"target": model.name, "drafter": model.engine.pair.drafter})
-            async for step in _steps(queued, ready):
+            async for _, step in steps_of(queued, ready):
                 yield event("pass", events.of_pass(step) | clock.next())
             yield event("end", events.of_end() | _summary(queued))
         except Exception as exc:  # the status line is out: all that is left is to say it in the stream
             yield event("error", _error(exc))
         finally:
             self._requests.abandon(queued)
-
-
-async def _steps(queued: QueuedRequest, ready: asyncio.Event) -> AsyncIterator[Step]:
-    """Yield the steps of the request's only text. Raises what decoding raised."""
-    while True:
-        await ready.wait()
-        ready.clear()
-        for result in queued.ready_steps():
-            if result is None:
-                return
-            yield result[1]
 
 
 def _error(exc: Exception) -> Event:

@@ -15,6 +15,7 @@ from omnidraft.serving.app import ServedModel, application
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.tiny_models import make_drafter, make_target
+from tests.http_server import served
 from tests.tiny_engine import PATIENCE_S, tiny_worker
 from tests.unit.tools.templates import QWEN2_5
 
@@ -81,3 +82,19 @@ def app(requests: RequestQueue, engine: Engine) -> FastAPI:
 def client(app: FastAPI) -> Iterator[TestClient]:
     with TestClient(app, raise_server_exceptions=False) as made:
         yield made
+
+
+@pytest.fixture
+def url(app: FastAPI) -> Iterator[str]:
+    """The application behind a real server."""
+    with served(app) as made:
+        yield made
+
+
+@pytest.fixture
+def tool_url(tool_engine: Engine) -> Iterator[str]:
+    """The engine that calls tools, behind a real server."""
+    requests = RequestQueue(CountingMetrics(), max_waiting=4)
+    with served(application(requests, [ServedModel(tool_engine, "print")], WorkerSettings(), lambda: b"")) as made:
+        yield made
+    requests.close(PATIENCE_S)

@@ -2,13 +2,11 @@
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import anthropic
 import jsonschema
 import pytest
-from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from omnidraft.config import ApiKey, WorkerSettings
@@ -16,9 +14,8 @@ from omnidraft.decode.engine import Engine
 from omnidraft.errors import ContractError
 from omnidraft.serving.app import ServedModel, application
 from omnidraft.serving.request_queue import RequestQueue
-from omnidraft.telemetry.metrics import CountingMetrics
 from tests.http_server import served
-from tests.tiny_engine import PATIENCE_S, broken_target
+from tests.tiny_engine import broken_target
 
 KEY, FREE_KEY = "sk-of-acme-0123456789", "sk-of-anybody-0123456789"
 SCHEMA = {
@@ -31,20 +28,6 @@ SCHEMA = {
 WEATHER: dict[str, Any] = {"name": "weather", "description": "Tells it.", "input_schema": SCHEMA, "strict": True}
 ASKED = [{"role": "user", "content": "How many clips"}]
 BODY: dict[str, Any] = {"max_tokens": 8, "messages": ASKED, "seed": 5}
-
-
-@pytest.fixture
-def url(app: FastAPI) -> Iterator[str]:
-    with served(app) as made:
-        yield made
-
-
-@pytest.fixture
-def tool_url(tool_engine: Engine) -> Iterator[str]:
-    requests = RequestQueue(CountingMetrics(), max_waiting=4)
-    with served(application(requests, [ServedModel(tool_engine, "print")], WorkerSettings(), lambda: b"")) as made:
-        yield made
-    requests.close(PATIENCE_S)
 
 
 def client_of(url: str, key: str = "none") -> anthropic.Anthropic:

@@ -8,26 +8,18 @@ from collections.abc import Iterator
 import httpx
 import openai
 import pytest
-from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from omnidraft.decode.engine import Engine
 from omnidraft.errors import ContractError
 from omnidraft.telemetry.metrics import CountingMetrics
-from tests.http_server import events, served
+from tests.http_server import events
 from tests.tiny_engine import PATIENCE_S, Gated, broken_target, snapshot
 
 BODY = {"prompt": "How many clips", "max_tokens": 8, "seed": 5}
 WITH_STATS = BODY | {"figures": True}
 CHAT = {"messages": [{"role": "user", "content": "How many clips"}], "max_tokens": 8, "seed": 5}
 JSON = {"content-type": "application/json"}
-
-
-@pytest.fixture
-def url(app: FastAPI) -> Iterator[str]:
-    """The application behind a real server."""
-    with served(app) as made:
-        yield made
 
 
 def refusal(response: httpx.Response, status: int) -> str:

@@ -1,23 +1,16 @@
 """OpenAI's client gets the Responses API: items, events in the order that its helpers expect, and nothing kept."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
 import openai
 import pytest
-from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from omnidraft.config import WorkerSettings
 from omnidraft.decode.engine import Engine
 from omnidraft.errors import ContractError
-from omnidraft.serving.app import ServedModel, application
-from omnidraft.serving.request_queue import RequestQueue
-from omnidraft.telemetry.metrics import CountingMetrics
-from tests.http_server import served
-from tests.tiny_engine import PATIENCE_S, broken_target
+from tests.tiny_engine import broken_target
 
 SCHEMA = {
     "type": "object",
@@ -29,20 +22,6 @@ SCHEMA = {
 WEATHER: dict[str, Any] = {"type": "function", "name": "weather", "parameters": SCHEMA, "strict": True}
 NAMED = {"type": "function", "name": "weather"}
 BODY: dict[str, Any] = {"input": "How many clips", "max_output_tokens": 8, "seed": 5}
-
-
-@pytest.fixture
-def url(app: FastAPI) -> Iterator[str]:
-    with served(app) as made:
-        yield made
-
-
-@pytest.fixture
-def tool_url(tool_engine: Engine) -> Iterator[str]:
-    requests = RequestQueue(CountingMetrics(), max_waiting=4)
-    with served(application(requests, [ServedModel(tool_engine, "print")], WorkerSettings(), lambda: b"")) as made:
-        yield made
-    requests.close(PATIENCE_S)
 
 
 def client_of(url: str) -> openai.OpenAI:

@@ -2,7 +2,6 @@
 
 import re
 import time
-from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -19,19 +18,12 @@ from omnidraft.serving.page.files import FILES_PATH, FOLDER
 from omnidraft.serving.page.pass_events import PassEvents
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.telemetry.metrics import CountingMetrics
-from tests.http_server import served
 from tests.page_recordings import LANES, PASSES, body, end, passes, told
 from tests.tiny_engine import PATIENCE_S
 
 KEY = "sk-of-the-page-0123456789"
 QUESTION = "How many clips did Natalia sell?"
 MAX_PAGE_BYTES = 200_000
-
-
-@pytest.fixture
-def url(app: FastAPI) -> Iterator[str]:
-    with served(app) as made:
-        yield made
 
 
 def application_with(requests: RequestQueue, engine: Engine, settings: WorkerSettings) -> FastAPI:
